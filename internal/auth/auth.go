@@ -1,0 +1,41 @@
+// Package auth says who is asking, and proves it.
+//
+// A [Principal] is an authenticated caller. Four things prove one: a project
+// key, an inbox key, a person's session, and, for a sandbox, nothing but the
+// link its connection came out of. No principal is ever taken from a request's
+// body or from a header that a sandbox could set.
+package auth
+
+import "errors"
+
+// Kind tells people from programs.
+type Kind string
+
+// The kinds of principal.
+const (
+	Person  Kind = "person"  // somebody signed in, or the operator at the machine
+	Project Kind = "project" // a project key: manages sandboxes and inboxes, opens no mail
+	Agent   Kind = "agent"   // an inbox key: reads and proposes for that inbox alone
+	Sandbox Kind = "sandbox" // code inside a sandbox, known by its link
+	System  Kind = "system"  // this program acting by rule
+)
+
+// The errors of this package, one for each answer that a door can give.
+var (
+	// ErrUnauthenticated means that no valid credential was shown.
+	ErrUnauthenticated = errors.New("not authenticated")
+	// ErrForbidden means that who asks is known and may not do this.
+	ErrForbidden = errors.New("not allowed")
+)
+
+// A Principal is an authenticated caller. It is passed as an argument, never
+// in a context, so that a function that needs one cannot be called without.
+type Principal struct {
+	Kind    Kind
+	ID      string // the credential's, person's or sandbox's id
+	Project string // the project it belongs to; empty for System
+	Inbox   string // the inbox of an Agent, or the one attached to a Sandbox; else empty
+}
+
+// String returns the principal as the audit writes it, "sandbox:i3k…".
+func (p Principal) String() string { return string(p.Kind) + ":" + p.ID }

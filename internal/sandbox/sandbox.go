@@ -1,0 +1,75 @@
+// Package sandbox creates, tracks and ends sandboxes.
+//
+// A sandbox moves through these states and no others:
+//
+//	creating ── running ── killed
+//	    │          │
+//	    └─ failed  └─ lost      the machine's part of it died without being asked
+//
+// The row is written before anything is started and its end is recorded after
+// everything is gone, so that after a crash each process, mount or cgroup that
+// is left on the machine belongs to a row that says it should not be there:
+// [Fleet.Recover] removes it.
+package sandbox
+
+import (
+	"context"
+	"net"
+	"os"
+
+	"postern/internal/auth"
+	"postern/internal/policy"
+)
+
+// A Spec says what a [Runtime] is to run.
+type Spec struct {
+	ID       string // "i" and 20 lower-case letters and digits
+	Rootfs   string // directory that is the read-only lower layer of the root file system
+	Hostname string
+
+	CPUs      float64 // cores
+	MemoryMB  int64   // mebibytes, for all of the sandbox
+	DiskMB    int64   // mebibytes that may be written to the root file system and /tmp together
+	Processes int64   // processes and threads
+
+	// Env is the environment of the guest. It holds no secret.
+	Env []string
+	// Link is the sandbox's end of its only network link, from
+	// [Network.Attach]. Start takes it over and closes it, also when it fails.
+	Link *os.File
+}
+
+// A Runtime runs sandboxes on this machine. Implementations are safe for
+// concurrent use; calls for one id are not made concurrently, but for Stop,
+// which may come at any time.
+type Runtime interface {
+	// Start returns when the sandbox's first process (the guest) has been
+	// started; it may not answer yet. If Start fails nothing stays behind.
+	Start(ctx context.Context, s Spec) error
+	// Stop ends the sandbox and frees all that it held on this machine:
+	// processes, mounts, cgroups, namespaces and files. It works for a sandbox
+	// that another process of this program started. Stopping a sandbox that is
+	// not there is not an error.
+	Stop(ctx context.Context, id string) error
+	// Wait blocks until the sandbox has ended for whatever reason, or ctx is
+	// done, and returns why in words for a person ("out of memory", "killed").
+	Wait(ctx context.Context, id string) (reason string, err error)
+	// List returns the ids of all sandboxes of which anything is left on this
+	// machine, whoever started them.
+	List(ctx context.Context) ([]string, error)
+}
+
+// A Network is each sandbox's only way to the outside. Implementations are
+// safe for concurrent use.
+type Network interface {
+	// Attach makes the link of a sandbox. Its owner is who, as the audit and
+	// whatever it connects to will know it. The caller closes the file.
+	Attach(ctx context.Context, who auth.Principal, e policy.Egress) (*os.File, error)
+	// Detach closes the link and every connection over it. Detaching a sandbox
+	// that is not attached does nothing.
+	Detach(id string)
+	// Dial connects to a TCP port inside the sandbox, also one that listens on
+	// its loopback only. It returns an error that wraps [ErrNotFound] if the
+	// sandbox is not attached and [ErrPortClosed] if nothing listens.
+	Dial(ctx context.Context, id string, port uint16) (net.Conn, error)
+}

@@ -1,0 +1,69 @@
+package postern
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layers lists every package below internal from the bottom up. A package may
+// import only packages of layers below its own: so nothing passes a request
+// sideways or back up. To add a package, find its layer here first.
+var layers = [][]string{
+	{"policy", "mail", "guest", "store"}, // pure rules, formats, and the database
+	{"auth"},
+	{"audit"},
+	{"oversight"},
+	{"mailbox", "sandbox"}, // the nouns
+	{"template", "egress", "sandbox/gvisor", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"e2bapi", "mailapi", "mcpserver", "console"}, // the doors
+}
+
+// only restricts what a package may import from outside the standard library.
+var only = map[string][]string{
+	"policy": {}, "mail": {}, "guest": {},
+}
+
+func TestLayers(t *testing.T) {
+	const prefix = "postern/internal/"
+	level := map[string]int{}
+	for i, l := range layers {
+		for _, p := range l {
+			level[p] = i
+		}
+	}
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", "./internal/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(p.ImportPath, prefix)
+		lv, ok := level[name]
+		if !ok {
+			t.Errorf("package %s is in no layer", name)
+		}
+		allowed, restricted := only[name]
+		for _, imp := range p.Imports {
+			if in, ok := strings.CutPrefix(imp, prefix); ok {
+				if level[in] >= lv {
+					t.Errorf("%s (layer %d) imports %s (layer %d)", name, lv, in, level[in])
+				}
+			} else if restricted && strings.Contains(strings.Split(imp, "/")[0], ".") && !slices.Contains(allowed, imp) {
+				t.Errorf("%s imports %s; it may import only %v", name, imp, allowed)
+			}
+		}
+	}
+}
