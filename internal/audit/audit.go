@@ -1,0 +1,237 @@
+// Package audit keeps the append-only, hash-chained record of what happened.
+//
+// An entry is appended in the transaction of the change it records. A change
+// without its entry, or an entry without its change, cannot be committed.
+//
+// The chain shows a change to any entry, and an entry removed or put between
+// others. Whoever can write the whole database could build a new chain from
+// the changed entry on; against that, note the head that [Verify] returns
+// somewhere else and give it to a later Verify.
+package audit
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// Fields are the details of an entry.
+type Fields map[string]string
+
+// maxField bounds each detail, in bytes: much of it comes from sandboxes and
+// mail.
+const maxField = 2048
+
+// An Entry is one link of the chain.
+type Entry struct {
+	Seq     int64 // 1 for the first
+	At      time.Time
+	Project string
+	Actor   string // a principal, "person:…"
+	Verb    string // "action.propose", "egress.deny", …
+	Object  string // id of the thing acted upon
+	Detail  string // [Fields] as JSON
+	Prev    Digest // hash of entry Seq-1, zero for the first
+}
+
+// A Digest is a SHA-256.
+type Digest [sha256.Size]byte
+
+// A Head is the end of a chain. The zero Head is that of the empty chain.
+type Head struct {
+	Seq  int64
+	Hash Digest
+}
+
+// String returns h as "seq:hex", as [ParseHead] reads it.
+func (h Head) String() string { return fmt.Sprintf("%d:%x", h.Seq, h.Hash) }
+
+// ParseHead reads what [Head.String] wrote.
+func ParseHead(s string) (Head, error) {
+	var h Head
+	var sum []byte
+	if n, err := fmt.Sscanf(s, "%d:%x", &h.Seq, &sum); err != nil || n != 2 || len(sum) != len(h.Hash) || h.Seq < 0 {
+		return Head{}, fmt.Errorf("audit head %q: want SEQ:HASH as audit verify prints it", s)
+	}
+	copy(h.Hash[:], sum)
+	return h, nil
+}
+
+// Hash returns the hash of e over every field, each length-prefixed so that
+// no two entries share an encoding.
+func (e *Entry) Hash() Digest {
+	var b []byte
+	b = binary.BigEndian.AppendUint64(b, uint64(e.Seq))
+	b = binary.BigEndian.AppendUint64(b, uint64(e.At.UnixMicro()))
+	for _, s := range []string{e.Project, e.Actor, e.Verb, e.Object, e.Detail} {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
+		b = append(b, s...)
+	}
+	b = append(b, e.Prev[:]...)
+	return sha256.Sum256(b)
+}
+
+// Append adds an entry to the chain as part of tx. Entries of who belong to
+// who's project; the system's to the one that object belongs to, which the
+// caller puts in who.Project.
+func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object string, f Fields) error {
+	detail, err := json.Marshal(bounded(f)) // keys are sorted
+	if err != nil {
+		return fmt.Errorf("append audit entry: %w", err)
+	}
+	e := Entry{
+		At: time.Now(), Project: who.Project, Actor: who.String(),
+		Verb: verb, Object: clean(object), Detail: string(detail),
+	}
+	var prev []byte
+	// The update locks the row: whoever comes second waits for the first's
+	// commit and continues from there, so the chain cannot fork.
+	err = tx.One(ctx, `update audit_head set seq = seq + 1 where id = 1 returning seq, hash`, nil, &e.Seq, &prev)
+	if err != nil {
+		return fmt.Errorf("read chain head: %w", err)
+	}
+	copy(e.Prev[:], prev)
+	h := e.Hash()
+	_, err = tx.ExecContext(ctx,
+		`insert into audit_entry (seq, at, project_id, actor, verb, object, detail, prev, hash) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+		e.Seq, store.Time(e.At), e.Project, e.Actor, e.Verb, e.Object, e.Detail, e.Prev[:], h[:])
+	if err != nil {
+		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
+	}
+	if _, err := tx.ExecContext(ctx, `update audit_head set hash = $1 where id = 1`, h[:]); err != nil {
+		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
+	}
+	return nil
+}
+
+// bounded makes hostile values fit to store: valid UTF-8 without NUL, which
+// PostgreSQL refuses, and of bounded length.
+func bounded(f Fields) Fields {
+	out := make(Fields, len(f))
+	for k, v := range f {
+		if v != "" {
+			out[k] = clean(v)
+		}
+	}
+	return out
+}
+
+func clean(s string) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	if len(s) <= maxField {
+		return s
+	}
+	cut := maxField
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "…"
+}
+
+// A BrokenError says where a chain does not hold.
+type BrokenError struct {
+	Seq    int64 // the first bad entry
+	Reason string
+}
+
+func (e *BrokenError) Error() string {
+	return fmt.Sprintf("audit chain broken at entry %d: %s", e.Seq, e.Reason)
+}
+
+// Verify reads the whole chain and returns its head, or a [BrokenError] naming
+// the first entry that does not fit. If known is not zero the chain must also
+// contain it, which shows that nothing up to there was written anew.
+func Verify(ctx context.Context, tx *store.Tx, known Head) (Head, error) {
+	rows, err := tx.QueryContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash from audit_entry order by seq`)
+	if err != nil {
+		return Head{}, err
+	}
+	defer rows.Close()
+	var last Head
+	for rows.Next() {
+		e, hash, err := scan(rows.Scan)
+		if err != nil {
+			return last, &BrokenError{last.Seq + 1, "it cannot be read: " + err.Error()}
+		}
+		switch h := e.Hash(); {
+		case e.Seq != last.Seq+1:
+			return last, &BrokenError{last.Seq + 1, fmt.Sprintf("the next entry is %d", e.Seq)}
+		case e.Prev != last.Hash:
+			return last, &BrokenError{e.Seq, "it does not continue the entry before it"}
+		case h != hash:
+			return last, &BrokenError{e.Seq, "its content is not what was recorded"}
+		case e.Seq == known.Seq && h != known.Hash:
+			return last, &BrokenError{e.Seq, "it is not the entry that was noted as head " + known.String()}
+		}
+		last = Head{e.Seq, hash}
+	}
+	if err := rows.Err(); err != nil {
+		return last, err
+	}
+	if last.Seq < known.Seq {
+		return last, &BrokenError{last.Seq + 1, "missing, though head " + known.String() + " was noted"}
+	}
+	var head Head
+	var sum []byte
+	if err := tx.One(ctx, `select seq, hash from audit_head where id = 1`, nil, &head.Seq, &sum); err != nil {
+		return last, fmt.Errorf("read chain head: %w", err)
+	}
+	copy(head.Hash[:], sum)
+	if head != last {
+		return last, &BrokenError{min(head.Seq, last.Seq) + 1, fmt.Sprintf("the chain ends at %d and its head says %d", last.Seq, head.Seq)}
+	}
+	return last, nil
+}
+
+func scan(row func(...any) error) (e Entry, hash Digest, err error) {
+	var at int64
+	var prev, sum []byte
+	err = row(&e.Seq, &at, &e.Project, &e.Actor, &e.Verb, &e.Object, &e.Detail, &prev, &sum)
+	e.At = time.UnixMicro(at).UTC()
+	copy(e.Prev[:], prev)
+	copy(hash[:], sum)
+	return e, hash, err
+}
+
+// A Query selects entries. The zero Query selects the newest 100 of all.
+type Query struct {
+	Project string // only this project's; empty means all
+	Object  string // only about this; empty means all
+	Verb    string // only verbs with this prefix, "egress."; empty means all
+	Before  int64  // only entries with a lower Seq; 0 means no bound
+	Limit   int    // at most so many; 0 means 100
+}
+
+// List returns the entries that q selects, newest first.
+func List(ctx context.Context, tx *store.Tx, q Query) ([]Entry, error) {
+	if q.Limit <= 0 {
+		q.Limit = 100
+	}
+	if q.Before <= 0 {
+		q.Before = 1<<63 - 1
+	}
+	rows, err := tx.QueryContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash from audit_entry
+		where seq < $1 and ($2 = '' or project_id = $2) and ($3 = '' or object = $3) and substr(verb, 1, $4) = $5
+		order by seq desc limit $6`, q.Before, q.Project, q.Object, len(q.Verb), q.Verb, q.Limit)
+	if err != nil {
+		return nil, fmt.Errorf("list audit: %w", err)
+	}
+	defer rows.Close()
+	var out []Entry
+	for rows.Next() {
+		e, _, err := scan(rows.Scan)
+		if err != nil {
+			return nil, fmt.Errorf("list audit: %w", err)
+		}
+		out = append(out, e)
+	}
+	return out, rows.Err()
+}

@@ -1,0 +1,100 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// Blobs keeps immutable byte strings as files in a directory. What it keeps is
+// sealed by its owner; it is not a secret store.
+type Blobs struct {
+	dir string
+}
+
+// OpenBlobs returns the blobs in dir, creating the directory if needed.
+func OpenBlobs(dir string) (*Blobs, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open blobs: %w", err)
+	}
+	return &Blobs{dir: dir}, nil
+}
+
+// blobID is strict because an id becomes a file name.
+var blobID = regexp.MustCompile(`^[a-zA-Z0-9_]{3,64}$`)
+
+func (b *Blobs) path(id string) (string, error) {
+	if !blobID.MatchString(id) {
+		return "", fmt.Errorf("blob id %q: %w", id, ErrNotFound)
+	}
+	return filepath.Join(b.dir, id[len(id)-2:], id), nil
+}
+
+// Put stores data as id. When it returns nil the blob is durable. The row that
+// refers to a blob is committed after Put: a crash in between leaves a blob
+// without a row, never a row without its blob.
+func (b *Blobs) Put(id string, data []byte) (err error) {
+	path, err := b.path(id)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("put blob: %w", err)
+	}
+	f, err := os.CreateTemp(dir, ".tmp-*")
+	if err != nil {
+		return fmt.Errorf("put blob: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("put blob: %w", err), f.Close(), os.Remove(f.Name()))
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil { // the rename itself
+		return err
+	}
+	return f.Close()
+}
+
+// Get returns the blob id, or an error that wraps [ErrNotFound].
+func (b *Blobs) Get(id string) ([]byte, error) {
+	path, err := b.path(id)
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("blob %s: %w", id, ErrNotFound)
+	}
+	return data, err
+}
+
+// Delete removes the blob id. Removing one that is not there is not an error.
+func (b *Blobs) Delete(id string) error {
+	path, err := b.path(id)
+	if err != nil {
+		return nil //nolint:nilerr // an id that cannot be stored is not there
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete blob: %w", err)
+	}
+	return nil
+}

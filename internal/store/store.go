@@ -1,0 +1,230 @@
+// Package store opens the database and runs transactions on it.
+//
+// It knows the schema's history (the files in migrations) but not what the
+// tables mean: each package that owns a table keeps the SQL for it beside the
+// rules it serves. Every statement must be written in the subset of SQL that
+// SQLite and PostgreSQL share: $1 parameters, RETURNING, ON CONFLICT, bigint,
+// text, bytea and boolean columns, times as Unix microseconds.
+//
+// A committed transaction is durable: SQLite runs with its write-ahead log
+// synced at each commit, PostgreSQL with its defaults.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"strings"
+	"time"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // driver "pgx"
+	_ "modernc.org/sqlite"             // driver "sqlite"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// ErrNotFound is returned, possibly wrapped, when no row matches.
+var ErrNotFound = errors.New("not found")
+
+// DB is an open database. It is safe for concurrent use.
+type DB struct {
+	write *sql.DB
+	read  *sql.DB // the same as write on PostgreSQL
+}
+
+// Tx is a transaction. It is not safe for concurrent use and must not outlive
+// the function it was passed to.
+type Tx struct {
+	*sql.Tx
+}
+
+// Open opens the database that source names and applies pending migrations.
+// The source is a PostgreSQL URL (postgres://…) or the path of a SQLite file,
+// which is created if needed.
+func Open(ctx context.Context, source string) (*DB, error) {
+	db, err := open(source, "rwc")
+	if err != nil {
+		return nil, err
+	}
+	if err := db.migrate(ctx); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+// OpenReadOnly opens an existing database for reading. It changes nothing in
+// it, so it fits a copy that is under examination.
+func OpenReadOnly(ctx context.Context, source string) (*DB, error) {
+	db, err := open(source, "ro")
+	if err != nil {
+		return nil, err
+	}
+	if err := db.read.PingContext(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open database %s: %w", Redact(source), err), db.Close())
+	}
+	return db, nil
+}
+
+// Redact returns source without the password that a PostgreSQL URL may hold.
+func Redact(source string) string {
+	if u, err := url.Parse(source); err == nil && isPostgres(source) {
+		return u.Redacted()
+	}
+	return source
+}
+
+func isPostgres(source string) bool {
+	return strings.HasPrefix(source, "postgres://") || strings.HasPrefix(source, "postgresql://")
+}
+
+func open(source, mode string) (*DB, error) {
+	if isPostgres(source) {
+		db, err := sql.Open("pgx", source)
+		if err != nil {
+			return nil, fmt.Errorf("open database: %v", err) // %v: the error may quote the URL's password to a caller that unwraps
+		}
+		db.SetMaxOpenConns(16)
+		return &DB{write: db, read: db}, nil
+	}
+	// A path may hold ? or %, so it goes through url.URL, not fmt.
+	u := url.URL{Scheme: "file", OmitHost: true, Path: source}
+	q := url.Values{"mode": {mode}, "_pragma": {"busy_timeout(10000)", "foreign_keys(1)"}}
+	if mode != "ro" {
+		q["_pragma"] = append(q["_pragma"], "journal_mode(WAL)", "synchronous(FULL)")
+		q.Set("_txlock", "immediate")
+	}
+	u.RawQuery = q.Encode()
+	w, err := sql.Open("sqlite", u.String())
+	if err != nil {
+		return nil, fmt.Errorf("open database %s: %w", source, err)
+	}
+	// SQLite has one writer. One connection turns SQLITE_BUSY into waiting.
+	w.SetMaxOpenConns(1)
+	if mode == "ro" {
+		return &DB{write: w, read: w}, nil
+	}
+	q.Del("_txlock")
+	u.RawQuery = q.Encode()
+	r, err := sql.Open("sqlite", u.String())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open database %s: %w", source, err), w.Close())
+	}
+	r.SetMaxOpenConns(8)
+	return &DB{write: w, read: r}, nil
+}
+
+// Close closes the database.
+func (db *DB) Close() error {
+	if db.read == db.write {
+		return db.write.Close()
+	}
+	return errors.Join(db.read.Close(), db.write.Close())
+}
+
+// Update runs fn in a transaction, committing if fn returns nil and rolling
+// back otherwise. It must not be called from within fn.
+func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
+	return run(ctx, db.write, nil, fn)
+}
+
+// View runs fn in a transaction that sees one state of the database and
+// changes nothing.
+func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
+	return run(ctx, db.read, &sql.TxOptions{ReadOnly: true}, fn)
+}
+
+func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) error) error {
+	tx, err := db.BeginTx(ctx, o)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	if err := fn(&Tx{Tx: tx}); err != nil {
+		// A transaction whose context ended is rolled back already.
+		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
+			return errors.Join(err, fmt.Errorf("rollback: %w", rerr))
+		}
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	return nil
+}
+
+// One runs a query that must match a row and scans it. It returns
+// [ErrNotFound] if none matches.
+func (tx *Tx) One(ctx context.Context, query string, args []any, dest ...any) error {
+	err := tx.QueryRowContext(ctx, query, args...).Scan(dest...)
+	if errors.Is(err, sql.ErrNoRows) {
+		return ErrNotFound
+	}
+	return err
+}
+
+// Changed runs a statement and reports whether it changed any row.
+func (tx *Tx) Changed(ctx context.Context, query string, args ...any) (bool, error) {
+	res, err := tx.ExecContext(ctx, query, args...)
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n > 0, err
+}
+
+// Time returns t as it is stored: Unix microseconds; the zero Time is 0.
+func Time(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
+// FromTime is the inverse of [Time], in UTC.
+func FromTime(us int64) time.Time {
+	if us == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(us).UTC()
+}
+
+func (db *DB) migrate(ctx context.Context) error {
+	names, err := fs.Glob(migrations, "migrations/*.sql")
+	if err != nil {
+		return err
+	}
+	if _, err := db.write.ExecContext(ctx, `create table if not exists migration (name text primary key)`); err != nil {
+		return fmt.Errorf("create migration table: %w", err)
+	}
+	for _, name := range names { // Glob sorts.
+		err := db.Update(ctx, func(tx *Tx) error {
+			// On PostgreSQL a second program waits here until the first has committed.
+			fresh, err := tx.Changed(ctx, `insert into migration (name) values ($1) on conflict do nothing`, name)
+			if err != nil || !fresh {
+				return err
+			}
+			text, err := migrations.ReadFile(name)
+			if err != nil {
+				return err
+			}
+			// PostgreSQL's extended protocol takes one statement at a time.
+			for stmt := range strings.SplitSeq(string(text), ";\n") {
+				if strings.TrimSpace(stmt) == "" {
+					continue
+				}
+				if _, err := tx.ExecContext(ctx, stmt); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("migrate %s: %w", name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// TestParameters pins down what the shared subset of SQL relies on: $n means
+// the n-th argument, in any order and more than once.
+func TestParameters(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		err := db.View(t.Context(), func(tx *store.Tx) error {
+			var a, b, c string
+			if err := tx.One(t.Context(), `select cast($2 as text), cast($1 as text), cast($2 as text)`, []any{"one", "two"}, &a, &b, &c); err != nil {
+				return err
+			}
+			if a != "two" || b != "one" || c != "two" {
+				t.Errorf("got %q %q %q, want two one two", a, b, c)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestUpdateRollsBack(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		ctx := t.Context()
+		boom := errors.New("boom")
+		err := db.Update(ctx, func(tx *store.Tx) error {
+			if _, err := tx.ExecContext(ctx, `insert into project (id, name, created_at) values ($1, $2, $3)`, "prj_1", "x", 1); err != nil {
+				return err
+			}
+			return boom
+		})
+		if !errors.Is(err, boom) {
+			t.Fatalf("Update = %v, want boom", err)
+		}
+		err = db.View(ctx, func(tx *store.Tx) error {
+			var name string
+			return tx.One(ctx, `select name from project where id = $1`, []any{"prj_1"}, &name)
+		})
+		if !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("after rollback: %v, want ErrNotFound", err)
+		}
+	})
+}
+
+func TestReadOnly(t *testing.T) {
+	ctx := t.Context()
+	path := filepath.Join(t.TempDir(), "a b?c%41.db") // a path, not a URL
+	db, err := store.Open(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("the file is elsewhere: %v", err)
+	}
+	ro, err := store.OpenReadOnly(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ro.Close()
+	err = ro.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `insert into project (id, name, created_at) values ($1, $2, $3)`, "p", "x", 1)
+		return err
+	})
+	if err == nil {
+		t.Error("a read-only database took a write")
+	}
+	if _, err := store.OpenReadOnly(ctx, path+".missing"); err == nil {
+		t.Error("OpenReadOnly made a database")
+	}
+}
+
+func TestBlobs(t *testing.T) {
+	b, err := store.OpenBlobs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Put("blb_ABC", []byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.Get("blb_ABC"); err != nil || string(got) != "data" {
+		t.Errorf("Get = %q, %v", got, err)
+	}
+	for _, id := range []string{"", "..", "../../etc/passwd", "a/b", "blb_missing"} { // hostile ids
+		if _, err := b.Get(id); !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("Get(%q) = %v, want ErrNotFound", id, err)
+		}
+	}
+	if err := b.Put("../x", nil); err == nil {
+		t.Error("Put took a path")
+	}
+	if err := errors.Join(b.Delete("blb_ABC"), b.Delete("blb_ABC")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRedact(t *testing.T) {
+	if got, want := store.Redact("postgres://u:secret@h/db"), "postgres://u:xxxxx@h/db"; got != want {
+		t.Errorf("Redact = %q, want %q", got, want)
+	}
+	if _, err := store.Open(context.Background(), "postgres://u:secret@127.0.0.1:1/db?connect_timeout=1"); err == nil {
+		t.Error("Open of a dead server succeeded")
+	}
+}

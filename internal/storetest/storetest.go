@@ -1,0 +1,74 @@
+// Package storetest gives a test a migrated database of its own, on SQLite and
+// on PostgreSQL. It is for tests only.
+package storetest
+
+import (
+	"crypto/rand"
+	"database/sql"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"postern/internal/store"
+)
+
+// PostgresVar names the environment variable with the URL of a PostgreSQL
+// server on which a test may create databases. The Makefile starts one and
+// sets it; with it unset, tests run on SQLite alone and say so in their log.
+const PostgresVar = "POSTERN_TEST_POSTGRES"
+
+// SQLite returns a database in a temporary directory.
+func SQLite(t testing.TB) *store.DB {
+	t.Helper()
+	db, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "postern.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// Each runs fn once on SQLite and once on PostgreSQL, so that both obey the
+// same rules.
+func Each(t *testing.T, fn func(t *testing.T, db *store.DB)) {
+	t.Helper()
+	t.Run("sqlite", func(t *testing.T) { fn(t, SQLite(t)) })
+	server := os.Getenv(PostgresVar) //nolint:forbidigo // a test kit is configured by its environment
+	if server == "" {
+		t.Logf("%s is not set: not run on PostgreSQL", PostgresVar)
+		return
+	}
+	t.Run("postgres", func(t *testing.T) { fn(t, postgres(t, server)) })
+}
+
+func postgres(t *testing.T, server string) *store.DB {
+	t.Helper()
+	ctx := t.Context()
+	admin, err := sql.Open("pgx", server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { admin.Close() })
+	name := "test_" + strings.ToLower(rand.Text()) // letters and digits: safe in the statements below
+	if _, err := admin.ExecContext(ctx, "create database "+name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := admin.Exec("drop database " + name + " with (force)"); err != nil {
+			t.Errorf("drop test database: %v", err)
+		}
+	})
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Path = "/" + name
+	db, err := store.Open(ctx, u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
