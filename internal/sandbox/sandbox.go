@@ -14,11 +14,25 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 
 	"postern/internal/auth"
 	"postern/internal/policy"
+)
+
+// The errors of this package, one for each answer that a door can give.
+var (
+	// ErrNotFound means that there is no such sandbox, or no longer.
+	ErrNotFound = errors.New("sandbox not found")
+	// ErrPortClosed means that nothing listens on the port in the sandbox.
+	ErrPortClosed = errors.New("the port is not open")
+	// ErrFull means that the project or the machine may have no more sandboxes.
+	ErrFull = errors.New("too many sandboxes")
+	// ErrInvalid means that a request cannot be taken; the text names the
+	// field and the limit.
+	ErrInvalid = errors.New("invalid request")
 )
 
 // A Spec says what a [Runtime] is to run.

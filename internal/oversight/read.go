@@ -1,0 +1,135 @@
+package oversight
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// columns are those of an action without its payload, in scanOne's order.
+const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result`
+
+func scanOne(row func(...any) error, extra ...any) (Action, error) {
+	var a Action
+	var created, decided int64
+	dest := []any{
+		&a.ID, &a.Project, &a.Kind, &a.Proposer, &a.Inbox, &a.Via, &a.Digest, &a.State, &a.Version, &a.Rule, &a.Verdict,
+		&created, &a.Decider, &decided, &a.Reason, &a.Attempts, &a.Result,
+	}
+	if extra == nil {
+		extra = []any{&a.Payload}
+	}
+	err := row(append(dest, extra...)...)
+	if errors.Is(err, sql.ErrNoRows) {
+		return Action{}, store.ErrNotFound
+	}
+	a.Created, a.Decided = store.FromTime(created), store.FromTime(decided)
+	return a, err
+}
+
+// maySee reports whether who may look at a: a person or key of its project, or
+// the agent or sandbox that proposed it or shares its inbox.
+func maySee(who auth.Principal, a *Action) bool {
+	if who.Project != a.Project {
+		return false
+	}
+	switch who.Kind {
+	case auth.Person:
+		return true
+	case auth.Agent, auth.Sandbox:
+		return a.Proposer == who.String() || who.Inbox != "" && who.Inbox == a.Inbox
+	case auth.Project, auth.System:
+		return false // what an agent proposes is for reviewers, not for whoever runs sandboxes
+	}
+	return false
+}
+
+// read returns one action whole. What who may not see is not found: an answer
+// that tells "not yours" from "not there" would tell ids apart.
+func (g *Gate) read(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Action, error) {
+	a, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
+	if err == nil && !maySee(who, &a) {
+		err = store.ErrNotFound
+	}
+	if err != nil {
+		return Action{}, fmt.Errorf("action %s: %w", id, err)
+	}
+	return a, nil
+}
+
+// Action returns one action with its payload.
+func (g *Gate) Action(ctx context.Context, who auth.Principal, id string) (a Action, err error) {
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		a, err = g.read(ctx, tx, who, id)
+		return err
+	})
+	return a, err
+}
+
+// Show returns what a reviewer needs to see of a.
+func (g *Gate) Show(a Action) (View, error) {
+	e, ok := g.exec[a.Kind]
+	if !ok {
+		return View{}, fmt.Errorf("show action: no executor for kind %q", a.Kind)
+	}
+	return e.Show(a)
+}
+
+// A Query selects actions. The zero Query selects the newest 100.
+type Query struct {
+	States []State // any of these; empty means all
+	Limit  int     // at most so many; 0 means 100
+}
+
+// Actions returns the actions of who's project that who may see and q selects,
+// newest first and without their payloads.
+func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []Action, err error) {
+	if q.Limit <= 0 {
+		q.Limit = 100
+	}
+	where := `where project_id = $1`
+	args := []any{who.Project}
+	if who.Kind != auth.Person {
+		where += ` and (proposer = $2 or inbox_id = $3 and inbox_id <> '')`
+		args = append(args, who.String(), who.Inbox)
+	}
+	if len(q.States) > 0 {
+		marks := make([]string, len(q.States))
+		for i, s := range q.States {
+			args = append(args, s)
+			marks[i] = fmt.Sprintf("$%d", len(args))
+		}
+		where += ` and state in (` + strings.Join(marks, ", ") + `)`
+	}
+	args = append(args, q.Limit)
+	where += fmt.Sprintf(` order by created_at desc, id limit $%d`, len(args))
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		out, err = list(ctx, tx, where, args...)
+		return err
+	})
+	return slices.DeleteFunc(out, func(a Action) bool { return !maySee(who, &a) }), err
+}
+
+func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Action, error) {
+	rows, err := tx.QueryContext(ctx, `select `+columns+`, length(payload) from action `+where, args...)
+	if err != nil {
+		return nil, fmt.Errorf("list actions: %w", err)
+	}
+	defer rows.Close()
+	var out []Action
+	for rows.Next() {
+		var size int64
+		a, err := scanOne(rows.Scan, &size)
+		if err != nil {
+			return nil, fmt.Errorf("list actions: %w", err)
+		}
+		out = append(out, a)
+	}
+	return out, rows.Err()
+}
