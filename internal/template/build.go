@@ -1,0 +1,414 @@
+package template
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// build makes the template of the recipe. The caller holds the lock.
+func (c *Cache) build(ctx context.Context) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("build: must run as root (it makes device files and files of other users)")
+	}
+	mmdebstrap, err := exec.LookPath("mmdebstrap")
+	if err != nil {
+		return fmt.Errorf("build: %w; install it with: apt-get install --no-install-recommends mmdebstrap", err)
+	}
+	sources, err := c.sources()
+	if err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	if err := c.sweep(); err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	dir, err := os.MkdirTemp(c.cfg.Dir, "build-")
+	if err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.discard(dir))
+		}
+	}()
+	logFile, err := os.Create(filepath.Join(c.cfg.Dir, "build.log"))
+	if err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	defer logFile.Close()
+
+	began := time.Now()
+	p := newProgress(c.cfg.Progress, c.recipe.name, logFile)
+	stop := p.start()
+	defer stop()
+	rootfs := filepath.Join(dir, "rootfs")
+	if err := c.debootstrap(ctx, p, mmdebstrap, dir, rootfs, sources); err != nil {
+		return err
+	}
+	p.phase("setting up the system")
+	if err := c.finish(ctx, p, rootfs, sources); err != nil {
+		return err
+	}
+	p.phase("writing to disk")
+	t, err := c.seal(dir, rootfs)
+	if err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	if err := c.publish(dir, t.ID); err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	stop()
+	took := time.Since(began).Round(time.Second)
+	fmt.Fprintf(c.cfg.Progress, "template %s: built in %s: %d packages, %d MB\n", t.Name, took, t.Packages, t.Bytes/1e6)
+	c.log.InfoContext(ctx, "template built", "id", t.ID, "took", took, "bytes", t.Bytes)
+	return nil
+}
+
+func (c *Cache) sources() ([]source, error) {
+	if c.cfg.Sources != "" {
+		s := parseSources(c.cfg.Sources, c.recipe.suite)
+		if len(s) == 0 {
+			return nil, fmt.Errorf("read configured package sources: none is for Debian %s", c.recipe.suite)
+		}
+		return s, nil
+	}
+	s, err := hostSources("/etc/apt", c.recipe.suite)
+	if err != nil {
+		return nil, fmt.Errorf("read the host's package sources: %w", err)
+	}
+	if len(s) == 0 {
+		return nil, fmt.Errorf("read the host's package sources: /etc/apt names none for Debian %s; give them in the configuration", c.recipe.suite)
+	}
+	return s, nil
+}
+
+// debootstrap installs the recipe's packages into rootfs.
+func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, rootfs string, sources []source) error {
+	p.phase("reading package lists")
+	apt := filepath.Join(c.cfg.Dir, "apt")
+	args := []string{
+		mmdebstrap, "--verbose", "--mode=root", "--format=directory", "--variant=" + c.recipe.variant,
+		"--include=" + strings.Join(c.recipe.packages, ","),
+		"--aptopt=Acquire::Languages \"none\"",
+		// The directory is closed to apt's own user.
+		"--aptopt=APT::Sandbox::User \"root\"",
+		// A build that the power cut interrupts is thrown away: dpkg need not
+		// flush each file. Everything is flushed once at the end.
+		"--dpkgopt=force-unsafe-io",
+		// Packages of earlier builds, linked instead of copied. apt verifies
+		// them as it does downloads.
+		"--skip=download/empty", "--skip=essential/unlink",
+		`--setup-hook=mkdir -p "$1/var/cache/apt/archives" && find ` + quote(apt) + ` -name "*.deb" -exec ln -t "$1/var/cache/apt/archives" {} +`,
+		`--customize-hook=find "$1/var/cache/apt/archives" -name "*.deb" -exec ln -f -t ` + quote(apt) + ` {} +`,
+	}
+	for _, e := range c.recipe.exclude {
+		args = append(args, "--dpkgopt=path-exclude="+e)
+	}
+	opts, err := hostAcquire(ctx)
+	if err != nil {
+		return fmt.Errorf("read the host's apt configuration: %w", err)
+	}
+	for _, o := range opts {
+		args = append(args, "--aptopt="+o)
+	}
+	args = append(args, c.recipe.suite, rootfs, "-")
+	var list strings.Builder
+	for _, s := range sources {
+		list.WriteString(s.line())
+	}
+	// Namespaces of its own: mmdebstrap mounts /proc and parts of /dev below
+	// rootfs, and if it is killed these mounts must go with it. Else the
+	// removal of what it left would reach the host's /dev.
+	cmd := jail(ctx, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID,
+		`mount --make-rprivate / && mount -t proc proc /proc && exec "$@"`, args...)
+	cmd.Dir = dir
+	cmd.Stdin = strings.NewReader(list.String())
+	if err := p.run(cmd); err != nil {
+		return fmt.Errorf("install packages: %w", err)
+	}
+	return nil
+}
+
+// hostAcquire returns how the host's apt reaches its sources: proxies,
+// certificates, whether dates are checked. Nothing that weakens signatures is
+// taken over.
+func hostAcquire(ctx context.Context) ([]string, error) {
+	out, err := exec.CommandContext(ctx, "apt-config", "dump", "Acquire").Output()
+	if err != nil {
+		return nil, err
+	}
+	var opts []string
+	for _, l := range lines(string(out)) {
+		for _, prefix := range []string{"Acquire::http::", "Acquire::https::", "Acquire::Check-", "Acquire::Retries ", "Acquire::Force"} {
+			if strings.HasPrefix(l, prefix) {
+				opts = append(opts, l)
+			}
+		}
+	}
+	return opts, nil
+}
+
+// finish puts the recipe's files in place and runs its script, inside the new
+// system and without network.
+func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources []source) error {
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	defer root.Close()
+	var list strings.Builder
+	for _, s := range sources {
+		list.WriteString(s.public().line())
+	}
+	const script = "/opt/postern-finish.sh"
+	for _, f := range append([]file{
+		{script, c.recipe.finish},
+		{"/etc/apt/sources.list", list.String()},
+	}, c.recipe.files...) {
+		name := f.path[1:]
+		if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			return fmt.Errorf("set up: %w", err)
+		}
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("set up: %w", err)
+		}
+		if err := writeFile(root, name, []byte(f.text), 0o644); err != nil {
+			return fmt.Errorf("set up: %w", err)
+		}
+	}
+	cmd := jail(ctx, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID|syscall.CLONE_NEWNET|syscall.CLONE_NEWUTS,
+		`mount --make-rprivate / && mount -t proc proc "$1/proc" && hostname sandbox && exec chroot "$1" /bin/sh "$2"`, rootfs, script)
+	cmd.Dir = "/"
+	if err := p.run(cmd); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	return root.Remove(script[1:])
+}
+
+// seal writes what is to be known about a finished root file system and
+// flushes everything to disk.
+func (c *Cache) seal(dir, rootfs string) (Template, error) {
+	t := Template{ID: c.recipe.id(), Name: c.recipe.name, Built: time.Now().UTC().Truncate(time.Second)}
+	status, err := os.ReadFile(filepath.Join(rootfs, "var/lib/dpkg/status"))
+	if err != nil {
+		return Template{}, err
+	}
+	debs := installedDebs(string(status))
+	t.Packages = len(debs)
+	if t.Bytes, err = diskUsage(rootfs); err != nil {
+		return Template{}, err
+	}
+	if err := c.forgetDebs(debs); err != nil {
+		return Template{}, err
+	}
+	b, err := json.MarshalIndent(t, "", "  ")
+	if err != nil {
+		return Template{}, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "template.json"), b, 0o600); err != nil {
+		return Template{}, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "in-use"), nil, 0o600); err != nil {
+		return Template{}, err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return Template{}, err
+	}
+	defer d.Close()
+	// One call instead of an fsync for each of twenty thousand files.
+	if err := unix.Syncfs(int(d.Fd())); err != nil {
+		return Template{}, fmt.Errorf("flush %s: %w", dir, err)
+	}
+	return t, nil
+}
+
+// publish lets a sealed build appear under its id.
+func (c *Cache) publish(dir, id string) error {
+	templates := filepath.Join(c.cfg.Dir, "templates")
+	if err := os.Rename(dir, filepath.Join(templates, id)); err != nil {
+		return err
+	}
+	d, err := os.Open(templates)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// sweep removes what builds and prunes that were killed have left. The caller
+// holds the lock, so none of them still runs.
+func (c *Cache) sweep() error {
+	left, err := filepath.Glob(filepath.Join(c.cfg.Dir, "build-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range left {
+		fmt.Fprintf(c.cfg.Progress, "template %s: removing what an interrupted build left\n", c.recipe.name)
+		if err := c.discard(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// discard removes a build, but for the packages that it has downloaded.
+func (c *Cache) discard(dir string) error {
+	// apt renames a package to this place once it is whole.
+	debs, _ := filepath.Glob(filepath.Join(dir, "rootfs/var/cache/apt/archives/*.deb"))
+	for _, d := range debs {
+		if err := os.Rename(d, filepath.Join(c.cfg.Dir, "apt", filepath.Base(d))); err != nil {
+			c.log.Debug("keep downloaded package", "error", err)
+		}
+	}
+	return removeTree(dir)
+}
+
+// removeTree removes a directory unless something is mounted in it: whatever
+// that is, it is not ours to remove.
+func removeTree(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	for l := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(l); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			return fmt.Errorf("remove %s: something is mounted at %s; unmount it", dir, f[4])
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+// forgetDebs removes downloaded packages that the newest build did not use.
+func (c *Cache) forgetDebs(used []string) error {
+	have, err := filepath.Glob(filepath.Join(c.cfg.Dir, "apt", "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, h := range have {
+		if !slices.Contains(used, filepath.Base(h)) {
+			if err := os.Remove(h); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// installedDebs returns the names that apt gives to the archives of the
+// packages in dpkg's status file.
+func installedDebs(status string) []string {
+	var out []string
+	for stanza := range strings.SplitSeq(status, "\n\n") {
+		f := fields(stanza)
+		if f["package"] == "" || !strings.HasSuffix(f["status"], " installed") {
+			continue
+		}
+		out = append(out, f["package"]+"_"+strings.ReplaceAll(f["version"], ":", "%3a")+"_"+f["architecture"]+".deb")
+	}
+	return out
+}
+
+// diskUsage returns the bytes that a tree takes on disk.
+func diskUsage(dir string) (int64, error) {
+	var n int64
+	seen := map[uint64]bool{} // files with several names
+	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		i, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if st, ok := i.Sys().(*syscall.Stat_t); ok && !seen[st.Ino] {
+			seen[st.Ino] = st.Nlink > 1
+			n += st.Blocks * 512
+		}
+		return nil
+	})
+	return n, err
+}
+
+// jail returns a command that runs a shell script with args in namespaces of
+// its own. It and all that it starts die when ctx ends and when this process
+// dies: the kernel ends a process namespace with its first process.
+func jail(ctx context.Context, namespaces uintptr, script string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-euc", script, "sh"}, args...)...)
+	// Not ours: it may hold secrets, and what is built must not depend on it.
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// quote returns s as one word for a shell.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// run runs cmd, follows its output and returns an error that says what the
+// output says.
+func (p *progress) run(cmd *exec.Cmd) error {
+	// Pdeathsig is about the thread that started the process, not about us.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = w, w
+	err = cmd.Start()
+	_ = w.Close()
+	if err != nil {
+		_ = r.Close()
+		if errors.Is(err, syscall.EPERM) {
+			return fmt.Errorf("start %s in namespaces of its own: %w; inside a container this needs CAP_SYS_ADMIN", cmd.Path, err)
+		}
+		return err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.follow(r)
+	}()
+	err = cmd.Wait()
+	select {
+	case <-done:
+	case <-time.After(cmd.WaitDelay):
+	}
+	_ = r.Close()
+	<-done
+	if err != nil {
+		return fmt.Errorf("%w%s", err, p.complaint())
+	}
+	return nil
+}
+
+// follow reads output line by line until it ends.
+func (p *progress) follow(r io.Reader) {
+	in := bufio.NewReaderSize(r, 64<<10)
+	for {
+		// A line that does not fit is taken in pieces.
+		l, err := in.ReadSlice('\n')
+		if len(l) > 0 {
+			p.line(string(bytes.TrimRight(l, "\r\n")))
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package template
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// guestIsCurrent reports whether the guest in a root file system is ours.
+// Comparing is faster than hashing.
+func (c *Cache) guestIsCurrent(rootfs string) bool {
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	have, err := root.ReadFile(GuestPath[1:])
+	return err == nil && bytes.Equal(have, c.cfg.Guest)
+}
+
+// installGuest puts our guest in place of the one that is there. Sandboxes that
+// run keep the old file: it is replaced, never written to. The caller holds the
+// lock.
+func (c *Cache) installGuest(rootfs string) error {
+	// A Root, so that no symbolic link of the packages' making leads out.
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	dir, name := filepath.Split(GuestPath[1:])
+	dir = filepath.Clean(dir)
+	if err := root.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	// What an earlier one left when it was killed.
+	d, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	names, err := d.Readdirnames(-1)
+	_ = d.Close()
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if strings.HasPrefix(n, "."+name+".") {
+			if err := root.Remove(filepath.Join(dir, n)); err != nil {
+				return err
+			}
+		}
+	}
+	tmp := filepath.Join(dir, "."+name+"."+rand.Text())
+	if err := writeFile(root, tmp, c.cfg.Guest, 0o755); err != nil {
+		return err
+	}
+	return root.Rename(tmp, GuestPath[1:])
+}
+
+// writeFile writes a file that is on disk when it returns.
+func writeFile(root *os.Root, name string, b []byte, perm os.FileMode) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	// Chmod, since the process's umask narrowed what OpenFile was asked for.
+	if err := errors.Join(err, f.Chmod(perm), f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}

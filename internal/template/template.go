@@ -1,0 +1,279 @@
+// Package template builds root file systems and keeps them: what a sandbox
+// starts from.
+//
+// A template is made from a recipe (the files in recipe/, built into the
+// binary) with Debian's packages. It is stored under the SHA-256 of its recipe,
+// so a program whose recipe has not changed finds it in milliseconds, and one
+// whose recipe has changed builds a new one next to the old, which programs
+// that still run go on using. The cache directory holds
+//
+//	templates/<id>/rootfs         the root file system
+//	templates/<id>/template.json  what it is; written before the directory appears
+//	templates/<id>/in-use         locked shared by every process that uses it
+//	build-<random>/               a build that runs, or that was killed
+//	apt/                          downloaded packages, for the next build
+//	build.log                     output of the newest build
+//	lock                          held by whoever builds
+//	base-current                  symbolic link to the newest base, for people
+//
+// A build happens in build-<random>, is flushed to disk and then renamed: at
+// whatever instant it is killed, there is a whole template or none.
+//
+// The package must not start sandboxes and must not run anything of a template
+// but while it builds it. The cache directory is closed to everybody but root:
+// a root file system holds setuid programs that the host's users must not get
+// at, and files of a uid that may be somebody else's on the host.
+package template
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotFound says that there is no template of the name.
+var ErrNotFound = errors.New("template not found")
+
+// baseNames are the names by which the base template is known. The official
+// SDKs ask for "base" and for "code-interpreter-v1" unless told otherwise.
+var baseNames = []string{"base", "code-interpreter-v1", "code-interpreter"}
+
+// GuestPath is where the guest is inside every root file system.
+const GuestPath = "/usr/local/sbin/postern-guest"
+
+// ServicesPath is a file inside every root file system: each line is the
+// command line of a program that the guest runs as the sandbox's user.
+const ServicesPath = "/etc/postern/services"
+
+// Config says how templates are built and where they are kept.
+type Config struct {
+	Dir      string    // cache directory, such as /var/cache/postern; made if missing
+	Guest    []byte    // the guest: a static program, installed at GuestPath
+	Sources  string    // Debian's package sources, as in sources.list; "" takes them from the host's /etc/apt
+	Progress io.Writer // lines for a person while something takes long; nil for none
+}
+
+// A Template is a root file system that sandboxes can start from.
+type Template struct {
+	ID       string    `json:"id"`       // name, dash, 16 hex digits of the recipe's SHA-256
+	Name     string    `json:"name"`     // "base"
+	Built    time.Time `json:"built"`    // when
+	Bytes    int64     `json:"bytes"`    // on disk, without the guest
+	Packages int       `json:"packages"` // Debian packages
+
+	Rootfs  string   `json:"-"` // absolute path of the directory; it must not be written to
+	Aliases []string `json:"-"` // other names that resolve to it
+}
+
+// A Cache builds templates and finds them again. It is safe for concurrent use,
+// by several processes too.
+type Cache struct {
+	log    *slog.Logger
+	cfg    Config
+	recipe recipe
+
+	mu   sync.Mutex
+	held map[string]*os.File // template id → its in-use file, locked shared
+}
+
+// New returns a cache in cfg.Dir. It builds nothing.
+func New(log *slog.Logger, cfg Config) (*Cache, error) {
+	if !filepath.IsAbs(cfg.Dir) {
+		return nil, fmt.Errorf("open template cache: directory %q is not absolute", cfg.Dir)
+	}
+	if len(cfg.Guest) == 0 {
+		return nil, errors.New("open template cache: no guest program given")
+	}
+	if cfg.Progress == nil {
+		cfg.Progress = io.Discard
+	}
+	r, err := baseRecipe()
+	if err != nil {
+		return nil, fmt.Errorf("open template cache: %w", err)
+	}
+	for _, d := range []string{cfg.Dir, filepath.Join(cfg.Dir, "templates"), filepath.Join(cfg.Dir, "apt")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, fmt.Errorf("open template cache: %w", err)
+		}
+	}
+	// It may have been there, and open.
+	if err := os.Chmod(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open template cache: %w", err)
+	}
+	return &Cache{log: log, cfg: cfg, recipe: r, held: map[string]*os.File{}}, nil
+}
+
+// Close gives up the templates that were returned: Prune of another process may
+// remove them from now on.
+func (c *Cache) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for id, f := range c.held {
+		errs = append(errs, f.Close())
+		delete(c.held, id)
+	}
+	return errors.Join(errs...)
+}
+
+// Resolve returns the template of a name that a client gave. The error wraps
+// [ErrNotFound] if there is none.
+func (c *Cache) Resolve(ctx context.Context, name string) (Template, error) {
+	if !slices.Contains(baseNames, strings.TrimSuffix(name, ":default")) {
+		return Template{}, fmt.Errorf("resolve template %.64q: %w (there are %s)", name, ErrNotFound, strings.Join(baseNames, ", "))
+	}
+	return c.Base(ctx)
+}
+
+// Base returns the base template, with the guest of this program in it. If it
+// is not in the cache it is built, which takes a minute or two and the network;
+// while another process builds it, Base waits.
+func (c *Cache) Base(ctx context.Context) (Template, error) {
+	t, err := c.base(ctx)
+	if err != nil {
+		return Template{}, fmt.Errorf("prepare template %s: %w", c.recipe.name, err)
+	}
+	return t, nil
+}
+
+func (c *Cache) base(ctx context.Context) (Template, error) {
+	t, err := c.open(c.recipe.id())
+	if err == nil && c.guestIsCurrent(t.Rootfs) {
+		return t, nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return Template{}, err
+	}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return Template{}, err
+	}
+	defer unlock()
+	// Whoever had the lock may have built it.
+	t, err = c.open(c.recipe.id())
+	if errors.Is(err, os.ErrNotExist) {
+		if err := c.build(ctx); err != nil {
+			return Template{}, err
+		}
+		t, err = c.open(c.recipe.id())
+	}
+	if err != nil {
+		return Template{}, err
+	}
+	if !c.guestIsCurrent(t.Rootfs) {
+		if err := c.installGuest(t.Rootfs); err != nil {
+			return Template{}, fmt.Errorf("install guest: %w", err)
+		}
+	}
+	c.point(t)
+	return t, nil
+}
+
+// open returns a template of the cache and marks it as in use until Close. The
+// error wraps os.ErrNotExist if it is not there.
+func (c *Cache) open(id string) (Template, error) {
+	dir := filepath.Join(c.cfg.Dir, "templates", id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held[id] == nil {
+		f, err := os.Open(filepath.Join(dir, "in-use"))
+		if err != nil {
+			return Template{}, err
+		}
+		// Prune holds it exclusively for as long as it takes to move the
+		// directory away.
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
+			return Template{}, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+		}
+		if _, err := os.Stat(filepath.Join(dir, "in-use")); err != nil {
+			return Template{}, errors.Join(err, f.Close())
+		}
+		c.held[id] = f
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "template.json"))
+	if err != nil {
+		return Template{}, err
+	}
+	var t Template
+	if err := json.Unmarshal(b, &t); err != nil {
+		return Template{}, fmt.Errorf("read template.json of %s: %w", id, err)
+	}
+	t.Rootfs = filepath.Join(dir, "rootfs")
+	t.Aliases = baseNames[1:]
+	return t, nil
+}
+
+// point makes base-current name t. It is for people: nothing depends on it.
+func (c *Cache) point(t Template) {
+	link, target := filepath.Join(c.cfg.Dir, "base-current"), filepath.Join("templates", t.ID, "rootfs")
+	if have, err := os.Readlink(link); err == nil && have == target {
+		return
+	}
+	_ = os.Remove(link + ".new")
+	if err := errors.Join(os.Symlink(target, link+".new"), os.Rename(link+".new", link)); err != nil {
+		c.log.Debug("point base-current", "error", err)
+	}
+}
+
+// Prune removes the templates that no process uses and that this program would
+// not use, and returns their ids. A sandbox that is running needs the template
+// that it was started from, so call it when all sandboxes of programs that were
+// killed have been removed.
+func (c *Cache) Prune(ctx context.Context) ([]string, error) {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("prune templates: %w", err)
+	}
+	defer unlock()
+	dirs, err := os.ReadDir(filepath.Join(c.cfg.Dir, "templates"))
+	if err != nil {
+		return nil, fmt.Errorf("prune templates: %w", err)
+	}
+	var gone []string
+	for _, d := range dirs {
+		if d.Name() == c.recipe.id() {
+			continue
+		}
+		ok, err := c.retire(d.Name())
+		if err != nil {
+			return gone, fmt.Errorf("prune template %s: %w", d.Name(), err)
+		}
+		if ok {
+			gone = append(gone, d.Name())
+		}
+	}
+	return gone, nil
+}
+
+// retire removes a template unless it is in use.
+func (c *Cache) retire(id string) (bool, error) {
+	dir := filepath.Join(c.cfg.Dir, "templates", id)
+	f, err := os.OpenFile(filepath.Join(dir, "in-use"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	// Renamed first: a template that is half removed would still look whole.
+	// If we are killed here the next build clears it away.
+	trash := filepath.Join(c.cfg.Dir, "build-pruned-"+id)
+	if err := os.Rename(dir, trash); err != nil {
+		return false, err
+	}
+	return true, removeTree(trash)
+}
