@@ -17,6 +17,10 @@ import (
 	"postern/internal/store"
 )
 
+// SessionCookie is the name of the cookie that keeps a person's session. It is
+// never passed on to what runs inside a sandbox.
+const SessionCookie = "postern_session"
+
 // How long a session and a set-up link last.
 const (
 	SessionTime = 12 * time.Hour

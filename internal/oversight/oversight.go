@@ -335,14 +335,22 @@ func (g *Gate) RunOne(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), executionTime)
 	defer cancel()
 	o := g.execute(ctx, a)
-	err = g.db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		if f, ok := g.exec[a.Kind].(Finisher); ok {
+	ctx = context.WithoutCancel(ctx)
+	if f, ok := g.exec[a.Kind].(Finisher); ok {
+		err := g.db.Update(ctx, func(tx *store.Tx) error {
 			if err := f.Finish(ctx, tx, a, o); err != nil {
-				return fmt.Errorf("finish action %s: %w", a.ID, err)
+				return err
 			}
+			return settle(ctx, tx, a, o)
+		})
+		if err == nil {
+			return true, nil
 		}
-		return settle(ctx, tx, a, o)
-	})
+		// What happened outside is recorded even where the executor's own
+		// records cannot be kept.
+		g.log.ErrorContext(ctx, "finish action", "action", a.ID, "err", err)
+	}
+	err = g.db.Update(ctx, func(tx *store.Tx) error { return settle(ctx, tx, a, o) })
 	return true, err
 }
 

@@ -2,8 +2,6 @@ package oversight
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,10 +23,7 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	if extra == nil {
 		extra = []any{&a.Payload}
 	}
-	err := row(append(dest, extra...)...)
-	if errors.Is(err, sql.ErrNoRows) {
-		return Action{}, store.ErrNotFound
-	}
+	err := store.NotFound(row(append(dest, extra...)...))
 	a.Created, a.Decided = store.FromTime(created), store.FromTime(decided)
 	return a, err
 }

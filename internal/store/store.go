@@ -159,7 +159,12 @@ func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) erro
 // One runs a query that must match a row and scans it. It returns
 // [ErrNotFound] if none matches.
 func (tx *Tx) One(ctx context.Context, query string, args []any, dest ...any) error {
-	err := tx.QueryRowContext(ctx, query, args...).Scan(dest...)
+	return NotFound(tx.QueryRowContext(ctx, query, args...).Scan(dest...))
+}
+
+// NotFound returns [ErrNotFound] for the driver's error that no row matched,
+// and other errors as they are.
+func NotFound(err error) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return ErrNotFound
 	}

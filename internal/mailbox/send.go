@@ -1,0 +1,175 @@
+package mailbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// sender returns the inbox that who may propose for.
+func (m *PostOffice) sender(ctx context.Context, who auth.Principal) (Inbox, error) {
+	switch {
+	case who.Kind == auth.Sandbox && who.Inbox == "":
+		return Inbox{}, fmt.Errorf("this sandbox has no inbox: its creator attaches one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
+	case who.Kind != auth.Sandbox && who.Kind != auth.Agent:
+		return Inbox{}, fmt.Errorf("a %s does not send mail, only an inbox's key or a sandbox attached to one does: %w", who.Kind, auth.ErrForbidden)
+	}
+	return m.Find(ctx, who, who.Inbox)
+}
+
+// Address returns the address that who writes from.
+func (m *PostOffice) Address(ctx context.Context, who auth.Principal) (string, error) {
+	b, err := m.sender(ctx, who)
+	return b.Address, err
+}
+
+// Send composes d and proposes to send it. Nothing leaves before the returned
+// action is approved. From may be empty; it is always the inbox's address. Via
+// names the door. What is wrong with d is told by a [mail.FieldError].
+func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, d mail.Draft) (oversight.Action, error) {
+	b, err := m.sender(ctx, who)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	if d.From == "" {
+		d.From = b.Address
+	}
+	// The attack: an agent that writes in somebody else's name.
+	if from, err := mail.ParseAddress("from", d.From); err != nil {
+		return oversight.Action{}, err
+	} else if !strings.EqualFold(from.Addr, b.Address) {
+		return oversight.Action{}, &mail.FieldError{Field: "from", Reason: "must be " + b.Address}
+	}
+	env, err := mail.Compose(d, time.Now(), m.domain)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	return m.propose(ctx, who, via, b, env)
+}
+
+// SendRaw proposes to send a message that somebody else composed, as it came
+// over SMTP with the reverse path from to the recipients rcpts.
+func (m *PostOffice) SendRaw(ctx context.Context, who auth.Principal, via, from string, rcpts []string, raw []byte) (oversight.Action, error) {
+	b, err := m.sender(ctx, who)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	env, err := mail.FromCaptured(raw, from, rcpts, b.Address, time.Now())
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	return m.propose(ctx, who, via, b, env)
+}
+
+func (m *PostOffice) propose(ctx context.Context, who auth.Principal, via string, b Inbox, env mail.Envelope) (a oversight.Action, err error) {
+	payload, err := env.Payload()
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		a, err = m.gate.Propose(ctx, tx, who, oversight.Proposal{
+			Request: policy.Request{Kind: SendKind, To: env.To}, Inbox: b.ID, Via: via, Payload: payload,
+		})
+		return err
+	})
+	return a, err
+}
+
+// Show implements [oversight.Executor].
+func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	s, err := mail.Describe(env)
+	if err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	v := oversight.View{Title: s.Subject, Text: s.Text, Notes: s.Notes}
+	add := func(name string, values ...string) {
+		if value := strings.Join(values, ", "); value != "" {
+			v.Fields = append(v.Fields, oversight.Field{Name: name, Value: value})
+		}
+	}
+	add("From", s.From)
+	add("To", s.To...)
+	add("Cc", s.Cc...)
+	add("Bcc", s.Bcc...)
+	add("Reply-To", s.ReplyTo...)
+	add("Subject", s.Subject)
+	for _, f := range s.Attachments {
+		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256})
+	}
+	return v, nil
+}
+
+// How often, and how long after each other, what was certainly not sent is
+// tried again: after 5 s, 15 s, 45 s, … for about an hour and a half.
+const (
+	maxAttempts = 8
+	firstRetry  = 5 * time.Second
+)
+
+// Execute implements [oversight.Executor].
+func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: " + err.Error()}
+	}
+	ds, err := m.transport.Deliver(ctx, env)
+	if err != nil {
+		for _, to := range env.To {
+			ds = append(ds, mail.Delivery{Recipient: to, Outcome: mail.Refused, Detail: err.Error()})
+		}
+	}
+	return outcome(ds, a.Attempts)
+}
+
+// outcome says what a delivery amounts to. It is tried again as a whole only if
+// certainly nobody got it.
+func outcome(ds []mail.Delivery, attempts int64) oversight.Outcome {
+	count := map[mail.Outcome]int{}
+	var lines []string
+	for _, d := range ds {
+		count[d.Outcome]++
+		lines = append(lines, fmt.Sprintf("%s: %s %s", d.Recipient, strings.ReplaceAll(string(d.Outcome), "_", " "), d.Detail))
+	}
+	o := oversight.Outcome{State: oversight.Failed, Detail: strings.Join(lines, "\n")}
+	switch {
+	case count[mail.Uncertain] > 0:
+		o.State = oversight.Unknown
+	case len(ds) > 0 && count[mail.Accepted] == len(ds):
+		o.State = oversight.Done
+	case len(ds) > 0 && count[mail.NotSent] == len(ds) && attempts < maxAttempts:
+		o.State, o.After = oversight.Approved, firstRetry
+		for range attempts - 1 {
+			o.After *= 3
+		}
+	}
+	return o
+}
+
+// Finish implements [oversight.Finisher]: the inbox keeps a sealed copy of what
+// it sent.
+func (m *PostOffice) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o oversight.Outcome) error {
+	if o.State != oversight.Done {
+		return nil
+	}
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil {
+		return err
+	}
+	b, err := m.find(ctx, tx, a.Inbox)
+	if err != nil {
+		return fmt.Errorf("inbox %q: %w", a.Inbox, err)
+	}
+	_, err = m.put(ctx, tx, b, Out, env.Raw)
+	return err
+}
