@@ -265,7 +265,7 @@ func mayOpen(who auth.Principal, inbox string) error {
 // principal, as [auth.CheckKey] told.
 func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential auth.Secret) (*Key, error) {
 	if who.Kind != auth.Agent {
-		return nil, mayOpen(who, who.Inbox)
+		return nil, fmt.Errorf("a %s shows no key of an inbox: %w", who.Kind, auth.ErrForbidden)
 	}
 	var wrapped []byte
 	err := m.db.View(ctx, func(tx *store.Tx) error {
