@@ -1,0 +1,128 @@
+package mail
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// FromCaptured makes an envelope of a message that code in a sandbox sent over
+// plain SMTP, wherever it believed that it was sending it. The sender may only
+// be inbox, the address of the inbox attached to the sandbox, in MAIL FROM and
+// in the one From header. The Bcc header is removed; the recipients are those
+// of the envelope, and [Envelope.Hidden] says which of them the message does
+// not show. Missing Date (now) and Message-ID are added. What mail programs
+// would not all read alike is refused: the person who approves must see what
+// the recipient will. The error is a [FieldError].
+func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string, now time.Time) (Envelope, error) {
+	inbox, err := CheckAddr("inbox", inbox)
+	if err != nil {
+		return Envelope{}, err
+	}
+	if envelopeFrom == "" || !sameAddr(envelopeFrom, inbox) {
+		return Envelope{}, fieldErr("MAIL FROM", "is <%s>; this sandbox may only send as <%s>", shown(envelopeFrom), inbox)
+	}
+	env := Envelope{From: inbox}
+	seen := map[string]bool{}
+	for _, r := range rcpts {
+		addr, err := CheckAddr("RCPT TO", r)
+		if err != nil {
+			return Envelope{}, err
+		}
+		if !seen[addr] {
+			seen[addr] = true
+			env.To = append(env.To, addr)
+		}
+	}
+	if len(env.To) == 0 || len(env.To) > MaxRecipients {
+		return Envelope{}, fieldErr("RCPT TO", "names %d recipients; allowed are 1 to %d", len(env.To), MaxRecipients)
+	}
+	if len(raw) > 0 && !bytes.HasSuffix(raw, []byte("\r\n")) {
+		raw = append(bytes.Clone(raw), "\r\n"...)
+	}
+	if err := CheckRaw(raw); err != nil {
+		return Envelope{}, err
+	}
+	fields, body, problems, err := splitHeader(raw)
+	if err != nil {
+		return Envelope{}, fieldErr("header", "%v", err)
+	}
+	if len(problems) > 0 {
+		return Envelope{}, fieldErr("header", "%s", problems[0])
+	}
+	unfold(fields)
+	if err := checkCapturedHeader(fields, inbox); err != nil {
+		return Envelope{}, err
+	}
+
+	var b bytes.Buffer
+	b.Grow(len(raw) + 200)
+	if count(fields, "Date") == 0 {
+		fmt.Fprintf(&b, "Date: %s\r\n", now.UTC().Format(time.RFC1123Z))
+	}
+	if count(fields, "Message-ID") == 0 {
+		fmt.Fprintf(&b, "Message-ID: <%s@%s>\r\n", strings.ToLower(rand.Text()), Domain(inbox))
+	}
+	for _, f := range fields {
+		if !f.is("Bcc") {
+			b.Write(f.raw)
+		}
+	}
+	b.WriteString("\r\n")
+	b.Write(body)
+	env.Raw = b.Bytes()
+	return env, CheckRaw(env.Raw)
+}
+
+func checkCapturedHeader(fields []field, inbox string) error {
+	for _, name := range once {
+		if n := count(fields, name); n > 1 {
+			return fieldErr(name+" header", "stands %d times, only one is allowed", n)
+		}
+	}
+	for _, f := range fields {
+		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Return-Path") || f.is("Received") || f.is("Authentication-Results") || f.is("DKIM-Signature") {
+			return fieldErr(f.name+" header", "is not allowed in a message from a sandbox")
+		}
+		if !utf8.ValidString(f.value) {
+			return fieldErr(f.name+" header", "is not valid UTF-8")
+		}
+		if c := controls(decodeWords(f.value)); c != "" {
+			return fieldErr(f.name+" header", "contains the control character %s", c)
+		}
+	}
+	if count(fields, "From") == 0 {
+		return fieldErr("From header", "is missing; add: From: %s", inbox)
+	}
+	from := first(fields, "From")
+	a, err := ParseAddress("From header", from)
+	if err != nil {
+		return err
+	}
+	if !sameAddr(a.Addr, inbox) || !strings.Contains(strings.ToLower(from), strings.ToLower(inbox)) {
+		return fieldErr("From header", "is %s; this sandbox may only send as <%s>", quote(from), inbox)
+	}
+	if strings.ContainsRune(a.Name, '@') && !strings.EqualFold(a.Name, inbox) {
+		return fieldErr("From header", "has a display name that looks like another address")
+	}
+	if s := first(fields, "Sender"); s != "" {
+		if a, err := ParseAddress("Sender header", s); err != nil || !sameAddr(a.Addr, inbox) {
+			return fieldErr("Sender header", "may only be <%s>, or left out", inbox)
+		}
+	}
+	for _, name := range []string{"To", "Cc", "Reply-To"} {
+		v := first(fields, name)
+		if v == "" || emptyGroup(v) {
+			continue
+		}
+		if _, ok := parseList(v); !ok {
+			return fieldErr(name+" header", "is not a list of addresses")
+		}
+	}
+	return nil
+}
+
+func sameAddr(a, b string) bool { return strings.EqualFold(a, b) }

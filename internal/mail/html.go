@@ -1,0 +1,161 @@
+package mail
+
+import (
+	"net/url"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+)
+
+// htmlReading is what a reviewer is shown of an HTML body.
+type htmlReading struct {
+	text  string
+	notes []string
+}
+
+// htmlText turns HTML into text. It shows what styles would hide, since what
+// is hidden from a person still reaches a model that reads the mail; and with
+// links it writes each target behind its words, since that is where the person
+// who clicks will go.
+func htmlText(doc string, links bool) htmlReading {
+	var r htmlReading
+	note := func(s string) {
+		if s = shown(s); len(r.notes) < maxWarnings && !slices.Contains(r.notes, s) {
+			r.notes = append(r.notes, s)
+		}
+	}
+	w := &textWriter{}
+	z := html.NewTokenizer(strings.NewReader(doc))
+	skip, href, linkStart := "", "", 0
+	for {
+		switch z.Next() {
+		case html.ErrorToken:
+			r.text = strings.TrimSpace(w.b.String())
+			return r
+		case html.CommentToken:
+			if strings.HasPrefix(strings.ToLower(strings.TrimSpace(string(z.Text()))), "[if") {
+				note("the HTML has parts that only some mail programs show")
+			}
+		case html.TextToken:
+			if skip == "" {
+				w.words(string(z.Text()))
+			}
+		case html.StartTagToken, html.SelfClosingTagToken:
+			t := z.Token()
+			switch t.DataAtom {
+			case atom.Script, atom.Style, atom.Title:
+				if t.Type == html.StartTagToken {
+					skip = t.Data
+				}
+				if t.DataAtom == atom.Script {
+					note("the HTML has scripts")
+				}
+			case atom.Form, atom.Iframe, atom.Object, atom.Embed, atom.Input, atom.Base, atom.Meta:
+				if t.DataAtom != atom.Meta || attr(t, "http-equiv") != "" {
+					note("the HTML has a " + t.Data + " element")
+				}
+			case atom.A:
+				href, linkStart = attr(t, "href"), w.b.Len()
+			case atom.Img:
+				if src := attr(t, "src"); remote(src) {
+					note("the HTML loads a picture from " + host(src) + ", which tells its owner who reads it and when")
+				}
+				if links {
+					w.words(" [picture: " + attr(t, "alt") + "] ")
+				} else {
+					w.words(" " + attr(t, "alt") + " ")
+				}
+			case atom.Li:
+				w.line(1)
+				w.words("- ")
+			case atom.Td, atom.Th:
+				w.words(" ")
+			default:
+				w.line(breaks(t.DataAtom))
+			}
+		case html.EndTagToken:
+			t := z.Token()
+			switch {
+			case t.Data == skip:
+				skip = ""
+			case t.DataAtom == atom.A:
+				if links && href != "" && w.b.Len() >= linkStart && strings.TrimSpace(w.b.String()[linkStart:]) != href {
+					w.words(" <" + href + "> ")
+				}
+				href = ""
+			default:
+				w.line(breaks(t.DataAtom))
+			}
+		}
+	}
+}
+
+func breaks(a atom.Atom) int {
+	switch a {
+	case atom.P, atom.H1, atom.H2, atom.H3, atom.H4, atom.H5, atom.H6, atom.Ul, atom.Ol, atom.Table, atom.Blockquote, atom.Pre, atom.Hr:
+		return 2
+	case atom.Br, atom.Div, atom.Tr, atom.Section, atom.Article, atom.Header, atom.Footer, atom.Dt, atom.Dd, atom.Center:
+		return 1
+	default:
+		return 0
+	}
+}
+
+func attr(t html.Token, key string) string {
+	for _, a := range t.Attr {
+		if a.Key == key {
+			return strings.TrimSpace(a.Val)
+		}
+	}
+	return ""
+}
+
+func remote(src string) bool {
+	s := strings.ToLower(src)
+	return strings.HasPrefix(s, "http:") || strings.HasPrefix(s, "https:") || strings.HasPrefix(s, "//")
+}
+
+func host(src string) string {
+	u, err := url.Parse(src)
+	if err != nil || u.Host == "" {
+		return quote(src)
+	}
+	return u.Host
+}
+
+// textWriter collapses white space as a browser does.
+type textWriter struct {
+	b     strings.Builder
+	space bool // a space is due before the next word
+	lines int  // line ends written since the last word
+	any   bool
+}
+
+func (w *textWriter) words(s string) {
+	for len(s) > 0 {
+		i := strings.IndexAny(s, " \t\r\n\f")
+		switch {
+		case i == 0:
+			w.space = true
+			s = strings.TrimLeft(s, " \t\r\n\f")
+			continue
+		case i < 0:
+			i = len(s)
+		}
+		if w.space && w.any && w.lines == 0 {
+			w.b.WriteByte(' ')
+		}
+		w.b.WriteString(s[:i])
+		w.space, w.lines, w.any = false, 0, true
+		s = s[i:]
+	}
+}
+
+func (w *textWriter) line(n int) {
+	for w.any && w.lines < n {
+		w.b.WriteByte('\n')
+		w.lines++
+	}
+}
