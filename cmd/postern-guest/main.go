@@ -1,0 +1,122 @@
+// Command postern-guest is the program that is put into every sandbox.
+//
+//	postern-guest init    be the sandbox's first process: keep the rest running
+//	postern-guest serve   serve processes and files to the host
+//
+// It is configured by its environment alone, and holds no secret:
+//
+//	POSTERN_CHANNEL_SHA256  hex SHA-256 of the token that the host shows (required)
+//	POSTERN_MEMORY_MB       what the sandbox may use, in mebibytes
+//	POSTERN_MAX_PROCESSES   processes and threads of users
+//	POSTERN_GUEST_ADDR      where to listen; 0.0.0.0:49983 if empty
+//	POSTERN_SERVICES        the list of services; /etc/postern/services if empty
+//	POSTERN_DEFAULT_USER    whom services and requests without a user run as; "user" if empty
+//	PATH                    PATH of processes and services
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"syscall"
+
+	"postern/internal/guest"
+)
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := run(log, os.Args[1:]); err != nil {
+		log.Error("guest ends", "error", err)
+		os.Exit(1)
+	}
+}
+
+func run(log *slog.Logger, args []string) error {
+	if len(args) != 1 {
+		return errors.New("usage: postern-guest init|serve")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	syscall.Umask(0o022)
+	memory, err := number("POSTERN_MEMORY_MB")
+	if err != nil {
+		return err
+	}
+	processes, err := number("POSTERN_MAX_PROCESSES")
+	if err != nil {
+		return err
+	}
+	switch args[0] {
+	case "init":
+		return runInit(ctx, log, processes)
+	case "serve":
+		return serve(ctx, log, memory, processes)
+	}
+	return fmt.Errorf("unknown command %q: init or serve", args[0])
+}
+
+func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
+	debug.SetMemoryLimit(16 << 20)
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own program: %w", err)
+	}
+	i := &guest.Init{
+		Server:       []string{self, "serve"},
+		ServicesFile: or(os.Getenv("POSTERN_SERVICES"), "/etc/postern/services"),
+		User:         or(os.Getenv("POSTERN_DEFAULT_USER"), "user"),
+		Path:         os.Getenv("PATH"),
+		MaxProcesses: processes,
+		Log:          log.With("part", "init"),
+	}
+	return i.Run(ctx)
+}
+
+func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error {
+	// Collect garbage rather than grow: the memory is the sandbox's.
+	debug.SetMemoryLimit(48 << 20)
+	s, err := guest.New(log, guest.Config{
+		ChannelSHA256: os.Getenv("POSTERN_CHANNEL_SHA256"),
+		DefaultUser:   os.Getenv("POSTERN_DEFAULT_USER"),
+		Path:          os.Getenv("PATH"),
+		MemoryMB:      memory,
+		MaxProcesses:  processes,
+		RunDir:        "/run/e2b",
+	})
+	if err != nil {
+		return err
+	}
+	addr := or(os.Getenv("POSTERN_GUEST_ADDR"), "0.0.0.0:49983")
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	log.Info("serving", "addr", l.Addr().String())
+	return s.Serve(ctx, l)
+}
+
+// number reads a whole number that may be absent.
+func number(name string) (int64, error) {
+	v := os.Getenv(name)
+	if v == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("read %s: %q is not a number of at least 0", name, v)
+	}
+	return n, nil
+}
+
+func or(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}

@@ -1,0 +1,114 @@
+package guest
+
+import (
+	"bufio"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"postern/internal/guest/filesystempb"
+)
+
+// names turns ids into names, for one listing.
+type names struct{ users, groups map[uint32]string }
+
+func newNames() *names {
+	return &names{users: map[uint32]string{}, groups: map[uint32]string{}}
+}
+
+func (n *names) user(id uint32) string {
+	if s, ok := n.users[id]; ok {
+		return s
+	}
+	s := strconv.FormatUint(uint64(id), 10)
+	if u, err := user.LookupId(s); err == nil {
+		s = u.Username
+	}
+	n.users[id] = s
+	return s
+}
+
+func (n *names) group(id uint32) string {
+	if s, ok := n.groups[id]; ok {
+		return s
+	}
+	s := strconv.FormatUint(uint64(id), 10)
+	if g, err := user.LookupGroupId(s); err == nil {
+		s = g.Name
+	}
+	n.groups[id] = s
+	return s
+}
+
+// entry describes path. It is called with the rights of who asks.
+func entry(path string, n *names) (*filesystempb.EntryInfo, error) {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	return entryOf(path, fi, n), nil
+}
+
+// entryOf describes path, of which fi is the Lstat. For a symbolic link the
+// kind and mode are its target's, as clients expect who want to know whether
+// they can read or list it; one that leads nowhere is a symlink.
+func entryOf(path string, fi fs.FileInfo, n *names) *filesystempb.EntryInfo {
+	e := &filesystempb.EntryInfo{
+		Name:         filepath.Base(path),
+		Path:         path,
+		Size:         fi.Size(),
+		Mode:         uint32(fi.Mode().Perm()),
+		Permissions:  fi.Mode().String(),
+		ModifiedTime: timestamppb.New(fi.ModTime()),
+		Type:         kind(fi.Mode()),
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		e.Owner, e.Group = n.user(st.Uid), n.group(st.Gid)
+	}
+	if fi.Mode()&fs.ModeSymlink != 0 {
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			e.SymlinkTarget = &target
+			if to, err := os.Stat(target); err == nil {
+				e.Type, e.Mode, e.Permissions = kind(to.Mode()), uint32(to.Mode().Perm()), to.Mode().String()
+			}
+		} else if target, err := os.Readlink(path); err == nil {
+			e.SymlinkTarget = &target
+		}
+	}
+	return e
+}
+
+func kind(m fs.FileMode) filesystempb.FileType {
+	switch {
+	case m.IsDir():
+		return filesystempb.FileType_FILE_TYPE_DIRECTORY
+	case m&fs.ModeSymlink != 0:
+		return filesystempb.FileType_FILE_TYPE_SYMLINK
+	case m.IsRegular():
+		return filesystempb.FileType_FILE_TYPE_FILE
+	}
+	return filesystempb.FileType_FILE_TYPE_UNSPECIFIED // a device, pipe or socket
+}
+
+// procField returns the value of a "Name: value" line of a file in /proc, in
+// the unit of the file, or 0.
+func procField(path, name string) int64 {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		if v, ok := strings.CutPrefix(sc.Text(), name+":"); ok {
+			n, _ := strconv.ParseInt(strings.Fields(v + " 0")[0], 10, 64)
+			return n
+		}
+	}
+	return 0
+}

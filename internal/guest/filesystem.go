@@ -1,0 +1,159 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"connectrpc.com/connect"
+
+	"postern/internal/guest/filesystempb"
+)
+
+// maxEntries bounds one listing: its answer is built in memory.
+const maxEntries = 50_000
+
+// filesystem serves [filesystempb.FilesystemHandler].
+type filesystem struct{ s *Server }
+
+var _ filesystempb.FilesystemHandler = (*filesystem)(nil)
+
+// act calls f with the absolute form of path and the rights of the caller.
+func (h *filesystem) act(header http.Header, path string, f func(a account, path string) error) error {
+	a, err := h.s.caller(header)
+	if err != nil {
+		return err
+	}
+	abs, err := h.s.resolve(a, path)
+	if err != nil {
+		return invalid("path: %w", err)
+	}
+	return rpcError(as(a, func() error { return f(a, abs) }))
+}
+
+// Stat implements [filesystempb.FilesystemHandler].
+func (h *filesystem) Stat(_ context.Context, req *connect.Request[filesystempb.StatRequest]) (*connect.Response[filesystempb.StatResponse], error) {
+	res := &filesystempb.StatResponse{}
+	err := h.act(req.Header(), req.Msg.GetPath(), func(_ account, path string) (err error) {
+		res.Entry, err = entry(path, newNames())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+// MakeDir implements [filesystempb.FilesystemHandler].
+func (h *filesystem) MakeDir(_ context.Context, req *connect.Request[filesystempb.MakeDirRequest]) (*connect.Response[filesystempb.MakeDirResponse], error) {
+	res := &filesystempb.MakeDirResponse{}
+	err := h.act(req.Header(), req.Msg.GetPath(), func(_ account, path string) error {
+		switch fi, err := os.Stat(path); {
+		case err == nil && fi.IsDir():
+			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("directory %s already exists", path))
+		case err == nil:
+			return invalid("%s exists and is not a directory", path)
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return err
+		}
+		var err error
+		res.Entry, err = entry(path, newNames())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+// Move implements [filesystempb.FilesystemHandler].
+func (h *filesystem) Move(_ context.Context, req *connect.Request[filesystempb.MoveRequest]) (*connect.Response[filesystempb.MoveResponse], error) {
+	res := &filesystempb.MoveResponse{}
+	err := h.act(req.Header(), req.Msg.GetSource(), func(a account, from string) error {
+		to, err := h.s.resolve(a, req.Msg.GetDestination())
+		if err != nil {
+			return invalid("destination: %w", err)
+		}
+		if _, err := os.Lstat(from); err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return err
+		}
+		if err := os.Rename(from, to); err != nil {
+			return err
+		}
+		res.Entry, err = entry(to, newNames())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+// ListDir implements [filesystempb.FilesystemHandler].
+func (h *filesystem) ListDir(_ context.Context, req *connect.Request[filesystempb.ListDirRequest]) (*connect.Response[filesystempb.ListDirResponse], error) {
+	res := &filesystempb.ListDirResponse{}
+	depth := max(req.Msg.GetDepth(), 1)
+	err := h.act(req.Header(), req.Msg.GetPath(), func(_ account, path string) error {
+		if fi, err := os.Stat(path); err != nil {
+			return err
+		} else if !fi.IsDir() {
+			return invalid("%s is not a directory", path)
+		}
+		return list(path, depth, newNames(), &res.Entries)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+// list appends the entries of dir, and of the directories in it down to depth.
+// It does not follow symbolic links into other directories.
+func list(dir string, depth uint32, n *names, to *[]*filesystempb.EntryInfo) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, d := range entries {
+		path := filepath.Join(dir, d.Name())
+		fi, err := os.Lstat(path)
+		if err != nil {
+			continue // gone since
+		}
+		if len(*to) >= maxEntries {
+			return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("more than %d entries: list a smaller depth or a part", maxEntries))
+		}
+		*to = append(*to, entryOf(path, fi, n))
+		if depth > 1 && fi.IsDir() {
+			err := list(path, depth-1, n, to)
+			if err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Remove implements [filesystempb.FilesystemHandler].
+func (h *filesystem) Remove(_ context.Context, req *connect.Request[filesystempb.RemoveRequest]) (*connect.Response[filesystempb.RemoveResponse], error) {
+	err := h.act(req.Header(), req.Msg.GetPath(), func(_ account, path string) error {
+		if path == "/" {
+			return invalid("the root directory cannot be removed")
+		}
+		return os.RemoveAll(path)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&filesystempb.RemoveResponse{}), nil
+}

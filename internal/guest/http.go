@@ -1,0 +1,98 @@
+package guest
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net/http"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+)
+
+// A statusError is an error that knows its HTTP status.
+type statusError struct {
+	code int
+	err  error
+}
+
+// Error implements error.
+func (e *statusError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *statusError) Unwrap() error { return e.err }
+
+func badRequest(err error) error { return &statusError{http.StatusBadRequest, err} }
+
+// serve makes a handler of one that returns its error.
+func (s *Server) serve(f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := f(w, r); err != nil {
+			code := httpStatus(err)
+			if code == http.StatusInternalServerError {
+				s.log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+			}
+			writeError(w, code, err.Error())
+		}
+	}
+}
+
+// httpStatus is the one table from errors to statuses of the plain routes.
+// The texts go out whole: whoever may ask here may see all of the sandbox.
+func httpStatus(err error) int {
+	var known *statusError
+	switch {
+	case errors.As(err, &known):
+		return known.code
+	case errors.Is(err, errUnknownUser):
+		return http.StatusUnauthorized
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return http.StatusInsufficientStorage
+	case errors.Is(err, fs.ErrNotExist):
+		return http.StatusNotFound
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+		return http.StatusForbidden
+	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG),
+		errors.Is(err, unix.ELOOP), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ETXTBSY):
+		return http.StatusBadRequest
+	}
+	return http.StatusInternalServerError
+}
+
+// rpcError is the one table from errors to codes of the RPCs.
+func rpcError(err error) error {
+	if err == nil {
+		return nil
+	}
+	var known *connect.Error
+	if errors.As(err, &known) {
+		return err
+	}
+	code := connect.CodeInternal
+	switch httpStatus(err) {
+	case http.StatusUnauthorized:
+		code = connect.CodeUnauthenticated
+	case http.StatusInsufficientStorage:
+		code = connect.CodeResourceExhausted
+	case http.StatusNotFound:
+		code = connect.CodeNotFound
+	case http.StatusForbidden:
+		code = connect.CodePermissionDenied
+	case http.StatusBadRequest:
+		code = connect.CodeInvalidArgument
+	}
+	if errors.Is(err, fs.ErrExist) {
+		code = connect.CodeAlreadyExists
+	}
+	return connect.NewError(code, err)
+}
+
+func writeJSON(w http.ResponseWriter, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, err = w.Write(b)
+	return err
+}

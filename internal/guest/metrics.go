@@ -1,0 +1,117 @@
+package guest
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ticksPerSecond is the unit of times in /proc on every Linux that Go knows.
+const ticksPerSecond = 100
+
+// A procStat is what /proc/PID/stat says of a process.
+type procStat struct {
+	pid, parent, session int
+	ticks                int64 // CPU time, with that of children that were waited for
+}
+
+// readProcs returns all processes of the sandbox.
+func readProcs() []procStat {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	list := make([]procStat, 0, len(dirs))
+	for _, d := range dirs {
+		if b, err := os.ReadFile(d + "/stat"); err == nil {
+			if p, ok := parseStat(string(b)); ok {
+				list = append(list, p)
+			}
+		}
+	}
+	return list
+}
+
+// parseStat reads a line of /proc/PID/stat. The second field is the process's
+// name in parentheses, which the process chooses: it may hold blanks and
+// parentheses, so the fields are counted from the last one.
+func parseStat(line string) (procStat, bool) {
+	open, shut := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
+	if open < 0 || shut < open {
+		return procStat{}, false
+	}
+	f := strings.Fields(line[shut+1:])
+	pid, err := strconv.Atoi(strings.TrimSpace(line[:open]))
+	if err != nil || len(f) < 15 {
+		return procStat{}, false
+	}
+	num := func(i int) int64 { n, _ := strconv.ParseInt(f[i], 10, 64); return n }
+	return procStat{
+		pid: pid, parent: int(num(1)), session: int(num(3)),
+		ticks: num(11) + num(12) + num(13) + num(14),
+	}, true
+}
+
+// A cpuMeter says how busy the sandbox was since it was last asked.
+type cpuMeter struct {
+	mu    sync.Mutex
+	at    time.Time
+	ticks int64
+	pct   float64
+}
+
+// percent returns the used share of all CPUs, 100 for all of them.
+func (m *cpuMeter) percent(now time.Time) float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	elapsed := now.Sub(m.at).Seconds()
+	if elapsed < 0.2 { // too short to divide by
+		return m.pct
+	}
+	var ticks int64
+	for _, p := range readProcs() {
+		ticks += p.ticks
+	}
+	if !m.at.IsZero() {
+		used := float64(max(ticks-m.ticks, 0)) / ticksPerSecond
+		m.pct = min(100*used/elapsed/float64(runtime.NumCPU()), 100)
+	}
+	m.at, m.ticks = now, ticks
+	return m.pct
+}
+
+// metrics is the answer of GET /metrics.
+type metrics struct {
+	TS          int64   `json:"ts"` // Unix seconds
+	CPUCount    int     `json:"cpu_count"`
+	CPUUsedPct  float64 `json:"cpu_used_pct"`
+	MemTotal    int64   `json:"mem_total"` // bytes, as the next two
+	MemUsed     int64   `json:"mem_used"`
+	MemCache    int64   `json:"mem_cache"`
+	MemTotalMiB int64   `json:"mem_total_mib"`
+	MemUsedMiB  int64   `json:"mem_used_mib"`
+	DiskUsed    int64   `json:"disk_used"` // bytes, as the next
+	DiskTotal   int64   `json:"disk_total"`
+}
+
+func (s *Server) getMetrics(w http.ResponseWriter, _ *http.Request) error {
+	now := time.Now()
+	m := metrics{TS: now.Unix(), CPUCount: runtime.NumCPU(), CPUUsedPct: s.cpu.percent(now)}
+	total, used := memory()
+	if s.conf.MemoryMB > 0 {
+		total = s.conf.MemoryMB << 20
+	}
+	m.MemTotal, m.MemUsed = total, min(used, total)
+	m.MemCache = procField("/proc/meminfo", "Cached") << 10
+	m.MemTotalMiB, m.MemUsedMiB = m.MemTotal>>20, m.MemUsed>>20
+	var st unix.Statfs_t
+	if unix.Statfs("/", &st) == nil {
+		m.DiskTotal = int64(st.Blocks) * st.Bsize
+		m.DiskUsed = m.DiskTotal - int64(st.Bfree)*st.Bsize
+	}
+	return writeJSON(w, m)
+}

@@ -1,0 +1,380 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	"postern/internal/guest/processpb"
+)
+
+func TestEnds(t *testing.T) {
+	g := newRig(t)
+	for _, tt := range []struct {
+		name, script   string
+		code           int32
+		exited         bool
+		status, errMsg string
+		stdout, stderr string
+	}{
+		{"success", "echo out; echo err >&2", 0, true, "exit status 0", "", "out\n", "err\n"},
+		{"failure", "exit 7", 7, true, "exit status 7", "exit status 7", "", ""},
+		{"killed", "kill -9 $$", -1, false, "signal: killed", "signal: killed", "", ""},
+		{"terminated", "kill $$", -1, false, "signal: terminated", "signal: terminated", "", ""},
+		{"no input", "cat; echo $?", 0, true, "exit status 0", "", "0\n", ""},
+		{"session of its own", "ps -o pid=,sid=,pgid= -p $$ | (read a b c; [ $a = $b ] && [ $a = $c ] && echo yes)", 0, true, "exit status 0", "", "yes\n", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := g.sh(tt.script)
+			e := got.end
+			if e.GetExitCode() != tt.code || e.GetExited() != tt.exited || e.GetStatus() != tt.status || e.GetError() != tt.errMsg || (e.Error != nil) != (tt.errMsg != "") {
+				t.Errorf("end: got %v, want %d %v %q %q", e, tt.code, tt.exited, tt.status, tt.errMsg)
+			}
+			if string(got.stdout) != tt.stdout || string(got.stderr) != tt.stderr {
+				t.Errorf("output: got %q %q, want %q %q", got.stdout, got.stderr, tt.stdout, tt.stderr)
+			}
+		})
+	}
+}
+
+func TestStartErrors(t *testing.T) {
+	g := newRig(t)
+	missing, empty := "/no/such/dir", ""
+	file := "/etc/passwd"
+	for _, tt := range []struct {
+		name string
+		req  *connect.Request[processpb.StartRequest]
+		code connect.Code
+		text string
+	}{
+		{"no command", connect.NewRequest(&processpb.StartRequest{}), connect.CodeInvalidArgument, "process.cmd"},
+		{"cwd missing", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Cwd: &missing}}), connect.CodeInvalidArgument, "cwd '/no/such/dir' does not exist"},
+		{"cwd is a file", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Cwd: &file}}), connect.CodeInvalidArgument, "not a directory"},
+		{"command missing", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "/no/such", Cwd: &empty}}), connect.CodeInvalidArgument, "no such file"},
+		{"command not in PATH", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "no-such-command"}}), connect.CodeInvalidArgument, "not in PATH"},
+		{"zero byte", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Args: []string{"a\x00b"}}}), connect.CodeInvalidArgument, ""},
+		{"bad variable", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Envs: map[string]string{"A=B": ""}}}), connect.CodeInvalidArgument, "process.envs"},
+		{"unknown user", asUser(connect.NewRequest(shell("true")), "nobody-at-all"), connect.CodeUnauthenticated, "nobody-at-all"},
+		{"cwd of root's", asUser(connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Cwd: ptr(privateDir(t))}}), testUser), connect.CodePermissionDenied, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := g.run(tt.req)
+			if connect.CodeOf(err) != tt.code || !strings.Contains(fmt.Sprint(err), tt.text) {
+				t.Errorf("got %v, want %v with %q", err, tt.code, tt.text)
+			}
+		})
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// privateDir is a directory that only root may enter, with a file in it.
+func privateDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "guest-private-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.WriteFile(dir+"/secret", []byte("root's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestIdentity(t *testing.T) {
+	g := newRig(t)
+	for _, tt := range []struct{ name, user, want string }{
+		{"default", "", "65534 65534 65534\n"},
+		{"named", testUser, "65534 65534 65534\n"},
+		{"root", "root", "0 0 0\n"},
+	} {
+		req := connect.NewRequest(shell(`echo $(id -u) $(id -g) $(id -G)`))
+		if tt.user != "" {
+			asUser(req, tt.user)
+		}
+		got, err := g.run(req)
+		if err != nil || string(got.stdout) != tt.want {
+			t.Errorf("%s: got %q, %v, want %q", tt.name, got.stdout, err, tt.want)
+		}
+	}
+	// The guest's own descriptors and environment are out of reach.
+	got := g.sh(`echo $(ls /proc/self/fd); cat /proc/$PPID/environ`)
+	if string(got.stdout) != "0 1 2 3\n" || got.end.GetExitCode() == 0 { // ls itself opens one
+		t.Errorf("leak: got descriptors %q, environment %q", got.stdout, got.stderr)
+	}
+}
+
+func (g *rig) begin(ctx context.Context, req *connect.Request[processpb.StartRequest]) (*connect.ServerStreamForClient[processpb.StartResponse], uint32) {
+	g.t.Helper()
+	st, err := g.proc.Start(ctx, req)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if !st.Receive() {
+		g.t.Fatal(st.Err())
+	}
+	if st.Msg().GetEvent().GetStart() == nil {
+		g.t.Fatalf("first event: got %v, want start", st.Msg())
+	}
+	return st, st.Msg().GetEvent().GetStart().GetPid()
+}
+
+func byPid(pid uint32) *processpb.ProcessSelector {
+	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}}
+}
+
+func stdin(s string) *processpb.ProcessInput {
+	return &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: []byte(s)}}
+}
+
+func TestInput(t *testing.T) {
+	g := newRig(t)
+	// Absent stdin means that there is one.
+	st, pid := g.begin(t.Context(), connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "cat"}, Tag: ptr("my cat")}))
+	defer st.Close()
+	tag := &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Tag{Tag: "my cat"}}
+	if _, err := g.proc.SendInput(t.Context(), connect.NewRequest(&processpb.SendInputRequest{Process: tag, Input: stdin("one ")})); err != nil {
+		t.Fatal(err)
+	}
+	in := g.proc.StreamInput(t.Context())
+	_ = in.Send(&processpb.StreamInputRequest{Event: &processpb.StreamInputRequest_Start{Start: &processpb.StreamInputRequest_StartEvent{Process: byPid(pid)}}})
+	for range 2 {
+		_ = in.Send(&processpb.StreamInputRequest{Event: &processpb.StreamInputRequest_Data{Data: &processpb.StreamInputRequest_DataEvent{Input: stdin("two ")}}})
+	}
+	if _, err := in.CloseAndReceive(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := g.proc.List(t.Context(), connect.NewRequest(&processpb.ListRequest{}))
+	if err != nil || len(list.Msg.GetProcesses()) != 1 || list.Msg.GetProcesses()[0].GetTag() != "my cat" || list.Msg.GetProcesses()[0].GetConfig().GetCmd() != "cat" {
+		t.Errorf("list: got %v, %v", list, err)
+	}
+	if _, err := g.proc.CloseStdin(t.Context(), connect.NewRequest(&processpb.CloseStdinRequest{Process: byPid(pid)})); err != nil {
+		t.Fatal(err)
+	}
+	var r result
+	for st.Receive() {
+		r.take(st.Msg().GetEvent())
+	}
+	if got, want := string(r.stdout), "one two two "; got != want || r.end.GetExitCode() != 0 {
+		t.Errorf("got %q %v, want %q", got, r.end, want)
+	}
+	_, err = g.proc.SendInput(t.Context(), connect.NewRequest(&processpb.SendInputRequest{Process: byPid(pid), Input: stdin("x")}))
+	if got, want := connect.CodeOf(err), connect.CodeNotFound; got != want {
+		t.Errorf("input after the end: got %v, want %v", got, want)
+	}
+}
+
+// A process that does not read its input holds only who writes to it.
+func TestInputNotRead(t *testing.T) {
+	g := newRig(t)
+	st, pid := g.begin(t.Context(), connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "sleep", Args: []string{"60"}}}))
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := g.proc.SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{Process: byPid(pid), Input: stdin(strings.Repeat("x", 1<<20))}))
+	if got, want := connect.CodeOf(err), connect.CodeDeadlineExceeded; got != want {
+		t.Errorf("got %v, want %v", err, want)
+	}
+	if _, err := g.proc.SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{Process: byPid(pid), Signal: processpb.Signal_SIGNAL_SIGKILL})); err != nil {
+		t.Errorf("kill: %v", err)
+	}
+}
+
+func TestSignalReachesTheGroup(t *testing.T) {
+	g := newRig(t)
+	st, pid := g.begin(t.Context(), connect.NewRequest(shell("sleep 60 & sleep 60; true")))
+	defer st.Close()
+	for _, bad := range []processpb.Signal{0, 15 + 1} {
+		_, err := g.proc.SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{Process: byPid(pid), Signal: bad}))
+		if got, want := connect.CodeOf(err), connect.CodeInvalidArgument; got != want {
+			t.Errorf("signal %d: got %v, want %v", bad, got, want)
+		}
+	}
+	if _, err := g.proc.SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{Process: byPid(pid), Signal: processpb.Signal_SIGNAL_SIGKILL})); err != nil {
+		t.Fatal(err)
+	}
+	var r result
+	for st.Receive() {
+		r.take(st.Msg().GetEvent())
+	}
+	if r.end.GetExitCode() != -1 || r.end.GetError() != "signal: killed" {
+		t.Errorf("got %v, want killed", r.end)
+	}
+	_, err := g.proc.SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{Process: byPid(pid), Signal: processpb.Signal_SIGNAL_SIGKILL}))
+	if got, want := connect.CodeOf(err), connect.CodeNotFound; got != want {
+		t.Errorf("signal after the end: got %v, want %v", got, want)
+	}
+}
+
+// A client that goes leaves the process running; another one can join it, and
+// also hear its end when it is late.
+func TestConnect(t *testing.T) {
+	g := newRig(t)
+	ctx, leave := context.WithCancel(t.Context())
+	st, pid := g.begin(ctx, connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "cat"}}))
+	leave()
+	st.Close()
+	time.Sleep(100 * time.Millisecond)
+	join := func() (result, error) {
+		c, err := g.proc.Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: byPid(pid)}))
+		if err != nil {
+			return result{}, err
+		}
+		defer c.Close()
+		var r result
+		for c.Receive() {
+			r.take(c.Msg().GetEvent())
+			if r.end == nil && len(r.stdout) == 0 {
+				_, _ = g.proc.SendInput(t.Context(), connect.NewRequest(&processpb.SendInputRequest{Process: byPid(pid), Input: stdin("hello")}))
+				_, _ = g.proc.CloseStdin(t.Context(), connect.NewRequest(&processpb.CloseStdinRequest{Process: byPid(pid)}))
+			}
+		}
+		return r, c.Err()
+	}
+	r, err := join()
+	if err != nil || string(r.stdout) != "hello" || r.end == nil || r.pid != pid {
+		t.Errorf("join: got %v, %v", r, err)
+	}
+	r, err = join()
+	if err != nil || len(r.stdout) != 0 || r.end.GetStatus() != "exit status 0" || r.pid != pid {
+		t.Errorf("join after the end: got %v, %v", r, err)
+	}
+}
+
+func TestDeadlineKills(t *testing.T) {
+	g := newRig(t)
+	for _, stay := range []bool{true, false} {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		st, pid := g.begin(ctx, connect.NewRequest(shell("sleep 60; true")))
+		if stay {
+			for st.Receive() {
+			}
+			if got, want := connect.CodeOf(st.Err()), connect.CodeDeadlineExceeded; got != want {
+				t.Errorf("got %v, want %v", st.Err(), want)
+			}
+		} else {
+			cancel()
+		}
+		st.Close()
+		cancel()
+		for end := time.Now().Add(5 * time.Second); unix.Kill(int(pid), 0) == nil; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("process %d lives after its deadline (client stays: %v)", pid, stay)
+			}
+		}
+	}
+}
+
+func TestKeepalive(t *testing.T) {
+	g := newRig(t)
+	req := connect.NewRequest(shell("sleep 1.5"))
+	req.Header().Set("Keepalive-Ping-Interval", "1")
+	r, err := g.run(req)
+	if err != nil || r.keepalives != 1 {
+		t.Errorf("got %d keepalives, %v, want 1", r.keepalives, err)
+	}
+	req = connect.NewRequest(shell("true"))
+	req.Header().Set("Keepalive-Ping-Interval", "-1")
+	if _, err := g.run(req); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("got %v, want invalid argument", err)
+	}
+}
+
+// 256 MiB to a client that reads late: nothing is lost, and the guest does not
+// keep it meanwhile.
+func TestBackpressure(t *testing.T) {
+	g := newRig(t)
+	const size = 256 << 20 // more than the kernel's buffers
+	st, pid := g.begin(t.Context(), connect.NewRequest(shell(fmt.Sprintf("head -c %d /dev/zero", size))))
+	defer st.Close()
+	time.Sleep(time.Second)
+	if unix.Kill(int(pid), 0) != nil {
+		t.Errorf("the process could write all of %d bytes although nobody read", size)
+	}
+	n := 0
+	for st.Receive() {
+		b := st.Msg().GetEvent().GetData().GetStdout()
+		if len(bytes.Trim(b, "\x00")) > 0 {
+			t.Fatal("other bytes than were written")
+		}
+		n += len(b)
+	}
+	if n != size || st.Err() != nil {
+		t.Errorf("got %d bytes, %v, want %d", n, st.Err(), size)
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	g := newRig(t)
+	req := connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-i"}, Envs: map[string]string{"PS1": "> "}},
+		Pty:     &processpb.PTY{Size: &processpb.PTY_Size{Cols: 100, Rows: 40}},
+	})
+	st, pid := g.begin(t.Context(), req)
+	defer st.Close()
+	var r result
+	until := func(want string) {
+		t.Helper()
+		for !strings.Contains(string(r.pty), want) {
+			if !st.Receive() {
+				t.Fatalf("no %q in %q: %v", want, r.pty, st.Err())
+			}
+			r.take(st.Msg().GetEvent())
+		}
+	}
+	say := func(s string) {
+		t.Helper()
+		in := &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: []byte(s)}}
+		if _, err := g.proc.SendInput(t.Context(), connect.NewRequest(&processpb.SendInputRequest{Process: byPid(pid), Input: in})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("stty size; test -O $(tty) && echo mi''ne\n")
+	until("40 100")
+	until("mine")
+	if _, err := g.proc.Update(t.Context(), connect.NewRequest(&processpb.UpdateRequest{Process: byPid(pid), Pty: &processpb.PTY{Size: &processpb.PTY_Size{Cols: 33, Rows: 11}}})); err != nil {
+		t.Fatal(err)
+	}
+	say("stty size\n")
+	until("11 33")
+	_, err := g.proc.SendInput(t.Context(), connect.NewRequest(&processpb.SendInputRequest{Process: byPid(pid), Input: stdin("x")}))
+	if got, want := connect.CodeOf(err), connect.CodeFailedPrecondition; got != want {
+		t.Errorf("stdin to a terminal: got %v, want %v", got, want)
+	}
+	say("sleep 77 & exit 3\n") // what is left in the background does not hold the end
+	for st.Receive() {
+		r.take(st.Msg().GetEvent())
+	}
+	if r.end.GetExitCode() != 3 {
+		t.Errorf("got %v, %v, want exit 3", r.end, st.Err())
+	}
+}
+
+func TestSelector(t *testing.T) {
+	g := newRig(t)
+	_, err := g.proc.Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: byPid(1)}))
+	if err == nil {
+		c, _ := g.proc.Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: byPid(1)}))
+		c.Receive()
+		err = c.Err()
+	}
+	if got, want := connect.CodeOf(err), connect.CodeNotFound; got != want {
+		t.Errorf("a process of others: got %v, want %v", err, want)
+	}
+	_, err = g.proc.SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{Signal: processpb.Signal_SIGNAL_SIGKILL}))
+	if got, want := connect.CodeOf(err), connect.CodeInvalidArgument; got != want {
+		t.Errorf("no selector: got %v, want %v", err, want)
+	}
+	if errors.Is(err, context.Canceled) {
+		t.Error("canceled")
+	}
+}
