@@ -1,0 +1,198 @@
+package smtpserver
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"postern/internal/auth"
+)
+
+// maxReplies bounds the reply lines of one conversation, and so its commands:
+// go-smtp would answer NOOP for ever.
+const maxReplies = 20_000
+
+// After a refused message its rest is read and thrown away, so that the sender
+// reads the reply instead of being cut off. It may not keep us longer than this.
+const (
+	drainIdle  = 3 * time.Second
+	drainTotal = 60 * time.Second
+)
+
+type phase int
+
+const (
+	commands phase = iota // between messages
+	data                  // a message is being read
+	drain                 // the rest of a refused message is being thrown away
+)
+
+// A link is the connection below a conversation. It bounds what go-smtp does
+// not: the time for a whole message, the number of commands, the rest of a
+// message that was refused. Once it is doomed every Read reports a timeout,
+// upon which go-smtp says 421 and hangs up: this is how a conversation is ended
+// from outside of go-smtp.
+type link struct {
+	net.Conn
+	s      *Server
+	closed chan struct{}
+	once   sync.Once
+
+	// Of a captured conversation; set before it begins. The context is here
+	// since go-smtp has no way to pass one.
+	ctx      context.Context
+	captured bool
+	who      auth.Principal
+	dst      netip.AddrPort
+
+	seen []byte // read already; used by Read alone
+	mute bool   // do not write the greeting; used by Write alone
+
+	mu      sync.Mutex
+	phase   phase
+	until   time.Time // end of data and drain
+	closing bool
+	doomed  bool
+	replies int
+}
+
+func (s *Server) newLink(conn net.Conn) *link {
+	return &link{Conn: conn, s: s, ctx: context.Background(), closed: make(chan struct{})}
+}
+
+// Read reads with the deadline of the phase that the conversation is in.
+func (k *link) Read(p []byte) (int, error) {
+	k.mu.Lock()
+	if k.doomed {
+		k.mu.Unlock()
+		return 0, os.ErrDeadlineExceeded
+	}
+	if len(k.seen) > 0 {
+		n := copy(p, k.seen)
+		k.seen = k.seen[n:]
+		k.mu.Unlock()
+		return n, nil
+	}
+	ph := k.phase
+	if ph != commands {
+		idle := k.s.cfg.IdleTimeout
+		if ph == drain {
+			idle = min(idle, drainIdle)
+		}
+		d := time.Now().Add(idle)
+		if d.After(k.until) {
+			d = k.until
+		}
+		_ = k.Conn.SetReadDeadline(d)
+	}
+	k.mu.Unlock()
+	n, err := k.Conn.Read(p)
+	if err != nil && ph != commands {
+		// Where the message ends is not known any more. What comes later must
+		// not be taken for commands: the sender means it as text.
+		k.doom()
+	}
+	return n, err
+}
+
+// Write writes a reply.
+func (k *link) Write(p []byte) (int, error) {
+	k.mu.Lock()
+	if k.replies++; k.replies > maxReplies {
+		k.doomed = true
+	}
+	k.mu.Unlock()
+	n := len(p)
+	if k.mute {
+		i := bytes.IndexByte(p, '\n') + 1
+		if i == 0 {
+			return n, nil
+		}
+		k.mute = false
+		if p = p[i:]; len(p) == 0 {
+			return n, nil
+		}
+	}
+	if m, err := k.Conn.Write(p); err != nil {
+		return n - len(p) + m, err
+	}
+	return n, nil
+}
+
+// SetReadDeadline is called by go-smtp before it waits for a command.
+func (k *link) SetReadDeadline(t time.Time) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.phase == drain {
+		k.phase = commands
+		k.doomed = k.doomed || k.closing
+	}
+	if k.doomed {
+		t = time.Now().Add(-time.Second)
+	}
+	return k.Conn.SetReadDeadline(t)
+}
+
+// Close closes the connection, once.
+func (k *link) Close() error {
+	k.once.Do(func() {
+		k.s.untrack(k)
+		k.linger()
+		close(k.closed)
+	})
+	return k.Conn.Close()
+}
+
+// linger lets a sender that is being sent away read why: closing a socket
+// with unread input resets the connection, and with it the reply in flight.
+func (k *link) linger() {
+	k.mu.Lock()
+	doomed := k.doomed
+	k.mu.Unlock()
+	tcp, ok := k.Conn.(*net.TCPConn)
+	if !doomed || !ok || tcp.CloseWrite() != nil {
+		return
+	}
+	_ = tcp.SetReadDeadline(time.Now().Add(time.Second))
+	_, _ = io.Copy(io.Discard, io.LimitReader(tcp, 4<<20))
+}
+
+func (k *link) doom() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.doomed = true
+}
+
+func (k *link) closeWhenIdle() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closing = true
+	if k.phase == commands {
+		k.doomed = true
+		_ = k.Conn.SetReadDeadline(time.Now().Add(-time.Second))
+	}
+}
+
+func (k *link) beginData() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.phase, k.until = data, time.Now().Add(k.s.cfg.DataTimeout)
+}
+
+// endData says that the message was read to its end, or that it was refused
+// before that.
+func (k *link) endData(complete bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if complete {
+		k.phase = commands
+		k.doomed = k.doomed || k.closing
+		return
+	}
+	k.phase, k.until = drain, time.Now().Add(drainTotal)
+}

@@ -1,0 +1,315 @@
+// Package smtpserver speaks SMTP to whoever connects: to other mail servers,
+// which bring messages for our inboxes, and to programs in sandboxes, which
+// believe that they talk to a mail server out in the world.
+//
+// It takes messages in and hands them over; it sends nothing onward, relays
+// for nobody, and tells no one what went wrong inside. A message is answered
+// with 250 only when the function it was handed to has returned without an
+// error, so that what was accepted is durable.
+//
+// The conversation itself is emersion/go-smtp's. What that library leaves open
+// is closed here, see [link] and [session]: bare CR and LF, which smuggle a
+// second message past a server that takes them for line ends; unbounded
+// numbers of commands and refused recipients; slow senders; a second MAIL
+// within a transaction.
+package smtpserver
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/emersion/go-smtp"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+)
+
+// What [Config.Accepts] may answer about a recipient. Any other error is a
+// temporary failure.
+var (
+	// ErrUnknownRecipient means that the domain is ours and has no such inbox: 550 5.1.1.
+	ErrUnknownRecipient = errors.New("no such inbox here")
+	// ErrNoRelay means that the domain is not ours: 550 5.7.1.
+	ErrNoRelay = errors.New("relaying is not allowed")
+)
+
+// Config says how a [Server] behaves. Accepts and Deliver are needed for
+// Serve, Propose for ServeConn; the functions are called concurrently.
+type Config struct {
+	// Hostname is the name that the server greets with and writes into the
+	// Received field. Required.
+	Hostname string
+
+	// Accepts says whether there is an inbox for rcpt: nil, an error that
+	// wraps [ErrUnknownRecipient] or [ErrNoRelay], or another error for "ask
+	// again later".
+	Accepts func(ctx context.Context, rcpt string) error
+	// Deliver takes a message over. When it returns nil the message must be
+	// durable. A [mail.FieldError] refuses the message for good; any other
+	// error makes the sender keep it and try again. env.Raw begins with the
+	// Return-Path and Received fields of this server; env.From may be empty.
+	Deliver func(ctx context.Context, env mail.Envelope, remote netip.AddrPort) error
+
+	// Propose takes a message that the sandbox who sent to dst. env is just as
+	// it came and nothing in it has been checked but that it has no bare CR or
+	// LF: Propose makes it safe with [mail.FromCaptured]. The id that it
+	// returns is told to the program. A [mail.FieldError] is told too; of any
+	// other error only that it is temporary.
+	Propose func(ctx context.Context, who auth.Principal, dst netip.AddrPort, env mail.Envelope) (id string, err error)
+
+	// TLS offers STARTTLS to other mail servers; nil offers none.
+	TLS *tls.Config
+	// CaptureTLS offers STARTTLS to sandboxes; nil offers none.
+	CaptureTLS *tls.Config
+
+	MaxMessageBytes int64         // octets of one message; zero means [mail.MaxMessageBytes]
+	MaxRecipients   int           // of one message; zero means [mail.MaxRecipients]
+	MaxConnections  int           // at the same time, from outside; zero means 200
+	MaxBufferBytes  int64         // octets of messages being received at the same time; zero means 512 MiB
+	IdleTimeout     time.Duration // for the next command or the next piece of a message; zero means 5 minutes
+	DataTimeout     time.Duration // for one whole message; zero means 10 minutes
+	HandTimeout     time.Duration // for Accepts, Deliver or Propose; zero means 1 minute
+}
+
+// A Server is safe for concurrent use.
+type Server struct {
+	log *slog.Logger
+	cfg Config
+
+	buffered atomic.Int64 // octets of messages being received now
+
+	mu      sync.Mutex
+	closing bool
+	links   map[*link]bool // every open conversation
+	servers map[*smtp.Server]bool
+	outside int // conversations with the outside, of MaxConnections
+}
+
+// New returns a server that does nothing until Serve or ServeConn is called.
+func New(log *slog.Logger, cfg Config) (*Server, error) {
+	if cfg.Hostname == "" || strings.ContainsAny(cfg.Hostname, " \t\r\n") {
+		return nil, fmt.Errorf("configure smtp server: hostname %q is not a host name", cfg.Hostname)
+	}
+	if (cfg.Accepts == nil) != (cfg.Deliver == nil) || cfg.Deliver == nil && cfg.Propose == nil {
+		return nil, errors.New("configure smtp server: needs Accepts and Deliver, or Propose")
+	}
+	def := func(v *int64, d int64) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&cfg.MaxMessageBytes, mail.MaxMessageBytes)
+	def(&cfg.MaxBufferBytes, 512<<20)
+	def((*int64)(&cfg.IdleTimeout), int64(5*time.Minute))
+	def((*int64)(&cfg.DataTimeout), int64(10*time.Minute))
+	def((*int64)(&cfg.HandTimeout), int64(time.Minute))
+	if cfg.MaxRecipients <= 0 {
+		cfg.MaxRecipients = mail.MaxRecipients
+	}
+	if cfg.MaxConnections <= 0 {
+		cfg.MaxConnections = 200
+	}
+	return &Server{log: log, cfg: cfg, links: map[*link]bool{}, servers: map[*smtp.Server]bool{}}, nil
+}
+
+// Serve receives mail from other servers on l until Shutdown, which makes it
+// return nil. It closes l.
+func (s *Server) Serve(l net.Listener) error {
+	defer l.Close()
+	if s.cfg.Deliver == nil {
+		return errors.New("serve smtp: no Deliver is configured")
+	}
+	srv := s.engine(s.cfg.TLS, false)
+	if !s.add(srv) {
+		return nil
+	}
+	defer s.remove(srv)
+	return srv.Serve(&listener{Listener: l, s: s})
+}
+
+// ServeConn holds the conversation of the sandbox who with the server that it
+// believes to have reached at dst, until the program hangs up or ctx is done.
+// Every recipient is accepted and any credential, which is thrown away unread;
+// the message goes to Propose and nowhere else. seen is what was read of conn
+// already: if it is not empty the program is past the greeting and gets none.
+// ServeConn closes conn.
+func (s *Server) ServeConn(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte) {
+	defer conn.Close()
+	if s.cfg.Propose == nil {
+		s.log.ErrorContext(ctx, "captured smtp but no Propose is configured", "who", who.String())
+		return
+	}
+	k := s.newLink(conn)
+	k.ctx, k.captured, k.who, k.dst, k.seen, k.mute = ctx, true, who, dst, seen, len(seen) > 0
+	srv := s.engine(s.cfg.CaptureTLS, true)
+	if !s.add(srv) {
+		return
+	}
+	defer s.remove(srv)
+	defer context.AfterFunc(ctx, func() { k.Close() })()
+	s.track(k)
+	_ = srv.Serve(&oneListener{k: k}) // ends when the link is closed
+	_ = srv.Shutdown(context.WithoutCancel(ctx))
+}
+
+// Shutdown stops listening, lets messages that are being received come to
+// their end, tells idle clients to come back later, and returns when all are
+// gone. When ctx is done first it cuts them off and returns the context's error.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.closing = true
+	var servers []*smtp.Server
+	for srv := range s.servers {
+		servers = append(servers, srv)
+	}
+	for k := range s.links {
+		k.closeWhenIdle()
+	}
+	s.mu.Unlock()
+	for _, srv := range servers {
+		if err := srv.Shutdown(ctx); err != nil && !errors.Is(err, smtp.ErrServerClosed) && ctx.Err() != nil {
+			s.mu.Lock()
+			left := slices.Collect(maps.Keys(s.links))
+			s.mu.Unlock()
+			for _, k := range left { // without s.mu, which Close takes, and without lingering
+				k.Conn.Close()
+				k.Close()
+			}
+			return fmt.Errorf("shut down smtp server: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *Server) engine(t *tls.Config, captured bool) *smtp.Server {
+	srv := smtp.NewServer(smtp.BackendFunc(s.newSession))
+	srv.Domain = s.cfg.Hostname
+	srv.TLSConfig = t
+	srv.MaxMessageBytes = s.cfg.MaxMessageBytes
+	srv.ReadTimeout = s.cfg.IdleTimeout
+	srv.WriteTimeout = time.Minute
+	srv.EnableSMTPUTF8 = true
+	srv.AllowInsecureAuth = captured // only a captured session offers AUTH at all
+	// RFC 5321 4.5.3.1.6 says 1000, real mail has more. This bounds the memory
+	// for one line; a longer one ends the conversation.
+	srv.MaxLineLength = 64 << 10
+	srv.ErrorLog = libraryLog{s.log}
+	return srv
+}
+
+func (s *Server) add(srv *smtp.Server) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closing {
+		s.servers[srv] = true
+	}
+	return !s.closing
+}
+
+func (s *Server) remove(srv *smtp.Server) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.servers, srv)
+}
+
+func (s *Server) track(k *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.links[k] = true
+	if s.closing {
+		k.closeWhenIdle()
+	}
+}
+
+func (s *Server) untrack(k *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.links[k] && !k.captured {
+		s.outside--
+	}
+	delete(s.links, k)
+}
+
+// listener counts the conversations with the outside.
+type listener struct {
+	net.Listener
+	s *Server
+}
+
+// Accept returns the next connection for which there is room.
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		l.s.mu.Lock()
+		ok := l.s.outside < l.s.cfg.MaxConnections
+		if ok {
+			l.s.outside++
+		}
+		l.s.mu.Unlock()
+		if ok {
+			k := l.s.newLink(conn)
+			l.s.track(k)
+			return k, nil
+		}
+		// The socket buffer of a new connection has room for this line.
+		_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = conn.Write([]byte("421 4.7.0 " + l.s.cfg.Hostname + " too many connections, try again later\r\n"))
+		conn.Close()
+	}
+}
+
+// oneListener yields one connection, and an error once that is closed.
+type oneListener struct {
+	k    *link
+	done bool
+}
+
+// Accept returns the connection, then waits for its end.
+func (l *oneListener) Accept() (net.Conn, error) {
+	if !l.done {
+		l.done = true
+		return l.k, nil
+	}
+	<-l.k.closed
+	return nil, net.ErrClosed
+}
+
+// Close closes the connection.
+func (l *oneListener) Close() error { return nil }
+
+// Addr returns our end of the connection.
+func (l *oneListener) Addr() net.Addr { return l.k.LocalAddr() }
+
+// libraryLog takes what go-smtp says: hang-ups, and recovered panics.
+type libraryLog struct{ log *slog.Logger }
+
+// Printf logs one line.
+func (l libraryLog) Printf(format string, v ...any) {
+	msg := fmt.Sprintf(format, v...)
+	// A client that hangs up within BDAT makes go-smtp 0.25.1 call its session
+	// after it has forgotten it. It recovers; nothing was accepted; and nobody
+	// outside shall be able to fill our log with errors.
+	hungUp := strings.Contains(msg, "handleBdat.func1") && !strings.Contains(msg, "(*session)")
+	if strings.HasPrefix(format, "panic") && !hungUp {
+		l.log.Error("smtp conversation panicked", "detail", msg)
+		return
+	}
+	l.log.Debug("smtp conversation ended", "detail", msg)
+}
+
+// Println logs one line.
+func (l libraryLog) Println(v ...any) { l.Printf("%s", fmt.Sprint(v...)) }
