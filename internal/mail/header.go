@@ -168,6 +168,15 @@ func shown(s string) string {
 	return visible(s, false)
 }
 
+// Printable returns s as one line of at most most octets that neither a
+// terminal nor a page can be steered by. For what a peer says.
+func Printable(s string, most int) string {
+	if s = shown(s); len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
+
 func visible(s string, multiline bool) string {
 	var b strings.Builder
 	for _, r := range strings.ToValidUTF8(s, "\ufffd") {

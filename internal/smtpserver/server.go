@@ -38,10 +38,10 @@ import (
 // What [Config.Accepts] may answer about a recipient. Any other error is a
 // temporary failure.
 var (
-	// ErrUnknownRecipient means that the domain is ours and has no such inbox: 550 5.1.1.
-	ErrUnknownRecipient = errors.New("no such inbox here")
-	// ErrNoRelay means that the domain is not ours: 550 5.7.1.
-	ErrNoRelay = errors.New("relaying is not allowed")
+	// ErrNoMailbox means that the domain is ours and has no such inbox: 550 5.1.1.
+	ErrNoMailbox = errors.New("no such inbox here")
+	// ErrRelay means that the domain is not ours: 550 5.7.1.
+	ErrRelay = errors.New("relaying is not allowed")
 )
 
 // Config says how a [Server] behaves. Accepts and Deliver are needed for
@@ -52,7 +52,7 @@ type Config struct {
 	Hostname string
 
 	// Accepts says whether there is an inbox for rcpt: nil, an error that
-	// wraps [ErrUnknownRecipient] or [ErrNoRelay], or another error for "ask
+	// wraps [ErrNoMailbox] or [ErrRelay], or another error for "ask
 	// again later".
 	Accepts func(ctx context.Context, rcpt string) error
 	// Deliver takes a message over. When it returns nil the message must be

@@ -80,9 +80,9 @@ func accepts(_ context.Context, rcpt string) error {
 	case rcpt == "broken@p.example":
 		return errors.New("the secret database is down")
 	case !strings.HasSuffix(rcpt, "@p.example"):
-		return fmt.Errorf("%s: %w", rcpt, ErrNoRelay)
+		return fmt.Errorf("%s: %w", rcpt, ErrRelay)
 	case strings.HasPrefix(rcpt, "nobody"):
-		return ErrUnknownRecipient
+		return ErrNoMailbox
 	}
 	return nil
 }

@@ -162,9 +162,9 @@ func (ses *session) rcptLocked(to string) error {
 		ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 		defer cancel()
 		switch err := ses.s.cfg.Accepts(ctx, addr); {
-		case errors.Is(err, ErrUnknownRecipient):
+		case errors.Is(err, ErrNoMailbox):
 			return reply(550, smtp.EnhancedCode{5, 1, 1}, "no such inbox here")
-		case errors.Is(err, ErrNoRelay):
+		case errors.Is(err, ErrRelay):
 			return reply(550, smtp.EnhancedCode{5, 7, 1}, "relaying is not allowed")
 		case err != nil:
 			ses.s.log.Error("look up recipient", "err", err)

@@ -1,0 +1,251 @@
+// Package smtpclient delivers messages to other mail servers over SMTP.
+//
+// What it must get right is to say what happened. For each recipient it tells
+// apart: the next server took it; it was refused for good; it has certainly
+// not been delivered; and nobody can know, because the last octet of the
+// message may have arrived and no reply came. The line between the last two is
+// the final dot: before it is written completely no server may deliver, after
+// it any server may have. A message is never sent a second time from here.
+//
+// The conversation is our own and not go-smtp's, since that library does not
+// say whether a failure came before or after the final dot, bounds no reply,
+// and greets as "localhost" before STARTTLS.
+//
+// It decides nothing about who may send what, and looks no MX records up:
+// routes are configured.
+package smtpclient
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/mail"
+)
+
+// Config says where messages go and how long each step may take.
+type Config struct {
+	// Hostname is the name that the client greets with. Required.
+	Hostname string
+
+	// Routes maps a recipient domain, in lower case, to the host:port of its server.
+	Routes map[string]string
+	// Relay is the host:port that takes everything else; empty means that
+	// recipients without a route are refused.
+	Relay string
+	// NoRoute tells the person who reads such a refusal what to set. Empty
+	// means a sentence that names the fields of this struct.
+	NoRoute string
+
+	// Dial makes a TCP connection; nil means net.Dialer.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// TLS is used when the server offers STARTTLS. nil encrypts without
+	// verifying: whoever could forge a certificate could remove STARTTLS too.
+	TLS *tls.Config
+	// RequireTLS refuses to send to a server without STARTTLS, or with a
+	// certificate that TLS does not accept.
+	RequireTLS bool
+
+	DialTimeout    time.Duration // for a connection; zero means 1 minute
+	CommandTimeout time.Duration // for a reply, or for a piece of the message to be taken; zero means 5 minutes
+	// FinalTimeout is how long to wait for the reply after the final dot, also
+	// when the context is done by then: giving up early makes a certain
+	// outcome uncertain. Zero means the 10 minutes of RFC 5321 4.5.3.2.6.
+	FinalTimeout time.Duration
+}
+
+// A Client is safe for concurrent use; each delivery has connections of its own.
+type Client struct{ cfg Config }
+
+// New returns a client; it connects to nothing.
+func New(cfg Config) (*Client, error) {
+	if cfg.Hostname == "" || strings.ContainsAny(cfg.Hostname, " \t\r\n\x00") {
+		return nil, fmt.Errorf("configure smtp client: hostname %q is not a host name", cfg.Hostname)
+	}
+	routes := map[string]string{}
+	for domain, addr := range cfg.Routes {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return nil, fmt.Errorf("configure smtp client: route of %s: %w", domain, err)
+		}
+		routes[strings.ToLower(domain)] = addr
+	}
+	cfg.Routes = routes
+	if cfg.Relay != "" {
+		if _, _, err := net.SplitHostPort(cfg.Relay); err != nil {
+			return nil, fmt.Errorf("configure smtp client: relay: %w", err)
+		}
+	}
+	if cfg.RequireTLS && cfg.TLS == nil {
+		return nil, errors.New("configure smtp client: RequireTLS needs TLS")
+	}
+	if cfg.NoRoute == "" {
+		cfg.NoRoute = "set a relay for all domains or a route for this one"
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = (&net.Dialer{}).DialContext
+	}
+	def := func(d *time.Duration, to time.Duration) {
+		if *d <= 0 {
+			*d = to
+		}
+	}
+	def(&cfg.DialTimeout, time.Minute)
+	def(&cfg.CommandTimeout, 5*time.Minute)
+	def(&cfg.FinalTimeout, 10*time.Minute)
+	return &Client{cfg}, nil
+}
+
+// Deliver hands env to the next server of each recipient and returns what
+// became of each, in the order of env.To. The servers receive exactly the
+// bytes of env.Raw. Servers are tried once and one after the other. An error,
+// instead, means that env cannot be sent as it is and that nothing was.
+func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Delivery, error) {
+	if err := mail.CheckRaw(env.Raw); err != nil {
+		return nil, fmt.Errorf("deliver message: %w", err)
+	}
+	if _, err := (mail.Envelope{From: env.From, To: env.To}).Payload(); err != nil { // no address ends its command
+		return nil, fmt.Errorf("deliver message: %w", err)
+	}
+	all := make([]mail.Delivery, len(env.To))
+	groups := map[string][]*mail.Delivery{}
+	var order []string
+	for i, to := range env.To {
+		all[i] = mail.Delivery{Recipient: to, Outcome: mail.NotSent}
+		addr, ok := c.cfg.Routes[mail.Domain(to)]
+		if !ok {
+			addr = c.cfg.Relay
+		}
+		if addr == "" {
+			all[i].Outcome = mail.Refused
+			all[i].Detail = mail.Printable(fmt.Sprintf("no route to %s: %s", mail.Domain(to), c.cfg.NoRoute), maxDetail)
+			continue
+		}
+		if !slices.Contains(order, addr) {
+			order = append(order, addr)
+		}
+		groups[addr] = append(groups[addr], &all[i])
+	}
+	for _, addr := range order {
+		c.deliverTo(ctx, addr, env, groups[addr])
+	}
+	return all, nil
+}
+
+// set writes an outcome for every recipient of ds.
+func set(ds []*mail.Delivery, o mail.Outcome, format string, args ...any) {
+	for _, d := range ds {
+		d.Outcome, d.Detail = o, mail.Printable(fmt.Sprintf(format, args...), maxDetail)
+	}
+}
+
+// deliverTo sends env to the recipients ds over the server at addr.
+func (c *Client) deliverTo(ctx context.Context, addr string, env mail.Envelope, ds []*mail.Delivery) {
+	v, err := c.open(ctx, addr)
+	if err != nil {
+		fail(ds, err)
+		return
+	}
+	defer v.close()
+	ds = v.envelope(env, ds)
+	if len(ds) == 0 {
+		return
+	}
+	if _, err := v.command(354, "DATA"); err != nil {
+		fail(ds, err)
+		return
+	}
+	if err := v.body(env.Raw); err != nil {
+		fail(ds, err)
+		return
+	}
+	v.finish(ds)
+}
+
+// fail writes the outcome of an error that came before the final dot.
+func fail(ds []*mail.Delivery, err error) {
+	o := mail.NotSent
+	var r *replyError
+	if errors.As(err, &r) && r.code/100 == 5 || errors.Is(err, errLacks) {
+		o = mail.Refused
+	}
+	set(ds, o, "%v", err)
+}
+
+// errLacks means that the server cannot take this message, today or tomorrow.
+var errLacks = errors.New("the server cannot take this message")
+
+// envelope sends MAIL and RCPT and returns the recipients that were taken.
+func (v *conversation) envelope(env mail.Envelope, ds []*mail.Delivery) []*mail.Delivery {
+	from, err := v.mailCommand(env, ds)
+	if err == nil {
+		_, err = v.command(250, "%s", from)
+	}
+	if err != nil {
+		fail(ds, err)
+		return nil
+	}
+	var taken []*mail.Delivery
+	for i, d := range ds {
+		// RFC 5321 has 251 as well: "will forward".
+		_, err := v.command(25, "RCPT TO:<%s>", d.Recipient)
+		var r *replyError
+		switch {
+		case err == nil:
+			taken = append(taken, d)
+		case errors.As(err, &r) && r.code != 421:
+			fail([]*mail.Delivery{d}, err)
+		default: // the connection is gone, and so is what was taken
+			fail(append(taken, ds[i:]...), err)
+			return nil
+		}
+	}
+	return taken
+}
+
+// mailCommand returns the MAIL command that the message needs.
+func (v *conversation) mailCommand(env mail.Envelope, ds []*mail.Delivery) (string, error) {
+	cmd := "MAIL FROM:<" + env.From + ">"
+	header := env.Raw
+	if i := bytes.Index(env.Raw, []byte("\r\n\r\n")); i >= 0 {
+		header = env.Raw[:i]
+	}
+	utf8 := !ascii(header) || !ascii([]byte(env.From)) || slices.ContainsFunc(ds, func(d *mail.Delivery) bool { return !ascii([]byte(d.Recipient)) })
+	eight := !ascii(env.Raw)
+	_, hasUTF8 := v.ext["SMTPUTF8"]
+	_, hasEight := v.ext["8BITMIME"]
+	switch {
+	case utf8 && !hasUTF8:
+		return "", fmt.Errorf("%w: an address or a header has letters outside ASCII and the server has no SMTPUTF8", errLacks)
+	case eight && !hasEight:
+		return "", fmt.Errorf("%w: it has octets above 127 and the server has no 8BITMIME; encode it as quoted-printable or base64", errLacks)
+	}
+	if size, ok := v.ext["SIZE"]; ok {
+		var most int
+		if _, err := fmt.Sscanf(size, "%d", &most); err == nil && most > 0 && len(env.Raw) > most {
+			return "", fmt.Errorf("%w: it has %d octets and the server takes at most %d", errLacks, len(env.Raw), most)
+		}
+		cmd += fmt.Sprintf(" SIZE=%d", len(env.Raw))
+	}
+	if eight {
+		cmd += " BODY=8BITMIME"
+	}
+	if utf8 {
+		cmd += " SMTPUTF8"
+	}
+	return cmd, nil
+}
+
+func ascii(b []byte) bool {
+	for _, c := range b {
+		if c >= 0x80 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,318 @@
+package smtpclient
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"postern/internal/mail"
+)
+
+// The server at the other end may be anybody's. These bound what it can make
+// us read and repeat.
+const (
+	maxDetail     = 500     // octets of a reply that are shown to people
+	maxReplyLine  = 4096    // octets
+	maxReplyLines = 200     // lines of one reply
+	maxPeerBytes  = 4 << 20 // octets from one server in all, TLS included
+	pieceSize     = 32 << 10
+)
+
+// replyError is a reply that is not the one that was hoped for.
+type replyError struct {
+	code int
+	text string
+	to   string // the command, without its arguments
+}
+
+// Error returns the reply as the server gave it.
+func (e *replyError) Error() string {
+	return fmt.Sprintf("the server answered %s with: %d %s", e.to, e.code, e.text)
+}
+
+// conversation is one connection to a server, used by one goroutine.
+type conversation struct {
+	cfg  *Config
+	ctx  context.Context // of this one delivery
+	conn net.Conn
+	r    *bufio.Reader
+	ext  map[string]string // extension to its parameters
+	stop func() bool       // ends the watch on ctx
+	data bool              // within a message: a QUIT would be text
+}
+
+// open connects, greets and starts TLS if it can.
+func (c *Client) open(ctx context.Context, addr string) (*conversation, error) {
+	v, err := c.greet(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	_, offered := v.ext["STARTTLS"]
+	switch {
+	case !offered && c.cfg.RequireTLS:
+		v.close()
+		return nil, errors.New("the server offers no STARTTLS and TLS is required")
+	case !offered:
+		return v, nil
+	}
+	host, _, _ := net.SplitHostPort(addr)
+	tlsErr := v.startTLS(host)
+	if tlsErr == nil {
+		return v, nil
+	}
+	v.close()
+	if c.cfg.RequireTLS || ctx.Err() != nil {
+		return nil, fmt.Errorf("start tls: %w", tlsErr)
+	}
+	// As without STARTTLS at all: an attacker who can break the handshake can
+	// also remove the offer.
+	return c.greet(ctx, addr)
+}
+
+func (c *Client) greet(ctx context.Context, addr string) (*conversation, error) {
+	dctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
+	defer cancel()
+	conn, err := c.cfg.Dial(dctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+	}
+	conn = &bounded{Conn: conn, left: maxPeerBytes}
+	v := &conversation{cfg: &c.cfg, ctx: ctx, conn: conn, r: bufio.NewReaderSize(conn, maxReplyLine)}
+	v.stop = context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	v.deadline(c.cfg.CommandTimeout)
+	if _, err = v.expect(220, "the connection"); err == nil {
+		err = v.hello()
+	}
+	if err != nil {
+		v.close()
+		return nil, err
+	}
+	return v, nil
+}
+
+func (v *conversation) hello() error {
+	lines, err := v.command(250, "EHLO %s", v.cfg.Hostname)
+	var r *replyError
+	if errors.As(err, &r) && (r.code == 500 || r.code == 502) {
+		v.ext = nil
+		_, err = v.command(250, "HELO %s", v.cfg.Hostname)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	v.ext = map[string]string{}
+	for _, l := range lines[1:] {
+		word, params, _ := strings.Cut(l, " ")
+		v.ext[strings.ToUpper(word)] = params
+	}
+	return nil
+}
+
+func (v *conversation) startTLS(host string) error {
+	if _, err := v.command(220, "STARTTLS"); err != nil {
+		return err
+	}
+	if v.r.Buffered() > 0 {
+		return errors.New("the server spoke before the TLS handshake") // replies injected into the plain part
+	}
+	cfg := v.cfg.TLS
+	if cfg == nil {
+		cfg = &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12} //nolint:gosec // opportunistic, see Config.TLS
+	}
+	cfg = cfg.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName = host
+	}
+	t := tls.Client(v.conn, cfg)
+	v.deadline(v.cfg.CommandTimeout)
+	if err := t.HandshakeContext(v.ctx); err != nil {
+		return err
+	}
+	v.conn, v.r = t, bufio.NewReaderSize(t, maxReplyLine)
+	return v.hello() // RFC 3207 4.2: what was said before TLS is forgotten
+}
+
+// deadline gives the next step d from now, or no time at all once the context
+// is done. The watch on the context sets a deadline too: whichever of both
+// comes last sees that it is done.
+func (v *conversation) deadline(d time.Duration) {
+	_ = v.conn.SetDeadline(time.Now().Add(d))
+	if v.ctx.Err() != nil {
+		_ = v.conn.SetDeadline(time.Unix(1, 0))
+	}
+}
+
+// command sends a line and returns the reply's lines. want may be a whole code
+// or its first two digits.
+func (v *conversation) command(want int, format string, args ...any) ([]string, error) {
+	v.deadline(v.cfg.CommandTimeout)
+	line := fmt.Sprintf(format, args...)
+	name, _, _ := strings.Cut(line, " ")
+	if strings.ContainsAny(line, "\r\n") {
+		return nil, fmt.Errorf("%w: %s has a line break", errLacks, name) // unreachable: Deliver has checked
+	}
+	if _, err := io.WriteString(v.conn, line+"\r\n"); err != nil {
+		return nil, v.because("send "+name, err)
+	}
+	return v.expect(want, name)
+}
+
+func (v *conversation) expect(want int, name string) ([]string, error) {
+	code, lines, err := v.reply()
+	if err != nil {
+		return nil, v.because("read the reply to "+name, err)
+	}
+	if code != want && (want >= 100 || code/10 != want) {
+		return nil, &replyError{code: code, text: strings.Join(lines, " "), to: name}
+	}
+	return lines, nil
+}
+
+// because puts the end of the context before the timeout that it caused.
+func (v *conversation) because(what string, err error) error {
+	if c := context.Cause(v.ctx); c != nil {
+		err = c
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+var errReply = errors.New("the server's reply is malformed")
+
+// reply reads one reply, RFC 5321 4.2.
+func (v *conversation) reply() (code int, lines []string, err error) {
+	for len(lines) < maxReplyLines {
+		b, err := v.r.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			return 0, nil, fmt.Errorf("%w: a line is too long", errReply)
+		} else if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("the server has closed the connection")
+			}
+			return 0, nil, err
+		}
+		line := strings.TrimRight(string(b), "\r\n")
+		if len(line) < 3 || strings.Trim(line[:3], "0123456789") != "" || len(line) > 3 && line[3] != ' ' && line[3] != '-' {
+			return 0, nil, errReply
+		}
+		n := int(line[0]-'0')*100 + int(line[1]-'0')*10 + int(line[2]-'0')
+		if n < 200 || n > 599 || len(lines) > 0 && n != code {
+			return 0, nil, errReply
+		}
+		code = n
+		text := ""
+		if len(line) > 4 {
+			text = line[4:]
+		}
+		lines = append(lines, text)
+		if len(line) == 3 || line[3] == ' ' {
+			return code, lines, nil
+		}
+	}
+	return 0, nil, fmt.Errorf("%w: it has too many lines", errReply)
+}
+
+// body sends the message, dot-stuffed, up to and without the final dot.
+func (v *conversation) body(raw []byte) error {
+	v.data = true
+	w := bufio.NewWriterSize(pieces{v}, pieceSize)
+	if len(raw) > 0 && raw[0] == '.' {
+		_ = w.WriteByte('.') // errors of w stay until Flush
+	}
+	for {
+		i := bytes.Index(raw, []byte("\r\n."))
+		if i < 0 {
+			break
+		}
+		_, _ = w.Write(raw[:i+2])
+		_ = w.WriteByte('.')
+		raw = raw[i+2:]
+	}
+	_, _ = w.Write(raw)
+	if err := w.Flush(); err != nil {
+		// A server that has enough says so and hangs up. It has not seen the dot.
+		if v.ctx.Err() == nil {
+			v.deadline(time.Second)
+			if code, lines, rerr := v.reply(); rerr == nil {
+				return &replyError{code: code, text: strings.Join(lines, " "), to: "the message"}
+			}
+		}
+		return v.because("send the message", err)
+	}
+	return nil
+}
+
+// pieces gives each write its own time.
+type pieces struct{ v *conversation }
+
+// Write sends a piece of the message.
+func (p pieces) Write(b []byte) (int, error) {
+	p.v.deadline(p.v.cfg.CommandTimeout)
+	return p.v.conn.Write(b)
+}
+
+// finish writes the final dot and waits for the word that decides.
+func (v *conversation) finish(ds []*mail.Delivery) {
+	// From here the context has no say: a reply that is on its way is worth
+	// more than a quick end.
+	if !v.stop() || v.ctx.Err() != nil {
+		set(ds, mail.NotSent, "%v", v.because("send the end of the message", context.Canceled))
+		return
+	}
+	_ = v.conn.SetDeadline(time.Now().Add(v.cfg.CommandTimeout))
+	if _, err := io.WriteString(v.conn, ".\r\n"); err != nil {
+		// An error means that not all of these three octets were taken by the
+		// kernel, or that the TLS record that holds them is incomplete.
+		set(ds, mail.NotSent, "send the end of the message: %v", err)
+		return
+	}
+	_ = v.conn.SetDeadline(time.Now().Add(v.cfg.FinalTimeout))
+	code, lines, err := v.reply()
+	v.data = err != nil
+	text := strings.Join(lines, " ")
+	switch {
+	case err != nil:
+		set(ds, mail.Uncertain, "all of the message was sent and no proper reply came: %v", err)
+	case code/100 == 2:
+		set(ds, mail.Accepted, "%d %s", code, text)
+	case code/100 == 4:
+		set(ds, mail.NotSent, "%v", &replyError{code: code, text: text, to: "the message"})
+	case code/100 == 5:
+		set(ds, mail.Refused, "%v", &replyError{code: code, text: text, to: "the message"})
+	default:
+		set(ds, mail.Uncertain, "all of the message was sent and the reply makes no sense: %d %s", code, text)
+	}
+}
+
+// close says QUIT, without waiting for what the server says to that.
+func (v *conversation) close() {
+	v.stop()
+	if !v.data && v.ctx.Err() == nil {
+		_ = v.conn.SetDeadline(time.Now().Add(time.Second))
+		_, _ = io.WriteString(v.conn, "QUIT\r\n")
+	}
+	_ = v.conn.Close()
+}
+
+// bounded is a connection that may bring only so much.
+type bounded struct {
+	net.Conn
+	left int
+}
+
+// Read reads until the bound is reached.
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, fmt.Errorf("%w: the server sends too much", errReply)
+	}
+	n, err := b.Conn.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}
