@@ -1,0 +1,229 @@
+// Package mcpserver serves an agent's mail as tools, over the Model Context
+// Protocol: five tools that read, propose and ask, and none that decides.
+//
+// A sandbox reaches it at http://postern.internal/mcp and is known by its link;
+// agents elsewhere reach it at /mcp with an inbox key. It keeps no sessions.
+//
+// It must not open a file of this machine on an agent's word, and must not hand
+// mail to a model without saying that it is data. Whatever is sent waits in the
+// gate: that it is held is the normal answer of email_send, not an error.
+package mcpserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"sync"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/sandbox"
+	"postern/internal/store"
+)
+
+// Path is where the tools are served, inside sandboxes and outside.
+const Path = "/mcp"
+
+const (
+	// maxBody bounds a request: attachments of 25 MB in base64, and its text.
+	maxBody = 36 << 20 // bytes
+	// bigBody is from where a request counts as a big one.
+	bigBody = 1 << 20 // bytes
+	// maxCalls and maxBig bound what one caller may have in progress, or a few
+	// sandboxes could use up the memory of all.
+	maxCalls = 16
+	maxBig   = 2
+)
+
+// Server serves the tools. It is safe for concurrent use.
+type Server struct {
+	log   *slog.Logger
+	db    *store.DB
+	gate  *oversight.Gate
+	post  *mailbox.PostOffice
+	fleet *sandbox.Fleet
+	files *http.Client // into sandboxes
+
+	mu   sync.Mutex      // guards busy
+	busy map[string]load // by principal, while anything is in progress
+}
+
+type load struct{ calls, big int }
+
+// New returns a server of the mail in post. Attachments that a sandbox names by
+// their paths are read from that sandbox, through fleet.
+func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, fleet *sandbox.Fleet) *Server {
+	return &Server{
+		log: log, db: db, gate: gate, post: post, fleet: fleet, busy: map[string]load{},
+		files: &http.Client{
+			Transport: fleet.Transport(),
+			// The attack: a guest whose answer sends us, with its channel's
+			// key, to another sandbox.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}
+}
+
+// A caller is who calls, and what a call can reach.
+type caller struct {
+	who auth.Principal
+	// key opens the caller's inbox, or says why it cannot.
+	key func(context.Context) (*mailbox.Key, error)
+}
+
+// HandlerFor returns the tools for a sandbox that is known by its link.
+func (s *Server) HandlerFor(who auth.Principal) http.Handler {
+	h := s.handler(caller{who: who, key: func(context.Context) (*mailbox.Key, error) { return s.post.Lent(who) }})
+	return s.guarded(func(w http.ResponseWriter, r *http.Request) { s.bounded(w, r, who, h) })
+}
+
+// Handler returns the tools for agents outside. They show an inbox key.
+func (s *Server) Handler() http.Handler {
+	return s.guarded(func(w http.ResponseWriter, r *http.Request) {
+		who, key, err := s.authenticate(r)
+		if err != nil {
+			s.refuse(w, r, err)
+			return
+		}
+		h := s.handler(caller{who: who, key: func(ctx context.Context) (*mailbox.Key, error) { return s.post.Open(ctx, who, key) }})
+		s.bounded(w, r, who, h)
+	})
+}
+
+func (s *Server) guarded(h http.HandlerFunc) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc(Path, h)
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// authenticate returns whose inbox key the request shows, and the key.
+func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, error) {
+	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") || key == "" {
+		return auth.Principal{}, "", auth.ErrUnauthenticated
+	}
+	secret := auth.Secret(strings.TrimSpace(key))
+	who, err := auth.CheckKey(r.Context(), s.db, secret)
+	if err != nil {
+		return auth.Principal{}, "", err
+	}
+	if who.Kind != auth.Agent {
+		return auth.Principal{}, "", fmt.Errorf("a %s key opens no inbox; the tools need an inbox key (pib_…): %w", who.Kind, auth.ErrForbidden)
+	}
+	return who, secret, nil
+}
+
+// bounded serves one request of who unless too many are in progress.
+func (s *Server) bounded(w http.ResponseWriter, r *http.Request, who auth.Principal, h http.Handler) {
+	done, err := s.begin(who, r.ContentLength < 0 || r.ContentLength > bigBody)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	defer done()
+	if r.Header.Get("Accept") == "" {
+		// To ask for nothing is to take anything (RFC 9110, 12.5.1); the SDK
+		// wants both of its types named.
+		r.Header.Set("Accept", "application/json, text/event-stream")
+	}
+	h.ServeHTTP(w, r)
+}
+
+var errBusy = fmt.Errorf("too much at once: at most %d calls, and %d with attachments or more than 1 MB, may be in progress; wait for one to end", maxCalls, maxBig)
+
+// begin counts one more in progress for who, until done is called.
+func (s *Server) begin(who auth.Principal, big bool) (done func(), err error) {
+	one := load{calls: 1}
+	if big {
+		one.big = 1
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.busy[who.String()]
+	l.calls += one.calls
+	l.big += one.big
+	if l.calls > maxCalls || l.big > maxBig {
+		return nil, errBusy
+	}
+	s.busy[who.String()] = l
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		l := s.busy[who.String()]
+		l.calls -= one.calls
+		l.big -= one.big
+		if l == (load{}) {
+			delete(s.busy, who.String())
+			return
+		}
+		s.busy[who.String()] = l
+	}, nil
+}
+
+// refuse answers what never reached the protocol.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	status, code, msg := http.StatusInternalServerError, "internal_error", "internal error"
+	switch {
+	case errors.Is(err, auth.ErrUnauthenticated):
+		status, code, msg = http.StatusUnauthorized, "unauthorized", "send the header Authorization: Bearer with an inbox key (pib_…)"
+		w.Header().Set("WWW-Authenticate", `Bearer realm="postern", error="invalid_token"`)
+	case errors.Is(err, auth.ErrForbidden):
+		status, code, msg = http.StatusForbidden, "forbidden", err.Error()
+		w.Header().Set("WWW-Authenticate", `Bearer realm="postern", error="insufficient_scope"`)
+	case errors.Is(err, errBusy):
+		status, code, msg = http.StatusTooManyRequests, "too_many_requests", err.Error()
+		w.Header().Set("Retry-After", "1")
+	case r.Context().Err() != nil:
+		s.log.DebugContext(r.Context(), "caller left", "path", r.URL.Path)
+	default:
+		s.log.ErrorContext(r.Context(), "serve tools", "err", err)
+	}
+	b, err := json.Marshal(map[string]any{"error": code, "message": msg, "status": status})
+	if err != nil { // unreachable: strings and a number
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(b)
+}
+
+// handler returns the protocol's endpoint for one caller.
+func (s *Server) handler(c caller) http.Handler {
+	srv := mcp.NewServer(&mcp.Implementation{Name: "postern", Title: "Postern: email with oversight", Version: "1"}, &mcp.ServerOptions{
+		Instructions: instructions,
+		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
+	})
+	srv.AddReceivingMiddleware(s.recovered)
+	s.addTools(srv, c)
+	return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
+		Stateless:           true,
+		JSONResponse:        true, // answers come at once; a stream would only be one more thing to parse
+		MaxRequestBodyBytes: maxBody,
+		// Which hosts are ours is checked once for all doors, in cmd, and a
+		// page that rebinds its name to us has no key to show.
+		DisableLocalhostProtection: true,
+	})
+}
+
+// recovered turns a bug in a tool into one failed call. The SDK runs calls in
+// goroutines of its own, where a panic would end the program.
+func (s *Server) recovered(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, req mcp.Request) (res mcp.Result, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				s.log.ErrorContext(ctx, "tool panicked", "method", method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				res, err = nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "internal error"}
+			}
+		}()
+		return next(ctx, method, req)
+	}
+}
