@@ -102,6 +102,7 @@ func (s *Server) freeMemory(ctx context.Context, want int64) bool {
 	}
 	slices.SortFunc(list, func(a, b victim) int { return cmp.Compare(b.rss, a.rss) })
 	var killed []int
+	var held int64 // by the killed
 	for _, v := range list {
 		if want <= 0 {
 			break
@@ -110,12 +111,18 @@ func (s *Server) freeMemory(ctx context.Context, want int64) bool {
 		if unix.Kill(v.pid, unix.SIGKILL) == nil {
 			s.log.Warn("killed a process for memory", "pid", v.pid, "bytes", v.rss)
 			want -= v.rss
+			held += v.rss
 			killed = append(killed, v.pid)
 		}
 	}
-	// Looking again before they are gone would kill others for their memory.
+	// Looking again before they are gone, and before the kernel has counted what
+	// they held as free, would kill others for their memory. Unless somebody
+	// else takes more meanwhile.
+	_, before := memory()
 	for range 50 {
-		if !slices.ContainsFunc(killed, func(pid int) bool { return residentBytes(pid) > 0 }) {
+		_, now := memory()
+		gone := !slices.ContainsFunc(killed, func(pid int) bool { return residentBytes(pid) > 0 })
+		if len(killed) == 0 || now > before+minReserve/2 || (gone && now < before-held/2) {
 			break
 		}
 		select {

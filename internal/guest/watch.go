@@ -45,10 +45,15 @@ type watchRequest interface {
 }
 
 func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch, error) {
-	switch fi, err := os.Stat(path); {
-	case err != nil:
+	// Linux would refuse to watch what may not be read; gVisor does not ask.
+	d, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
+	if err != nil {
 		return nil, err
-	case !fi.IsDir():
+	}
+	defer d.Close()
+	if fi, err := d.Stat(); err != nil {
+		return nil, err
+	} else if !fi.IsDir() {
 		return nil, invalid("%s is not a directory", path)
 	}
 	if !req.GetAllowNetworkMounts() && onNetwork(path) {
@@ -56,8 +61,7 @@ func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch,
 	}
 	// The kernel reports by the path that was watched, and a walk does not enter
 	// through a link.
-	path, err := filepath.EvalSymlinks(path)
-	if err != nil {
+	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return nil, err
 	}
 	n, err := fsnotify.NewBufferedWatcher(256)
