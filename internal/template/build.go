@@ -103,7 +103,6 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 	apt := filepath.Join(c.cfg.Dir, "apt")
 	args := []string{
 		mmdebstrap, "--verbose", "--mode=root", "--format=directory", "--variant=" + c.recipe.variant,
-		"--include=" + strings.Join(c.recipe.packages, ","),
 		"--aptopt=Acquire::Languages \"none\"",
 		// The directory is closed to apt's own user.
 		"--aptopt=APT::Sandbox::User \"root\"",
@@ -115,6 +114,9 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 		"--skip=download/empty", "--skip=essential/unlink",
 		`--setup-hook=mkdir -p "$1/var/cache/apt/archives" && find ` + quote(apt) + ` -name "*.deb" -exec ln -t "$1/var/cache/apt/archives" {} +`,
 		`--customize-hook=find "$1/var/cache/apt/archives" -name "*.deb" -exec ln -f -t ` + quote(apt) + ` {} +`,
+	}
+	if len(c.recipe.packages) > 0 {
+		args = append(args, "--include="+strings.Join(c.recipe.packages, ","))
 	}
 	for _, e := range c.recipe.exclude {
 		args = append(args, "--dpkgopt=path-exclude="+e)

@@ -49,6 +49,7 @@ MAX_CONTEXTS = 64
 MAX_WAITING = 64  # executions that wait in one context
 START_TIMEOUT = 60  # seconds until a new kernel must answer
 KEEPALIVE = 5  # seconds of silence after which the client is told that we live
+ANSWER = 30  # seconds in which an idle kernel must react at all
 DRAIN = 2  # seconds to wait for output after the kernel said it is done
 INTERRUPTS = 30  # seconds of interrupts before an abandoned execution's kernel is killed
 
@@ -190,6 +191,7 @@ class Kernel:
     def __init__(self):
         self.runs = {}
         self.why = None  # why the process ended, once it has
+        self.told = False  # whether a client knows that it ended
         self.dead = asyncio.Event()
         self.tasks = []
         self.client = None
@@ -284,8 +286,9 @@ class Kernel:
         drop = asyncio.create_task(self._discard(run))
         died = asyncio.create_task(self.dead.wait())
         try:
-            await asyncio.wait({run.reply, died}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({run.reply, died}, timeout=ANSWER, return_when=asyncio.FIRST_COMPLETED)
             if not run.reply.done():
+                await self.give_up()
                 self._alive()
             reply = run.reply.result()["content"]
             if reply.get("status") != "ok":
@@ -294,6 +297,11 @@ class Kernel:
             drop.cancel()
             died.cancel()
             self.runs.pop(mid, None)
+
+    async def give_up(self):
+        """Ends a kernel that does not answer, as when user code broke its parts."""
+        self.kill(f"did not answer for {ANSWER} s")
+        await self.dead.wait()
 
     @staticmethod
     async def _discard(run):
@@ -360,7 +368,8 @@ class Context:
         if self.closed:
             return
         log.info("context %s: kernel %s", self.id, kernel.why)
-        self.lost = kernel.why
+        if not kernel.told:
+            self.lost = kernel.why
         # At once, so that the next execution need not wait for it. If it does
         # not start there is no loop: the next execution tries again.
         await self.ready()
@@ -368,10 +377,10 @@ class Context:
     async def restart(self):
         kernel = self.kernel
         if kernel is not None:
+            kernel.told = True  # who asked for it knows
             kernel.kill("was restarted on request")
             await kernel.dead.wait()
         await self.ready()
-        self.lost = None  # who asked for it knows
 
     async def close(self):
         self.closed = True
@@ -405,8 +414,8 @@ class Context:
         except RuntimeError:
             if not kernel.dead.is_set():
                 raise
-        if kernel.dead.is_set():
-            self.lost = None  # told here
+        if kernel.dead.is_set() and not gone.is_set():
+            kernel.told, self.lost = True, None
             emit({"type": "error", "name": "KernelDied",
                   "value": f"the process of this context {kernel.why}; it is started again and earlier state is lost",
                   "traceback": ""})  # fmt: skip
@@ -415,7 +424,8 @@ class Context:
         died = asyncio.create_task(kernel.dead.wait())
         left = asyncio.create_task(gone.wait())
         try:
-            heard = time.monotonic()
+            heard = asked = time.monotonic()
+            answered = False
             while True:
                 get = asyncio.create_task(run.messages.get())
                 # The last wait after the reply is short: if the kernel's "idle"
@@ -424,6 +434,7 @@ class Context:
                 await asyncio.wait({get, died, left}, timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
                 if get.done():
                     msg = get.result()
+                    answered = True
                     if msg["msg_type"] == "status":
                         if msg["content"].get("execution_state") == "idle":
                             return
@@ -442,6 +453,9 @@ class Context:
                     await self._abandon(kernel, run)
                     return
                 if run.reply.done() and run.messages.empty():
+                    return
+                if not answered and time.monotonic() - asked > ANSWER:
+                    await kernel.give_up()
                     return
                 if time.monotonic() - heard >= KEEPALIVE:
                     emit({"type": "keepalive"})

@@ -1,0 +1,486 @@
+package template
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"image/png"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// builtBase returns the base template of this machine's cache, building it if
+// need be. It leaves the guest that is there as it is: the daemon may use it.
+func builtBase(t *testing.T) Template {
+	t.Helper()
+	dir, ok := os.LookupEnv("POSTERN_CACHE_DIR")
+	if !ok {
+		dir = "/var/cache/postern"
+	}
+	c, err := New(slog.New(slog.NewTextHandler(t.Output(), nil)), Config{Dir: dir, Guest: []byte("#!/bin/sh\nexit 1\n"), Progress: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	tpl, err := c.open(c.recipe.id())
+	if err != nil {
+		if tpl, err = c.Base(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return tpl
+}
+
+// startInterpreter runs the interpreter of the built root file system, as its
+// user, on a throw-away layer, and returns its URL.
+func startInterpreter(t *testing.T) string {
+	t.Helper()
+	tpl := builtBase(t)
+	service, err := os.ReadFile(tpl.Rootfs + ServicesPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const script = `mount --make-rprivate /
+		mount -t tmpfs tmpfs "$2" && cd "$2" && mkdir upper work root
+		mount -t overlay -o "lowerdir=$1,upperdir=upper,workdir=work" overlay root
+		mount -t proc proc root/proc
+		printf '{"OF_SANDBOX": "from the creator"}' >root/run/postern/envs.json
+		exec chroot --userspec=1000:1000 --groups= root env -i HOME=/home/user USER=user PATH=/usr/local/bin:/usr/bin:/bin $3 --listen 127.0.0.1:0`
+	cmd := jail(t.Context(), syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, script, tpl.Rootfs, t.TempDir(), strings.TrimSpace(string(service)))
+	cmd.Stdout = t.Output()
+	errs, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Wait() })
+	addr := make(chan string, 1)
+	go func() {
+		for s := bufio.NewScanner(errs); s.Scan(); {
+			fmt.Fprintln(t.Output(), s.Text())
+			if m := regexp.MustCompile(`listening on (\S+)`).FindStringSubmatch(s.Text()); m != nil {
+				addr <- "http://" + m[1]
+			}
+		}
+	}()
+	var url string
+	select {
+	case url = <-addr:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the interpreter does not listen")
+	}
+	for {
+		status, body := call(t, "GET", url+"/health", "")
+		if status == http.StatusOK && body == "OK" {
+			t.Logf("warm after %v", time.Since(began))
+			return url
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatalf("health: got %d %q", status, body)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func call(t *testing.T, method, url, body string) (status int, answer string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+type event struct {
+	Type, Text, HTML, PNG, Name, Value, Traceback string
+
+	ExecutionCount int  `json:"execution_count"`
+	IsMainResult   bool `json:"is_main_result"`
+	Data           map[string][]any
+	Timestamp      int64
+}
+
+// answer is what an execution sent.
+type answer struct {
+	stdout, stderr, text string // text is that of the main result
+	results, errors      []event
+	count, keepalives    int
+	took                 time.Duration
+}
+
+// run executes code and checks the form of what comes back.
+func run(t *testing.T, url, code string, more ...string) answer {
+	t.Helper()
+	body := map[string]any{"code": code}
+	for i := 0; i < len(more); i += 2 {
+		var v any = more[i+1]
+		if more[i] == "env_vars" {
+			v = json.RawMessage(more[i+1])
+		}
+		body[more[i]] = v
+	}
+	b, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	status, out := call(t, "POST", url+"/execute", string(b))
+	if status != http.StatusOK {
+		t.Fatalf("execute: got %d %q", status, out)
+	}
+	a := answer{took: time.Since(began)}
+	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+	for i, l := range lines {
+		var e event
+		if err := json.Unmarshal([]byte(l), &e); err != nil {
+			t.Fatalf("line %d: %v: %.200q", i, err, l)
+		}
+		if strings.ContainsFunc(l, func(r rune) bool { return r > 126 }) {
+			t.Errorf("line %d is not ASCII: %.200q", i, l)
+		}
+		if (e.Type == "end_of_execution") != (i == len(lines)-1) {
+			t.Errorf("line %d of %d: got %s", i, len(lines), e.Type)
+		}
+		switch e.Type {
+		case "stdout":
+			a.stdout += e.Text
+		case "stderr":
+			a.stderr += e.Text
+		case "result":
+			a.results = append(a.results, e)
+			if e.IsMainResult {
+				a.text = e.Text
+			}
+		case "error":
+			a.errors = append(a.errors, e)
+		case "number_of_executions":
+			a.count = e.ExecutionCount
+		case "keepalive":
+			a.keepalives++
+		case "end_of_execution":
+		default:
+			t.Errorf("line %d: unknown type %q", i, e.Type)
+		}
+	}
+	return a
+}
+
+func newContext(t *testing.T, url, body string) string {
+	t.Helper()
+	status, out := call(t, "POST", url+"/contexts", body)
+	var c struct{ ID, Language, Cwd string }
+	if err := json.Unmarshal([]byte(out), &c); err != nil || status != http.StatusOK || c.ID == "" || c.Language != "python" || c.Cwd == "" {
+		t.Fatalf("create context: got %d %q, %v", status, out, err)
+	}
+	return c.ID
+}
+
+// leave begins to execute code and goes away.
+func leave(t *testing.T, url, id, code string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	body, err := json.Marshal(map[string]string{"code": code, "context_id": id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(ctx, "POST", url+"/execute", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	time.Sleep(500 * time.Millisecond)
+}
+
+func TestInterpreter(t *testing.T) {
+	url := startInterpreter(t)
+
+	t.Run("state over two calls", func(t *testing.T) {
+		a := run(t, url, "import os, sys\nx = 41\nprint('hé 漢字')\nprint('oops', file=sys.stderr)\nos.system('echo from a child')")
+		if a.stdout != "hé 漢字\nfrom a child\n" || a.stderr != "oops\n" || a.text != "0" || len(a.errors) != 0 {
+			t.Errorf("first: got %+v", a)
+		}
+		b := run(t, url, "x + 1")
+		if b.text != "42" || b.count != a.count+1 {
+			t.Errorf("second: got %+v", b)
+		}
+		if b.took > time.Second {
+			t.Errorf("took %v", b.took)
+		}
+		if a := run(t, url, "os.getcwd(), os.getuid(), os.environ['HOME']"); a.text != "('/home/user', 1000, '/home/user')" {
+			t.Errorf("user: got %+v", a)
+		}
+		if a := run(t, url, "'a string'"); a.text != "a string" {
+			t.Errorf("quotes: got %+v", a)
+		}
+	})
+
+	t.Run("picture", func(t *testing.T) {
+		a := run(t, url, "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()")
+		if len(a.results) != 1 || len(a.errors) != 0 || a.results[0].IsMainResult {
+			t.Fatalf("got %+v, want one result that is not the main one", a)
+		}
+		b, err := base64.StdEncoding.DecodeString(strings.TrimSpace(a.results[0].PNG))
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := png.Decode(bytes.NewReader(b))
+		if err != nil || img.Bounds().Dx() < 300 {
+			t.Errorf("got %v, %v", img, err)
+		}
+		if strings.Contains(a.stderr, "cache") {
+			t.Errorf("stderr: got %q, want the font cache to be there", a.stderr)
+		}
+	})
+
+	t.Run("table", func(t *testing.T) {
+		a := run(t, url, "import pandas as pd\npd.DataFrame({'n': [1.5, float('nan')], 't': pd.to_datetime(['2026-01-02', None]), 's': ['a', 'b']})")
+		if len(a.results) != 1 || !strings.Contains(a.results[0].HTML, "<table") {
+			t.Fatalf("got %+v", a)
+		}
+		if got, want := fmt.Sprint(a.results[0].Data), "map[n:[1.5 <nil>] s:[a b] t:[2026-01-02T00:00:00.000 <nil>]]"; got != want {
+			t.Errorf("data: got %s, want %s", got, want)
+		}
+	})
+
+	t.Run("error", func(t *testing.T) {
+		a := run(t, url, "def f():\n  1/0\nf()")
+		if len(a.errors) != 1 || a.errors[0].Name != "ZeroDivisionError" || a.errors[0].Value != "division by zero" || !strings.Contains(a.errors[0].Traceback, "in f()") {
+			t.Errorf("got %+v", a)
+		}
+		if a := run(t, url, "x"); a.text != "41" {
+			t.Errorf("state after the error: got %+v", a)
+		}
+	})
+
+	t.Run("variables of one call", func(t *testing.T) {
+		read := "import os\nos.environ.get('V'), os.environ.get('HOME'), os.environ.get('OF_SANDBOX')"
+		if a := run(t, url, read, "env_vars", `{"V": "a\"b'\nc\\", "HOME": "/else"}`); a.text != `('a"b\'\nc\\', '/else', 'from the creator')` {
+			t.Errorf("with: got %+v", a)
+		}
+		if a := run(t, url, read); a.text != "(None, '/home/user', 'from the creator')" {
+			t.Errorf("after: got %+v", a)
+		}
+		run(t, url, "1/0", "env_vars", `{"V": "x"}`)
+		if a := run(t, url, read); a.text != "(None, '/home/user', 'from the creator')" {
+			t.Errorf("after an error: got %+v", a)
+		}
+	})
+
+	t.Run("contexts are apart", func(t *testing.T) {
+		a, b := newContext(t, url, `{"cwd": "/tmp"}`), newContext(t, url, `{"language": "Python"}`)
+		run(t, url, "y = 1", "context_id", a)
+		run(t, url, "y = 2", "context_id", b)
+		if got := run(t, url, "import os\ny, os.getcwd()", "context_id", a); got.text != "(1, '/tmp')" {
+			t.Errorf("first: got %+v", got)
+		}
+		if got := run(t, url, "y", "context_id", b); got.text != "2" {
+			t.Errorf("second: got %+v", got)
+		}
+		if got := run(t, url, "y"); len(got.errors) != 1 || got.errors[0].Name != "NameError" {
+			t.Errorf("default: got %+v", got)
+		}
+		if status, out := call(t, "GET", url+"/contexts", ""); status != http.StatusOK || strings.Count(out, `"id"`) != 3 {
+			t.Errorf("list: got %d %s", status, out)
+		}
+		if status, out := call(t, "POST", url+"/contexts/"+a+"/restart", ""); status != http.StatusNoContent {
+			t.Errorf("restart: got %d %s", status, out)
+		}
+		if got := run(t, url, "y", "context_id", a); len(got.errors) != 1 || got.errors[0].Name != "NameError" || got.count != 1 || got.stderr != "" {
+			t.Errorf("after restart: got %+v", got)
+		}
+		for _, id := range []string{a, b} {
+			if status, out := call(t, "DELETE", url+"/contexts/"+id, ""); status != http.StatusNoContent {
+				t.Errorf("delete: got %d %s", status, out)
+			}
+			if status, _ := call(t, "DELETE", url+"/contexts/"+id, ""); status != http.StatusNotFound {
+				t.Errorf("delete again: got %d", status)
+			}
+		}
+	})
+
+	t.Run("one at a time", func(t *testing.T) {
+		run(t, url, "log = []")
+		first := make(chan answer, 1)
+		go func() { first <- run(t, url, "import time\nlog.append('a')\ntime.sleep(6)\nlog.append('b')") }()
+		time.Sleep(300 * time.Millisecond)
+		b := run(t, url, "log.append('c')\nlog")
+		if a := <-first; a.keepalives != 1 || len(a.errors) != 0 {
+			t.Errorf("first: got %+v, want one keepalive", a)
+		}
+		if b.text != "['a', 'b', 'c']" || b.keepalives != 1 {
+			t.Errorf("second: got %+v", b)
+		}
+	})
+
+	// Each blocks in another way; none may keep the next call waiting.
+	for name, code := range map[string]string{
+		"in python":          "while True: pass",
+		"in a sleep":         "import time; time.sleep(1000)",
+		"in a child":         "import os; os.system('sleep 1000')",
+		"while it prints":    "while True: print('x' * 1000)",
+		"once more stubborn": "import time\nwhile True:\n  try: time.sleep(1000)\n  except KeyboardInterrupt:\n    n = globals().get('n', 0) + 1\n    if n > 1: break",
+	} {
+		t.Run("client leaves "+name, func(t *testing.T) {
+			run(t, url, "kept = 7")
+			leave(t, url, "", code)
+			if a := run(t, url, "kept"); a.text != "7" || a.took > 5*time.Second {
+				t.Errorf("next call: got %+v", a)
+			}
+		})
+	}
+
+	t.Run("a client that reads slowly loses nothing but time", func(t *testing.T) {
+		a := run(t, url, "for i in range(20000): print(i, 'x' * 100)")
+		if n := strings.Count(a.stdout, "\n"); n != 20000 || len(a.errors) != 0 {
+			t.Errorf("got %d lines, %v", n, a.errors)
+		}
+	})
+
+	t.Run("kernel dies", func(t *testing.T) {
+		run(t, url, "z = 1")
+		a := run(t, url, "import os\nprint('last words', flush=True)\nos.kill(os.getpid(), 9)")
+		if len(a.errors) != 1 || a.errors[0].Name != "KernelDied" || !strings.Contains(a.errors[0].Value, "signal 9") {
+			t.Errorf("during an execution: got %+v", a)
+		}
+		if a := run(t, url, "z"); len(a.errors) != 1 || a.errors[0].Name != "NameError" || a.stderr != "" {
+			t.Errorf("after it: got %+v", a)
+		}
+		pid := run(t, url, "import os\nos.getpid()").text
+		run(t, url, "import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 0.3; kill -9 "+pid+"'])")
+		time.Sleep(600 * time.Millisecond)
+		if a := run(t, url, "6 * 7"); a.text != "42" || !strings.Contains(a.stderr, "earlier state is lost") {
+			t.Errorf("between executions: got %+v", a)
+		}
+	})
+
+	t.Run("hostile to the kernel's own parts", func(t *testing.T) {
+		c := newContext(t, url, `{}`)
+		run(t, url, "import sys\ndel sys.modules['_postern']", "context_id", c)
+		if a := run(t, url, "1", "context_id", c); len(a.errors) != 1 {
+			t.Errorf("our module removed: got %+v, want an error and an end", a)
+		}
+		call(t, "DELETE", url+"/contexts/"+c, "")
+		// Files that shadow what the kernel needs to start.
+		run(t, url, "for n in ('json', 'random', 'ipykernel', 'zmq'): open('/home/user/' + n + '.py', 'w').write('raise SystemExit(1)')")
+		c = newContext(t, url, `{}`)
+		if a := run(t, url, "1 + 1", "context_id", c); a.text != "2" {
+			t.Errorf("shadowed: got %+v", a)
+		}
+		call(t, "DELETE", url+"/contexts/"+c, "")
+	})
+
+	// What cannot be reached any more is replaced, after half a minute each.
+	t.Run("given up", func(t *testing.T) {
+		t.Run("deaf", func(t *testing.T) {
+			t.Parallel()
+			c := newContext(t, url, `{}`)
+			run(t, url, "import json\njson.loads = None", "context_id", c)
+			if a := run(t, url, "1", "context_id", c); len(a.errors) != 1 || a.errors[0].Name != "KernelDied" || !strings.Contains(a.errors[0].Value, "did not answer") {
+				t.Errorf("got %+v", a)
+			}
+			if a := run(t, url, "1 + 2", "context_id", c); a.text != "3" {
+				t.Errorf("after it: got %+v", a)
+			}
+		})
+		t.Run("abandoned and immune to interrupts", func(t *testing.T) {
+			t.Parallel()
+			c := newContext(t, url, `{}`)
+			leave(t, url, c, "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass")
+			if a := run(t, url, "1 + 2", "context_id", c); a.text != "3" || !strings.Contains(a.stderr, "did not react to interrupts") || a.keepalives < 4 {
+				t.Errorf("next call: got %+v", a)
+			}
+		})
+	})
+
+	t.Run("language", func(t *testing.T) {
+		a := run(t, url, "1", "language", "javascript")
+		if len(a.errors) != 1 || a.errors[0].Name != "UnsupportedLanguage" || !strings.Contains(a.errors[0].Value, "supported: python") {
+			t.Errorf("execute: got %+v", a)
+		}
+		if status, out := call(t, "POST", url+"/contexts", `{"language": "r"}`); status != http.StatusBadRequest || !strings.Contains(out, "supported: python") {
+			t.Errorf("context: got %d %q", status, out)
+		}
+	})
+
+	t.Run("bad requests", func(t *testing.T) {
+		deep := strings.Repeat("[", 200000)
+		for _, tt := range []struct {
+			name, method, path, body string
+			status                   int
+			says                     string
+		}{
+			{"no JSON", "POST", "/execute", "{", 400, "not JSON"},
+			{"not UTF-8", "POST", "/execute", "{\"code\": \"\xff\"}", 400, "not JSON"},
+			{"deep", "POST", "/execute", deep, 400, "not JSON"},
+			{"no object", "POST", "/execute", "[]", 400, "object"},
+			{"no body", "POST", "/execute", "", 400, "code"},
+			{"code no text", "POST", "/execute", `{"code": 1}`, 400, "code"},
+			{"context no text", "POST", "/execute", `{"code": "1", "context_id": 1}`, 400, "context_id"},
+			{"language no text", "POST", "/execute", `{"code": "1", "language": {}}`, 400, "language"},
+			{"context and language", "POST", "/execute", `{"code": "1", "context_id": "a", "language": "python"}`, 400, "not both"},
+			{"unknown context", "POST", "/execute", `{"code": "1", "context_id": "a"}`, 404, "not found"},
+			{"variables no object", "POST", "/execute", `{"code": "1", "env_vars": [1]}`, 400, "env_vars"},
+			{"variable no text", "POST", "/execute", `{"code": "1", "env_vars": {"A": 1}}`, 400, "env_vars"},
+			{"variable with NUL", "POST", "/execute", `{"code": "1", "env_vars": {"A": "\u0000"}}`, 400, "env_vars"},
+			{"variable with =", "POST", "/execute", `{"code": "1", "env_vars": {"A=B": ""}}`, 400, "env_vars"},
+			{"cwd missing", "POST", "/contexts", `{"cwd": "/nowhere"}`, 400, "not a directory"},
+			{"cwd relative", "POST", "/contexts", `{"cwd": "../.."}`, 400, "absolute"},
+			{"cwd with NUL", "POST", "/contexts", `{"cwd": "/\u0000"}`, 400, "absolute"},
+			{"cwd no text", "POST", "/contexts", `{"cwd": 1}`, 400, "absolute"},
+			{"restart unknown", "POST", "/contexts/a/restart", "", 404, "not found"},
+			{"unknown path", "GET", "/files", "", 404, "not found"},
+			{"wrong method", "GET", "/execute", "", 405, "Method"},
+			{"body too large", "POST", "/execute", strings.Repeat(" ", 65<<20), 400, ""},
+		} {
+			t.Run(tt.name, func(t *testing.T) {
+				req, err := http.NewRequestWithContext(t.Context(), tt.method, url+tt.path, strings.NewReader(tt.body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil && len(tt.body) > 64<<20 {
+					return // closed while we were sending, also good
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				b, _ := io.ReadAll(resp.Body)
+				if resp.StatusCode != tt.status || !strings.Contains(string(b), tt.says) || len(b) > 500 || strings.Contains(string(b), "Traceback") {
+					t.Errorf("got %d %.300q, want %d and %q", resp.StatusCode, b, tt.status, tt.says)
+				}
+			})
+		}
+		if a := run(t, url, "'alive'"); a.text != "alive" {
+			t.Errorf("afterwards: got %+v", a)
+		}
+	})
+}
