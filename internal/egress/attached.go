@@ -1,0 +1,364 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"postern/internal/auth"
+	"postern/internal/policy"
+	"postern/internal/sandbox"
+)
+
+const nic = 1
+
+// attached is one sandbox's side of the wall. It has a stack of its own, so
+// that nothing of one sandbox can be seen or used up by another.
+type attached struct {
+	w     *Wall
+	log   *slog.Logger
+	who   auth.Principal
+	link  *link
+	stack *stack.Stack
+	end   context.CancelFunc // ends everything that the sandbox has open
+
+	rules     atomic.Pointer[policy.Outbound]
+	ledger    *ledger
+	names     *names
+	newConns  *rate.Limiter
+	questions *rate.Limiter
+	slots     chan struct{} // one element for each TCP connection
+	udpSlots  chan struct{} // one element for each DNS socket
+	inner     *innerServer  // nil without Config.Inner
+	wg        sync.WaitGroup
+
+	mu     sync.Mutex
+	flows  map[*flow]struct{} // connections to the outside
+	closed bool
+}
+
+// A flow is a connection to the outside, from before it is dialled.
+type flow struct {
+	conn   policy.Connection // what it was allowed as
+	dst    netip.AddrPort    // where the sandbox aimed at
+	cancel context.CancelFunc
+	last   atomic.Int64 // Unix nanoseconds of the last byte
+}
+
+// idle cancels f when it has been without a byte for limit.
+func (f *flow) idle(limit time.Duration) *time.Timer {
+	var t *time.Timer
+	ready := make(chan struct{})
+	t = time.AfterFunc(limit, func() {
+		<-ready
+		quiet := time.Since(time.Unix(0, f.last.Load()))
+		if quiet >= limit {
+			f.cancel()
+			return
+		}
+		t.Reset(limit - quiet)
+	})
+	close(ready)
+	return t
+}
+
+func newAttached(ctx context.Context, w *Wall, who auth.Principal, rules *policy.Outbound, host *os.File) (*attached, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	lim := w.cfg.Limits
+	a := &attached{
+		w: w, log: w.log.With("sandbox", who.ID), who: who, end: cancel,
+		names:     newNames(),
+		newConns:  rate.NewLimiter(rate.Limit(lim.NewConnections), 4*lim.NewConnections),
+		questions: rate.NewLimiter(rate.Limit(lim.Questions), 4*lim.Questions),
+		slots:     make(chan struct{}, lim.Connections),
+		udpSlots:  make(chan struct{}, lim.UDPFlows),
+		flows:     map[*flow]struct{}{},
+	}
+	a.rules.Store(rules)
+	a.ledger = newLedger(a.log, lim.Records, lim.Window, func(ctx context.Context, e Event) error { return w.cfg.Record(ctx, who, e) })
+	var err error
+	if a.link, err = newLink(host, func(p []byte) bool { return a.inspect(ctx, p) }); err == nil {
+		err = a.newStack(ctx)
+	}
+	if err != nil {
+		cancel()
+		host.Close()
+		return nil, err
+	}
+	if w.cfg.Inner != nil {
+		a.inner = serveInner(ctx, a.log, w.cfg.Inner(who))
+	}
+	return a, nil
+}
+
+// newStack makes the stack that ends the link and starts reading from it.
+func (a *attached) newStack(ctx context.Context) error {
+	s := stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
+	})
+	// The most that a connection can hold back when its other side is slow: a
+	// sandbox with all its connections stuck holds Connections times this.
+	const buf, most = 256 << 10, 1 << 20
+	var sack tcpip.TCPSACKEnabled = true
+	var moderate tcpip.TCPModerateReceiveBufferOption = true
+	// Ports are not scarce here and nothing is ever delayed on a link.
+	var timeWait = tcpip.TCPTimeWaitTimeoutOption(2 * time.Second)
+	var linger = tcpip.TCPLingerTimeoutOption(10 * time.Second)
+	for _, o := range []tcpip.SettableTransportProtocolOption{
+		&sack, &moderate, &timeWait, &linger,
+		&tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: buf, Max: most},
+		&tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: buf, Max: most},
+	} {
+		if e := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); e != nil {
+			return fmt.Errorf("set up stack: %T: %s", o, e)
+		}
+	}
+	gateway := tcpip.AddrFrom4(Gateway.As4())
+	forward := tcp.NewForwarder(s, buf, 2*cap(a.slots), func(r *tcp.ForwarderRequest) {
+		if a.enter() {
+			defer a.wg.Done()
+			a.handleTCP(ctx, r)
+		} else {
+			r.Complete(false)
+		}
+	})
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, forward.HandlePacket)
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, func(r *udp.ForwarderRequest) bool {
+		return a.handleUDP(ctx, r)
+	}).HandlePacket)
+	// The interface takes packets for any address and sends from any.
+	e := s.CreateNICWithOptions(nic, a.link, stack.NICOptions{Name: "sandbox", Disabled: true})
+	if e == nil {
+		e = s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: gateway.WithPrefix()}, stack.AddressProperties{})
+	}
+	if e == nil {
+		e = s.SetPromiscuousMode(nic, true)
+	}
+	if e == nil {
+		e = s.SetSpoofing(nic, true)
+	}
+	if e == nil {
+		s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
+		a.stack = s
+		e = s.EnableNIC(nic)
+	}
+	if e != nil {
+		a.link.stop()
+		s.Destroy()
+		return fmt.Errorf("set up stack: %s", e)
+	}
+	return nil
+}
+
+// enter notes that a handler runs; close waits for it. It is false if the
+// sandbox is being detached.
+func (a *attached) enter() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return false
+	}
+	a.wg.Add(1)
+	return true
+}
+
+func (a *attached) close() {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.end()
+	a.link.stop()
+	if a.inner != nil {
+		a.inner.close()
+	}
+	a.stack.Close()
+	done := make(chan struct{})
+	go func() {
+		a.wg.Wait()
+		close(done)
+		a.stack.Wait()
+	}()
+	select {
+	case <-done:
+	case <-time.After(2 * time.Second):
+		// A handshake that nobody answers has its own, longer, end.
+		a.log.Debug("detached with handlers still ending")
+	}
+	a.ledger.end(context.Background(), true)
+}
+
+// refuse puts a refusal on record; the caller then refuses.
+func (a *attached) refuse(ctx context.Context, proto string, dst netip.AddrPort, name, reason string) {
+	a.log.DebugContext(ctx, "denied", "proto", proto, "dst", dst, "name", name, "reason", reason)
+	a.ledger.add(ctx, Event{Kind: Denied, Proto: proto, Dst: dst, Name: name, Reason: reason})
+}
+
+func (a *attached) connection(dst netip.AddrPort, names []string) policy.Connection {
+	return policy.Connection{Addr: dst, Names: names, Own: a.w.isOwn(dst.Addr())}
+}
+
+// open registers a flow before it is dialled, so that update finds it. It is
+// nil if the rules have changed so that it is no longer allowed.
+func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.AddrPort) (context.Context, *flow) {
+	ctx, cancel := context.WithCancel(ctx)
+	f := &flow{conn: c, dst: dst, cancel: cancel}
+	f.last.Store(time.Now().UnixNano())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed || a.rules.Load().Connect(c).Effect != policy.Allow {
+		cancel()
+		return ctx, nil
+	}
+	a.flows[f] = struct{}{}
+	return ctx, f
+}
+
+func (a *attached) done(f *flow) {
+	f.cancel()
+	a.mu.Lock()
+	delete(a.flows, f)
+	a.mu.Unlock()
+}
+
+func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
+	type cut struct {
+		f      *flow
+		reason string
+	}
+	var cuts []cut
+	a.mu.Lock()
+	a.rules.Store(rules)
+	for f := range a.flows {
+		if v := rules.Connect(f.conn); v.Effect != policy.Allow {
+			f.cancel()
+			cuts = append(cuts, cut{f, v.Reason})
+		}
+	}
+	a.mu.Unlock()
+	for _, c := range cuts {
+		a.ledger.add(ctx, Event{Kind: Cut, Proto: "tcp", Dst: c.f.dst, Name: strings.Join(c.f.conn.Names, " "), Reason: c.reason})
+	}
+}
+
+func (a *attached) dialIn(ctx context.Context, port uint16) (net.Conn, error) {
+	addr := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFrom4(Inside.As4()), Port: port}
+	c, err := gonet.DialContextTCP(ctx, a.stack, addr, ipv4.ProtocolNumber)
+	switch {
+	case err == nil:
+		return c, nil
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("connect to port %d of %s: %w", port, a.who.ID, ctx.Err())
+	case strings.HasSuffix(err.Error(), (&tcpip.ErrConnectionRefused{}).String()):
+		return nil, fmt.Errorf("connect to port %d of %s: %w", port, a.who.ID, sandbox.ErrPortClosed)
+	default:
+		return nil, fmt.Errorf("connect to port %d of %s: %v", port, a.who.ID, err)
+	}
+}
+
+// An innerServer serves http://postern.internal to one sandbox. It is also the
+// listener of its own server.
+type innerServer struct {
+	srv   *http.Server
+	conns chan net.Conn
+	stop  chan struct{}
+	once  sync.Once
+}
+
+func serveInner(ctx context.Context, log *slog.Logger, h http.Handler) *innerServer {
+	in := &innerServer{conns: make(chan net.Conn), stop: make(chan struct{})}
+	in.srv = &http.Server{
+		Handler: innerHost(h), ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+	}
+	go func() { _ = in.srv.Serve(in) }() // ends with close
+	return in
+}
+
+// innerHost refuses requests for other hosts: a page from elsewhere that
+// resolves its own name to 10.0.0.1 in a browser inside must not speak to us.
+func innerHost(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := strings.ToLower(r.Host)
+		host = strings.TrimSuffix(strings.TrimSuffix(host, ":80"), ".")
+		if host != Name && host != Gateway.String() {
+			http.Error(w, "this server answers to http://"+Name+" only", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// Accept implements [net.Listener].
+func (in *innerServer) Accept() (net.Conn, error) {
+	select {
+	case c := <-in.conns:
+		return c, nil
+	case <-in.stop:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements [net.Listener].
+func (in *innerServer) Close() error {
+	in.once.Do(func() { close(in.stop) })
+	return nil
+}
+
+// Addr implements [net.Listener].
+func (in *innerServer) Addr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(Gateway, 80))
+}
+
+// serve hands c to the server and returns when c is closed.
+func (in *innerServer) serve(c net.Conn) {
+	t := &toldConn{Conn: c, closed: make(chan struct{})}
+	select {
+	case in.conns <- t:
+		select {
+		case <-t.closed:
+		case <-in.stop:
+		}
+	case <-in.stop:
+		c.Close()
+	}
+}
+
+func (in *innerServer) close() {
+	in.Close()
+	if err := in.srv.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return
+	}
+}
+
+// A toldConn tells when it was closed.
+type toldConn struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+// Close implements [net.Conn].
+func (c *toldConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}

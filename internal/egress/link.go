@@ -1,0 +1,206 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+)
+
+// A link is the host's end of a socket pair as an interface of a stack. Unlike
+// gVisor's own it shows each packet to filter before anything else reads it,
+// keeps no thread waiting, and a message of any size, none included, does it
+// no harm.
+type link struct {
+	file   *os.File
+	raw    syscall.RawConn
+	filter func(p []byte) bool // says whether p may go on; p is the reader's
+
+	mu         sync.RWMutex
+	dispatcher stack.NetworkDispatcher
+	mtu        uint32
+	reading    bool
+	done       chan struct{} // closed when reading has ended
+}
+
+var _ stack.LinkEndpoint = (*link)(nil)
+
+func newLink(f *os.File, filter func([]byte) bool) (*link, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("open link: %w", err)
+	}
+	return &link{file: f, raw: raw, filter: filter, mtu: MTU, done: make(chan struct{})}, nil
+}
+
+// stop closes the link and returns when nothing more comes from it.
+func (l *link) stop() {
+	l.file.Close()
+	l.mu.RLock()
+	reading := l.reading
+	l.mu.RUnlock()
+	if reading {
+		<-l.done
+	}
+}
+
+// errGone means that the other end was closed.
+var errGone = errors.New("the sandbox's end of the link is closed")
+
+func (l *link) read() {
+	defer close(l.done)
+	const size = 1 << 16 // no IPv4 packet is larger
+	view := buffer.NewViewSize(size)
+	var n int
+	var err error
+	receive := func(fd uintptr) bool {
+		for {
+			if n, err = unix.Read(int(fd), view.AsSlice()); !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
+		if errors.Is(err, unix.EAGAIN) {
+			return false
+		}
+		if n == 0 && err == nil {
+			// An empty message reads like the end of the link. Only the end
+			// hangs up.
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+			if _, perr := unix.Poll(p, 0); perr == nil && p[0].Revents&(unix.POLLHUP|unix.POLLRDHUP|unix.POLLERR) != 0 {
+				err = errGone
+			}
+		}
+		return true
+	}
+	for {
+		if rerr := l.raw.Read(receive); rerr != nil || err != nil {
+			return
+		}
+		p := view.AsSlice()[:n]
+		if !l.filter(p) {
+			continue
+		}
+		l.mu.RLock()
+		d := l.dispatcher
+		l.mu.RUnlock()
+		if d == nil {
+			continue
+		}
+		var payload buffer.Buffer
+		if n < size/2 {
+			// A packet that waits in a queue must not hold more than twice its
+			// size: a sandbox could fill our memory with small ones.
+			payload = buffer.MakeWithData(p)
+		} else {
+			view.CapLength(n)
+			payload = buffer.MakeWithView(view)
+			view = buffer.NewViewSize(size)
+		}
+		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: payload})
+		pkt.NetworkProtocolNumber = header.IPv4ProtocolNumber
+		pkt.RXChecksumValidated = true
+		d.DeliverNetworkPacket(header.IPv4ProtocolNumber, pkt)
+		pkt.DecRef()
+	}
+}
+
+// WritePackets implements [stack.LinkWriter]. A packet for which the sandbox
+// has no room is dropped; TCP sends it again.
+func (l *link) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
+	for i, pkt := range pkts.AsSlice() {
+		if err := l.write(pkt.AsSlices()); err != nil {
+			if errors.Is(err, unix.EAGAIN) {
+				return i, &tcpip.ErrWouldBlock{}
+			}
+			return i, &tcpip.ErrClosedForSend{}
+		}
+	}
+	return pkts.Len(), nil
+}
+
+func (l *link) write(bufs [][]byte) error {
+	var err error
+	if werr := l.raw.Write(func(fd uintptr) bool {
+		for {
+			if _, err = unix.Writev(int(fd), bufs); !errors.Is(err, unix.EINTR) {
+				return true
+			}
+		}
+	}); werr != nil {
+		return werr
+	}
+	return err
+}
+
+// Attach implements [stack.NetworkLinkEndpoint].
+func (l *link) Attach(d stack.NetworkDispatcher) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dispatcher = d
+	if d != nil && !l.reading {
+		l.reading = true
+		go l.read()
+	}
+}
+
+// IsAttached implements [stack.NetworkLinkEndpoint].
+func (l *link) IsAttached() bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.dispatcher != nil
+}
+
+// MTU implements [stack.NetworkLinkEndpoint].
+func (l *link) MTU() uint32 {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.mtu
+}
+
+// SetMTU implements [stack.NetworkLinkEndpoint].
+func (l *link) SetMTU(mtu uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mtu = mtu
+}
+
+// Capabilities implements [stack.NetworkLinkEndpoint]. Nothing between the two
+// ends can damage a packet, so nobody computes checksums.
+func (l *link) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
+}
+
+// MaxHeaderLength implements [stack.NetworkLinkEndpoint].
+func (l *link) MaxHeaderLength() uint16 { return 0 }
+
+// LinkAddress implements [stack.NetworkLinkEndpoint]: a link has none.
+func (l *link) LinkAddress() tcpip.LinkAddress { return "" }
+
+// SetLinkAddress implements [stack.NetworkLinkEndpoint].
+func (l *link) SetLinkAddress(tcpip.LinkAddress) {}
+
+// ARPHardwareType implements [stack.NetworkLinkEndpoint].
+func (l *link) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+
+// AddHeader implements [stack.NetworkLinkEndpoint].
+func (l *link) AddHeader(*stack.PacketBuffer) {}
+
+// ParseHeader implements [stack.NetworkLinkEndpoint].
+func (l *link) ParseHeader(*stack.PacketBuffer) bool { return true }
+
+// Wait implements [stack.NetworkLinkEndpoint]. It does not wait: the stack
+// calls it under a lock that a packet on its way in may need. See stop.
+func (l *link) Wait() {}
+
+// Close implements [stack.NetworkLinkEndpoint].
+func (l *link) Close() { l.file.Close() }
+
+// SetOnCloseAction implements [stack.NetworkLinkEndpoint].
+func (l *link) SetOnCloseAction(func()) {}

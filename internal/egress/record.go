@@ -1,0 +1,260 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Kind says what happened at the wall.
+type Kind string
+
+// The kinds of event.
+const (
+	Denied    Kind = "denied"    // refused
+	Connected Kind = "connected" // allowed and connected
+	Captured  Kind = "captured"  // a mail conversation, held here instead of where it was meant for
+	Cut       Kind = "cut"       // ended because it is no longer allowed
+	Repeated  Kind = "repeated"  // how often the like of it happened again, unrecorded
+)
+
+// An Event is one thing that happened at the wall of one sandbox. Its text
+// comes from the sandbox in part; it is printable ASCII of bounded length.
+type Event struct {
+	Kind   Kind
+	Proto  string         // "tcp", "udp", "dns", "icmp" or "ip/47"
+	Dst    netip.AddrPort // where the sandbox aimed at; port 0 where there is none
+	Name   string         // host name that it asked for or named; empty if none was seen
+	Dialed netip.AddrPort // where we connected to, if Connected
+	Reason string         // a sentence for a person
+	Count  int            // how many attempts the event stands for; one but for Repeated
+}
+
+// A ledger writes a sandbox's events to the record and bounds how many: a
+// program that tries in a loop must not fill the disk, or the memory of this
+// process. Within a window each distinct event is written once and at most max
+// are; when the window ends one event tells what was counted.
+type ledger struct {
+	log   *slog.Logger
+	write func(ctx context.Context, e Event) error
+	max   int
+	base  time.Duration // the shortest window
+
+	mu     sync.Mutex
+	window time.Duration
+	timer  *time.Timer // nil if no window is open
+	seen   map[sight]*sighting
+	over   overflow
+	closed bool
+	wg     sync.WaitGroup // writes under way
+}
+
+// A sight is what makes an event the same as an earlier one.
+type sight struct {
+	kind  Kind
+	proto string
+	dst   netip.AddrPort
+	name  string
+}
+
+type sighting struct {
+	written chan struct{} // closed when the first event has been written
+	repeats int
+}
+
+// overflow counts events that were never written one by one.
+type overflow struct {
+	count      int
+	first      Event
+	low, high  netip.Addr
+	lowP, maxP uint16
+}
+
+func newLedger(log *slog.Logger, max int, window time.Duration, write func(context.Context, Event) error) *ledger {
+	return &ledger{log: log, write: write, max: max, base: window, window: window, seen: map[sight]*sighting{}}
+}
+
+// add writes e and returns when it is written, also by another goroutine.
+func (l *ledger) add(ctx context.Context, e Event) {
+	s, first, ok := l.note(ctx, e)
+	switch {
+	case !ok:
+	case first:
+		l.put(ctx, s, e)
+	default:
+		select {
+		case <-s.written:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// addLater writes e without waiting, and then does next. If an event like e
+// was written in this window already only next is done.
+func (l *ledger) addLater(ctx context.Context, e Event, next func()) {
+	s, first, ok := l.note(ctx, e)
+	if !ok || !first {
+		next()
+		return
+	}
+	// At most max of these run: each has a place in seen.
+	go func() {
+		l.put(ctx, s, e)
+		next()
+	}()
+}
+
+// count counts e without ever writing it.
+func (l *ledger) count(ctx context.Context, e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.openLocked(ctx)
+		l.over.add(e)
+	}
+}
+
+func (l *ledger) put(ctx context.Context, s *sighting, e Event) {
+	defer l.wg.Done()
+	defer close(s.written)
+	l.putNow(ctx, e)
+}
+
+func (l *ledger) putNow(ctx context.Context, e Event) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if e.Count == 0 {
+		e.Count = 1
+	}
+	e.Name = printable(e.Name)
+	e.Reason = printable(e.Reason)
+	if err := l.write(ctx, e); err != nil {
+		l.log.ErrorContext(ctx, "event at the wall not recorded", "kind", e.Kind, "proto", e.Proto, "dst", e.Dst, "name", e.Name, "err", err)
+	}
+}
+
+// note finds the place of e in the window. ok is false if it has none.
+func (l *ledger) note(ctx context.Context, e Event) (s *sighting, first, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, false, false
+	}
+	l.openLocked(ctx)
+	k := sight{e.Kind, e.Proto, e.Dst, clip(e.Name)}
+	if s := l.seen[k]; s != nil {
+		s.repeats++
+		return s, false, true
+	}
+	if len(l.seen) >= l.max {
+		l.over.add(e)
+		return nil, false, false
+	}
+	s = &sighting{written: make(chan struct{})}
+	l.seen[k] = s
+	l.wg.Add(1)
+	return s, true, true
+}
+
+func (l *ledger) openLocked(ctx context.Context) {
+	if l.timer == nil {
+		l.timer = time.AfterFunc(l.window, func() { l.end(ctx, false) })
+	}
+}
+
+// end ends the window and, if last is set, the ledger.
+func (l *ledger) end(ctx context.Context, last bool) {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return
+	}
+	e, any := l.summaryLocked()
+	if l.window = l.base; l.over.count > 0 {
+		// Somebody is at it: the longer it lasts the less is written of it.
+		l.window = min(l.window*2, max(time.Hour, l.base))
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.timer, l.seen, l.over, l.closed = nil, map[sight]*sighting{}, overflow{}, last
+	if any {
+		l.wg.Add(1)
+	}
+	l.mu.Unlock()
+	if any {
+		l.putNow(ctx, e)
+		l.wg.Done()
+	}
+	if last {
+		l.wg.Wait()
+	}
+}
+
+// summaryLocked returns the event that stands for all that was counted.
+func (l *ledger) summaryLocked() (Event, bool) {
+	e := Event{Kind: Repeated}
+	var most *sight
+	for k, s := range l.seen {
+		e.Count += s.repeats
+		if s.repeats > 0 && (most == nil || s.repeats > l.seen[*most].repeats) {
+			most = &k
+		}
+	}
+	var parts []string
+	if most != nil {
+		e.Proto, e.Dst, e.Name = most.proto, most.dst, most.name
+		parts = append(parts, fmt.Sprintf("%d repeats of events on record, most of them (%d) like this one", e.Count, l.seen[*most].repeats))
+	}
+	if o := l.over; o.count > 0 {
+		e.Count += o.count
+		if most == nil {
+			e.Proto, e.Dst, e.Name = o.first.Proto, o.first.Dst, o.first.Name
+		}
+		text := fmt.Sprintf("%d events over the limit of %d in %v, the first: %s", o.count, l.max, l.window, o.first.Reason)
+		if o.low.IsValid() {
+			text += fmt.Sprintf("; to addresses %v to %v, ports %d to %d", o.low, o.high, o.lowP, o.maxP)
+		}
+		parts = append(parts, text)
+	}
+	e.Reason = strings.Join(parts, "; ")
+	return e, e.Count > 0
+}
+
+func (o *overflow) add(e Event) {
+	if o.count++; o.count == 1 {
+		e.Name = clip(e.Name)
+		o.first = e
+	}
+	a, p := e.Dst.Addr(), e.Dst.Port()
+	if !a.IsValid() {
+		return
+	}
+	if !o.low.IsValid() {
+		o.low, o.high, o.lowP, o.maxP = a, a, p, p
+	}
+	if a.Less(o.low) {
+		o.low = a
+	}
+	if o.high.Less(a) {
+		o.high = a
+	}
+	o.lowP, o.maxP = min(o.lowP, p), max(o.maxP, p)
+}
+
+func clip(s string) string { return s[:min(len(s), 255)] }
+
+// printable keeps what a sandbox wrote from doing anything to the terminal or
+// page that shows it.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, s[:min(len(s), 600)])
+}

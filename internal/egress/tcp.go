@@ -1,0 +1,420 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"postern/internal/policy"
+)
+
+// handshake bounds the TLS handshake of a captured connection and the wait for
+// a mail server's greeting.
+const handshake = 10 * time.Second
+
+// An insideConn is a connection that a program in the sandbox made. Its local
+// address is the one that the program aimed at.
+type insideConn struct {
+	*gonet.TCPConn
+	ep tcpip.Endpoint
+}
+
+// abort ends the connection with a reset: the program must not take what it
+// has read for all that there was.
+func (c *insideConn) abort() { c.ep.Abort() }
+
+func accept(r *tcp.ForwarderRequest) *insideConn {
+	var wq waiter.Queue
+	ep, e := r.CreateEndpoint(&wq)
+	r.Complete(false)
+	if e != nil {
+		return nil
+	}
+	return &insideConn{gonet.NewTCPConn(&wq, ep), ep}
+}
+
+func smtpPort(p uint16) bool { return p == 25 || p == 465 || p == 587 || p == 2525 }
+
+// handleTCP decides on a connection whose handshake is not yet answered.
+func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
+	id := r.ID()
+	dst := netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort)
+	refuse := func(reason string) {
+		a.refuse(ctx, "tcp", dst, "", reason)
+		r.Complete(true)
+	}
+	select {
+	case a.slots <- struct{}{}:
+		defer func() { <-a.slots }()
+	default:
+		refuse(fmt.Sprintf("the sandbox has %d connections open, which is the limit", cap(a.slots)))
+		return
+	}
+	switch p := dst.Port(); {
+	case p == 53:
+		if c := accept(r); c != nil {
+			a.serveDNSStream(ctx, c, dst)
+		}
+	case smtpPort(p):
+		if a.w.cfg.SMTP == nil {
+			refuse("mail from this sandbox is not taken")
+		} else if c := accept(r); c != nil {
+			a.capture(ctx, c, dst, nil)
+		}
+	case dst.Addr() == Gateway:
+		if p != 80 || a.inner == nil {
+			refuse("10.0.0.1 has no service at this port")
+		} else if c := accept(r); c != nil {
+			a.inner.serve(c)
+		}
+	default:
+		a.handleOut(ctx, r, dst)
+	}
+}
+
+// handleOut decides on a connection to the outside.
+func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst netip.AddrPort) {
+	rules := a.rules.Load()
+	c := a.connection(dst, nil)
+	v := rules.Connect(c)
+	if v.Effect != policy.Allow && rules.MayByName(c) {
+		// Only a name can open it: one that our resolver gave this address
+		// for, or, on the web's ports, one that is seen on the connection.
+		if dst.Port() == 80 || dst.Port() == 443 {
+			if in := accept(r); in != nil {
+				a.handleNamed(ctx, in, dst)
+			}
+			return
+		}
+		c.Names = a.names.of(dst.Addr())
+		v = rules.Connect(c)
+	}
+	if v.Effect != policy.Allow {
+		a.refuse(ctx, "tcp", dst, strings.Join(c.Names, " "), v.Reason)
+		r.Complete(true)
+		return
+	}
+	ctx, f := a.open(ctx, c, dst)
+	if f == nil {
+		r.Complete(true)
+		return
+	}
+	defer a.done(f)
+	// The handshake is answered when the outside has answered ours, so that a
+	// refusal or a time-out there is one inside.
+	up, err := a.dialOut(ctx, f, dst)
+	if err != nil {
+		r.Complete(true)
+		return
+	}
+	in := accept(r)
+	if in == nil {
+		up.Close()
+		return
+	}
+	a.splice(ctx, f, in, up, nil)
+}
+
+// handleNamed decides on a web connection by the name that it names itself.
+func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.AddrPort) {
+	defer in.Close()
+	defer context.AfterFunc(ctx, in.abort)()
+	_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.SniffTimeout))
+	s := sniff(in)
+	_ = in.SetReadDeadline(time.Time{})
+	if smtpStart(s.head, true) == smtpYes && a.w.cfg.SMTP != nil {
+		a.captureLate(ctx, in, dst, s.head, false)
+		return
+	}
+	refuse := func(name, reason string) {
+		a.refuse(ctx, "tcp", dst, name, reason)
+		s.refuse(in, reason)
+	}
+	c := a.connection(dst, nil)
+	switch {
+	case s.problem != "":
+		refuse(s.name, s.problem)
+		return
+	case s.name != "":
+		// The sandbox may send any name to any address. The name counts, and
+		// what we find it to be is dialled.
+		to, v := a.resolveFor(ctx, s.name, dst)
+		if v.Effect != policy.Allow {
+			refuse(s.name, v.Reason)
+			return
+		}
+		c = a.connection(to, []string{s.name})
+	case s.tls || s.http:
+		// Many names share an address, and one of them is asked for without
+		// saying which.
+		refuse("", "the connection names no host")
+		return
+	default:
+		// Not the web, for example SSH on port 443: what our resolver knows.
+		c.Names = a.names.of(dst.Addr())
+		if v := a.rules.Load().Connect(c); v.Effect != policy.Allow {
+			refuse(strings.Join(c.Names, " "), v.Reason)
+			return
+		}
+	}
+	ctx, f := a.open(ctx, c, dst)
+	if f == nil {
+		return
+	}
+	defer a.done(f)
+	up, err := a.dialOut(ctx, f, c.Addr)
+	if err != nil {
+		in.abort()
+		return
+	}
+	a.splice(ctx, f, in, up, s.head)
+}
+
+// resolveFor returns the address to dial for a name that was seen on a
+// connection to dst: dst itself if the name has it.
+func (a *attached) resolveFor(ctx context.Context, name string, dst netip.AddrPort) (netip.AddrPort, policy.Verdict) {
+	addrs, v, err := a.lookup(ctx, name, dst.Port())
+	if err != nil {
+		return dst, policy.Verdict{Effect: policy.Deny, Reason: "no address was found for " + name}
+	}
+	if v.Effect != policy.Allow {
+		return dst, v
+	}
+	if slices.Contains(addrs, dst.Addr()) {
+		return dst, v
+	}
+	return netip.AddrPortFrom(addrs[0], dst.Port()), v
+}
+
+func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.w.cfg.Limits.DialTimeout)
+	defer cancel()
+	up, err := a.w.cfg.Dial(ctx, "tcp", to.String())
+	if err != nil {
+		a.log.DebugContext(ctx, "allowed connection failed", "dst", f.dst, "dialed", to, "err", err)
+		return nil, err
+	}
+	a.ledger.addLater(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: a.rules.Load().Connect(f.conn).Reason}, func() {})
+	return up, nil
+}
+
+// splice carries bytes both ways until both sides have ended theirs. It owns
+// both connections.
+func (a *attached) splice(ctx context.Context, f *flow, in *insideConn, up net.Conn, head []byte) {
+	s := &splicing{f: f, in: in, up: up, spoke: make(chan struct{}), downDone: make(chan struct{})}
+	stop := context.AfterFunc(ctx, s.abort)
+	defer stop()
+	defer f.idle(a.w.cfg.Limits.Idle).Stop()
+	go s.down()
+	held, captured := s.first(head, a.w.cfg.SMTP != nil)
+	if captured {
+		// Not a byte of it has left. The server is hung up on, and what it had
+		// said stands as the greeting, or else one is made up.
+		s.captured.Store(true)
+		up.Close()
+		_ = in.SetWriteDeadline(time.Now()) // a server that floods must not keep us
+		<-s.downDone
+		_ = in.SetWriteDeadline(time.Time{})
+		a.captureLate(ctx, in, f.dst, held, s.greeted())
+		return
+	}
+	err := s.send(held)
+	if err == nil {
+		err = pump(up, in, &f.last)
+	}
+	if err != nil {
+		s.abort()
+	} else {
+		closeWrite(up)
+	}
+	<-s.downDone
+	in.Close()
+	up.Close()
+}
+
+// splicing is the state of one splice.
+type splicing struct {
+	f        *flow
+	in       *insideConn
+	up       net.Conn
+	spoke    chan struct{} // closed when the server's first bytes have gone in
+	start    []byte        // those bytes; read after spoke
+	captured atomic.Bool
+	downDone chan struct{}
+}
+
+// down carries what the server says into the sandbox.
+func (s *splicing) down() {
+	defer close(s.downDone)
+	buf := make([]byte, 4<<10)
+	n, err := s.up.Read(buf)
+	if errors.Is(err, io.EOF) {
+		err = nil // the pump meets it again
+	}
+	if n > 0 {
+		s.f.last.Store(time.Now().UnixNano())
+		s.start = buf[:n]
+		_, werr := s.in.Write(s.start)
+		close(s.spoke)
+		err = errors.Join(err, werr)
+	}
+	if err == nil {
+		err = pump(s.in, s.up, &s.f.last)
+	}
+	switch {
+	case s.captured.Load(): // the connection goes on without us
+	case err == nil:
+		closeWrite(s.in)
+	default:
+		s.abort()
+	}
+}
+
+// greeted says whether the server began to speak.
+func (s *splicing) greeted() bool {
+	select {
+	case <-s.spoke:
+		return true
+	default:
+		return false
+	}
+}
+
+// first reads the program's first bytes, after head, until it is clear whether
+// they are the beginning of a mail conversation. Until then none leaves, be
+// they sent one by one.
+func (s *splicing) first(head []byte, watch bool) (held []byte, captured bool) {
+	held = head
+	if !watch {
+		return held, false
+	}
+	for {
+		if len(held) > 0 {
+			mail := s.greeted() && bytes.HasPrefix(s.start, []byte("220"))
+			v := smtpStart(held, mail)
+			if v == smtpAsk {
+				// "MAIL" begins a conversation with a mail server only, and its
+				// greeting tells: wait for it a while.
+				select {
+				case <-s.spoke:
+					v = smtpStart(held, bytes.HasPrefix(s.start, []byte("220")))
+				case <-s.downDone:
+				case <-time.After(handshake):
+				}
+			}
+			switch v {
+			case smtpYes:
+				return held, true
+			case smtpNo, smtpAsk:
+				return held, false
+			case smtpMore:
+			}
+		}
+		buf := make([]byte, 16<<10)
+		n, err := s.in.Read(buf)
+		held = append(held, buf[:n]...)
+		if n > 0 {
+			s.f.last.Store(time.Now().UnixNano())
+		}
+		if err != nil {
+			return held, false // the pump meets the error again
+		}
+	}
+}
+
+func (s *splicing) send(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	_, err := s.up.Write(p)
+	return err
+}
+
+// abort resets both sides.
+func (s *splicing) abort() {
+	s.in.abort()
+	if t, ok := s.up.(*net.TCPConn); ok {
+		_ = t.SetLinger(0)
+	}
+	s.up.Close()
+}
+
+// pump copies until src ends. The buffer grows with the stream: most
+// connections are quiet, and each waits with its buffer.
+func pump(dst io.Writer, src io.Reader, last *atomic.Int64) error {
+	buf := make([]byte, 8<<10)
+	for {
+		n, err := src.Read(buf)
+		if n > 0 {
+			last.Store(time.Now().UnixNano())
+			if _, werr := dst.Write(buf[:n]); werr != nil {
+				return werr
+			}
+			if n == len(buf) && n < 256<<10 {
+				buf = make([]byte, 2*n)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func closeWrite(c io.Closer) {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		_ = w.CloseWrite()
+		return
+	}
+	c.Close()
+}
+
+// capture hands a connection to a mail port to Config.SMTP, wherever it aimed.
+func (a *attached) capture(ctx context.Context, in *insideConn, dst netip.AddrPort, seen []byte) {
+	a.ledger.addLater(ctx, Event{Kind: Captured, Proto: "tcp", Dst: dst, Reason: "mail waits here for a decision, wherever it was to go"}, func() {})
+	var c net.Conn = in
+	defer c.Close()
+	defer context.AfterFunc(ctx, in.abort)()
+	if dst.Port() == 465 && len(seen) == 0 {
+		t := tls.Server(in, a.w.tls)
+		hctx, cancel := context.WithTimeout(ctx, handshake)
+		err := t.HandshakeContext(hctx)
+		cancel()
+		if err != nil {
+			a.log.DebugContext(ctx, "captured TLS handshake", "dst", dst, "err", err)
+			return
+		}
+		c = t
+	}
+	a.w.cfg.SMTP(ctx, a.who, dst, c, seen)
+}
+
+// captureLate does the same when the program has spoken already. If no server
+// has greeted it yet it is greeted here.
+func (a *attached) captureLate(ctx context.Context, in *insideConn, dst netip.AddrPort, seen []byte, greeted bool) {
+	if !greeted {
+		_ = in.SetWriteDeadline(time.Now().Add(handshake))
+		if _, err := in.Write([]byte("220 " + Name + " ESMTP\r\n")); err != nil {
+			in.abort()
+			return
+		}
+		_ = in.SetWriteDeadline(time.Time{})
+	}
+	a.capture(ctx, in, dst, seen)
+}
