@@ -1,0 +1,191 @@
+// Package e2bapi serves sandboxes on the wire of E2B, so that its official SDKs
+// work unchanged: the control API, and the proxy of the data plane to guests
+// and other services inside.
+//
+// It must not decide where a sandbox may connect (that is policy's) nor pass
+// anything that a client sent for the host on to what runs inside.
+//
+// The wire is described in docs/e2b.md; field names are E2B's.
+package e2bapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/policy"
+	"postern/internal/sandbox"
+	"postern/internal/store"
+	"postern/internal/template"
+)
+
+// InboxKeyHeader is the request header with which the creator of a sandbox
+// hands it the credential of its inbox, so that it may also read.
+const InboxKeyHeader = "X-Postern-Inbox-Key"
+
+// InboxMetadata is the key of the metadata entry that names, by its address,
+// the inbox for which a sandbox may propose mail.
+const InboxMetadata = "postern.inbox"
+
+// Config is what the server needs to know.
+type Config struct {
+	// Domain is under which "<port>-<id>.<domain>" reaches this server. Empty
+	// means that there is none, and clients set E2B_SANDBOX_URL.
+	Domain string
+	// Ceiling is what the project allows at most; it is checked here only to
+	// tell creators early what they will not get.
+	Ceiling policy.Ceiling
+}
+
+// Server serves the control API and the data plane.
+type Server struct {
+	log       *slog.Logger
+	db        *store.DB
+	fleet     *sandbox.Fleet
+	templates *template.Cache
+	mail      *mailbox.PostOffice
+	conf      Config
+	proxy     *httputil.ReverseProxy
+}
+
+// New returns a server of the sandboxes in fleet.
+func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, templates *template.Cache, mail *mailbox.PostOffice, c Config) *Server {
+	s := &Server{log: log, db: db, fleet: fleet, templates: templates, mail: mail, conf: c}
+	s.proxy = s.newProxy()
+	return s
+}
+
+// maxBody bounds the body of a control request, in bytes.
+const maxBody = 1 << 20
+
+// Handler returns the routes of the control API for callers with a project key.
+func (s *Server) Handler() http.Handler {
+	return s.routes(func(r *http.Request) (auth.Principal, error) {
+		key := auth.Secret(r.Header.Get("X-Api-Key"))
+		if key == "" {
+			return auth.Principal{}, fmt.Errorf("header X-API-Key is missing: %w", auth.ErrUnauthenticated)
+		}
+		who, err := auth.CheckKey(r.Context(), s.db, key)
+		if err == nil && who.Kind != auth.Project {
+			return auth.Principal{}, fmt.Errorf("an inbox key does not manage sandboxes: %w", auth.ErrForbidden)
+		}
+		return who, err
+	})
+}
+
+// HandlerFor returns the routes for requests that are known to come from who,
+// such as those over the operator's local socket.
+func (s *Server) HandlerFor(who func(*http.Request) (auth.Principal, error)) http.Handler {
+	return s.routes(who)
+}
+
+func (s *Server) routes(who func(*http.Request) (auth.Principal, error)) http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, h func(w http.ResponseWriter, r *http.Request, who auth.Principal) error) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+			p, err := who(r)
+			if err == nil {
+				err = h(w, r, p)
+			}
+			if err != nil {
+				s.fail(w, r, err)
+			}
+		})
+	}
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "OK") })
+	handle("POST /v2/sandboxes", s.create)
+	handle("POST /sandboxes", s.create)
+	handle("GET /v2/sandboxes", s.list)
+	handle("GET /sandboxes", s.list)
+	handle("GET /sandboxes/{id}", s.get)
+	handle("DELETE /sandboxes/{id}", s.kill)
+	handle("POST /sandboxes/{id}/timeout", s.setTimeout)
+	handle("POST /v2/sandboxes/{id}/connect", s.connect)
+	handle("POST /sandboxes/{id}/connect", s.connect)
+	handle("GET /templates/aliases/{alias...}", s.alias)
+	// What E2B has and Postern has not yet is refused by name. The answer is
+	// not 404, which the SDKs take for "no such sandbox".
+	for _, p := range []string{
+		"/sandboxes/{id}/pause", "/sandboxes/{id}/resume", "/sandboxes/{id}/refreshes", "/sandboxes/{id}/fork", "/sandboxes/{id}/snapshots",
+		"/sandboxes/{id}/metrics", "/sandboxes/{id}/network", "/sandboxes/{id}/logs", "/snapshots", "/templates", "/templates/", "/v2/templates",
+		"/v2/templates/", "/v3/templates", "/volumes", "/volumes/", "/secrets", "/secrets/", "/teams", "/teams/", "/events/", "/sandboxes/metrics",
+	} {
+		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+			return fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, errNotYet)
+		})
+	}
+	return mux
+}
+
+var errNotYet = errors.New("not supported by this version of Postern, see docs/compat.md")
+
+// fail answers with the status of err's category. The SDKs read the status
+// from the body.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	var tooBig *http.MaxBytesError
+	status, msg := http.StatusInternalServerError, "internal error"
+	switch {
+	case errors.Is(err, auth.ErrUnauthenticated):
+		status, msg = http.StatusUnauthorized, "the API key is missing or not valid"
+	case errors.Is(err, auth.ErrForbidden):
+		status, msg = http.StatusForbidden, err.Error()
+	case errors.Is(err, sandbox.ErrNotFound):
+		status, msg = http.StatusNotFound, err.Error()
+	case errors.Is(err, template.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
+		status, msg = http.StatusBadRequest, err.Error() // the request's field is wrong, not its path
+	case errors.Is(err, sandbox.ErrInvalid), errors.Is(err, errRequest), errors.Is(err, policy.ErrInvalid):
+		status, msg = http.StatusBadRequest, err.Error()
+	case errors.As(err, &tooBig):
+		status, msg = http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooBig.Limit)
+	case errors.Is(err, sandbox.ErrFull):
+		status, msg = http.StatusTooManyRequests, err.Error()
+	case errors.Is(err, errNotYet):
+		status, msg = http.StatusNotImplemented, err.Error()
+	case errors.Is(err, context.Canceled):
+		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
+		status = 499 // as proxies log it; nobody reads the answer
+	default:
+		s.log.ErrorContext(r.Context(), "serve control request", "method", r.Method, "path", r.URL.Path, "err", err)
+	}
+	reply(w, status, map[string]any{"code": status, "message": msg})
+}
+
+func reply(w http.ResponseWriter, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil { // unreachable: our own types
+		http.Error(w, "internal error", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(b)
+}
+
+// errRequest means that a request's body cannot be taken; the text says why.
+var errRequest = errors.New("invalid request")
+
+// decode reads a JSON object. Fields that this version does not know are
+// refused: to ignore one silently could mean to run with less protection than
+// was asked for.
+func decode(r *http.Request, v any) error {
+	d := json.NewDecoder(r.Body)
+	d.DisallowUnknownFields()
+	err := d.Decode(v)
+	var tooBig *http.MaxBytesError
+	switch {
+	case err == nil, errors.Is(err, io.EOF): // clients may leave an empty body out
+		return nil
+	case errors.As(err, &tooBig):
+		return err
+	}
+	return fmt.Errorf("%w: body: %s", errRequest, strings.TrimPrefix(err.Error(), "json: "))
+}

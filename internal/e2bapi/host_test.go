@@ -1,0 +1,65 @@
+package e2bapi
+
+import (
+	"net/http/httptest"
+	"testing"
+)
+
+const testID = "iabcdefghij0123456789"
+
+func TestRoute(t *testing.T) {
+	tests := []struct {
+		name, host, id, port string
+		want                 target
+		data                 bool
+	}{
+		{"the API", "127.0.0.1:3000", "", "", target{}, false},
+		{"host", "49983-" + testID + ".sandbox.example", "", "", target{testID, 49983}, true},
+		{"host with port and capitals", "3000-I" + "ABCDEFGHIJ0123456789.Example.COM:8443", "", "", target{testID, 3000}, true},
+		{"old suffix", "3000-" + testID + "-6532622b.example", "", "", target{testID, 3000}, true},
+		{"headers", "127.0.0.1:3000", testID, "49999", target{testID, 49999}, true},
+		{"headers, old suffix", "localhost", testID + "-abc", "49999", target{testID, 49999}, true},
+		{"headers at sandbox.<domain>", "sandbox.example.com", testID, "1", target{testID, 1}, true},
+		{"headers, IPv6", "[::1]:3000", testID, "1", target{testID, 1}, true},
+		{"the host wins over the headers", "80-" + testID + ".example", "izzzzzzzzzzzzzzzzzzzz", "22", target{testID, 80}, true},
+		// A page under a sandbox's name, or one that rebinds DNS, has no headers.
+		{"headers at another name", "evil.example", testID, "49983", target{}, false},
+		{"port out of range", "99999-" + testID + ".example", "", "", target{}, false},
+		{"port zero", "0-" + testID + ".example", "", "", target{}, false},
+		{"no domain", "80-" + testID, "", "", target{}, false},
+		{"id too short", "80-iabc.example", "", "", target{}, false},
+		{"headers with a bad port", "localhost", testID, "-1", target{testID, 0}, true},
+		{"headers with a bad id", "localhost", "../../x", "80", target{"", 80}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := httptest.NewRequest("GET", "/", nil)
+			r.Host = tt.host
+			if tt.id != "" {
+				r.Header.Set(idHeader, tt.id)
+				r.Header.Set(portHeader, tt.port)
+			}
+			if got, data := route(r); got != tt.want || data != tt.data {
+				t.Errorf("got %+v %v, want %+v %v", got, data, tt.want, tt.data)
+			}
+		})
+	}
+}
+
+// FuzzParseHost checks that whatever a client writes into Host, only a
+// well-formed id and port come out.
+func FuzzParseHost(f *testing.F) {
+	for _, s := range []string{"", "80-" + testID + ".x", "80-" + testID + "-a.x:1", "[::1]:80", "80-" + testID + ".", "\x00-i.x", "00080-" + testID + ".x"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, host string) {
+		got, ok := parseHost(host)
+		if ok && (shortID(got.sandbox) != got.sandbox || got.port == 0) {
+			t.Errorf("parseHost(%q) = %+v", host, got)
+		}
+		if !ok && got != (target{}) {
+			t.Errorf("parseHost(%q) = %+v although it is not ok", host, got)
+		}
+		ownHost(host)
+	})
+}

@@ -1,0 +1,103 @@
+package e2bapi
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// sign makes a signed URL as the official SDKs do.
+func sign(path, op, user, token string, expires int64) string {
+	text := path + ":" + op + ":" + user + ":" + token
+	q := url.Values{"path": {path}}
+	if user != "" {
+		q.Set("username", user)
+	}
+	if expires != 0 {
+		text += ":" + strconv.FormatInt(expires, 10)
+		q.Set("signature_expiration", strconv.FormatInt(expires, 10))
+	}
+	sum := sha256.Sum256([]byte(text))
+	q.Set("signature", "v1_"+base64.RawStdEncoding.EncodeToString(sum[:]))
+	return "/files?" + q.Encode()
+}
+
+func TestCheckSignature(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	ok := sign("/home/user/a b", "read", "user", "tok", 0)
+	tests := []struct {
+		name, method, target, want string
+	}{
+		{"read", "GET", ok, ""},
+		{"write", "POST", sign("/x", "write", "", "tok", 0), ""},
+		{"not yet expired", "GET", sign("/x", "read", "", "tok", now.Unix()+1), ""},
+		{"expired", "GET", sign("/x", "read", "", "tok", now.Unix()-1), "signature is already expired"},
+		{"a signature to read, used to write", "POST", sign("/x", "read", "", "tok", 0), "invalid signature"},
+		{"another path", "GET", strings.Replace(ok, "a+b", "c", 1), "invalid signature"},
+		{"another user", "GET", strings.Replace(ok, "username=user", "username=root", 1), "invalid signature"},
+		{"another sandbox's token", "GET", sign("/x", "read", "", "other", 0), "invalid signature"},
+		{"expiry taken off", "GET", strings.Replace(sign("/x", "read", "", "tok", 1), "signature_expiration=1", "", 1), "invalid signature"},
+		{"expiry that is no number", "GET", sign("/x", "read", "", "tok", 0) + "&signature_expiration=never", "invalid signature"},
+		{"none", "GET", "/files?path=/x", "missing signature query parameter"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := httptest.NewRequest(tt.method, tt.target, nil)
+			if got := checkSignature(r, "tok", now); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestControlPath(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/init": true, "/init/": true, "//init": true, "/x/../init": true, "/./init": true, "/freeze": true,
+		"/files": false, "/initial": false, "/process.Process/Start": false,
+	} {
+		if got := controlPath(path); got != want {
+			t.Errorf("controlPath(%q) = %v, want %v", path, got, want)
+		}
+	}
+}
+
+func TestDropCookie(t *testing.T) {
+	tests := map[string]string{
+		"postern_session=x":                     "",
+		"a=1; postern_session=x; b=2":           "a=1; b=2",
+		"a=postern_session; xpostern_session=1": "a=postern_session; xpostern_session=1",
+		"":                                      "",
+	}
+	for in, want := range tests {
+		h := http.Header{}
+		h.Set("Cookie", in)
+		dropCookie(h, "postern_session")
+		if got := h.Get("Cookie"); got != want {
+			t.Errorf("dropCookie(%q) left %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParseListQuery(t *testing.T) {
+	// As the JavaScript SDK sends {"a b":"c&d"}.
+	q, err := url.ParseQuery("metadata=a%252520b%3Dc%252526d&state=running%2Cpaused&limit=7&order=asc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := parseListQuery(q)
+	if err != nil || got.metadata["a b"] != "c&d" || !got.running || got.limit != 7 || !got.ascending {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	for _, bad := range []string{"limit=0", "limit=101", "limit=x", "order=up", "state=dead", "nextToken=%21", "startedAfter=yesterday"} {
+		q, _ := url.ParseQuery(bad)
+		if _, err := parseListQuery(q); err == nil {
+			t.Errorf("%s was taken", bad)
+		}
+	}
+}

@@ -1,0 +1,382 @@
+package e2bapi
+
+import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/policy"
+	"postern/internal/sandbox"
+)
+
+// guestVersion is the version of E2B's guest whose abilities ours has.
+const guestVersion = "0.6.13"
+
+// newSandbox is the body of create, of E2B's v1 and v2.
+type newSandbox struct {
+	TemplateID     string            `json:"templateID"`
+	Timeout        *int64            `json:"timeout"` // seconds
+	Metadata       map[string]string `json:"metadata"`
+	EnvVars        map[string]string `json:"envVars"`
+	InternetAccess *bool             `json:"allow_internet_access"`
+	Network        *network          `json:"network"`
+	Secure         *bool             `json:"secure"` // v1; every sandbox is
+
+	AutoPause       bool            `json:"autoPause"`
+	AutoPauseMemory *bool           `json:"autoPauseMemory"`
+	AutoResume      *autoResume     `json:"autoResume"`
+	IAM             json.RawMessage `json:"iam"`
+	MCP             json.RawMessage `json:"mcp"`
+	VolumeMounts    json.RawMessage `json:"volumeMounts"`
+}
+
+type autoResume struct {
+	Enabled bool `json:"enabled"`
+}
+
+type network struct {
+	AllowOut           []string        `json:"allowOut"`
+	DenyOut            []string        `json:"denyOut"`
+	AllowPublicTraffic *bool           `json:"allowPublicTraffic"`
+	MaskRequestHost    string          `json:"maskRequestHost"`
+	HTTPSPorts         []int           `json:"httpsPorts"`
+	EgressProxy        json.RawMessage `json:"egressProxy"`
+	Rules              json.RawMessage `json:"rules"`
+}
+
+// given reports whether an optional field was sent with a value.
+func given(m json.RawMessage) bool {
+	s := strings.TrimSpace(string(m))
+	return s != "" && s != "null" && s != "{}" && s != "[]"
+}
+
+// refuse names the first field that this version cannot honour.
+func (b *newSandbox) refuse() error {
+	refused := map[string]bool{
+		"autoPause": b.AutoPause, "autoResume": b.AutoResume != nil && b.AutoResume.Enabled,
+		"iam": given(b.IAM), "mcp": given(b.MCP), "volumeMounts": given(b.VolumeMounts),
+	}
+	if n := b.Network; n != nil {
+		refused["network.maskRequestHost"] = n.MaskRequestHost != ""
+		refused["network.httpsPorts"] = len(n.HTTPSPorts) > 0
+		refused["network.egressProxy"] = given(n.EgressProxy)
+		refused["network.rules"] = given(n.Rules)
+		refused["network.allowPublicTraffic"] = n.AllowPublicTraffic != nil && *n.AllowPublicTraffic
+	}
+	for _, field := range slices.Sorted(maps.Keys(refused)) {
+		if refused[field] {
+			return fmt.Errorf("%w: %s: %w", errRequest, field, errNotYet)
+		}
+	}
+	return nil
+}
+
+// egress returns where the sandbox asks to connect. Like E2B's, it asks for
+// the whole Internet unless it says otherwise; the project's ceiling decides.
+func (b *newSandbox) egress() (policy.Egress, error) {
+	e := policy.Egress{Internet: b.InternetAccess == nil || *b.InternetAccess}
+	if b.Network != nil {
+		e.AllowOut, e.DenyOut = b.Network.AllowOut, b.Network.DenyOut
+	}
+	return e, e.Validate()
+}
+
+// timeoutOf returns a timeout in seconds as a duration, without overflow.
+func timeoutOf(seconds *int64, unset time.Duration) time.Duration {
+	if seconds == nil {
+		return unset
+	}
+	const longest = 1 << 31 // more than any limit, and no overflow in nanoseconds
+	return time.Duration(min(max(*seconds, -longest), longest)) * time.Second
+}
+
+func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b newSandbox
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	if err := b.refuse(); err != nil {
+		return err
+	}
+	egress, err := b.egress()
+	if err != nil {
+		return err
+	}
+	unset := 300 * time.Second
+	if !strings.HasPrefix(r.URL.Path, "/v2/") {
+		unset = 15 * time.Second
+	}
+	t, err := s.templates.Resolve(r.Context(), cmp.Or(b.TemplateID, "base"))
+	if err != nil {
+		return err
+	}
+	req := sandbox.Request{
+		Template: t.ID, Rootfs: t.Rootfs, Metadata: b.Metadata, EnvVars: b.EnvVars, Timeout: timeoutOf(b.Timeout, unset), Egress: egress,
+	}
+	if address := b.Metadata[InboxMetadata]; address != "" {
+		inbox, err := s.mail.Find(r.Context(), who, address)
+		if err != nil {
+			return fmt.Errorf("metadata[%q]: %w", InboxMetadata, err)
+		}
+		req.Inbox = inbox.ID
+	}
+	// The credential is checked before anything is started with it.
+	key := auth.Secret(r.Header.Get(InboxKeyHeader))
+	if key != "" {
+		probe := auth.Principal{Kind: auth.Sandbox, ID: "new", Project: who.Project, Inbox: req.Inbox}
+		if err := s.mail.CheckLoan(r.Context(), probe, key); err != nil {
+			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
+		}
+	}
+	info, err := s.fleet.Create(r.Context(), who, req)
+	if err != nil {
+		return err
+	}
+	if key != "" {
+		if err := s.mail.Lend(r.Context(), who, info.Principal(), key); err != nil {
+			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
+		}
+	}
+	reply(w, http.StatusCreated, s.sandbox(info))
+	return nil
+}
+
+// sandbox is what create and connect answer.
+func (s *Server) sandbox(i sandbox.Info) map[string]any {
+	m := map[string]any{
+		"sandboxID": i.ID, "templateID": i.Template, "clientID": "postern", "envdVersion": guestVersion,
+		"envdAccessToken":    s.fleet.AccessToken(i.ID).Reveal(),
+		"trafficAccessToken": s.fleet.TrafficToken(i.ID).Reveal(),
+		"domain":             nil,
+	}
+	if s.conf.Domain != "" {
+		m["domain"] = s.conf.Domain
+	}
+	return m
+}
+
+func listed(i sandbox.Info) map[string]any {
+	return map[string]any{
+		"sandboxID": i.ID, "templateID": i.Template, "clientID": "postern", "envdVersion": guestVersion,
+		"startedAt": i.Started.Format(time.RFC3339Nano), "endAt": i.Ends.Format(time.RFC3339Nano), "state": "running",
+		"cpuCount": int64(i.CPUs), "memoryMB": i.MemoryMB, "diskSizeMB": i.DiskMB, "metadata": i.Metadata,
+	}
+}
+
+func (s *Server) get(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	i, err := s.fleet.Get(r.Context(), who, shortID(r.PathValue("id")))
+	if err != nil {
+		return err
+	}
+	m := listed(i)
+	m["envdAccessToken"] = s.fleet.AccessToken(i.ID).Reveal()
+	m["domain"] = nil
+	if s.conf.Domain != "" {
+		m["domain"] = s.conf.Domain
+	}
+	// What it really has: less than it asked for where the project's ceiling is lower.
+	m["allowInternetAccess"] = i.Egress.Internet && s.conf.Ceiling.Internet
+	m["network"] = map[string]any{"allowOut": orEmpty(i.Egress.AllowOut), "denyOut": orEmpty(i.Egress.DenyOut), "allowPublicTraffic": false}
+	m["lifecycle"] = map[string]any{"onTimeout": "kill", "autoResume": false}
+	reply(w, http.StatusOK, m)
+	return nil
+}
+
+func orEmpty(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}
+
+func (s *Server) kill(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	if err := s.fleet.Kill(r.Context(), who, shortID(r.PathValue("id"))); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) setTimeout(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Timeout *int64 `json:"timeout"`
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	if b.Timeout == nil {
+		return fmt.Errorf("%w: timeout: want a number of seconds", errRequest)
+	}
+	if _, err := s.fleet.SetTimeout(r.Context(), who, shortID(r.PathValue("id")), timeoutOf(b.Timeout, 0), false); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Timeout *int64 `json:"timeout"`
+		Memory  *bool  `json:"memory"` // for paused sandboxes, which there are none of yet
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	i, err := s.fleet.SetTimeout(r.Context(), who, shortID(r.PathValue("id")), timeoutOf(b.Timeout, 300*time.Second), true)
+	if err != nil {
+		return err
+	}
+	if key := auth.Secret(r.Header.Get(InboxKeyHeader)); key != "" {
+		if err := s.mail.Lend(r.Context(), who, i.Principal(), key); err != nil {
+			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
+		}
+	}
+	reply(w, http.StatusOK, s.sandbox(i))
+	return nil
+}
+
+// list answers pages of sandboxes, newest first unless asked otherwise.
+func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	q, err := parseListQuery(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	all, err := s.fleet.List(r.Context(), who, false)
+	if err != nil {
+		return err
+	}
+	running := len(all)
+	all = slices.DeleteFunc(all, func(i sandbox.Info) bool { return !q.matches(i) })
+	slices.SortFunc(all, func(a, b sandbox.Info) int {
+		c := cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
+		if q.ascending {
+			return c
+		}
+		return -c
+	})
+	if q.after != "" {
+		i := slices.IndexFunc(all, func(i sandbox.Info) bool { return q.past(i) })
+		if i < 0 {
+			i = len(all)
+		}
+		all = all[i:]
+	}
+	if len(all) > q.limit {
+		last := all[q.limit-1]
+		w.Header().Set("X-Next-Token", base64.RawURLEncoding.EncodeToString([]byte(cursor(last))))
+		all = all[:q.limit]
+	}
+	out := make([]map[string]any, len(all))
+	for i := range all {
+		out[i] = listed(all[i])
+	}
+	w.Header().Set("X-Total-Running", strconv.Itoa(running))
+	reply(w, http.StatusOK, out)
+	return nil
+}
+
+// A listQuery is what list was asked for.
+type listQuery struct {
+	metadata  map[string]string
+	running   bool
+	template  string
+	since     time.Time
+	ascending bool
+	limit     int
+	after     string // the cursor of the last one shown
+}
+
+// cursor orders sandboxes: the start in microseconds, of fixed width, then the id.
+func cursor(i sandbox.Info) string { return fmt.Sprintf("%020d.%s", i.Started.UnixMicro(), i.ID) }
+
+func (q *listQuery) past(i sandbox.Info) bool {
+	if q.ascending {
+		return cursor(i) > q.after
+	}
+	return cursor(i) < q.after
+}
+
+func (q *listQuery) matches(i sandbox.Info) bool {
+	for k, v := range q.metadata {
+		if got, ok := i.Metadata[k]; !ok || got != v {
+			return false
+		}
+	}
+	return q.running && (q.template == "" || q.template == i.Template) && !i.Started.Before(q.since)
+}
+
+func parseListQuery(v url.Values) (*listQuery, error) {
+	q := &listQuery{metadata: map[string]string{}, running: true, template: v.Get("template"), limit: 100}
+	bad := func(field, want string) error { return fmt.Errorf("%w: %s: %s", errRequest, field, want) }
+	if s := v.Get("limit"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 || n > 100 {
+			return nil, bad("limit", "want 1 to 100")
+		}
+		q.limit = n
+	}
+	switch v.Get("order") {
+	case "", "desc":
+	case "asc":
+		q.ascending = true
+	default:
+		return nil, bad("order", "want asc or desc")
+	}
+	var states []string
+	for _, s := range v["state"] {
+		states = append(states, strings.Split(s, ",")...)
+	}
+	for _, s := range states {
+		if s != "running" && s != "paused" {
+			return nil, bad("state", "want running or paused")
+		}
+	}
+	q.running = len(states) == 0 || slices.Contains(states, "running")
+	if s := v.Get("startedAfter"); s != "" {
+		t, err := time.Parse(time.RFC3339, s)
+		if err != nil {
+			return nil, bad("startedAfter", "want a time as in RFC 3339")
+		}
+		q.since = t
+	}
+	if s := v.Get("nextToken"); s != "" {
+		b, err := base64.RawURLEncoding.DecodeString(s)
+		if err != nil || len(b) > 64 {
+			return nil, bad("nextToken", "want one that an earlier page gave")
+		}
+		q.after = string(b)
+	}
+	// The JavaScript SDK escapes keys and values once more within the query.
+	m, err := url.ParseQuery(v.Get("metadata"))
+	if err != nil {
+		return nil, bad("metadata", "want a query string")
+	}
+	for k := range m {
+		key, err1 := url.QueryUnescape(k)
+		val, err2 := url.QueryUnescape(m.Get(k))
+		if err1 != nil || err2 != nil {
+			return nil, bad("metadata", "want escaped keys and values")
+		}
+		q.metadata[key] = val
+	}
+	return q, nil
+}
+
+func (s *Server) alias(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	t, err := s.templates.Resolve(r.Context(), r.PathValue("alias"))
+	if err != nil {
+		reply(w, http.StatusNotFound, map[string]any{"code": 404, "message": err.Error()})
+		return nil //nolint:nilerr // answered
+	}
+	reply(w, http.StatusOK, map[string]any{"templateID": t.ID, "public": false})
+	return nil
+}
