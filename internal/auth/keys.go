@@ -38,12 +38,6 @@ var (
 	inboxKey   = regexp.MustCompile(`^pib_[A-Z2-7]{26}$`)
 )
 
-func newProjectKey() Secret {
-	b := make([]byte, 20)
-	rand.Read(b) // never fails
-	return Secret("e2b_" + hex.EncodeToString(b))
-}
-
 // NewProject makes a project with its first key.
 func NewProject(ctx context.Context, tx *store.Tx, name string) (id string, key Secret, err error) {
 	id = "prj_" + rand.Text()
@@ -51,8 +45,16 @@ func NewProject(ctx context.Context, tx *store.Tx, name string) (id string, key 
 		id, name, store.Time(time.Now())); err != nil {
 		return "", "", fmt.Errorf("insert project: %w", err)
 	}
-	key = newProjectKey()
-	_, err = insertCredential(ctx, tx, id, Project, "", key)
+	_, key, err = NewProjectKey(ctx, tx, id)
+	return id, key, err
+}
+
+// NewProjectKey makes another key of a project.
+func NewProjectKey(ctx context.Context, tx *store.Tx, project string) (id string, key Secret, err error) {
+	b := make([]byte, 20)
+	rand.Read(b) // never fails
+	key = Secret("e2b_" + hex.EncodeToString(b))
+	id, err = insertCredential(ctx, tx, project, Project, "", key)
 	return id, key, err
 }
 

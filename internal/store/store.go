@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -124,6 +125,21 @@ func (db *DB) Close() error {
 		return db.write.Close()
 	}
 	return errors.Join(db.read.Close(), db.write.Close())
+}
+
+// Backup writes a consistent copy of a SQLite database to path, which must not
+// exist. The database stays in use meanwhile.
+func (db *DB) Backup(ctx context.Context, path string) error {
+	if db.read == db.write {
+		return errors.New("back up database: PostgreSQL has pg_dump for that")
+	}
+	if _, err := os.Stat(path); err == nil {
+		return fmt.Errorf("back up database: %s exists", path)
+	}
+	if _, err := db.read.ExecContext(ctx, `vacuum into $1`, path); err != nil {
+		return fmt.Errorf("back up database: %w", err)
+	}
+	return nil
 }
 
 // Update runs fn in a transaction, committing if fn returns nil and rolling

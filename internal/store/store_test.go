@@ -82,6 +82,30 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
+func TestBackup(t *testing.T) {
+	ctx := t.Context()
+	db := storetest.SQLite(t)
+	path := filepath.Join(t.TempDir(), "copy.db")
+	if err := db.Backup(ctx, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Backup(ctx, path); err == nil {
+		t.Error("Backup wrote over a file")
+	}
+	ro, err := store.OpenReadOnly(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ro.Close()
+	err = ro.View(ctx, func(tx *store.Tx) error {
+		var n int
+		return tx.One(ctx, `select count(*) from project`, nil, &n)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBlobs(t *testing.T) {
 	b, err := store.OpenBlobs(t.TempDir())
 	if err != nil {
