@@ -675,7 +675,7 @@ func TestSwaks(t *testing.T) {
 	}
 	b := &box{}
 	s := newServer(t, b, nil)
-	in, cap := serve(t, s), capture(t, s)
+	in, held := serve(t, s), capture(t, s)
 	for _, c := range []struct {
 		name, server string
 		args         []string
@@ -686,8 +686,8 @@ func TestSwaks(t *testing.T) {
 		{"pipelined", in, []string{"--from", "<>", "--to", "b@p.example", "--pipeline"}, false, "250 2.0.0"},
 		{"unknown", in, []string{"--from", "a@x.example", "--to", "nobody@p.example"}, true, "550 5.1.1"},
 		{"relay", in, []string{"--from", "a@x.example", "--to", "b@x.example"}, true, "550 5.7.1"},
-		{"captured", cap, []string{"--from", inbox, "--to", "b@x.example", "--auth", "PLAIN", "--auth-user", "u", "--auth-password", "p", "--attach", "@/etc/hostname"}, false, "held for approval as act_TEST"},
-		{"captured forged", cap, []string{"--from", "ceo@bank.example", "--to", "b@x.example"}, true, "550 5.7.1"},
+		{"captured", held, []string{"--from", inbox, "--to", "b@x.example", "--auth", "PLAIN", "--auth-user", "u", "--auth-password", "p", "--attach", "@/etc/hostname"}, false, "held for approval as act_TEST"},
+		{"captured forged", held, []string{"--from", "ceo@bank.example", "--to", "b@x.example"}, true, "550 5.7.1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			host, port, _ := net.SplitHostPort(c.server)
