@@ -1,0 +1,290 @@
+package mailapi
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+var states = []oversight.State{
+	oversight.Pending, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown,
+}
+
+// An actionJSON is an action as its proposer may see it, and the rest of it for
+// reviewers.
+type actionJSON struct {
+	ID        string          `json:"id"`
+	Kind      string          `json:"kind"`
+	State     oversight.State `json:"state"`
+	Inbox     string          `json:"inbox"`
+	Via       string          `json:"via"`
+	Digest    string          `json:"digest"`
+	CreatedAt time.Time       `json:"created_at"`
+	DecidedAt *time.Time      `json:"decided_at"`
+	Reason    string          `json:"reason"` // the reviewer's, or the policy's that denied it
+	Result    string          `json:"result"` // what the execution brought
+
+	*reviewJSON
+}
+
+type reviewJSON struct {
+	Version  int64     `json:"version"`
+	Proposer string    `json:"proposer"`
+	Rule     string    `json:"rule"`
+	Verdict  string    `json:"verdict"`
+	Decider  string    `json:"decider"`
+	Attempts int64     `json:"attempts"`
+	View     *viewJSON `json:"view,omitempty"` // of one action, not in lists
+}
+
+// A viewJSON is what the reviewer decides on. All of it may be hostile.
+type viewJSON struct {
+	Title  string       `json:"title"`
+	Fields []headerJSON `json:"fields"`
+	Text   string       `json:"text"`
+	Notes  []string     `json:"notes"`
+	Files  []fileJSON   `json:"files"`
+}
+
+func actionOf(c caller, a oversight.Action) actionJSON {
+	out := actionJSON{
+		ID: a.ID, Kind: a.Kind, State: a.State, Inbox: a.Inbox, Via: a.Via, Digest: a.Hex(), CreatedAt: a.Created, Reason: a.Reason, Result: a.Result,
+	}
+	if !a.Decided.IsZero() {
+		out.DecidedAt = &a.Decided
+	}
+	if c.Kind == auth.Person {
+		out.reviewJSON = &reviewJSON{Version: a.Version, Proposer: a.Proposer, Rule: a.Rule, Verdict: a.Verdict, Decider: a.Decider, Attempts: a.Attempts}
+		return out
+	}
+	if a.State == oversight.Denied && a.Decider == "" {
+		out.Reason = a.Verdict
+	}
+	// Who spoke for a delivery is between the reviewers.
+	if _, said, ok := strings.Cut(out.Result, " says: "); ok && strings.HasPrefix(out.Result, string(auth.Person)+":") {
+		out.Result = "a person says: " + said
+	}
+	return out
+}
+
+func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) error {
+	if c.Kind == auth.Project {
+		return fmt.Errorf("a project key manages inboxes; what agents propose is shown to reviewers and to who proposed it: %w", auth.ErrForbidden)
+	}
+	q := r.URL.Query()
+	n, err := limit(q, 100, 500)
+	if err != nil {
+		return err
+	}
+	query := oversight.Query{Limit: n}
+	if v := q.Get("state"); v != "" {
+		for name := range strings.SplitSeq(v, ",") {
+			if !slices.Contains(states, oversight.State(name)) || len(query.States) == len(states) {
+				return fmt.Errorf("%w: state: must be some of %v, separated by commas", errRequest, states)
+			}
+			query.States = append(query.States, oversight.State(name))
+		}
+	}
+	list, err := s.gate.Actions(r.Context(), c.Principal, query)
+	if err != nil {
+		return err
+	}
+	out := []actionJSON{}
+	for _, a := range list {
+		out = append(out, actionOf(c, a))
+	}
+	answer(w, http.StatusOK, map[string]any{"actions": out})
+	return nil
+}
+
+func (s *Server) getAction(w http.ResponseWriter, r *http.Request, c caller) error {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	a, err := s.gate.Action(r.Context(), c.Principal, id)
+	if err != nil {
+		return err
+	}
+	out := actionOf(c, a)
+	if out.reviewJSON != nil {
+		v, err := s.gate.Show(a)
+		if err != nil {
+			return err
+		}
+		out.View = viewOf(v)
+	}
+	answer(w, http.StatusOK, out)
+	return nil
+}
+
+func viewOf(v oversight.View) *viewJSON {
+	out := &viewJSON{Title: v.Title, Fields: []headerJSON{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []fileJSON{}}
+	for _, f := range v.Fields {
+		out.Fields = append(out.Fields, headerJSON(f))
+	}
+	for _, f := range v.Files {
+		out.Files = append(out.Files, fileJSON{f.Name, f.Type, f.Size, f.SHA256})
+	}
+	return out
+}
+
+// mayDecide refuses every key before its request is read. The gate refuses it
+// once more: an agent must not approve itself through any door.
+func mayDecide(c caller) error {
+	if c.Kind != auth.Person {
+		return fmt.Errorf("no key decides: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
+	}
+	return nil
+}
+
+func checkReason(reason string) error {
+	if strings.IndexByte(reason, 0) >= 0 {
+		return fmt.Errorf("%w: reason: contains a NUL character", errRequest)
+	}
+	return nil
+}
+
+func (s *Server) decide(w http.ResponseWriter, r *http.Request, c caller) error {
+	if err := mayDecide(c); err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	var in struct {
+		Version int64  `json:"version"`
+		Digest  string `json:"digest"`
+		Approve *bool  `json:"approve"`
+		Reason  string `json:"reason"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	sum, err := hex.DecodeString(in.Digest)
+	switch {
+	case in.Version < 1:
+		return fmt.Errorf("%w: version: must be the one that was shown, 1 or more", errRequest)
+	case err != nil || len(sum) != 32:
+		return fmt.Errorf("%w: digest: must be the one that was shown, 64 hexadecimal digits", errRequest)
+	case in.Approve == nil:
+		return fmt.Errorf("%w: approve: must be true or false", errRequest)
+	}
+	if err := checkReason(in.Reason); err != nil {
+		return err
+	}
+	err = s.gate.Decide(r.Context(), c.Principal, oversight.Decision{
+		ID: id, Version: in.Version, Digest: strings.ToLower(in.Digest), Approve: *in.Approve, Reason: in.Reason,
+	})
+	if err != nil {
+		return err
+	}
+	return s.answerAction(w, r, c, id)
+}
+
+func (s *Server) resolve(w http.ResponseWriter, r *http.Request, c caller) error {
+	if err := mayDecide(c); err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	var in struct {
+		Version int64           `json:"version"`
+		State   oversight.State `json:"state"`
+		Reason  string          `json:"reason"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	switch in.State {
+	case oversight.Done, oversight.Failed, oversight.Approved:
+	default:
+		return fmt.Errorf("%w: state: must be done (it happened), failed (it did not) or approved (it did not: try again)", errRequest)
+	}
+	if err := checkReason(in.Reason); err != nil {
+		return err
+	}
+	if err := s.gate.Resolve(r.Context(), c.Principal, id, in.Version, in.State, in.Reason); err != nil {
+		return err
+	}
+	return s.answerAction(w, r, c, id)
+}
+
+// answerAction answers with the action as it is now; its execution may have
+// begun since.
+func (s *Server) answerAction(w http.ResponseWriter, r *http.Request, c caller, id string) error {
+	a, err := s.gate.Action(r.Context(), c.Principal, id)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, actionOf(c, a))
+	return nil
+}
+
+type entryJSON struct {
+	Seq    int64           `json:"seq"`
+	At     time.Time       `json:"at"`
+	Actor  string          `json:"actor"`
+	Verb   string          `json:"verb"`
+	Object string          `json:"object"`
+	Detail json.RawMessage `json:"detail"`
+	Prev   string          `json:"prev"` // hexadecimal
+	Hash   string          `json:"hash"` // hexadecimal; of the entry as it reads now
+}
+
+var auditFilter = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,64}$`)
+
+func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) error {
+	if c.Kind != auth.Person {
+		return fmt.Errorf("no key reads the record: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
+	}
+	v := r.URL.Query()
+	n, err := limit(v, 100, 1000)
+	if err != nil {
+		return err
+	}
+	q := audit.Query{Project: c.Project, Object: v.Get("object"), Verb: v.Get("verb"), Limit: n}
+	if !auditFilter.MatchString(q.Object) || !auditFilter.MatchString(q.Verb) {
+		return fmt.Errorf("%w: object, verb: must be at most 64 of A-Z a-z 0-9 _ . -", errRequest)
+	}
+	if v.Has("before") {
+		if q.Before, err = strconv.ParseInt(v.Get("before"), 10, 64); err != nil || q.Before < 1 {
+			return fmt.Errorf("%w: before: must be the seq of an entry, 1 or more", errRequest)
+		}
+	}
+	var list []audit.Entry
+	err = s.db.View(r.Context(), func(tx *store.Tx) error {
+		list, err = audit.List(r.Context(), tx, q)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	out := []entryJSON{}
+	for _, e := range list {
+		h := e.Hash()
+		detail := json.RawMessage(e.Detail)
+		if !json.Valid(detail) { // somebody wrote into the database: show it all the same
+			if detail, err = json.Marshal(e.Detail); err != nil {
+				return err
+			}
+		}
+		out = append(out, entryJSON{e.Seq, e.At, e.Actor, e.Verb, e.Object, detail, hex.EncodeToString(e.Prev[:]), hex.EncodeToString(h[:])})
+	}
+	answer(w, http.StatusOK, map[string]any{"entries": out})
+	return nil
+}

@@ -1,0 +1,287 @@
+package mailapi
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+type inboxJSON struct {
+	ID        string      `json:"id"`
+	Address   string      `json:"address"`
+	Mode      policy.Mode `json:"mode"`
+	CreatedAt time.Time   `json:"created_at"`
+	Key       string      `json:"key,omitempty"` // in the answer to its creation, once
+}
+
+func inboxOf(b mailbox.Inbox) inboxJSON {
+	return inboxJSON{ID: b.ID, Address: b.Address, Mode: b.Mode, CreatedAt: b.Created}
+}
+
+func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.post.Inboxes(r.Context(), c.Principal)
+	if err != nil {
+		return err
+	}
+	out := []inboxJSON{}
+	for _, b := range list {
+		out = append(out, inboxOf(b))
+	}
+	answer(w, http.StatusOK, map[string]any{"inboxes": out})
+	return nil
+}
+
+func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in struct {
+		Address string      `json:"address"`
+		Mode    policy.Mode `json:"mode"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, in.Address, in.Mode)
+	if err != nil {
+		return err
+	}
+	out := inboxOf(b)
+	out.Key = key.Reveal()
+	answer(w, http.StatusCreated, out)
+	return nil
+}
+
+// open returns the key of the inbox that the request names, if it is the
+// caller's own. Everybody else gets the same answer whether the inbox exists or
+// not, so that nobody learns addresses by asking.
+func (s *Server) open(r *http.Request, c caller) (*mailbox.Key, error) {
+	if err := s.own(r, c); err != nil {
+		return nil, err
+	}
+	return s.post.Open(r.Context(), c.Principal, c.key)
+}
+
+// own returns an error unless the request names the caller's own inbox.
+func (s *Server) own(r *http.Request, c caller) error {
+	if c.Kind != auth.Agent || c.key == "" {
+		return fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
+	}
+	name := r.PathValue("inbox")
+	if name == c.Inbox {
+		return nil
+	}
+	if inboxName.MatchString(name) {
+		if b, err := s.post.Find(r.Context(), c.Principal, name); err == nil && b.ID == c.Inbox {
+			return nil
+		}
+	}
+	return fmt.Errorf("this key is of another inbox than the one named; it opens inbox %s alone: %w", c.Inbox, auth.ErrForbidden)
+}
+
+// inboxName is what an id or an address may look like; a database need not see
+// anything else.
+var inboxName = regexp.MustCompile(`^[A-Za-z0-9._@-]{3,320}$`)
+
+var idForm = regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`)
+
+// id returns the id in the request's path. What has not the form of one is not
+// found.
+func id(r *http.Request) (string, error) {
+	if v := r.PathValue("id"); idForm.MatchString(v) {
+		return v, nil
+	}
+	return "", fmt.Errorf("id in the path: %w", store.ErrNotFound)
+}
+
+// limit returns the query's limit.
+func limit(q url.Values, unset, most int) (int, error) {
+	if !q.Has("limit") {
+		return unset, nil
+	}
+	n, err := strconv.Atoi(q.Get("limit"))
+	if err != nil || n < 1 || n > most {
+		return 0, fmt.Errorf("%w: limit: must be 1 to %d", errRequest, most)
+	}
+	return n, nil
+}
+
+type fileJSON struct {
+	Name        string `json:"name"`
+	ContentType string `json:"content_type"`
+	Size        int64  `json:"size"` // bytes
+	SHA256      string `json:"sha256"`
+}
+
+type messageJSON struct {
+	ID          string            `json:"id"`
+	Inbox       string            `json:"inbox"`
+	Direction   mailbox.Direction `json:"direction"`
+	CreatedAt   time.Time         `json:"created_at"` // when it was stored, not what it claims
+	Size        int64             `json:"size"`       // bytes
+	From        string            `json:"from"`
+	To          []string          `json:"to"`
+	Cc          []string          `json:"cc"`
+	Subject     string            `json:"subject"`
+	Preview     string            `json:"preview"`
+	MessageID   string            `json:"message_id"`
+	Attachments []fileJSON        `json:"attachments"`
+}
+
+func messageOf(m mailbox.Message) messageJSON {
+	out := messageJSON{
+		ID: m.ID, Inbox: m.Inbox, Direction: m.Direction, CreatedAt: m.At, Size: m.Size, From: m.From, To: append([]string{}, m.To...),
+		Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID, Attachments: []fileJSON{},
+	}
+	for _, f := range m.Attachments {
+		out.Attachments = append(out.Attachments, fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256})
+	}
+	return out
+}
+
+func (s *Server) listMessages(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	n, err := limit(r.URL.Query(), 50, 200)
+	if err != nil {
+		return err
+	}
+	ms, err := s.post.Messages(r.Context(), c.Principal, k, n)
+	if err != nil {
+		return err
+	}
+	out := []messageJSON{}
+	for _, m := range ms {
+		out = append(out, messageOf(m))
+	}
+	answer(w, http.StatusOK, map[string]any{"messages": out})
+	return nil
+}
+
+func (s *Server) message(r *http.Request, c caller) (m mailbox.Message, raw []byte, err error) {
+	k, err := s.open(r, c)
+	if err != nil {
+		return m, nil, err
+	}
+	id, err := id(r)
+	if err != nil {
+		return m, nil, err
+	}
+	return s.post.Message(r.Context(), c.Principal, k, id)
+}
+
+type headerJSON struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// What is in it was written by others: text and html are as they came.
+type parsedJSON struct {
+	messageJSON
+	Headers  []headerJSON `json:"headers"`
+	Text     string       `json:"text"`
+	HTML     string       `json:"html"`
+	Warnings []string     `json:"warnings"`
+}
+
+func (s *Server) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
+	m, raw, err := s.message(r, c)
+	if err != nil {
+		return err
+	}
+	out := parsedJSON{messageJSON: messageOf(m), Headers: []headerJSON{}, Warnings: []string{}}
+	p, err := mail.Parse(raw)
+	if err != nil { // it is mail all the same, and its bytes are at …/raw
+		out.Warnings = append(out.Warnings, "it could not be read: "+err.Error())
+	}
+	for _, f := range p.Header {
+		out.Headers = append(out.Headers, headerJSON{f.Name, f.Value})
+	}
+	out.Text, out.HTML = p.Text, p.HTML
+	out.Warnings = append(out.Warnings, p.Warnings...)
+	answer(w, http.StatusOK, out)
+	return nil
+}
+
+func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
+	m, raw, err := s.message(r, c)
+	if err != nil {
+		return err
+	}
+	h := w.Header()
+	h.Set("Content-Type", "message/rfc822")
+	h.Set("Content-Length", strconv.Itoa(len(raw)))
+	h.Set("Content-Disposition", `attachment; filename="`+m.ID+`.eml"`) // never shown as a page of ours
+	h.Set("X-Content-Type-Options", "nosniff")
+	_, err = w.Write(raw)
+	return err
+}
+
+type sendJSON struct {
+	To          []string `json:"to"`
+	Cc          []string `json:"cc"`
+	Bcc         []string `json:"bcc"`
+	Subject     string   `json:"subject"`
+	Text        string   `json:"text"`
+	HTML        string   `json:"html"`
+	InReplyTo   string   `json:"in_reply_to"`
+	Attachments []struct {
+		Name        string `json:"name"`
+		Content     string `json:"content_base64"`
+		ContentType string `json:"content_type"`
+	} `json:"attachments"`
+}
+
+func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
+	if err := s.own(r, c); err != nil {
+		return err
+	}
+	select {
+	case s.sending <- struct{}{}:
+		defer func() { <-s.sending }()
+	case <-r.Context().Done():
+		return r.Context().Err()
+	}
+	// The attack: bodies that trickle in and keep the others waiting.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Minute)) // not every connection has deadlines
+	var in sendJSON
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	d := mail.Draft{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Text, HTML: in.HTML, InReplyTo: in.InReplyTo}
+	if in.InReplyTo != "" {
+		d.References = []string{in.InReplyTo}
+	}
+	for i, a := range in.Attachments {
+		data, err := base64.StdEncoding.DecodeString(a.Content)
+		if err != nil {
+			return fmt.Errorf("%w: attachments[%d].content_base64: is not base64", errRequest, i)
+		}
+		d.Attachments = append(d.Attachments, mail.Attachment{Name: a.Name, ContentType: a.ContentType, Data: data})
+	}
+	a, err := s.post.Send(r.Context(), c.Principal, "rest", d)
+	if err != nil {
+		return err
+	}
+	status := "pending_send_approval"
+	switch a.State {
+	case oversight.Pending:
+	case oversight.Denied:
+		return &blockedError{a.ID, a.Verdict}
+	default:
+		status = "approved"
+	}
+	w.Header().Set("Location", "/v1/actions/"+a.ID)
+	answer(w, http.StatusAccepted, map[string]any{"id": a.ID, "status": status, "digest": a.Hex(), "created_at": a.Created})
+	return nil
+}

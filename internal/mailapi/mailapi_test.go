@@ -1,0 +1,595 @@
+package mailapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// A nextHop is a fake transport that answers as told.
+type nextHop struct {
+	got     []mail.Envelope
+	outcome mail.Outcome
+}
+
+func (n *nextHop) Deliver(_ context.Context, e mail.Envelope) ([]mail.Delivery, error) {
+	n.got = append(n.got, e)
+	var ds []mail.Delivery
+	for _, to := range e.To {
+		ds = append(ds, mail.Delivery{Recipient: to, Outcome: n.outcome})
+	}
+	return ds, nil
+}
+
+// A client is one caller: what it shows, or who the socket says that it is.
+type client struct {
+	h      http.Handler
+	header http.Header
+}
+
+type fixture struct {
+	db   *store.DB
+	gate *oversight.Gate
+	post *mailbox.PostOffice
+	hop  *nextHop
+	log  bytes.Buffer
+
+	a, b    mailbox.Inbox // of one project
+	foreign mailbox.Inbox // of another
+	person  auth.Principal
+	clients map[string]client
+	secrets []string
+}
+
+func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
+	t.Helper()
+	ctx := t.Context()
+	f := &fixture{db: db, hop: &nextHop{outcome: mail.Accepted}, clients: map[string]client{}}
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(&f.log, t.Output()), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	blobs, err := store.OpenBlobs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.gate = oversight.NewGate(log, db, rules)
+	f.post = mailbox.New(log, db, f.gate, blobs, f.hop, "agents.test")
+	srv := New(log, db, f.gate, f.post)
+	byKey := func(name string, key auth.Secret) {
+		f.secrets = append(f.secrets, key.Reveal())
+		f.clients[name] = client{srv.Handler(), http.Header{"Authorization": {"Bearer " + key.Reveal()}}}
+	}
+	byWho := func(name string, who auth.Principal) {
+		f.clients[name] = client{srv.HandlerFor(func(*http.Request) (auth.Principal, error) { return who, nil }), nil}
+	}
+	f.clients["nobody"] = client{srv.Handler(), nil}
+	for i, name := range []string{"", "foreign "} {
+		var project auth.Principal
+		err := db.Update(ctx, func(tx *store.Tx) error {
+			id, key, err := auth.NewProject(ctx, tx, "p"+name)
+			project = auth.Principal{Kind: auth.Project, ID: "crd_x", Project: id}
+			byKey(name+"project", key)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		who := auth.Principal{Kind: auth.Person, ID: "ann", Project: project.Project}
+		byWho(name+"person", who)
+		inbox := func(address, client string) mailbox.Inbox {
+			b, key, err := f.post.CreateInbox(ctx, project, address, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			byKey(client, key)
+			return b
+		}
+		if i == 0 {
+			f.person = who
+			f.a, f.b = inbox("alice", "key a"), inbox("bella", "key b")
+		} else {
+			f.foreign = inbox("foreign", "foreign key")
+		}
+	}
+	return f
+}
+
+type answered struct {
+	code   int
+	header http.Header
+	body   string
+}
+
+func (a answered) field(t *testing.T, name string) string {
+	t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal([]byte(a.body), &m); err != nil {
+		t.Fatalf("%v: %s", err, a.body)
+	}
+	return fmt.Sprint(m[name])
+}
+
+func (f *fixture) do(t *testing.T, who, method, path, body string, header ...string) answered {
+	t.Helper()
+	c, ok := f.clients[who]
+	if !ok {
+		t.Fatalf("there is no client %q", who)
+	}
+	r := httptest.NewRequestWithContext(t.Context(), method, "http://postern.example"+path, strings.NewReader(body))
+	for k, v := range c.header {
+		r.Header[k] = v
+	}
+	if method == http.MethodPost {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	c.h.ServeHTTP(w, r)
+	a := answered{w.Code, w.Header(), w.Body.String()}
+	if a.code >= 400 && method != http.MethodHead {
+		var p problem
+		if err := json.Unmarshal([]byte(a.body), &p); err != nil || p.Status != a.code || p.Error == "" || p.Message == "" || len(a.body) > 1500 {
+			t.Errorf("%s %s as %s: not a problem: %d %.300s", method, path, who, a.code, a.body)
+		}
+		if (a.code == 401) != (a.header.Get("WWW-Authenticate") != "") {
+			t.Errorf("%s %s as %s: %d with WWW-Authenticate %q", method, path, who, a.code, a.header.Get("WWW-Authenticate"))
+		}
+	}
+	return a
+}
+
+func (f *fixture) message(t *testing.T, b mailbox.Inbox, as string) string {
+	t.Helper()
+	raw := "From: Bob <bob@example.com>\r\nTo: " + b.Address + "\r\nSubject: Kohlrabi\r\nMessage-ID: <1@example.com>\r\nX-Odd: yes\r\n\r\nHello\r\n"
+	if err := f.post.Receive(t.Context(), mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, "192.0.2.1"); err != nil {
+		t.Fatal(err)
+	}
+	var out struct{ Messages []struct{ ID string } }
+	if err := json.Unmarshal([]byte(f.do(t, as, "GET", "/v1/inboxes/"+b.ID+"/messages", "").body), &out); err != nil || len(out.Messages) == 0 {
+		t.Fatal(err, out)
+	}
+	return out.Messages[0].ID
+}
+
+const draft = `{"to":["bob@example.com"],"subject":"s","text":"t"}`
+
+// TestMatrix tries every caller on every route and inbox. A route that is not
+// in the table fails the test.
+func TestMatrix(t *testing.T) {
+	callers := []string{"nobody", "project", "key a", "key b", "person", "foreign project", "foreign key", "foreign person"}
+	type row struct {
+		method, route, target string // the target is an inbox, or empty
+		want                  []int  // in the order of callers
+	}
+	own := func(ok int) []int { return []int{401, 403, ok, 403, 403, 403, 403, 403} } // key a alone
+	ofForeign := func(ok int) []int { return []int{401, 403, 403, 403, 403, 403, ok, 403} }
+	nobody := []int{401, 403, 403, 403, 403, 403, 403, 403}
+	const (
+		messages = "/v1/inboxes/{inbox}/messages"
+		message  = "/v1/inboxes/{inbox}/messages/{id}"
+		raw      = "/v1/inboxes/{inbox}/messages/{id}/raw"
+	)
+	rows := []row{
+		{"GET", "/v1/inboxes", "", []int{401, 200, 200, 200, 200, 200, 200, 200}},
+		{"POST", "/v1/inboxes", "", []int{401, 201, 403, 403, 201, 201, 403, 201}},
+		{"GET", "/v1/actions", "", []int{401, 403, 200, 200, 200, 403, 200, 200}},
+		// Not found, for whoever may not see it; a sibling inbox's key too.
+		{"GET", "/v1/actions/{id}", "", []int{401, 404, 200, 404, 200, 404, 404, 404}},
+		// No key decides, also the one that proposed; not even another's.
+		{"POST", "/v1/actions/{id}/decision", "", []int{401, 403, 403, 403, 200, 403, 403, 404}},
+		{"POST", "/v1/actions/{id}/resolution", "", []int{401, 403, 403, 403, 200, 403, 403, 404}},
+		{"GET", "/v1/audit", "", []int{401, 403, 403, 403, 200, 403, 403, 200}},
+	}
+	for _, target := range []string{"a", "a by address"} {
+		rows = append(rows, row{"GET", messages, target, own(200)}, row{"POST", messages, target, own(202)}, row{"GET", message, target, own(200)}, row{"GET", raw, target, own(200)})
+	}
+	for _, m := range []struct {
+		method, route string
+		ok            int
+	}{{"GET", messages, 200}, {"POST", messages, 202}, {"GET", message, 200}, {"GET", raw, 200}} {
+		rows = append(rows, row{m.method, m.route, "foreign", ofForeign(m.ok)}, row{m.method, m.route, "missing", nobody}, row{m.method, m.route, "hostile", nobody})
+	}
+	for _, rt := range table {
+		if !slices.ContainsFunc(rows, func(r row) bool { return r.method == rt.method && r.route == rt.path }) {
+			t.Errorf("%s %s is in no row", rt.method, rt.path)
+		}
+	}
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ids := map[string]string{"a": f.message(t, f.a, "key a"), "foreign": f.message(t, f.foreign, "foreign key")}
+		ids["a by address"], ids["missing"], ids["hostile"] = ids["a"], ids["a"], ids["a"]
+		names := map[string]string{
+			"a": f.a.ID, "a by address": f.a.Address, "foreign": f.foreign.Address, "missing": "nobody@agents.test", "hostile": "'; drop table\x00 inbox; --\xff",
+		}
+		n := 0
+		for _, r := range rows {
+			for i, who := range callers {
+				path, body := strings.ReplaceAll(r.route, "{inbox}", url.PathEscape(names[r.target])), ""
+				n++
+				switch {
+				case r.route == "/v1/inboxes" && r.method == "POST":
+					body = fmt.Sprintf(`{"address":"new-%d"}`, n)
+				case r.method == "POST" && r.route == messages:
+					body = draft
+				case strings.HasPrefix(r.route, "/v1/actions/"):
+					id := f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/messages", draft).field(t, "id")
+					a, err := f.gate.Action(t.Context(), f.person, id)
+					if err != nil {
+						t.Fatal(err)
+					}
+					path = strings.ReplaceAll(path, "{id}", id)
+					body = fmt.Sprintf(`{"version":%d,"digest":%q,"approve":false,"reason":"no"}`, a.Version, a.Hex())
+					if strings.HasSuffix(path, "resolution") {
+						f.setState(t, id, oversight.Unknown)
+						body = fmt.Sprintf(`{"version":%d,"state":"failed","reason":"no"}`, a.Version)
+					}
+				}
+				path = strings.ReplaceAll(path, "{id}", ids[r.target])
+				got := f.do(t, who, r.method, path, body)
+				if got.code != r.want[i] {
+					t.Errorf("%s %s (%s) as %s: got %d, want %d: %.200s", r.method, r.route, r.target, who, got.code, r.want[i], got.body)
+				}
+				if got.code >= 400 && (strings.Contains(got.body, "Kohlrabi") || strings.Contains(got.body, "bob@")) {
+					t.Errorf("%s %s as %s: the refusal tells: %s", r.method, r.route, who, got.body)
+				}
+			}
+		}
+		for _, s := range f.secrets {
+			if strings.Contains(f.log.String(), s) {
+				t.Error("a key is in the log")
+			}
+		}
+	})
+}
+
+func (f *fixture) setState(t *testing.T, id string, s oversight.State) {
+	t.Helper()
+	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
+		_, err := tx.ExecContext(t.Context(), `update action set state = $1 where id = $2`, s, id)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStory(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, policy.Rules{
+			{ID: "no-evil", Kind: "email.send", To: "*@evil.example", Effect: policy.Deny, Reason: "evil is blocked"},
+			{ID: "home", Kind: "email.send", To: "boss@home.example", Effect: policy.Allow},
+		})
+		// An inbox with its key, once.
+		got := f.do(t, "project", "POST", "/v1/inboxes", `{"address":"Analyst","mode":"gated_send"}`)
+		if got.code != 201 || got.field(t, "address") != "analyst@agents.test" || !strings.HasPrefix(got.field(t, "key"), "pib_") {
+			t.Fatalf("create = %+v", got)
+		}
+		if got := f.do(t, "project", "POST", "/v1/inboxes", `{"address":"analyst@agents.test"}`); got.code != 409 || got.field(t, "error") != "address_collision" {
+			t.Errorf("again = %+v", got)
+		}
+		if got := f.do(t, "project", "GET", "/v1/inboxes", ""); strings.Contains(got.body, "pib_") || strings.Count(got.body, "ibx_") != 3 || strings.Contains(got.body, f.foreign.ID) {
+			t.Errorf("list = %s", got.body)
+		}
+		if got := f.do(t, "key a", "GET", "/v1/inboxes", ""); strings.Count(got.body, "ibx_") != 1 || !strings.Contains(got.body, f.a.ID) {
+			t.Errorf("list as key a = %s", got.body)
+		}
+
+		// Reading.
+		id := f.message(t, f.a, "key a")
+		got = f.do(t, "key a", "GET", "/v1/inboxes/"+f.a.Address+"/messages/"+id, "")
+		for _, want := range []string{`"subject":"Kohlrabi"`, `"text":"Hello"`, `{"name":"X-Odd","value":"yes"}`, `"direction":"in"`, `"attachments":[]`} {
+			if !strings.Contains(got.body, want) {
+				t.Errorf("message lacks %s: %s", want, got.body)
+			}
+		}
+		got = f.do(t, "key a", "GET", "/v1/inboxes/"+f.a.ID+"/messages/"+id+"/raw", "")
+		if got.header.Get("Content-Type") != "message/rfc822" || !strings.HasPrefix(got.body, "From: Bob") || !strings.HasSuffix(got.body, "\r\nHello\r\n") {
+			t.Errorf("raw = %+v", got)
+		}
+
+		// Proposing: held, with all that was asked.
+		body := fmt.Sprintf(`{"to":["Bob <bob@example.com>"],"cc":["c@example.com"],"bcc":["eve@example.com"],"subject":"Result","text":"t","html":"<b>t</b>",
+			"in_reply_to":"<1@example.com>","attachments":[{"name":"a.csv","content_base64":%q,"content_type":"text/csv"}]}`, base64.StdEncoding.EncodeToString([]byte("a,b")))
+		got = f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/messages", body)
+		act := got.field(t, "id")
+		if got.code != 202 || got.field(t, "status") != "pending_send_approval" || got.header.Get("Location") != "/v1/actions/"+act {
+			t.Fatalf("send = %+v", got)
+		}
+		mine := f.do(t, "key a", "GET", "/v1/actions/"+act, "")
+		if mine.field(t, "state") != "pending" || strings.Contains(mine.body, `"view"`) || strings.Contains(mine.body, `"verdict"`) || strings.Contains(mine.body, `"decider"`) {
+			t.Errorf("as its proposer = %s", mine.body)
+		}
+		shown := f.do(t, "person", "GET", "/v1/actions/"+act, "")
+		for _, want := range []string{`{"name":"Bcc","value":"eve@example.com"}`, `"name":"a.csv"`, `"size":3`, `"title":"Result"`, `"version":1`, `"via":"rest"`} {
+			if !strings.Contains(shown.body, want) {
+				t.Errorf("a reviewer does not see %s: %s", want, shown.body)
+			}
+		}
+		if got := f.do(t, "person", "GET", "/v1/actions?state=pending,unknown&limit=5", ""); strings.Count(got.body, `"id"`) != 1 || !strings.Contains(got.body, act) {
+			t.Errorf("pending = %s", got.body)
+		}
+		if got := f.do(t, "person", "GET", "/v1/actions?state=denied", ""); got.body != "{\"actions\":[]}\n" {
+			t.Errorf("denied = %s", got.body)
+		}
+
+		// Deciding: on what was shown, once, with a reason to reject.
+		digest := shown.field(t, "digest")
+		decision := "/v1/actions/" + act + "/decision"
+		for name, tt := range map[string]struct {
+			body string
+			want int
+		}{
+			"another digest":   {fmt.Sprintf(`{"version":1,"digest":"%064d","approve":true}`, 0), 409},
+			"another version":  {fmt.Sprintf(`{"version":2,"digest":%q,"approve":true}`, digest), 409},
+			"no version":       {fmt.Sprintf(`{"digest":%q,"approve":true}`, digest), 400},
+			"no digest":        {`{"version":1,"approve":true}`, 400},
+			"no approve":       {fmt.Sprintf(`{"version":1,"digest":%q}`, digest), 400},
+			"approve is text":  {fmt.Sprintf(`{"version":1,"digest":%q,"approve":"yes"}`, digest), 400},
+			"reject, no words": {fmt.Sprintf(`{"version":1,"digest":%q,"approve":false}`, digest), 400},
+			"long reason":      {fmt.Sprintf(`{"version":1,"digest":%q,"approve":false,"reason":%q}`, digest, strings.Repeat("x", 1001)), 400},
+			"NUL in reason":    {fmt.Sprintf(`{"version":1,"digest":%q,"approve":false,"reason":"a\u0000b"}`, digest), 400},
+			"unknown field":    {fmt.Sprintf(`{"version":1,"digest":%q,"approve":true,"force":true}`, digest), 400},
+		} {
+			if got := f.do(t, "person", "POST", decision, tt.body); got.code != tt.want {
+				t.Errorf("%s: %+v, want %d", name, got, tt.want)
+			}
+		}
+		approve := fmt.Sprintf(`{"version":1,"digest":%q,"approve":true}`, strings.ToUpper(digest))
+		if got := f.do(t, "person", "POST", decision, approve); got.code != 200 || got.field(t, "state") != "approved" || got.field(t, "decider") != "person:ann" {
+			t.Errorf("approve = %+v", got)
+		}
+		if got := f.do(t, "person", "POST", decision, approve); got.code != 409 || got.field(t, "error") != "stale" {
+			t.Errorf("a second click = %+v", got)
+		}
+		f.hop.outcome = mail.Uncertain
+		if ran, err := f.gate.RunOne(t.Context()); !ran || err != nil {
+			t.Fatal(ran, err)
+		}
+		now := f.do(t, "person", "GET", "/v1/actions/"+act, "")
+		if now.field(t, "state") != "unknown" {
+			t.Fatalf("after execution = %+v", now)
+		}
+
+		// Resolving what is unknown.
+		resolution := "/v1/actions/" + act + "/resolution"
+		for name, tt := range map[string]struct {
+			body string
+			want int
+		}{
+			"no reason":     {`{"version":4,"state":"done"}`, 400},
+			"pending":       {`{"version":4,"state":"pending","reason":"r"}`, 400},
+			"no state":      {`{"version":4,"reason":"r"}`, 400},
+			"stale":         {`{"version":3,"state":"done","reason":"r"}`, 409},
+			"NUL in reason": {`{"version":4,"state":"done","reason":"\u0000"}`, 400},
+		} {
+			if got := f.do(t, "person", "POST", resolution, tt.body); got.code != tt.want {
+				t.Errorf("%s: %+v, want %d", name, got, tt.want)
+			}
+		}
+		if got := f.do(t, "person", "POST", resolution, `{"version":`+now.field(t, "version")+`,"state":"done","reason":"Bob has it"}`); got.code != 200 || got.field(t, "state") != "done" {
+			t.Errorf("resolve = %+v", got)
+		}
+		if mine := f.do(t, "key a", "GET", "/v1/actions/"+act, ""); mine.field(t, "result") != "a person says: Bob has it" || strings.Contains(mine.body, "ann") {
+			t.Errorf("as its proposer = %s", mine.body)
+		}
+
+		// What policy says.
+		got = f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/messages", strings.ReplaceAll(draft, "bob@example.com", "x@evil.example"))
+		if got.code != 403 || got.field(t, "error") != "blocked_by_policy" || !strings.Contains(got.body, "evil is blocked") {
+			t.Errorf("blocked = %+v", got)
+		}
+		if mine := f.do(t, "key a", "GET", "/v1/actions/"+got.field(t, "id"), ""); mine.field(t, "state") != "denied" || mine.field(t, "reason") != "evil is blocked" {
+			t.Errorf("blocked action = %s", mine.body)
+		}
+		if got := f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/messages", strings.ReplaceAll(draft, "bob@example.com", "boss@home.example")); got.field(t, "status") != "approved" {
+			t.Errorf("allowed = %+v", got)
+		}
+
+		// The record.
+		got = f.do(t, "person", "GET", "/v1/audit?object="+act+"&limit=50", "")
+		for _, verb := range []string{"action.propose", "action.approve", "action.execute", "action.unknown", "action.resolve"} {
+			if !strings.Contains(got.body, `"verb":"`+verb+`"`) {
+				t.Errorf("audit lacks %s: %s", verb, got.body)
+			}
+		}
+		if got := f.do(t, "person", "GET", "/v1/audit?verb=inbox.", ""); strings.Contains(got.body, "action.") || !strings.Contains(got.body, "inbox.create") || strings.Contains(got.body, f.foreign.ID) {
+			t.Errorf("audit of inboxes = %s", got.body)
+		}
+		if got := f.do(t, "person", "GET", "/v1/audit?before=2", ""); strings.Count(got.body, `"seq"`) != 1 {
+			t.Errorf("audit before 2 = %s", got.body)
+		}
+	})
+}
+
+func TestSendRefuses(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	path := "/v1/inboxes/" + f.a.ID + "/messages"
+	with := func(field string, v any) string {
+		m := map[string]any{"to": []string{"bob@example.com"}, "subject": "s", "text": "t"}
+		m[field] = v
+		b, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	file := func(name, content, kind string) any {
+		return []map[string]string{{"name": name, "content_base64": content, "content_type": kind}}
+	}
+	const inject = "x\r\nBcc: eve@example.com"
+	for _, tt := range []struct{ name, body, want string }{
+		{"CR LF in to", with("to", []string{inject}), "to[0]: contains a line break"},
+		{"CR LF in cc", with("cc", []string{inject}), "cc[0]: contains a line break"},
+		{"CR LF in bcc", with("bcc", []string{inject}), "bcc[0]: contains a line break"},
+		{"CR LF in a name", with("to", []string{"\"B\r\nX: y\" <b@example.com>"}), "to[0]: contains a line break"},
+		{"CR LF in subject", with("subject", inject), "subject: contains a line break"},
+		{"LF in subject", with("subject", "a\nb"), "subject: contains a line break"},
+		{"CR LF in in_reply_to", with("in_reply_to", "<1@x>\r\nBcc: e@example.com"), "in_reply_to: contains a line break"},
+		{"in_reply_to", with("in_reply_to", "msg <1>"), "in_reply_to: "},
+		{"CR LF in file name", with("attachments", file(inject, "eA==", "")), "attachments[0].name: contains a line break"},
+		{"CR LF in file type", with("attachments", file("x", "eA==", inject)), "attachments[0].content_type: contains a line break"},
+		{"folder in file name", with("attachments", file("../x", "eA==", "")), "attachments[0].name: "},
+		{"not base64", with("attachments", file("x", "*", "")), "attachments[0].content_base64: is not base64"},
+		{"a path", with("attachments", []string{"/etc/passwd"}), "attachments: must be of another type than string"},
+		{"NUL in text", with("text", "a\x00b"), "text: contains a NUL"},
+		{"long text", with("text", strings.Repeat("x", mail.MaxText+1)), "text: has 262145 characters, more than 262144"},
+		{"long html", with("html", strings.Repeat("x", mail.MaxText+1)), "html: has 262145 characters, more than 262144"},
+		{"long subject", with("subject", strings.Repeat("x", 999)), "subject: has 999 characters, more than 998"},
+		{"many", with("bcc", slices.Repeat([]string{"x@example.com"}, 51)), "bcc: has 51 recipients, more than 50"},
+		{"nobody", with("to", []string{}), "to: has no recipient"},
+		{"from", with("from", "boss@example.com"), `body: unknown field \"from\"`},
+		{"markdown", with("markdown", "*x*"), `body: unknown field \"markdown\"`},
+		{"to is text", with("to", "bob@example.com"), "to: must be of another type than string"},
+		{"empty", "", "body: is empty"},
+		{"list", "[]", "body: "},
+		{"two objects", draft + draft, "body: something follows"},
+		{"cut off", `{"to":`, "body: "},
+		{"deep", strings.Repeat("[", 100000), "body: "},
+		{"long unknown field", with(strings.Repeat("x", 10000), 1), "body: unknown field"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := f.do(t, "key a", "POST", path, tt.body); got.code != 400 || !strings.Contains(got.body, tt.want) {
+				t.Errorf("got %d %.300s, want 400 with %q", got.code, got.body, tt.want)
+			}
+		})
+	}
+	t.Run("too large", func(t *testing.T) {
+		got := f.do(t, "key a", "POST", path, `{"text":"`+strings.Repeat("x", maxSend)+`"}`)
+		if got.code != 413 || !strings.Contains(got.body, "37748736") {
+			t.Errorf("got %d %.300s, want 413", got.code, got.body)
+		}
+	})
+	if got := f.do(t, "person", "GET", "/v1/actions", ""); got.body != "{\"actions\":[]}\n" {
+		t.Errorf("something was stored: %s", got.body)
+	}
+	t.Run("25 MB", func(t *testing.T) {
+		body := with("attachments", file("x", base64.StdEncoding.EncodeToString(make([]byte, mail.MaxAttachmentsBytes)), ""))
+		if got := f.do(t, "key a", "POST", path, body); got.code != 202 {
+			t.Errorf("got %d %.300s, want 202", got.code, got.body)
+		}
+	})
+}
+
+func TestRequests(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	inbox := "/v1/inboxes/" + f.a.ID
+	key := f.clients["key a"].header.Get("Authorization")[len("Bearer "):]
+	for _, tt := range []struct {
+		name, who, method, path, body string
+		header                        []string
+		want                          int
+	}{
+		{"X-API-Key", "nobody", "GET", inbox + "/messages", "", []string{"X-API-Key", key}, 200},
+		{"two keys", "key a", "GET", inbox + "/messages", "", []string{"X-API-Key", "pib_AAAAAAAAAAAAAAAAAAAAAAAAAA"}, 401},
+		{"the same key twice", "key a", "GET", inbox + "/messages", "", []string{"X-API-Key", key}, 200},
+		{"basic", "nobody", "GET", inbox + "/messages", "", []string{"Authorization", "Basic " + key}, 401},
+		{"a key at the socket is not looked at", "person", "GET", inbox + "/messages", "", []string{"X-API-Key", key}, 403},
+		{"no content type", "key a", "POST", inbox + "/messages", draft, []string{"Content-Type", ""}, 415},
+		{"form", "key a", "POST", inbox + "/messages", draft, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415},
+		{"text", "key a", "POST", inbox + "/messages", draft, []string{"Content-Type", "text/plain"}, 415},
+		{"charset", "key a", "POST", inbox + "/messages", draft, []string{"Content-Type", "application/json; charset=utf-8"}, 202},
+		{"another origin", "key a", "POST", inbox + "/messages", draft, []string{"Origin", "https://evil.example"}, 403},
+		{"put", "key a", "PUT", inbox + "/messages", "", nil, 405},
+		{"delete", "project", "DELETE", "/v1/inboxes", "", nil, 405},
+		{"decide by get", "person", "GET", "/v1/actions/act_AAAAAAAAAAAAAAAAAAAAAAAAAA/decision", "", nil, 405},
+		{"preflight", "nobody", "OPTIONS", inbox + "/messages", "", []string{"Origin", "https://evil.example", "Access-Control-Request-Method", "POST"}, 405},
+		{"head", "key a", "HEAD", inbox + "/messages", "", nil, 200},
+		{"no such path", "key a", "GET", "/v1/nothing", "", nil, 404},
+		{"limit 0", "key a", "GET", inbox + "/messages?limit=0", "", nil, 400},
+		{"limit 201", "key a", "GET", inbox + "/messages?limit=201", "", nil, 400},
+		{"limit text", "key a", "GET", inbox + "/messages?limit=x", "", nil, 400},
+		{"no such message", "key a", "GET", inbox + "/messages/msg_AAAAAAAAAAAAAAAAAAAAAAAAAA", "", nil, 404},
+		{"hostile message", "key a", "GET", inbox + "/messages/%00%ff", "", nil, 404},
+		{"no such action", "key a", "GET", "/v1/actions/act_AAAAAAAAAAAAAAAAAAAAAAAAAA", "", nil, 404},
+		{"hostile action", "person", "GET", "/v1/actions/%00", "", nil, 404},
+		{"no such action to decide", "person", "POST", "/v1/actions/act_AAAAAAAAAAAAAAAAAAAAAAAAAA/decision", fmt.Sprintf(`{"version":1,"digest":"%064d","approve":true}`, 0), nil, 404},
+		{"state", "person", "GET", "/v1/actions?state=open", "", nil, 400},
+		{"states", "person", "GET", "/v1/actions?state=" + strings.Repeat("done,", 9), "", nil, 400},
+		{"actions limit", "person", "GET", "/v1/actions?limit=501", "", nil, 400},
+		{"audit before", "person", "GET", "/v1/audit?before=0", "", nil, 400},
+		{"audit verb", "person", "GET", "/v1/audit?verb=%00", "", nil, 400},
+		{"audit object", "person", "GET", "/v1/audit?object=%27", "", nil, 400},
+		{"audit limit", "person", "GET", "/v1/audit?limit=1001", "", nil, 400},
+		{"address", "project", "POST", "/v1/inboxes", `{"address":"a"}`, nil, 400},
+		{"reserved", "project", "POST", "/v1/inboxes", `{"address":"postmaster"}`, nil, 400},
+		{"another domain", "project", "POST", "/v1/inboxes", `{"address":"bob@example.com"}`, nil, 400},
+		{"mode", "project", "POST", "/v1/inboxes", `{"address":"robert","mode":"autonomous"}`, nil, 400},
+		{"large", "project", "POST", "/v1/inboxes", `{"address":"` + strings.Repeat("x", maxBody) + `"}`, nil, 413},
+		{"body of a get", "key a", "GET", inbox + "/messages", strings.Repeat("x", 100), nil, 200},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := f.do(t, tt.who, tt.method, tt.path, tt.body, tt.header...)
+			if got.code != tt.want {
+				t.Errorf("got %d %.300s, want %d", got.code, got.body, tt.want)
+			}
+			if (got.code == 405) != (got.header.Get("Allow") != "") {
+				t.Errorf("%d with Allow %q", got.code, got.header.Get("Allow"))
+			}
+			for name := range got.header {
+				if strings.HasPrefix(name, "Access-Control-") {
+					t.Errorf("the answer has %s", name)
+				}
+			}
+		})
+	}
+}
+
+func TestInternalErrorsStayInside(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	f.db.Close()
+	for who, path := range map[string]string{"key a": "/v1/inboxes", "person": "/v1/actions"} {
+		if got := f.do(t, who, "GET", path, ""); got.code != 500 || got.field(t, "message") != "internal error" {
+			t.Errorf("got %+v", got)
+		}
+	}
+	if !strings.Contains(f.log.String(), "closed") {
+		t.Error("the cause is not in the log")
+	}
+}
+
+// TestOpenAPI: the description names exactly the routes that there are.
+func TestOpenAPI(t *testing.T) {
+	b, err := os.ReadFile("../../docs/openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	path := ""
+	line := regexp.MustCompile(`(?m)^  (/v1/\S*):$|^    (get|post|put|delete|patch):$`)
+	for _, m := range line.FindAllStringSubmatch(string(b), -1) {
+		if m[1] != "" {
+			path = m[1]
+		} else {
+			got = append(got, strings.ToUpper(m[2])+" "+path)
+		}
+	}
+	var want []string
+	for _, rt := range table {
+		want = append(want, rt.method+" "+rt.path)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("docs/openapi.yaml has\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
