@@ -36,7 +36,6 @@ type peer struct {
 	mu       sync.Mutex
 	messages [][]byte // as they came between DATA and dot, with the stuffing undone
 	commands []string
-	open     int
 }
 
 func (p *peer) start(t *testing.T) string {
@@ -62,6 +61,12 @@ func (p *peer) start(t *testing.T) string {
 	})
 	t.Cleanup(func() { l.Close(); cancel(); wg.Wait() })
 	return l.Addr().String()
+}
+
+func (p *peer) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.messages)
 }
 
 func (p *peer) converse(ctx context.Context, c net.Conn) {
@@ -274,8 +279,8 @@ func TestRecipientsAndRoutes(t *testing.T) {
 	if !strings.Contains(ds[4].Detail, "no route to else.example: set --relay") {
 		t.Errorf("got %q, want the setting", ds[4].Detail)
 	}
-	if len(one.messages) != 1 || len(two.messages) != 1 {
-		t.Errorf("got %d and %d messages, want one each", len(one.messages), len(two.messages))
+	if n, m := one.count(), two.count(); n != 1 || m != 1 {
+		t.Errorf("got %d and %d messages, want one each", n, m)
 	}
 }
 
