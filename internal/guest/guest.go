@@ -115,7 +115,7 @@ func (s *Server) Handler() http.Handler {
 }
 
 // Serve answers on l until ctx is done, and watches the sandbox's memory
-// meanwhile. Running processes are left alone.
+// meanwhile. Running processes are left alone. It is called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -135,6 +135,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer stop()
 	watchCtx, cancel := context.WithCancel(ctx)
 	s.spawner.prepare()
+	defer s.spawner.stop()
 	var wg sync.WaitGroup
 	wg.Go(func() { s.watchMemory(watchCtx) })
 	defer wg.Wait()

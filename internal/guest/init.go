@@ -236,8 +236,12 @@ func (i *Init) startService(spawn *spawner, a account, args []string) (int, erro
 	if path == "" {
 		path = defaultPath
 	}
+	dir := a.home
+	if !isDir(dir) {
+		dir = "/"
+	}
 	p, err := spawn.start(args[0], args, &os.ProcAttr{
-		Dir:   a.home,
+		Dir:   dir,
 		Env:   []string{"PATH=" + path, "HOME=" + a.home, "USER=" + a.name, "LOGNAME=" + a.name, "LANG=C.UTF-8"},
 		Files: []*os.File{null, os.Stderr, os.Stderr},
 		Sys: &syscall.SysProcAttr{

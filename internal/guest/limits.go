@@ -30,6 +30,7 @@ const cgroupMount = "/run/postern/pids"
 // would leave it a moment to fork outside.)
 type spawner struct {
 	jobs chan func()
+	quit chan struct{} // closed by stop
 	once sync.Once
 	log  *slog.Logger
 	max  int64 // 0: no limit
@@ -38,7 +39,7 @@ type spawner struct {
 }
 
 func newSpawner(log *slog.Logger, max int64) *spawner {
-	return &spawner{jobs: make(chan func()), log: log, max: max}
+	return &spawner{jobs: make(chan func()), quit: make(chan struct{}), log: log, max: max}
 }
 
 // prepare sets the limit and starts the thread that forks, once.
@@ -59,13 +60,22 @@ func (s *spawner) start(path string, args []string, attr *os.ProcAttr) (*os.Proc
 	var p *os.Process
 	var err error
 	done := make(chan struct{})
-	s.jobs <- func() {
+	job := func() {
 		p, err = os.StartProcess(path, args, attr)
 		close(done)
 	}
-	<-done
-	return p, err
+	select {
+	case s.jobs <- job:
+		<-done
+		return p, err
+	case <-s.quit:
+		return nil, errors.New("the guest is stopping")
+	}
 }
+
+// stop ends the thread that forks. It is called once, and start fails from
+// then on.
+func (s *spawner) stop() { close(s.quit) }
 
 // run forks for start. Its thread joins the group and never does anything
 // else.
@@ -88,8 +98,13 @@ func (s *spawner) run(ready chan<- struct{}) {
 	}
 	s.log.Info("processes are limited", "by", s.limited, "max", s.max)
 	close(ready)
-	for f := range s.jobs {
-		f()
+	for {
+		select {
+		case f := <-s.jobs:
+			f()
+		case <-s.quit:
+			return // locked still, so the thread ends
+		}
 	}
 }
 

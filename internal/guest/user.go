@@ -115,5 +115,8 @@ func (s *Server) startDir(a account) string {
 	if d := s.current().defaultWorkdir; d != "" {
 		return d
 	}
-	return a.home
+	if isDir(a.home) {
+		return a.home
+	}
+	return "/" // as login does for a user without a home
 }

@@ -1,0 +1,187 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	"postern/internal/guest/processpb"
+)
+
+// TestMain lets the test's binary be the first process of a "sandbox": its
+// waiting for every child would take those of other tests.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("GUEST_TEST_INIT"); dir != "" {
+		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+		i := &Init{
+			Server:       []string{"/bin/sh", "-c", "echo $$ >> " + dir + "/server; (sleep 0.05 & echo $! >> " + dir + "/orphan); exec sleep 100"},
+			ServicesFile: dir + "/services", User: testUser,
+			Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		}
+		err := i.Run(ctx)
+		stop()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// pids returns the numbers in a file, waiting until there are n.
+func pids(t *testing.T, file string, n int) []int {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		b, _ := os.ReadFile(file)
+		if f := strings.Fields(string(b)); len(f) >= n {
+			var list []int
+			for _, s := range f {
+				pid, _ := strconv.Atoi(s)
+				list = append(list, pid)
+			}
+			return list
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: got %q, want %d lines", file, b, n)
+		}
+	}
+}
+
+func TestInitKeepsRunning(t *testing.T) {
+	dir := userDir(t)
+	service := dir + "/service.sh"
+	for name, text := range map[string]string{
+		"/service.sh": "#!/bin/sh\necho $$ >> $1/$2\nid -un > $1/who\nexec sleep 100\n",
+		"/services":   "# comment\n" + service + "  " + dir + " runs # why\n/no/such thing\n",
+	} {
+		if err := os.WriteFile(dir+name, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "GUEST_TEST_INIT="+dir)
+	cmd.Stderr = t.Output()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	server := pids(t, dir+"/server", 1)[0]
+	run := pids(t, dir+"/runs", 1)[0]
+	if who, _ := os.ReadFile(dir + "/who"); string(who) != testUser+"\n" {
+		t.Errorf("service runs as %q, want %s", who, testUser)
+	}
+	orphan := pids(t, dir+"/orphan", 1)[0]
+	gone := func(what string, pid int) {
+		t.Helper()
+		for end := time.Now().Add(5 * time.Second); unix.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s %d is still there", what, pid)
+			}
+		}
+	}
+	gone("orphan", orphan) // also as a zombie
+	for n, pid := range []int{server, run} {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		gone("killed process", pid)
+		if again := pids(t, filepath.Join(dir, []string{"server", "runs"}[n]), 2)[1]; again == pid {
+			t.Errorf("got pid %d again", pid)
+		}
+	}
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("init: %v", err)
+	}
+	gone("server", pids(t, dir+"/server", 2)[1])
+	gone("service", pids(t, dir+"/runs", 2)[1])
+}
+
+func TestParseServices(t *testing.T) {
+	for _, tt := range []struct {
+		name, in, want string
+		fails          bool
+	}{
+		{"empty", "", "[]", false},
+		{"comments and blanks", "# a\n\n  /bin/x  -a\tb # c\n", "[[/bin/x -a b]]", false},
+		{"relative", "/bin/x\nsleep 1\n", "[]", true},
+	} {
+		got, err := parseServices(strings.NewReader(tt.in))
+		if fmt.Sprint(got) != tt.want || (err != nil) != tt.fails {
+			t.Errorf("%s: got %v, %v, want %s", tt.name, got, err, tt.want)
+		}
+	}
+}
+
+// Attacker: a user's processes that leave their session and their parent, and
+// root's, are all counted; the guest answers with the limit reached.
+func TestProcessLimit(t *testing.T) {
+	const limit = 40
+	t.Cleanup(func() { // after the rig's
+		if root, err := pidsHierarchy(); err == nil {
+			for range 100 { // until the last of its processes is gone
+				if os.Remove(root+"/postern-users") == nil {
+					return
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+	})
+	g := newRig(t, func(c *Config) { c.MaxProcesses = limit })
+	if g.s.spawner.prepare(); g.s.spawner.limited != "cgroup" {
+		t.Fatalf("limited by %s: the pids controller must be mounted for this test", g.s.spawner.limited)
+	}
+	for _, who := range []string{testUser, "root"} {
+		// Not a bomb without end: at most 100, gone after 3 seconds.
+		req := asUser(connect.NewRequest(shell("for i in $(seq 100); do setsid sh -c '(sleep 3 &)' & done; wait")), who)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		st, err := g.proc.Start(ctx, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond)
+		begin := time.Now()
+		if _, err := g.proc.List(t.Context(), connect.NewRequest(&processpb.ListRequest{})); err != nil || time.Since(begin) > time.Second {
+			t.Errorf("%s: list: %v after %v", who, err, time.Since(begin))
+		}
+		var r result
+		for st.Receive() {
+			r.take(st.Msg().GetEvent())
+		}
+		if !strings.Contains(string(r.stderr), "fork") {
+			t.Errorf("%s: got %q %v, want forks to fail", who, r.stderr, r.end)
+		}
+		st.Close()
+		cancel()
+		time.Sleep(3500 * time.Millisecond)
+	}
+	// At the limit a client is told so.
+	var code connect.Code
+	for range limit + 1 {
+		st, err := g.proc.Start(t.Context(), connect.NewRequest(shell("exec sleep 30")))
+		if err == nil {
+			st.Receive()
+			err = st.Err()
+		}
+		if code = connect.CodeOf(err); err != nil {
+			break
+		}
+		defer st.Close()
+	}
+	if code != connect.CodeResourceExhausted {
+		t.Errorf("at the limit: got %v, want resource exhausted", code)
+	}
+}
