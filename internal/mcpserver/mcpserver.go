@@ -130,9 +130,9 @@ func (s *Server) bounded(w http.ResponseWriter, r *http.Request, who auth.Princi
 		return
 	}
 	defer done()
-	if r.Header.Get("Accept") == "" {
-		// To ask for nothing is to take anything (RFC 9110, 12.5.1); the SDK
-		// wants both of its types named.
+	if a := r.Header.Get("Accept"); a == "" || strings.Contains(a, "application/json") {
+		// To ask for nothing is to take anything (RFC 9110, 12.5.1). The SDK
+		// wants two types named, of which it is told below to use this one.
 		r.Header.Set("Accept", "application/json, text/event-stream")
 	}
 	h.ServeHTTP(w, r)

@@ -488,16 +488,22 @@ func TestPlainHTTP(t *testing.T) {
 	b, _ := f.inbox(t, "analyst")
 	who, _ := f.sandbox(t, b.ID)
 	h := f.srv.HandlerFor(who)
+	accept := ""
 	do := func(method, path, body string) *httptest.ResponseRecorder {
 		r := httptest.NewRequestWithContext(t.Context(), method, "http://postern.internal"+path, strings.NewReader(body))
 		r.Header.Set("Content-Type", "application/json")
+		if accept != "" {
+			r.Header.Set("Accept", accept)
+		}
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		return w
 	}
-	w := do("POST", Path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"email_send","arguments":{"to":["bob@example.com"],"subject":"s","body":"b"}}}`)
-	if w.Code != 200 || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") || !strings.Contains(w.Body.String(), `"status":"pending_approval"`) {
-		t.Errorf("POST = %d %v %s", w.Code, w.Header(), w.Body)
+	for _, accept = range []string{"", "*/*", "application/json", "application/json, text/event-stream"} {
+		w := do("POST", Path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"email_send","arguments":{"to":["bob@example.com"],"subject":"s","body":"b"}}}`)
+		if w.Code != 200 || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") || !strings.Contains(w.Body.String(), `"status":"pending_approval"`) {
+			t.Errorf("POST accepting %q = %d %v %s", accept, w.Code, w.Header(), w.Body)
+		}
 	}
 	for method, want := range map[string]int{"GET": 405, "DELETE": 405, "PUT": 405} {
 		if w := do(method, Path, ""); w.Code != want {
