@@ -55,7 +55,8 @@ func startInterpreter(t *testing.T) string {
 		mount -t overlay -o "lowerdir=$1,upperdir=upper,workdir=work" overlay root
 		mount -t proc proc root/proc
 		printf '{"OF_SANDBOX": "from the creator"}' >root/run/postern/envs.json
-		exec chroot --userspec=1000:1000 --groups= root env -i HOME=/home/user USER=user PATH=/usr/local/bin:/usr/bin:/bin $3 --listen 127.0.0.1:0`
+		chroot --userspec=1000:1000 --groups= root env -i HOME=/home/user USER=user PATH=/usr/local/bin:/usr/bin:/bin $3 --listen 127.0.0.1:0
+		exit $?` // no exec: a process that changes its user outlives a test that crashes
 	cmd := jail(t.Context(), syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, script, tpl.Rootfs, t.TempDir(), strings.TrimSpace(string(service)))
 	cmd.Stdout = t.Output()
 	errs, err := cmd.StderrPipe()
