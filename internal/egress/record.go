@@ -37,7 +37,9 @@ type Event struct {
 // A ledger writes a sandbox's events to the record and bounds how many: a
 // program that tries in a loop must not fill the disk, or the memory of this
 // process. Within a window each distinct event is written once and at most max
-// are; when the window ends one event tells what was counted.
+// are, and at most max more of kind Connected: allowed connections must not be
+// a way to keep refused ones off the record. When the window ends one event
+// tells what was counted.
 type ledger struct {
 	log   *slog.Logger
 	write func(ctx context.Context, e Event) error
@@ -48,6 +50,7 @@ type ledger struct {
 	window time.Duration
 	timer  *time.Timer // nil if no window is open
 	seen   map[sight]*sighting
+	made   int // of seen, those of kind Connected
 	over   overflow
 	closed bool
 	wg     sync.WaitGroup // writes under way
@@ -150,9 +153,16 @@ func (l *ledger) note(ctx context.Context, e Event) (s *sighting, first, ok bool
 		s.repeats++
 		return s, false, true
 	}
-	if len(l.seen) >= l.max {
+	n := len(l.seen) - l.made
+	if e.Kind == Connected {
+		n = l.made
+	}
+	if n >= l.max {
 		l.over.add(e)
 		return nil, false, false
+	}
+	if e.Kind == Connected {
+		l.made++
 	}
 	s = &sighting{written: make(chan struct{})}
 	l.seen[k] = s
@@ -181,7 +191,7 @@ func (l *ledger) end(ctx context.Context, last bool) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	l.timer, l.seen, l.over, l.closed = nil, map[sight]*sighting{}, overflow{}, last
+	l.timer, l.seen, l.made, l.over, l.closed = nil, map[sight]*sighting{}, 0, overflow{}, last
 	if any {
 		l.wg.Add(1)
 	}

@@ -30,12 +30,16 @@ const maxHead = 17 << 10
 // or conn's deadline or maxHead are over.
 func sniff(conn io.Reader) sniffed {
 	head := make([]byte, 0, 2048)
+	var need int // bytes without which there is no sense in looking again
 	for {
-		s, more := parseHead(head)
-		if !more {
-			return s
+		if len(head) >= need {
+			var s sniffed
+			if s, need = parseHead(head); need == 0 {
+				return s
+			}
 		}
 		if len(head) >= maxHead {
+			s, _ := parseHead(head)
 			s.problem = fmt.Sprintf("no host name in the first %d bytes", maxHead)
 			return s
 		}
@@ -45,7 +49,8 @@ func sniff(conn io.Reader) sniffed {
 		n, err := conn.Read(head[len(head):cap(head)])
 		head = head[:len(head)+n]
 		if err != nil && n == 0 {
-			if s.head = head; (s.tls || s.http) && s.name == "" {
+			s, _ := parseHead(head)
+			if (s.tls || s.http) && s.name == "" && s.problem == "" {
 				s.problem = "the connection's first message is not complete"
 			}
 			return s
@@ -53,39 +58,40 @@ func sniff(conn io.Reader) sniffed {
 	}
 }
 
-// parseHead reads the first bytes of a connection. more says that the name may
-// still come.
-func parseHead(b []byte) (s sniffed, more bool) {
+// parseHead reads the first bytes of a connection. If need is not zero the name
+// may still come, in no less than need bytes: a sandbox that sends them one by
+// one must not make us read all of them each time.
+func parseHead(b []byte) (s sniffed, need int) {
 	s.head = b
 	switch {
 	case len(b) == 0:
-		return s, true
+		return s, 1
 	case smtpStart(b, true) == smtpYes:
-		return s, false
+		return s, 0
 	case smtpStart(b, false) == smtpMore:
-		return s, true
+		return s, len(b) + 1
 	case b[0] == 0x16:
 		s.tls = true
-		name, problem, more := serverName(b)
+		name, problem, need := serverName(b)
 		if s.setName(name); problem != "" {
 			s.problem = problem
 		}
-		return s, more
+		return s, need
 	case looksHTTP(b):
 		s.http = true
 		end := bytes.Index(b, []byte("\r\n\r\n"))
 		if end < 0 {
 			if end = bytes.Index(b, []byte("\n\n")); end < 0 {
-				return s, true
+				return s, len(b) + 1
 			}
 		}
 		name, problem := httpHost(b[:end])
 		if s.setName(name); problem != "" {
 			s.problem = problem
 		}
-		return s, false
+		return s, 0
 	default:
-		return s, false
+		return s, 0
 	}
 }
 
@@ -168,40 +174,41 @@ func hostOnly(s string) string {
 }
 
 // serverName returns the server name of a TLS ClientHello (RFC 8446 §4.1.2,
-// RFC 6066 §3), which may be spread over several records.
-func serverName(b []byte) (name, problem string, more bool) {
+// RFC 6066 §3), which may be spread over several records, or how many bytes it
+// needs.
+func serverName(b []byte) (name, problem string, need int) {
 	const bad = "the TLS ClientHello is malformed"
 	var hello []byte
-	for {
-		if len(b) < 5 {
-			return "", "", true
+	for at := 0; ; {
+		if len(b) < at+5 {
+			return "", "", at + 5
 		}
-		n := int(binary.BigEndian.Uint16(b[3:]))
-		if b[0] != 0x16 || b[1] != 3 || n == 0 || n > 1<<14 {
-			return "", bad, false
+		n := int(binary.BigEndian.Uint16(b[at+3:]))
+		if b[at] != 0x16 || b[at+1] != 3 || n == 0 || n > 1<<14 {
+			return "", bad, 0
 		}
-		part := b[5:min(5+n, len(b))]
-		hello = append(hello, part...)
-		if len(hello) >= 4 {
-			if hello[0] != 1 {
-				return "", bad, false
-			}
-			want := 4 + int(hello[1])<<16 + int(hello[2])<<8 + int(hello[3])
-			if want > maxHead {
-				return "", "the TLS ClientHello is too long", false
-			}
-			if len(hello) >= want {
-				return helloName(hello[4:want])
-			}
+		if len(b) < at+5+n {
+			return "", "", at + 5 + n
 		}
-		if len(part) < n {
-			return "", "", true
+		hello = append(hello, b[at+5:at+5+n]...)
+		at += 5 + n
+		if len(hello) < 4 {
+			continue
 		}
-		b = b[5+n:]
+		want := 4 + int(hello[1])<<16 + int(hello[2])<<8 + int(hello[3])
+		switch {
+		case hello[0] != 1:
+			return "", bad, 0
+		case want > maxHead:
+			return "", "the TLS ClientHello is too long", 0
+		case len(hello) >= want:
+			name, problem = helloName(hello[4:want])
+			return name, problem, 0
+		}
 	}
 }
 
-func helloName(p []byte) (name, problem string, more bool) {
+func helloName(p []byte) (name, problem string) {
 	const bad = "the TLS ClientHello is malformed"
 	take := func(lenBytes int) ([]byte, bool) {
 		if len(p) < lenBytes {
@@ -220,45 +227,45 @@ func helloName(p []byte) (name, problem string, more bool) {
 		return v, true
 	}
 	if len(p) < 34 {
-		return "", bad, false
+		return "", bad
 	}
 	p = p[34:]                         // version and random
 	for _, l := range []int{1, 2, 1} { // session, cipher suites, compression
 		if _, ok := take(l); !ok {
-			return "", bad, false
+			return "", bad
 		}
 	}
 	if len(p) == 0 {
-		return "", "", false
+		return "", ""
 	}
 	exts, ok := take(2)
 	if !ok {
-		return "", bad, false
+		return "", bad
 	}
 	p = exts
 	for len(p) > 0 {
 		if len(p) < 2 {
-			return "", bad, false
+			return "", bad
 		}
 		typ := binary.BigEndian.Uint16(p)
 		p = p[2:]
 		ext, ok := take(2)
 		if !ok {
-			return "", bad, false
+			return "", bad
 		}
 		if typ != 0 {
 			continue
 		}
 		if name != "" {
-			return name, "the TLS ClientHello names two servers", false
+			return name, "the TLS ClientHello names two servers"
 		}
 		// One list with one entry of type host_name: nobody sends another.
 		if len(ext) < 5 || int(binary.BigEndian.Uint16(ext)) != len(ext)-2 || ext[2] != 0 || int(binary.BigEndian.Uint16(ext[3:])) != len(ext)-5 {
-			return "", bad, false
+			return "", bad
 		}
 		name = string(ext[5:])
 	}
-	return name, "", false
+	return name, ""
 }
 
 // refuse tells the program why, in its own protocol, and hangs up.
@@ -286,10 +293,18 @@ const (
 	smtpYes
 )
 
+// maxBlank is how much white space mail servers are taken to suffer at first.
+const maxBlank = 64
+
 // smtpStart reads the first bytes that a program sent. mail says that the
 // server greeted like a mail server, "220" (and also like an FTP server).
 func smtpStart(b []byte, mail bool) smtpAnswer {
-	b = bytes.TrimLeft(b, " \t\r\n")
+	start := b[:min(len(b), maxBlank+1)]
+	blank := len(start) - len(bytes.TrimLeft(start, " \t\r\n"))
+	if blank > maxBlank {
+		return smtpNo
+	}
+	b = b[blank:min(len(b), blank+16)] // no word of interest is longer
 	end := bytes.IndexFunc(b, func(r rune) bool { return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') })
 	whole := end >= 0
 	if !whole {

@@ -1,0 +1,126 @@
+package egress
+
+import (
+	"bytes"
+	"crypto/tls"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"postern/internal/policy"
+)
+
+func FuzzQuestion(f *testing.F) {
+	f.Add(query("example.com.", dnsmessage.TypeA))
+	f.Add(query(".", dnsmessage.TypeTXT))
+	f.Add([]byte{0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0xc0, 12, 0, 1, 0, 1})
+	f.Add(make([]byte, 12))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, q, code, drop := question(b)
+		if drop {
+			return
+		}
+		out := reply(h, q, code, []netip.Addr{Gateway, Inside})
+		if out == nil {
+			return
+		}
+		if len(out) > 512 {
+			t.Errorf("the reply has %d bytes", len(out))
+		}
+		var m dnsmessage.Message
+		if err := m.Unpack(out); err != nil || m.ID != h.ID || !m.Response {
+			t.Errorf("the reply cannot be read: %v %+v", err, m)
+		}
+	})
+}
+
+// clientHello returns the first message of a TLS client.
+func clientHello(name string) []byte {
+	a, b := net.Pipe()
+	go func() {
+		a.SetDeadline(time.Now().Add(time.Second))
+		tls.Client(a, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake()
+	}()
+	defer b.Close()
+	buf := make([]byte, 1<<14)
+	n, _ := b.Read(buf)
+	return buf[:n]
+}
+
+func FuzzSniff(f *testing.F) {
+	hello := clientHello("example.com")
+	f.Add(hello)
+	split := append([]byte{0x16, 3, 1, 0, 10}, hello[5:15]...) // in two records
+	split = append(split, 0x16, 3, 1, byte((len(hello)-15)>>8), byte(len(hello)-15))
+	f.Add(append(split, hello[15:]...))
+	f.Add(clientHello(""))
+	f.Add([]byte("GET / HTTP/1.1\r\nHost: Example.com:80\r\n\r\n"))
+	f.Add([]byte("GET http://a@b.test/?x HTTP/1.1\nHOST: b.test.\n\n"))
+	f.Add([]byte("CONNECT a:25 HTTP/1.1\r\n\r\n"))
+	f.Add([]byte("EHLO x\r\n"))
+	f.Add([]byte("NOOP\r\nEHLO x\r\n"))
+	f.Add([]byte("EHLO " + strings.Repeat("x", 100))) // was passed when longer than maxBlank
+	f.Add([]byte("SSH-2.0-x\r\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 2*maxHead {
+			return
+		}
+		at := sniff(bytes.NewReader(b))
+		// How the bytes come in pieces must not change where they go.
+		dripped := sniff(iotest.OneByteReader(bytes.NewReader(b)))
+		if at.name != dripped.name && at.problem == "" && dripped.problem == "" {
+			t.Errorf("at once %q, one by one %q", at.name, dripped.name)
+		}
+		for _, s := range []sniffed{at, dripped} {
+			if !bytes.HasPrefix(b, s.head) {
+				t.Error("bytes were changed")
+			}
+			if s.problem == "" && s.name != "" {
+				if n, err := policy.Name(s.name); err != nil || n != s.name {
+					t.Errorf("%q is no name: %v", s.name, err)
+				}
+			}
+		}
+		for i := range b {
+			if smtpStart(b[:i], true) == smtpYes && smtpStart(b[:i+1], true) != smtpYes {
+				t.Errorf("mail at %d bytes, not at one more", i)
+			}
+		}
+	})
+}
+
+func TestSniffSplitHello(t *testing.T) {
+	hello := clientHello("Example.com")
+	split := append([]byte{0x16, 3, 1, 0, 10}, hello[5:15]...)
+	split = append(split, 0x16, 3, 1, byte((len(hello)-15)>>8), byte(len(hello)-15))
+	split = append(split, hello[15:]...)
+	for name, b := range map[string][]byte{"one record": hello, "two records": split} {
+		if s := sniff(iotest.OneByteReader(bytes.NewReader(b))); s.name != "example.com" || s.problem != "" || !s.tls {
+			t.Errorf("%s: got %q %q", name, s.name, s.problem)
+		}
+	}
+	if s := sniff(bytes.NewReader(append([]byte("GET / HTTP/1.1\r\nX: "), bytes.Repeat([]byte("a"), 2*maxHead)...))); s.problem == "" {
+		t.Error("an endless header is no problem")
+	}
+}
+
+func FuzzInspect(f *testing.F) {
+	w := newWorld(f, func(c *Config) { c.Limits.Records = 1 })
+	w.bare("i1", policy.Egress{Internet: true})
+	a, _ := w.wall.find("i1")
+	f.Add(syn(Inside, Gateway, 1, 80))
+	f.Add(packet(Inside, netip.MustParseAddr("8.8.8.8"), 17, make([]byte, 8)))
+	f.Add(packet(Inside, netip.MustParseAddr("8.8.8.8"), 1, make([]byte, 8)))
+	f.Add([]byte{0x60})
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, p []byte) {
+		if a.inspect(t.Context(), bytes.Clone(p)) && (len(p) < 28 || p[0] != 0x45 || !bytes.Equal(p[12:16], []byte{10, 0, 0, 2})) {
+			t.Errorf("let through %x", p)
+		}
+	})
+}
