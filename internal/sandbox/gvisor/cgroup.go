@@ -1,0 +1,358 @@
+package gvisor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// cgroups is where this machine's cgroups for sandboxes are: one directory for
+// each sandbox in one tree (version 2) or in one tree for each controller
+// (version 1). It is the record of which processes belong to a sandbox: a
+// process cannot leave it, and its number cannot come to mean another.
+type cgroups struct {
+	v2     bool
+	roots  map[string]string // controller → mount point; the same for all in version 2
+	parent string            // path below each root, of directories that are ours alone
+}
+
+// controllers are those that limit a sandbox.
+var controllers = []string{"memory", "cpu", "pids"}
+
+const cpuPeriod = 100_000 // µs
+
+// findCgroups reads the mounts of this process (/proc/self/mountinfo).
+func findCgroups(mountinfo io.Reader, parent string) (*cgroups, error) {
+	v1 := map[string]string{}
+	sc := bufio.NewScanner(mountinfo)
+	for sc.Scan() {
+		before, after, ok := strings.Cut(sc.Text(), " - ")
+		f, g := strings.Fields(before), strings.Fields(after)
+		if !ok || len(f) < 5 || len(g) < 3 {
+			continue
+		}
+		dir := strings.ReplaceAll(f[4], `\040`, " ")
+		switch g[0] {
+		case "cgroup2":
+			// A mount without controllers stands beside those of version 1.
+			have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+			if err != nil || !containsAll(strings.Fields(string(have)), controllers) {
+				continue
+			}
+			roots := map[string]string{}
+			for _, c := range controllers {
+				roots[c] = dir
+			}
+			return &cgroups{v2: true, roots: roots, parent: parent}, nil
+		case "cgroup":
+			for o := range strings.SplitSeq(g[2], ",") {
+				if slices.Contains(controllers, o) && v1[o] == "" {
+					v1[o] = dir
+				}
+			}
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return nil, fmt.Errorf("read mounts: %w", err)
+	}
+	for _, c := range controllers {
+		if v1[c] == "" {
+			return nil, fmt.Errorf("find cgroups: no mount has the controller %q, without which a sandbox cannot be limited; "+
+				"mount cgroup2 at /sys/fs/cgroup with memory, cpu and pids, or run the container privileged with the host's cgroups", c)
+		}
+	}
+	return &cgroups{roots: v1, parent: parent}, nil
+}
+
+func containsAll(have, want []string) bool {
+	for _, w := range want {
+		if !slices.Contains(have, w) {
+			return false
+		}
+	}
+	return true
+}
+
+// trees are the distinct parents of our cgroups.
+func (g *cgroups) trees() []string {
+	var out []string
+	for _, c := range controllers {
+		if d := filepath.Join(g.roots[c], g.parent); !slices.Contains(out, d) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+func (g *cgroups) dirs(id string) []string {
+	t := g.trees()
+	for i := range t {
+		t[i] = filepath.Join(t[i], id)
+	}
+	return t
+}
+
+func (g *cgroups) file(id, controller, name string) string {
+	return filepath.Join(g.roots[controller], g.parent, id, name)
+}
+
+// prepare makes the parents, and shows that they can be made.
+func (g *cgroups) prepare() error {
+	for _, t := range g.trees() {
+		if err := os.MkdirAll(t, 0o755); err != nil {
+			return fmt.Errorf("make cgroup: %w; postern needs root and a writable cgroup file system", err)
+		}
+	}
+	if !g.v2 {
+		return nil
+	}
+	root := g.roots["memory"]
+	d := root
+	for _, p := range append(strings.Split(g.parent, "/"), "") {
+		err := enable(d)
+		if errors.Is(err, unix.EBUSY) && d == root {
+			// A cgroup with processes of its own cannot hand controllers on. In
+			// a container the root of what we see is such a one, and we are in
+			// it: move over, as every nested container engine does.
+			if err = evacuate(root); err == nil {
+				err = enable(d)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("enable cgroup controllers in %s: %w; no process may be in that cgroup (with systemd, run postern in a unit with Delegate=yes)", d, err)
+		}
+		d = filepath.Join(d, p)
+	}
+	return nil
+}
+
+func enable(dir string) error {
+	return os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+strings.Join(controllers, " +")), 0)
+}
+
+func evacuate(root string) error {
+	leaf := filepath.Join(root, "postern-server")
+	if err := os.MkdirAll(leaf, 0o755); err != nil {
+		return fmt.Errorf("make cgroup: %w", err)
+	}
+	pids, err := readPids(filepath.Join(root, "cgroup.procs"))
+	if err != nil {
+		return err
+	}
+	for _, p := range pids {
+		err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(strconv.Itoa(p)), 0)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("move process %d: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// limits are what a sandbox may take of the machine.
+type limits struct {
+	memory int64 // bytes
+	pids   int64 // threads
+}
+
+// create makes a sandbox's cgroup, empty.
+func (g *cgroups) create(id string, l limits) error {
+	for _, d := range g.dirs(id) {
+		// An old one of this name may hold what is left of another sandbox.
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+	}
+	memory, pids := strconv.FormatInt(l.memory, 10), strconv.FormatInt(l.pids, 10)
+	set := [][3]string{{"pids", "pids.max", pids}, {"memory", "memory.max", memory}, {"memory", "memory.oom.group", "1"}}
+	may := [][3]string{{"memory", "memory.swap.max", "0"}}
+	if !g.v2 {
+		set = [][3]string{{"pids", "pids.max", pids}, {"memory", "memory.limit_in_bytes", memory}}
+		may = [][3]string{{"memory", "memory.memsw.limit_in_bytes", memory}}
+	}
+	for _, s := range set {
+		if err := os.WriteFile(g.file(id, s[0], s[1]), []byte(s[2]), 0); err != nil {
+			return fmt.Errorf("limit cgroup: %w", err)
+		}
+	}
+	for _, s := range may { // absent where the kernel does not account for swap
+		if err := os.WriteFile(g.file(id, s[0], s[1]), []byte(s[2]), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("limit cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// limitCPU is apart from create: our own work of starting is not the
+// sandbox's, and with half a core it would take twice as long.
+func (g *cgroups) limitCPU(id string, cpus float64) error {
+	quota := strconv.FormatInt(max(1000, int64(cpus*cpuPeriod)), 10) // the kernel's least is 1 ms
+	if g.v2 {
+		return os.WriteFile(g.file(id, "cpu", "cpu.max"), []byte(quota+" "+strconv.Itoa(cpuPeriod)), 0)
+	}
+	return errors.Join(
+		os.WriteFile(g.file(id, "cpu", "cpu.cfs_period_us"), []byte(strconv.Itoa(cpuPeriod)), 0),
+		os.WriteFile(g.file(id, "cpu", "cpu.cfs_quota_us"), []byte(quota), 0))
+}
+
+// procsFiles are where a process enters.
+func (g *cgroups) procsFiles(id string) []string {
+	f := g.dirs(id)
+	for i := range f {
+		f[i] = filepath.Join(f[i], "cgroup.procs")
+	}
+	return f
+}
+
+// oomKills says how often the kernel killed in the cgroup for want of memory.
+func (g *cgroups) oomKills(id string) int64 {
+	name := "memory.oom_control"
+	if g.v2 {
+		name = "memory.events"
+	}
+	b, err := os.ReadFile(g.file(id, "memory", name))
+	if err != nil {
+		return 0
+	}
+	for l := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(l), "oom_kill "); ok {
+			n, _ := strconv.ParseInt(v, 10, 64) // a kernel's number
+			return n
+		}
+	}
+	return 0
+}
+
+// ids are the sandboxes that have a cgroup, or a part of one.
+func (g *cgroups) ids() ([]string, error) {
+	var out []string
+	for _, t := range g.trees() {
+		es, err := os.ReadDir(t)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list cgroups: %w", err)
+		}
+		for _, e := range es {
+			if e.IsDir() && !slices.Contains(out, e.Name()) {
+				out = append(out, e.Name())
+			}
+		}
+	}
+	return out, nil
+}
+
+func readPids(file string) ([]int, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) { // removed meanwhile
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var out []int
+	for f := range strings.FieldsSeq(string(b)) {
+		p, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, fmt.Errorf("list processes: %w", err)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// pids are the processes of a sandbox.
+func (g *cgroups) pids(id string) ([]int, error) {
+	var out []int
+	for _, f := range g.procsFiles(id) {
+		ps, err := readPids(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range ps {
+			if p != 0 && !slices.Contains(out, p) { // 0 is one of another namespace
+				out = append(out, p)
+			}
+		}
+	}
+	return out, nil
+}
+
+// kill ends every process of the sandbox and returns when none is left. New
+// ones may appear while it looks, so it looks until there is none.
+func (g *cgroups) kill(ctx context.Context, id string) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		if g.v2 { // all at once; kernels before 5.14 do not have it
+			_ = os.WriteFile(g.file(id, "pids", "cgroup.kill"), []byte("1"), 0)
+		}
+		pids, err := g.pids(id)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		for _, p := range pids {
+			if err := g.killOne(id, p); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("end processes %v: %w", pids, context.Cause(ctx))
+		case <-time.After(wait):
+		}
+	}
+}
+
+// killOne kills the process p if it is one of the sandbox. Between the reading
+// of its number and the signal it may end and the number be given to another
+// process of the machine: so it takes hold first, and looks again then.
+func (g *cgroups) killOne(id string, p int) error {
+	fd, err := unix.PidfdOpen(p, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", p, err)
+	}
+	defer unix.Close(fd)
+	pids, err := g.pids(id)
+	if err != nil || !slices.Contains(pids, p) {
+		return err
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill process %d: %w", p, err)
+	}
+	return nil
+}
+
+// remove removes the cgroup of a sandbox without processes. The kernel may
+// hold it for a moment after the last has gone.
+func (g *cgroups) remove(ctx context.Context, id string) error {
+	for _, d := range g.dirs(id) {
+		for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+			err := os.Remove(d)
+			if err == nil || errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			if !errors.Is(err, unix.EBUSY) {
+				return fmt.Errorf("remove cgroup: %w", err)
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("remove cgroup: %w", err)
+			case <-time.After(wait):
+			}
+		}
+	}
+	return nil
+}

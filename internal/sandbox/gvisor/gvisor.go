@@ -1,0 +1,354 @@
+// Package gvisor is the [sandbox.Runtime] of this machine: each sandbox is a
+// kernel of its own, gVisor's sentry, in a process that holds next to nothing
+// of the host.
+//
+// This program is gVisor: it executes itself as the parts of a sandbox, so its
+// main function must begin with
+//
+//	if gvisor.IsRuntime(os.Args) {
+//		gvisor.Main()
+//	}
+//
+// A sandbox is on this machine:
+//
+//   - three or more processes in a cgroup of their own: the sentry, the gofer
+//     that serves it the read-only root file system, and the sentry's stubs
+//     in which the code of the sandbox runs. They have namespaces of their own
+//     for everything but users of the gofer; the sentry is nobody;
+//   - a directory below the state directory, with its specification, control
+//     socket and log;
+//   - a file without a name for what the sandbox writes.
+//
+// There are no mounts, interfaces or files anywhere else on the host. The
+// directory is made first and removed last, so what a crash leaves is always
+// found by List and removed by Stop, which goes by the cgroup alone and trusts
+// no number that was written down.
+//
+// The package must not decide what may run or who may ask, and gives a sandbox
+// no way to the outside but the link that it is handed.
+package gvisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/sandbox"
+)
+
+// Config says how a Runtime runs sandboxes.
+type Config struct {
+	// StateDir holds a directory for each sandbox, and on its file system lies
+	// what they write. It must be this runtime's alone. It is made if need be.
+	StateDir string
+	// StartTimeout is how long a start may take; 0 means 30 s.
+	StartTimeout time.Duration
+	// Starts is how many sandboxes are started at the same time; others wait
+	// for their turn. 0 means twice the number of processors.
+	Starts int
+	// CgroupParent is where the cgroups are made, below each mount; empty means
+	// "postern". Runtimes of other state directories may share it.
+	CgroupParent string
+}
+
+// A Runtime runs sandboxes on this machine.
+type Runtime struct {
+	log      *slog.Logger
+	conf     Config
+	cgroups  *cgroups
+	starting chan struct{} // holds one element for each start under way
+
+	mu  sync.Mutex
+	all map[string]*instance // by id; from Start until Stop
+}
+
+var _ sandbox.Runtime = (*Runtime)(nil)
+
+// stopTimeout bounds the removal of a sandbox whose caller sets no limit, or
+// is gone.
+const stopTimeout = 20 * time.Second
+
+// New checks that this machine can run sandboxes and says what to change if
+// not. It starts nothing, and leaves what is there for List and Stop.
+func New(log *slog.Logger, conf Config) (*Runtime, error) {
+	if conf.StateDir == "" {
+		return nil, errors.New("no state directory for sandboxes")
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("sandboxes need root, to make cgroups and namespaces: run postern as root")
+	}
+	if conf.StartTimeout < 0 || conf.Starts < 0 {
+		return nil, errors.New("StartTimeout and Starts must not be negative")
+	}
+	if conf.StartTimeout == 0 {
+		conf.StartTimeout = 30 * time.Second
+	}
+	if conf.Starts == 0 {
+		conf.Starts = 2 * runtime.NumCPU()
+	}
+	if conf.CgroupParent == "" {
+		conf.CgroupParent = "postern"
+	}
+	if !filepath.IsLocal(conf.CgroupParent) {
+		return nil, fmt.Errorf("cgroup parent %q is not a relative path", conf.CgroupParent)
+	}
+	if err := os.MkdirAll(conf.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make state directory: %w", err)
+	}
+	dir, err := filepath.Abs(conf.StateDir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find state directory: %w", err)
+	}
+	conf.StateDir = dir
+	if _, err := configure(flags(sandbox.Spec{DiskMB: 1}, dir)); err != nil {
+		return nil, fmt.Errorf("configure gVisor for state directory %s: %w", dir, err)
+	}
+	mounts, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("read mounts: %w", err)
+	}
+	defer mounts.Close()
+	// Another Postern on this machine has another state directory; its
+	// sandboxes are not ours to list or stop.
+	sum := sha256.Sum256([]byte(dir))
+	cg, err := findCgroups(mounts, filepath.Join(conf.CgroupParent, hex.EncodeToString(sum[:6])))
+	if err != nil {
+		return nil, err
+	}
+	if err := cg.prepare(); err != nil {
+		return nil, err
+	}
+	return &Runtime{
+		log: log, conf: conf, cgroups: cg,
+		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{},
+	}, nil
+}
+
+// Start implements [sandbox.Runtime].
+func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
+	if s.Link != nil {
+		defer s.Link.Close()
+	}
+	if err := check(s); err != nil {
+		return err
+	}
+	rootfs, err := filepath.EvalSymlinks(s.Rootfs)
+	if err != nil {
+		return fmt.Errorf("find root file system: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, r.conf.StartTimeout, fmt.Errorf("not started within %v", r.conf.StartTimeout))
+	defer cancel()
+	i := &instance{id: s.ID, cancel: cancel, started: make(chan struct{}), ended: make(chan struct{})}
+	r.mu.Lock()
+	if r.all[s.ID] != nil {
+		r.mu.Unlock()
+		return fmt.Errorf("start sandbox %s: it is there already", s.ID)
+	}
+	r.all[s.ID] = i
+	r.mu.Unlock()
+
+	// The directory says that the sandbox is ours. One that is there already
+	// may be that of a sandbox which another process of this program started:
+	// then nothing of it may be touched.
+	err = os.Mkdir(r.dir(s.ID), 0o700)
+	made := err == nil
+	if made {
+		err = r.start(ctx, i, s, rootfs)
+	}
+	if err == nil && ctx.Err() != nil { // stopped at the last moment
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		go i.watch(r)
+		close(i.started)
+		return nil
+	}
+	clean, done := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer done()
+	var rmErr error
+	if made {
+		rmErr = r.remove(clean, i.id)
+	}
+	i.release()
+	i.end("not started")
+	r.mu.Lock()
+	delete(r.all, i.id)
+	r.mu.Unlock()
+	close(i.started)
+	return errors.Join(fmt.Errorf("start sandbox %s: %w", s.ID, err), rmErr)
+}
+
+func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs string) error {
+	select {
+	case r.starting <- struct{}{}:
+		defer func() { <-r.starting }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	dir := r.dir(s.ID)
+	if err := writeSpec(dir, ociSpec(s, rootfs)); err != nil {
+		return err
+	}
+	if err := r.cgroups.create(s.ID, hostLimits(s)); err != nil {
+		return err
+	}
+	out, err := i.openLog(filepath.Join(dir, "guest.log"))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	order := launchOrder{ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir)}
+	said, err := launch(ctx, order, s.Link, out, i.take)
+	if said != "" {
+		r.log.DebugContext(ctx, "gVisor on the start of a sandbox", "sandbox", s.ID, "said", said)
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.cgroups.limitCPU(s.ID, s.CPUs); err != nil {
+		return fmt.Errorf("limit processors: %w", err)
+	}
+	return nil
+}
+
+func (r *Runtime) dir(id string) string { return filepath.Join(r.conf.StateDir, id) }
+
+// Stop implements [sandbox.Runtime].
+func (r *Runtime) Stop(ctx context.Context, id string) error {
+	if !idPattern.MatchString(id) {
+		// It becomes a path; and no other can be there.
+		return fmt.Errorf("%w: id %q", sandbox.ErrInvalid, id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	r.mu.Lock()
+	i := r.all[id]
+	r.mu.Unlock()
+	if i != nil {
+		i.stop()
+		select { // a start under way gives up, and removes what it made
+		case <-i.started:
+		case <-ctx.Done():
+			return fmt.Errorf("stop sandbox %s: %w", id, context.Cause(ctx))
+		}
+	}
+	if err := r.remove(ctx, id); err != nil {
+		return fmt.Errorf("stop sandbox %s: %w", id, err)
+	}
+	if i != nil {
+		select { // its processes are gone, so this is a matter of moments
+		case <-i.ended:
+		case <-ctx.Done():
+			return fmt.Errorf("stop sandbox %s: %w", id, context.Cause(ctx))
+		}
+		r.mu.Lock()
+		if r.all[id] == i {
+			delete(r.all, id)
+		}
+		r.mu.Unlock()
+	}
+	return nil
+}
+
+// remove frees all that a sandbox holds. Its directory goes last: as long as
+// anything is left, List finds it.
+func (r *Runtime) remove(ctx context.Context, id string) error {
+	if err := r.cgroups.kill(ctx, id); err != nil {
+		return err
+	}
+	if err := r.cgroups.remove(ctx, id); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(r.dir(id)); err != nil {
+		return fmt.Errorf("remove directory: %w", err)
+	}
+	return nil
+}
+
+// Wait implements [sandbox.Runtime]. It returns an error that wraps
+// [sandbox.ErrNotFound] if there is no such sandbox, or no longer.
+func (r *Runtime) Wait(ctx context.Context, id string) (string, error) {
+	r.mu.Lock()
+	i := r.all[id]
+	r.mu.Unlock()
+	if i == nil {
+		return r.waitForeign(ctx, id)
+	}
+	select {
+	case <-i.ended:
+		return i.reason, nil
+	case <-ctx.Done():
+		return "", fmt.Errorf("wait for sandbox %s: %w", id, context.Cause(ctx))
+	}
+}
+
+// waitForeign waits for a sandbox that another process of this program
+// started. Nobody is told of its end, so it looks now and then.
+func (r *Runtime) waitForeign(ctx context.Context, id string) (string, error) {
+	if !idPattern.MatchString(id) {
+		return "", fmt.Errorf("wait for sandbox %q: %w", id, sandbox.ErrNotFound)
+	}
+	seen := false
+	for {
+		pids, err := r.cgroups.pids(id)
+		switch {
+		case err != nil:
+			return "", err
+		case len(pids) > 0:
+			seen = true
+		case !seen:
+			return "", fmt.Errorf("wait for sandbox %s: %w", id, sandbox.ErrNotFound)
+		case r.cgroups.oomKills(id) > 0:
+			return reasonMemory, nil
+		default:
+			return "ended", nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("wait for sandbox %s: %w", id, context.Cause(ctx))
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// List implements [sandbox.Runtime].
+func (r *Runtime) List(context.Context) ([]string, error) {
+	ids, err := r.cgroups.ids()
+	if err != nil {
+		return nil, err
+	}
+	es, err := os.ReadDir(r.conf.StateDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	for _, e := range es {
+		ids = append(ids, e.Name())
+	}
+	ids = slices.DeleteFunc(ids, func(id string) bool { return !idPattern.MatchString(id) })
+	slices.Sort(ids)
+	return slices.Compact(ids), nil
+}
+
+// reap takes the last of a process that has ended, if it was given to us: so
+// it is in a container, where we may be process 1, which inherits all that
+// have lost their parent.
+func reap(pid int) {
+	if pid > 1 {
+		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // ECHILD: somebody else's
+	}
+}

@@ -1,0 +1,208 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/control/client"
+	"gvisor.dev/gvisor/runsc/boot"
+)
+
+// An instance is a sandbox that this process started.
+type instance struct {
+	id      string
+	cancel  context.CancelFunc // of its start
+	started chan struct{}      // closed when Start is about to return
+	ended   chan struct{}      // closed when all its processes are gone
+
+	// Set by take, before started is closed.
+	sentry, gofer int
+	sentryFD      *os.File // pidfd: readable when the process has ended
+
+	drained chan struct{} // closed when the log is complete; nil if there is none
+	log     *os.File
+
+	mu      sync.Mutex
+	stopped bool
+	reason  string // final once ended is closed
+}
+
+const (
+	reasonStopped = "stopped"
+	reasonMemory  = "out of memory"
+	reasonKilled  = "killed"
+
+	logBytes = 1 << 20 // of a sandbox's log
+)
+
+// take gets hold of the processes while the launcher, their parent, still
+// keeps their numbers from being used again.
+func (i *instance) take(r launchReply) error {
+	fd, err := unix.PidfdOpen(r.Sentry, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("hold sentry %d: %w", r.Sentry, err)
+	}
+	i.sentry, i.gofer = r.Sentry, r.Gofer
+	i.sentryFD = os.NewFile(uintptr(fd), "sentry")
+	return nil
+}
+
+// stop makes the reason of the coming end that it was asked for.
+func (i *instance) stop() {
+	i.mu.Lock()
+	i.stopped = true
+	i.mu.Unlock()
+	i.cancel()
+}
+
+func (i *instance) end(reason string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.reason = reason
+	if i.stopped {
+		i.reason = reasonStopped
+	}
+	if i.log != nil {
+		i.log.Close()
+	}
+	close(i.ended)
+}
+
+// release gives back what this process holds of the sandbox, which has ended.
+func (i *instance) release() {
+	if i.sentryFD != nil {
+		i.sentryFD.Close()
+	}
+	if i.drained != nil {
+		<-i.drained
+	}
+	reap(i.sentry)
+	reap(i.gofer)
+}
+
+// watch sees the sandbox to its end.
+func (i *instance) watch(r *Runtime) {
+	status, err := i.waitGuest(r.dir(i.id))
+	i.waitSentry()
+	reason := reasonKilled
+	if err == nil {
+		switch {
+		case status.Signaled():
+			reason = fmt.Sprintf("the guest was killed by signal %d", int(status.Signal()))
+		default:
+			reason = fmt.Sprintf("the guest exited with status %d", status.ExitStatus())
+		}
+	}
+	if r.cgroups.oomKills(i.id) > 0 {
+		reason = reasonMemory
+	}
+	// The gofer outlives the sentry by moments. Without a sentry nothing is
+	// left to keep, and what is left would be one more leak to explain.
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	if err := r.cgroups.kill(ctx, i.id); err != nil {
+		r.log.WarnContext(ctx, "end what is left of a sandbox", "sandbox", i.id, "err", err)
+	}
+	i.release()
+	i.mu.Lock()
+	asked := i.stopped
+	i.mu.Unlock()
+	if !asked {
+		r.log.WarnContext(ctx, "sandbox ended", "sandbox", i.id, "reason", reason, "said", i.logTail())
+	}
+	i.end(reason)
+}
+
+// waitGuest asks the sentry for the end of its first process. It returns an
+// error if the sentry ends without having said.
+func (i *instance) waitGuest(dir string) (ws unix.WaitStatus, err error) {
+	// As in the launcher: the path may be too long for a socket's address.
+	d, err := os.Open(dir)
+	if err != nil {
+		return 0, fmt.Errorf("open sandbox directory: %w", err)
+	}
+	conn, err := client.ConnectTo(filepath.Join(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), "runsc-"+i.id+".sock"))
+	d.Close()
+	if err != nil {
+		return 0, fmt.Errorf("connect to sentry: %w", err)
+	}
+	defer conn.Close()
+	if err := conn.Call(boot.ContMgrWait, &i.id, &ws); err != nil {
+		return 0, fmt.Errorf("wait for guest: %w", err)
+	}
+	return ws, nil
+}
+
+// waitSentry returns when the sentry has ended.
+func (i *instance) waitSentry() {
+	c, err := i.sentryFD.SyscallConn()
+	if err == nil {
+		// The runtime's poller waits for the descriptor, not a thread.
+		err = c.Read(func(fd uintptr) bool { return hasEnded(int(fd), 0) })
+	}
+	for err != nil && !hasEnded(int(i.sentryFD.Fd()), 1000) {
+	}
+}
+
+func hasEnded(pidfd, timeoutMS int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, timeoutMS)
+	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+}
+
+// openLog makes the file for what the guest writes on its standard output and
+// error, and returns what to give it. It is not the file: root inside could
+// fill the host's disk by /proc/1/fd/1.
+func (i *instance) openLog(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	i.log, i.drained = f, make(chan struct{})
+	go func() {
+		defer close(i.drained)
+		defer r.Close()
+		drain(f, r, logBytes, 20*time.Millisecond)
+	}()
+	return w, nil
+}
+
+// drain copies the first limit bytes of r to w, and reads on: a guest must not
+// come to a halt over its log. After the limit it rests before each read, so
+// that a flood costs the host nothing.
+func drain(w io.Writer, r io.Reader, limit int64, rest time.Duration) {
+	_, _ = io.Copy(w, io.LimitReader(r, limit)) // a full disk is no reason to stop reading
+	b := make([]byte, 64<<10)
+	for {
+		if _, err := r.Read(b); err != nil {
+			return
+		}
+		time.Sleep(rest)
+	}
+}
+
+// logTail is the end of the sandbox's log.
+func (i *instance) logTail() string {
+	const most = 2 << 10
+	st, err := i.log.Stat()
+	if err != nil {
+		return ""
+	}
+	b := make([]byte, most)
+	n, err := i.log.ReadAt(b, max(0, st.Size()-most))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return ""
+	}
+	return string(b[:n])
+}

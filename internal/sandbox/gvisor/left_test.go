@@ -1,0 +1,389 @@
+package gvisor
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/sandbox"
+	"postern/internal/sandbox/sandboxtest"
+)
+
+// A footprint is what sandboxes of a runtime have on this machine.
+type footprint struct{ processes, mounts, cgroups, files []string }
+
+func (f footprint) String() string {
+	return fmt.Sprintf("processes %q, mounts %q, cgroups %q, files %q", f.processes, f.mounts, f.cgroups, f.files)
+}
+
+func (f footprint) none() bool {
+	return len(f.processes)+len(f.mounts)+len(f.cgroups)+len(f.files) == 0
+}
+
+// footprintOf looks at the machine without the runtime's help: at every
+// process and every mount.
+func footprintOf(t *testing.T, r *Runtime) (f footprint) {
+	t.Helper()
+	hash := filepath.Base(r.cgroups.parent)
+	procs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range procs {
+		cmd, _ := os.ReadFile(filepath.Join(p, "cmdline")) // it may end meanwhile
+		cg, _ := os.ReadFile(filepath.Join(p, "cgroup"))
+		state, _ := os.ReadFile(filepath.Join(p, "stat"))
+		launcher := strings.HasPrefix(string(cmd), argv0Launcher) && strings.Contains(string(state), fmt.Sprintf(" %d ", os.Getpid()))
+		if launcher || strings.Contains(string(cmd), r.conf.StateDir) || strings.Contains(string(cg), hash) {
+			f.processes = append(f.processes, filepath.Base(p)+" "+strings.ReplaceAll(string(cmd), "\x00", " "))
+		}
+	}
+	m, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for l := range strings.Lines(string(m)) {
+		if strings.Contains(l, r.conf.StateDir) || strings.Contains(l, "runsc") || strings.Contains(l, "gvisor") {
+			f.mounts = append(f.mounts, l)
+		}
+	}
+	for _, tree := range r.cgroups.trees() {
+		es, _ := os.ReadDir(tree)
+		for _, e := range es {
+			if e.IsDir() {
+				f.cgroups = append(f.cgroups, filepath.Join(tree, e.Name()))
+			}
+		}
+	}
+	es, err := os.ReadDir(r.conf.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range es {
+		f.files = append(f.files, e.Name())
+	}
+	for _, dir := range []string{"/run", "/tmp", "/var/run"} { // where gVisor goes if it must
+		s, _ := filepath.Glob(dir + "/runsc-i*.sock")
+		f.files = append(f.files, s...)
+	}
+	return f
+}
+
+// childMain is a server that starts a sandbox, says so, and is killed.
+func childMain() {
+	r, err := New(slog.New(slog.DiscardHandler), Config{StateDir: os.Getenv("GVISOR_TEST_CHILD")})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("starting")
+	err = r.Start(context.Background(), sandbox.Spec{
+		ID: os.Args[1], Rootfs: os.Args[2], Hostname: "box", CPUs: 1, MemoryMB: 128, DiskMB: 16, Processes: 64,
+		Link: os.NewFile(uintptr(p[1]), "link"),
+	})
+	fmt.Println("started", err)
+	time.Sleep(time.Minute)
+	os.Exit(0)
+}
+
+// killedServer runs childMain and kills it at a moment that until decides.
+func killedServer(t *testing.T, state, id string, until func(said *bufio.Reader)) {
+	t.Helper()
+	dir, err := rootfs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("/proc/self/exe", id, dir)
+	c.Env = append(os.Environ(), "GVISOR_TEST_CHILD="+state)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	until(bufio.NewReader(out))
+	if err := c.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = c.Wait() // killed
+}
+
+func TestKilledServerLeavesWhatStopRemoves(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	before := footprintOf(t, r)
+	id := sandboxtest.NewID()
+	killedServer(t, r.conf.StateDir, id, func(said *bufio.Reader) {
+		for range 2 {
+			l, err := said.ReadString('\n')
+			if err != nil || l != "starting\n" && l != "started <nil>\n" {
+				t.Fatalf("the server says %q, %v", l, err)
+			}
+		}
+	})
+	left := footprintOf(t, r)
+	if len(left.processes) < 3 || len(left.cgroups) == 0 || len(left.files) == 0 {
+		t.Errorf("after the kill: got %v, want a sandbox that goes on", left)
+	}
+	ids, err := r.List(t.Context())
+	if err != nil || !slices.Equal(ids, []string{id}) {
+		t.Errorf("list: got %v, %v, want %v", ids, err, id)
+	}
+	begin := time.Now()
+	for range 2 {
+		if err := r.Stop(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("removed in %v", time.Since(begin))
+	if after := footprintOf(t, r); after.String() != before.String() || !after.none() {
+		t.Errorf("after the stop: got %v, want %v", after, before)
+	}
+}
+
+func TestServerKilledWhileStarting(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	for i := range 25 {
+		id := sandboxtest.NewID()
+		killedServer(t, r.conf.StateDir, id, func(said *bufio.Reader) {
+			if l, err := said.ReadString('\n'); err != nil || l != "starting\n" {
+				t.Fatalf("the server says %q, %v", l, err)
+			}
+			time.Sleep(rand.N(150 * time.Millisecond))
+		})
+		ids, err := r.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range ids {
+			if err := r.Stop(t.Context(), id); err != nil {
+				t.Errorf("stop: %v", err)
+			}
+		}
+		// A launcher that was about to enter the cgroup finds none and ends.
+		var after footprint
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if after = footprintOf(t, r); after.none() {
+				break
+			}
+		}
+		if !after.none() {
+			t.Fatalf("round %d: left %v", i, after)
+		}
+	}
+}
+
+func TestManyStartsLeaveNothing(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	cycle := func() {
+		h, link := newLink(t)
+		s := specWith(t, link)
+		if err := r.Start(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		h.ping(t, 10*time.Second)
+		if err := r.Stop(t.Context(), s.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files := func() int {
+		es, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, e := range es { // the test's own links stay open until it ends
+			if l, _ := os.Readlink("/proc/self/fd/" + e.Name()); !strings.HasPrefix(l, "socket:") && !strings.Contains(l, "eventfd") {
+				n++
+			}
+		}
+		return n
+	}
+	cycle()
+	before := files()
+	for range 50 {
+		cycle()
+	}
+	if after := files(); after > before+1 {
+		t.Errorf("open files: %d, before %d", after, before)
+	}
+	if f := footprintOf(t, r); !f.none() {
+		t.Errorf("left: %v", f)
+	}
+	kids, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
+	if err == nil && len(kids) > 0 {
+		t.Errorf("children left: %s", kids)
+	}
+	if len(r.all) != 0 {
+		t.Errorf("instances left: %v", r.all)
+	}
+}
+
+func TestSlowStartIsGivenUp(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	for _, limit := range []time.Duration{time.Millisecond, 15 * time.Millisecond, 40 * time.Millisecond} {
+		r, err := New(slog.New(slog.NewTextHandler(t.Output(), nil)), Config{StateDir: dir, StartTimeout: limit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, link := newLink(t)
+		s := specWith(t, link)
+		begin := time.Now()
+		err = r.Start(t.Context(), s)
+		if err == nil || !strings.Contains(err.Error(), "not started within") {
+			t.Errorf("start within %v: got %v, want that it was given up", limit, err)
+		}
+		if took := time.Since(begin); took > 5*time.Second {
+			t.Errorf("start within %v: took %v", limit, took)
+		}
+		if f := footprintOf(t, r); !f.none() {
+			t.Errorf("start within %v: left %v", limit, f)
+		}
+	}
+}
+
+// TestNothingOfOursIsHandedOn: a part of a sandbox has no file, environment
+// or capability that it does not need, also if we opened a file carelessly.
+func TestNothingOfOursIsHandedOn(t *testing.T) {
+	needRoot(t)
+	t.Setenv("POSTERN_TEST_SECRET", "swordfish")
+	careless, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0) // no O_CLOEXEC
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(careless)
+	sock, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0) // no SOCK_CLOEXEC
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(sock)
+	ours := map[string]string{} // what we have open, by its name in /proc
+	es, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range es {
+		if l, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && l != os.DevNull && !strings.HasPrefix(l, "anon_inode") {
+			ours[l] = e.Name()
+		}
+	}
+	r := newRuntime(t, t.TempDir())
+	s, h := start(t, r, nil)
+	var host unix.Stat_t
+	if err := unix.Stat("/", &host); err != nil {
+		t.Fatal(err)
+	}
+	pids, err := r.cgroups.pids(s.ID)
+	if err != nil || len(pids) < 3 {
+		t.Fatalf("processes: got %v, %v", pids, err)
+	}
+	for _, pid := range pids {
+		proc := "/proc/" + strconv.Itoa(pid)
+		cmd, _ := os.ReadFile(proc + "/cmdline")
+		name, _, _ := strings.Cut(string(cmd), "\x00")
+		fds, err := os.ReadDir(proc + "/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			p := proc + "/fd/" + fd.Name()
+			l, err := os.Readlink(p)
+			if err != nil {
+				continue
+			}
+			if _, ok := ours[l]; ok {
+				t.Errorf("%s (%d) has our %s", name, pid, l)
+			}
+			var st unix.Stat_t
+			if unix.Stat(p, &st) == nil && st.Dev == host.Dev && st.Ino == host.Ino {
+				t.Errorf("%s (%d) has the host's root directory open", name, pid)
+			}
+		}
+		env, err := os.ReadFile(proc + "/environ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(env), "swordfish") || strings.Contains(string(env), "PATH") {
+			t.Errorf("%s (%d) has our environment: %q", name, pid, env)
+		}
+		status, _ := os.ReadFile(proc + "/status")
+		if name == argv0Gofer {
+			continue // root, in a root of its own
+		}
+		if !strings.Contains(string(status), "Uid:\t65534\t65534\t65534\t65534") {
+			t.Errorf("%s (%d) is not nobody:\n%s", name, pid, status)
+		}
+		if !strings.Contains(string(status), "CapEff:\t0000000000000000") {
+			t.Errorf("%s (%d) has capabilities:\n%s", name, pid, status)
+		}
+		if !strings.Contains(string(status), "Seccomp:\t2") {
+			t.Errorf("%s (%d) has no seccomp filter:\n%s", name, pid, status)
+		}
+	}
+	if env := h.do(t, 0, "env"); strings.Contains(env, "swordfish") {
+		t.Errorf("the guest has our environment: %q", env)
+	}
+}
+
+func TestLogIsBounded(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	s, h := start(t, r, nil)
+	t.Log(h.do(t, 0, "stdout"))
+	h.ping(t, 5*time.Second)
+	st, err := os.Stat(filepath.Join(r.dir(s.ID), "guest.log"))
+	if err != nil || st.Size() > logBytes || st.Size() < 1<<16 {
+		t.Errorf("log: got %v bytes, %v, want at most %d", st.Size(), err, logBytes)
+	}
+}
+
+// TestDrain: what reads the log never stops reading.
+func TestDrain(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		w    io.Writer
+		want int
+	}{{"bounded", &strings.Builder{}, 10}, {"a full disk", failing{}, 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			r, w := io.Pipe()
+			done := make(chan struct{})
+			go func() { defer close(done); drain(c.w, r, 10, 0) }()
+			for range 100 {
+				if _, err := w.Write([]byte("0123456")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.Close()
+			<-done
+			if b, ok := c.w.(*strings.Builder); ok && b.Len() != c.want {
+				t.Errorf("got %d bytes, want %d", b.Len(), c.want)
+			}
+		})
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, unix.ENOSPC }

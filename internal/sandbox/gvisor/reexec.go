@@ -1,0 +1,117 @@
+package gvisor
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/cli"
+	"gvisor.dev/gvisor/runsc/cmd"
+	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
+	"gvisor.dev/gvisor/runsc/cmd/util"
+)
+
+// The names under which this program starts itself. They are compared with
+// argv[0], which is the choice of whoever executes a program: no argument that
+// a person gives to postern can make it one of these.
+const (
+	argv0Launcher = "postern-launcher" // ours, see launcher.go
+	argv0Sandbox  = "runsc-sandbox"    // gVisor's kernel, the sentry
+	argv0Gofer    = "runsc-gofer"      // gVisor's file server
+)
+
+// umounter is the whole command line of the third thing that gVisor starts,
+// a child of the sentry that unmounts /proc; it has no name of its own.
+var umounter = []string{"/proc/self/exe", "umount", "--sync-fd=3", "/proc"}
+
+// IsRuntime says whether args, a whole command line, are those of a part of a
+// sandbox and not a person's. Then [Main] must run before anything else.
+func IsRuntime(args []string) bool {
+	if len(args) == 0 {
+		return false
+	}
+	switch args[0] {
+	case argv0Launcher, argv0Sandbox, argv0Gofer:
+		return true
+	}
+	return slices.Equal(args, umounter)
+}
+
+// Main runs this process as the part of a sandbox that its command line names,
+// and does not return. gVisor registers its flags on flag.CommandLine and
+// panics if another one of the same name is there, which the parent sees only
+// as "waiting for sandbox to start: EOF": whoever links this package must use
+// flag sets of their own.
+func Main() {
+	switch os.Args[0] {
+	case argv0Launcher:
+		launcherMain() // exits
+	case argv0Sandbox:
+		os.Args = sentryArgs(os.Args)
+	}
+	installSeccompPrograms()
+	cli.Run(nil, map[util.SubCommand]string{
+		new(sentrycmd.Boot): "", new(cmd.Gofer): "", new(sentrycmd.Umount): "",
+	}, nil)
+	os.Exit(1) // unreachable
+}
+
+// The annotations by which a specification tells the sentry what to show to
+// the programs in the sandbox.
+const (
+	annotationMemory = "postern/memory-bytes"
+	annotationCPUs   = "postern/cpus"
+)
+
+// sentryArgs adds to the sentry's command line what gVisor would take from a
+// cgroup that it manages itself: the memory and processors to show inside. The
+// cgroup is ours, and its memory limit is larger than what the sandbox may
+// see, since it holds the sentry too. gVisor sizes a tmpfs by half of what it
+// takes for the host's memory. A name of the machine's maker is
+// replaced: it would tell the sandbox where it runs.
+func sentryArgs(args []string) []string {
+	if len(args) < 3 || !slices.Contains(args, "boot") {
+		return args
+	}
+	show := []string{"--product-name=postern"}
+	s := donatedSpec(args)
+	if b := s.Annotations[annotationMemory]; b != "" {
+		show = append(show, "--total-memory="+b, "--total-host-memory="+b)
+	}
+	if n := s.Annotations[annotationCPUs]; n != "" {
+		show = append(show, "--cpu-num="+n)
+	}
+	// The last flag of a name counts; the last argument is the sandbox's id.
+	return slices.Insert(slices.Clone(args), len(args)-1, show...)
+}
+
+// donatedSpec reads the specification that the launcher left open for the
+// sentry. Without one it is empty: the sentry says what is wrong with it.
+func donatedSpec(args []string) (s specs.Spec) {
+	for i, a := range args {
+		v, ok := strings.CutPrefix(strings.TrimLeft(a, "-"), "spec-fd")
+		if !ok {
+			continue
+		}
+		if v, ok = strings.CutPrefix(v, "="); !ok && i+1 < len(args) {
+			v = args[i+1]
+		}
+		fd, err := strconv.Atoi(v)
+		if err != nil {
+			return s
+		}
+		// Not os.NewFile: its finalizer would close the file under the sentry.
+		// Not Read: the sentry reads the same file from its beginning.
+		b := make([]byte, maxSpec)
+		n, err := unix.Pread(fd, b, 0)
+		if err != nil || json.Unmarshal(b[:n], &s) != nil {
+			return specs.Spec{}
+		}
+		return s
+	}
+	return s
+}

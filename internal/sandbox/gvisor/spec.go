@@ -1,0 +1,175 @@
+package gvisor
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"postern/internal/sandbox"
+)
+
+// guestArgs is the sandbox's first process.
+var guestArgs = []string{"/usr/local/sbin/postern-guest", "init"}
+
+// overheadMB is added to what a sandbox may use, for what runs it: the sentry
+// and the gofer take 30 to 45 MiB with a guest that idles, and the sentry
+// some 10 KiB for each thread and file inside.
+const overheadMB = 96
+
+// capabilities are what root inside may do: become other users, own, read and
+// signal what belongs to them, and listen on low ports. That is enough for
+// sudo, apt and pip. Of Docker's default set these are left out:
+//
+//	NET_RAW            forged packets; the wall must know where one comes from
+//	MKNOD              devices
+//	SYS_CHROOT, SETPCAP, SETFCAP, AUDIT_WRITE   nothing that an agent runs needs
+//	                   them, and each is a part of the sentry that is not reached
+//
+// All are those of the sentry's own kernel; none holds on the host.
+var capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
+	"CAP_SETGID", "CAP_SETUID", "CAP_NET_BIND_SERVICE",
+}
+
+var idPattern = regexp.MustCompile(`^i[a-z0-9]{20}$`)
+
+// check refuses a specification that must not become paths, cgroups and flags.
+func check(s sandbox.Spec) error {
+	const most = 1 << 30
+	bad := func(format string, a ...any) error {
+		return fmt.Errorf("%w: %s", sandbox.ErrInvalid, fmt.Sprintf(format, a...))
+	}
+	switch {
+	case !idPattern.MatchString(s.ID):
+		return bad("id %q is not \"i\" and 20 letters and digits", s.ID)
+	case s.Link == nil:
+		return bad("no link")
+	case !filepath.IsAbs(s.Rootfs):
+		return bad("rootfs %q is not an absolute path", s.Rootfs)
+	case len(s.Hostname) > 64 || strings.ContainsAny(s.Hostname, "\x00\n"):
+		return bad("hostname is over 64 bytes or has a control character")
+	case !(s.CPUs >= 0.01 && s.CPUs <= 4096): // also not a number
+		return bad("CPUs is %v, not between 0.01 and 4096", s.CPUs)
+	case s.MemoryMB < 16 || s.MemoryMB > most:
+		return bad("MemoryMB is %d, under 16 or too large", s.MemoryMB)
+	case s.DiskMB < 1 || s.DiskMB > most:
+		return bad("DiskMB is %d, under 1 or too large", s.DiskMB)
+	case s.Processes < 8 || s.Processes > 1<<16:
+		return bad("Processes is %d, not between 8 and 65536", s.Processes)
+	}
+	for _, e := range s.Env {
+		if k, _, ok := strings.Cut(e, "="); !ok || k == "" || strings.ContainsRune(e, 0) {
+			return bad("an entry of Env is not NAME=value")
+		}
+	}
+	return nil
+}
+
+// hostLimits are those of the cgroup. The one for threads is only there so
+// that a sentry gone wrong cannot use up the machine: what the sandbox itself
+// may have is counted inside, see rlimits.
+func hostLimits(s sandbox.Spec) limits {
+	return limits{memory: (s.MemoryMB + overheadMB) << 20, pids: 256 + 4*s.Processes}
+}
+
+// ociSpec is what the sentry and the gofer run.
+func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
+	env := append(slices.Clone(s.Env),
+		"POSTERN_MAX_PROCESSES="+strconv.FormatInt(s.Processes, 10),
+		"POSTERN_MEMORY_MB="+strconv.FormatInt(s.MemoryMB, 10))
+	if !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "PATH=") }) {
+		env = append(env, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	}
+	oomFirst := 1000
+	return &specs.Spec{
+		Version:  "1.0.2",
+		Hostname: s.Hostname,
+		Root:     &specs.Root{Path: rootfs},
+		Process: &specs.Process{
+			Args: guestArgs, Cwd: "/", Env: env,
+			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+			Rlimits:      rlimits(s),
+			// If the machine itself runs out of memory a sandbox goes, not us.
+			OOMScoreAdj: &oomFirst,
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "mode=755"}},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec"}},
+			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "nodev", "mode=1777", "size=" + strconv.FormatInt(max(1, s.MemoryMB/2)<<20, 10)}},
+			// gVisor puts a tmpfs in memory over a /tmp that is empty, so that a
+			// download there would take the sandbox's memory. With a directory in
+			// it, one that every desktop has, /tmp stays on the root file system
+			// and under the same limit.
+			{Destination: "/tmp/.X11-unix", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "noexec", "mode=1777", "size=64k"}},
+		},
+		Linux: &specs.Linux{
+			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace}},
+		},
+		Annotations: map[string]string{
+			annotationMemory: strconv.FormatInt(s.MemoryMB<<20, 10),
+			annotationCPUs:   strconv.Itoa(int(math.Ceil(s.CPUs))),
+		},
+	}
+}
+
+// rlimits bound what one user inside may start. The sentry counts processes
+// and threads for each user and refuses the next with EAGAIN; only CAP_SYS_ADMIN
+// and CAP_SYS_RESOURCE are above that, and nobody has them. Root may spread
+// over many users: then the host's limits of memory and threads end the
+// sandbox.
+func rlimits(s sandbox.Spec) []specs.POSIXRlimit {
+	n := uint64(s.Processes)
+	return []specs.POSIXRlimit{
+		{Type: "RLIMIT_NPROC", Soft: n, Hard: n},
+		{Type: "RLIMIT_NOFILE", Soft: 1 << 16, Hard: 1 << 16},
+		{Type: "RLIMIT_CORE", Soft: 0, Hard: 0},
+	}
+}
+
+// flags are gVisor's configuration for one sandbox.
+func flags(s sandbox.Spec, dir string) []string {
+	return []string{
+		"--platform=systrap", // needs no device of the host
+		"--network=none",     // none of the host's; the link is handed over later
+		"--gofer-network-namespace=new",
+		// Without it the sentry, if it were broken into, would be root with the
+		// right to open files of the root file system on the host. With it, it
+		// is nobody and asks the gofer.
+		"--directfs=false",
+		"--host-uds=none", "--host-fifo=none", "--character-device-policy=emulated-only",
+		"--ignore-cgroups",       // ours, see cgroup.go
+		"--host-settings=ignore", // the machine's settings are not ours to change
+		// What is written goes to a file without a name, which is gone with the
+		// last process that has it, also after a crash.
+		"--overlay2=root:dir=" + dir + ",size=" + strconv.FormatInt(s.DiskMB<<20, 10),
+		"--allow-suid", // sudo; inside only
+		"--net-raw=false",
+		"--oci-seccomp=false",
+		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // this program is the sentry
+	}
+}
+
+func writeSpec(dir string, spec *specs.Spec) error {
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("write specification: %w", err)
+	}
+	if len(b) > maxSpec {
+		return fmt.Errorf("%w: Env is too large", sandbox.ErrInvalid)
+	}
+	// 0600: the launcher opens it for the two that read it.
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600); err != nil {
+		return fmt.Errorf("write specification: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+// Command guest is the only program in the root file system of this package's
+// tests. It does what it is told over HTTP: GET /do?uid=0&a=COMMAND&a=ARG… runs
+// one of its own commands in a process of its own and answers its output.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] != "init" {
+		if err := do(os.Args[1], os.Args[2:]); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	fmt.Println("guest up")
+	http.HandleFunc("/ping", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pong") })
+	http.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(7) })
+	http.HandleFunc("/do", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		c := exec.Command("/proc/self/exe", q["a"]...)
+		uid, _ := strconv.Atoi(q.Get("uid"))
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+		out, err := c.CombinedOutput()
+		w.Write(out)
+		if err != nil {
+			fmt.Fprintln(w, "ended:", err)
+		}
+	})
+	fmt.Println(http.ListenAndServe("0.0.0.0:49983", nil))
+}
+
+func do(cmd string, args []string) error {
+	switch cmd {
+	case "sleep":
+		d, _ := time.ParseDuration(args[0])
+		time.Sleep(d)
+	case "env":
+		fmt.Println(strings.Join(os.Environ(), "\n"))
+	case "cat":
+		b, err := os.ReadFile(args[0])
+		fmt.Print(string(b))
+		return err
+	case "ls":
+		es, err := os.ReadDir(args[0])
+		for _, e := range es {
+			fmt.Println(e.Name())
+		}
+		return err
+	case "cpus":
+		fmt.Println(runtime.NumCPU())
+	case "hostname":
+		h, err := os.Hostname()
+		fmt.Println(h)
+		return err
+	case "forks": // start children until it fails; how many?
+		most, _ := strconv.Atoi(args[0])
+		var cs []*exec.Cmd
+		var err error
+		for len(cs) < most {
+			c := exec.Command("/proc/self/exe", "sleep", "60s")
+			if err = c.Start(); err != nil {
+				break
+			}
+			cs = append(cs, c)
+		}
+		fmt.Println(len(cs), err)
+		for _, c := range cs {
+			c.Process.Kill()
+			c.Wait()
+		}
+	case "bomb": // children that start children, for ever
+		for {
+			c := exec.Command("/proc/self/exe", "bomb")
+			if c.Start() == nil {
+				go c.Wait()
+			} else {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	case "spread": // a bomb of root, over as many users as it can
+		for u := uint32(2000); ; u++ {
+			c := exec.Command("/proc/self/exe", "bomb")
+			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: u, Gid: u}}
+			if c.Start() == nil {
+				go c.Wait()
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	case "memory": // touch MiB after MiB, to most
+		most, _ := strconv.Atoi(args[0])
+		var keep [][]byte
+		for n := 0; n < most; n++ {
+			b := make([]byte, 1<<20)
+			for i := 0; i < len(b); i += 4096 {
+				b[i] = byte(n)
+			}
+			keep = append(keep, b)
+		}
+		fmt.Println("took", len(keep))
+	case "fill": // write MiB after MiB to a file, to most; with a third argument after unlinking it
+		most, _ := strconv.Atoi(args[1])
+		f, err := os.Create(args[0])
+		if err != nil {
+			return err
+		}
+		if len(args) > 2 {
+			os.Remove(args[0])
+		}
+		b := make([]byte, 1<<20)
+		for i := range b {
+			b[i] = byte(i * 7)
+		}
+		n := 0
+		for ; n < most && err == nil; n++ {
+			_, err = f.Write(b)
+		}
+		fmt.Printf("wrote %d, %v\n", n, err)
+	case "stdout": // of the guest itself
+		f, err := os.OpenFile("/proc/1/fd/1", os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		b := []byte(strings.Repeat("x", 1<<16))
+		n := 0
+		for end := time.Now().Add(time.Second); time.Now().Before(end); n++ {
+			f.Write(b)
+		}
+		fmt.Println("wrote", n*len(b))
+	case "mknod":
+		return syscall.Mknod("/dev/x", syscall.S_IFBLK|0o600, 8<<8)
+	case "mount":
+		return syscall.Mount("none", "/mnt", "tmpfs", 0, "")
+	case "mountbind":
+		return syscall.Mount("/", "/mnt", "", syscall.MS_BIND, "")
+	case "raw":
+		_, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_RAW, syscall.IPPROTO_ICMP)
+		return err
+	case "packet":
+		_, err := syscall.Socket(syscall.AF_PACKET, syscall.SOCK_RAW, 0x0300)
+		return err
+	case "ptrace":
+		return syscall.PtraceAttach(1)
+	case "chroot":
+		return syscall.Chroot("/tmp")
+	case "settime":
+		return syscall.Settimeofday(&syscall.Timeval{Sec: 1})
+	case "module":
+		_, _, e := syscall.Syscall(syscall.SYS_INIT_MODULE, 0, 0, 0)
+		return e
+	case "nproc": // raise the limit of processes
+		l := [2]uint64{1 << 20, 1 << 20}
+		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRLIMIT, 6, uintptr(unsafe.Pointer(&l)), 0); e != 0 {
+			return e
+		}
+	case "escape": // every way to another root that the paths of /proc offer
+		var found []string
+		for _, p := range []string{"/proc/1/root", "/proc/self/root/..", "/proc/1/cwd/../../..", "/proc/self/root/proc/1/root", "/..", "/proc/thread-self/root"} {
+			es, _ := os.ReadDir(p)
+			for _, e := range es {
+				found = append(found, e.Name())
+			}
+		}
+		fds, _ := filepath.Glob("/proc/*/fd/*")
+		for _, f := range fds {
+			t, _ := os.Readlink(f)
+			found = append(found, t)
+		}
+		fmt.Println(strings.Join(found, "\n"))
+	default:
+		return errors.New("no such command " + cmd)
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+// Package sandboxtest says in tests what [sandbox.Runtime] promises, for every
+// implementation, and has one in memory for the tests of who uses it.
+//
+// It must not be linked into the program.
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"postern/internal/sandbox"
+)
+
+// NewID returns the id of a sandbox that nobody has.
+func NewID() string {
+	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+	b := []byte("i")
+	for range 20 {
+		b = append(b, letters[rand.IntN(len(letters))])
+	}
+	return string(b)
+}
+
+// Run tests a Runtime. Each call of open returns one for the same machine, as
+// the next process of the program would. specFor returns what can be started,
+// with a link of its own.
+func Run(t *testing.T, open func(t *testing.T) sandbox.Runtime, specFor func(t *testing.T, id string) sandbox.Spec) {
+	const bound = 30 * time.Second
+	start := func(t *testing.T, r sandbox.Runtime) sandbox.Spec {
+		t.Helper()
+		s := specFor(t, NewID())
+		if err := r.Start(t.Context(), s); err != nil {
+			t.Fatalf("start: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := r.Stop(context.Background(), s.ID); err != nil {
+				t.Errorf("stop: %v", err)
+			}
+		})
+		return s
+	}
+	listed := func(t *testing.T, r sandbox.Runtime, id string, want bool) {
+		t.Helper()
+		ids, err := r.List(t.Context())
+		if err != nil {
+			t.Fatalf("list: %v", err)
+		}
+		if got := slices.Contains(ids, id); got != want {
+			t.Errorf("%s in the list %v: got %v, want %v", id, ids, got, want)
+		}
+	}
+	linkClosed := func(t *testing.T, s sandbox.Spec) {
+		t.Helper()
+		if err := s.Link.Close(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("the link after Start: got %v, want that it is closed", err)
+		}
+	}
+	// lives says that a sandbox has not ended.
+	lives := func(t *testing.T, r sandbox.Runtime, id string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if reason, err := r.Wait(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("wait for a sandbox that runs: got %q, %v, want that it goes on", reason, err)
+		}
+	}
+
+	t.Run("start, list, stop", func(t *testing.T) {
+		r := open(t)
+		s := start(t, r)
+		linkClosed(t, s)
+		listed(t, r, s.ID, true)
+		lives(t, r, s.ID)
+		type end struct {
+			reason string
+			err    error
+		}
+		ends := make(chan end)
+		for range 3 {
+			go func() {
+				reason, err := r.Wait(context.WithoutCancel(t.Context()), s.ID)
+				ends <- end{reason, err}
+			}()
+		}
+		time.Sleep(50 * time.Millisecond)
+		if err := r.Stop(t.Context(), s.ID); err != nil {
+			t.Fatalf("stop: %v", err)
+		}
+		for range 3 {
+			select {
+			case e := <-ends:
+				if e.err != nil || e.reason == "" {
+					t.Errorf("wait for a sandbox that is stopped: got %q, %v, want a reason", e.reason, e.err)
+				}
+			case <-time.After(bound):
+				t.Fatalf("wait does not return within %v after stop", bound)
+			}
+		}
+		listed(t, r, s.ID, false)
+		if err := r.Stop(t.Context(), s.ID); err != nil {
+			t.Errorf("stop again: %v", err)
+		}
+		if _, err := r.Wait(t.Context(), s.ID); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("wait for one that was stopped: got %v, want %v", err, sandbox.ErrNotFound)
+		}
+	})
+
+	t.Run("what is not there", func(t *testing.T) {
+		r := open(t)
+		id := NewID()
+		listed(t, r, id, false)
+		if err := r.Stop(t.Context(), id); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+		if _, err := r.Wait(t.Context(), id); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("wait: got %v, want %v", err, sandbox.ErrNotFound)
+		}
+	})
+
+	t.Run("a start that fails leaves nothing", func(t *testing.T) {
+		r := open(t)
+		s := specFor(t, NewID())
+		s.Rootfs = t.TempDir() + "/missing"
+		if err := r.Start(t.Context(), s); err == nil {
+			t.Error("start without a root file system: got no error")
+		}
+		linkClosed(t, s)
+		listed(t, r, s.ID, false)
+	})
+
+	t.Run("a start that is cancelled leaves nothing", func(t *testing.T) {
+		r := open(t)
+		s := specFor(t, NewID())
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := r.Start(ctx, s); !errors.Is(err, context.Canceled) {
+			t.Errorf("start: got %v, want %v", err, context.Canceled)
+		}
+		linkClosed(t, s)
+		listed(t, r, s.ID, false)
+	})
+
+	t.Run("an id is taken once", func(t *testing.T) {
+		r := open(t)
+		s := start(t, r)
+		for _, r := range []sandbox.Runtime{r, open(t)} {
+			again := specFor(t, s.ID)
+			if err := r.Start(t.Context(), again); err == nil {
+				t.Error("start of the same id: got no error")
+			}
+			linkClosed(t, again)
+		}
+		listed(t, r, s.ID, true)
+		lives(t, r, s.ID)
+	})
+
+	t.Run("another process finds and stops it", func(t *testing.T) {
+		first := open(t)
+		s := start(t, first)
+		second := open(t)
+		listed(t, second, s.ID, true)
+		lives(t, second, s.ID)
+		if err := second.Stop(t.Context(), s.ID); err != nil {
+			t.Fatalf("stop: %v", err)
+		}
+		listed(t, first, s.ID, false)
+		listed(t, second, s.ID, false)
+	})
+
+	t.Run("stop comes at any time", func(t *testing.T) {
+		r := open(t)
+		for range 8 {
+			s := specFor(t, NewID())
+			var wg sync.WaitGroup
+			wg.Go(func() { _ = r.Start(t.Context(), s) }) // either is right
+			time.Sleep(rand.N(120 * time.Millisecond))
+			ctx, cancel := context.WithTimeout(t.Context(), bound)
+			if err := r.Stop(ctx, s.ID); err != nil {
+				t.Errorf("stop during start: %v", err)
+			}
+			wg.Wait()
+			// The start may have begun after the stop had found nothing.
+			if err := r.Stop(ctx, s.ID); err != nil {
+				t.Errorf("stop after start: %v", err)
+			}
+			cancel()
+			linkClosed(t, s)
+			listed(t, r, s.ID, false)
+		}
+	})
+
+	t.Run("many at once", func(t *testing.T) {
+		r := open(t)
+		var wg sync.WaitGroup
+		for range 6 {
+			s := specFor(t, NewID())
+			wg.Go(func() {
+				if err := r.Start(t.Context(), s); err != nil {
+					t.Errorf("start: %v", err)
+				}
+				if err := r.Stop(t.Context(), s.ID); err != nil {
+					t.Errorf("stop: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		ids, err := r.List(t.Context())
+		if err != nil || len(ids) != 0 {
+			t.Errorf("list: got %v, %v, want none", ids, err)
+		}
+	})
+}
