@@ -43,6 +43,7 @@ type attached struct {
 	rules     atomic.Pointer[policy.Outbound]
 	ledger    *ledger
 	names     *names
+	standIns  *standIns
 	newConns  *rate.Limiter
 	questions *rate.Limiter
 	slots     chan struct{} // one element for each TCP connection
@@ -86,6 +87,7 @@ func newAttached(ctx context.Context, w *Wall, who auth.Principal, rules *policy
 	a := &attached{
 		w: w, log: w.log.With("sandbox", who.ID), who: who, end: cancel,
 		names:     newNames(),
+		standIns:  newStandIns(),
 		newConns:  rate.NewLimiter(rate.Limit(lim.NewConnections), 4*lim.NewConnections),
 		questions: rate.NewLimiter(rate.Limit(lim.Questions), 4*lim.Questions),
 		slots:     make(chan struct{}, lim.Connections),

@@ -58,7 +58,7 @@ func BenchmarkConnect(b *testing.B) {
 func BenchmarkAttach(b *testing.B) {
 	w := newWorld(b, open)
 	for b.Loop() {
-		f, err := w.wall.Attach(b.Context(), w.principal("i1"), policy.Egress{Internet: true})
+		f, err := w.wall.Attach(b.Context(), w.principal("i1", ""), policy.Egress{Internet: true})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -156,7 +156,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 		return nil, dnsmessage.RCodeSuccess
 	}
 	if q.Type != dnsmessage.TypeA {
-		if v := a.rules.Load().Resolve(name); v.Effect != policy.Allow {
+		if v := a.rules.Load().Resolve(name); v.Effect != policy.Allow && !a.standsIn() {
 			return refuse(dnsmessage.RCodeNameError, v.Reason)
 		}
 		return nil, dnsmessage.RCodeSuccess
@@ -168,6 +168,9 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 		return nil, dnsmessage.RCodeNameError
 	case err != nil:
 		return nil, dnsmessage.RCodeServerFailure
+	case v.Effect != policy.Allow && a.standsIn():
+		a.refuse(ctx, "dns", dst, asked, v.Reason+"; only mail for it is taken, and waits here")
+		return []netip.Addr{a.standIns.addr(name)}, dnsmessage.RCodeSuccess
 	case v.Effect != policy.Allow:
 		return refuse(dnsmessage.RCodeNameError, v.Reason)
 	}

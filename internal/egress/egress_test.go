@@ -225,14 +225,15 @@ type box struct {
 	file  *os.File
 }
 
-func (w *world) principal(id string) auth.Principal {
-	return auth.Principal{Kind: auth.Sandbox, ID: id, Project: "prj_1"}
+// principal returns a sandbox; inbox may be empty.
+func (w *world) principal(id, inbox string) auth.Principal {
+	return auth.Principal{Kind: auth.Sandbox, ID: id, Project: "prj_1", Inbox: inbox}
 }
 
 // bare attaches a sandbox without a stack, for packets made by hand.
-func (w *world) bare(id string, e policy.Egress) *box {
+func (w *world) bare(id, inbox string, e policy.Egress) *box {
 	w.tb.Helper()
-	f, err := w.wall.Attach(context.Background(), w.principal(id), e)
+	f, err := w.wall.Attach(context.Background(), w.principal(id, inbox), e)
 	if err != nil {
 		w.tb.Fatal(err)
 	}
@@ -242,7 +243,12 @@ func (w *world) bare(id string, e policy.Egress) *box {
 
 func (w *world) box(id string, e policy.Egress) *box {
 	w.tb.Helper()
-	b := w.bare(id, e)
+	return w.boxFor(id, "", e)
+}
+
+func (w *world) boxFor(id, inbox string, e policy.Egress) *box {
+	w.tb.Helper()
+	b := w.bare(id, inbox, e)
 	fd, err := unix.FcntlInt(b.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		w.tb.Fatal(err)
@@ -668,7 +674,7 @@ func TestOtherUDPAndICMP(t *testing.T) {
 			t.Errorf("got %+v", e)
 		}
 	}
-	raw := w.bare("i2", policy.Egress{Internet: true})
+	raw := w.bare("i2", "", policy.Egress{Internet: true})
 	ping := packet(Inside, netip.MustParseAddr("8.8.8.8"), 1, []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0})
 	raw.file.Write(ping)
 	if e := w.wait("icmp", func(e Event) bool { return e.Proto == "icmp" }); e.Dst.String() != "8.8.8.8:0" {
@@ -725,7 +731,7 @@ func TestHandMadePackets(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t, open)
 			w.at(site+":80", echo)
-			b := w.bare("i1", policy.Egress{Internet: true})
+			b := w.bare("i1", "", policy.Egress{Internet: true})
 			b.file.Write(tc.p)
 			e := w.wait(tc.name, func(e Event) bool { return e.Kind == Denied })
 			if e.Dst.String() != tc.dst || !strings.Contains(e.Reason, tc.reason) {
@@ -741,7 +747,7 @@ func TestHandMadePackets(t *testing.T) {
 // Random and mutated packets may do anything but end this process or the link.
 func TestRandomPackets(t *testing.T) {
 	w := newWorld(t, func(c *Config) { open(c); c.Limits.Records = 5; c.Limits.DialTimeout = time.Millisecond })
-	b := w.bare("i1", policy.Egress{Internet: true})
+	b := w.bare("i1", "", policy.Egress{Internet: true})
 	r := rand.New(rand.NewPCG(1, 2))
 	public := netip.MustParseAddr(site)
 	good := [][]byte{
@@ -908,7 +914,7 @@ func TestConnectionLimit(t *testing.T) {
 
 func TestSYNFlood(t *testing.T) {
 	w := newWorld(t, open)
-	b := w.bare("i1", policy.Egress{Internet: true})
+	b := w.bare("i1", "", policy.Egress{Internet: true})
 	neighbour := w.box("i2", policy.Egress{})
 	for i := range 20_000 {
 		b.file.Write(syn(Inside, netip.MustParseAddr("5.6.7.8"), uint16(i), 25))
@@ -1158,14 +1164,14 @@ func TestDialIn(t *testing.T) {
 
 func TestAttachRefuses(t *testing.T) {
 	w := newWorld(t, nil)
-	w.bare("i1", policy.Egress{})
+	w.bare("i1", "", policy.Egress{})
 	for name, try := range map[string]func() (*os.File, error){
-		"twice": func() (*os.File, error) { return w.wall.Attach(t.Context(), w.principal("i1"), policy.Egress{}) },
+		"twice": func() (*os.File, error) { return w.wall.Attach(t.Context(), w.principal("i1", ""), policy.Egress{}) },
 		"not a sandbox": func() (*os.File, error) {
 			return w.wall.Attach(t.Context(), auth.Principal{Kind: auth.Person, ID: "p"}, policy.Egress{})
 		},
 		"bad policy": func() (*os.File, error) {
-			return w.wall.Attach(t.Context(), w.principal("i2"), policy.Egress{DenyOut: []string{"x"}})
+			return w.wall.Attach(t.Context(), w.principal("i2", ""), policy.Egress{DenyOut: []string{"x"}})
 		},
 	} {
 		if f, err := try(); err == nil {

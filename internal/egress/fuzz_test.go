@@ -111,7 +111,7 @@ func TestSniffSplitHello(t *testing.T) {
 
 func FuzzInspect(f *testing.F) {
 	w := newWorld(f, func(c *Config) { c.Limits.Records = 1 })
-	w.bare("i1", policy.Egress{Internet: true})
+	w.bare("i1", "", policy.Egress{Internet: true})
 	a, _ := w.wall.find("i1")
 	f.Add(syn(Inside, Gateway, 1, 80))
 	f.Add(packet(Inside, netip.MustParseAddr("8.8.8.8"), 17, make([]byte, 8)))

@@ -89,6 +89,15 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 // handleOut decides on a connection to the outside.
 func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst netip.AddrPort) {
 	rules := a.rules.Load()
+	if name := a.standIns.of(dst.Addr()); name != "" {
+		v := rules.Resolve(name)
+		if v.Effect == policy.Allow {
+			v.Reason = name + " was not allowed when it was looked up; it is now: look it up again"
+		}
+		a.refuse(ctx, "tcp", dst, name, v.Reason)
+		r.Complete(true)
+		return
+	}
 	c := a.connection(dst, nil)
 	v := rules.Connect(c)
 	if v.Effect != policy.Allow && rules.MayByName(c) {
@@ -387,7 +396,7 @@ func closeWrite(c io.Closer) {
 
 // capture hands a connection to a mail port to Config.SMTP, wherever it aimed.
 func (a *attached) capture(ctx context.Context, in *insideConn, dst netip.AddrPort, seen []byte) {
-	a.ledger.addLater(ctx, Event{Kind: Captured, Proto: "tcp", Dst: dst, Reason: "mail waits here for a decision, wherever it was to go"}, func() {})
+	a.ledger.addLater(ctx, Event{Kind: Captured, Proto: "tcp", Dst: dst, Name: a.standIns.of(dst.Addr()), Reason: "mail waits here for a decision, wherever it was to go"}, func() {})
 	var c net.Conn = in
 	defer c.Close()
 	defer context.AfterFunc(ctx, in.abort)()

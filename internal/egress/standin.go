@@ -1,0 +1,75 @@
+package egress
+
+import (
+	"net/netip"
+	"sync"
+)
+
+// A program that sends mail first asks for the address of its server. If that
+// name is not allowed there is none to tell, and the mail would never reach the
+// gate. So a sandbox that may propose mail is told an address that stands in
+// for the name: its mail ports end at the gate like all others, its other
+// ports are refused, and the record tells the name that was meant. Nothing is
+// asked for outside.
+//
+// Stand-ins are of 198.18.0.0/15, which is for benchmarks (RFC 2544) and never
+// public.
+const maxStandIns = 4096 // for one sandbox; then the oldest are used again
+
+// standIns are those of one sandbox.
+type standIns struct {
+	mu    sync.Mutex // guards the two below
+	addrs map[string]netip.Addr
+	names []string // the name of the n-th address, as a ring
+	next  int
+}
+
+func newStandIns() *standIns { return &standIns{addrs: map[string]netip.Addr{}} }
+
+func standInAddr(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)})
+}
+
+// addr returns the address that stands in for name.
+func (s *standIns) addr(name string) netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a, ok := s.addrs[name]; ok {
+		return a
+	}
+	a := standInAddr(s.next)
+	if len(s.names) < maxStandIns {
+		s.names = append(s.names, name)
+	} else {
+		delete(s.addrs, s.names[s.next])
+		s.names[s.next] = name
+	}
+	s.addrs[name] = a
+	s.next = (s.next + 1) % maxStandIns
+	return a
+}
+
+// of returns the name that addr stands in for, or the empty string.
+func (s *standIns) of(addr netip.Addr) string {
+	b := addr.As4()
+	n := int(b[2])<<8 | int(b[3])
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b[0] != 198 || b[1] != 18 || n >= len(s.names) {
+		return ""
+	}
+	return s.names[n]
+}
+
+// standsIn says whether the sandbox is told stand-ins at all.
+func (a *attached) standsIn() bool { return a.w.cfg.SMTP != nil && a.who.Inbox != "" }
+
+// NameOf returns the name that the sandbox meant by an address that stands in
+// for one, or the empty string.
+func (w *Wall) NameOf(id string, addr netip.Addr) string {
+	a, err := w.find(id)
+	if err != nil || !addr.Is4() {
+		return ""
+	}
+	return a.standIns.of(addr)
+}
