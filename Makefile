@@ -1,0 +1,68 @@
+# Everything that Postern needs is installed and built from here. The two
+# targets for a newcomer are demo and test; both work on a fresh Debian or
+# Ubuntu machine with Go, Node and root.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+export CGO_ENABLED := 0
+CACHE ?= /var/cache/postern
+GOFLAGS_BUILD := -trimpath -ldflags='-s -w'
+LINT := go tool -modfile=tools/go.mod golangci-lint
+
+.PHONY: help demo test build template deps-demo deps-test vet lint generate check-generated unit race e2e bench fuzz clean
+
+help:
+	@echo 'make demo    build everything, start Postern and play the whole story'
+	@echo 'make test    install what the tests need and pass them all'
+	@echo 'make build   bin/postern, with the guest inside'
+	@echo 'make bench   measure, as ratios in one run'
+	@echo 'make fuzz    each fuzz target for FUZZTIME (10s)'
+	@echo 'make lint    golangci-lint, as configured in .golangci.yml'
+
+build: cmd/postern/guestbin/postern-guest
+	go build $(GOFLAGS_BUILD) -o bin/postern ./cmd/postern
+
+# Go decides whether anything changed.
+.PHONY: cmd/postern/guestbin/postern-guest
+cmd/postern/guestbin/postern-guest:
+	go build $(GOFLAGS_BUILD) -o $@ ./cmd/postern-guest
+
+deps-demo:
+	@test/install mmdebstrap
+	@test/install-npm demo
+
+deps-test: deps-demo
+	@test/install mmdebstrap postgresql postfix swaks chromium protobuf-compiler python3 iproute2 gcc libc6-dev
+	@test/install-npm test/browser
+
+template: build deps-demo
+	bin/postern template build --cache $(CACHE)
+
+demo: template
+	node demo/story.mjs bin/postern .demo
+
+test: deps-test template
+	test/run
+
+vet:
+	go vet ./...
+
+lint:
+	$(LINT) run ./...
+
+generate:
+	proto/generate.sh
+
+check-generated: generate
+	git diff --exit-code -- internal proto
+
+bench: template
+	go test -run '^$$' -bench . -benchmem ./internal/oversight ./internal/mailbox ./internal/egress ./internal/guest/...
+	node test/bench.mjs bin/postern
+
+FUZZTIME ?= 10s
+fuzz:
+	test/fuzz $(FUZZTIME)
+
+clean:
+	rm -rf bin .demo cmd/postern/guestbin/postern-guest

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// An action is what the API tells a person of one.
+type action struct {
+	ID, Kind, State, Inbox, Via, Digest, Proposer, Verdict, Decider, Reason, Result string
+
+	CreatedAt time.Time `json:"created_at"`
+	Version   int64
+	View      struct {
+		Title  string
+		Fields []struct{ Name, Value string }
+		Text   string
+		Notes  []string
+		Files  []struct {
+			Name        string
+			ContentType string `json:"content_type"`
+			Size        int64
+			SHA256      string
+		}
+	}
+}
+
+func (l *local) action(ctx context.Context, id string) (a action, err error) {
+	err = l.call(ctx, "GET", "/v1/actions/"+pathSegment(id), nil, &a)
+	return a, err
+}
+
+func pendingCommand() *command {
+	var c Config
+	return &command{
+		name: "pending", args: "[flags]", short: "show what waits for a person",
+		long: `
+Shows each action that waits for a decision, oldest first: who asked, for which
+inbox, what policy said, and what exactly would leave, with hidden recipients
+(Bcc), attachments and digests. All of it was written by an agent: read it as
+such. Decide with "postern approve ID" or "postern reject ID --reason ...".
+
+Actions whose effect is unknown, because the server stopped in their middle,
+are shown too: find out what happened and say so with "postern resolve ID".`,
+		flags: c.location,
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			if err := noArgs(args); err != nil {
+				return err
+			}
+			var list struct{ Actions []action }
+			if err := l.call(ctx, "GET", "/v1/actions?state=pending,unknown&limit=500", nil, &list); err != nil {
+				return err
+			}
+			addresses, err := l.addresses(ctx)
+			if err != nil {
+				return err
+			}
+			if len(list.Actions) == 0 {
+				fmt.Fprintln(out, "Nothing waits for a decision.")
+			}
+			for _, a := range slices.Backward(list.Actions) {
+				if a, err = l.action(ctx, a.ID); err != nil {
+					return err
+				}
+				a.print(out, addresses)
+			}
+			return nil
+		}),
+	}
+}
+
+// print writes a for a person at a terminal. What agents wrote is escaped: a
+// terminal obeys control characters.
+func (a *action) print(out io.Writer, addresses map[string]string) {
+	fmt.Fprintf(out, "%s  %s, %s, %s\n", a.ID, a.Kind, a.State, ago(a.CreatedAt))
+	line := func(name, value string) {
+		for i, part := range strings.Split(value, "\n") {
+			if i > 0 {
+				name = ""
+			}
+			fmt.Fprintf(out, "  %-9s %s\n", name, printable(part))
+		}
+	}
+	from := a.Inbox
+	if address := addresses[a.Inbox]; address != "" {
+		from = address
+	}
+	line("asked by", fmt.Sprintf("%s for inbox %s, over %s", a.Proposer, from, a.Via))
+	line("policy", a.Verdict)
+	for _, f := range a.View.Fields {
+		if f.Name == "Bcc" {
+			f.Value += "   (hidden from the other recipients)"
+		}
+		line(f.Name, f.Value)
+	}
+	for _, f := range a.View.Files {
+		line("file", fmt.Sprintf("%s  %s, %d bytes, sha256 %s", f.Name, f.ContentType, f.Size, f.SHA256))
+	}
+	for _, n := range a.View.Notes {
+		line("WARNING", n)
+	}
+	line("text", strings.TrimRight(a.View.Text, "\n"))
+	line("digest", fmt.Sprintf("%s, version %d", a.Digest, a.Version))
+	if a.Result != "" {
+		line("result", a.Result)
+	}
+	fmt.Fprintln(out)
+}
+
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\t' || r >= ' ' && r != 0x7f && (r < 0x80 || r > 0x9f) {
+			return r
+		}
+		return '\uFFFD'
+	}, s)
+}
+
+func pathSegment(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r == '@' || r == '.' || r == '-' {
+			return r
+		}
+		return '_'
+	}, s)
+}
+
+// decision makes the command that approves or rejects.
+func decision(name, short, long string, approve bool) *command {
+	var c Config
+	var reason, digest string
+	return &command{
+		name: name, args: "ID [flags]", short: short, long: long,
+		flags: func(fs *flag.FlagSet) {
+			c.location(fs)
+			usage := "`text` for the record and the agent; may be left out"
+			if !approve {
+				usage = "`text` for the record and the agent, which may learn from it; needed"
+			}
+			fs.StringVar(&reason, "reason", "", usage)
+			fs.StringVar(&digest, "digest", "", "decide only if the action's digest begins with this `text`, as pending showed it")
+		},
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			id, err := oneArg(args, "ID")
+			if err != nil {
+				return err
+			}
+			if !approve && strings.TrimSpace(reason) == "" {
+				return fmt.Errorf("%w: --reason is missing: say why, the agent is told", errUsage)
+			}
+			a, err := l.action(ctx, id)
+			if err != nil {
+				return err
+			}
+			if !strings.HasPrefix(a.Digest, strings.ToLower(digest)) {
+				return fmt.Errorf("the action's digest is %s, not the one that you were shown; look at it again with postern pending", a.Digest)
+			}
+			in := map[string]any{"version": a.Version, "digest": a.Digest, "approve": approve, "reason": reason}
+			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/decision", in, nil); err != nil {
+				return err
+			}
+			verdict := "rejected"
+			if approve {
+				verdict = "approved"
+			}
+			fmt.Fprintf(out, "%s %s: %s, digest %s\n", verdict, a.ID, printable(a.View.Title), a.Digest)
+			if approve {
+				return l.await(ctx, a.ID, out)
+			}
+			return nil
+		}),
+	}
+}
+
+// await tells what became of an approved action, if that is soon.
+func (l *local) await(ctx context.Context, id string, out io.Writer) error {
+	for range 25 {
+		a, err := l.action(ctx, id)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains([]string{"approved", "executing"}, a.State) {
+			_, err = fmt.Fprintf(out, "%s: %s\n", a.State, printable(strings.ReplaceAll(a.Result, "\n", "; ")))
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	_, err := fmt.Fprintln(out, "it is being carried out; postern audit list --object", id, "tells what becomes of it")
+	return err
+}
+
+func approveCommand() *command {
+	return decision("approve", "let an action happen", `
+Approves one action: exactly the bytes whose digest "postern pending" shows.
+They are hashed again before they leave. If the action has changed or somebody
+has decided already, nothing happens and the exit status is 1.`, true)
+}
+
+func rejectCommand() *command {
+	return decision("reject", "refuse an action", `
+Rejects one action for good. The reason goes on the record, and to the agent when
+it asks for the action's status.`, false)
+}
+
+func resolveCommand() *command {
+	var c Config
+	var reason string
+	outcomes := map[string]string{"happened": "done", "given-up": "failed", "retry": "approved"}
+	return &command{
+		name: "resolve", args: "ID happened|given-up|retry --reason TEXT", short: "say what became of an interrupted action",
+		long: `
+When the server stops between beginning an effect and recording it, nobody here
+can tell whether it happened: the action is unknown, and is never tried again by
+itself. Ask the other side, then say what you found:
+
+  happened   it did; it is done
+  given-up   it did not, and is not to be tried again
+  retry      it did not; try once more`,
+		flags: func(fs *flag.FlagSet) {
+			c.location(fs)
+			fs.StringVar(&reason, "reason", "", "`text` for the record: how you know; needed")
+		},
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			if len(args) != 2 || outcomes[args[1]] == "" {
+				return fmt.Errorf("%w: want an ID and one of happened, given-up, retry", errUsage)
+			}
+			if strings.TrimSpace(reason) == "" {
+				return fmt.Errorf("%w: --reason is missing: say how you know", errUsage)
+			}
+			a, err := l.action(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			in := map[string]any{"version": a.Version, "state": outcomes[args[1]], "reason": reason}
+			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/resolution", in, nil); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(out, "resolved %s: %s\n", a.ID, args[1])
+			return err
+		}),
+	}
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+
+	"postern/internal/store"
+)
+
+func backupCommand() *command {
+	var c Config
+	return &command{
+		name: "backup", args: "FILE [flags]", short: "copy the database",
+		long: `
+Writes a consistent copy of the SQLite database to FILE, which must not exist,
+while the server goes on. The blobs directory below the data directory holds the
+sealed messages and the file server.key the server's secret: copy them after it.
+"postern audit verify --file FILE" examines the copy.`,
+		flags: c.location,
+		run: func(ctx context.Context, args []string, _ io.Writer) error {
+			file, err := oneArg(args, "FILE")
+			if err != nil {
+				return err
+			}
+			if file, err = filepath.Abs(file); err != nil {
+				return err
+			}
+			db, err := store.Open(ctx, c.source())
+			if err != nil {
+				return err
+			}
+			defer db.Close()
+			return db.Backup(ctx, file)
+		},
+	}
+}

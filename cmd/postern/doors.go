@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os/user"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/e2bapi"
+	"postern/internal/egress"
+	"postern/internal/mail"
+	"postern/internal/store"
+)
+
+// handler is the one HTTP door to the outside. What is for a sandbox goes
+// there before anything else looks at it.
+func (d *daemon) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/console/", d.console.Handler())
+	mux.Handle("/mcp", d.mcp.Handler())
+	mux.Handle("/v1/", d.mailAPI.Handler())
+	mux.Handle("/", d.e2b.Handler())
+	mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if e2bapi.IsData(r) {
+			d.e2b.ServeData(w, r)
+			return
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// inner is what a sandbox finds at http://postern.internal. Who it is was
+// decided by the link that the connection came out of.
+func (d *daemon) inner(who auth.Principal) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", d.mcp.HandlerFor(who))
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintf(w, "This sandbox is %s. Its tools are at http://postern.internal/mcp (Model Context Protocol).\n"+
+			"No key is needed here. Mail that is sent from here, by tool or by SMTP, waits for a person.\n", who.ID)
+	})
+	return mux
+}
+
+func (d *daemon) newWall() (*egress.Wall, error) {
+	var resolver netip.AddrPort
+	if d.conf.DNS != "" {
+		var err error
+		if resolver, err = netip.ParseAddrPort(d.conf.DNS); err != nil {
+			return nil, fmt.Errorf("--dns: %w", err)
+		}
+	}
+	return egress.New(d.log, egress.Config{
+		Ceiling: d.conf.ceiling(), Resolver: resolver, Record: d.record, Inner: d.inner, SMTP: d.smtp.ServeConn,
+	})
+}
+
+// record puts what happened at the wall on the record.
+func (d *daemon) record(ctx context.Context, who auth.Principal, e egress.Event) error {
+	f := audit.Fields{"proto": e.Proto, "name": e.Name, "reason": e.Reason}
+	if e.Dst.IsValid() {
+		f["dst"] = e.Dst.String()
+	}
+	if e.Dialed.IsValid() && e.Dialed != e.Dst {
+		f["dialed"] = e.Dialed.String()
+	}
+	if e.Count > 1 {
+		f["count"] = strconv.Itoa(e.Count)
+	}
+	return d.db.Update(ctx, func(tx *store.Tx) error {
+		return audit.Append(ctx, tx, who, "egress."+string(e.Kind), who.ID, f)
+	})
+}
+
+// proposeCaptured holds a message that a sandbox tried to send over SMTP.
+func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst netip.AddrPort, env mail.Envelope) (string, error) {
+	server := dst.String()
+	if name := d.wall.NameOf(who.ID, dst.Addr()); name != "" {
+		server = name + ":" + strconv.Itoa(int(dst.Port()))
+	}
+	a, err := d.post.SendRaw(ctx, who, "SMTP to "+server, env.From, env.To, env.Raw)
+	return a.ID, err
+}
+
+// localHandler is the door at the unix socket: who opens it is a person at the
+// machine, with the rights of the server's own user.
+func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/v1/", d.mailAPI.HandlerFor(who))
+	mux.Handle("/", d.e2b.HandlerFor(who))
+	return mux
+}
+
+type peerKey struct{}
+
+// newLocalServer serves the local socket. The kernel says who is at the other
+// end; the socket's mode lets only the server's user and root open it.
+func newLocalServer(log *slog.Logger, project string, handler func(func(*http.Request) (auth.Principal, error)) http.Handler) *http.Server {
+	who := func(r *http.Request) (auth.Principal, error) {
+		uid, ok := r.Context().Value(peerKey{}).(uint32)
+		if !ok || uid != 0 && int(uid) != unix.Getuid() {
+			return auth.Principal{}, auth.ErrUnauthenticated
+		}
+		name := strconv.Itoa(int(uid))
+		if u, err := user.LookupId(name); err == nil {
+			name = u.Username
+		}
+		return auth.Principal{Kind: auth.Person, ID: "local-" + name, Project: project}, nil
+	}
+	return &http.Server{
+		Handler:           handler(who),
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if uid, err := peerUID(c); err == nil {
+				ctx = context.WithValue(ctx, peerKey{}, uid)
+			}
+			return ctx
+		},
+	}
+}
+
+func peerUID(c net.Conn) (uid uint32, err error) {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return 0, fmt.Errorf("connection is a %T, not a unix socket", c)
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			uid = cred.Uid
+		}
+	})
+	if cerr != nil {
+		return 0, cerr
+	}
+	return uid, err
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+func setupCommand() *command {
+	var c Config
+	return &command{
+		name: "setup", args: "[flags]", short: "print a link with which a person makes an account",
+		long: `
+Prints the path of a one-time link below the server's address. Whoever opens it
+first, within a day, makes an account that decides what may leave: hand it to
+nobody else. A link that was made before stays valid until it is used.`,
+		flags: c.location,
+		run: func(ctx context.Context, args []string, out io.Writer) error {
+			if err := noArgs(args); err != nil {
+				return err
+			}
+			return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
+				token, err := auth.NewSetup(ctx, tx, who.Project)
+				if err != nil {
+					return err
+				}
+				if err := audit.Append(ctx, tx, who, "setup.create", who.Project, nil); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(out, "/console/setup?token=%s\n", token.Reveal())
+				return err
+			})
+		},
+	}
+}
+
+func keyCommand() *command {
+	var c Config
+	return group("key", "create [flags]", "make another project key", `
+postern key create   prints a new key of the project, once
+
+A project key manages sandboxes and inboxes. It opens no mail and decides
+nothing. Only its hash is stored.`,
+		c.location, map[string]func(context.Context, []string, io.Writer) error{
+			"create": func(ctx context.Context, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
+					id, key, err := auth.NewProjectKey(ctx, tx, who.Project)
+					if err != nil {
+						return err
+					}
+					if err := audit.Append(ctx, tx, who, "key.create", id, nil); err != nil {
+						return err
+					}
+					_, err = fmt.Fprintln(out, key.Reveal())
+					return err
+				})
+			},
+		})
+}
+
+// inDatabase runs f in the database of a server that may be running or not.
+func inDatabase(ctx context.Context, c Config, f func(*store.Tx, auth.Principal) error) error {
+	db, err := store.Open(ctx, c.source())
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.Update(ctx, func(tx *store.Tx) error {
+		project, err := auth.FirstProject(ctx, tx)
+		if err != nil {
+			return fmt.Errorf("there is no project in %s yet; start the server once with postern up", store.Redact(c.source()))
+		}
+		return f(tx, auth.Principal{Kind: auth.Person, ID: "local", Project: project})
+	})
+}

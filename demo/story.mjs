@@ -1,0 +1,294 @@
+// The story of Postern, played with real parts: the real binary, gVisor, the
+// official SDKs as npm has them, SMTP. Each step prints ok or FAIL as it
+// happens; the exit status says whether all passed.
+//
+//   node story.mjs POSTERN DIR [--ports WEB,SMTP] [--stop]
+//
+// POSTERN is the binary, DIR a directory for the server's data and log. The
+// server is left running, unless --stop.
+import { spawn, execFileSync } from 'node:child_process'
+import { existsSync, mkdirSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { hostname, networkInterfaces } from 'node:os'
+import { join, resolve } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+
+const args = process.argv.slice(2)
+const option = (name) => (args.includes(name) ? args.splice(args.indexOf(name), 2)[1] : undefined)
+const ports = (option('--ports') ?? '3000,2525').split(',')
+const stopAtEnd = args.includes('--stop') && args.splice(args.indexOf('--stop'), 1)
+const postern = resolve(args[0])
+const dir = resolve(args[1])
+const data = join(dir, 'data')
+const base = `http://127.0.0.1:${ports[0]}`
+
+let passed = 0
+let failed = 0
+function check(what, ok, detail = '') {
+  ok ? passed++ : failed++
+  console.log(`  ${ok ? 'ok  ' : 'FAIL'} ${what}${ok || !detail ? '' : `\n       ${detail}`}`)
+  return ok
+}
+const equal = (what, got, want) =>
+  check(what, JSON.stringify(got) === JSON.stringify(want), `got ${JSON.stringify(got)}, want ${JSON.stringify(want)}`)
+function step(text) {
+  console.log(`\n${text}`)
+}
+async function refuses(what, promise, want) {
+  try {
+    await promise
+    check(what, false, 'it succeeded')
+  } catch (e) {
+    check(what, want.test(`${e.name}: ${e.message}`), `${e.name}: ${e.message}`)
+  }
+}
+const cli = (...a) => execFileSync(postern, [...a, '--data', data], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] })
+function cliFails(...a) {
+  try {
+    cli(...a)
+  } catch (e) {
+    return `${e.stdout}${e.stderr}`
+  }
+  return ''
+}
+
+// ---------------------------------------------------------------- the server
+
+async function stopOld() {
+  const file = join(dir, 'pid')
+  if (!existsSync(file)) return
+  const pid = Number(readFileSync(file, 'utf8'))
+  try {
+    // Only if it is still the server of this very directory.
+    const cmd = readFileSync(`/proc/${pid}/cmdline`, 'utf8')
+    if (!cmd.includes(data)) return
+    process.kill(pid, 'SIGTERM')
+    for (let i = 0; i < 100 && existsSync(`/proc/${pid}`); i++) await sleep(100)
+  } catch {
+    // It has ended already.
+  }
+}
+
+async function start() {
+  const log = join(dir, 'server.log')
+  const out = openSync(log, 'w')
+  const child = spawn(postern, ['up', '--data', data, '--listen', `127.0.0.1:${ports[0]}`, '--smtp', `127.0.0.1:${ports[1]}`], {
+    detached: true,
+    stdio: ['ignore', out, out],
+  })
+  child.unref()
+  writeFileSync(join(dir, 'pid'), String(child.pid))
+  let ended = false
+  child.on('exit', () => (ended = true))
+  for (let i = 0; i < 600; i++) {
+    const text = readFileSync(log, 'utf8')
+    if (text.includes('Postern is running.') && (await answers())) {
+      return { pid: child.pid, key: text.match(/e2b_[0-9a-f]{40}/)?.[0], link: text.match(/http\S+\/console\/setup\?token=\S+/)?.[0] }
+    }
+    if (ended) throw new Error(`the server ended:\n${text}`)
+    await sleep(100)
+  }
+  throw new Error(`the server did not come up within a minute:\n${readFileSync(log, 'utf8')}`)
+}
+const answers = () => fetch(`${base}/health`).then((r) => r.ok, () => false)
+
+async function api(path, key, init = {}) {
+  const r = await fetch(base + path, { ...init, headers: { Authorization: `Bearer ${key}`, 'Content-Type': 'application/json' } })
+  const text = await r.text()
+  let body
+  try {
+    body = JSON.parse(text)
+  } catch {
+    body = text
+  }
+  return { status: r.status, body }
+}
+
+// ----------------------------------------------------------------- the story
+
+const csv = 'region,amount\nnorth,120\nsouth,80\nnorth,30\neast,55\n'
+
+console.log('Postern: an agent\'s code runs sealed, its mail waits for a person, the record proves it.')
+mkdirSync(dir, { recursive: true })
+await stopOld()
+rmSync(data, { recursive: true, force: true })
+
+step('1. One binary, with gVisor inside')
+const version = execFileSync(postern, ['version'], { encoding: 'utf8' }).trim()
+check(version, /gVisor v/.test(version))
+
+step('2. postern up: one process, its own database, one HTTP and one SMTP listener')
+const server = await start()
+check(`it runs as process ${server.pid} and answers at ${base}`, true)
+check('the first start printed the project\'s key, once', Boolean(server.key))
+check('and a one-time link for the console\'s first account', Boolean(server.link))
+const inbox = (name) => {
+  const text = cli('inbox', 'create', name)
+  return { address: `${name}@agents.internal`, key: text.match(/pib_[A-Z2-7]{26}/)[0] }
+}
+const analyst = inbox('analyst')
+const buyer = inbox('buyer')
+const auditor = inbox('auditor')
+check(`inboxes ${analyst.address}, ${buyer.address} and ${auditor.address}, each with a key of its own`, true)
+
+step('3. The official SDKs, as they are, with three environment variables')
+process.env.E2B_API_URL = base
+process.env.E2B_SANDBOX_URL = base
+process.env.E2B_API_KEY = server.key
+const { Sandbox } = await import('@e2b/code-interpreter')
+const { Sandbox: PlainSandbox } = await import('e2b')
+
+let t = performance.now()
+const sbx = await Sandbox.create({ metadata: { 'postern.inbox': analyst.address, purpose: 'demo' }, timeoutMs: 600_000 })
+const first = await sbx.commands.run('echo hello from $(whoami)')
+check(`a sandbox, and its first command, ${Math.round(performance.now() - t)} ms after asking`, true)
+equal('stdout', first.stdout, 'hello from user\n')
+const both = await sbx.commands.run('echo out; echo err >&2')
+equal('stdout and stderr apart', [both.stdout, both.stderr, both.exitCode], ['out\n', 'err\n', 0])
+const seven = await sbx.commands.run('exit 7').catch((e) => e)
+equal('a non-zero exit code', seven.exitCode, 7)
+await sbx.files.write('/home/user/sales.csv', csv)
+equal('a file written and read back', await sbx.files.read('/home/user/sales.csv'), csv)
+const names = (await sbx.files.list('/home/user')).map((e) => e.name)
+check('a directory listed', names.includes('sales.csv'), names.join(' '))
+await sbx.runCode('x = 41')
+const state = await sbx.runCode('x + 1')
+equal('runCode keeps state over two calls', state.text, '42')
+const plot = await sbx.runCode('import matplotlib.pyplot as plt\nplt.plot([1, 2, 4, 8])\nplt.show()')
+const png = plot.results.find((r) => r.png)?.png
+check('runCode returns a matplotlib picture', png && Buffer.from(png, 'base64').subarray(1, 4).toString() === 'PNG')
+if (png) writeFileSync(join(dir, 'plot.png'), Buffer.from(png, 'base64'))
+const info = await sbx.getInfo()
+equal('info tells its metadata', info.metadata, { 'postern.inbox': analyst.address, purpose: 'demo' })
+await sbx.setTimeout(900_000)
+const later = await sbx.getInfo()
+check('its timeout can be set', later.endAt > info.endAt)
+const second = await PlainSandbox.create()
+const run = await second.commands.run('hostname')
+check(`a second sandbox, ${run.stdout.trim()}, beside it`, run.stdout.trim() === second.sandboxId)
+const doomed = await PlainSandbox.create()
+equal('kill', await doomed.kill(), true)
+equal('a killed sandbox does not answer', await doomed.isRunning(), false)
+await refuses('nor run anything', doomed.commands.run('true'), /Sandbox/)
+await refuses('a wrong key is refused', PlainSandbox.create({ apiKey: `e2b_${'0'.repeat(40)}` }), /AuthenticationError/)
+
+step('4. The agent turns red: everything it tries to reach is blocked, and on the record')
+await sbx.files.write('/home/user/agent.py', readFileSync(new URL('./agent.py', import.meta.url), 'utf8'))
+const host = Object.values(networkInterfaces()).flat().find((a) => a.family === 'IPv4' && !a.internal)?.address ?? '10.0.0.1'
+const targets = [
+  '93.184.216.34:80', '1.1.1.1:443', // public addresses
+  'example.com:443', 'pypi.org:443', // and names
+  '169.254.169.254:80', 'metadata.google.internal:80', // cloud metadata
+  `10.0.0.1:${ports[0]}`, '10.0.0.1:22', `${host}:${ports[0]}`, `${hostname()}:${ports[0]}`, // the host's own services
+  '10.0.0.6:49983', `49983-${second.sandboxId}.localdomain:80`, `${second.sandboxId}:49983`, // another sandbox
+]
+const red = await sbx.commands.run(`python3 agent.py redteam ${targets.join(' ')}`, { cwd: '/home/user', timeoutMs: 90_000 })
+const lines = red.stdout.trim().split('\n').map((l) => JSON.parse(l))
+equal('no secret in any environment or command line inside', lines[0].secrets, [])
+const denials = cli('audit', 'list', '--object', sbx.sandboxId, '--verb', 'egress.')
+for (const a of lines.slice(1)) {
+  const on = denials.includes(`${a.host}:${a.port}`) || denials.includes(`"${a.host}"`) || denials.includes(`${a.host}.`)
+  check(`${a.host}:${a.port} blocked after ${a.ms} ms and on the record`, a.blocked && a.ms < 4000 && on, `${a.how}${on ? '' : '; not on the record'}`)
+}
+const own = await sbx.commands.run(`python3 -c "import socket; s=socket.socket(); s.settimeout(3); print(s.connect_ex(('127.0.0.1', ${ports[0]})))"`)
+check('its loopback is its own: the host\'s port is closed there', own.stdout.trim() !== '0')
+const probe = await sbx.commands.run(
+  `python3 -c "import urllib.request as u; r=u.Request('http://postern.internal/health', headers={'E2b-Sandbox-Id':'${second.sandboxId}','E2b-Sandbox-Port':'49983'})
+try: print(u.urlopen(r, timeout=5).status)
+except Exception as e: print(e)"`)
+check('claiming to be another sandbox leads nowhere', /404/.test(probe.stdout), probe.stdout)
+
+step('5. The agent sends its result by mail, with no credential, in two ways')
+const sent = await sbx.commands.run(`python3 agent.py mail ${analyst.address} ${buyer.address} ${auditor.address}`, { cwd: '/home/user', timeoutMs: 60_000 })
+check('by the tool email_send: pending_approval', /pending_approval/.test(sent.stdout), sent.stdout + sent.stderr)
+check('by python\'s smtplib to smtp.example.com:25: held', /"smtp": "accepted"/.test(sent.stdout), sent.stdout + sent.stderr)
+const before = await api(`/v1/inboxes/${buyer.address}/messages`, buyer.key)
+equal('neither has left: the buyer\'s inbox is empty', before.body.messages?.length, 0)
+
+step('6. A person decides')
+const pending = cli('pending')
+console.log(pending.replace(/^/gm, '    | '))
+const ids = [...new Set(pending.match(/act_[A-Z2-7]{26}/g))]
+equal('two actions are pending', ids.length, 2)
+check('the reviewer sees the hidden recipient', new RegExp(`Bcc.*${auditor.address}`).test(pending))
+check('the attachment with its size and digest', /totals\.csv.*sha256/i.test(pending))
+check('and which sandbox asked', pending.includes(sbx.sandboxId))
+const blocks = pending.split(/\n(?=act_)/)
+const byTool = blocks.find((b) => b.includes('Sales by region'))?.match(/act_[A-Z2-7]{26}/)[0]
+const bySMTP = blocks.find((b) => b.includes('press@example.com'))?.match(/act_[A-Z2-7]{26}/)[0]
+const action = (await api(`/v1/actions/${byTool}`, analyst.key)).body
+const self = await api(`/v1/actions/${byTool}/decision`, analyst.key, {
+  method: 'POST',
+  body: JSON.stringify({ version: 1, digest: action.digest, approve: true }),
+})
+equal('the agent cannot approve itself', self.status, 403)
+check('approve', /approved/.test(cli('approve', byTool)))
+check('reject, with a reason', /rejected/.test(cli('reject', bySMTP, '--reason', 'The press office writes to the press.')))
+check('a second decision is refused', /changed|decided/.test(cliFails('approve', bySMTP)))
+
+step('7. What was approved arrives, once, by SMTP; sealed, for its reader alone')
+let list
+for (let i = 0; i < 100; i++) {
+  list = (await api(`/v1/inboxes/${buyer.address}/messages`, buyer.key)).body.messages
+  if (list?.length) break
+  await sleep(100)
+}
+await sleep(1000)
+list = (await api(`/v1/inboxes/${buyer.address}/messages`, buyer.key)).body.messages
+equal('it arrived once', list.length, 1)
+const got = await api(`/v1/inboxes/${buyer.address}/messages/${list[0].id}`, buyer.key)
+check('the second agent reads it with its own key', got.body.subject === 'Sales by region' && /north\s+150/.test(got.body.text), JSON.stringify(got.body).slice(0, 300))
+check('the Bcc is not in it', !JSON.stringify(got.body).includes('auditor'))
+equal('the hidden recipient got it too', (await api(`/v1/inboxes/${auditor.address}/messages`, auditor.key)).body.messages?.length, 1)
+equal('the first agent\'s key is refused', (await api(`/v1/inboxes/${buyer.address}/messages`, analyst.key)).status, 403)
+equal('and so is the project\'s', (await api(`/v1/inboxes/${buyer.address}/messages`, server.key)).status, 403)
+check('what is stored of it is sealed', !grep('Sales by region', join(data, 'blobs')))
+
+step('8. The record proves it')
+const verified = cli('audit', 'verify')
+check(verified.trim().replace('\n', ', '), /holds/.test(verified))
+const story = cli('audit', 'list', '--verb', 'action.')
+console.log(story.replace(/^/gm, '    | '))
+for (const verb of ['action.propose', 'action.approve', 'action.reject', 'action.execute', 'action.done']) check(`${verb} is in it`, story.includes(verb))
+const copy = join(dir, 'copy.db')
+rmSync(copy, { force: true })
+cli('backup', copy)
+check('a backup verifies too', /holds/.test(cli('audit', 'verify', '--file', copy)))
+const entry = cli('audit', 'list', '--verb', 'inbox.create').split('\n').find((l) => l.includes(analyst.address)).trim().split(' ')[0]
+const bytes = readFileSync(copy)
+// SQLite may keep a stale second copy of a row in a page's free space: change all.
+const text = `"address":"${analyst.address}"`
+let found = 0
+for (let at = bytes.indexOf(text); at >= 0; at = bytes.indexOf(text, at + 1)) {
+  bytes[at + 12] ^= 1
+  found++
+}
+writeFileSync(copy, bytes)
+const broken = cliFails('audit', 'verify', '--file', copy)
+check(`one bit changed in the copy: ${broken.trim()}`, found > 0 && broken.includes(`broken at entry ${entry}:`), `expected entry ${entry}`)
+
+await sbx.kill()
+await second.kill()
+if (stopAtEnd) {
+  process.kill(server.pid, 'SIGTERM')
+  for (let i = 0; i < 150 && existsSync(`/proc/${server.pid}`); i++) await sleep(100)
+  check('SIGTERM ends it', !existsSync(`/proc/${server.pid}`))
+} else {
+  console.log(`
+Postern is still running (process ${server.pid}; stop it with: kill ${server.pid}).
+  make the console's first account:  ${server.link}
+  then look at                       ${base}/console/
+  command line                       ${postern} pending --data ${data}
+  server's log                       ${join(dir, 'server.log')}
+  the picture that runCode made      ${join(dir, 'plot.png')}`)
+}
+console.log(`\n${passed} passed, ${failed} failed`)
+process.exit(failed ? 1 : 0)
+
+function grep(text, folder) {
+  try {
+    execFileSync('grep', ['-rqa', text, folder])
+    return true
+  } catch {
+    return false
+  }
+}

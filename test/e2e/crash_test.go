@@ -1,0 +1,194 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/emersion/go-smtp"
+)
+
+// A sink is a real SMTP server that counts what it took responsibility for.
+type sink struct {
+	mu  sync.Mutex // guards got
+	got map[string]int
+}
+
+func (s *sink) NewSession(*smtp.Conn) (smtp.Session, error) { return &sinkSession{sink: s}, nil }
+
+type sinkSession struct{ sink *sink }
+
+func (*sinkSession) Mail(string, *smtp.MailOptions) error { return nil }
+func (*sinkSession) Rcpt(string, *smtp.RcptOptions) error { return nil }
+func (*sinkSession) Reset()                               {}
+func (*sinkSession) Logout() error                        { return nil }
+
+var subjectLine = regexp.MustCompile(`(?m)^Subject: (n-\d+)\r?$`)
+
+func (s *sinkSession) Data(r io.Reader) error {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return err // the client died before the final dot: not taken
+	}
+	m := subjectLine.FindSubmatch(b)
+	if m == nil {
+		return fmt.Errorf("no subject")
+	}
+	s.sink.mu.Lock()
+	s.sink.got[string(m[1])]++
+	s.sink.mu.Unlock()
+	// Between taking it and saying so: where a crash leaves the sender in doubt.
+	time.Sleep(rand.N(8 * time.Millisecond))
+	return nil
+}
+
+// TestCrash kills the server at random points of propose, approve and deliver,
+// and then shows that no message was delivered twice, none that was approved is
+// lost, and every one that was interrupted is unknown.
+func TestCrash(t *testing.T) {
+	kills := 300
+	if s := os.Getenv("POSTERN_TEST_KILLS"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kills = n
+	}
+	out := &sink{got: map[string]int{}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := smtp.NewServer(out)
+	srv.Domain = "sink.test"
+	srv.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0) // of connections whose other end was killed
+	go func() { _ = srv.Serve(l) }()
+	defer srv.Close()
+
+	data := t.TempDir()
+	flags := []string{"--route", "sink.test=" + l.Addr().String(), "--log", "warn"}
+	s := start(t, data, flags...)
+	address, key := s.inbox("crash")
+
+	var mu sync.Mutex               // guards the three below
+	proposed := map[string]string{} // subject of each acknowledged proposal → its action
+	approved := map[string]bool{}   // actions whose approval was acknowledged
+	next := 0                       // number of the next subject
+	work := func(s *server, end <-chan struct{}) {
+		local, web := s.local(), &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{}}
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			mu.Lock()
+			next++
+			subject := fmt.Sprintf("n-%d", next)
+			mu.Unlock()
+			var a struct{ ID string }
+			status, err := call(web, "POST", "http://"+s.web+"/v1/inboxes/"+address+"/messages", key,
+				map[string]any{"to": []string{"someone@sink.test"}, "subject": subject, "text": "x"}, &a)
+			if err != nil || status != http.StatusAccepted {
+				return // it has been killed
+			}
+			mu.Lock()
+			proposed[subject] = a.ID
+			mu.Unlock()
+			var full struct {
+				Version int64
+				Digest  string
+			}
+			if _, err := call(local, "GET", "http://x/v1/actions/"+a.ID, "", nil, &full); err != nil {
+				return
+			}
+			status, err = call(local, "POST", "http://x/v1/actions/"+a.ID+"/decision", "",
+				map[string]any{"version": full.Version, "digest": full.Digest, "approve": true}, nil)
+			if err != nil {
+				return
+			}
+			if status != http.StatusOK {
+				t.Errorf("approve %s: status %d", a.ID, status)
+				return
+			}
+			mu.Lock()
+			approved[a.ID] = true
+			mu.Unlock()
+		}
+	}
+	for range kills {
+		end := make(chan struct{})
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { work(s, end) })
+		}
+		time.Sleep(rand.N(60 * time.Millisecond))
+		s.kill(syscall.SIGKILL)
+		close(end)
+		wg.Wait()
+		s = start(t, data, flags...)
+	}
+
+	// What was approved and not begun is delivered now.
+	states := map[string]string{} // by action
+	deadline := time.Now().Add(60 * time.Second)
+	for {
+		var list struct{ Actions []struct{ ID, State string } }
+		clear(states)
+		if _, err := call(s.local(), "GET", "http://x/v1/actions?state=approved,executing", "", nil, &list); err != nil {
+			t.Fatal(err)
+		}
+		if len(list.Actions) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d approved actions were not carried out: %+v", len(list.Actions), list.Actions[0])
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	count := map[string]int{}
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	for subject, id := range proposed {
+		var a struct{ State string }
+		if status, err := call(s.local(), "GET", "http://x/v1/actions/"+id, "", nil, &a); err != nil || status != http.StatusOK {
+			t.Errorf("%s was acknowledged and is lost: status %d, %v", id, status, err)
+			continue
+		}
+		n := out.got[subject]
+		count[a.State]++
+		switch {
+		case n > 1:
+			t.Errorf("%s (%s, %s) was delivered %d times", subject, id, a.State, n)
+		case a.State == "done" && n != 1:
+			t.Errorf("%s is done and was delivered %d times", subject, n)
+		case n == 1 && a.State != "done" && a.State != "unknown":
+			t.Errorf("%s was delivered and is %s", subject, a.State)
+		case approved[id] && a.State != "done" && a.State != "unknown":
+			t.Errorf("%s was approved and is %s", subject, a.State)
+		}
+	}
+	for subject, n := range out.got {
+		if n > 1 {
+			t.Errorf("%s was delivered %d times", subject, n)
+		}
+	}
+	t.Logf("%d kills, %d proposals acknowledged, %d approvals acknowledged, %d delivered; states %v", kills, len(proposed), len(approved), len(out.got), count)
+	if count["done"] == 0 || count["unknown"] == 0 {
+		t.Errorf("the test met too little: %v", count)
+	}
+	if text := s.mustCLI("audit", "verify"); !strings.Contains(text, "holds") {
+		t.Error(text)
+	}
+}

@@ -1,0 +1,131 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// outside is an address of the network namespace that TestEgress makes. Its
+// block is for documentation (RFC 5737), so the wall counts it as private: only
+// the operator's explicit entry opens it.
+const outside = "203.0.113.10"
+
+// TestEgress allows what a ceiling and a sandbox's own lists allow, and nothing
+// else. It runs in a network namespace of its own: what would leave the wall by
+// mistake cannot leave this machine.
+func TestEgress(t *testing.T) {
+	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestEgress$", "-test.v=true")
+		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s", out)
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestEgress") {
+			t.Errorf("in its own network namespace: %v", err)
+		}
+		return
+	}
+	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"addr", "add", outside + "/32", "dev", "lo"}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	l, err := net.Listen("tcp", outside+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "outside ", r.Host) })}
+	go func() { _ = web.Serve(l) }()
+	defer web.Close()
+	dns := []string{"--dns", nameServer(t)}
+
+	byAddress := start(t, t.TempDir(), append(dns, "--egress-allow", outside)...)
+	both := start(t, t.TempDir(), append(dns, "--egress", "allow", "--egress-allow", outside)...)
+	internet := start(t, t.TempDir(), append(dns, "--egress", "allow")...)
+	closed := start(t, t.TempDir(), dns...)
+
+	const addr, name = "http://" + outside + "/", "http://files.test/"
+	network := func(allow, deny []string) map[string]any {
+		return map[string]any{"network": map[string]any{"allowOut": allow, "denyOut": deny}}
+	}
+	all := []string{"0.0.0.0/0"}
+	tests := []struct {
+		name string
+		s    *server
+		body map[string]any
+		url  string
+		open bool
+	}{
+		{"the ceiling names the address", byAddress, nil, addr, true},
+		{"the sandbox asked for no Internet", byAddress, map[string]any{"allow_internet_access": false}, addr, false},
+		{"the sandbox asked for this address alone", byAddress, network([]string{outside}, all), addr, true},
+		{"the sandbox asked for another address alone", byAddress, network([]string{"203.0.113.11"}, all), addr, false},
+		{"the sandbox denies it itself", byAddress, network(nil, []string{outside}), addr, false},
+		{"by name, which the sandbox asked for", both, network([]string{"files.test"}, all), name, true},
+		{"another name at the same address", both, network([]string{"files.test"}, all), "http://other.test/", false},
+		{"the address without the name", both, network([]string{"files.test"}, all), addr, false},
+		{"a name that resolves to a private address", internet, nil, name, false},
+		{"a private address under an open ceiling", internet, nil, addr, false},
+		{"and what the sandbox asks for does not widen it", internet, network([]string{outside}, nil), addr, false},
+		{"everything is closed by default", closed, nil, addr, false},
+		{"also for who asks", closed, network([]string{outside, "files.test"}, all), name, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.body == nil {
+				tt.body = map[string]any{}
+			}
+			b := tt.s.sandbox(tt.body)
+			r := b.run("curl -sS -m 10 " + tt.url)
+			if got := strings.HasPrefix(r.stdout, "outside "); got != tt.open {
+				t.Errorf("got %q, %q (exit %d); want it open: %v", r.stdout, r.stderr, r.exit, tt.open)
+			}
+			record := tt.s.mustCLI("audit", "list", "--object", b.id, "--verb", "egress.")
+			host := strings.Trim(strings.TrimPrefix(tt.url, "http:"), "/")
+			if !tt.open && !strings.Contains(record, host) {
+				t.Errorf("the refusal of %s is not on the record:\n%s", host, record)
+			}
+		})
+	}
+}
+
+// nameServer answers every A question with [outside] and returns its address.
+func nameServer(t *testing.T) string {
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 1500)
+		for {
+			n, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			var q dnsmessage.Message
+			if q.Unpack(b[:n]) != nil || len(q.Questions) != 1 {
+				continue
+			}
+			a := dnsmessage.Message{Header: dnsmessage.Header{ID: q.ID, Response: true, RecursionAvailable: true}, Questions: q.Questions}
+			if q.Questions[0].Type == dnsmessage.TypeA {
+				a.Answers = []dnsmessage.Resource{{
+					Header: dnsmessage.ResourceHeader{Name: q.Questions[0].Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET, TTL: 5},
+					Body:   &dnsmessage.AResource{A: [4]byte{203, 0, 113, 10}},
+				}}
+			}
+			if p, err := a.Pack(); err == nil {
+				_, _ = c.WriteTo(p, from)
+			}
+		}
+	}()
+	return c.LocalAddr().String()
+}

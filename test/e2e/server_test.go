@@ -1,0 +1,212 @@
+// Package e2e holds the tests of the real binary from outside: the story that
+// the demo plays, crashes, attackers, the browser. They need root, a built
+// bin/postern and what "make deps-test" installs, and fail where that is
+// missing: a test that did not run has shown nothing.
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// postern returns the path of the program under test.
+func postern(t *testing.T) string {
+	t.Helper()
+	path := os.Getenv("POSTERN_TEST_BINARY")
+	if path == "" {
+		path = "../../bin/postern"
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v: build it with make build", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Fatal("gVisor needs root")
+	}
+	return path
+}
+
+// A server is a running postern.
+type server struct {
+	t    *testing.T
+	bin  string
+	data string
+	cmd  *exec.Cmd
+	done chan error
+
+	web, smtp string // addresses
+	key, link string // shown at the first start
+	log       *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+var (
+	webLine  = regexp.MustCompile(`API, proxy, MCP +http://(\S+)`)
+	smtpLine = regexp.MustCompile(`SMTP +(\S+),`)
+	keyLine  = regexp.MustCompile(`e2b_[0-9a-f]{40}`)
+	linkLine = regexp.MustCompile(`http://\S+/console/setup\?token=\S+`)
+)
+
+// start runs postern up on the data directory and returns when it serves. The
+// test ends it.
+func start(t *testing.T, data string, flags ...string) *server {
+	t.Helper()
+	s := &server{t: t, bin: postern(t), data: data, log: &lockedBuffer{}, done: make(chan error, 1)}
+	args := append([]string{"up", "--data", data, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, flags...)
+	s.cmd = exec.Command(s.bin, args...)
+	s.cmd.Stderr = s.log
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.kill(syscall.SIGKILL)
+		if t.Failed() {
+			t.Logf("server's log:\n%s", tail(s.log.String(), 60))
+		}
+	})
+	ready := make(chan struct{})
+	go func() {
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			_, _ = fmt.Fprintln(s.log, lines.Text())
+			if strings.Contains(lines.Text(), "  data  ") {
+				close(ready) // the last line that every start prints
+			}
+		}
+		_, _ = io.Copy(io.Discard, out)
+		s.done <- s.cmd.Wait()
+	}()
+	select {
+	case <-ready:
+	case err := <-s.done:
+		s.done <- err
+		t.Fatalf("postern up ended: %v\n%s", err, s.log)
+	case <-time.After(60 * time.Second):
+		t.Fatalf("postern up was not ready within a minute\n%s", s.log)
+	}
+	time.Sleep(20 * time.Millisecond) // for the lines that only a first start prints
+	text := s.log.String()
+	s.web, s.smtp = webLine.FindStringSubmatch(text)[1], smtpLine.FindStringSubmatch(text)[1]
+	s.key, s.link = keyLine.FindString(text), linkLine.FindString(text)
+	return s
+}
+
+func tail(s string, n int) string {
+	lines := strings.Split(s, "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// kill sends sig and waits for the end. It returns how the server ended.
+func (s *server) kill(sig syscall.Signal) error {
+	_ = s.cmd.Process.Signal(sig)
+	select {
+	case err := <-s.done:
+		s.done <- err
+		return err
+	case <-time.After(60 * time.Second):
+		_ = s.cmd.Process.Kill()
+		return fmt.Errorf("%v did not end it within a minute", sig)
+	}
+}
+
+// cli runs a subcommand against the server and returns what it printed.
+func (s *server) cli(args ...string) (string, error) {
+	out, err := exec.Command(s.bin, append(args, "--data", s.data)...).CombinedOutput()
+	return string(out), err
+}
+
+func (s *server) mustCLI(args ...string) string {
+	s.t.Helper()
+	out, err := s.cli(args...)
+	if err != nil {
+		s.t.Fatalf("postern %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+var inboxKeyText = regexp.MustCompile(`pib_[A-Z2-7]{26}`)
+
+// inbox makes an inbox and returns its address and key.
+func (s *server) inbox(name string) (address, key string) {
+	s.t.Helper()
+	out := s.mustCLI("inbox", "create", name)
+	return name + "@agents.internal", inboxKeyText.FindString(out)
+}
+
+// local returns a client on the server's local socket.
+func (s *server) local() *http.Client {
+	return &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", filepath.Join(s.data, "postern.sock"))
+		},
+	}}
+}
+
+// call makes one request with a key, which may be empty, and decodes the answer.
+func call(c *http.Client, method, url, key string, in, out any) (status int, err error) {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return 0, err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequest(method, url, body)
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || out == nil || resp.StatusCode >= 300 {
+		return resp.StatusCode, err
+	}
+	return resp.StatusCode, json.Unmarshal(b, out)
+}

@@ -1,0 +1,154 @@
+package e2e
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// freePort returns a port that was free a moment ago.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+// TestStory plays what make demo plays, with the official SDKs, against a
+// server of its own, and ends it.
+func TestStory(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command("node", "../../demo/story.mjs", postern(t), dir, "--ports", freePort(t)+","+freePort(t), "--stop")
+	out, err := cmd.CombinedOutput()
+	for line := range strings.SplitSeq(string(out), "\n") {
+		if strings.Contains(line, "FAIL") {
+			t.Error(strings.TrimSpace(line))
+		}
+	}
+	if err != nil {
+		log, _ := os.ReadFile(filepath.Join(dir, "server.log"))
+		t.Fatalf("%v\n%s\nserver's log:\n%s", err, out, tail(string(log), 40))
+	}
+	t.Log(tail(strings.TrimSpace(string(out)), 1))
+}
+
+// TestBrowser lets a person decide in headless Chromium.
+func TestBrowser(t *testing.T) {
+	s := start(t, t.TempDir())
+	from, key := s.inbox("analyst")
+	to, toKey := s.inbox("buyer")
+	hidden, _ := s.inbox("auditor")
+	var a struct{ ID string }
+	_, err := call(client, "POST", "http://"+s.web+"/v1/inboxes/"+from+"/messages", key, map[string]any{
+		"to": []string{to}, "bcc": []string{hidden}, "subject": "Totals <b>by region</b>", "text": "north 150\n<script>alert(1)</script>\n",
+		"attachments": []map[string]string{{"name": "totals.csv", "content_base64": "bm9ydGgsMTUwCg==", "content_type": "text/csv"}},
+	}, &a)
+	if err != nil || a.ID == "" {
+		t.Fatalf("propose: %v", err)
+	}
+	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
+	if shots == "" {
+		shots = t.TempDir()
+	}
+	out, err := exec.Command("node", "../browser/approve.mjs", "http://"+s.web, s.link, shots).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct{ Messages []struct{ Subject string } }
+	for range 50 {
+		if _, err := call(client, "GET", "http://"+s.web+"/v1/inboxes/"+to+"/messages", toKey, nil, &list); err != nil {
+			t.Fatal(err)
+		}
+		if len(list.Messages) > 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if len(list.Messages) != 1 || list.Messages[0].Subject != "Totals <b>by region</b>" {
+		t.Errorf("delivered: %+v", list.Messages)
+	}
+}
+
+// TestShutdown: SIGTERM ends the server with status 0 and leaves nothing behind.
+func TestShutdown(t *testing.T) {
+	s := start(t, t.TempDir())
+	sandbox := s.sandbox(nil)
+	sandbox.run("sleep 1000 >/dev/null 2>&1 &")
+	before := leftovers(t, sandbox.id)
+	if len(before) == 0 {
+		t.Fatal("the test does not see what a running sandbox holds")
+	}
+	if err := s.kill(syscall.SIGTERM); err != nil {
+		t.Errorf("after SIGTERM: %v, want status 0", err)
+	}
+	if left := leftovers(t, sandbox.id); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestKilledServer: what a server that was killed leaves of its sandboxes is
+// gone after the next start, and they are on the record as lost.
+func TestKilledServer(t *testing.T) {
+	data := t.TempDir()
+	s := start(t, data)
+	var ids []string
+	for range 3 {
+		ids = append(ids, s.sandbox(nil).id)
+	}
+	s.kill(syscall.SIGKILL)
+	left := 0
+	for _, id := range ids {
+		left += len(leftovers(t, id))
+	}
+	if left == 0 {
+		t.Fatal("nothing was left by the killed server: the test shows nothing")
+	}
+	s = start(t, data)
+	for _, id := range ids {
+		if l := leftovers(t, id); len(l) != 0 {
+			t.Errorf("left of %s: %v", id, l)
+		}
+		if text := s.mustCLI("audit", "list", "--object", id); !strings.Contains(text, "sandbox.lost") {
+			t.Errorf("%s is not on the record as lost:\n%s", id, text)
+		}
+	}
+	if out := s.mustCLI("sandbox", "list"); strings.Contains(out, ids[0]) {
+		t.Errorf("a lost sandbox is listed:\n%s", out)
+	}
+}
+
+// leftovers returns everything on this machine that names the sandbox:
+// processes, mounts and cgroups.
+func leftovers(t *testing.T, id string) (found []string) {
+	t.Helper()
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range procs {
+		// A process of this sandbox; not one that only asks about it.
+		if b, err := os.ReadFile(p); err == nil && strings.Contains(string(b), id) && strings.HasPrefix(string(b), "runsc") {
+			found = append(found, p)
+		}
+	}
+	if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), id) {
+		found = append(found, "mount")
+	}
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.Contains(d.Name(), id) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
+}
