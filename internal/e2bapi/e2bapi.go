@@ -117,7 +117,7 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error)) http.Ha
 	for _, p := range []string{
 		"/sandboxes/{id}/pause", "/sandboxes/{id}/resume", "/sandboxes/{id}/refreshes", "/sandboxes/{id}/fork", "/sandboxes/{id}/snapshots",
 		"/sandboxes/{id}/metrics", "/sandboxes/{id}/network", "/sandboxes/{id}/logs", "/snapshots", "/templates", "/templates/", "/v2/templates",
-		"/v2/templates/", "/v3/templates", "/volumes", "/volumes/", "/secrets", "/secrets/", "/teams", "/teams/", "/events/", "/sandboxes/metrics",
+		"/v2/templates/", "/v3/templates", "/volumes", "/volumes/", "/secrets", "/secrets/", "/teams", "/teams/", "/events/", "GET /sandboxes/metrics",
 	} {
 		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 			return fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, errNotYet)

@@ -17,9 +17,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// interpreterPort is the TCP port of the code interpreter of a template. The
+// InterpreterPort is the TCP port of the code interpreter of a template. The
 // SDK shows it the data plane's access token.
-const interpreterPort = 49999
+const InterpreterPort = 49999
 
 // IsData reports whether r is for the data plane, that is for something inside
 // a sandbox.
@@ -88,7 +88,7 @@ func (s *Server) mayEnter(r *http.Request, t target) string {
 			return checkSignature(r, access.Reveal(), time.Now())
 		}
 		return "missing or wrong X-Access-Token"
-	case interpreterPort:
+	case InterpreterPort:
 		if shown {
 			return ""
 		}

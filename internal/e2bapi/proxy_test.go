@@ -3,6 +3,8 @@ package e2bapi
 import (
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -10,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"postern/internal/auth"
 )
 
 // sign makes a signed URL as the official SDKs do.
@@ -98,6 +102,31 @@ func TestParseListQuery(t *testing.T) {
 		q, _ := url.ParseQuery(bad)
 		if _, err := parseListQuery(q); err == nil {
 			t.Errorf("%s was taken", bad)
+		}
+	}
+}
+
+// TestRoutes: what E2B has and Postern has not is refused by name, and a wrong
+// key is not told what is there.
+func TestRoutes(t *testing.T) {
+	s := &Server{log: slog.New(slog.DiscardHandler)}
+	known := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{Kind: auth.Project}, nil })
+	unknown := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{}, auth.ErrUnauthenticated })
+	for _, target := range []string{
+		"POST /sandboxes/" + testID + "/pause", "PUT /sandboxes/" + testID + "/network", "GET /sandboxes/metrics", "POST /v3/templates",
+		"GET /snapshots", "POST /volumes", "DELETE /templates/team%2Fsnap%3Adefault", "GET /teams",
+	} {
+		method, path, _ := strings.Cut(target, " ")
+		for h, want := range map[http.Handler]int{known: 501, unknown: 401} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(method, path, nil))
+			var body struct {
+				Code    int
+				Message string
+			}
+			if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != want || body.Code != want || body.Message == "" {
+				t.Errorf("%s: %d %s, want %d", target, w.Code, w.Body, want)
+			}
 		}
 	}
 }

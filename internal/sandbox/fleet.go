@@ -37,6 +37,11 @@ type Config struct {
 	DiskMB    int64   // mebibytes that each may write; 0 means 2048
 	Processes int64   // of each sandbox; 0 means 512
 
+	// Warmup says, for TCP ports of services that come up with a sandbox, how
+	// long after its start a connection waits for them instead of being told
+	// that the port is closed.
+	Warmup map[uint16]time.Duration
+
 	// OnEnd is called after a sandbox has ended; nil means nothing is called.
 	OnEnd func(id string)
 }
@@ -86,8 +91,9 @@ type Fleet struct {
 
 // A liveSandbox is what memory holds of a sandbox between creating and ended.
 type liveSandbox struct {
-	ready  bool // written under Fleet.mu; the guest has been told who it is
-	ending bool // written under Fleet.mu; someone is ending it
+	since  time.Time // when it was asked for
+	ready  bool      // written under Fleet.mu; the guest has been told who it is
+	ending bool      // written under Fleet.mu; someone is ending it
 	gone   chan struct{}
 }
 
@@ -107,7 +113,7 @@ func New(log *slog.Logger, db *store.DB, r Runtime, n Network, c Config) (*Fleet
 			if err != nil {
 				return nil, err
 			}
-			return f.Dial(ctx, id, uint16(p))
+			return f.dialPatiently(ctx, id, uint16(p))
 		},
 		DisableCompression:  true, // bytes pass as they are
 		MaxIdleConnsPerHost: 32,
@@ -132,6 +138,28 @@ func (f *Fleet) Dial(ctx context.Context, id string, port uint16) (net.Conn, err
 		return nil, fmt.Errorf("dial %s: %w", id, ErrNotFound)
 	}
 	return f.network.Dial(ctx, id, port)
+}
+
+// dialPatiently is Dial that waits for services that are still coming up.
+func (f *Fleet) dialPatiently(ctx context.Context, id string, port uint16) (net.Conn, error) {
+	for {
+		c, err := f.Dial(ctx, id, port)
+		if !errors.Is(err, ErrPortClosed) || !f.warmingUp(id, port) {
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (f *Fleet) warmingUp(id string, port uint16) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.live[id]
+	return l != nil && time.Since(l.since) < f.conf.Warmup[port]
 }
 
 // derive returns a token of one sandbox for one purpose, in hexadecimal.
@@ -223,7 +251,7 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	if err := f.insert(ctx, who, s); err != nil {
 		return Info{}, err
 	}
-	l := &liveSandbox{gone: make(chan struct{})}
+	l := &liveSandbox{since: s.Started, gone: make(chan struct{})}
 	f.mu.Lock()
 	f.live[s.ID] = l
 	f.mu.Unlock()
