@@ -1,0 +1,356 @@
+package sandbox_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/policy"
+	"postern/internal/sandbox"
+	"postern/internal/sandbox/sandboxtest"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// A link is a fake network: every sandbox's guest is an HTTP server of ours.
+type link struct {
+	mu       sync.Mutex // guards the two below
+	attached map[string]net.Listener
+	inits    map[string]initRequest
+
+	deaf bool // the guest never listens
+}
+
+type initRequest struct {
+	channel string
+	EnvVars map[string]string
+}
+
+func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*os.File, error) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	if !l.deaf {
+		go func() {
+			_ = http.Serve(lis, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				in := initRequest{channel: r.Header.Get(sandbox.ChannelHeader)}
+				if r.URL.Path == "/init" && json.NewDecoder(r.Body).Decode(&in) == nil {
+					l.mu.Lock()
+					l.inits[who.ID] = in
+					l.mu.Unlock()
+				}
+				w.WriteHeader(http.StatusNoContent)
+			}))
+		}()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.attached[who.ID] = lis
+	return os.Open(os.DevNull)
+}
+
+func (l *link) Detach(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if lis := l.attached[id]; lis != nil {
+		lis.Close()
+	}
+	delete(l.attached, id)
+}
+
+func (l *link) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
+	l.mu.Lock()
+	lis := l.attached[id]
+	l.mu.Unlock()
+	if lis == nil {
+		return nil, sandbox.ErrNotFound
+	}
+	if l.deaf || port != sandbox.GuestPort {
+		return nil, sandbox.ErrPortClosed
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", lis.Addr().String())
+}
+
+type fixture struct {
+	t       *testing.T
+	db      *store.DB
+	runtime *sandboxtest.Fake
+	link    *link
+	fleet   *sandbox.Fleet
+	conf    sandbox.Config
+	ended   chan string
+
+	who, stranger auth.Principal
+}
+
+func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
+	t.Helper()
+	f := &fixture{
+		t: t, db: db, runtime: &sandboxtest.Fake{}, ended: make(chan string, 100),
+		link: &link{attached: map[string]net.Listener{}, inits: map[string]initRequest{}},
+	}
+	f.conf = sandbox.Config{Key: make([]byte, 32), StartTimeout: 2 * time.Second, OnEnd: func(id string) { f.ended <- id }}
+	if change != nil {
+		change(&f.conf)
+	}
+	f.open()
+	err := db.Update(t.Context(), func(tx *store.Tx) error {
+		for i, p := range []*auth.Principal{&f.who, &f.stranger} {
+			id, _, err := auth.NewProject(t.Context(), tx, fmt.Sprint("project", i))
+			if err != nil {
+				return err
+			}
+			*p = auth.Principal{Kind: auth.Project, ID: "crd_1", Project: id}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// open makes a fleet, as a program that starts does.
+func (f *fixture) open() {
+	fleet, err := sandbox.New(slog.New(slog.NewTextHandler(f.t.Output(), nil)), f.db, f.runtime, f.link, f.conf)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.fleet = fleet
+}
+
+func (f *fixture) create(r sandbox.Request) sandbox.Info {
+	f.t.Helper()
+	r.Rootfs = "/"
+	if r.Timeout == 0 {
+		r.Timeout = time.Minute
+	}
+	s, err := f.fleet.Create(f.t.Context(), f.who, r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return s
+}
+
+// verbs returns what the audit holds about a sandbox, oldest first.
+func (f *fixture) verbs(id string) (out []string) {
+	f.t.Helper()
+	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
+		es, err := audit.List(f.t.Context(), tx, audit.Query{Object: id})
+		for _, e := range slices.Backward(es) {
+			out = append(out, e.Verb)
+		}
+		return err
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return out
+}
+
+func TestLife(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ctx := t.Context()
+		s := f.create(sandbox.Request{Template: "base", Metadata: map[string]string{"k": "v"}, EnvVars: map[string]string{"A": "b"}, Inbox: "ibx_1"})
+
+		// The guest was told who it is over the channel, whose key it does not hold.
+		in := f.link.inits[s.ID]
+		spec, _ := f.runtime.Spec(s.ID)
+		sum := sha256.Sum256([]byte(in.channel))
+		if in.EnvVars["A"] != "b" || in.EnvVars["E2B_SANDBOX_ID"] != s.ID || !slices.Contains(spec.Env, "POSTERN_CHANNEL_SHA256="+hex.EncodeToString(sum[:])) {
+			t.Errorf("init %+v, environment %v", in, spec.Env)
+		}
+		if strings.Contains(strings.Join(spec.Env, " "), in.channel) {
+			t.Error("the guest holds the channel's key")
+		}
+		if got, err := f.fleet.Get(ctx, f.who, s.ID); err != nil || got.Metadata["k"] != "v" || got.State != sandbox.Running || got.Inbox != "ibx_1" {
+			t.Errorf("Get = %+v, %v", got, err)
+		}
+		// Another project sees nothing of it, and an agent's key manages none.
+		if _, err := f.fleet.Get(ctx, f.stranger, s.ID); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("another project's Get = %v", err)
+		}
+		if err := f.fleet.Kill(ctx, f.stranger, s.ID); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("another project's Kill = %v", err)
+		}
+		if _, err := f.fleet.List(ctx, auth.Principal{Kind: auth.Agent, Project: f.who.Project}, false); !errors.Is(err, auth.ErrForbidden) {
+			t.Errorf("an agent's List = %v", err)
+		}
+		if f.fleet.AccessToken(s.ID) == f.fleet.TrafficToken(s.ID) || f.fleet.AccessToken(s.ID) == f.fleet.ChannelKey(s.ID) {
+			t.Error("two purposes share a token")
+		}
+
+		// Two kills: one of them did it.
+		var wg sync.WaitGroup
+		errs := make(chan error, 2)
+		for range 2 {
+			wg.Go(func() { errs <- f.fleet.Kill(ctx, f.who, s.ID) })
+		}
+		wg.Wait()
+		if a, b := <-errs, <-errs; (a == nil) == (b == nil) {
+			t.Errorf("two kills: %v, %v", a, b)
+		}
+		if id := <-f.ended; id != s.ID {
+			t.Errorf("OnEnd(%s)", id)
+		}
+		if _, err := f.fleet.Dial(ctx, s.ID, sandbox.GuestPort); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("Dial after the end = %v", err)
+		}
+		if got, want := f.verbs(s.ID), []string{"sandbox.create", "sandbox.running", "sandbox.killed"}; !slices.Equal(got, want) {
+			t.Errorf("audit = %v, want %v", got, want)
+		}
+	})
+}
+
+func TestCreateFails(t *testing.T) {
+	tests := []struct {
+		name   string
+		broken func(*fixture)
+		req    sandbox.Request
+		want   error // nil means any
+		traces bool  // whether it got as far as a row
+	}{
+		{"the runtime fails", func(f *fixture) { f.runtime.FailStart(errors.New("boom")) }, sandbox.Request{Timeout: time.Minute}, nil, true},
+		{"the guest does not answer", func(f *fixture) { f.link.deaf = true }, sandbox.Request{Timeout: time.Minute}, context.DeadlineExceeded, true},
+		{"no timeout", nil, sandbox.Request{}, sandbox.ErrInvalid, false},
+		{"too long", nil, sandbox.Request{Timeout: 25 * time.Hour}, sandbox.ErrInvalid, false},
+		{"too much metadata", nil, sandbox.Request{Timeout: time.Minute, Metadata: map[string]string{"x": strings.Repeat("x", 65<<10)}}, sandbox.ErrInvalid, false},
+		{"NUL in the environment", nil, sandbox.Request{Timeout: time.Minute, EnvVars: map[string]string{"x": "a\x00b"}}, sandbox.ErrInvalid, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.StartTimeout = 300 * time.Millisecond })
+			if tt.broken != nil {
+				tt.broken(f)
+			}
+			tt.req.Rootfs = "/"
+			_, err := f.fleet.Create(t.Context(), f.who, tt.req)
+			if err == nil || tt.want != nil && !errors.Is(err, tt.want) {
+				t.Errorf("Create = %v, want %v", err, tt.want)
+			}
+			// Nothing stays behind: no link, nothing on the machine, no live row.
+			left, _ := f.runtime.List(t.Context())
+			if len(f.link.attached) != 0 || len(left) != 0 || len(f.fleet.Live()) != 0 {
+				t.Errorf("left: links %d, machine %v, live %v", len(f.link.attached), left, f.fleet.Live())
+			}
+			all, err := f.fleet.List(t.Context(), f.who, true)
+			if err != nil || (len(all) == 1) != tt.traces || tt.traces && all[0].State != sandbox.Failed {
+				t.Errorf("rows: %+v, %v", all, err)
+			}
+		})
+	}
+}
+
+func TestFull(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, func(c *sandbox.Config) { c.MaxSandboxes = 3 })
+		var wg sync.WaitGroup
+		errs := make(chan error, 8)
+		for range 8 {
+			wg.Go(func() {
+				_, err := f.fleet.Create(t.Context(), f.who, sandbox.Request{Rootfs: "/", Timeout: time.Minute})
+				errs <- err
+			})
+		}
+		wg.Wait()
+		close(errs)
+		made := 0
+		for err := range errs {
+			if err == nil {
+				made++
+			} else if !errors.Is(err, sandbox.ErrFull) {
+				t.Errorf("Create = %v, want ErrFull", err)
+			}
+		}
+		if made != 3 {
+			t.Errorf("%d were made, want 3", made)
+		}
+	})
+}
+
+func TestTimeUp(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	short, long, extended := f.create(sandbox.Request{Timeout: 10 * time.Millisecond}), f.create(sandbox.Request{}), f.create(sandbox.Request{Timeout: 400 * time.Millisecond})
+	if _, err := f.fleet.SetTimeout(ctx, f.who, extended.ID, time.Hour, false); err != nil {
+		t.Fatal(err)
+	}
+	// Connecting never shortens a life.
+	if s, err := f.fleet.SetTimeout(ctx, f.who, long.ID, time.Millisecond, true); err != nil || time.Until(s.Ends) < 30*time.Second {
+		t.Errorf("extending made it end at %v, %v", s.Ends, err)
+	}
+	if _, err := f.fleet.SetTimeout(ctx, f.who, long.ID, 48*time.Hour, false); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("a timeout of two days: %v", err)
+	}
+	if id := <-f.ended; id != short.ID {
+		t.Errorf("%s ended, want %s", id, short.ID)
+	}
+	time.Sleep(500 * time.Millisecond)
+	if live := f.fleet.Live(); len(live) != 2 {
+		t.Errorf("live: %v", live)
+	}
+	// When the server stops, the rest ends, and Run waits for it.
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run = %v", err)
+	}
+	if left, _ := f.runtime.List(t.Context()); len(left) != 0 {
+		t.Errorf("left on the machine: %v", left)
+	}
+}
+
+func TestLost(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	s := f.create(sandbox.Request{})
+	f.runtime.Die(s.ID, "out of memory")
+	<-f.ended
+	all, err := f.fleet.List(t.Context(), f.who, true)
+	if err != nil || len(all) != 1 || all[0].State != sandbox.Lost || !strings.Contains(all[0].Reason, "out of memory") {
+		t.Errorf("List = %+v, %v", all, err)
+	}
+	if len(f.link.attached) != 0 {
+		t.Error("its link is still there")
+	}
+}
+
+// TestRecover is a program that was killed: what it left is removed and told.
+func TestRecover(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		a, b := f.create(sandbox.Request{}), f.create(sandbox.Request{})
+		f.open() // another program on the same database and machine
+		if err := f.fleet.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if left, _ := f.runtime.List(t.Context()); len(left) != 0 {
+			t.Errorf("left on the machine: %v", left)
+		}
+		for _, id := range []string{a.ID, b.ID} {
+			if got := f.verbs(id); !slices.Contains(got, "sandbox.lost") {
+				t.Errorf("audit of %s = %v", id, got)
+			}
+		}
+		if live, err := f.fleet.List(t.Context(), f.who, false); err != nil || len(live) != 0 {
+			t.Errorf("still listed: %v, %v", live, err)
+		}
+	})
+}
