@@ -2,16 +2,16 @@ package gvisor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/control/client"
 	"gvisor.dev/gvisor/runsc/boot"
 )
 
@@ -93,12 +93,7 @@ func (i *instance) watch(r *Runtime) {
 	i.waitSentry()
 	reason := reasonKilled
 	if err == nil {
-		switch {
-		case status.Signaled():
-			reason = fmt.Sprintf("the guest was killed by signal %d", int(status.Signal()))
-		default:
-			reason = fmt.Sprintf("the guest exited with status %d", status.ExitStatus())
-		}
+		reason = reasonFor(status)
 	}
 	if r.cgroups.oomKills(i.id) > 0 {
 		reason = reasonMemory
@@ -121,23 +116,52 @@ func (i *instance) watch(r *Runtime) {
 }
 
 // waitGuest asks the sentry for the end of its first process. It returns an
-// error if the sentry ends without having said.
-func (i *instance) waitGuest(dir string) (ws unix.WaitStatus, err error) {
+// error if the sentry ends without having said. It speaks gVisor's protocol
+// itself: gVisor's client takes answers of any length and files with them,
+// from a sentry that may have been broken into, and keeps a thread waiting.
+func (i *instance) waitGuest(dir string) (unix.WaitStatus, error) {
 	// As in the launcher: the path may be too long for a socket's address.
 	d, err := os.Open(dir)
 	if err != nil {
 		return 0, fmt.Errorf("open sandbox directory: %w", err)
 	}
-	conn, err := client.ConnectTo(filepath.Join(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), "runsc-"+i.id+".sock"))
+	conn, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/runsc-%s.sock", d.Fd(), i.id))
 	d.Close()
 	if err != nil {
 		return 0, fmt.Errorf("connect to sentry: %w", err)
 	}
 	defer conn.Close()
-	if err := conn.Call(boot.ContMgrWait, &i.id, &ws); err != nil {
-		return 0, fmt.Errorf("wait for guest: %w", err)
+	call := struct {
+		Method string `json:"method"`
+		Arg    string `json:"arg"`
+	}{boot.ContMgrWait, i.id}
+	if err := json.NewEncoder(conn).Encode(call); err != nil {
+		return 0, fmt.Errorf("ask sentry: %w", err)
 	}
-	return ws, nil
+	return readWaitStatus(conn)
+}
+
+// readWaitStatus reads the sentry's answer, which is not to be trusted.
+func readWaitStatus(r io.Reader) (unix.WaitStatus, error) {
+	var reply struct {
+		Success bool   `json:"success"`
+		Result  uint32 `json:"result"`
+	}
+	if err := json.NewDecoder(io.LimitReader(r, 4<<10)).Decode(&reply); err != nil {
+		return 0, fmt.Errorf("hear from sentry: %w", err)
+	}
+	if !reply.Success {
+		return 0, errors.New("the sentry does not know")
+	}
+	return unix.WaitStatus(reply.Result), nil
+}
+
+// reasonFor is the end of the guest in words.
+func reasonFor(ws unix.WaitStatus) string {
+	if ws.Signaled() {
+		return fmt.Sprintf("the guest was killed by signal %d", int(ws.Signal()))
+	}
+	return fmt.Sprintf("the guest exited with status %d", ws.ExitStatus())
 }
 
 // waitSentry returns when the sentry has ended.

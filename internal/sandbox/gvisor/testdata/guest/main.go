@@ -49,6 +49,10 @@ func do(cmd string, args []string) error {
 	case "sleep":
 		d, _ := time.ParseDuration(args[0])
 		time.Sleep(d)
+	case "spin":
+		d, _ := time.ParseDuration(args[0])
+		for end := time.Now().Add(d); time.Now().Before(end); {
+		}
 	case "env":
 		fmt.Println(strings.Join(os.Environ(), "\n"))
 	case "cat":

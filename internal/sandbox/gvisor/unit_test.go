@@ -1,0 +1,355 @@
+package gvisor
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/config"
+
+	"postern/internal/sandbox"
+	"postern/internal/sandbox/sandboxtest"
+)
+
+func TestIsRuntime(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		want bool
+	}{
+		{"nothing", nil, false},
+		{"the program", []string{"postern"}, false},
+		{"a path to it", []string{"/usr/bin/postern", "up"}, false},
+		{"gVisor's commands as arguments", []string{"postern", "boot"}, false},
+		{"and as a file's name", []string{"postern", "gofer", "umount", "--sync-fd=3", "/proc"}, false},
+		{"a name as an argument", []string{"postern", "runsc-sandbox", "postern-launcher"}, false},
+		{"umount by a person", []string{"postern", "umount", "--sync-fd=3", "/proc"}, false},
+		{"something else of itself", []string{"/proc/self/exe", "up"}, false},
+		{"umount of something else", []string{"/proc/self/exe", "umount", "--sync-fd=3", "/"}, false},
+		{"the sentry", []string{"runsc-sandbox", "--root=/x", "boot"}, true},
+		{"the gofer", []string{"runsc-gofer", "gofer"}, true},
+		{"the launcher", []string{"postern-launcher"}, true},
+		{"the umounter", []string{"/proc/self/exe", "umount", "--sync-fd=3", "/proc"}, true},
+	} {
+		if got := IsRuntime(c.args); got != c.want {
+			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestSentryArgs(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	spec := specs.Spec{Annotations: map[string]string{annotationMemory: "1048576", annotationCPUs: "3"}}
+	if err := json.NewEncoder(f).Encode(spec); err != nil {
+		t.Fatal(err)
+	}
+	// As a file's offset is shared with the sentry, it must stay where it is.
+	before, err := f.Seek(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := "--spec-fd=" + itoa(f.Fd())
+	show := []string{"--product-name=postern", "--total-memory=1048576", "--total-host-memory=1048576", "--cpu-num=3"}
+	for _, c := range []struct {
+		name       string
+		args, want []string
+	}{
+		{"boot", []string{"runsc-sandbox", "boot", fd, "id"}, append(append([]string{"runsc-sandbox", "boot", fd}, show...), "id")},
+		{"in two words", []string{"runsc-sandbox", "boot", "--spec-fd", itoa(f.Fd()), "id"}, append(append([]string{"runsc-sandbox", "boot", "--spec-fd", itoa(f.Fd())}, show...), "id")},
+		{"no specification", []string{"runsc-sandbox", "boot", "id"}, []string{"runsc-sandbox", "boot", "--product-name=postern", "id"}},
+		{"no file", []string{"runsc-sandbox", "boot", "--spec-fd=999", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=999", "--product-name=postern", "id"}},
+		{"no number", []string{"runsc-sandbox", "boot", "--spec-fd=x", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=x", "--product-name=postern", "id"}},
+		{"something else", []string{"runsc-sandbox", "other", fd, "id"}, []string{"runsc-sandbox", "other", fd, "id"}},
+	} {
+		if got := sentryArgs(c.args); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+	if after, err := f.Seek(0, 1); err != nil || after != before {
+		t.Errorf("offset: got %d, %v, want %d", after, err, before)
+	}
+}
+
+func itoa(fd uintptr) string { return strings.TrimSpace(string(mustJSON(fd))) }
+
+func mustJSON(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// TestSeccompProgramsAreThoseThatAreAskedFor fails after a change of gVisor's
+// version until go generate was run: starts would be slower and nobody told.
+func TestSeccompProgramsAreThoseThatAreAskedFor(t *testing.T) {
+	if config.CgoEnabled {
+		t.Log("built with cgo: gVisor compiles its programs at each start; the product is built without")
+	}
+	if len(sentryPrograms()) == 0 || len(goferPrograms()) == 0 {
+		t.Fatal("no programs for this architecture")
+	}
+	for name := range sentryPrograms() {
+		for _, want := range []string{`Platform="systrap"`, "HostFilesystem=false", "CgoEnabled=false"} {
+			if !strings.Contains(name, want) {
+				t.Errorf("got %q, want %s in it", name, want)
+			}
+		}
+	}
+}
+
+func TestFindCgroups(t *testing.T) {
+	v2 := t.TempDir()
+	if err := os.WriteFile(filepath.Join(v2, "cgroup.controllers"), []byte("cpuset cpu io memory hugetlb pids\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bare := t.TempDir() // as it stands beside version 1
+	if err := os.WriteFile(filepath.Join(bare, "cgroup.controllers"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	line := func(dir, kind, options string) string {
+		return "30 25 0:26 / " + dir + " rw,relatime shared:4 - " + kind + " cgroup " + options + "\n"
+	}
+	v1 := line("/cg/memory", "cgroup", "rw,memory") + line("/cg/cpu,cpuacct", "cgroup", "rw,cpu,cpuacct") + line("/cg/pids", "cgroup", "rw,pids")
+	for _, c := range []struct {
+		name, mounts string
+		trees        []string
+		err          string
+	}{
+		{"version 2", line(v2, "cgroup2", "rw"), []string{v2 + "/p"}, ""},
+		{"version 1", v1, []string{"/cg/memory/p", "/cg/cpu,cpuacct/p", "/cg/pids/p"}, ""},
+		{"both, 2 without controllers", line(bare, "cgroup2", "rw") + v1, []string{"/cg/memory/p", "/cg/cpu,cpuacct/p", "/cg/pids/p"}, ""},
+		{"both, 2 with them", v1 + line(v2, "cgroup2", "rw"), []string{v2 + "/p"}, ""},
+		{"one controller missing", line("/cg/memory", "cgroup", "rw,memory"), nil, `no mount has the controller "cpu"`},
+		{"none", "22 1 0:20 / / rw - ext4 /dev/vda rw\nnonsense\n", nil, "mount cgroup2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g, err := findCgroups(strings.NewReader(c.mounts), "p")
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("got %v, want %q in it", err, c.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := g.trees(); !slices.Equal(got, c.trees) {
+				t.Errorf("got %v, want %v", got, c.trees)
+			}
+		})
+	}
+}
+
+// TestCgroup2 shows what is written where, in a directory that is no cgroup:
+// this kind of machine may not have the real thing.
+func TestCgroup2(t *testing.T) {
+	root := t.TempDir()
+	g := &cgroups{v2: true, roots: map[string]string{"memory": root, "cpu": root, "pids": root}, parent: "postern/abc"}
+	if err := g.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.create("box", limits{memory: 1 << 28, pids: 99}); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.limitCPU("box", 1.5); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{
+		"cgroup.subtree_control":             "+memory +cpu +pids",
+		"postern/cgroup.subtree_control":     "+memory +cpu +pids",
+		"postern/abc/cgroup.subtree_control": "+memory +cpu +pids",
+		"postern/abc/box/memory.max":         "268435456",
+		"postern/abc/box/memory.swap.max":    "0",
+		"postern/abc/box/memory.oom.group":   "1",
+		"postern/abc/box/pids.max":           "99",
+		"postern/abc/box/cpu.max":            "150000 100000",
+	} {
+		got, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil || string(got) != want {
+			t.Errorf("%s: got %q, %v, want %q", file, got, err, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "postern/abc/box/memory.events"), []byte("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := g.oomKills("box"); got != 2 {
+		t.Errorf("kills: got %d, want 2", got)
+	}
+	if got := g.oomKills("gone"); got != 0 {
+		t.Errorf("kills of what is gone: got %d, want 0", got)
+	}
+	if ids, err := g.ids(); err != nil || !slices.Equal(ids, []string{"box"}) {
+		t.Errorf("ids: got %v, %v", ids, err)
+	}
+	if err := g.create("box", limits{}); err == nil {
+		t.Error("a cgroup that is there already: got no error")
+	}
+}
+
+// TestOnlyItsOwnAreKilled: a number that was read a moment ago may mean another
+// process by now.
+func TestOnlyItsOwnAreKilled(t *testing.T) {
+	root := t.TempDir()
+	g := &cgroups{v2: true, roots: map[string]string{"memory": root, "cpu": root, "pids": root}, parent: "p"}
+	if err := os.MkdirAll(filepath.Join(root, "p/box"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "p/box/cgroup.procs"), []byte("999999\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.killOne("box", os.Getpid()); err != nil { // we live on
+		t.Error(err)
+	}
+}
+
+func TestNewSaysWhatToDo(t *testing.T) {
+	needRoot(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		conf Config
+		want string
+	}{
+		{"no directory", Config{}, "no state directory"},
+		{"a file", Config{StateDir: file}, "make state directory"},
+		{"a comma would end gVisor's option", Config{StateDir: filepath.Join(t.TempDir(), "a,b")}, "configure gVisor"},
+		{"a cgroup that is not ours", Config{StateDir: t.TempDir(), CgroupParent: "../.."}, "not a relative path"},
+		{"negative", Config{StateDir: t.TempDir(), Starts: -1}, "must not be negative"},
+	} {
+		if _, err := New(slog.New(slog.DiscardHandler), c.conf); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
+		}
+	}
+}
+
+func TestStartRefuses(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	for _, c := range []struct {
+		name   string
+		change func(*sandbox.Spec)
+		want   string
+	}{
+		{"an id that is a path", func(s *sandbox.Spec) { s.ID = "../../../../etc/passwd" }, "id"},
+		{"an upper-case id", func(s *sandbox.Spec) { s.ID = "I" + s.ID[1:] }, "id"},
+		{"an id with a line end", func(s *sandbox.Spec) { s.ID += "\n" }, "id"},
+		{"a relative rootfs", func(s *sandbox.Spec) { s.Rootfs = "rootfs" }, "absolute"},
+		{"a long host name", func(s *sandbox.Spec) { s.Hostname = strings.Repeat("a", 65) }, "hostname"},
+		{"no processor", func(s *sandbox.Spec) { s.CPUs = 0 }, "CPUs"},
+		{"not a number of processors", func(s *sandbox.Spec) { s.CPUs = math.NaN() }, "CPUs"},
+		{"no memory", func(s *sandbox.Spec) { s.MemoryMB = 0 }, "MemoryMB"},
+		{"more memory than there are numbers", func(s *sandbox.Spec) { s.MemoryMB = math.MaxInt64 }, "MemoryMB"},
+		{"no disk", func(s *sandbox.Spec) { s.DiskMB = 0 }, "DiskMB"},
+		{"no process", func(s *sandbox.Spec) { s.Processes = 0 }, "Processes"},
+		{"an environment without a name", func(s *sandbox.Spec) { s.Env = []string{"=x"} }, "Env"},
+		{"an environment with a zero byte", func(s *sandbox.Spec) { s.Env = []string{"A=\x00"} }, "Env"},
+		{"an environment too large", func(s *sandbox.Spec) { s.Env = []string{"A=" + strings.Repeat("x", 2<<20)} }, "Env"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, link := newLink(t)
+			s := specWith(t, link)
+			c.change(&s)
+			err := r.Start(t.Context(), s)
+			if !errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q in it", err, c.want)
+			}
+			if err := link.Close(); !errors.Is(err, os.ErrClosed) {
+				t.Error("the link is still open")
+			}
+		})
+	}
+	if f := footprintOf(t, r); !f.none() {
+		t.Errorf("left: %v", f)
+	}
+}
+
+func TestStartWithoutGuest(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	_, link := newLink(t)
+	s := specWith(t, link)
+	s.Rootfs = t.TempDir()
+	err := r.Start(t.Context(), s)
+	if err == nil || !strings.Contains(err.Error(), "postern-guest") {
+		t.Errorf("got %v, want that there is no guest", err)
+	}
+	if f := footprintOf(t, r); !f.none() {
+		t.Errorf("left: %v", f)
+	}
+}
+
+func TestStopRefusesPaths(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	precious := filepath.Join(r.conf.StateDir, "precious")
+	if err := os.Mkdir(precious, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"", ".", "..", "precious", "../" + filepath.Base(r.conf.StateDir)} {
+		if err := r.Stop(t.Context(), id); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("stop %q: got %v, want %v", id, err, sandbox.ErrInvalid)
+		}
+	}
+	if _, err := os.Stat(precious); err != nil {
+		t.Error(err)
+	}
+	if ids, err := r.List(t.Context()); err != nil || len(ids) != 0 {
+		t.Errorf("list: got %v, %v, want none", ids, err)
+	}
+	// A cgroup alone, without a directory, is something left.
+	id := sandboxtest.NewID()
+	if err := os.Mkdir(r.cgroups.dirs(id)[0], 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := r.List(t.Context()); err != nil || !slices.Equal(ids, []string{id}) {
+		t.Errorf("list: got %v, %v, want %v", ids, err, id)
+	}
+	if err := r.Stop(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	if f := footprintOf(t, r); len(f.cgroups) != 0 {
+		t.Errorf("left: %v", f)
+	}
+}
+
+func FuzzReadWaitStatus(f *testing.F) {
+	for _, s := range []string{`{"success":true,"err":"","result":1792}`, `{"success":true,"result":9}`, `{"success":false,"err":"no"}`, `{"success":true,"result":-1}`, `[`, ``, `{"result":1e99}`, `{"success":true,"result":4294967295}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ws, err := readWaitStatus(strings.NewReader(string(b)))
+		if err != nil && ws != 0 {
+			t.Errorf("got %v with %v", ws, err)
+		}
+		if err == nil && reasonFor(ws) == "" {
+			t.Errorf("no words for %v", ws)
+		}
+	})
+}
+
+func TestReasonFor(t *testing.T) {
+	for _, c := range []struct {
+		ws   unix.WaitStatus
+		want string
+	}{{7 << 8, "the guest exited with status 7"}, {9, "the guest was killed by signal 9"}, {0, "the guest exited with status 0"}} {
+		if got := reasonFor(c.ws); got != c.want {
+			t.Errorf("%d: got %q, want %q", c.ws, got, c.want)
+		}
+	}
+}
