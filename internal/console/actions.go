@@ -1,0 +1,272 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+// How many actions a list shows on a page, and goes back to at most.
+const (
+	perPage    = 25
+	maxListing = 1000
+)
+
+// A listed action is one in a list.
+type listed struct {
+	oversight.Action
+	Brief brief
+	Inbox string // the address
+}
+
+// A listing is a page of actions.
+type listing struct {
+	Actions []listed
+	Unknown []listed // those that need a person's word, on the queue's first page
+	Total   int
+	Capped  bool // there are more than Total
+	Newer   int  // page before this one, 0 if there is none
+	Older   int  // page after it
+}
+
+// queue shows what waits, the longest first: a flood of new ones cannot push
+// the old out of sight.
+func (s *Server) queue(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	n, err := pageNumber(r)
+	if err != nil {
+		return err
+	}
+	l, err := s.list(r, who, n, true, oversight.Pending)
+	if err != nil {
+		return err
+	}
+	if n == 1 {
+		unknown, err := s.list(r, who, 1, true, oversight.Unknown)
+		if err != nil {
+			return err
+		}
+		l.Unknown = unknown.Actions
+	}
+	title := "Nothing waits"
+	if l.Total > 0 {
+		title = fmt.Sprintf("(%d) Waiting for a decision", l.Total)
+	}
+	return s.render(w, http.StatusOK, page{Name: "queue", Title: title, Who: who.ID, Here: "queue", Body: l})
+}
+
+func (s *Server) decided(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	n, err := pageNumber(r)
+	if err != nil {
+		return err
+	}
+	l, err := s.list(r, who, n, false, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown)
+	if err != nil {
+		return err
+	}
+	return s.render(w, http.StatusOK, page{Name: "decided", Title: "Decided", Who: who.ID, Here: "decided", Body: l})
+}
+
+func pageNumber(r *http.Request) (int, error) {
+	v := r.URL.Query().Get("page")
+	if v == "" {
+		return 1, nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 || n > maxListing/perPage {
+		return 0, fmt.Errorf("%w: page must be a number from 1 to %d", errForm, maxListing/perPage)
+	}
+	return n, nil
+}
+
+func (s *Server) list(r *http.Request, who auth.Principal, n int, oldestFirst bool, states ...oversight.State) (*listing, error) {
+	as, err := s.gate.Actions(r.Context(), who, oversight.Query{States: states, Limit: maxListing + 1})
+	if err != nil {
+		return nil, err
+	}
+	l := &listing{Total: len(as)}
+	if l.Total > maxListing {
+		l.Total, l.Capped = maxListing, true
+		as = as[:maxListing]
+	}
+	if oldestFirst {
+		slices.Reverse(as)
+	}
+	if n > 1 {
+		l.Newer = n - 1
+	}
+	if n*perPage < len(as) {
+		l.Older = n + 1
+	}
+	as = as[min((n-1)*perPage, len(as)):min(n*perPage, len(as))]
+	names, err := s.addresses(r.Context(), who)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range as {
+		b, err := s.brief(r.Context(), who, &a)
+		if err != nil {
+			return nil, err
+		}
+		l.Actions = append(l.Actions, listed{a, b, names[a.Inbox]})
+	}
+	return l, nil
+}
+
+var actionID = regexp.MustCompile(`^act_[A-Z2-7]{26}$`)
+
+func pathAction(r *http.Request) (string, error) {
+	id := r.PathValue("id")
+	if !actionID.MatchString(id) {
+		return "", fmt.Errorf("action %q: %w", id, store.ErrNotFound)
+	}
+	return id, nil
+}
+
+// An actionPage is one action in full.
+type actionPage struct {
+	*review
+	History []audit.Entry // oldest first
+	Notice  string        // what became of the form that was just sent
+	Reason  string        // as typed into a form that could not be taken
+}
+
+func (s *Server) action(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showAction(w, r, who, http.StatusOK, "")
+}
+
+func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+	ctx := r.Context()
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	v := actionPage{Notice: notice, Reason: r.PostForm.Get("reason")}
+	if v.review, err = s.review(ctx, who, id); err != nil {
+		return err
+	}
+	err = s.db.View(ctx, func(tx *store.Tx) error {
+		v.History, err = audit.List(ctx, tx, audit.Query{Project: who.Project, Object: id})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	slices.Reverse(v.History)
+	p := page{Name: "action", Title: v.View.Title, Who: who.ID, Here: "queue", Body: v}
+	if p.Title == "" {
+		p.Title = "(no subject)"
+	}
+	if v.State != oversight.Pending {
+		p.Here = "decided"
+	}
+	if v.State == oversight.Executing || v.State == oversight.Approved {
+		// Soon at first; one that is tried again for an hour need not be watched.
+		p.Refresh = 2
+		if len(v.History) > 0 && time.Since(v.History[len(v.History)-1].At) > time.Minute {
+			p.Refresh = 30
+		}
+	}
+	return s.render(w, status, p)
+}
+
+// text is all of an action's text, as plain text.
+func (s *Server) text(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	a, err := s.gate.Action(r.Context(), who, id)
+	if err != nil {
+		return err
+	}
+	v, err := s.gate.Show(a)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.WriteString(w, v.Text) // the browser may be gone
+	return nil
+}
+
+// typed returns what a person wrote into a text area. Browsers send CR LF.
+func typed(r *http.Request, field string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(strings.ReplaceAll(r.PostForm.Get(field), "\r\n", "\n"), "\x00", ""), "\ufffd")
+}
+
+func shownVersion(r *http.Request) (int64, error) {
+	n, err := strconv.ParseInt(r.PostForm.Get("version"), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%w: version must be the number that the page showed", errForm)
+	}
+	return n, nil
+}
+
+func (s *Server) decide(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	d := oversight.Decision{ID: id, Digest: r.PostForm.Get("digest"), Reason: typed(r, "reason")}
+	if d.Version, err = shownVersion(r); err != nil {
+		return err
+	}
+	switch r.PostForm.Get("decision") {
+	case "approve":
+		d.Approve = true
+		// Nobody has seen what could not be shown.
+		a, err := s.review(r.Context(), who, id)
+		if err != nil {
+			return err
+		}
+		if a.State == oversight.Pending && !a.Decidable() {
+			return s.showAction(w, r, who, http.StatusConflict, "It cannot be approved, because what it would do cannot be shown. Nothing was changed.")
+		}
+	case "reject":
+	default:
+		return fmt.Errorf("%w: decision must be approve or reject", errForm)
+	}
+	return s.after(w, r, who, id, s.gate.Decide(r.Context(), who, d))
+}
+
+func (s *Server) resolve(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	version, err := shownVersion(r)
+	if err != nil {
+		return err
+	}
+	to, ok := map[string]oversight.State{"happened": oversight.Done, "give-up": oversight.Failed, "again": oversight.Approved}[r.PostForm.Get("outcome")]
+	if !ok {
+		return s.showAction(w, r, who, http.StatusBadRequest, "Say what happened: choose one of the three. Nothing was changed.")
+	}
+	return s.after(w, r, who, id, s.gate.Resolve(r.Context(), who, id, version, to, typed(r, "reason")))
+}
+
+// after shows what became of a form about an action.
+func (s *Server) after(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, err error) error {
+	switch {
+	case errors.Is(err, oversight.ErrStale):
+		return s.showAction(w, r, who, http.StatusConflict,
+			"Your click changed nothing: somebody has decided already, or the action has changed since your page was made. This is how it stands now.")
+	case errors.Is(err, oversight.ErrReason):
+		return s.showAction(w, r, who, http.StatusBadRequest, "Give a reason of at most 1000 bytes: about as many letters. Nothing was changed.")
+	case err != nil:
+		return err
+	}
+	http.Redirect(w, r, "/console/actions/"+url.PathEscape(id), http.StatusSeeOther)
+	return nil
+}

@@ -1,0 +1,143 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/sandbox"
+	"postern/internal/store"
+)
+
+var (
+	errHost   = errors.New("the console is not served under this name")
+	errOrigin = errors.New("the request comes from a page of another site")
+	errMethod = errors.New("this address does not take that method")
+	errLink   = errors.New("the link is not valid")
+	// errForm means that a form or an address cannot be taken; the text says why.
+	errForm = errors.New("invalid request")
+)
+
+// formError returns the error of a body that could not be read.
+func formError(err error) error {
+	var tooBig *http.MaxBytesError
+	if errors.As(err, &tooBig) {
+		return err
+	}
+	return fmt.Errorf("%w: the form could not be read", errForm)
+}
+
+// A failure is the page that is shown instead of the one asked for.
+type failure struct {
+	status      int
+	Title, Text string
+	Link, Label string // where to go from here; may be empty
+}
+
+// fail answers with the page of err's category: the one table of this door.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	var tooBig *http.MaxBytesError
+	f := failure{http.StatusInternalServerError, "Internal error", "Something went wrong here. The server's log says what.", "/console/", "Go to the queue"}
+	switch {
+	case errors.Is(err, errHost):
+		f = failure{
+			http.StatusMisdirectedRequest, "Not served under this name",
+			"The console answers only to the names that its operator has set, so that no other site can pass itself off as it. Open it by the address that the server printed when it started, or start the server with --host and this name.", "", "",
+		}
+	case errors.Is(err, errOrigin):
+		f = failure{
+			http.StatusForbidden, "Refused",
+			"The request was sent by a page of another site. Nothing was changed. If you meant to do this, do it on a page of the console.", "/console/", "Go to the queue",
+		}
+	case errors.Is(err, auth.ErrUnauthenticated):
+		back := signInAddress(returnPath(r))
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			http.Redirect(w, r, back, http.StatusSeeOther)
+			return
+		}
+		f = failure{http.StatusUnauthorized, "Signed out", "Your session has ended. Nothing was changed. Sign in and look at the page again.", back, "Sign in"}
+	case errors.Is(err, errLink):
+		f = failure{
+			http.StatusGone, "This link cannot be used",
+			"A set-up link makes one account, once, within 24 hours. This one was used already, has expired, or is incomplete. If you did not use it yourself, tell the operator; \u201cpostern setup\u201d on the server makes a new one.", "/console/signin", "Sign in",
+		}
+	case errors.Is(err, auth.ErrForbidden):
+		f = failure{http.StatusForbidden, "Not allowed", "You may not do this. Nothing was changed.", "/console/", "Go to the queue"}
+	case errors.As(err, &tooBig):
+		f = failure{http.StatusRequestEntityTooLarge, "Too large", fmt.Sprintf("A form may hold at most %d bytes. Nothing was changed.", tooBig.Limit), "/console/", "Go to the queue"}
+	case errors.Is(err, errForm):
+		f = failure{http.StatusBadRequest, "Not understood", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/", "Go to the queue"}
+	case errors.Is(err, oversight.ErrStale):
+		f = failure{http.StatusConflict, "Changed meanwhile", sentence(oversight.ErrStale.Error()), "/console/", "Go to the queue"}
+	case errors.Is(err, errMethod):
+		f = failure{http.StatusMethodNotAllowed, "Not this way", "Nothing was changed. What changes anything is done with the buttons on a page, never by a link.", "/console/", "Go to the queue"}
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
+		f = failure{http.StatusNotFound, "Not found", "There is nothing at this address, or nothing that you may see.", "/console/", "Go to the queue"}
+	case errors.Is(err, context.Canceled):
+		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
+	default:
+		s.log.ErrorContext(r.Context(), "serve console", "method", r.Method, "path", r.URL.Path, "err", err)
+	}
+	if err := s.render(w, f.status, page{Name: "failure", Title: f.Title, Body: f}); err != nil {
+		s.log.ErrorContext(r.Context(), "render failure", "err", err)
+		http.Error(w, "internal error", http.StatusInternalServerError)
+	}
+}
+
+func sentence(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:] + "."
+}
+
+func signInAddress(next string) string {
+	if next == "/console/" {
+		return "/console/signin"
+	}
+	return "/console/signin?" + url.Values{"next": {next}}.Encode()
+}
+
+// returnPath returns where to go after signing in: the page that was asked
+// for, or the one whose form was sent.
+func returnPath(r *http.Request) string {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		return localPath(r.URL.RequestURI())
+	}
+	p := r.URL.EscapedPath()
+	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify"} {
+		p = strings.TrimSuffix(p, form)
+	}
+	return localPath(p)
+}
+
+// localPath returns next if it is the address of a page of the console, else
+// that of the queue. The attack: a sign-in link that ends on another site, on
+// a page that looks like this one.
+func localPath(next string) string {
+	const home = "/console/"
+	if len(next) > 2000 || strings.ContainsFunc(next, func(r rune) bool { return r <= ' ' || r == '\\' || r == 0x7f }) {
+		return home
+	}
+	u, err := url.Parse(next)
+	if err != nil || u.Scheme != "" || u.Host != "" || u.User != nil || u.Opaque != "" || !strings.HasPrefix(u.Path, home) {
+		return home
+	}
+	for part := range strings.SplitSeq(u.Path[1:], "/") {
+		// Browsers resolve .. before they ask, also where it is escaped.
+		if part == ".." || part == "." || strings.ContainsFunc(part, func(r rune) bool { return r < ' ' || r == '\\' || r == 0x7f }) {
+			return home
+		}
+	}
+	switch u.Path {
+	case "/console/signin", "/console/signout", "/console/setup":
+		return home
+	}
+	return (&url.URL{Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}).String()
+}

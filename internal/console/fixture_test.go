@@ -1,0 +1,338 @@
+package console_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/console"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/sandbox"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// A nextHop is a fake transport that answers as told.
+type nextHop struct {
+	mu      sync.Mutex
+	got     []mail.Envelope
+	outcome mail.Outcome
+	detail  string
+}
+
+func (n *nextHop) Deliver(_ context.Context, e mail.Envelope) ([]mail.Delivery, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.got = append(n.got, e)
+	var ds []mail.Delivery
+	for _, to := range e.To {
+		ds = append(ds, mail.Delivery{Recipient: to, Outcome: n.outcome, Detail: n.detail})
+	}
+	return ds, nil
+}
+
+func (n *nextHop) sent() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.got)
+}
+
+func (n *nextHop) answer(o mail.Outcome, detail string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.outcome, n.detail = o, detail
+}
+
+// A machine is a fake runtime and network whose sandboxes hold one guest that
+// only says that it is up.
+type machine struct {
+	guest string // address
+
+	mu   sync.Mutex
+	gone map[string]chan struct{}
+}
+
+func (m *machine) Attach(context.Context, auth.Principal, policy.Egress) (*os.File, error) {
+	return os.Open(os.DevNull)
+}
+func (m *machine) Detach(string) {}
+
+func (m *machine) Dial(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "tcp", m.guest)
+}
+
+func (m *machine) Start(_ context.Context, s sandbox.Spec) error {
+	s.Link.Close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gone[s.ID] = make(chan struct{})
+	return nil
+}
+
+func (m *machine) Stop(_ context.Context, id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c := m.gone[id]; c != nil {
+		close(c)
+	}
+	delete(m.gone, id)
+	return nil
+}
+
+func (m *machine) Wait(ctx context.Context, id string) (string, error) {
+	m.mu.Lock()
+	c := m.gone[id]
+	m.mu.Unlock()
+	if c == nil {
+		return "killed", nil
+	}
+	select {
+	case <-c:
+		return "killed", nil
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+func (m *machine) List(context.Context) ([]string, error) { return nil, nil }
+
+// A fixture is a console with an agent that asks, and a person who decides.
+type fixture struct {
+	t       *testing.T
+	db      *store.DB
+	gate    *oversight.Gate
+	post    *mailbox.PostOffice
+	fleet   *sandbox.Fleet
+	hop     *nextHop
+	handler http.Handler
+	url     string
+
+	project, person, agent auth.Principal
+	projectKey, inboxKey   auth.Secret
+	inbox                  mailbox.Inbox
+	link                   auth.Secret // set-up token
+	client                 *http.Client
+}
+
+const password = "correct horse battery"
+
+func setup(t *testing.T) *fixture {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return setupAt(t, l)
+}
+
+func setupAt(t *testing.T, l net.Listener) *fixture {
+	t.Helper()
+	f := &fixture{t: t, db: storetest.SQLite(t), hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	blobs, err := store.OpenBlobs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.gate = oversight.NewGate(log, f.db, nil)
+	f.post = mailbox.New(log, f.db, f.gate, blobs, f.hop, "agents.test")
+	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	t.Cleanup(guest.Close)
+	m := &machine{guest: guest.Listener.Addr().String(), gone: map[string]chan struct{}{}}
+	if f.fleet, err = sandbox.New(log, f.db, m, m, sandbox.Config{Key: make([]byte, 32)}); err != nil {
+		t.Fatal(err)
+	}
+	f.update(func(tx *store.Tx) (err error) {
+		f.project.Kind, f.project.ID = auth.Project, "crd_project"
+		if f.project.Project, f.projectKey, err = auth.NewProject(t.Context(), tx, "one"); err != nil {
+			return err
+		}
+		f.person = auth.Principal{Kind: auth.Person, ID: "ann", Project: f.project.Project}
+		f.link, err = auth.NewSetup(t.Context(), tx, f.project.Project)
+		return err
+	})
+	f.inbox, f.inboxKey = f.newInbox("analyst")
+	if f.agent, err = auth.CheckKey(t.Context(), f.db, f.inboxKey); err != nil {
+		t.Fatal(err)
+	}
+	f.handler = console.New(log, f.db, f.gate, f.fleet, f.post, console.Config{Hosts: []string{l.Addr().String(), "console.test"}}).Handler()
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: 5 * time.Second}}
+	s.Start()
+	t.Cleanup(s.Close)
+	f.url = "http://" + l.Addr().String()
+	f.client = f.browser()
+	return f
+}
+
+func (f *fixture) newInbox(name string) (mailbox.Inbox, auth.Secret) {
+	f.t.Helper()
+	b, key, err := f.post.CreateInbox(f.t.Context(), f.project, name, "")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return b, key
+}
+
+func (f *fixture) update(fn func(tx *store.Tx) error) {
+	f.t.Helper()
+	if err := f.db.Update(f.t.Context(), fn); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) exec(query string, args ...any) {
+	f.t.Helper()
+	f.update(func(tx *store.Tx) error {
+		ok, err := tx.Changed(f.t.Context(), query, args...)
+		if err == nil && !ok {
+			err = errors.New("nothing was changed")
+		}
+		return err
+	})
+}
+
+// browser returns a client that keeps cookies and follows nothing.
+func (f *fixture) browser() *http.Client {
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return &http.Client{Jar: jar, Timeout: 20 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// An answer is a response, read.
+type answer struct {
+	status   int
+	body     string
+	header   http.Header
+	location string
+}
+
+func (f *fixture) do(req *http.Request) answer {
+	f.t.Helper()
+	resp, err := f.client.Do(req)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html") && req.Method != http.MethodHead && resp.StatusCode != http.StatusSeeOther {
+		wellFormed(f.t, req.Method+" "+req.URL.Path, string(b))
+	}
+	return answer{resp.StatusCode, string(b), resp.Header, resp.Header.Get("Location")}
+}
+
+func (f *fixture) get(path string) answer { return f.send(http.MethodGet, path, nil) }
+
+func (f *fixture) submit(path string, form url.Values) answer {
+	return f.send(http.MethodPost, path, form)
+}
+
+func (f *fixture) send(method, path string, form url.Values) answer {
+	f.t.Helper()
+	req, err := http.NewRequestWithContext(f.t.Context(), method, f.url+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if form != nil {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		// As a browser sends it.
+		req.Header.Set("Origin", f.url)
+		req.Header.Set("Sec-Fetch-Site", "same-origin")
+	}
+	return f.do(req)
+}
+
+// enter makes ann's account and signs her in.
+func (f *fixture) enter() {
+	f.t.Helper()
+	a := f.submit("/console/setup", url.Values{"token": {f.link.Reveal()}, "name": {"ann"}, "password": {password}, "again": {password}})
+	if a.status != http.StatusSeeOther || a.location != "/console/" {
+		f.t.Fatalf("set up: status %d, Location %q\n%s", a.status, a.location, a.body)
+	}
+}
+
+func draft() mail.Draft {
+	return mail.Draft{
+		To: []string{"Bob Buyer <bob@shop.example>"}, Cc: []string{"carol@shop.example"}, Bcc: []string{"eve@hidden.example"},
+		Subject: "Totals by region", Text: "north 150\nsouth 98\n",
+		Attachments: []mail.Attachment{{Name: "totals.csv", ContentType: "text/csv", Data: []byte("north,150\n")}},
+	}
+}
+
+func (f *fixture) propose(d mail.Draft) oversight.Action {
+	f.t.Helper()
+	a, err := f.post.Send(f.t.Context(), f.agent, "rest", d)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return a
+}
+
+func (f *fixture) state(id string) oversight.Action {
+	f.t.Helper()
+	a, err := f.gate.Action(f.t.Context(), f.person, id)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return a
+}
+
+// drain executes what is approved, as a worker of the daemon would.
+func (f *fixture) drain() {
+	f.t.Helper()
+	for range 20 {
+		if ran, err := f.gate.RunOne(f.t.Context()); err != nil {
+			f.t.Fatal(err)
+		} else if !ran {
+			return
+		}
+	}
+}
+
+var hiddenField = regexp.MustCompile(`<input type="hidden" name="(\w+)" value="([^"]*)">`)
+
+// form returns the hidden fields of the form with this id, as the page has it.
+func (f *fixture) form(page, id string) url.Values {
+	f.t.Helper()
+	_, rest, ok := strings.Cut(page, `id="`+id+`"`)
+	if !ok {
+		f.t.Fatalf("the page has no form %s:\n%s", id, page)
+	}
+	rest, _, _ = strings.Cut(rest, "</form>")
+	v := url.Values{}
+	for _, m := range hiddenField.FindAllStringSubmatch(rest, -1) {
+		v.Set(m[1], m[2])
+	}
+	return v
+}
+
+func contains(t *testing.T, what, body string, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		if !strings.Contains(body, want) {
+			t.Errorf("%s does not contain %q", what, want)
+			if testing.Verbose() {
+				t.Log(body)
+			}
+		}
+	}
+}

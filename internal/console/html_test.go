@@ -1,0 +1,96 @@
+package console_test
+
+import (
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/html"
+)
+
+var void = []string{"meta", "link", "input", "br"}
+
+// wellFormed checks a page: every element is closed in order, ids are unique,
+// what is labelled is there, and nothing runs or is styled inline.
+func wellFormed(t *testing.T, what, page string) {
+	t.Helper()
+	var open []string
+	ids := map[string]bool{}
+	var inputs, refs []string // ids that need a label; ids that are named
+	labels := map[string]bool{}
+	landmarks := map[string]int{}
+	z := html.NewTokenizer(strings.NewReader(page))
+	for {
+		switch tt := z.Next(); tt {
+		case html.ErrorToken:
+			if !errors.Is(z.Err(), io.EOF) {
+				t.Errorf("%s: %v", what, z.Err())
+			}
+			if len(open) > 0 {
+				t.Errorf("%s: left open: %v", what, open)
+			}
+			for _, in := range inputs {
+				if !labels[in] {
+					t.Errorf("%s: the field %q has no label", what, in)
+				}
+			}
+			for _, ref := range refs {
+				if !ids[ref] {
+					t.Errorf("%s: %q is named and is not there", what, ref)
+				}
+			}
+			if landmarks["main"] != 1 || landmarks["h1"] != 1 || landmarks["title"] != 1 {
+				t.Errorf("%s: has %v, want one main, one h1, one title", what, landmarks)
+			}
+			return
+		case html.StartTagToken, html.SelfClosingTagToken:
+			tok := z.Token()
+			landmarks[tok.Data]++
+			if slices.Contains([]string{"script", "style", "iframe", "object", "embed", "img", "base", "svg"}, tok.Data) {
+				t.Errorf("%s: has a <%s>", what, tok.Data)
+			}
+			attrs := map[string]string{}
+			for _, a := range tok.Attr {
+				attrs[a.Key] = a.Val
+				if strings.HasPrefix(a.Key, "on") || a.Key == "style" {
+					t.Errorf("%s: <%s> has the attribute %s", what, tok.Data, a.Key)
+				}
+				if (a.Key == "href" || a.Key == "src" || a.Key == "action") && !strings.HasPrefix(a.Val, "/console/") && !strings.HasPrefix(a.Val, "#") && !strings.HasPrefix(a.Val, "?page=") {
+					t.Errorf("%s: <%s> leads to %q", what, tok.Data, a.Val)
+				}
+			}
+			if id, ok := attrs["id"]; ok {
+				if ids[id] {
+					t.Errorf("%s: the id %q is there twice", what, id)
+				}
+				ids[id] = true
+			}
+			for _, k := range []string{"aria-labelledby", "aria-describedby", "for"} {
+				if v, ok := attrs[k]; ok {
+					refs = append(refs, v)
+				}
+			}
+			switch {
+			case tok.Data == "label":
+				labels[attrs["for"]] = true
+			case tok.Data == "input" && attrs["type"] != "hidden", tok.Data == "textarea":
+				inputs = append(inputs, attrs["id"])
+			case tok.Data == "form" && attrs["method"] == "post" && strings.Contains(attrs["action"], "?"):
+				t.Errorf("%s: a form has a query in its action", what)
+			}
+			if !slices.Contains(void, tok.Data) {
+				open = append(open, tok.Data)
+			}
+		case html.EndTagToken:
+			tok := z.Token()
+			if len(open) == 0 || open[len(open)-1] != tok.Data {
+				t.Errorf("%s: </%s> closes %v", what, tok.Data, open)
+				return
+			}
+			open = open[:len(open)-1]
+		case html.TextToken, html.CommentToken, html.DoctypeToken:
+		}
+	}
+}

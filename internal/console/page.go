@@ -1,0 +1,259 @@
+package console
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/sandbox"
+)
+
+//go:embed templates
+var files embed.FS
+
+// A page is what the layout shows around a body.
+type page struct {
+	Name    string // of its template
+	Title   string
+	Who     string // who is signed in, or empty
+	Here    string // its place in the navigation, or empty
+	Refresh int    // seconds until it is asked for again; 0 means never
+	Body    any
+}
+
+// CSS returns the address of the style.
+func (page) CSS() string { return "/console/static/style.css?v=" + version }
+
+// pages are the templates by name, each with the layout and the parts.
+var pages = func() map[string]*template.Template {
+	shared := template.Must(template.New("layout").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html"))
+	names, err := files.ReadDir("templates")
+	if err != nil {
+		panic(err) // unreachable: they are embedded
+	}
+	out := map[string]*template.Template{}
+	for _, f := range names {
+		if name := strings.TrimSuffix(f.Name(), ".html"); name != "layout" && name != "parts" {
+			out[name] = template.Must(template.Must(shared.Clone()).ParseFS(files, path.Join("templates", f.Name())))
+		}
+	}
+	return out
+}()
+
+// render answers with a page. It is made as a whole first: half a page with
+// status 200 would hide what could not be shown.
+func (s *Server) render(w http.ResponseWriter, status int, p page) error {
+	var b bytes.Buffer
+	if err := pages[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
+		return fmt.Errorf("render %s: %w", p.Name, err)
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
+	w.WriteHeader(status)
+	_, _ = w.Write(b.Bytes()) // the browser may be gone
+	return nil
+}
+
+var funcs = template.FuncMap{
+	"line":     func(s any) string { return mail.Printable(fmt.Sprint(s), 4096) },
+	"lines":    lines,
+	"ago":      func(t time.Time) string { return ago(time.Since(t)) },
+	"until":    func(t time.Time) string { return until(time.Until(t)) },
+	"utc":      func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
+	"rfc3339":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"size":     size,
+	"count":    count,
+	"who":      who,
+	"verb":     func(v string) string { return or(verbs[v], v) },
+	"detail":   detail,
+	"stateOf":  stateOf,
+	"meaning":  meaning,
+	"endState": func(s sandbox.State) string { return or(endStates[s], string(s)) },
+}
+
+func or(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// lines makes unseen characters visible and keeps the lines.
+func lines(s string) string {
+	var b strings.Builder
+	for i, l := range slices.Collect(strings.SplitSeq(strings.ReplaceAll(s, "\r\n", "\n"), "\n")) {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(mail.Printable(l, maxText))
+	}
+	return b.String()
+}
+
+func ago(d time.Duration) string {
+	if d < 10*time.Second {
+		return "just now"
+	}
+	return span(d) + " ago"
+}
+
+func until(d time.Duration) string {
+	if d <= 0 {
+		return "now"
+	}
+	return "in " + span(d)
+}
+
+func span(d time.Duration) string {
+	switch {
+	case d < 2*time.Minute:
+		return strconv.Itoa(int(d.Seconds())) + " s"
+	case d < 2*time.Hour:
+		return strconv.Itoa(int(d.Minutes())) + " min"
+	case d < 48*time.Hour:
+		return strconv.Itoa(int(d.Hours())) + " h"
+	}
+	return strconv.Itoa(int(d.Hours()/24)) + " days"
+}
+
+// size writes a number of bytes for people, and exactly.
+func size(n int64) string {
+	switch {
+	case n == 1:
+		return "1 byte"
+	case n < 1000:
+		return strconv.FormatInt(n, 10) + " bytes"
+	case n < 1000*1000:
+		return fmt.Sprintf("%.1f kB (%d bytes)", float64(n)/1e3, n)
+	}
+	return fmt.Sprintf("%.1f MB (%d bytes)", float64(n)/1e6, n)
+}
+
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.Itoa(n) + " " + many
+}
+
+// A principal is one as a page names it.
+type principal struct {
+	Kind string // in words
+	ID   string
+	Link string // page about it, or empty
+}
+
+func who(p string) principal {
+	kind, id, _ := strings.Cut(p, ":")
+	switch kind {
+	case "sandbox":
+		if sandboxID.MatchString(id) {
+			return principal{"sandbox", id, "/console/sandboxes/" + id}
+		}
+		return principal{Kind: "sandbox", ID: id}
+	case "agent":
+		return principal{Kind: "inbox key", ID: id}
+	case "project":
+		return principal{Kind: "project key", ID: id}
+	case "system":
+		return principal{Kind: "Postern:", ID: id}
+	case "person":
+		return principal{ID: id}
+	}
+	return principal{ID: p}
+}
+
+// verbs are what the record's verbs about actions mean.
+var verbs = map[string]string{
+	"action.propose": "proposed",
+	"action.approve": "approved",
+	"action.reject":  "rejected",
+	"action.execute": "execution began",
+	"action.retry":   "no effect; to be tried again",
+	"action.done":    "done",
+	"action.failed":  "failed",
+	"action.unknown": "outcome unknown",
+	"action.resolve": "resolved by a person",
+}
+
+// A pair is one detail of an entry.
+type pair struct{ Name, Value string }
+
+func detail(e audit.Entry) []pair {
+	var f map[string]string
+	if err := json.Unmarshal([]byte(e.Detail), &f); err != nil {
+		return []pair{{"detail", e.Detail}}
+	}
+	var out []pair
+	for _, k := range slices.Sorted(maps.Keys(f)) {
+		out = append(out, pair{k, f[k]})
+	}
+	return out
+}
+
+// stateOf names an action's state for people.
+func stateOf(a oversight.Action) string {
+	switch a.State {
+	case oversight.Pending:
+		return "waiting"
+	case oversight.Denied:
+		if a.Decider == "" {
+			return "denied by policy"
+		}
+		return "rejected"
+	case oversight.Approved:
+		if a.Attempts > 0 {
+			return "to be tried again"
+		}
+		return "approved"
+	case oversight.Executing, oversight.Done, oversight.Failed:
+		return string(a.State)
+	case oversight.Unknown:
+		return "outcome unknown"
+	}
+	return string(a.State)
+}
+
+// meaning says what an action's state means for the one who looks at it.
+func meaning(a oversight.Action) string {
+	switch a.State {
+	case oversight.Pending:
+		return "It waits for a decision. Nothing has left."
+	case oversight.Denied:
+		return "Nothing has left, and nothing will."
+	case oversight.Approved:
+		if a.Attempts > 0 {
+			return "An attempt certainly had no effect. It is tried again by itself."
+		}
+		return "It is about to be carried out. This page looks again by itself."
+	case oversight.Executing:
+		return "It is being carried out now. This page looks again by itself."
+	case oversight.Done:
+		return "It was carried out."
+	case oversight.Failed:
+		return "It was not, or not fully, carried out. It is not tried again."
+	case oversight.Unknown:
+		return "It may or may not have happened. It is not tried again before a person has said."
+	}
+	return ""
+}
+
+var endStates = map[sandbox.State]string{
+	sandbox.Creating: "starting",
+	sandbox.Running:  "running",
+	sandbox.Killed:   "ended",
+	sandbox.Failed:   "did not start",
+	sandbox.Lost:     "lost",
+}

@@ -1,0 +1,216 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+)
+
+// A recipient is an address that will receive something. The address is what
+// counts: the name beside it says whatever the sender likes.
+type recipient struct{ Addr, Name string }
+
+// Recipients are all who receive an email; everybody is in one of the lists.
+type recipients struct {
+	To, Cc []recipient
+	Hidden []recipient // Bcc: no other recipient sees them
+}
+
+func (r recipients) Count() int { return len(r.To) + len(r.Cc) + len(r.Hidden) }
+
+// recipientsOf reads who receives a. It does not go by the fields of the
+// action's view: there the list is one string, and a display name with a comma
+// in it would read as one more recipient.
+func recipientsOf(a *oversight.Action) (recipients, error) {
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil {
+		return recipients{}, err
+	}
+	s, err := mail.Describe(env)
+	if err != nil {
+		return recipients{}, err
+	}
+	read := func(list []string) (out []recipient) {
+		for _, one := range list {
+			out = append(out, split(one, env.To))
+		}
+		return out
+	}
+	r := recipients{read(s.To), read(s.Cc), read(s.Bcc)}
+	if r.Count() < len(env.To) {
+		// unreachable unless Describe leaves somebody out
+		return recipients{}, fmt.Errorf("%d recipients of %d are known", r.Count(), len(env.To))
+	}
+	return r, nil
+}
+
+// split takes "Name <local@domain>" apart if what is in the brackets is an
+// address that the message goes to.
+func split(s string, to []string) recipient {
+	if i := strings.LastIndex(s, " <"); i >= 0 && strings.HasSuffix(s, ">") {
+		addr := s[i+2 : len(s)-1]
+		if slices.ContainsFunc(to, func(t string) bool { return strings.EqualFold(t, addr) }) {
+			return recipient{Addr: addr, Name: s[:i]}
+		}
+	}
+	return recipient{Addr: s}
+}
+
+// A review is an action as its page shows it.
+type review struct {
+	oversight.Action
+	recipients
+	View     oversight.View
+	Inbox    string // the address; empty if it is for none
+	Changed  bool   // what is stored is not what the digest says
+	Unshown  string // why its content cannot be shown; empty if it can
+	TextCut  bool   // View.Text is only the beginning
+	TextSize int64  // bytes of all of it
+}
+
+// Decidable reports whether a person who reads the page may approve.
+func (r *review) Decidable() bool {
+	return r.State == oversight.Pending && !r.Changed && r.Unshown == ""
+}
+
+// maxText is how much of a text is on the action's page, in bytes. All of it is
+// on a page of its own.
+const maxText = 100 << 10
+
+// review reads an action in full.
+func (s *Server) review(ctx context.Context, who auth.Principal, id string) (*review, error) {
+	a, err := s.gate.Action(ctx, who, id)
+	if err != nil {
+		return nil, err
+	}
+	r := s.look(a)
+	if r.TextSize = int64(len(r.View.Text)); r.TextSize > maxText {
+		r.TextCut, r.View.Text = true, strings.ToValidUTF8(r.View.Text[:maxText], "")
+	}
+	if gap := longestGap(r.View.Text); gap >= 12 {
+		// The attack: the sentence that matters, far below where the text seems to end.
+		r.View.Notes = append(r.View.Notes, fmt.Sprintf("the text has %d empty lines one after the other; it goes on after them", gap))
+	}
+	names, err := s.addresses(ctx, who)
+	if err != nil {
+		return nil, err
+	}
+	r.Inbox = names[a.Inbox]
+	return r, nil
+}
+
+// look reads what an action is, without asking the database.
+func (s *Server) look(a oversight.Action) *review {
+	r := &review{Action: a}
+	sum := sha256.Sum256(a.Payload)
+	r.Changed = !bytes.Equal(sum[:], a.Digest)
+	var err error
+	if r.View, err = s.gate.Show(a); err == nil && a.Kind == mailbox.SendKind {
+		r.recipients, err = recipientsOf(&a)
+		r.View.Fields = slices.DeleteFunc(r.View.Fields, func(f oversight.Field) bool {
+			return slices.Contains([]string{"To", "Cc", "Bcc", "Subject"}, f.Name) // shown for themselves
+		})
+	}
+	if err != nil {
+		r.Unshown, r.View, r.recipients = err.Error(), oversight.View{}, recipients{}
+	}
+	return r
+}
+
+// longestGap returns the number of lines without anything in them between
+// others, at most.
+func longestGap(text string) (longest int) {
+	gap := 0
+	for line := range strings.Lines(text) {
+		if strings.TrimSpace(line) == "" {
+			gap++
+			continue
+		}
+		longest, gap = max(longest, gap), 0
+	}
+	return longest
+}
+
+// A brief is what a list shows of an action's content.
+type brief struct {
+	recipients
+	Title       string
+	Fields      []oversight.Field // of what is not an email
+	Files       int
+	FilesSize   int64 // bytes
+	Notes       int
+	Unshown     bool
+	More        int // recipients in To and Cc that are not listed
+	HiddenTotal int
+}
+
+// How much of an action a list shows, and of how many actions it is kept.
+const (
+	briefTitle      = 300 // bytes
+	briefRecipients = 12
+	briefHidden     = 40
+	maxBriefs       = 512
+)
+
+// brief returns what a list shows of the action a, whose payload is not there.
+// To read it is work, up to 36 MB of it, and the digest says what was read: so
+// it is kept by its digest. What the page of the action shows is read anew.
+func (s *Server) brief(ctx context.Context, who auth.Principal, a *oversight.Action) (brief, error) {
+	key := a.Kind + " " + a.Hex()
+	s.mu.Lock()
+	b, ok := s.briefs[key]
+	s.mu.Unlock()
+	if ok {
+		return b, nil
+	}
+	full, err := s.gate.Action(ctx, who, a.ID)
+	if err != nil {
+		return brief{}, err
+	}
+	r := s.look(full)
+	b = brief{
+		recipients: r.recipients, Title: mail.Printable(r.View.Title, briefTitle), Files: len(r.View.Files), Notes: len(r.View.Notes),
+		Unshown: r.Unshown != "" || r.Changed, HiddenTotal: len(r.Hidden),
+	}
+	for _, f := range r.View.Files {
+		b.FilesSize += f.Size
+	}
+	if a.Kind != mailbox.SendKind {
+		b.Fields = r.View.Fields[:min(len(r.View.Fields), 4)]
+	}
+	b.To = slices.Clone(b.To[:min(len(b.To), briefRecipients)])
+	b.Cc = slices.Clone(b.Cc[:min(len(b.Cc), briefRecipients-len(b.To))])
+	b.More = len(r.To) + len(r.Cc) - len(b.To) - len(b.Cc)
+	b.Hidden = slices.Clone(b.Hidden[:min(len(b.Hidden), briefHidden)])
+	if r.Changed {
+		return b, nil // the digest is not its own
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.briefs) >= maxBriefs {
+		clear(s.briefs)
+	}
+	s.briefs[key] = b
+	return b, nil
+}
+
+// addresses returns the addresses of the project's inboxes by their ids.
+func (s *Server) addresses(ctx context.Context, who auth.Principal) (map[string]string, error) {
+	boxes, err := s.post.Inboxes(ctx, who)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]string, len(boxes))
+	for _, b := range boxes {
+		out[b.ID] = b.Address
+	}
+	return out, nil
+}
