@@ -5,7 +5,7 @@
 // It must not decide where a sandbox may connect (that is policy's) nor pass
 // anything that a client sent for the host on to what runs inside.
 //
-// The wire is described in docs/e2b.md; field names are E2B's.
+// The wire is that of the SDKs that docs/compat.md names; field names are E2B's.
 package e2bapi
 
 import (
