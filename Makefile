@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 export CGO_ENABLED := 0
-CACHE ?= /var/cache/postern
+export POSTERN_CACHE ?= /var/cache/postern
 GOFLAGS_BUILD := -trimpath -ldflags='-s -w'
 LINT := go tool -modfile=tools/go.mod golangci-lint
 
@@ -36,7 +36,7 @@ deps-test: deps-demo
 	@test/install-npm test/browser
 
 template: build deps-demo
-	bin/postern template build --cache $(CACHE)
+	bin/postern template build
 
 demo: template
 	node demo/story.mjs bin/postern .demo
