@@ -44,11 +44,6 @@ disable-pip-version-check = true
 root-user-action = ignore
 EOF
 
-# Login shells of every user, root and user alike, find what pip installed.
-cat >/etc/profile.d/postern.sh <<'EOF'
-case ":$PATH:" in *:"$HOME/.local/bin":*) ;; *) PATH="$HOME/.local/bin:$PATH" ;; esac
-EOF
-
 # What the build needed and a sandbox must not carry: proxy settings of the
 # host may hold a password.
 rm -f /etc/apt/apt.conf.d/99mmdebstrap

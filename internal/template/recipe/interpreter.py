@@ -216,6 +216,10 @@ class Kernel:
         conn = os.path.join(self.dir, "connection.json")
         write_connection_file(conn, transport="ipc", ip=os.path.join(self.dir, "s"), key=uuid.uuid4().hex.encode())
         env = dict(os.environ, HOME=os.environ.get("HOME", HOME), PYTHONUNBUFFERED="1")
+        # What "pip install" puts there, as in a login shell.
+        local = os.path.join(env["HOME"], ".local/bin")
+        if local not in env.get("PATH", "").split(":"):
+            env["PATH"] = local + ":" + env.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         env.update(read_envs())
         self.proc = await asyncio.create_subprocess_exec(
             # If we die, the kernel must not stay: nobody could reach it again.
