@@ -97,7 +97,7 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	log.Info("serving", "addr", l.Addr().String())
+	log.InfoContext(ctx, "serving", "addr", l.Addr().String())
 	return s.Serve(ctx, l)
 }
 

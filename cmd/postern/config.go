@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -147,7 +148,7 @@ func env(name, unset string) string {
 }
 
 func envInt(name string, unset int) int {
-	s := env(name, fmt.Sprint(unset))
+	s := env(name, strconv.Itoa(unset))
 	var n int
 	if _, err := fmt.Sscanf(s, "%d", &n); err != nil {
 		return -1 // refused by validate, which names the flag

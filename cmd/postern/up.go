@@ -330,7 +330,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{Domain: d.conf.Domain, Ceiling: d.conf.ceiling()})
+	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{Domain: d.conf.Domain, Ceiling: d.conf.ceiling()}) //nolint:contextcheck // its proxy uses each request's
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String())})
@@ -351,8 +351,10 @@ func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {
 		domain, addr, _ := strings.Cut(r, "=")
 		routes[strings.ToLower(domain)] = addr
 	}
-	return smtpclient.New(smtpclient.Config{Hostname: d.conf.MailDomain, Routes: routes, Relay: d.conf.Relay,
-		NoRoute: "start the server with --relay for all domains, or with --route for this one"})
+	return smtpclient.New(smtpclient.Config{
+		Hostname: d.conf.MailDomain, Routes: routes, Relay: d.conf.Relay,
+		NoRoute: "start the server with --relay for all domains, or with --route for this one",
+	})
 }
 
 func (d *daemon) smtpServer() (*smtpserver.Server, error) {

@@ -123,8 +123,8 @@ func (a *attached) newStack(ctx context.Context) error {
 	var sack tcpip.TCPSACKEnabled = true
 	var moderate tcpip.TCPModerateReceiveBufferOption = true
 	// Ports are not scarce here and nothing is ever delayed on a link.
-	var timeWait = tcpip.TCPTimeWaitTimeoutOption(2 * time.Second)
-	var linger = tcpip.TCPLingerTimeoutOption(10 * time.Second)
+	timeWait := tcpip.TCPTimeWaitTimeoutOption(2 * time.Second)
+	linger := tcpip.TCPLingerTimeoutOption(10 * time.Second)
 	for _, o := range []tcpip.SettableTransportProtocolOption{
 		&sack, &moderate, &timeWait, &linger,
 		&tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: buf, Max: most},
@@ -272,7 +272,7 @@ func (a *attached) dialIn(ctx context.Context, port uint16) (net.Conn, error) {
 	case strings.HasSuffix(err.Error(), (&tcpip.ErrConnectionRefused{}).String()):
 		return nil, fmt.Errorf("connect to port %d of %s: %w", port, a.who.ID, sandbox.ErrPortClosed)
 	default:
-		return nil, fmt.Errorf("connect to port %d of %s: %v", port, a.who.ID, err)
+		return nil, fmt.Errorf("connect to port %d of %s: %w", port, a.who.ID, err)
 	}
 }
 

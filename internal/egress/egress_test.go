@@ -91,7 +91,7 @@ func newWorld(tb testing.TB, change func(*Config)) *world {
 	if change != nil {
 		change(&cfg)
 	}
-	var out io.Writer = io.Discard
+	out := io.Discard
 	if t, ok := tb.(*testing.T); ok {
 		out = t.Output()
 	}

@@ -93,14 +93,14 @@ func CheckAddr(field, addr string) (string, error) {
 
 func notAtext(r rune) bool {
 	if r < utf8.RuneSelf {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-/=?^_`{|}~", r))
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("!#$%&'*+-/=?^_`{|}~", r)
 	}
 	return !unicode.IsGraphic(r) || unicode.IsSpace(r)
 }
 
 func notLabel(r rune) bool {
 	if r < utf8.RuneSelf {
-		return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '_')
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_'
 	}
 	return !unicode.IsLetter(r) && !unicode.IsMark(r) && !unicode.IsDigit(r)
 }

@@ -90,8 +90,10 @@ func FuzzCompose(f *testing.F) {
 	f.Add("subject", "text\n.\n", "name.txt", "<b>x</b>")
 	f.Add("=?utf-8?q?x?=", "\r", "ä", "")
 	f.Fuzz(func(t *testing.T, subject, text, name, html string) {
-		e, err := Compose(Draft{From: "a@b.example", To: []string{"c@d.example"}, Subject: subject, Text: text, HTML: html,
-			Attachments: []Attachment{{Name: name, Data: []byte(text)}}}, now, "b.example")
+		e, err := Compose(Draft{
+			From: "a@b.example", To: []string{"c@d.example"}, Subject: subject, Text: text, HTML: html,
+			Attachments: []Attachment{{Name: name, Data: []byte(text)}},
+		}, now, "b.example")
 		if err != nil {
 			return
 		}

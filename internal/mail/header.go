@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -42,10 +43,8 @@ var ErrNotMessage = errors.New("not a mail message")
 // that programs disagree about is named in problems.
 func splitHeader(raw []byte) (fields []field, body []byte, problems []string, err error) {
 	problem := func(s string) {
-		for _, p := range problems {
-			if p == s {
-				return
-			}
+		if slices.Contains(problems, s) {
+			return
 		}
 		problems = append(problems, s)
 	}

@@ -34,6 +34,7 @@ func htmlText(doc string, links bool) htmlReading {
 		case html.ErrorToken:
 			r.text = strings.TrimSpace(w.b.String())
 			return r
+		case html.DoctypeToken: // shows nothing
 		case html.CommentToken:
 			if strings.HasPrefix(strings.ToLower(strings.TrimSpace(string(z.Text()))), "[if") {
 				note("the HTML has parts that only some mail programs show")

@@ -149,7 +149,7 @@ func CheckRaw(raw []byte) error {
 		return fieldErr("message", "has %d octets, more than %d", len(raw), MaxMessageBytes)
 	}
 	start := 0
-	for i := 0; i < len(raw); i++ {
+	for i := range raw {
 		switch raw[i] {
 		case 0:
 			return fieldErr("message", "contains a NUL octet")

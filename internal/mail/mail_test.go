@@ -118,8 +118,10 @@ func TestComposeRoundTrip(t *testing.T) {
 }
 
 func TestComposeHTML(t *testing.T) {
-	e, err := Compose(Draft{From: "a@b.example", To: []string{"c@d.example"}, Subject: "s",
-		HTML: `<p>Hello <b>you</b>, see <a href="https://evil.example/x">our site</a>.</p><img src="https://t.example/p.gif">`}, now, "b.example")
+	e, err := Compose(Draft{
+		From: "a@b.example", To: []string{"c@d.example"}, Subject: "s",
+		HTML: `<p>Hello <b>you</b>, see <a href="https://evil.example/x">our site</a>.</p><img src="https://t.example/p.gif">`,
+	}, now, "b.example")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -449,7 +449,7 @@ func lenientQP(body []byte) []byte {
 
 // text appends a text part that is in the given charset to what was read before.
 func (p *parser) text(before, label string, data []byte) string {
-	s := ""
+	var s string
 	switch label = strings.ToLower(strings.TrimSpace(label)); label {
 	case "", "utf-8", "utf8", "us-ascii":
 		s = string(data)

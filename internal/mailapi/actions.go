@@ -267,7 +267,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) err
 		}
 	}
 	var list []audit.Entry
-	err = s.db.View(r.Context(), func(tx *store.Tx) error {
+	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
 		list, err = audit.List(r.Context(), tx, q)
 		return err
 	})

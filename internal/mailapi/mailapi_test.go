@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -134,9 +135,7 @@ func (f *fixture) do(t *testing.T, who, method, path, body string, header ...str
 		t.Fatalf("there is no client %q", who)
 	}
 	r := httptest.NewRequestWithContext(t.Context(), method, "http://postern.example"+path, strings.NewReader(body))
-	for k, v := range c.header {
-		r.Header[k] = v
-	}
+	maps.Copy(r.Header, c.header)
 	if method == http.MethodPost {
 		r.Header.Set("Content-Type", "application/json")
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -126,7 +127,7 @@ func (m *PostOffice) Receive(ctx context.Context, e mail.Envelope, remote string
 			}
 			// The audit says that something came, not what: it is not sealed.
 			who := auth.Principal{Kind: auth.System, ID: "smtp", Project: b.Project}
-			err = audit.Append(ctx, tx, who, "message.receive", id, audit.Fields{"inbox": b.ID, "size": fmt.Sprint(len(e.Raw)), "remote": remote})
+			err = audit.Append(ctx, tx, who, "message.receive", id, audit.Fields{"inbox": b.ID, "size": strconv.Itoa(len(e.Raw)), "remote": remote})
 			if err != nil {
 				return err
 			}

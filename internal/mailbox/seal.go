@@ -88,7 +88,7 @@ func wrap(private hpke.PrivateKey, credential auth.Secret, inbox, credentialID s
 	if err != nil {
 		return nil, fmt.Errorf("wrap private key: %w", err)
 	}
-	return c.Seal(nil, nil, b, nil), nil
+	return c.Seal(nil, nil, b, nil), nil //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
 }
 
 func unwrap(wrapped []byte, credential auth.Secret, inbox, credentialID string) (*Key, error) {

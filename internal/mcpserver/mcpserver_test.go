@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -806,9 +807,7 @@ func TestSendRefuses(t *testing.T) {
 	outside := connect(t, f.srv.Handler(), key, "")
 	good := func(change args) args {
 		a := args{"to": []string{"bob@example.com"}, "subject": "s", "body": "b"}
-		for k, v := range change {
-			a[k] = v
-		}
+		maps.Copy(a, change)
 		return a
 	}
 	const inject = "x\r\nBcc: eve@example.com"

@@ -171,8 +171,7 @@ func decode(arguments json.RawMessage, v any) error {
 		}
 		err = errors.New("something follows the object")
 	}
-	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%w: %s: must be %s", errArgument, short(or(wrong.Field, "arguments")), kindName(wrong.Type.String()))
 	}
 	if errors.Is(err, errArgument) {

@@ -150,7 +150,7 @@ func (o *Outbound) MayByName(c Connection) bool {
 	}
 	ceilingAddr := !open || o.ceilingInternet || o.ceiling.addr(a)
 	sandboxAddr := o.allow.addr(a) || o.internet && !o.deny.addr(a)
-	return (ceilingAddr || len(o.ceiling.names) > 0) && (sandboxAddr || len(o.allow.names) > 0) && !(ceilingAddr && sandboxAddr)
+	return (ceilingAddr || len(o.ceiling.names) > 0) && (sandboxAddr || len(o.allow.names) > 0) && (!ceilingAddr || !sandboxAddr)
 }
 
 // Resolve decides whether a name may be looked up outside at all. A question

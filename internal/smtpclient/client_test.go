@@ -185,6 +185,7 @@ func message(to ...string) mail.Envelope {
 }
 
 func TestOutcomes(t *testing.T) {
+	t.Parallel()
 	eight := message()
 	eight.Raw = []byte("From: a@x.example\r\n\r\n\xc3\xa4\r\n")
 	utf8 := message("ä@y.example")
@@ -428,8 +429,10 @@ func TestToSMTPServer(t *testing.T) {
 	if _, err := rand.Read(file); err != nil {
 		t.Fatal(err)
 	}
-	env, err := mail.Compose(mail.Draft{From: "a@x.example", To: []string{"b@y.example", "nobody@y.example"}, Bcc: []string{"ä@y.example"}, Subject: "Grüße",
-		Text: ".\n..\nFrom here\n" + strings.Repeat(".", 70), Attachments: []mail.Attachment{{Name: "x.bin", Data: file}}}, time.Now(), "x.example")
+	env, err := mail.Compose(mail.Draft{
+		From: "a@x.example", To: []string{"b@y.example", "nobody@y.example"}, Bcc: []string{"ä@y.example"}, Subject: "Grüße",
+		Text: ".\n..\nFrom here\n" + strings.Repeat(".", 70), Attachments: []mail.Attachment{{Name: "x.bin", Data: file}},
+	}, time.Now(), "x.example")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -174,8 +174,10 @@ func TestPostfix(t *testing.T) {
 	if _, err := rand.Read(file); err != nil {
 		t.Fatal(err)
 	}
-	composed, err := mail.Compose(mail.Draft{From: "Ägent <a@x.example>", To: []string{"b@y.example"}, Bcc: []string{"c@y.example"}, Subject: strings.Repeat("Grüße 你好 ", 30),
-		Text: ".\n..\n.\n\nFrom here\n" + strings.Repeat("ä", 2000), HTML: "<p>.</p>", Attachments: []mail.Attachment{{Name: "Übersicht.bin", Data: file}}}, time.Now(), "x.example")
+	composed, err := mail.Compose(mail.Draft{
+		From: "Ägent <a@x.example>", To: []string{"b@y.example"}, Bcc: []string{"c@y.example"}, Subject: strings.Repeat("Grüße 你好 ", 30),
+		Text: ".\n..\n.\n\nFrom here\n" + strings.Repeat("ä", 2000), HTML: "<p>.</p>", Attachments: []mail.Attachment{{Name: "Übersicht.bin", Data: file}},
+	}, time.Now(), "x.example")
 	if err != nil {
 		t.Fatal(err)
 	}

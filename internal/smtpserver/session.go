@@ -122,8 +122,7 @@ func (ses *session) Mail(from string, _ *smtp.MailOptions) error {
 // address cannot be written into a trace field or an envelope and is refused.
 func path(addr string) (string, error) {
 	a, err := mail.CheckAddr("address", addr)
-	var fe *mail.FieldError
-	if errors.As(err, &fe) {
+	if fe, ok := errors.AsType[*mail.FieldError](err); ok {
 		return "", errors.New(fe.Reason)
 	}
 	return a, err

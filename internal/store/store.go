@@ -87,7 +87,7 @@ func open(source, mode string) (*DB, error) {
 	if isPostgres(source) {
 		db, err := sql.Open("pgx", source)
 		if err != nil {
-			return nil, fmt.Errorf("open database: %v", err) // %v: the error may quote the URL's password to a caller that unwraps
+			return nil, fmt.Errorf("open database: %w", err) // %v: the error may quote the URL's password to a caller that unwraps
 		}
 		db.SetMaxOpenConns(16)
 		return &DB{write: db, read: db}, nil

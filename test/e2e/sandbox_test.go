@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 )
 
@@ -147,20 +146,5 @@ func (b *box) try(command string, timeout time.Duration) (r result, err error) {
 		if e := m.Event.End; e != nil {
 			r.exit, r.failure, ended = e.ExitCode, e.Error, true
 		}
-	}
-}
-
-// write puts a file into the sandbox.
-func (b *box) write(path, content string) {
-	b.s.t.Helper()
-	req := b.request("POST", "/files?username=user&path="+path, strings.NewReader(content))
-	req.Header.Set("Content-Type", "application/octet-stream")
-	resp, err := client.Do(req)
-	if err != nil {
-		b.s.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		b.s.t.Fatalf("write %s: %s", path, resp.Status)
 	}
 }
