@@ -19,7 +19,7 @@ var layers = [][]string{
 	{"audit"},
 	{"oversight"},
 	{"mailbox", "sandbox"}, // the nouns
-	{"template", "egress", "sandbox/gvisor", "sandbox/sandboxtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"template", "egress", "sandbox/gvisor", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "console"},                                                        // the doors
 }
 
@@ -34,7 +34,7 @@ var only = map[string][]string{
 }
 
 // kits are for tests: nothing else may import them.
-var kits = []string{"storetest", "sandbox/sandboxtest"}
+var kits = []string{"storetest", "sandbox/sandboxtest", "smtpclient/postfixtest"}
 
 func TestLayers(t *testing.T) {
 	const prefix = "postern/internal/"

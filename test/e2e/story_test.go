@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"postern/internal/smtpclient/postfixtest"
 )
 
 // freePort returns a port that was free a moment ago.
@@ -76,6 +79,48 @@ func TestBrowser(t *testing.T) {
 	}
 	if len(list.Messages) != 1 || list.Messages[0].Subject != "Totals <b>by region</b>" {
 		t.Errorf("delivered: %+v", list.Messages)
+	}
+}
+
+// TestPostfix: what a person approved reaches a real mail server, once and with
+// the bytes that were approved; what was rejected does not.
+func TestPostfix(t *testing.T) {
+	addr, maildir := postfixtest.Start(t)
+	s := start(t, t.TempDir(), "--relay", addr)
+	from, key := s.inbox("analyst")
+	var ids []string
+	for _, subject := range []string{"Yes", "No"} {
+		var a struct{ ID string }
+		status, err := call(client, "POST", "http://"+s.web+"/v1/inboxes/"+from+"/messages", key, map[string]any{
+			"to": []string{"b@" + postfixtest.Domain}, "bcc": []string{"c@" + postfixtest.Domain}, "subject": subject, "text": "hello\n.\n..dots\n",
+		}, &a)
+		if err != nil || status != http.StatusAccepted {
+			t.Fatalf("propose: %d, %v", status, err)
+		}
+		ids = append(ids, a.ID)
+	}
+	s.mustCLI("reject", ids[1], "--reason", "no")
+	if out := s.mustCLI("approve", ids[0]); !strings.Contains(out, "done: b@") {
+		t.Errorf("approve says: %s", out)
+	}
+	for _, user := range []string{"b", "c"} {
+		var got []string
+		for range 100 {
+			if got, _ = filepath.Glob(filepath.Join(maildir, user, "new", "*")); len(got) > 0 {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if len(got) != 1 {
+			t.Fatalf("%s got %d messages, want 1", user, len(got))
+		}
+		b, err := os.ReadFile(got[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := string(b); !strings.Contains(text, "Subject: Yes\n") || !strings.Contains(text, "\nhello\n.\n..dots\n") || strings.Contains(text, "\nTo: c@") || strings.Contains(text, "Bcc") {
+			t.Errorf("%s got:\n%s", user, text)
+		}
 	}
 }
 
