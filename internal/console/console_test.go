@@ -168,13 +168,13 @@ func TestDecide(t *testing.T) {
 
 	queue := f.get("/console/")
 	contains(t, "queue", queue.body, "(1) Waiting", "bob@shop.example", "carol@shop.example", "eve@hidden.example", "Hidden: the other recipients do not see this one",
-		"Totals by region", "analyst@agents.test", "inbox key", "via rest", "1 file, 10 bytes", "no rule allows it", "just now", page)
+		"Totals by region", "analyst@agents.test", "inbox key", "via REST", "1 file, 10 bytes", "no rule allows it", "just now", page)
 	if i, j := strings.Index(queue.body, "eve@hidden.example"), strings.Index(queue.body, "Totals by region"); i > j {
 		t.Error("the subject comes before the recipients")
 	}
 	shown := f.get(page)
 	contains(t, "action", shown.body, "3 recipients, 1 hidden", "eve@hidden.example", "north 150\nsouth 98", "totals.csv", "text/csv, 10 bytes", a.Hex(),
-		hex.EncodeToString(digest("north,150\n")), "proposed", "analyst@agents.test", "Approve and send to 3 recipients, 1 hidden", `data-state="pending"`)
+		hex.EncodeToString(digest("north,150\n")), "proposed", "analyst@agents.test", "Approve, send to 3 recipients (1 hidden)", `data-state="pending"`)
 	form := f.form(shown.body, "approve-form")
 	if got := form.Encode(); got != "decision=approve&digest="+a.Hex()+"&version=1" {
 		t.Fatalf("form: %s", got)

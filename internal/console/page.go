@@ -72,10 +72,12 @@ var funcs = template.FuncMap{
 	"ago":      func(t time.Time) string { return ago(time.Since(t)) },
 	"until":    func(t time.Time) string { return until(time.Until(t)) },
 	"utc":      func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
+	"stamp":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
 	"rfc3339":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"size":     size,
 	"count":    count,
 	"who":      who,
+	"via":      func(v string) string { return or(doors[v], v) },
 	"verb":     func(v string) string { return or(verbs[v], v) },
 	"detail":   detail,
 	"stateOf":  stateOf,
@@ -168,12 +170,15 @@ func who(p string) principal {
 	case "project":
 		return principal{Kind: "project key", ID: id}
 	case "system":
-		return principal{Kind: "Postern:", ID: id}
+		return principal{Kind: "Postern’s", ID: id}
 	case "person":
 		return principal{ID: id}
 	}
 	return principal{ID: p}
 }
+
+// doors are the ways in which something was asked for.
+var doors = map[string]string{"mcp": "MCP", "rest": "REST", "smtp": "SMTP"}
 
 // verbs are what the record's verbs about actions mean.
 var verbs = map[string]string{

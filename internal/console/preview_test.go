@@ -1,0 +1,94 @@
+//go:build preview
+
+package console_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/mail"
+	"postern/internal/policy"
+	"postern/internal/sandbox"
+)
+
+// TestPreview serves a console with something of everything in it, to look at:
+//
+//	PREVIEW=127.0.0.1:3999 go test -tags preview -run TestPreview -timeout 1h ./internal/console
+//
+// It prints the set-up link and ends when the file in PREVIEW_UNTIL is removed.
+func TestPreview(t *testing.T) {
+	l, err := net.Listen("tcp", os.Getenv("PREVIEW"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := setupAt(t, l)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	bob, _ := f.newInbox("purchasing")
+	for i := range 3 {
+		r := sandbox.Request{Template: "base", Timeout: time.Duration(i+1) * 20 * time.Minute, Inbox: f.inbox.ID, Metadata: map[string]string{"task": "monthly totals", "postern.inbox": f.inbox.Address}}
+		if i == 1 {
+			r.Egress = policy.Egress{AllowOut: []string{"pypi.org", "*.pythonhosted.org", "198.51.100.0/24", "example.com"}}
+		}
+		s, err := f.fleet.Create(ctx, f.project, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 2 {
+			if err := f.fleet.Kill(ctx, f.project, s.ID); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		f.agent = s.Principal()
+	}
+	send := func(d mail.Draft) string { return f.propose(d).ID }
+	f.enter()
+	decide := func(id, form, reason string) {
+		v := f.form(f.get("/console/actions/"+id).body, form)
+		v.Set("reason", reason)
+		f.submit("/console/actions/"+id+"/decision", v)
+		f.drain()
+	}
+	decide(send(draft()), "approve-form", "")
+	d := draft()
+	d.Subject, d.Bcc = "Invoice 2026-118, second reminder", nil
+	decide(send(d), "reject-form", "The invoice was paid on Thursday. Do not remind them again.")
+	f.hop.answer(mail.Uncertain, "the connection broke off after the message was sent and before the answer")
+	d.Subject = "Order confirmation 4711"
+	decide(send(d), "approve-form", "")
+	f.hop.answer(mail.Refused, "550 5.1.1 no such user")
+	d.Subject, d.To = "Meeting notes", []string{"nobody@shop.example"}
+	decide(send(d), "approve-form", "checked with Carol")
+	f.hop.answer(mail.Accepted, "250 2.0.0 ok: queued")
+
+	d = draft()
+	d.Text = "Dear Bob,\n\nthe totals for October, by region:\n\n  north   150\n  south    98\n  west    211\n\nThe file has every line. Tell me if a figure looks wrong.\n\nKind regards\nthe analyst\n"
+	d.To = append(d.To, bob.Address)
+	send(d)
+	d.Subject, d.HTML, d.Attachments, d.Cc = "Re: your account ✓ שלום", `<p>Pay <b>now</b></p><img src="https://tracker.example/x.gif"><a href="https://evil.example/login">https://bank.example/</a>`, nil, nil
+	d.To, d.Text = []string{`"boss@agents.test, ops@agents.test" <thief@elsewhere.example>`}, "Please pay."
+	send(d)
+	d = draft()
+	d.Subject, d.Bcc, d.Cc, d.To, d.HTML = strings.Repeat("A very long subject that goes on ", 6), nil, nil, nil, ""
+	for i := range 14 {
+		d.To = append(d.To, fmt.Sprintf("person%d.with-a-rather-long-name@department-of-things.example.org", i))
+	}
+	send(d)
+
+	go func() { _ = f.gate.Run(ctx) }()
+	f.update(f.newLink)
+	fmt.Printf("%s/console/setup?%s\n", f.url, url.Values{"token": {f.link.Reveal()}}.Encode())
+	for until := os.Getenv("PREVIEW_UNTIL"); ; time.Sleep(time.Second) {
+		if _, err := os.Stat(until); err != nil {
+			return
+		}
+	}
+}

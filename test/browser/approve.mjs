@@ -1,0 +1,220 @@
+// A person decides, in a real browser without JavaScript:
+//
+//   node approve.mjs BASE_URL SETUP_LINK OUT_DIR
+//
+// It makes the console's first account with the one-time link, signs out and
+// in, opens a waiting action, approves it by keyboard alone and waits until it
+// is done. Screenshots of every page, wide and narrow, light and dark, go to
+// OUT_DIR. It prints a line for each check; the exit status says whether all
+// passed. Other actions may wait as well: it takes the first with a hidden
+// recipient and a file, and leaves the others alone.
+import { chromium } from 'playwright-core'
+import { mkdirSync, mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+
+const [base, link, out] = process.argv.slice(2)
+if (!base || !link || !out) {
+  console.error('usage: node approve.mjs BASE_URL SETUP_LINK OUT_DIR')
+  process.exit(2)
+}
+mkdirSync(out, { recursive: true })
+
+let passed = 0
+let failed = 0
+function check(what, ok, detail) {
+  ok ? passed++ : failed++
+  console.log(`${ok ? 'ok  ' : 'FAIL'} ${what}${ok || detail === undefined ? '' : `: ${String(detail).slice(0, 500)}`}`)
+  return ok
+}
+
+const name = process.env.CONSOLE_NAME || 'ann'
+const password = 'correct horse battery staple'
+const variants = [
+  { name: 'wide-light', viewport: { width: 1280, height: 900 }, colorScheme: 'light' },
+  { name: 'wide-dark', viewport: { width: 1280, height: 900 }, colorScheme: 'dark' },
+  { name: 'narrow-light', viewport: { width: 390, height: 844 }, colorScheme: 'light' },
+  { name: 'narrow-dark', viewport: { width: 390, height: 844 }, colorScheme: 'dark' },
+]
+
+const home = mkdtempSync(join(tmpdir(), 'postern-browser-')) // nothing of the browser's stays
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM || '/usr/bin/chromium',
+  headless: true,
+  env: { ...process.env, HOME: home },
+  args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+})
+// Whatever hangs, the test ends.
+const watchdog = setTimeout(() => {
+  console.log('FAIL the test took longer than 4 minutes')
+  process.exit(1)
+}, 240_000)
+
+const foreign = [] // requests that left for somewhere else
+const complaints = [] // of the browser: policy violations, unknown markup
+function watch(context) {
+  context.setDefaultTimeout(20_000)
+  context.on('request', (r) => {
+    if (new URL(r.url()).origin !== new URL(base).origin) foreign.push(r.url())
+  })
+  context.on('console', (m) => {
+    if (m.type() === 'error' && !/status of 4\d\d/.test(m.text())) complaints.push(m.text())
+  })
+  return context
+}
+const open = async (options = {}) => watch(await browser.newContext({ javaScriptEnabled: false, viewport: { width: 1280, height: 900 }, ...options }))
+
+// visit opens the pages in every variant, signed in as state says, takes their
+// pictures, and reports which of them are wider than the screen.
+async function pictures(pages, state) {
+  const tooWide = []
+  for (const v of variants) {
+    const context = await open({ viewport: v.viewport, colorScheme: v.colorScheme, storageState: state })
+    const page = await context.newPage()
+    for (const [title, path, act] of pages) {
+      await page.goto(new URL(path, base).href)
+      if (act) await act(page)
+      await page.screenshot({ path: join(out, `${title}-${v.name}.png`), fullPage: true })
+      const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)
+      if (over > 0) tooWide.push(`${title} ${v.name} by ${over}px`)
+    }
+    await context.close()
+  }
+  check(`no page is wider than its screen: ${pages.map((p) => p[0]).join(', ')}`, tooWide.length === 0, tooWide.join(', '))
+}
+
+// tabTo presses Tab until the element with this id has the focus.
+async function tabTo(page, id, most = 60) {
+  for (let i = 1; i <= most; i++) {
+    await page.keyboard.press('Tab')
+    if (await page.evaluate((id) => document.activeElement?.id === id, id)) return i
+  }
+  return 0
+}
+
+async function fill(page, fields) {
+  for (const [label, value] of Object.entries(fields)) await page.getByLabel(label, { exact: true }).fill(value)
+}
+
+async function run() {
+  // The link only shows a form, however often it is opened.
+  await pictures([['setup', link], ['signin', '/console/signin']])
+  const context = await open()
+  const page = await context.newPage()
+  await page.goto(link)
+  check('the set-up link shows a form', await page.getByRole('heading', { name: 'Make your account' }).isVisible())
+  await fill(page, { Name: name, Password: password, 'The same password again': password })
+  await page.getByRole('button', { name: 'Make the account' }).click()
+  check('the account opens the queue', new URL(page.url()).pathname === '/console/' && await page.getByRole('heading', { level: 1 }).isVisible(), page.url())
+  const again = await page.goto(link)
+  check('the link does not work twice', again.status() === 410, again.status())
+
+  await page.goto(new URL('/console/', base).href)
+  await page.getByRole('button', { name: 'Sign out' }).click()
+  check('signing out leads to the sign-in page', new URL(page.url()).pathname === '/console/signin', page.url())
+  await page.goto(new URL('/console/audit', base).href)
+  check('signed out, a page asks to sign in', page.url().includes('/console/signin?next='), page.url())
+  await fill(page, { Name: name, Password: 'not the password' })
+  await page.getByRole('button', { name: 'Sign in' }).click()
+  check('a wrong password is refused', await page.getByRole('alert').isVisible())
+  await fill(page, { Name: name, Password: password })
+  await page.keyboard.press('Enter')
+  await page.waitForURL('**/console/audit')
+  check('signing in goes back to the page that was asked for', true)
+  const state = await context.storageState()
+  const cookie = state.cookies.find((c) => c.name === 'postern_session')
+  check('the session is for the console alone', cookie?.httpOnly && cookie.sameSite === 'Strict' && cookie.path === '/console', JSON.stringify({ ...cookie, value: '' }))
+
+  // The queue, and in it the action to approve.
+  await page.goto(new URL('/console/', base).href)
+  const cards = page.locator('main > article.card') // those below want another answer
+  const count = await cards.count()
+  if (!check('something waits', count > 0, 'the queue is empty')) return
+  let card = cards.first()
+  for (let i = 0; i < count; i++) {
+    const text = await cards.nth(i).innerText()
+    if (/Hidden:/.test(text) && /\d files?,/.test(text)) {
+      card = cards.nth(i)
+      break
+    }
+  }
+  const [to, title] = [await card.locator('.to').boundingBox(), await card.locator('h2').boundingBox()]
+  check('the queue shows the recipients before the subject', to.y < title.y)
+  const inQueue = await card.locator('.hidden .addr').allInnerTexts()
+  check('the queue shows the hidden recipients', inQueue.length > 0, await card.innerText())
+  await card.locator('a.open').click()
+  const action = page.url()
+  check('an action opens', /\/console\/actions\/act_[A-Z2-7]{26}$/.test(action), action)
+
+  const visible = async (what, locator) => check(`${what} can be seen`, (await locator.count()) > 0 && await locator.first().isVisible())
+  await visible('who receives it', page.locator('.to .addr'))
+  await visible('who receives it hidden', page.locator('.to .hidden .addr'))
+  check('and it says so in words', /Hidden: the other recipients do not see/.test(await page.locator('.to .hidden').innerText()))
+  check('the hidden recipients are those of the queue', (await page.locator('.to .hidden .addr').allInnerTexts()).join() === inQueue.join())
+  await visible('the text', page.locator('pre.text'))
+  await visible('the name of the file', page.locator('.files .addr'))
+  check('the SHA-256 of the file is there in full', /^[0-9a-f]{64}$/.test(await page.locator('.files .digest').first().innerText()))
+  check('the digest of the action is there in full', /^[0-9a-f]{64}$/.test(await page.locator('#digest').innerText()))
+  const path = new URL(action).pathname
+  await pictures([['queue', '/console/'], ['action', path], ['decided-before', '/console/decided']], state)
+
+  // By keyboard alone, from the top of the page.
+  const late = await context.newPage() // somebody else, who looks at the same
+  await late.goto(action)
+  await page.bringToFront()
+  await page.goto(action)
+  await page.keyboard.press('Tab')
+  check('the first Tab is the way past the navigation', (await page.evaluate(() => document.activeElement.textContent)) === 'Skip to the content')
+  await page.keyboard.press('Enter')
+  check('which it takes', page.url().endsWith('#main'))
+  const steps = await tabTo(page, 'approve')
+  check('Tab reaches the button that approves', steps > 0)
+  const outline = await page.evaluate(() => getComputedStyle(document.activeElement).outlineStyle)
+  check('and shows where it is', outline !== 'none', outline)
+  await page.screenshot({ path: join(out, 'approve-focused.png') })
+  const label = await page.locator('#approve').innerText()
+  check('the button says to how many, and how many hidden', /\d+ recipients?.*\d+ hidden/.test(label), label)
+  await page.keyboard.press('Enter')
+  await page.waitForURL((u) => u.pathname === path && !u.hash)
+
+  const now = () => page.locator('.standing .state').getAttribute('data-state')
+  let got = await now()
+  for (let i = 0; i < 60 && ['approved', 'executing'].includes(got); i++) {
+    await page.waitForTimeout(500)
+    got = await now().catch(() => 'approved') // the page was looking again just now
+  }
+  check('the page says by itself that it is done', got === 'done', `${got}: ${await page.locator('main').innerText()}`)
+
+  await late.locator('#approve').click()
+  check('a second click is told that it changed nothing', /changed nothing/.test(await late.getByRole('alert').innerText()) && await late.locator('[data-state=done]').isVisible())
+  await late.close()
+
+  const sandboxes = [['sandboxes', '/console/sandboxes']]
+  await page.goto(new URL('/console/sandboxes', base).href)
+  const one = page.locator('td a.id').first()
+  if (await one.count()) sandboxes.push(['sandbox', await one.getAttribute('href')])
+  await pictures([
+    ['done', path], ['decided', '/console/decided'], ...sandboxes, ['inboxes', '/console/inboxes'], ['audit', '/console/audit'],
+    ['verified', '/console/audit', async (p) => {
+      await p.getByRole('button', { name: 'Verify the whole record' }).click()
+      await p.getByRole('heading', { name: 'The record holds' }).waitFor()
+    }],
+    ['not-found', '/console/nothing'], ['link-used', link],
+  ], state)
+  await page.goto(new URL('/console/decided', base).href)
+  check('it is among the decided', await page.locator(`a[href="${path}"]`).count() === 1)
+  check('nothing was asked of another host', foreign.length === 0, foreign.join(' '))
+  check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
+}
+
+try {
+  await run()
+} catch (err) {
+  check('the test runs to its end', false, err.stack)
+} finally {
+  await browser.close()
+  rmSync(home, { recursive: true, force: true, maxRetries: 5 })
+  clearTimeout(watchdog)
+}
+console.log(`${passed} passed, ${failed} failed`)
+process.exit(failed === 0 ? 0 : 1)
