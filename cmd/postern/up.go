@@ -30,6 +30,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/smtpclient"
@@ -90,6 +91,12 @@ func guest() ([]byte, error) {
 	}
 	return b, err
 }
+
+// rules say what waits for a person. All inboxes are in the one mode yet.
+var rules = policy.Rules{{
+	ID: string(policy.GatedSend), Kind: mailbox.SendKind, Effect: policy.Ask,
+	Reason: "the inbox is in mode gated_send: every send waits for a person",
+}}
 
 // A daemon is everything that up has built, from the bottom up.
 type daemon struct {
@@ -309,7 +316,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	d.gate = oversight.NewGate(d.log, d.db, nil)
+	d.gate = oversight.NewGate(d.log, d.db, rules)
 	d.post = mailbox.New(d.log, d.db, d.gate, blobs, client, d.conf.MailDomain)
 	if d.smtp, err = d.smtpServer(); err != nil {
 		return err
