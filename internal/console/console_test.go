@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -305,6 +306,39 @@ func TestResolve(t *testing.T) {
 			}
 			contains(t, "after", f.get(page).body, "asked Bob on the phone", "resolved by a person")
 		})
+	}
+}
+
+// TestAtOnce is many people who click at the same time: one of them decides.
+func TestAtOnce(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	a := f.propose(draft())
+	page := "/console/actions/" + a.ID
+	body := f.get(page).body
+	count := map[int]int{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			form := f.form(body, []string{"approve-form", "reject-form"}[i%2])
+			form.Set("reason", "no")
+			f.get("/console/")
+			got := f.submit(page+"/decision", form).status
+			mu.Lock()
+			defer mu.Unlock()
+			count[got]++
+		})
+	}
+	wg.Wait()
+	if count[http.StatusSeeOther] != 1 || count[http.StatusConflict] != 7 {
+		t.Errorf("answers: %v, want one 303 and seven 409", count)
+	}
+	if verbs, _ := f.verbs("action."); len(verbs) != 2 {
+		t.Errorf("record: %v", verbs)
+	}
+	if f.drain(); f.hop.sent() > 1 {
+		t.Errorf("sent %d times", f.hop.sent())
 	}
 }
 

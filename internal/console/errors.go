@@ -126,7 +126,7 @@ func localPath(next string) string {
 		return home
 	}
 	u, err := url.Parse(next)
-	if err != nil || u.Scheme != "" || u.Host != "" || u.User != nil || u.Opaque != "" || !strings.HasPrefix(u.Path, home) {
+	if err != nil || u.Scheme != "" || u.Host != "" || u.User != nil || u.Opaque != "" || !strings.HasPrefix(u.EscapedPath(), home) {
 		return home
 	}
 	for part := range strings.SplitSeq(u.Path[1:], "/") {

@@ -24,6 +24,7 @@ type recipients struct {
 	Hidden []recipient // Bcc: no other recipient sees them
 }
 
+// Count returns how many they are.
 func (r recipients) Count() int { return len(r.To) + len(r.Cc) + len(r.Hidden) }
 
 // recipientsOf reads who receives a. It does not go by the fields of the
