@@ -88,6 +88,8 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 		MemoryMB:      memory,
 		MaxProcesses:  processes,
 		RunDir:        "/run/e2b",
+		EnvFile:       "/run/postern/envs.json",
+		HostsFile:     "/etc/hosts",
 	})
 	if err != nil {
 		return err

@@ -59,6 +59,12 @@ type Config struct {
 	// RunDir is where facts about the sandbox are left for processes to read.
 	// Empty means that none are.
 	RunDir string
+	// EnvFile gets the sandbox's environment as a JSON object, for services
+	// that started before it was known. Empty means none.
+	EnvFile string
+	// HostsFile is where the sandbox's host name is given an address; without
+	// one each sudo asks DNS for it. Empty means none.
+	HostsFile string
 }
 
 // A Server serves the guest's RPCs and files. It is safe for concurrent use.

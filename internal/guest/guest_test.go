@@ -55,6 +55,10 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	}
 	sum := sha256.Sum256([]byte(testToken))
 	c := Config{ChannelSHA256: hex.EncodeToString(sum[:]), DefaultUser: testUser, RunDir: filepath.Join(t.TempDir(), "run")}
+	c.EnvFile, c.HostsFile = filepath.Join(c.RunDir, "envs.json"), filepath.Join(t.TempDir(), "hosts")
+	if err := os.WriteFile(c.HostsFile, []byte("127.0.0.1 localhost\n127.0.1.1 old\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for _, f := range change {
 		f(&c)
 	}
@@ -287,5 +291,12 @@ func TestInit(t *testing.T) {
 	}
 	if got, err := os.ReadFile(filepath.Join(g.s.conf.RunDir, ".E2B_SANDBOX_ID")); err != nil || string(got) != "i1" {
 		t.Errorf("fact: got %q, %v", got, err)
+	}
+	if got, err := os.ReadFile(g.s.conf.EnvFile); err != nil || string(got) != `{"A":"1","E2B_SANDBOX_ID":"i1"}` {
+		t.Errorf("environment for services: got %q, %v", got, err)
+	}
+	host, _ := os.Hostname()
+	if got, err := os.ReadFile(g.s.conf.HostsFile); err != nil || string(got) != "127.0.0.1 localhost\n127.0.1.1 "+host+"\n" {
+		t.Errorf("hosts: got %q, %v", got, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,10 +82,13 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 			return fmt.Errorf("set hostname: %w", err)
 		}
 	}
+	if err := nameHost(s.conf.HostsFile); err != nil {
+		return err
+	}
 	next := s.settings
 	if req.EnvVars != nil {
 		next.envs = req.EnvVars
-		if err := writeFacts(s.conf.RunDir, req.EnvVars); err != nil {
+		if err := errors.Join(writeFacts(s.conf.RunDir, req.EnvVars), writeEnv(s.conf.EnvFile, req.EnvVars)); err != nil {
 			return fmt.Errorf("write facts: %w", err)
 		}
 	}
@@ -110,22 +114,57 @@ func (s *Server) getEnvs(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, envs)
 }
 
-// writeFacts leaves the sandbox's environment where services that started
-// before it was known can read it: envs.json, and a file ".NAME" for each
-// variable of E2B's own. Every user may read them, as each has them in the
-// environment anyway.
-func writeFacts(dir string, envs map[string]string) error {
-	if dir == "" {
+// nameHost lets the host's own name resolve without asking DNS: Debian keeps
+// 127.0.1.1 for that.
+func nameHost(file string) error {
+	if file == "" {
 		return nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("read host name: %w", err)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read hosts: %w", err)
+	}
+	lines := slices.DeleteFunc(strings.Split(strings.TrimRight(string(b), "\n"), "\n"), func(l string) bool {
+		return strings.HasPrefix(l, "127.0.1.1")
+	})
+	lines = append(lines, "127.0.1.1 "+name)
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil { //nolint:gosec // everybody reads it
+		return fmt.Errorf("write hosts: %w", err)
+	}
+	return nil
+}
+
+// writeEnv leaves the sandbox's environment where services that started before
+// it was known can read it. Every user may, as each has it in the environment
+// anyway.
+func writeEnv(file string, envs map[string]string) error {
+	if file == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // everybody reads it
 		return err
 	}
 	b, err := json.Marshal(envs)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "envs.json"), b, 0o644); err != nil {
+	// By a rename: a reader never sees half of it.
+	if err := os.WriteFile(file+".new", b, 0o644); err != nil { //nolint:gosec // everybody reads it
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
+
+// writeFacts leaves a file ".NAME" for each variable of E2B's own.
+func writeFacts(dir string, envs map[string]string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	for k, v := range envs {
