@@ -292,18 +292,25 @@ func (g *cgroups) pids(id string) ([]int, error) {
 // kill ends every process of the sandbox and returns when none is left. New
 // ones may appear while it looks, so it looks until there is none.
 func (g *cgroups) kill(ctx context.Context, id string) error {
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		if g.v2 { // all at once; kernels before 5.14 do not have it
-			_ = os.WriteFile(g.file(id, "pids", "cgroup.kill"), []byte("1"), 0)
+	held := map[int]int{} // process → pidfd
+	defer func() {
+		for _, fd := range held {
+			reap(fd)
+			unix.Close(fd)
 		}
+	}()
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		pids, err := g.pids(id)
 		if err != nil || len(pids) == 0 {
 			return err
 		}
 		for _, p := range pids {
-			if err := g.killOne(id, p); err != nil {
+			if err := g.killOne(id, p, held); err != nil {
 				return err
 			}
+		}
+		if g.v2 { // all at once; kernels before 5.14 do not have it
+			_ = os.WriteFile(g.file(id, "pids", "cgroup.kill"), []byte("1"), 0)
 		}
 		select {
 		case <-ctx.Done():
@@ -316,7 +323,10 @@ func (g *cgroups) kill(ctx context.Context, id string) error {
 // killOne kills the process p if it is one of the sandbox. Between the reading
 // of its number and the signal it may end and the number be given to another
 // process of the machine: so it takes hold first, and looks again then.
-func (g *cgroups) killOne(id string, p int) error {
+func (g *cgroups) killOne(id string, p int, held map[int]int) error {
+	if _, done := held[p]; done {
+		return nil
+	}
 	fd, err := unix.PidfdOpen(p, 0)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
 		return nil
@@ -324,15 +334,22 @@ func (g *cgroups) killOne(id string, p int) error {
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", p, err)
 	}
-	defer unix.Close(fd)
 	pids, err := g.pids(id)
 	if err != nil || !slices.Contains(pids, p) {
+		unix.Close(fd)
 		return err
 	}
+	held[p] = fd
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill process %d: %w", p, err)
 	}
 	return nil
+}
+
+// reap takes the last of a process that has ended, if it was given to us: in a
+// container we may be process 1, which inherits all that lose their parent.
+func reap(pidfd int) {
+	_ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil) // ECHILD: somebody else's
 }
 
 // remove removes the cgroup of a sandbox without processes. The kernel may

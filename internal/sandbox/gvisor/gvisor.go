@@ -43,8 +43,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"postern/internal/sandbox"
 )
 
@@ -342,13 +340,4 @@ func (r *Runtime) List(context.Context) ([]string, error) {
 	ids = slices.DeleteFunc(ids, func(id string) bool { return !idPattern.MatchString(id) })
 	slices.Sort(ids)
 	return slices.Compact(ids), nil
-}
-
-// reap takes the last of a process that has ended, if it was given to us: so
-// it is in a container, where we may be process 1, which inherits all that
-// have lost their parent.
-func reap(pid int) {
-	if pid > 1 {
-		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // ECHILD: somebody else's
-	}
 }

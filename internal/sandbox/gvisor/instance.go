@@ -23,8 +23,8 @@ type instance struct {
 	ended   chan struct{}      // closed when all its processes are gone
 
 	// Set by take, before started is closed.
-	sentry, gofer int
-	sentryFD      *os.File // pidfd: readable when the process has ended
+	sentry, gofer     int
+	sentryFD, goferFD *os.File // pidfds: readable when the process has ended
 
 	drained chan struct{} // closed when the log is complete; nil if there is none
 	log     *os.File
@@ -45,13 +45,20 @@ const (
 // take gets hold of the processes while the launcher, their parent, still
 // keeps their numbers from being used again.
 func (i *instance) take(r launchReply) error {
-	fd, err := unix.PidfdOpen(r.Sentry, unix.PIDFD_NONBLOCK)
-	if err != nil {
-		return fmt.Errorf("hold sentry %d: %w", r.Sentry, err)
+	hold := func(pid int) (*os.File, error) {
+		fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+		if err != nil {
+			return nil, fmt.Errorf("hold process %d: %w", pid, err)
+		}
+		return os.NewFile(uintptr(fd), "pidfd"), nil
 	}
 	i.sentry, i.gofer = r.Sentry, r.Gofer
-	i.sentryFD = os.NewFile(uintptr(fd), "sentry")
-	return nil
+	var err error
+	if i.sentryFD, err = hold(r.Sentry); err != nil {
+		return err
+	}
+	i.goferFD, err = hold(r.Gofer)
+	return err
 }
 
 // stop makes the reason of the coming end that it was asked for.
@@ -77,14 +84,15 @@ func (i *instance) end(reason string) {
 
 // release gives back what this process holds of the sandbox, which has ended.
 func (i *instance) release() {
-	if i.sentryFD != nil {
-		i.sentryFD.Close()
-	}
 	if i.drained != nil {
 		<-i.drained
 	}
-	reap(i.sentry)
-	reap(i.gofer)
+	for _, f := range []*os.File{i.sentryFD, i.goferFD} {
+		if f != nil {
+			reap(int(f.Fd()))
+			f.Close()
+		}
+	}
 }
 
 // watch sees the sandbox to its end.

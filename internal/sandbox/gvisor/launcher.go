@@ -208,6 +208,7 @@ func serveLaunch(s *os.File) (r launchReply) {
 
 func configure(flags []string) (*config.Config, error) {
 	fs := flag.NewFlagSet("gvisor", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // or it prints hundreds of lines of help
 	config.RegisterFlags(fs)
 	if err := fs.Parse(flags); err != nil {
 		return nil, fmt.Errorf("parse flags: %w", err)

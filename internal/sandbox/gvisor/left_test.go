@@ -240,6 +240,41 @@ func TestManyStartsLeaveNothing(t *testing.T) {
 	}
 }
 
+// TestOrphansAreReaped: in a container we may be process 1 and inherit what
+// has lost its parent.
+func TestOrphansAreReaped(t *testing.T) {
+	needRoot(t)
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	r := newRuntime(t, t.TempDir())
+	s, _ := start(t, r, nil)
+	i := r.all[s.ID]
+	begin := time.Now()
+	if err := r.Stop(t.Context(), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("stop took %v", took)
+	}
+	killedByHand, _ := start(t, r, nil)
+	j := r.all[killedByHand.ID]
+	if err := unix.Kill(j.sentry, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-j.ended
+	for _, pid := range []int{i.sentry, i.gofer, j.sentry, j.gofer} {
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+			t.Errorf("a zombie is left: %s", b)
+		}
+	}
+}
+
 func TestSlowStartIsGivenUp(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
