@@ -20,6 +20,7 @@ help:
 	@echo 'make lint    golangci-lint, as configured in .golangci.yml'
 
 build: cmd/postern/guestbin/postern-guest
+	@[ -e bin/postern ] || echo 'building postern with gVisor inside; the first time this takes some minutes'
 	go build $(GOFLAGS_BUILD) -o bin/postern ./cmd/postern
 
 # Go decides whether anything changed.
@@ -32,7 +33,7 @@ deps-demo:
 	@test/install-npm demo
 
 deps-test: deps-demo
-	@test/install mmdebstrap postgresql postfix swaks chromium protobuf-compiler python3 iproute2 gcc libc6-dev
+	@test/install mmdebstrap postgresql postfix swaks chromium protobuf-compiler python3 iproute2 curl jq gcc libc6-dev
 	@test/install-npm test/browser
 
 template: build deps-demo
