@@ -169,7 +169,7 @@ func TestDecide(t *testing.T) {
 
 	queue := f.get("/console/")
 	contains(t, "queue", queue.body, "(1) Waiting", "bob@shop.example", "carol@shop.example", "eve@hidden.example", "Hidden: the other recipients do not see this one",
-		"Totals by region", "analyst@agents.test", "inbox key", "via REST", "1 file, 10 bytes", "no rule allows it", "just now", page)
+		"Totals by region", "analyst@agents.test", "inbox key", "via REST", "1 file, 10 bytes", "Policy: "+a.Verdict, "just now", page)
 	if i, j := strings.Index(queue.body, "eve@hidden.example"), strings.Index(queue.body, "Totals by region"); i > j {
 		t.Error("the subject comes before the recipients")
 	}
