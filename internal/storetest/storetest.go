@@ -3,6 +3,7 @@
 package storetest
 
 import (
+	"context"
 	"crypto/rand"
 	"database/sql"
 	"net/url"
@@ -35,17 +36,30 @@ func SQLite(t testing.TB) *store.DB {
 func Each(t *testing.T, fn func(t *testing.T, db *store.DB)) {
 	t.Helper()
 	t.Run("sqlite", func(t *testing.T) { fn(t, SQLite(t)) })
-	server := os.Getenv(PostgresVar) //nolint:forbidigo // a test kit is configured by its environment
-	if server == "" {
+	source := PostgresURL(t)
+	if source == "" {
 		t.Logf("%s is not set: not run on PostgreSQL", PostgresVar)
 		return
 	}
-	t.Run("postgres", func(t *testing.T) { fn(t, postgres(t, server)) })
+	t.Run("postgres", func(t *testing.T) {
+		db, err := store.Open(t.Context(), source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { db.Close() })
+		fn(t, db)
+	})
 }
 
-func postgres(t *testing.T, server string) *store.DB {
+// PostgresURL returns the URL of an empty PostgreSQL database that is dropped
+// when the test ends, or the empty string if there is no server for tests.
+func PostgresURL(t testing.TB) string {
 	t.Helper()
-	ctx := t.Context()
+	server := os.Getenv(PostgresVar) //nolint:forbidigo // a test kit is configured by its environment
+	if server == "" {
+		return ""
+	}
+	ctx := context.WithoutCancel(t.Context()) // the clean-up comes after its end
 	admin, err := sql.Open("pgx", server)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +70,7 @@ func postgres(t *testing.T, server string) *store.DB {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := admin.Exec("drop database " + name + " with (force)"); err != nil {
+		if _, err := admin.ExecContext(ctx, "drop database "+name+" with (force)"); err != nil {
 			t.Errorf("drop test database: %v", err)
 		}
 	})
@@ -65,10 +79,5 @@ func postgres(t *testing.T, server string) *store.DB {
 		t.Fatal(err)
 	}
 	u.Path = "/" + name
-	db, err := store.Open(ctx, u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { db.Close() })
-	return db
+	return u.String()
 }

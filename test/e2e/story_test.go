@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"postern/internal/smtpclient/postfixtest"
+	"postern/internal/storetest"
 )
 
 // freePort returns a port that was free a moment ago.
@@ -121,6 +122,39 @@ func TestPostfix(t *testing.T) {
 		if text := string(b); !strings.Contains(text, "Subject: Yes\n") || !strings.Contains(text, "\nhello\n.\n..dots\n") || strings.Contains(text, "\nTo: c@") || strings.Contains(text, "Bcc") {
 			t.Errorf("%s got:\n%s", user, text)
 		}
+	}
+}
+
+// TestPostgres: the whole server on PostgreSQL, with a sandbox, mail, a decision
+// and the record.
+func TestPostgres(t *testing.T) {
+	url := storetest.PostgresURL(t)
+	if url == "" {
+		t.Fatalf("%s is not set: run this under test/with-postgres", storetest.PostgresVar)
+	}
+	s := start(t, t.TempDir(), "--database", url)
+	from, key := s.inbox("analyst")
+	to, toKey := s.inbox("buyer")
+	if r := s.sandbox(map[string]any{"metadata": map[string]string{"postern.inbox": from}}).run("echo hello"); r.stdout != "hello\n" {
+		t.Errorf("run: %+v", r)
+	}
+	var a struct{ ID string }
+	if status, err := call(client, "POST", "http://"+s.web+"/v1/inboxes/"+from+"/messages", key,
+		map[string]any{"to": []string{to}, "subject": "Report", "text": "x"}, &a); err != nil || status != http.StatusAccepted {
+		t.Fatalf("propose: %d, %v", status, err)
+	}
+	if out := s.mustCLI("approve", a.ID); !strings.Contains(out, "done: ") {
+		t.Errorf("approve says: %s", out)
+	}
+	var list struct{ Messages []struct{ Subject string } }
+	if _, err := call(client, "GET", "http://"+s.web+"/v1/inboxes/"+to+"/messages", toKey, nil, &list); err != nil || len(list.Messages) != 1 {
+		t.Errorf("delivered: %+v, %v", list, err)
+	}
+	if out := s.mustCLI("audit", "verify", "--database", url); !strings.Contains(out, "holds") {
+		t.Error(out)
+	}
+	if err := s.kill(syscall.SIGTERM); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
 	}
 }
 
