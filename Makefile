@@ -33,7 +33,7 @@ deps-demo:
 	@test/install-npm demo
 
 deps-test: deps-demo
-	@test/install mmdebstrap postgresql postfix swaks chromium protobuf-compiler python3 iproute2 curl jq gcc libc6-dev
+	@test/install mmdebstrap postgresql postfix swaks chromium protobuf-compiler python3 iproute2 curl jq fonts-dejavu-core gcc libc6-dev
 	@test/install-npm test/browser
 
 template: build deps-demo

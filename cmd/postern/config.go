@@ -33,6 +33,8 @@ type Config struct {
 	Domain string   // under which <port>-<id>.<domain> reaches this server; empty means none
 	Hosts  []string // further names under which people open the console
 
+	HTTPS bool // people reach the console through a TLS proxy: its cookie is marked Secure
+
 	Egress      string   // "deny" or "allow": the most that sandboxes may be allowed
 	EgressAllow []string // addresses, CIDR prefixes and names that sandboxes may be allowed besides
 	DNS         string   // IP address and port of the upstream resolver; empty means the system's
@@ -58,6 +60,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	list(fs, &c.Routes, "route", "ROUTE", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.Domain, "domain", env("DOMAIN", ""), "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
 	list(fs, &c.Hosts, "host", "HOST", "further `name` under which people open the console; may be repeated")
+	fs.BoolVar(&c.HTTPS, "https", env("HTTPS", "") == "true", "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", env("EGRESS", "deny"), "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	list(fs, &c.EgressAllow, "egress-allow", "EGRESS_ALLOW", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
 	fs.StringVar(&c.DNS, "dns", env("DNS", ""), "`address:port` of the upstream resolver (default: the system's)")

@@ -340,7 +340,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{Domain: d.conf.Domain, Ceiling: d.conf.ceiling()}) //nolint:contextcheck // its proxy uses each request's
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
-	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String())})
+	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String()), Secure: d.conf.HTTPS})
 	d.web = &http.Server{
 		Handler:           d.handler(),
 		ReadHeaderTimeout: 10 * time.Second,

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -252,7 +253,7 @@ func TestSendWaitsAndIsDeliveredOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(strings.Join(fields(v), "\n"), "Bcc: eve@example.com") || len(v.Files) != 1 || v.Files[0].Size != 4 {
+		if got := fields(v); !slices.Contains(got, "Bcc: eve@example.com") || !slices.Contains(got, `To: bob@example.com`) || len(v.Files) != 1 || v.Files[0].Size != 4 {
 			t.Errorf("a reviewer sees %+v", v)
 		}
 		if ran, err := f.gate.RunOne(ctx); ran || err != nil || len(f.hop.got) != 0 {
@@ -277,6 +278,31 @@ func TestSendWaitsAndIsDeliveredOnce(t *testing.T) {
 			t.Errorf("the sender's copy: %+v, %v", ms, err)
 		}
 	})
+}
+
+// TestShowNames is a display name that reads like other recipients.
+func TestShowNames(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	_, agent, _ := f.inbox(t, "analyst")
+	a, err := f.post.Send(t.Context(), agent, "rest", mail.Draft{
+		To: []string{`"boss@example.com, ops@example.com" <eve@example.com>`, "bob@example.com"}, Subject: "s", Text: "x",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := f.gate.Show(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var to []string
+	for _, field := range v.Fields {
+		if field.Name == "To" {
+			to = append(to, field.Value)
+		}
+	}
+	if len(to) != 2 || !strings.HasSuffix(to[0], "<eve@example.com>") || to[1] != "bob@example.com" {
+		t.Errorf("a reviewer sees %q", to)
+	}
 }
 
 func fields(v oversight.View) (out []string) {

@@ -93,9 +93,13 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	v := oversight.View{Title: s.Subject, Text: s.Text, Notes: s.Notes}
+	// One field for each recipient. The attack: a display name that reads like
+	// further addresses, or hides one, in a list that is joined by commas.
 	add := func(name string, values ...string) {
-		if value := strings.Join(values, ", "); value != "" {
-			v.Fields = append(v.Fields, oversight.Field{Name: name, Value: value})
+		for _, value := range values {
+			if value != "" {
+				v.Fields = append(v.Fields, oversight.Field{Name: name, Value: value})
+			}
 		}
 	}
 	add("From", s.From)
