@@ -59,7 +59,7 @@ type Server struct {
 // New returns a server of the sandboxes in fleet.
 func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, templates *template.Cache, mail *mailbox.PostOffice, c Config) *Server {
 	s := &Server{log: log, db: db, fleet: fleet, templates: templates, mail: mail, conf: c}
-	s.proxy = s.newProxy()
+	s.proxy = s.newProxy(fleet.Transport())
 	return s
 }
 

@@ -154,9 +154,9 @@ func (s *Server) signedFor(r *http.Request) string {
 	return ""
 }
 
-func (s *Server) newProxy() *httputil.ReverseProxy {
+func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport:     s.fleet.Transport(),
+		Transport:     inside,
 		FlushInterval: -1, // streams of events must not wait in a buffer
 		Rewrite: func(p *httputil.ProxyRequest) {
 			t := targetOf(p.In.Context())
@@ -174,6 +174,11 @@ func (s *Server) newProxy() *httputil.ReverseProxy {
 				h.Set(sandbox.ChannelHeader, s.fleet.ChannelKey(t.sandbox).Reveal())
 			}
 		},
+		ModifyResponse: func(resp *http.Response) error {
+			_, named := parseHost(resp.Request.Host)
+			disarm(resp.Header, named)
+			return nil
+		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			t := targetOf(r.Context())
 			switch {
@@ -190,6 +195,34 @@ func (s *Server) newProxy() *httputil.ReverseProxy {
 		},
 		ErrorLog: nil,
 	}
+}
+
+// forOrigin are the fields of an answer that act on the whole origin that it
+// comes from, not on the answer alone.
+var forOrigin = []string{"Set-Cookie", "Clear-Site-Data", "Strict-Transport-Security", "Service-Worker-Allowed", "Alt-Svc", "Nel", "Report-To", "Reporting-Endpoints"}
+
+// disarm takes from the answer of a sandbox what would harm this server's own
+// pages. The attack: a signed URL for an HTML file has the console's origin, so
+// that whoever opens it while signed in runs the sandbox's script there, which
+// then approves. named says that the sandbox has a host name, and so an origin,
+// of its own.
+func disarm(h http.Header, named bool) {
+	if named {
+		// A cookie for the common domain would sign the reviewer in as another.
+		set := h.Values("Set-Cookie")
+		h.Del("Set-Cookie")
+		for _, c := range set {
+			if k, _, _ := strings.Cut(c, "="); strings.TrimSpace(k) != auth.SessionCookie {
+				h.Add("Set-Cookie", c)
+			}
+		}
+		return
+	}
+	for _, k := range forOrigin {
+		h.Del(k)
+	}
+	h.Set("Content-Security-Policy", "sandbox; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
 }
 
 func dropCookie(h http.Header, name string) {

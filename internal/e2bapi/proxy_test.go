@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"strconv"
 	"strings"
@@ -85,6 +86,48 @@ func TestDropCookie(t *testing.T) {
 		if got := h.Get("Cookie"); got != want {
 			t.Errorf("dropCookie(%q) left %q, want %q", in, got, want)
 		}
+	}
+}
+
+// TestDisarm: what a sandbox answers under this server's own name must not act
+// as a page of the console, which has the same origin.
+func TestDisarm(t *testing.T) {
+	inside := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		h := w.Header()
+		h.Set("Content-Type", "text/html")
+		h.Set("Content-Security-Policy", "script-src *")
+		h.Set("Clear-Site-Data", `"*"`)
+		h.Add("Set-Cookie", "postern_session=theirs; Path=/console")
+		h.Add("Set-Cookie", "a=b")
+	}))
+	defer inside.Close()
+	s := &Server{log: slog.New(slog.DiscardHandler)}
+	proxy := s.newProxy(http.DefaultTransport)
+	proxy.Rewrite = func(p *httputil.ProxyRequest) {
+		p.Out.URL.Scheme, p.Out.URL.Host = "http", strings.TrimPrefix(inside.URL, "http://")
+		p.Out.Host = p.In.Host
+	}
+	tests := []struct{ name, host, csp, cookies, clear string }{
+		{"this server's host", "127.0.0.1:3000", "sandbox; frame-ancestors 'none'", "", ""},
+		{"a host of its own", "8000-" + testID + ".example.com", "script-src *", "a=b", `"*"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := httptest.NewRequest("GET", "/files?path=/x.html&signature=v1_x", nil)
+			r.Host = tt.host
+			w := httptest.NewRecorder()
+			proxy.ServeHTTP(w, r)
+			h := w.Result().Header
+			if got := h.Get("Content-Security-Policy"); got != tt.csp {
+				t.Errorf("Content-Security-Policy %q, want %q", got, tt.csp)
+			}
+			if got := strings.Join(h.Values("Set-Cookie"), "; "); got != tt.cookies {
+				t.Errorf("Set-Cookie %q, want %q", got, tt.cookies)
+			}
+			if got := h.Get("Clear-Site-Data"); got != tt.clear {
+				t.Errorf("Clear-Site-Data %q, want %q", got, tt.clear)
+			}
+		})
 	}
 }
 
