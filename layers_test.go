@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"oversight"},
 	{"mailbox", "sandbox"}, // the nouns
 	{"template", "egress", "sandbox/gvisor", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
-	{"e2bapi", "mailapi", "mcpserver", "console"},                                                        // the doors
+	{"e2bapi", "mailapi", "mcpserver", "console"}, // the doors
 }
 
 // only restricts what a package may import from outside the standard library.

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"strings"
 	"sync"
@@ -151,20 +152,25 @@ type SignIn struct {
 	busy chan struct{}
 
 	mu sync.Mutex // guards failed
-	// failed counts, by name, failures in the running minute. Names that do
-	// not exist count too, or the answer would tell which do.
-	failed map[string]int
-	minute int64
+	// failed counts failures by name. Names that do not exist count too, or
+	// the answer would tell which do.
+	failed map[string]failures
+}
+
+// failures are those of one name within a minute of the first.
+type failures struct {
+	n     int
+	since time.Time
 }
 
 // NewSignIn returns a checker on the accounts in db.
 func NewSignIn(db *store.DB) *SignIn {
-	return &SignIn{db: db, busy: make(chan struct{}, 2), failed: map[string]int{}}
+	return &SignIn{db: db, busy: make(chan struct{}, 2), failed: map[string]failures{}}
 }
 
 const (
-	failuresPerName = 5    // a minute
-	failuresInAll   = 1000 // a minute; bounds the map too
+	failuresPerName = 5 // a minute
+	failuresInAll   = 1000
 )
 
 // Check returns the person with this name and password, [ErrUnauthenticated],
@@ -202,17 +208,25 @@ const absent = "$argon2id$v=19$m=65536,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAA
 func (s *SignIn) mayTry(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m := time.Now().Unix() / 60; m != s.minute {
-		s.minute = m
-		clear(s.failed)
+	f, ok := s.failed[name]
+	if ok && time.Since(f.since) < time.Minute {
+		return f.n < failuresPerName
 	}
-	return s.failed[name] < failuresPerName && len(s.failed) < failuresInAll
+	if len(s.failed) >= failuresInAll {
+		maps.DeleteFunc(s.failed, func(_ string, f failures) bool { return time.Since(f.since) >= time.Minute })
+	}
+	return len(s.failed) < failuresInAll
 }
 
 func (s *SignIn) fail(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failed[name]++
+	f := s.failed[name]
+	if time.Since(f.since) >= time.Minute {
+		f = failures{since: time.Now()}
+	}
+	f.n++
+	s.failed[name] = f
 }
 
 // NewSession signs a person in and returns what their browser keeps.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,8 +28,8 @@ func (f *fixture) verbs(prefix string) (out []string, last audit.Entry) {
 	f.t.Helper()
 	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Verb: prefix, Limit: 500})
-		for i := len(es) - 1; i >= 0; i-- {
-			out, last = append(out, es[i].Verb), es[i]
+		for _, e := range slices.Backward(es) {
+			out, last = append(out, e.Verb), e
 		}
 		return err
 	})

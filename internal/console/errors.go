@@ -26,8 +26,7 @@ var (
 
 // formError returns the error of a body that could not be read.
 func formError(err error) error {
-	var tooBig *http.MaxBytesError
-	if errors.As(err, &tooBig) {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return err
 	}
 	return fmt.Errorf("%w: the form could not be read", errForm)

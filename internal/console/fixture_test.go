@@ -336,9 +336,3 @@ func contains(t *testing.T, what, body string, wants ...string) {
 		}
 	}
 }
-
-// newLink makes another set-up link.
-func (f *fixture) newLink(tx *store.Tx) (err error) {
-	f.link, err = auth.NewSetup(f.t.Context(), tx, f.project.Project)
-	return err
-}

@@ -115,7 +115,7 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request, who auth.Principal
 	if err != nil {
 		return err
 	}
-	http.Redirect(w, r, "/console/sandboxes/"+id, http.StatusSeeOther)
+	http.Redirect(w, r, "/console/sandboxes/"+id, http.StatusSeeOther) //nolint:gosec // a path of ours: id was found
 	return nil
 }
 

@@ -29,7 +29,7 @@ func (s *Server) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Princi
 	token := r.URL.Query().Get("token")
 	// Only looked at: whatever fetches the link, a chat program's preview for
 	// instance, must not use it up.
-	err := s.db.View(r.Context(), func(tx *store.Tx) error { return auth.CheckSetup(r.Context(), tx, auth.Secret(token)) })
+	err := s.db.View(r.Context(), func(tx *store.Tx) error { return auth.CheckSetup(r.Context(), tx, auth.Secret(token)) }) //nolint:contextcheck // r's context is what is passed
 	if errors.Is(err, auth.ErrUnauthenticated) {
 		return errLink
 	}
@@ -91,7 +91,7 @@ func (s *Server) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal)
 func (s *Server) signInPage(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	next := localPath(r.URL.Query().Get("next"))
 	if _, err := s.session(r); err == nil {
-		http.Redirect(w, r, next, http.StatusSeeOther)
+		http.Redirect(w, r, next, http.StatusSeeOther) //nolint:gosec // next is checked to be a path of ours
 		return nil
 	}
 	// The cookie is SameSite=Strict: who follows a link from elsewhere comes
@@ -167,7 +167,7 @@ func (s *Server) signout(w http.ResponseWriter, r *http.Request, _ auth.Principa
 
 // setCookie gives the browser its session; an empty one takes it away.
 func (s *Server) setCookie(w http.ResponseWriter, session auth.Secret) {
-	c := &http.Cookie{
+	c := &http.Cookie{ //nolint:gosec // Secure is the operator's: on the loopback there is no TLS
 		Name: auth.SessionCookie, Value: session.Reveal(), Path: "/console", HttpOnly: true, Secure: s.conf.Secure,
 		SameSite: http.SameSiteStrictMode, MaxAge: int(auth.SessionTime.Seconds()),
 	}

@@ -26,10 +26,11 @@ var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return
 
 // copyBytes is io.Copy through one buffer, whatever the ends could do
 // themselves: what they do is smaller steps.
-func copyBytes(w io.Writer, r io.Reader) (int64, error) {
+func copyBytes(w io.Writer, r io.Reader) error {
 	b := copyBuffers.Get().(*[]byte)
 	defer copyBuffers.Put(b)
-	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *b)
+	_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *b)
+	return err
 }
 
 // openRegular opens a file for reading or writing. It is called with the
@@ -119,11 +120,11 @@ func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 	h.Set("Content-Type", contentType(path))
 	h.Set("Last-Modified", fi.ModTime().UTC().Format(http.TimeFormat))
 	z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
-	if _, err := copyBytes(z, content); err == nil {
-		err = z.Close()
-	}
 	// An error here is the client's leaving, or the file's: the missing end of
 	// the stream tells.
+	if copyBytes(z, content) == nil {
+		_ = z.Close()
+	}
 	return nil
 }
 
@@ -149,14 +150,14 @@ func wantsGzip(h http.Header) (bool, error) {
 				return false, badRequest(fmt.Errorf("the quality %q in Accept-Encoding is not a number", v))
 			}
 		}
-		switch {
-		case coding == "":
-		case coding == "gzip":
+		switch coding {
+		case "":
+		case "gzip":
 			named = q > 0
-		case coding == "identity":
+		case "identity":
 			identity = q > 0
 			others = others || q > 0
-		case coding == "*":
+		case "*":
 			identity = identity && q > 0
 		default:
 			others = others || q > 0
@@ -280,7 +281,7 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 		return written{}, err
 	}
 	read := &readErrors{r: content}
-	_, err = copyBytes(f, read)
+	err = copyBytes(f, read)
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
@@ -300,7 +301,7 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 func checkSpace(dir string, size int64) error {
 	var st unix.Statfs_t
 	if size <= 0 || unix.Statfs(dir, &st) != nil || st.Blocks == 0 {
-		return nil // the write will tell
+		return nil //nolint:nilerr // the write will tell
 	}
 	if free := int64(st.Bavail) * st.Bsize; size > free {
 		return &statusError{http.StatusInsufficientStorage, fmt.Errorf("not enough disk space: %d bytes wanted, %d free", size, free)}

@@ -154,7 +154,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 
 // recovered turns a bug in a handler into one failed call: the processes of
 // the sandbox must not die with it.
-func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, r any) error {
-	s.log.Error("handler panicked", "procedure", spec.Procedure, "panic", fmt.Sprint(r))
+func (s *Server) recovered(ctx context.Context, spec connect.Spec, _ http.Header, r any) error {
+	s.log.ErrorContext(ctx, "handler panicked", "procedure", spec.Procedure, "panic", fmt.Sprint(r))
 	return connect.NewError(connect.CodeInternal, errors.New("internal error"))
 }

@@ -195,9 +195,18 @@ func (g *rig) do(method, path string, body io.Reader, header ...string) (int, []
 func TestChannel(t *testing.T) {
 	g := newRig(t)
 	paths := []struct{ method, path string }{
-		{"GET", "/envs"}, {"GET", "/metrics"}, {"POST", "/init"}, {"GET", "/files?path=/etc/passwd"}, {"POST", "/files?path=/tmp/x"},
-		{"POST", "/process.Process/List"}, {"POST", "/process.Process/Start"}, {"POST", "/filesystem.Filesystem/Stat"},
-		{"POST", "/health"}, {"GET", "/health/"}, {"GET", "/nothing"}, {"OPTIONS", "/files"},
+		{"GET", "/envs"},
+		{"GET", "/metrics"},
+		{"POST", "/init"},
+		{"GET", "/files?path=/etc/passwd"},
+		{"POST", "/files?path=/tmp/x"},
+		{"POST", "/process.Process/List"},
+		{"POST", "/process.Process/Start"},
+		{"POST", "/filesystem.Filesystem/Stat"},
+		{"POST", "/health"},
+		{"GET", "/health/"},
+		{"GET", "/nothing"},
+		{"OPTIONS", "/files"},
 	}
 	sum := sha256.Sum256([]byte(testToken))
 	for name, token := range map[string]string{

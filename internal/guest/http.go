@@ -30,7 +30,7 @@ func (s *Server) serve(f func(http.ResponseWriter, *http.Request) error) http.Ha
 		if err := f(w, r); err != nil {
 			code := httpStatus(err)
 			if code == http.StatusInternalServerError {
-				s.log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+				s.log.WarnContext(r.Context(), "request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 			}
 			writeError(w, code, err.Error())
 		}
@@ -64,8 +64,7 @@ func rpcError(err error) error {
 	if err == nil {
 		return nil
 	}
-	var known *connect.Error
-	if errors.As(err, &known) {
+	if _, ok := errors.AsType[*connect.Error](err); ok {
 		return err
 	}
 	code := connect.CodeInternal

@@ -79,7 +79,7 @@ func (i *Init) Run(ctx context.Context) error {
 	services, err := i.services(spawn)
 	if err != nil {
 		// The server still has to come up: somebody must be able to look.
-		i.Log.Error("cannot read services", "error", err)
+		i.Log.ErrorContext(ctx, "cannot read services", "error", err)
 	}
 	children = append(children, services...)
 

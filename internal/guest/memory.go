@@ -109,7 +109,7 @@ func (s *Server) freeMemory(ctx context.Context, want int64) bool {
 		}
 		s.table.markOOM(v.session)
 		if unix.Kill(v.pid, unix.SIGKILL) == nil {
-			s.log.Warn("killed a process for memory", "pid", v.pid, "bytes", v.rss)
+			s.log.WarnContext(ctx, "killed a process for memory", "pid", v.pid, "bytes", v.rss)
 			want -= v.rss
 			held += v.rss
 			killed = append(killed, v.pid)

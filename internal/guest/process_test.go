@@ -63,7 +63,7 @@ func TestStartErrors(t *testing.T) {
 		{"zero byte", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Args: []string{"a\x00b"}}}), connect.CodeInvalidArgument, ""},
 		{"bad variable", connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Envs: map[string]string{"A=B": ""}}}), connect.CodeInvalidArgument, "process.envs"},
 		{"unknown user", asUser(connect.NewRequest(shell("true")), "nobody-at-all"), connect.CodeUnauthenticated, "nobody-at-all"},
-		{"cwd of root's", asUser(connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Cwd: ptr(privateDir(t))}}), testUser), connect.CodePermissionDenied, ""},
+		{"cwd of root's", asUser(connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "true", Cwd: new(privateDir(t))}}), testUser), connect.CodePermissionDenied, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := g.run(tt.req)
@@ -74,7 +74,8 @@ func TestStartErrors(t *testing.T) {
 	}
 }
 
-func ptr[T any](v T) *T { return &v }
+//go:fix inline
+func ptr[T any](v T) *T { return new(v) }
 
 // privateDir is a directory that only root may enter, with a file in it.
 func privateDir(t *testing.T) string {
@@ -139,7 +140,7 @@ func stdin(s string) *processpb.ProcessInput {
 func TestInput(t *testing.T) {
 	g := newRig(t)
 	// Absent stdin means that there is one.
-	st, pid := g.begin(t.Context(), connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "cat"}, Tag: ptr("my cat")}))
+	st, pid := g.begin(t.Context(), connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "cat"}, Tag: new("my cat")}))
 	defer st.Close()
 	tag := &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Tag{Tag: "my cat"}}
 	if _, err := g.proc.SendInput(t.Context(), connect.NewRequest(&processpb.SendInputRequest{Process: tag, Input: stdin("one ")})); err != nil {

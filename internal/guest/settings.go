@@ -132,7 +132,7 @@ func nameHost(file string) error {
 		return strings.HasPrefix(l, "127.0.1.1")
 	})
 	lines = append(lines, "127.0.1.1 "+name)
-	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil { //nolint:gosec // everybody reads it
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
 		return fmt.Errorf("write hosts: %w", err)
 	}
 	return nil
@@ -145,7 +145,7 @@ func writeEnv(file string, envs map[string]string) error {
 	if file == "" {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // everybody reads it
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
 	b, err := json.Marshal(envs)
@@ -153,7 +153,7 @@ func writeEnv(file string, envs map[string]string) error {
 		return err
 	}
 	// By a rename: a reader never sees half of it.
-	if err := os.WriteFile(file+".new", b, 0o644); err != nil { //nolint:gosec // everybody reads it
+	if err := os.WriteFile(file+".new", b, 0o644); err != nil {
 		return err
 	}
 	return os.Rename(file+".new", file)

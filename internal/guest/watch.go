@@ -270,7 +270,7 @@ func (h *filesystem) CreateWatcher(_ context.Context, req *connect.Request[files
 		p.stop()
 		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d watchers already: remove one", maxWatchers))
 	}
-	go p.collect(ctx, w)
+	go p.collect(ctx, w) //nolint:contextcheck // it outlives the request
 	return connect.NewResponse(&filesystempb.CreateWatcherResponse{WatcherId: id}), nil
 }
 
