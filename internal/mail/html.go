@@ -1,6 +1,7 @@
 package mail
 
 import (
+	"cmp"
 	"net/url"
 	"slices"
 	"strings"
@@ -29,9 +30,17 @@ func htmlText(doc string, links bool) htmlReading {
 	w := &textWriter{}
 	z := html.NewTokenizer(strings.NewReader(doc))
 	skip, href, linkStart := "", "", 0
+	// A link leads where it does also if it is never closed, or only by the next.
+	endLink := func() {
+		if links && href != "" && strings.TrimSpace(w.b.String()[linkStart:]) != href {
+			w.words(" <" + href + "> ")
+		}
+		href = ""
+	}
 	for {
 		switch z.Next() {
 		case html.ErrorToken:
+			endLink()
 			r.text = strings.TrimSpace(w.b.String())
 			return r
 		case html.DoctypeToken: // shows nothing
@@ -58,7 +67,12 @@ func htmlText(doc string, links bool) htmlReading {
 					note("the HTML has a " + t.Data + " element")
 				}
 			case atom.A:
-				href, linkStart = attr(t, "href"), w.b.Len()
+				endLink()
+				href, linkStart = cmp.Or(attr(t, "href"), attr(t, "xlink:href")), w.b.Len()
+			case atom.Area:
+				if target := attr(t, "href"); links && target != "" {
+					w.words(" " + attr(t, "alt") + " <" + target + "> ")
+				}
 			case atom.Img:
 				if src := attr(t, "src"); remote(src) {
 					note("the HTML loads a picture from " + host(src) + ", which tells its owner who reads it and when")
@@ -82,10 +96,7 @@ func htmlText(doc string, links bool) htmlReading {
 			case t.Data == skip:
 				skip = ""
 			case t.DataAtom == atom.A:
-				if links && href != "" && w.b.Len() >= linkStart && strings.TrimSpace(w.b.String()[linkStart:]) != href {
-					w.words(" <" + href + "> ")
-				}
-				href = ""
+				endLink()
 			default:
 				w.line(breaks(t.DataAtom))
 			}

@@ -1,0 +1,45 @@
+package mail
+
+import (
+	"strings"
+	"testing"
+)
+
+// An approvalTest is a message of which a mail program shows, or carries out,
+// something that the person who approves it must be told of.
+type approvalTest struct {
+	name, header, body string
+	want               string // in the text or in a note
+}
+
+func checkApproval(t *testing.T, tests []approvalTest) {
+	t.Helper()
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			raw := "From: a@p.example\nTo: b@x.example\nSubject: s\nMIME-Version: 1.0\n" + tt.header + "\n\n" + tt.body + "\n"
+			e, err := FromCaptured([]byte(strings.ReplaceAll(raw, "\n", "\r\n")), "a@p.example", []string{"b@x.example"}, "a@p.example", now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := Describe(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if all := s.Text + "\n" + strings.Join(s.Notes, "\n"); !strings.Contains(all, tt.want) {
+				t.Errorf("the reviewer is shown %q, want %q in it", all, tt.want)
+			}
+		})
+	}
+}
+
+const isHTML = "Content-Type: text/html"
+
+// TestLinksAreShown: every target that a click leads to.
+func TestLinksAreShown(t *testing.T) {
+	checkApproval(t, []approvalTest{
+		{"never closed", isHTML, `<a href="https://evil.example">Click here`, "<https://evil.example>"},
+		{"one within another", isHTML, `<a href="https://evil.example">Click <a href="https://good.example">here</a>`, "<https://evil.example>"},
+		{"of an area", isHTML, `<map><area href="https://evil.example"></map>`, "<https://evil.example>"},
+		{"within SVG", isHTML, `<svg><a xlink:href="https://evil.example"><text>go</text></a></svg>`, "<https://evil.example>"},
+	})
+}
