@@ -109,8 +109,12 @@ func (g *cgroups) file(id, controller, name string) string {
 
 // prepare makes the parents, and shows that they can be made.
 func (g *cgroups) prepare() error {
-	for _, t := range g.trees() {
-		if err := os.MkdirAll(t, 0o755); err != nil {
+	for _, t := range g.trees() { // MkdirAll may find a parent gone under its hands
+		err := os.MkdirAll(t, 0o755)
+		for try := 0; errors.Is(err, fs.ErrNotExist) && try < 100; try++ {
+			err = os.MkdirAll(t, 0o755)
+		}
+		if err != nil {
 			return fmt.Errorf("make cgroup: %w; postern needs root and a writable cgroup file system", err)
 		}
 	}
@@ -159,6 +163,14 @@ func evacuate(root string) error {
 	return nil
 }
 
+// tidy removes the parents if they are empty, so that nothing is left of a
+// runtime that has no sandbox.
+func (g *cgroups) tidy() {
+	for _, t := range g.trees() {
+		_ = os.Remove(t) // EBUSY: in use
+	}
+}
+
 // limits are what a sandbox may take of the machine.
 type limits struct {
 	memory int64 // bytes
@@ -169,7 +181,14 @@ type limits struct {
 func (g *cgroups) create(id string, l limits) error {
 	for _, d := range g.dirs(id) {
 		// An old one of this name may hold what is left of another sandbox.
-		if err := os.Mkdir(d, 0o755); err != nil {
+		err := os.Mkdir(d, 0o755)
+		for try := 0; errors.Is(err, fs.ErrNotExist) && try < 100; try++ {
+			// The parent goes with the last sandbox, perhaps just now.
+			if err = g.prepare(); err == nil {
+				err = os.Mkdir(d, 0o755)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("make cgroup: %w", err)
 		}
 	}
@@ -371,5 +390,6 @@ func (g *cgroups) remove(ctx context.Context, id string) error {
 			}
 		}
 	}
+	g.tidy()
 	return nil
 }

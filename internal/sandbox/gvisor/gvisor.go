@@ -131,6 +131,7 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if err := cg.prepare(); err != nil {
 		return nil, err
 	}
+	cg.tidy()
 	return &Runtime{
 		log: log, conf: conf, cgroups: cg,
 		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{},

@@ -38,7 +38,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv("GVISOR_TEST_CHILD") != "" {
 		childMain()
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if code == 0 { // else a look at it may help
+		if dir, err := rootfs(); err == nil {
+			os.RemoveAll(dir)
+		}
+	}
+	os.Exit(code)
 }
 
 // rootfs is a root file system with nothing but the test's guest.

@@ -87,7 +87,7 @@ func launch(ctx context.Context, order launchOrder, link, out *os.File, received
 	// wrong; do not wait for it then.
 	c.WaitDelay = time.Second
 	if err := c.Start(); err != nil {
-		return "", fmt.Errorf("start launcher: %w", err)
+		return "", fmt.Errorf("start launcher: %w", because(ctx, err))
 	}
 	theirs.Close()
 	defer func() {

@@ -61,7 +61,10 @@ func footprintOf(t *testing.T, r *Runtime) (f footprint) {
 		}
 	}
 	for _, tree := range r.cgroups.trees() {
-		es, _ := os.ReadDir(tree)
+		es, err := os.ReadDir(tree)
+		if err == nil {
+			f.cgroups = append(f.cgroups, tree)
+		}
 		for _, e := range es {
 			if e.IsDir() {
 				f.cgroups = append(f.cgroups, filepath.Join(tree, e.Name()))
@@ -99,6 +102,12 @@ func childMain() {
 		ID: os.Args[1], Rootfs: os.Args[2], Hostname: "box", CPUs: 1, MemoryMB: 128, DiskMB: 16, Processes: 64,
 		Link: os.NewFile(uintptr(p[1]), "link"),
 	})
+	// A guest that writes to its log after the server has gone ends by SIGPIPE.
+	for end := time.Now().Add(10 * time.Second); err == nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if st, err := os.Stat(filepath.Join(r.dir(os.Args[1]), "guest.log")); err == nil && st.Size() > 0 {
+			break
+		}
+	}
 	fmt.Println("started", err)
 	time.Sleep(time.Minute)
 	os.Exit(0)

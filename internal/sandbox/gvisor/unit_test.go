@@ -314,7 +314,7 @@ func TestStopRefusesPaths(t *testing.T) {
 	}
 	// A cgroup alone, without a directory, is something left.
 	id := sandboxtest.NewID()
-	if err := os.Mkdir(r.cgroups.dirs(id)[0], 0o755); err != nil {
+	if err := os.MkdirAll(r.cgroups.dirs(id)[0], 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if ids, err := r.List(t.Context()); err != nil || !slices.Equal(ids, []string{id}) {
