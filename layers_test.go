@@ -3,7 +3,9 @@ package postern
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -88,3 +90,30 @@ func TestLayers(t *testing.T) {
 }
 
 func generated(name string) bool { return strings.HasSuffix(name, "pb") }
+
+var update = flag.Bool("update", false, "write golden files anew")
+
+// TestGuestDependencies compares the packages that the guest is built from with
+// a golden file: what gets into every sandbox is looked at before it does.
+func TestGuestDependencies(t *testing.T) {
+	const golden = "cmd/postern-guest/dependencies.txt"
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "./cmd/postern-guest").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Fields(string(out))
+	slices.Sort(lines)
+	got := strings.Join(lines, "\n") + "\n"
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("the guest is built from other packages than %s says (go test . -update writes it anew):\n%s", golden, got)
+	}
+}
