@@ -43,3 +43,20 @@ func TestLinksAreShown(t *testing.T) {
 		{"within SVG", isHTML, `<svg><a xlink:href="https://evil.example"><text>go</text></a></svg>`, "<https://evil.example>"},
 	})
 }
+
+// TestWordsAreShown: every word that a mail program can be made to show.
+func TestWordsAreShown(t *testing.T) {
+	checkApproval(t, []approvalTest{
+		{"a style of SVG", isHTML, `hello <svg><style><p>PAY EVE</p></style></svg>`, "PAY EVE"},
+		{"a title of SVG", isHTML, `hello <svg><title><p>PAY EVE</p></title></svg>`, "PAY EVE"},
+		{"a style of MathML", isHTML, `hello <math><style><b>PAY EVE</b></style></math>`, "PAY EVE"},
+		{"CDATA", isHTML, `hello <svg><text><![CDATA[PAY EVE]]></text></svg>`, "PAY EVE"},
+		{"a title that is displayed", isHTML, `hello <title style="display:block">PAY EVE</title>`, "PAY EVE"},
+		{"a style that is displayed", isHTML, `hello <style style="display:block">PAY EVE</style>`, "PAY EVE"},
+		{"words of a style sheet", isHTML, `<style>p::after{content:"PAY EVE"}</style><p>hello</p>`, "PAY EVE"},
+		{"a style sheet", isHTML, `<style>b{display:none}</style><p>hello <b>not</b></p>`, "a style sheet, which can hide"},
+		{"words for one program", isHTML, `hello <!--[if mso]><b>PAY EVE</b><![endif]-->`, "PAY EVE"},
+		{"a button", isHTML, `<input type=submit value="PAY EVE">`, "PAY EVE"},
+		{"a group of options", isHTML, `<optgroup label="PAY EVE"></optgroup>`, "PAY EVE"},
+	})
+}

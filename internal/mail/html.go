@@ -19,7 +19,8 @@ type htmlReading struct {
 // htmlText turns HTML into text. It shows what styles would hide, since what
 // is hidden from a person still reaches a model that reads the mail; and with
 // links it writes each target behind its words, since that is where the person
-// who clicks will go.
+// who clicks will go. It leaves out only what no mail program shows; the attack
+// is the reverse, words that a program shows and this does not.
 func htmlText(doc string, links bool) htmlReading {
 	var r htmlReading
 	note := func(s string) {
@@ -29,6 +30,8 @@ func htmlText(doc string, links bool) htmlReading {
 	}
 	w := &textWriter{}
 	z := html.NewTokenizer(strings.NewReader(doc))
+	z.AllowCDATA(true) // within SVG it is text
+	foreign := false   // SVG or MathML was seen: <style> and <title> in it hold elements
 	skip, href, linkStart := "", "", 0
 	// A link leads where it does also if it is never closed, or only by the next.
 	endLink := func() {
@@ -45,27 +48,41 @@ func htmlText(doc string, links bool) htmlReading {
 			return r
 		case html.DoctypeToken: // shows nothing
 		case html.CommentToken:
-			if strings.HasPrefix(strings.ToLower(strings.TrimSpace(string(z.Text()))), "[if") {
+			if text := string(z.Text()); strings.HasPrefix(strings.ToLower(strings.TrimSpace(text)), "[if") {
 				note("the HTML has parts that only some mail programs show")
+				w.words(" " + text + " ")
 			}
 		case html.TextToken:
-			if skip == "" {
-				w.words(string(z.Text()))
+			text := string(z.Text())
+			switch {
+			case skip == "":
+				w.words(text)
+			case skip == "style" && addsWords(text):
+				w.words(" [style sheet: " + text + "] ")
 			}
 		case html.StartTagToken, html.SelfClosingTagToken:
 			t := z.Token()
 			switch t.DataAtom {
+			case atom.Svg, atom.Math:
+				foreign = true
 			case atom.Script, atom.Style, atom.Title:
-				if t.Type == html.StartTagToken {
+				// A title after words, or an element with a style of its own, can be shown.
+				if t.Type == html.StartTagToken && !foreign && bare(t) && (t.DataAtom != atom.Title || !w.any) {
 					skip = t.Data
 				}
-				if t.DataAtom == atom.Script {
+				switch t.DataAtom {
+				case atom.Script:
 					note("the HTML has scripts")
+				case atom.Style:
+					note("the HTML has a style sheet, which can hide, add and move words")
 				}
 			case atom.Form, atom.Iframe, atom.Object, atom.Embed, atom.Input, atom.Base, atom.Meta:
 				if t.DataAtom != atom.Meta || attr(t, "http-equiv") != "" {
 					note("the HTML has a " + t.Data + " element")
 				}
+				w.words(" " + attr(t, "value") + " ")
+			case atom.Optgroup, atom.Option:
+				w.words(" " + attr(t, "label") + " ")
 			case atom.A:
 				endLink()
 				href, linkStart = cmp.Or(attr(t, "href"), attr(t, "xlink:href")), w.b.Len()
@@ -102,6 +119,17 @@ func htmlText(doc string, links bool) htmlReading {
 			}
 		}
 	}
+}
+
+// addsWords says whether a style sheet may show words of its own or of another
+// sheet: content, @import, or anything written with escapes.
+func addsWords(sheet string) bool {
+	return strings.Contains(strings.ToLower(sheet), "content") || strings.ContainsAny(sheet, `\@`)
+}
+
+// bare says whether t has no attribute by which it could be made to show.
+func bare(t html.Token) bool {
+	return !slices.ContainsFunc(t.Attr, func(a html.Attribute) bool { return a.Key != "type" && a.Key != "media" })
 }
 
 func breaks(a atom.Atom) int {
