@@ -60,3 +60,18 @@ func TestWordsAreShown(t *testing.T) {
 		{"a group of options", isHTML, `<optgroup label="PAY EVE"></optgroup>`, "PAY EVE"},
 	})
 }
+
+// TestLoadsAreNoted: what is not in the message when it is approved, or not
+// shown.
+func TestLoadsAreNoted(t *testing.T) {
+	checkApproval(t, []approvalTest{
+		{"a style sheet from elsewhere", isHTML, `<link rel=stylesheet href=https://evil.example/b.css>hello`, "loads something from evil.example"},
+		{"a set of pictures", isHTML, `<img srcset="https://evil.example/p.png 1x">hello`, "loads something from"},
+		{"a background", isHTML, `<td background=https://evil.example/x>hello`, "loads something from evil.example"},
+		{"a poster", isHTML, `<video poster=https://evil.example/y></video>hello`, "loads something from evil.example"},
+		{"an image of SVG", isHTML, `<svg><image href=https://evil.example/z></svg>hello`, "loads something from evil.example"},
+		{"a style", isHTML, `<p style="background:url(https://evil.example/p.png)">hello</p>`, "may load something"},
+		{"a picture in itself", isHTML, `<img src="data:image/png;base64,AAAA">hello`, "a picture in itself"},
+		{"a file in a comment", isHTML, "hello <!-- " + strings.Repeat("secret\n", 3000) + " -->", "octets that are not shown"},
+	})
+}

@@ -2,6 +2,7 @@ package mail
 
 import (
 	"cmp"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -44,6 +45,9 @@ func htmlText(doc string, links bool) htmlReading {
 		switch z.Next() {
 		case html.ErrorToken:
 			endLink()
+			if unseen := len(doc) - w.b.Len(); unseen > maxUnseen {
+				note(fmt.Sprintf("the HTML has %d octets that are not shown here: comments, styles or attributes", unseen))
+			}
 			r.text = strings.TrimSpace(w.b.String())
 			return r
 		case html.DoctypeToken: // shows nothing
@@ -62,6 +66,7 @@ func htmlText(doc string, links bool) htmlReading {
 			}
 		case html.StartTagToken, html.SelfClosingTagToken:
 			t := z.Token()
+			loads(t, note)
 			switch t.DataAtom {
 			case atom.Svg, atom.Math:
 				foreign = true
@@ -91,9 +96,6 @@ func htmlText(doc string, links bool) htmlReading {
 					w.words(" " + attr(t, "alt") + " <" + target + "> ")
 				}
 			case atom.Img:
-				if src := attr(t, "src"); remote(src) {
-					note("the HTML loads a picture from " + host(src) + ", which tells its owner who reads it and when")
-				}
 				if links {
 					w.words(" [picture: " + attr(t, "alt") + "] ")
 				} else {
@@ -117,6 +119,41 @@ func htmlText(doc string, links bool) htmlReading {
 			default:
 				w.line(breaks(t.DataAtom))
 			}
+		}
+	}
+}
+
+// maxUnseen is how many octets of HTML may be no text without a note: in
+// comments and attributes a file could leave that nobody approved.
+const maxUnseen = 16 << 10
+
+// loads notes what an element loads when the mail is read. It was not there to
+// be approved, it can be something else each time, and it tells who reads.
+func loads(t html.Token, note func(string)) {
+	for _, a := range t.Attr {
+		v, what := strings.TrimSpace(a.Val), "something"
+		switch a.Key {
+		case "href", "xlink:href":
+			if t.DataAtom == atom.A || t.DataAtom == atom.Area || t.DataAtom == atom.Base {
+				continue // followed, not loaded
+			}
+		case "src", "srcset", "background", "poster", "data":
+			if t.DataAtom == atom.Img && a.Key == "src" {
+				what = "a picture"
+			}
+		case "style":
+			if l := strings.ToLower(v); strings.Contains(l, "url(") || strings.Contains(l, "image") || strings.Contains(l, `\`) {
+				note("the HTML has a style that may load something: " + quote(v))
+			}
+			continue
+		default:
+			continue
+		}
+		switch {
+		case remote(v):
+			note("the HTML loads " + what + " from " + host(v) + ", which tells its owner who reads it and when")
+		case strings.HasPrefix(strings.ToLower(v), "data:"):
+			note("the HTML has a picture in itself, which is not shown here")
 		}
 	}
 }
