@@ -1,6 +1,7 @@
 package mail
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -73,5 +74,23 @@ func TestLoadsAreNoted(t *testing.T) {
 		{"a style", isHTML, `<p style="background:url(https://evil.example/p.png)">hello</p>`, "may load something"},
 		{"a picture in itself", isHTML, `<img src="data:image/png;base64,AAAA">hello`, "a picture in itself"},
 		{"a file in a comment", isHTML, "hello <!-- " + strings.Repeat("secret\n", 3000) + " -->", "octets that are not shown"},
+	})
+}
+
+// TestPartsAreNoted: what is around, between and in the parts of a message.
+func TestPartsAreNoted(t *testing.T) {
+	const two = "--x\n\nhello\n--x\n%s\n\nPAY EVE\n--x--\n"
+	secret := strings.Repeat("secret\n", 100)
+	checkApproval(t, []approvalTest{
+		{"two boundaries", "Content-Type: multipart/mixed; boundary=a; boundary*=us-ascii''b", "--a\n\nPAY EVE\n--a--\n--b\n\nhello\n--b--", "do not read it alike"},
+		{"a boundary in pieces", "Content-Type: multipart/mixed; boundary=a; boundary*0=b", "--a\n\nPAY EVE\n--a--\n--b\n\nhello\n--b--", "do not read it alike"},
+		{"an encoded multipart", "Content-Type: multipart/mixed; boundary=x\nContent-Transfer-Encoding: base64", "--x\n\nhello\n--x--", "has a transfer encoding"},
+		{"a file before the parts", "Content-Type: multipart/mixed; boundary=x", secret + "--x\n\nhello\n--x--", "before or after the parts"},
+		{"a file after the parts", "Content-Type: multipart/mixed; boundary=x", "--x\n\nhello\n--x--\n" + secret, "before or after the parts"},
+		{"a file in a part's header", "Content-Type: multipart/mixed; boundary=x", "--x\nX-Data: secret\n\nhello\n--x--", "header field that is not shown"},
+		{"a long header of a part", "Content-Type: multipart/mixed; boundary=x", "--x\nContent-Description: x\n" + strings.Repeat(" secret\n", 400) + "\nhello\n--x--", "a part has a header of"},
+		{"a text with a file's name", "Content-Type: multipart/mixed; boundary=x", fmt.Sprintf(two, "Content-Type: text/plain; name=a.txt\nContent-Disposition: inline"), "show the file"},
+		{"a text of another kind", "Content-Type: multipart/alternative; boundary=x", fmt.Sprintf(two, "Content-Type: text/x-amp-html"), "show the file"},
+		{"a message in the message", "Content-Type: multipart/mixed; boundary=x", fmt.Sprintf(two, "Content-Type: message/rfc822"), "show the file"},
 	})
 }

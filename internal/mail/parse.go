@@ -204,6 +204,14 @@ func (p *parser) walk(fields []field, body []byte, depth int, digestPart bool) {
 	mediaType, params := p.mediaType(ct, digestPart)
 	if strings.HasPrefix(mediaType, "multipart/") {
 		boundary := params["boundary"]
+		if l := strings.ToLower(ct); strings.Contains(l, "boundary*") {
+			// The attack: two boundaries, of which some programs know the one
+			// and some the other, and so two messages in one.
+			p.m.warn("a multipart's boundary is written so that programs do not read it alike: %s", quote(ct))
+		}
+		if e := first(fields, "Content-Transfer-Encoding"); e != "" && !slices.Contains([]string{"7bit", "8bit", "binary"}, strings.ToLower(e)) {
+			p.m.warn("a multipart has a transfer encoding: %s", quote(e))
+		}
 		switch {
 		case boundary == "" || len(boundary) > 200:
 			p.m.warn("a multipart has no usable boundary; it is shown as a file")
@@ -249,7 +257,10 @@ func (p *parser) mediaType(ct string, digestPart bool) (string, map[string]strin
 }
 
 func (p *parser) walkParts(mediaType, boundary string, body []byte, depth int) {
-	parts, closed := splitParts(body, boundary)
+	parts, outside, closed := splitParts(body, boundary)
+	if outside > maxOutside {
+		p.m.warn("%d octets stand before or after the parts, where mail programs do not show them", outside)
+	}
 	if !closed {
 		p.m.warn("a multipart does not end")
 	}
@@ -271,12 +282,34 @@ func (p *parser) walkParts(mediaType, boundary string, body []byte, depth int) {
 			p.m.warn("in a part: %s", s)
 		}
 		unfold(fields)
+		p.checkPartHeader(fields)
 		p.walk(fields, content, depth+1, mediaType == "multipart/digest")
 	}
 }
 
-// splitParts cuts a multipart body at its boundary lines.
-func splitParts(body []byte, boundary string) (parts [][]byte, closed bool) {
+// What mail programs do not show is not shown to a reviewer either, and could
+// carry out what was never approved. So there may not be much of it without a
+// warning.
+const (
+	maxOutside    = 200  // octets around the parts: "This is a message in MIME format."
+	maxPartHeader = 2000 // octets
+)
+
+func (p *parser) checkPartHeader(fields []field) {
+	size := 0
+	for _, f := range fields {
+		if size += len(f.raw); len(f.name) < 8 || !strings.EqualFold(f.name[:8], "Content-") {
+			p.m.warn("a part has a header field that is not shown: %s", quote(f.name))
+		}
+	}
+	if size > maxPartHeader {
+		p.m.warn("a part has a header of %d octets, which is not shown", size)
+	}
+}
+
+// splitParts cuts a multipart body at its boundary lines. outside is the number
+// of octets that are in no part.
+func splitParts(body []byte, boundary string) (parts [][]byte, outside int, closed bool) {
 	delim := []byte("--" + boundary)
 	start := -1
 	for pos := 0; pos < len(body) && len(parts) <= maxParts; {
@@ -299,9 +332,11 @@ func splitParts(body []byte, boundary string) (parts [][]byte, closed bool) {
 					end--
 				}
 				parts = append(parts, body[start:end])
+			} else {
+				outside = len(bytes.TrimSpace(body[:pos]))
 			}
 			if last {
-				return parts, true
+				return parts, outside + len(bytes.TrimSpace(body[next:])), true
 			}
 			start = next
 		}
@@ -310,7 +345,7 @@ func splitParts(body []byte, boundary string) (parts [][]byte, closed bool) {
 	if start >= 0 && start < len(body) {
 		parts = append(parts, body[start:])
 	}
-	return parts, false
+	return parts, outside, false
 }
 
 func (p *parser) leaf(fields []field, mediaType string, params map[string]string, body []byte) {
@@ -338,8 +373,12 @@ func (p *parser) leaf(fields []field, mediaType string, params map[string]string
 			return
 		}
 	}
+	safe := p.fileName(decodeWords(name), mediaType)
+	if main, _, _ := strings.Cut(mediaType, "/"); disposition != "attachment" && (main == "text" || main == "message") {
+		p.m.warn("mail programs show the file %s like the text itself: read it, too", quote(safe))
+	}
 	p.m.Attachments = append(p.m.Attachments, Attachment{
-		Name:        p.fileName(decodeWords(name), mediaType),
+		Name:        safe,
 		ContentType: shown(mediaType),
 		Data:        data,
 	})
