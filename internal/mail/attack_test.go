@@ -94,3 +94,21 @@ func TestPartsAreNoted(t *testing.T) {
 		{"a message in the message", "Content-Type: multipart/mixed; boundary=x", fmt.Sprintf(two, "Content-Type: message/rfc822"), "show the file"},
 	})
 }
+
+// TestFieldsAreNoted: what leaves in the header.
+func TestFieldsAreNoted(t *testing.T) {
+	checkApproval(t, []approvalTest{
+		{"a file in a field", "X-Data: " + strings.Repeat("secret", 100), "hello", "not shown, of 610 octets: X-Data"},
+		{"a receipt for somebody else", "Disposition-Notification-To: <eve@e.example>", "hello", "Disposition-Notification-To \"<eve@e.example>\""},
+		{"a file in the message ids", "References: " + strings.Repeat("<secretsecretsecret@x>\n ", 90) + "<a@b>", "hello", "not shown, of 21"},
+	})
+	checkNoNotes := "User-Agent: x\nReferences: <a@b>\nX-Mailer: y"
+	e, err := FromCaptured([]byte(strings.ReplaceAll("From: a@p.example\nTo: b@x.example\nSubject: s\n"+checkNoNotes+"\n\nhello\n", "\n", "\r\n")),
+		"a@p.example", []string{"b@x.example"}, "a@p.example", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Describe(e); err != nil || len(s.Notes) > 0 {
+		t.Errorf("ordinary mail has the notes %q, %v", s.Notes, err)
+	}
+}

@@ -1,6 +1,7 @@
 package mail
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -117,11 +118,45 @@ func Describe(e Envelope) (Summary, error) {
 			note("a recipient has letters outside ASCII: " + r)
 		}
 	}
+	for _, n := range unshownFields(e.Raw) {
+		note(n)
+	}
 	s.describeBody(m, note)
 	for _, a := range m.Attachments {
 		s.Attachments = append(s.Attachments, File{Name: shown(a.Name), ContentType: a.ContentType, Size: len(a.Data), SHA256: a.Digest()})
 	}
 	return s, nil
+}
+
+// quiet are the fields that are not shown and that most mail has; up to so many
+// octets each there is nothing to say about them.
+var quiet = []string{
+	"Date", "Message-ID", "In-Reply-To", "References", "Sender", "MIME-Version", "Content-Type", "Content-Transfer-Encoding", "Content-Language",
+	"User-Agent", "X-Mailer", "Auto-Submitted", "Importance", "Priority", "X-Priority",
+}
+
+const maxQuiet = 1000 // octets
+
+// unshownFields names the fields of the header that a reviewer is not shown.
+// The attack: a harmless mail with a file in its X-Data header, or with one
+// that sends a receipt to somebody else.
+func unshownFields(raw []byte) (notes []string) {
+	fields, _, _, err := splitHeader(raw)
+	if err != nil {
+		return nil // unreachable: Parse has read it
+	}
+	for _, f := range fields {
+		switch {
+		case slices.ContainsFunc([]string{"From", "To", "Cc", "Bcc", "Reply-To", "Subject"}, f.is):
+		case slices.ContainsFunc(quiet, f.is) && len(f.raw) <= maxQuiet:
+		case len(notes) == maxWarnings:
+			return append(notes, "the header has more fields that are not shown")
+		default:
+			value := string(f.raw[len(f.name):])
+			notes = append(notes, fmt.Sprintf("the header has a field that is not shown, of %d octets: %s %s", len(f.raw), f.name, quote(strings.TrimSpace(strings.TrimPrefix(value, ":")))))
+		}
+	}
+	return notes
 }
 
 func (s *Summary) describeBody(m Message, note func(string)) {
