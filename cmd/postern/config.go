@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -49,34 +47,34 @@ type Config struct {
 	LogLevel string // debug, info, warn or error
 }
 
-// flags declares the flags, with their defaults from the environment.
+// flags declares the flags.
 func (c *Config) flags(fs *flag.FlagSet) {
 	c.location(fs)
-	fs.StringVar(&c.Cache, "cache", env("CACHE", "/var/cache/postern"), "`directory` for templates; several servers may share it")
-	fs.StringVar(&c.Listen, "listen", env("LISTEN", "127.0.0.1:3000"), "HTTP `address` of API, proxy, MCP and console")
-	fs.StringVar(&c.SMTP, "smtp", env("SMTP", "127.0.0.1:2525"), "`address` on which mail arrives")
-	fs.StringVar(&c.MailDomain, "mail-domain", env("MAIL_DOMAIN", "agents.internal"), "`domain` of the inboxes")
-	fs.StringVar(&c.Relay, "relay", env("RELAY", ""), "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
-	list(fs, &c.Routes, "route", "ROUTE", "`domain=host:port`: where mail for one domain goes; may be repeated")
-	fs.StringVar(&c.Domain, "domain", env("DOMAIN", ""), "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
-	list(fs, &c.Hosts, "host", "HOST", "further `name` under which people open the console; may be repeated")
-	fs.BoolVar(&c.HTTPS, "https", env("HTTPS", "") == "true", "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
-	fs.StringVar(&c.Egress, "egress", env("EGRESS", "deny"), "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
-	list(fs, &c.EgressAllow, "egress-allow", "EGRESS_ALLOW", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
-	fs.StringVar(&c.DNS, "dns", env("DNS", ""), "`address:port` of the upstream resolver (default: the system's)")
-	fs.IntVar(&c.MaxSandboxes, "max-sandboxes", envInt("MAX_SANDBOXES", 50), "sandboxes at the same time")
-	fs.Float64Var(&c.CPUs, "cpus", float64(envInt("CPUS", 2)), "cores of each sandbox")
-	fs.Int64Var(&c.MemoryMB, "memory", int64(envInt("MEMORY", 1024)), "mebibytes of memory of each sandbox")
-	fs.Int64Var(&c.DiskMB, "disk", int64(envInt("DISK", 2048)), "mebibytes that each sandbox may write")
-	fs.Int64Var(&c.Processes, "processes", int64(envInt("PROCESSES", 512)), "processes and threads of each sandbox")
+	fs.StringVar(&c.Cache, "cache", "/var/cache/postern", "`directory` for templates; several servers may share it")
+	fs.StringVar(&c.Listen, "listen", "127.0.0.1:3000", "HTTP `address` of API, proxy, MCP and console")
+	fs.StringVar(&c.SMTP, "smtp", "127.0.0.1:2525", "`address` on which mail arrives")
+	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
+	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
+	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
+	fs.StringVar(&c.Domain, "domain", "", "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
+	fs.Var(&list{values: &c.Hosts}, "host", "further `name` under which people open the console; may be repeated")
+	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
+	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
+	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
+	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the upstream resolver (default: the system's)")
+	fs.IntVar(&c.MaxSandboxes, "max-sandboxes", 50, "sandboxes at the same time")
+	fs.Float64Var(&c.CPUs, "cpus", 2, "cores of each sandbox")
+	fs.Int64Var(&c.MemoryMB, "memory", 1024, "mebibytes of memory of each sandbox")
+	fs.Int64Var(&c.DiskMB, "disk", 2048, "mebibytes that each sandbox may write")
+	fs.Int64Var(&c.Processes, "processes", 512, "processes and threads of each sandbox")
 	fs.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest life of a sandbox that can be asked for")
-	fs.StringVar(&c.LogLevel, "log", env("LOG", "info"), "least `level` that is logged: debug, info, warn or error")
+	fs.StringVar(&c.LogLevel, "log", "info", "least `level` that is logged: debug, info, warn or error")
 }
 
 // location declares the flags that say which server is meant.
 func (c *Config) location(fs *flag.FlagSet) {
-	fs.StringVar(&c.Data, "data", env("DATA", "/var/lib/postern"), "`directory` for the database, blobs, keys and the local socket")
-	fs.StringVar(&c.Database, "database", env("DATABASE", ""), "PostgreSQL `URL` (default: SQLite in the data directory)")
+	fs.StringVar(&c.Data, "data", "/var/lib/postern", "`directory` for the database, blobs, keys and the local socket")
+	fs.StringVar(&c.Database, "database", "", "PostgreSQL `URL` (default: SQLite in the data directory)")
 }
 
 func (c *Config) validate() error {
@@ -135,59 +133,76 @@ func (c *Config) source() string {
 
 func (c *Config) socket() string { return filepath.Join(c.Data, "postern.sock") }
 
-// variables are the names that env was asked for; others that begin with
-// POSTERN_ are mistakes.
-var variables []string
-
-func env(name, unset string) string {
-	name = "POSTERN_" + name
-	if !slices.Contains(variables, name) {
-		variables = append(variables, name)
-	}
-	if v, ok := os.LookupEnv(name); ok {
-		return v
-	}
-	return unset
+// variable returns the name of the environment variable for a flag.
+func variable(flag string) string {
+	return "POSTERN_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-func envInt(name string, unset int) int {
-	s := env(name, strconv.Itoa(unset))
-	var n int
-	if _, err := fmt.Sscanf(s, "%d", &n); err != nil {
-		return -1 // refused by validate, which names the flag
-	}
-	return n
+// settings returns the flags of a [Config], by the names of their variables.
+func settings() map[string]bool {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	new(Config).flags(fs)
+	names := map[string]bool{}
+	fs.VisitAll(func(f *flag.Flag) { names[variable(f.Name)] = true })
+	return names
 }
 
+// fromEnvironment sets those flags of fs that are settings and that the
+// environment names. What the command line says comes later and wins.
+func fromEnvironment(fs *flag.FlagSet) (err error) {
+	known := settings()
+	fs.VisitAll(func(f *flag.Flag) {
+		name := variable(f.Name)
+		v, ok := os.LookupEnv(name)
+		if !ok || !known[name] || err != nil {
+			return
+		}
+		if serr := f.Value.Set(v); serr != nil {
+			err = fmt.Errorf("the environment's %s: %w", name, serr)
+		}
+		if l, ok := f.Value.(*list); ok {
+			l.replace = true
+		}
+	})
+	return err
+}
+
+// checkEnvironment refuses variables that are no settings: a mistyped one would
+// otherwise leave a default in place unseen.
 func checkEnvironment() error {
+	known := settings()
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, "POSTERN_") && !strings.HasPrefix(name, "POSTERN_TEST_") && !slices.Contains(variables, name) {
+		if strings.HasPrefix(name, "POSTERN_") && !strings.HasPrefix(name, "POSTERN_TEST_") && !known[name] {
 			return fmt.Errorf("the environment sets %s, which is no setting; postern help up lists them", name)
 		}
 	}
 	return nil
 }
 
-// list declares a flag that may be repeated. Its first use on the command line
-// replaces what the environment says.
-func list(fs *flag.FlagSet, v *[]string, name, variable, usage string) {
-	split := func(s string) []string {
-		var out []string
-		for e := range strings.SplitSeq(s, ",") {
-			if e = strings.TrimSpace(e); e != "" {
-				out = append(out, e)
-			}
-		}
-		return out
+// A list is a flag that may be repeated, or hold several values between commas.
+type list struct {
+	values  *[]string
+	replace bool // the next value begins a new list
+}
+
+// String implements [flag.Value].
+func (l *list) String() string {
+	if l.values == nil {
+		return ""
 	}
-	*v = split(env(variable, ""))
-	fresh := true
-	fs.Func(name, usage, func(s string) error {
-		if fresh {
-			*v, fresh = nil, false
+	return strings.Join(*l.values, ",")
+}
+
+// Set implements [flag.Value].
+func (l *list) Set(s string) error {
+	if l.replace {
+		*l.values, l.replace = nil, false
+	}
+	for e := range strings.SplitSeq(s, ",") {
+		if e = strings.TrimSpace(e); e != "" {
+			*l.values = append(*l.values, e)
 		}
-		*v = append(*v, split(s)...)
-		return nil
-	})
+	}
+	return nil
 }

@@ -88,6 +88,9 @@ func (c *command) execute(ctx context.Context, args []string, out io.Writer) err
 	if c.flags != nil {
 		c.flags(fs)
 	}
+	if err := fromEnvironment(fs); err != nil {
+		return fmt.Errorf("%w: %w", errUsage, err)
+	}
 	rest, err := parseInterleaved(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
 		c.help(out, fs)

@@ -19,7 +19,7 @@ It is made from Debian's packages with mmdebstrap, which must be installed, and
 cached: with the same recipe this takes milliseconds. "postern up" does the same
 when it starts.`,
 		func(fs *flag.FlagSet) {
-			fs.StringVar(&c.Cache, "cache", env("CACHE", "/var/cache/postern"), "`directory` for templates")
+			fs.StringVar(&c.Cache, "cache", "/var/cache/postern", "`directory` for templates")
 		}, map[string]func(context.Context, []string, io.Writer) error{
 			"build": func(ctx context.Context, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
