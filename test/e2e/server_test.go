@@ -97,7 +97,9 @@ func start(t *testing.T, data string, flags ...string) *server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		s.kill(syscall.SIGKILL)
+		// Not SIGKILL: a server that is killed leaves its sandboxes to the next
+		// start on its data directory, and there is none.
+		_ = s.kill(syscall.SIGTERM)
 		if t.Failed() {
 			t.Logf("server's log:\n%s", tail(s.log.String(), 60))
 		}
