@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,6 +19,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/mail"
+	"postern/internal/oversight"
 	"postern/internal/store"
 )
 
@@ -90,6 +92,10 @@ func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst ne
 		server = name + ":" + strconv.Itoa(int(dst.Port()))
 	}
 	a, err := d.post.SendRaw(ctx, who, "SMTP to "+server, env.From, env.To, env.Raw)
+	if errors.Is(err, oversight.ErrFull) {
+		// The program is told, and no loop of its fills our log.
+		err = &mail.FieldError{Field: "message", Reason: err.Error()}
+	}
 	return a.ID, err
 }
 

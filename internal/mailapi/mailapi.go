@@ -212,6 +212,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		set(http.StatusConflict, "address_collision")
 	case errors.Is(err, oversight.ErrStale):
 		set(http.StatusConflict, "stale")
+	case errors.Is(err, oversight.ErrFull):
+		set(http.StatusTooManyRequests, "too_many_requests")
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
 		set(http.StatusNotFound, "not_found")
 	case errors.Is(err, errMethod):

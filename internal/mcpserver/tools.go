@@ -16,6 +16,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/oversight"
 	"postern/internal/store"
 )
 
@@ -146,7 +147,7 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 	case errors.As(err, &field):
 		return field.Error()
 	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, mailbox.ErrNoInbox),
-		errors.Is(err, errBusy), errors.Is(err, store.ErrNotFound):
+		errors.Is(err, errBusy), errors.Is(err, oversight.ErrFull), errors.Is(err, store.ErrNotFound):
 		return strings.TrimPrefix(err.Error(), errArgument.Error()+": ")
 	case ctx.Err() != nil:
 		s.log.DebugContext(ctx, "caller left", "tool", tool)

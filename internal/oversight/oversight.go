@@ -62,6 +62,9 @@ var (
 	ErrStale = errors.New("the action has changed since it was shown, or is decided already")
 	// ErrReason means that a decision lacks its reason or has too long a one.
 	ErrReason = errors.New("the reason is missing or longer than 1000 characters")
+	// ErrFull means that so much of one inbox waits for a person that no more
+	// is taken.
+	ErrFull = errors.New("too much of this inbox waits for a person already; propose again when some of it has been decided")
 )
 
 // An Action is a proposed effect on the outside world.
@@ -178,6 +181,9 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 		a.State = Denied
 	default:
 		a.State = Pending
+		if err := room(ctx, tx, a); err != nil {
+			return Action{}, err
+		}
 	}
 	_, err := tx.ExecContext(ctx, `insert into action
 		(id, project_id, kind, proposer, inbox_id, via, payload, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, not_before, result)
@@ -191,6 +197,27 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 		"inbox": a.Inbox, "via": a.Via, "to": strings.Join(p.Request.To, ", "),
 	})
 	return a, err
+}
+
+// How much of one inbox may wait for a person. The attack: a sandbox that
+// proposes in a loop, until the disk is full or the reviewer gives up.
+const (
+	maxPending      = 500
+	maxPendingBytes = 512 << 20
+)
+
+// room returns [ErrFull] if a would be too much.
+func room(ctx context.Context, tx *store.Tx, a Action) error {
+	var n, size int64
+	err := tx.QueryRowContext(ctx, `select count(*), coalesce(sum(length(payload)), 0) from action where state = $1 and project_id = $2 and inbox_id = $3`,
+		Pending, a.Project, a.Inbox).Scan(&n, &size)
+	if err != nil {
+		return fmt.Errorf("count pending actions: %w", err)
+	}
+	if n >= maxPending || size+int64(len(a.Payload)) > maxPendingBytes {
+		return ErrFull
+	}
+	return nil
 }
 
 // A Decision is what a person says about the action that they were shown.

@@ -116,6 +116,40 @@ func (f *fixture) drain() {
 	}
 }
 
+// TestPendingIsBounded: who proposes in a loop fills neither the disk nor the
+// reviewer's day, and takes no other inbox's room.
+func TestPendingIsBounded(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		propose := func(inbox string, n int, payload []byte) error {
+			return db.Update(t.Context(), func(tx *store.Tx) error {
+				for range n {
+					_, err := f.gate.Propose(t.Context(), tx, f.agent, oversight.Proposal{
+						Request: policy.Request{Kind: "test.effect"}, Inbox: inbox, Via: "test", Payload: payload,
+					})
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		if err := propose("ibx_1", 500, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if err := propose("ibx_1", 1, []byte("x")); !errors.Is(err, oversight.ErrFull) {
+			t.Errorf("the 501st: %v, want ErrFull", err)
+		}
+		big := make([]byte, 32<<20)
+		if err := propose("ibx_2", 17, big); !errors.Is(err, oversight.ErrFull) {
+			t.Errorf("544 MiB: %v, want ErrFull", err)
+		}
+		if err := propose("ibx_2", 1, []byte("x")); err != nil {
+			t.Errorf("another inbox: %v", err)
+		}
+	})
+}
+
 func decision(a oversight.Action, approve bool) oversight.Decision {
 	return oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: approve, Reason: "because"}
 }
