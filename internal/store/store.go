@@ -48,6 +48,11 @@ type Tx struct {
 // The source is a PostgreSQL URL (postgres://…) or the path of a SQLite file,
 // which is created if needed.
 func Open(ctx context.Context, source string) (*DB, error) {
+	if !isPostgres(source) {
+		if err := private(source, 0); err != nil {
+			return nil, fmt.Errorf("open database: %w", err)
+		}
+	}
 	db, err := open(source, "rwc")
 	if err != nil {
 		return nil, err
@@ -133,13 +138,25 @@ func (db *DB) Backup(ctx context.Context, path string) error {
 	if db.read == db.write {
 		return errors.New("back up database: PostgreSQL has pg_dump for that")
 	}
-	if _, err := os.Stat(path); err == nil {
-		return fmt.Errorf("back up database: %s exists", path)
-	}
-	if _, err := db.read.ExecContext(ctx, `vacuum into $1`, path); err != nil {
+	if err := private(path, os.O_EXCL); err != nil {
 		return fmt.Errorf("back up database: %w", err)
 	}
+	if _, err := db.read.ExecContext(ctx, `vacuum into $1`, path); err != nil {
+		return errors.Join(fmt.Errorf("back up database: %w", err), os.Remove(path))
+	}
 	return nil
+}
+
+// private makes an empty file that is its owner's alone, and closes to others
+// one that is there. SQLite itself leaves it to the umask. The attack: another
+// user of the machine reads proposed mail and hashes in a copy of the database,
+// or in one whose directory was there before.
+func private(path string, flags int) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|flags, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o600), f.Close())
 }
 
 // Update runs fn in a transaction, committing if fn returns nil and rolling

@@ -65,6 +65,9 @@ func TestReadOnly(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("the file is elsewhere: %v", err)
 	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the copy has mode %v, %v; want 0600", fi.Mode(), err)
+	}
 	ro, err := store.OpenReadOnly(ctx, path)
 	if err != nil {
 		t.Fatal(err)
@@ -103,6 +106,24 @@ func TestBackup(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPrivate: SQLite gives what it makes beside the database the same mode.
+func TestPrivate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	if err := os.WriteFile(path, nil, 0o644); err != nil { // as an older version left it
+		t.Fatal(err)
+	}
+	db, err := store.Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	for _, f := range []string{path, path + "-wal"} {
+		if fi, err := os.Stat(f); err != nil || fi.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v; want mode 0600", f, fi, err)
+		}
 	}
 }
 
