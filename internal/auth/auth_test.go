@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"postern/internal/auth"
@@ -122,6 +124,25 @@ func TestPeople(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestGuessesAtOnce: who guesses in parallel gets no more guesses than in a row,
+// but for the one that is being made.
+func TestGuessesAtOnce(t *testing.T) {
+	in := auth.NewSignIn(storetest.SQLite(t))
+	var made atomic.Int64
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() {
+			if _, err := in.Check(t.Context(), "ann", "guess guess guess"); errors.Is(err, auth.ErrUnauthenticated) {
+				made.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if n := made.Load(); n > 6 {
+		t.Errorf("%d guesses were looked at, want 6 at most", n)
+	}
 }
 
 func TestHashPassword(t *testing.T) {

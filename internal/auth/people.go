@@ -185,6 +185,10 @@ func (s *SignIn) Check(ctx context.Context, name, password string) (Principal, e
 	case <-ctx.Done():
 		return Principal{}, ctx.Err()
 	}
+	// The attack: hundreds of guesses at once, all of them before one has failed.
+	if !s.mayTry(name) {
+		return Principal{}, ErrTooMany
+	}
 	p := Principal{Kind: Person, ID: name}
 	var stored string
 	err := s.db.View(ctx, func(tx *store.Tx) error {
