@@ -76,6 +76,7 @@ type Config struct {
 	MaxMessageBytes int64         // octets of one message; zero means [mail.MaxMessageBytes]
 	MaxRecipients   int           // of one message; zero means [mail.MaxRecipients]
 	MaxConnections  int           // at the same time, from outside; zero means 200
+	MaxPerHost      int           // of those, from one address; zero means 50
 	MaxBufferBytes  int64         // octets of messages being received at the same time; zero means 512 MiB
 	IdleTimeout     time.Duration // for the next command or the next piece of a message; zero means 5 minutes
 	DataTimeout     time.Duration // for one whole message; zero means 10 minutes
@@ -94,6 +95,7 @@ type Server struct {
 	links   map[*link]bool // every open conversation
 	servers map[*smtp.Server]bool
 	outside int // conversations with the outside, of MaxConnections
+	byHost  map[string]int
 }
 
 // New returns a server that does nothing until Serve or ServeConn is called.
@@ -120,7 +122,10 @@ func New(log *slog.Logger, cfg Config) (*Server, error) {
 	if cfg.MaxConnections <= 0 {
 		cfg.MaxConnections = 200
 	}
-	return &Server{log: log, cfg: cfg, links: map[*link]bool{}, servers: map[*smtp.Server]bool{}}, nil
+	if cfg.MaxPerHost <= 0 {
+		cfg.MaxPerHost = 50
+	}
+	return &Server{log: log, cfg: cfg, links: map[*link]bool{}, servers: map[*smtp.Server]bool{}, byHost: map[string]int{}}, nil
 }
 
 // Serve receives mail from other servers on l until Shutdown, which makes it
@@ -237,6 +242,10 @@ func (s *Server) untrack(k *link) {
 	defer s.mu.Unlock()
 	if s.links[k] && !k.captured {
 		s.outside--
+		h := host(k.RemoteAddr())
+		if s.byHost[h]--; s.byHost[h] == 0 {
+			delete(s.byHost, h)
+		}
 	}
 	delete(s.links, k)
 }
@@ -255,9 +264,12 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		l.s.mu.Lock()
-		ok := l.s.outside < l.s.cfg.MaxConnections
+		h := host(conn.RemoteAddr())
+		// The attack: one idle machine that keeps all others out.
+		ok := l.s.outside < l.s.cfg.MaxConnections && l.s.byHost[h] < l.s.cfg.MaxPerHost
 		if ok {
 			l.s.outside++
+			l.s.byHost[h]++
 		}
 		l.s.mu.Unlock()
 		if ok {
@@ -270,6 +282,22 @@ func (l *listener) Accept() (net.Conn, error) {
 		_, _ = conn.Write([]byte("421 4.7.0 " + l.s.cfg.Hostname + " too many connections, try again later\r\n"))
 		conn.Close()
 	}
+}
+
+// host returns the address of a peer without its port; of IPv6 the network,
+// since every machine has one to choose addresses from.
+func host(a net.Addr) string {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	ip := ap.Addr().Unmap()
+	if ip.Is6() {
+		if p, err := ip.Prefix(64); err == nil {
+			return p.String()
+		}
+	}
+	return ip.String()
 }
 
 // oneListener yields one connection, and an error once that is closed.

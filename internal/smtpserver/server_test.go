@@ -417,6 +417,34 @@ func TestHundredMegabyteLine(t *testing.T) {
 	}
 }
 
+// TestOneHost: who holds connections from one address leaves room for others.
+func TestOneHost(t *testing.T) {
+	addr := serve(t, newServer(t, &box{}, func(c *Config) { c.MaxConnections, c.MaxPerHost = 4, 2 }))
+	from := func(ip string) *client {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+		c, err := d.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return &client{t, c, bufio.NewReader(c)}
+	}
+	first := from("127.0.0.1")
+	first.want("", "220 ")
+	from("127.0.0.1").want("", "220 ")
+	from("127.0.0.1").want("", "421 ")
+	from("127.0.0.2").want("", "220 ")
+	first.want("QUIT", "221 ")
+	first.reply() // until it is closed
+	for range 50 { // until it is counted off
+		if c := from("127.0.0.1"); strings.HasPrefix(c.reply(), "220 ") {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Error("the place of a connection that has ended is not free")
+}
+
 func TestSlowClients(t *testing.T) {
 	b := &box{}
 	addr := serve(t, newServer(t, b, func(c *Config) {
