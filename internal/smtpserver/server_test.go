@@ -435,7 +435,7 @@ func TestOneHost(t *testing.T) {
 	from("127.0.0.1").want("", "421 ")
 	from("127.0.0.2").want("", "220 ")
 	first.want("QUIT", "221 ")
-	first.reply() // until it is closed
+	first.reply()  // until it is closed
 	for range 50 { // until it is counted off
 		if c := from("127.0.0.1"); strings.HasPrefix(c.reply(), "220 ") {
 			return
