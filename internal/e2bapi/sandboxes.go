@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -143,7 +144,8 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	}
 	if key != "" {
 		if err := s.mail.Lend(r.Context(), who, info.Principal(), key); err != nil {
-			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
+			// Who is told that it failed must not have to find and end it.
+			return errors.Join(fmt.Errorf("header %s: %w", InboxKeyHeader, err), s.fleet.Kill(r.Context(), who, info.ID))
 		}
 	}
 	reply(w, http.StatusCreated, s.sandbox(info))
