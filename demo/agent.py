@@ -94,5 +94,12 @@ def mail(sender, to, bcc):
         print(json.dumps({"smtp": "accepted"}))
 
 
+def read():
+    inbox = tool("email_inbox", {})
+    print(json.dumps({"inbox": inbox, "secrets": secrets()}))
+    for m in inbox.get("structuredContent", {}).get("messages", []):
+        print(json.dumps({"message": tool("email_message_get", {"id": m["id"]})}))
+
+
 if __name__ == "__main__":
-    {"redteam": lambda a: redteam(a), "mail": lambda a: mail(*a)}[sys.argv[1]](sys.argv[2:])
+    {"redteam": lambda a: redteam(a), "mail": lambda a: mail(*a), "read": lambda a: read()}[sys.argv[1]](sys.argv[2:])

@@ -174,7 +174,8 @@ await refuses('nor run anything', doomed.commands.run('true'), /Sandbox/)
 await refuses('a wrong key is refused', PlainSandbox.create({ apiKey: `e2b_${'0'.repeat(40)}` }), /AuthenticationError/)
 
 step('4. The agent turns red: everything it tries to reach is blocked, and on the record')
-await sbx.files.write('/home/user/agent.py', readFileSync(new URL('./agent.py', import.meta.url), 'utf8'))
+const agent = readFileSync(new URL('./agent.py', import.meta.url), 'utf8')
+await sbx.files.write('/home/user/agent.py', agent)
 const host = Object.values(networkInterfaces()).flat().find((a) => a.family === 'IPv4' && !a.internal)?.address ?? '10.0.0.1'
 const targets = [
   '93.184.216.34:80', '1.1.1.1:443', // public addresses
@@ -243,6 +244,18 @@ check('the Bcc is not in it', !JSON.stringify(got.body).includes('auditor'))
 equal('the hidden recipient got it too', (await api(`/v1/inboxes/${auditor.address}/messages`, auditor.key)).body.messages?.length, 1)
 equal('the first agent\'s key is refused', (await api(`/v1/inboxes/${buyer.address}/messages`, analyst.key)).status, 403)
 equal('and so is the project\'s', (await api(`/v1/inboxes/${buyer.address}/messages`, server.key)).status, 403)
+const readIn = async (options) => {
+  const reader = await PlainSandbox.create(options)
+  await reader.files.write('/home/user/agent.py', agent)
+  const { stdout } = await reader.commands.run('python3 agent.py read', { cwd: '/home/user', timeoutMs: 60_000 })
+  await reader.kill()
+  return stdout
+}
+const lent = await readIn({ metadata: { 'postern.inbox': buyer.address }, headers: { 'X-Postern-Inbox-Key': buyer.key } })
+check('its own sandbox reads it, when its creator lends the key', /Sales by region/.test(lent) && /north +150/.test(lent), lent.slice(0, 600))
+check('and the key is nowhere inside', /"secrets": \[\]/.test(lent) && !lent.includes(buyer.key))
+const unlent = await readIn({ metadata: { 'postern.inbox': buyer.address } })
+check('without the key it may not', /may not read mail/.test(unlent) && !/Sales by region/.test(unlent), unlent.slice(0, 600))
 check('what is stored of it is sealed', !grep('Sales by region', join(data, 'blobs')))
 
 step('8. The record proves it')
