@@ -36,8 +36,11 @@ const (
 //     hierarchy of a task picked at random, and so enforces one fork in seven.
 //     Ask it for version 2.
 //
-// The guest itself is outside of both: a fork bomb can keep new processes from
-// starting but not the guest from answering.
+// The guest itself must be outside of both: Go's runtime ends a program that
+// cannot have another thread, so under root's own RLIMIT_NPROC a fork bomb of
+// root's takes the guest with it, and then the sandbox. So whoever starts a
+// sandbox grants the first process CAP_SYS_RESOURCE, and CAP_SETPCAP to take it
+// from the others.
 type spawner struct {
 	jobs chan func()
 	quit chan struct{} // closed by stop

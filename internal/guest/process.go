@@ -78,6 +78,10 @@ type start struct {
 // launch starts a process with its first subscriber attached, so that the
 // client misses nothing.
 func (s *Server) launch(st start) (*process, *subscriber, error) {
+	// The guest forks as root, which RLIMIT_NPROC does not bind.
+	if most := s.conf.MaxProcesses; most > 0 && int64(s.table.count()) >= most {
+		return nil, nil, startError(unix.EAGAIN, most)
+	}
 	path, err := findCommand(st)
 	if err != nil {
 		return nil, nil, err

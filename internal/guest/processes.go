@@ -48,6 +48,12 @@ func (t *processTable) ended(p *process) {
 	}
 }
 
+func (t *processTable) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.running)
+}
+
 func (t *processTable) list() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
