@@ -85,8 +85,10 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	tr := &http.Transport{DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
 	g := &rig{t: t, s: s, url: "http://" + l.Addr().String(), http: &http.Client{Transport: channelTransport{tr}}}
-	g.proc = processpb.NewProcessClient(g.http, g.url)
-	g.file = filesystempb.NewFilesystemClient(g.http, g.url, connect.WithProtoJSON())
+	// The SDKs ask for no compression; and zeroes that are compressed test nothing.
+	plain := connect.WithAcceptCompression("gzip", nil, nil)
+	g.proc = processpb.NewProcessClient(g.http, g.url, plain)
+	g.file = filesystempb.NewFilesystemClient(g.http, g.url, connect.WithProtoJSON(), plain)
 	g.home = userDir(t)
 	s.settings.defaultWorkdir = g.home
 	return g

@@ -187,7 +187,7 @@ func TestBombs(t *testing.T) {
 			t.Logf("neighbour's slowest answer %v; free memory %d → %d MiB, free disk %d → %d MiB, tasks %d → %d", slowest,
 				before.memoryMB, worst.memoryMB, before.diskMB, worst.diskMB, before.tasks, worst.tasks)
 			const room = 1500 // what others on the machine may take meanwhile
-			if lost := before.memoryMB - worst.memoryMB; lost > memoryMB+overheadMB+room {
+			if lost := before.memoryMB - worst.memoryMB; lost > memoryMB+overheadMB(processes)+room {
 				t.Errorf("the machine lost %d MiB of memory", lost)
 			}
 			if lost := before.diskMB - worst.diskMB; lost > diskMB+room {

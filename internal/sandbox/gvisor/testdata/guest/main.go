@@ -27,6 +27,14 @@ func main() {
 		}
 		return
 	}
+	// As the guest does: what would lift the limit on processes is not given on.
+	const capbsetDrop, sysResource, setPcap = 24, 24, 8
+	for _, c := range []uintptr{sysResource, setPcap} {
+		if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, capbsetDrop, c, 0); e != 0 {
+			fmt.Println("drop capability:", e)
+			os.Exit(1)
+		}
+	}
 	fmt.Println("guest up")
 	http.HandleFunc("/ping", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pong") })
 	http.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(7) })
@@ -40,6 +48,14 @@ func main() {
 		if err != nil {
 			fmt.Fprintln(w, "ended:", err)
 		}
+	})
+	http.HandleFunc("/flood", func(w http.ResponseWriter, _ *http.Request) {
+		b := []byte(strings.Repeat("x", 1<<16))
+		n := 0
+		for end := time.Now().Add(time.Second); time.Now().Before(end); n++ {
+			os.Stdout.Write(b)
+		}
+		fmt.Fprintln(w, "wrote", n*len(b))
 	})
 	fmt.Println(http.ListenAndServe("0.0.0.0:49983", nil))
 }
@@ -136,17 +152,6 @@ func do(cmd string, args []string) error {
 			_, err = f.Write(b)
 		}
 		fmt.Printf("wrote %d, %v\n", n, err)
-	case "stdout": // of the guest itself
-		f, err := os.OpenFile("/proc/1/fd/1", os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		b := []byte(strings.Repeat("x", 1<<16))
-		n := 0
-		for end := time.Now().Add(time.Second); time.Now().Before(end); n++ {
-			f.Write(b)
-		}
-		fmt.Println("wrote", n*len(b))
 	case "mknod":
 		return syscall.Mknod("/dev/x", syscall.S_IFBLK|0o600, 8<<8)
 	case "mount":
