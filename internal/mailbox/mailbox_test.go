@@ -157,6 +157,34 @@ func TestReceiveIsSealed(t *testing.T) {
 	})
 }
 
+// TestFullInbox is a sender who would fill the disk.
+func TestFullInbox(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		b, _, _ := f.inbox(t, "analyst")
+		f.inbox(t, "buyer")
+		receive := func(to string) error {
+			return f.post.Receive(t.Context(), mail.Envelope{To: []string{to}, Raw: incoming}, "192.0.2.1")
+		}
+		if err := receive("analyst@agents.test"); err != nil {
+			t.Fatal(err)
+		}
+		err := db.Update(t.Context(), func(tx *store.Tx) error {
+			_, err := tx.ExecContext(t.Context(), `update message set size = $1 where inbox_id = $2`, int64(mailbox.MaxInboxBytes), b.ID)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := receive("analyst@agents.test"); !errors.Is(err, mailbox.ErrFull) {
+			t.Errorf("a full inbox: %v, want ErrFull", err)
+		}
+		if err := receive("buyer@agents.test"); err != nil {
+			t.Errorf("its neighbour: %v", err)
+		}
+	})
+}
+
 // TestIsolation is every kind of principal at the door of an inbox that is not
 // its own.
 func TestIsolation(t *testing.T) {

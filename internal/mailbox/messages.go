@@ -107,6 +107,25 @@ func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b Inbox, d Direction
 	return id, nil
 }
 
+// MaxInboxBytes bounds what arrives in one inbox, in bytes of messages before
+// sealing: whoever can reach the SMTP port could else fill the disk.
+const MaxInboxBytes = 1 << 30
+
+// ErrFull means that an inbox takes no more mail for now.
+var ErrFull = errors.New("the inbox is full")
+
+func checkRoom(ctx context.Context, tx *store.Tx, b Inbox, size int) error {
+	var used int64
+	err := tx.One(ctx, `select cast(coalesce(sum(size), 0) as bigint) from message where inbox_id = $1 and direction = $2`, []any{b.ID, In}, &used)
+	if err != nil {
+		return fmt.Errorf("measure inbox %s: %w", b.ID, err)
+	}
+	if used+int64(size) > MaxInboxBytes {
+		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, MaxInboxBytes, ErrFull)
+	}
+	return nil
+}
+
 // Receive stores a message that arrived for one or more inboxes. When it
 // returns nil the message is durable in all of them; otherwise it is in none.
 func (m *PostOffice) Receive(ctx context.Context, e mail.Envelope, remote string) error {
@@ -121,6 +140,9 @@ func (m *PostOffice) Receive(ctx context.Context, e mail.Envelope, remote string
 				continue
 			}
 			seen[b.ID] = true
+			if err := checkRoom(ctx, tx, b, len(e.Raw)); err != nil {
+				return err
+			}
 			id, err := m.put(ctx, tx, b, In, e.Raw)
 			if err != nil {
 				return err
