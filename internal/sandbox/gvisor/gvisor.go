@@ -31,6 +31,7 @@ package gvisor
 import (
 	"context"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -87,6 +88,9 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("sandboxes need root, to make cgroups and namespaces: run postern as root")
 	}
+	if err := checkStatic("/proc/self/exe"); err != nil {
+		return nil, err
+	}
 	if conf.StartTimeout < 0 || conf.Starts < 0 {
 		return nil, errors.New("StartTimeout and Starts must not be negative")
 	}
@@ -136,6 +140,23 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 		log: log, conf: conf, cgroups: cg,
 		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{},
 	}, nil
+}
+
+// checkStatic refuses a program that needs a dynamic linker: the parts of a
+// sandbox execute it where there is none, and all that would be seen of that is
+// that no sandbox starts.
+func checkStatic(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return fmt.Errorf("examine own program: %w", err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return errors.New("this program is linked dynamically and could start no sandbox: build it with CGO_ENABLED=0, as make build does")
+		}
+	}
+	return nil
 }
 
 // Start implements [sandbox.Runtime].

@@ -238,6 +238,15 @@ func TestNewSaysWhatToDo(t *testing.T) {
 	}
 }
 
+func TestCheckStatic(t *testing.T) {
+	if err := checkStatic("/proc/self/exe"); err != nil {
+		t.Errorf("this test: %v; run it with CGO_ENABLED=0", err)
+	}
+	if err := checkStatic("/bin/sh"); err == nil || !strings.Contains(err.Error(), "CGO_ENABLED=0") {
+		t.Errorf("a dynamic program: %v", err)
+	}
+}
+
 func TestStartRefuses(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
