@@ -74,9 +74,6 @@ func TestStartErrors(t *testing.T) {
 	}
 }
 
-//go:fix inline
-func ptr[T any](v T) *T { return new(v) }
-
 // privateDir is a directory that only root may enter, with a file in it.
 func privateDir(t *testing.T) string {
 	t.Helper()

@@ -75,10 +75,10 @@ func htmlText(doc string, links bool) htmlReading {
 				if t.Type == html.StartTagToken && !foreign && bare(t) && (t.DataAtom != atom.Title || !w.any) {
 					skip = t.Data
 				}
-				switch t.DataAtom {
-				case atom.Script:
+				if t.DataAtom == atom.Script {
 					note("the HTML has scripts")
-				case atom.Style:
+				}
+				if t.DataAtom == atom.Style {
 					note("the HTML has a style sheet, which can hide, add and move words")
 				}
 			case atom.Form, atom.Iframe, atom.Object, atom.Embed, atom.Input, atom.Base, atom.Meta:

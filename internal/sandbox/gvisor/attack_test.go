@@ -163,7 +163,7 @@ func TestBombs(t *testing.T) {
 				said <- got
 			}()
 			var slowest time.Duration
-			var worst machine = before
+			worst := before
 			for done := false; !done; {
 				begin := time.Now()
 				neighbour.ping(t, 5*time.Second)

@@ -203,7 +203,7 @@ func serveLaunch(s *os.File) (r launchReply) {
 	if err := c.Start(&start); err != nil {
 		return fail("start guest", err)
 	}
-	return launchReply{Sentry: c.Sandbox.Getpid(), Gofer: int(c.GoferPid.Load())}
+	return launchReply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load()}
 }
 
 func configure(flags []string) (*config.Config, error) {
