@@ -194,7 +194,7 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 		err = context.Cause(ctx)
 	}
 	if err == nil {
-		go i.watch(r) //nolint:gosec // it lives as long as the sandbox, not as the request
+		go i.watch(r) //nolint:gosec,contextcheck // it lives as long as the sandbox, not as the request
 		close(i.started)
 		return nil
 	}
