@@ -377,9 +377,10 @@ func BenchmarkPropose(b *testing.B) {
 		b.Fatal(err)
 	}
 	payload := make([]byte, 4096)
-	for b.Loop() {
+	for i := 0; b.Loop(); i++ {
+		inbox := fmt.Sprint("ibx_", i/400) // fewer than may wait for one inbox
 		err := db.Update(b.Context(), func(tx *store.Tx) error {
-			_, err := gate.Propose(b.Context(), tx, who, oversight.Proposal{Request: policy.Request{Kind: "email.send"}, Payload: payload})
+			_, err := gate.Propose(b.Context(), tx, who, oversight.Proposal{Request: policy.Request{Kind: "email.send"}, Inbox: inbox, Payload: payload})
 			return err
 		})
 		if err != nil {
