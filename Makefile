@@ -29,11 +29,11 @@ cmd/postern/guestbin/postern-guest:
 	go build $(GOFLAGS_BUILD) -o $@ ./cmd/postern-guest
 
 deps-demo:
-	@test/install mmdebstrap
+	@test/install mmdebstrap mount
 	@test/install-npm demo
 
 deps-test: deps-demo
-	@test/install mmdebstrap postgresql postfix swaks chromium protobuf-compiler python3 iproute2 curl jq fonts-dejavu-core gcc libc6-dev
+	@test/install postgresql postfix swaks chromium protobuf-compiler python3 iproute2 curl jq fonts-dejavu-core gcc libc6-dev
 	@test/install-npm test/browser
 
 template: build deps-demo
