@@ -54,8 +54,8 @@ func upCommand() *command {
 		long: `
 Runs the whole of Postern in this process until SIGTERM or Ctrl-C: the API that
 the official E2B SDKs speak, the proxy to sandboxes, MCP for agents, the console
-for people, and SMTP. It must be root and needs nothing else installed once the
-base template is built, which it does at the first start.
+for people, and SMTP. It must be root. The first start builds the base template,
+for which mmdebstrap must be installed; after that nothing else need be.
 
 The first start prints the project's key, once, and a link with which a person
 makes the console's first account. Then, in another terminal:
@@ -66,7 +66,8 @@ makes the console's first account. Then, in another terminal:
   postern pending                     # what waits for a decision
 
 Nothing gets out of a sandbox by default: --egress=allow opens the Internet to
-sandboxes whose creators ask for it, and mail always waits for a person.
+sandboxes whose creators ask for it, and mail always waits for a person. What a
+person approved leaves for other domains only with --relay or --route.
 
 Every flag can be set by an environment variable: --mail-domain by
 POSTERN_MAIL_DOMAIN.`,
@@ -104,11 +105,10 @@ type daemon struct {
 	log  *slog.Logger
 	db   *store.DB
 
-	project string // id of the one project
-	gate    *oversight.Gate
-	post    *mailbox.PostOffice
-	fleet   *sandbox.Fleet
-	wall    *egress.Wall
+	gate  *oversight.Gate
+	post  *mailbox.PostOffice
+	fleet *sandbox.Fleet
+	wall  *egress.Wall
 
 	e2b     *e2bapi.Server
 	mcp     *mcpserver.Server
@@ -144,11 +144,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	defer lis.close()
-	first, err := bootstrap(ctx, db)
-	if err != nil {
-		return err
-	}
-	d := &daemon{conf: c, log: log, db: db, project: first.project}
+	d := &daemon{conf: c, log: log, db: db}
 	templates, err := d.build(ctx, lis, out)
 	if err != nil {
 		return err
@@ -158,6 +154,13 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	if err := errors.Join(d.fleet.Recover(ctx), d.gate.Recover(ctx)); err != nil {
 		return err
 	}
+	// The project's key is shown once. It is made last, so that a first start
+	// that fails, for want of a package or of root, has not used it up.
+	first, err := bootstrap(ctx, db)
+	if err != nil {
+		return err
+	}
+	d.local = newLocalServer(log, first.project, d.localHandler)
 	announce(out, c, lis, first)
 	return d.serve(ctx, lis)
 }
@@ -258,9 +261,9 @@ func (l *listeners) close() {
 	}
 }
 
-func listen(ctx context.Context, c Config) (l *listeners, err error) {
+func listen(ctx context.Context, c Config) (_ *listeners, err error) {
 	var lc net.ListenConfig
-	l = &listeners{}
+	l := &listeners{}
 	defer func() {
 		if err != nil {
 			l.close()
@@ -348,7 +351,6 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
 	}
-	d.local = newLocalServer(d.log, d.project, d.localHandler)
 	return nil
 }
 
