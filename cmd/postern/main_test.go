@@ -3,6 +3,9 @@ package main
 import (
 	"bytes"
 	"flag"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +32,42 @@ func TestUsageErrors(t *testing.T) {
 			var out, errs bytes.Buffer
 			if got := run(t.Context(), strings.Fields(line), &out, &errs); got != 2 || errs.Len() == 0 {
 				t.Errorf("status %d, %q; want 2 and a sentence", got, &errs)
+			}
+		})
+	}
+}
+
+// TestUpRefuses: a first start that cannot be is refused with a sentence, and
+// makes no project, whose key would then never be shown.
+func TestUpRefuses(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name  string
+		flags []string
+		want  string
+	}{
+		{"the web port is taken", []string{"--listen", taken.Addr().String()}, "--listen: "},
+		{"the mail port is taken", []string{"--smtp", taken.Addr().String()}, "--smtp: "},
+		{"parts cannot be built", []string{"--cache", file}, "cache"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			data := t.TempDir()
+			var out, errs bytes.Buffer
+			flags := append([]string{"up", "--data", data, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, tt.flags...)
+			if got := run(t.Context(), flags, &out, &errs); got != 1 || !strings.Contains(errs.String(), tt.want) {
+				t.Errorf("status %d, %q; want 1 and %q", got, &errs, tt.want)
+			}
+			errs.Reset()
+			if got := run(t.Context(), []string{"key", "create", "--data", data}, &out, &errs); got != 1 || !strings.Contains(errs.String(), "no project") {
+				t.Errorf("afterwards: status %d, %q; want no project", got, &errs)
 			}
 		})
 	}
