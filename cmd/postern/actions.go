@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -32,6 +33,9 @@ type action struct {
 
 func (l *local) action(ctx context.Context, id string) (a action, err error) {
 	err = l.call(ctx, "GET", "/v1/actions/"+pathSegment(id), nil, &a)
+	if errors.Is(err, errNotFound) {
+		err = fmt.Errorf("there is no action %q; postern pending shows those that wait", id)
+	}
 	return a, err
 }
 

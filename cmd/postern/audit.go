@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,6 +30,16 @@ func auditCommand() *command {
 				return nil, err
 			}
 			source = abs
+		}
+		if file != "" || c.Database == "" {
+			// SQLite says no more than that it was unable to open the file.
+			f, err := os.Open(source)
+			if err != nil {
+				return nil, fmt.Errorf("open database: %w", err)
+			}
+			if err := f.Close(); err != nil {
+				return nil, err
+			}
 		}
 		return store.OpenReadOnly(ctx, source)
 	}

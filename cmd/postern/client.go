@@ -17,6 +17,9 @@ import (
 	"time"
 )
 
+// errNotFound means that the server knows no such thing.
+var errNotFound = errors.New("not found")
+
 // A local is the way to the running server over its local socket.
 type local struct {
 	conf Config
@@ -65,6 +68,9 @@ func (l *local) call(ctx context.Context, method, path string, in, out any) erro
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 	if err != nil {
 		return fmt.Errorf("read answer: %w", err)
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		return errNotFound // each command knows better than the server what was asked for
 	}
 	if resp.StatusCode >= 300 {
 		var e struct{ Message string }

@@ -62,6 +62,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		args = []string{args[1], "-help"}
 	}
+	if args[0] == "--version" || args[0] == "-version" {
+		args = append([]string{"version"}, args[1:]...)
+	}
 	cmds := commands()
 	i := slices.IndexFunc(cmds, func(c *command) bool { return c.name == args[0] })
 	if i < 0 {
@@ -119,7 +122,7 @@ func parseInterleaved(fs *flag.FlagSet, args []string) (rest []string, err error
 }
 
 func (c *command) help(out io.Writer, fs *flag.FlagSet) {
-	fmt.Fprintf(out, "usage: postern %s %s\n\n%s\n", c.name, c.args, strings.TrimSpace(c.long))
+	fmt.Fprintf(out, "usage: postern %s\n\n%s\n", strings.TrimSpace(c.name+" "+c.args), strings.TrimSpace(c.long))
 	n := 0
 	fs.VisitAll(func(*flag.Flag) { n++ })
 	if n > 0 {
@@ -141,8 +144,8 @@ usage: postern COMMAND [flags]
 	}
 	fmt.Fprint(out, `
 "postern help COMMAND" explains one. To begin: "postern up", and follow the
-link that it prints. All commands but "up" talk to the running server over its
-local socket in the data directory, or read its database there: whoever may
-open that directory acts as a person.
+link that it prints. The other commands, but "template" and "version", talk to
+the running server over its local socket in the data directory, or open its
+database there: whoever may open that directory acts as a person.
 `)
 }

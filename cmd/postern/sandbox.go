@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -47,7 +48,11 @@ postern sandbox kill ID   ends one at once; everything in it is gone`,
 				if err != nil {
 					return err
 				}
-				if err := l.call(ctx, "DELETE", "/sandboxes/"+pathSegment(id), nil, nil); err != nil {
+				err = l.call(ctx, "DELETE", "/sandboxes/"+pathSegment(id), nil, nil)
+				if errors.Is(err, errNotFound) {
+					return fmt.Errorf("no sandbox %q runs; postern sandbox list shows those that do", id)
+				}
+				if err != nil {
 					return err
 				}
 				_, err = fmt.Fprintln(out, "killed", id)

@@ -38,7 +38,7 @@ when it starts.`,
 				if err != nil {
 					return err
 				}
-				_, err = fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", t.ID, t.Packages, t.Bytes>>20, t.Rootfs)
+				_, err = fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", t.ID, t.Packages, t.Bytes/1e6, t.Rootfs)
 				return err
 			},
 		})
