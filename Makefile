@@ -1,6 +1,6 @@
 # Everything that Postern needs is installed and built from here. The two
-# targets for a newcomer are demo and test; both work on a fresh Debian or
-# Ubuntu machine with Go, Node and root.
+# targets for a newcomer are demo and test; both work on a fresh Debian 12
+# machine with Go, Node and root.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

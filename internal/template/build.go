@@ -92,7 +92,7 @@ func (c *Cache) sources() ([]source, error) {
 		return nil, fmt.Errorf("read the host's package sources: %w", err)
 	}
 	if len(s) == 0 {
-		return nil, fmt.Errorf("read the host's package sources: /etc/apt names none for Debian %s; give them in the configuration", c.recipe.suite)
+		return nil, fmt.Errorf("read the host's package sources: /etc/apt names none for Debian %[1]s, of whose packages the template is made: build it on a machine that runs Debian %[1]s", c.recipe.suite)
 	}
 	return s, nil
 }
