@@ -252,6 +252,10 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	if err != nil {
 		return err
 	}
+	// Sandboxes know their template's id; who lists may give one of its names.
+	if t, err := s.templates.Resolve(r.Context(), q.template); q.template != "" && err == nil {
+		q.template = t.ID
+	}
 	all, err := s.fleet.List(r.Context(), who, false)
 	if err != nil {
 		return err
