@@ -33,7 +33,7 @@ deps-demo:
 	@test/install-npm demo
 
 deps-test: deps-demo
-	@test/install postgresql postfix swaks chromium protobuf-compiler python3 iproute2 curl jq fonts-dejavu-core gcc libc6-dev
+	@test/install postgresql postfix swaks chromium protobuf-compiler libprotobuf-dev python3 iproute2 curl jq fonts-dejavu-core gcc libc6-dev
 	@test/install-npm test/browser
 
 template: build deps-demo
