@@ -17,6 +17,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/policy"
@@ -33,6 +34,12 @@ var (
 	// ErrInvalid means that a request cannot be taken; the text names the
 	// field and the limit.
 	ErrInvalid = errors.New("invalid request")
+	// ErrPaused means that the sandbox is paused and nothing may wake it but
+	// its owner.
+	ErrPaused = errors.New("the sandbox is paused")
+	// ErrBusy means that the sandbox is changing its state; the same request
+	// may succeed soon.
+	ErrBusy = errors.New("the sandbox is changing its state")
 )
 
 // A Spec says what a [Runtime] is to run.
@@ -46,11 +53,44 @@ type Spec struct {
 	DiskMB    int64   // mebibytes that may be written to the root file system and /tmp together
 	Processes int64   // processes and threads
 
-	// Env is the environment of the guest. It holds no secret.
+	// From is a directory that [Runtime.Save] wrote, perhaps from a sandbox
+	// with another id. The sandbox goes on where that one was, or, if only
+	// files were saved, boots with them. Rootfs must have the content that it
+	// had then. Empty means a boot from Rootfs alone.
+	From string
+	// Mounts are directories of the host that appear inside.
+	Mounts []Mount
+
+	// Env is the environment of the guest. It holds no secret. A sandbox that
+	// goes on from memory keeps the one that it had.
 	Env []string
 	// Link is the sandbox's end of its only network link, from
 	// [Network.Attach]. Start takes it over and closes it, also when it fails.
 	Link *os.File
+}
+
+// A Mount is a directory of the host inside a sandbox.
+type Mount struct {
+	Source      string // absolute, on the host
+	Destination string // absolute and clean, inside; made if it is not there
+	ReadOnly    bool
+}
+
+// SaveOptions say what [Runtime.Save] does.
+type SaveOptions struct {
+	// FilesOnly leaves memory and processes out: what is started from it boots
+	// with the files that were written.
+	FilesOnly bool
+	// Keep leaves the sandbox running. Without it the sandbox has ended when
+	// Save returns without an error, and Stop frees what it held.
+	Keep bool
+}
+
+// Usage is what a sandbox takes of this machine.
+type Usage struct {
+	CPU    time.Duration // processor time since it was started or restored
+	Memory int64         // bytes, what runs it included
+	Disk   int64         // bytes that it has written and not removed
 }
 
 // A Runtime runs sandboxes on this machine. Implementations are safe for
