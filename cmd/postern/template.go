@@ -12,12 +12,23 @@ import (
 
 func templateCommand() *command {
 	c := Config{}
-	return group("template", "build [flags]", "build the base template", `
+	open := func(out io.Writer) (*template.Cache, error) {
+		g, err := guest()
+		if err != nil {
+			return nil, err
+		}
+		return template.New(slog.New(slog.DiscardHandler), template.Config{Dir: c.Cache, Guest: g, Progress: out})
+	}
+	return group("template", "build|prune [flags]", "build the base template, remove old ones", `
 postern template build   builds the root file system that sandboxes start from
+postern template prune   removes the templates that this program would not use
+                         and that no running "postern up" uses
 
-It is made from Debian's packages with mmdebstrap, which must be installed, and
-cached: with the same recipe this takes milliseconds. "postern up" does the same
-when it starts.`,
+A template is made from Debian's packages with mmdebstrap, which must be
+installed, and cached: with the same recipe this takes milliseconds. "postern
+up" does the same when it starts. Paused sandboxes and snapshots need the
+template that they were started from: prune when those of older programs are
+gone.`,
 		func(fs *flag.FlagSet) {
 			fs.StringVar(&c.Cache, "cache", "/var/cache/postern", "`directory` for templates")
 		}, map[string]func(context.Context, []string, io.Writer) error{
@@ -25,11 +36,7 @@ when it starts.`,
 				if err := noArgs(args); err != nil {
 					return err
 				}
-				g, err := guest()
-				if err != nil {
-					return err
-				}
-				cache, err := template.New(slog.New(slog.DiscardHandler), template.Config{Dir: c.Cache, Guest: g, Progress: out})
+				cache, err := open(out)
 				if err != nil {
 					return err
 				}
@@ -39,6 +46,21 @@ when it starts.`,
 					return err
 				}
 				_, err = fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", t.ID, t.Packages, t.Bytes/1e6, t.Rootfs)
+				return err
+			},
+			"prune": func(ctx context.Context, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				cache, err := open(out)
+				if err != nil {
+					return err
+				}
+				defer cache.Close()
+				gone, err := cache.Prune(ctx)
+				for _, id := range gone {
+					fmt.Fprintf(out, "template %s: removed\n", id)
+				}
 				return err
 			},
 		})

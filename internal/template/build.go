@@ -139,8 +139,18 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 	cmd := jail(ctx, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID,
 		`mount --make-rprivate / && mount -t proc proc /proc && exec "$@"`, args...)
 	cmd.Dir = dir
+	// What it leaves when it is killed, such as the keys that it verifies
+	// with, goes with the rest of the build.
+	tmp := filepath.Join(dir, "tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return fmt.Errorf("install packages: %w", err)
+	}
+	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
 	cmd.Stdin = strings.NewReader(list.String())
 	if err := p.run(cmd); err != nil {
+		return fmt.Errorf("install packages: %w", err)
+	}
+	if err := os.RemoveAll(tmp); err != nil {
 		return fmt.Errorf("install packages: %w", err)
 	}
 	return nil

@@ -41,6 +41,7 @@ type recipe struct {
 	exclude  []string // paths that dpkg leaves out
 	finish   string   // shell script that ends the build, run inside
 	files    []file   // written before finish
+	ready    *Ready   // of what its services are; it changes nothing of what is built
 }
 
 // A file is written into the root file system as it is, owned by root.
@@ -61,6 +62,8 @@ func baseRecipe() (recipe, error) {
 			{"/opt/postern/interpreter.py", baseInterpreter},
 			{ServicesPath, baseServices},
 		},
+		// The interpreter says OK once its first kernel has executed something.
+		ready: &Ready{Port: 49999, Path: "/health"},
 	}
 	slices.Sort(r.packages)
 	// They become arguments of a program that splits on commas and blanks.

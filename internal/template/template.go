@@ -74,6 +74,15 @@ type Template struct {
 
 	Rootfs  string   `json:"-"` // absolute path of the directory; it must not be written to
 	Aliases []string `json:"-"` // other names that resolve to it
+	Ready   *Ready   `json:"-"` // when it is warm; nil if nothing starts but the guest
+}
+
+// Ready says how to know that all that a sandbox starts by itself is up and
+// warm: an HTTP GET inside it answers 200. What is saved before is no good
+// beginning for other sandboxes; what is saved after needs no more waiting.
+type Ready struct {
+	Port uint16 // on the sandbox's loopback
+	Path string // begins with a slash
 }
 
 // A Cache builds templates and finds them again. It is safe for concurrent use,
@@ -211,6 +220,7 @@ func (c *Cache) open(id string) (Template, error) {
 	}
 	t.Rootfs = filepath.Join(dir, "rootfs")
 	t.Aliases = baseNames[1:]
+	t.Ready = c.recipe.ready
 	return t, nil
 }
 
