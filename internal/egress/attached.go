@@ -184,15 +184,29 @@ func (a *attached) enter() bool {
 }
 
 func (a *attached) close() {
+	a.stop()
+	a.settle()
+}
+
+// stop ends all that goes over the link, and then this end of it. The reader
+// goes first, so that no new connection comes up; then each open one is reset,
+// or a program inside that only reads would wait for ever.
+func (a *attached) stop() {
 	a.mu.Lock()
 	a.closed = true
 	a.mu.Unlock()
 	a.end()
+	a.link.halt()
+	a.stack.Close()
 	a.link.stop()
+}
+
+// settle waits, for a while, for what stop has told to end, and writes what
+// was counted.
+func (a *attached) settle() {
 	if a.inner != nil {
 		a.inner.close()
 	}
-	a.stack.Close()
 	done := make(chan struct{})
 	go func() {
 		a.wg.Wait()

@@ -134,7 +134,7 @@ type Wall struct {
 	resolver *net.Resolver
 
 	mu       sync.Mutex
-	attached map[string]*attached // by sandbox id; nil while it is being made
+	attached map[string]*attached // by sandbox id
 
 	ownMu    sync.Mutex
 	own      []netip.Addr // addresses of our interfaces
@@ -179,29 +179,75 @@ func (w *Wall) TLS() *tls.Config { return w.tls.Clone() }
 // Attach implements [sandbox.Network]. Its error wraps [policy.ErrInvalid] if
 // e cannot be taken.
 func (w *Wall) Attach(ctx context.Context, who auth.Principal, e policy.Egress) (*os.File, error) {
-	if who.Kind != auth.Sandbox || who.ID == "" {
-		return nil, fmt.Errorf("attach link: %s is not a sandbox", who)
-	}
-	rules, err := policy.NewOutbound(e, w.cfg.Ceiling)
-	if err != nil {
-		return nil, fmt.Errorf("attach link: %w", err)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if _, ok := w.attached[who.ID]; ok {
-		return nil, fmt.Errorf("attach link: sandbox %s has one already", who.ID)
-	}
 	host, inside, err := pair()
 	if err != nil {
 		return nil, fmt.Errorf("attach link: %w", err)
 	}
-	a, err := newAttached(context.WithoutCancel(ctx), w, who, rules, host)
-	if err != nil {
+	if err := w.attach(ctx, who, e, host); err != nil {
 		inside.Close()
 		return nil, fmt.Errorf("attach link: %w", err)
 	}
-	w.attached[who.ID] = a
 	return inside, nil
+}
+
+// Adopt implements [sandbox.Network]. What the sandbox sent while nobody read
+// the link is read now; connections of the stack that read it before are
+// unknown here and reset at their next packet.
+func (w *Wall) Adopt(ctx context.Context, who auth.Principal, e policy.Egress, host *os.File) error {
+	own, err := adoptable(host)
+	if err != nil {
+		return fmt.Errorf("adopt link: %w", err)
+	}
+	if err := w.attach(ctx, who, e, own); err != nil {
+		return fmt.Errorf("adopt link: %w", err)
+	}
+	return nil
+}
+
+// attach puts a stack on the host's end of a link, which it takes over, also
+// when it fails.
+func (w *Wall) attach(ctx context.Context, who auth.Principal, e policy.Egress, host *os.File) error {
+	rules, err := w.rules(who, e)
+	if err != nil {
+		host.Close()
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.attached[who.ID]; ok {
+		host.Close()
+		return fmt.Errorf("sandbox %s has one already", who.ID)
+	}
+	a, err := newAttached(context.WithoutCancel(ctx), w, who, rules, host)
+	if err != nil {
+		return err
+	}
+	w.attached[who.ID] = a
+	return nil
+}
+
+func (w *Wall) rules(who auth.Principal, e policy.Egress) (*policy.Outbound, error) {
+	if who.Kind != auth.Sandbox || who.ID == "" {
+		return nil, fmt.Errorf("%s is not a sandbox", who)
+	}
+	rules, err := policy.NewOutbound(e, w.cfg.Ceiling)
+	if err != nil {
+		return nil, err
+	}
+	return rules, nil
+}
+
+// Handle implements [sandbox.Network].
+func (w *Wall) Handle(id string) (*os.File, error) {
+	a, err := w.find(id)
+	if err != nil {
+		return nil, err
+	}
+	f, err := a.link.duplicate()
+	if err != nil {
+		return nil, fmt.Errorf("handle of the link of %s: %w", id, err)
+	}
+	return f, nil
 }
 
 // Detach implements [sandbox.Network]. What was counted and not yet recorded
@@ -216,19 +262,49 @@ func (w *Wall) Detach(id string) {
 	}
 }
 
-// Update replaces what the sandbox may connect to. Connections that it may no
-// longer have are cut and recorded. Its error wraps [sandbox.ErrNotFound] or
-// [policy.ErrInvalid].
-func (w *Wall) Update(ctx context.Context, id string, e policy.Egress) error {
-	a, err := w.find(id)
+// Update implements [sandbox.Network]. Connections that the sandbox may no
+// longer have are cut and recorded. If it has a new owner all are reset, since
+// they were decided on, and may be read, in the name of the one before. Its
+// error wraps [sandbox.ErrNotFound] or [policy.ErrInvalid].
+func (w *Wall) Update(ctx context.Context, who auth.Principal, e policy.Egress) error {
+	rules, err := w.rules(who, e)
+	if err != nil {
+		return fmt.Errorf("update egress of %s: %w", who.ID, err)
+	}
+	a, err := w.find(who.ID)
 	if err != nil {
 		return err
 	}
-	rules, err := policy.NewOutbound(e, w.cfg.Ceiling)
-	if err != nil {
-		return fmt.Errorf("update egress of %s: %w", id, err)
+	if a.who == who {
+		a.update(ctx, rules)
+		return nil
 	}
-	a.update(ctx, rules)
+	return w.handOver(ctx, who, rules)
+}
+
+// handOver gives a link to a new owner. The stack of the one before is stopped
+// and a new one starts on the same end: nothing that either knows of names,
+// events or connections can reach the other.
+func (w *Wall) handOver(ctx context.Context, who auth.Principal, rules *policy.Outbound) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	old := w.attached[who.ID]
+	if old == nil {
+		return fmt.Errorf("link of %s: %w", who.ID, sandbox.ErrNotFound)
+	}
+	host, err := old.link.duplicate()
+	if err != nil {
+		return fmt.Errorf("hand over the link of %s: %w", who.ID, err)
+	}
+	// In this order: two readers of one link would steal each other's packets.
+	old.stop()
+	go old.settle() // may wait for seconds; it has no link any more
+	delete(w.attached, who.ID)
+	a, err := newAttached(context.WithoutCancel(ctx), w, who, rules, host)
+	if err != nil {
+		return fmt.Errorf("hand over the link of %s: %w", who.ID, err)
+	}
+	w.attached[who.ID] = a
 	return nil
 }
 

@@ -248,7 +248,14 @@ func (w *world) box(id string, e policy.Egress) *box {
 
 func (w *world) boxFor(id, inbox string, e policy.Egress) *box {
 	w.tb.Helper()
-	b := w.bare(id, inbox, e)
+	return w.boxOn(id, w.bare(id, inbox, e).file)
+}
+
+// boxOn plays a sandbox on its end of a link.
+func (w *world) boxOn(id string, file *os.File) *box {
+	w.tb.Helper()
+	w.tb.Cleanup(func() { w.wall.Detach(id); file.Close() })
+	b := &box{w: w, id: id, file: file}
 	fd, err := unix.FcntlInt(b.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		w.tb.Fatal(err)
@@ -942,7 +949,7 @@ func TestUpdateCuts(t *testing.T) {
 	c, kept := b.mustDial(site+":7"), b.mustDial("93.184.216.35:7")
 	io.WriteString(c, "x")
 	io.ReadFull(c, make([]byte, 1))
-	if err := w.wall.Update(t.Context(), "i1", policy.Egress{Internet: true, DenyOut: []string{site}}); err != nil {
+	if err := w.wall.Update(t.Context(), w.principal("i1", ""), policy.Egress{Internet: true, DenyOut: []string{site}}); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.Read(make([]byte, 1)); err == nil {
@@ -958,10 +965,10 @@ func TestUpdateCuts(t *testing.T) {
 	if _, err := b.dial(site + ":7"); err == nil {
 		t.Error("connected after the update")
 	}
-	if err := w.wall.Update(t.Context(), "i1", policy.Egress{DenyOut: []string{"example.com"}}); !errors.Is(err, policy.ErrInvalid) {
+	if err := w.wall.Update(t.Context(), w.principal("i1", ""), policy.Egress{DenyOut: []string{"example.com"}}); !errors.Is(err, policy.ErrInvalid) {
 		t.Errorf("got %v, want ErrInvalid", err)
 	}
-	if err := w.wall.Update(t.Context(), "i9", policy.Egress{}); !errors.Is(err, sandbox.ErrNotFound) {
+	if err := w.wall.Update(t.Context(), w.principal("i9", ""), policy.Egress{}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
 }

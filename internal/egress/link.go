@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -40,9 +41,62 @@ func newLink(f *os.File, filter func([]byte) bool) (*link, error) {
 	return &link{file: f, raw: raw, filter: filter, mtu: MTU, done: make(chan struct{})}, nil
 }
 
+// adoptable returns a duplicate of the host's end of a link that was made by
+// another process, or earlier, ready to be read here.
+func adoptable(host *os.File) (*os.File, error) {
+	raw, err := host.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("open link: %w", err)
+	}
+	var typ int
+	if cerr := raw.Control(func(fd uintptr) {
+		if typ, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TYPE); err == nil {
+			err = unix.SetNonblock(int(fd), true)
+		}
+	}); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open link: %w", err)
+	}
+	if typ != unix.SOCK_SEQPACKET {
+		return nil, errors.New("open link: not a socket that keeps packets apart")
+	}
+	return duplicate(raw)
+}
+
+// duplicate returns a second descriptor of the link's end.
+func (l *link) duplicate() (*os.File, error) { return duplicate(l.raw) }
+
+func duplicate(raw syscall.RawConn) (*os.File, error) {
+	var dup int
+	var err error
+	if cerr := raw.Control(func(fd uintptr) {
+		dup, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	}); cerr != nil {
+		return nil, fmt.Errorf("duplicate link: %w", cerr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("duplicate link: %w", err)
+	}
+	return os.NewFile(uintptr(dup), "link-host"), nil
+}
+
+// halt ends reading and returns when it has. Writing goes on.
+func (l *link) halt() {
+	if l.file.SetReadDeadline(time.Unix(1, 0)) != nil {
+		l.file.Close() // reading ends in any case
+	}
+	l.awaitReader()
+}
+
 // stop closes the link and returns when nothing more comes from it.
 func (l *link) stop() {
 	l.file.Close()
+	l.awaitReader()
+}
+
+func (l *link) awaitReader() {
 	l.mu.RLock()
 	reading := l.reading
 	l.mu.RUnlock()

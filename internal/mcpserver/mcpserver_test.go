@@ -71,7 +71,10 @@ type guest struct {
 func (m *machine) Attach(context.Context, auth.Principal, policy.Egress) (*os.File, error) {
 	return os.Open(os.DevNull)
 }
-func (m *machine) Detach(string) {}
+func (m *machine) Detach(string)                                                        {}
+func (m *machine) Adopt(context.Context, auth.Principal, policy.Egress, *os.File) error { return nil }
+func (m *machine) Handle(string) (*os.File, error)                                      { return os.Open(os.DevNull) }
+func (m *machine) Update(context.Context, auth.Principal, policy.Egress) error          { return nil }
 
 func (m *machine) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	m.mu.Lock()

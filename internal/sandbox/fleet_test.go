@@ -64,6 +64,32 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 	return os.Open(os.DevNull)
 }
 
+func (l *link) Adopt(ctx context.Context, who auth.Principal, e policy.Egress, _ *os.File) error {
+	f, err := l.Attach(ctx, who, e)
+	if err == nil {
+		f.Close()
+	}
+	return err
+}
+
+func (l *link) Handle(id string) (*os.File, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.attached[id] == nil {
+		return nil, sandbox.ErrNotFound
+	}
+	return os.Open(os.DevNull)
+}
+
+func (l *link) Update(_ context.Context, who auth.Principal, _ policy.Egress) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.attached[who.ID] == nil {
+		return sandbox.ErrNotFound
+	}
+	return nil
+}
+
 func (l *link) Detach(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -119,6 +119,21 @@ type Network interface {
 	// Attach makes the link of a sandbox. Its owner is who, as the audit and
 	// whatever it connects to will know it. The caller closes the file.
 	Attach(ctx context.Context, who auth.Principal, e policy.Egress) (*os.File, error)
+	// Adopt is Attach for a link that is there already, from a former process
+	// of this program: host is a descriptor of the host's end, as [Network.Handle]
+	// gave it. Adopt works on a duplicate; the caller closes host. Nobody else
+	// may read the link from then on.
+	Adopt(ctx context.Context, who auth.Principal, e policy.Egress, host *os.File) error
+	// Handle returns a duplicate of the host's end of a link, for whoever keeps
+	// it over the end of this process. The caller closes it and must not read
+	// it. It returns an error that wraps [ErrNotFound] if the sandbox is not
+	// attached.
+	Handle(id string) (*os.File, error)
+	// Update replaces the rules of the sandbox who.ID and, if who differs from
+	// what it was, its owner. Connections that the rules forbid are cut; a new
+	// owner begins with none: all are reset, those of Dial too. It returns an
+	// error that wraps [ErrNotFound] if the sandbox is not attached.
+	Update(ctx context.Context, who auth.Principal, e policy.Egress) error
 	// Detach closes the link and every connection over it. Detaching a sandbox
 	// that is not attached does nothing.
 	Detach(id string)
