@@ -18,7 +18,7 @@ import (
 var layers = [][]string{
 	{"policy", "mail", "guest", "store"}, // pure rules, formats, and the database
 	{"auth", "storetest"},
-	{"audit"},
+	{"audit", "event"},
 	{"oversight"},
 	{"mailbox", "sandbox"}, // the nouns
 	{"template", "egress", "sandbox/gvisor", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world

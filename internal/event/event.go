@@ -1,0 +1,186 @@
+// Package event keeps the lifecycle of sandboxes as a history for programs:
+// what was created, changed, paused, resumed, saved and killed, and when.
+//
+// An event is appended in the transaction of the change that it tells of, so
+// that neither is ever committed without the other. The table is also the
+// outbox of webhooks: an event waits there as unrouted until package webhook
+// has made its deliveries, so a crash in between loses none.
+//
+// It is not the audit: events are in no chain, are bounded in age and number
+// (see [Retention]) and are gone after that. It must not hold anything that
+// the project's key may not read.
+package event
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// Type says what happened. The names are E2B's.
+type Type string
+
+// The types of events.
+const (
+	Created      Type = "sandbox.lifecycle.created"
+	Updated      Type = "sandbox.lifecycle.updated" // its timeout, network or the like
+	Paused       Type = "sandbox.lifecycle.paused"
+	Resumed      Type = "sandbox.lifecycle.resumed"
+	Killed       Type = "sandbox.lifecycle.killed" // also by its timeout, and when it was lost; the data says why
+	Checkpointed Type = "sandbox.lifecycle.checkpointed"
+)
+
+// Types returns all types, in the order of a life.
+func Types() []Type { return []Type{Created, Updated, Paused, Resumed, Checkpointed, Killed} }
+
+// ErrInvalid means that a question cannot be answered; the text names the
+// field and the limit.
+var ErrInvalid = errors.New("invalid request")
+
+// maxData bounds the data of an event, in bytes of JSON.
+const maxData = 512 << 10
+
+// An Event is one thing that happened to one sandbox. Who appends it sets
+// Project, Type, Sandbox and Template.
+type Event struct {
+	ID        string // set by Append
+	Project   string
+	Type      Type
+	Sandbox   string
+	Template  string
+	Build     string         // the template's build, or empty
+	Execution string         // one run of the sandbox, from a start or resume to the next pause or end; may be empty
+	Data      map[string]any // more about it, as JSON can hold it; nil means nothing
+	At        time.Time      // set by Append
+}
+
+// Append records e as part of tx, which also changes the sandbox. It fails
+// only if the database does, or e is of no known type.
+func Append(ctx context.Context, tx *store.Tx, e Event) error {
+	if !slices.Contains(Types(), e.Type) {
+		return fmt.Errorf("append event of unknown type %q", e.Type)
+	}
+	data, err := json.Marshal(e.Data)
+	if err != nil {
+		return fmt.Errorf("append event: %w", err)
+	}
+	if len(data) > maxData {
+		// A sandbox must not become impossible to kill by what its creator wrote about it.
+		data = []byte(`{"truncated":true}`)
+	}
+	// The transaction changes the sandbox's row, so nothing appends for the same
+	// sandbox at the same time. A clock that was set back must not reorder a life.
+	var last int64
+	if err := tx.One(ctx, `select coalesce(max(at), 0) from event where sandbox_id = $1`, []any{e.Sandbox}, &last); err != nil {
+		return fmt.Errorf("append event: %w", err)
+	}
+	_, err = tx.ExecContext(ctx, `insert into event (id, project_id, type, sandbox_id, template, build_id, execution_id, data, at, routed_at)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0)`,
+		"evt_"+rand.Text(), e.Project, e.Type, e.Sandbox, e.Template, e.Build, e.Execution, string(data), max(store.Time(time.Now()), last+1))
+	if err != nil {
+		return fmt.Errorf("append event: %w", err)
+	}
+	return nil
+}
+
+// A Query says which events to list.
+type Query struct {
+	Sandbox string // empty means all of the project
+	Offset  int    // so many are left out
+	Limit   int    // 1 to 100
+	Asc     bool   // oldest first, instead of newest
+}
+
+const columns = `id, project_id, type, sandbox_id, template, build_id, execution_id, data, at`
+
+// List returns events of who's project. Those of others are not there, whatever
+// the query says.
+func List(ctx context.Context, db *store.DB, who auth.Principal, q Query) ([]Event, error) {
+	if who.Kind != auth.Project && who.Kind != auth.Person {
+		return nil, fmt.Errorf("%s may not read events: %w", who, auth.ErrForbidden)
+	}
+	if q.Limit < 1 || q.Limit > 100 {
+		return nil, fmt.Errorf("%w: limit: must be 1 to 100", ErrInvalid)
+	}
+	if q.Offset < 0 {
+		return nil, fmt.Errorf("%w: offset: must not be negative", ErrInvalid)
+	}
+	order := ` order by at desc, id desc`
+	if q.Asc {
+		order = ` order by at, id`
+	}
+	where, args := `where project_id = $1`, []any{who.Project, q.Limit, q.Offset}
+	if q.Sandbox != "" {
+		where, args = where+` and sandbox_id = $4`, append(args, q.Sandbox)
+	}
+	var out []Event
+	err := db.View(ctx, func(tx *store.Tx) (err error) {
+		out, err = list(ctx, tx, where+order+` limit $2 offset $3`, args...)
+		return err
+	})
+	return out, err
+}
+
+func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Event, error) {
+	rows, err := tx.QueryContext(ctx, `select `+columns+` from event `+where, args...)
+	if err != nil {
+		return nil, fmt.Errorf("list events: %w", err)
+	}
+	defer rows.Close()
+	var out []Event
+	for rows.Next() {
+		var e Event
+		var data string
+		var at int64
+		if err := rows.Scan(&e.ID, &e.Project, &e.Type, &e.Sandbox, &e.Template, &e.Build, &e.Execution, &data, &at); err != nil {
+			return nil, fmt.Errorf("list events: %w", err)
+		}
+		if err := json.Unmarshal([]byte(data), &e.Data); err != nil {
+			return nil, fmt.Errorf("read data of event %s: %w", e.ID, err)
+		}
+		e.At = store.FromTime(at)
+		out = append(out, e)
+	}
+	return out, rows.Err()
+}
+
+// Unrouted returns at most limit events that were not yet given to webhooks,
+// oldest first. Whoever makes deliveries of them calls [Routed] in the same
+// transaction.
+func Unrouted(ctx context.Context, tx *store.Tx, limit int) ([]Event, error) {
+	return list(ctx, tx, `where routed_at = 0 order by at, id limit $1`, limit)
+}
+
+// Routed records that the deliveries of an event were made, and reports
+// whether it was the first to do so.
+func Routed(ctx context.Context, tx *store.Tx, id string) (bool, error) {
+	ok, err := tx.Changed(ctx, `update event set routed_at = $1 where id = $2 and routed_at = 0`, store.Time(time.Now()), id)
+	if err != nil {
+		return false, fmt.Errorf("record event %s as routed: %w", id, err)
+	}
+	return ok, nil
+}
+
+// MarshalJSON returns e as it is on E2B's wire, in the listing and in what
+// webhooks deliver.
+func (e Event) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Version   string         `json:"version"`
+		ID        string         `json:"id"`
+		Type      Type           `json:"type"`
+		Data      map[string]any `json:"eventData"`
+		Build     string         `json:"sandboxBuildId"`
+		Execution string         `json:"sandboxExecutionId"`
+		Sandbox   string         `json:"sandboxId"`
+		Team      string         `json:"sandboxTeamId"`
+		Template  string         `json:"sandboxTemplateId"`
+		Timestamp string         `json:"timestamp"`
+	}{"v1", e.ID, e.Type, e.Data, e.Build, e.Execution, e.Sandbox, e.Project, e.Template, e.At.Format(time.RFC3339Nano)})
+}
