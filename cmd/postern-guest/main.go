@@ -11,6 +11,8 @@
 //	POSTERN_GUEST_ADDR      where to listen; 0.0.0.0:49983 if empty
 //	POSTERN_SERVICES        the list of services; /etc/postern/services if empty
 //	POSTERN_DEFAULT_USER    whom services and requests without a user run as; "user" if empty
+//	POSTERN_STATE_FD        set by init for serve: the file that keeps what the
+//	                        host says, while init runs; forgotten if empty
 //	PATH                    PATH of processes and services
 package main
 
@@ -61,6 +63,9 @@ func run(log *slog.Logger, args []string) error {
 	return fmt.Errorf("unknown command %q: init or serve", args[0])
 }
 
+// generationFile tells services that they must seed their random state anew.
+const generationFile = "/run/postern/generation"
+
 func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 	debug.SetMemoryLimit(16 << 20)
 	self, err := os.Executable()
@@ -74,6 +79,8 @@ func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 		Path:         os.Getenv("PATH"),
 		MaxProcesses: processes,
 		Log:          log.With("part", "init"),
+
+		GenerationFile: generationFile,
 	}
 	return i.Run(ctx)
 }
@@ -81,6 +88,13 @@ func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error {
 	// Collect garbage rather than grow: the memory is the sandbox's.
 	debug.SetMemoryLimit(48 << 20)
+	var state *os.File
+	if fd, err := number(guest.StateVariable); err != nil {
+		return err
+	} else if fd > 2 {
+		syscall.CloseOnExec(int(fd)) // it is not for users
+		state = os.NewFile(uintptr(fd), "state")
+	}
 	s, err := guest.New(log, guest.Config{
 		ChannelSHA256: os.Getenv("POSTERN_CHANNEL_SHA256"),
 		DefaultUser:   os.Getenv("POSTERN_DEFAULT_USER"),
@@ -90,6 +104,11 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 		RunDir:        "/run/e2b",
 		EnvFile:       "/run/postern/envs.json",
 		HostsFile:     "/etc/hosts",
+		HostnameFile:  "/etc/hostname",
+		MachineIDFile: "/etc/machine-id",
+
+		GenerationFile: generationFile,
+		State:          state,
 	})
 	if err != nil {
 		return err

@@ -4,9 +4,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
-	"net"
 	"net/http"
-	"sync/atomic"
 )
 
 // ChannelHeader carries the channel's token on each request of the host.
@@ -23,7 +21,7 @@ func (s *Server) checkChannel(next http.Handler) http.Handler {
 			return
 		}
 		got := sha256.Sum256([]byte(r.Header.Get(ChannelHeader)))
-		if subtle.ConstantTimeCompare(got[:], s.channel) != 1 {
+		if subtle.ConstantTimeCompare(got[:], s.current().Channel) != 1 {
 			// Nothing of the body is read, also not to keep the connection.
 			w.Header().Set("Connection", "close")
 			writeError(w, http.StatusUnauthorized, "this port answers only its host")
@@ -45,59 +43,4 @@ func writeError(w http.ResponseWriter, code int, message string) {
 		Code    int    `json:"code"`
 		Message string `json:"message"`
 	}{code, message})
-}
-
-// maxLocalConns bounds the connections that come from inside the sandbox. The
-// host's are not bounded here: it bounds itself.
-const maxLocalConns = 256
-
-// A localLimit closes connections that come from the sandbox itself when there
-// are too many. Without it any process could use up the guest's descriptors by
-// connecting and saying nothing.
-type localLimit struct {
-	net.Listener
-	max   int64
-	local atomic.Int64
-}
-
-func newLocalLimit(l net.Listener, max int64) *localLimit {
-	return &localLimit{Listener: l, max: max}
-}
-
-// Accept implements [net.Listener].
-func (l *localLimit) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil || !isLocal(c) {
-			return c, err
-		}
-		if l.local.Add(1) > l.max {
-			l.local.Add(-1)
-			c.Close()
-			continue
-		}
-		return &localConn{Conn: c, limit: l}, nil
-	}
-}
-
-// isLocal reports whether both ends of c are in the sandbox: one is loopback,
-// or the address is the same.
-func isLocal(c net.Conn) bool {
-	here, ok1 := c.LocalAddr().(*net.TCPAddr)
-	there, ok2 := c.RemoteAddr().(*net.TCPAddr)
-	return ok1 && ok2 && (here.IP.IsLoopback() || there.IP.IsLoopback() || here.IP.Equal(there.IP))
-}
-
-type localConn struct {
-	net.Conn
-	limit  *localLimit
-	closed atomic.Bool
-}
-
-// Close implements [net.Conn].
-func (c *localConn) Close() error {
-	if !c.closed.Swap(true) {
-		c.limit.local.Add(-1)
-	}
-	return c.Conn.Close()
 }

@@ -23,12 +23,12 @@ package guest
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -62,6 +62,18 @@ type Config struct {
 	// EnvFile gets the sandbox's environment as a JSON object, for services
 	// that started before it was known. Empty means none.
 	EnvFile string
+	// GenerationFile gets a fresh random line whenever the sandbox was restored
+	// from a snapshot: what keeps random state must then seed it anew. Empty
+	// means none.
+	GenerationFile string
+	// MachineIDFile is /etc/machine-id: made anew with the sandbox's identity.
+	// Empty means none.
+	MachineIDFile string
+	// HostnameFile is /etc/hostname. Empty means none.
+	HostnameFile string
+	// State keeps what the host says over a restart of this program. Nil means
+	// that it is forgotten.
+	State *os.File
 	// HostsFile is where the sandbox's host name is given an address; without
 	// one each sudo asks DNS for it. Empty means none.
 	HostsFile string
@@ -71,22 +83,24 @@ type Config struct {
 type Server struct {
 	log     *slog.Logger
 	conf    Config
-	channel []byte // SHA-256 of the channel's token
+	conns   conns
+	tunnels chan struct{} // holds a token for each open tunnel
 	spawner *spawner
 	watch   watchers
 	table   processTable
 
 	mu       sync.Mutex
-	settings settings // guarded by mu; replaced, never changed
+	settings settings  // guarded by mu; replaced, never changed
+	state    stateFile // guarded by mu
 
 	cpu cpuMeter
 }
 
 // New returns a guest. Its process must be root.
 func New(log *slog.Logger, c Config) (*Server, error) {
-	sum, err := hex.DecodeString(c.ChannelSHA256)
-	if err != nil || len(sum) != 32 {
-		return nil, errors.New("read configuration: the channel's SHA-256 must be 64 hex digits")
+	sum, err := channelSum(c.ChannelSHA256)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: the channel's SHA-256: %w", err)
 	}
 	if c.DefaultUser == "" {
 		c.DefaultUser = "user"
@@ -94,8 +108,14 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 	if c.Path == "" {
 		c.Path = defaultPath
 	}
-	s := &Server{log: log, conf: c, channel: sum}
-	s.settings = settings{defaultUser: c.DefaultUser}
+	s := &Server{log: log, conf: c, tunnels: make(chan struct{}, maxTunnels)}
+	s.settings = settings{Channel: sum, DefaultUser: c.DefaultUser}
+	s.state.f = c.State
+	if _, err := s.state.load(&s.settings); err != nil {
+		// Root's processes have destroyed it. The first key is the only one known:
+		// of a sandbox that was restored nobody has it, so nobody gets in.
+		log.Error("what the host has said is lost", "error", err)
+	}
 	s.table.init()
 	s.watch.init()
 	s.spawner = newSpawner(log, c.MaxProcesses)
@@ -117,7 +137,13 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("POST /init", s.serve(s.postInit))
 	mux.HandleFunc("GET /files", s.serve(s.getFile))
 	mux.HandleFunc("POST /files", s.serve(s.postFiles))
-	return s.checkChannel(mux)
+	return s.checkChannel(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodConnect { // has no path that a mux could match
+			s.serve(s.tunnel)(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
 }
 
 // Serve answers on l until ctx is done, and watches the sandbox's memory
@@ -135,9 +161,13 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		MaxHeaderBytes:    64 << 10,
 		Protocols:         &protocols,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000},
+		ConnContext:       withConn,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	stop := context.AfterFunc(ctx, func() {
+		srv.Close()
+		s.conns.closeBut(nil)
+	})
 	defer stop()
 	watchCtx, cancel := context.WithCancel(ctx)
 	s.spawner.prepare()
@@ -146,7 +176,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	wg.Go(func() { s.watchMemory(watchCtx) })
 	defer wg.Wait()
 	defer cancel()
-	if err := srv.Serve(newLocalLimit(l, maxLocalConns)); !errors.Is(err, http.ErrServerClosed) {
+	if err := srv.Serve(s.conns.listen(l)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve: %w", err)
 	}
 	return nil

@@ -59,6 +59,12 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	if err := os.WriteFile(c.HostsFile, []byte("127.0.0.1 localhost\n127.0.1.1 old\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	c.GenerationFile, c.MachineIDFile, c.HostnameFile = filepath.Join(c.RunDir, "generation"), filepath.Join(t.TempDir(), "machine-id"), filepath.Join(t.TempDir(), "hostname")
+	if err := os.WriteFile(c.MachineIDFile, nil, 0o444); err != nil {
+		t.Fatal(err)
+	}
+	c.State = must(newStateFile())
+	t.Cleanup(func() { c.State.Close() })
 	for _, f := range change {
 		f(&c)
 	}
@@ -90,7 +96,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	g.proc = processpb.NewProcessClient(g.http, g.url, plain)
 	g.file = filesystempb.NewFilesystemClient(g.http, g.url, connect.WithProtoJSON(), plain)
 	g.home = userDir(t)
-	s.settings.defaultWorkdir = g.home
+	s.settings.DefaultWorkdir = g.home
 	return g
 }
 

@@ -37,9 +37,16 @@ type Init struct {
 	// MaxProcesses bounds the processes and threads of services. Zero means no
 	// bound. It is the same limit as the server's: they share a cgroup.
 	MaxProcesses int64
+	// GenerationFile gets a random line before anything else starts, see
+	// [Config.GenerationFile]. Empty means none.
+	GenerationFile string
 	// Log is told about starts and ends.
 	Log *slog.Logger
 }
+
+// StateVariable names, in the server's environment, the descriptor of what it
+// must remember, see [Config.State].
+const StateVariable = "POSTERN_STATE_FD"
 
 // The backoff of what keeps dying: doubled from the first to the last, and
 // back to the first after it has run for as long as settled.
@@ -70,10 +77,21 @@ func (i *Init) Run(ctx context.Context) error {
 			return fmt.Errorf("become a subreaper: %w", err)
 		}
 	}
+	// Services look at it when they start, so it is there before they are; and
+	// one that is there can be written over when the disk is full.
+	if err := replaceFile(i.GenerationFile, newGeneration(), 0o644); err != nil {
+		i.Log.ErrorContext(ctx, "cannot write generation", "error", err)
+	}
+	state, err := newStateFile()
+	if err != nil {
+		return err
+	}
+	defer state.Close()
 	spawn := newSpawner(i.Log, i.MaxProcesses)
 	children := []*child{{name: "server", start: func() (int, error) {
 		return syscall.ForkExec(i.Server[0], i.Server, &syscall.ProcAttr{
-			Dir: "/", Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
+			Dir: "/", Env: append(os.Environ(), StateVariable+"=3"),
+			Files: []uintptr{0, 1, 2, state.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
 		})
 	}}}
 	services, err := i.services(spawn)

@@ -1,27 +1,27 @@
 package guest
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // settings are what the host has said about the sandbox since it started. A
-// value is never changed once it is in use.
+// value is never changed once it is in use. It is what a [stateFile] holds.
 type settings struct {
-	envs           map[string]string
-	defaultUser    string
-	defaultWorkdir string
-	at             time.Time // the host's time of the request that set them
+	Channel        []byte            `json:"channel"` // SHA-256 of the channel's token
+	Envs           map[string]string `json:"envs,omitempty"`
+	DefaultUser    string            `json:"defaultUser"`
+	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
+	SandboxID      string            `json:"sandboxID,omitempty"`
+	At             time.Time         `json:"at"` // the host's time of the request that set them
 }
 
 // An initRequest is the body of POST /init.
@@ -36,8 +36,21 @@ type initRequest struct {
 	// Hostname is set if it is not empty.
 	Hostname string `json:"hostname"`
 	// Timestamp is the host's time. A request older than the last one applied
-	// changes nothing: retries may arrive late.
+	// changes nothing: retries may arrive late. That does not hold for one with
+	// a new channel: the old key, which the retry of such a request shows, is
+	// refused already, and the host's clock may have been set back since the
+	// snapshot was made.
 	Timestamp time.Time `json:"timestamp"`
+	// ChannelSHA256 is the SHA-256, in hex, of the only token that is accepted
+	// from now on, also by another server process. Absent leaves it as it is.
+	ChannelSHA256 string `json:"channelSHA256"`
+	// Restored says that the sandbox was restored from a snapshot, perhaps as
+	// another one: nothing that must be its own may be the snapshot's.
+	Restored bool `json:"restored"`
+	// SandboxID and TemplateID say who it is now. They become E2B_SANDBOX_ID
+	// and E2B_TEMPLATE_ID unless EnvVars names these.
+	SandboxID  string `json:"sandboxID"`
+	TemplateID string `json:"templateID"`
 }
 
 // maxInit bounds the body of POST /init, in bytes.
@@ -49,139 +62,138 @@ func (s *Server) current() settings {
 	return s.settings
 }
 
+// check returns what is wrong with the request, nil if nothing is.
+func (req *initRequest) check() error {
+	for k, v := range req.EnvVars {
+		if err := checkEnv(k, v); err != nil {
+			return fmt.Errorf("envVars: %w", err)
+		}
+	}
+	if req.DefaultUser != nil {
+		if _, err := lookupAccount(*req.DefaultUser); err != nil {
+			return fmt.Errorf("defaultUser: %w", err)
+		}
+	}
+	if d := req.DefaultWorkdir; d != nil && *d != "" && (!filepath.IsAbs(*d) || strings.ContainsRune(*d, 0)) {
+		return fmt.Errorf("defaultWorkdir: %q is not an absolute path", *d)
+	}
+	if len(req.Hostname) > 64 || strings.ContainsAny(req.Hostname, " \t\r\n\x00") {
+		return errors.New("hostname: longer than 64 bytes, or with blanks")
+	}
+	for name, v := range map[string]string{"sandboxID": req.SandboxID, "templateID": req.TemplateID} {
+		if len(v) > 256 || strings.ContainsRune(v, 0) {
+			return fmt.Errorf("%s: longer than 256 bytes, or with a zero byte", name)
+		}
+	}
+	if req.ChannelSHA256 != "" {
+		if _, err := channelSum(req.ChannelSHA256); err != nil {
+			return fmt.Errorf("channelSHA256: %w", err)
+		}
+	}
+	return nil
+}
+
+// channelSum reads the SHA-256 of a channel's token.
+func channelSum(s string) ([]byte, error) {
+	sum, err := hex.DecodeString(s)
+	if err != nil || len(sum) != sha256.Size {
+		return nil, errors.New("not 64 hex digits")
+	}
+	return sum, nil
+}
+
+// apply returns the settings that the request makes of those until now.
+func (req *initRequest) apply(next settings) settings {
+	if req.EnvVars != nil {
+		next.Envs = req.EnvVars
+	}
+	next.Envs = maps.Clone(next.Envs)
+	for k, v := range map[string]string{"E2B_SANDBOX_ID": req.SandboxID, "E2B_TEMPLATE_ID": req.TemplateID} {
+		if _, named := req.EnvVars[k]; v != "" && !named {
+			if next.Envs == nil {
+				next.Envs = map[string]string{}
+			}
+			next.Envs[k], next.Envs["E2B_SANDBOX"] = v, "true"
+		}
+	}
+	if req.DefaultUser != nil {
+		next.DefaultUser = *req.DefaultUser
+	}
+	if req.DefaultWorkdir != nil {
+		next.DefaultWorkdir = *req.DefaultWorkdir
+	}
+	if req.SandboxID != "" {
+		next.SandboxID = req.SandboxID
+	}
+	if req.ChannelSHA256 != "" {
+		next.Channel, _ = channelSum(req.ChannelSHA256) // checked
+	}
+	if !req.Timestamp.IsZero() {
+		next.At = req.Timestamp
+	}
+	return next
+}
+
+// postInit is told by the host who the sandbox is. It may be repeated: with
+// the same body it has the same effect. A request that changes the channel is
+// answered on a connection that is then closed; if the answer is lost, the old
+// token is refused with 401, and the request may be repeated with the new one.
 func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 	var req initRequest
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInit))
 	if err := dec.Decode(&req); err != nil {
 		return badRequest(fmt.Errorf("the body is not valid JSON for init: %w", err))
 	}
-	for k, v := range req.EnvVars {
-		if err := checkEnv(k, v); err != nil {
-			return badRequest(fmt.Errorf("envVars: %w", err))
-		}
-	}
-	if req.DefaultUser != nil {
-		if _, err := lookupAccount(*req.DefaultUser); err != nil {
-			return badRequest(fmt.Errorf("defaultUser: %w", err))
-		}
-	}
-	if d := req.DefaultWorkdir; d != nil && *d != "" && (!filepath.IsAbs(*d) || strings.ContainsRune(*d, 0)) {
-		return badRequest(fmt.Errorf("defaultWorkdir: %q is not an absolute path", *d))
-	}
-	if len(req.Hostname) > 64 {
-		return badRequest(errors.New("hostname: longer than 64 bytes"))
+	if err := req.check(); err != nil {
+		return badRequest(err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !req.Timestamp.IsZero() && req.Timestamp.Before(s.settings.at) {
+	was := s.settings
+	moves := req.Restored || req.ChannelSHA256 != ""
+	if !moves && !req.Timestamp.IsZero() && req.Timestamp.Before(was.At) {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	if req.Hostname != "" {
-		if err := unix.Sethostname([]byte(req.Hostname)); err != nil {
-			return fmt.Errorf("set hostname: %w", err)
-		}
-	}
-	if err := nameHost(s.conf.HostsFile); err != nil {
+	next := req.apply(was)
+	if err := s.identify(was.SandboxID, next, req.Hostname, req.Restored); err != nil {
 		return err
 	}
-	next := s.settings
-	if req.EnvVars != nil {
-		next.envs = req.EnvVars
-		if err := errors.Join(writeFacts(s.conf.RunDir, req.EnvVars), writeEnv(s.conf.EnvFile, req.EnvVars)); err != nil {
+	if next.Envs != nil {
+		b, err := json.Marshal(next.Envs)
+		if err != nil {
+			return err
+		}
+		// Every user may read it, as each has it in the environment anyway.
+		if err := errors.Join(s.writeFacts(next.Envs), s.leave(s.conf.EnvFile, string(b), 0o644)); err != nil {
 			return fmt.Errorf("write facts: %w", err)
 		}
 	}
-	if req.DefaultUser != nil {
-		next.defaultUser = *req.DefaultUser
-	}
-	if req.DefaultWorkdir != nil {
-		next.defaultWorkdir = *req.DefaultWorkdir
-	}
-	if !req.Timestamp.IsZero() {
-		next.at = req.Timestamp
+	if err := s.state.save(next); err != nil {
+		return err
 	}
 	s.settings = next
+	if moves {
+		s.conns.closeBut(connOf(r.Context()))
+		w.Header().Set("Connection", "close")
+	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
 func (s *Server) getEnvs(w http.ResponseWriter, _ *http.Request) error {
-	envs := s.current().envs
+	envs := s.current().Envs
 	if envs == nil {
 		envs = map[string]string{}
 	}
 	return writeJSON(w, envs)
 }
 
-// nameHost lets the host's own name resolve without asking DNS: Debian keeps
-// 127.0.1.1 for that.
-func nameHost(file string) error {
-	if file == "" {
-		return nil
-	}
-	name, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("read host name: %w", err)
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("read hosts: %w", err)
-	}
-	lines := slices.DeleteFunc(strings.Split(strings.TrimRight(string(b), "\n"), "\n"), func(l string) bool {
-		return strings.HasPrefix(l, "127.0.1.1")
-	})
-	lines = append(lines, "127.0.1.1 "+name)
-	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
-		return fmt.Errorf("write hosts: %w", err)
-	}
-	return nil
-}
-
-// writeEnv leaves the sandbox's environment where services that started before
-// it was known can read it. Every user may, as each has it in the environment
-// anyway.
-func writeEnv(file string, envs map[string]string) error {
-	if file == "" {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return err
-	}
-	b, err := json.Marshal(envs)
-	if err != nil {
-		return err
-	}
-	// By a rename: a reader never sees half of it.
-	if err := os.WriteFile(file+".new", b, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(file+".new", file)
-}
-
-// writeFacts leaves a file ".NAME" for each variable of E2B's own.
-func writeFacts(dir string, envs map[string]string) error {
-	if dir == "" {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	for k, v := range envs {
-		if strings.HasPrefix(k, "E2B_") && !strings.Contains(k, "/") {
-			if err := os.WriteFile(filepath.Join(dir, "."+k), []byte(v), 0o644); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 // environ returns the environment of a process of a: the sandbox's, then the
 // request's, the later ones winning. envs was checked by [checkEnv].
 func (s *Server) environ(a account, envs map[string]string) []string {
 	env := map[string]string{"PATH": s.conf.Path, "HOME": a.home, "USER": a.name, "LOGNAME": a.name}
-	maps.Copy(env, s.current().envs)
+	maps.Copy(env, s.current().Envs)
 	maps.Copy(env, envs)
 	list := make([]string, 0, len(env))
 	for k, v := range env {

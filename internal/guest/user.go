@@ -73,7 +73,7 @@ func (s *Server) caller(h http.Header) (account, error) {
 // account returns the user of that name, the default one if it is empty.
 func (s *Server) account(name string) (account, error) {
 	if name == "" {
-		name = s.current().defaultUser
+		name = s.current().DefaultUser
 	}
 	return lookupAccount(name)
 }
@@ -112,7 +112,7 @@ func (s *Server) resolve(a account, path string) (string, error) {
 
 // startDir is where relative paths and processes without a directory start.
 func (s *Server) startDir(a account) string {
-	if d := s.current().defaultWorkdir; d != "" {
+	if d := s.current().DefaultWorkdir; d != "" {
 		return d
 	}
 	if isDir(a.home) {

@@ -1,0 +1,147 @@
+package guest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// PortHeader says, in the answer to a CONNECT that failed, what is wrong with
+// the port: "closed" if nothing listens on it.
+const PortHeader = "X-Postern-Port"
+
+// maxTunnels bounds the tunnels that are open at a time.
+const maxTunnels = 1024
+
+// tunnel joins the host to a port on the sandbox's loopback, where many
+// programs listen by default and where the sandbox's link does not lead:
+//
+//	CONNECT 127.0.0.1:PORT HTTP/1.1
+//
+// After 200 the connection is that to the port, byte for byte, with each
+// direction closed by itself. Nothing is kept here beyond the kernel's
+// buffers: who reads slowly holds who writes.
+func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
+	port, err := tunnelPort(r.Host)
+	if err != nil {
+		return badRequest(err)
+	}
+	hijacker, ok := w.(http.Hijacker)
+	if !ok || r.ProtoMajor != 1 {
+		return &statusError{http.StatusHTTPVersionNotSupported, errors.New("a tunnel needs HTTP/1.1")}
+	}
+	select {
+	case s.tunnels <- struct{}{}:
+		defer func() { <-s.tunnels }()
+	default:
+		return &statusError{http.StatusServiceUnavailable, fmt.Errorf("%d tunnels are open already", maxTunnels)}
+	}
+	there, err := dialLoopback(port)
+	if err != nil {
+		if errors.Is(err, unix.ECONNREFUSED) {
+			w.Header().Set(PortHeader, "closed")
+			return &statusError{http.StatusBadGateway, fmt.Errorf("nothing listens on port %d", port)}
+		}
+		return &statusError{http.StatusBadGateway, fmt.Errorf("connect to port %d: %w", port, err)}
+	}
+	defer there.Close()
+	c, buffered, err := hijacker.Hijack()
+	if err != nil {
+		return fmt.Errorf("take over connection: %w", err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Time{}); err != nil { // that of the headers
+		return nil //nolint:nilerr // the host has left, nobody reads an answer
+	}
+	if _, err := io.WriteString(c, "HTTP/1.1 200 Connected\r\n\r\n"); err != nil {
+		return nil //nolint:nilerr // as above
+	}
+	here, ok := c.(*conn)
+	if !ok {
+		return nil // unreachable: all connections come from [conns]
+	}
+	join(here, there, buffered.Reader)
+	return nil
+}
+
+// tunnelBuffers are small: an idle tunnel holds two.
+var tunnelBuffers = sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }}
+
+// join copies in both directions until both have ended. early holds what here
+// has sent already.
+func join(here *conn, there *net.TCPConn, early *bufio.Reader) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if n := early.Buffered(); n > 0 {
+			if _, err := io.CopyN(there, early, int64(n)); err != nil {
+				here.Close()
+				there.Close()
+				return
+			}
+		}
+		pass(there, here.TCPConn, func() { here.Close() })
+	})
+	wg.Go(func() { pass(here.TCPConn, there, func() { here.Close() }) })
+	wg.Wait()
+}
+
+// pass copies from one connection to the other. At the end of what comes the
+// other is told so and may go on answering; after an error both are closed,
+// since the one that still works would wait for ever.
+func pass(to, from *net.TCPConn, closeBoth func()) {
+	b := tunnelBuffers.Get().(*[]byte)
+	defer tunnelBuffers.Put(b)
+	if _, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, *b); err == nil && to.CloseWrite() == nil {
+		return
+	}
+	closeBoth()
+	to.Close()
+	from.Close()
+}
+
+// dialLoopback connects to a port of the sandbox itself, over IPv4 or else
+// IPv6: some programs listen on ::1 only.
+func dialLoopback(port uint16) (*net.TCPConn, error) {
+	var first error
+	for _, ip := range []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback} {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(ip.String(), strconv.Itoa(int(port))), 5*time.Second)
+		if err == nil {
+			return c.(*net.TCPConn), nil
+		}
+		if first == nil || errors.Is(first, unix.ECONNREFUSED) && !unavailable(err) {
+			first = err
+		}
+	}
+	return nil, first
+}
+
+// unavailable reports whether an address cannot be reached at all: a sandbox
+// without IPv6 says so of ::1, which means nothing for the port.
+func unavailable(err error) bool {
+	return errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EAFNOSUPPORT)
+}
+
+// tunnelPort reads the target of a CONNECT. Only the loopback will do: the
+// guest is no way out of the sandbox, and no way round the wall.
+func tunnelPort(target string) (uint16, error) {
+	host, port, err := net.SplitHostPort(target)
+	if err != nil {
+		return 0, fmt.Errorf("the target is not HOST:PORT: %w", err)
+	}
+	if host != "127.0.0.1" && host != "::1" && host != "localhost" {
+		return 0, fmt.Errorf("the target %q is not the loopback", host)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("the port %q is not between 1 and 65535", port)
+	}
+	return uint16(n), nil
+}
