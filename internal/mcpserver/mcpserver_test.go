@@ -76,6 +76,12 @@ func (m *machine) Adopt(context.Context, auth.Principal, policy.Egress, *os.File
 func (m *machine) Handle(string) (*os.File, error)                                      { return os.Open(os.DevNull) }
 func (m *machine) Update(context.Context, auth.Principal, policy.Egress) error          { return nil }
 
+func (m *machine) Save(context.Context, string, string, sandbox.SaveOptions) error {
+	return sandbox.ErrNotFound
+}
+
+func (m *machine) Usage(context.Context, string) (sandbox.Usage, error) { return sandbox.Usage{}, nil }
+
 func (m *machine) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	m.mu.Lock()
 	g := m.guests[id]

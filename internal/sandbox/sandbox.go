@@ -105,8 +105,28 @@ type Runtime interface {
 	// that another process of this program started. Stopping a sandbox that is
 	// not there is not an error.
 	Stop(ctx context.Context, id string) error
+	// Save writes the sandbox to dir, an absolute path that nothing has yet and
+	// whose parent is there, so that [Spec.From] can start from it, as often as
+	// is wanted and on any machine with the same version of this program and
+	// the same content of the root file system. When it returns without an error all is on
+	// disk; after an error, or a crash, nothing has that path, and the sandbox
+	// goes on, if it has not ended for another reason. What it did before Save
+	// returned and after the moment that was saved is never lost unnoticed:
+	// without Keep it does not run meanwhile. Save is not broken off by ctx once
+	// it has begun. It returns an error that wraps [ErrNotFound] if there is no
+	// such sandbox.
+	Save(ctx context.Context, id, dir string, o SaveOptions) error
+	// Usage says what the sandbox takes of this machine. It returns an error
+	// that wraps [ErrNotFound] if there is no such sandbox, or it has ended.
+	Usage(ctx context.Context, id string) (Usage, error)
 	// Wait blocks until the sandbox has ended for whatever reason, or ctx is
-	// done, and returns why in words for a person ("out of memory", "killed").
+	// done, and returns why in words for a person: "stopped" by Stop, "saved" by
+	// Save without Keep, "out of memory", "killed" (its kernel was ended by
+	// somebody else), "the guest exited with status 7", "the guest was killed by
+	// signal 9", or "ended" if another process of this program started it and
+	// nobody can say. It returns an error that wraps [ErrNotFound] if there is
+	// no such sandbox, or no longer; a sandbox that has ended is there until it
+	// is stopped, for the process that started it.
 	Wait(ctx context.Context, id string) (reason string, err error)
 	// List returns the ids of all sandboxes of which anything is left on this
 	// machine, whoever started them.

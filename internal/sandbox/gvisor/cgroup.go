@@ -27,8 +27,12 @@ type cgroups struct {
 	parent string            // path below each root, of directories that are ours alone
 }
 
-// controllers are those that limit a sandbox.
-var controllers = []string{"memory", "cpu", "pids"}
+// controllers are those that limit a sandbox; version 1 measures processor time
+// by one more.
+var (
+	controllers  = []string{"memory", "cpu", "pids"}
+	controllers1 = []string{"memory", "cpu", "pids", "cpuacct"}
+)
 
 const cpuPeriod = 100_000 // µs
 
@@ -57,7 +61,7 @@ func findCgroups(mountinfo io.Reader, parent string) (*cgroups, error) {
 			return &cgroups{v2: true, roots: roots, parent: parent}, nil
 		case "cgroup":
 			for o := range strings.SplitSeq(g[2], ",") {
-				if slices.Contains(controllers, o) && v1[o] == "" {
+				if slices.Contains(controllers1, o) && v1[o] == "" {
 					v1[o] = dir
 				}
 			}
@@ -66,7 +70,7 @@ func findCgroups(mountinfo io.Reader, parent string) (*cgroups, error) {
 	if err := sc.Err(); err != nil {
 		return nil, fmt.Errorf("read mounts: %w", err)
 	}
-	for _, c := range controllers {
+	for _, c := range controllers1 {
 		if v1[c] == "" {
 			return nil, fmt.Errorf("find cgroups: no mount has the controller %q, without which a sandbox cannot be limited; "+
 				"mount cgroup2 at /sys/fs/cgroup with memory, cpu and pids, or run the container privileged with the host's cgroups", c)
@@ -87,7 +91,10 @@ func containsAll(have, want []string) bool {
 // trees are the distinct parents of our cgroups.
 func (g *cgroups) trees() []string {
 	var out []string
-	for _, c := range controllers {
+	for _, c := range controllers1 {
+		if g.roots[c] == "" { // version 2 measures what it limits
+			continue
+		}
 		if d := filepath.Join(g.roots[c], g.parent); !slices.Contains(out, d) {
 			out = append(out, d)
 		}

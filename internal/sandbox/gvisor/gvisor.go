@@ -221,6 +221,16 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 		return context.Cause(ctx)
 	}
 	dir := r.dir(s.ID)
+	order := launchOrder{ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir)}
+	var from *os.File
+	if s.From != "" {
+		f, snap, err := openSnapshot(s.From, s)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		from, order.From = f, snap.Kind
+	}
 	if err := writeSpec(dir, ociSpec(s, rootfs)); err != nil {
 		return err
 	}
@@ -232,8 +242,7 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 		return err
 	}
 	defer out.Close()
-	order := launchOrder{ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir)}
-	said, err := launch(ctx, order, s.Link, out, i.take)
+	said, err := launch(ctx, order, s.Link, out, from, i.take)
 	if said != "" {
 		r.log.DebugContext(ctx, "gVisor on the start of a sandbox", "sandbox", s.ID, "said", said)
 	}

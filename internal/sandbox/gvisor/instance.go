@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -29,13 +28,14 @@ type instance struct {
 	drained chan struct{} // closed when the log is complete; nil if there is none
 	log     *os.File
 
-	mu      sync.Mutex
-	stopped bool
-	reason  string // final once ended is closed
+	mu     sync.Mutex
+	asked  string // why it will have ended, if we end it
+	reason string // final once ended is closed
 }
 
 const (
 	reasonStopped = "stopped"
+	reasonSaved   = "saved"
 	reasonMemory  = "out of memory"
 	reasonKilled  = "killed"
 
@@ -61,11 +61,18 @@ func (i *instance) take(r launchReply) error {
 	return err
 }
 
+// will makes reason that of the coming end. The first one counts.
+func (i *instance) will(reason string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.asked == "" {
+		i.asked = reason
+	}
+}
+
 // stop makes the reason of the coming end that it was asked for.
 func (i *instance) stop() {
-	i.mu.Lock()
-	i.stopped = true
-	i.mu.Unlock()
+	i.will(reasonStopped)
 	i.cancel()
 }
 
@@ -73,8 +80,8 @@ func (i *instance) end(reason string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.reason = reason
-	if i.stopped {
-		i.reason = reasonStopped
+	if i.asked != "" {
+		i.reason = i.asked
 	}
 	if i.log != nil {
 		i.log.Close()
@@ -97,7 +104,7 @@ func (i *instance) release() {
 
 // watch sees the sandbox to its end.
 func (i *instance) watch(r *Runtime) {
-	status, err := i.waitGuest(r.dir(i.id))
+	status, err := r.waitGuest(context.Background(), i.id)
 	i.waitSentry()
 	reason := reasonKilled
 	if err == nil {
@@ -115,53 +122,31 @@ func (i *instance) watch(r *Runtime) {
 	}
 	i.release()
 	i.mu.Lock()
-	asked := i.stopped
+	asked := i.asked
 	i.mu.Unlock()
-	if !asked {
+	if asked == "" {
 		r.log.WarnContext(ctx, "sandbox ended", "sandbox", i.id, "reason", reason, "said", i.logTail())
 	}
 	i.end(reason)
 }
 
 // waitGuest asks the sentry for the end of its first process. It returns an
-// error if the sentry ends without having said. It speaks gVisor's protocol
-// itself: gVisor's client takes answers of any length and files with them,
-// from a sentry that may have been broken into, and keeps a thread waiting.
-func (i *instance) waitGuest(dir string) (unix.WaitStatus, error) {
-	// As in the launcher: the path may be too long for a socket's address.
-	d, err := os.Open(dir)
+// error if the sentry ends without having said.
+func (r *Runtime) waitGuest(ctx context.Context, id string) (unix.WaitStatus, error) {
+	b, err := r.call(ctx, id, boot.ContMgrWait, id)
 	if err != nil {
-		return 0, fmt.Errorf("open sandbox directory: %w", err)
+		return 0, err
 	}
-	conn, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/runsc-%s.sock", d.Fd(), i.id)) //nolint:noctx // a unix socket answers at once
-	d.Close()
-	if err != nil {
-		return 0, fmt.Errorf("connect to sentry: %w", err)
-	}
-	defer conn.Close()
-	call := struct {
-		Method string `json:"method"`
-		Arg    string `json:"arg"`
-	}{boot.ContMgrWait, i.id}
-	if err := json.NewEncoder(conn).Encode(call); err != nil {
-		return 0, fmt.Errorf("ask sentry: %w", err)
-	}
-	return readWaitStatus(conn)
+	return readWaitStatus(b)
 }
 
 // readWaitStatus reads the sentry's answer, which is not to be trusted.
-func readWaitStatus(r io.Reader) (unix.WaitStatus, error) {
-	var reply struct {
-		Success bool   `json:"success"`
-		Result  uint32 `json:"result"`
-	}
-	if err := json.NewDecoder(io.LimitReader(r, 4<<10)).Decode(&reply); err != nil {
+func readWaitStatus(b []byte) (unix.WaitStatus, error) {
+	var status uint32
+	if err := json.Unmarshal(b, &status); err != nil {
 		return 0, fmt.Errorf("hear from sentry: %w", err)
 	}
-	if !reply.Success {
-		return 0, errors.New("the sentry does not know")
-	}
-	return unix.WaitStatus(reply.Result), nil
+	return unix.WaitStatus(status), nil
 }
 
 // reasonFor is the end of the guest in words.

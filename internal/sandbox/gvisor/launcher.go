@@ -43,6 +43,7 @@ type launchOrder struct {
 	Dir     string   // of the sandbox, with config.json
 	Cgroups []string // cgroup.procs files to enter before anything else
 	Flags   []string // gVisor's configuration
+	From    kind     // of the snapshot that is its third file; empty: a boot without one
 }
 
 // A launchReply is what it answers. The processes exist until the launcher has
@@ -56,13 +57,14 @@ type launchReply struct {
 const (
 	launcherSocketFD = 3
 	launcherLinkFD   = 4
+	launcherFromFD   = 5       // directory of the snapshot, if there is one
 	maxSpec          = 1 << 20 // bytes of a specification
 )
 
 // launch starts the sandbox that order describes. Its standard output and
 // error are out. What the launcher itself says on its standard error is
 // returned for the log.
-func launch(ctx context.Context, order launchOrder, link, out *os.File, received func(launchReply) error) (said string, err error) {
+func launch(ctx context.Context, order launchOrder, link, out, from *os.File, received func(launchReply) error) (said string, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", fmt.Errorf("make socket pair: %w", err)
@@ -81,6 +83,9 @@ func launch(ctx context.Context, order launchOrder, link, out *os.File, received
 	c.Dir = "/"
 	c.Stdout, c.Stderr = out, &errs
 	c.ExtraFiles = []*os.File{theirs, link}
+	if from != nil {
+		c.ExtraFiles = append(c.ExtraFiles, from)
+	}
 	// Its own session: a Ctrl-C at our terminal is not meant for it.
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// The sentry inherits the launcher's standard error only if something goes
@@ -159,6 +164,9 @@ func serveLaunch(s *os.File) (r launchReply) {
 	}
 	unix.CloseOnExec(launcherSocketFD)
 	unix.CloseOnExec(launcherLinkFD)
+	if order.From != "" {
+		unix.CloseOnExec(launcherFromFD)
+	}
 	// gVisor's own words go to our standard error, which the server reads;
 	// os.Stderr itself becomes the guest's.
 	gvlog.SetTarget(gvlog.GoogleEmitter{Writer: &gvlog.Writer{Next: os.NewFile(2, "stderr")}})
@@ -188,20 +196,36 @@ func serveLaunch(s *os.File) (r launchReply) {
 	if err := json.Unmarshal(b, &spec); err != nil {
 		return fail("read specification", err)
 	}
-	c, err := container.New(conf, container.Args{ID: order.ID, Spec: &spec, BundleDir: order.Dir})
+	args := container.Args{ID: order.ID, Spec: &spec, BundleDir: order.Dir}
+	// The directory that the server has opened, whatever its path means now.
+	from := fmt.Sprintf("/proc/self/fd/%d", launcherFromFD)
+	if order.From == kindFiles {
+		args.FSRestoreImagePath = from
+	}
+	c, err := container.New(conf, args)
 	if err != nil {
 		return fail("create sandbox", err)
 	}
-	if err := connectLink(c, os.NewFile(launcherLinkFD, "link")); err != nil {
-		return fail("connect link", err)
-	}
-	// gVisor would now set up the network again, from the host's. It leaves
-	// one of type "host" alone; to the sentry, which is long running, this
-	// says nothing.
-	start := *conf
-	start.Network = config.NetworkHost
-	if err := c.Start(&start); err != nil {
-		return fail("start guest", err)
+	link := os.NewFile(launcherLinkFD, "link")
+	if order.From == kindMemory {
+		// The guest goes on while its pages are still being read: those that it
+		// asks for come first.
+		const direct, background = false, true
+		if err := c.Restore(conf, from, direct, background, networkArgs(link, true)); err != nil {
+			return fail("restore sandbox", err)
+		}
+	} else {
+		if err := connectLink(c, link); err != nil {
+			return fail("connect link", err)
+		}
+		// gVisor would now set up the network again, from the host's. It leaves
+		// one of type "host" alone; to the sentry, which is long running, this
+		// says nothing.
+		start := *conf
+		start.Network = config.NetworkHost
+		if err := c.Start(&start); err != nil {
+			return fail("start guest", err)
+		}
 	}
 	return launchReply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load()}
 }
@@ -223,7 +247,7 @@ func connectLink(c *container.Container, link *os.File) error {
 		return fmt.Errorf("connect to sentry: %w", err)
 	}
 	defer conn.Close()
-	if err := conn.Call(boot.ContMgrSetNetworkArgs, networkArgs(link), nil); err != nil {
+	if err := conn.Call(boot.ContMgrSetNetworkArgs, networkArgs(link, false), nil); err != nil {
 		return fmt.Errorf("hand over link: %w", err)
 	}
 	return nil

@@ -21,9 +21,10 @@ var (
 // networkArgs says to the sentry that link is its only way out: packets
 // without a link layer on a socket whose other end is in our process. There is
 // no interface on the host that could route them anywhere else.
-func networkArgs(link *os.File) *boot.CreateLinksAndRoutesArgs {
+func networkArgs(link *os.File, restore bool) *boot.CreateLinksAndRoutesArgs {
 	return &boot.CreateLinksAndRoutesArgs{
 		FilePayload:   urpc.FilePayload{Files: []*os.File{link}},
+		IsRestore:     restore,
 		LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink},
 		FDBasedLinks: []boot.FDBasedLink{{
 			Name: "eth0", MTU: linkMTU, NumChannels: 1,

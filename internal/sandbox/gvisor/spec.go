@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -72,10 +73,44 @@ func check(s sandbox.Spec) error {
 	case s.Processes < 8 || s.Processes > 1<<16:
 		return bad("Processes is %d, not between 8 and 65536", s.Processes)
 	}
+	if len(s.Mounts) > 0 {
+		return bad("mounts are not there yet")
+	}
+	for _, m := range s.Mounts {
+		if !filepath.IsAbs(m.Source) {
+			return bad("the source %q of a mount is not an absolute path", m.Source)
+		}
+		// gVisor sorts mounts by path; one over /proc would hide it.
+		if err := checkDestination(m.Destination); err != nil {
+			return err
+		}
+	}
+	for i, m := range s.Mounts {
+		for _, n := range s.Mounts[:i] {
+			if m.Destination == n.Destination {
+				return bad("two mounts at %q", m.Destination)
+			}
+		}
+	}
 	for _, e := range s.Env {
 		if k, _, ok := strings.Cut(e, "="); !ok || k == "" || strings.ContainsRune(e, 0) {
 			return bad("an entry of Env is not NAME=value")
 		}
+	}
+	return nil
+}
+
+// reserved are directories that are the sandbox's own: a mount on or in one of
+// them would replace what the guest and the programs inside rely on.
+var reserved = []string{"/proc", "/sys", "/dev", "/usr/local/sbin"}
+
+func checkDestination(d string) error {
+	bad := d == "/" || !filepath.IsAbs(d) || filepath.Clean(d) != d || len(d) > 1024 || strings.ContainsFunc(d, unicode.IsControl)
+	for _, r := range reserved {
+		bad = bad || d == r || strings.HasPrefix(d, r+"/") || strings.HasPrefix(r, d+"/")
+	}
+	if bad {
+		return fmt.Errorf("%w: nothing can be mounted at %q", sandbox.ErrInvalid, d)
 	}
 	return nil
 }
@@ -96,7 +131,7 @@ func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 		env = append(env, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	}
 	oomFirst := 1000
-	return &specs.Spec{
+	spec := &specs.Spec{
 		Version:  "1.0.2",
 		Hostname: s.Hostname,
 		Root:     &specs.Root{Path: rootfs},
@@ -127,6 +162,16 @@ func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 			annotationCPUs:   strconv.Itoa(int(math.Ceil(s.CPUs))),
 		},
 	}
+	for _, m := range s.Mounts {
+		access := "rw"
+		if m.ReadOnly {
+			access = "ro"
+		}
+		// Not rbind: what is mounted below the source on the host is none of the
+		// sandbox's business.
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.Destination, Type: "bind", Source: m.Source, Options: []string{"bind", "nosuid", "nodev", access}})
+	}
+	return spec
 }
 
 // rlimits bound what one user inside may start. The sentry counts processes
@@ -162,6 +207,10 @@ func flags(s sandbox.Spec, dir string) []string {
 		"--allow-suid", // sudo; inside only
 		"--net-raw=false",
 		"--oci-seccomp=false",
+		// What gVisor would compare between a snapshot and the specification
+		// with which it is restored is compared in snapshot.go: a sandbox may
+		// have a mount more than its template had.
+		"--restore-spec-validation=ignore",
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // this program is the sentry
 	}
 }
@@ -179,4 +228,24 @@ func writeSpec(dir string, spec *specs.Spec) error {
 		return fmt.Errorf("write specification: %w", err)
 	}
 	return nil
+}
+
+// readMounts says which directories of the host a sandbox has, whoever started
+// it.
+func readMounts(dir string) ([]snapshotMount, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read specification: %w", err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(b, &spec); err != nil {
+		return nil, fmt.Errorf("read specification: %w", err)
+	}
+	out := []snapshotMount{}
+	for _, m := range spec.Mounts {
+		if m.Type == "bind" {
+			out = append(out, snapshotMount{Destination: m.Destination, ReadOnly: slices.Contains(m.Options, "ro")})
+		}
+	}
+	return out, nil
 }

@@ -358,7 +358,11 @@ func TestReadWaitStatus(t *testing.T) {
 		{"deep", strings.Repeat(`{"result":`, 1000), 0, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := readWaitStatus(strings.NewReader(c.said))
+			b, err := readReply(strings.NewReader(c.said))
+			var got unix.WaitStatus
+			if err == nil {
+				got, err = readWaitStatus(b)
+			}
 			if got != c.want || (err != nil) != c.err {
 				t.Errorf("got %v, %v, want %v", got, err, c.want)
 			}

@@ -2,11 +2,17 @@ package sandboxtest
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"postern/internal/sandbox"
 )
@@ -14,24 +20,54 @@ import (
 // A Fake is a [sandbox.Runtime] in memory that runs nothing. The zero value is
 // ready. Two processes of a program on one machine are two users of one Fake.
 type Fake struct {
-	mu   sync.Mutex
-	all  map[string]*fakeSandbox
-	fail error
+	mu       sync.Mutex
+	all      map[string]*fakeSandbox
+	fail     error
+	failSave error
+	usage    map[string]sandbox.Usage
 }
 
 type fakeSandbox struct {
 	spec   sandbox.Spec
+	state  fakeState
 	ended  chan struct{}
 	reason string // final once ended is closed
 }
 
+// A fakeState is what a snapshot of a Fake holds.
+type fakeState struct {
+	FilesOnly bool              `json:"filesOnly"`
+	Memory    string            `json:"memory"`
+	Files     map[string]string `json:"files"`
+}
+
 var _ sandbox.Runtime = (*Fake)(nil)
+
+// fakeFile is the only file of a Fake's snapshot.
+const fakeFile = "fake.json"
 
 // FailStart makes every later Start fail with err; nil ends that.
 func (f *Fake) FailStart(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fail = err
+}
+
+// FailSave makes every later Save fail with err; nil ends that.
+func (f *Fake) FailSave(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failSave = err
+}
+
+// SetUsage sets what Usage says of a sandbox.
+func (f *Fake) SetUsage(id string, u sandbox.Usage) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.usage == nil {
+		f.usage = map[string]sandbox.Usage{}
+	}
+	f.usage[id] = u
 }
 
 // Die ends a sandbox as if by itself. What is left of it stays in List until
@@ -64,6 +100,15 @@ func (s *fakeSandbox) endLocked(reason string) {
 	}
 }
 
+func (s *fakeSandbox) hasEnded() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // Start implements [sandbox.Runtime].
 func (f *Fake) Start(ctx context.Context, s sandbox.Spec) error {
 	if s.Link != nil {
@@ -74,6 +119,16 @@ func (f *Fake) Start(ctx context.Context, s sandbox.Spec) error {
 	}
 	if _, err := os.Stat(s.Rootfs); err != nil {
 		return fmt.Errorf("find root file system: %w", err)
+	}
+	state := fakeState{Files: map[string]string{}}
+	if s.From != "" {
+		b, err := os.ReadFile(filepath.Join(s.From, fakeFile))
+		if err == nil {
+			err = json.Unmarshal(b, &state)
+		}
+		if err != nil {
+			return fmt.Errorf("open snapshot: %w", err)
+		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,7 +141,7 @@ func (f *Fake) Start(ctx context.Context, s sandbox.Spec) error {
 	if f.all == nil {
 		f.all = map[string]*fakeSandbox{}
 	}
-	f.all[s.ID] = &fakeSandbox{spec: s, ended: make(chan struct{})}
+	f.all[s.ID] = &fakeSandbox{spec: s, state: state, ended: make(chan struct{})}
 	return nil
 }
 
@@ -99,6 +154,60 @@ func (f *Fake) Stop(_ context.Context, id string) error {
 		delete(f.all, id)
 	}
 	return nil
+}
+
+// Save implements [sandbox.Runtime].
+func (f *Fake) Save(ctx context.Context, id, dir string, o sandbox.SaveOptions) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("save sandbox %s: %w", id, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.all[id]
+	if s == nil || s.hasEnded() {
+		return fmt.Errorf("save sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	if f.failSave != nil {
+		return f.failSave
+	}
+	state := s.state // marshalled before the lock is given up
+	state.FilesOnly = o.FilesOnly
+	if o.FilesOnly {
+		state.Memory = ""
+	}
+	b, err := json.Marshal(state)
+	if err != nil {
+		return fmt.Errorf("save sandbox %s: %w", id, err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("save sandbox %s: %w", id, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, fakeFile), b, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("save sandbox %s: %w", id, err), os.RemoveAll(dir))
+	}
+	if !o.Keep {
+		s.endLocked("saved")
+	}
+	return nil
+}
+
+// Usage implements [sandbox.Runtime]. It says what SetUsage has set, or what
+// the least that runs would take.
+func (f *Fake) Usage(_ context.Context, id string) (sandbox.Usage, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.all[id]
+	if s == nil || s.hasEnded() {
+		return sandbox.Usage{}, fmt.Errorf("measure sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	if u, ok := f.usage[id]; ok {
+		return u, nil
+	}
+	u := sandbox.Usage{CPU: time.Millisecond, Memory: 1 << 20}
+	for _, c := range s.state.Files {
+		u.Disk += int64(len(c))
+	}
+	return u, nil
 }
 
 // Wait implements [sandbox.Runtime].
@@ -122,4 +231,79 @@ func (f *Fake) List(context.Context) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Sorted(maps.Keys(f.all)), nil
+}
+
+// Inside is a sandbox of a Fake from the inside.
+func (f *Fake) Inside(id string) Inside { return fakeInside{f, id} }
+
+type fakeInside struct {
+	f  *Fake
+	id string
+}
+
+func (i fakeInside) with(do func(s *fakeSandbox) error) error {
+	i.f.mu.Lock()
+	defer i.f.mu.Unlock()
+	s := i.f.all[i.id]
+	if s == nil || s.hasEnded() {
+		return sandbox.ErrNotFound
+	}
+	return do(s)
+}
+
+// mounted is the mount that a path lies in and the path on the host.
+func (s *fakeSandbox) mounted(path string) (sandbox.Mount, string, bool) {
+	for _, m := range s.spec.Mounts {
+		if rest, ok := strings.CutPrefix(path, m.Destination+"/"); ok {
+			return m, filepath.Join(m.Source, rest), true
+		}
+	}
+	return sandbox.Mount{}, "", false
+}
+
+func (i fakeInside) Remember(v string) error {
+	return i.with(func(s *fakeSandbox) error { s.state.Memory = v; return nil })
+}
+
+func (i fakeInside) Remembered() (v string, err error) {
+	err = i.with(func(s *fakeSandbox) error { v = s.state.Memory; return nil })
+	return v, err
+}
+
+func (i fakeInside) Write(path, content string) error {
+	return i.with(func(s *fakeSandbox) error {
+		if m, host, ok := s.mounted(path); ok {
+			if m.ReadOnly {
+				return fs.ErrPermission
+			}
+			return os.WriteFile(host, []byte(content), 0o600)
+		}
+		s.state.Files[path] = content
+		return nil
+	})
+}
+
+func (i fakeInside) Read(path string) (v string, err error) {
+	err = i.with(func(s *fakeSandbox) error {
+		if _, host, ok := s.mounted(path); ok {
+			b, err := os.ReadFile(host)
+			v = string(b)
+			return err
+		}
+		var ok bool
+		if v, ok = s.state.Files[path]; !ok {
+			return fs.ErrNotExist
+		}
+		return nil
+	})
+	return v, err
+}
+
+func (i fakeInside) Remove(path string) error {
+	return i.with(func(s *fakeSandbox) error { delete(s.state.Files, path); return nil })
+}
+
+func (i fakeInside) Hostname() (v string, err error) {
+	err = i.with(func(s *fakeSandbox) error { v = s.spec.Hostname; return nil })
+	return v, err
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -27,23 +28,36 @@ func NewID() string {
 	return string(b)
 }
 
-// Run tests a Runtime. Each call of open returns one for the same machine, as
-// the next process of the program would. specFor returns what can be started,
-// with a link of its own.
-func Run(t *testing.T, open func(t *testing.T) sandbox.Runtime, specFor func(t *testing.T, id string) sandbox.Spec) {
+// A Subject is a Runtime under test.
+type Subject struct {
+	// Open returns a Runtime for the same machine each time, as the next process
+	// of the program would.
+	Open func(t *testing.T) sandbox.Runtime
+	// Spec returns what can be started, with a link of its own.
+	Spec func(t *testing.T, id string) sandbox.Spec
+	// Inside returns a way into the sandbox that was started last with what
+	// Spec returned for id. Its methods wait until the guest answers.
+	Inside func(t *testing.T, id string) Inside
+}
+
+// Inside is what a test sees and does in a sandbox that runs. A path is
+// absolute.
+type Inside interface {
+	Remember(v string) error // in the memory of a process that runs on
+	Remembered() (string, error)
+	Write(path, content string) error // "/etc" is a directory
+	Read(path string) (string, error)
+	Remove(path string) error
+	Hostname() (string, error)
+}
+
+// Run tests a Runtime.
+func Run(t *testing.T, subject Subject) {
 	const bound = 30 * time.Second
+	open, specFor := subject.Open, subject.Spec
 	start := func(t *testing.T, r sandbox.Runtime) sandbox.Spec {
 		t.Helper()
-		s := specFor(t, NewID())
-		if err := r.Start(t.Context(), s); err != nil {
-			t.Fatalf("start: %v", err)
-		}
-		t.Cleanup(func() {
-			if err := r.Stop(context.Background(), s.ID); err != nil {
-				t.Errorf("stop: %v", err)
-			}
-		})
-		return s
+		return subject.start(t, r, specFor(t, NewID()))
 	}
 	listed := func(t *testing.T, r sandbox.Runtime, id string, want bool) {
 		t.Helper()
@@ -61,16 +75,6 @@ func Run(t *testing.T, open func(t *testing.T) sandbox.Runtime, specFor func(t *
 			t.Errorf("the link after Start: got %v, want that it is closed", err)
 		}
 	}
-	// lives says that a sandbox has not ended.
-	lives := func(t *testing.T, r sandbox.Runtime, id string) {
-		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		defer cancel()
-		if reason, err := r.Wait(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("wait for a sandbox that runs: got %q, %v, want that it goes on", reason, err)
-		}
-	}
-
 	t.Run("start, list, stop", func(t *testing.T) {
 		r := open(t)
 		s := start(t, r)
@@ -121,6 +125,14 @@ func Run(t *testing.T, open func(t *testing.T) sandbox.Runtime, specFor func(t *
 		if _, err := r.Wait(t.Context(), id); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("wait: got %v, want %v", err, sandbox.ErrNotFound)
 		}
+		if _, err := r.Usage(t.Context(), id); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("usage: got %v, want %v", err, sandbox.ErrNotFound)
+		}
+		dir := filepath.Join(t.TempDir(), "snapshot")
+		if err := r.Save(t.Context(), id, dir, sandbox.SaveOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("save: got %v, want %v", err, sandbox.ErrNotFound)
+		}
+		empty(t, filepath.Dir(dir))
 	})
 
 	t.Run("a start that fails leaves nothing", func(t *testing.T) {
@@ -195,6 +207,9 @@ func Run(t *testing.T, open func(t *testing.T) sandbox.Runtime, specFor func(t *
 		}
 	})
 
+	subject.testSnapshots(t)
+	subject.testUsage(t)
+
 	t.Run("many at once", func(t *testing.T) {
 		r := open(t)
 		var wg sync.WaitGroup
@@ -215,4 +230,37 @@ func Run(t *testing.T, open func(t *testing.T) sandbox.Runtime, specFor func(t *
 			t.Errorf("list: got %v, %v, want none", ids, err)
 		}
 	})
+}
+
+// start starts s, and stops it with the test.
+func (subject Subject) start(t *testing.T, r sandbox.Runtime, s sandbox.Spec) sandbox.Spec {
+	t.Helper()
+	if err := r.Start(t.Context(), s); err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := r.Stop(context.Background(), s.ID); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	return s
+}
+
+// lives says that a sandbox has not ended.
+func lives(t *testing.T, r sandbox.Runtime, id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if reason, err := r.Wait(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("wait for a sandbox that runs: got %q, %v, want that it goes on", reason, err)
+	}
+}
+
+// empty says that there is nothing in a directory.
+func empty(t *testing.T, dir string) {
+	t.Helper()
+	es, err := os.ReadDir(dir)
+	if err != nil || len(es) != 0 {
+		t.Errorf("in %s: got %v, %v, want nothing", dir, es, err)
+	}
 }

@@ -9,12 +9,16 @@ import (
 
 func TestFake(t *testing.T) {
 	f := &Fake{}
-	Run(t, func(*testing.T) sandbox.Runtime { return f }, func(t *testing.T, id string) sandbox.Spec {
-		link, err := os.Open(os.DevNull)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return sandbox.Spec{ID: id, Rootfs: t.TempDir(), Link: link}
+	Run(t, Subject{
+		Open: func(*testing.T) sandbox.Runtime { return f },
+		Spec: func(t *testing.T, id string) sandbox.Spec {
+			link, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sandbox.Spec{ID: id, Rootfs: t.TempDir(), Link: link}
+		},
+		Inside: func(_ *testing.T, id string) Inside { return f.Inside(id) },
 	})
 }
 

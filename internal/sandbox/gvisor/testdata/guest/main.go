@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -37,6 +39,20 @@ func main() {
 	}
 	fmt.Println("guest up")
 	http.HandleFunc("/ping", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pong") })
+	// What is kept in the memory of the first process.
+	var remembered atomic.Value
+	http.HandleFunc("/remember", func(_ http.ResponseWriter, r *http.Request) { remembered.Store(r.URL.Query().Get("v")) })
+	http.HandleFunc("/remembered", func(w http.ResponseWriter, _ *http.Request) {
+		v, _ := remembered.Load().(string)
+		io.WriteString(w, v)
+	})
+	var ballast []byte
+	http.HandleFunc("/dirty", func(w http.ResponseWriter, r *http.Request) { // take MiB of memory that no compression makes smaller
+		mib, _ := strconv.Atoi(r.URL.Query().Get("mib"))
+		ballast = make([]byte, mib<<20)
+		rand.NewChaCha8([32]byte{}).Read(ballast)
+		io.WriteString(w, "dirty")
+	})
 	http.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(7) })
 	http.HandleFunc("/do", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
@@ -83,6 +99,17 @@ func do(cmd string, args []string) error {
 			fmt.Println(e.Name())
 		}
 		return err
+	case "write":
+		return os.WriteFile(args[0], []byte(args[1]), 0o644)
+	case "mkdir":
+		return os.Mkdir(args[0], 0o755)
+	case "remove":
+		return os.RemoveAll(args[0])
+	case "mkdev": // a device and a program of root's, where a mount may forbid to use them
+		if err := os.WriteFile(args[0], nil, 0o644); err != nil {
+			return err
+		}
+		return os.Chmod(args[0], 0o4755)
 	case "cpus":
 		fmt.Println(runtime.NumCPU())
 	case "hostname":

@@ -1,0 +1,213 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/state/statefile"
+	"gvisor.dev/gvisor/runsc/boot"
+
+	"postern/internal/sandbox"
+)
+
+// saveTimeout bounds how long a sandbox may take to write itself down: 64 GiB
+// on a slow disk. One that has not answered by then is ended, since nothing is
+// known of it any more.
+const saveTimeout = 5 * time.Minute
+
+// resumeTimeout bounds each of the short calls to a sentry.
+const resumeTimeout = 20 * time.Second
+
+// Save implements [sandbox.Runtime]. Once the sandbox is told it is seen to its
+// end, also if ctx is done: a sentry cannot be told to leave off.
+//
+// A directory beside dir, ".NAME.saving", is filled and then renamed. After a
+// crash it may be left; the next Save to the same dir removes it.
+func (r *Runtime) Save(ctx context.Context, id, dir string, o sandbox.SaveOptions) error {
+	err := r.save(ctx, id, dir, o)
+	if err != nil {
+		return fmt.Errorf("save sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOptions) (err error) {
+	if !idPattern.MatchString(id) {
+		return sandbox.ErrNotFound
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	if !filepath.IsAbs(dir) || filepath.Base(dir) == "/" {
+		return fmt.Errorf("%w: %q is not an absolute path of a directory", sandbox.ErrInvalid, dir)
+	}
+	if pids, err := r.cgroups.pids(id); err != nil || len(pids) == 0 {
+		return errors.Join(err, sandbox.ErrNotFound)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(err, fmt.Errorf("%s: %w", dir, fs.ErrExist))
+	}
+	mounts, err := readMounts(r.dir(id))
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".saving")
+	if err := os.RemoveAll(tmp); err != nil {
+		return fmt.Errorf("remove what an earlier save left: %w", err)
+	}
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	defer func() {
+		if rmErr := os.RemoveAll(tmp); err != nil && rmErr != nil {
+			err = errors.Join(err, fmt.Errorf("remove what was saved: %w", rmErr))
+		}
+	}()
+	snap := snapshot{Format: snapshotFormat, GVisor: gvisorVersion, Kind: kindMemory, Mounts: mounts}
+	if o.FilesOnly {
+		snap.Kind = kindFiles
+	}
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), saveTimeout, fmt.Errorf("not saved within %v", saveTimeout))
+	defer cancel()
+	if o.Keep {
+		if err := r.write(ctx, id, tmp, snap); err != nil {
+			return err
+		}
+		return publish(tmp, dir)
+	}
+	// Held from here on: what it did after it was saved would be lost. gVisor
+	// could end it by itself, but would do so also if it could not be saved.
+	if err := r.control(ctx, id, boot.ContMgrPause); err != nil {
+		return err
+	}
+	err = r.write(ctx, id, tmp, snap)
+	if err == nil {
+		err = publish(tmp, dir)
+	}
+	if err != nil {
+		return errors.Join(err, r.control(ctx, id, boot.ContMgrResume))
+	}
+	if err := r.endSaved(ctx, id); err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	return nil
+}
+
+// control makes one of the short calls that have no argument.
+func (r *Runtime) control(ctx context.Context, id, method string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, resumeTimeout, fmt.Errorf("no answer within %v", resumeTimeout))
+	defer cancel()
+	if _, err := r.call(ctx, id, method, nil); err != nil {
+		r.unsure(id, err)
+		return fmt.Errorf("%s: %w", method, err)
+	}
+	return nil
+}
+
+// unsure ends a sandbox of which nobody knows what it does: one that has
+// neither done what it was told nor said that it did not.
+func (r *Runtime) unsure(id string, err error) {
+	var said remoteError
+	if errors.As(err, &said) || errors.Is(err, errNotAsked) {
+		return // it goes on
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	if err := r.cgroups.kill(ctx, id); err != nil {
+		r.log.ErrorContext(ctx, "end a sandbox that does not answer", "sandbox", id, "err", err)
+	}
+}
+
+// saveArgs are those of gVisor's call to save memory and processes, without
+// what it does not need.
+type saveArgs struct {
+	Metadata      map[string]string `json:"metadata"`
+	HavePagesFile bool              `json:"have_pages_file"`
+	Resume        bool
+}
+
+// write fills tmp and makes it durable.
+func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) error {
+	files, err := createSnapshotFiles(tmp, snap.Kind)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	if snap.Kind == kindFiles {
+		_, err = r.call(ctx, id, boot.ContMgrFSSave, struct{}{}, files...)
+	} else {
+		// Resume is right also for a sandbox that is held and will end: without
+		// it gVisor ends the sandbox even if it could not write.
+		_, err = r.call(ctx, id, boot.ContMgrCheckpoint, saveArgs{Metadata: statefile.CompressionLevelNone.ToMetadata(), HavePagesFile: true, Resume: true}, files...)
+	}
+	if err != nil {
+		r.unsure(id, err)
+		return err
+	}
+	b, err := json.Marshal(snap)
+	if err != nil {
+		return fmt.Errorf("describe snapshot: %w", err)
+	}
+	j, err := os.OpenFile(filepath.Join(tmp, snapshotFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("describe snapshot: %w", err)
+	}
+	files = append(files, j)
+	if _, err := j.Write(b); err != nil {
+		return fmt.Errorf("describe snapshot: %w", err)
+	}
+	var g errgroup.Group
+	for _, f := range files {
+		g.Go(f.Sync)
+	}
+	if err := errors.Join(g.Wait(), syncDir(tmp)); err != nil {
+		return fmt.Errorf("make snapshot durable: %w", err)
+	}
+	return nil
+}
+
+// publish gives a finished snapshot its name.
+func publish(tmp, dir string) error {
+	if err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, dir, unix.RENAME_NOREPLACE); err != nil {
+		return fmt.Errorf("name snapshot: %w", &os.PathError{Op: "rename", Path: dir, Err: err})
+	}
+	if err := syncDir(filepath.Dir(dir)); err != nil {
+		return errors.Join(fmt.Errorf("name snapshot: %w", err), os.RemoveAll(dir))
+	}
+	return nil
+}
+
+// endSaved ends a sandbox whose state is on disk.
+func (r *Runtime) endSaved(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	r.mu.Lock()
+	i := r.all[id]
+	r.mu.Unlock()
+	if i != nil {
+		i.will(reasonSaved)
+	}
+	if err := r.cgroups.kill(ctx, id); err != nil {
+		return fmt.Errorf("end what was saved: %w", err)
+	}
+	if i != nil {
+		select {
+		case <-i.ended:
+		case <-ctx.Done():
+			return fmt.Errorf("end what was saved: %w", context.Cause(ctx))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package gvisor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/sandbox"
+)
+
+// Usage implements [sandbox.Runtime]. It asks the kernel and not the sandbox,
+// which might not tell the truth.
+func (r *Runtime) Usage(ctx context.Context, id string) (u sandbox.Usage, err error) {
+	if !idPattern.MatchString(id) {
+		return u, fmt.Errorf("measure sandbox %q: %w", id, sandbox.ErrNotFound)
+	}
+	if err := ctx.Err(); err != nil {
+		return u, fmt.Errorf("measure sandbox %s: %w", id, err)
+	}
+	pids, err := r.cgroups.pids(id)
+	if err != nil {
+		return u, fmt.Errorf("measure sandbox %s: %w", id, err)
+	}
+	if len(pids) == 0 {
+		return u, fmt.Errorf("measure sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	if u.CPU, err = r.cgroups.cpuUsed(id); err != nil {
+		return u, fmt.Errorf("measure sandbox %s: %w", id, err)
+	}
+	if u.Memory, err = r.cgroups.memoryUsed(id); err != nil {
+		return u, fmt.Errorf("measure sandbox %s: %w", id, err)
+	}
+	u.Disk = written(pids)
+	return u, nil
+}
+
+// written is the size of the file without a name that holds what a sandbox has
+// written: the largest regular file without a name that its sentry has open on
+// a disk. It is 0 if the sentry has ended meanwhile.
+func written(pids []int) (most int64) {
+	for _, p := range pids {
+		proc := "/proc/" + strconv.Itoa(p)
+		cmd, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+		if name, _, _ := strings.Cut(string(cmd), "\x00"); err != nil || name != argv0Sandbox {
+			continue
+		}
+		fds, err := os.ReadDir(filepath.Join(proc, "fd"))
+		if err != nil || len(fds) == 0 {
+			continue
+		}
+		for _, fd := range fds {
+			file := filepath.Join(proc, "fd", fd.Name())
+			// The sandbox's memory is a file without a name, too.
+			if l, err := os.Readlink(file); err != nil || !strings.Contains(l, filestorePrefix) {
+				continue
+			}
+			var st unix.Stat_t
+			if unix.Stat(file, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 0 {
+				most = max(most, st.Blocks*512)
+			}
+		}
+		return most // the stubs share the sentry's name
+	}
+	return most
+}
+
+// filestorePrefix begins the name that gVisor's file for what a sandbox writes
+// had, for a moment.
+const filestorePrefix = "runsc-filestore-"
+
+func readNumber(file string) (int64, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+}
+
+// readField reads the number after name in a file of lines "name number".
+func readField(file, name string) (int64, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for l := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(l), name+" "); ok {
+			return strconv.ParseInt(v, 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("read %s: no %s", file, name)
+}
+
+// cpuUsed is the processor time of a sandbox.
+func (g *cgroups) cpuUsed(id string) (time.Duration, error) {
+	if g.v2 {
+		µs, err := readField(g.file(id, "cpu", "cpu.stat"), "usage_usec")
+		return time.Duration(µs) * time.Microsecond, err
+	}
+	ns, err := readNumber(g.file(id, "cpuacct", "cpuacct.usage"))
+	return time.Duration(ns), err
+}
+
+// memoryUsed is the memory of a sandbox without what the kernel keeps of files
+// for a while and gives up when it is asked to.
+func (g *cgroups) memoryUsed(id string) (int64, error) {
+	name := "memory.usage_in_bytes"
+	if g.v2 {
+		name = "memory.current"
+	}
+	used, err := readNumber(g.file(id, "memory", name))
+	if err != nil {
+		return 0, err
+	}
+	idle, err := readField(g.file(id, "memory", "memory.stat"), "inactive_file")
+	if err != nil {
+		return 0, err
+	}
+	return max(0, used-idle), nil
+}
