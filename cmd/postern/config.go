@@ -31,6 +31,9 @@ type Config struct {
 	Domain string   // under which <port>-<id>.<domain> reaches this server; empty means none
 	Hosts  []string // further names under which people open the console
 
+	PublicPorts    bool // sandboxes whose creators ask for it may be reached without a token
+	MaxConnections int  // requests under way to one sandbox
+
 	HTTPS bool // people reach the console through a TLS proxy: its cookie is marked Secure
 
 	Egress      string   // "deny" or "allow": the most that sandboxes may be allowed
@@ -58,6 +61,8 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.Domain, "domain", "", "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
 	fs.Var(&list{values: &c.Hosts}, "host", "further `name` under which people open the console; may be repeated")
+	fs.BoolVar(&c.PublicPorts, "public-ports", false, "let creators open the ports of their sandboxes to all (allowPublicTraffic); otherwise each request needs the sandbox's traffic token")
+	fs.IntVar(&c.MaxConnections, "max-connections", 500, "requests under way to one sandbox; each takes about a third of a mebibyte")
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
@@ -108,7 +113,7 @@ func (c *Config) validate() error {
 	for _, l := range []struct {
 		flag string
 		v    float64
-	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}} {
+	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}, {"max-connections", float64(c.MaxConnections)}} {
 		if l.v <= 0 {
 			bad(l.flag, "want more than 0")
 		}

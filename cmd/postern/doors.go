@@ -16,7 +16,6 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
-	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -33,7 +32,7 @@ func (d *daemon) handler() http.Handler {
 	mux.Handle("/", d.e2b.Handler())
 	mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if e2bapi.IsData(r) {
+		if d.e2b.IsData(r) {
 			d.e2b.ServeData(w, r)
 			return
 		}

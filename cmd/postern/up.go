@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -170,7 +171,12 @@ func newLogger(level string) (*slog.Logger, error) {
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("%w: --log: %q: want debug, info, warn or error", errUsage, level)
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+	// What libraries print, such as what a service in a sandbox says unasked, is
+	// not for the operator to read each time.
+	log.SetFlags(0)                                                              //nolint:forbidigo // it is what is silenced
+	log.SetOutput(slog.NewLogLogger(logger.Handler(), slog.LevelDebug).Writer()) //nolint:forbidigo // likewise
+	return logger, nil
 }
 
 // lockData makes sure that one server alone works on a data directory: two
@@ -340,7 +346,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{Domain: d.conf.Domain, Ceiling: d.conf.ceiling()}) //nolint:contextcheck // its proxy uses each request's
+	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{
+		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
+	}) //nolint:contextcheck // its proxy uses each request's
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String()), Secure: d.conf.HTTPS})
@@ -350,7 +358,11 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		IdleTimeout:       620 * time.Second, // as long as E2B's proxy keeps connections
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
+		Protocols:         new(http.Protocols),
 	}
+	d.web.Protocols.SetHTTP1(true)
+	d.web.Protocols.SetHTTP2(true)
+	d.web.Protocols.SetUnencryptedHTTP2(true) // clients of gRPC services in sandboxes
 	return nil
 }
 

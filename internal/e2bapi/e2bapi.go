@@ -9,6 +9,7 @@
 package e2bapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +18,9 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
+	"os"
 	"strings"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/mailbox"
@@ -43,6 +46,17 @@ type Config struct {
 	// Ceiling is what the project allows at most; it is checked here only to
 	// tell creators early what they will not get.
 	Ceiling policy.Ceiling
+
+	// Hosts are further names of this server, at which the headers that name a
+	// sandbox count. Addresses, localhost and names of Domain need not be here.
+	Hosts []string
+	// PublicPorts lets creators open the ports of their sandboxes to all.
+	PublicPorts bool
+	// MaxConnections bounds the requests under way to one sandbox; 0 means 500.
+	MaxConnections int
+	// Limits bound how often the control API is called; nil means
+	// [DefaultLimits].
+	Limits *Limits
 }
 
 // Server serves the control API and the data plane.
@@ -53,22 +67,71 @@ type Server struct {
 	templates *template.Cache
 	mail      *mailbox.PostOffice
 	conf      Config
+	boxes     boxes
+	hosts     map[string]bool // see ownHost
+	visits    *visits
+	limits    *limits
 	proxy     *httputil.ReverseProxy
 }
 
 // New returns a server of the sandboxes in fleet.
 func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, templates *template.Cache, mail *mailbox.PostOffice, c Config) *Server {
 	s := &Server{log: log, db: db, fleet: fleet, templates: templates, mail: mail, conf: c}
-	s.proxy = s.newProxy(fleet.Transport())
+	s.openData(fleetBoxes{fleet}, fleet.Transport())
 	return s
+}
+
+// openData prepares the data plane of the sandboxes in b, which are reached
+// through inside.
+func (s *Server) openData(b boxes, inside http.RoundTripper) {
+	s.conf.Domain = strings.ToLower(s.conf.Domain)
+	if s.conf.MaxConnections == 0 {
+		s.conf.MaxConnections = 500
+	}
+	if s.conf.Limits == nil {
+		s.conf.Limits = &DefaultLimits
+	}
+	s.boxes, s.hosts = b, ownHosts(s.conf)
+	s.visits = &visits{max: s.conf.MaxConnections, by: map[visit]int{}}
+	s.limits = newLimits(*s.conf.Limits)
+	s.proxy = s.newProxy(inside)
 }
 
 // maxBody bounds the body of a control request, in bytes.
 const maxBody = 1 << 20
 
+// bodyTime bounds how long the body of a control request may take to come.
+const bodyTime = 30 * time.Second
+
+// readBody takes all of r's body in before anything is done: one that trickles
+// in must not hold what a handler holds.
+func readBody(w http.ResponseWriter, r *http.Request) error {
+	c := http.NewResponseController(w)
+	// A test's recorder has no connection to set deadlines on.
+	if err := c.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return fmt.Errorf("set deadline for body: %w", err)
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var tooBig *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooBig):
+		return err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%w: body: it did not come within %s", errRequest, bodyTime)
+	case err != nil:
+		return fmt.Errorf("%w: body: it ended early", errRequest)
+	}
+	// A deadline that stayed would end the request itself.
+	if err := c.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return fmt.Errorf("clear deadline for body: %w", err)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(b))
+	return nil
+}
+
 // Handler returns the routes of the control API for callers with a project key.
 func (s *Server) Handler() http.Handler {
-	return s.routes(func(r *http.Request) (auth.Principal, error) {
+	return s.routes(s.limited(func(r *http.Request) (auth.Principal, error) {
 		key := auth.Secret(r.Header.Get("X-Api-Key"))
 		if key == "" {
 			return auth.Principal{}, fmt.Errorf("header X-API-Key is missing: %w", auth.ErrUnauthenticated)
@@ -78,7 +141,7 @@ func (s *Server) Handler() http.Handler {
 			return auth.Principal{}, fmt.Errorf("an inbox key does not manage sandboxes: %w", auth.ErrForbidden)
 		}
 		return who, err
-	})
+	}))
 }
 
 // HandlerFor returns the routes for requests that are known to come from who,
@@ -91,8 +154,10 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error)) http.Ha
 	mux := http.NewServeMux()
 	handle := func(pattern string, h func(w http.ResponseWriter, r *http.Request, who auth.Principal) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 			p, err := who(r)
+			if err == nil {
+				err = readBody(w, r)
+			}
 			if err == nil {
 				err = h(w, r, p)
 			}
@@ -132,8 +197,12 @@ var errNotYet = errors.New("not supported by this version of Postern, see docs/c
 // from the body.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	var tooBig *http.MaxBytesError
+	var limited *limitError
 	status, msg := http.StatusInternalServerError, "internal error"
 	switch {
+	case errors.As(err, &limited):
+		limited.setRetryAfter(w.Header())
+		status, msg = http.StatusTooManyRequests, err.Error()
 	case errors.Is(err, auth.ErrUnauthenticated):
 		status, msg = http.StatusUnauthorized, "the API key is missing or not valid"
 	case errors.Is(err, auth.ErrForbidden):

@@ -13,6 +13,9 @@ import (
 type target struct {
 	sandbox string
 	port    uint16
+	// named says that the sandbox was named by the request's host, so that what
+	// it answers has an origin of its own.
+	named bool
 }
 
 // sandboxHost is "<port>-<id>" with E2B's old "-<client>" suffix, which is cut.
@@ -30,11 +33,20 @@ func shortID(id string) string {
 	return ""
 }
 
-// parseHost reads the Host of a request as "<port>-<id>.<rest>". What does not
-// have this form is not for a sandbox.
-func parseHost(host string) (target, bool) {
-	label, rest, ok := strings.Cut(strings.ToLower(host), ".")
-	if !ok || rest == "" {
+// hostname returns the name in the Host of a request: without port, brackets
+// and the root's dot, in lower case.
+func hostname(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
+}
+
+// parseHost reads the Host of a request as "<port>-<id>.<domain>". What does
+// not have this form is not for a sandbox. An empty domain stands for any.
+func parseHost(host, domain string) (target, bool) {
+	label, rest, ok := strings.Cut(hostname(host), ".")
+	if !ok || rest == "" || domain != "" && rest != domain {
 		return target{}, false
 	}
 	m := sandboxHost.FindStringSubmatch(label)
@@ -45,7 +57,14 @@ func parseHost(host string) (target, bool) {
 	if err != nil || port == 0 {
 		return target{}, false
 	}
-	return target{sandbox: m[2], port: uint16(port)}, true
+	return target{sandbox: m[2], port: uint16(port), named: true}, true
+}
+
+// SandboxOf returns the id of the sandbox and the port that a host name of the
+// form "<port>-<id>.<domain>" names.
+func SandboxOf(host, domain string) (id string, port uint16, ok bool) {
+	t, ok := parseHost(host, strings.ToLower(domain))
+	return t.sandbox, t.port, ok
 }
 
 // The headers by which the SDKs name a sandbox when its host cannot.
@@ -57,11 +76,11 @@ const (
 // route returns what sandbox and port r is for. Headers count only when the
 // host is this server's own: a page that is served under a sandbox's name must
 // not reach another sandbox with them.
-func route(r *http.Request) (t target, isData bool) {
-	if t, ok := parseHost(r.Host); ok {
+func (s *Server) route(r *http.Request) (t target, isData bool) {
+	if t, ok := parseHost(r.Host, s.conf.Domain); ok {
 		return t, true
 	}
-	if r.Header.Get(idHeader) == "" || !ownHost(r.Host) {
+	if r.Header.Get(idHeader) == "" || !s.ownHost(r.Host) {
 		return target{}, false
 	}
 	port, err := strconv.ParseUint(r.Header.Get(portHeader), 10, 16)
@@ -72,14 +91,25 @@ func route(r *http.Request) (t target, isData bool) {
 }
 
 // ownHost reports whether host names this server rather than a sandbox: an
-// address, localhost, or sandbox.<domain> as the SDKs call it.
-func ownHost(host string) bool {
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
-	}
-	host = strings.ToLower(strings.Trim(host, "[]"))
-	if _, err := netip.ParseAddr(host); err == nil {
+// address, localhost, a name that the operator gave it, or sandbox.<domain> as
+// the SDKs call it. Any other name may be a page's that resolves it to this
+// machine, and then the browser takes what is here for that page's own.
+func (s *Server) ownHost(host string) bool {
+	host = hostname(host)
+	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" || s.hosts[host] {
 		return true
 	}
-	return host == "localhost" || strings.HasPrefix(host, "sandbox.")
+	return s.conf.Domain == "" && strings.HasPrefix(host, "sandbox.")
+}
+
+// ownHosts returns the names that [Server.ownHost] takes besides addresses.
+func ownHosts(c Config) map[string]bool {
+	own := map[string]bool{}
+	for _, h := range c.Hosts {
+		own[hostname(h)] = true
+	}
+	if c.Domain != "" {
+		own[c.Domain], own["api."+c.Domain], own["sandbox."+c.Domain] = true, true, true
+	}
+	return own
 }

@@ -2,15 +2,17 @@ package e2bapi
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
-	"encoding/base64"
-	"encoding/json"
+	"crypto/tls"
 	"errors"
+	"log/slog"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
+	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/auth"
@@ -21,86 +23,156 @@ import (
 // SDK shows it the data plane's access token.
 const InterpreterPort = 49999
 
+// maxHeader bounds the header of what a service in a sandbox answers, in bytes.
+const maxHeader = 256 << 10
+
+// maxHints bounds how many interim answers (1xx) come before the final one.
+// Each is passed on, and the transport itself sets no bound to what is.
+const maxHints = 16
+
 // IsData reports whether r is for the data plane, that is for something inside
 // a sandbox.
-func IsData(r *http.Request) bool {
-	if _, ok := route(r); ok {
+func (s *Server) IsData(r *http.Request) bool {
+	if _, ok := s.route(r); ok {
 		return true
 	}
-	// The SDK's signed URLs name no sandbox; see signedFor.
-	return r.URL.Path == "/files" && r.URL.Query().Has("signature")
+	if r.Header.Get(idHeader) != "" {
+		return true // at a host that is not ours: ServeData says so
+	}
+	// A browser asks whether it may send the headers before it sends them, and
+	// the SDK's signed URLs name no sandbox; see signedFor.
+	return s.ownHost(r.Host) && (isPreflight(r) && asksFor(r, idHeader) || isSigned(r))
 }
 
 // ServeData forwards r to the sandbox that it is for, if the caller may.
 func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
-	t, ok := route(r)
+	t, ok := s.route(r)
+	if !t.named || t.port == sandbox.GuestPort {
+		allowOrigins(w.Header())
+	}
+	if isPreflight(r) && (!ok || t.port == sandbox.GuestPort) {
+		allowPreflight(w, r)
+		return
+	}
 	if !ok {
-		t = target{sandbox: s.signedFor(r), port: sandbox.GuestPort}
-	}
-	if t.sandbox == "" {
-		dataError(w, http.StatusBadGateway, t, "The sandbox was not found")
-		return
-	}
-	if t.port == 0 {
-		dataError(w, http.StatusBadRequest, t, portHeader+": want a TCP port from 1 to 65535")
-		return
-	}
-	if t.port == sandbox.GuestPort && !strings.HasPrefix(r.URL.Path, "/") {
-		dataError(w, http.StatusBadRequest, t, "path: want one that begins with /")
-		return
-	}
-	if msg := s.mayEnter(r, t); msg != "" {
-		status := http.StatusUnauthorized
-		if t.port != sandbox.GuestPort {
-			status = http.StatusForbidden
+		var ref *refusal
+		if t, ref = s.unnamed(r); ref != nil {
+			refuse(w, r, t, ref)
+			return
 		}
-		dataError(w, status, t, msg)
+	}
+	leave, ref := s.admit(r, t)
+	if ref == nil {
+		defer leave()
+		s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
 		return
 	}
-	s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
+	refuse(w, r, t, ref)
 }
 
-type targetKey struct{}
-
-// withTarget hands t through httputil.ReverseProxy, whose hooks see only the
-// request.
-func withTarget(ctx context.Context, t target) context.Context {
-	return context.WithValue(ctx, targetKey{}, t)
+// unnamed returns the target of a request that names none by host or header.
+func (s *Server) unnamed(r *http.Request) (target, *refusal) {
+	if !isSigned(r) || !s.ownHost(r.Host) {
+		return target{}, &refusal{http.StatusMisdirectedRequest, "this server was not told that it has the name in Host: start it with --host or --domain"}
+	}
+	if !s.limits.maySearch(r) {
+		return target{}, &refusal{http.StatusTooManyRequests, "too many signed URLs from this address that no sandbox signed"}
+	}
+	id := s.signedFor(r)
+	if id == "" {
+		s.limits.foundNothing(r)
+		return target{}, errNoSandbox
+	}
+	return target{sandbox: id, port: sandbox.GuestPort}, nil
 }
 
-func targetOf(ctx context.Context) target {
-	t, _ := ctx.Value(targetKey{}).(target)
-	return t
+// A refusal is why a request does not reach its target, for outside.
+type refusal struct {
+	status int
+	msg    string
 }
 
-// mayEnter returns why r may not reach t, or the empty string.
-func (s *Server) mayEnter(r *http.Request, t target) string {
-	access := s.fleet.AccessToken(t.sandbox)
+var (
+	errNoSandbox  = &refusal{http.StatusBadGateway, "The sandbox was not found"}
+	errPaused     = &refusal{http.StatusBadGateway, "The sandbox is paused and does not resume on traffic"}
+	errPortClosed = &refusal{http.StatusBadGateway, "The sandbox is running but port is not open"}
+)
+
+// admit decides whether r may go to t, and wakes the sandbox. Who is admitted
+// calls leave at the end.
+func (s *Server) admit(r *http.Request, t target) (leave func(), ref *refusal) {
+	switch {
+	case t.sandbox == "":
+		return nil, &refusal{http.StatusBadRequest, idHeader + ": want the id of a sandbox"}
+	case t.port == 0:
+		return nil, &refusal{http.StatusBadRequest, portHeader + ": want a TCP port from 1 to 65535"}
+	case r.Method == http.MethodConnect:
+		// It would be a tunnel past everything that is checked here.
+		return nil, &refusal{http.StatusMethodNotAllowed, "CONNECT is not for sandboxes"}
+	case t.port == sandbox.GuestPort && !strings.HasPrefix(r.URL.Path, "/"):
+		return nil, &refusal{http.StatusBadRequest, "path: want one that begins with /"}
+	case t.port == sandbox.GuestPort && controlPath(r.URL.Path):
+		return nil, &refusal{http.StatusNotFound, "there is nothing at this path"}
+	}
+	traffic, ok := s.boxes.Traffic(t.sandbox)
+	if !ok {
+		return nil, errNoSandbox
+	}
+	open, ref := s.mayEnter(r, t, traffic)
+	if ref != nil {
+		return nil, ref
+	}
+	leave, ok = s.visits.enter(t.sandbox, open)
+	if !ok {
+		return nil, &refusal{http.StatusTooManyRequests, "too many connections to this sandbox"}
+	}
+	// Who shows nothing learns whether the guest is there and does not wake it.
+	if open && t.port == sandbox.GuestPort {
+		return leave, nil
+	}
+	if err := s.boxes.Wake(r.Context(), t.sandbox); err != nil {
+		leave()
+		return nil, s.refusalFor(r.Context(), t, err)
+	}
+	return leave, nil
+}
+
+// mayEnter decides whether r may reach t. It is open if nothing had to be
+// shown for that.
+func (s *Server) mayEnter(r *http.Request, t target, traffic traffic) (open bool, ref *refusal) {
+	access := s.boxes.AccessToken(t.sandbox)
 	shown := same(r.Header.Get("X-Access-Token"), access.Reveal())
 	switch t.port {
 	case sandbox.GuestPort:
 		switch {
-		case controlPath(r.URL.Path):
-			return "this path is for the host only"
-		case r.URL.Path == "/health" && r.Method == http.MethodGet, shown:
-			return ""
+		case shown:
+			return false, nil
+		case r.URL.Path == "/health" && r.Method == http.MethodGet:
+			return true, nil
 		case r.URL.Path == "/files":
-			return checkSignature(r, access.Reveal(), time.Now())
+			if msg := checkSignature(r, access.Reveal(), time.Now()); msg != "" {
+				return false, &refusal{http.StatusUnauthorized, msg}
+			}
+			return false, nil
 		}
-		return "missing or wrong X-Access-Token"
+		return false, &refusal{http.StatusUnauthorized, "missing or wrong X-Access-Token"}
 	case InterpreterPort:
 		if shown {
-			return ""
+			return false, nil
 		}
+		// It runs code, and needs a token also where other ports are public.
+		traffic.Public = false
 	}
-	// The defaults are closed: unlike E2B's, other ports need their token too.
-	if same(r.Header.Get("E2b-Traffic-Access-Token"), s.fleet.TrafficToken(t.sandbox).Reveal()) {
-		return ""
+	if same(r.Header.Get("E2b-Traffic-Access-Token"), s.boxes.TrafficToken(t.sandbox).Reveal()) {
+		return false, nil
 	}
-	return "missing or wrong e2b-traffic-access-token"
+	// The defaults are closed, unlike E2B's: both the operator and the creator
+	// must have opened it.
+	if traffic.Public && s.conf.PublicPorts {
+		return true, nil
+	}
+	return false, &refusal{http.StatusForbidden, "missing or wrong e2b-traffic-access-token"}
 }
-
-func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
 // controlPath reports whether only the host may ask the guest for path.
 func controlPath(path string) bool {
@@ -113,141 +185,189 @@ func controlPath(path string) bool {
 	return strings.Contains(path, "//") || strings.Contains(path, "/.")
 }
 
-// checkSignature checks a signed URL for /files and returns what is wrong with
-// it, or the empty string.
-func checkSignature(r *http.Request, token string, now time.Time) string {
-	q := r.URL.Query()
-	got := q.Get("signature")
-	if got == "" {
-		return "missing signature query parameter"
-	}
-	op := "read"
-	if r.Method == http.MethodPost {
-		op = "write"
-	}
-	text := q.Get("path") + ":" + op + ":" + q.Get("username") + ":" + token
-	expires := q.Get("signature_expiration")
-	if expires != "" {
-		text += ":" + expires
-	}
-	sum := sha256.Sum256([]byte(text))
-	if !same(got, "v1_"+base64.RawStdEncoding.EncodeToString(sum[:])) {
-		return "invalid signature"
-	}
-	if expires != "" {
-		if at, err := strconv.ParseInt(expires, 10, 64); err != nil || at < now.Unix() {
-			return "signature is already expired"
-		}
-	}
-	return ""
+type targetKey struct{}
+
+// withTarget hands t through httputil.ReverseProxy, whose hooks see only the
+// request. It also ends a sandbox's endless interim answers.
+func withTarget(ctx context.Context, t target) context.Context {
+	hints := 0
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+			if hints++; hints > maxHints {
+				return errors.New("too many interim answers")
+			}
+			return nil
+		},
+	})
+	return context.WithValue(ctx, targetKey{}, t)
 }
 
-// signedFor finds the sandbox whose token signed r: behind one address the
-// SDK's signed URLs carry nothing else that tells.
-func (s *Server) signedFor(r *http.Request) string {
-	for _, id := range s.fleet.Live() {
-		switch checkSignature(r, s.fleet.AccessToken(id).Reveal(), time.Now()) {
-		case "", "signature is already expired":
-			return id
-		}
-	}
-	return ""
+func targetOf(ctx context.Context) target {
+	t, _ := ctx.Value(targetKey{}).(target)
+	return t
 }
+
+// secrets are the request headers that are meant for this server alone. What
+// is inside is hostile: it gets no credential that a client or a browser sent
+// along for the host.
+var secrets = []string{"X-Access-Token", "X-Api-Key", "E2b-Traffic-Access-Token", sandbox.ChannelHeader, InboxKeyHeader, idHeader, portHeader}
 
 func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport:     inside,
+		Transport:     newRoads(inside),
 		FlushInterval: -1, // streams of events must not wait in a buffer
+		BufferPool:    new(copyBuffers),
 		Rewrite: func(p *httputil.ProxyRequest) {
 			t := targetOf(p.In.Context())
+			traffic, _ := s.boxes.Traffic(t.sandbox)
 			p.Out.URL.Scheme = "http"
-			p.Out.URL.Host = t.sandbox + ":" + strconv.Itoa(int(t.port))
+			if slices.Contains(traffic.HTTPSPorts, t.port) {
+				p.Out.URL.Scheme = "https"
+			}
+			port := strconv.Itoa(int(t.port))
+			p.Out.URL.Host = t.sandbox + ":" + port
 			p.Out.Host = p.In.Host
+			// The server fills this map in when the body has been read; the copy
+			// of it that was made for Out would stay empty.
+			p.Out.Trailer = p.In.Trailer
 			h := p.Out.Header
-			// What is inside is hostile: it gets no credential that a client or a
-			// browser sent along for the host.
-			for _, k := range []string{"X-Access-Token", "X-Api-Key", "E2b-Traffic-Access-Token", sandbox.ChannelHeader, InboxKeyHeader, idHeader, portHeader} {
+			for _, k := range secrets {
 				h.Del(k)
 			}
 			dropCookie(h, auth.SessionCookie)
 			if t.port == sandbox.GuestPort {
-				h.Set(sandbox.ChannelHeader, s.fleet.ChannelKey(t.sandbox).Reveal())
+				h.Set(sandbox.ChannelHeader, s.boxes.ChannelKey(t.sandbox).Reveal())
+			} else if traffic.MaskHost != "" {
+				p.Out.Host = strings.ReplaceAll(traffic.MaskHost, "${PORT}", port)
+			}
+			// On a connection that has been upgraded nothing is checked any more:
+			// to the guest, which has no use for it, and to HTTP/2 in disguise it
+			// would carry requests that never passed here.
+			if up := h.Get("Upgrade"); t.port == sandbox.GuestPort || strings.Contains(strings.ToLower(up), "h2c") {
+				h.Del("Upgrade")
+				h.Del("Connection")
+				h.Del("Http2-Settings")
 			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
-			_, named := parseHost(resp.Request.Host)
-			disarm(resp.Header, named)
+			t := targetOf(resp.Request.Context())
+			disarm(resp.Header, t.named)
+			if !t.named || t.port == sandbox.GuestPort {
+				allowOrigins(resp.Header)
+			}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
+				return // The caller has left; nobody reads an answer.
+			}
 			t := targetOf(r.Context())
-			switch {
-			case errors.Is(err, sandbox.ErrNotFound):
-				dataError(w, http.StatusBadGateway, t, "The sandbox was not found")
-			case errors.Is(err, sandbox.ErrPortClosed):
-				dataError(w, http.StatusBadGateway, t, "The sandbox is running but port is not open")
-			case errors.Is(err, context.Canceled):
-				// The caller has left; nobody reads an answer.
-			default:
-				s.log.DebugContext(r.Context(), "proxy to sandbox", "sandbox", t.sandbox, "port", t.port, "err", err)
-				dataError(w, http.StatusBadGateway, t, "The sandbox did not answer")
-			}
+			refuse(w, r, t, s.refusalFor(r.Context(), t, err))
 		},
-		ErrorLog: nil,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 }
 
-// forOrigin are the fields of an answer that act on the whole origin that it
-// comes from, not on the answer alone.
-var forOrigin = []string{"Set-Cookie", "Clear-Site-Data", "Strict-Transport-Security", "Service-Worker-Allowed", "Alt-Svc", "Nel", "Report-To", "Reporting-Endpoints"}
+// refusalFor is the one table from errors on the way inside to answers. What
+// it does not know is not told: it may speak of the host.
+func (s *Server) refusalFor(ctx context.Context, t target, err error) *refusal {
+	switch {
+	case errors.Is(err, sandbox.ErrNotFound):
+		return errNoSandbox
+	case errors.Is(err, sandbox.ErrPaused):
+		return errPaused
+	case errors.Is(err, sandbox.ErrBusy):
+		return &refusal{http.StatusConflict, "The sandbox is changing its state; try again soon"}
+	case errors.Is(err, sandbox.ErrFull):
+		return &refusal{http.StatusTooManyRequests, "The sandbox cannot resume now: there are too many sandboxes"}
+	case errors.Is(err, sandbox.ErrPortClosed):
+		return errPortClosed
+	}
+	s.log.DebugContext(ctx, "proxy to sandbox", "sandbox", t.sandbox, "port", t.port, "err", err)
+	return &refusal{http.StatusBadGateway, "The sandbox did not answer as HTTP wants"}
+}
 
-// disarm takes from the answer of a sandbox what would harm this server's own
-// pages. The attack: a signed URL for an HTML file has the console's origin, so
-// that whoever opens it while signed in runs the sandbox's script there, which
-// then approves. named says that the sandbox has a host name, and so an origin,
-// of its own.
-func disarm(h http.Header, named bool) {
-	if named {
-		// A cookie for the common domain would sign the reviewer in as another.
-		set := h.Values("Set-Cookie")
-		h.Del("Set-Cookie")
-		for _, c := range set {
-			if k, _, _ := strings.Cut(c, "="); strings.TrimSpace(k) != auth.SessionCookie {
-				h.Add("Set-Cookie", c)
-			}
+// roads are the ways to a service inside: HTTP/1.1, and HTTP/2 without TLS for
+// gRPC, which speaks nothing else.
+type roads struct {
+	plain, grpc http.RoundTripper
+}
+
+// newRoads bounds what the fleet's transport takes from a sandbox.
+func newRoads(inside http.RoundTripper) http.RoundTripper {
+	base, ok := inside.(*http.Transport)
+	if !ok {
+		return inside
+	}
+	t := base.Clone()
+	t.MaxResponseHeaderBytes = maxHeader
+	// A client that waits for leave to send its body waits for the service's.
+	t.ExpectContinueTimeout = time.Second
+	// For httpsPorts: what serves inside has a certificate that nobody knows,
+	// and the link to it is not one that others can listen on.
+	t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // as E2B documents httpsPorts; see above
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	g := t.Clone()
+	g.Protocols = new(http.Protocols)
+	g.Protocols.SetUnencryptedHTTP2(true)
+	g.Protocols.SetHTTP2(true)
+	return &roads{t, g}
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (r *roads) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.ProtoMajor == 2 && strings.HasPrefix(req.Header.Get("Content-Type"), "application/grpc") {
+		return r.grpc.RoundTrip(req)
+	}
+	return r.plain.RoundTrip(req)
+}
+
+// copyBuffers are what answers pass through, one for each request while it
+// lasts. Larger ones were no faster.
+type copyBuffers struct{ pool sync.Pool }
+
+// Get implements [httputil.BufferPool].
+func (c *copyBuffers) Get() []byte {
+	if b, ok := c.pool.Get().(*[]byte); ok {
+		return *b
+	}
+	return make([]byte, 64<<10)
+}
+
+// Put implements [httputil.BufferPool].
+func (c *copyBuffers) Put(b []byte) { c.pool.Put(&b) }
+
+// visits counts the requests that are under way to each sandbox, so that
+// neither their callers nor a sandbox that never answers take all of the
+// server's memory: a request costs about a third of a mebibyte.
+type visits struct {
+	max int // for those who showed a token, and again for those who need none
+
+	mu sync.Mutex // guards by
+	by map[visit]int
+}
+
+// A visit is counted apart when anyone may make it: a stranger must not use up
+// what the owner needs.
+type visit struct {
+	sandbox string
+	open    bool
+}
+
+func (v *visits) enter(id string, open bool) (leave func(), ok bool) {
+	k := visit{id, open}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.by[k] >= v.max {
+		return nil, false
+	}
+	v.by[k]++
+	return func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if v.by[k]--; v.by[k] == 0 {
+			delete(v.by, k)
 		}
-		return
-	}
-	for _, k := range forOrigin {
-		h.Del(k)
-	}
-	h.Set("Content-Security-Policy", "sandbox; frame-ancestors 'none'")
-	h.Set("X-Content-Type-Options", "nosniff")
-}
-
-func dropCookie(h http.Header, name string) {
-	var kept []string
-	for _, line := range h.Values("Cookie") {
-		for c := range strings.SplitSeq(line, ";") {
-			c = strings.TrimSpace(c)
-			if k, _, _ := strings.Cut(c, "="); c != "" && k != name {
-				kept = append(kept, c)
-			}
-		}
-	}
-	h.Del("Cookie")
-	if len(kept) > 0 {
-		h.Set("Cookie", strings.Join(kept, "; "))
-	}
-}
-
-func dataError(w http.ResponseWriter, status int, t target, msg string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(struct {
-		Sandbox string `json:"sandboxId"`
-		Message string `json:"message"`
-		Port    uint16 `json:"port,omitempty"`
-		Code    int    `json:"code"`
-	}{t.sandbox, msg, t.port, status})
+	}, true
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
 	"net/url"
 	"strconv"
 	"strings"
@@ -98,26 +97,19 @@ func TestDisarm(t *testing.T) {
 		h.Set("Content-Security-Policy", "script-src *")
 		h.Set("Clear-Site-Data", `"*"`)
 		h.Add("Set-Cookie", "postern_session=theirs; Path=/console")
-		h.Add("Set-Cookie", "a=b")
+		h.Add("Set-Cookie", "a=b; Domain=example.com")
+		h.Add("Set-Cookie", "a=c; domain=.example.com; HttpOnly")
 	}))
 	defer inside.Close()
-	s := &Server{log: slog.New(slog.DiscardHandler)}
-	proxy := s.newProxy(http.DefaultTransport)
-	proxy.Rewrite = func(p *httputil.ProxyRequest) {
-		p.Out.URL.Scheme, p.Out.URL.Host = "http", strings.TrimPrefix(inside.URL, "http://")
-		p.Out.Host = p.In.Host
-	}
+	d := serveData(t, Config{PublicPorts: true}, map[uint16]string{8000: inside.Listener.Addr().String()})
+	d.boxes.traffic.Public = true
 	tests := []struct{ name, host, csp, cookies, clear string }{
 		{"this server's host", "127.0.0.1:3000", "sandbox; frame-ancestors 'none'", "", ""},
-		{"a host of its own", "8000-" + testID + ".example.com", "script-src *", "a=b", `"*"`},
+		{"a host of its own", "8000-" + testID + ".example.com", "script-src *", "a=b; a=c; HttpOnly", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := httptest.NewRequest("GET", "/files?path=/x.html&signature=v1_x", nil)
-			r.Host = tt.host
-			w := httptest.NewRecorder()
-			proxy.ServeHTTP(w, r)
-			h := w.Result().Header
+			h := d.get(t, tt.host, "/x.html", http.Header{idHeader: {testID}, portHeader: {"8000"}}).Header
 			if got := h.Get("Content-Security-Policy"); got != tt.csp {
 				t.Errorf("Content-Security-Policy %q, want %q", got, tt.csp)
 			}

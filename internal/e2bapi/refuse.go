@@ -1,0 +1,106 @@
+package e2bapi
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"html/template"
+	"net/http"
+	"strings"
+)
+
+//go:embed pages/refused.html
+var refusedHTML string
+
+//go:embed pages/refused.css
+var refusedCSS string
+
+var refusedPage = template.Must(template.New("refused").Parse(refusedHTML))
+
+// refusedPolicy lets the page have its one style sheet and nothing else.
+var refusedPolicy = func() string {
+	sum := sha256.Sum256([]byte(refusedCSS))
+	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}()
+
+// navigates reports whether r is a person's browser that opens a page, rather
+// than a program, a script or a picture on one.
+func navigates(r *http.Request) bool {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return false
+	}
+	if mode := r.Header.Get("Sec-Fetch-Mode"); mode != "" {
+		return mode == "navigate"
+	}
+	for part := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
+		if kind, _, _ := strings.Cut(part, ";"); strings.EqualFold(strings.TrimSpace(kind), "text/html") {
+			return true
+		}
+	}
+	return false
+}
+
+// refuse answers in this server's own words: JSON in the shape that the SDKs
+// read, or a page where a person will read it.
+func refuse(w http.ResponseWriter, r *http.Request, t target, ref *refusal) {
+	h := w.Header()
+	// Headers that a sandbox's interim answers may have left.
+	h.Del("Content-Length")
+	h.Del("Content-Encoding")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if ref.status == http.StatusTooManyRequests || ref.status == http.StatusConflict {
+		h.Set("Retry-After", "1")
+	}
+	if navigates(r) {
+		refusePage(w, t, ref)
+		return
+	}
+	h.Set("Content-Type", "application/json")
+	w.WriteHeader(ref.status)
+	_ = json.NewEncoder(w).Encode(struct {
+		Sandbox string `json:"sandboxId"`
+		Message string `json:"message"`
+		Port    uint16 `json:"port,omitempty"`
+		Code    int    `json:"code"`
+	}{t.sandbox, ref.msg, t.port, ref.status})
+}
+
+func refusePage(w http.ResponseWriter, t target, ref *refusal) {
+	var b bytes.Buffer
+	err := refusedPage.Execute(&b, map[string]any{
+		"Status": ref.status, "Title": ref.msg, "Hint": hint(ref), "Sandbox": t.sandbox, "Port": t.port,
+		"Style": template.CSS(refusedCSS), //nolint:gosec // ours, built in
+	})
+	if err != nil { // unreachable: the page is built in
+		http.Error(w, "internal error", http.StatusInternalServerError)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", refusedPolicy)
+	h.Set("Referrer-Policy", "no-referrer")
+	w.WriteHeader(ref.status)
+	_, _ = w.Write(b.Bytes())
+}
+
+// hint says what the reader of a refusal can do about it.
+func hint(ref *refusal) string {
+	switch ref {
+	case errNoSandbox:
+		return "It has ended, or the address is mistyped."
+	case errPaused:
+		return "Its owner must resume it."
+	case errPortClosed:
+		return "A service inside must listen on this port. If it was started just now, load this page again."
+	}
+	switch ref.status {
+	case http.StatusForbidden, http.StatusUnauthorized:
+		return "This address is not public. Requests must carry the token that the sandbox's creator has."
+	case http.StatusConflict, http.StatusTooManyRequests:
+		return "Load this page again in a moment."
+	}
+	return "The address or the request is not one that this server takes."
+}
