@@ -1,0 +1,126 @@
+// The code interpreter, by the official SDK.
+import assert from 'node:assert/strict'
+import { after, before, describe, test } from 'node:test'
+import * as ci from '@e2b/code-interpreter'
+import { collector, eventually, start } from './server.mjs'
+
+let server, box
+before(async () => {
+  server = await start()
+  box = await ci.Sandbox.create({ timeoutMs: 600_000, envs: { COLOUR: 'green' } })
+})
+after(async () => {
+  await box?.kill()
+  await server?.stop()
+})
+
+describe('python', () => {
+  test('keeps its state from one execution to the next, and counts them', async () => {
+    const first = await box.runCode('x = 20')
+    assert.deepEqual([first.results.length, first.text, first.error], [0, undefined, undefined])
+    const second = await box.runCode('x += 1; x * 2')
+    assert.equal(second.text, '42')
+    assert.equal(second.executionCount, first.executionCount + 1)
+  })
+
+  test('streams what it prints, results and errors to callbacks', async () => {
+    const out = collector()
+    const err = collector()
+    const results = []
+    let failure
+    const run = await box.runCode('import sys\nprint("out")\nprint("err", file=sys.stderr)\ndisplay("shown")\n1/0', {
+      onStdout: (m) => out.add(m.line),
+      onStderr: (m) => err.add(m.line),
+      onResult: (r) => void results.push(r.text),
+      onError: (e) => (failure = e),
+    })
+    assert.deepEqual([out.text(), err.text(), results], ['out\n', 'err\n', ['shown']])
+    assert.deepEqual([run.logs.stdout, run.logs.stderr], [['out\n'], ['err\n']])
+    assert.equal(failure.name, 'ZeroDivisionError')
+    assert.deepEqual([run.error.name, run.error.value], ['ZeroDivisionError', 'division by zero'])
+    assert.match(run.error.traceback, /ZeroDivisionError/)
+  })
+
+  test('shows results in every format', async () => {
+    const code = `
+class Rich:
+    def _repr_html_(self): return "<b>html</b>"
+    def _repr_markdown_(self): return "*markdown*"
+    def _repr_svg_(self): return "<svg></svg>"
+    def _repr_latex_(self): return "$x$"
+    def _repr_json_(self): return {"a": 1}
+    def _repr_javascript_(self): return "1+1"
+    def __repr__(self): return "plain"
+Rich()`
+    const [r] = (await box.runCode(code)).results
+    assert.deepEqual([r.text, r.html, r.markdown, r.svg, r.latex, r.json, r.javascript], ['plain', '<b>html</b>', '*markdown*', '<svg></svg>', '$x$', { a: 1 }, '1+1'])
+    assert.equal(r.isMainResult, true)
+    assert.ok(r.formats().includes('html'))
+    const many = (await box.runCode('display(1); display(2); 3')).results
+    assert.deepEqual(many.map((m) => [m.text, m.isMainResult]), [['1', false], ['2', false], ['3', true]])
+  })
+
+  test('draws pictures and returns tables as data', async () => {
+    const picture = (await box.runCode('import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()')).results[0]
+    assert.equal(Buffer.from(picture.png, 'base64').subarray(1, 4).toString(), 'PNG')
+    const table = (await box.runCode('import pandas as pd\npd.DataFrame({"a": [1, 2], "b": ["x", "y"]})')).results[0]
+    assert.match(table.html, /<table/)
+    assert.deepEqual(table.data, { a: [1, 2], b: ['x', 'y'] })
+  })
+
+  test('has the environment of the sandbox, of the call for the call', async () => {
+    const show = 'import os; os.environ.get("COLOUR"), os.environ.get("MOOD")'
+    assert.equal((await box.runCode(show, { envs: { MOOD: 'calm', COLOUR: 'red' } })).text, "('red', 'calm')")
+    assert.equal((await box.runCode(show)).text, "('green', None)")
+  })
+
+  test('runs shell commands, awaits at the top level, reads what files.write wrote', async () => {
+    await box.files.write('/home/user/numbers.csv', '1,2\n')
+    assert.equal((await box.runCode('open("numbers.csv").read()')).text, '1,2\\n')
+    assert.deepEqual((await box.runCode('!echo from the shell')).logs.stdout.join('').trim(), 'from the shell')
+    assert.equal((await box.runCode('import asyncio\nawait asyncio.sleep(0.01)\n"awaited"')).text, 'awaited')
+  })
+
+  test('is interrupted by its timeout and keeps its state', async () => {
+    await box.runCode('kept = 1')
+    await assert.rejects(box.runCode('import time\nwhile True: time.sleep(0.1)', { timeoutMs: 1500 }), (e) => e.name === 'TimeoutError' || /timed out|timeout/i.test(e.message))
+    await eventually('the answer after it', async () => (await box.runCode('kept + 1', { timeoutMs: 10_000 }).catch(() => ({}))).text === '2', 30)
+  })
+
+  test('comes back after its process has died', async () => {
+    const died = await box.runCode('import os; os._exit(1)').catch((e) => e)
+    assert.ok(died instanceof Error || died.error, 'nothing said that it died')
+    await eventually('a new one', async () => (await box.runCode('1 + 1', { timeoutMs: 20_000 }).catch(() => ({}))).text === '2', 60)
+  })
+})
+
+describe('contexts', () => {
+  test('have variables and directories of their own', async () => {
+    const a = await box.createCodeContext({ cwd: '/tmp' })
+    const b = await box.createCodeContext()
+    assert.deepEqual([a.language, a.cwd, b.cwd], ['python', '/tmp', '/home/user'])
+    await box.runCode('where = "a"', { context: a })
+    assert.equal((await box.runCode('where', { context: b })).error.name, 'NameError')
+    assert.equal((await box.runCode('import os; where, os.getcwd()', { context: a })).text, "('a', '/tmp')")
+    const ids = (await box.listCodeContexts()).map((c) => c.id)
+    assert.ok(ids.includes(a.id) && ids.includes(b.id))
+    await box.restartCodeContext(a)
+    assert.equal((await box.runCode('where', { context: a })).error.name, 'NameError')
+    await box.removeCodeContext(a)
+    await box.removeCodeContext(b.id)
+    const left = (await box.listCodeContexts()).map((c) => c.id)
+    assert.ok(!left.includes(a.id) && !left.includes(b.id))
+  })
+
+  test('that are not there, and languages that are not there, are refused with a sentence', async () => {
+    await assert.rejects(box.runCode('1', { context: { id: 'no-such', language: 'python', cwd: '/' } }), /not found|no-such/i)
+    await assert.rejects(box.createCodeContext({ language: 'cobol' }), /400/)
+    await assert.rejects(box.runCode('1', { language: 'cobol' }), /cobol/)
+  })
+})
+
+test('a killed sandbox does not answer', async () => {
+  const other = await ci.Sandbox.create()
+  await other.kill()
+  await assert.rejects(other.runCode('1', { requestTimeoutMs: 5000 }), (e) => ['TimeoutError', 'SandboxNotFoundError', 'SandboxError'].includes(e.name))
+})

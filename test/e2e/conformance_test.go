@@ -1,0 +1,31 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestConformance plays test/conformance: what users of the official SDKs and
+// of the official CLI may expect, each file against a server of its own.
+func TestConformance(t *testing.T) {
+	files, err := filepath.Glob("../conformance/*.test.mjs")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("find the tests: %v, %d files", err, len(files))
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".test.mjs"), func(t *testing.T) {
+			cmd := exec.Command("node", "--test", "--test-reporter=spec", file)
+			cmd.Env = append(os.Environ(), "POSTERN_TEST_BINARY="+postern(t), "NO_COLOR=1")
+			out, err := cmd.CombinedOutput()
+			// Node repeats the failures at the end, where they are easy to find.
+			summary, failures, _ := strings.Cut(string(out), "\n✖ failing tests:")
+			if err != nil {
+				t.Fatalf("%v\n%s\n%s", err, tail(summary, 10), tail(failures, 200))
+			}
+			t.Log(tail(strings.TrimSpace(summary), 8))
+		})
+	}
+}
