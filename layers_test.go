@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"auth", "storetest"},
 	{"audit", "event"},
 	{"oversight"},
-	{"mailbox", "sandbox"}, // the nouns
+	{"mailbox", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "sandbox/gvisor", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "console"}, // the doors
 }

@@ -1,0 +1,67 @@
+package volume
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// A Want is a volume that the creator of a sandbox asks for.
+type Want struct {
+	Name string // the volume's
+	Path string // where it appears in the sandbox
+}
+
+// maxMounts is how many volumes a sandbox may have. Each is a connection of its
+// kernel to the gofer.
+const maxMounts = 16
+
+// system are the directories at and below which no volume is mounted: what is
+// there makes the sandbox work, or is not on its file system at all. /var/run
+// and /var/lock are links to /run.
+var system = []string{
+	"/proc", "/sys", "/dev", "/run", "/var/run", "/var/lock", "/boot", "/etc",
+	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+}
+
+// parents are directories that may hold mounts and are none themselves.
+var parents = []string{"/", "/home", "/var", "/tmp"}
+
+// CheckWants refuses mounts that a sandbox cannot have. It does not know which
+// volumes there are: [Store.Mount] does.
+func CheckWants(wants []Want) error {
+	bad := func(i int, format string, a ...any) error {
+		return fmt.Errorf("%w: volumeMounts[%d]: %s", ErrInvalid, i, fmt.Sprintf(format, a...))
+	}
+	if len(wants) > maxMounts {
+		return fmt.Errorf("%w: volumeMounts: %d of them, the limit is %d", ErrInvalid, len(wants), maxMounts)
+	}
+	for i, w := range wants {
+		switch {
+		case !namePattern.MatchString(w.Name):
+			return bad(i, "name: want 1 to 128 letters, digits, _ and -")
+		case !path.IsAbs(w.Path) || path.Clean(w.Path) != w.Path:
+			return bad(i, "path: want an absolute path without '.', '..', double or last slashes")
+		case len(w.Path) > 512 || strings.ContainsFunc(w.Path, func(r rune) bool { return r < ' ' || r == 0x7f || r == 0xfffd }):
+			return bad(i, "path: want at most 512 bytes of text")
+		case slices.Contains(parents, w.Path):
+			return bad(i, "path: %s itself cannot be a volume; a directory below it can", w.Path)
+		}
+		for _, d := range system {
+			if within(w.Path, d) {
+				return bad(i, "path: %s belongs to the system", d)
+			}
+		}
+		for _, o := range wants[:i] {
+			// One within the other would need its mount point in that volume.
+			if within(w.Path, o.Path) || within(o.Path, w.Path) {
+				return bad(i, "path: %s and %s overlap", w.Path, o.Path)
+			}
+		}
+	}
+	return nil
+}
+
+// within reports whether p is dir or below it.
+func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
