@@ -29,7 +29,7 @@ cmd/postern/guestbin/postern-guest:
 	go build $(GOFLAGS_BUILD) -o $@ ./cmd/postern-guest
 
 deps-demo:
-	@test/install mmdebstrap mount
+	@test/install mmdebstrap mount e2fsprogs
 	@test/install-npm demo
 
 deps-test: deps-demo

@@ -47,6 +47,9 @@ type Config struct {
 	Processes    int64         // of each sandbox
 	MaxTimeout   time.Duration // longest life that can be asked for
 
+	VolumeMB   int64 // mebibytes that each new volume may hold
+	MaxVolumes int   // of a project
+
 	LogLevel string // debug, info, warn or error
 }
 
@@ -72,6 +75,8 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Int64Var(&c.MemoryMB, "memory", 1024, "mebibytes of memory of each sandbox")
 	fs.Int64Var(&c.DiskMB, "disk", 2048, "mebibytes that each sandbox may write")
 	fs.Int64Var(&c.Processes, "processes", 512, "processes and threads of each sandbox")
+	fs.Int64Var(&c.VolumeMB, "volume-size", 2048, "mebibytes that each new volume may hold; the disk must have room for all of them when full")
+	fs.IntVar(&c.MaxVolumes, "max-volumes", 50, "volumes of a project")
 	fs.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest life of a sandbox that can be asked for")
 	fs.StringVar(&c.LogLevel, "log", "info", "least `level` that is logged: debug, info, warn or error")
 }
@@ -113,13 +118,16 @@ func (c *Config) validate() error {
 	for _, l := range []struct {
 		flag string
 		v    float64
-	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}, {"max-connections", float64(c.MaxConnections)}} {
+	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}, {"max-connections", float64(c.MaxConnections)}, {"max-volumes", float64(c.MaxVolumes)}} {
 		if l.v <= 0 {
 			bad(l.flag, "want more than 0")
 		}
 	}
 	if c.MemoryMB < 128 {
 		bad("memory", "want at least 128 MiB")
+	}
+	if c.VolumeMB < 16 || c.VolumeMB > 1<<30 {
+		bad("volume-size", "want 16 to %d MiB", 1<<30)
 	}
 	return errors.Join(append(errs, checkEnvironment())...)
 }

@@ -45,7 +45,7 @@ type command struct {
 func commands() []*command {
 	return []*command{
 		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), resolveCommand(), auditCommand(), inboxCommand(),
-		sandboxCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
+		sandboxCommand(), volumeCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
 	}
 }
 

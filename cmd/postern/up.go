@@ -38,6 +38,7 @@ import (
 	"postern/internal/smtpserver"
 	"postern/internal/store"
 	"postern/internal/template"
+	"postern/internal/volume"
 )
 
 // guestFiles holds the guest once "make build" has put it there. A directory,
@@ -110,6 +111,9 @@ type daemon struct {
 	post  *mailbox.PostOffice
 	fleet *sandbox.Fleet
 	wall  *egress.Wall
+	vols  *volume.Store
+
+	runtime *gvisor.Runtime
 
 	e2b     *e2bapi.Server
 	mcp     *mcpserver.Server
@@ -153,6 +157,13 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, templates.Close()) }()
 	// What a former process left is dealt with before anything can be asked.
 	if err := errors.Join(d.fleet.Recover(ctx), d.gate.Recover(ctx)); err != nil {
+		return err
+	}
+	alive, err := d.runtime.List(ctx)
+	if err != nil {
+		return err
+	}
+	if err := d.vols.Recover(ctx, alive); err != nil {
 		return err
 	}
 	// The project's key is shown once. It is made last, so that a first start
@@ -333,11 +344,15 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.wall, err = d.newWall(); err != nil {
 		return err
 	}
-	runtime, err := gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes")})
+	d.vols, err = volume.New(d.log, d.db, volume.Config{Dir: filepath.Join(d.conf.Data, "volumes"), Key: key, SizeMB: d.conf.VolumeMB, MaxVolumes: d.conf.MaxVolumes})
 	if err != nil {
 		return err
 	}
-	d.fleet, err = sandbox.New(d.log, d.db, runtime, d.wall, sandbox.Config{
+	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes")})
+	if err != nil {
+		return err
+	}
+	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
 		Key: key, MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
 		Warmup: map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
@@ -348,6 +363,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	}
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
+		Volumes: d.vols,
 	}) //nolint:contextcheck // its proxy uses each request's
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
@@ -433,6 +449,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		g.Go(func() error { return d.gate.Run(ctx) })
 	}
 	g.Go(func() error { return d.fleet.Run(ctx) })
+	g.Go(func() error { return d.vols.Run(ctx) })
 	g.Go(func() error { return d.web.Serve(lis.web) })
 	g.Go(func() error { return d.local.Serve(lis.local) })
 	g.Go(func() error { return d.smtp.Serve(lis.smtp) })

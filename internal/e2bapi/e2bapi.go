@@ -28,6 +28,7 @@ import (
 	"postern/internal/sandbox"
 	"postern/internal/store"
 	"postern/internal/template"
+	"postern/internal/volume"
 )
 
 // InboxKeyHeader is the request header with which the creator of a sandbox
@@ -57,6 +58,8 @@ type Config struct {
 	// Limits bound how often the control API is called; nil means
 	// [DefaultLimits].
 	Limits *Limits
+	// Volumes are the projects' volumes; nil means that there are none.
+	Volumes *volume.Store
 }
 
 // Server serves the control API and the data plane.
@@ -141,16 +144,18 @@ func (s *Server) Handler() http.Handler {
 			return auth.Principal{}, fmt.Errorf("an inbox key does not manage sandboxes: %w", auth.ErrForbidden)
 		}
 		return who, err
-	}))
+	}), s.byToken)
 }
 
 // HandlerFor returns the routes for requests that are known to come from who,
 // such as those over the operator's local socket.
 func (s *Server) HandlerFor(who func(*http.Request) (auth.Principal, error)) http.Handler {
-	return s.routes(who)
+	return s.routes(who, s.byOwner(who))
 }
 
-func (s *Server) routes(who func(*http.Request) (auth.Principal, error)) http.Handler {
+// routes returns the routes for callers that who knows, and to the content of
+// volumes for those that mayUse lets in.
+func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse func(*http.Request, string) error) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, h func(w http.ResponseWriter, r *http.Request, who auth.Principal) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -177,12 +182,13 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error)) http.Ha
 	handle("POST /v2/sandboxes/{id}/connect", s.connect)
 	handle("POST /sandboxes/{id}/connect", s.connect)
 	handle("GET /templates/aliases/{alias...}", s.alias)
+	s.volumeRoutes(mux, handle, mayUse)
 	// What E2B has and Postern has not yet is refused by name. The answer is
 	// not 404, which the SDKs take for "no such sandbox".
 	for _, p := range []string{
 		"/sandboxes/{id}/pause", "/sandboxes/{id}/resume", "/sandboxes/{id}/refreshes", "/sandboxes/{id}/fork", "/sandboxes/{id}/snapshots",
 		"/sandboxes/{id}/metrics", "/sandboxes/{id}/network", "/sandboxes/{id}/logs", "/snapshots", "/templates", "/templates/", "/v2/templates",
-		"/v2/templates/", "/v3/templates", "/volumes", "/volumes/", "/secrets", "/secrets/", "/teams", "/teams/", "/events/", "GET /sandboxes/metrics",
+		"/v2/templates/", "/v3/templates", "/secrets", "/secrets/", "/teams", "/teams/", "/events/", "GET /sandboxes/metrics",
 	} {
 		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 			return fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, errNotYet)
@@ -203,6 +209,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &limited):
 		limited.setRetryAfter(w.Header())
 		status, msg = http.StatusTooManyRequests, err.Error()
+	case volumeStatus(err) != 0:
+		status, msg = volumeStatus(err), err.Error()
 	case errors.Is(err, auth.ErrUnauthenticated):
 		status, msg = http.StatusUnauthorized, "the API key is missing or not valid"
 	case errors.Is(err, auth.ErrForbidden):

@@ -1,0 +1,362 @@
+package e2bapi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/volume"
+)
+
+// volumeRoutes adds the control of volumes and, for callers that mayUse lets
+// in, their content.
+func (s *Server) volumeRoutes(mux *http.ServeMux, handle func(string, func(http.ResponseWriter, *http.Request, auth.Principal) error), mayUse func(r *http.Request, id string) error) {
+	handle("POST /volumes", s.createVolume)
+	handle("GET /volumes", s.listVolumes)
+	handle("GET /volumes/{id}", s.getVolume)
+	handle("DELETE /volumes/{id}", s.deleteVolume)
+	content := func(pattern string, h func(w http.ResponseWriter, r *http.Request, c *volume.Content) error) {
+		method, what, _ := strings.Cut(pattern, " ")
+		mux.HandleFunc(method+" /volumecontent/{id}/"+what, func(w http.ResponseWriter, r *http.Request) {
+			if err := s.withContent(w, r, mayUse, h); err != nil {
+				s.fail(w, r, err)
+			}
+		})
+	}
+	content("GET path", s.statPath)
+	content("PATCH path", s.setPath)
+	content("DELETE path", s.removePath)
+	content("GET dir", s.listDir)
+	content("POST dir", s.makeDir)
+	content("GET file", s.readFile)
+	content("PUT file", s.writeFile)
+}
+
+// errToken means that the content of a volume was asked for without its token.
+var errToken = errors.New("the volume's token is missing or not valid")
+
+// byToken lets in who shows the volume's token.
+func (s *Server) byToken(r *http.Request, id string) error {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok || s.conf.Volumes == nil {
+		return errToken
+	}
+	_, err := s.conf.Volumes.CheckToken(r.Context(), id, auth.Secret(token))
+	if errors.Is(err, auth.ErrUnauthenticated) {
+		return errToken
+	}
+	return err
+}
+
+// byOwner lets in whoever who says belongs to the volume's project.
+func (s *Server) byOwner(who func(*http.Request) (auth.Principal, error)) func(*http.Request, string) error {
+	return func(r *http.Request, id string) error {
+		p, err := who(r)
+		if err != nil {
+			return err
+		}
+		vs, err := s.volumes()
+		if err != nil {
+			return err
+		}
+		_, err = vs.Get(r.Context(), p, id)
+		return err
+	}
+}
+
+func (s *Server) volumes() (*volume.Store, error) {
+	if s.conf.Volumes == nil {
+		return nil, volume.ErrUnsupported
+	}
+	return s.conf.Volumes, nil
+}
+
+func (s *Server) withContent(w http.ResponseWriter, r *http.Request, mayUse func(*http.Request, string) error, h func(http.ResponseWriter, *http.Request, *volume.Content) error) error {
+	if err := mayUse(r, r.PathValue("id")); err != nil {
+		return err
+	}
+	vs, err := s.volumes()
+	if err != nil {
+		return err
+	}
+	c, err := vs.Content(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return h(w, r, c)
+}
+
+// volumeStatus returns the status of the category of err, or 0 if it is none
+// of volumes'.
+func volumeStatus(err error) int {
+	for _, c := range []struct {
+		err    error
+		status int
+	}{
+		{errToken, http.StatusUnauthorized},
+		{volume.ErrNotFound, http.StatusNotFound},
+		{volume.ErrNoPath, http.StatusNotFound},
+		{volume.ErrInvalid, http.StatusBadRequest},
+		{volume.ErrExists, http.StatusConflict},
+		{volume.ErrInUse, http.StatusConflict},
+		{volume.ErrTooMany, http.StatusForbidden},
+		{volume.ErrFull, http.StatusInsufficientStorage},
+		{volume.ErrUnsupported, http.StatusNotImplemented},
+	} {
+		if errors.Is(err, c.err) {
+			return c.status
+		}
+	}
+	return 0
+}
+
+func (s *Server) createVolume(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Name string `json:"name"`
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	vs, err := s.volumes()
+	if err != nil {
+		return err
+	}
+	v, err := vs.Create(r.Context(), who, b.Name)
+	if errors.Is(err, volume.ErrExists) {
+		return fmt.Errorf("%w: %v", errRequest, err) // 400, as E2B has it
+	}
+	if err != nil {
+		return err
+	}
+	reply(w, http.StatusCreated, s.withToken(v))
+	return nil
+}
+
+// volumeInfo has more than E2B's: what the operator wants to see.
+func volumeInfo(v volume.Volume) map[string]any {
+	return map[string]any{
+		"volumeID": v.ID, "name": v.Name,
+		"createdAt": v.Created.Format(time.RFC3339Nano), "sizeMB": v.SizeMB, "usedMB": v.UsedMB,
+	}
+}
+
+func (s *Server) withToken(v volume.Volume) map[string]any {
+	m := volumeInfo(v)
+	m["token"] = s.conf.Volumes.Token(v.ID).Reveal()
+	if s.conf.Domain != "" {
+		m["domain"] = s.conf.Domain
+	}
+	return m
+}
+
+func (s *Server) listVolumes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	vs, err := s.volumes()
+	if err != nil {
+		return err
+	}
+	all, err := vs.List(r.Context(), who)
+	if err != nil {
+		return err
+	}
+	out := []map[string]any{}
+	for _, v := range all {
+		out = append(out, volumeInfo(v))
+	}
+	reply(w, http.StatusOK, out)
+	return nil
+}
+
+func (s *Server) getVolume(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	vs, err := s.volumes()
+	if err != nil {
+		return err
+	}
+	v, err := vs.Get(r.Context(), who, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	reply(w, http.StatusOK, s.withToken(v))
+	return nil
+}
+
+func (s *Server) deleteVolume(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	vs, err := s.volumes()
+	if err != nil {
+		return err
+	}
+	if err := vs.Delete(r.Context(), who, r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// entryStat is E2B's description of a file or directory.
+func entryStat(e volume.Entry) map[string]any {
+	m := map[string]any{
+		"name": e.Name, "type": e.Kind, "path": e.Path, "size": e.Size, "mode": e.Mode, "uid": e.UID, "gid": e.GID,
+		"atime": e.Access.Format(time.RFC3339Nano), "mtime": e.Modify.Format(time.RFC3339Nano), "ctime": e.Change.Format(time.RFC3339Nano),
+	}
+	if e.Kind == volume.Symlink {
+		m["target"] = e.Target
+	}
+	return m
+}
+
+// attributes reads uid, gid, mode and force from the query.
+func attributes(r *http.Request) (a volume.Attributes, force bool, err error) {
+	q := r.URL.Query()
+	for _, f := range []struct {
+		name string
+		to   **uint32
+	}{{"uid", &a.UID}, {"gid", &a.GID}, {"mode", &a.Mode}} {
+		if !q.Has(f.name) {
+			continue
+		}
+		n, err := strconv.ParseUint(q.Get(f.name), 10, 32)
+		if err != nil {
+			return a, false, fmt.Errorf("%w: %s: want a number from 0 to 4294967295", errRequest, f.name)
+		}
+		v := uint32(n)
+		*f.to = &v
+	}
+	if q.Has("force") {
+		if force, err = strconv.ParseBool(q.Get("force")); err != nil {
+			return a, false, fmt.Errorf("%w: force: want true or false", errRequest)
+		}
+	}
+	return a, force, nil
+}
+
+func (s *Server) statPath(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	e, err := c.Stat(r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
+	reply(w, http.StatusOK, entryStat(e))
+	return nil
+}
+
+func (s *Server) setPath(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	var b struct{ UID, GID, Mode *uint32 }
+	if err := readBody(w, r); err != nil {
+		return err
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	e, err := c.SetAttributes(r.URL.Query().Get("path"), volume.Attributes{UID: b.UID, GID: b.GID, Mode: b.Mode})
+	if err != nil {
+		return err
+	}
+	reply(w, http.StatusOK, entryStat(e))
+	return nil
+}
+
+func (s *Server) removePath(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	if err := c.Remove(r.Context(), r.URL.Query().Get("path")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) listDir(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	depth := 1
+	if q := r.URL.Query(); q.Has("depth") {
+		var err error
+		if depth, err = strconv.Atoi(q.Get("depth")); err != nil {
+			return fmt.Errorf("%w: depth: want a number", errRequest)
+		}
+	}
+	es, err := c.List(r.Context(), r.URL.Query().Get("path"), depth)
+	if err != nil {
+		return err
+	}
+	out := make([]map[string]any, len(es))
+	for i, e := range es {
+		out[i] = entryStat(e)
+	}
+	reply(w, http.StatusOK, out)
+	return nil
+}
+
+func (s *Server) makeDir(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	a, force, err := attributes(r)
+	if err != nil {
+		return err
+	}
+	e, err := c.MakeDir(r.URL.Query().Get("path"), a, force)
+	if err != nil {
+		return err
+	}
+	reply(w, http.StatusCreated, entryStat(e))
+	return nil
+}
+
+// stalled is how long a transfer may stand still. The SDK sets no limit of its
+// own on a streamed upload.
+const stalled = 2 * time.Minute
+
+func (s *Server) readFile(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	f, e, err := c.Open(r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// What a sandbox wrote must not become a page of ours in a browser.
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(e.Size, 10))
+	w.WriteHeader(http.StatusOK)
+	rc := http.NewResponseController(w)
+	for left := e.Size; left > 0; {
+		// Not every writer has deadlines, a test's recorder for one.
+		_ = rc.SetWriteDeadline(time.Now().Add(stalled))
+		n, err := io.CopyN(w, f, min(left, 4<<20))
+		left -= n
+		if err != nil {
+			// The status is sent: an answer shorter than announced says the rest.
+			s.log.DebugContext(r.Context(), "send a file of a volume", "volume", r.PathValue("id"), "err", err)
+			return nil
+		}
+	}
+	_ = rc.SetWriteDeadline(time.Time{})
+	return nil
+}
+
+func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	a, force, err := attributes(r)
+	if err != nil {
+		return err
+	}
+	body := &patient{r: r.Body, rc: http.NewResponseController(w)}
+	e, err := c.Write(r.URL.Query().Get("path"), body, a, force)
+	_ = body.rc.SetReadDeadline(time.Time{})
+	if body.err != nil && !errors.Is(body.err, io.EOF) && err != nil {
+		return fmt.Errorf("%w: body: the upload broke off", errRequest)
+	}
+	if err != nil {
+		return err
+	}
+	reply(w, http.StatusCreated, entryStat(e))
+	return nil
+}
+
+// patient reads a request's body as long as something comes.
+type patient struct {
+	r   io.Reader
+	rc  *http.ResponseController
+	err error // the last
+}
+
+func (p *patient) Read(b []byte) (n int, err error) {
+	_ = p.rc.SetReadDeadline(time.Now().Add(stalled))
+	n, p.err = p.r.Read(b)
+	return n, p.err
+}
