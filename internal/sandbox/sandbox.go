@@ -56,9 +56,17 @@ type Spec struct {
 	// From is a directory that [Runtime.Save] wrote, perhaps from a sandbox
 	// with another id. The sandbox goes on where that one was, or, if only
 	// files were saved, boots with them. Rootfs must have the content that it
-	// had then. Empty means a boot from Rootfs alone.
+	// had then. A sandbox that goes on from memory has the Hostname and Link of
+	// this Spec, shows MemoryMB to those inside and is held by its MemoryMB, CPUs
+	// and Processes from outside; the number of processors that it shows, and
+	// what it may write and start inside, are those of the Spec that was saved.
+	// Empty means a boot from Rootfs alone.
 	From string
-	// Mounts are directories of the host that appear inside.
+	// Mounts are directories of the host that appear inside. A sandbox that goes
+	// on from memory must have those that it had when it was saved, from
+	// whatever sources; [Runtime.Start] returns an error that wraps
+	// [ErrInvalid] if it has not. One that boots, also with saved files, may
+	// have any.
 	Mounts []Mount
 
 	// Env is the environment of the guest. It holds no secret. A sandbox that
@@ -69,7 +77,10 @@ type Spec struct {
 	Link *os.File
 }
 
-// A Mount is a directory of the host inside a sandbox.
+// A Mount is a directory of the host inside a sandbox. No program in it is run
+// with its owner's rights (nosuid), and no device, pipe or socket of the host's
+// can be opened in it.
+// What is mounted below Source on the host is not seen.
 type Mount struct {
 	Source      string // absolute, on the host
 	Destination string // absolute and clean, inside; made if it is not there

@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,22 @@ var (
 )
 
 const cpuPeriod = 100_000 // µs
+
+// ownCgroups finds those of this process. The kernel's list of mounts may lack
+// some that are there if others come and go while it is read, so a lack is
+// believed only when it is seen again.
+func ownCgroups(parent string) (g *cgroups, err error) {
+	for range 3 {
+		b, readErr := os.ReadFile("/proc/self/mountinfo")
+		if readErr != nil {
+			return nil, fmt.Errorf("read mounts: %w", readErr)
+		}
+		if g, err = findCgroups(bytes.NewReader(b), parent); err == nil {
+			break
+		}
+	}
+	return g, err
+}
 
 // findCgroups reads the mounts of this process (/proc/self/mountinfo).
 func findCgroups(mountinfo io.Reader, parent string) (*cgroups, error) {

@@ -19,10 +19,24 @@
 //     socket and log;
 //   - a file without a name for what the sandbox writes.
 //
-// There are no mounts, interfaces or files anywhere else on the host. The
+// There are no mounts, interfaces or files anywhere else on the host; what a
+// sandbox with mounts needs is mounted in namespaces of its own. The
 // directory is made first and removed last, so what a crash leaves is always
 // found by List and removed by Stop, which goes by the cgroup alone and trusts
 // no number that was written down.
+//
+// A snapshot is a directory that Save made: snapshot.json, which this program
+// wrote, and files that the sentry wrote through descriptors that it was given,
+// and that only a sentry reads. A sentry may have been broken into, so they may
+// hold anything. This program takes no number, name or length from them. The
+// sentry that restores them is a new one, nobody, in the namespaces and the
+// cgroup of the new sandbox, with its seccomp filter already in force when it
+// reads the state: what a snapshot can do to it is what code inside that has
+// broken out of its kernel can do, and nothing to the host or to a neighbour.
+// But the sandbox that comes of it is no better than the one that was saved: a
+// snapshot protects nobody who starts from it from who wrote it, and whoever
+// may read one reads all that was in memory. That is why templates are
+// saved before any code of a user's has run, and why the files are 0600.
 //
 // The package must not decide what may run or who may ask, and gives a sandbox
 // no way to the outside but the link that it is handed.
@@ -120,15 +134,10 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if _, err := configure(flags(sandbox.Spec{DiskMB: 1}, dir)); err != nil {
 		return nil, fmt.Errorf("configure gVisor for state directory %s: %w", dir, err)
 	}
-	mounts, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("read mounts: %w", err)
-	}
-	defer mounts.Close()
 	// Another Postern on this machine has another state directory; its
 	// sandboxes are not ours to list or stop.
 	sum := sha256.Sum256([]byte(dir))
-	cg, err := findCgroups(mounts, filepath.Join(conf.CgroupParent, hex.EncodeToString(sum[:6])))
+	cg, err := ownCgroups(filepath.Join(conf.CgroupParent, hex.EncodeToString(sum[:6])))
 	if err != nil {
 		return nil, err
 	}
@@ -170,6 +179,12 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	rootfs, err := filepath.EvalSymlinks(s.Rootfs)
 	if err != nil {
 		return fmt.Errorf("find root file system: %w", err)
+	}
+	s.Mounts = slices.Clone(s.Mounts) // the caller's stay as they are
+	for i, m := range s.Mounts {
+		if s.Mounts[i].Source, err = filepath.EvalSymlinks(m.Source); err != nil {
+			return fmt.Errorf("find mount: %w", err)
+		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.conf.StartTimeout, fmt.Errorf("not started within %v", r.conf.StartTimeout))
 	defer cancel()
@@ -221,7 +236,7 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 		return context.Cause(ctx)
 	}
 	dir := r.dir(s.ID)
-	order := launchOrder{ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir)}
+	order := launchOrder{ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir), Cover: len(s.Mounts) > 0}
 	var from *os.File
 	if s.From != "" {
 		f, snap, err := openSnapshot(s.From, s)
@@ -237,7 +252,7 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 	if err := r.cgroups.create(s.ID, hostLimits(s)); err != nil {
 		return err
 	}
-	out, err := i.openLog(filepath.Join(dir, "guest.log"))
+	out, err := i.openLog(dir)
 	if err != nil {
 		return err
 	}
@@ -309,14 +324,11 @@ func (r *Runtime) remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// Wait implements [sandbox.Runtime]. It returns an error that wraps
-// [sandbox.ErrNotFound] if there is no such sandbox, or no longer.
+// Wait implements [sandbox.Runtime].
 func (r *Runtime) Wait(ctx context.Context, id string) (string, error) {
-	r.mu.Lock()
-	i := r.all[id]
-	r.mu.Unlock()
-	if i == nil {
-		return r.waitForeign(ctx, id)
+	i, err := r.find(id)
+	if err != nil {
+		return "", fmt.Errorf("wait for sandbox %q: %w", id, err)
 	}
 	select {
 	case <-i.ended:
@@ -326,31 +338,45 @@ func (r *Runtime) Wait(ctx context.Context, id string) (string, error) {
 	}
 }
 
-// waitForeign waits for a sandbox that another process of this program
-// started. Nobody is told of its end, so it looks now and then.
-func (r *Runtime) waitForeign(ctx context.Context, id string) (string, error) {
-	if !idPattern.MatchString(id) {
-		return "", fmt.Errorf("wait for sandbox %q: %w", id, sandbox.ErrNotFound)
+// find returns the instance of a sandbox. If another process of this program
+// started it, it is watched from now on as if it were ours.
+func (r *Runtime) find(id string) (*instance, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := r.all[id]; i != nil {
+		return i, nil
 	}
-	seen := false
-	for {
+	if !idPattern.MatchString(id) {
+		return nil, sandbox.ErrNotFound
+	}
+	pids, err := r.cgroups.pids(id)
+	if err != nil {
+		return nil, err
+	}
+	if len(pids) == 0 {
+		return nil, sandbox.ErrNotFound
+	}
+	i := &instance{id: id, cancel: func() {}, started: make(chan struct{}), ended: make(chan struct{})}
+	close(i.started)
+	if err := i.followLog(r.dir(id)); err != nil { // of one that never came to be, perhaps
+		r.log.Warn("read a sandbox's log", "sandbox", id, "err", err)
+	}
+	r.all[id] = i
+	go i.watch(r)
+	return i, nil
+}
+
+// waitForeign returns when a sandbox that another process started has ended.
+// Nobody is told of that, so it looks now and then. A guest that is known to
+// have exited leaves its sentry little time.
+func (r *Runtime) waitForeign(id string, exited bool) {
+	for end := time.Now().Add(5 * time.Second); !exited || time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		pids, err := r.cgroups.pids(id)
-		switch {
-		case err != nil:
-			return "", err
-		case len(pids) > 0:
-			seen = true
-		case !seen:
-			return "", fmt.Errorf("wait for sandbox %s: %w", id, sandbox.ErrNotFound)
-		case r.cgroups.oomKills(id) > 0:
-			return reasonMemory, nil
-		default:
-			return "ended", nil
+		if err == nil && len(pids) == 0 {
+			return
 		}
-		select {
-		case <-ctx.Done():
-			return "", fmt.Errorf("wait for sandbox %s: %w", id, context.Cause(ctx))
-		case <-time.After(200 * time.Millisecond):
+		if err != nil {
+			r.log.Warn("look for a sandbox's processes", "sandbox", id, "err", err)
 		}
 	}
 }

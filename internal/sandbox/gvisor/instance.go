@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -14,14 +16,14 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 )
 
-// An instance is a sandbox that this process started.
+// An instance is a sandbox that this process started, or found and waits for.
 type instance struct {
 	id      string
 	cancel  context.CancelFunc // of its start
 	started chan struct{}      // closed when Start is about to return
 	ended   chan struct{}      // closed when all its processes are gone
 
-	// Set by take, before started is closed.
+	// Set by take, before started is closed; 0 and nil if it was found.
 	sentry, gofer     int
 	sentryFD, goferFD *os.File // pidfds: readable when the process has ended
 
@@ -105,7 +107,11 @@ func (i *instance) release() {
 // watch sees the sandbox to its end.
 func (i *instance) watch(r *Runtime) {
 	status, err := r.waitGuest(context.Background(), i.id)
-	i.waitSentry()
+	if i.sentryFD != nil {
+		i.waitSentry()
+	} else {
+		r.waitForeign(i.id, err == nil)
+	}
 	reason := reasonKilled
 	if err == nil {
 		reason = reasonFor(status)
@@ -128,6 +134,11 @@ func (i *instance) watch(r *Runtime) {
 		r.log.WarnContext(ctx, "sandbox ended", "sandbox", i.id, "reason", reason, "said", i.logTail())
 	}
 	i.end(reason)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := os.Lstat(r.dir(i.id)); errors.Is(err, fs.ErrNotExist) && i.sentryFD == nil && r.all[i.id] == i {
+		delete(r.all, i.id) // it was stopped before Stop knew of us
+	}
 }
 
 // waitGuest asks the sentry for the end of its first process. It returns an
@@ -173,26 +184,55 @@ func hasEnded(pidfd, timeoutMS int) bool {
 	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 }
 
+const (
+	logFile = "guest.log" // what the guest has said
+	logFifo = "guest.out" // how it gets there
+)
+
 // openLog makes the file for what the guest writes on its standard output and
 // error, and returns what to give it. It is not the file: root inside could
-// fill the host's disk by /proc/1/fd/1.
-func (i *instance) openLog(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+// fill the host's disk by /proc/1/fd/1. It is a pipe with a name, and open for
+// reading too: when this process is killed a guest that writes gets no signal,
+// and the next process reads on.
+func (i *instance) openLog(dir string) (*os.File, error) {
+	fifo := filepath.Join(dir, logFifo)
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		return nil, fmt.Errorf("make log: %w", err)
+	}
+	fd, err := unix.Open(fifo, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}
-	r, w, err := os.Pipe()
+	w := os.NewFile(uintptr(fd), fifo)
+	if err := i.followLog(dir); err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// followLog writes down what the guest says from now on.
+func (i *instance) followLog(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, logFile), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	r, err := os.OpenFile(filepath.Join(dir, logFifo), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("open log: %w", err)
+		return fmt.Errorf("open log: %w", err)
+	}
+	var have int64
+	if st, err := f.Stat(); err == nil {
+		have = st.Size()
 	}
 	i.log, i.drained = f, make(chan struct{})
 	go func() {
 		defer close(i.drained)
 		defer r.Close()
-		drain(f, r, logBytes, 20*time.Millisecond)
+		drain(f, r, max(0, logBytes-have), 20*time.Millisecond)
 	}()
-	return w, nil
+	return nil
 }
 
 // drain copies the first limit bytes of r to w, and reads on: a guest must not
@@ -212,6 +252,9 @@ func drain(w io.Writer, r io.Reader, limit int64, rest time.Duration) {
 // logTail is the end of the sandbox's log.
 func (i *instance) logTail() string {
 	const most = 2 << 10
+	if i.log == nil {
+		return ""
+	}
 	st, err := i.log.Stat()
 	if err != nil {
 		return ""

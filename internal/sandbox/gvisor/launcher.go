@@ -44,6 +44,7 @@ type launchOrder struct {
 	Cgroups []string // cgroup.procs files to enter before anything else
 	Flags   []string // gVisor's configuration
 	From    kind     // of the snapshot that is its third file; empty: a boot without one
+	Cover   bool     // the root file system, see coverRootfs
 }
 
 // A launchReply is what it answers. The processes exist until the launcher has
@@ -88,6 +89,10 @@ func launch(ctx context.Context, order launchOrder, link, out, from *os.File, re
 	}
 	// Its own session: a Ctrl-C at our terminal is not meant for it.
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if order.Cover {
+		// What is mounted in a namespace of its own never comes to ours.
+		c.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	}
 	// The sentry inherits the launcher's standard error only if something goes
 	// wrong; do not wait for it then.
 	c.WaitDelay = time.Second
@@ -195,6 +200,11 @@ func serveLaunch(s *os.File) (r launchReply) {
 	var spec specs.Spec
 	if err := json.Unmarshal(b, &spec); err != nil {
 		return fail("read specification", err)
+	}
+	if order.Cover {
+		if err := coverRootfs(spec.Root.Path, order.Dir); err != nil {
+			return fail("prepare mounts", err)
+		}
 	}
 	args := container.Args{ID: order.ID, Spec: &spec, BundleDir: order.Dir}
 	// The directory that the server has opened, whatever its path means now.

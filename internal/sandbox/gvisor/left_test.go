@@ -102,12 +102,6 @@ func childMain() {
 		ID: os.Args[1], Rootfs: os.Args[2], Hostname: "box", CPUs: 1, MemoryMB: 128, DiskMB: 16, Processes: 64,
 		Link: os.NewFile(uintptr(p[1]), "link"),
 	})
-	// A guest that writes to its log after the server has gone ends by SIGPIPE.
-	for end := time.Now().Add(10 * time.Second); err == nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if st, err := os.Stat(filepath.Join(r.dir(os.Args[1]), "guest.log")); err == nil && st.Size() > 0 {
-			break
-		}
-	}
 	fmt.Println("started", err)
 	time.Sleep(time.Minute)
 	os.Exit(0)
@@ -166,6 +160,79 @@ func TestKilledServerLeavesWhatStopRemoves(t *testing.T) {
 	t.Logf("removed in %v", time.Since(begin))
 	if after := footprintOf(t, r); after.String() != before.String() || !after.none() {
 		t.Errorf("after the stop: got %v, want %v", after, before)
+	}
+}
+
+// TestAnotherServerGoesOn: the next process says why a sandbox that a killed
+// one started has ended, and its guest may write to its log meanwhile.
+func TestAnotherServerGoesOn(t *testing.T) {
+	needRoot(t)
+	for _, c := range []struct {
+		name string
+		end  func(t *testing.T, r *Runtime, id string)
+		want string
+	}{
+		{"stopped", func(t *testing.T, r *Runtime, id string) {
+			if err := r.Stop(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+		}, reasonStopped},
+		{"saved", func(t *testing.T, r *Runtime, id string) {
+			if err := r.Save(t.Context(), id, filepath.Join(t.TempDir(), "snapshot"), sandbox.SaveOptions{}); err != nil {
+				t.Error(err)
+			}
+		}, reasonSaved},
+		{"killed", func(t *testing.T, r *Runtime, id string) {
+			pids, err := r.cgroups.pids(id)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, p := range pids {
+				_ = unix.Kill(p, unix.SIGKILL) // one may end with another
+			}
+		}, reasonKilled},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRuntime(t, t.TempDir())
+			id := sandboxtest.NewID()
+			killedServer(t, r.conf.StateDir, id, func(said *bufio.Reader) {
+				for range 2 {
+					if l, err := said.ReadString('\n'); err != nil || l != "starting\n" && l != "started <nil>\n" {
+						t.Fatalf("the server says %q, %v", l, err)
+					}
+				}
+			})
+			// The guest says that it is up, perhaps only now.
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			ends := make(chan string)
+			go func() {
+				reason, err := r.Wait(ctx, id)
+				if err != nil {
+					t.Error(err)
+				}
+				ends <- reason
+			}()
+			for b := []byte(nil); !strings.Contains(string(b), "guest up"); time.Sleep(10 * time.Millisecond) {
+				b, _ = os.ReadFile(filepath.Join(r.dir(id), logFile))
+				if ctx.Err() != nil {
+					t.Fatalf("the log: %q", b)
+				}
+			}
+			c.end(t, r, id)
+			if got := <-ends; got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+			if err := r.Stop(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+			if f := footprintOf(t, r); !f.none() {
+				t.Errorf("left: %v", f)
+			}
+			if len(r.all) != 0 {
+				t.Errorf("instances left: %v", r.all)
+			}
+		})
 	}
 }
 

@@ -154,6 +154,11 @@ func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) erro
 	}
 	if err != nil {
 		r.unsure(id, err)
+		// gVisor may leave one of them open for as long as the sandbox lives;
+		// then it is at least an empty one.
+		for _, f := range files {
+			err = errors.Join(err, f.Truncate(0))
+		}
 		return err
 	}
 	b, err := json.Marshal(snap)

@@ -107,13 +107,18 @@ func (snap snapshot) fits(s sandbox.Spec) error {
 	if snap.Kind == kindFiles {
 		return nil // a boot, which takes any mounts
 	}
-	for _, m := range snap.Mounts {
-		// What was open there has to be found again.
-		if !slices.ContainsFunc(s.Mounts, func(n sandbox.Mount) bool {
-			return n.Destination == m.Destination && n.ReadOnly == m.ReadOnly
-		}) {
-			return fmt.Errorf("%w: the snapshot has a mount at %s (read-only: %v), and the sandbox has none like it", sandbox.ErrInvalid, m.Destination, m.ReadOnly)
+	// What was open in a mount has to be found again, and the sandbox's table of
+	// mounts is in its memory: a new one would not appear in it.
+	have := slices.Clone(snap.Mounts)
+	for _, m := range s.Mounts {
+		i := slices.Index(have, snapshotMount{m.Destination, m.ReadOnly})
+		if i < 0 {
+			return fmt.Errorf("%w: a sandbox that goes on from memory has the mounts that it had, and %s (read-only: %v) is not one of them", sandbox.ErrInvalid, m.Destination, m.ReadOnly)
 		}
+		have = slices.Delete(have, i, i+1)
+	}
+	if len(have) > 0 {
+		return fmt.Errorf("%w: a sandbox that goes on from memory has the mounts that it had, and %s is missing", sandbox.ErrInvalid, have[0].Destination)
 	}
 	return nil
 }

@@ -73,14 +73,10 @@ func check(s sandbox.Spec) error {
 	case s.Processes < 8 || s.Processes > 1<<16:
 		return bad("Processes is %d, not between 8 and 65536", s.Processes)
 	}
-	if len(s.Mounts) > 0 {
-		return bad("mounts are not there yet")
-	}
 	for _, m := range s.Mounts {
 		if !filepath.IsAbs(m.Source) {
 			return bad("the source %q of a mount is not an absolute path", m.Source)
 		}
-		// gVisor sorts mounts by path; one over /proc would hide it.
 		if err := checkDestination(m.Destination); err != nil {
 			return err
 		}
@@ -208,8 +204,8 @@ func flags(s sandbox.Spec, dir string) []string {
 		"--net-raw=false",
 		"--oci-seccomp=false",
 		// What gVisor would compare between a snapshot and the specification
-		// with which it is restored is compared in snapshot.go: a sandbox may
-		// have a mount more than its template had.
+		// with which it is restored is ours to compare, see snapshot.go: our
+		// annotations, limits and environment may differ.
 		"--restore-spec-validation=ignore",
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // this program is the sentry
 	}

@@ -37,6 +37,7 @@ type fakeSandbox struct {
 // A fakeState is what a snapshot of a Fake holds.
 type fakeState struct {
 	FilesOnly bool              `json:"filesOnly"`
+	Mounts    []sandbox.Mount   `json:"mounts"` // without their sources
 	Memory    string            `json:"memory"`
 	Files     map[string]string `json:"files"`
 }
@@ -129,6 +130,9 @@ func (f *Fake) Start(ctx context.Context, s sandbox.Spec) error {
 		if err != nil {
 			return fmt.Errorf("open snapshot: %w", err)
 		}
+		if !state.FilesOnly && !slices.Equal(state.Mounts, withoutSources(s.Mounts)) {
+			return fmt.Errorf("%w: other mounts than the snapshot's", sandbox.ErrInvalid)
+		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -143,6 +147,15 @@ func (f *Fake) Start(ctx context.Context, s sandbox.Spec) error {
 	}
 	f.all[s.ID] = &fakeSandbox{spec: s, state: state, ended: make(chan struct{})}
 	return nil
+}
+
+func withoutSources(ms []sandbox.Mount) []sandbox.Mount {
+	out := slices.Clone(ms)
+	for i := range out {
+		out[i].Source = ""
+	}
+	slices.SortFunc(out, func(a, b sandbox.Mount) int { return strings.Compare(a.Destination, b.Destination) })
+	return out
 }
 
 // Stop implements [sandbox.Runtime].
@@ -171,7 +184,7 @@ func (f *Fake) Save(ctx context.Context, id, dir string, o sandbox.SaveOptions) 
 		return f.failSave
 	}
 	state := s.state // marshalled before the lock is given up
-	state.FilesOnly = o.FilesOnly
+	state.FilesOnly, state.Mounts = o.FilesOnly, withoutSources(s.spec.Mounts)
 	if o.FilesOnly {
 		state.Memory = ""
 	}

@@ -208,6 +208,7 @@ func Run(t *testing.T, subject Subject) {
 	})
 
 	subject.testSnapshots(t)
+	subject.testMounts(t)
 	subject.testUsage(t)
 
 	t.Run("many at once", func(t *testing.T) {

@@ -285,61 +285,73 @@ func (subject Subject) testSnapshots(t *testing.T) {
 func (subject Subject) testMounts(t *testing.T) {
 	t.Run("mounts", func(t *testing.T) {
 		r := subject.Open(t)
-		plain := subject.start(t, r, subject.Spec(t, NewID()))
-		inPlain := subject.Inside(t, plain.ID)
-		remember(t, inPlain, "with mounts")
-		dir := save(t, r, plain.ID, sandbox.SaveOptions{})
-		stop(t, r, plain.ID)
-		for _, from := range []string{"", dir} {
-			rw, ro := t.TempDir(), t.TempDir()
-			for _, d := range []string{rw, ro} {
-				if err := os.WriteFile(filepath.Join(d, "before"), []byte("before"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+		rw, ro := t.TempDir(), t.TempDir()
+		for _, d := range []string{rw, ro} {
+			if err := os.WriteFile(filepath.Join(d, "before"), []byte("before"), 0o600); err != nil {
+				t.Fatal(err)
 			}
-			s := subject.Spec(t, NewID())
-			s.From = from
-			s.Mounts = []sandbox.Mount{
-				{Source: rw, Destination: "/mnt/rw"},
-				{Source: ro, Destination: "/data/read/only", ReadOnly: true},
-			}
-			subject.start(t, r, s)
-			in := subject.Inside(t, s.ID)
-			check := func(t *testing.T, in Inside, mark string) {
-				t.Helper()
-				read(t, in, "/mnt/rw/before", "before")
-				read(t, in, "/data/read/only/before", "before")
-				write(t, in, "/mnt/rw/"+mark, mark)
-				if b, err := os.ReadFile(filepath.Join(rw, mark)); err != nil || string(b) != mark {
-					t.Errorf("on the host: got %q, %v, want %q", b, err, mark)
-				}
-				if err := in.Write("/data/read/only/"+mark, mark); err == nil {
-					t.Error("write to a read-only mount: got no error")
-				}
-				if err := os.WriteFile(filepath.Join(ro, mark), []byte(mark), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				read(t, in, "/data/read/only/"+mark, mark)
-			}
-			check(t, in, "first")
-			if from != "" {
-				remembered(t, in, "with mounts")
-			}
-			if _, err := os.Lstat(filepath.Join(s.Rootfs, "data")); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the root file system that all share: got %v, want that nothing was made in it", err)
-			}
-			// And again, with the same mounts.
-			remember(t, in, "again")
-			snap := save(t, r, s.ID, sandbox.SaveOptions{})
-			stop(t, r, s.ID)
-			again := subject.Spec(t, s.ID)
-			again.From, again.Mounts = snap, s.Mounts
-			subject.start(t, r, again)
-			in = subject.Inside(t, s.ID)
-			remembered(t, in, "again")
-			check(t, in, "second")
-			stop(t, r, s.ID)
 		}
+		mounts := []sandbox.Mount{
+			{Source: rw, Destination: "/mnt/rw"},
+			{Source: ro, Destination: "/data/read/only", ReadOnly: true},
+		}
+		check := func(in Inside, mark string) {
+			t.Helper()
+			read(t, in, "/mnt/rw/before", "before")
+			read(t, in, "/data/read/only/before", "before")
+			write(t, in, "/mnt/rw/"+mark, mark)
+			if b, err := os.ReadFile(filepath.Join(rw, mark)); err != nil || string(b) != mark {
+				t.Errorf("on the host: got %q, %v, want %q", b, err, mark)
+			}
+			if err := in.Write("/data/read/only/"+mark, mark); err == nil {
+				t.Error("write to a read-only mount: got no error")
+			}
+			if err := os.WriteFile(filepath.Join(ro, mark), []byte(mark), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			read(t, in, "/data/read/only/"+mark, mark)
+		}
+		with := func(id, from string, mounts []sandbox.Mount) sandbox.Spec {
+			s := subject.Spec(t, id)
+			s.From, s.Mounts = from, mounts
+			return s
+		}
+		refused := func(from string, mounts []sandbox.Mount) {
+			t.Helper()
+			if err := r.Start(t.Context(), with(NewID(), from, mounts)); !errors.Is(err, sandbox.ErrInvalid) {
+				t.Errorf("start from memory with other mounts: got %v, want %v", err, sandbox.ErrInvalid)
+			}
+		}
+
+		s := subject.start(t, r, with(NewID(), "", mounts))
+		in := subject.Inside(t, s.ID)
+		check(in, "first")
+		if _, err := os.Lstat(filepath.Join(s.Rootfs, "data")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the root file system that all share: got %v, want that nothing was made in it", err)
+		}
+		remember(t, in, "mounted")
+		files := save(t, r, s.ID, sandbox.SaveOptions{FilesOnly: true, Keep: true})
+		dir := save(t, r, s.ID, sandbox.SaveOptions{})
+		stop(t, r, s.ID)
+
+		subject.start(t, r, with(s.ID, dir, mounts))
+		in = subject.Inside(t, s.ID)
+		remembered(t, in, "mounted")
+		check(in, "second")
+		stop(t, r, s.ID)
+		if b, err := os.ReadFile(filepath.Join(rw, "second")); err != nil || string(b) != "second" {
+			t.Errorf("after the stop: got %q, %v, want what was written", b, err)
+		}
+
+		refused(dir, nil)
+		refused(dir, mounts[:1])
+		refused(dir, append([]sandbox.Mount{{Source: rw, Destination: "/mnt/more"}}, mounts...))
+		refused(dir, []sandbox.Mount{mounts[0], {Source: ro, Destination: "/data/read/only"}})
+
+		other := subject.start(t, r, with(NewID(), files, mounts[1:]))
+		in = subject.Inside(t, other.ID)
+		read(t, in, "/data/read/only/before", "before")
+		missing(t, in, "/mnt/rw/before")
 	})
 }
 
