@@ -60,6 +60,15 @@ func refuse(w http.ResponseWriter, r *http.Request, t target, ref *refusal) {
 	}
 	h.Set("Content-Type", "application/json")
 	w.WriteHeader(ref.status)
+	if ref.status == http.StatusUnauthorized {
+		// A bad signature or access token is answered in the guest's words, to
+		// which alone these belong; clients compare the whole body.
+		_ = json.NewEncoder(w).Encode(struct {
+			Code    int    `json:"code"`
+			Message string `json:"message"`
+		}{ref.status, ref.msg})
+		return
+	}
 	_ = json.NewEncoder(w).Encode(struct {
 		Sandbox string `json:"sandboxId"`
 		Message string `json:"message"`

@@ -106,7 +106,7 @@ function fields(b) {
 }
 const pick = (b, ...path) => path.reduce((at, n) => at && fields(at).find((f) => f[0] === n)?.[1], b)
 
-for (const version of [1])
+for (const version of [1, 2])
   describe(`Connect over HTTP/${version === 1 ? '1.1' : '2 without TLS'}`, () => {
     test('unary JSON', async () => {
       const r = await over(version, '/filesystem.Filesystem/Stat', '{"path":"/etc/hostname"}', { 'content-type': 'application/json' })
@@ -266,6 +266,13 @@ describe('routes inside', () => {
       assert.equal((await get(path)).status, status, path)
   })
 
+  test('what only the control plane may ask is not there from outside', async () => {
+    for (const path of ['/init', '/freeze', '/unfreeze', '/collapse', '/fsfreeze', '/fsthaw', '/upgrade']) {
+      const r = await fetch(server.url + path, { method: 'POST', headers: headers(), body: '{}' })
+      assert.equal(r.status, 404, path)
+    }
+  })
+
   test('nothing answers without the access token', async () => {
     for (const [path, method] of [['/files?path=/etc/hostname', 'GET'], ['/metrics', 'GET'], ['/envs', 'GET'], ['/process.Process/List', 'POST'], ['/filesystem.Filesystem/Stat', 'POST']]) {
       const r = await fetch(server.url + path, { method, headers: headers({ 'x-access-token': 'guess', 'content-type': 'application/json' }), body: method === 'POST' ? '{}' : undefined })
@@ -285,6 +292,21 @@ describe('routes inside', () => {
 
 describe('addresses', () => {
   const at = (id, port, more = {}) => fetch(server.url + '/', { headers: { 'e2b-sandbox-id': id, 'e2b-sandbox-port': String(port), ...more } })
+
+  test('an unknown sandbox is 502, as JSON and, for a browser, as a page', async () => {
+    const id = 'i' + 'z'.repeat(20)
+    const r = await at(id, 8000)
+    assert.equal(r.status, 502)
+    const body = await r.json()
+    assert.deepEqual([body.sandboxId, body.message, body.code], [id, 'The sandbox was not found', 502])
+    // Not by fetch, which says of itself that it does not navigate.
+    const page = await new Promise((done, failed) => {
+      const browser = { accept: 'text/html,application/xhtml+xml', 'sec-fetch-mode': 'navigate', 'e2b-sandbox-id': id, 'e2b-sandbox-port': '8000' }
+      http.get(server.url, { headers: browser }, (res) => (res.resume(), done(res))).on('error', failed)
+    })
+    assert.equal(page.statusCode, 502)
+    assert.match(page.headers['content-type'], /^text\/html/)
+  })
 
   test('a closed port is 502 and says which', async () => {
     const began = Date.now()

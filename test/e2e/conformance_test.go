@@ -17,7 +17,7 @@ func TestConformance(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".test.mjs"), func(t *testing.T) {
-			cmd := exec.Command("node", "--test", "--test-reporter=spec", file)
+			cmd := exec.Command("node", "--test", "--test-force-exit", "--test-reporter=spec", file)
 			cmd.Env = append(os.Environ(), "POSTERN_TEST_BINARY="+postern(t), "NO_COLOR=1")
 			out, err := cmd.CombinedOutput()
 			// Node repeats the failures at the end, where they are easy to find.
