@@ -18,12 +18,17 @@ import (
 	"syscall"
 
 	"postern/internal/sandbox/gvisor"
+	"postern/internal/sandbox/keeper"
 )
 
 func main() {
 	// gVisor executes this program again as the parts of a sandbox.
 	if gvisor.IsRuntime(os.Args) {
 		gvisor.Main()
+		return
+	}
+	if keeper.IsKeeper(os.Args) {
+		keeper.Main()
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
