@@ -16,10 +16,13 @@ import (
 )
 
 // names turns ids into names, for one listing.
-type names struct{ users, groups map[uint32]string }
+type names struct {
+	users, groups map[uint32]string
+	room          int // bytes of metadata that may still be told
+}
 
 func newNames() *names {
-	return &names{users: map[uint32]string{}, groups: map[uint32]string{}}
+	return &names{users: map[uint32]string{}, groups: map[uint32]string{}, room: maxMetadata}
 }
 
 func (n *names) user(id uint32) string {
@@ -56,12 +59,13 @@ func entry(path string, n *names) (*filesystempb.EntryInfo, error) {
 }
 
 // entryOf describes path, of which fi is the Lstat. For a symbolic link the
-// kind and mode are its target's, as clients expect who want to know whether
-// they can read or list it; one that leads nowhere is a symlink.
+// kind, mode and metadata are its target's, as clients expect who want to know
+// whether they can read or list it, and the permissions are its own; one that
+// leads nowhere is a symlink.
 func entryOf(path string, fi fs.FileInfo, n *names) *filesystempb.EntryInfo {
 	e := &filesystempb.EntryInfo{
-		Name:         filepath.Base(path),
-		Path:         path,
+		Name:         utf8(filepath.Base(path)),
+		Path:         utf8(path),
 		Size:         fi.Size(),
 		Mode:         uint32(fi.Mode().Perm()),
 		Permissions:  fi.Mode().String(),
@@ -71,15 +75,20 @@ func entryOf(path string, fi fs.FileInfo, n *names) *filesystempb.EntryInfo {
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		e.Owner, e.Group = n.user(st.Uid), n.group(st.Gid)
 	}
-	if fi.Mode()&fs.ModeSymlink != 0 {
-		if target, err := filepath.EvalSymlinks(path); err == nil {
-			e.SymlinkTarget = &target
+	switch target := ""; {
+	case fi.Mode()&fs.ModeSymlink == 0:
+		e.Metadata = metadata(path, &n.room)
+	default:
+		var err error
+		if target, err = filepath.EvalSymlinks(path); err == nil {
 			if to, err := os.Stat(target); err == nil {
-				e.Type, e.Mode, e.Permissions = kind(to.Mode()), uint32(to.Mode().Perm()), to.Mode().String()
+				e.Type, e.Mode = kind(to.Mode()), uint32(to.Mode().Perm())
 			}
-		} else if target, err := os.Readlink(path); err == nil {
-			e.SymlinkTarget = &target
+			e.Metadata = metadata(target, &n.room)
+		} else if target, err = os.Readlink(path); err != nil {
+			break
 		}
+		e.SymlinkTarget = new(utf8(target))
 	}
 	return e
 }

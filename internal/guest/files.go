@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,15 +24,34 @@ import (
 
 // copyBuffers are what file contents pass through, one for each transfer: a
 // file of any size takes this much memory.
-var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+var copyBuffers = sync.Pool{New: func() any { b := make([]byte, copySize); return &b }}
 
-// copyBytes is io.Copy through one buffer, whatever the ends could do
-// themselves: what they do is smaller steps.
+const copySize = 256 << 10 // bytes
+
+// copyBytes is io.Copy in large steps, whatever the ends could do themselves:
+// what they do is smaller steps, and each is a system call, which costs more
+// here than on Linux. What was read before an error is written.
 func copyBytes(w io.Writer, r io.Reader) error {
 	b := copyBuffers.Get().(*[]byte)
 	defer copyBuffers.Put(b)
-	_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *b)
-	return err
+	for {
+		n, rerr := 0, error(nil)
+		for n < len(*b) && rerr == nil { // not io.ReadFull: its error for a short read is also r's for a cut one
+			var more int
+			more, rerr = r.Read((*b)[n:])
+			n += more
+		}
+		if n > 0 {
+			if _, err := w.Write((*b)[:n]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(rerr, io.EOF) {
+			return nil
+		} else if rerr != nil {
+			return rerr
+		}
+	}
 }
 
 // openRegular opens a file for reading or writing. It is called with the
@@ -171,9 +192,10 @@ func wantsGzip(h http.Header) (bool, error) {
 
 // A written file, as the answer to POST /files tells.
 type written struct {
-	Name string `json:"name"`
-	Type string `json:"type"`
-	Path string `json:"path"`
+	Name     string            `json:"name"`
+	Type     string            `json:"type"`
+	Path     string            `json:"path"`
+	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
 func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
@@ -181,12 +203,15 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return badRequest(fmt.Errorf("the Content-Type does not parse: %w", err))
 	}
+	if _, err := headerMetadata(r.Header); err != nil {
+		return badRequest(err)
+	}
 	var body io.Reader = r.Body
 	size := r.ContentLength
 	switch enc := strings.ToLower(r.Header.Get("Content-Encoding")); enc {
 	case "", "identity":
 	case "gzip":
-		z, err := gzip.NewReader(r.Body)
+		z, err := gzip.NewReader(bufio.NewReaderSize(r.Body, copySize))
 		if err != nil {
 			return badRequest(fmt.Errorf("the body is not gzip: %w", err))
 		}
@@ -207,7 +232,8 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 		if params["boundary"] == "" {
 			return badRequest(errors.New("the Content-Type has no boundary"))
 		}
-		if done, err = s.writeParts(r, path, multipart.NewReader(body, params["boundary"])); err != nil {
+		// The parser reads 4 KiB at a time, which would be a system call each.
+		if done, err = s.writeParts(r, path, multipart.NewReader(bufio.NewReaderSize(body, copySize), params["boundary"])); err != nil {
 			return err
 		}
 	default:
@@ -239,6 +265,11 @@ func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reade
 			to = params["filename"]
 		} else if len(done) > 0 {
 			return nil, badRequest(errors.New("path names one file and the body has several: leave path out and name each"))
+		}
+		if _, abs, err := s.target(r, to); err != nil {
+			return nil, err
+		} else if slices.ContainsFunc(done, func(w written) bool { return w.Path == abs }) {
+			return nil, badRequest(fmt.Errorf("the body has two files for %s: the first one was written", abs))
 		}
 		one, err := s.writeFile(r, to, part, -1)
 		if err != nil {
@@ -282,11 +313,15 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 	}
 	read := &readErrors{r: content}
 	err = copyBytes(f, read)
+	meta, _ := headerMetadata(r.Header) // checked
+	if err == nil {
+		err = as(a, func() error { return setMetadata(f, meta) })
+	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	if err == nil {
-		return written{Name: filepath.Base(path), Type: "file", Path: path}, nil
+		return written{Name: filepath.Base(path), Type: "file", Path: path, Metadata: meta}, nil
 	}
 	if created {
 		_ = as(a, func() error { return os.Remove(path) }) // no half a file stays

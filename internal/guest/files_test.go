@@ -116,6 +116,10 @@ func TestMultipart(t *testing.T) {
 	if code, res, _ := g.do("POST", "/files?path=named.txt", body, "Content-Type", kind); code != 200 || !strings.Contains(string(res), "named.txt") {
 		t.Errorf("path given: got %d %s", code, res)
 	}
+	body, kind = form("twice", "./twice")
+	if code, res, _ := g.do("POST", "/files", body, "Content-Type", kind); code != 400 || readFile(t, g.home+"/twice") != "content of twice" {
+		t.Errorf("one file twice: got %d %s, want 400 and the first", code, res)
+	}
 	body, kind = form("a", "b")
 	if code, res, _ := g.do("POST", "/files?path=named.txt", body, "Content-Type", kind); code != 400 {
 		t.Errorf("one path and two files: got %d %s, want 400", code, res)

@@ -137,6 +137,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("POST /init", s.serve(s.postInit))
 	mux.HandleFunc("GET /files", s.serve(s.getFile))
 	mux.HandleFunc("POST /files", s.serve(s.postFiles))
+	mux.HandleFunc("POST /files/compose", s.serve(s.postCompose))
 	return s.checkChannel(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodConnect { // has no path that a mux could match
 			s.serve(s.tunnel)(w, r)

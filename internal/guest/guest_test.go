@@ -30,7 +30,7 @@ const testUser = "nobody"
 
 // A rig is a guest that serves on loopback, and clients of it.
 type rig struct {
-	t    *testing.T
+	t    testing.TB
 	s    *Server
 	url  string
 	home string // a directory of testUser's, where relative paths start
@@ -48,7 +48,7 @@ func (c channelTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.base.RoundTrip(r)
 }
 
-func newRig(t *testing.T, change ...func(*Config)) *rig {
+func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("the guest is root in its sandbox: run this test as root")
@@ -102,7 +102,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 
 // userDir is a directory that belongs to testUser, which t.TempDir's parents
 // would not let through.
-func userDir(t *testing.T) string {
+func userDir(t testing.TB) string {
 	t.Helper()
 	a, err := lookupAccount(testUser)
 	if err != nil {

@@ -116,6 +116,7 @@ func (w *watch) add(dir string) error {
 // next returns what one of the kernel's events means to a client: mostly one
 // event.
 func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
+	w.names.room = maxMetadata
 	name, err := filepath.Rel(w.dir, ev.Name)
 	if err != nil || name == ".." || strings.HasPrefix(name, "../") {
 		return nil
@@ -132,7 +133,7 @@ func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
 		{fsnotify.Chmod, filesystempb.EventType_EVENT_TYPE_CHMOD},
 	} {
 		if ev.Op.Has(k.op) {
-			events = append(events, &filesystempb.FilesystemEvent{Name: name, Type: k.to})
+			events = append(events, &filesystempb.FilesystemEvent{Name: utf8(name), Type: k.to})
 		}
 	}
 	if !w.entries && (!w.recursive || !ev.Op.Has(fsnotify.Create)) {

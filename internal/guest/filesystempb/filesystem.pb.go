@@ -488,7 +488,7 @@ func (x *StatResponse) GetEntry() *EntryInfo {
 }
 
 // EntryInfo describes a file or directory. For a symbolic link, type, mode and
-// permissions are those of what it leads to.
+// metadata are those of what it leads to.
 type EntryInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`

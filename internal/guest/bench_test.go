@@ -1,0 +1,105 @@
+package guest
+
+import (
+	"io"
+	"log/slog"
+	"os"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"postern/internal/guest/filesystempb"
+	"postern/internal/guest/processpb"
+)
+
+// The benchmarks mean something inside a sandbox: build this package's test
+// and run it there as root.
+
+func BenchmarkAccount(b *testing.B) {
+	for b.Loop() {
+		if _, err := lookupAccount(testUser); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAs(b *testing.B) {
+	a, err := lookupAccount(testUser)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if err := as(a, func() error { return nil }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkStat(b *testing.B) {
+	g := newRig(b)
+	for b.Loop() {
+		if _, err := g.file.Stat(b.Context(), connect.NewRequest(&filesystempb.StatRequest{Path: "/etc/passwd"})); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkList(b *testing.B) {
+	g := newRig(b)
+	for b.Loop() {
+		if _, err := g.proc.List(b.Context(), connect.NewRequest(&processpb.ListRequest{})); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkSpawn(b *testing.B) {
+	s := newSpawner(slog.New(slog.DiscardHandler), 0)
+	s.prepare()
+	defer s.stop()
+	for b.Loop() {
+		p, err := s.start("/bin/true", []string{"true"}, &os.ProcAttr{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, _ = p.Wait()
+	}
+}
+
+func BenchmarkRun(b *testing.B) {
+	for _, args := range [][]string{{"/bin/true"}, {"/bin/sh", "-c", "true"}, {"/bin/bash", "-c", "true"}, {"/bin/bash", "-l", "-c", "true"}} {
+		b.Run(args[len(args)-1]+" of "+args[0], func(b *testing.B) {
+			g := newRig(b)
+			no := false
+			for b.Loop() {
+				if _, err := g.run(connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: args[0], Args: args[1:]}, Stdin: &no})); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkFile(b *testing.B) {
+	g := newRig(b)
+	const size = 64 << 20
+	b.Run("write", func(b *testing.B) {
+		b.SetBytes(size)
+		for b.Loop() {
+			if code, body, _ := g.do("POST", "/files?path=big", io.LimitReader(zeros{}, size), "Content-Type", octets); code != 200 {
+				b.Fatalf("got %d %s", code, body)
+			}
+		}
+	})
+	b.Run("read", func(b *testing.B) {
+		b.SetBytes(size)
+		for b.Loop() {
+			r := must(g.http.Get(g.url + "/files?path=big"))
+			n, err := io.Copy(io.Discard, r.Body)
+			r.Body.Close()
+			if err != nil || n != size {
+				b.Fatal(n, err)
+			}
+		}
+	})
+}
