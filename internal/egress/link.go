@@ -110,17 +110,27 @@ var errGone = errors.New("the sandbox's end of the link is closed")
 
 func (l *link) read() {
 	defer close(l.done)
-	const size = 1 << 16 // no IPv4 packet is larger
-	view := buffer.NewViewSize(size)
+	const size = 1 << 16  // no IPv4 packet is larger
+	var view *buffer.View // nil while waiting: most links are idle, and memory is what bounds how many there are
+	defer func() {
+		if view != nil {
+			view.Release()
+		}
+	}()
 	var n int
 	var err error
 	receive := func(fd uintptr) bool {
+		if view == nil {
+			view = buffer.NewViewSize(size)
+		}
 		for {
 			if n, err = unix.Read(int(fd), view.AsSlice()); !errors.Is(err, unix.EINTR) {
 				break
 			}
 		}
 		if errors.Is(err, unix.EAGAIN) {
+			view.Release()
+			view = nil
 			return false
 		}
 		if n == 0 && err == nil {
@@ -155,7 +165,7 @@ func (l *link) read() {
 		} else {
 			view.CapLength(n)
 			payload = buffer.MakeWithView(view)
-			view = buffer.NewViewSize(size)
+			view = nil
 		}
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: payload})
 		pkt.NetworkProtocolNumber = header.IPv4ProtocolNumber
