@@ -26,7 +26,7 @@ import (
 
 // newStore returns a store of small volumes, and a principal of its project. What
 // is mounted when the test ends is unmounted.
-func newStore(t *testing.T, db *store.DB, conf Config) (*Store, auth.Principal) {
+func newStore(t testing.TB, db *store.DB, conf Config) (*Store, auth.Principal) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("volumes are mounted, which needs root")
@@ -56,7 +56,7 @@ func newStore(t *testing.T, db *store.DB, conf Config) (*Store, auth.Principal) 
 	return s, project(t, db)
 }
 
-func project(t *testing.T, db *store.DB) auth.Principal {
+func project(t testing.TB, db *store.DB) auth.Principal {
 	t.Helper()
 	who := auth.Principal{Kind: auth.Project, ID: "crd_1"}
 	err := db.Update(t.Context(), func(tx *store.Tx) (err error) {
