@@ -174,7 +174,9 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	d.local = newLocalServer(log, first.project, d.localHandler)
 	announce(out, c, lis, first)
-	return d.serve(ctx, lis)
+	err = d.serve(ctx, lis)
+	d.vols.Close(context.WithoutCancel(ctx)) // the fleet has let go of what it froze
+	return err
 }
 
 func newLogger(level string) (*slog.Logger, error) {

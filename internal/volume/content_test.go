@@ -325,7 +325,7 @@ func TestSwap(t *testing.T) {
 func TestFull(t *testing.T) {
 	c := newContent(t)
 	write(t, c, "/kept", "kept")
-	_, err := c.Write("/big", io.LimitReader(zeros{}, 1<<30), Attributes{}, false)
+	_, err := c.Write("/big", io.LimitReader(ones{}, 1<<30), Attributes{}, false)
 	if !errors.Is(err, ErrFull) {
 		t.Fatalf("write a GiB into 32 MiB: %v", err)
 	}
@@ -338,7 +338,7 @@ func TestFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := io.Copy(f, io.LimitReader(zeros{}, 1<<30))
+	n, err := io.Copy(f, io.LimitReader(ones{}, 1<<30))
 	f.Close()
 	if !errors.Is(err, unix.ENOSPC) || n > 32<<20 {
 		t.Errorf("filled by %d bytes: %v", n, err)
@@ -363,14 +363,14 @@ func TestFull(t *testing.T) {
 	}
 }
 
-type zeros struct{}
+// ones never ends.
+type ones struct{}
 
-func (zeros) Read(p []byte) (int, error) { clearBytes(p); return len(p), nil }
-
-func clearBytes(p []byte) {
+func (ones) Read(p []byte) (int, error) {
 	for i := range p {
 		p[i] = 1
 	}
+	return len(p), nil
 }
 
 // TestBrokenUpload: what does not arrive whole changes nothing.

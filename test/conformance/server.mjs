@@ -2,7 +2,7 @@
 // directory of its own, on free ports of the loopback. Nothing outlives the
 // file: the server ends with SIGTERM, its directory is removed.
 import { execFile, spawn } from 'node:child_process'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -36,6 +36,8 @@ export async function start(...flags) {
     key,
     data,
     log: () => log,
+    /** memory returns how many bytes the server's process holds that are of no file. */
+    memory: () => Number(readFileSync(`/proc/${child.pid}/status`, 'utf8').match(/RssAnon:\s+(\d+) kB/)[1]) * 1024,
     /** postern runs a subcommand of Postern's own and returns what it printed. */
     postern: (...args) =>
       new Promise((done, failed) => {

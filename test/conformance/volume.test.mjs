@@ -1,0 +1,204 @@
+// Volumes as the official SDK uses them: their files without a sandbox, and
+// mounted into several.
+import assert from 'node:assert/strict'
+import { createHash, randomBytes } from 'node:crypto'
+import { after, before, describe, test } from 'node:test'
+import * as e2b from 'e2b'
+import { start } from './server.mjs'
+
+const { Sandbox, Volume, VolumeFileType } = e2b
+let server, volume
+
+before(async () => {
+  server = await start('--volume-size', '1536')
+  volume = await Volume.create('shared')
+})
+after(async () => {
+  await server?.stop()
+})
+
+/** content asks the content API itself, as no SDK would. */
+async function content(method, path, { token = volume.token, id = volume.volumeId, body } = {}) {
+  const r = await fetch(`${server.url}/volumecontent/${id}/${path}`, { method, headers: { Authorization: `Bearer ${token}` }, body, redirect: 'manual' })
+  return { status: r.status, text: await r.text(), headers: r.headers }
+}
+
+describe('volumes', () => {
+  test('are created, listed, found, connected to and destroyed', async () => {
+    const v = await Volume.create('crud_1')
+    assert.deepEqual([v.name, typeof v.token, v.token.length > 40], ['crud_1', 'string', true])
+    const info = await Volume.getInfo(v.volumeId)
+    assert.deepEqual([info.volumeId, info.name, info.token], [v.volumeId, 'crud_1', v.token])
+    const list = await Volume.list()
+    assert.deepEqual(list.map((e) => e.name), ['shared', 'crud_1'])
+    assert.ok(list.every((e) => !('token' in e)))
+    const again = await Volume.connect(v.volumeId)
+    await again.writeFile('/a', 'by the second')
+    assert.equal(await v.readFile('/a'), 'by the second')
+    assert.equal(await Volume.destroy(v.volumeId), true)
+    assert.equal(await Volume.destroy(v.volumeId), false)
+    assert.deepEqual((await Volume.list()).map((e) => e.name), ['shared'])
+  })
+
+  test('that are not there, taken names and bad ones are the errors of the SDK', async () => {
+    assert.equal(await Volume.destroy('non-existent-id'), false)
+    await assert.rejects(Volume.getInfo('non-existent-id'), e2b.VolumeNotFoundError)
+    await assert.rejects(Volume.create('shared'), (e) => e instanceof e2b.VolumeError && /400.*'shared' already exists/.test(e.message))
+    for (const name of ['', 'a b', '../x', 'é']) await assert.rejects(Volume.create(name), (e) => e instanceof e2b.VolumeError && /400/.test(e.message))
+    const r = await server.api('POST', '/volumes', { name: 'x' }, { 'X-API-KEY': 'e2b_' + '0'.repeat(40) })
+    assert.equal(r.status, 401)
+  })
+})
+
+describe('files of a volume', () => {
+  test('are written and read as text, bytes, blob and stream', async () => {
+    const stat = await volume.writeFile('/test.txt', 'Hello, World!')
+    assert.deepEqual([stat.name, stat.type, stat.path, stat.size, stat.mode, stat.uid], ['test.txt', VolumeFileType.FILE, '/test.txt', 13, 0o666, 1000])
+    for (const k of ['atime', 'mtime', 'ctime']) assert.ok(stat[k] instanceof Date && Math.abs(stat[k] - Date.now()) < 60_000, k)
+    assert.equal(await volume.readFile('/test.txt'), 'Hello, World!')
+    assert.equal(await (await volume.readFile('/test.txt', { format: 'blob' })).text(), 'Hello, World!')
+    assert.equal(await new Response(await volume.readFile('/test.txt', { format: 'stream' })).text(), 'Hello, World!')
+    const bytes = randomBytes(100_000)
+    await volume.writeFile('/bytes', bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length))
+    assert.deepEqual(Buffer.from(await volume.readFile('/bytes', { format: 'bytes' })), bytes)
+    await volume.writeFile('/stream', new Blob(['from a stream']).stream())
+    assert.equal(await volume.readFile('/stream'), 'from a stream')
+    await volume.writeFile('/blob', new Blob(['from a blob']))
+    assert.equal(await volume.readFile('/blob'), 'from a blob')
+  })
+
+  test('may be empty, in every format', async () => {
+    await volume.writeFile('/empty', '')
+    assert.equal(await volume.readFile('/empty'), '')
+    assert.equal((await volume.readFile('/empty', { format: 'bytes' })).length, 0)
+    assert.equal((await volume.readFile('/empty', { format: 'blob' })).size, 0)
+    assert.equal(await new Response(await volume.readFile('/empty', { format: 'stream' })).text(), '')
+  })
+
+  test('are replaced only by force', async () => {
+    await volume.writeFile('/twice', 'one')
+    await assert.rejects(volume.writeFile('/twice', 'two', { force: false }), (e) => e instanceof e2b.VolumeError && /409/.test(e.message))
+    await assert.rejects(volume.writeFile('/twice', 'two'), e2b.VolumeError)
+    await volume.writeFile('/twice', 'two', { force: true })
+    assert.equal(await volume.readFile('/twice'), 'two')
+  })
+
+  test('have owner and mode', async () => {
+    const stat = await volume.writeFile('/meta', 'x', { uid: 1001, gid: 1002, mode: 0o644 })
+    assert.deepEqual([stat.uid, stat.gid, stat.mode], [1001, 1002, 0o644])
+    const updated = await volume.updateMetadata('/meta', { uid: 0, mode: 0o755 })
+    assert.deepEqual([updated.uid, updated.gid, updated.mode, updated.path, updated.type], [0, 1002, 0o755, '/meta', VolumeFileType.FILE])
+    await assert.rejects(volume.updateMetadata('/none', { mode: 0o644 }), e2b.VolumePathNotFoundError)
+    await assert.rejects(volume.updateMetadata('/meta', { mode: 0o4755 }), (e) => /400/.test(e.message))
+  })
+
+  test('are in directories that are made, listed and removed', async () => {
+    const dir = await volume.makeDir('/dir', { uid: 1000, gid: 1000, mode: 0o755 })
+    assert.deepEqual([dir.type, dir.path, dir.mode, dir.uid], [VolumeFileType.DIRECTORY, '/dir', 0o755, 1000])
+    await assert.rejects(volume.makeDir('/dir'), (e) => e instanceof e2b.VolumeError && /409/.test(e.message))
+    await volume.makeDir('/dir', { force: true })
+    await assert.rejects(volume.makeDir('/no/such/dir'), e2b.VolumePathNotFoundError)
+    await volume.makeDir('/dir/deep/deeper', { force: true })
+    await volume.writeFile('/dir/deep/deeper/file', 'x')
+    await volume.writeFile('/dir/new/parents/file', 'x', { force: true })
+    const paths = async (depth) => (await volume.list('/dir', { depth })).map((e) => e.path)
+    assert.deepEqual(await paths(), ['/dir/deep', '/dir/new'])
+    assert.deepEqual(await paths(3), ['/dir/deep', '/dir/deep/deeper', '/dir/deep/deeper/file', '/dir/new', '/dir/new/parents', '/dir/new/parents/file'])
+    assert.equal((await volume.getInfo('/dir/deep')).type, VolumeFileType.DIRECTORY)
+    await assert.rejects(volume.list('/none'), e2b.VolumePathNotFoundError)
+    await volume.remove('/dir')
+    assert.equal(await volume.exists('/dir'), false)
+    assert.equal(await volume.exists('/'), true)
+    await assert.rejects(volume.remove('/dir'), e2b.VolumePathNotFoundError)
+    await assert.rejects(volume.readFile('/dir', { format: 'stream' }), e2b.VolumePathNotFoundError)
+  })
+
+  test('of 1 GiB stream in both directions, and cost the server no memory', async () => {
+    const size = 1 << 30
+    const block = randomBytes(1 << 20)
+    const up = createHash('sha256')
+    let sent = 0
+    const before = memory()
+    await volume.writeFile(
+      '/big',
+      new ReadableStream({
+        pull(c) {
+          if (sent === size) return c.close()
+          block.writeUInt32LE(sent / block.length, 0)
+          up.update(block)
+          c.enqueue(new Uint8Array(block))
+          sent += block.length
+        },
+      }),
+    )
+    assert.equal((await volume.getInfo('/big')).size, size)
+    const down = createHash('sha256')
+    for await (const chunk of await volume.readFile('/big', { format: 'stream' })) down.update(chunk)
+    assert.equal(down.digest('hex'), up.digest('hex'))
+    const grown = memory() - before
+    assert.ok(grown < 64 << 20, `the server grew by ${grown >> 20} MiB`)
+    // What a full volume says, and that nothing of it stays.
+    await assert.rejects(volume.writeFile('/more', new Blob([new Uint8Array(700 << 20)])), (e) => e instanceof e2b.VolumeError && /507/.test(e.message))
+    assert.equal(await volume.exists('/more'), false)
+    await volume.remove('/big')
+  })
+
+  test('are opened by the token of their volume alone', async () => {
+    const other = await Volume.create('other')
+    assert.equal((await content('GET', 'path?path=/')).status, 200)
+    for (const [name, o] of Object.entries({
+      'of another volume': { token: other.token },
+      'the project key': { token: server.key },
+      none: { token: '' },
+      'for another volume': { id: other.volumeId },
+      'for none': { id: 'vol_AAAAAAAAAAAAAAAAAAAAAAAAAA' },
+      'for a path': { id: '..%2f..%2fetc' },
+    })) {
+      for (const [method, path] of [['GET', 'file?path=/test.txt'], ['PUT', 'file?path=/x'], ['DELETE', 'path?path=/test.txt'], ['GET', 'dir?path=/'], ['POST', 'dir?path=/x'], ['PATCH', 'path?path=/x']]) {
+        const r = await content(method, path, { ...o, body: method === 'PATCH' ? '{}' : undefined })
+        assert.equal(r.status, 401, `${name}: ${method} ${path}: ${r.text}`)
+      }
+    }
+    const byKey = await fetch(`${server.url}/volumecontent/${volume.volumeId}/path?path=/`, { headers: { 'X-API-KEY': server.key } })
+    assert.equal(byKey.status, 401)
+    await Volume.destroy(other.volumeId)
+    assert.equal((await content('GET', 'path?path=/', { token: other.token, id: other.volumeId })).status, 404)
+    assert.equal(await volume.exists('/test.txt'), true)
+  })
+
+  test('are asked for with what is right, or the answer names the field', async () => {
+    for (const [method, path, want, names] of [
+      ['GET', 'path', 400, 'path'],
+      ['GET', 'dir?path=/&depth=x', 400, 'depth'],
+      ['GET', 'dir?path=/&depth=11', 400, 'depth'],
+      ['PUT', 'file?path=/a&mode=-1', 400, 'mode'],
+      ['PUT', 'file?path=/a&uid=4294967296', 400, 'uid'],
+      ['PUT', 'file?path=/a&force=perhaps', 400, 'force'],
+      ['PUT', 'file?path=/a%00b', 400, 'path'],
+      ['DELETE', 'path?path=/', 400, 'root'],
+      ['DELETE', 'path?path=/..', 400, 'root'],
+      ['PATCH', 'path?path=/test.txt', 400, 'body'],
+    ]) {
+      const r = await content(method, path, { body: method === 'PATCH' ? '{"size": 1}' : undefined })
+      assert.equal(r.status, want, `${method} ${path}: ${r.text}`)
+      assert.equal(JSON.parse(r.text).code, want)
+      assert.match(r.text, new RegExp(names))
+    }
+    const r = await content('GET', 'file?path=/test.txt')
+    assert.deepEqual([r.headers.get('content-type'), r.headers.get('x-content-type-options')], ['application/octet-stream', 'nosniff'])
+  })
+})
+
+/** memory returns the server's resident bytes that are not of files. */
+function memory() {
+  return server.memory()
+}
+
+test('postern volume shows them', async () => {
+  assert.match(await server.postern('volume', 'create', 'by-hand'), /volume {2}by-hand \(vol_[A-Z2-7]+\), holds 1536 MiB/)
+  assert.match(await server.postern('volume', 'list'), /by-hand +vol_\S+ +\d+ MiB +1536 MiB/)
+  assert.match(await server.postern('volume', 'ls', 'shared'), /file +0666 +1000:1000 +13 +\S+ \S+ +\/test.txt/)
+  await assert.rejects(server.postern('volume', 'ls', 'shared', '/none'), /there is no "\/none" in volume shared/)
+  await assert.rejects(server.postern('volume', 'ls', 'none'), /there is no volume "none"/)
+  assert.match(await server.postern('volume', 'delete', 'by-hand'), /deleted by-hand/)
+})
