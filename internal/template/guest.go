@@ -10,16 +10,37 @@ import (
 	"strings"
 )
 
+// GuestDigest returns the SHA-256 of the guest in the templates, in hex: what
+// was saved with another one is not what would boot now.
+func (c *Cache) GuestDigest() string { return c.digest }
+
 // guestIsCurrent reports whether the guest in a root file system is ours.
-// Comparing is faster than hashing.
+// Comparing is faster than hashing; each create asks, so the same file is
+// compared once.
 func (c *Cache) guestIsCurrent(rootfs string) bool {
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
 		return false
 	}
 	defer root.Close()
+	now, err := root.Stat(GuestPath[1:])
+	if err != nil {
+		return false
+	}
+	c.mu.Lock()
+	known := c.compared[rootfs]
+	c.mu.Unlock()
+	if known != nil && os.SameFile(known, now) && known.ModTime().Equal(now.ModTime()) && known.Size() == now.Size() {
+		return true
+	}
 	have, err := root.ReadFile(GuestPath[1:])
-	return err == nil && bytes.Equal(have, c.cfg.Guest)
+	if err != nil || !bytes.Equal(have, c.cfg.Guest) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.compared[rootfs] = now
+	return true
 }
 
 // installGuest puts our guest in place of the one that is there. Sandboxes that

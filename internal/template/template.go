@@ -27,6 +27,8 @@ package template
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -91,9 +93,11 @@ type Cache struct {
 	log    *slog.Logger
 	cfg    Config
 	recipe recipe
+	digest string // SHA-256 of cfg.Guest, in hex
 
-	mu   sync.Mutex
-	held map[string]*os.File // template id → its in-use file, locked shared
+	mu       sync.Mutex
+	held     map[string]*os.File    // template id → its in-use file, locked shared
+	compared map[string]os.FileInfo // root file system → its guest, which was found to be ours
 }
 
 // New returns a cache in cfg.Dir. It builds nothing.
@@ -120,7 +124,8 @@ func New(log *slog.Logger, cfg Config) (*Cache, error) {
 	if err := os.Chmod(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open template cache: %w", err)
 	}
-	return &Cache{log: log, cfg: cfg, recipe: r, held: map[string]*os.File{}}, nil
+	sum := sha256.Sum256(cfg.Guest)
+	return &Cache{log: log, cfg: cfg, recipe: r, digest: hex.EncodeToString(sum[:]), held: map[string]*os.File{}, compared: map[string]os.FileInfo{}}, nil
 }
 
 // Close gives up the templates that were returned: Prune of another process may
@@ -143,6 +148,22 @@ func (c *Cache) Resolve(ctx context.Context, name string) (Template, error) {
 		return Template{}, fmt.Errorf("resolve template %.64q: %w (there are %s)", name, ErrNotFound, strings.Join(baseNames, ", "))
 	}
 	return c.Base(ctx)
+}
+
+// ByID returns a template by its id, also a former version of it that a paused
+// sandbox still needs. The error wraps [ErrNotFound] if there is none.
+func (c *Cache) ByID(ctx context.Context, id string) (Template, error) {
+	if id == c.recipe.id() {
+		return c.Base(ctx)
+	}
+	if id != filepath.Base(id) || id == ".." || id == "." {
+		return Template{}, fmt.Errorf("open template %.64q: %w", id, ErrNotFound)
+	}
+	t, err := c.open(id)
+	if errors.Is(err, os.ErrNotExist) {
+		return Template{}, fmt.Errorf("open template %.64q: %w", id, ErrNotFound)
+	}
+	return t, err
 }
 
 // Base returns the base template, with the guest of this program in it. If it
