@@ -46,6 +46,14 @@ type Config struct {
 	DiskMB       int64         // mebibytes that each sandbox may write
 	Processes    int64         // of each sandbox
 	MaxTimeout   time.Duration // longest life that can be asked for
+	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
+
+	PoolMin      int   // sandboxes that wait to be asked for at all times
+	PoolMax      int   // that wait when many are asked for
+	PoolMemoryMB int64 // mebibytes that all that wait may take together
+
+	Cold      bool // sandboxes boot
+	Snapshots bool // callers may make snapshots of their sandboxes
 
 	VolumeMB   int64 // mebibytes that each new volume may hold
 	MaxVolumes int   // of a project
@@ -78,6 +86,12 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Int64Var(&c.VolumeMB, "volume-size", 2048, "mebibytes that each new volume may hold; the disk must have room for all of them when full")
 	fs.IntVar(&c.MaxVolumes, "max-volumes", 50, "volumes of a project")
 	fs.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest life of a sandbox that can be asked for")
+	fs.DurationVar(&c.KeepPaused, "keep-paused", 30*24*time.Hour, "how long a paused sandbox is kept; 0 means for ever")
+	fs.IntVar(&c.PoolMin, "pool-min", 1, "sandboxes that wait, restored already, so that a create need not; 0 with --pool-max 0 means none")
+	fs.IntVar(&c.PoolMax, "pool-max", 8, "sandboxes that wait when many were asked for in the last seconds")
+	fs.Int64Var(&c.PoolMemoryMB, "pool-memory", 1024, "mebibytes that all that wait may take together; never more, whatever --pool-min says")
+	fs.BoolVar(&c.Cold, "cold", false, "boot each sandbox instead of restoring it from its template's snapshot: slower, and nothing in it was ever in another's memory")
+	fs.BoolVar(&c.Snapshots, "snapshots", false, "let callers make snapshots of their sandboxes and start others from them: what was in memory, secrets too, is then kept on disk until it is deleted")
 	fs.StringVar(&c.LogLevel, "log", "info", "least `level` that is logged: debug, info, warn or error")
 }
 
@@ -122,6 +136,12 @@ func (c *Config) validate() error {
 		if l.v <= 0 {
 			bad(l.flag, "want more than 0")
 		}
+	}
+	if c.PoolMin < 0 || c.PoolMax < c.PoolMin {
+		bad("pool-max", "%d: want at least --pool-min, which is %d", c.PoolMax, c.PoolMin)
+	}
+	if c.PoolMemoryMB < 0 || c.KeepPaused < 0 {
+		bad("pool-memory", "neither it nor --keep-paused may be negative")
 	}
 	if c.MemoryMB < 128 {
 		bad("memory", "want at least 128 MiB")

@@ -327,9 +327,6 @@ func (d *daemon) build(ctx context.Context, lis *listeners, out io.Writer) (*tem
 }
 
 func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, templates *template.Cache) error {
-	if _, err := templates.Base(ctx); err != nil {
-		return err
-	}
 	blobs, err := store.OpenBlobs(filepath.Join(d.conf.Data, "blobs"))
 	if err != nil {
 		return err
@@ -354,8 +351,26 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
+	base, err := templates.Base(ctx)
+	if err != nil {
+		return err
+	}
 	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
-		Key: key, MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
+		Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: []string{base.ID},
+		Pool:      sandbox.PoolConfig{Min: d.conf.PoolMin, Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
+		Cold:      d.conf.Cold,
+		Snapshots: d.conf.Snapshots,
+		Mount: func(ctx context.Context, project, id string, v sandbox.VolumeMount) (sandbox.Mount, error) {
+			m, err := d.vols.Mount(ctx, project, id, v.Name)
+			return sandbox.Mount{Source: m.Source, Destination: v.Path}, err
+		},
+		Unmounted: func(ctx context.Context, id string) {
+			if err := d.vols.Unmounted(ctx, id); err != nil {
+				d.log.ErrorContext(ctx, "unmount volumes", "sandbox", id, "err", err)
+			}
+		},
+		KeepPaused:   d.conf.KeepPaused,
+		MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
 		Warmup: map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
 		OnEnd:  d.post.Return,
@@ -382,6 +397,24 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.web.Protocols.SetHTTP2(true)
 	d.web.Protocols.SetUnencryptedHTTP2(true) // clients of gRPC services in sandboxes
 	return nil
+}
+
+// base says what a template gives to its sandboxes.
+func (d *daemon) base(templates *template.Cache) func(context.Context, string) (sandbox.Base, error) {
+	return func(ctx context.Context, id string) (sandbox.Base, error) {
+		t, err := templates.ByID(ctx, id)
+		if errors.Is(err, template.ErrNotFound) {
+			err = fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+		}
+		if err != nil {
+			return sandbox.Base{}, err
+		}
+		b := sandbox.Base{Rootfs: t.Rootfs, Key: t.ID + " " + templates.GuestDigest()}
+		if t.Ready != nil {
+			b.Probes = []sandbox.Probe{{Port: t.Ready.Port, Path: t.Ready.Path}}
+		}
+		return b, nil
+	}
 }
 
 func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {

@@ -604,7 +604,7 @@ func TestHostileText(t *testing.T) {
 				t.Logf("captured: %v", err) // refused at the door is as good
 			}
 			s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{
-				Template: p, Metadata: map[string]string{p: p, "postern.inbox": "x"}, Timeout: time.Minute, Inbox: f.inbox.ID, Egress: policy.Egress{AllowOut: []string{p}},
+				Template: p, Metadata: map[string]string{p: p, "postern.inbox": "x"}, Options: sandbox.Options{Timeout: time.Minute}, Inbox: f.inbox.ID, Egress: policy.Egress{AllowOut: []string{p}},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -700,7 +700,7 @@ func TestSandboxes(t *testing.T) {
 	f.enter()
 	contains(t, "empty", f.get("/console/sandboxes").body, "no sandbox yet")
 	s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{
-		Template: "base", Metadata: map[string]string{"task": "totals \u202egpj"}, Timeout: time.Hour, Inbox: f.inbox.ID, Egress: policy.Egress{AllowOut: []string{"example.com"}},
+		Template: "base", Metadata: map[string]string{"task": "totals \u202egpj"}, Options: sandbox.Options{Timeout: time.Hour}, Inbox: f.inbox.ID, Egress: policy.Egress{AllowOut: []string{"example.com"}},
 	})
 	if err != nil {
 		t.Fatal(err)

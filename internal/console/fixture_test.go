@@ -24,6 +24,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -163,7 +164,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
 	t.Cleanup(guest.Close)
 	m := &machine{guest: guest.Listener.Addr().String(), gone: map[string]chan struct{}{}}
-	if f.fleet, err = sandbox.New(log, f.db, m, m, sandbox.Config{Key: make([]byte, 32)}); err != nil {
+	if f.fleet, err = sandbox.New(log, f.db, m, m, sandboxtest.Config(t)); err != nil {
 		t.Fatal(err)
 	}
 	f.update(func(tx *store.Tx) (err error) {

@@ -33,7 +33,7 @@ func TestPreview(t *testing.T) {
 
 	bob, _ := f.newInbox("purchasing")
 	for i := range 3 {
-		r := sandbox.Request{Template: "base", Timeout: time.Duration(i+1) * 20 * time.Minute, Inbox: f.inbox.ID, Metadata: map[string]string{"task": "monthly totals", "postern.inbox": f.inbox.Address}}
+		r := sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Duration(i+1) * 20 * time.Minute}, Inbox: f.inbox.ID, Metadata: map[string]string{"task": "monthly totals", "postern.inbox": f.inbox.Address}}
 		if i == 1 {
 			r.Egress = policy.Egress{AllowOut: []string{"pypi.org", "*.pythonhosted.org", "198.51.100.0/24", "example.com"}}
 		}

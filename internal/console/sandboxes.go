@@ -19,7 +19,7 @@ type listedSandbox struct {
 }
 
 // Live reports whether it has not ended.
-func (l listedSandbox) Live() bool { return l.State == sandbox.Running || l.State == sandbox.Creating }
+func (l listedSandbox) Live() bool { return l.Ended.IsZero() }
 
 // Reach says where the sandbox asked to connect, in a few words.
 func (l listedSandbox) Reach() string {

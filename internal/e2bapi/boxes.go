@@ -2,7 +2,6 @@ package e2bapi
 
 import (
 	"context"
-	"slices"
 
 	"postern/internal/auth"
 	"postern/internal/sandbox"
@@ -38,8 +37,6 @@ type fleetBoxes struct{ *sandbox.Fleet }
 
 // Traffic implements boxes.
 func (f fleetBoxes) Traffic(id string) (traffic, bool) {
-	return traffic{}, slices.Contains(f.Live(), id)
+	t, ok := f.Fleet.Traffic(id)
+	return traffic(t), ok
 }
-
-// Wake implements boxes.
-func (f fleetBoxes) Wake(context.Context, string) error { return nil }

@@ -20,6 +20,7 @@ import (
 	"net/http/httputil"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"postern/internal/auth"
@@ -181,13 +182,20 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	handle("POST /sandboxes/{id}/timeout", s.setTimeout)
 	handle("POST /v2/sandboxes/{id}/connect", s.connect)
 	handle("POST /sandboxes/{id}/connect", s.connect)
+	handle("POST /sandboxes/{id}/resume", s.connect)
+	handle("POST /sandboxes/{id}/refreshes", s.refresh)
+	handle("POST /sandboxes/{id}/pause", s.pause)
+	handle("POST /sandboxes/{id}/fork", s.fork)
+	handle("PUT /sandboxes/{id}/network", s.setNetwork)
+	handle("POST /sandboxes/{id}/snapshots", s.createSnapshot)
+	handle("GET /snapshots", s.listSnapshots)
+	handle("DELETE /templates/{id}", s.deleteTemplate)
 	handle("GET /templates/aliases/{alias...}", s.alias)
 	s.volumeRoutes(mux, handle, mayUse)
 	// What E2B has and Postern has not yet is refused by name. The answer is
 	// not 404, which the SDKs take for "no such sandbox".
 	for _, p := range []string{
-		"/sandboxes/{id}/pause", "/sandboxes/{id}/resume", "/sandboxes/{id}/refreshes", "/sandboxes/{id}/fork", "/sandboxes/{id}/snapshots",
-		"/sandboxes/{id}/metrics", "/sandboxes/{id}/network", "/sandboxes/{id}/logs", "/snapshots", "/templates", "/templates/", "/v2/templates",
+		"/sandboxes/{id}/metrics", "/sandboxes/{id}/logs", "/templates", "/templates/", "/v2/templates",
 		"/v2/templates/", "/v3/templates", "/secrets", "/secrets/", "/teams", "/teams/", "/events/", "GET /sandboxes/metrics",
 	} {
 		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {
@@ -202,12 +210,21 @@ var errNotYet = errors.New("not supported by this version of Postern, see docs/c
 // fail answers with the status of err's category. The SDKs read the status
 // from the body.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	status, msg := s.status(r, err)
+	var limited *limitError
+	if errors.As(err, &limited) {
+		limited.setRetryAfter(w.Header())
+	}
+	reply(w, status, map[string]any{"code": status, "message": msg})
+}
+
+// status returns the status of err's category and what to tell the caller.
+func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 	var tooBig *http.MaxBytesError
 	var limited *limitError
-	status, msg := http.StatusInternalServerError, "internal error"
+	status, msg = http.StatusInternalServerError, "internal error"
 	switch {
 	case errors.As(err, &limited):
-		limited.setRetryAfter(w.Header())
 		status, msg = http.StatusTooManyRequests, err.Error()
 	case volumeStatus(err) != 0:
 		status, msg = volumeStatus(err), err.Error()
@@ -215,7 +232,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status, msg = http.StatusUnauthorized, "the API key is missing or not valid"
 	case errors.Is(err, auth.ErrForbidden):
 		status, msg = http.StatusForbidden, err.Error()
-	case errors.Is(err, sandbox.ErrNotFound):
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoSnapshot):
 		status, msg = http.StatusNotFound, err.Error()
 	case errors.Is(err, template.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
 		status, msg = http.StatusBadRequest, err.Error() // the request's field is wrong, not its path
@@ -223,6 +240,11 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status, msg = http.StatusBadRequest, err.Error()
 	case errors.As(err, &tooBig):
 		status, msg = http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooBig.Limit)
+	case errors.Is(err, sandbox.ErrPaused), errors.Is(err, sandbox.ErrBusy):
+		status, msg = http.StatusConflict, err.Error()
+	case errors.Is(err, syscall.ENOSPC):
+		status, msg = http.StatusInsufficientStorage, "the server's disk is full"
+		s.log.ErrorContext(r.Context(), "serve control request", "method", r.Method, "path", r.URL.Path, "err", err)
 	case errors.Is(err, sandbox.ErrFull):
 		status, msg = http.StatusTooManyRequests, err.Error()
 	case errors.Is(err, errNotYet):
@@ -233,7 +255,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	default:
 		s.log.ErrorContext(r.Context(), "serve control request", "method", r.Method, "path", r.URL.Path, "err", err)
 	}
-	reply(w, status, map[string]any{"code": status, "message": msg})
+	return status, msg
 }
 
 func reply(w http.ResponseWriter, status int, v any) {

@@ -2,6 +2,7 @@ package e2bapi
 
 import (
 	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
+	"postern/internal/template"
 )
 
 // guestVersion is the version of E2B's guest whose abilities ours has.
@@ -32,12 +34,12 @@ type newSandbox struct {
 	Network        *network          `json:"network"`
 	Secure         *bool             `json:"secure"` // v1; every sandbox is
 
-	AutoPause       bool            `json:"autoPause"`
-	AutoPauseMemory *bool           `json:"autoPauseMemory"`
-	AutoResume      *autoResume     `json:"autoResume"`
-	IAM             json.RawMessage `json:"iam"`
-	MCP             json.RawMessage `json:"mcp"`
-	VolumeMounts    json.RawMessage `json:"volumeMounts"`
+	AutoPause       bool                  `json:"autoPause"`
+	AutoPauseMemory *bool                 `json:"autoPauseMemory"`
+	AutoResume      *autoResume           `json:"autoResume"`
+	IAM             json.RawMessage       `json:"iam"`
+	MCP             json.RawMessage       `json:"mcp"`
+	VolumeMounts    []sandbox.VolumeMount `json:"volumeMounts"`
 }
 
 type autoResume struct {
@@ -62,16 +64,10 @@ func given(m json.RawMessage) bool {
 
 // refuse names the first field that this version cannot honour.
 func (b *newSandbox) refuse() error {
-	refused := map[string]bool{
-		"autoPause": b.AutoPause, "autoResume": b.AutoResume != nil && b.AutoResume.Enabled,
-		"iam": given(b.IAM), "mcp": given(b.MCP), "volumeMounts": given(b.VolumeMounts),
-	}
+	refused := map[string]bool{"iam": given(b.IAM), "mcp": given(b.MCP)}
 	if n := b.Network; n != nil {
-		refused["network.maskRequestHost"] = n.MaskRequestHost != ""
-		refused["network.httpsPorts"] = len(n.HTTPSPorts) > 0
 		refused["network.egressProxy"] = given(n.EgressProxy)
 		refused["network.rules"] = given(n.Rules)
-		refused["network.allowPublicTraffic"] = n.AllowPublicTraffic != nil && *n.AllowPublicTraffic
 	}
 	for _, field := range slices.Sorted(maps.Keys(refused)) {
 		if refused[field] {
@@ -89,6 +85,48 @@ func (b *newSandbox) egress() (policy.Egress, error) {
 		e.AllowOut, e.DenyOut = b.Network.AllowOut, b.Network.DenyOut
 	}
 	return e, e.Validate()
+}
+
+// options returns what else was asked for.
+func (b *newSandbox) options(timeout time.Duration, publicPorts bool) (sandbox.Options, error) {
+	bad := func(field, format string, a ...any) (sandbox.Options, error) {
+		return sandbox.Options{}, fmt.Errorf("%w: %s: %s", errRequest, field, fmt.Sprintf(format, a...))
+	}
+	o := sandbox.Options{
+		Timeout: timeout, AutoPause: b.AutoPause, AutoResume: b.AutoResume != nil && b.AutoResume.Enabled, Volumes: b.VolumeMounts,
+		FilesOnly: b.AutoPauseMemory != nil && !*b.AutoPauseMemory,
+	}
+	switch {
+	case o.FilesOnly && !o.AutoPause:
+		return bad("autoPauseMemory", "false needs autoPause")
+	case o.FilesOnly && o.AutoResume:
+		return bad("autoResume", "a sandbox that was paused without its memory is not resumed by traffic: want autoPauseMemory true")
+	case o.AutoResume && !o.AutoPause:
+		return bad("autoResume", "needs autoPause")
+	}
+	n := b.Network
+	if n == nil {
+		n = &network{}
+	}
+	// Where the operator lets ports be open, they are as open as E2B's are.
+	o.Traffic.Public = publicPorts && (n.AllowPublicTraffic == nil || *n.AllowPublicTraffic)
+	if n.AllowPublicTraffic != nil && *n.AllowPublicTraffic && !publicPorts {
+		return bad("network.allowPublicTraffic", "ports need their traffic token here; the operator opens them with --public-ports")
+	}
+	if len(n.MaskRequestHost) > 255 || strings.ContainsFunc(n.MaskRequestHost, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("/\\@?#", r) }) {
+		return bad("network.maskRequestHost", "want a host name, at most 255 bytes")
+	}
+	o.Traffic.MaskHost = n.MaskRequestHost
+	if len(n.HTTPSPorts) > 64 {
+		return bad("network.httpsPorts", "has %d ports, at most 64 are allowed", len(n.HTTPSPorts))
+	}
+	for i, p := range n.HTTPSPorts {
+		if p < 1 || p > 65535 || p == sandbox.GuestPort {
+			return bad(fmt.Sprintf("network.httpsPorts[%d]", i), "want a TCP port other than %d", sandbox.GuestPort)
+		}
+		o.Traffic.HTTPSPorts = append(o.Traffic.HTTPSPorts, uint16(p))
+	}
+	return o, nil
 }
 
 // timeoutOf returns a timeout in seconds as a duration, without overflow.
@@ -116,12 +154,13 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if !strings.HasPrefix(r.URL.Path, "/v2/") {
 		unset = 15 * time.Second
 	}
-	t, err := s.templates.Resolve(r.Context(), cmp.Or(b.TemplateID, "base"))
+	options, err := b.options(timeoutOf(b.Timeout, unset), s.conf.PublicPorts)
 	if err != nil {
 		return err
 	}
-	req := sandbox.Request{
-		Template: t.ID, Rootfs: t.Rootfs, Metadata: b.Metadata, EnvVars: b.EnvVars, Timeout: timeoutOf(b.Timeout, unset), Egress: egress,
+	req := sandbox.Request{Metadata: b.Metadata, EnvVars: b.EnvVars, Egress: egress, Options: options}
+	if req.Template, req.Snapshot, err = s.resolve(r.Context(), who, cmp.Or(b.TemplateID, "base")); err != nil {
+		return err
 	}
 	if address := b.Metadata[InboxMetadata]; address != "" {
 		inbox, err := s.mail.Find(r.Context(), who, address)
@@ -152,6 +191,26 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	return nil
 }
 
+// resolve finds what a client means by a template: one by its name, or a
+// snapshot by its id or name.
+func (s *Server) resolve(ctx context.Context, who auth.Principal, name string) (id, snapshot string, err error) {
+	t, err := s.templates.Resolve(ctx, name)
+	if err == nil {
+		return t.ID, "", nil
+	}
+	if !errors.Is(err, template.ErrNotFound) {
+		return "", "", err
+	}
+	n, serr := s.fleet.FindSnapshot(ctx, who, name)
+	if serr == nil {
+		return n.Template, n.ID, nil
+	}
+	if errors.Is(serr, sandbox.ErrNoSnapshot) {
+		serr = err
+	}
+	return "", "", serr
+}
+
 // sandbox is what create and connect answer.
 func (s *Server) sandbox(i sandbox.Info) map[string]any {
 	m := map[string]any{
@@ -167,11 +226,26 @@ func (s *Server) sandbox(i sandbox.Info) map[string]any {
 }
 
 func listed(i sandbox.Info) map[string]any {
-	return map[string]any{
+	state := sandbox.Running
+	if !running(i) {
+		state = sandbox.Paused
+	}
+	m := map[string]any{
 		"sandboxID": i.ID, "templateID": i.Template, "clientID": "postern", "envdVersion": guestVersion,
-		"startedAt": i.Started.Format(time.RFC3339Nano), "endAt": i.Ends.Format(time.RFC3339Nano), "state": "running",
+		"startedAt": i.Started.Format(time.RFC3339Nano), "endAt": i.Ends.Format(time.RFC3339Nano), "state": state,
 		"cpuCount": int64(i.CPUs), "memoryMB": i.MemoryMB, "diskSizeMB": i.DiskMB, "metadata": i.Metadata,
 	}
+	if len(i.Options.Volumes) > 0 {
+		m["volumeMounts"] = i.Options.Volumes
+	}
+	return m
+}
+
+// running reports whether E2B would call the sandbox running and not paused.
+// One that a stop of the server froze is running to its owner: it comes back
+// by itself.
+func running(i sandbox.Info) bool {
+	return i.State == sandbox.Running || i.State == sandbox.Pausing || i.Restart
 }
 
 func (s *Server) get(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -187,8 +261,19 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, who auth.Principal)
 	}
 	// What it really has: less than it asked for where the project's ceiling is lower.
 	m["allowInternetAccess"] = i.Egress.Internet && s.conf.Ceiling.Internet
-	m["network"] = map[string]any{"allowOut": orEmpty(i.Egress.AllowOut), "denyOut": orEmpty(i.Egress.DenyOut), "allowPublicTraffic": false}
-	m["lifecycle"] = map[string]any{"onTimeout": "kill", "autoResume": false}
+	network := map[string]any{"allowOut": orEmpty(i.Egress.AllowOut), "denyOut": orEmpty(i.Egress.DenyOut), "allowPublicTraffic": i.Options.Traffic.Public}
+	if h := i.Options.Traffic.MaskHost; h != "" {
+		network["maskRequestHost"] = h
+	}
+	if p := i.Options.Traffic.HTTPSPorts; len(p) > 0 {
+		network["httpsPorts"] = p
+	}
+	m["network"] = network
+	onTimeout := "kill"
+	if i.Options.AutoPause {
+		onTimeout = "pause"
+	}
+	m["lifecycle"] = map[string]any{"onTimeout": onTimeout, "autoResume": i.Options.AutoResume}
 	reply(w, http.StatusOK, m)
 	return nil
 }
@@ -225,27 +310,6 @@ func (s *Server) setTimeout(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return nil
 }
 
-func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	var b struct {
-		Timeout *int64 `json:"timeout"`
-		Memory  *bool  `json:"memory"` // for paused sandboxes, which there are none of yet
-	}
-	if err := decode(r, &b); err != nil {
-		return err
-	}
-	i, err := s.fleet.SetTimeout(r.Context(), who, shortID(r.PathValue("id")), timeoutOf(b.Timeout, 300*time.Second), true)
-	if err != nil {
-		return err
-	}
-	if key := auth.Secret(r.Header.Get(InboxKeyHeader)); key != "" {
-		if err := s.mail.Lend(r.Context(), who, i.Principal(), key); err != nil {
-			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
-		}
-	}
-	reply(w, http.StatusOK, s.sandbox(i))
-	return nil
-}
-
 // list answers pages of sandboxes, newest first unless asked otherwise.
 func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q, err := parseListQuery(r.URL.Query())
@@ -260,7 +324,12 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	if err != nil {
 		return err
 	}
-	running := len(all)
+	total := 0
+	for _, i := range all {
+		if running(i) {
+			total++
+		}
+	}
 	all = slices.DeleteFunc(all, func(i sandbox.Info) bool { return !q.matches(i) })
 	slices.SortFunc(all, func(a, b sandbox.Info) int {
 		c := cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
@@ -285,7 +354,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	for i := range all {
 		out[i] = listed(all[i])
 	}
-	w.Header().Set("X-Total-Running", strconv.Itoa(running))
+	w.Header().Set("X-Total-Running", strconv.Itoa(total))
 	reply(w, http.StatusOK, out)
 	return nil
 }
@@ -294,6 +363,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 type listQuery struct {
 	metadata  map[string]string
 	running   bool
+	paused    bool
 	template  string
 	since     time.Time
 	ascending bool
@@ -317,11 +387,14 @@ func (q *listQuery) matches(i sandbox.Info) bool {
 			return false
 		}
 	}
-	return q.running && (q.template == "" || q.template == i.Template) && !i.Started.Before(q.since)
+	if running(i) && !q.running || !running(i) && !q.paused {
+		return false
+	}
+	return (q.template == "" || q.template == i.Template) && !i.Started.Before(q.since)
 }
 
 func parseListQuery(v url.Values) (*listQuery, error) {
-	q := &listQuery{metadata: map[string]string{}, running: true, template: v.Get("template"), limit: 100}
+	q := &listQuery{metadata: map[string]string{}, template: v.Get("template"), limit: 100}
 	bad := func(field, want string) error { return fmt.Errorf("%w: %s: %s", errRequest, field, want) }
 	if s := v.Get("limit"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -347,6 +420,7 @@ func parseListQuery(v url.Values) (*listQuery, error) {
 		}
 	}
 	q.running = len(states) == 0 || slices.Contains(states, "running")
+	q.paused = len(states) == 0 || slices.Contains(states, "paused")
 	if s := v.Get("startedAfter"); s != "" {
 		t, err := time.Parse(time.RFC3339, s)
 		if err != nil {

@@ -1,7 +1,6 @@
 package mailapi_test
 
 import (
-	"bytes"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 	"postern/internal/mcpserver"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -43,7 +43,7 @@ func TestDocs(t *testing.T) {
 	}
 	gate := oversight.NewGate(log, db, nil)
 	post := mailbox.New(log, db, gate, blobs, nil, "agents.test") // nothing is approved, so nothing is delivered
-	fleet, err := sandbox.New(log, db, nil, nil, sandbox.Config{Key: bytes.Repeat([]byte("k"), 32)})
+	fleet, err := sandbox.New(log, db, nil, nil, sandboxtest.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,6 +31,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -239,7 +240,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	}
 	f.gate = oversight.NewGate(log, db, rules)
 	f.post = mailbox.New(log, db, f.gate, blobs, f.hop, "agents.test")
-	f.fleet, err = sandbox.New(log, db, f.host, f.host, sandbox.Config{Key: bytes.Repeat([]byte("k"), 32)})
+	f.fleet, err = sandbox.New(log, db, f.host, f.host, sandboxtest.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +270,7 @@ func (f *fixture) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Secret) 
 // directory of its files.
 func (f *fixture) sandbox(t *testing.T, inbox string) (auth.Principal, string) {
 	t.Helper()
-	s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Rootfs: "/none", Timeout: time.Minute, Inbox: inbox})
+	s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Minute}, Inbox: inbox})
 	if err != nil {
 		t.Fatal(err)
 	}

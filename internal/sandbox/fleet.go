@@ -9,15 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/event"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -27,15 +28,42 @@ type Config struct {
 	// Key is the server's secret. Tokens of sandboxes are derived from it, so
 	// that they need not be stored and stay the same across restarts.
 	Key []byte
+	// Dir is the directory of snapshots. It must be this fleet's alone; it is
+	// made if need be.
+	Dir string
+	// Base returns what a template gives to sandboxes. Its error wraps
+	// [ErrNotFound] if there is no template of that id any more.
+	Base func(ctx context.Context, template string) (Base, error)
+	// Keeper holds the links of running sandboxes while no server runs; nil
+	// means that they are lost with it.
+	Keeper Keeper
+	// Mount makes a volume ready for a sandbox; it is called at each start and
+	// resume. Nil means that there are no volumes.
+	Mount func(ctx context.Context, project, id string, v VolumeMount) (Mount, error)
+	// Unmounted is called when a sandbox no longer has its volumes.
+	Unmounted func(ctx context.Context, id string)
 
 	MaxSandboxes int           // at the same time, all projects together; 0 means 50
 	MaxTimeout   time.Duration // longest life that can be asked for; 0 means 24 h
 	StartTimeout time.Duration // until the guest must answer; 0 means 30 s
+	SaveTimeout  time.Duration // until a snapshot must be written; 0 means 2 min
+	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
 
 	CPUs      float64 // cores of each sandbox; 0 means 2
 	MemoryMB  int64   // mebibytes of each sandbox; 0 means 1024
 	DiskMB    int64   // mebibytes that each may write; 0 means 2048
 	Processes int64   // of each sandbox; 0 means 512
+
+	// Prepare names templates whose snapshots are made when the fleet starts,
+	// and not when they are first asked for.
+	Prepare []string
+	// Cold makes every sandbox boot, instead of going on from its template's
+	// snapshot.
+	Cold bool
+	// Pool bounds the sandboxes that wait to be asked for.
+	Pool PoolConfig
+	// Snapshots lets callers make snapshots of their sandboxes.
+	Snapshots bool
 
 	// Warmup says, for TCP ports of services that come up with a sandbox, how
 	// long after its start a connection waits for them instead of being told
@@ -46,9 +74,29 @@ type Config struct {
 	OnEnd func(id string)
 }
 
+// A Base is what a template gives to the sandboxes that start from it.
+type Base struct {
+	Rootfs string // directory that is the read-only lower layer of the root file system
+	// Key changes whenever a sandbox that boots from the template would be
+	// another one: with its files, and with the guest.
+	Key string
+	// Probes must succeed before a booted sandbox is worth a snapshot.
+	Probes []Probe
+}
+
+// A Probe is an HTTP request that a service inside answers with 200 when it
+// is ready.
+type Probe struct {
+	Port uint16
+	Path string
+}
+
 func (c *Config) setDefaults() error {
 	if len(c.Key) < 32 {
 		return errors.New("sandbox: the server's key has fewer than 32 bytes")
+	}
+	if c.Dir == "" || c.Base == nil {
+		return errors.New("sandbox: no directory for snapshots, or no templates")
 	}
 	if c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 {
 		return errors.New("sandbox: a limit is negative")
@@ -56,6 +104,7 @@ func (c *Config) setDefaults() error {
 	c.MaxSandboxes = or(c.MaxSandboxes, 50)
 	c.MaxTimeout = or(c.MaxTimeout, 24*time.Hour)
 	c.StartTimeout = or(c.StartTimeout, 30*time.Second)
+	c.SaveTimeout = or(c.SaveTimeout, 2*time.Minute)
 	c.CPUs = or(c.CPUs, 2)
 	c.MemoryMB = or(c.MemoryMB, 1024)
 	c.DiskMB = or(c.DiskMB, 2048)
@@ -63,7 +112,7 @@ func (c *Config) setDefaults() error {
 	if c.OnEnd == nil {
 		c.OnEnd = func(string) {}
 	}
-	return nil
+	return c.Pool.check()
 }
 
 func or[T comparable](v, zero T) T {
@@ -83,18 +132,16 @@ type Fleet struct {
 	conf    Config
 	http    *http.Transport // dials "id:port" through network
 
-	watchers sync.WaitGroup // one for each live sandbox
+	workers   sync.WaitGroup // goroutines that outlive a call
+	templates templateSnapshots
+	pool      pool
 
-	mu   sync.Mutex // guards live
-	live map[string]*liveSandbox
-}
+	background context.Context //nolint:containedctx // of workers that no call waits for; ends with stop
+	stop       context.CancelFunc
 
-// A liveSandbox is what memory holds of a sandbox between creating and ended.
-type liveSandbox struct {
-	since  time.Time // when it was asked for
-	ready  bool      // written under Fleet.mu; the guest has been told who it is
-	ending bool      // written under Fleet.mu; someone is ending it
-	gone   chan struct{}
+	mu     sync.Mutex // guards what follows, and what liveSandbox says
+	live   map[string]*liveSandbox
+	closed bool // the server is stopping: nothing new is begun
 }
 
 // New returns the fleet whose rows are in db. Call [Fleet.Recover] before use.
@@ -102,64 +149,15 @@ func New(log *slog.Logger, db *store.DB, r Runtime, n Network, c Config) (*Fleet
 	if err := c.setDefaults(); err != nil {
 		return nil, err
 	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory of snapshots: %w", err)
+	}
 	f := &Fleet{log: log, db: db, runtime: r, network: n, conf: c, live: map[string]*liveSandbox{}}
-	f.http = &http.Transport{
-		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			id, port, err := net.SplitHostPort(addr)
-			if err != nil {
-				return nil, err
-			}
-			p, err := strconv.ParseUint(port, 10, 16)
-			if err != nil {
-				return nil, err
-			}
-			return f.dialPatiently(ctx, id, uint16(p))
-		},
-		DisableCompression:  true, // bytes pass as they are
-		MaxIdleConnsPerHost: 32,
-		IdleConnTimeout:     90 * time.Second,
-		WriteBufferSize:     128 << 10,
-		ReadBufferSize:      128 << 10,
-	}
+	f.background, f.stop = context.WithCancel(context.Background())
+	f.http = f.newTransport()
+	f.templates.all = map[string]*templateSnapshot{}
+	f.pool.wake = make(chan struct{}, 1)
 	return f, nil
-}
-
-// Transport returns the way to services inside sandboxes: the host of a
-// request's URL is "id:port".
-func (f *Fleet) Transport() http.RoundTripper { return f.http }
-
-// Dial connects to a TCP port inside a running sandbox.
-func (f *Fleet) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
-	f.mu.Lock()
-	l := f.live[id]
-	ok := l != nil && l.ready && !l.ending
-	f.mu.Unlock()
-	if !ok {
-		return nil, fmt.Errorf("dial %s: %w", id, ErrNotFound)
-	}
-	return f.network.Dial(ctx, id, port)
-}
-
-// dialPatiently is Dial that waits for services that are still coming up.
-func (f *Fleet) dialPatiently(ctx context.Context, id string, port uint16) (net.Conn, error) {
-	for {
-		c, err := f.Dial(ctx, id, port)
-		if !errors.Is(err, ErrPortClosed) || !f.warmingUp(id, port) {
-			return c, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-func (f *Fleet) warmingUp(id string, port uint16) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.live[id]
-	return l != nil && time.Since(l.since) < f.conf.Warmup[port]
 }
 
 // derive returns a token of one sandbox for one purpose, in hexadecimal.
@@ -181,25 +179,29 @@ func (f *Fleet) TrafficToken(id string) auth.Secret { return auth.Secret(f.deriv
 // speaks for the host.
 func (f *Fleet) ChannelKey(id string) auth.Secret { return auth.Secret(f.derive("channel", id)) }
 
-func newID() string {
+// random returns n letters and digits.
+func random(n int) string {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-	b := make([]byte, 20)
+	b := make([]byte, n)
 	rand.Read(b)
 	for i := range b {
 		b[i] = letters[int(b[i])%len(letters)] // the bias costs less than one of 103 bits
 	}
-	return "i" + string(b)
+	return string(b)
 }
+
+func newID() string        { return "i" + random(20) }
+func newExecution() string { return "x" + random(20) }
 
 // A Request asks for a sandbox.
 type Request struct {
 	Template string            // its id
-	Rootfs   string            // its root file system
+	Snapshot string            // id of a snapshot to go on from, of the same template; empty means the template's own
 	Metadata map[string]string // at most 100 entries and 64 KiB
 	EnvVars  map[string]string // likewise
-	Timeout  time.Duration     // until it is killed
 	Egress   policy.Egress     // where it may connect, within the project's ceiling
 	Inbox    string            // id of the inbox it may propose for, or empty
+	Options  Options
 }
 
 // CheckTimeout returns an error that wraps [ErrInvalid] unless a sandbox may
@@ -215,8 +217,14 @@ func (f *Fleet) CheckTimeout(d time.Duration) error {
 }
 
 func (f *Fleet) check(r Request) error {
-	if err := f.CheckTimeout(r.Timeout); err != nil {
+	if err := f.CheckTimeout(r.Options.Timeout); err != nil {
 		return err
+	}
+	if r.Options.FilesOnly && r.Options.AutoResume {
+		return fmt.Errorf("%w: autoResume needs autoPauseMemory", ErrInvalid)
+	}
+	if len(r.Options.Volumes) > 0 && f.conf.Mount == nil {
+		return fmt.Errorf("%w: volumeMounts: this server has no volumes", ErrInvalid)
 	}
 	if err := checkMap("metadata", r.Metadata); err != nil {
 		return err
@@ -243,122 +251,293 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	if err := f.check(r); err != nil {
 		return Info{}, err
 	}
-	s := Info{
-		ID: newID(), Project: who.Project, Template: r.Template, State: Creating, Metadata: r.Metadata, Inbox: r.Inbox, Egress: r.Egress,
-		CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Started: time.Now(),
-	}
-	s.Ends = s.Started.Add(f.conf.StartTimeout)
-	if err := f.insert(ctx, who, s); err != nil {
+	base, err := f.conf.Base(ctx, r.Template)
+	if err != nil {
 		return Info{}, err
 	}
-	l := &liveSandbox{since: s.Started, gone: make(chan struct{})}
-	f.mu.Lock()
-	f.live[s.ID] = l
-	f.mu.Unlock()
+	s := Info{
+		ID: newID(), Project: who.Project, Template: r.Template, State: Creating, Metadata: r.Metadata, Inbox: r.Inbox, Egress: r.Egress,
+		Options: r.Options, Execution: newExecution(),
+		CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Started: time.Now(),
+	}
+	var from source
+	if r.Snapshot != "" {
+		n, err := f.snapshot(ctx, who, r.Snapshot)
+		if err != nil {
+			return Info{}, err
+		}
+		from = source{dir: f.dir(n.ID), channel: n.Sandbox}
+		s.CPUs, s.MemoryMB, s.DiskMB = n.cpus, n.memoryMB, n.diskMB
+	}
+	// A sandbox that waits has no volumes, and a snapshot of another's is not
+	// what it was made from.
+	var warm *warmSandbox
+	if r.Snapshot == "" {
+		if len(r.Options.Volumes) == 0 {
+			if warm = f.takeWarm(base.Key); warm != nil {
+				s.ID = warm.live.id
+			}
+		}
+		if warm == nil {
+			from = f.templateSource(r.Template, base)
+		}
+	}
+	return f.create(ctx, who, s, base, from, warm, initBody{EnvVars: environment(r.EnvVars)})
+}
 
-	if err := f.start(ctx, s, r); err != nil {
-		// The caller may be gone; what was begun is taken back all the same.
-		ctx := context.WithoutCancel(ctx)
-		return Info{}, errors.Join(fmt.Errorf("start sandbox %s: %w", s.ID, err), f.end(ctx, system(s), s.ID, Failed, err.Error()))
+// environment is what the guest is told: never nil, which would leave what the
+// snapshot had.
+func environment(env map[string]string) map[string]string {
+	if env == nil {
+		return map[string]string{}
 	}
-	s, err := f.running(ctx, s, r.Timeout)
+	return env
+}
+
+// create records a sandbox, brings it up and answers for both.
+func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base Base, from source, warm *warmSandbox, body initBody) (_ Info, err error) {
+	timeout := s.Options.Timeout
+	s.Ends = s.Started.Add(f.conf.StartTimeout)
+	var ctx context.Context
+	var l *liveSandbox
+	if warm != nil {
+		ctx, l = warm.ctx, warm.live // claimed since it was made
+	} else if ctx, l, err = f.claim(caller, s.ID); err != nil {
+		return Info{}, err
+	}
+	defer f.release(l)
+	// Who asked for it and left would never learn its id.
+	stop := context.AfterFunc(caller, l.cancel)
+	defer stop()
+	if err := f.insert(ctx, who, s); err != nil {
+		f.takeDown(context.WithoutCancel(ctx), l)
+		return Info{}, err
+	}
+	if warm != nil {
+		if err = f.handOver(ctx, l, s, body); err != nil {
+			f.log.WarnContext(ctx, "hand over a waiting sandbox", "sandbox", s.ID, "err", err)
+			f.takeDown(context.WithoutCancel(ctx), l)
+			from, warm = f.templateSource(s.Template, base), nil
+		}
+	}
+	if warm == nil {
+		err = f.bringUp(ctx, l, s, base, from, body)
+		if err != nil && from.template && ctx.Err() == nil {
+			// The template's snapshot is a means to be fast, not a condition.
+			f.log.WarnContext(ctx, "start from a template's snapshot; booting instead", "sandbox", s.ID, "err", err)
+			f.takeDown(ctx, l)
+			f.templates.drop(base.Key)
+			err = f.bringUp(ctx, l, s, base, source{}, body)
+		}
+	}
+	if err == nil {
+		s.Started = time.Now().UTC().Truncate(time.Microsecond)
+		s.Ends = s.Started.Add(timeout)
+		err = f.record(ctx, who, &s, change{
+			from: []State{Creating}, to: Running, verb: "running", event: event.Created, fields: audit.Fields{"ends": s.Ends.Format(time.RFC3339)},
+		})
+	}
 	if err != nil {
-		ctx := context.WithoutCancel(ctx)
-		return Info{}, errors.Join(err, f.end(ctx, system(s), s.ID, Failed, err.Error()))
+		err = fmt.Errorf("start sandbox %s: %w", s.ID, err)
+		// The caller may be gone; what was begun is taken back all the same.
+		return Info{}, errors.Join(err, f.finish(context.WithoutCancel(ctx), l, system(s), s, Failed, err.Error()))
 	}
-	f.watchers.Go(func() { f.watch(context.WithoutCancel(ctx), s) })
+	f.setTraffic(l, s.Options.Traffic)
+	f.setReady(l, true)
 	return s, nil
 }
 
-// start brings the machine's part up, until the guest has been told who it is.
-func (f *Fleet) start(ctx context.Context, s Info, r Request) error {
+// A source is what a sandbox is started from. The zero source is a boot.
+type source struct {
+	dir      string // of a snapshot
+	channel  string // the sandbox whose channel key the guest in it has
+	files    bool   // it holds files only, so the guest boots
+	template bool   // it is its template's own
+}
+
+// bringUp makes the machine's part of a sandbox, until the guest has been told
+// who it is. What it made when it fails is for takeDown.
+func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
 	defer cancel()
-	link, err := f.network.Attach(ctx, s.Principal(), r.Egress)
+	ctx, died := context.WithCancelCause(ctx)
+	defer died(nil)
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+		}
+	}()
+	f.mu.Lock()
+	l.up, l.since = true, time.Now()
+	f.mu.Unlock()
+	var mounts []Mount
+	l.mounted = len(s.Options.Volumes) > 0
+	for _, v := range s.Options.Volumes {
+		m, err := f.conf.Mount(ctx, s.Project, s.ID, v)
+		if err != nil {
+			return fmt.Errorf("mount volume %s: %w", v.Name, err)
+		}
+		mounts = append(mounts, m)
+	}
+	link, err := f.network.Attach(ctx, s.Principal(), s.Egress)
 	if err != nil {
 		return fmt.Errorf("attach network: %w", err)
 	}
-	channel := sha256.Sum256([]byte(f.ChannelKey(s.ID)))
+	if err := f.keepLink(ctx, s.ID); err != nil {
+		link.Close()
+		return err
+	}
 	err = f.runtime.Start(ctx, Spec{
-		ID: s.ID, Rootfs: r.Rootfs, Hostname: s.ID, Link: link,
-		CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Processes: f.conf.Processes,
-		Env: []string{"POSTERN_CHANNEL_SHA256=" + hex.EncodeToString(channel[:])},
+		ID: s.ID, Rootfs: base.Rootfs, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
+		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
+		Env: []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
 	})
 	if err != nil {
 		return fmt.Errorf("start runtime: %w", err)
 	}
-	env := maps.Clone(r.EnvVars)
-	if env == nil {
-		env = map[string]string{}
+	f.watch(l, died)
+	channel := s.ID // a guest that boots was told it by its environment
+	if from.dir != "" && !from.files {
+		channel, body.Restored = from.channel, true
 	}
-	env["E2B_SANDBOX"], env["E2B_SANDBOX_ID"], env["E2B_TEMPLATE_ID"] = "true", s.ID, r.Template
-	return f.initGuest(ctx, s.ID, env)
+	return f.initGuest(ctx, s, channel, body)
 }
 
-func (f *Fleet) setReady(id string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.live[id]
-	if l == nil || l.ending {
-		return false
+// keepLink has the keeper hold the host's end of a sandbox's link.
+func (f *Fleet) keepLink(ctx context.Context, id string) error {
+	if f.conf.Keeper == nil {
+		return nil
 	}
-	l.ready = true
-	return true
-}
-
-// watch waits until the sandbox is gone and, if nobody asked for that, records
-// it as lost.
-func (f *Fleet) watch(ctx context.Context, s Info) {
-	reason, err := f.runtime.Wait(ctx, s.ID)
+	h, err := f.network.Handle(id)
 	if err != nil {
-		reason = err.Error()
+		return fmt.Errorf("keep link: %w", err)
 	}
-	if err := f.end(ctx, system(s), s.ID, Lost, reason); err != nil && !errors.Is(err, ErrNotFound) {
-		f.log.ErrorContext(ctx, "end lost sandbox", "sandbox", s.ID, "err", err)
+	defer h.Close()
+	if err := f.conf.Keeper.Put(ctx, id, h); err != nil {
+		// The sandbox works without; it would not outlive a crash of ours.
+		f.log.WarnContext(ctx, "keep link", "sandbox", id, "err", err)
 	}
+	return nil
 }
 
-// Kill ends a sandbox of who's project. It returns [ErrNotFound] if there is
-// none, or no longer.
+// watch waits in the background until the machine's part of a sandbox is gone
+// and, if nobody asked for that, records it as lost.
+//
+// died is told of such an end before that, so that nobody waits for a guest
+// that is no more.
+func (f *Fleet) watch(l *liveSandbox, died context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	f.mu.Lock()
+	l.run = cancel
+	f.mu.Unlock()
+	f.workers.Go(func() {
+		defer cancel()
+		reason, err := f.runtime.Wait(ctx, l.id)
+		if err != nil {
+			reason = err.Error()
+		}
+		f.mu.Lock()
+		l.dead = ctx.Err() == nil
+		f.mu.Unlock()
+		died(fmt.Errorf("the sandbox ended: %s", reason))
+		f.pool.poke()
+		// Whoever takes it down ends ctx first.
+		work, l, err := f.claim(ctx, l.id)
+		if err != nil {
+			return
+		}
+		defer f.release(l)
+		if ctx.Err() != nil {
+			return
+		}
+		s, err := f.row(work, l.id)
+		if errors.Is(err, ErrNotFound) { // it waited to be asked for
+			f.takeDown(work, l)
+			return
+		}
+		if err == nil {
+			err = f.finish(work, l, system(s), s, Lost, reason)
+		}
+		if err != nil {
+			f.log.ErrorContext(work, "end lost sandbox", "sandbox", l.id, "err", err)
+		}
+	})
+}
+
+// takeDown removes the machine's part of a sandbox, as far as there is one.
+func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
+	f.mu.Lock()
+	up, run := l.up, l.run
+	l.ready, l.run, l.dead = false, nil, false
+	f.mu.Unlock()
+	if !up {
+		return nil
+	}
+	if run != nil {
+		run()
+	}
+	f.network.Detach(l.id)
+	if f.conf.Keeper != nil {
+		f.conf.Keeper.Drop(l.id)
+	}
+	// If something stays behind the runtime's List still names it, and the
+	// next Recover tries again.
+	err := f.runtime.Stop(ctx, l.id)
+	if err != nil {
+		err = fmt.Errorf("stop %s: %w", l.id, err)
+		f.log.ErrorContext(ctx, "stop sandbox", "sandbox", l.id, "err", err)
+	}
+	if l.mounted {
+		f.conf.Unmounted(ctx, l.id)
+	}
+	f.mu.Lock()
+	l.up, l.mounted = false, false
+	f.mu.Unlock()
+	return err
+}
+
+// finish takes a claimed sandbox down and records its end. Its error wraps
+// [ErrNotFound] if it had ended before.
+func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, to State, reason string) error {
+	err := f.takeDown(ctx, l)
+	saved := s.saved
+	s.Reason, s.Ended, s.saved, s.PausedAt, s.Restart = reason, time.Now(), "", time.Time{}, false
+	rerr := f.record(ctx, who, &s, change{
+		from: []State{Creating, Running, Pausing, Paused, Resuming}, to: to,
+		verb: string(to), event: event.Killed, fields: audit.Fields{"reason": reason},
+	})
+	if rerr != nil {
+		return errors.Join(err, rerr)
+	}
+	f.conf.OnEnd(s.ID)
+	return errors.Join(err, f.discard(saved))
+}
+
+// Kill ends a sandbox of who's project, paused or not. It returns
+// [ErrNotFound] if there is none, or no longer.
 func (f *Fleet) Kill(ctx context.Context, who auth.Principal, id string) error {
 	if _, err := f.Get(ctx, who, id); err != nil {
 		return err
 	}
-	return f.end(context.WithoutCancel(ctx), who, id, Killed, "killed")
+	return f.kill(ctx, who, id, "killed", func(Info) bool { return true })
 }
 
-// end takes down the machine's part and then records the end, once. Who comes
-// second waits for the first and gets ErrNotFound.
-func (f *Fleet) end(ctx context.Context, who auth.Principal, id string, to State, reason string) error {
-	f.mu.Lock()
-	l := f.live[id]
-	if l == nil {
-		f.mu.Unlock()
-		return fmt.Errorf("end %s: %w", id, ErrNotFound)
-	}
-	if l.ending {
-		f.mu.Unlock()
-		<-l.gone
-		return fmt.Errorf("end %s: %w", id, ErrNotFound)
-	}
-	l.ending = true
-	f.mu.Unlock()
-
-	f.network.Detach(id)
-	err := f.runtime.Stop(ctx, id)
+// kill ends a sandbox if it is still one that should end.
+func (f *Fleet) kill(ctx context.Context, who auth.Principal, id, reason string, still func(Info) bool) error {
+	ctx = context.WithoutCancel(ctx)
+	l, err := f.claimToEnd(ctx, id)
 	if err != nil {
-		err = fmt.Errorf("stop %s: %w", id, err)
-		f.log.ErrorContext(ctx, "stop sandbox", "sandbox", id, "err", err)
+		return err
 	}
-	// The row is closed even if something stays behind: the runtime's List
-	// still names it and the next Recover tries again.
-	err = errors.Join(err, f.ended(ctx, who, id, to, reason))
-	f.mu.Lock()
-	delete(f.live, id)
-	f.mu.Unlock()
-	close(l.gone)
-	f.conf.OnEnd(id)
-	return err
+	defer f.release(l)
+	s, err := f.row(ctx, id)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(alive, s.State) || !still(s) {
+		return fmt.Errorf("end %s: %w", id, ErrNotFound)
+	}
+	return f.finish(ctx, l, who, s, Killed, reason)
 }
 
 // SetTimeout makes a sandbox of who's project end after d from now. With
@@ -367,78 +546,86 @@ func (f *Fleet) SetTimeout(ctx context.Context, who auth.Principal, id string, d
 	if d > f.conf.MaxTimeout {
 		return Info{}, f.CheckTimeout(d)
 	}
+	if _, err := f.Get(ctx, who, id); err != nil {
+		return Info{}, err
+	}
+	work, l, err := f.claim(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer f.release(l)
+	return f.setTimeout(work, who, id, d, extend)
+}
+
+// setTimeout is SetTimeout for who has claimed the sandbox.
+func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, id string, d time.Duration, extend bool) (Info, error) {
 	s, err := f.Get(ctx, who, id)
 	if err != nil {
 		return Info{}, err
+	}
+	if s.State != Running {
+		return Info{}, fmt.Errorf("set timeout of %s: %w", id, ErrPaused)
 	}
 	ends := time.Now().Add(max(d, 0))
 	if extend && ends.Before(s.Ends) {
 		return s, nil
 	}
 	s.Ends = ends
-	return s, f.setEnds(ctx, who, s)
+	err = f.record(ctx, who, &s, change{
+		from: []State{Running}, to: Running, verb: "timeout", event: event.Updated, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
+	})
+	return s, err
 }
 
-// Run ends sandboxes whose time is up, until ctx is done; then it ends all.
-func (f *Fleet) Run(ctx context.Context) error {
-	t := time.NewTicker(250 * time.Millisecond)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			// Their links end in this process: they cannot outlive it.
-			f.endAll(context.WithoutCancel(ctx), "the server was stopped")
-			f.watchers.Wait()
-			return ctx.Err()
-		case <-t.C:
-		}
-		ids, err := f.expired(ctx)
-		if err != nil {
-			f.log.ErrorContext(ctx, "find expired sandboxes", "err", err)
-			continue
-		}
-		for _, s := range ids {
-			// Each in its own goroutine: one slow end must not delay the others.
-			f.watchers.Go(func() {
-				err := f.end(context.WithoutCancel(ctx), system(s), s.ID, Killed, "its time was up")
-				if err != nil && !errors.Is(err, ErrNotFound) {
-					f.log.ErrorContext(ctx, "end expired sandbox", "sandbox", s.ID, "err", err)
-				}
-			})
-		}
+// SetEgress replaces where a sandbox of who's project may connect. Connections
+// that it may no longer have are cut.
+func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e policy.Egress) error {
+	if err := e.Validate(); err != nil {
+		return err
 	}
-}
-
-func (f *Fleet) endAll(ctx context.Context, reason string) {
-	f.mu.Lock()
-	ids := slices.Collect(maps.Keys(f.live))
-	f.mu.Unlock()
-	var wg sync.WaitGroup
-	for _, id := range ids {
-		wg.Go(func() {
-			who := auth.Principal{Kind: auth.System, ID: "fleet"}
-			if err := f.end(ctx, who, id, Killed, reason); err != nil && !errors.Is(err, ErrNotFound) {
-				f.log.ErrorContext(ctx, "end sandbox", "sandbox", id, "err", err)
-			}
-		})
+	if _, err := f.Get(ctx, who, id); err != nil {
+		return err
 	}
-	wg.Wait()
-}
-
-// Recover removes what a former process left on this machine and records the
-// sandboxes that it ran as lost. It is called once, before anything else.
-func (f *Fleet) Recover(ctx context.Context) error {
-	left, err := f.runtime.List(ctx)
+	ctx, l, err := f.claim(ctx, id)
 	if err != nil {
-		return fmt.Errorf("list what is left: %w", err)
+		return err
 	}
-	for _, id := range left {
-		if err := f.runtime.Stop(ctx, id); err != nil {
-			return fmt.Errorf("remove what is left of sandbox %s: %w", id, err)
+	defer f.release(l)
+	s, err := f.Get(ctx, who, id)
+	if err != nil {
+		return err
+	}
+	old := s.Egress
+	s.Egress = e
+	// First what narrows, then what is recorded: a failure in between leaves
+	// the sandbox with less than the record says, never with more.
+	if l.up {
+		if err := f.network.Update(ctx, s.Principal(), e); err != nil {
+			return fmt.Errorf("update network of %s: %w", id, err)
 		}
-		f.log.InfoContext(ctx, "removed what was left of a sandbox", "sandbox", id)
 	}
-	return f.loseAll(ctx, "the server stopped without ending it; it was removed at the next start")
+	err = f.record(ctx, who, &s, change{
+		from: []State{Running, Paused}, to: s.State, verb: "network", event: event.Updated,
+		fields: audit.Fields{"allow": fmt.Sprint(e.AllowOut), "deny": fmt.Sprint(e.DenyOut), "internet": fmt.Sprint(e.Internet)},
+	})
+	if err != nil && l.up {
+		err = errors.Join(err, f.network.Update(ctx, s.Principal(), old))
+	}
+	return err
+}
+
+// dir returns the directory of a snapshot.
+func (f *Fleet) dir(name string) string { return filepath.Join(f.conf.Dir, name) }
+
+// discard removes a snapshot's files; "" is none.
+func (f *Fleet) discard(name string) error {
+	if name == "" {
+		return nil
+	}
+	if err := errors.Join(os.RemoveAll(f.dir(name)), os.RemoveAll(f.dir(name)+".json")); err != nil {
+		return fmt.Errorf("remove snapshot: %w", err)
+	}
+	return nil
 }
 
 func system(s Info) auth.Principal {

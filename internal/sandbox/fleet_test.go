@@ -131,7 +131,8 @@ func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
 		t: t, db: db, runtime: &sandboxtest.Fake{}, ended: make(chan string, 100),
 		link: &link{attached: map[string]net.Listener{}, inits: map[string]initRequest{}},
 	}
-	f.conf = sandbox.Config{Key: make([]byte, 32), StartTimeout: 2 * time.Second, OnEnd: func(id string) { f.ended <- id }}
+	f.conf = sandboxtest.Config(t)
+	f.conf.StartTimeout, f.conf.OnEnd = 2*time.Second, func(id string) { f.ended <- id }
 	if change != nil {
 		change(&f.conf)
 	}
@@ -163,9 +164,8 @@ func (f *fixture) open() {
 
 func (f *fixture) create(r sandbox.Request) sandbox.Info {
 	f.t.Helper()
-	r.Rootfs = "/"
-	if r.Timeout == 0 {
-		r.Timeout = time.Minute
+	if r.Options.Timeout == 0 {
+		r.Options.Timeout = time.Minute
 	}
 	s, err := f.fleet.Create(f.t.Context(), f.who, r)
 	if err != nil {
@@ -253,12 +253,12 @@ func TestCreateFails(t *testing.T) {
 		want   error // nil means any
 		traces bool  // whether it got as far as a row
 	}{
-		{"the runtime fails", func(f *fixture) { f.runtime.FailStart(errors.New("boom")) }, sandbox.Request{Timeout: time.Minute}, nil, true},
-		{"the guest does not answer", func(f *fixture) { f.link.deaf = true }, sandbox.Request{Timeout: time.Minute}, context.DeadlineExceeded, true},
+		{"the runtime fails", func(f *fixture) { f.runtime.FailStart(errors.New("boom")) }, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}}, nil, true},
+		{"the guest does not answer", func(f *fixture) { f.link.deaf = true }, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}}, context.DeadlineExceeded, true},
 		{"no timeout", nil, sandbox.Request{}, sandbox.ErrInvalid, false},
-		{"too long", nil, sandbox.Request{Timeout: 25 * time.Hour}, sandbox.ErrInvalid, false},
-		{"too much metadata", nil, sandbox.Request{Timeout: time.Minute, Metadata: map[string]string{"x": strings.Repeat("x", 65<<10)}}, sandbox.ErrInvalid, false},
-		{"NUL in the environment", nil, sandbox.Request{Timeout: time.Minute, EnvVars: map[string]string{"x": "a\x00b"}}, sandbox.ErrInvalid, false},
+		{"too long", nil, sandbox.Request{Options: sandbox.Options{Timeout: 25 * time.Hour}}, sandbox.ErrInvalid, false},
+		{"too much metadata", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, Metadata: map[string]string{"x": strings.Repeat("x", 65<<10)}}, sandbox.ErrInvalid, false},
+		{"NUL in the environment", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, EnvVars: map[string]string{"x": "a\x00b"}}, sandbox.ErrInvalid, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -266,7 +266,6 @@ func TestCreateFails(t *testing.T) {
 			if tt.broken != nil {
 				tt.broken(f)
 			}
-			tt.req.Rootfs = "/"
 			_, err := f.fleet.Create(t.Context(), f.who, tt.req)
 			if err == nil || tt.want != nil && !errors.Is(err, tt.want) {
 				t.Errorf("Create = %v, want %v", err, tt.want)
@@ -291,7 +290,7 @@ func TestFull(t *testing.T) {
 		errs := make(chan error, 8)
 		for range 8 {
 			wg.Go(func() {
-				_, err := f.fleet.Create(t.Context(), f.who, sandbox.Request{Rootfs: "/", Timeout: time.Minute})
+				_, err := f.fleet.Create(t.Context(), f.who, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}})
 				errs <- err
 			})
 		}
@@ -316,7 +315,7 @@ func TestTimeUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- f.fleet.Run(ctx) }()
-	short, long, extended := f.create(sandbox.Request{Timeout: 10 * time.Millisecond}), f.create(sandbox.Request{}), f.create(sandbox.Request{Timeout: 400 * time.Millisecond})
+	short, long, extended := f.create(sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond}}), f.create(sandbox.Request{}), f.create(sandbox.Request{Options: sandbox.Options{Timeout: 400 * time.Millisecond}})
 	if _, err := f.fleet.SetTimeout(ctx, f.who, extended.ID, time.Hour, false); err != nil {
 		t.Fatal(err)
 	}

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/event"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -21,27 +23,64 @@ type State string
 const (
 	Creating State = "creating"
 	Running  State = "running"
+	Pausing  State = "pausing"
+	Paused   State = "paused"
+	Resuming State = "resuming"
 	Killed   State = "killed"
 	Failed   State = "failed"
 	Lost     State = "lost"
 )
 
+// onMachine are the states in which a sandbox takes of this machine's memory.
+var onMachine = []State{Creating, Running, Pausing, Resuming}
+
+// Options are what the creator of a sandbox asked for that lasts as long as
+// the sandbox. Zero values are E2B's defaults, but for Traffic.Public.
+type Options struct {
+	Timeout    time.Duration `json:"timeout"`     // asked for at creation
+	AutoPause  bool          `json:"auto_pause"`  // when its time is up it is paused, not killed
+	FilesOnly  bool          `json:"files_only"`  // such a pause keeps files, not memory
+	AutoResume bool          `json:"auto_resume"` // traffic resumes it
+	Traffic    Traffic       `json:"traffic"`
+	Volumes    []VolumeMount `json:"volumes,omitempty"`
+}
+
+// Traffic says how the ports of a sandbox may be reached from outside. The
+// zero Traffic is the closed one.
+type Traffic struct {
+	Public     bool     `json:"public,omitempty"`      // without the traffic token
+	MaskHost   string   `json:"mask_host,omitempty"`   // the Host that services see, ${PORT} replaced; empty means the true one
+	HTTPSPorts []uint16 `json:"https_ports,omitempty"` // ports whose services speak TLS
+}
+
+// A VolumeMount asks for a volume of the project inside a sandbox.
+type VolumeMount struct {
+	Name string `json:"name"` // of the volume
+	Path string `json:"path"` // inside
+}
+
 // Info is what is known of a sandbox.
 type Info struct {
-	ID       string
-	Project  string
-	Template string
-	State    State
-	Reason   string // why it ended, for a person
-	Metadata map[string]string
-	Inbox    string // id of the attached inbox, or empty
-	Egress   policy.Egress
-	CPUs     float64 // cores
-	MemoryMB int64   // mebibytes
-	DiskMB   int64   // mebibytes
-	Started  time.Time
-	Ends     time.Time // when it will be killed
-	Ended    time.Time // zero while it lives
+	ID        string
+	Project   string
+	Template  string
+	State     State
+	Reason    string // why it ended, for a person
+	Metadata  map[string]string
+	Inbox     string // id of the attached inbox, or empty
+	Egress    policy.Egress
+	Options   Options
+	Execution string  // id of the present or last time that it ran
+	CPUs      float64 // cores
+	MemoryMB  int64   // mebibytes
+	DiskMB    int64   // mebibytes
+	Started   time.Time
+	Ends      time.Time // when its time is up
+	PausedAt  time.Time // zero unless it is paused
+	Ended     time.Time // zero while it lives
+	Restart   bool      // it was frozen by a stop of the server and comes back by itself
+
+	saved string // name of the snapshot that it goes on from
 }
 
 // Principal returns the sandbox as a caller.
@@ -49,48 +88,46 @@ func (s Info) Principal() auth.Principal {
 	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox}
 }
 
-const columns = `id, project_id, template, state, reason, metadata, inbox_id, egress, cpus, memory_mb, disk_mb, started_at, ends_at, ended_at`
+const columns = `id, project_id, template, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, ` +
+	`started_at, ends_at, paused_at, ended_at, restart, saved`
 
 func scan(row func(...any) error) (Info, error) {
 	var s Info
-	var metadata, egress string
-	var cpus, started, ends, ended int64
-	err := row(&s.ID, &s.Project, &s.Template, &s.State, &s.Reason, &metadata, &s.Inbox, &egress, &cpus, &s.MemoryMB, &s.DiskMB, &started, &ends, &ended)
+	var metadata, egress, options string
+	var cpus, started, ends, paused, ended, restart int64
+	err := row(&s.ID, &s.Project, &s.Template, &s.State, &s.Reason, &metadata, &s.Inbox, &egress, &options, &s.Execution, &cpus, &s.MemoryMB, &s.DiskMB,
+		&started, &ends, &paused, &ended, &restart, &s.saved)
 	if err != nil {
 		return Info{}, err
 	}
-	s.CPUs = float64(cpus) / 1000
-	s.Started, s.Ends, s.Ended = store.FromTime(started), store.FromTime(ends), store.FromTime(ended)
-	return s, errors.Join(json.Unmarshal([]byte(metadata), &s.Metadata), json.Unmarshal([]byte(egress), &s.Egress))
+	s.CPUs, s.Restart = float64(cpus)/1000, restart != 0
+	s.Started, s.Ends, s.PausedAt, s.Ended = store.FromTime(started), store.FromTime(ends), store.FromTime(paused), store.FromTime(ended)
+	return s, errors.Join(
+		json.Unmarshal([]byte(metadata), &s.Metadata), json.Unmarshal([]byte(egress), &s.Egress), json.Unmarshal([]byte(options), &s.Options))
 }
 
 // insert records a new sandbox, if there may be one more.
 func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
-	metadata, err := json.Marshal(s.Metadata)
-	if err != nil {
-		return err
-	}
-	egress, err := json.Marshal(s.Egress)
-	if err != nil {
+	metadata, err1 := json.Marshal(s.Metadata)
+	egress, err2 := json.Marshal(s.Egress)
+	options, err3 := json.Marshal(s.Options)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
 	return f.db.Update(ctx, func(tx *store.Tx) error {
 		// The entry comes first: its lock makes the count below exact.
 		err := audit.Append(ctx, tx, who, "sandbox.create", s.ID, audit.Fields{
-			"template": s.Template, "inbox": s.Inbox, "egress": string(egress), "metadata": string(metadata),
+			"template": s.Template, "inbox": s.Inbox, "egress": string(egress), "metadata": string(metadata), "options": string(options),
 		})
 		if err != nil {
 			return err
 		}
-		var n int
-		if err := tx.One(ctx, `select count(*) from sandbox where state in ($1, $2)`, []any{Creating, Running}, &n); err != nil {
+		if err := f.room(ctx, tx); err != nil {
 			return err
 		}
-		if n >= f.conf.MaxSandboxes {
-			return fmt.Errorf("%w: %d are running and at most %d may", ErrFull, n, f.conf.MaxSandboxes)
-		}
-		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`) values ($1, $2, $3, $4, '', $5, $6, $7, $8, $9, $10, $11, $12, 0)`,
-			s.ID, s.Project, s.Template, s.State, string(metadata), s.Inbox, string(egress), int64(s.CPUs*1000), s.MemoryMB, s.DiskMB,
+		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`)
+			values ($1, $2, $3, $4, '', $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0, 0, 0, '')`,
+			s.ID, s.Project, s.Template, s.State, string(metadata), s.Inbox, string(egress), string(options), s.Execution, int64(s.CPUs*1000), s.MemoryMB, s.DiskMB,
 			store.Time(s.Started), store.Time(s.Ends))
 		if err != nil {
 			return fmt.Errorf("insert sandbox: %w", err)
@@ -99,66 +136,96 @@ func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
 	})
 }
 
-// running records that the guest answers; the sandbox's time begins.
-func (f *Fleet) running(ctx context.Context, s Info, timeout time.Duration) (Info, error) {
-	s.State, s.Started = Running, time.Now().UTC().Truncate(time.Microsecond)
-	s.Ends = s.Started.Add(timeout)
-	err := f.db.Update(ctx, func(tx *store.Tx) error {
-		ok, err := tx.Changed(ctx, `update sandbox set state = $1, started_at = $2, ends_at = $3 where id = $4 and state = $5`,
-			Running, store.Time(s.Started), store.Time(s.Ends), s.ID, Creating)
-		if err != nil {
-			return fmt.Errorf("record sandbox %s as running: %w", s.ID, err)
-		}
-		if !ok {
-			return fmt.Errorf("sandbox %s was ended while it started: %w", s.ID, ErrNotFound)
-		}
-		return audit.Append(ctx, tx, system(s), "sandbox.running", s.ID, audit.Fields{"ends": s.Ends.Format(time.RFC3339)})
-	})
-	if err == nil && !f.setReady(s.ID) {
-		err = fmt.Errorf("sandbox %s was ended while it started: %w", s.ID, ErrNotFound)
-	}
-	return s, err
-}
-
-func (f *Fleet) ended(ctx context.Context, who auth.Principal, id string, to State, reason string) error {
-	return f.db.Update(ctx, func(tx *store.Tx) error {
-		var project string
-		err := tx.One(ctx, `update sandbox set state = $1, reason = $2, ended_at = $3 where id = $4 and state in ($5, $6) returning project_id`,
-			[]any{to, reason, store.Time(time.Now()), id, Creating, Running}, &project)
-		if errors.Is(err, store.ErrNotFound) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("record end of sandbox %s: %w", id, err)
-		}
-		who.Project = project
-		return audit.Append(ctx, tx, who, "sandbox."+string(to), id, audit.Fields{"reason": reason})
-	})
-}
-
-func (f *Fleet) loseAll(ctx context.Context, reason string) error {
-	live, err := f.list(ctx, `where state in ($1, $2)`, Creating, Running)
-	if err != nil {
+// room returns an error that wraps [ErrFull] unless one more sandbox may take
+// of this machine. The caller has appended to the audit in tx, whose lock
+// makes the count exact.
+func (f *Fleet) room(ctx context.Context, tx *store.Tx) error {
+	var n int
+	if err := tx.One(ctx, `select count(*) from sandbox where state in (`+quoted(onMachine)+`)`, nil, &n); err != nil {
 		return err
 	}
-	for _, s := range live {
-		if err := f.ended(ctx, system(s), s.ID, Lost, reason); err != nil {
-			return err
-		}
+	if n >= f.conf.MaxSandboxes {
+		return fmt.Errorf("%w: %d are running and at most %d may", ErrFull, n, f.conf.MaxSandboxes)
 	}
 	return nil
 }
 
-func (f *Fleet) setEnds(ctx context.Context, who auth.Principal, s Info) error {
-	return f.db.Update(ctx, func(tx *store.Tx) error {
-		ok, err := tx.Changed(ctx, `update sandbox set ends_at = $1 where id = $2 and state = $3`, store.Time(s.Ends), s.ID, Running)
+// quoted returns states as a list in SQL. They are constants of this package.
+func quoted(states []State) string {
+	var b strings.Builder
+	for i, s := range states {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString("'" + string(s) + "'")
+	}
+	return b.String()
+}
+
+// A change is one step in a sandbox's life, as it is recorded.
+type change struct {
+	from   []State
+	to     State
+	verb   string     // of the audit entry, after "sandbox."
+	event  event.Type // empty means none
+	fields audit.Fields
+	check  func(ctx context.Context, tx *store.Tx) error // nil means none
+}
+
+// record writes s as it is after a change, whole, if it was in one of the
+// states of c.from. Otherwise the error wraps [ErrNotFound].
+func (f *Fleet) record(ctx context.Context, who auth.Principal, s *Info, c change) error {
+	egress, err1 := json.Marshal(s.Egress)
+	options, err2 := json.Marshal(s.Options)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	who.Project = s.Project
+	restart := 0
+	if s.Restart {
+		restart = 1
+	}
+	err := f.db.Update(ctx, func(tx *store.Tx) error {
+		if err := audit.Append(ctx, tx, who, "sandbox."+c.verb, s.ID, c.fields); err != nil {
+			return err
+		}
+		if c.check != nil {
+			if err := c.check(ctx, tx); err != nil {
+				return err
+			}
+		}
+		ok, err := tx.Changed(ctx, `update sandbox set state = $1, reason = $2, egress = $3, options = $4, execution = $5,
+			started_at = $6, ends_at = $7, paused_at = $8, ended_at = $9, restart = $10, saved = $11
+			where id = $12 and state in (`+quoted(c.from)+`)`,
+			c.to, s.Reason, string(egress), string(options), s.Execution,
+			store.Time(s.Started), store.Time(s.Ends), store.Time(s.PausedAt), store.Time(s.Ended), restart, s.saved, s.ID)
 		if err != nil {
-			return fmt.Errorf("set timeout: %w", err)
+			return err
 		}
 		if !ok {
-			return fmt.Errorf("set timeout of %s: %w", s.ID, ErrNotFound)
+			return ErrNotFound
 		}
-		return audit.Append(ctx, tx, who, "sandbox.timeout", s.ID, audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)})
+		if c.event == "" {
+			return nil
+		}
+		return announce(ctx, tx, *s, c.event)
+	})
+	if err != nil {
+		return fmt.Errorf("record %s of sandbox %s: %w", c.verb, s.ID, err)
+	}
+	s.State = c.to
+	return nil
+}
+
+// announce tells those who follow the sandbox's life what happened, in the
+// transaction in which it does.
+func announce(ctx context.Context, tx *store.Tx, s Info, t event.Type) error {
+	data := map[string]any{"sandbox_metadata": s.Metadata, "end_at": s.Ends.UTC().Format(time.RFC3339Nano)}
+	if s.Reason != "" {
+		data["reason"] = s.Reason
+	}
+	return event.Append(ctx, tx, event.Event{
+		Project: s.Project, Type: t, Sandbox: s.ID, Template: s.Template, Build: s.Template, Execution: s.Execution, Data: data,
 	})
 }
 
@@ -166,13 +233,9 @@ func (f *Fleet) expired(ctx context.Context) ([]Info, error) {
 	return f.list(ctx, `where state = $1 and ends_at <= $2`, Running, store.Time(time.Now()))
 }
 
-// Get returns a sandbox of who's project that lives. Those of other projects
-// are not found.
-func (f *Fleet) Get(ctx context.Context, who auth.Principal, id string) (Info, error) {
-	if who.Kind != auth.Project && who.Kind != auth.Person {
-		return Info{}, fmt.Errorf("%s may not manage sandboxes: %w", who, auth.ErrForbidden)
-	}
-	ss, err := f.list(ctx, `where id = $1 and project_id = $2 and state = $3`, id, who.Project, Running)
+// row returns a sandbox, whosoever it is and whatever became of it.
+func (f *Fleet) row(ctx context.Context, id string) (Info, error) {
+	ss, err := f.list(ctx, `where id = $1`, id)
 	if err != nil {
 		return Info{}, err
 	}
@@ -182,31 +245,42 @@ func (f *Fleet) Get(ctx context.Context, who auth.Principal, id string) (Info, e
 	return ss[0], nil
 }
 
+// alive are the states of sandboxes that their owner sees.
+var alive = []State{Running, Pausing, Paused, Resuming}
+
+func mayManage(who auth.Principal) error {
+	if who.Kind != auth.Project && who.Kind != auth.Person {
+		return fmt.Errorf("%s may not manage sandboxes: %w", who, auth.ErrForbidden)
+	}
+	return nil
+}
+
+// Get returns a sandbox of who's project that lives, paused or not. Those of
+// other projects are not found.
+func (f *Fleet) Get(ctx context.Context, who auth.Principal, id string) (Info, error) {
+	if err := mayManage(who); err != nil {
+		return Info{}, err
+	}
+	s, err := f.row(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	if s.Project != who.Project || !slices.Contains(alive, s.State) {
+		return Info{}, fmt.Errorf("sandbox %s: %w", id, ErrNotFound)
+	}
+	return s, nil
+}
+
 // List returns the sandboxes of who's project that live, newest first; with
 // all also those that ended, as far as 500 go.
 func (f *Fleet) List(ctx context.Context, who auth.Principal, all bool) ([]Info, error) {
-	if who.Kind != auth.Project && who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s may not manage sandboxes: %w", who, auth.ErrForbidden)
+	if err := mayManage(who); err != nil {
+		return nil, err
 	}
-	where := ` and state = 'running'`
 	if all {
-		where = ``
+		return f.list(ctx, `where project_id = $1 order by started_at desc, id limit 500`, who.Project)
 	}
-	return f.list(ctx, `where project_id = $1`+where+` order by started_at desc, id limit 500`, who.Project)
-}
-
-// Live returns the ids of the sandboxes that can be dialled.
-func (f *Fleet) Live() []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var ids []string
-	for id, l := range f.live {
-		if l.ready && !l.ending {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
+	return f.list(ctx, `where project_id = $1 and state in (`+quoted(alive)+`) order by started_at desc, id`, who.Project)
 }
 
 func (f *Fleet) list(ctx context.Context, where string, args ...any) (out []Info, err error) {

@@ -2,14 +2,26 @@
 //
 // A sandbox moves through these states and no others:
 //
-//	creating ── running ── killed
-//	    │          │
-//	    └─ failed  └─ lost      the machine's part of it died without being asked
+//	creating ── running ── pausing ── paused
+//	    │          │ └──────<─┘          │
+//	    │          └──── resuming ───────┘
+//	    │
+//	  failed     from all of them: killed, or
+//	             lost, when the machine's part died without being asked
 //
 // The row is written before anything is started and its end is recorded after
 // everything is gone, so that after a crash each process, mount or cgroup that
-// is left on the machine belongs to a row that says it should not be there:
-// [Fleet.Recover] removes it.
+// is left on the machine belongs to a row that says it should not be there, or
+// to none: [Fleet.Recover] takes back what still runs and removes the rest.
+//
+// Most sandboxes are not booted but go on from the template's snapshot, made of
+// one that was booted, belonged to nobody and never ran anything of a user's.
+// Some of these wait, already restored, to be asked for (pool.go). A snapshot's
+// guest is told that it is another one now before anyone else may speak to it.
+//
+// Whoever changes a sandbox's state has claimed it (live.go), so that changes
+// of one sandbox come one after the other; traffic into it asks only whether it
+// is ready.
 package sandbox
 
 import (
@@ -142,6 +154,18 @@ type Runtime interface {
 	// List returns the ids of all sandboxes of which anything is left on this
 	// machine, whoever started them.
 	List(ctx context.Context) ([]string, error)
+}
+
+// A Keeper holds the host's ends of links while no server runs, so that the
+// next one can go on with the sandboxes that are left.
+type Keeper interface {
+	// Put has the keeper hold a duplicate of f for the sandbox id.
+	Put(ctx context.Context, id string, f *os.File) error
+	// Drop closes what is held for a sandbox.
+	Drop(id string)
+	// All returns duplicates of all that is held, by sandbox. The caller
+	// closes them.
+	All(ctx context.Context) (map[string]*os.File, error)
 }
 
 // A Network is each sandbox's only way to the outside. Implementations are

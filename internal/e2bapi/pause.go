@@ -1,0 +1,131 @@
+package e2bapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/policy"
+)
+
+func (s *Server) pause(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Memory *bool `json:"memory"`
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	if err := s.fleet.Pause(r.Context(), who, shortID(r.PathValue("id")), b.Memory != nil && !*b.Memory); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// connect makes sure that a sandbox runs: it resumes a paused one, and lets a
+// running one live longer.
+func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Timeout   *int64 `json:"timeout"`   // seconds
+		Memory    *bool  `json:"memory"`    // false: a paused sandbox keeps its files alone and boots
+		AutoPause *bool  `json:"autoPause"` // of E2B's resume; what create said stays
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	unset := 300 * time.Second
+	reboot := b.Memory != nil && !*b.Memory
+	i, resumed, err := s.fleet.Connect(r.Context(), who, shortID(r.PathValue("id")), timeoutOf(b.Timeout, unset), reboot)
+	if err != nil {
+		return err
+	}
+	if key := auth.Secret(r.Header.Get(InboxKeyHeader)); key != "" {
+		if err := s.mail.Lend(r.Context(), who, i.Principal(), key); err != nil {
+			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
+		}
+	}
+	status := http.StatusOK
+	if resumed {
+		status = http.StatusCreated
+	}
+	reply(w, status, s.sandbox(i))
+	return nil
+}
+
+// refresh is E2B's older way to keep a sandbox alive.
+func (s *Server) refresh(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Duration *int64 `json:"duration"` // seconds
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	if b.Duration != nil && (*b.Duration < 0 || *b.Duration > 3600) {
+		return fmt.Errorf("%w: duration: want 0 to 3600 seconds", errRequest)
+	}
+	d := timeoutOf(b.Duration, 15*time.Second)
+	if _, err := s.fleet.SetTimeout(r.Context(), who, shortID(r.PathValue("id")), d, true); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// setNetwork replaces where a sandbox may connect. What is left out is
+// cleared, as E2B has it.
+func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		AllowOut       []string        `json:"allowOut"`
+		DenyOut        []string        `json:"denyOut"`
+		EgressProxy    json.RawMessage `json:"egressProxy"`
+		Rules          json.RawMessage `json:"rules"`
+		InternetAccess *bool           `json:"allow_internet_access"`
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	for field, v := range map[string]json.RawMessage{"egressProxy": b.EgressProxy, "rules": b.Rules} {
+		if given(v) {
+			return fmt.Errorf("%w: %s: %w", errRequest, field, errNotYet)
+		}
+	}
+	e := policy.Egress{Internet: b.InternetAccess == nil || *b.InternetAccess, AllowOut: b.AllowOut, DenyOut: b.DenyOut}
+	if err := s.fleet.SetEgress(r.Context(), who, shortID(r.PathValue("id")), e); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// fork makes copies of a running sandbox. One that fails does not fail the
+// others.
+func (s *Server) fork(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Timeout *int64 `json:"timeout"` // seconds
+		Count   *int   `json:"count"`
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	count := 1
+	if b.Count != nil {
+		count = *b.Count
+	}
+	all, err := s.fleet.Fork(r.Context(), who, shortID(r.PathValue("id")), timeoutOf(b.Timeout, 300*time.Second), count)
+	if err != nil {
+		return err
+	}
+	out := make([]map[string]any, len(all))
+	for i, f := range all {
+		if f.Err == nil {
+			out[i] = map[string]any{"sandbox": s.sandbox(f.Info)}
+			continue
+		}
+		status, msg := s.status(r, f.Err)
+		out[i] = map[string]any{"error": map[string]any{"code": status, "message": msg}}
+	}
+	reply(w, http.StatusCreated, out)
+	return nil
+}

@@ -1,0 +1,103 @@
+package e2bapi
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/sandbox"
+)
+
+// snapshotName is "name" or "name:tag" as E2B has them.
+var snapshotName = regexp.MustCompile(`^[a-z0-9_-]{1,64}(:[a-z0-9_.-]{1,64})?$`)
+
+func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var b struct {
+		Name string `json:"name"`
+	}
+	if err := decode(r, &b); err != nil {
+		return err
+	}
+	name := strings.TrimPrefix(b.Name, teamSlug+"/")
+	if name != "" && !snapshotName.MatchString(name) {
+		return fmt.Errorf("%w: name: want lower-case letters, digits, - and _, and perhaps a tag after a colon, each at most 64 bytes", errRequest)
+	}
+	if name != "" && !strings.Contains(name, ":") {
+		name += ":default"
+	}
+	n, err := s.fleet.Snapshot(r.Context(), who, shortID(r.PathValue("id")), name)
+	if err != nil {
+		return err
+	}
+	reply(w, http.StatusCreated, snapshotInfo(n))
+	return nil
+}
+
+// teamSlug is the namespace of names; there is one, the project's own.
+const teamSlug = "default"
+
+func snapshotInfo(n sandbox.Snapshot) map[string]any {
+	if n.Name == "" {
+		return map[string]any{"snapshotID": n.ID + ":default", "names": []string{}}
+	}
+	full := teamSlug + "/" + n.Name
+	return map[string]any{"snapshotID": full, "names": []string{full}}
+}
+
+func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	q := r.URL.Query()
+	limit := 100
+	if l := q.Get("limit"); l != "" {
+		n, err := strconv.Atoi(l)
+		if err != nil || n < 1 || n > 100 {
+			return fmt.Errorf("%w: limit: want 1 to 100", errRequest)
+		}
+		limit = n
+	}
+	after, err := base64.RawURLEncoding.DecodeString(q.Get("nextToken"))
+	if err != nil || len(after) > 64 {
+		return fmt.Errorf("%w: nextToken: want one that an earlier page gave", errRequest)
+	}
+	all, err := s.fleet.Snapshots(r.Context(), who)
+	if err != nil {
+		return err
+	}
+	name := strings.TrimPrefix(q.Get("name"), teamSlug+"/")
+	out := []map[string]any{}
+	last := ""
+	for _, n := range all {
+		// Newest first: a page goes on below the last one shown.
+		at := fmt.Sprintf("%020d.%s", n.Created.UnixMicro(), n.ID)
+		switch {
+		case len(after) > 0 && at >= string(after),
+			q.Has("sandboxID") && n.Sandbox != shortID(q.Get("sandboxID")),
+			name != "" && n.Name != name && strings.Split(n.Name, ":")[0] != name && n.ID != strings.TrimSuffix(name, ":default"):
+			continue
+		}
+		if len(out) == limit {
+			w.Header().Set("X-Next-Token", base64.RawURLEncoding.EncodeToString([]byte(last)))
+			break
+		}
+		out, last = append(out, snapshotInfo(n)), at
+	}
+	reply(w, http.StatusOK, out)
+	return nil
+}
+
+// deleteTemplate removes a snapshot, which is a template to E2B. Templates
+// that Postern brings along are not removed this way.
+func (s *Server) deleteTemplate(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	n, err := s.fleet.FindSnapshot(r.Context(), who, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	if err := s.fleet.DeleteSnapshot(r.Context(), who, n.ID); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

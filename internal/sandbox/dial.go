@@ -1,0 +1,197 @@
+package sandbox
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// relayTimeout bounds the guest's answer to a request for a tunnel.
+const relayTimeout = 10 * time.Second
+
+func (f *Fleet) newTransport() *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+			id, port, err := net.SplitHostPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			p, err := strconv.ParseUint(port, 10, 16)
+			if err != nil {
+				return nil, err
+			}
+			return f.dialPatiently(ctx, id, uint16(p))
+		},
+		DisableCompression:  true, // bytes pass as they are
+		MaxIdleConnsPerHost: 32,
+		IdleConnTimeout:     90 * time.Second,
+		WriteBufferSize:     128 << 10,
+		ReadBufferSize:      128 << 10,
+	}
+}
+
+// Transport returns the way to services inside sandboxes: the host of a
+// request's URL is "id:port".
+func (f *Fleet) Transport() http.RoundTripper { return f.http }
+
+// Dial connects to a TCP port inside a running sandbox, also to one that
+// listens on the sandbox's loopback only.
+func (f *Fleet) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
+	f.mu.Lock()
+	l := f.live[id]
+	ok := l != nil && l.ready
+	f.mu.Unlock()
+	if !ok {
+		return nil, fmt.Errorf("dial %s: %w", id, ErrNotFound)
+	}
+	c, err := f.network.Dial(ctx, id, port)
+	if errors.Is(err, ErrPortClosed) && port != GuestPort {
+		// No packet from outside gets to a loopback, but the guest is inside.
+		return f.relay(ctx, id, port)
+	}
+	return c, err
+}
+
+// relay has the guest connect to a port of its loopback. Its answer is as
+// hostile as everything else from inside: it can only make a connection that
+// the caller believes to be to the sandbox anyway.
+func (f *Fleet) relay(ctx context.Context, id string, port uint16) (_ net.Conn, err error) {
+	c, err := f.network.Dial(ctx, id, GuestPort)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := c.SetDeadline(time.Now().Add(relayTimeout)); err != nil {
+		return nil, fmt.Errorf("ask guest of %s for a tunnel: %w", id, err)
+	}
+	_, err = fmt.Fprintf(c, "CONNECT 127.0.0.1:%d HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n%s: %s\r\n\r\n", port, port, ChannelHeader, f.ChannelKey(id).Reveal())
+	if err != nil {
+		return nil, fmt.Errorf("ask guest of %s for a tunnel: %w", id, err)
+	}
+	// Small, so that little more than the answer is taken from the stream.
+	r := bufio.NewReaderSize(c, 4<<10)
+	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return nil, fmt.Errorf("hear from guest of %s: %w", id, err)
+	}
+	resp.Body.Close() // of an answer to CONNECT: nothing is read
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("connect to port %d of %s: %w", port, id, ErrPortClosed)
+	}
+	if !stop() {
+		return nil, fmt.Errorf("connect to port %d of %s: %w", port, id, ctx.Err())
+	}
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		return nil, fmt.Errorf("connect to port %d of %s: %w", port, id, err)
+	}
+	if r.Buffered() > 0 {
+		return &bufferedConn{Conn: c, r: r}, nil
+	}
+	return c, nil
+}
+
+// A bufferedConn is a connection of which some bytes have been read already.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// Read implements [net.Conn].
+func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// CloseWrite ends the stream to the other side and leaves the other open.
+func (c *bufferedConn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// dialPatiently is Dial that waits for services that are still coming up.
+func (f *Fleet) dialPatiently(ctx context.Context, id string, port uint16) (net.Conn, error) {
+	for {
+		c, err := f.Dial(ctx, id, port)
+		if !errors.Is(err, ErrPortClosed) || !f.warmingUp(id, port) {
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (f *Fleet) warmingUp(id string, port uint16) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.live[id]
+	return l != nil && time.Since(l.since) < f.conf.Warmup[port]
+}
+
+// Live returns the ids of the sandboxes that can be dialled.
+func (f *Fleet) Live() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var ids []string
+	for id, l := range f.live {
+		if l.ready {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Wake returns when a sandbox can be dialled. It resumes one that is paused if
+// its creator asked for that; so it is called for a request that was found to
+// be allowed. Its error wraps [ErrPaused] if only the owner can resume it,
+// [ErrBusy] if it did not settle before ctx ended, and [ErrNotFound].
+func (f *Fleet) Wake(ctx context.Context, id string) error {
+	f.mu.Lock()
+	l := f.live[id]
+	ready := l != nil && l.ready
+	f.mu.Unlock()
+	if ready {
+		return nil
+	}
+	ctx, l, err := f.claim(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer f.release(l)
+	if l.ready { // it was coming up
+		return nil
+	}
+	s, err := f.row(ctx, id)
+	if err != nil {
+		return err
+	}
+	if s.State != Paused {
+		return fmt.Errorf("wake %s: %w", id, ErrNotFound)
+	}
+	if !s.Restart && !s.Options.AutoResume {
+		return fmt.Errorf("wake %s: %w", id, ErrPaused)
+	}
+	if !s.Restart {
+		s.Ends = time.Now().Add(max(s.Options.Timeout, wakeTimeout))
+	}
+	_, err = f.resume(ctx, l, system(s), s, false, "traffic")
+	return err
+}
+
+// wakeTimeout is the least that a sandbox lives after traffic has woken it, as
+// E2B has it.
+const wakeTimeout = 5 * time.Minute

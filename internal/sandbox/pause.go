@@ -1,0 +1,210 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/store"
+)
+
+// Pause freezes a running sandbox of who's project: its memory, or with
+// filesOnly only its files, goes to disk, and it takes nothing else of this
+// machine. Its error wraps [ErrPaused] if it is paused already. If it cannot be
+// frozen it runs on as if nothing had happened.
+func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesOnly bool) error {
+	if _, err := f.Get(ctx, who, id); err != nil {
+		return err
+	}
+	ctx, l, err := f.claim(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer f.release(l)
+	s, err := f.Get(ctx, who, id)
+	if err != nil {
+		return err
+	}
+	if s.State != Running {
+		return fmt.Errorf("pause %s: %w", id, ErrPaused)
+	}
+	return f.pause(ctx, l, who, s, filesOnly, "asked for")
+}
+
+// pause freezes a claimed sandbox that runs.
+func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, filesOnly bool, why string) error {
+	s.saved = "p-" + random(20)
+	err := f.record(ctx, who, &s, change{
+		from: []State{Running}, to: Pausing, verb: "pause", fields: audit.Fields{"why": why, "files_only": fmt.Sprint(filesOnly)},
+	})
+	if err != nil {
+		return err
+	}
+	f.setReady(l, false)
+	if err := f.save(ctx, s, filesOnly); err != nil {
+		// Also when somebody ends it: then this is one step on the way.
+		ctx := context.WithoutCancel(ctx)
+		err = errors.Join(fmt.Errorf("pause %s: %w", s.ID, err), f.discard(s.saved))
+		s.saved, s.Restart = "", false
+		rerr := f.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Running, verb: "pause_failed", fields: audit.Fields{"reason": err.Error()}})
+		f.setReady(l, true)
+		return errors.Join(err, rerr)
+	}
+	ctx = context.WithoutCancel(ctx)
+	err = f.takeDown(ctx, l)
+	s.PausedAt = time.Now()
+	return errors.Join(err, f.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: "paused", event: event.Paused}))
+}
+
+// savedFiles is what is noted beside a snapshot of files: what else the guest
+// must be told when it boots.
+type savedFiles struct {
+	EnvVars map[string]string `json:"env_vars"`
+}
+
+// save writes the snapshot s.saved of a sandbox, which ends with it.
+func (f *Fleet) save(ctx context.Context, s Info, filesOnly bool) error {
+	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
+	defer cancel()
+	if filesOnly {
+		env, err := f.guestEnv(ctx, s.ID)
+		if err != nil {
+			return err
+		}
+		b, err := json.Marshal(savedFiles{env})
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(f.dir(s.saved)+".json", b, 0o600); err != nil {
+			return fmt.Errorf("save environment: %w", err)
+		}
+	}
+	return f.runtime.Save(ctx, s.ID, f.dir(s.saved), SaveOptions{FilesOnly: filesOnly})
+}
+
+// savedSource is what a paused sandbox goes on from, and what its guest is
+// told.
+func (f *Fleet) savedSource(s Info) (source, initBody, error) {
+	from := source{dir: f.dir(s.saved), channel: s.ID}
+	b, err := os.ReadFile(from.dir + ".json")
+	if errors.Is(err, os.ErrNotExist) {
+		return from, initBody{}, nil
+	}
+	var saved savedFiles
+	if err == nil {
+		err = json.Unmarshal(b, &saved)
+	}
+	if err != nil {
+		return source{}, initBody{}, fmt.Errorf("read saved environment: %w", err)
+	}
+	from.files = true
+	return from, initBody{EnvVars: environment(saved.EnvVars)}, nil
+}
+
+// Connect resumes a paused sandbox of who's project for timeout from now, and
+// makes a running one live at least that long. With reboot a paused sandbox
+// keeps its files and starts anew. It reports whether it was resumed.
+func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, timeout time.Duration, reboot bool) (_ Info, resumed bool, err error) {
+	if err := f.CheckTimeout(timeout); err != nil {
+		return Info{}, false, err
+	}
+	if _, err := f.Get(ctx, who, id); err != nil {
+		return Info{}, false, err
+	}
+	ctx, l, err := f.claim(ctx, id)
+	if err != nil {
+		return Info{}, false, err
+	}
+	defer f.release(l)
+	s, err := f.Get(ctx, who, id)
+	if err != nil {
+		return Info{}, false, err
+	}
+	if s.State == Running {
+		s, err = f.setTimeout(ctx, who, id, timeout, true)
+		return s, false, err
+	}
+	s.Ends = time.Now().Add(timeout)
+	s, err = f.resume(ctx, l, who, s, reboot, "asked for")
+	return s, true, err
+}
+
+// resume brings a claimed sandbox that is paused back, with reboot without its
+// memory. If that fails it stays paused.
+func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, reboot bool, why string) (Info, error) {
+	if s.State != Paused {
+		return Info{}, fmt.Errorf("resume %s: %w", s.ID, ErrBusy)
+	}
+	was := s
+	s.Execution = newExecution()
+	err := f.record(ctx, who, &s, change{
+		from: []State{Paused}, to: Resuming, verb: "resume", fields: audit.Fields{"why": why},
+		check: func(ctx context.Context, tx *store.Tx) error { return f.room(ctx, tx) },
+	})
+	if err != nil {
+		return Info{}, err
+	}
+	base, err := f.conf.Base(ctx, s.Template)
+	var from source
+	var body initBody
+	if err == nil {
+		from, body, err = f.savedSource(s)
+	}
+	if err == nil {
+		err = f.bringUp(ctx, l, s, base, from, body)
+	}
+	if err == nil && reboot && !from.files {
+		err = f.reboot(ctx, l, s, base)
+	}
+	if err != nil {
+		ctx := context.WithoutCancel(ctx)
+		was.State = Resuming
+		return Info{}, errors.Join(fmt.Errorf("resume %s: %w", s.ID, err), f.takeDown(ctx, l),
+			f.record(ctx, system(s), &was, change{from: []State{Resuming}, to: Paused, verb: "resume_failed", fields: audit.Fields{"reason": err.Error()}}))
+	}
+	ctx = context.WithoutCancel(ctx)
+	saved := s.saved
+	s.saved, s.PausedAt, s.Restart = "", time.Time{}, false
+	err = f.record(ctx, who, &s, change{
+		from: []State{Resuming}, to: Running, verb: "resumed", event: event.Resumed, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
+	})
+	if err != nil {
+		// What has run on must not be forgotten and start again from an old
+		// memory: the snapshot stays, and so does the row, for Recover.
+		return Info{}, errors.Join(err, f.takeDown(ctx, l))
+	}
+	f.setTraffic(l, s.Options.Traffic)
+	f.setReady(l, true)
+	if err := f.discard(saved); err != nil {
+		f.log.WarnContext(ctx, "remove the snapshot of a resumed sandbox", "sandbox", s.ID, "err", err)
+	}
+	return s, nil
+}
+
+// reboot starts a sandbox that is up anew, with its files. Files cannot be
+// taken out of a memory's snapshot but by running it.
+func (f *Fleet) reboot(ctx context.Context, l *liveSandbox, s Info, base Base) error {
+	s.saved = "p-" + random(20)
+	defer func() {
+		if err := f.discard(s.saved); err != nil {
+			f.log.WarnContext(ctx, "remove files of a reboot", "sandbox", s.ID, "err", err)
+		}
+	}()
+	if err := f.save(ctx, s, true); err != nil {
+		return err
+	}
+	if err := f.takeDown(ctx, l); err != nil {
+		return err
+	}
+	from, body, err := f.savedSource(s)
+	if err != nil {
+		return err
+	}
+	return f.bringUp(ctx, l, s, base, from, body)
+}

@@ -1,0 +1,448 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/store"
+)
+
+// A Snapshot is a frozen copy of a sandbox that others can start from.
+type Snapshot struct {
+	ID       string
+	Project  string
+	Sandbox  string // id of the sandbox that it was made from
+	Template string
+	Name     string // "alias:tag", or empty
+	Created  time.Time
+
+	cpus     float64
+	memoryMB int64
+	diskMB   int64
+}
+
+// ErrSnapshotsOff means that the operator has not allowed snapshots.
+var ErrSnapshotsOff = fmt.Errorf("snapshots are off: start the server with --snapshots (%w)", auth.ErrForbidden)
+
+// ErrNoSnapshot means that there is no such snapshot.
+var ErrNoSnapshot = errors.New("snapshot not found")
+
+// Snapshot copies a running sandbox of who's project, which goes on. An older
+// snapshot of the same name, if it is not empty, is replaced.
+func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name string) (Snapshot, error) {
+	if !f.conf.Snapshots {
+		return Snapshot{}, ErrSnapshotsOff
+	}
+	if _, err := f.Get(ctx, who, id); err != nil {
+		return Snapshot{}, err
+	}
+	ctx, l, err := f.claim(ctx, id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer f.release(l)
+	s, err := f.Get(ctx, who, id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if s.State != Running {
+		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, ErrPaused)
+	}
+	n := Snapshot{
+		ID: "s" + random(20), Project: s.Project, Sandbox: s.ID, Template: s.Template, Name: name, Created: time.Now().UTC().Truncate(time.Microsecond),
+		cpus: s.CPUs, memoryMB: s.MemoryMB, diskMB: s.DiskMB,
+	}
+	if err := f.copyOf(ctx, s, n.ID); err != nil {
+		return Snapshot{}, err
+	}
+	var old []Snapshot
+	err = f.db.Update(ctx, func(tx *store.Tx) error {
+		err := audit.Append(ctx, tx, who, "snapshot.create", n.ID, audit.Fields{"sandbox": s.ID, "name": name})
+		if err != nil {
+			return err
+		}
+		if name != "" {
+			if old, err = snapshots(ctx, tx, `where project_id = $1 and name = $2`, who.Project, name); err != nil {
+				return err
+			}
+			if _, err := tx.ExecContext(ctx, `delete from snapshot where project_id = $1 and name = $2`, who.Project, name); err != nil {
+				return err
+			}
+		}
+		_, err = tx.ExecContext(ctx, `insert into snapshot (`+snapshotColumns+`) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+			n.ID, n.Project, n.Sandbox, n.Template, n.Name, int64(n.cpus*1000), n.memoryMB, n.diskMB, store.Time(n.Created))
+		if err != nil {
+			return err
+		}
+		return announce(ctx, tx, s, event.Checkpointed)
+	})
+	if err != nil {
+		return Snapshot{}, errors.Join(fmt.Errorf("record snapshot: %w", err), f.discard(n.ID))
+	}
+	for _, o := range old {
+		if err := f.discard(o.ID); err != nil {
+			f.log.WarnContext(ctx, "remove replaced snapshot", "snapshot", o.ID, "err", err)
+		}
+	}
+	return n, nil
+}
+
+// copyOf saves a claimed sandbox that runs, and leaves it running.
+func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
+	defer cancel()
+	if err := f.runtime.Save(ctx, s.ID, f.dir(name), SaveOptions{Keep: true}); err != nil {
+		return fmt.Errorf("copy sandbox %s: %w", s.ID, err)
+	}
+	return nil
+}
+
+const snapshotColumns = `id, project_id, sandbox_id, template, name, cpus, memory_mb, disk_mb, created_at`
+
+func snapshots(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Snapshot, err error) {
+	rows, err := tx.QueryContext(ctx, `select `+snapshotColumns+` from snapshot `+where, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var n Snapshot
+		var cpus, created int64
+		if err := rows.Scan(&n.ID, &n.Project, &n.Sandbox, &n.Template, &n.Name, &cpus, &n.memoryMB, &n.diskMB, &created); err != nil {
+			return nil, err
+		}
+		n.cpus, n.Created = float64(cpus)/1000, store.FromTime(created)
+		out = append(out, n)
+	}
+	return out, rows.Err()
+}
+
+// Snapshots returns the snapshots of who's project, newest first.
+func (f *Fleet) Snapshots(ctx context.Context, who auth.Principal) (out []Snapshot, err error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	err = f.db.View(ctx, func(tx *store.Tx) error {
+		out, err = snapshots(ctx, tx, `where project_id = $1 order by created_at desc, id desc`, who.Project)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list snapshots: %w", err)
+	}
+	return out, nil
+}
+
+// FindSnapshot returns the snapshot of who's project with an id or a name. Its
+// error wraps [ErrNoSnapshot].
+func (f *Fleet) FindSnapshot(ctx context.Context, who auth.Principal, idOrName string) (Snapshot, error) {
+	all, err := f.Snapshots(ctx, who)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	// "id:default", "alias" and "team/alias:default" are ways of the SDKs to
+	// write what is "id" and "alias:default" here.
+	name := idOrName[strings.LastIndexByte(idOrName, '/')+1:]
+	if !strings.Contains(name, ":") {
+		name += ":default"
+	}
+	for _, n := range all {
+		if n.ID+":default" == name || n.Name == name {
+			return n, nil
+		}
+	}
+	return Snapshot{}, fmt.Errorf("%w: %.100q", ErrNoSnapshot, idOrName)
+}
+
+// snapshot returns a snapshot by its id.
+func (f *Fleet) snapshot(ctx context.Context, who auth.Principal, id string) (Snapshot, error) {
+	n, err := f.FindSnapshot(ctx, who, id)
+	if err == nil && n.ID != id {
+		err = fmt.Errorf("%w: %.100q", ErrNoSnapshot, id)
+	}
+	return n, err
+}
+
+// DeleteSnapshot removes a snapshot of who's project. Sandboxes that were
+// started from it go on.
+func (f *Fleet) DeleteSnapshot(ctx context.Context, who auth.Principal, id string) error {
+	n, err := f.snapshot(ctx, who, id)
+	if err != nil {
+		return err
+	}
+	err = f.db.Update(ctx, func(tx *store.Tx) error {
+		ok, err := tx.Changed(ctx, `delete from snapshot where id = $1`, n.ID)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return ErrNoSnapshot
+		}
+		return audit.Append(ctx, tx, who, "snapshot.delete", n.ID, nil)
+	})
+	if err != nil {
+		return fmt.Errorf("delete snapshot %s: %w", n.ID, err)
+	}
+	return f.discard(n.ID)
+}
+
+// A Forked is one outcome of a fork.
+type Forked struct {
+	Info
+	Err error
+}
+
+// Fork makes count sandboxes that go on from where a running sandbox of who's
+// project is now, which goes on itself.
+func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout time.Duration, count int) ([]Forked, error) {
+	const most = 100
+	if count < 1 || count > most {
+		return nil, fmt.Errorf("%w: count is %d, not between 1 and %d", ErrInvalid, count, most)
+	}
+	if err := f.CheckTimeout(timeout); err != nil {
+		return nil, err
+	}
+	if _, err := f.Get(ctx, who, id); err != nil {
+		return nil, err
+	}
+	name := "f-" + random(20)
+	defer func() {
+		if err := f.discard(name); err != nil {
+			f.log.Warn("remove what was forked from", "sandbox", id, "err", err)
+		}
+	}()
+	s, base, err := f.forkable(ctx, who, id, name)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Forked, count)
+	var wg sync.WaitGroup
+	for i := range out {
+		wg.Go(func() {
+			c := s
+			c.ID, c.State, c.Started, c.Execution = newID(), Creating, time.Now(), newExecution()
+			c.Options.Timeout = timeout
+			out[i].Info, out[i].Err = f.create(ctx, who, c, base, source{dir: f.dir(name), channel: id}, nil, initBody{})
+		})
+	}
+	wg.Wait()
+	return out, nil
+}
+
+// forkable copies a running sandbox to the snapshot name.
+func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name string) (Info, Base, error) {
+	ctx, l, err := f.claim(ctx, id)
+	if err != nil {
+		return Info{}, Base{}, err
+	}
+	defer f.release(l)
+	s, err := f.Get(ctx, who, id)
+	if err != nil {
+		return Info{}, Base{}, err
+	}
+	if s.State != Running {
+		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, ErrPaused)
+	}
+	base, err := f.conf.Base(ctx, s.Template)
+	if err != nil {
+		return Info{}, Base{}, err
+	}
+	if err := f.copyOf(ctx, s, name); err != nil {
+		return Info{}, Base{}, err
+	}
+	return s, base, f.db.Update(ctx, func(tx *store.Tx) error {
+		return errors.Join(audit.Append(ctx, tx, who, "sandbox.fork", id, nil), announce(ctx, tx, s, event.Checkpointed))
+	})
+}
+
+// templateSnapshots are what sandboxes of a template start from: made by this
+// server, by booting one, when it is first asked for.
+type templateSnapshots struct {
+	mu  sync.Mutex
+	all map[string]*templateSnapshot // by key of the template
+}
+
+type templateSnapshot struct {
+	template string
+	base     Base
+	from     source // zero until it is made
+	failed   time.Time
+}
+
+// drop forgets a snapshot that nothing starts from; it is made again.
+func (t *templateSnapshots) drop(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.all[key]; s != nil {
+		s.from, s.failed = source{}, time.Now()
+	}
+}
+
+// retryAfter is how long a failed attempt to make a template's snapshot is not
+// repeated.
+const retryAfter = time.Minute
+
+// templateSource returns the template's snapshot, or, while there is none, a
+// boot.
+func (f *Fleet) templateSource(template string, base Base) source {
+	if f.conf.Cold {
+		return source{}
+	}
+	f.templates.mu.Lock()
+	defer f.templates.mu.Unlock()
+	if t := f.templates.all[base.Key]; t != nil {
+		if t.from.dir == "" && time.Since(t.failed) > retryAfter && !t.failed.IsZero() {
+			t.failed = time.Time{}
+			f.workers.Go(func() { f.makeTemplateSnapshot(f.background, t) })
+		}
+		return t.from
+	}
+	t := &templateSnapshot{template: template, base: base}
+	f.templates.all[base.Key] = t
+	f.workers.Go(func() { f.makeTemplateSnapshot(f.background, t) })
+	return source{}
+}
+
+// templatePrefix begins the names of the snapshots of one template with one
+// set of limits.
+func (f *Fleet) templatePrefix(base Base) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%v %d %d %d", base.Key, f.conf.CPUs, f.conf.MemoryMB, f.conf.DiskMB, f.conf.Processes))
+	return "t-" + hex.EncodeToString(sum[:8]) + "-"
+}
+
+// makeTemplateSnapshot finds or makes the snapshot of a template. It runs in
+// the background; until it is done sandboxes boot.
+func (f *Fleet) makeTemplateSnapshot(ctx context.Context, t *templateSnapshot) {
+	from, err := f.findTemplateSnapshot(t.base)
+	if err == nil && from.dir == "" {
+		begin := time.Now()
+		if from, err = f.bootTemplate(ctx, t); err == nil {
+			f.log.InfoContext(ctx, "made snapshot of template", "template", t.template, "took", time.Since(begin).Round(time.Millisecond))
+		}
+	}
+	f.templates.mu.Lock()
+	if err != nil {
+		t.failed = time.Now()
+	}
+	t.from = from
+	f.templates.mu.Unlock()
+	if err != nil && ctx.Err() == nil {
+		f.log.WarnContext(ctx, "make snapshot of template; its sandboxes boot", "template", t.template, "err", err)
+	}
+	f.pool.poke()
+}
+
+// findTemplateSnapshot looks for one that an earlier server made.
+func (f *Fleet) findTemplateSnapshot(base Base) (source, error) {
+	prefix := f.templatePrefix(base)
+	found, err := filepath.Glob(f.dir(prefix) + "*")
+	if err != nil || len(found) == 0 {
+		return source{}, err
+	}
+	return source{dir: found[0], channel: strings.TrimPrefix(filepath.Base(found[0]), prefix), template: true}, nil
+}
+
+// bootTemplate boots a sandbox that belongs to nobody, waits until its services
+// are warm, and freezes it.
+func (f *Fleet) bootTemplate(ctx context.Context, t *templateSnapshot) (_ source, err error) {
+	s := f.nobodys(t.template)
+	work, l, err := f.claim(ctx, s.ID)
+	if err != nil {
+		return source{}, err
+	}
+	defer f.release(l)
+	stop := context.AfterFunc(ctx, l.cancel)
+	defer stop()
+	ctx = work
+	defer func() { err = errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l)) }()
+	if err := f.bringUp(ctx, l, s, t.base, source{}, initBody{EnvVars: environment(nil)}); err != nil {
+		return source{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
+	defer cancel()
+	for _, p := range t.base.Probes {
+		if err := f.probe(ctx, s.ID, p); err != nil {
+			return source{}, err
+		}
+	}
+	from := source{dir: f.dir(f.templatePrefix(t.base) + s.ID), channel: s.ID, template: true}
+	if err := f.runtime.Save(ctx, s.ID, from.dir, SaveOptions{}); err != nil {
+		return source{}, fmt.Errorf("save template: %w", err)
+	}
+	return from, nil
+}
+
+// nobodys is a sandbox without owner, which may connect to nothing.
+func (f *Fleet) nobodys(template string) Info {
+	return Info{
+		ID: newID(), Template: template, State: Creating,
+		CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Started: time.Now(),
+	}
+}
+
+// probe returns when a service inside has answered with 200.
+func (f *Fleet) probe(ctx context.Context, id string, p Probe) error {
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			c, err := f.network.Dial(ctx, id, p.Port)
+			if errors.Is(err, ErrPortClosed) {
+				return f.relay(ctx, id, p.Port)
+			}
+			return c, err
+		},
+	}}
+	var last error
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+p.Path, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+			err = fmt.Errorf("status %d", resp.StatusCode)
+		}
+		last = err
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("service at port %d did not become ready: %w", p.Port, last)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// tidySnapshots removes what no row and no template speaks of: a crash between
+// a snapshot and its row leaves one.
+func (f *Fleet) tidySnapshots(ctx context.Context, keep map[string]bool) error {
+	es, err := os.ReadDir(f.conf.Dir)
+	if err != nil {
+		return fmt.Errorf("list snapshots: %w", err)
+	}
+	for _, e := range es {
+		name := strings.TrimSuffix(e.Name(), ".json")
+		if keep[name] || strings.HasPrefix(name, "t-") {
+			continue
+		}
+		if err := f.discard(name); err != nil {
+			return err
+		}
+		f.log.InfoContext(ctx, "removed a snapshot that nothing speaks of", "snapshot", name)
+	}
+	return nil
+}
