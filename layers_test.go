@@ -21,7 +21,7 @@ var layers = [][]string{
 	{"audit", "event"},
 	{"oversight"},
 	{"mailbox", "sandbox", "volume"}, // the nouns
-	{"template", "egress", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"template", "egress", "webhook", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "console"}, // the doors
 }
 

@@ -1,0 +1,269 @@
+package webhook
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/store"
+)
+
+// State is where a delivery is; see the package comment.
+type State string
+
+// The states of a delivery.
+const (
+	Waiting   State = "waiting"
+	Delivered State = "delivered"
+	Failed    State = "failed"
+)
+
+// A Delivery is one event on its way to one webhook.
+type Delivery struct {
+	ID       string
+	Webhook  string
+	Event    string
+	Type     event.Type
+	Sandbox  string
+	State    State
+	Attempts int
+	Next     time.Time // of the next attempt; zero if there is none
+	Created  time.Time
+	Last     time.Time     // when the last attempt began; zero if there was none
+	Status   int           // of its answer; 0 if there was none
+	Duration time.Duration // of the last attempt
+	Error    string        // why that failed, for a person
+}
+
+const deliveryColumns = `id, webhook_id, event_id, event_type, sandbox_id, state, attempts, next_at, created_at, last_at, status, duration_us, error`
+
+func scanDelivery(row func(...any) error) (Delivery, error) {
+	var d Delivery
+	var next, created, last, duration int64
+	err := row(&d.ID, &d.Webhook, &d.Event, &d.Type, &d.Sandbox, &d.State, &d.Attempts, &next, &created, &last, &d.Status, &duration, &d.Error)
+	d.Next, d.Created, d.Last = store.FromTime(next), store.FromTime(created), store.FromTime(last)
+	d.Duration = time.Duration(duration) * time.Microsecond
+	return d, err
+}
+
+// Deliveries returns the deliveries of a webhook of who's project, newest
+// first: limit (1 to 100) of them after offset.
+func (h *Hooks) Deliveries(ctx context.Context, who auth.Principal, webhook string, offset, limit int) ([]Delivery, error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	if limit < 1 || limit > 100 {
+		return nil, fmt.Errorf("%w: limit: must be 1 to 100", ErrInvalid)
+	}
+	if offset < 0 {
+		return nil, fmt.Errorf("%w: offset: must not be negative", ErrInvalid)
+	}
+	var out []Delivery
+	err := h.db.View(ctx, func(tx *store.Tx) error {
+		if _, err := get(ctx, tx, who, webhook); err != nil {
+			return err
+		}
+		rows, err := tx.QueryContext(ctx, `select `+deliveryColumns+` from webhook_delivery where webhook_id = $1
+			order by created_at desc, id desc limit $2 offset $3`, webhook, limit, offset)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			d, err := scanDelivery(rows.Scan)
+			if err != nil {
+				return err
+			}
+			out = append(out, d)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list deliveries: %w", err)
+	}
+	return out, nil
+}
+
+// Redeliver makes a delivery, whatever became of it, due now, with all its
+// attempts before it. The webhook must be enabled.
+func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id string) (d Delivery, err error) {
+	if err := mayManage(who); err != nil {
+		return Delivery{}, err
+	}
+	err = h.db.Update(ctx, func(tx *store.Tx) error {
+		w, err := get(ctx, tx, who, webhook)
+		if err != nil {
+			return err
+		}
+		if !w.Enabled {
+			return fmt.Errorf("%w: enabled: the webhook is disabled; enable it first", ErrInvalid)
+		}
+		if !isText(id) {
+			return fmt.Errorf("delivery %q: %w", clip(id), ErrNotFound)
+		}
+		d, err = scanDelivery(tx.QueryRowContext(ctx, `update webhook_delivery set state = $1, next_at = $2, left_over = $3, error = ''
+			where id = $4 and webhook_id = $5 returning `+deliveryColumns, Waiting, store.Time(time.Now()), maxAttempts, id, webhook).Scan)
+		if err = store.NotFound(err); errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("delivery %q: %w", clip(id), ErrNotFound)
+		}
+		if err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "webhook.redeliver", webhook, audit.Fields{"delivery": id, "event": d.Event})
+	})
+	if err != nil {
+		return Delivery{}, fmt.Errorf("redeliver: %w", err)
+	}
+	return d, nil
+}
+
+// body is what is sent of e: the object of E2B's listing, and every field that
+// E2B's deliveries were seen to write otherwise under that name too.
+func body(e event.Event) (string, error) {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return "", err
+	}
+	more, err := json.Marshal(struct {
+		Data      map[string]any `json:"event_data"`
+		Build     string         `json:"sandbox_build_id"`
+		Execution string         `json:"sandbox_execution_id"`
+		Sandbox   string         `json:"sandbox_id"`
+		Team      string         `json:"sandbox_team_id"`
+		Template  string         `json:"sandbox_template_id"`
+	}{e.Data, e.Build, e.Execution, e.Sandbox, e.Project, e.Template})
+	if err != nil {
+		return "", err
+	}
+	return string(b[:len(b)-1]) + "," + string(more[1:]), nil
+}
+
+// route makes the deliveries of events that have none, at most 100 at a time,
+// and reports how many events there were.
+func (h *Hooks) route(ctx context.Context) (n int, err error) {
+	// Mostly there is nothing, and to read is cheaper than to write.
+	err = h.db.View(ctx, func(tx *store.Tx) error {
+		es, err := event.Unrouted(ctx, tx, 1)
+		n = len(es)
+		return err
+	})
+	if err != nil || n == 0 {
+		return 0, err
+	}
+	err = h.db.Update(ctx, func(tx *store.Tx) error {
+		es, err := event.Unrouted(ctx, tx, 100)
+		if err != nil {
+			return err
+		}
+		hooks, err := enabled(ctx, tx)
+		if err != nil {
+			return err
+		}
+		waiting := map[string]int{} // by webhook; filled when needed
+		for _, e := range es {
+			first, err := event.Routed(ctx, tx, e.ID)
+			if err != nil {
+				return err
+			}
+			if !first { // another server was faster
+				continue
+			}
+			for _, w := range hooks {
+				if w.Project != e.Project || !slices.Contains(w.Events, e.Type) || e.At.Before(w.Created) {
+					continue
+				}
+				if err := h.enqueue(ctx, tx, w, e, waiting); err != nil {
+					return err
+				}
+			}
+		}
+		n = len(es)
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("route events: %w", err)
+	}
+	return n, nil
+}
+
+func enabled(ctx context.Context, tx *store.Tx) ([]Webhook, error) {
+	rows, err := tx.QueryContext(ctx, `select `+columns+` from webhook where enabled = $1`, true)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var out []Webhook
+	for rows.Next() {
+		w, err := scan(rows.Scan)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, w)
+	}
+	return out, rows.Err()
+}
+
+func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Event, waiting map[string]int) error {
+	n, ok := waiting[w.ID]
+	if !ok {
+		if err := tx.One(ctx, `select count(*) from webhook_delivery where webhook_id = $1 and next_at > 0`, []any{w.ID}, &n); err != nil {
+			return err
+		}
+	}
+	b, err := body(e)
+	if err != nil {
+		return err
+	}
+	now := store.Time(time.Now())
+	state, next, why := Waiting, now, ""
+	if n >= h.conf.MaxWaiting {
+		// On the log all the same: it can be redelivered.
+		state, next, why = Failed, 0, fmt.Sprintf("never tried: %d deliveries waited already", n)
+	} else {
+		n++
+	}
+	waiting[w.ID] = n
+	_, err = tx.ExecContext(ctx, `insert into webhook_delivery (id, webhook_id, event_id, event_type, sandbox_id, body, state, attempts, left_over, next_at, created_at, last_at, status, duration_us, error)
+		values ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, 0, 0, 0, $11)`,
+		"dlv_"+rand.Text(), w.ID, e.ID, e.Type, e.Sandbox, b, state, maxAttempts, next, now, why)
+	return err
+}
+
+// prune removes ended deliveries that nobody will ask for any more.
+func (h *Hooks) prune(ctx context.Context) error {
+	return h.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := tx.ExecContext(ctx, `delete from webhook_delivery where next_at = 0 and created_at < $1`, store.Time(time.Now().Add(-logAge))); err != nil {
+			return err
+		}
+		rows, err := tx.QueryContext(ctx, `select webhook_id from webhook_delivery where next_at = 0 group by webhook_id having count(*) > $1`, logCount)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		var full []string
+		for rows.Next() {
+			var id string
+			if err := rows.Scan(&id); err != nil {
+				return err
+			}
+			full = append(full, id)
+		}
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		for _, id := range full {
+			if _, err := tx.ExecContext(ctx, `delete from webhook_delivery where webhook_id = $1 and next_at = 0 and created_at <
+				(select created_at from webhook_delivery where webhook_id = $1 and next_at = 0 order by created_at desc limit 1 offset $2)`, id, logCount-1); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

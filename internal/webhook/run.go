@@ -1,0 +1,300 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// lease is how long a delivery belongs to who took it. After that whoever took
+// it is dead.
+func (h *Hooks) lease() time.Duration { return h.conf.Timeout + 20*time.Second }
+
+// Run makes and sends deliveries until ctx is done, and returns when those
+// under way have ended. Several servers of one database may run it.
+func (h *Hooks) Run(ctx context.Context) error {
+	defer h.sending.Wait()
+	t := time.NewTicker(250 * time.Millisecond)
+	defer t.Stop()
+	var pruned time.Time
+	for {
+		n, err := h.route(ctx)
+		if err == nil {
+			err = h.dispatch(ctx)
+		}
+		if err == nil && time.Since(pruned) > time.Hour {
+			pruned = time.Now()
+			err = h.prune(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			h.log.ErrorContext(ctx, "deliver to webhooks", "err", err)
+			n = 0
+		}
+		if n > 0 && ctx.Err() == nil { // there may be more
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// A parcel is a delivery that was taken, with what it needs.
+type parcel struct {
+	id, webhook, event, url, body string
+
+	sealed  []byte // the secret
+	attempt int    // this one's number
+	left    int    // attempts after this one
+}
+
+// dispatch starts an attempt for each delivery that is due, as far as there is
+// room. Each webhook has its share: a slow one delays no other.
+func (h *Hooks) dispatch(ctx context.Context) error {
+	var due []string
+	err := h.db.View(ctx, func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(ctx, `select distinct webhook_id from webhook_delivery where next_at > 0 and next_at <= $1`, store.Time(time.Now()))
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var id string
+			if err := rows.Scan(&id); err != nil {
+				return err
+			}
+			due = append(due, id)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return fmt.Errorf("find due deliveries: %w", err)
+	}
+	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+	for _, id := range due {
+		for h.reserve(id) {
+			p, err := h.take(ctx, id)
+			if err != nil {
+				h.unreserve(id)
+				if errors.Is(err, store.ErrNotFound) {
+					break
+				}
+				return fmt.Errorf("take delivery: %w", err)
+			}
+			h.sending.Go(func() {
+				defer h.unreserve(id)
+				ctx := context.WithoutCancel(ctx) // what is in flight is finished
+				if err := h.attempt(ctx, p); err != nil {
+					// It is tried again when the lease is over.
+					h.log.ErrorContext(ctx, "deliver to webhook", "webhook", p.webhook, "delivery", p.id, "err", err)
+				}
+			})
+		}
+	}
+	return nil
+}
+
+func (h *Hooks) reserve(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := 0
+	for _, n := range h.active {
+		all += n
+	}
+	if all >= maxAtOnce || h.active[id] >= maxEach {
+		return false
+	}
+	h.active[id]++
+	return true
+}
+
+func (h *Hooks) unreserve(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.active[id]--; h.active[id] <= 0 {
+		delete(h.active, id)
+	}
+}
+
+// take makes the oldest due delivery of a webhook ours, or returns
+// [store.ErrNotFound]. The attempt is on record before it is made.
+func (h *Hooks) take(ctx context.Context, webhook string) (p parcel, err error) {
+	err = h.db.Update(ctx, func(tx *store.Tx) error {
+		now := time.Now()
+		// Under PostgreSQL a second server may choose the same row; it then
+		// waits here, finds it taken and changes nothing.
+		err := tx.One(ctx, `update webhook_delivery set attempts = attempts + 1, left_over = left_over - 1, next_at = $1, last_at = $2
+			where id = (select id from webhook_delivery where webhook_id = $3 and next_at > 0 and next_at <= $2 order by next_at, id limit 1) and next_at > 0 and next_at <= $2
+			returning id, webhook_id, event_id, body, attempts, left_over`,
+			[]any{store.Time(now.Add(h.lease())), store.Time(now), webhook}, &p.id, &p.webhook, &p.event, &p.body, &p.attempt, &p.left)
+		if err != nil {
+			return err
+		}
+		return tx.One(ctx, `select url, secret from webhook where id = $1`, []any{webhook}, &p.url, &p.sealed)
+	})
+	return p, err
+}
+
+// attempt sends p once and records what became of it.
+func (h *Hooks) attempt(ctx context.Context, p parcel) error {
+	secret, err := h.seal.open(p.webhook, p.sealed)
+	if err != nil {
+		return h.settle(ctx, p, 0, 0, err)
+	}
+	start := time.Now()
+	status, err := h.send(ctx, p, secret)
+	return h.settle(ctx, p, status, time.Since(start), err)
+}
+
+// send makes one request. The error is a sentence for who made the webhook.
+func (h *Hooks) send(ctx context.Context, p parcel, secret auth.Secret) (status int, err error) {
+	e2b, b := e2bSignature(secret, []byte(p.body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, bytes.NewReader(b))
+	if err != nil {
+		return 0, errors.New("the URL cannot be used")
+	}
+	ts := strconv.FormatInt(time.Now().Unix(), 10)
+	for k, v := range map[string]string{
+		"Content-Type": "application/json", "User-Agent": "Postern-Webhooks/1",
+		"webhook-id": p.event, "webhook-timestamp": ts, "webhook-signature": signature(secret, p.event, ts, b),
+		"e2b-webhook-id": p.webhook, "e2b-delivery-id": p.id + "." + strconv.Itoa(p.attempt),
+		"e2b-signature-version": "v1", "e2b-signature": e2b,
+	} {
+		req.Header.Set(k, v)
+	}
+	resp, err := h.client.Do(req)
+	if err != nil {
+		return 0, explain(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be used again
+	switch {
+	case resp.StatusCode >= 200 && resp.StatusCode < 300:
+		return resp.StatusCode, nil
+	case resp.StatusCode >= 300 && resp.StatusCode < 400:
+		return resp.StatusCode, fmt.Errorf("the receiver answered %d; redirects are not followed", resp.StatusCode)
+	}
+	return resp.StatusCode, fmt.Errorf("the receiver answered %d", resp.StatusCode)
+}
+
+// explain says why there was no answer, without the URL, which may hold a
+// secret, and without what a private network said.
+func explain(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err
+	}
+	var dns *net.DNSError
+	var op *net.OpError
+	switch {
+	case errors.Is(err, errRefused):
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		return err
+	case errors.Is(err, context.DeadlineExceeded):
+		return errors.New("no answer in time")
+	case errors.As(err, &dns):
+		return fmt.Errorf("the name does not resolve: %s", dns.Err)
+	case errors.As(err, &op) && op.Op == "dial":
+		return fmt.Errorf("cannot connect: %v", op.Err)
+	}
+	var timeout interface{ Timeout() bool }
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		return errors.New("no answer in time")
+	}
+	return fmt.Errorf("no answer: %v", err)
+}
+
+// backoff returns how long to wait after the nth failure: four times longer
+// each time, and a fifth more or less so that failures do not march in step.
+func (h *Hooks) backoff(n int) time.Duration {
+	d := h.conf.Retry
+	for i := 1; i < n && d < 6*time.Hour; i++ {
+		d *= 4
+	}
+	d = min(d, 6*time.Hour)
+	return d*4/5 + rand.N(d*2/5+1)
+}
+
+// settle records the end of an attempt. It changes nothing if the delivery is
+// no longer ours: abandoned, redelivered or deleted meanwhile.
+func (h *Hooks) settle(ctx context.Context, p parcel, status int, took time.Duration, sent error) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	now := time.Now()
+	state, next, why := Failed, int64(0), ""
+	if sent != nil {
+		why = sent.Error()
+		if p.left > 0 && status != http.StatusGone {
+			state, next = Waiting, store.Time(now.Add(h.backoff(maxAttempts-p.left)))
+		}
+	}
+	return h.db.Update(ctx, func(tx *store.Tx) error {
+		if sent == nil {
+			return delivered(ctx, tx, p, status, took)
+		}
+		ours, err := tx.Changed(ctx, `update webhook_delivery set state = $1, next_at = $2, status = $3, duration_us = $4, error = $5
+			where id = $6 and attempts = $7 and left_over = $8 and next_at > 0`,
+			state, next, status, took.Microseconds(), why, p.id, p.attempt, p.left)
+		if err != nil {
+			return fmt.Errorf("record attempt: %w", err)
+		}
+		if !ours {
+			return nil
+		}
+		return h.failed(ctx, tx, p, status, now)
+	})
+}
+
+// delivered records that the receiver has it, also if it was abandoned while
+// it was under way.
+func delivered(ctx context.Context, tx *store.Tx, p parcel, status int, took time.Duration) error {
+	if _, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, status = $2, duration_us = $3, error = '' where id = $4 and attempts = $5`,
+		Delivered, status, took.Microseconds(), p.id, p.attempt); err != nil {
+		return fmt.Errorf("record delivery: %w", err)
+	}
+	_, err := tx.ExecContext(ctx, `update webhook set failing_since = 0 where id = $1 and failing_since > 0`, p.webhook)
+	return err
+}
+
+// failed disables a webhook that has failed for too long, or whose receiver
+// says that it is gone (410, as Standard Webhooks has it).
+func (h *Hooks) failed(ctx context.Context, tx *store.Tx, p parcel, status int, now time.Time) error {
+	if _, err := tx.ExecContext(ctx, `update webhook set failing_since = $1 where id = $2 and failing_since = 0`, store.Time(now), p.webhook); err != nil {
+		return err
+	}
+	why := "no delivery succeeded for " + h.conf.DisableAfter.String()
+	since := store.Time(now.Add(-h.conf.DisableAfter))
+	if status == http.StatusGone {
+		why, since = "the receiver answered 410 Gone", store.Time(now)
+	}
+	var project string
+	err := tx.One(ctx, `update webhook set enabled = $1, reason = $2 where id = $3 and enabled = $4 and failing_since <= $5 returning project_id`,
+		[]any{false, why, p.webhook, true, since}, &project)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := abandon(ctx, tx, p.webhook, "the webhook was disabled: "+why); err != nil {
+		return err
+	}
+	who := auth.Principal{Kind: auth.System, ID: "webhook", Project: project}
+	return audit.Append(ctx, tx, who, "webhook.disable", p.webhook, audit.Fields{"reason": why})
+}

@@ -1,0 +1,405 @@
+// Package webhook tells the outside of events: each is sent to the URLs that
+// its project named, signed, until it is taken or a day has passed.
+//
+// A delivery moves so and in no other way:
+//
+//	           ┌──────── later again, or redelivered ──────┐
+//	           ▼                                           │
+//	event ── waiting ── delivered                          │
+//	           └─────── failed ────────────────────────────┘
+//
+// Package event keeps what waits to be routed; [Hooks.Run] makes a delivery of
+// it for each webhook in the transaction that marks it as routed, and takes a
+// due delivery by moving its next attempt into the future before it sends. So a
+// server that is killed at any instant forgets nothing, and sends twice at
+// most what it was just sending: receivers know a repetition by webhook-id.
+// Deliveries are not ordered.
+//
+// The attack that this package is made for: a webhook lets whoever holds the
+// project's key choose what this server connects to. Addresses of this machine,
+// of private networks and of clouds' metadata services are refused when the
+// connection is made, after the name was resolved, so that neither a name nor a
+// second answer of its DNS gets there. Redirects are not followed, and nothing
+// of an answer is shown but its status.
+package webhook
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/store"
+)
+
+// The errors of this package, one for each answer that a door can give.
+var (
+	// ErrNotFound means that the project has no such webhook or delivery.
+	ErrNotFound = errors.New("webhook not found")
+	// ErrInvalid means that a request cannot be taken; the text names the
+	// field and the rule.
+	ErrInvalid = errors.New("invalid request")
+)
+
+// Config is what the operator sets.
+type Config struct {
+	// Key is the server's secret. Secrets of webhooks are encrypted under a key
+	// derived from it.
+	Key []byte
+	// Private lets webhooks point at private networks and this machine, and
+	// use http. Metadata services stay out of reach.
+	Private bool
+
+	Timeout      time.Duration // of one attempt; 0 means 10 s
+	Retry        time.Duration // before the second attempt, four times that before the third, and so on to 6 h; 0 means 5 s
+	DisableAfter time.Duration // of failures without a success; 0 means 72 h
+	MaxWaiting   int           // deliveries of one webhook that may wait; 0 means 10,000
+}
+
+const (
+	maxHooks    = 20      // of one project
+	maxAttempts = 11      // of a delivery: with a Retry of 5 s a day
+	maxAtOnce   = 16      // attempts at the same time, all webhooks together
+	maxEach     = 4       // attempts at the same time for one webhook
+	maxAnswer   = 4 << 10 // bytes that are read of an answer
+
+	logAge   = 7 * 24 * time.Hour // for which ended deliveries are kept
+	logCount = 10_000             // ended deliveries that are kept of one webhook
+)
+
+// Hooks is all webhooks. It is safe for concurrent use.
+type Hooks struct {
+	log    *slog.Logger
+	db     *store.DB
+	conf   Config
+	seal   sealer
+	client *http.Client
+
+	sending sync.WaitGroup
+	mu      sync.Mutex     // guards active
+	active  map[string]int // attempts under way, by webhook
+}
+
+// New returns the webhooks in db. Nothing is delivered until [Hooks.Run].
+func New(log *slog.Logger, db *store.DB, c Config) (*Hooks, error) {
+	if c.Timeout < 0 || c.Retry < 0 || c.DisableAfter < 0 || c.MaxWaiting < 0 {
+		return nil, errors.New("webhook: a limit is negative")
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 10 * time.Second
+	}
+	if c.Retry == 0 {
+		c.Retry = 5 * time.Second
+	}
+	if c.DisableAfter == 0 {
+		c.DisableAfter = 72 * time.Hour
+	}
+	if c.MaxWaiting == 0 {
+		c.MaxWaiting = 10_000
+	}
+	s, err := newSealer(c.Key)
+	if err != nil {
+		return nil, err
+	}
+	client, err := newClient(c)
+	if err != nil {
+		return nil, err
+	}
+	return &Hooks{log: log, db: db, conf: c, seal: s, client: client, active: map[string]int{}}, nil
+}
+
+// A Webhook is where a project wants to be told.
+type Webhook struct {
+	ID      string
+	Project string
+	Name    string
+	URL     string
+	Events  []event.Type
+	Enabled bool
+	Reason  string // why the server disabled it, for a person
+	Created time.Time
+}
+
+// A Change says what to set; what is nil stays as it is.
+type Change struct {
+	Name    *string
+	URL     *string
+	Events  []event.Type
+	Enabled *bool
+	Secret  *auth.Secret
+}
+
+func mayManage(who auth.Principal) error {
+	if who.Kind != auth.Project && who.Kind != auth.Person {
+		return fmt.Errorf("%s may not manage webhooks: %w", who, auth.ErrForbidden)
+	}
+	return nil
+}
+
+// apply sets what c names on w, after it was checked.
+func (h *Hooks) apply(w *Webhook, c Change) error {
+	if c.Name != nil {
+		if n := *c.Name; n == "" || len(n) > 200 || strings.ContainsFunc(n, unicode.IsControl) || !isText(n) {
+			return fmt.Errorf("%w: name: must be 1 to 200 bytes of text without control characters", ErrInvalid)
+		}
+		w.Name = *c.Name
+	}
+	if c.URL != nil {
+		if err := h.checkURL(*c.URL); err != nil {
+			return fmt.Errorf("%w: url: %w", ErrInvalid, err)
+		}
+		w.URL = *c.URL
+	}
+	if c.Events != nil {
+		w.Events = nil
+		for _, t := range event.Types() {
+			if slices.Contains(c.Events, t) {
+				w.Events = append(w.Events, t)
+			}
+		}
+		for i, t := range c.Events {
+			if !slices.Contains(w.Events, t) {
+				return fmt.Errorf("%w: events[%d]: %q is no type of event; there are %v", ErrInvalid, i, clip(string(t)), event.Types())
+			}
+		}
+		if len(w.Events) == 0 {
+			return fmt.Errorf("%w: events: must name at least one type of event", ErrInvalid)
+		}
+	}
+	if c.Enabled != nil {
+		w.Enabled, w.Reason = *c.Enabled, ""
+	}
+	if c.Secret != nil {
+		s := c.Secret.Reveal()
+		if len(s) < 16 || len(s) > 256 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
+			return fmt.Errorf("%w: signatureSecret: must be 16 to 256 printable ASCII characters", ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// Create makes a webhook of who's project from c, which must have a name, a
+// URL and events. It is enabled unless c says otherwise. Without a secret it
+// gets one, which is returned and never shown again.
+func (h *Hooks) Create(ctx context.Context, who auth.Principal, c Change) (Webhook, auth.Secret, error) {
+	if err := mayManage(who); err != nil {
+		return Webhook{}, "", err
+	}
+	for field, missing := range map[string]bool{"name": c.Name == nil, "url": c.URL == nil, "events": c.Events == nil} {
+		if missing {
+			return Webhook{}, "", fmt.Errorf("%w: %s: is missing", ErrInvalid, field)
+		}
+	}
+	w := Webhook{ID: "whk_" + rand.Text(), Project: who.Project, Enabled: true, Created: time.Now().UTC().Truncate(time.Microsecond)}
+	var made auth.Secret
+	if c.Secret == nil {
+		b := make([]byte, 32)
+		rand.Read(b) // never fails
+		made = auth.Secret(secretPrefix + base64.StdEncoding.EncodeToString(b))
+		c.Secret = &made
+	}
+	if err := h.apply(&w, c); err != nil {
+		return Webhook{}, "", err
+	}
+	err := h.db.Update(ctx, func(tx *store.Tx) error {
+		// The entry comes first: its lock makes the count below exact.
+		if err := audit.Append(ctx, tx, who, "webhook.create", w.ID, w.fields()); err != nil {
+			return err
+		}
+		var n int
+		if err := tx.One(ctx, `select count(*) from webhook where project_id = $1`, []any{who.Project}, &n); err != nil {
+			return err
+		}
+		if n >= maxHooks {
+			return fmt.Errorf("%w: the project has %d webhooks and may have no more", ErrInvalid, n)
+		}
+		_, err := tx.ExecContext(ctx, `insert into webhook (id, project_id, name, url, events, secret, enabled, reason, failing_since, created_at)
+			values ($1, $2, $3, $4, $5, $6, $7, '', 0, $8)`,
+			w.ID, w.Project, w.Name, w.URL, w.joined(), h.seal.seal(w.ID, *c.Secret), w.Enabled, store.Time(w.Created))
+		return err
+	})
+	if err != nil {
+		return Webhook{}, "", fmt.Errorf("create webhook: %w", err)
+	}
+	return w, made, nil
+}
+
+// fields is w as the audit shows it: of the URL no more than where it leads,
+// for the rest of it is often a secret.
+func (w Webhook) fields() audit.Fields {
+	to := ""
+	if u, err := url.Parse(w.URL); err == nil {
+		to = u.Scheme + "://" + u.Host
+	}
+	return audit.Fields{"name": w.Name, "to": to, "events": w.joined(), "enabled": fmt.Sprint(w.Enabled)}
+}
+
+func (w Webhook) joined() string {
+	var s []string
+	for _, t := range w.Events {
+		s = append(s, string(t))
+	}
+	return strings.Join(s, " ")
+}
+
+const columns = `id, project_id, name, url, events, enabled, reason, created_at`
+
+func scan(row func(...any) error) (Webhook, error) {
+	var w Webhook
+	var events string
+	var created int64
+	if err := row(&w.ID, &w.Project, &w.Name, &w.URL, &events, &w.Enabled, &w.Reason, &created); err != nil {
+		return Webhook{}, err
+	}
+	for t := range strings.FieldsSeq(events) {
+		w.Events = append(w.Events, event.Type(t))
+	}
+	w.Created = store.FromTime(created)
+	return w, nil
+}
+
+// List returns the webhooks of who's project, oldest first.
+func (h *Hooks) List(ctx context.Context, who auth.Principal) ([]Webhook, error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	var out []Webhook
+	err := h.db.View(ctx, func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(ctx, `select `+columns+` from webhook where project_id = $1 order by created_at, id`, who.Project)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			w, err := scan(rows.Scan)
+			if err != nil {
+				return err
+			}
+			out = append(out, w)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list webhooks: %w", err)
+	}
+	return out, nil
+}
+
+// Get returns a webhook of who's project. Those of others are not found.
+func (h *Hooks) Get(ctx context.Context, who auth.Principal, id string) (w Webhook, err error) {
+	if err := mayManage(who); err != nil {
+		return Webhook{}, err
+	}
+	err = h.db.View(ctx, func(tx *store.Tx) error {
+		w, err = get(ctx, tx, who, id)
+		return err
+	})
+	return w, err
+}
+
+func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webhook, error) {
+	if !isText(id) { // PostgreSQL would refuse the question, not answer it
+		return Webhook{}, fmt.Errorf("get webhook %q: %w", clip(id), ErrNotFound)
+	}
+	w, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from webhook where id = $1 and project_id = $2`, id, who.Project).Scan)
+	if err = store.NotFound(err); errors.Is(err, store.ErrNotFound) {
+		return Webhook{}, fmt.Errorf("get webhook %q: %w", clip(id), ErrNotFound)
+	}
+	if err != nil {
+		return Webhook{}, fmt.Errorf("get webhook: %w", err)
+	}
+	return w, nil
+}
+
+// Update changes a webhook of who's project. What waits for one that is
+// disabled fails, and can be redelivered. Enabling forgets former failures.
+func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Change) (w Webhook, err error) {
+	if err := mayManage(who); err != nil {
+		return Webhook{}, err
+	}
+	err = h.db.Update(ctx, func(tx *store.Tx) error {
+		if w, err = get(ctx, tx, who, id); err != nil {
+			return err
+		}
+		if err := h.apply(&w, c); err != nil {
+			return err
+		}
+		f := w.fields()
+		if c.Secret != nil {
+			f["secret"] = "changed"
+			if _, err := tx.ExecContext(ctx, `update webhook set secret = $1 where id = $2`, h.seal.seal(w.ID, *c.Secret), w.ID); err != nil {
+				return err
+			}
+		}
+		if c.Enabled != nil {
+			if _, err := tx.ExecContext(ctx, `update webhook set failing_since = 0 where id = $1`, w.ID); err != nil {
+				return err
+			}
+			if !w.Enabled {
+				if err := abandon(ctx, tx, w.ID, "the webhook was disabled"); err != nil {
+					return err
+				}
+			}
+		}
+		if _, err := tx.ExecContext(ctx, `update webhook set name = $1, url = $2, events = $3, enabled = $4, reason = $5 where id = $6`,
+			w.Name, w.URL, w.joined(), w.Enabled, w.Reason, w.ID); err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "webhook.update", w.ID, f)
+	})
+	if err != nil {
+		return Webhook{}, fmt.Errorf("update webhook: %w", err)
+	}
+	return w, nil
+}
+
+// abandon fails what waits for a webhook.
+func abandon(ctx context.Context, tx *store.Tx, id, why string) error {
+	_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where webhook_id = $3 and next_at > 0`,
+		Failed, why, id)
+	return err
+}
+
+// Delete removes a webhook of who's project with its deliveries.
+func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error {
+	if err := mayManage(who); err != nil {
+		return err
+	}
+	return h.db.Update(ctx, func(tx *store.Tx) error {
+		w, err := get(ctx, tx, who, id)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `delete from webhook_delivery where webhook_id = $1`, id); err != nil {
+			return fmt.Errorf("delete deliveries: %w", err)
+		}
+		if _, err := tx.ExecContext(ctx, `delete from webhook where id = $1`, id); err != nil {
+			return fmt.Errorf("delete webhook: %w", err)
+		}
+		return audit.Append(ctx, tx, who, "webhook.delete", id, w.fields())
+	})
+}
+
+// isText says whether the databases take s.
+func isText(s string) bool {
+	return !strings.ContainsRune(s, 0) && strings.ToValidUTF8(s, "") == s
+}
+
+func clip(s string) string {
+	if len(s) > 80 {
+		return strings.ToValidUTF8(s[:80], "") + "…"
+	}
+	return s
+}
