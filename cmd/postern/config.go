@@ -55,8 +55,9 @@ type Config struct {
 	Cold      bool // sandboxes boot
 	Snapshots bool // callers may make snapshots of their sandboxes
 
-	VolumeMB   int64 // mebibytes that each new volume may hold
-	MaxVolumes int   // of a project
+	VolumeMB       int64 // mebibytes that each new volume may hold
+	MaxVolumes     int   // of a project
+	WebhookPrivate bool  // webhooks may lead to this machine and private networks, over http too
 
 	LogLevel string // debug, info, warn or error
 }
@@ -92,6 +93,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Int64Var(&c.PoolMemoryMB, "pool-memory", 1024, "mebibytes that all that wait may take together; never more, whatever --pool-min says")
 	fs.BoolVar(&c.Cold, "cold", false, "boot each sandbox instead of restoring it from its template's snapshot: slower, and nothing in it was ever in another's memory")
 	fs.BoolVar(&c.Snapshots, "snapshots", false, "let callers make snapshots of their sandboxes and start others from them: what was in memory, secrets too, is then kept on disk until it is deleted")
+	fs.BoolVar(&c.WebhookPrivate, "webhook-private", false, "let webhooks lead to this machine and to private networks, over http too: whoever holds the project's key can then make this server send requests there. Metadata services stay out of reach")
 	fs.StringVar(&c.LogLevel, "log", "info", "least `level` that is logged: debug, info, warn or error")
 }
 

@@ -50,7 +50,7 @@ type command struct {
 func commands() []*command {
 	return []*command{
 		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), resolveCommand(), auditCommand(), inboxCommand(),
-		sandboxCommand(), volumeCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
+		sandboxCommand(), volumeCommand(), webhookCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"postern/internal/console"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
+	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
@@ -39,6 +40,7 @@ import (
 	"postern/internal/store"
 	"postern/internal/template"
 	"postern/internal/volume"
+	"postern/internal/webhook"
 )
 
 // guestFiles holds the guest once "make build" has put it there. A directory,
@@ -114,6 +116,9 @@ type daemon struct {
 	vols  *volume.Store
 
 	runtime *gvisor.Runtime
+
+	hooks   *webhook.Hooks
+	sampler *sandbox.Sampler
 
 	e2b     *e2bapi.Server
 	mcp     *mcpserver.Server
@@ -378,9 +383,14 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
+	if d.hooks, err = webhook.New(d.log, d.db, webhook.Config{Key: key, Private: d.conf.WebhookPrivate}); err != nil {
+		return err
+	}
+	d.sampler = sandbox.NewSampler(d.fleet)
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
-		Volumes: d.vols,
+		Volumes:  d.vols,
+		Webhooks: d.hooks, Metrics: d.sampler,
 	}) //nolint:contextcheck // its proxy uses each request's
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
@@ -485,6 +495,9 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	}
 	g.Go(func() error { return d.fleet.Run(ctx) })
 	g.Go(func() error { return d.vols.Run(ctx) })
+	g.Go(func() error { return d.sampler.Run(ctx) })
+	g.Go(func() error { return d.hooks.Run(ctx) })
+	g.Go(func() error { return event.Run(ctx, d.log, d.db, event.Retention{}) })
 	g.Go(func() error { return d.web.Serve(lis.web) })
 	g.Go(func() error { return d.local.Serve(lis.local) })
 	g.Go(func() error { return d.smtp.Serve(lis.smtp) })

@@ -65,6 +65,14 @@ func FirstProject(ctx context.Context, tx *store.Tx) (id string, err error) {
 	return id, err
 }
 
+// ProjectName returns the name of a project.
+func ProjectName(ctx context.Context, tx *store.Tx, id string) (name string, err error) {
+	if err := tx.One(ctx, `select name from project where id = $1`, []any{id}, &name); err != nil {
+		return "", fmt.Errorf("find project %s: %w", id, err)
+	}
+	return name, nil
+}
+
 // NewInboxKey makes a key that acts for one inbox alone.
 func NewInboxKey(ctx context.Context, tx *store.Tx, project, inbox string) (id string, key Secret, err error) {
 	key = Secret("pib_" + rand.Text())

@@ -24,12 +24,14 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/event"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/store"
 	"postern/internal/template"
 	"postern/internal/volume"
+	"postern/internal/webhook"
 )
 
 // InboxKeyHeader is the request header with which the creator of a sandbox
@@ -56,6 +58,9 @@ type Config struct {
 	PublicPorts bool
 	// MaxConnections bounds the requests under way to one sandbox; 0 means 500.
 	MaxConnections int
+	// Webhooks and Metrics serve the routes of those names.
+	Webhooks *webhook.Hooks
+	Metrics  *sandbox.Sampler
 	// Limits bound how often the control API is called; nil means
 	// [DefaultLimits].
 	Limits *Limits
@@ -192,11 +197,12 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	handle("DELETE /templates/{id}", s.deleteTemplate)
 	handle("GET /templates/aliases/{alias...}", s.alias)
 	s.volumeRoutes(mux, handle, mayUse)
+	s.observe(handle)
 	// What E2B has and Postern has not yet is refused by name. The answer is
 	// not 404, which the SDKs take for "no such sandbox".
 	for _, p := range []string{
-		"/sandboxes/{id}/metrics", "/sandboxes/{id}/logs", "/templates", "/templates/", "/v2/templates",
-		"/v2/templates/", "/v3/templates", "/secrets", "/secrets/", "/teams", "/teams/", "/events/", "GET /sandboxes/metrics",
+		"/sandboxes/{id}/logs", "/templates", "/templates/", "/v2/templates",
+		"/v2/templates/", "/v3/templates", "/secrets", "/secrets/",
 	} {
 		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 			return fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, errNotYet)
@@ -232,11 +238,12 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusUnauthorized, "the API key is missing or not valid"
 	case errors.Is(err, auth.ErrForbidden):
 		status, msg = http.StatusForbidden, err.Error()
-	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoSnapshot):
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoSnapshot), errors.Is(err, webhook.ErrNotFound):
 		status, msg = http.StatusNotFound, err.Error()
 	case errors.Is(err, template.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
 		status, msg = http.StatusBadRequest, err.Error() // the request's field is wrong, not its path
-	case errors.Is(err, sandbox.ErrInvalid), errors.Is(err, errRequest), errors.Is(err, policy.ErrInvalid):
+	case errors.Is(err, sandbox.ErrInvalid), errors.Is(err, errRequest), errors.Is(err, policy.ErrInvalid),
+		errors.Is(err, webhook.ErrInvalid), errors.Is(err, event.ErrInvalid):
 		status, msg = http.StatusBadRequest, err.Error()
 	case errors.As(err, &tooBig):
 		status, msg = http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooBig.Limit)

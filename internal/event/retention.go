@@ -3,6 +3,7 @@ package event
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"postern/internal/store"
@@ -66,4 +67,22 @@ func Prune(ctx context.Context, db *store.DB, r Retention) (int64, error) {
 		return 0, fmt.Errorf("prune events: %w", err)
 	}
 	return removed, nil
+}
+
+// Run prunes each hour until ctx is done.
+func Run(ctx context.Context, log *slog.Logger, db *store.DB, r Retention) error {
+	t := time.NewTicker(time.Hour)
+	defer t.Stop()
+	for {
+		if n, err := Prune(ctx, db, r); err != nil && ctx.Err() == nil {
+			log.ErrorContext(ctx, "prune events", "err", err)
+		} else if n > 0 {
+			log.InfoContext(ctx, "pruned events", "count", n)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
 }

@@ -298,7 +298,10 @@ func TestTakenByADeadServer(t *testing.T) {
 		w, _ := create(t, h, who, change("x", r.URL, all...))
 		stop := run(t, h)
 		add(t, db, who, event.Created, "i1")
-		eventually(t, "delivered", func() bool { ds := deliveries(t, h, who, w.ID); return len(ds) == 1 && ds[0].State == webhook.Delivered })
+		eventually(t, "delivered", func() bool {
+			ds := deliveries(t, h, who, w.ID)
+			return len(ds) == 1 && ds[0].State == webhook.Delivered
+		})
 		stop()
 		// As if it had been killed before the answer was on record, half a minute ago.
 		err := db.Update(t.Context(), func(tx *store.Tx) error {

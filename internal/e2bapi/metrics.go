@@ -1,0 +1,95 @@
+package e2bapi
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/sandbox"
+)
+
+// metric is a sample on the wire.
+type metric struct {
+	Timestamp     string  `json:"timestamp"`
+	TimestampUnix int64   `json:"timestampUnix"`
+	CPUCount      int64   `json:"cpuCount"`
+	CPUUsedPct    float64 `json:"cpuUsedPct"`
+	MemUsed       int64   `json:"memUsed"`
+	MemTotal      int64   `json:"memTotal"`
+	MemCache      int64   `json:"memCache"`
+	DiskUsed      int64   `json:"diskUsed"`
+	DiskTotal     int64   `json:"diskTotal"`
+}
+
+func metricOf(m sandbox.Sample) metric {
+	return metric{
+		Timestamp: m.At.Format(time.RFC3339Nano), TimestampUnix: m.At.Unix(), CPUCount: int64(math.Ceil(m.CPUs)),
+		CPUUsedPct: math.Round(m.CPUPercent*100) / 100, MemUsed: m.MemoryUsed, MemTotal: m.MemoryTotal, DiskUsed: m.DiskUsed, DiskTotal: m.DiskTotal,
+	}
+}
+
+// interval returns the query's start and end, in seconds since 1970. The end
+// is a whole second, of which all is meant.
+func interval(q url.Values) (start, end time.Time, err error) {
+	for name, t := range map[string]*time.Time{"start": &start, "end": &end} {
+		n, err := number(q, name, -1, 0, 1<<40)
+		if err != nil {
+			return start, end, err
+		}
+		if n >= 0 {
+			*t = time.Unix(n, 0)
+		}
+	}
+	if !end.IsZero() {
+		if end.Before(start) {
+			return start, end, fmt.Errorf("%w: end: must not be before start", errRequest)
+		}
+		end = end.Add(time.Second - 1)
+	}
+	return start, end, nil
+}
+
+func (s *Server) sandboxMetrics(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	start, end, err := interval(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	samples, err := s.conf.Metrics.Samples(r.Context(), who, shortID(r.PathValue("id")), start, end)
+	if err != nil {
+		return err
+	}
+	out := []metric{}
+	for _, m := range samples {
+		out = append(out, metricOf(m))
+	}
+	reply(w, http.StatusOK, out)
+	return nil
+}
+
+func (s *Server) sandboxesMetrics(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	var ids []string
+	for _, v := range r.URL.Query()["sandbox_ids"] {
+		for id := range strings.SplitSeq(v, ",") {
+			if id = strings.TrimSpace(id); id != "" {
+				ids = append(ids, shortID(id))
+			}
+		}
+	}
+	if len(ids) == 0 || len(ids) > 100 {
+		return fmt.Errorf("%w: sandbox_ids: must name 1 to 100 sandboxes, and names %d", errRequest, len(ids))
+	}
+	samples, err := s.conf.Metrics.Newest(who, ids)
+	if err != nil {
+		return err
+	}
+	out := map[string]metric{}
+	for id, m := range samples {
+		out[id] = metricOf(m)
+	}
+	reply(w, http.StatusOK, map[string]any{"sandboxes": out})
+	return nil
+}

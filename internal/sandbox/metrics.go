@@ -1,0 +1,262 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// SampleEvery is how often a [Sampler] measures.
+const SampleEvery = 5 * time.Second
+
+// kept is how many samples are kept of each sandbox and project: of an hour.
+const kept = int(time.Hour / SampleEvery)
+
+// A Sample is what a sandbox took of this machine at one time, measured from
+// outside: it wakes nothing inside, and nothing inside can change it.
+type Sample struct {
+	At          time.Time
+	CPUs        float64 // that it may use
+	CPUPercent  float64 // of those, used since the sample before; 0 to 100
+	MemoryUsed  int64   // bytes, what runs the sandbox included
+	MemoryTotal int64   // bytes
+	DiskUsed    int64   // bytes that it has written
+	DiskTotal   int64   // bytes that it may write
+}
+
+// A TeamSample is how much a project used its sandboxes at one time.
+type TeamSample struct {
+	At        time.Time
+	Running   int     // sandboxes at the same time
+	StartRate float64 // sandboxes that were started per second since the sample before
+}
+
+// A Sampler measures the sandboxes of a fleet and keeps what it measured for
+// an hour, in memory: after a restart of the server it begins anew. It is safe
+// for concurrent use.
+type Sampler struct {
+	fleet *Fleet
+
+	mu    sync.Mutex // guards what follows
+	boxes map[string]*series
+	teams map[string][]TeamSample // by project, oldest first
+	last  time.Time               // of the newest samples
+}
+
+// A series is what is known of one sandbox.
+type series struct {
+	project string
+	samples []Sample // oldest first
+	cpu     time.Duration
+	read    time.Time // when cpu was read
+}
+
+// NewSampler returns the sampler of f's sandboxes. It measures nothing until
+// [Sampler.Run].
+func NewSampler(f *Fleet) *Sampler {
+	return &Sampler{fleet: f, boxes: map[string]*series{}, teams: map[string][]TeamSample{}}
+}
+
+// Run measures until ctx is done.
+func (m *Sampler) Run(ctx context.Context) error {
+	t := time.NewTicker(SampleEvery)
+	defer t.Stop()
+	for {
+		if err := m.Measure(ctx); err != nil && ctx.Err() == nil {
+			m.fleet.log.ErrorContext(ctx, "measure sandboxes", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// A subject is a sandbox that is there to be measured.
+type subject struct {
+	id, project, state string
+	cpus               int64 // thousandths of a core
+	memory, disk       int64 // mebibytes
+	started            int64
+}
+
+// Measure takes one sample of each sandbox that runs, and of each project.
+func (m *Sampler) Measure(ctx context.Context) error {
+	subjects, err := m.subjects(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	there := map[string]bool{}
+	running, started := map[string]int{}, map[string]int{}
+	m.mu.Lock()
+	last := m.last
+	m.mu.Unlock()
+	for _, s := range subjects {
+		there[s.id] = true
+		if State(s.state) != Running {
+			continue // what is paused takes nothing
+		}
+		running[s.project]++
+		if !last.IsZero() && store.FromTime(s.started).After(last) {
+			started[s.project]++
+		}
+		u, err := m.fleet.runtime.Usage(ctx, s.id)
+		if errors.Is(err, ErrNotFound) {
+			continue // it ended meanwhile
+		}
+		if err != nil {
+			m.fleet.log.DebugContext(ctx, "measure sandbox", "sandbox", s.id, "err", err)
+			continue
+		}
+		m.add(s, u, now)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id := range m.boxes {
+		if !there[id] {
+			delete(m.boxes, id)
+		}
+	}
+	if !last.IsZero() {
+		for p := range running {
+			m.teams[p] = bounded(m.teams[p], TeamSample{At: now, Running: running[p], StartRate: float64(started[p]) / now.Sub(last).Seconds()})
+		}
+		for p, old := range m.teams {
+			if running[p] == 0 && old[len(old)-1].Running > 0 {
+				m.teams[p] = bounded(old, TeamSample{At: now}) // down to nothing, said once
+			}
+		}
+	}
+	m.last = now
+	return nil
+}
+
+// bounded appends v, dropping the oldest of many.
+func bounded[T any](s []T, v T) []T {
+	if len(s) >= kept {
+		s = append(s[:0], s[len(s)-kept+1:]...)
+	}
+	return append(s, v)
+}
+
+func (m *Sampler) subjects(ctx context.Context) (out []subject, err error) {
+	err = m.fleet.db.View(ctx, func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(ctx, `select id, project_id, state, cpus, memory_mb, disk_mb, started_at from sandbox
+			where state in ('running', 'pausing', 'paused', 'resuming')`)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var s subject
+			if err := rows.Scan(&s.id, &s.project, &s.state, &s.cpus, &s.memory, &s.disk, &s.started); err != nil {
+				return err
+			}
+			out = append(out, s)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes to measure: %w", err)
+	}
+	return out, nil
+}
+
+func (m *Sampler) add(s subject, u Usage, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.boxes[s.id]
+	if b == nil {
+		b = &series{project: s.project, read: store.FromTime(s.started)}
+		m.boxes[s.id] = b
+	}
+	used := u.CPU - b.cpu
+	if used < 0 {
+		used = u.CPU // restored since: it counts from there
+	}
+	cpus := float64(s.cpus) / 1000
+	percent := 0.0
+	if d := now.Sub(b.read); d > 0 && cpus > 0 {
+		percent = min(100, 100*used.Seconds()/d.Seconds()/cpus)
+	}
+	b.cpu, b.read = u.CPU, now
+	total := s.memory << 20
+	b.samples = bounded(b.samples, Sample{
+		At: now, CPUs: cpus, CPUPercent: percent,
+		MemoryUsed: min(u.Memory, total), MemoryTotal: total, DiskUsed: u.Disk, DiskTotal: s.disk << 20,
+	})
+}
+
+// Samples returns what was measured of a sandbox of who's project from start
+// to end, oldest first; a zero time is no bound. It returns [ErrNotFound] if
+// the project has no such sandbox, or no longer.
+func (m *Sampler) Samples(ctx context.Context, who auth.Principal, id string, start, end time.Time) ([]Sample, error) {
+	if _, err := m.fleet.Get(ctx, who, id); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.boxes[id]
+	if b == nil || b.project != who.Project {
+		return nil, nil // not measured yet
+	}
+	var out []Sample
+	for _, s := range b.samples {
+		if within(s.At, start, end) {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+func within(t, start, end time.Time) bool {
+	return !t.Before(start) && (end.IsZero() || !t.After(end))
+}
+
+// Newest returns the newest sample of each of the sandboxes ids that is who's
+// project's and was measured.
+func (m *Sampler) Newest(who auth.Principal, ids []string) (map[string]Sample, error) {
+	if err := mayMeasure(who); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[string]Sample{}
+	for _, id := range ids {
+		if b := m.boxes[id]; b != nil && b.project == who.Project {
+			out[id] = b.samples[len(b.samples)-1]
+		}
+	}
+	return out, nil
+}
+
+func mayMeasure(who auth.Principal) error {
+	if who.Kind != auth.Project && who.Kind != auth.Person {
+		return fmt.Errorf("%s may not measure sandboxes: %w", who, auth.ErrForbidden)
+	}
+	return nil
+}
+
+// Team returns how much who's project used its sandboxes from start to end,
+// oldest first; a zero time is no bound.
+func (m *Sampler) Team(who auth.Principal, start, end time.Time) ([]TeamSample, error) {
+	if err := mayMeasure(who); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []TeamSample
+	for _, s := range m.teams[who.Project] {
+		if within(s.At, start, end) {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
