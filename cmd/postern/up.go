@@ -35,6 +35,7 @@ import (
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
+	"postern/internal/sandbox/keeper"
 	"postern/internal/smtpclient"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
@@ -116,6 +117,7 @@ type daemon struct {
 	vols  *volume.Store
 
 	runtime *gvisor.Runtime
+	keeper  *keeper.Keeper // told goodbye only by who has served: until then sandboxes of a former process may hang on it
 
 	hooks   *webhook.Hooks
 	sampler *sandbox.Sampler
@@ -179,7 +181,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	d.local = newLocalServer(log, first.project, d.localHandler)
 	announce(out, c, lis, first)
-	err = d.serve(ctx, lis)
+	err = errors.Join(d.serve(ctx, lis), d.keeper.Close())
 	d.vols.Close(context.WithoutCancel(ctx)) // the fleet has let go of what it froze
 	return err
 }
@@ -356,6 +358,10 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
+	// More than there can be at once: one goes while another comes.
+	if d.keeper, err = keeper.Open(ctx, d.conf.Data, 2*(d.conf.MaxSandboxes+d.conf.PoolMax)); err != nil {
+		return err
+	}
 	base, err := templates.Base(ctx)
 	if err != nil {
 		return err
@@ -374,6 +380,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 				d.log.ErrorContext(ctx, "unmount volumes", "sandbox", id, "err", err)
 			}
 		},
+		Keeper:       d.keeper,
 		KeepPaused:   d.conf.KeepPaused,
 		MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,

@@ -22,8 +22,7 @@
 // one server at a time: that two work on one data directory is prevented by
 // whoever opens it.
 //
-// The package must not know what a sandbox is: it keeps descriptors under
-// names.
+// The package must not know what is on a link: it keeps descriptors under names.
 package keeper
 
 import (
@@ -43,6 +42,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"postern/internal/sandbox"
 )
 
 const (
@@ -69,6 +70,8 @@ type Keeper struct {
 	// was killed can be replaced by one that knows as much.
 	held map[string]int
 }
+
+var _ sandbox.Keeper = (*Keeper)(nil)
 
 // Open connects to the keeper of the data directory dir and starts one if there
 // is none. It is to keep at most the given number of links. Only one process
