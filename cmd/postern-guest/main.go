@@ -32,7 +32,7 @@ import (
 )
 
 func main() {
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	log := guest.NewLog(os.Stdout)
 	if err := run(log, os.Args[1:]); err != nil {
 		log.Error("guest ends", "error", err)
 		os.Exit(1)
@@ -78,7 +78,7 @@ func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 		User:         or(os.Getenv("POSTERN_DEFAULT_USER"), "user"),
 		Path:         os.Getenv("PATH"),
 		MaxProcesses: processes,
-		Log:          log.With("part", "init"),
+		Log:          log.With("logger", "init"),
 
 		GenerationFile: generationFile,
 	}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"io/fs"
 	"os"
-	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,54 +14,28 @@ import (
 	"postern/internal/guest/filesystempb"
 )
 
-// names turns ids into names, for one listing.
-type names struct {
-	users, groups map[uint32]string
-	room          int // bytes of metadata that may still be told
+// A listing is one answer in the making.
+type listing struct {
+	users *userDB
+	room  int // bytes of metadata that may still be told
 }
 
-func newNames() *names {
-	return &names{users: map[uint32]string{}, groups: map[uint32]string{}, room: maxMetadata}
-}
-
-func (n *names) user(id uint32) string {
-	if s, ok := n.users[id]; ok {
-		return s
-	}
-	s := strconv.FormatUint(uint64(id), 10)
-	if u, err := user.LookupId(s); err == nil {
-		s = u.Username
-	}
-	n.users[id] = s
-	return s
-}
-
-func (n *names) group(id uint32) string {
-	if s, ok := n.groups[id]; ok {
-		return s
-	}
-	s := strconv.FormatUint(uint64(id), 10)
-	if g, err := user.LookupGroupId(s); err == nil {
-		s = g.Name
-	}
-	n.groups[id] = s
-	return s
-}
+func (s *Server) newListing() *listing { return &listing{users: &s.users, room: maxMetadata} }
 
 // entry describes path. It is called with the rights of who asks.
-func entry(path string, n *names) (*filesystempb.EntryInfo, error) {
+func (l *listing) entry(path string) (*filesystempb.EntryInfo, error) {
 	fi, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
 	}
-	return entryOf(path, fi, n), nil
+	return l.entryOf(path, fi), nil
 }
 
 // entryOf describes path, of which fi is the Lstat. For a symbolic link the
 // kind, mode and metadata are its target's, as clients expect who want to know
 // whether they can read or list it, and the permissions are its own; one that
 // leads nowhere is a symlink.
-func entryOf(path string, fi fs.FileInfo, n *names) *filesystempb.EntryInfo {
+func (l *listing) entryOf(path string, fi fs.FileInfo) *filesystempb.EntryInfo {
 	e := &filesystempb.EntryInfo{
 		Name:         utf8(filepath.Base(path)),
 		Path:         utf8(path),
@@ -73,18 +46,18 @@ func entryOf(path string, fi fs.FileInfo, n *names) *filesystempb.EntryInfo {
 		Type:         kind(fi.Mode()),
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		e.Owner, e.Group = n.user(st.Uid), n.group(st.Gid)
+		e.Owner, e.Group = l.users.names(st.Uid, st.Gid)
 	}
 	switch target := ""; {
 	case fi.Mode()&fs.ModeSymlink == 0:
-		e.Metadata = metadata(path, &n.room)
+		e.Metadata = metadata(path, &l.room)
 	default:
 		var err error
 		if target, err = filepath.EvalSymlinks(path); err == nil {
 			if to, err := os.Stat(target); err == nil {
 				e.Type, e.Mode = kind(to.Mode()), uint32(to.Mode().Perm())
 			}
-			e.Metadata = metadata(target, &n.room)
+			e.Metadata = metadata(target, &l.room)
 		} else if target, err = os.Readlink(path); err != nil {
 			break
 		}

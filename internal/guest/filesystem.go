@@ -39,7 +39,7 @@ func (h *filesystem) act(header http.Header, path string, f func(a account, path
 func (h *filesystem) Stat(_ context.Context, req *connect.Request[filesystempb.StatRequest]) (*connect.Response[filesystempb.StatResponse], error) {
 	res := &filesystempb.StatResponse{}
 	err := h.act(req.Header(), req.Msg.GetPath(), func(_ account, path string) (err error) {
-		res.Entry, err = entry(path, newNames())
+		res.Entry, err = h.s.newListing().entry(path)
 		return err
 	})
 	if err != nil {
@@ -64,7 +64,7 @@ func (h *filesystem) MakeDir(_ context.Context, req *connect.Request[filesystemp
 			return err
 		}
 		var err error
-		res.Entry, err = entry(path, newNames())
+		res.Entry, err = h.s.newListing().entry(path)
 		return err
 	})
 	if err != nil {
@@ -90,7 +90,7 @@ func (h *filesystem) Move(_ context.Context, req *connect.Request[filesystempb.M
 		if err := os.Rename(from, to); err != nil {
 			return err
 		}
-		res.Entry, err = entry(to, newNames())
+		res.Entry, err = h.s.newListing().entry(to)
 		return err
 	})
 	if err != nil {
@@ -109,7 +109,7 @@ func (h *filesystem) ListDir(_ context.Context, req *connect.Request[filesystemp
 		} else if !fi.IsDir() {
 			return invalid("%s is not a directory", path)
 		}
-		return list(path, depth, newNames(), &res.Entries)
+		return h.s.newListing().list(path, depth, &res.Entries)
 	})
 	if err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (h *filesystem) ListDir(_ context.Context, req *connect.Request[filesystemp
 
 // list appends the entries of dir, and of the directories in it down to depth.
 // It does not follow symbolic links into other directories.
-func list(dir string, depth uint32, n *names, to *[]*filesystempb.EntryInfo) error {
+func (l *listing) list(dir string, depth uint32, to *[]*filesystempb.EntryInfo) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -133,9 +133,9 @@ func list(dir string, depth uint32, n *names, to *[]*filesystempb.EntryInfo) err
 		if len(*to) >= maxEntries {
 			return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("more than %d entries: list a smaller depth or a part", maxEntries))
 		}
-		*to = append(*to, entryOf(path, fi, n))
+		*to = append(*to, l.entryOf(path, fi))
 		if depth > 1 && fi.IsDir() {
-			err := list(path, depth-1, n, to)
+			err := l.list(path, depth-1, to)
 			if err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}

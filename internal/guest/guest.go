@@ -81,13 +81,16 @@ type Config struct {
 
 // A Server serves the guest's RPCs and files. It is safe for concurrent use.
 type Server struct {
-	log     *slog.Logger
-	conf    Config
-	conns   conns
-	tunnels chan struct{} // holds a token for each open tunnel
-	spawner *spawner
-	watch   watchers
-	table   processTable
+	log  *slog.Logger
+	conf Config
+	// processLog is about the processes of users, for who created the sandbox.
+	processLog *slog.Logger
+	conns      conns
+	tunnels    chan struct{} // holds a token for each open tunnel
+	users      userDB
+	spawner    *spawner
+	watch      watchers
+	table      processTable
 
 	mu       sync.Mutex
 	settings settings  // guarded by mu; replaced, never changed
@@ -108,7 +111,7 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 	if c.Path == "" {
 		c.Path = defaultPath
 	}
-	s := &Server{log: log, conf: c, tunnels: make(chan struct{}, maxTunnels)}
+	s := &Server{log: log.With("logger", "guest"), processLog: log.With("logger", "process"), conf: c, tunnels: make(chan struct{}, maxTunnels)}
 	s.settings = settings{Channel: sum, DefaultUser: c.DefaultUser}
 	s.state.f = c.State
 	if _, err := s.state.load(&s.settings); err != nil {

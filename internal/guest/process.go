@@ -42,9 +42,9 @@ type process struct {
 	writing chan struct{} // holds one token while somebody writes to input
 	tty     *os.File      // the terminal's master, nil without one
 	outputs []output
-	kill    *time.Timer // at the deadline of the call that started it; nil without one
 
 	mu     sync.Mutex
+	kill   *time.Timer // for the deadline of the call that started it; nil without one
 	subs   map[*subscriber]struct{}
 	exited bool
 	oom    bool // the guest killed one of its processes for memory
@@ -82,9 +82,12 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	if most := s.conf.MaxProcesses; most > 0 && int64(s.table.count()) >= most {
 		return nil, nil, startError(unix.EAGAIN, most)
 	}
-	path, err := findCommand(st)
-	if err != nil {
-		return nil, nil, err
+	path := st.config.GetCmd()
+	if !strings.Contains(path, "/") {
+		var err error
+		if path, err = findCommand(st); err != nil {
+			return nil, nil, err
+		}
 	}
 	p := &process{config: st.config, tag: st.tag, subs: map[*subscriber]struct{}{}, writing: make(chan struct{}, 1)}
 	attr := &os.ProcAttr{Dir: st.dir, Env: st.env, Sys: &syscall.SysProcAttr{
@@ -110,17 +113,25 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	child, err := s.spawner.start(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...), attr)
 	if err != nil {
 		p.close()
+		// Only now: to look before is an error less in a hundred starts, and time
+		// in each.
+		if derr := as(st.account, func() error { return checkDir(st.dir) }); derr != nil {
+			return nil, nil, derr
+		}
 		return nil, nil, startError(err, s.conf.MaxProcesses)
 	}
 	p.pid = child.Pid
 	sub := p.subscribe()
 	if !st.deadline.IsZero() {
-		p.kill = time.AfterFunc(time.Until(st.deadline), func() { _ = p.signal(unix.SIGKILL) })
+		p.expire(time.Until(st.deadline))
 	}
 	s.table.add(p)
+	begin := time.Now()
+	s.logStart(p, st.account)
 	go func() {
 		p.wait(child)
 		s.table.ended(p)
+		s.logEnd(p, time.Since(begin))
 	}()
 	return p, sub, nil
 }
@@ -192,23 +203,28 @@ func openTerminal() (master, slave *os.File, err error) {
 	return os.NewFile(uintptr(fd), "ptmx"), slave, nil
 }
 
-// findCommand returns the path of the program and checks the directory, with
-// the rights of who will run it.
+// checkDir says what is wrong with a directory to start in, with the rights of
+// who asks.
+func checkDir(dir string) error {
+	switch fi, err := os.Stat(dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		return invalid("cwd '%s' does not exist", dir)
+	case err != nil:
+		return err
+	case !fi.IsDir():
+		return invalid("cwd '%s' is not a directory", dir)
+	}
+	return nil
+}
+
+// findCommand returns the path of a program that is in PATH, with the rights of
+// who will run it.
 func findCommand(st start) (path string, err error) {
 	err = as(st.account, func() error {
-		switch fi, err := os.Stat(st.dir); {
-		case errors.Is(err, fs.ErrNotExist):
-			return invalid("cwd '%s' does not exist", st.dir)
-		case err != nil:
+		if err := checkDir(st.dir); err != nil {
 			return err
-		case !fi.IsDir():
-			return invalid("cwd '%s' is not a directory", st.dir)
 		}
 		cmd := st.config.GetCmd()
-		if strings.Contains(cmd, "/") {
-			path = cmd
-			return nil
-		}
 		for _, kv := range st.env {
 			if list, ok := strings.CutPrefix(kv, "PATH="); ok {
 				for _, dir := range filepath.SplitList(list) {
@@ -259,11 +275,11 @@ func (p *process) wait(child *os.Process) {
 		readers.Go(func() { p.pump(o) })
 	}
 	state, err := child.Wait()
+	p.mu.Lock()
+	p.exited = true
 	if p.kill != nil {
 		p.kill.Stop()
 	}
-	p.mu.Lock()
-	p.exited = true
 	p.mu.Unlock()
 	if p.tty != nil {
 		// A terminal has no end that tells us that nobody writes any more. What
@@ -273,6 +289,39 @@ func (p *process) wait(child *os.Process) {
 	readers.Wait()
 	p.finish(state, err)
 	p.close()
+}
+
+// clockStep is the most that a pause of the sandbox takes from a deadline.
+const clockStep = time.Second
+
+// expire kills the process when it has run for as long as it may. The time in
+// which the sandbox is paused does not count, as it does not with E2B: a
+// command with a minute to go that is paused for an hour has a minute to go. But
+// gVisor's clocks, also the monotonic one, jump over the pause. So the time is
+// taken in steps, and a step that took far longer than it should counts as one.
+func (p *process) expire(left time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.exited {
+		return
+	}
+	begin, step := time.Now(), min(left, clockStep)
+	p.kill = time.AfterFunc(step, func() {
+		if left := left - ranFor(time.Since(begin), step); left > 0 {
+			p.expire(left)
+			return
+		}
+		_ = p.signal(unix.SIGKILL)
+	})
+}
+
+// ranFor is for how long the sandbox ran while elapsed passed on the clock and
+// a timer was set to step. A busy machine may be late by some seconds.
+func ranFor(elapsed, step time.Duration) time.Duration {
+	if elapsed > step+5*time.Second {
+		return step
+	}
+	return elapsed
 }
 
 // pump hands on what the process writes. It reads no more until every attached
@@ -355,6 +404,13 @@ func (p *process) unsubscribe(s *subscriber) {
 	delete(p.subs, s)
 	p.mu.Unlock()
 	close(s.left)
+}
+
+// ended returns how the process has ended, nil if it has not.
+func (p *process) ended() *processpb.ProcessEvent_EndEvent {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.end
 }
 
 func endEvent(e *processpb.ProcessEvent_EndEvent) *processpb.ProcessEvent {

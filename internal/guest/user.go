@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 )
 
 // defaultPath is what Debian gives to root. It is given to everybody, since
@@ -55,6 +57,84 @@ func lookupAccount(name string) (account, error) {
 	return a, nil
 }
 
+// userFiles are what says who the sandbox's users are.
+var userFiles = [...]string{"/etc/passwd", "/etc/group"}
+
+// A userDB remembers what the user files say until they change: reading them
+// takes longer than all else that the guest does for a short request.
+type userDB struct {
+	mu            sync.Mutex
+	seen          [len(userFiles)]fileVersion
+	accounts      map[string]account
+	users, groups map[uint32]string // names by id
+}
+
+// A fileVersion is another one after each change of a file. Root could make a
+// change that leaves it, and could change the guest as well.
+type fileVersion struct {
+	ino          uint64
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+// maxRemembered bounds each of a userDB's maps: a hostile process may show
+// files of any number of owners.
+const maxRemembered = 1024
+
+// freshLocked forgets everything if the files have changed.
+func (d *userDB) freshLocked() {
+	var now [len(userFiles)]fileVersion
+	for i, name := range userFiles {
+		var st unix.Stat_t
+		if unix.Stat(name, &st) == nil {
+			now[i] = fileVersion{st.Ino, st.Size, st.Mtim, st.Ctim}
+		}
+	}
+	if d.accounts == nil || now != d.seen || len(d.accounts)+len(d.users)+len(d.groups) > maxRemembered {
+		d.seen = now
+		d.accounts, d.users, d.groups = map[string]account{}, map[uint32]string{}, map[uint32]string{}
+	}
+}
+
+// account is [lookupAccount], remembered.
+func (d *userDB) account(name string) (account, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.freshLocked()
+	if a, ok := d.accounts[name]; ok {
+		return a, nil
+	}
+	a, err := lookupAccount(name)
+	if err == nil {
+		d.accounts[name] = a
+	}
+	return a, err
+}
+
+// names are the names of a user and a group, or their numbers.
+func (d *userDB) names(uid, gid uint32) (owner, group string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.freshLocked()
+	owner, ok := d.users[uid]
+	if !ok {
+		owner = strconv.FormatUint(uint64(uid), 10)
+		if u, err := user.LookupId(owner); err == nil {
+			owner = utf8(u.Username)
+		}
+		d.users[uid] = owner
+	}
+	group, ok = d.groups[gid]
+	if !ok {
+		group = strconv.FormatUint(uint64(gid), 10)
+		if g, err := user.LookupGroupId(group); err == nil {
+			group = utf8(g.Name)
+		}
+		d.groups[gid] = group
+	}
+	return owner, group
+}
+
 // caller returns the user that an RPC asks to act as. The name comes in Basic
 // credentials without a password: the channel has already said that the host
 // asks, and the host that its caller may.
@@ -75,7 +155,7 @@ func (s *Server) account(name string) (account, error) {
 	if name == "" {
 		name = s.current().DefaultUser
 	}
-	return lookupAccount(name)
+	return s.users.account(name)
 }
 
 // basicUser returns the user name of an Authorization header, empty if there

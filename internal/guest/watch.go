@@ -32,7 +32,7 @@ type watch struct {
 	recursive bool
 	entries   bool
 	notify    *fsnotify.Watcher
-	names     *names
+	listing   *listing
 	dirs      int
 }
 
@@ -68,7 +68,7 @@ func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch,
 	if err != nil {
 		return nil, err
 	}
-	w := &watch{account: a, dir: path, recursive: req.GetRecursive(), entries: req.GetIncludeEntry(), notify: n, names: newNames()}
+	w := &watch{account: a, dir: path, recursive: req.GetRecursive(), entries: req.GetIncludeEntry(), notify: n, listing: h.s.newListing()}
 	if err := w.add(path); err != nil {
 		n.Close()
 		return nil, err
@@ -116,7 +116,7 @@ func (w *watch) add(dir string) error {
 // next returns what one of the kernel's events means to a client: mostly one
 // event.
 func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
-	w.names.room = maxMetadata
+	w.listing.room = maxMetadata
 	name, err := filepath.Rel(w.dir, ev.Name)
 	if err != nil || name == ".." || strings.HasPrefix(name, "../") {
 		return nil
@@ -146,7 +146,7 @@ func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
 			}
 		}
 		if w.entries {
-			if e, err := entry(ev.Name, w.names); err == nil {
+			if e, err := w.listing.entry(ev.Name); err == nil {
 				for _, x := range events {
 					x.Entry = e
 				}

@@ -1,0 +1,134 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/guest/processpb"
+)
+
+// The bounds of the guest's log. Whoever may start processes could otherwise
+// fill the host's disk with the news of it.
+const (
+	logRate   = 20  // lines a second, on average
+	logBurst  = 200 // lines at once
+	maxLogged = 512 // bytes of a command line; with all else, a line stays one write
+)
+
+// NewLog returns the guest's log: one JSON object a line, with timestamp,
+// level, logger and message, as E2B's clients read it. What is too much is left
+// out and counted.
+func NewLog(w io.Writer) *slog.Logger {
+	h := slog.NewJSONHandler(w, &slog.HandlerOptions{ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+		if len(groups) > 0 {
+			return a
+		}
+		switch a.Key {
+		case slog.TimeKey:
+			a.Key = "timestamp"
+			a.Value = slog.TimeValue(a.Value.Time().UTC())
+		case slog.LevelKey:
+			a.Value = slog.StringValue(strings.ToLower(a.Value.String()))
+		case slog.MessageKey:
+			a.Key = "message"
+		}
+		return a
+	}})
+	return slog.New(&limitedHandler{Handler: h, limit: &limit{tokens: logBurst}})
+}
+
+// A limitedHandler drops what comes faster than the bounds.
+type limitedHandler struct {
+	slog.Handler
+	limit *limit // shared with those derived from this one
+}
+
+type limit struct {
+	mu      sync.Mutex
+	tokens  float64
+	at      time.Time
+	dropped int
+}
+
+// take reports whether a line may be written at now, and how many were not
+// since the last that was.
+func (l *limit) take(now time.Time) (ok bool, dropped int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if passed := now.Sub(l.at).Seconds(); passed > 0 { // it may be negative: the clock is set after a restore
+		l.tokens = min(l.tokens+passed*logRate, logBurst)
+	}
+	l.at = now
+	if l.tokens < 1 {
+		l.dropped++
+		return false, 0
+	}
+	l.tokens--
+	dropped, l.dropped = l.dropped, 0
+	return true, dropped
+}
+
+// Handle implements [slog.Handler].
+func (h *limitedHandler) Handle(ctx context.Context, r slog.Record) error {
+	ok, dropped := h.limit.take(r.Time)
+	if !ok {
+		return nil
+	}
+	if dropped > 0 {
+		r.AddAttrs(slog.Int("left_out_before", dropped))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements [slog.Handler].
+func (h *limitedHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &limitedHandler{h.Handler.WithAttrs(attrs), h.limit}
+}
+
+// WithGroup implements [slog.Handler].
+func (h *limitedHandler) WithGroup(name string) slog.Handler {
+	return &limitedHandler{h.Handler.WithGroup(name), h.limit}
+}
+
+func (s *Server) logStart(p *process, a account) {
+	attrs := []any{"pid", p.pid, "cmd", commandLine(p.config), "user", a.name}
+	if p.tag != nil {
+		attrs = append(attrs, "tag", cut(*p.tag, maxLogged))
+	}
+	s.processLog.Info("process started", attrs...)
+}
+
+func (s *Server) logEnd(p *process, ran time.Duration) {
+	e := p.ended()
+	attrs := []any{"pid", p.pid, "exit_code", e.GetExitCode(), "status", e.GetStatus(), "duration_ms", ran.Milliseconds()}
+	if e.GetError() != "" && e.GetError() != e.GetStatus() {
+		attrs = append(attrs, "error", e.GetError())
+	}
+	s.processLog.Info("process ended", attrs...)
+}
+
+// commandLine is what a process was started with, for people to read.
+func commandLine(c *processpb.ProcessConfig) string {
+	var b strings.Builder
+	b.WriteString(cut(c.GetCmd(), maxLogged))
+	for _, arg := range c.GetArgs() {
+		if b.Len() > maxLogged {
+			break
+		}
+		fmt.Fprintf(&b, " %s", cut(arg, maxLogged))
+	}
+	return cut(b.String(), maxLogged)
+}
+
+// cut shortens s to n bytes and says so.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return utf8(s[:n]) + "…"
+}
