@@ -347,7 +347,7 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 		if why := f.adopt(ctx, s, left, link); why == "" {
 			s.saved = ""
 			return true, "", f.record(ctx, system(s), &s, change{from: []State{s.State}, to: Running, verb: "recovered"})
-		} else if left {
+		} else if link != nil || left {
 			reason = why
 		}
 	case Resuming:
@@ -368,9 +368,14 @@ const adoptTimeout = 5 * time.Second
 // adopt goes on with a sandbox that a former process started. It returns why it
 // cannot, or the empty string.
 func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (why string) {
+	const itDied = "it died while no server ran"
+	if left {
+		_, err := f.runtime.Usage(ctx, s.ID)
+		left = !errors.Is(err, ErrNotFound)
+	}
 	switch {
 	case !left:
-		return "it died while no server ran"
+		return itDied
 	case link == nil:
 		return "its link was not kept"
 	}

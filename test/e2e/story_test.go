@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -175,34 +176,47 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestKilledServer: what a server that was killed leaves of its sandboxes is
-// gone after the next start, and they are on the record as lost.
+// TestKilledServer: a server that is killed takes no sandbox with it. The next
+// one goes on with those that live, and records as lost those that do not.
 func TestKilledServer(t *testing.T) {
 	data := t.TempDir()
 	s := start(t, data)
-	var ids []string
-	for range 3 {
-		ids = append(ids, s.sandbox(nil).id)
-	}
+	alive, dead := s.sandbox(nil), s.sandbox(nil)
+	alive.run("echo kept >/tmp/kept; (while sleep 0.1; do date +%s%N >/tmp/beat; done) >/dev/null 2>&1 &")
 	s.kill(syscall.SIGKILL)
-	left := 0
-	for _, id := range ids {
-		left += len(leftovers(t, id))
-	}
-	if left == 0 {
+	if len(leftovers(t, alive.id)) == 0 {
 		t.Fatal("nothing was left by the killed server: the test shows nothing")
 	}
-	s = start(t, data)
-	for _, id := range ids {
-		if l := leftovers(t, id); len(l) != 0 {
-			t.Errorf("left of %s: %v", id, l)
-		}
-		if text := s.mustCLI("audit", "list", "--object", id); !strings.Contains(text, "sandbox.lost") {
-			t.Errorf("%s is not on the record as lost:\n%s", id, text)
+	for _, pid := range processesOf(t, dead.id) {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Log(err) // it died with another
 		}
 	}
-	if out := s.mustCLI("sandbox", "list"); strings.Contains(out, ids[0]) {
-		t.Errorf("a lost sandbox is listed:\n%s", out)
+	s = start(t, data)
+	alive.s, dead.s = s, s
+	if r := alive.run("cat /tmp/kept; a=$(cat /tmp/beat); sleep 0.5; [ $a != $(cat /tmp/beat) ] && echo beats"); r.stdout != "kept\nbeats\n" {
+		t.Errorf("the one that lived: %+v", r)
+	}
+	if l := leftovers(t, dead.id); len(l) != 0 {
+		t.Errorf("left of the dead one: %v", l)
+	}
+	if text := s.mustCLI("audit", "list", "--object", dead.id); !strings.Contains(text, "sandbox.lost") || !strings.Contains(text, "died") && !strings.Contains(text, "the sandbox ended") {
+		t.Errorf("it is not on the record as lost:\n%s", text)
+	}
+	if out := s.mustCLI("sandbox", "list"); strings.Contains(out, dead.id) || !strings.Contains(out, alive.id) {
+		t.Errorf("listed:\n%s", out)
+	}
+	// A stop freezes it, and a start brings it back.
+	if err := s.kill(syscall.SIGTERM); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if l := leftovers(t, alive.id); len(l) != 0 {
+		t.Errorf("left of the frozen one: %v", l)
+	}
+	s = start(t, data)
+	alive.s = s
+	if r := alive.run("cat /tmp/kept; a=$(cat /tmp/beat); sleep 0.5; [ $a != $(cat /tmp/beat) ] && echo beats"); r.stdout != "kept\nbeats\n" {
+		t.Errorf("the frozen one: %+v", r)
 	}
 }
 
@@ -230,4 +244,16 @@ func leftovers(t *testing.T, id string) (found []string) {
 		return nil
 	})
 	return found
+}
+
+// processesOf returns the processes of a sandbox on this machine.
+func processesOf(t *testing.T, id string) (pids []int) {
+	t.Helper()
+	for _, p := range leftovers(t, id) {
+		var pid int
+		if n, _ := fmt.Sscanf(p, "/proc/%d/cmdline", &pid); n == 1 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
