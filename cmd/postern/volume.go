@@ -7,7 +7,11 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"time"
+
+	"postern/internal/auth"
+	"postern/internal/sandbox"
 )
 
 // A volumeRow is what the API tells of a volume.
@@ -147,4 +151,15 @@ func (l *local) listVolume(ctx context.Context, name, path string, depth int, ou
 		rows = append(rows, []string{e.Type, fmt.Sprintf("%04o", e.Mode), fmt.Sprintf("%d:%d", e.UID, e.GID), fmt.Sprint(e.Size), e.MTime.Local().Format(time.DateTime), p})
 	}
 	return table(out, rows)
+}
+
+// wanted returns how many sandboxes, running or paused, are to have a volume.
+func (d *daemon) wanted(ctx context.Context, who auth.Principal, name string) (n int, err error) {
+	all, err := d.fleet.List(ctx, who, false)
+	for _, s := range all {
+		if slices.ContainsFunc(s.Options.Volumes, func(v sandbox.VolumeMount) bool { return v.Name == name }) {
+			n++
+		}
+	}
+	return n, err
 }

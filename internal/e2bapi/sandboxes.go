@@ -158,6 +158,9 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if err != nil {
 		return err
 	}
+	if err := s.checkVolumes(r.Context(), who, options.Volumes); err != nil {
+		return err
+	}
 	req := sandbox.Request{Metadata: b.Metadata, EnvVars: b.EnvVars, Egress: egress, Options: options}
 	if req.Template, req.Snapshot, err = s.resolve(r.Context(), who, cmp.Or(b.TemplateID, "base")); err != nil {
 		return err

@@ -44,10 +44,22 @@
 // # Who writes
 //
 // Sandboxes write through their gofer, which serves the mounted directory;
-// callers with a volume's token through [Store.Content]. Neither caches: what
-// one writes the others read. Content follows no link out of the volume, opens
-// nothing but regular files and directories, and replaces files whole: a broken
-// upload leaves the old content.
+// callers with a volume's token through [Store.Content]. Neither keeps what it
+// read: what one writes the others see at once, content, names and attributes.
+// There is one exception in gVisor: a sandbox that had looked at a file before
+// another one renamed it shows, at the first look at the new name only, the
+// attributes that it had then.
+//
+// If a sandbox's kernel were broken into it could ask its gofer for anything
+// that root may do below the mounted directory: other owners, set-user-ID bits,
+// devices. All of that is inert, by the mount's flags; the gofer sees no other
+// directory of the host than this one, the template's and those of the other
+// volumes of that sandbox, and the volume is shared with nobody but its
+// project's sandboxes.
+//
+// Content follows no link out of the volume, opens nothing but regular files
+// and directories, and replaces files whole: a broken upload leaves the old
+// content.
 //
 // The package must not decide who may use a volume beyond the project that owns
 // it, and knows nothing of sandboxes but their ids.
@@ -112,6 +124,10 @@ type Config struct {
 	// ReserveMB is how much of the host's disk volumes leave free, in
 	// mebibytes, when all are full; 0 means 1024.
 	ReserveMB int64
+	// Wanted returns how many sandboxes of who's project are to have the volume
+	// of that name, also those that have it not mounted now: paused ones. Nil
+	// means none.
+	Wanted func(ctx context.Context, who auth.Principal, name string) (int, error)
 }
 
 // A Volume is what a project knows of one.
@@ -321,13 +337,23 @@ func get(ctx context.Context, tx *store.Tx, project, column, value string) (Volu
 	return v, err
 }
 
-// Delete removes a volume and its files. It refuses while a sandbox has it.
+// Delete removes a volume and its files. It refuses while a sandbox has it, or
+// is paused and could not be resumed without.
 func (s *Store) Delete(ctx context.Context, who auth.Principal, id string) error {
-	err := s.db.Update(ctx, func(tx *store.Tx) error {
-		v, err := get(ctx, tx, who.Project, "id", id)
+	v, err := s.Get(ctx, who, id)
+	if err != nil {
+		return fmt.Errorf("delete volume: %w", err)
+	}
+	if s.conf.Wanted != nil {
+		n, err := s.conf.Wanted(ctx, who, v.Name)
 		if err != nil {
-			return err
+			return fmt.Errorf("delete volume: find sandboxes that want it: %w", err)
 		}
+		if n > 0 {
+			return fmt.Errorf("delete volume: %w, or one that is paused needs it: %d of them; end them first", ErrInUse, n)
+		}
+	}
+	err = s.db.Update(ctx, func(tx *store.Tx) error {
 		// The row is changed before its uses are counted: a Mount that comes
 		// at the same time either is counted or finds the volume gone.
 		moved, err := tx.Changed(ctx, `update volume set state = $1, name = id where id = $2 and state = $3`, removing, id, ready)

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { createHash, randomBytes } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
 import * as e2b from 'e2b'
-import { start } from './server.mjs'
+import { eventually, start } from './server.mjs'
 
 const { Sandbox, Volume, VolumeFileType } = e2b
 let server, volume
@@ -186,6 +186,112 @@ describe('files of a volume', () => {
     }
     const r = await content('GET', 'file?path=/test.txt')
     assert.deepEqual([r.headers.get('content-type'), r.headers.get('x-content-type-options')], ['application/octet-stream', 'nosniff'])
+  })
+})
+
+describe('volumes in sandboxes', () => {
+  test('are shared at once, and outlive them', async () => {
+    const v = await Volume.create('mounted')
+    await v.writeFile('/before', 'by the API')
+    await volume.writeFile('/mounted.txt', 'by the API too')
+    const mount = { '/mnt/my data': v, '/home/user/other': 'shared' }
+    const [a, b] = await Promise.all([Sandbox.create({ volumeMounts: mount }), Sandbox.create({ volumeMounts: { '/data': 'mounted' } })])
+    try {
+      assert.deepEqual((await a.getInfo()).volumeMounts.sort((x, y) => (x.name < y.name ? -1 : 1)), [
+        { name: 'mounted', path: '/mnt/my data' },
+        { name: 'shared', path: '/home/user/other' },
+      ])
+      const run = (box, cmd, user) => box.commands.run(cmd, { user }).then((r) => r.stdout)
+      assert.equal(await run(a, 'cat "/mnt/my data/before"'), 'by the API')
+      assert.equal(await a.files.read('/home/user/other/mounted.txt'), 'by the API too')
+      // Each change is seen by the others at once: content, size, names, modes.
+      for (let i = 0; i < 5; i++) {
+        await run(a, `echo a${i} >>"/mnt/my data/log"`)
+        assert.equal((await run(b, 'tail -1 /data/log')).trim(), `a${i}`)
+        await run(b, `echo b${i} >>/data/log`)
+        assert.equal((await run(a, 'tail -1 "/mnt/my data/log"')).trim(), `b${i}`)
+        assert.match(await v.readFile('/log'), new RegExp(`a${i}\nb${i}\n$`))
+        await v.writeFile('/api', `round ${i}`, { force: true })
+        assert.equal(await run(a, 'cat "/mnt/my data/api"'), `round ${i}`)
+        assert.equal(await run(b, 'cat /data/api; stat -c %s /data/api >/dev/null'), `round ${i}`)
+      }
+      await run(b, 'mkdir /data/dir && mv /data/log /data/dir/moved && chmod 640 /data/dir/moved && ln -s dir/moved /data/link')
+      assert.equal(await run(a, 'stat "/mnt/my data/dir/moved" >/dev/null; stat -c "%a %U" "/mnt/my data/dir/moved"; ls "/mnt/my data"'), '640 user\napi\nbefore\ndir\nlink\n')
+      const link = await v.getInfo('/link')
+      assert.deepEqual([link.type, link.target], [VolumeFileType.SYMLINK, 'dir/moved'])
+      // Memory that both map; locks; programs.
+      await run(a, `cd "/mnt/my data" && python3 -c "
+import mmap; f=open('map','w+b'); f.truncate(4096); m=mmap.mmap(f.fileno(),4096); m[:5]=b'hello'; m.flush()"`)
+      assert.equal(await run(b, 'head -c 5 /data/map'), 'hello')
+      assert.equal(await run(b, 'cp /bin/echo /data/program && /data/program it runs'), 'it runs\n')
+      assert.equal(await run(a, '"/mnt/my data/program" here too'), 'here too\n')
+      assert.equal(await run(a, 'cd "/mnt/my data" && git init -q repo 2>&1 && cd repo && git -c user.name=x -c user.email=x@x commit -q --allow-empty -m x && git log --oneline | wc -l'), '1\n')
+      // One that a sandbox has is not destroyed.
+      await assert.rejects(Volume.destroy(v.volumeId), (e) => e instanceof e2b.VolumeError && /409/.test(e.message))
+    } finally {
+      await Promise.all([a.kill(), b.kill()])
+    }
+    const c = await Sandbox.create({ volumeMounts: { '/mnt/again': v } })
+    assert.match((await c.commands.run('cat /mnt/again/dir/moved')).stdout, /^a0\nb0\n/)
+    await c.kill()
+    // Where it was mounted nothing is left in the template.
+    const d = await Sandbox.create()
+    assert.equal((await d.commands.run('ls /mnt /data 2>&1; ls /home/user')).stdout.includes('other'), false)
+    await assert.rejects(d.commands.run('ls /data'), /./)
+    await d.kill()
+    assert.equal(await Volume.destroy(v.volumeId), true)
+  })
+
+  test('are refused where they cannot be', async () => {
+    const refused = (volumeMounts, names) =>
+      assert.rejects(Sandbox.create({ volumeMounts }), (e) => /400/.test(e.message) && names.test(e.message), JSON.stringify(volumeMounts))
+    await refused({ '/mnt/x': 'no-such-volume' }, /no-such-volume/)
+    for (const path of ['relative', '/mnt/../etc', '/', '/proc/x', '/usr/local/sbin', '/home', '/mnt/']) await refused({ [path]: 'shared' }, /path/)
+    await refused({ '/mnt/a': 'shared', '/mnt/a/b': 'shared' }, /overlap/)
+    await refused(Object.fromEntries(Array.from({ length: 17 }, (_, i) => [`/mnt/${i}`, 'shared'])), /limit is 16/)
+  })
+
+  test('hold what they hold, and what a sandbox leaves in them is harmless', async () => {
+    const v = await Volume.create('hostile')
+    const box = await Sandbox.create({ volumeMounts: { '/mnt/v': v } })
+    const root = (cmd) => box.commands.run(cmd, { user: 'root' })
+    try {
+      await root(`cd /mnt/v && ln -s /etc/shadow shadow && ln -s ../../../../../../../etc/shadow up && ln -s / slash && mkfifo fifo &&
+        python3 -c "import socket; socket.socket(socket.AF_UNIX).bind('sock')"; cp /bin/true suid && chmod 6755 suid; mknod null c 1 3; true`)
+      for (const p of ['/shadow', '/up', '/slash/etc/shadow', '/fifo', '/sock', '/null']) {
+        if (p !== '/slash/etc/shadow' && !(await v.exists(p))) continue // the gofer makes no pipes, sockets and devices; volume.TestHostileFiles has them
+        const r = await content('GET', `file?path=${p}`, { id: v.volumeId, token: v.token })
+        assert.equal(r.status, 400, `${p}: ${r.text}`)
+      }
+      assert.equal((await v.list('/slash').catch((e) => e)) instanceof e2b.VolumeError, true)
+      const fill = await root('head -c 3G /dev/zero >/mnt/v/filler; df -m --output=size,avail /mnt/v | tail -1').catch((e) => e)
+      assert.match(fill.stderr, /No space left on device/)
+      await assert.rejects(v.writeFile('/more', new Blob([new Uint8Array(8 << 20)])), /507/)
+      assert.equal((await box.commands.run('echo alive')).stdout, 'alive\n')
+      await root('rm /mnt/v/filler && head -c 1M /dev/zero >/mnt/v/fits')
+    } finally {
+      await box.kill()
+    }
+    await Volume.destroy(v.volumeId)
+  })
+
+  test('are there again after pause and resume', async () => {
+    const v = await Volume.create('paused')
+    const box = await Sandbox.create({ volumeMounts: { '/mnt/v': v } })
+    await box.commands.run('echo one >/mnt/v/f; (exec 9>>/mnt/v/open; while sleep 0.2; do date +%s.%N >&9; done) >/dev/null 2>&1 &')
+    for (let i = 0; i < 3; i++) {
+      await box.pause()
+      await v.writeFile(`/by-api-${i}`, `round ${i}`)
+      await box.connect()
+      assert.equal((await box.commands.run(`cat /mnt/v/f /mnt/v/by-api-${i}`)).stdout, `one\nround ${i}`)
+      const lines = async () => (await v.readFile('/open')).split('\n').length
+      const had = await lines()
+      await eventually('its open file goes on', async () => (await lines()) > had)
+    }
+    await box.pause()
+    await assert.rejects(Volume.destroy(v.volumeId), (e) => e instanceof e2b.VolumeError && /409/.test(e.message))
+    await box.kill()
+    assert.equal(await Volume.destroy(v.volumeId), true)
   })
 })
 
