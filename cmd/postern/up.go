@@ -121,6 +121,7 @@ type daemon struct {
 
 	hooks   *webhook.Hooks
 	sampler *sandbox.Sampler
+	logbook *sandbox.Logbook
 
 	e2b     *e2bapi.Server
 	mcp     *mcpserver.Server
@@ -354,7 +355,10 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes")})
+	if d.logbook, err = sandbox.NewLogbook(d.log, d.db, filepath.Join(d.conf.Data, "logs")); err != nil {
+		return err
+	}
+	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), Output: d.logbook.Writer})
 	if err != nil {
 		return err
 	}
@@ -397,7 +401,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Volumes:  d.vols,
-		Webhooks: d.hooks, Metrics: d.sampler,
+		Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
 	}) //nolint:contextcheck // its proxy uses each request's
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
@@ -503,6 +507,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.fleet.Run(ctx) })
 	g.Go(func() error { return d.vols.Run(ctx) })
 	g.Go(func() error { return d.sampler.Run(ctx) })
+	g.Go(func() error { return d.logbook.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return event.Run(ctx, d.log, d.db, event.Retention{}) })
 	g.Go(func() error { return d.web.Serve(lis.web) })

@@ -58,9 +58,10 @@ type Config struct {
 	PublicPorts bool
 	// MaxConnections bounds the requests under way to one sandbox; 0 means 500.
 	MaxConnections int
-	// Webhooks and Metrics serve the routes of those names.
+	// Webhooks, Metrics and Logs serve the routes of those names.
 	Webhooks *webhook.Hooks
 	Metrics  *sandbox.Sampler
+	Logs     *sandbox.Logbook
 	// Limits bound how often the control API is called; nil means
 	// [DefaultLimits].
 	Limits *Limits
@@ -201,7 +202,7 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	// What E2B has and Postern has not yet is refused by name. The answer is
 	// not 404, which the SDKs take for "no such sandbox".
 	for _, p := range []string{
-		"/sandboxes/{id}/logs", "/templates", "/templates/", "/v2/templates",
+		"/templates", "/templates/", "/v2/templates",
 		"/v2/templates/", "/v3/templates", "/secrets", "/secrets/",
 	} {
 		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {

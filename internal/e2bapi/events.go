@@ -29,6 +29,8 @@ func (s *Server) observe(handle func(pattern string, h handlerFunc)) {
 	handle("POST /events/webhooks/{id}/deliveries/{delivery}/redeliver", s.redeliver)
 	handle("GET /sandboxes/{id}/metrics", s.sandboxMetrics)
 	handle("GET /sandboxes/metrics", s.sandboxesMetrics)
+	handle("GET /sandboxes/{id}/logs", s.sandboxLogs)
+	handle("GET /v2/sandboxes/{id}/logs", s.sandboxLogsV2)
 	handle("GET /teams", s.listTeams)
 	handle("GET /teams/{id}/metrics", s.teamMetrics)
 	handle("GET /teams/{id}/metrics/max", s.teamMetricsMax)

@@ -49,6 +49,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -74,6 +75,9 @@ type Config struct {
 	// CgroupParent is where the cgroups are made, below each mount; empty means
 	// "postern". Runtimes of other state directories may share it.
 	CgroupParent string
+	// Output returns where what the guest of a sandbox says is written to,
+	// besides its own log; it is closed at the sandbox's end. Nil means nowhere.
+	Output func(id string) io.WriteCloser
 }
 
 // A Runtime runs sandboxes on this machine.
@@ -188,7 +192,7 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.conf.StartTimeout, fmt.Errorf("not started within %v", r.conf.StartTimeout))
 	defer cancel()
-	i := &instance{id: s.ID, cancel: cancel, started: make(chan struct{}), ended: make(chan struct{})}
+	i := &instance{id: s.ID, output: r.conf.Output, cancel: cancel, started: make(chan struct{}), ended: make(chan struct{})}
 	r.mu.Lock()
 	if r.all[s.ID] != nil {
 		r.mu.Unlock()
@@ -356,7 +360,7 @@ func (r *Runtime) find(id string) (*instance, error) {
 	if len(pids) == 0 {
 		return nil, sandbox.ErrNotFound
 	}
-	i := &instance{id: id, cancel: func() {}, started: make(chan struct{}), ended: make(chan struct{})}
+	i := &instance{id: id, output: r.conf.Output, cancel: func() {}, started: make(chan struct{}), ended: make(chan struct{})}
 	close(i.started)
 	if err := i.followLog(r.dir(id)); err != nil { // of one that never came to be, perhaps
 		r.log.Warn("read a sandbox's log", "sandbox", id, "err", err)

@@ -29,6 +29,7 @@ type instance struct {
 
 	drained chan struct{} // closed when the log is complete; nil if there is none
 	log     *os.File
+	output  func(id string) io.WriteCloser // where else what it says goes; may be nil
 
 	mu     sync.Mutex
 	asked  string // why it will have ended, if we end it
@@ -230,7 +231,13 @@ func (i *instance) followLog(dir string) error {
 	go func() {
 		defer close(i.drained)
 		defer r.Close()
-		drain(f, r, max(0, logBytes-have), 20*time.Millisecond)
+		if i.output == nil {
+			drain(f, r, max(0, logBytes-have), 20*time.Millisecond)
+			return
+		}
+		w := i.output(i.id)
+		defer w.Close()
+		drain(f, io.TeeReader(r, w), max(0, logBytes-have), 20*time.Millisecond)
 	}()
 	return nil
 }

@@ -1,0 +1,126 @@
+package e2bapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/sandbox"
+)
+
+// logEntry is a line of a log on the wire.
+type logEntry struct {
+	Timestamp string            `json:"timestamp"`
+	Level     sandbox.Level     `json:"level"`
+	Message   string            `json:"message"`
+	Fields    map[string]string `json:"fields"`
+}
+
+func logEntryOf(e sandbox.LogEntry) logEntry {
+	out := logEntry{Timestamp: e.At.Format(time.RFC3339Nano), Level: e.Level, Message: e.Message, Fields: map[string]string{"logger": e.Logger}}
+	for k, v := range e.Fields {
+		out.Fields[k] = v
+	}
+	out.Fields["logger"] = e.Logger
+	return out
+}
+
+// flat is e as the one line of JSON that E2B's CLI parses: it needs level and
+// logger.
+func flat(e sandbox.LogEntry) string {
+	m := map[string]string{}
+	for k, v := range e.Fields {
+		m[k] = v
+	}
+	m["timestamp"], m["level"], m["logger"], m["message"] = e.At.Format(time.RFC3339Nano), string(e.Level), e.Logger, e.Message
+	b, err := json.Marshal(m)
+	if err != nil { // unreachable: strings
+		return `{"level":"error","logger":"postern","message":"unreadable"}`
+	}
+	return string(b)
+}
+
+// moment returns the query's parameter name, in milliseconds since 1970.
+func moment(q url.Values, name string) (time.Time, error) {
+	n, err := number(q, name, -1, 0, 1<<52)
+	if err != nil || n < 0 {
+		return time.Time{}, err
+	}
+	return time.UnixMilli(n), nil
+}
+
+func (s *Server) readLogs(r *http.Request, who auth.Principal, q sandbox.LogQuery) ([]sandbox.LogEntry, error) {
+	limit, err := number(r.URL.Query(), "limit", 1000, 0, 1<<31)
+	if err != nil {
+		return nil, err
+	}
+	q.Limit = int(min(limit, 1000))
+	if q.Limit == 0 {
+		q.Limit = 1 // the sandbox's existence is checked all the same
+	}
+	es, err := s.conf.Logs.Read(r.Context(), who, shortID(r.PathValue("id")), q)
+	if limit == 0 {
+		es = nil
+	}
+	return es, err
+}
+
+// sandboxLogs is E2B's first form: the oldest lines since start.
+func (s *Server) sandboxLogs(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	start, err := moment(r.URL.Query(), "start")
+	if err != nil {
+		return err
+	}
+	es, err := s.readLogs(r, who, sandbox.LogQuery{From: start})
+	if err != nil {
+		return err
+	}
+	lines, entries := []any{}, []logEntry{}
+	for _, e := range es {
+		lines = append(lines, map[string]any{"timestamp": e.At.Format(time.RFC3339Nano), "line": flat(e)})
+		entries = append(entries, logEntryOf(e))
+	}
+	reply(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": entries})
+	return nil
+}
+
+// sandboxLogsV2 is E2B's second form: from a cursor, in either direction.
+func (s *Server) sandboxLogsV2(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	v := r.URL.Query()
+	cursor, err := moment(v, "cursor")
+	if err != nil {
+		return err
+	}
+	q := sandbox.LogQuery{From: cursor, Search: v.Get("search")}
+	if len(q.Search) > 256 {
+		return fmt.Errorf("%w: search: is longer than 256 bytes", errRequest)
+	}
+	switch d := v.Get("direction"); d {
+	case "", "forward":
+	case "backward":
+		q.Backward = true
+		if !cursor.IsZero() {
+			q.From = cursor.Add(time.Millisecond - 1) // all of the cursor's millisecond
+		}
+	default:
+		return fmt.Errorf("%w: direction: must be forward or backward", errRequest)
+	}
+	if l := v.Get("level"); l != "" {
+		if q.Level = sandbox.ParseLevel(l); string(q.Level) != l {
+			return fmt.Errorf("%w: level: must be debug, info, warn or error", errRequest)
+		}
+	}
+	es, err := s.readLogs(r, who, q)
+	if err != nil {
+		return err
+	}
+	out := []logEntry{}
+	for _, e := range es {
+		out = append(out, logEntryOf(e))
+	}
+	reply(w, http.StatusOK, map[string]any{"logs": out})
+	return nil
+}
