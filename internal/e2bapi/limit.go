@@ -75,8 +75,10 @@ func (l *limiter) take(key string, n float64, now time.Time) (wait time.Duration
 	defer l.mu.Unlock()
 	l.forgetLocked(now)
 	b := l.bucketLocked(key, now)
-	b.tokens = min(float64(l.rate.Burst), b.tokens+now.Sub(b.at).Seconds()*l.rate.PerSecond)
-	b.at = now
+	if now.After(b.at) {
+		b.tokens = min(float64(l.rate.Burst), b.tokens+now.Sub(b.at).Seconds()*l.rate.PerSecond)
+		b.at = now
+	}
 	if need := max(n, 1); b.tokens < need {
 		return time.Duration((need - b.tokens) / l.rate.PerSecond * float64(time.Second))
 	}
