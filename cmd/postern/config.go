@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/e2bapi"
 	"postern/internal/policy"
 )
 
@@ -33,6 +34,21 @@ type Config struct {
 
 	PublicPorts    bool // sandboxes whose creators ask for it may be reached without a token
 	MaxConnections int  // requests under way to one sandbox
+
+	APIRate     float64 // control calls a second of each project; 0 means no limit
+	CreateRate  float64 // sandboxes a second that each project makes; 0 means no limit
+	UnknownRate float64 // calls a second of each address without a valid key; 0 means no limit
+
+	ListenTLS     string // address of the same as Listen, over TLS; empty means none
+	TLSCert       string // file of the certificate chain, read again when it changes
+	TLSKey        string // file of its key
+	ACME          bool   // certificates for Domain come from an authority
+	ACMEDirectory string // URL of the authority
+	ACMEEmail     string // where the authority writes to; may be empty
+	ACMERoots     string // file of the certificates that the authority's own is checked against; empty means the system's
+
+	ListenDNS       string   // address on which questions about Domain are answered, UDP and TCP; empty means none
+	PublicAddresses []string // IP addresses that all names of Domain have
 
 	HTTPS bool // people reach the console through a TLS proxy: its cookie is marked Secure
 
@@ -75,6 +91,10 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Var(&list{values: &c.Hosts}, "host", "further `name` under which people open the console; may be repeated")
 	fs.BoolVar(&c.PublicPorts, "public-ports", false, "let creators open the ports of their sandboxes to all (allowPublicTraffic); otherwise each request needs the sandbox's traffic token")
 	fs.IntVar(&c.MaxConnections, "max-connections", 500, "requests under way to one sandbox; each takes about a third of a mebibyte")
+	fs.Float64Var(&c.APIRate, "api-rate", 20_000.0/30, "control calls a `second` of each project, and 30 times as many at once; more get 429; 0 means no limit")
+	fs.Float64Var(&c.CreateRate, "create-rate", 100, "sandboxes a `second` that each project makes, and 10 times as many at once; 0 means no limit")
+	fs.Float64Var(&c.UnknownRate, "unknown-rate", 5, "control calls a `second` of each address without a valid key, and 20 times as many at once; 0 means no limit")
+	c.tlsFlags(fs)
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
@@ -97,6 +117,19 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.LogLevel, "log", "info", "least `level` that is logged: debug, info, warn or error")
 }
 
+// tlsFlags declares the flags of TLS and of the domain's DNS.
+func (c *Config) tlsFlags(fs *flag.FlagSet) {
+	fs.StringVar(&c.ListenTLS, "listen-tls", "", "`address` on which the same is served over TLS, such as :443; --listen then serves only this machine, and sends browsers there (default: none)")
+	fs.StringVar(&c.TLSCert, "tls-cert", "", "`file` of the certificate for the domain and *.domain; it is read again when it changes")
+	fs.StringVar(&c.TLSKey, "tls-key", "", "`file` of its key")
+	fs.BoolVar(&c.ACME, "acme", false, "get certificates for the domain and *.domain from an authority, to whose terms you agree; see docs/domains.md")
+	fs.StringVar(&c.ACMEDirectory, "acme-directory", "https://acme-v02.api.letsencrypt.org/directory", "`URL` of the authority")
+	fs.StringVar(&c.ACMEEmail, "acme-email", "", "`address` to which the authority may write (default: none)")
+	fs.StringVar(&c.ACMERoots, "acme-roots", "", "`file` of the certificates by which the authority itself is known (default: the system's)")
+	fs.StringVar(&c.ListenDNS, "listen-dns", "", "`address` on which DNS questions about the domain are answered, such as :53 (default: none)")
+	fs.Var(&list{values: &c.PublicAddresses}, "public-address", "IP `address` that --listen-dns gives for every name of the domain; may be repeated (default: only what --acme needs is answered)")
+}
+
 // location declares the flags that say which server is meant.
 func (c *Config) location(fs *flag.FlagSet) {
 	fs.StringVar(&c.Data, "data", "/var/lib/postern", "`directory` for the database, blobs, keys and the local socket")
@@ -108,7 +141,7 @@ func (c *Config) validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
 	}
-	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"relay", c.Relay}} {
+	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"relay", c.Relay}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil && a.addr != "" {
 			bad(a.flag, "%q is not host:port", a.addr)
 		}
@@ -145,6 +178,15 @@ func (c *Config) validate() error {
 	if c.PoolMemoryMB < 0 || c.KeepPaused < 0 {
 		bad("pool-memory", "neither it nor --keep-paused may be negative")
 	}
+	for _, l := range []struct {
+		flag string
+		v    float64
+	}{{"api-rate", c.APIRate}, {"create-rate", c.CreateRate}, {"unknown-rate", c.UnknownRate}} {
+		if l.v < 0 {
+			bad(l.flag, "want 0 or more")
+		}
+	}
+	c.validateTLS(bad)
 	if c.MemoryMB < 128 {
 		bad("memory", "want at least 128 MiB")
 	}
@@ -156,6 +198,14 @@ func (c *Config) validate() error {
 
 func (c *Config) ceiling() policy.Ceiling {
 	return policy.Ceiling{Internet: c.Egress == "allow", Allow: c.EgressAllow}
+}
+
+// limits returns how often the control API may be called.
+func (c *Config) limits() *e2bapi.Limits {
+	rate := func(perSecond, seconds float64) e2bapi.Rate {
+		return e2bapi.Rate{PerSecond: perSecond, Burst: int(perSecond * seconds)}
+	}
+	return &e2bapi.Limits{API: rate(c.APIRate, 30), Create: rate(c.CreateRate, 10), Unknown: rate(c.UnknownRate, 20)}
 }
 
 // source is what [store.Open] opens.

@@ -26,7 +26,7 @@ import (
 // there before anything else looks at it.
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/console/", d.console.Handler())
+	mux.Handle("/console/", strictTransport(d.console.Handler()))
 	mux.Handle("/mcp", d.mcp.Handler())
 	mux.Handle("/v1/", d.mailAPI.Handler())
 	mux.Handle("/", d.e2b.Handler())

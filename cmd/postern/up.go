@@ -42,6 +42,7 @@ import (
 	"postern/internal/template"
 	"postern/internal/volume"
 	"postern/internal/webhook"
+	"postern/internal/zone"
 )
 
 // guestFiles holds the guest once "make build" has put it there. A directory,
@@ -128,6 +129,9 @@ type daemon struct {
 	mailAPI *mailapi.Server
 	console *console.Server
 	smtp    *smtpserver.Server
+
+	zone  *zone.Server                // nil without --listen-dns
+	renew func(context.Context) error // nil without --acme
 
 	web, local *http.Server
 }
@@ -278,13 +282,19 @@ func bootstrap(ctx context.Context, db *store.DB) (f firstStart, err error) {
 // and the parts learn the real addresses.
 type listeners struct {
 	web, smtp, local net.Listener
+
+	tls, dnsConns net.Listener   // nil unless wanted
+	dnsPackets    net.PacketConn // likewise
 }
 
 func (l *listeners) close() {
-	for _, x := range []net.Listener{l.web, l.smtp, l.local} {
+	for _, x := range []net.Listener{l.web, l.smtp, l.local, l.tls, l.dnsConns} {
 		if x != nil {
 			x.Close()
 		}
+	}
+	if l.dnsPackets != nil {
+		l.dnsPackets.Close()
 	}
 }
 
@@ -301,6 +311,19 @@ func listen(ctx context.Context, c Config) (_ *listeners, err error) {
 	}
 	if l.smtp, err = lc.Listen(ctx, "tcp", c.SMTP); err != nil {
 		return nil, fmt.Errorf("--smtp: %w", err)
+	}
+	if c.ListenTLS != "" {
+		if l.tls, err = lc.Listen(ctx, "tcp", c.ListenTLS); err != nil {
+			return nil, fmt.Errorf("--listen-tls: %w", err)
+		}
+	}
+	if c.ListenDNS != "" {
+		if l.dnsPackets, err = lc.ListenPacket(ctx, "udp", c.ListenDNS); err != nil {
+			return nil, fmt.Errorf("--listen-dns: %w", err)
+		}
+		if l.dnsConns, err = lc.Listen(ctx, "tcp", l.dnsPackets.LocalAddr().String()); err != nil {
+			return nil, fmt.Errorf("--listen-dns: %w", err)
+		}
 	}
 	// The data directory is locked: a socket there was left by a dead server.
 	if err := os.Remove(c.socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -400,14 +423,31 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.sampler = sandbox.NewSampler(d.fleet)
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
-		Volumes:  d.vols,
-		Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
+		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
 	}) //nolint:contextcheck // its proxy uses each request's
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
-	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String()), Secure: d.conf.HTTPS})
+	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})
+	return d.buildWeb(lis)
+}
+
+// buildWeb makes the server of the one HTTP door, in the clear and over TLS.
+func (d *daemon) buildWeb(lis *listeners) (err error) {
+	if d.zone, err = newZone(d.log, d.conf); err != nil {
+		return err
+	}
+	conf, renew, err := newTLS(d.log, d.conf, d.zone)
+	if err != nil {
+		return err
+	}
+	d.renew = renew
+	handler := d.handler()
+	if lis.tls != nil {
+		handler = onlyTLS(d.conf, lis.tlsPort(), handler)
+	}
 	d.web = &http.Server{
-		Handler:           d.handler(),
+		Handler:           handler,
+		TLSConfig:         conf,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       620 * time.Second, // as long as E2B's proxy keeps connections
 		MaxHeaderBytes:    64 << 10,
@@ -471,11 +511,14 @@ func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 }
 
 // consoleHosts returns the names under which people may open the console.
-func consoleHosts(c Config, listen string) []string {
+func consoleHosts(c Config, listen, tls string) []string {
 	_, port, err := net.SplitHostPort(listen)
 	hosts := append([]string{listen}, c.Hosts...)
 	if err == nil {
 		hosts = append(hosts, "localhost:"+port, "127.0.0.1:"+port)
+	}
+	if tls != "" && c.Domain != "" {
+		hosts = append(hosts, tlsName(c.Domain, tls), tlsName("api."+c.Domain, tls))
 	}
 	return hosts
 }
@@ -483,14 +526,20 @@ func consoleHosts(c Config, listen string) []string {
 // announce tells the operator where everything is.
 func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
 	base := "http://" + lis.web.Addr().String()
-	fmt.Fprintf(out, "Postern is running.\n  API, proxy, MCP  %s\n  console          %s/console/\n  SMTP             %s, for addresses in %s\n  data             %s\n",
-		base, base, lis.smtp.Addr(), c.MailDomain, c.Data)
+	pages := base
+	fmt.Fprintf(out, "Postern is running.\n  API, proxy, MCP  %s\n", base)
+	if port := lis.tlsPort(); port != "" && c.Domain != "" {
+		pages = "https://" + tlsName("api."+c.Domain, port)
+		fmt.Fprintf(out, "  over TLS         %s, https://%s (E2B_DOMAIN=%s)\n", pages, tlsName("<port>-<id>."+c.Domain, port), tlsName(c.Domain, port))
+	}
+	fmt.Fprintf(out, "  console          %s/console/\n  SMTP             %s, for addresses in %s\n  data             %s\n",
+		pages, lis.smtp.Addr(), c.MailDomain, c.Data)
 	if f.key != "" {
 		fmt.Fprintf(out, "This is the project's key. It is shown this once:\n  %s\n", f.key.Reveal())
 	}
 	if f.setup != "" {
 		fmt.Fprintf(out, "Make the console's first account with this one-time link, within %d hours:\n  %s/console/setup?token=%s\n",
-			int(auth.SetupTime.Hours()), base, f.setup.Reveal())
+			int(auth.SetupTime.Hours()), pages, f.setup.Reveal())
 	}
 }
 
@@ -511,6 +560,15 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return event.Run(ctx, d.log, d.db, event.Retention{}) })
 	g.Go(func() error { return d.web.Serve(lis.web) })
+	if lis.tls != nil {
+		g.Go(func() error { return d.web.ServeTLS(lis.tls, "", "") })
+	}
+	if d.zone != nil {
+		g.Go(func() error { return serveZone(ctx, d.zone, lis.dnsPackets, lis.dnsConns) })
+	}
+	if d.renew != nil {
+		g.Go(func() error { return d.renew(ctx) })
+	}
 	g.Go(func() error { return d.local.Serve(lis.local) })
 	g.Go(func() error { return d.smtp.Serve(lis.smtp) })
 	g.Go(func() error {
