@@ -54,7 +54,10 @@ func startInterpreter(t *testing.T) string {
 		mount -t tmpfs tmpfs "$2" && cd "$2" && mkdir upper work root
 		mount -t overlay -o "lowerdir=$1,upperdir=upper,workdir=work" overlay root
 		mount -t proc proc root/proc
+		mount -t tmpfs -o mode=1777 tmpfs root/dev/shm; mount -t devpts -o newinstance,ptmxmode=666,mode=620 devpts root/dev/pts && ln -sf pts/ptmx root/dev/ptmx
 		printf '{"OF_SANDBOX": "from the creator"}' >root/run/postern/envs.json
+		echo one >root/run/postern/generation; echo machine1 >root/etc/machine-id
+		chown -R 1000 root/run/postern && chown 1000 root/etc root/etc/machine-id
 		chroot --userspec=1000:1000 --groups= root env -i HOME=/home/user USER=user PATH=/usr/local/bin:/usr/bin:/bin $3 --listen 127.0.0.1:0
 		exit $?` // no exec: a process that changes its user outlives a test that crashes
 	cmd := jail(t.Context(), syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, script, tpl.Rootfs, t.TempDir(), strings.TrimSpace(string(service)))
@@ -385,18 +388,151 @@ func TestInterpreter(t *testing.T) {
 
 	t.Run("hostile to the kernel's own parts", func(t *testing.T) {
 		c := newContext(t, url, `{}`)
-		run(t, url, "import sys\ndel sys.modules['_postern']", "context_id", c)
-		if a := run(t, url, "1", "context_id", c); len(a.errors) != 1 {
-			t.Errorf("our module removed: got %+v, want an error and an end", a)
+		run(t, url, "import sys, os, json\njson.loads = json.dumps = os.read = os.write = None\nfor m in ('kernel', 'json'): del sys.modules[m]", "context_id", c)
+		if a := run(t, url, "print(1); 2", "context_id", c); a.stdout != "1\n" || a.text != "2" || len(a.errors) != 0 {
+			t.Errorf("our modules broken: got %+v", a)
 		}
-		call(t, "DELETE", url+"/contexts/"+c, "")
+		run(t, url, "import os as o\no.closerange(3, 64)", "context_id", c)
+		if a := run(t, url, "1 + 2", "context_id", c); a.text != "3" || len(a.errors) != 0 {
+			t.Errorf("after it closed its pipes: got %+v", a)
+		}
+		run(t, url, "import os\nos.close(1); os.close(2)", "context_id", c)
+		if a := run(t, url, "print(1)\n4", "context_id", c); len(a.errors)+len(a.results) == 0 {
+			t.Errorf("after it closed its output: got %+v", a)
+		}
 		// Files that shadow what the kernel needs to start.
 		run(t, url, "for n in ('json', 'random', 'ipykernel', 'zmq'): open('/home/user/' + n + '.py', 'w').write('raise SystemExit(1)')")
 		c = newContext(t, url, `{}`)
 		if a := run(t, url, "1 + 1", "context_id", c); a.text != "2" {
 			t.Errorf("shadowed: got %+v", a)
 		}
+		if a := run(t, url, "len?", "context_id", c); !strings.Contains(fmt.Sprint(a.results), "Return the number") {
+			t.Errorf("shadowed, IPython: got %+v", a)
+		}
+		run(t, url, "import os\nfor n in ('json', 'random', 'ipykernel', 'zmq'): os.remove('/home/user/' + n + '.py')", "context_id", c)
 		call(t, "DELETE", url+"/contexts/"+c, "")
+	})
+
+	t.Run("as in Jupyter", func(t *testing.T) {
+		// Each in a context of its own, so that each meets IPython for the
+		// first time, and then again.
+		for name, tt := range map[string]struct{ code, text, stdout, html, error string }{
+			"last value":             {code: "x = 1\nx", text: "1"},
+			"no value":               {code: "x = 1"},
+			"quiet value":            {code: "1;"},
+			"None":                   {code: "None"},
+			"long list":              {code: "list(range(40))", text: "[0,\n 1,\n 2"},
+			"set":                    {code: "{3, 1, 2}", text: "{1, 2, 3}"},
+			"a type":                 {code: "int", text: "int"},
+			"a function":             {code: "def f(): pass\nf", text: "<function __main__.f()>"},
+			"rich value":             {code: "class A:\n  def _repr_html_(self): return '<b>a</b>'\nA()", html: "<b>a</b>", text: "<__main__.A at 0x"},
+			"display":                {code: "from IPython.display import display, HTML\ndisplay(HTML('<i>b</i>'))", html: "<i>b</i>"},
+			"display without import": {code: "class A:\n  def _repr_html_(self): return '<i>c</i>'\ndisplay(A())", html: "<i>c</i>"},
+			"line magic":             {code: "%cd -q /tmp\nimport os; os.getcwd()", text: "/tmp"},
+			"cell magic":             {code: "%%bash\necho from bash", stdout: "from bash\n"},
+			"automatic magic":        {code: "pwd", text: "/home/user"},
+			"command":                {code: "!echo hello", stdout: "hello"},
+			"command's output":       {code: "a = !echo hello\na", text: "['hello']"},
+			"help":                   {code: "len?", text: "Return the number of items"},
+			"await":                  {code: "import asyncio\nasync def f():\n  await asyncio.sleep(0.01); return 6\nawait f()", text: "6"},
+			"asyncio.run":            {code: "import asyncio\nasync def f():\n  return 7\nasyncio.run(f())", text: "7"},
+			"future":                 {code: "from __future__ import annotations\ndef f(a: nothing): pass\nf.__annotations__", text: "{'a': 'nothing'}"},
+			"earlier values":         {code: "_, In[1], get_ipython().__class__.__name__", text: "ZMQInteractiveShell"},
+			"pickle of a class":      {code: "import pickle\nclass A: pass\nisinstance(pickle.loads(pickle.dumps(A())), A)", text: "True"},
+			"source of a function":   {code: "import inspect\ndef f(): return 5\ninspect.getsource(f)", text: "def f(): return 5"},
+			"syntax":                 {code: "x = = 1", error: "SyntaxError"},
+			"unknown name":           {code: "nothing", error: "NameError"},
+			"exit":                   {code: "raise SystemExit(2)", error: "SystemExit"},
+			"input":                  {code: "input('name? ')", error: "StdinNotImplementedError"},
+			"no newline":             {code: "import sys\nsys.stdout.write('a'); print('b', end='')", stdout: "ab"},
+			"bytes":                  {code: "import sys\nsys.stdout.buffer.write(b'\\xff\\n'); sys.stdout.flush()", stdout: "\ufffd\n"},
+			"pool of processes":      {code: "import multiprocessing\ndef f(x): return x * x\nwith multiprocessing.Pool(2) as p: r = p.map(f, [1, 2])\nr", text: "[1, 4]"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				c := newContext(t, url, `{}`)
+				defer call(t, "DELETE", url+"/contexts/"+c, "")
+				for i := range 2 {
+					a := run(t, url, tt.code, "context_id", c)
+					var html, text string
+					for _, r := range a.results {
+						html += r.HTML
+						text += r.Text
+					}
+					if !strings.Contains(text, tt.text) || tt.text == "" && tt.html == "" && text != "" || !strings.Contains(html, tt.html) || !strings.Contains(a.stdout, tt.stdout) || a.count != i+1 && tt.code != "x = = 1" {
+						t.Errorf("run %d: got %+v", i, a)
+					}
+					if got := len(a.errors); got != len(tt.error)/max(1, len(tt.error)) || got == 1 && a.errors[0].Name != tt.error {
+						t.Errorf("run %d: got errors %+v, want %q", i, a.errors, tt.error)
+					}
+				}
+			})
+		}
+		t.Run("tasks go on between cells", func(t *testing.T) {
+			c := newContext(t, url, `{}`)
+			defer call(t, "DELETE", url+"/contexts/"+c, "")
+			run(t, url, "import asyncio\nn = 0\nasync def f():\n  global n\n  while True:\n    n += 1; await asyncio.sleep(0.01)", "context_id", c)
+			run(t, url, "t = asyncio.create_task(f())", "context_id", c)
+			time.Sleep(200 * time.Millisecond)
+			if a := run(t, url, "n > 3", "context_id", c); a.text != "True" {
+				t.Errorf("got %+v", a)
+			}
+		})
+		t.Run("output is seen before the cell ends", func(t *testing.T) {
+			resp, err := http.Post(url+"/execute", "application/json", strings.NewReader(`{"code": "import time\nprint('now', end='')\ntime.sleep(3)"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			began := time.Now()
+			for s := bufio.NewScanner(resp.Body); s.Scan() && !strings.Contains(s.Text(), "now"); {
+			}
+			if d := time.Since(began); d > 2*time.Second {
+				t.Errorf("seen after %v", d)
+			}
+		})
+	})
+
+	t.Run("a copy of a sandbox", func(t *testing.T) {
+		const restore = "import os\nfor p, v in %s:\n  open(p + '.new', 'w').write(v); os.rename(p + '.new', p)"
+		// What a snapshot would hold: one context that has run code, one that
+		// has not.
+		used, unused := newContext(t, url, `{}`), newContext(t, url, `{}`)
+		const seed = "import random, numpy, tempfile, uuid, ssl\nrandom.seed(1); numpy.random.seed(1); names = tempfile._get_candidate_names(); node = uuid.getnode()"
+		const draw = "random.random(), numpy.random.rand(), tempfile._get_candidate_names() is names, uuid.getnode() == node"
+		kernels := "import subprocess\nset(subprocess.run(['pgrep', '-f', 'kernel.start'], capture_output=True, text=True).stdout.split())"
+		run(t, url, seed, "context_id", used)
+		before := run(t, url, kernels, "context_id", used).text
+		self := run(t, url, "import os\nos.getpid()", "context_id", used).text
+
+		a := run(t, url, fmt.Sprintf(restore, "[('/run/postern/generation', 'two')]"), "context_id", used)
+		if len(a.errors) != 0 {
+			t.Fatalf("restore: got %+v", a)
+		}
+		// The generators were seeded by a program, perhaps on purpose.
+		if a := run(t, url, draw, "context_id", used); a.text != "(0.13436424411240122, 0.417022004702574, False, False)" {
+			t.Errorf("goes on as itself: got %+v", a)
+		}
+		run(t, url, seed, "context_id", used)
+		before = run(t, url, kernels, "context_id", used).text
+		run(t, url, fmt.Sprintf(restore, "[('/etc/machine-id', 'machine2'), ('/run/postern/generation', 'three')]"), "context_id", used)
+		if a := run(t, url, draw, "context_id", used); !strings.HasSuffix(a.text, "False, False)") || strings.Contains(a.text, "0.1343") || strings.Contains(a.text, "0.4170") {
+			t.Errorf("becomes another: got %+v", a)
+		}
+		if a := run(t, url, "os.getpid()", "context_id", used); a.text != self {
+			t.Errorf("context with state: got process %s, want %s", a.text, self)
+		}
+		time.Sleep(time.Second)
+		after := run(t, url, kernels, "context_id", used).text
+		if before == after {
+			t.Errorf("the context without state has the same process, and so its hash seed: %s", after)
+		}
+		pid := run(t, url, "import os\nstr(os.getpid())", "context_id", unused).text
+		if !strings.Contains(after, "'"+pid+"'") || strings.Contains(before, "'"+pid+"'") {
+			t.Errorf("context without state: got process %s, before %s, after %s", pid, before, after)
+		}
+		for _, id := range []string{used, unused} {
+			call(t, "DELETE", url+"/contexts/"+id, "")
+		}
 	})
 
 	// What cannot be reached any more is replaced, after half a minute each.
@@ -404,7 +540,9 @@ func TestInterpreter(t *testing.T) {
 		t.Run("deaf", func(t *testing.T) {
 			t.Parallel()
 			c := newContext(t, url, `{}`)
-			run(t, url, "import json\njson.loads = None", "context_id", c)
+			// Nobody else gets to run python code, and the thread does not end.
+			run(t, url, "import sys, threading, time\nsys.setswitchinterval(1e6)\ndef f():\n  time.sleep(0.3)\n  while True: pass\nthreading.Thread(target=f).start()", "context_id", c)
+			time.Sleep(500 * time.Millisecond)
 			if a := run(t, url, "1", "context_id", c); len(a.errors) != 1 || a.errors[0].Name != "KernelDied" || !strings.Contains(a.errors[0].Value, "did not answer") {
 				t.Errorf("got %+v", a)
 			}

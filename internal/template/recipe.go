@@ -2,7 +2,7 @@ package template
 
 import (
 	"crypto/sha256"
-	_ "embed"
+	"embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -21,11 +21,14 @@ var baseExclude string
 //go:embed recipe/finish.sh
 var baseFinish string
 
-//go:embed recipe/interpreter.py
-var baseInterpreter string
+//go:embed recipe/interpreter/*.py
+var baseInterpreter embed.FS
 
 //go:embed recipe/services
 var baseServices string
+
+//go:embed recipe/profile
+var baseProfile string
 
 // buildVersion is part of every key: raise it when build.go changes what comes
 // out for the same recipe.
@@ -59,11 +62,22 @@ func baseRecipe() (recipe, error) {
 		exclude:  lines(baseExclude),
 		finish:   baseFinish,
 		files: []file{
-			{"/opt/postern/interpreter.py", baseInterpreter},
 			{ServicesPath, baseServices},
+			{"/etc/profile", baseProfile},
 		},
 		// The interpreter says OK once its first kernel has executed something.
 		ready: &Ready{Port: 49999, Path: "/health"},
+	}
+	programs, err := baseInterpreter.ReadDir("recipe/interpreter")
+	if err != nil {
+		return recipe{}, fmt.Errorf("read recipe: %w", err)
+	}
+	for _, p := range programs {
+		text, err := baseInterpreter.ReadFile("recipe/interpreter/" + p.Name())
+		if err != nil {
+			return recipe{}, fmt.Errorf("read recipe: %w", err)
+		}
+		r.files = append(r.files, file{"/opt/postern/interpreter/" + p.Name(), string(text)})
 	}
 	slices.Sort(r.packages)
 	// They become arguments of a program that splits on commas and blanks.

@@ -70,7 +70,7 @@ plt.plot([1, 2]); plt.savefig(io.BytesIO(), format="png")'
 
 # A template that cannot do its job must not be cached.
 runuser -u user -- env HOME=/home/user PATH="$PATH" python3 -c '
-import numpy, pandas, matplotlib, ipykernel, jupyter_client, tornado
+import numpy, pandas, matplotlib, IPython
 assert (numpy.eye(3) @ numpy.ones(3)).sum() == 3'
 node -e 'process.exit(0)'
 git --version >/dev/null

@@ -1,0 +1,5 @@
+"""Starts the code interpreter; see server.py."""
+
+import server
+
+server.main()

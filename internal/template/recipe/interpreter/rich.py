@@ -1,0 +1,134 @@
+"""IPython for kernel.py: a shell that sends what it shows as events.
+
+It looks like ipykernel's to programs that ask (pandas, tqdm and others go by
+the name of the class), and has neither its sockets nor its threads.
+"""
+
+import json
+import sys
+import types
+
+# Only a terminal needs these, and they are 10 MB. They are hidden while IPython
+# loads; user code can import them later.
+_hidden = {"IPython.terminal.embed": types.ModuleType("IPython.terminal.embed"), "jedi": None}
+_hidden["IPython.terminal.embed"].embed = None
+_hidden = {k: v for k, v in _hidden.items() if k not in sys.modules}
+sys.modules.update(_hidden)
+try:
+    from IPython.core import page
+    from IPython.core.displayhook import DisplayHook
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.formatters import BaseFormatter
+    from IPython.core.interactiveshell import InteractiveShell, InteractiveShellABC
+finally:
+    for _n in _hidden:
+        sys.modules.pop(_n, None)
+from base64 import b64encode
+
+from traitlets import ObjectName, Unicode
+from traitlets.config import Config
+
+loads = json.loads
+send = None
+
+
+def clean(data):
+    """Returns a bundle of formats as JSON can carry it."""
+    return {k: b64encode(v).decode() if isinstance(v, bytes) else v for k, v in data.items()}
+
+
+def flush():
+    for f in (sys.stdout, sys.stderr):
+        try:
+            f.flush()
+        except Exception:  # noqa: BLE001 - the user's own, perhaps closed
+            pass
+
+
+class Hook(DisplayHook):
+    """Sends the value of a cell's last expression."""
+
+    def write_output_prompt(self):
+        pass
+
+    def write_format_data(self, format_dict, md_dict=None):
+        flush()
+        send({"t": "result", "main": True, "data": clean(format_dict)})
+
+    def finish_displayhook(self):
+        pass
+
+
+class Publisher(DisplayPublisher):
+    """Sends what display() shows."""
+
+    def publish(self, data, metadata=None, source=None, *, transient=None, update=False, **kwargs):
+        flush()
+        send({"t": "result", "main": False, "data": clean(data)})
+
+    def clear_output(self, wait=False):
+        pass
+
+
+class ZMQInteractiveShell(InteractiveShell):
+    def enable_gui(self, gui=None):
+        pass
+
+    def init_virtualenv(self):
+        pass
+
+    def init_sys_path(self):
+        pass
+
+    def init_hooks(self):
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(page.display_page), 99)
+
+    def ask_exit(self):
+        raise SystemExit
+
+    def _showtraceback(self, etype, evalue, stb):
+        flush()
+        send({"t": "error", "name": str(etype.__name__), "value": str(evalue), "traceback": "\n".join(stb)})
+        self._last_traceback = stb
+
+
+# Programs that look where it comes from look for this.
+ZMQInteractiveShell.__module__ = "ipykernel.zmqshell"
+InteractiveShellABC.register(ZMQInteractiveShell)
+
+
+class Data(BaseFormatter):
+    format_type = Unicode("e2b/data")
+    print_method = ObjectName("_repr_e2b_data_")
+    _return_type = dict
+
+
+def frame(df):
+    # A table that is meant for a program, not for a chart of a million points.
+    try:
+        if df.size > 100_000:
+            return None
+        d = loads(df.to_json(orient="split", date_format="iso"))
+        return {str(c): [row[i] for row in d["data"]] for i, c in enumerate(d["columns"])}
+    except Exception:  # noqa: BLE001 - a table that cannot be data is still shown
+        return None
+
+
+def make(main, sender, count):
+    """Makes the shell over a module's variables; the next cell is number count."""
+    global send
+    send = sender
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "NoColor"
+    config.IPKernelApp.connection_file = ""  # programs ask whether there is such a section
+    ZMQInteractiveShell.displayhook_class = Hook
+    ZMQInteractiveShell.display_pub_class = Publisher
+    shell = ZMQInteractiveShell.instance(config=config, user_module=main, user_ns=main.__dict__)
+    shell.execution_count = count
+    f = shell.display_formatter
+    data = Data(parent=f)
+    data.for_type_by_name("pandas.core.frame", "DataFrame", frame)
+    f.formatters["e2b/data"] = data
+    return shell
