@@ -269,16 +269,13 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 		from = source{dir: f.dir(n.ID), channel: n.Sandbox}
 		s.CPUs, s.MemoryMB, s.DiskMB = n.cpus, n.memoryMB, n.diskMB
 	}
-	// A sandbox that waits has no volumes, and a snapshot of another's is not
-	// what it was made from.
+	// A sandbox that waits, and the template's snapshot, have no volumes; memory
+	// goes on only with the mounts that it had.
 	var warm *warmSandbox
-	if r.Snapshot == "" {
-		if len(r.Options.Volumes) == 0 {
-			if warm = f.takeWarm(base.Key); warm != nil {
-				s.ID = warm.live.id
-			}
-		}
-		if warm == nil {
+	if r.Snapshot == "" && len(r.Options.Volumes) == 0 {
+		if warm = f.takeWarm(base.Key); warm != nil {
+			s.ID = warm.live.id
+		} else {
 			from = f.templateSource(r.Template, base)
 		}
 	}
@@ -360,8 +357,8 @@ type source struct {
 func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
 	defer cancel()
-	ctx, died := context.WithCancelCause(ctx)
-	defer died(nil)
+	ctx, done := f.untilDeath(ctx, l)
+	defer done()
 	defer func() {
 		if err != nil && ctx.Err() != nil {
 			err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
@@ -395,7 +392,7 @@ func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, 
 	if err != nil {
 		return fmt.Errorf("start runtime: %w", err)
 	}
-	f.watch(l, died)
+	f.watch(l)
 	channel := s.ID // a guest that boots was told it by its environment
 	if from.dir != "" && !from.files {
 		channel, body.Restored = from.channel, true
@@ -422,10 +419,7 @@ func (f *Fleet) keepLink(ctx context.Context, id string) error {
 
 // watch waits in the background until the machine's part of a sandbox is gone
 // and, if nobody asked for that, records it as lost.
-//
-// died is told of such an end before that, so that nobody waits for a guest
-// that is no more.
-func (f *Fleet) watch(l *liveSandbox, died context.CancelCauseFunc) {
+func (f *Fleet) watch(l *liveSandbox) {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.mu.Lock()
 	l.run = cancel
@@ -437,9 +431,13 @@ func (f *Fleet) watch(l *liveSandbox, died context.CancelCauseFunc) {
 			reason = err.Error()
 		}
 		f.mu.Lock()
-		l.dead = ctx.Err() == nil
+		if ctx.Err() == nil {
+			l.dead = true
+			if l.onDeath != nil {
+				l.onDeath(fmt.Errorf("the sandbox ended: %s", reason))
+			}
+		}
 		f.mu.Unlock()
-		died(fmt.Errorf("the sandbox ended: %s", reason))
 		f.pool.poke()
 		// Whoever takes it down ends ctx first.
 		work, l, err := f.claim(ctx, l.id)

@@ -28,16 +28,23 @@ import (
 
 // A link is a fake network: every sandbox's guest is an HTTP server of ours.
 type link struct {
-	mu       sync.Mutex // guards the two below
+	mu       sync.Mutex // guards the three below
 	attached map[string]net.Listener
 	inits    map[string]initRequest
+
+	owners map[string]auth.Principal
 
 	deaf bool // the guest never listens
 }
 
 type initRequest struct {
 	channel string
-	EnvVars map[string]string
+	kept    bool // the environment was left as it is
+
+	EnvVars       map[string]string
+	Restored      bool
+	ChannelSHA256 string
+	SandboxID     string
 }
 
 func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*os.File, error) {
@@ -48,9 +55,18 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 	if !l.deaf {
 		go func() {
 			_ = http.Serve(lis, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/envs" {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					_ = json.NewEncoder(w).Encode(l.inits[who.ID].EnvVars)
+					return
+				}
 				in := initRequest{channel: r.Header.Get(sandbox.ChannelHeader)}
 				if r.URL.Path == "/init" && json.NewDecoder(r.Body).Decode(&in) == nil {
 					l.mu.Lock()
+					if in.EnvVars == nil {
+						in.EnvVars, in.kept = l.inits[who.ID].EnvVars, true
+					}
 					l.inits[who.ID] = in
 					l.mu.Unlock()
 				}
@@ -60,7 +76,7 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.attached[who.ID] = lis
+	l.attached[who.ID], l.owners[who.ID] = lis, who
 	return os.Open(os.DevNull)
 }
 
@@ -87,6 +103,7 @@ func (l *link) Update(_ context.Context, who auth.Principal, _ policy.Egress) er
 	if l.attached[who.ID] == nil {
 		return sandbox.ErrNotFound
 	}
+	l.owners[who.ID] = who
 	return nil
 }
 
@@ -117,6 +134,7 @@ type fixture struct {
 	t       *testing.T
 	db      *store.DB
 	runtime *sandboxtest.Fake
+	process *process
 	link    *link
 	fleet   *sandbox.Fleet
 	conf    sandbox.Config
@@ -129,7 +147,7 @@ func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
 	t.Helper()
 	f := &fixture{
 		t: t, db: db, runtime: &sandboxtest.Fake{}, ended: make(chan string, 100),
-		link: &link{attached: map[string]net.Listener{}, inits: map[string]initRequest{}},
+		link: &link{attached: map[string]net.Listener{}, inits: map[string]initRequest{}, owners: map[string]auth.Principal{}},
 	}
 	f.conf = sandboxtest.Config(t)
 	f.conf.StartTimeout, f.conf.OnEnd = 2*time.Second, func(id string) { f.ended <- id }
@@ -153,9 +171,31 @@ func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
 	return f
 }
 
-// open makes a fleet, as a program that starts does.
+// A process is one program's use of the machine. One that was killed hears of
+// nothing any more.
+type process struct {
+	*sandboxtest.Fake
+	killed chan struct{}
+}
+
+func (p *process) Wait(ctx context.Context, id string) (string, error) {
+	reason, err := p.Fake.Wait(ctx, id)
+	select {
+	case <-p.killed:
+		<-ctx.Done()
+	default:
+	}
+	return reason, err
+}
+
+// open makes a fleet, as a program that starts does, in the place of one that
+// was killed.
 func (f *fixture) open() {
-	fleet, err := sandbox.New(slog.New(slog.NewTextHandler(f.t.Output(), nil)), f.db, f.runtime, f.link, f.conf)
+	if f.process != nil {
+		close(f.process.killed)
+	}
+	f.process = &process{f.runtime, make(chan struct{})}
+	fleet, err := sandbox.New(slog.New(slog.NewTextHandler(f.t.Output(), nil)), f.db, f.process, f.link, f.conf)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -333,7 +373,7 @@ func TestTimeUp(t *testing.T) {
 	if live := f.fleet.Live(); len(live) != 2 {
 		t.Errorf("live: %v", live)
 	}
-	// When the server stops, the rest ends, and Run waits for it.
+	// When the server stops, the rest is frozen, and Run waits for it.
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("Run = %v", err)

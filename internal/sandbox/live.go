@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -22,7 +23,10 @@ type liveSandbox struct {
 	since   time.Time          // when it came up
 	traffic Traffic            // how its ports may be reached
 	run     context.CancelFunc // ends the watch over the machine's part
-	dead    bool               // it has ended and has not been taken down yet; written by its watch
+
+	// Written by its watch under Fleet.mu, when it has ended by itself.
+	dead    bool
+	onDeath context.CancelCauseFunc // of whoever waits for its guest
 
 	// Guarded by Fleet.mu.
 	ending bool               // someone wants to end it
@@ -124,6 +128,27 @@ func (f *Fleet) Traffic(id string) (Traffic, bool) {
 	}
 	return s.Options.Traffic, true
 }
+
+// untilDeath returns a context that ends when the machine's part of a claimed
+// sandbox does, so that nobody waits for a guest that is no more.
+func (f *Fleet) untilDeath(ctx context.Context, l *liveSandbox) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l.onDeath = cancel
+	if l.dead {
+		cancel(errDied)
+	}
+	return ctx, func() {
+		f.mu.Lock()
+		l.onDeath = nil
+		f.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// errDied is the end of a sandbox that ended before it could be waited for.
+var errDied = errors.New("the sandbox has ended")
 
 // died reports whether the machine's part of a sandbox has ended by itself.
 func (f *Fleet) died(l *liveSandbox) bool {

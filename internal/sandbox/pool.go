@@ -78,6 +78,8 @@ func (f *Fleet) takeWarm(key string) *warmSandbox {
 func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, body initBody) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
 	defer cancel()
+	ctx, done := f.untilDeath(ctx, l)
+	defer done()
 	f.mu.Lock()
 	l.since = time.Now()
 	f.mu.Unlock()

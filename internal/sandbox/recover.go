@@ -283,7 +283,7 @@ func (f *Fleet) Recover(ctx context.Context) error {
 	on := map[string]bool{}
 	for _, s := range rows {
 		running, saved, err := f.recoverOne(ctx, s, slices.Contains(left, s.ID), links[s.ID])
-		if err != nil {
+		if err != nil && !errors.Is(err, ErrNotFound) { // its watch may have recorded its end
 			return fmt.Errorf("recover sandbox %s: %w", s.ID, err)
 		}
 		on[s.ID], keep[saved] = running, true
@@ -389,12 +389,12 @@ func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (wh
 	}
 	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
-	ctx, died := context.WithCancelCause(ctx)
-	defer died(nil)
+	ctx, done := f.untilDeath(ctx, l)
+	defer done()
 	f.mu.Lock()
 	l.up, l.since, l.mounted = true, s.Started, len(s.Options.Volumes) > 0
 	f.mu.Unlock()
-	f.watch(l, died)
+	f.watch(l)
 	if err := f.greet(ctx, s.ID); err != nil {
 		f.mu.Lock() // Recover removes the rest
 		l.run()

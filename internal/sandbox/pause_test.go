@@ -1,0 +1,558 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"postern/internal/sandbox"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// snapshots returns the names of what is in the fleet's directory.
+func (f *fixture) snapshots() (names []string) {
+	f.t.Helper()
+	es, err := os.ReadDir(f.conf.Dir)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, e := range es {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func (f *fixture) remember(id, v string) {
+	f.t.Helper()
+	if err := f.runtime.Inside(id).Remember(v); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) remembers(id, want string) {
+	f.t.Helper()
+	if got, err := f.runtime.Inside(id).Remembered(); err != nil || got != want {
+		f.t.Errorf("%s remembers %q, %v; want %q", id, got, err, want)
+	}
+}
+
+func (f *fixture) state(id string) sandbox.State {
+	f.t.Helper()
+	s, err := f.fleet.Get(f.t.Context(), f.who, id)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return s.State
+}
+
+func TestPause(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ctx := t.Context()
+		s := f.create(sandbox.Request{EnvVars: map[string]string{"A": "b"}})
+		// Twenty times, each with a change: nothing of a former pause comes back.
+		for i := range 20 {
+			v := fmt.Sprint("round ", i)
+			f.remember(s.ID, v)
+			if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.fleet.Pause(ctx, f.who, s.ID, false); !errors.Is(err, sandbox.ErrPaused) {
+				t.Errorf("a second pause: %v", err)
+			}
+			if left, _ := f.runtime.List(ctx); len(left) != 0 || len(f.link.attached) != 0 || f.state(s.ID) != sandbox.Paused {
+				t.Errorf("paused, it holds %v and is %s", left, f.state(s.ID))
+			}
+			if _, err := f.fleet.Dial(ctx, s.ID, sandbox.GuestPort); !errors.Is(err, sandbox.ErrNotFound) {
+				t.Errorf("dial while paused: %v", err)
+			}
+			if err := f.fleet.Wake(ctx, s.ID); !errors.Is(err, sandbox.ErrPaused) {
+				t.Errorf("traffic woke it: %v", err)
+			}
+			if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil || !resumed {
+				t.Fatalf("resumed %v, %v", resumed, err)
+			}
+			f.remembers(s.ID, v)
+			if in := f.link.inits[s.ID]; !in.Restored || in.SandboxID != s.ID || in.channel != f.fleet.ChannelKey(s.ID).Reveal() || !in.kept {
+				t.Errorf("the guest was told %+v", in)
+			}
+			if got := f.snapshots(); len(got) != 0 {
+				t.Errorf("left on disk: %v", got)
+			}
+		}
+		if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil || resumed {
+			t.Errorf("connecting to a running one: resumed %v, %v", resumed, err)
+		}
+		if err := f.fleet.Pause(ctx, f.stranger, s.ID, false); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("another project paused it: %v", err)
+		}
+
+		// A paused one can be killed, and its memory is gone from the disk.
+		if err := errors.Join(f.fleet.Pause(ctx, f.who, s.ID, false), f.fleet.Kill(ctx, f.who, s.ID)); err != nil {
+			t.Error(err)
+		}
+		if got := f.snapshots(); len(got) != 0 {
+			t.Errorf("left on disk: %v", got)
+		}
+		if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("resumed after it was killed: %v", err)
+		}
+	})
+}
+
+// TestPauseFilesOnly: memory goes, files stay, and the guest that boots is told
+// its environment again.
+func TestPauseFilesOnly(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	for _, reboot := range []bool{false, true} {
+		s := f.create(sandbox.Request{EnvVars: map[string]string{"A": "b"}})
+		f.remember(s.ID, "something")
+		if err := errors.Join(f.runtime.Inside(s.ID).Write("/a", "kept"), f.fleet.Pause(t.Context(), f.who, s.ID, !reboot)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, time.Minute, reboot); err != nil {
+			t.Fatal(err)
+		}
+		f.remembers(s.ID, "")
+		if got, err := f.runtime.Inside(s.ID).Read("/a"); err != nil || got != "kept" {
+			t.Errorf("the file is %q, %v", got, err)
+		}
+		if in := f.link.inits[s.ID]; in.Restored || in.EnvVars["A"] != "b" || in.EnvVars["E2B_SANDBOX_ID"] != s.ID {
+			t.Errorf("the guest was told %+v", in)
+		}
+		if got := f.snapshots(); len(got) != 0 {
+			t.Errorf("left on disk: %v", got)
+		}
+	}
+}
+
+// TestPauseFails: a full disk pauses nothing, and what cannot be resumed stays
+// paused.
+func TestPauseFails(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	ctx := t.Context()
+	s := f.create(sandbox.Request{})
+	f.remember(s.ID, "kept")
+	f.runtime.FailSave(syscall.ENOSPC)
+	if err := f.fleet.Pause(ctx, f.who, s.ID, false); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("Pause = %v", err)
+	}
+	if f.state(s.ID) != sandbox.Running || len(f.fleet.Live()) != 1 || len(f.snapshots()) != 0 {
+		t.Errorf("afterwards it is %s, live %v, on disk %v", f.state(s.ID), f.fleet.Live(), f.snapshots())
+	}
+	f.runtime.FailSave(nil)
+	if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	f.runtime.FailStart(errors.New("boom"))
+	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err == nil || !strings.Contains(err.Error(), "boom") {
+		t.Errorf("Connect = %v", err)
+	}
+	if f.state(s.ID) != sandbox.Paused || len(f.link.attached) != 0 {
+		t.Errorf("afterwards it is %s, with %d links", f.state(s.ID), len(f.link.attached))
+	}
+	f.runtime.FailStart(nil)
+	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil {
+		t.Fatal(err)
+	}
+	f.remembers(s.ID, "kept")
+}
+
+// TestAutoPause: time that is up pauses, and traffic resumes, once for all who
+// come at the same time.
+func TestAutoPause(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	s := f.create(sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond, AutoPause: true, AutoResume: true}})
+	stays := f.create(sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond, AutoPause: true}})
+	f.remember(s.ID, "kept")
+	f.waitFor("both are paused", func() bool { return f.state(s.ID) == sandbox.Paused && f.state(stays.ID) == sandbox.Paused })
+	if _, ok := f.fleet.Traffic(s.ID); !ok {
+		t.Error("who may reach a paused one is not known")
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := f.fleet.Wake(ctx, s.ID); err != nil {
+				t.Errorf("Wake = %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	f.remembers(s.ID, "kept")
+	if n := strings.Count(strings.Join(f.verbs(s.ID), " "), "sandbox.resumed"); n != 1 {
+		t.Errorf("it was resumed %d times", n)
+	}
+	if got, err := f.fleet.Get(ctx, f.who, s.ID); err != nil || time.Until(got.Ends) < 4*time.Minute {
+		t.Errorf("after traffic it ends at %v, %v", got.Ends, err)
+	}
+	if err := f.fleet.Wake(ctx, stays.ID); !errors.Is(err, sandbox.ErrPaused) {
+		t.Errorf("the other was woken: %v", err)
+	}
+	if err := f.fleet.Wake(ctx, "iaaaaaaaaaaaaaaaaaaaa"); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("one that never was: %v", err)
+	}
+	cancel()
+	<-done
+}
+
+func (f *fixture) waitFor(what string, ok func() bool) {
+	f.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			f.t.Fatalf("%s: not within 10 s", what)
+		}
+	}
+}
+
+// TestRestart: a stop of the server freezes what runs, and the next start
+// brings it back, but for what has run out of time meanwhile.
+func TestRestart(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- f.fleet.Run(ctx) }()
+		back, late, paused := f.create(sandbox.Request{}), f.create(sandbox.Request{Options: sandbox.Options{Timeout: time.Second}}), f.create(sandbox.Request{})
+		f.remember(back.ID, "kept")
+		if err := f.fleet.Pause(ctx, f.who, paused.ID, false); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		<-done
+		if left, _ := f.runtime.List(t.Context()); len(left) != 0 {
+			t.Errorf("left on the machine: %v", left)
+		}
+		time.Sleep(time.Until(late.Ends))
+
+		f.open()
+		if err := f.fleet.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		// Traffic need not wait until its turn comes.
+		if err := f.fleet.Wake(t.Context(), back.ID); err != nil {
+			t.Error(err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		defer cancel()
+		go func() { done <- f.fleet.Run(ctx) }()
+		f.waitFor("the late one is killed", func() bool { return slices.Contains(f.verbs(late.ID), "sandbox.killed") })
+		f.remembers(back.ID, "kept")
+		if f.state(back.ID) != sandbox.Running || f.state(paused.ID) != sandbox.Paused {
+			t.Errorf("back is %s, paused is %s", f.state(back.ID), f.state(paused.ID))
+		}
+		cancel()
+		<-done
+	})
+}
+
+// A keeper that is in memory, as one in another process would be.
+type keeper struct {
+	mu   sync.Mutex
+	kept map[string]bool
+}
+
+func (k *keeper) Put(_ context.Context, id string, _ *os.File) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.kept[id] = true
+	return nil
+}
+
+func (k *keeper) Drop(id string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.kept, id)
+}
+
+func (k *keeper) All(context.Context) (map[string]*os.File, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := map[string]*os.File{}
+	for id := range k.kept {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			return nil, err
+		}
+		all[id] = f
+	}
+	return all, nil
+}
+
+// TestRecoverKept: what a killed server left runs on under the next one; what
+// died meanwhile is lost, what nobody knows is removed, and each row tells the
+// truth.
+func TestRecoverKept(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		k := &keeper{kept: map[string]bool{}}
+		f := setup(t, db, func(c *sandbox.Config) { c.Keeper = k })
+		ctx := t.Context()
+		alive, dead, unkept, paused := f.create(sandbox.Request{}), f.create(sandbox.Request{}), f.create(sandbox.Request{}), f.create(sandbox.Request{})
+		f.remember(alive.ID, "kept")
+		if err := f.fleet.Pause(ctx, f.who, paused.ID, false); err != nil {
+			t.Fatal(err)
+		}
+		k.Drop(unkept.ID)
+		f.open() // another program on the same database and machine
+		f.runtime.Die(dead.ID, "killed")
+		k.Put(ctx, "istray00000000000000", nil) //nolint:errcheck // it has none
+		if err := os.Mkdir(filepath.Join(f.conf.Dir, "p-stray"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.fleet.Recover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		f.remembers(alive.ID, "kept")
+		if got := f.fleet.Live(); !slices.Equal(got, []string{alive.ID}) {
+			t.Errorf("live: %v, want %s", got, alive.ID)
+		}
+		for _, id := range []string{dead.ID, unkept.ID} {
+			if v := f.verbs(id); !slices.Contains(v, "sandbox.lost") {
+				t.Errorf("audit of %s: %v", id, v)
+			}
+		}
+		if left, _ := f.runtime.List(ctx); !slices.Equal(left, []string{alive.ID}) {
+			t.Errorf("left on the machine: %v", left)
+		}
+		if all, _ := k.All(ctx); len(all) != 1 {
+			t.Errorf("kept: %v", all)
+		}
+		if _, _, err := f.fleet.Connect(ctx, f.who, paused.ID, time.Minute, false); err != nil {
+			t.Error(err)
+		}
+		if got := f.snapshots(); len(got) != 0 {
+			t.Errorf("on disk: %v", got)
+		}
+		// It is watched and can be paused and ended like any other.
+		if err := errors.Join(f.fleet.Pause(ctx, f.who, alive.ID, false), f.fleet.Kill(ctx, f.who, alive.ID)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestFork(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, func(c *sandbox.Config) { c.MaxSandboxes = 4 })
+		ctx := t.Context()
+		s := f.create(sandbox.Request{Metadata: map[string]string{"k": "v"}})
+		f.remember(s.ID, "shared")
+		// Five are asked for and three fit: the others fail alone.
+		all, err := f.fleet.Fork(ctx, f.who, s.ID, time.Minute, 5)
+		if err != nil || len(all) != 5 {
+			t.Fatalf("%d forks, %v", len(all), err)
+		}
+		made := 0
+		for _, c := range all {
+			if c.Err != nil {
+				if !errors.Is(c.Err, sandbox.ErrFull) {
+					t.Error(c.Err)
+				}
+				continue
+			}
+			made++
+			f.remembers(c.ID, "shared")
+			in := f.link.inits[c.ID]
+			if in.channel != f.fleet.ChannelKey(s.ID).Reveal() || in.ChannelSHA256 == "" || !in.Restored || c.Metadata["k"] != "v" || f.link.owners[c.ID] != c.Principal() {
+				t.Errorf("fork %+v was told %+v", c.Info, in)
+			}
+			f.remember(c.ID, "its own")
+		}
+		f.remembers(s.ID, "shared")
+		if got := f.snapshots(); made != 3 || len(got) != 0 {
+			t.Errorf("%d were made; on disk %v", made, got)
+		}
+		for _, count := range []int{0, 101} {
+			if _, err := f.fleet.Fork(ctx, f.who, s.ID, time.Minute, count); !errors.Is(err, sandbox.ErrInvalid) {
+				t.Errorf("%d forks: %v", count, err)
+			}
+		}
+		if _, err := f.fleet.Fork(ctx, f.stranger, s.ID, time.Minute, 1); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("another project's fork: %v", err)
+		}
+	})
+}
+
+func TestSnapshots(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ctx := t.Context()
+		s := f.create(sandbox.Request{})
+		if _, err := f.fleet.Snapshot(ctx, f.who, s.ID, ""); !errors.Is(err, sandbox.ErrSnapshotsOff) {
+			t.Errorf("without the operator's leave: %v", err)
+		}
+		f.conf.Snapshots = true
+		f.open()
+		s = f.create(sandbox.Request{})
+		f.remember(s.ID, "one")
+		one, err := f.fleet.Snapshot(ctx, f.who, s.ID, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.remember(s.ID, "two")
+		two, err := f.fleet.Snapshot(ctx, f.who, s.ID, "n:default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.remembers(s.ID, "two") // it goes on
+		for name, want := range map[string]string{one.ID: "one", one.ID + ":default": "one", "n": "two", "team/n:default": "two"} {
+			n, err := f.fleet.FindSnapshot(ctx, f.who, name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := f.create(sandbox.Request{Template: n.Template, Snapshot: n.ID, EnvVars: map[string]string{"A": "new"}})
+			f.remembers(c.ID, want)
+			if in := f.link.inits[c.ID]; in.EnvVars["A"] != "new" || !in.Restored {
+				t.Errorf("the guest was told %+v", in)
+			}
+		}
+		if _, err := f.fleet.FindSnapshot(ctx, f.stranger, one.ID); !errors.Is(err, sandbox.ErrNoSnapshot) {
+			t.Errorf("another project found it: %v", err)
+		}
+		if _, err := f.fleet.Create(ctx, f.stranger, sandbox.Request{Snapshot: one.ID, Options: sandbox.Options{Timeout: time.Minute}}); !errors.Is(err, sandbox.ErrNoSnapshot) {
+			t.Errorf("another project started from it: %v", err)
+		}
+		if err := f.fleet.DeleteSnapshot(ctx, f.stranger, one.ID); !errors.Is(err, sandbox.ErrNoSnapshot) {
+			t.Errorf("another project deleted it: %v", err)
+		}
+		// The same name again replaces; a restart keeps.
+		again, err := f.fleet.Snapshot(ctx, f.who, s.ID, "n:default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.open()
+		if err := f.fleet.Recover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := f.fleet.Snapshots(ctx, f.who); err != nil || len(all) != 2 || all[0].ID != again.ID || all[0].ID == two.ID {
+			t.Errorf("snapshots: %+v, %v", all, err)
+		}
+		if err := errors.Join(f.fleet.DeleteSnapshot(ctx, f.who, one.ID), f.fleet.DeleteSnapshot(ctx, f.who, again.ID)); err != nil {
+			t.Error(err)
+		}
+		if got := f.snapshots(); len(got) != 0 {
+			t.Errorf("on disk: %v", got)
+		}
+	})
+}
+
+// TestPool: what waits belongs to nobody, is handed over whole, and never takes
+// more memory than it may.
+func TestPool(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
+		c.Cold, c.Prepare, c.Pool = false, []string{"base"}, sandbox.PoolConfig{Min: 2, Max: 4, MemoryMB: 3}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	waiting := func() int {
+		n, memory, err := f.fleet.Waiting(f.who)
+		if err != nil || memory > 3<<20 {
+			t.Errorf("%d wait with %d bytes, %v", n, memory, err)
+		}
+		return n
+	}
+	f.waitFor("two wait", func() bool { return waiting() == 2 })
+	ready, _ := f.runtime.List(ctx)
+	for _, id := range ready {
+		if who := f.link.owners[id]; who.Project != "" || who.Inbox != "" {
+			t.Errorf("%s, which waits, belongs to %+v", id, who)
+		}
+		if err := f.fleet.Kill(ctx, f.who, id); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("one that waits could be killed: %v", err)
+		}
+	}
+	s := f.create(sandbox.Request{Template: "base", EnvVars: map[string]string{"A": "b"}, Inbox: "ibx_1"})
+	if in := f.link.inits[s.ID]; !slices.Contains(ready, s.ID) || in.EnvVars["A"] != "b" || f.link.owners[s.ID] != s.Principal() {
+		t.Errorf("%s was handed over as %+v to %+v", s.ID, in, f.link.owners[s.ID])
+	}
+	// More are asked for, more wait, as far as their memory goes.
+	for range 4 {
+		f.create(sandbox.Request{Template: "base"})
+	}
+	f.waitFor("three wait", func() bool { return waiting() == 3 })
+	// One that died is not handed over.
+	f.waitFor("the others are known", func() bool { ready, _ = f.runtime.List(ctx); return len(ready) == 8 })
+	live := f.fleet.Live()
+	for _, id := range ready {
+		if !slices.Contains(live, id) {
+			f.runtime.Die(id, "killed")
+		}
+	}
+	f.waitFor("the dead are replaced", func() bool {
+		now, _ := f.runtime.List(ctx)
+		return waiting() == 3 && !slices.ContainsFunc(now, func(id string) bool { return slices.Contains(ready, id) && !slices.Contains(live, id) })
+	})
+	f.create(sandbox.Request{Template: "base"})
+	cancel()
+	<-done
+	if left, _ := f.runtime.List(t.Context()); len(left) != 0 || waiting() != 0 {
+		t.Errorf("left: %v", left)
+	}
+	for _, n := range f.snapshots() {
+		if !strings.HasPrefix(n, "t-") && !strings.HasPrefix(n, "p-") {
+			t.Errorf("on disk: %s", n)
+		}
+	}
+}
+
+// TestBrokenTemplate: a snapshot that nothing starts from is only slower.
+func TestBrokenTemplate(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Cold, c.Prepare = false, []string{"base"} })
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	f.waitFor("the snapshot is there", func() bool { return len(f.snapshots()) == 1 })
+	f.waitFor("it is used", func() bool {
+		s := f.create(sandbox.Request{Template: "base"})
+		return f.link.inits[s.ID].Restored
+	})
+	if err := os.RemoveAll(filepath.Join(f.conf.Dir, f.snapshots()[0])); err != nil {
+		t.Fatal(err)
+	}
+	s := f.create(sandbox.Request{Template: "base"})
+	if f.link.inits[s.ID].Restored {
+		t.Error("it was restored from nothing")
+	}
+	cancel()
+	<-done
+}
+
+// TestKillBreaksOff: an end does not wait for what is under way.
+func TestKillBreaksOff(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	s := f.create(sandbox.Request{})
+	if err := f.fleet.Pause(t.Context(), f.who, s.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	f.link.deaf = true // a resume waits for the guest, up to two seconds
+	resumed := make(chan error)
+	go func() {
+		_, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, time.Minute, false)
+		resumed <- err
+	}()
+	f.waitFor("it is resuming", func() bool { return f.state(s.ID) == sandbox.Resuming })
+	begin := time.Now()
+	if err := f.fleet.Kill(t.Context(), f.who, s.ID); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("the kill took %v", took)
+	}
+	if err := <-resumed; err == nil {
+		t.Error("it was resumed and killed")
+	}
+	if v := f.verbs(s.ID); v[len(v)-1] != "sandbox.killed" {
+		t.Errorf("audit: %v", v)
+	}
+}
