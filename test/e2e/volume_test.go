@@ -1,0 +1,152 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// volumeOf makes a volume and returns its id and token.
+func (s *server) volumeOf(name string) (id, token string) {
+	s.t.Helper()
+	status, _, b := s.project("POST", "/volumes", fmt.Sprintf(`{"name": %q}`, name))
+	var v struct{ VolumeID, Token string }
+	if err := json.Unmarshal(b, &v); err != nil || status != http.StatusCreated {
+		s.t.Fatalf("create volume: %d %s", status, b)
+	}
+	return v.VolumeID, v.Token
+}
+
+// volumeFile reads a file of a volume by its token.
+func (s *server) volumeFile(id, token, path string) (status int, text string) {
+	s.t.Helper()
+	req, err := http.NewRequest("GET", "http://"+s.web+"/volumecontent/"+id+"/file?path="+url.QueryEscape(path), nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := client.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// diskOf returns what the kernel holds of the volumes of a data directory:
+// mounts, and loop devices.
+func diskOf(t *testing.T, data string) (mounts, loops int) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, " "+data+"/volumes/") {
+			mounts++
+		}
+	}
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(b), data+"/volumes/") {
+			loops++
+		}
+	}
+	return mounts, loops
+}
+
+// TestVolumesSurvive: a volume, and a sandbox that has it, over a killed server
+// and a stopped one; and nothing of them is left in the kernel in the end.
+func TestVolumesSurvive(t *testing.T) {
+	data := t.TempDir()
+	s := start(t, data)
+	key := s.key
+	id, token := s.volumeOf("data")
+	mount := map[string]any{"volumeMounts": []map[string]string{{"name": "data", "path": "/mnt/data"}}}
+	b := s.sandbox(mount)
+	bystander := s.sandbox(nil) // started while the volume was mounted
+	b.run("echo before >/mnt/data/f; (while sleep 0.1; do echo beat >>/mnt/data/beats; done) >/dev/null 2>&1 &")
+
+	again := func(how string, sig syscall.Signal) {
+		t.Helper()
+		_ = s.kill(sig)
+		if m, _ := diskOf(t, data); sig == syscall.SIGTERM && m != 0 {
+			t.Errorf("%s: %d mounts are left", how, m)
+		}
+		s = start(t, data)
+		s.key = key
+		b.s, bystander.s = s, s
+		if r := b.run("cat /mnt/data/f; n=$(wc -l </mnt/data/beats); sleep 1; [ $(wc -l </mnt/data/beats) -gt $n ] && echo beats; echo " + how + " >>/mnt/data/f"); !strings.HasSuffix(r.stdout, "beats\n") {
+			t.Errorf("%s: the sandbox: %+v", how, r)
+		}
+		if status, text := s.volumeFile(id, token, "/f"); status != 200 || !strings.HasSuffix(text, how+"\n") {
+			t.Errorf("%s: the file by the API: %d %q", how, status, text)
+		}
+		if status, _, body := s.project("DELETE", "/volumes/"+id, ""); status != http.StatusConflict {
+			t.Errorf("%s: delete while it is mounted: %d %s", how, status, body)
+		}
+		if _, l := diskOf(t, data); l != 1 {
+			t.Errorf("%s: %d loop devices, want 1", how, l)
+		}
+	}
+	again("killed", syscall.SIGKILL)
+	again("stopped", syscall.SIGTERM)
+	again("killed-again", syscall.SIGKILL)
+
+	if status, _, body := s.project("DELETE", "/sandboxes/"+b.id, ""); status != http.StatusNoContent {
+		t.Fatalf("kill: %d %s", status, body)
+	}
+	if _, text := s.volumeFile(id, token, "/f"); text != "before\nkilled\nstopped\nkilled-again\n" {
+		t.Errorf("after the sandbox: %q", text)
+	}
+	if r := s.sandbox(mount).run("head -1 /mnt/data/f"); r.stdout != "before\n" {
+		t.Errorf("another sandbox: %+v", r)
+	}
+	for _, line := range strings.Split(s.mustCLI("sandbox", "list"), "\n")[1:] {
+		if f := strings.Fields(line); len(f) > 0 && f[0] != bystander.id {
+			s.mustCLI("sandbox", "kill", f[0])
+		}
+	}
+	if status, _, body := s.project("DELETE", "/volumes/"+id, ""); status != http.StatusNoContent {
+		t.Fatalf("delete: %d %s", status, body)
+	}
+	if status, text := s.volumeFile(id, token, "/f"); status != http.StatusNotFound {
+		t.Errorf("the token of a deleted volume: %d %q", status, text)
+	}
+	for range 50 { // a loop device goes a moment after its last mount
+		if m, l := diskOf(t, data); m == 0 && l == 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if m, l := diskOf(t, data); m != 0 || l != 0 {
+		t.Errorf("of a deleted volume %d mounts and %d loop devices are left", m, l)
+	}
+	if es, err := os.ReadDir(filepath.Join(data, "volumes")); err != nil || len(es) > 0 {
+		t.Errorf("files that are left: %v, %v", es, err)
+	}
+	if r := bystander.run("echo alive"); r.stdout != "alive\n" {
+		t.Errorf("the bystander: %+v", r)
+	}
+	log := s.mustCLI("audit", "list", "--object", id)
+	for _, verb := range []string{"volume.create", "volume.mount", "volume.delete"} {
+		if !strings.Contains(log, verb) {
+			t.Errorf("%s is not on the record:\n%s", verb, log)
+		}
+	}
+}
