@@ -32,7 +32,7 @@ type Config struct {
 	Domain string   // under which <port>-<id>.<domain> reaches this server; empty means none
 	Hosts  []string // further names under which people open the console
 
-	PublicPorts    bool // sandboxes whose creators ask for it may be reached without a token
+	PublicPorts    bool // ports of sandboxes are reached without a token, unless their creators ask for one
 	MaxConnections int  // requests under way to one sandbox
 
 	APIRate     float64 // control calls a second of each project; 0 means no limit
@@ -89,7 +89,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.Domain, "domain", "", "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
 	fs.Var(&list{values: &c.Hosts}, "host", "further `name` under which people open the console; may be repeated")
-	fs.BoolVar(&c.PublicPorts, "public-ports", false, "let creators open the ports of their sandboxes to all (allowPublicTraffic); otherwise each request needs the sandbox's traffic token")
+	fs.BoolVar(&c.PublicPorts, "public-ports", false, "the ports of sandboxes are open to all, as E2B's are, unless their creators ask for allowPublicTraffic: false; otherwise each request needs the sandbox's traffic token")
 	fs.IntVar(&c.MaxConnections, "max-connections", 500, "requests under way to one sandbox; each takes about a third of a mebibyte")
 	fs.Float64Var(&c.APIRate, "api-rate", 20_000.0/30, "control calls a `second` of each project, and 30 times as many at once; more get 429; 0 means no limit")
 	fs.Float64Var(&c.CreateRate, "create-rate", 100, "sandboxes a `second` that each project makes, and 10 times as many at once; 0 means no limit")

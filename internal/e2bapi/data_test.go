@@ -32,7 +32,7 @@ const otherID = "izzzzzzzzzzzzzzzzzzzz"
 // and otherID are there.
 type fakeBoxes struct {
 	ports   map[uint16]string // addresses
-	traffic traffic
+	traffic sandbox.Traffic
 	wake    error
 	woken   atomic.Int64
 
@@ -42,7 +42,7 @@ type fakeBoxes struct {
 
 func (f *fakeBoxes) Live() []string { return []string{otherID, testID} }
 
-func (f *fakeBoxes) Traffic(id string) (traffic, bool) {
+func (f *fakeBoxes) Traffic(id string) (sandbox.Traffic, bool) {
 	return f.traffic, id == testID || id == otherID
 }
 
@@ -207,12 +207,12 @@ func TestAdmission(t *testing.T) {
 	echo := inside(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "inside") })
 	all := map[uint16]string{sandbox.GuestPort: echo, 3000: echo, InterpreterPort: echo}
 	access := func(id string) http.Header { return http.Header{"X-Access-Token": {"access-" + id}} }
-	pub := traffic{Public: true}
+	pub := sandbox.Traffic{Public: true}
 	guest, web, kernel := host(sandbox.GuestPort), host(3000), host(InterpreterPort)
 	tests := []struct {
 		name         string
 		public       bool // the operator's
-		traffic      traffic
+		traffic      sandbox.Traffic
 		wake         error
 		method, host string
 		path         string
@@ -221,44 +221,44 @@ func TestAdmission(t *testing.T) {
 		msg          string
 		woken        int64
 	}{
-		{"guest with its token", false, traffic{}, nil, "GET", guest, "/x", access(testID), 200, "inside", 1},
-		{"guest with another sandbox's", false, traffic{}, nil, "GET", guest, "/x", access(otherID), 401, "missing or wrong X-Access-Token", 0},
-		{"guest with the traffic token", false, traffic{}, nil, "GET", guest, "/x", traffics, 401, "missing or wrong X-Access-Token", 0},
-		{"guest's health", false, traffic{}, nil, "GET", guest, "/health", nil, 200, "inside", 0},
-		{"guest's health, with a token", false, traffic{}, nil, "GET", guest, "/health", access(testID), 200, "inside", 1},
-		{"guest's health, paused", false, traffic{}, sandbox.ErrPaused, "GET", guest, "/health", nil, 502, "The sandbox was not found", 0},
-		{"guest's init", false, traffic{}, nil, "POST", guest, "/init", access(testID), 404, "there is nothing at this path", 0},
-		{"likewise, escaped", false, traffic{}, nil, "POST", guest, "/%69nit", access(testID), 404, "there is nothing at this path", 0},
-		{"likewise, with an escaped slash", false, traffic{}, nil, "POST", guest, "/init%2f", access(testID), 404, "there is nothing at this path", 0},
-		{"likewise, in a detour", false, traffic{}, nil, "POST", guest, "/files/..%2finit", access(testID), 404, "there is nothing at this path", 0},
-		{"likewise, with two slashes", false, traffic{}, nil, "POST", guest, "//init", access(testID), 404, "there is nothing at this path", 0},
-		{"a port with its token", false, traffic{}, nil, "GET", web, "/", traffics, 200, "inside", 1},
-		{"a port without", false, traffic{}, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
-		{"a port with the guest's token", false, traffic{}, nil, "GET", web, "/", access(testID), 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"guest with its token", false, sandbox.Traffic{}, nil, "GET", guest, "/x", access(testID), 200, "inside", 1},
+		{"guest with another sandbox's", false, sandbox.Traffic{}, nil, "GET", guest, "/x", access(otherID), 401, "missing or wrong X-Access-Token", 0},
+		{"guest with the traffic token", false, sandbox.Traffic{}, nil, "GET", guest, "/x", traffics, 401, "missing or wrong X-Access-Token", 0},
+		{"guest's health", false, sandbox.Traffic{}, nil, "GET", guest, "/health", nil, 200, "inside", 0},
+		{"guest's health, with a token", false, sandbox.Traffic{}, nil, "GET", guest, "/health", access(testID), 200, "inside", 1},
+		{"guest's health, paused", false, sandbox.Traffic{}, sandbox.ErrPaused, "GET", guest, "/health", nil, 502, "The sandbox was not found", 0},
+		{"guest's init", false, sandbox.Traffic{}, nil, "POST", guest, "/init", access(testID), 404, "there is nothing at this path", 0},
+		{"likewise, escaped", false, sandbox.Traffic{}, nil, "POST", guest, "/%69nit", access(testID), 404, "there is nothing at this path", 0},
+		{"likewise, with an escaped slash", false, sandbox.Traffic{}, nil, "POST", guest, "/init%2f", access(testID), 404, "there is nothing at this path", 0},
+		{"likewise, in a detour", false, sandbox.Traffic{}, nil, "POST", guest, "/files/..%2finit", access(testID), 404, "there is nothing at this path", 0},
+		{"likewise, with two slashes", false, sandbox.Traffic{}, nil, "POST", guest, "//init", access(testID), 404, "there is nothing at this path", 0},
+		{"a port with its token", false, sandbox.Traffic{}, nil, "GET", web, "/", traffics, 200, "inside", 1},
+		{"a port without", false, sandbox.Traffic{}, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"a port with the guest's token", false, sandbox.Traffic{}, nil, "GET", web, "/", access(testID), 403, "missing or wrong e2b-traffic-access-token", 0},
 		{"public, if both want it", true, pub, nil, "GET", web, "/", nil, 200, "inside", 1},
 		{"public, for the creator alone", false, pub, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
-		{"public, for the operator alone", true, traffic{}, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"public, for the operator alone", true, sandbox.Traffic{}, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
 		{"public, but the guest is not", true, pub, nil, "GET", guest, "/x", nil, 401, "missing or wrong X-Access-Token", 0},
 		{"public, but the interpreter is not", true, pub, nil, "GET", kernel, "/execute", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
-		{"interpreter with the access token", false, traffic{}, nil, "GET", kernel, "/", access(testID), 200, "inside", 1},
-		{"closed port", false, traffic{}, nil, "GET", host(4000), "/", traffics, 502, "The sandbox is running but port is not open", 1},
-		{"unknown sandbox", false, traffic{}, nil, "GET", "3000-iaaaaaaaaaaaaaaaaaaaa.boxes.example", "/", nil, 502, "The sandbox was not found", 0},
-		{"ended meanwhile", false, traffic{}, sandbox.ErrNotFound, "GET", web, "/", traffics, 502, "The sandbox was not found", 1},
-		{"paused", false, traffic{}, sandbox.ErrPaused, "GET", web, "/", traffics, 502, "The sandbox is paused and does not resume on traffic", 1},
-		{"paused, without a token", false, traffic{}, sandbox.ErrPaused, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
-		{"changing its state", false, traffic{}, sandbox.ErrBusy, "GET", web, "/", traffics, 409, "The sandbox is changing its state; try again soon", 1},
-		{"broken on the host", false, traffic{}, errors.New("open /var/lib/postern: permission denied"), "GET", web, "/", traffics, 502, "The sandbox did not answer as HTTP wants", 1},
-		{"headers at an address", false, traffic{}, nil, "GET", "127.0.0.1:3000", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 200, "inside", 1},
-		{"headers at a name that is not ours", false, traffic{}, nil, "GET", "evil.example", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 421, "this server was not told that it has the name in Host: start it with --host or --domain", 0},
-		{"headers at another sandbox's name", false, traffic{}, nil, "GET", "3000-" + otherID + ".boxes.example", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 403, "missing or wrong e2b-traffic-access-token", 0},
-		{"headers with a bad id", false, traffic{}, nil, "GET", "127.0.0.1", "/", http.Header{idHeader: {"../../etc"}, portHeader: {"3000"}}, 400, idHeader + ": want the id of a sandbox", 0},
-		{"headers with a bad port", false, traffic{}, nil, "GET", "127.0.0.1", "/", http.Header{idHeader: {testID}, portHeader: {"70000"}}, 400, portHeader + ": want a TCP port from 1 to 65535", 0},
-		{"signed URL without an id", false, traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "", "access-"+testID, 0), nil, 200, "inside", 1},
-		{"signed URL, expired", false, traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "", "access-"+testID, 1), nil, 401, "signature is already expired", 0},
-		{"signed URL, expires later", false, traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "root", "access-"+testID, time.Now().Unix()+60), nil, 200, "inside", 1},
-		{"signed URL by nobody", false, traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "", "access-iaaa", 0), nil, 502, "The sandbox was not found", 0},
-		{"signed URL of one at another's name", false, traffic{}, nil, "GET", guest, sign("/x", "read", "", "access-"+otherID, 0), nil, 401, "invalid signature", 0},
-		{"signed URL at a name that is not ours", false, traffic{}, nil, "GET", "evil.example", sign("/x", "read", "", "access-"+testID, 0), nil, 418, "the control API", 0},
+		{"interpreter with the access token", false, sandbox.Traffic{}, nil, "GET", kernel, "/", access(testID), 200, "inside", 1},
+		{"closed port", false, sandbox.Traffic{}, nil, "GET", host(4000), "/", traffics, 502, "The sandbox is running but port is not open", 1},
+		{"unknown sandbox", false, sandbox.Traffic{}, nil, "GET", "3000-iaaaaaaaaaaaaaaaaaaaa.boxes.example", "/", nil, 502, "The sandbox was not found", 0},
+		{"ended meanwhile", false, sandbox.Traffic{}, sandbox.ErrNotFound, "GET", web, "/", traffics, 502, "The sandbox was not found", 1},
+		{"paused", false, sandbox.Traffic{}, sandbox.ErrPaused, "GET", web, "/", traffics, 502, "The sandbox is paused and does not resume on traffic", 1},
+		{"paused, without a token", false, sandbox.Traffic{}, sandbox.ErrPaused, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"changing its state", false, sandbox.Traffic{}, sandbox.ErrBusy, "GET", web, "/", traffics, 409, "The sandbox is changing its state; try again soon", 1},
+		{"broken on the host", false, sandbox.Traffic{}, errors.New("open /var/lib/postern: permission denied"), "GET", web, "/", traffics, 502, "The sandbox did not answer as HTTP wants", 1},
+		{"headers at an address", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1:3000", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 200, "inside", 1},
+		{"headers at a name that is not ours", false, sandbox.Traffic{}, nil, "GET", "evil.example", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 421, "this server was not told that it has the name in Host: start it with --host or --domain", 0},
+		{"headers at another sandbox's name", false, sandbox.Traffic{}, nil, "GET", "3000-" + otherID + ".boxes.example", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"headers with a bad id", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", "/", http.Header{idHeader: {"../../etc"}, portHeader: {"3000"}}, 400, idHeader + ": want the id of a sandbox", 0},
+		{"headers with a bad port", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", "/", http.Header{idHeader: {testID}, portHeader: {"70000"}}, 400, portHeader + ": want a TCP port from 1 to 65535", 0},
+		{"signed URL without an id", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "", "access-"+testID, 0), nil, 200, "inside", 1},
+		{"signed URL, expired", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "", "access-"+testID, 1), nil, 401, "signature is already expired", 0},
+		{"signed URL, expires later", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "root", "access-"+testID, time.Now().Unix()+60), nil, 200, "inside", 1},
+		{"signed URL by nobody", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "", "access-iaaa", 0), nil, 502, "The sandbox was not found", 0},
+		{"signed URL of one at another's name", false, sandbox.Traffic{}, nil, "GET", guest, sign("/x", "read", "", "access-"+otherID, 0), nil, 401, "invalid signature", 0},
+		{"signed URL at a name that is not ours", false, sandbox.Traffic{}, nil, "GET", "evil.example", sign("/x", "read", "", "access-"+testID, 0), nil, 418, "the control API", 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -296,7 +296,7 @@ func TestWhatIsInsideSees(t *testing.T) {
 	tlsServer := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen <- r }))
 	defer tlsServer.Close()
 	d := serveData(t, Config{Domain: "boxes.example"}, map[uint16]string{3000: addr, 8443: tlsServer.Listener.Addr().String(), sandbox.GuestPort: addr})
-	d.boxes.traffic = traffic{MaskHost: "localhost:${PORT}", HTTPSPorts: []uint16{8443}}
+	d.boxes.traffic = sandbox.Traffic{MaskHost: "localhost:${PORT}", HTTPSPorts: []uint16{8443}}
 	h := http.Header{
 		"X-Access-Token": {"access-" + testID}, "E2b-Traffic-Access-Token": {"traffic-" + testID}, "X-Api-Key": {"e2b_x"}, InboxKeyHeader: {"pib_x"},
 		sandbox.ChannelHeader: {"forged"}, idHeader: {otherID}, portHeader: {"1"}, "Cookie": {"a=1; postern_session=x"},

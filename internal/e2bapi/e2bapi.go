@@ -87,7 +87,7 @@ type Server struct {
 // New returns a server of the sandboxes in fleet.
 func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, templates *template.Cache, mail *mailbox.PostOffice, c Config) *Server {
 	s := &Server{log: log, db: db, fleet: fleet, templates: templates, mail: mail, conf: c}
-	s.openData(fleetBoxes{fleet}, fleet.Transport())
+	s.openData(fleet, fleet.Transport())
 	return s
 }
 

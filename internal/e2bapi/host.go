@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"postern/internal/sandbox"
 )
 
 // A target is what a request for the data plane is for.
@@ -16,6 +18,8 @@ type target struct {
 	// named says that the sandbox was named by the request's host, so that what
 	// it answers has an origin of its own.
 	named bool
+	// traffic is how it may be reached, once that is known.
+	traffic sandbox.Traffic
 }
 
 // sandboxHost is "<port>-<id>" with E2B's old "-<client>" suffix, which is cut.

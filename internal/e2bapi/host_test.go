@@ -3,6 +3,8 @@ package e2bapi
 import (
 	"net/http/httptest"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const testID = "iabcdefghij0123456789"
@@ -14,23 +16,23 @@ func TestRoute(t *testing.T) {
 		data                 bool
 	}{
 		{"the API", "127.0.0.1:3000", "", "", target{}, false},
-		{"host", "49983-" + testID + ".sandbox.example", "", "", target{testID, 49983, true}, true},
-		{"host with port and capitals", "3000-I" + "ABCDEFGHIJ0123456789.Example.COM:8443", "", "", target{testID, 3000, true}, true},
-		{"old suffix", "3000-" + testID + "-6532622b.example", "", "", target{testID, 3000, true}, true},
-		{"headers", "127.0.0.1:3000", testID, "49999", target{testID, 49999, false}, true},
-		{"headers, old suffix", "localhost", testID + "-abc", "49999", target{testID, 49999, false}, true},
-		{"headers at sandbox.<domain>", "sandbox.example.com", testID, "1", target{testID, 1, false}, true},
-		{"headers, IPv6", "[::1]:3000", testID, "1", target{testID, 1, false}, true},
-		{"the host wins over the headers", "80-" + testID + ".example", "izzzzzzzzzzzzzzzzzzzz", "22", target{testID, 80, true}, true},
+		{"host", "49983-" + testID + ".sandbox.example", "", "", target{sandbox: testID, port: 49983, named: true}, true},
+		{"host with port and capitals", "3000-I" + "ABCDEFGHIJ0123456789.Example.COM:8443", "", "", target{sandbox: testID, port: 3000, named: true}, true},
+		{"old suffix", "3000-" + testID + "-6532622b.example", "", "", target{sandbox: testID, port: 3000, named: true}, true},
+		{"headers", "127.0.0.1:3000", testID, "49999", target{sandbox: testID, port: 49999, named: false}, true},
+		{"headers, old suffix", "localhost", testID + "-abc", "49999", target{sandbox: testID, port: 49999, named: false}, true},
+		{"headers at sandbox.<domain>", "sandbox.example.com", testID, "1", target{sandbox: testID, port: 1, named: false}, true},
+		{"headers, IPv6", "[::1]:3000", testID, "1", target{sandbox: testID, port: 1, named: false}, true},
+		{"the host wins over the headers", "80-" + testID + ".example", "izzzzzzzzzzzzzzzzzzzz", "22", target{sandbox: testID, port: 80, named: true}, true},
 		// A page under a sandbox's name, or one that rebinds DNS, has no headers.
 		{"headers at another name", "evil.example", testID, "49983", target{}, false},
 		{"port out of range", "99999-" + testID + ".example", "", "", target{}, false},
 		{"port zero", "0-" + testID + ".example", "", "", target{}, false},
-		{"the root's dot", "80-" + testID + ".example.:8080", "", "", target{testID, 80, true}, true},
+		{"the root's dot", "80-" + testID + ".example.:8080", "", "", target{sandbox: testID, port: 80, named: true}, true},
 		{"no domain", "80-" + testID, "", "", target{}, false},
 		{"id too short", "80-iabc.example", "", "", target{}, false},
-		{"headers with a bad port", "localhost", testID, "-1", target{testID, 0, false}, true},
-		{"headers with a bad id", "localhost", "../../x", "80", target{"", 80, false}, true},
+		{"headers with a bad port", "localhost", testID, "-1", target{sandbox: testID, port: 0, named: false}, true},
+		{"headers with a bad id", "localhost", "../../x", "80", target{sandbox: "", port: 80, named: false}, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -41,7 +43,7 @@ func TestRoute(t *testing.T) {
 				r.Header.Set(portHeader, tt.port)
 			}
 			s := &Server{}
-			if got, data := s.route(r); got != tt.want || data != tt.data {
+			if got, data := s.route(r); !cmp.Equal(got, tt.want, cmp.AllowUnexported(target{})) || data != tt.data {
 				t.Errorf("got %+v %v, want %+v %v", got, data, tt.want, tt.data)
 			}
 		})
@@ -92,7 +94,7 @@ func FuzzParseHost(f *testing.F) {
 		if ok && (shortID(got.sandbox) != got.sandbox || got.port == 0) {
 			t.Errorf("parseHost(%q) = %+v", host, got)
 		}
-		if !ok && got != (target{}) {
+		if !ok && !cmp.Equal(got, target{}, cmp.AllowUnexported(target{})) {
 			t.Errorf("parseHost(%q) = %+v although it is not ok", host, got)
 		}
 		(&Server{}).ownHost(host)

@@ -39,6 +39,10 @@ var DefaultLimits = Limits{
 	Unknown: Rate{PerSecond: 5, Burst: 100},
 }
 
+// missingRate is how often an address may ask for sandboxes that are not there.
+// Clients do so to learn that one has ended.
+var missingRate = Rate{PerSecond: 200, Burst: 2000}
+
 // maxBuckets bounds how many callers are remembered for each limit. Of more,
 // who was not seen for longest is forgotten and begins with a full bucket.
 const maxBuckets = 10_000
@@ -120,11 +124,16 @@ func (l *limiter) dropLocked(e *list.Element) {
 // limits are all limiters of a server.
 type limits struct {
 	api, create, unknown *limiter
-	known                *known
+	missing              *limiter // by address: sandboxes that are not there
+	known                *known   // keys
+	ids                  *known   // of sandboxes
 }
 
 func newLimits(l Limits) *limits {
-	return &limits{newLimiter(l.API), newLimiter(l.Create), newLimiter(l.Unknown), &known{until: map[[32]byte]time.Time{}}}
+	return &limits{
+		newLimiter(l.API), newLimiter(l.Create), newLimiter(l.Unknown), newLimiter(missingRate),
+		&known{until: map[[32]byte]time.Time{}}, &known{until: map[[32]byte]time.Time{}},
+	}
 }
 
 // A limitError means that a caller must wait.
@@ -210,11 +219,11 @@ func addressOf(r *http.Request) string {
 // knownFor is how long a key counts as good after it was.
 const knownFor = 10 * time.Minute
 
-// maxKnown bounds how many good keys are remembered.
+// maxKnown bounds how many keys or ids are remembered.
 const maxKnown = 1000
 
-// known remembers, as hashes, keys that were good lately. It never lets anyone
-// in: each key is checked against the database every time.
+// known remembers, as hashes, keys or ids that were good lately. It never lets
+// anyone in: each is checked every time.
 type known struct {
 	mu    sync.Mutex // guards until
 	until map[[32]byte]time.Time

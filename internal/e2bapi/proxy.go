@@ -61,7 +61,7 @@ func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	leave, ref := s.admit(r, t)
+	leave, ref := s.admit(r, &t)
 	if ref == nil {
 		defer leave()
 		s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
@@ -100,7 +100,7 @@ var (
 
 // admit decides whether r may go to t, and wakes the sandbox. Who is admitted
 // calls leave at the end.
-func (s *Server) admit(r *http.Request, t target) (leave func(), ref *refusal) {
+func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) {
 	switch {
 	case t.sandbox == "":
 		return nil, &refusal{http.StatusBadRequest, idHeader + ": want the id of a sandbox"}
@@ -114,15 +114,14 @@ func (s *Server) admit(r *http.Request, t target) (leave func(), ref *refusal) {
 	case t.port == sandbox.GuestPort && controlPath(r.URL.Path):
 		return nil, &refusal{http.StatusNotFound, "there is nothing at this path"}
 	}
-	traffic, ok := s.boxes.Traffic(t.sandbox)
-	if !ok {
-		return nil, errNoSandbox
+	if t.traffic, ref = s.find(r, *t); ref != nil {
+		return nil, ref
 	}
-	open, ref := s.mayEnter(r, t, traffic)
+	open, ref := s.mayEnter(r, *t)
 	if ref != nil {
 		return nil, ref
 	}
-	leave, ok = s.visits.enter(t.sandbox, open)
+	leave, ok := s.visits.enter(t.sandbox, open)
 	if !ok {
 		return nil, &refusal{http.StatusTooManyRequests, "too many connections to this sandbox"}
 	}
@@ -132,14 +131,31 @@ func (s *Server) admit(r *http.Request, t target) (leave func(), ref *refusal) {
 	}
 	if err := s.boxes.Wake(r.Context(), t.sandbox); err != nil {
 		leave()
-		return nil, s.refusalFor(r.Context(), t, err)
+		return nil, s.refusalFor(r.Context(), *t, err)
 	}
 	return leave, nil
 }
 
+// find returns how t may be reached. What is not running is looked for in the
+// database, and anyone may ask for ids that they make up; so that is bounded
+// for each address, but for ids that were there a moment ago.
+func (s *Server) find(r *http.Request, t target) (sandbox.Traffic, *refusal) {
+	now := time.Now()
+	if s.limits.missing.take(addressOf(r), 0, now) > 0 && !s.limits.ids.has(t.sandbox, now) {
+		return sandbox.Traffic{}, &refusal{http.StatusTooManyRequests, "too many requests for sandboxes that are not there from this address"}
+	}
+	traffic, ok := s.boxes.Traffic(t.sandbox)
+	if !ok {
+		s.limits.missing.take(addressOf(r), 1, now)
+		return traffic, errNoSandbox
+	}
+	s.limits.ids.add(t.sandbox, now)
+	return traffic, nil
+}
+
 // mayEnter decides whether r may reach t. It is open if nothing had to be
 // shown for that.
-func (s *Server) mayEnter(r *http.Request, t target, traffic traffic) (open bool, ref *refusal) {
+func (s *Server) mayEnter(r *http.Request, t target) (open bool, ref *refusal) {
 	access := s.boxes.AccessToken(t.sandbox)
 	shown := same(r.Header.Get("X-Access-Token"), access.Reveal())
 	switch t.port {
@@ -161,14 +177,14 @@ func (s *Server) mayEnter(r *http.Request, t target, traffic traffic) (open bool
 			return false, nil
 		}
 		// It runs code, and needs a token also where other ports are public.
-		traffic.Public = false
+		t.traffic.Public = false
 	}
 	if same(r.Header.Get("E2b-Traffic-Access-Token"), s.boxes.TrafficToken(t.sandbox).Reveal()) {
 		return false, nil
 	}
 	// The defaults are closed, unlike E2B's: both the operator and the creator
 	// must have opened it.
-	if traffic.Public && s.conf.PublicPorts {
+	if t.traffic.Public && s.conf.PublicPorts {
 		return true, nil
 	}
 	return false, &refusal{http.StatusForbidden, "missing or wrong e2b-traffic-access-token"}
@@ -219,7 +235,7 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 		BufferPool:    new(copyBuffers),
 		Rewrite: func(p *httputil.ProxyRequest) {
 			t := targetOf(p.In.Context())
-			traffic, _ := s.boxes.Traffic(t.sandbox)
+			traffic := t.traffic
 			p.Out.URL.Scheme = "http"
 			if slices.Contains(traffic.HTTPSPorts, t.port) {
 				p.Out.URL.Scheme = "https"

@@ -148,7 +148,7 @@ func TestRoutes(t *testing.T) {
 	known := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{Kind: auth.Project}, nil })
 	unknown := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{}, auth.ErrUnauthenticated })
 	for _, target := range []string{
-		"GET /sandboxes/" + testID + "/metrics", "GET /sandboxes/metrics", "POST /v3/templates", "GET /templates", "POST /volumes", "GET /teams",
+		"POST /v3/templates", "GET /templates", "POST /volumes", "GET /secrets",
 	} {
 		method, path, _ := strings.Cut(target, " ")
 		for h, want := range map[http.Handler]int{known: 501, unknown: 401} {
