@@ -24,6 +24,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"syscall"
@@ -67,7 +68,11 @@ func run(log *slog.Logger, args []string) error {
 const generationFile = "/run/postern/generation"
 
 func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
+	// It waits, and starts something now and then: a small heap, and no threads
+	// that collect it side by side, each of which costs the host a process.
 	debug.SetMemoryLimit(16 << 20)
+	debug.SetGCPercent(20)
+	runtime.GOMAXPROCS(1)
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
@@ -88,6 +93,7 @@ func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error {
 	// Collect garbage rather than grow: the memory is the sandbox's.
 	debug.SetMemoryLimit(48 << 20)
+	debug.SetGCPercent(50)
 	var state *os.File
 	if fd, err := number(guest.StateVariable); err != nil {
 		return err

@@ -177,7 +177,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.spawner.prepare()
 	defer s.spawner.stop()
 	var wg sync.WaitGroup
-	wg.Go(func() { s.watchMemory(watchCtx) })
+	wg.Go(func() { s.newMemoryWatch().run(watchCtx) })
 	defer wg.Wait()
 	defer cancel()
 	if err := srv.Serve(s.conns.listen(l)); !errors.Is(err, http.ErrServerClosed) {

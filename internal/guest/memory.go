@@ -3,6 +3,7 @@ package guest
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"os"
 	"slices"
 	"strconv"
@@ -23,80 +24,93 @@ const (
 	// second. The watcher looks again before that could have used up what is
 	// free.
 	fastest = 2 << 30
+
+	// longestLook is how long the watcher looks away at most. Each look wakes
+	// an idle sandbox, which costs the host more than the look itself.
+	longestLook = time.Second
+
+	// hopelessLook is when it looks again if there was nobody to kill.
+	hopelessLook = 250 * time.Millisecond
 )
 
-// watchMemory kills the largest process of users when the sandbox is about to
+// A memoryWatch is how the guest sees and frees memory.
+type memoryWatch struct {
+	log   *slog.Logger
+	total int64               // bytes that the sandbox may use; zero means that nobody watches
+	used  func() int64        // bytes in use
+	proc  string              // /proc
+	spare map[int]struct{}    // processes that must live
+	mark  func(session int)   // notes that a process of that session is killed for memory
+	kill  func(pid int) error // ends a process at once
+}
+
+func (s *Server) newMemoryWatch() *memoryWatch {
+	return &memoryWatch{
+		log: s.log, total: s.conf.MemoryMB << 20, used: usedMemory, proc: "/proc",
+		spare: guestPids(), mark: s.table.markOOM,
+		kill: func(pid int) error { return unix.Kill(pid, unix.SIGKILL) },
+	}
+}
+
+// run kills the largest process of users when the sandbox is about to
 // run out of memory, until ctx is done. Otherwise the host would: it can only
 // end the sandbox as a whole, the guest with it.
 //
-// The closer the end, the more often it looks; with plenty free it looks four
-// times a second, which costs nothing that can be measured.
-func (s *Server) watchMemory(ctx context.Context) {
-	if s.conf.MemoryMB <= 0 {
+// The closer the end, the more often it looks.
+func (m *memoryWatch) run(ctx context.Context) {
+	if m.total <= 0 {
 		return
 	}
-	total := s.conf.MemoryMB << 20
-	reserve := min(max(total/reserveShare, minReserve), maxReserve, total/4)
 	for {
-		_, used := memory()
-		free := total - used - reserve
+		free := m.total - m.used() - reserveOf(m.total)
 		wait := time.Duration(float64(free) / fastest * float64(time.Second))
 		if free < 0 {
 			wait = 0
-			if !s.freeMemory(ctx, -free) {
-				wait = time.Second
+			if !m.free(ctx, -free) {
+				wait = hopelessLook // but somebody may come
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(max(wait, 10*time.Millisecond), 250*time.Millisecond)):
+		case <-time.After(min(max(wait, 10*time.Millisecond), longestLook)):
 		}
 	}
 }
 
-// memory returns what this machine has and uses, in bytes. gVisor makes the
-// total up, but free is the total minus what is really used.
-func memory() (total, used int64) {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, 0
+// reserveOf is what is kept free of a total, in bytes.
+func reserveOf(total int64) int64 {
+	return min(max(total/reserveShare, minReserve), maxReserve, total/4)
+}
+
+// usedMemory returns the bytes that the sandbox uses. It asks by a system
+// call: for /proc/meminfo gVisor looks at each page, which took a hundredth of a
+// core when it was done four times a second.
+func usedMemory() int64 {
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) != nil {
+		return 0
 	}
-	var free int64
-	for line := range strings.Lines(string(b)) {
-		name, rest, _ := strings.Cut(line, ":")
-		f := strings.Fields(rest)
-		if len(f) == 0 {
-			continue
-		}
-		switch n, _ := strconv.ParseInt(f[0], 10, 64); name {
-		case "MemTotal":
-			total = n << 10
-		case "MemAvailable":
-			free = n << 10
-		}
-	}
-	return total, total - free
+	return int64(si.Totalram-si.Freeram) * int64(si.Unit)
 }
 
 // smallest is the size below which killing a process helps nobody: then files
 // in memory hold it, and only the disk's limit or their owner can help.
 const smallest = 4 << 20
 
-// freeMemory kills processes, the largest first, until they held want bytes,
+// free kills processes, the largest first, until they held want bytes,
 // and waits a moment for them to be gone. It reports whether it killed any.
-func (s *Server) freeMemory(ctx context.Context, want int64) bool {
+func (m *memoryWatch) free(ctx context.Context, want int64) bool {
 	type victim struct {
 		procStat
 		rss int64
 	}
 	var list []victim
-	spare := guestPids()
-	for _, p := range readProcs() {
-		if _, ok := spare[p.pid]; ok {
+	for _, p := range readProcs(m.proc) {
+		if _, ok := m.spare[p.pid]; ok {
 			continue
 		}
-		if rss := residentBytes(p.pid); rss >= smallest {
+		if rss := m.resident(p.pid); rss >= smallest {
 			list = append(list, victim{p, rss})
 		}
 	}
@@ -107,9 +121,9 @@ func (s *Server) freeMemory(ctx context.Context, want int64) bool {
 		if want <= 0 {
 			break
 		}
-		s.table.markOOM(v.session)
-		if unix.Kill(v.pid, unix.SIGKILL) == nil {
-			s.log.WarnContext(ctx, "killed a process for memory", "pid", v.pid, "bytes", v.rss)
+		m.mark(v.session)
+		if m.kill(v.pid) == nil {
+			m.log.WarnContext(ctx, "killed a process for memory", "pid", v.pid, "bytes", v.rss)
 			want -= v.rss
 			held += v.rss
 			killed = append(killed, v.pid)
@@ -118,10 +132,10 @@ func (s *Server) freeMemory(ctx context.Context, want int64) bool {
 	// Looking again before they are gone, and before the kernel has counted what
 	// they held as free, would kill others for their memory. Unless somebody
 	// else takes more meanwhile.
-	_, before := memory()
+	before := m.used()
 	for range 50 {
-		_, now := memory()
-		gone := !slices.ContainsFunc(killed, func(pid int) bool { return residentBytes(pid) > 0 })
+		now := m.used()
+		gone := !slices.ContainsFunc(killed, func(pid int) bool { return m.resident(pid) > 0 })
 		if len(killed) == 0 || now > before+minReserve/2 || (gone && now < before-held/2) {
 			break
 		}
@@ -139,8 +153,8 @@ func guestPids() map[int]struct{} {
 	return map[int]struct{}{1: {}, os.Getpid(): {}, os.Getppid(): {}}
 }
 
-func residentBytes(pid int) int64 {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
+func (m *memoryWatch) resident(pid int) int64 {
+	b, err := os.ReadFile(m.proc + "/" + strconv.Itoa(pid) + "/statm")
 	if err != nil {
 		return 0
 	}

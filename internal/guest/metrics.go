@@ -22,9 +22,9 @@ type procStat struct {
 	ticks                int64 // CPU time, with that of children that were waited for
 }
 
-// readProcs returns all processes of the sandbox.
-func readProcs() []procStat {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
+// readProcs returns all processes of the sandbox, as proc says, which is /proc.
+func readProcs(proc string) []procStat {
+	dirs, _ := filepath.Glob(proc + "/[0-9]*")
 	list := make([]procStat, 0, len(dirs))
 	for _, d := range dirs {
 		if b, err := os.ReadFile(d + "/stat"); err == nil {
@@ -73,7 +73,7 @@ func (m *cpuMeter) percent(now time.Time) float64 {
 		return m.pct
 	}
 	var ticks int64
-	for _, p := range readProcs() {
+	for _, p := range readProcs("/proc") {
 		ticks += p.ticks
 	}
 	if !m.at.IsZero() {
@@ -101,7 +101,7 @@ type metrics struct {
 func (s *Server) getMetrics(w http.ResponseWriter, _ *http.Request) error {
 	now := time.Now()
 	m := metrics{TS: now.Unix(), CPUCount: runtime.NumCPU(), CPUUsedPct: s.cpu.percent(now)}
-	total, used := memory()
+	total, used := procField("/proc/meminfo", "MemTotal")<<10, usedMemory()
 	if s.conf.MemoryMB > 0 {
 		total = s.conf.MemoryMB << 20
 	}

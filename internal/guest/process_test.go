@@ -5,8 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -287,13 +291,15 @@ func TestKeepalive(t *testing.T) {
 	}
 }
 
-// 256 MiB to a client that reads late: nothing is lost, and the guest does not
+// 1 GiB to a client that reads late: nothing is lost, and the guest does not
 // keep it meanwhile.
 func TestBackpressure(t *testing.T) {
 	g := newRig(t)
-	const size = 256 << 20 // more than the kernel's buffers
+	const size = 1 << 30
 	st, pid := g.begin(t.Context(), connect.NewRequest(shell(fmt.Sprintf("head -c %d /dev/zero", size))))
 	defer st.Close()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
 	time.Sleep(time.Second)
 	if unix.Kill(int(pid), 0) != nil {
 		t.Errorf("the process could write all of %d bytes although nobody read", size)
@@ -308,6 +314,168 @@ func TestBackpressure(t *testing.T) {
 	}
 	if n != size || st.Err() != nil {
 		t.Errorf("got %d bytes, %v, want %d", n, st.Err(), size)
+	}
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.Sys) - int64(before.Sys); grown > 64<<20 { // the client is in here too
+		t.Errorf("memory grew by %d MiB", grown>>20)
+	}
+}
+
+// lines checks that what a client heard are numbered lines without a gap, the
+// first and the last perhaps in part, and returns the first and last whole ones.
+func lines(t *testing.T, b []byte) (first, last int) {
+	t.Helper()
+	whole := bytes.Split(b, []byte("\n"))
+	if len(whole) < 3 {
+		t.Fatalf("got %d bytes only", len(b))
+	}
+	whole = whole[1 : len(whole)-1]
+	for i, l := range whole {
+		n, err := strconv.Atoi(string(l))
+		if err != nil || (i > 0 && n != last+1) {
+			t.Fatalf("line %q after %d", l, last)
+		}
+		if i == 0 {
+			first = n
+		}
+		last = n
+	}
+	return first, last
+}
+
+// A reader that leaves holds nobody up, one that comes (back) hears all from
+// then on, and one that stays hears all there is.
+func TestReadersComeAndGo(t *testing.T) {
+	g := newRig(t)
+	const end = 9_000_000
+	signal := userDir(t) + "/go"
+	stays, pid := g.begin(t.Context(), connect.NewRequest(shell(fmt.Sprintf("until [ -e %s ]; do sleep 0.02; done; seq 1000000 %d", signal, end))))
+	defer stays.Close()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	leaves, err := g.proc.Connect(ctx, connect.NewRequest(&processpb.ConnectRequest{Process: byPid(pid)}))
+	if err != nil || !leaves.Receive() {
+		t.Fatal(err, leaves.Err())
+	}
+	if err := os.WriteFile(signal, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan result, 1)
+	var progress atomic.Int64
+	go func() {
+		var r result
+		for stays.Receive() {
+			r.take(stays.Msg().GetEvent())
+			progress.Store(int64(len(r.stdout)))
+		}
+		heard <- r
+	}()
+	// The one that leaves reads nothing, so that the other waits; then it goes.
+	held := int64(-1)
+	for held != progress.Load() {
+		held = progress.Load()
+		time.Sleep(300 * time.Millisecond)
+	}
+	if all := int64(8 * (end - 1000000)); held >= all {
+		t.Fatal("nobody was held up by a reader that does not read")
+	}
+	leave()
+	for progress.Load() == held {
+		time.Sleep(time.Millisecond)
+	}
+	back, err := g.proc.Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: byPid(pid)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer back.Close()
+	var again result
+	for back.Receive() {
+		again.take(back.Msg().GetEvent())
+	}
+	r := <-heard
+	if first, last := lines(t, append([]byte("\n"), r.stdout...)); first != 1000000 || last != end || r.end.GetExitCode() != 0 {
+		t.Errorf("the one that stays: got %d to %d, %v", first, last, r.end)
+	}
+	if len(again.stdout) > 0 {
+		if _, last := lines(t, again.stdout); last != end {
+			t.Errorf("the one that comes back: got up to %d, want %d", last, end)
+		}
+	}
+	if again.end == nil {
+		t.Error("the one that comes back does not hear the end")
+	}
+}
+
+// Without any reader the process goes on.
+func TestNobodyReads(t *testing.T) {
+	g := newRig(t)
+	ctx, leave := context.WithCancel(t.Context())
+	st, pid := g.begin(ctx, connect.NewRequest(shell("sleep 0.2; head -c 50000000 /dev/zero; exit 5")))
+	leave()
+	st.Close()
+	c, err := g.proc.Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: byPid(pid)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	for end := time.Now().Add(10 * time.Second); unix.Kill(int(pid), 0) == nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it waits for a reader who has gone")
+		}
+	}
+	var r result
+	for r.end == nil {
+		c, err := g.proc.Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: byPid(pid)}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for c.Receive() {
+			r.take(c.Msg().GetEvent())
+		}
+		c.Close()
+	}
+	if r.end.GetExitCode() != 5 {
+		t.Errorf("got %v, want exit 5", r.end)
+	}
+}
+
+// Both encodings over both versions of HTTP.
+func TestWires(t *testing.T) {
+	g := newRig(t)
+	var h2c http.Protocols
+	h2c.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: &h2c, DisableCompression: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	for name, client := range map[string]processpb.ProcessClient{
+		"HTTP/1.1, binary": processpb.NewProcessClient(g.http, g.url),
+		"HTTP/1.1, JSON":   processpb.NewProcessClient(g.http, g.url, connect.WithProtoJSON()),
+		"h2c, binary":      processpb.NewProcessClient(&http.Client{Transport: channelTransport{tr}}, g.url),
+		"h2c, JSON":        processpb.NewProcessClient(&http.Client{Transport: channelTransport{tr}}, g.url, connect.WithProtoJSON()),
+		"gRPC":             processpb.NewProcessClient(&http.Client{Transport: channelTransport{tr}}, g.url, connect.WithGRPC()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := *g
+			g.t, g.proc = t, client
+			st, pid := g.begin(t.Context(), connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "cat"}}))
+			defer st.Close()
+			in := client.StreamInput(t.Context())
+			_ = in.Send(&processpb.StreamInputRequest{Event: &processpb.StreamInputRequest_Start{Start: &processpb.StreamInputRequest_StartEvent{Process: byPid(pid)}}})
+			_ = in.Send(&processpb.StreamInputRequest{Event: &processpb.StreamInputRequest_Keepalive{Keepalive: &processpb.StreamInputRequest_KeepAlive{}}})
+			_ = in.Send(&processpb.StreamInputRequest{Event: &processpb.StreamInputRequest_Data{Data: &processpb.StreamInputRequest_DataEvent{Input: stdin("hello")}}})
+			if _, err := in.CloseAndReceive(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.CloseStdin(t.Context(), connect.NewRequest(&processpb.CloseStdinRequest{Process: byPid(pid)})); err != nil {
+				t.Fatal(err)
+			}
+			var r result
+			for st.Receive() {
+				r.take(st.Msg().GetEvent())
+			}
+			if string(r.stdout) != "hello" || r.end.GetStatus() != "exit status 0" || st.Err() != nil {
+				t.Errorf("got %q, %v, %v", r.stdout, r.end, st.Err())
+			}
+		})
 	}
 }
 
