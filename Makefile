@@ -36,6 +36,7 @@ deps-test: deps-demo
 	@test/install postgresql postfix swaks chromium protobuf-compiler libprotobuf-dev python3 iproute2 curl jq fonts-dejavu-core gcc libc6-dev
 	@test/install-npm test/browser
 	@test/install-npm test/conformance
+	@test/install-npm test/webhook
 
 template: build deps-demo
 	bin/postern template build

@@ -90,6 +90,17 @@ func Append(ctx context.Context, tx *store.Tx, e Event) error {
 	return nil
 }
 
+// Begun returns when the sandbox last began to run, by its events; the zero
+// time if they do not say.
+func Begun(ctx context.Context, tx *store.Tx, sandbox string) (time.Time, error) {
+	var at int64
+	err := tx.One(ctx, `select coalesce(max(at), 0) from event where sandbox_id = $1 and type in ($2, $3)`, []any{sandbox, Created, Resumed}, &at)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("find begin of sandbox %s: %w", sandbox, err)
+	}
+	return store.FromTime(at), nil
+}
+
 // A Query says which events to list.
 type Query struct {
 	Sandbox string // empty means all of the project

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,9 @@ const SampleEvery = 5 * time.Second
 
 // kept is how many samples are kept of each sandbox and project: of an hour.
 const kept = int(time.Hour / SampleEvery)
+
+// maxEnded bounds the sandboxes that are remembered after their end.
+const maxEnded = 500
 
 // A Sample is what a sandbox took of this machine at one time, measured from
 // outside: it wakes nothing inside, and nothing inside can change it.
@@ -54,6 +58,7 @@ type series struct {
 	samples []Sample // oldest first
 	cpu     time.Duration
 	read    time.Time // when cpu was read
+	ended   time.Time // zero while the sandbox is there
 }
 
 // NewSampler returns the sampler of f's sandboxes. It measures nothing until
@@ -119,11 +124,7 @@ func (m *Sampler) Measure(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for id := range m.boxes {
-		if !there[id] {
-			delete(m.boxes, id)
-		}
-	}
+	m.forgetLocked(there, now)
 	if !last.IsZero() {
 		for p := range running {
 			m.teams[p] = bounded(m.teams[p], TeamSample{At: now, Running: running[p], StartRate: float64(started[p]) / now.Sub(last).Seconds()})
@@ -136,6 +137,28 @@ func (m *Sampler) Measure(ctx context.Context) error {
 	}
 	m.last = now
 	return nil
+}
+
+// forgetLocked drops what was measured of sandboxes that ended an hour ago, or
+// earlier if there are many.
+func (m *Sampler) forgetLocked(there map[string]bool, now time.Time) {
+	var ended []string
+	for id, b := range m.boxes {
+		if there[id] {
+			b.ended = time.Time{}
+			continue
+		}
+		if b.ended.IsZero() {
+			b.ended = now
+		}
+		ended = append(ended, id)
+	}
+	slices.SortFunc(ended, func(a, b string) int { return m.boxes[b].ended.Compare(m.boxes[a].ended) })
+	for i, id := range ended {
+		if i >= maxEnded || now.Sub(m.boxes[id].ended) > time.Hour {
+			delete(m.boxes, id)
+		}
+	}
 }
 
 // bounded appends v, dropping the oldest of many.
@@ -195,11 +218,19 @@ func (m *Sampler) add(s subject, u Usage, now time.Time) {
 }
 
 // Samples returns what was measured of a sandbox of who's project from start
-// to end, oldest first; a zero time is no bound. It returns [ErrNotFound] if
-// the project has no such sandbox, or no longer.
+// to end, oldest first; a zero time is no bound. Of one that ended it is there
+// for an hour more. It returns [ErrNotFound] if the project never had such a
+// sandbox.
 func (m *Sampler) Samples(ctx context.Context, who auth.Principal, id string, start, end time.Time) ([]Sample, error) {
-	if _, err := m.fleet.Get(ctx, who, id); err != nil {
+	if err := mayMeasure(who); err != nil {
 		return nil, err
+	}
+	s, err := m.fleet.row(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if s.Project != who.Project {
+		return nil, fmt.Errorf("sandbox %s: %w", id, ErrNotFound)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -230,7 +261,7 @@ func (m *Sampler) Newest(who auth.Principal, ids []string) (map[string]Sample, e
 	defer m.mu.Unlock()
 	out := map[string]Sample{}
 	for _, id := range ids {
-		if b := m.boxes[id]; b != nil && b.project == who.Project {
+		if b := m.boxes[id]; b != nil && b.project == who.Project && b.ended.IsZero() {
 			out[id] = b.samples[len(b.samples)-1]
 		}
 	}

@@ -42,6 +42,16 @@ func TestSampler(t *testing.T) {
 	if got := len(m.boxes["i1"].samples); got != kept {
 		t.Errorf("got %d samples, want no more than %d", got, kept)
 	}
+	m.forgetLocked(nil, at(1000))
+	m.forgetLocked(nil, at(1001))
+	if got, err := m.Newest(who, []string{"i1"}); err != nil || len(got) != 0 || len(m.boxes) != 1 {
+		t.Errorf("one that ended: got %v, %v, %d kept", got, err, len(m.boxes))
+	}
+	m.forgetLocked(nil, at(1001+kept))
+	if len(m.boxes) != 0 {
+		t.Error("one that ended an hour ago is remembered")
+	}
+	m.add(s, Usage{}, at(3000))
 	if got, err := m.Newest(other, []string{"i1"}); err != nil || len(got) != 0 {
 		t.Errorf("another project's sandbox: got %v, %v", got, err)
 	}

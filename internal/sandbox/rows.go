@@ -224,6 +224,20 @@ func announce(ctx context.Context, tx *store.Tx, s Info, t event.Type) error {
 	if s.Reason != "" {
 		data["reason"] = s.Reason
 	}
+	if t == event.Paused || t == event.Killed {
+		begun, err := event.Begun(ctx, tx, s.ID)
+		if err != nil {
+			return err
+		}
+		if !begun.IsZero() {
+			data["execution"] = map[string]any{
+				"started_at": begun.Format(time.RFC3339Nano), "vcpu_count": s.CPUs, "memory_mb": s.MemoryMB, "execution_time": time.Since(begun).Milliseconds(),
+			}
+		}
+	}
+	if t == event.Updated {
+		data["set_timeout"] = data["end_at"]
+	}
 	return event.Append(ctx, tx, event.Event{
 		Project: s.Project, Type: t, Sandbox: s.ID, Template: s.Template, Build: s.Template, Execution: s.Execution, Data: data,
 	})
