@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -36,8 +37,10 @@ type page struct {
 // CSS returns the address of the style.
 func (page) CSS() string { return "/console/static/style.css?v=" + version }
 
-// pages are the templates by name, each with the layout and the parts.
-var pages = func() map[string]*template.Template {
+// pages are the templates by name, each with the layout and the parts. They are
+// parsed when the first is shown: each part of a sandbox is this program, and
+// would otherwise parse them as it starts.
+var pages = sync.OnceValue(func() map[string]*template.Template {
 	shared := template.Must(template.New("layout").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html"))
 	names, err := files.ReadDir("templates")
 	if err != nil {
@@ -50,13 +53,13 @@ var pages = func() map[string]*template.Template {
 		}
 	}
 	return out
-}()
+})
 
 // render answers with a page. It is made as a whole first: half a page with
 // status 200 would hide what could not be shown.
 func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 	var b bytes.Buffer
-	if err := pages[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
+	if err := pages()[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
 		return fmt.Errorf("render %s: %w", p.Name, err)
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")

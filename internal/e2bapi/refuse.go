@@ -9,6 +9,7 @@ import (
 	"html/template"
 	"net/http"
 	"strings"
+	"sync"
 )
 
 //go:embed pages/refused.html
@@ -17,7 +18,9 @@ var refusedHTML string
 //go:embed pages/refused.css
 var refusedCSS string
 
-var refusedPage = template.Must(template.New("refused").Parse(refusedHTML))
+var refusedPage = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("refused").Parse(refusedHTML))
+})
 
 // refusedPolicy lets the page have its one style sheet and nothing else.
 var refusedPolicy = func() string {
@@ -79,7 +82,7 @@ func refuse(w http.ResponseWriter, r *http.Request, t target, ref *refusal) {
 
 func refusePage(w http.ResponseWriter, t target, ref *refusal) {
 	var b bytes.Buffer
-	err := refusedPage.Execute(&b, map[string]any{
+	err := refusedPage().Execute(&b, map[string]any{
 		"Status": ref.status, "Title": ref.msg, "Hint": hint(ref), "Sandbox": t.sandbox, "Port": t.port,
 		"Style": template.CSS(refusedCSS), //nolint:gosec // ours, built in
 	})

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -246,7 +247,7 @@ type entryJSON struct {
 	Hash   string          `json:"hash"` // hexadecimal; of the entry as it reads now
 }
 
-var auditFilter = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,64}$`)
+var auditFilter = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_.-]{0,64}$`) })
 
 func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.Kind != auth.Person {
@@ -258,7 +259,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	q := audit.Query{Project: c.Project, Object: v.Get("object"), Verb: v.Get("verb"), Limit: n}
-	if !auditFilter.MatchString(q.Object) || !auditFilter.MatchString(q.Verb) {
+	if !auditFilter().MatchString(q.Object) || !auditFilter().MatchString(q.Verb) {
 		return fmt.Errorf("%w: object, verb: must be at most 64 of A-Z a-z 0-9 _ . -", errRequest)
 	}
 	if v.Has("before") {

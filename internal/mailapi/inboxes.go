@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"regexp"
 	"strconv"
+	"sync"
 	"time"
 
 	"postern/internal/auth"
@@ -79,7 +80,7 @@ func (s *Server) own(r *http.Request, c caller) error {
 	if name == c.Inbox {
 		return nil
 	}
-	if inboxName.MatchString(name) {
+	if inboxName().MatchString(name) {
 		if b, err := s.post.Find(r.Context(), c.Principal, name); err == nil && b.ID == c.Inbox {
 			return nil
 		}
@@ -88,15 +89,16 @@ func (s *Server) own(r *http.Request, c caller) error {
 }
 
 // inboxName is what an id or an address may look like; a database need not see
-// anything else.
-var inboxName = regexp.MustCompile(`^[A-Za-z0-9._@-]{3,320}$`)
+// anything else. It is compiled when it is first needed: each part of a sandbox is
+// this program, and would otherwise compile it as it starts.
+var inboxName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._@-]{3,320}$`) })
 
-var idForm = regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`)
+var idForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`) })
 
 // id returns the id in the request's path. What has not the form of one is not
 // found.
 func id(r *http.Request) (string, error) {
-	if v := r.PathValue("id"); idForm.MatchString(v) {
+	if v := r.PathValue("id"); idForm().MatchString(v) {
 		return v, nil
 	}
 	return "", fmt.Errorf("id in the path: %w", store.ErrNotFound)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"sync"
 	"unicode"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -211,14 +212,14 @@ func short(s string) string {
 	return clean(s)
 }
 
-var idForm = regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`)
+var idForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`) })
 
 // checkID refuses what cannot be an id before a database sees it.
 func checkID(field, prefix, id string) error {
 	switch {
 	case id == "":
 		return fmt.Errorf("%w: %s: is required", errArgument, field)
-	case !idForm.MatchString(id) || !strings.HasPrefix(id, prefix):
+	case !idForm().MatchString(id) || !strings.HasPrefix(id, prefix):
 		return fmt.Errorf("%w: %s: is not an id of the form %s…", errArgument, field, prefix)
 	}
 	return nil
