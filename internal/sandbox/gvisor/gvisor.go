@@ -29,9 +29,10 @@
 // wrote, and files that the sentry wrote through descriptors that it was given,
 // and that only a sentry reads. A sentry may have been broken into, so they may
 // hold anything. This program takes no number, name or length from them. The
-// sentry that restores them is a new one, nobody, in the namespaces and the
-// cgroup of the new sandbox, with its seccomp filter already in force when it
-// reads the state: what a snapshot can do to it is what code inside that has
+// sentry that restores them is a new one, nobody and without capabilities, in
+// the namespaces and the cgroup of the new sandbox. It reads the header and the
+// list of pages before its seccomp filter is in force, and the state of the
+// kernel after that: what a snapshot can do to it is what code inside that has
 // broken out of its kernel can do, and nothing to the host or to a neighbour.
 // But the sandbox that comes of it is no better than the one that was saved: a
 // snapshot protects nobody who starts from it from who wrote it, and whoever
@@ -87,8 +88,9 @@ type Runtime struct {
 	cgroups  *cgroups
 	starting chan struct{} // holds one element for each start under way
 
-	mu  sync.Mutex
-	all map[string]*instance // by id; from Start until Stop
+	mu      sync.Mutex
+	all     map[string]*instance // by id; from Start until Stop
+	started map[[2]uint64]int    // starts by snapshot: its directory's device and inode
 }
 
 var _ sandbox.Runtime = (*Runtime)(nil)
@@ -151,7 +153,7 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	cg.tidy()
 	return &Runtime{
 		log: log, conf: conf, cgroups: cg,
-		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{},
+		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{}, started: map[[2]uint64]int{},
 	}, nil
 }
 
@@ -248,7 +250,7 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 			return err
 		}
 		defer f.Close()
-		from, order.From = f, snap.Kind
+		from, order.From, order.Direct = f, snap.Kind, r.readsDirect(f)
 	}
 	if err := writeSpec(dir, ociSpec(s, rootfs)); err != nil {
 		return err

@@ -44,6 +44,7 @@ type launchOrder struct {
 	Cgroups []string // cgroup.procs files to enter before anything else
 	Flags   []string // gVisor's configuration
 	From    kind     // of the snapshot that is its third file; empty: a boot without one
+	Direct  bool     // read the snapshot's pages past the page cache
 	Cover   bool     // the root file system, see coverRootfs
 }
 
@@ -220,8 +221,8 @@ func serveLaunch(s *os.File) (r launchReply) {
 	if order.From == kindMemory {
 		// The guest goes on while its pages are still being read: those that it
 		// asks for come first.
-		const direct, background = false, true
-		if err := c.Restore(conf, from, direct, background, networkArgs(link, true)); err != nil {
+		const background = true
+		if err := c.Restore(conf, from, order.Direct, background, networkArgs(link, true)); err != nil {
 			return fail("restore sandbox", err)
 		}
 	} else {

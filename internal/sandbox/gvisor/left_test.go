@@ -283,26 +283,13 @@ func TestManyStartsLeaveNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	files := func() int {
-		es, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := 0
-		for _, e := range es { // the test's own links stay open until it ends
-			if l, _ := os.Readlink("/proc/self/fd/" + e.Name()); !strings.HasPrefix(l, "socket:") && !strings.Contains(l, "eventfd") {
-				n++
-			}
-		}
-		return n
-	}
 	cycle()
-	before := files()
-	for range 50 {
+	files, goroutines := holdings(t)
+	for range times(t, 50) { // POSTERN_TEST_CYCLES=20 makes it 1000
 		cycle()
 	}
-	if after := files(); after > before+1 {
-		t.Errorf("open files: %d, before %d", after, before)
+	if f, g := holdings(t); f > files+1 || g > goroutines {
+		t.Errorf("open files %d, before %d; goroutines %d, before %d", f, files, g, goroutines)
 	}
 	if f := footprintOf(t, r); !f.none() {
 		t.Errorf("left: %v", f)
@@ -446,8 +433,17 @@ func TestNothingOfOursIsHandedOn(t *testing.T) {
 		if !strings.Contains(string(status), "Uid:\t65534\t65534\t65534\t65534") {
 			t.Errorf("%s (%d) is not nobody:\n%s", name, pid, status)
 		}
-		if !strings.Contains(string(status), "CapEff:\t0000000000000000") {
-			t.Errorf("%s (%d) has capabilities:\n%s", name, pid, status)
+		tasks, err := filepath.Glob(proc + "/task/*/status") // each thread has its own
+		if err != nil || len(tasks) == 0 {
+			t.Errorf("%s (%d): threads: %v, %v", name, pid, tasks, err)
+		}
+		for _, task := range tasks {
+			b, err := os.ReadFile(task)
+			for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
+				if err == nil && !strings.Contains(string(b), set+":\t0000000000000000\n") {
+					t.Errorf("%s (%d) has capabilities:\n%s", name, pid, b)
+				}
+			}
 		}
 		if !strings.Contains(string(status), "Seccomp:\t2") {
 			t.Errorf("%s (%d) has no seccomp filter:\n%s", name, pid, status)

@@ -2,13 +2,17 @@ package gvisor
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/sentry/platform"
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
@@ -47,10 +51,14 @@ func IsRuntime(args []string) bool {
 // as "waiting for sandbox to start: EOF": whoever links this package must use
 // flag sets of their own.
 func Main() {
+	collectLater()
 	switch os.Args[0] {
 	case argv0Launcher:
 		launcherMain() // exits
 	case argv0Sandbox:
+		if err := needNoTracing(); err != nil {
+			os.Exit(1) // its own words would be nobody's
+		}
 		os.Args = sentryArgs(os.Args)
 	}
 	installSeccompPrograms()
@@ -59,6 +67,30 @@ func Main() {
 	}, nil)
 	os.Exit(1) // unreachable
 }
+
+// collectLater keeps a part of a sandbox from collecting garbage while it
+// starts, when it makes little and each round takes a tenth of the whole start.
+// A sandbox that idles is as small as ever: it collects once it has started.
+func collectLater() {
+	usual := debug.SetGCPercent(400)
+	time.AfterFunc(3*time.Second, func() { debug.SetGCPercent(usual) })
+}
+
+// needNoTracing makes gVisor leave the sentry no CAP_SYS_PTRACE, which it keeps
+// for systrap if it drops capabilities by itself, see sentryArgs: systrap traces
+// only its own children, for which no capability is needed.
+func needNoTracing() error {
+	systrap, err := platform.Lookup("systrap")
+	if err != nil {
+		return fmt.Errorf("find platform: %w", err)
+	}
+	platform.Register("systrap", untraced{systrap})
+	return nil
+}
+
+type untraced struct{ platform.Constructor }
+
+func (untraced) Requirements() platform.Requirements { return platform.Requirements{} }
 
 // The annotations by which a specification tells the sentry what to show to
 // the programs in the sandbox.
@@ -77,16 +109,19 @@ func sentryArgs(args []string) []string {
 	if len(args) < 3 || !slices.Contains(args, "boot") {
 		return args
 	}
-	show := []string{"--product-name=postern"}
+	// It is nobody from the start, with the rights that it needs to make a root
+	// for itself. gVisor gives them up by executing this program once more,
+	// 10 ms; with this flag it does so in all threads.
+	add := []string{"--apply-caps=true", "--product-name=postern"}
 	s := donatedSpec(args)
 	if b := s.Annotations[annotationMemory]; b != "" {
-		show = append(show, "--total-memory="+b, "--total-host-memory="+b)
+		add = append(add, "--total-memory="+b, "--total-host-memory="+b)
 	}
 	if n := s.Annotations[annotationCPUs]; n != "" {
-		show = append(show, "--cpu-num="+n)
+		add = append(add, "--cpu-num="+n)
 	}
 	// The last flag of a name counts; the last argument is the sandbox's id.
-	return slices.Insert(slices.Clone(args), len(args)-1, show...)
+	return slices.Insert(slices.Clone(args), len(args)-1, add...)
 }
 
 // donatedSpec reads the specification that the launcher left open for the

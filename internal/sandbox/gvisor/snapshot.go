@@ -153,6 +153,26 @@ func createSnapshotFiles(dir string, k kind) (fs []*os.File, err error) {
 	return fs, nil
 }
 
+// readsDirect says whether to read a snapshot's pages past the page cache. That
+// is faster for a large one, which is not in the cache since it was written past
+// it, and spares the memory. But what is started from twice is a template's, and
+// the cache is the place for its pages.
+func (r *Runtime) readsDirect(dir *os.File) bool {
+	const large, most = 32 << 20, 1024
+	var st, pages unix.Stat_t
+	if unix.Fstat(int(dir.Fd()), &st) != nil || unix.Fstatat(int(dir.Fd()), checkpointfiles.PagesFileName, &pages, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.started) >= most {
+		clear(r.started)
+	}
+	k := [2]uint64{st.Dev, st.Ino}
+	r.started[k]++
+	return pages.Size > large && r.started[k] == 1
+}
+
 // syncDir makes the names in a directory durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)

@@ -61,16 +61,16 @@ func TestSentryArgs(t *testing.T) {
 		t.Fatal(err)
 	}
 	fd := "--spec-fd=" + itoa(f.Fd())
-	show := []string{"--product-name=postern", "--total-memory=1048576", "--total-host-memory=1048576", "--cpu-num=3"}
+	show := []string{"--apply-caps=true", "--product-name=postern", "--total-memory=1048576", "--total-host-memory=1048576", "--cpu-num=3"}
 	for _, c := range []struct {
 		name       string
 		args, want []string
 	}{
 		{"boot", []string{"runsc-sandbox", "boot", fd, "id"}, append(append([]string{"runsc-sandbox", "boot", fd}, show...), "id")},
 		{"in two words", []string{"runsc-sandbox", "boot", "--spec-fd", itoa(f.Fd()), "id"}, append(append([]string{"runsc-sandbox", "boot", "--spec-fd", itoa(f.Fd())}, show...), "id")},
-		{"no specification", []string{"runsc-sandbox", "boot", "id"}, []string{"runsc-sandbox", "boot", "--product-name=postern", "id"}},
-		{"no file", []string{"runsc-sandbox", "boot", "--spec-fd=999", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=999", "--product-name=postern", "id"}},
-		{"no number", []string{"runsc-sandbox", "boot", "--spec-fd=x", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=x", "--product-name=postern", "id"}},
+		{"no specification", []string{"runsc-sandbox", "boot", "id"}, []string{"runsc-sandbox", "boot", "--apply-caps=true", "--product-name=postern", "id"}},
+		{"no file", []string{"runsc-sandbox", "boot", "--spec-fd=999", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=999", "--apply-caps=true", "--product-name=postern", "id"}},
+		{"no number", []string{"runsc-sandbox", "boot", "--spec-fd=x", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=x", "--apply-caps=true", "--product-name=postern", "id"}},
 		{"something else", []string{"runsc-sandbox", "other", fd, "id"}, []string{"runsc-sandbox", "other", fd, "id"}},
 	} {
 		if got := sentryArgs(c.args); !slices.Equal(got, c.want) {

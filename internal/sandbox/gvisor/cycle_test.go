@@ -1,0 +1,259 @@
+package gvisor
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/sandbox"
+)
+
+// times is how often a test does what it does: n, or as often as the
+// environment says (POSTERN_TEST_CYCLES multiplies it).
+func times(t *testing.T, n int) int {
+	t.Helper()
+	if v := os.Getenv("POSTERN_TEST_CYCLES"); v != "" {
+		by, err := strconv.Atoi(v)
+		if err != nil {
+			t.Fatalf("POSTERN_TEST_CYCLES: %v", err)
+		}
+		return n * by
+	}
+	return n
+}
+
+// holdings are what this process has of its own.
+func holdings(t *testing.T) (files, goroutines int) {
+	t.Helper()
+	es, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range es { // the test's own links stay open until it ends
+		if l, _ := os.Readlink("/proc/self/fd/" + e.Name()); !strings.HasPrefix(l, "socket:") && !strings.Contains(l, "eventfd") {
+			files++
+		}
+	}
+	b := make([]byte, 4<<20)
+	b = b[:runtime.Stack(b, true)]
+	for g := range strings.SplitSeq(string(b), "\n\n") { // those of our package, not of the test's network
+		if strings.Contains(g, "sandbox/gvisor.(*instance)") || strings.Contains(g, "sandbox/gvisor.(*Runtime)") || strings.Contains(g, "gvisor.launch(") {
+			goroutines++
+		}
+	}
+	return files, goroutines
+}
+
+// TestSaveAndRestoreCyclesLeaveNothing: one sandbox that is paused and resumed
+// again and again, each time with changes. POSTERN_TEST_CYCLES=15 makes it 300.
+func TestSaveAndRestoreCyclesLeaveNothing(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	parent := t.TempDir()
+	h, link := newLink(t)
+	s := specWith(t, link)
+	if err := r.Start(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	h.ping(t, 10*time.Second)
+	files, goroutines := 0, 0
+	for n := range times(t, 20) {
+		mark := strconv.Itoa(n)
+		in := inside{t, h}
+		if err := in.Remember(mark); err != nil {
+			t.Fatal(err)
+		}
+		if err := in.Write("/etc/"+mark, mark); err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(parent, mark)
+		if err := r.Save(t.Context(), s.ID, dir, sandbox.SaveOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Stop(t.Context(), s.ID); err != nil {
+			t.Fatal(err)
+		}
+		if f := footprintOf(t, r); !f.none() {
+			t.Fatalf("round %d: left %v", n, f)
+		}
+		if n == 0 {
+			files, goroutines = holdings(t)
+		}
+		h, s.Link = newLink(t)
+		s.From = dir
+		if err := r.Start(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		h.ping(t, 10*time.Second)
+		in = inside{t, h}
+		if got, err := in.Remembered(); err != nil || got != mark {
+			t.Fatalf("round %d: remembered %q, %v", n, got, err)
+		}
+		for _, m := range []int{0, n / 2, n} {
+			if got, err := in.Read("/etc/" + strconv.Itoa(m)); err != nil || got != strconv.Itoa(m) {
+				t.Fatalf("round %d: file of round %d: %q, %v", n, m, got, err)
+			}
+		}
+	}
+	if err := r.Stop(t.Context(), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	f, g := holdings(t)
+	if f > files+1 || g > goroutines {
+		t.Errorf("open files %d, before %d; goroutines %d, before %d", f, files, g, goroutines)
+	}
+	if es, err := os.ReadDir(parent); err != nil || len(es) != 0 {
+		t.Errorf("beside the snapshots: %v, %v", es, err)
+	}
+	if len(r.all) != 0 {
+		t.Errorf("instances left: %v", r.all)
+	}
+}
+
+// TestPartsKilledWhileStarting: whichever part of a sandbox dies at whatever
+// moment of a start or a restore, Start says so soon or what it started ends,
+// and nothing stays.
+func TestPartsKilledWhileStarting(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	first, _ := start(t, r, nil)
+	dir := filepath.Join(t.TempDir(), "snapshot")
+	if err := r.Save(t.Context(), first.ID, dir, sandbox.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Stop(t.Context(), first.ID); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for n := range times(t, 16) {
+		_, link := newLink(t)
+		s := specWith(t, link)
+		s.From = []string{"", dir}[n%2]
+		name := []string{argv0Sandbox, argv0Gofer, argv0Launcher}[n%3]
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			time.Sleep(rand.N(100 * time.Millisecond))
+			for { // as soon as there is one
+				pids, _ := r.cgroups.pids(s.ID)
+				for _, p := range pids {
+					if cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p)); strings.HasPrefix(string(cmd), name) {
+						_ = unix.Kill(p, unix.SIGKILL) // it may have ended
+						return
+					}
+				}
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+				}
+			}
+		})
+		begin := time.Now()
+		err := r.Start(t.Context(), s)
+		if took := time.Since(begin); took > 20*time.Second {
+			t.Errorf("%s killed: start took %v", name, took)
+		}
+		close(stop)
+		wg.Wait()
+		if err != nil {
+			failed++
+			if f := footprintOf(t, r); !f.none() {
+				t.Errorf("%s killed: got %v, and left %v", name, err, f)
+			}
+			continue
+		}
+		if err := r.Stop(t.Context(), s.ID); err != nil {
+			t.Errorf("%s killed: stop: %v", name, err)
+		}
+	}
+	t.Logf("%d starts failed", failed)
+	if f := footprintOf(t, r); !f.none() {
+		t.Errorf("left %v", f)
+	}
+}
+
+// TestManyAlive starts as many sandboxes from one snapshot as the environment
+// says (POSTERN_TEST_ALIVE=200), four at a time, and has all of them answer.
+func TestManyAlive(t *testing.T) {
+	needRoot(t)
+	n := 6
+	if v := os.Getenv("POSTERN_TEST_ALIVE"); v != "" {
+		var err error
+		if n, err = strconv.Atoi(v); err != nil {
+			t.Fatalf("POSTERN_TEST_ALIVE: %v", err)
+		}
+	}
+	r := newRuntime(t, t.TempDir())
+	first, _ := start(t, r, nil)
+	dir := filepath.Join(t.TempDir(), "snapshot")
+	if err := r.Save(t.Context(), first.ID, dir, sandbox.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	before := lookAtMachine(t, r.conf.StateDir)
+	hosts := make([]*host, n)
+	specs := make([]sandbox.Spec, n)
+	took := make([]time.Duration, n)
+	for i := range n {
+		h, link := newLink(t)
+		hosts[i], specs[i] = h, specWith(t, link)
+		specs[i].From = dir
+	}
+	var wg sync.WaitGroup
+	turn := make(chan struct{}, 4)
+	for i := range n {
+		wg.Go(func() {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			begin := time.Now()
+			if err := r.Start(t.Context(), specs[i]); err != nil {
+				t.Errorf("start: %v", err)
+				return
+			}
+			took[i] = time.Since(begin)
+		})
+	}
+	wg.Wait()
+	defer func() {
+		for _, s := range specs {
+			wg.Go(func() {
+				turn <- struct{}{}
+				defer func() { <-turn }()
+				if err := r.Stop(context.Background(), s.ID); err != nil {
+					t.Errorf("stop: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+	}()
+	if t.Failed() {
+		return
+	}
+	var memory int64
+	for i, h := range hosts {
+		h.ping(t, 20*time.Second)
+		u, err := r.Usage(t.Context(), specs[i].ID)
+		if err != nil {
+			t.Error(err)
+		}
+		memory += u.Memory
+	}
+	after := lookAtMachine(t, r.conf.StateDir)
+	slices.Sort(took)
+	t.Logf("%d alive: start p50 %v, p95 %v; %.1f MiB each by the cgroups, %.1f MiB each by the machine", n, took[n/2], took[n*95/100],
+		float64(memory)/float64(n)/(1<<20), float64(before.memoryMB-after.memoryMB)/float64(n))
+}
