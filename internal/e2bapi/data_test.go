@@ -874,3 +874,65 @@ func FuzzReadSignature(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkProxy is what the proxy itself adds: the sandbox is a service on
+// loopback.
+func BenchmarkProxy(b *testing.B) {
+	const size = 64 << 20
+	block := make([]byte, 1<<20)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/up":
+			_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, r.Body, make([]byte, 256<<10))
+		case "/down":
+			w.Header().Set("Content-Length", strconv.Itoa(size))
+			for range size / len(block) {
+				_, _ = w.Write(block)
+			}
+		}
+	}))
+	defer srv.Close()
+	s := &Server{log: slog.New(slog.DiscardHandler)}
+	boxes := &fakeBoxes{ports: map[uint16]string{3000: srv.Listener.Addr().String()}}
+	s.openData(boxes, &http.Transport{DialContext: boxes.dial, DisableCompression: true, MaxIdleConnsPerHost: 32, WriteBufferSize: 128 << 10, ReadBufferSize: 128 << 10})
+	front := httptest.NewServer(http.HandlerFunc(s.ServeData))
+	defer front.Close()
+	for _, way := range []struct{ name, url string }{{"direct", srv.URL}, {"proxied", front.URL}} {
+		do := func(b *testing.B, method, path string, body io.Reader, n int64) {
+			r, err := http.NewRequestWithContext(b.Context(), method, way.url+path, body)
+			if err != nil {
+				b.Fatal(err)
+			}
+			r.ContentLength, r.Host, r.Header = n, host(3000), traffics.Clone()
+			resp, err := http.DefaultClient.Do(r)
+			if err != nil || resp.StatusCode != http.StatusOK {
+				b.Fatal(resp, err)
+			}
+			defer resp.Body.Close()
+			if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, resp.Body, block); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.Run(way.name+"/call", func(b *testing.B) {
+			for b.Loop() {
+				do(b, "GET", "/", nil, 0)
+			}
+		})
+		b.Run(way.name+"/up", func(b *testing.B) {
+			b.SetBytes(size)
+			for b.Loop() {
+				do(b, "POST", "/up", io.LimitReader(zeros{}, size), size)
+			}
+		})
+		b.Run(way.name+"/down", func(b *testing.B) {
+			b.SetBytes(size)
+			for b.Loop() {
+				do(b, "GET", "/down", nil, 0)
+			}
+		})
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { return len(b), nil }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
@@ -232,7 +234,7 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Transport:     newRoads(inside),
 		FlushInterval: -1, // streams of events must not wait in a buffer
-		BufferPool:    new(copyBuffers),
+		BufferPool:    &buffers,
 		Rewrite: func(p *httputil.ProxyRequest) {
 			t := targetOf(p.In.Context())
 			traffic := t.traffic
@@ -316,6 +318,15 @@ func newRoads(inside http.RoundTripper) http.RoundTripper {
 		return inside
 	}
 	t := base.Clone()
+	// Bodies pass through the larger buffers of copyBuffers and not these as well.
+	t.ReadBufferSize, t.WriteBufferSize = 16<<10, 16<<10
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := base.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &wideConn{c}, nil
+	}
 	t.MaxResponseHeaderBytes = maxHeader
 	// A client that waits for leave to send its body waits for the service's.
 	t.ExpectContinueTimeout = time.Second
@@ -339,8 +350,33 @@ func (r *roads) RoundTrip(req *http.Request) (*http.Response, error) {
 	return r.plain.RoundTrip(req)
 }
 
-// copyBuffers are what answers pass through, one for each request while it
-// lasts. Larger ones were no faster.
+// copySize is the size of the buffers that bodies pass through, in bytes: two
+// packets of a sandbox's link. Smaller ones leave its packets half empty, which
+// costs both ends of it.
+const copySize = 128 << 10
+
+var buffers copyBuffers
+
+// A wideConn is a connection into a sandbox to which request bodies are copied
+// in large pieces; the transport's own are of 32 KiB.
+type wideConn struct{ net.Conn }
+
+// ReadFrom implements [io.ReaderFrom].
+func (c *wideConn) ReadFrom(r io.Reader) (int64, error) {
+	b := buffers.Get()
+	defer buffers.Put(b)
+	return io.CopyBuffer(struct{ io.Writer }{c.Conn}, r, b)
+}
+
+// CloseWrite ends the stream to the service and leaves the other open.
+func (c *wideConn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// copyBuffers lends buffers, one for each body that is under way.
 type copyBuffers struct{ pool sync.Pool }
 
 // Get implements [httputil.BufferPool].
@@ -348,7 +384,7 @@ func (c *copyBuffers) Get() []byte {
 	if b, ok := c.pool.Get().(*[]byte); ok {
 		return *b
 	}
-	return make([]byte, 64<<10)
+	return make([]byte, copySize)
 }
 
 // Put implements [httputil.BufferPool].
