@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -288,18 +289,27 @@ func TestSwapRace(t *testing.T) {
 	}
 }
 
-// A transfer of any size takes a bounded amount of memory.
+// A transfer of any size, also beyond 2 GiB, takes a bounded amount of memory.
 func TestLargeFile(t *testing.T) {
 	g := newRig(t)
-	const size = 256 << 20
-	start := time.Now()
+	const size = 2<<30 + 1
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
 	code, body, _ := g.do("POST", "/files?path=large", io.LimitReader(zeros{}, size), "Content-Type", octets)
 	if code != 200 {
 		t.Fatalf("got %d %s", code, body)
 	}
-	t.Logf("wrote %d MB/s", int(size/1e6/time.Since(start).Seconds()))
 	if fi, err := os.Stat(g.home + "/large"); err != nil || fi.Size() != size {
 		t.Errorf("got %v, %v, want %d bytes", fi, err, size)
+	}
+	res := must(g.http.Get(g.url + "/files?path=large"))
+	defer res.Body.Close()
+	if n, err := io.Copy(io.Discard, res.Body); n != size || err != nil || res.ContentLength != size {
+		t.Errorf("read %d bytes of %d, %v, want %d", n, res.ContentLength, err, size)
+	}
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.Sys) - int64(before.Sys); grown > 32<<20 { // the client is in here too
+		t.Errorf("memory grew by %d MiB", grown>>20)
 	}
 }
 

@@ -159,6 +159,19 @@ func TestWatch(t *testing.T) {
 			}
 		}
 	}
+	// A tree that is made faster than it can be watched.
+	g.sh("mkdir -p x/y/z; echo > x/y/z/f;")
+	for left := map[string]bool{"x": true, "x/y": true, "x/y/z": true, "x/y/z/f": true}; len(left) > 0; {
+		if !st.Receive() {
+			t.Fatalf("no %v: %v", left, st.Err())
+		}
+		if e := st.Msg().GetFilesystem(); e.GetType() == filesystempb.EventType_EVENT_TYPE_CREATE {
+			if left[e.GetName()] && e.GetEntry().GetPath() != g.home+"/"+e.GetName() {
+				t.Errorf("entry of %s: got %v", e.GetName(), e.GetEntry())
+			}
+			delete(left, e.GetName())
+		}
+	}
 	id := poll.Msg.GetWatcherId()
 	got, err := g.file.GetWatcherEvents(t.Context(), connect.NewRequest(&filesystempb.GetWatcherEventsRequest{WatcherId: id}))
 	if err != nil || len(got.Msg.GetEvents()) == 0 || got.Msg.GetEvents()[0].GetName() != "d" {

@@ -23,6 +23,7 @@ const (
 	maxWatchers   = 64     // that clients may leave with the guest to poll
 	maxWatchedDir = 8192   // directories under one recursive watch
 	maxKeptEvents = 65_536 // of one watcher that nobody polls
+	maxFound      = 1024   // told of a directory with content that is moved in
 )
 
 // A watch sees what happens in a directory, with the rights of who asked.
@@ -69,7 +70,7 @@ func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch,
 		return nil, err
 	}
 	w := &watch{account: a, dir: path, recursive: req.GetRecursive(), entries: req.GetIncludeEntry(), notify: n, listing: h.s.newListing()}
-	if err := w.add(path); err != nil {
+	if err := w.add(path, nil); err != nil {
 		n.Close()
 		return nil, err
 	}
@@ -90,13 +91,17 @@ func onNetwork(path string) bool {
 	return false
 }
 
-// add watches dir, and if the watch is recursive what is below. It is called
-// with the account's rights: the kernel wants to see that it may read.
-func (w *watch) add(dir string) error {
+// add watches dir, and if the watch is recursive what is below, and calls found
+// for that, unless it is nil. It is called with the account's rights: the
+// kernel wants to see that it may read.
+func (w *watch) add(dir string, found func(path string)) error {
 	if !w.recursive {
 		return w.notify.Add(dir)
 	}
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if found != nil && path != dir {
+			found(path)
+		}
 		if err != nil || !d.IsDir() {
 			if path == dir {
 				return err
@@ -142,12 +147,18 @@ func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
 	_ = as(w.account, func() error { // best effort: it may be gone
 		if w.recursive && ev.Op.Has(fsnotify.Create) {
 			if fi, err := os.Lstat(ev.Name); err == nil && fi.IsDir() {
-				_ = w.add(ev.Name)
+				// What was made in it before it was watched, as by mkdir -p, is told
+				// too. What is made now may be told twice, rather than never.
+				_ = w.add(ev.Name, func(path string) {
+					if rel, err := filepath.Rel(w.dir, path); err == nil && len(events) < maxFound {
+						events = append(events, &filesystempb.FilesystemEvent{Name: utf8(rel), Type: filesystempb.EventType_EVENT_TYPE_CREATE})
+					}
+				})
 			}
 		}
 		if w.entries {
-			if e, err := w.listing.entry(ev.Name); err == nil {
-				for _, x := range events {
+			for _, x := range events {
+				if e, err := w.listing.entry(filepath.Join(w.dir, x.GetName())); err == nil {
 					x.Entry = e
 				}
 			}
