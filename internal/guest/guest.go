@@ -88,7 +88,6 @@ type Server struct {
 	conns      conns
 	tunnels    chan struct{} // holds a token for each open tunnel
 	users      userDB
-	spawner    *spawner
 	watch      watchers
 	table      processTable
 
@@ -121,7 +120,6 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 	}
 	s.table.init()
 	s.watch.init()
-	s.spawner = newSpawner(log, c.MaxProcesses)
 	return s, nil
 }
 
@@ -174,8 +172,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	})
 	defer stop()
 	watchCtx, cancel := context.WithCancel(ctx)
-	s.spawner.prepare()
-	defer s.spawner.stop()
+	prepareServer(s.log, s.conf.MaxProcesses)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.newMemoryWatch().run(watchCtx) })
 	defer wg.Wait()

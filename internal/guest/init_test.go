@@ -176,3 +176,31 @@ func TestProcessLimit(t *testing.T) {
 		t.Errorf("at the limit: got %v, want %v", refused, want)
 	}
 }
+
+// Attacker: root's processes cannot lift the limit, whichever of the guest's
+// threads started them.
+func TestCapabilitiesAreTaken(t *testing.T) {
+	g := newRig(t)
+	const sysAdmin, sysResource = uint64(1) << 21, uint64(1) << 24
+	for range 20 {
+		r, err := g.run(asUser(connect.NewRequest(shell("grep -h CapBnd /proc/self/status")), "root"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(string(r.stdout), "CapBnd:")), 16, 64)
+		if err != nil || set&(sysAdmin|sysResource) != 0 {
+			t.Fatalf("got %q, %v, want a set without CAP_SYS_ADMIN and CAP_SYS_RESOURCE", r.stdout, err)
+		}
+	}
+	threads, _ := filepath.Glob("/proc/self/task/*/status")
+	for _, file := range threads {
+		b, _ := os.ReadFile(file)
+		for line := range strings.Lines(string(b)) {
+			if rest, ok := strings.CutPrefix(line, "CapBnd:"); ok {
+				if set, err := strconv.ParseUint(strings.TrimSpace(rest), 16, 64); err != nil || set&(sysAdmin|sysResource) != 0 {
+					t.Errorf("%s: got %q", file, line)
+				}
+			}
+		}
+	}
+}

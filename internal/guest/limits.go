@@ -8,14 +8,16 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// A spawner starts processes of users, all inside one limit: RLIMIT_NPROC, which
-// gVisor enforces for each user, also for root. It binds whoever has neither
+// Processes of users are started inside one limit: RLIMIT_NPROC, which gVisor
+// enforces for each user, also for root. It binds whoever has neither
 // CAP_SYS_ADMIN nor CAP_SYS_RESOURCE, so these are taken from all that is
-// started, for good.
+// started, for good: out of the bounding set, so that sudo does not give them
+// back. The set counts when a program is executed; the guest keeps what it has.
 //
 // The guest itself must be above it: Go's runtime ends a program that cannot
 // have another thread, so under root's limit a fork bomb of root's would take
@@ -26,6 +28,37 @@ import (
 // What was tried and dropped: gVisor's own pids cgroup. It needs CAP_SYS_ADMIN,
 // its version 1 charges one hierarchy of a task picked at random, and at its
 // limit no client can start a command either.
+
+// prepareServer makes all that this process starts from now on ordinary. It is
+// done to all of its threads: to hand each start to a thread of its own, as the
+// first process does, costs more than the start of a small program.
+func prepareServer(log *slog.Logger, most int64) {
+	if err := closeOnExec(); err != nil {
+		log.Error("cannot keep open files from processes", "error", err)
+	}
+	drop := func(c uintptr) unix.Errno {
+		_, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0)
+		return e
+	}
+	if err := dropCapabilities(drop); err != nil {
+		log.Error("cannot take capabilities from processes", "error", err)
+	}
+	limitProcesses(log, most)
+}
+
+func limitProcesses(log *slog.Logger, most int64) {
+	if most <= 0 {
+		return
+	}
+	lim := unix.Rlimit{Cur: uint64(most), Max: uint64(most)}
+	// For this process too: it is inherited.
+	if err := unix.Setrlimit(unix.RLIMIT_NPROC, &lim); err != nil {
+		log.Error("cannot limit processes", "error", err)
+	}
+}
+
+// A spawner starts services for the first process, which itself must go on
+// starting the server with everything.
 type spawner struct {
 	jobs chan func()
 	quit chan struct{} // closed by stop
@@ -77,16 +110,14 @@ func (s *spawner) stop() { close(s.quit) }
 // anything else.
 func (s *spawner) run(ready chan<- struct{}) {
 	runtime.LockOSThread()
-	if err := dropCapabilities(); err != nil {
+	drop := func(c uintptr) unix.Errno {
+		_, _, e := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0)
+		return e
+	}
+	if err := dropCapabilities(drop); err != nil {
 		s.log.Error("cannot take capabilities from processes", "error", err)
 	}
-	if s.max > 0 {
-		lim := unix.Rlimit{Cur: uint64(s.max), Max: uint64(s.max)}
-		// For the whole guest: it is inherited.
-		if err := unix.Setrlimit(unix.RLIMIT_NPROC, &lim); err != nil {
-			s.log.Error("cannot limit processes", "error", err)
-		}
-	}
+	limitProcesses(s.log, s.max)
 	close(ready)
 	for {
 		select {
@@ -114,16 +145,15 @@ func closeOnExec() error {
 	return nil
 }
 
-// dropCapabilities takes from the calling thread, and so from all that it
-// starts, what would lift RLIMIT_NPROC. It takes them out of the bounding set,
-// so that sudo does not give them back.
-func dropCapabilities() error {
+// dropCapabilities takes what would lift RLIMIT_NPROC out of the bounding set,
+// by a call of drop for each capability that is in it.
+func dropCapabilities(drop func(capability uintptr) unix.Errno) error {
 	for _, c := range []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE} {
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
-			if in, rerr := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); rerr == nil && in == 0 {
-				continue
-			}
-			return fmt.Errorf("drop capability %d: %w", c, err)
+		if in, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err == nil && in == 0 {
+			continue
+		}
+		if e := drop(c); e != 0 {
+			return fmt.Errorf("drop capability %d: %w", c, e)
 		}
 	}
 	return nil

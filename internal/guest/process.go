@@ -110,7 +110,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	} else {
 		attr.Files = theirs
 	}
-	child, err := s.spawner.start(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...), attr)
+	child, err := os.StartProcess(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...), attr)
 	if err != nil {
 		p.close()
 		// Only now: to look before is an error less in a hundred starts, and time

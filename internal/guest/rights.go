@@ -2,6 +2,7 @@ package guest
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"unsafe"
 
@@ -24,33 +25,22 @@ func as(a account, f func() error) error {
 	if a.uid == 0 {
 		return f()
 	}
-	// A goroutine of its own: if the thread cannot come back it is left locked
-	// and ends with the goroutine, so nothing else ever runs on it.
-	var err error
-	var bug any
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if err = become(a); err != nil {
-			err = fmt.Errorf("act as %s: %w", a.name, err)
-			return
+	// The calling goroutine keeps its thread: handing f to another one costs
+	// more than all of these calls.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer func() { // also if f panics
+		if becomeRoot() != nil {
+			// unreachable: the saved user is root. The thread would go on for others
+			// with a's rights, and whatever recovers from a panic would let it. So
+			// the program ends, and the first process starts another one.
+			os.Exit(1)
 		}
-		defer func() {
-			bug = recover()
-			if back := becomeRoot(); back != nil {
-				err = fmt.Errorf("stop acting as %s: %w", a.name, back)
-				return
-			}
-			runtime.UnlockOSThread()
-		}()
-		err = f()
 	}()
-	<-done
-	if bug != nil {
-		panic(bug) // f's, for the handler's recovery
+	if err := become(a); err != nil {
+		return fmt.Errorf("act as %s: %w", a.name, err)
 	}
-	return err
+	return f()
 }
 
 // become gives the calling thread, and no other of the process, the effective
