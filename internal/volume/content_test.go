@@ -583,3 +583,71 @@ func BenchmarkMount(b *testing.B) {
 		}
 	})
 }
+
+// TestHostFull: other things on the host's disk fill it although volumes were
+// promised their room. Who writes is told, what was there stays, and when there
+// is room again the volume works.
+func TestHostFull(t *testing.T) {
+	image, host := filepath.Join(t.TempDir(), "host"), t.TempDir()
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 96<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := format(t.Context(), image); err != nil {
+		t.Fatal(err)
+	}
+	dev, err := attach(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = unix.Mount(dev.Name(), host, "ext4", 0, "")
+	dev.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(host, unix.MNT_DETACH) })
+	s, who := newStore(t, storetest.SQLite(t), Config{Dir: filepath.Join(host, "volumes"), ReserveMB: 1})
+	v := create(t, s, who, "a")
+	c, err := s.Content(v.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, c, "/kept", "kept")
+	filler, err := os.Create(filepath.Join(host, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(filler, ones{}); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	filler.Close()
+	if _, err := c.Write("/big", io.LimitReader(ones{}, 8<<20), Attributes{}, true); err == nil {
+		t.Error("8 MiB were taken on a disk without room")
+	} else {
+		t.Log("the writer is told:", err)
+	}
+	if got := read(t, c, "/kept"); got != "kept" {
+		t.Errorf("what was there: %q", got)
+	}
+	c.Close()
+	if err := os.Remove(filepath.Join(host, "filler")); err != nil {
+		t.Fatal(err)
+	}
+	s.sweep(t.Context(), 0) // a minute without use
+	c, err = s.Content(v.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got := read(t, c, "/kept"); got != "kept" {
+		t.Errorf("what was there, afterwards: %q", got)
+	}
+	if _, err := c.Stat("/big"); !errors.Is(err, ErrNoPath) {
+		t.Errorf("what failed: %v", err)
+	}
+	if _, err := c.Write("/big", io.LimitReader(ones{}, 8<<20), Attributes{}, true); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
