@@ -61,7 +61,8 @@ func upCommand() *command {
 Runs the whole of Postern in this process until SIGTERM or Ctrl-C: the API that
 the official E2B SDKs speak, the proxy to sandboxes, MCP for agents, the console
 for people, and SMTP. It must be root. The first start builds the base template,
-for which mmdebstrap must be installed; after that nothing else need be.
+for which mmdebstrap must be installed; after that nothing else need be. Volumes
+need mkfs.ext4 (e2fsprogs, part of every Debian) and loop devices.
 
 The first start prints the project's key, once, and a link with which a person
 makes the console's first account. Then, in another terminal:

@@ -275,6 +275,18 @@ import mmap; f=open('map','w+b'); f.truncate(4096); m=mmap.mmap(f.fileno(),4096)
     await Volume.destroy(v.volumeId)
   })
 
+  test('are shared with forks', async () => {
+    const box = await Sandbox.create({ volumeMounts: { '/mnt/shared': volume } })
+    const [fork] = await box.fork()
+    if (fork instanceof Error) throw fork
+    try {
+      await fork.commands.run('echo from the fork >/mnt/shared/fork')
+      assert.equal((await box.commands.run('cat /mnt/shared/fork')).stdout, 'from the fork\n')
+    } finally {
+      await Promise.all([box.kill(), fork.kill()])
+    }
+  })
+
   test('are there again after pause and resume', async () => {
     const v = await Volume.create('paused')
     const box = await Sandbox.create({ volumeMounts: { '/mnt/v': v } })
