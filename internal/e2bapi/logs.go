@@ -3,6 +3,7 @@ package e2bapi
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"time"
@@ -21,9 +22,7 @@ type logEntry struct {
 
 func logEntryOf(e sandbox.LogEntry) logEntry {
 	out := logEntry{Timestamp: e.At.Format(time.RFC3339Nano), Level: e.Level, Message: e.Message, Fields: map[string]string{"logger": e.Logger}}
-	for k, v := range e.Fields {
-		out.Fields[k] = v
-	}
+	maps.Copy(out.Fields, e.Fields)
 	out.Fields["logger"] = e.Logger
 	return out
 }
@@ -32,9 +31,7 @@ func logEntryOf(e sandbox.LogEntry) logEntry {
 // logger.
 func flat(e sandbox.LogEntry) string {
 	m := map[string]string{}
-	for k, v := range e.Fields {
-		m[k] = v
-	}
+	maps.Copy(m, e.Fields)
 	m["timestamp"], m["level"], m["logger"], m["message"] = e.At.Format(time.RFC3339Nano), string(e.Level), e.Logger, e.Message
 	b, err := json.Marshal(m)
 	if err != nil { // unreachable: strings

@@ -84,7 +84,7 @@ func (h *Hooks) dispatch(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find due deliveries: %w", err)
 	}
-	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] }) //nolint:gosec // nobody gains by guessing
 	for _, id := range due {
 		for h.reserve(id) {
 			p, err := h.take(ctx, id)
@@ -194,8 +194,7 @@ func (h *Hooks) send(ctx context.Context, p parcel, secret auth.Secret) (status 
 // explain says why there was no answer, without the URL, which may hold a
 // secret, and without what a private network said.
 func explain(err error) error {
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
 	var dns *net.DNSError
@@ -211,13 +210,13 @@ func explain(err error) error {
 	case errors.As(err, &dns):
 		return fmt.Errorf("the name does not resolve: %s", dns.Err)
 	case errors.As(err, &op) && op.Op == "dial":
-		return fmt.Errorf("cannot connect: %v", op.Err)
+		return fmt.Errorf("cannot connect: %w", op.Err)
 	}
 	var timeout interface{ Timeout() bool }
 	if errors.As(err, &timeout) && timeout.Timeout() {
 		return errors.New("no answer in time")
 	}
-	return fmt.Errorf("no answer: %v", err)
+	return fmt.Errorf("no answer: %w", err)
 }
 
 // backoff returns how long to wait after the nth failure: four times longer
@@ -228,7 +227,7 @@ func (h *Hooks) backoff(n int) time.Duration {
 		d *= 4
 	}
 	d = min(d, 6*time.Hour)
-	return d*4/5 + rand.N(d*2/5+1)
+	return d*4/5 + rand.N(d*2/5+1) //nolint:gosec // nobody gains by guessing
 }
 
 // settle records the end of an attempt. It changes nothing if the delivery is

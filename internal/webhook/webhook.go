@@ -33,6 +33,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -243,7 +244,7 @@ func (w Webhook) fields() audit.Fields {
 	if u, err := url.Parse(w.URL); err == nil {
 		to = u.Scheme + "://" + u.Host
 	}
-	return audit.Fields{"name": w.Name, "to": to, "events": w.joined(), "enabled": fmt.Sprint(w.Enabled)}
+	return audit.Fields{"name": w.Name, "to": to, "events": w.joined(), "enabled": strconv.FormatBool(w.Enabled)}
 }
 
 func (w Webhook) joined() string {

@@ -72,8 +72,10 @@ func run(t *testing.T, h *webhook.Hooks) (stop func()) {
 func add(t *testing.T, db *store.DB, who auth.Principal, typ event.Type, sandbox string) {
 	t.Helper()
 	err := db.Update(t.Context(), func(tx *store.Tx) error {
-		return event.Append(t.Context(), tx, event.Event{Project: who.Project, Type: typ, Sandbox: sandbox, Template: "base",
-			Data: map[string]any{"sandbox_metadata": map[string]string{"a": "b"}}})
+		return event.Append(t.Context(), tx, event.Event{
+			Project: who.Project, Type: typ, Sandbox: sandbox, Template: "base",
+			Data: map[string]any{"sandbox_metadata": map[string]string{"a": "b"}},
+		})
 	})
 	if err != nil {
 		t.Fatal(err)
