@@ -199,7 +199,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[strin
 // session returns the person who is signed in. Nothing but the cookie counts:
 // a key, wherever it is put, is not a person.
 func (s *Server) session(r *http.Request) (auth.Principal, error) {
-	c, err := r.Cookie(auth.SessionCookie)
+	c, err := r.Cookie(s.cookie())
 	if err != nil || c.Value == "" {
 		return auth.Principal{}, auth.ErrUnauthenticated
 	}

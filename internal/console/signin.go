@@ -127,7 +127,7 @@ func (s *Server) signin(w http.ResponseWriter, r *http.Request, _ auth.Principal
 	}
 	var session auth.Secret
 	err = s.db.Update(ctx, func(tx *store.Tx) error {
-		if c, err := r.Cookie(auth.SessionCookie); err == nil { // one browser, one session
+		if c, err := r.Cookie(s.cookie()); err == nil { // one browser, one session
 			if err := auth.EndSession(ctx, tx, auth.Secret(c.Value)); err != nil {
 				return err
 			}
@@ -149,7 +149,7 @@ func (s *Server) signout(w http.ResponseWriter, r *http.Request, _ auth.Principa
 	ctx := r.Context()
 	who, err := s.session(r)
 	if err == nil {
-		c, _ := r.Cookie(auth.SessionCookie) // session read it
+		c, _ := r.Cookie(s.cookie()) // session read it
 		err = s.db.Update(ctx, func(tx *store.Tx) error {
 			if err := auth.EndSession(ctx, tx, auth.Secret(c.Value)); err != nil {
 				return err
@@ -165,10 +165,25 @@ func (s *Server) signout(w http.ResponseWriter, r *http.Request, _ auth.Principa
 	return nil
 }
 
+// cookie returns the name of the cookie with the session. With the prefix a
+// browser takes it from this very host alone: pages of sandboxes have names
+// under the same domain, and their scripts could otherwise set one for all of
+// it, and so sign a reviewer in as somebody else (RFC 6265bis section 4.1.3.2).
+func (s *Server) cookie() string {
+	if s.conf.Secure {
+		return "__Host-" + auth.SessionCookie
+	}
+	return auth.SessionCookie
+}
+
 // setCookie gives the browser its session; an empty one takes it away.
 func (s *Server) setCookie(w http.ResponseWriter, session auth.Secret) {
+	path := "/console"
+	if s.conf.Secure {
+		path = "/" // as the name's prefix demands
+	}
 	c := &http.Cookie{ //nolint:gosec // Secure is the operator's: on the loopback there is no TLS
-		Name: auth.SessionCookie, Value: session.Reveal(), Path: "/console", HttpOnly: true, Secure: s.conf.Secure,
+		Name: s.cookie(), Value: session.Reveal(), Path: path, HttpOnly: true, Secure: s.conf.Secure,
 		SameSite: http.SameSiteStrictMode, MaxAge: int(auth.SessionTime.Seconds()),
 	}
 	if session == "" {

@@ -26,7 +26,7 @@ func disarm(h http.Header, named bool) {
 		for _, c := range set {
 			// A cookie for the common domain would reach other sandboxes, or sign
 			// a reviewer in as another.
-			if k, _, _ := strings.Cut(c, "="); strings.TrimSpace(k) != auth.SessionCookie {
+			if k, _, _ := strings.Cut(c, "="); !isSession(strings.TrimSpace(k)) {
 				h.Add("Set-Cookie", ownCookie(c))
 			}
 		}
@@ -52,12 +52,18 @@ func ownCookie(line string) string {
 	return strings.Join(kept, ";")
 }
 
-func dropCookie(h http.Header, name string) {
+// isSession reports whether a cookie is one of the console's.
+func isSession(name string) bool {
+	return strings.TrimPrefix(name, "__Host-") == auth.SessionCookie
+}
+
+// dropCookie takes the console's session from a request.
+func dropCookie(h http.Header) {
 	var kept []string
 	for _, line := range h.Values("Cookie") {
 		for c := range strings.SplitSeq(line, ";") {
 			c = strings.TrimSpace(c)
-			if k, _, _ := strings.Cut(c, "="); c != "" && k != name {
+			if k, _, _ := strings.Cut(c, "="); c != "" && !isSession(k) {
 				kept = append(kept, c)
 			}
 		}

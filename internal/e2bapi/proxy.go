@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"postern/internal/auth"
 	"postern/internal/sandbox"
 )
 
@@ -252,7 +251,7 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 			for _, k := range secrets {
 				h.Del(k)
 			}
-			dropCookie(h, auth.SessionCookie)
+			dropCookie(h)
 			if t.port == sandbox.GuestPort {
 				h.Set(sandbox.ChannelHeader, s.boxes.ChannelKey(t.sandbox).Reveal())
 			} else if traffic.MaskHost != "" {

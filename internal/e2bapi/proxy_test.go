@@ -74,6 +74,7 @@ func TestControlPath(t *testing.T) {
 func TestDropCookie(t *testing.T) {
 	tests := map[string]string{
 		"postern_session=x":                     "",
+		"__Host-postern_session=x; c=3":         "c=3",
 		"a=1; postern_session=x; b=2":           "a=1; b=2",
 		"a=postern_session; xpostern_session=1": "a=postern_session; xpostern_session=1",
 		"":                                      "",
@@ -81,7 +82,7 @@ func TestDropCookie(t *testing.T) {
 	for in, want := range tests {
 		h := http.Header{}
 		h.Set("Cookie", in)
-		dropCookie(h, "postern_session")
+		dropCookie(h)
 		if got := h.Get("Cookie"); got != want {
 			t.Errorf("dropCookie(%q) left %q, want %q", in, got, want)
 		}
