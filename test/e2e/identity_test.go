@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // cell runs python code in the sandbox's interpreter and returns what it
@@ -27,6 +28,9 @@ func (b *box) cell(code string) []string {
 			out.WriteString(e.Text)
 		}
 	}
+	if r.exit != 0 || !strings.Contains(r.stdout, "end_of_execution") {
+		b.s.t.Fatalf("cell: got %+v", r)
+	}
 	return strings.Split(strings.TrimSpace(out.String()), "\n")
 }
 
@@ -34,6 +38,13 @@ func (b *box) cell(code string) []string {
 // compares what a guess at one could be made from in the other.
 func TestCopiesShareNoRandomState(t *testing.T) {
 	s := start(t, t.TempDir(), "--snapshots")
+	// Before there is one, sandboxes are booted and are no copies.
+	for i := 0; !strings.Contains(s.log.String(), "made snapshot of template"); i++ {
+		if i > 600 {
+			t.Fatal("there is no snapshot of the template after a minute")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 
 	// Each line: what it is, and a value that two sandboxes must not have alike.
 	const draw = `
