@@ -43,9 +43,10 @@ func (c *Cache) guestIsCurrent(rootfs string) bool {
 	return true
 }
 
-// installGuest puts our guest in place of the one that is there. Sandboxes that
-// run keep the old file: it is replaced, never written to. The caller holds the
-// lock.
+// installGuest makes our guest the one that GuestPath names. The ones of other
+// versions of this program stay beside it: what was saved while one ran reads
+// its code from that very file again when it is restored, and would run into
+// whatever else was there. The caller holds the lock.
 func (c *Cache) installGuest(rootfs string) error {
 	// A Root, so that no symbolic link of the packages' making leads out.
 	root, err := os.OpenRoot(rootfs)
@@ -75,8 +76,17 @@ func (c *Cache) installGuest(rootfs string) error {
 			}
 		}
 	}
+	version := name + "-" + c.digest[:16]
 	tmp := filepath.Join(dir, "."+name+"."+rand.Text())
-	if err := writeFile(root, tmp, c.cfg.Guest, 0o755); err != nil {
+	if have, err := root.ReadFile(filepath.Join(dir, version)); err != nil || !bytes.Equal(have, c.cfg.Guest) {
+		if err := writeFile(root, tmp, c.cfg.Guest, 0o755); err != nil {
+			return err
+		}
+		if err := root.Rename(tmp, filepath.Join(dir, version)); err != nil {
+			return err
+		}
+	}
+	if err := root.Symlink(version, tmp); err != nil {
 		return err
 	}
 	return root.Rename(tmp, GuestPath[1:])

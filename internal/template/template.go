@@ -51,7 +51,8 @@ var ErrNotFound = errors.New("template not found")
 // SDKs ask for "base" and for "code-interpreter-v1" unless told otherwise.
 var baseNames = []string{"base", "code-interpreter-v1", "code-interpreter"}
 
-// GuestPath is where the guest is inside every root file system.
+// GuestPath is where the guest is inside every root file system: a symbolic link
+// to the file of its version.
 const GuestPath = "/usr/local/sbin/postern-guest"
 
 // ServicesPath is a file inside every root file system: each line is the

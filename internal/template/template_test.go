@@ -128,7 +128,12 @@ func TestGuestRefresh(t *testing.T) {
 		t.Error("the same guest was installed again")
 	}
 
-	// A sandbox that runs keeps the file it has open.
+	// A sandbox that runs keeps the file it has open, and one that was saved
+	// finds it again.
+	version, err := filepath.EvalSymlinks(guest)
+	if err != nil {
+		t.Fatal(err)
+	}
 	open, err := os.Open(guest)
 	if err != nil {
 		t.Fatal(err)
@@ -144,6 +149,16 @@ func TestGuestRefresh(t *testing.T) {
 	b := make([]byte, 9)
 	if _, err := open.Read(b); err != nil || string(b) != "guest one" {
 		t.Errorf("open guest: got %q, %v, want the old one", b, err)
+	}
+	if b, err := os.ReadFile(version); err != nil || string(b) != "guest one" {
+		t.Errorf("file of the old guest: got %q, %v", b, err)
+	}
+	if _, err := c.Base(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("guest one")
+	if now, err := filepath.EvalSymlinks(guest); err != nil || now != version {
+		t.Errorf("the old guest again: got %s, %v, want %s", now, err, version)
 	}
 	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what a killed installation left: got %v, want it gone", err)
