@@ -205,6 +205,8 @@ func newLogger(level string) (*slog.Logger, error) {
 	return logger, nil
 }
 
+const lockPoll = 20 * time.Millisecond
+
 // lockData makes sure that one server alone works on a data directory: two
 // would take each other's running actions for interrupted ones.
 func lockData(dir string) (unlock func(), err error) {
@@ -212,8 +214,13 @@ func lockData(dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock data directory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("another server is running on %s", dir), f.Close())
+	// A server that was killed while it started a process has left the lock to
+	// that one until it executes its program: moments.
+	for wait := 3 * time.Second; unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; wait -= lockPoll {
+		if wait <= 0 {
+			return nil, errors.Join(fmt.Errorf("another server is running on %s", dir), f.Close())
+		}
+		time.Sleep(lockPoll)
 	}
 	return func() { f.Close() }, nil
 }
