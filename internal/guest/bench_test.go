@@ -1,8 +1,10 @@
 package guest
 
 import (
+	"bytes"
 	"io"
 	"log/slog"
+	"mime/multipart"
 	"os"
 	"testing"
 
@@ -100,4 +102,23 @@ func BenchmarkFile(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkMultipart is the parser alone, as the SDK's uploads go through it.
+func BenchmarkMultipart(b *testing.B) {
+	const size = 64 << 20
+	var body bytes.Buffer
+	w := multipart.NewWriter(&body)
+	_ = w.SetBoundary("----formdata-undici-012345678901")
+	p := must(w.CreateFormFile("file", "x"))
+	_, _ = p.Write(bytes.Repeat([]byte("x"), size))
+	w.Close()
+	b.SetBytes(size)
+	for b.Loop() {
+		parts := newParts(bytes.NewReader(body.Bytes()), w.Boundary())
+		part := must(parts.NextRawPart())
+		if err := copyBytes(io.Discard, part); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

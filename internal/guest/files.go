@@ -232,14 +232,19 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 		if params["boundary"] == "" {
 			return badRequest(errors.New("the Content-Type has no boundary"))
 		}
-		// The parser reads 4 KiB at a time, which would be a system call each.
-		if done, err = s.writeParts(r, path, multipart.NewReader(bufio.NewReaderSize(body, copySize), params["boundary"])); err != nil {
+		if done, err = s.writeParts(r, path, newParts(body, params["boundary"])); err != nil {
 			return err
 		}
 	default:
 		return badRequest(fmt.Errorf("the Content-Type %q is not known: send multipart/form-data or application/octet-stream", kind))
 	}
 	return writeJSON(w, done)
+}
+
+// newParts reads the parts of a form. The parser reads 4 KiB at a time, which
+// would be a system call each.
+func newParts(body io.Reader, boundary string) *multipart.Reader {
+	return multipart.NewReader(bufio.NewReaderSize(body, copySize), boundary)
 }
 
 func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reader) ([]written, error) {

@@ -371,6 +371,48 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
+// What was read ahead of a tunnel, or of the next request, is not lost.
+func TestReadAhead(t *testing.T) {
+	g := newRig(t)
+	c := must(net.Dial("tcp", g.url[len("http://"):]))
+	defer c.Close()
+	content := strings.Repeat("0123456789abcdef", 64<<10) // 1 MiB
+	var b strings.Builder
+	for n := range 3 { // all at once, in chunks of odd sizes
+		fmt.Fprintf(&b, "POST /files?path=f%d HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n", n, ChannelHeader, testToken, octets)
+		for rest, size := content, 1; len(rest) > 0; size = size*3%40961 + 1 {
+			size = min(size, len(rest))
+			fmt.Fprintf(&b, "%x\r\n%s\r\n", size, rest[:size])
+			rest = rest[size:]
+		}
+		b.WriteString("0\r\n\r\n")
+	}
+	port := echo(t, "127.0.0.1:0")
+	fmt.Fprintf(&b, "CONNECT 127.0.0.1:%d HTTP/1.1\r\nHost: x\r\n%s: %s\r\n\r\n%s", port, ChannelHeader, testToken, content)
+	go func() {
+		_, _ = io.WriteString(c, b.String())
+		_ = c.(*net.TCPConn).CloseWrite()
+	}()
+	r := bufio.NewReader(c)
+	for n := range 3 {
+		res, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, res.Body)
+		if got := readFile(t, fmt.Sprintf("%s/f%d", g.home, n)); res.StatusCode != 200 || got != content {
+			t.Errorf("upload %d: got %d and %d bytes, want %d", n, res.StatusCode, len(got), len(content))
+		}
+	}
+	res, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	if err != nil || res.StatusCode != 200 {
+		t.Fatal(err, res)
+	}
+	if got := string(must(io.ReadAll(r))); got != content+"bye" {
+		t.Errorf("tunnel: got %d bytes, want %d", len(got), len(content)+3)
+	}
+}
+
 func TestTunnelsAreBounded(t *testing.T) {
 	g := newRig(t)
 	g.s.tunnels = make(chan struct{}, 2)

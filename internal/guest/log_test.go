@@ -109,6 +109,7 @@ func TestUserDB(t *testing.T) {
 		t.Errorf("names of nobody: got %s, %s", owner, group)
 	}
 	d.seen[0].ctime.Sec-- // the file has changed
+	time.Sleep(freshFor)
 	if _, err := d.account("ghost"); err == nil {
 		t.Error("a user who is gone is still known")
 	}

@@ -78,33 +78,34 @@ var tunnelBuffers = sync.Pool{New: func() any { b := make([]byte, 16<<10); retur
 // join copies in both directions until both have ended. early holds what here
 // has sent already.
 func join(here *conn, there *net.TCPConn, early *bufio.Reader) {
+	closeBoth := func() {
+		here.Close()
+		there.Close()
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if n := early.Buffered(); n > 0 {
 			if _, err := io.CopyN(there, early, int64(n)); err != nil {
-				here.Close()
-				there.Close()
+				closeBoth()
 				return
 			}
 		}
-		pass(there, here.TCPConn, func() { here.Close() })
+		pass(there, here.rest(), closeBoth)
 	})
-	wg.Go(func() { pass(here.TCPConn, there, func() { here.Close() }) })
+	wg.Go(func() { pass(here.TCPConn, there, closeBoth) })
 	wg.Wait()
 }
 
 // pass copies from one connection to the other. At the end of what comes the
 // other is told so and may go on answering; after an error both are closed,
 // since the one that still works would wait for ever.
-func pass(to, from *net.TCPConn, closeBoth func()) {
+func pass(to *net.TCPConn, from io.Reader, closeBoth func()) {
 	b := tunnelBuffers.Get().(*[]byte)
 	defer tunnelBuffers.Put(b)
 	if _, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, *b); err == nil && to.CloseWrite() == nil {
 		return
 	}
 	closeBoth()
-	to.Close()
-	from.Close()
 }
 
 // dialLoopback connects to a port of the sandbox itself, over IPv4 or else

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -64,6 +65,7 @@ var userFiles = [...]string{"/etc/passwd", "/etc/group"}
 // takes longer than all else that the guest does for a short request.
 type userDB struct {
 	mu            sync.Mutex
+	checked       time.Time // when it was last seen that nothing has changed
 	seen          [len(userFiles)]fileVersion
 	accounts      map[string]account
 	users, groups map[uint32]string // names by id
@@ -81,8 +83,18 @@ type fileVersion struct {
 // files of any number of owners.
 const maxRemembered = 1024
 
+// freshFor is for how long the files need not be looked at again: less than it
+// takes anybody to see a change of theirs succeed and to ask again. A user who
+// is not known is looked for anyway.
+const freshFor = 10 * time.Millisecond
+
 // freshLocked forgets everything if the files have changed.
 func (d *userDB) freshLocked() {
+	if now := time.Now(); now.Sub(d.checked) >= freshFor {
+		d.checked = now
+	} else if d.accounts != nil && len(d.accounts)+len(d.users)+len(d.groups) <= maxRemembered {
+		return
+	}
 	var now [len(userFiles)]fileVersion
 	for i, name := range userFiles {
 		var st unix.Stat_t
