@@ -73,6 +73,10 @@ type Config struct {
 	// Starts is how many sandboxes are started at the same time; others wait
 	// for their turn. 0 means twice the number of processors.
 	Starts int
+	// Launchers is how many processes wait, after the first start, for the next
+	// ones: each takes some 10 MiB and saves a start 10 ms. They end with this
+	// process. 0 means none.
+	Launchers int
 	// CgroupParent is where the cgroups are made, below each mount; empty means
 	// "postern". Runtimes of other state directories may share it.
 	CgroupParent string
@@ -86,7 +90,8 @@ type Runtime struct {
 	log      *slog.Logger
 	conf     Config
 	cgroups  *cgroups
-	starting chan struct{} // holds one element for each start under way
+	starting chan struct{}  // holds one element for each start under way
+	waiting  chan *launcher // for the next starts
 
 	mu      sync.Mutex
 	all     map[string]*instance // by id; from Start until Stop
@@ -111,8 +116,8 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if err := checkStatic("/proc/self/exe"); err != nil {
 		return nil, err
 	}
-	if conf.StartTimeout < 0 || conf.Starts < 0 {
-		return nil, errors.New("StartTimeout and Starts must not be negative")
+	if conf.StartTimeout < 0 || conf.Starts < 0 || conf.Launchers < 0 {
+		return nil, errors.New("StartTimeout, Starts and Launchers must not be negative")
 	}
 	if conf.StartTimeout == 0 {
 		conf.StartTimeout = 30 * time.Second
@@ -154,6 +159,7 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	return &Runtime{
 		log: log, conf: conf, cgroups: cg,
 		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{}, started: map[[2]uint64]int{},
+		waiting: make(chan *launcher, conf.Launchers),
 	}, nil
 }
 
@@ -217,6 +223,7 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	if err == nil {
 		go i.watch(r) //nolint:gosec,contextcheck // it lives as long as the sandbox, not as the request
 		close(i.started)
+		go r.await()
 		return nil
 	}
 	clean, done := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
@@ -263,7 +270,7 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 		return err
 	}
 	defer out.Close()
-	said, err := launch(ctx, order, s.Link, out, from, i.take)
+	said, err := r.launch(ctx, order, s.Link, out, from, i.take)
 	if said != "" {
 		r.log.DebugContext(ctx, "gVisor on the start of a sandbox", "sandbox", s.ID, "said", said)
 	}

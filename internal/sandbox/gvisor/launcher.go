@@ -1,14 +1,17 @@
 package gvisor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -34,8 +37,8 @@ import (
 //     outside it, so there is no moment in which the sentry is not limited;
 //   - all that a bug could leave open or in memory.
 //
-// It costs one more start of this program, about 10 ms, and costs nothing
-// once the sandbox runs.
+// It costs one more start of this program, about 10 ms, unless one waits since
+// the last start; and it costs nothing once the sandbox runs.
 
 // A launchOrder is what a launcher is told, as JSON on its socket.
 type launchOrder struct {
@@ -43,7 +46,7 @@ type launchOrder struct {
 	Dir     string   // of the sandbox, with config.json
 	Cgroups []string // cgroup.procs files to enter before anything else
 	Flags   []string // gVisor's configuration
-	From    kind     // of the snapshot that is its third file; empty: a boot without one
+	From    kind     // of the snapshot that is the third file; empty: a boot without one
 	Direct  bool     // read the snapshot's pages past the page cache
 	Cover   bool     // the root file system, see coverRootfs
 }
@@ -58,70 +61,144 @@ type launchReply struct {
 
 const (
 	launcherSocketFD = 3
-	launcherLinkFD   = 4
-	launcherFromFD   = 5       // directory of the snapshot, if there is one
 	maxSpec          = 1 << 20 // bytes of a specification
 )
 
-// launch starts the sandbox that order describes. Its standard output and
-// error are out. What the launcher itself says on its standard error is
-// returned for the log.
-func launch(ctx context.Context, order launchOrder, link, out, from *os.File, received func(launchReply) error) (said string, err error) {
+// A launcher is one that has been started and waits for its order.
+type launcher struct {
+	cmd  *exec.Cmd
+	conn *net.UnixConn
+	errs tail // what it says on its standard error; complete after dismiss
+}
+
+// newLauncher starts a launcher. If private is set it has a mount namespace of
+// its own: what is mounted there never comes to ours.
+func newLauncher(private bool) (*launcher, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return "", fmt.Errorf("make socket pair: %w", err)
-	}
-	if err := unix.SetNonblock(pair[0], true); err != nil { // deadlines need it
-		return "", fmt.Errorf("prepare socket: %w", err)
+		return nil, fmt.Errorf("make socket pair: %w", err)
 	}
 	ours, theirs := os.NewFile(uintptr(pair[0]), "launcher"), os.NewFile(uintptr(pair[1]), "launcher-end")
 	defer ours.Close()
 	defer theirs.Close()
-
-	var errs tail
-	c := exec.CommandContext(ctx, "/proc/self/exe")
-	c.Args = []string{argv0Launcher}
-	c.Env = []string{} // nothing of ours
-	c.Dir = "/"
-	c.Stdout, c.Stderr = out, &errs
-	c.ExtraFiles = []*os.File{theirs, link}
-	if from != nil {
-		c.ExtraFiles = append(c.ExtraFiles, from)
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return nil, fmt.Errorf("prepare socket: %w", err)
 	}
+	l := &launcher{conn: conn.(*net.UnixConn)} //nolint:forcetypeassert // of a unix socket
+	l.cmd = exec.Command("/proc/self/exe")     //nolint:noctx // it may wait for longer than any request
+	l.cmd.Args = []string{argv0Launcher}
+	l.cmd.Env = []string{} // nothing of ours
+	l.cmd.Dir = "/"
+	l.cmd.Stderr = &l.errs
+	l.cmd.ExtraFiles = []*os.File{theirs}
 	// Its own session: a Ctrl-C at our terminal is not meant for it.
-	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if order.Cover {
-		// What is mounted in a namespace of its own never comes to ours.
-		c.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if private {
+		l.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	}
 	// The sentry inherits the launcher's standard error only if something goes
 	// wrong; do not wait for it then.
-	c.WaitDelay = time.Second
-	if err := c.Start(); err != nil {
-		return "", fmt.Errorf("start launcher: %w", because(ctx, err))
+	l.cmd.WaitDelay = time.Second
+	if err := l.cmd.Start(); err != nil {
+		l.conn.Close()
+		return nil, fmt.Errorf("start launcher: %w", err)
 	}
-	theirs.Close()
-	defer func() {
-		ours.Close() // it ends when it sees this
-		if werr := c.Wait(); err == nil && werr != nil && !errors.Is(werr, exec.ErrWaitDelay) {
-			err = fmt.Errorf("run launcher: %w", werr)
-		}
-		said = errs.String()
-	}()
+	return l, nil
+}
 
-	stop := context.AfterFunc(ctx, func() { _ = ours.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	if err := json.NewEncoder(ours).Encode(order); err != nil {
+// dismiss sees the launcher to its end, which comes when its socket is closed.
+func (l *launcher) dismiss() error {
+	l.conn.Close()
+	if err := l.cmd.Wait(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		return fmt.Errorf("run launcher: %w", err)
+	}
+	return nil
+}
+
+// errNotTold means that the launcher knows nothing of the order.
+var errNotTold = errors.New("tell launcher")
+
+// launch has the launcher start the sandbox that order describes, whose standard
+// output and error are out, and sees the launcher to its end. What the launcher
+// itself says on its standard error is returned for the log.
+func (l *launcher) launch(ctx context.Context, order launchOrder, link, out, from *os.File, received func(launchReply) error) (said string, err error) {
+	stop := context.AfterFunc(ctx, func() {
+		_ = l.conn.SetDeadline(time.Unix(1, 0))
+		_ = l.cmd.Process.Kill() // it may have ended
+	})
+	defer func() {
+		stop()
+		if derr := l.dismiss(); err == nil {
+			err = derr
+		}
+		said = l.errs.String()
+	}()
+	b, err := json.Marshal(order)
+	if err != nil {
+		return "", fmt.Errorf("encode order: %w", err)
+	}
+	fds := []int{int(link.Fd()), int(out.Fd())}
+	if from != nil {
+		fds = append(fds, int(from.Fd()))
+	}
+	n, _, err := l.conn.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+	runtime.KeepAlive(link)
+	runtime.KeepAlive(out)
+	runtime.KeepAlive(from)
+	if n == 0 && err != nil && ctx.Err() == nil {
+		return "", fmt.Errorf("%w: %w", errNotTold, err)
+	}
+	if err == nil && n < len(b) {
+		_, err = l.conn.Write(b[n:])
+	}
+	if err != nil {
 		return "", fmt.Errorf("tell launcher: %w", because(ctx, err))
 	}
 	var reply launchReply
-	if err := json.NewDecoder(io.LimitReader(ours, 1<<16)).Decode(&reply); err != nil {
+	if err := json.NewDecoder(io.LimitReader(l.conn, 1<<16)).Decode(&reply); err != nil {
 		return "", fmt.Errorf("hear from launcher: %w", because(ctx, err))
 	}
 	if reply.Err != "" {
 		return "", fmt.Errorf("%s: %s", reply.Phase, reply.Err)
 	}
 	return "", received(reply)
+}
+
+// launch starts a sandbox by a launcher that waits, if there is one.
+func (r *Runtime) launch(ctx context.Context, order launchOrder, link, out, from *os.File, received func(launchReply) error) (said string, err error) {
+	if !order.Cover {
+		select {
+		case l := <-r.waiting:
+			said, err = l.launch(ctx, order, link, out, from, received)
+			if !errors.Is(err, errNotTold) {
+				return said, err
+			}
+			// Somebody has ended it while it waited.
+		default:
+		}
+	}
+	l, err := newLauncher(order.Cover)
+	if err != nil {
+		return "", err
+	}
+	return l.launch(ctx, order, link, out, from, received)
+}
+
+// await starts launchers for the next starts, as many as may wait.
+func (r *Runtime) await() {
+	for len(r.waiting) < cap(r.waiting) {
+		l, err := newLauncher(false)
+		if err != nil {
+			r.log.Warn("start a launcher in advance", "err", err)
+			return
+		}
+		select {
+		case r.waiting <- l:
+		default: // another start was faster
+			_ = l.dismiss() // an error, since it had no order
+		}
+	}
 }
 
 // because is err, or what ended ctx if that was its cause.
@@ -162,17 +239,52 @@ func launcherMain() {
 	os.Exit(0)
 }
 
+// readOrder waits for the order and the files that come with it: the link, the
+// output and, if the order says so, the snapshot.
+func readOrder(s *os.File) (order launchOrder, files []*os.File, err error) {
+	b, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(3*4))
+	n, m, _, _, err := unix.Recvmsg(int(s.Fd()), b, rights, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return order, nil, fmt.Errorf("receive: %w", err)
+	}
+	if err := json.NewDecoder(io.MultiReader(bytes.NewReader(b[:n]), s)).Decode(&order); err != nil {
+		return order, nil, err
+	}
+	msgs, err := unix.ParseSocketControlMessage(rights[:m])
+	if err != nil {
+		return order, nil, fmt.Errorf("receive files: %w", err)
+	}
+	for _, msg := range msgs {
+		fds, err := unix.ParseUnixRights(&msg)
+		if err != nil {
+			return order, nil, fmt.Errorf("receive files: %w", err)
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	want := 2
+	if order.From != "" {
+		want = 3
+	}
+	if len(files) != want {
+		return order, nil, fmt.Errorf("receive files: got %d, want %d", len(files), want)
+	}
+	return order, files, nil
+}
+
 func serveLaunch(s *os.File) (r launchReply) {
 	fail := func(phase string, err error) launchReply { return launchReply{Phase: phase, Err: err.Error()} }
-	var order launchOrder
-	if err := json.NewDecoder(s).Decode(&order); err != nil {
+	unix.CloseOnExec(launcherSocketFD)
+	order, files, err := readOrder(s)
+	if err != nil {
 		return fail("read order", err)
 	}
-	unix.CloseOnExec(launcherSocketFD)
-	unix.CloseOnExec(launcherLinkFD)
-	if order.From != "" {
-		unix.CloseOnExec(launcherFromFD)
+	link, out := files[0], files[1]
+	if err := unix.Dup3(int(out.Fd()), 1, 0); err != nil {
+		return fail("set output", err)
 	}
+	out.Close()
 	// gVisor's own words go to our standard error, which the server reads;
 	// os.Stderr itself becomes the guest's.
 	gvlog.SetTarget(gvlog.GoogleEmitter{Writer: &gvlog.Writer{Next: os.NewFile(2, "stderr")}})
@@ -209,7 +321,10 @@ func serveLaunch(s *os.File) (r launchReply) {
 	}
 	args := container.Args{ID: order.ID, Spec: &spec, BundleDir: order.Dir}
 	// The directory that the server has opened, whatever its path means now.
-	from := fmt.Sprintf("/proc/self/fd/%d", launcherFromFD)
+	var from string
+	if order.From != "" {
+		from = fmt.Sprintf("/proc/self/fd/%d", files[2].Fd())
+	}
 	if order.From == kindFiles {
 		args.FSRestoreImagePath = from
 	}
@@ -217,7 +332,6 @@ func serveLaunch(s *os.File) (r launchReply) {
 	if err != nil {
 		return fail("create sandbox", err)
 	}
-	link := os.NewFile(launcherLinkFD, "link")
 	if order.From == kindMemory {
 		// The guest goes on while its pages are still being read: those that it
 		// asks for come first.
