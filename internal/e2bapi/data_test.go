@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -788,9 +789,7 @@ func TestPage(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			h := traffics.Clone()
-			for k, v := range tt.header {
-				h[k] = v
-			}
+			maps.Copy(h, tt.header)
 			resp := d.do(t, d.request(t, tt.method, host(3000), "/<script>alert(1)</script>?\"'", h, nil))
 			got := text(t, resp)
 			page := strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html")

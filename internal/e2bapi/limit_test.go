@@ -34,8 +34,12 @@ func TestLimiter(t *testing.T) {
 	}{
 		{"no limit", Rate{}, []step{{0, "a", 1, 0}, {0, "a", 1000, 0}}},
 		{"burst, then the rate", Rate{2, 3}, []step{
-			{0, "a", 1, 0}, {0, "a", 1, 0}, {0, "a", 1, 0}, {0, "a", 1, 500 * time.Millisecond},
-			{250 * time.Millisecond, "a", 1, 250 * time.Millisecond}, {500 * time.Millisecond, "a", 1, 0},
+			{0, "a", 1, 0},
+			{0, "a", 1, 0},
+			{0, "a", 1, 0},
+			{0, "a", 1, 500 * time.Millisecond},
+			{250 * time.Millisecond, "a", 1, 250 * time.Millisecond},
+			{500 * time.Millisecond, "a", 1, 0},
 		}},
 		{"never more than the burst", Rate{2, 2}, []step{{0, "a", 2, 0}, {time.Hour, "a", 2, 0}, {time.Hour, "a", 1, 500 * time.Millisecond}}},
 		{"each for itself", Rate{1, 1}, []step{{0, "a", 1, 0}, {0, "b", 1, 0}, {0, "a", 1, time.Second}}},

@@ -239,6 +239,7 @@ func (s *Server) records(q dnsmessage.Question, name string, challenge bool) []d
 		if name == s.domain {
 			rs = append(rs, s.soa(name))
 		}
+	default: // no such records
 	}
 	return rs
 }

@@ -114,7 +114,7 @@ type authority struct {
 
 func startAuthority(t *testing.T) *authority {
 	t.Helper()
-	out, err := exec.Command("go", "tool", "-modfile=../../tools/go.mod", "-n", "pebble").CombinedOutput()
+	out, err := exec.Command("go", "tool", "-modfile=../../tools/pebble/go.mod", "-n", "pebble").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build pebble: %v\n%s", err, out)
 	}
