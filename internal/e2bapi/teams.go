@@ -13,9 +13,10 @@ import (
 // listTeams answers with the one team of the caller, which is its project. The
 // key is the one that the caller showed: no other is kept in the clear.
 func (s *Server) listTeams(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	ctx := r.Context()
 	var name string
-	err := s.db.View(r.Context(), func(tx *store.Tx) (err error) {
-		name, err = auth.ProjectName(r.Context(), tx, who.Project)
+	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
+		name, err = auth.ProjectName(ctx, tx, who.Project)
 		return err
 	})
 	if err != nil {
