@@ -212,3 +212,13 @@ func call(c *http.Client, method, url, key string, in, out any) (status int, err
 	}
 	return resp.StatusCode, json.Unmarshal(b, out)
 }
+
+// await returns when the server's log has said something.
+func (s *server) await(text string) {
+	s.t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !strings.Contains(s.log.String(), text); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Fatalf("the server has not said %q", text)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// times returns how often a test does something: fallback, unless the
+// environment variable says otherwise.
+func times(t *testing.T, variable string, fallback int) int {
+	t.Helper()
+	v := os.Getenv(variable)
+	if v == "" {
+		return fallback
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
+}
+
+// A holding is how much of each kind a server holds of this machine.
+type holding map[string]int64
+
+// holds counts what can leak. A namespace lives as long as a process, a mount
+// or a descriptor of it does, and these are counted. Bytes are those of the data directory without
+// its database and the log of what happened, which grow by design.
+func (s *server) holds() holding {
+	s.t.Helper()
+	h := holding{}
+	count := func(kind, pattern string) {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		h[kind] = int64(len(found))
+	}
+	proc := fmt.Sprintf("/proc/%d", s.cmd.Process.Pid)
+	count("descriptors of the server", proc+"/fd/*")
+	count("threads of the server", proc+"/task/*")
+	for _, p := range []string{"runsc-", "postern-launcher"} {
+		all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for _, f := range all {
+			if b, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(b), p) && strings.Contains(string(b), s.data) {
+				h["processes "+p]++
+			}
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	h["mounts"] = int64(strings.Count(string(mounts), s.data))
+	for _, dir := range []string{"sandboxes", "snapshots", "blobs"} {
+		err := filepath.WalkDir(filepath.Join(s.data, dir), func(_ string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return nil //nolint:nilerr // it went while we looked
+			}
+			h["files in "+dir]++
+			if i, err := d.Info(); err == nil && !d.IsDir() {
+				h["bytes in "+dir] += i.Size()
+			}
+			return nil
+		})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return h
+}
+
+// TestCycles: sandboxes that come and go, paused, forked and copied between,
+// leave nothing: no process, mount, namespace, cgroup, descriptor, file or
+// byte. POSTERN_TEST_CYCLES says how many.
+func TestCycles(t *testing.T) {
+	s := start(t, t.TempDir(), "--pool-min", "0", "--pool-max", "0", "--snapshots")
+	s.await("made snapshot of template")
+	var ids []string
+	cycle := func(i int) {
+		b := s.sandbox(nil)
+		ids = append(ids, b.id)
+		if i%5 == 0 {
+			b.run("echo x >x")
+			for _, call := range []string{"pause", "connect", "fork", "snapshots"} {
+				if status, _, body := s.project("POST", "/sandboxes/"+b.id+"/"+call, `{}`); status >= 300 {
+					t.Fatalf("%s: %d %s", call, status, body)
+				}
+			}
+			if r := b.run("cat x"); r.stdout != "x\n" {
+				t.Errorf("its file: %+v", r)
+			}
+		}
+		s.project("DELETE", "/sandboxes/"+b.id, "")
+	}
+	clear := func() {
+		for s.killAll() > 0 {
+		}
+		_, _, body := s.project("GET", "/snapshots", "")
+		for _, id := range snapshotIDs(t, body) {
+			s.project("DELETE", "/templates/"+strings.ReplaceAll(id, "/", "%2F"), "")
+		}
+		time.Sleep(500 * time.Millisecond) // what was killed is reaped
+	}
+	for i := range 6 {
+		cycle(i)
+	}
+	clear()
+	before := s.holds()
+	n := times(t, "POSTERN_TEST_CYCLES", 40)
+	for i := range n {
+		cycle(i)
+	}
+	clear()
+	var after holding
+	for range 20 { // idle connections and threads go by themselves
+		after = s.holds()
+		if after["descriptors of the server"] <= before["descriptors of the server"]+4 {
+			break
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	for kind, b := range before {
+		slack := int64(0)
+		switch kind {
+		case "descriptors of the server", "threads of the server":
+			slack = 8 // of the runtime, of SQLite and of the connections of this test
+		}
+		if a := after[kind]; a > b+slack {
+			t.Errorf("%s: %d before and %d after %d cycles", kind, b, a, n)
+		}
+	}
+	for kind, a := range after {
+		if _, ok := before[kind]; !ok && a > 0 {
+			t.Errorf("%s: none before and %d after", kind, a)
+		}
+	}
+	for _, id := range ids {
+		if l := leftovers(t, id); len(l) != 0 {
+			t.Errorf("left of %s: %v", id, l)
+		}
+	}
+}
+
+// killAll kills what the project has and returns how many there were.
+func (s *server) killAll() int {
+	s.t.Helper()
+	_, _, b := s.project("GET", "/v2/sandboxes", "")
+	ids := sandboxIDs(s.t, b)
+	for _, id := range ids {
+		s.project("DELETE", "/sandboxes/"+id, "")
+	}
+	return len(ids)
+}
+
+// TestMany: as many sandboxes at once as POSTERN_TEST_MANY says all answer.
+func TestMany(t *testing.T) {
+	n := times(t, "POSTERN_TEST_MANY", 16)
+	s := start(t, t.TempDir(), "--max-sandboxes", strconv.Itoa(n), "--pool-min", "0", "--pool-max", "0")
+	s.await("made snapshot of template")
+	boxes := make([]*box, n)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 4)
+	for i := range boxes {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			status, b, err := s.create(map[string]any{"templateID": "base", "timeout": 3600, "envVars": map[string]string{"I": strconv.Itoa(i)}})
+			if err != nil || status != http.StatusCreated {
+				t.Errorf("number %d: status %d, %v", i, status, err)
+				return
+			}
+			boxes[i] = b
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	for i, b := range boxes {
+		if r := b.run("echo $I"); r.stdout != fmt.Sprintln(i) {
+			t.Errorf("number %d answers %+v", i, r)
+		}
+	}
+	if err := s.kill(syscall.SIGTERM); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	for _, b := range boxes {
+		if l := leftovers(t, b.id); len(l) != 0 {
+			t.Errorf("left of %s: %v", b.id, l)
+		}
+	}
+}
+
+func sandboxIDs(t *testing.T, body []byte) (ids []string) {
+	t.Helper()
+	var page []struct{ SandboxID string }
+	if err := json.Unmarshal(body, &page); err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	for _, e := range page {
+		ids = append(ids, e.SandboxID)
+	}
+	return ids
+}
+
+func snapshotIDs(t *testing.T, body []byte) (ids []string) {
+	t.Helper()
+	var page []struct{ SnapshotID string }
+	if err := json.Unmarshal(body, &page); err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	for _, e := range page {
+		ids = append(ids, e.SnapshotID)
+	}
+	return ids
+}
