@@ -210,11 +210,11 @@ describe('files', () => {
   })
 
   test('many are written in one call, with the parents that they need, anywhere', async () => {
-    const files = Array.from({ length: 50 }, (_, i) => ({ path: i % 2 ? `many/${i % 7}/${i}` : `/tmp/many/${i}/file`, data: `content ${i}` }))
+    const files = Array.from({ length: 50 }, (_, i) => ({ path: i % 2 ? `many/${i % 7}/${i}` : `/srv/many/${i}/file`, data: `content ${i}` }))
     const infos = await box.files.write(files)
     assert.deepEqual(infos.map((f) => f.path), files.map((f) => (f.path[0] === '/' ? f.path : `/home/user/${f.path}`)))
     for (const f of files) assert.equal(await box.files.read(f.path), f.data)
-    assert.equal((await box.commands.run('stat -c "%U %G" /tmp/many /tmp/many/0/file many/1')).stdout, 'user user\n'.repeat(3))
+    assert.equal((await box.commands.run('stat -c "%U %G" /srv/many /srv/many/0/file many/1')).stdout, 'user user\n'.repeat(3))
     assert.deepEqual(await box.files.write([]), [])
   })
 
@@ -242,6 +242,18 @@ describe('files', () => {
     const stream = new ReadableStream({ pull: (c) => (left-- > 0 ? c.enqueue(chunk) : c.close()) })
     await box.files.write('big2', stream, { requestTimeoutMs: 300_000 })
     assert.equal((await box.commands.run('sha256sum <big2; rm big big2')).stdout.split(' ')[0], sha256(Buffer.concat(Array(64).fill(chunk))))
+  })
+
+  test('keep their metadata, replaced by each write, shown by write, info, list and rename', async () => {
+    const written = await box.files.write('tagged', 'x', { metadata: { author: 'ada', purpose: 'show it' } })
+    assert.deepEqual(written.metadata, { author: 'ada', purpose: 'show it' })
+    assert.deepEqual((await box.files.getInfo('tagged')).metadata, { author: 'ada', purpose: 'show it' })
+    assert.deepEqual((await box.files.list('.')).find((f) => f.name === 'tagged').metadata, { author: 'ada', purpose: 'show it' })
+    assert.deepEqual((await box.files.rename('tagged', 'tagged2')).metadata, { author: 'ada', purpose: 'show it' })
+    await box.files.write('tagged2', 'y', { metadata: { author: 'bob' }, useOctetStream: true })
+    assert.deepEqual((await box.files.getInfo('tagged2')).metadata, { author: 'bob' })
+    await box.files.write('tagged2', 'z')
+    assert.equal((await box.files.getInfo('tagged2')).metadata, undefined)
   })
 
   test('are described: type, size, mode, owner, time, target of a link', async () => {

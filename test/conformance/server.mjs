@@ -60,6 +60,8 @@ export async function start(...flags) {
       return { status: r.status, headers: r.headers, text, json }
     },
     async stop() {
+      // What the server could not explain to a client it explains here.
+      for (const line of log.split('\n')) if (line.includes('level=ERROR')) console.log(line)
       child.kill('SIGTERM')
       const status = await Promise.race([ended, sleep(60_000, 'did not end', { ref: false })])
       rmSync(data, { recursive: true, force: true })
