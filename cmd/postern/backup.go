@@ -16,6 +16,7 @@ func backupCommand() *command {
 Writes a consistent copy of the SQLite database to FILE, which must not exist,
 while the server goes on. The blobs directory below the data directory holds the
 sealed messages and the file server.key the server's secret: copy them after it.
+Volumes are in the volumes directory: copy their images while no server runs.
 "postern audit verify --file FILE" examines the copy.`,
 		flags: c.location,
 		run: func(ctx context.Context, args []string, _ io.Writer) error {

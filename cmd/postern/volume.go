@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"postern/internal/auth"
@@ -133,7 +134,7 @@ func (l *local) listVolume(ctx context.Context, name, path string, depth int, ou
 		Mode, UID, GID     uint32
 		MTime              time.Time
 	}
-	q := url.Values{"path": {path}, "depth": {fmt.Sprint(depth)}}
+	q := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
 	err = l.call(ctx, "GET", "/volumecontent/"+v.VolumeID+"/dir?"+q.Encode(), nil, &es)
 	if errors.Is(err, errNotFound) {
 		return fmt.Errorf("there is no %q in volume %s", path, v.Name)
@@ -148,7 +149,7 @@ func (l *local) listVolume(ctx context.Context, name, path string, depth int, ou
 		if e.Target != "" {
 			p += " -> " + printable(e.Target)
 		}
-		rows = append(rows, []string{e.Type, fmt.Sprintf("%04o", e.Mode), fmt.Sprintf("%d:%d", e.UID, e.GID), fmt.Sprint(e.Size), e.MTime.Local().Format(time.DateTime), p})
+		rows = append(rows, []string{e.Type, fmt.Sprintf("%04o", e.Mode), fmt.Sprintf("%d:%d", e.UID, e.GID), strconv.FormatInt(e.Size, 10), e.MTime.Local().Format(time.DateTime), p})
 	}
 	return table(out, rows)
 }

@@ -103,7 +103,7 @@ func (s *Server) withContent(w http.ResponseWriter, r *http.Request, mayUse func
 	if err != nil {
 		return err
 	}
-	c, err := vs.Content(r.PathValue("id"))
+	c, err := vs.Content(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (s *Server) createVolume(w http.ResponseWriter, r *http.Request, who auth.P
 	}
 	v, err := vs.Create(r.Context(), who, b.Name)
 	if errors.Is(err, volume.ErrExists) {
-		return fmt.Errorf("%w: %v", errRequest, err) // 400, as E2B has it
+		return fmt.Errorf("%w: %s", errRequest, err.Error()) // sealed: 400, as E2B has it
 	}
 	if err != nil {
 		return err

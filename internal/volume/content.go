@@ -119,8 +119,8 @@ type Content struct {
 
 // Content opens the files of volume id, which the caller has been allowed to
 // use. It must be closed.
-func (s *Store) Content(id string) (*Content, error) {
-	d, err := s.open(id)
+func (s *Store) Content(ctx context.Context, id string) (*Content, error) {
+	d, err := s.open(ctx, id)
 	if err != nil {
 		return nil, err
 	}

@@ -568,7 +568,7 @@ func BenchmarkMount(b *testing.B) {
 			if err := s.unmount(v.ID); err != nil {
 				b.Fatal(err)
 			}
-			d, err := s.open(v.ID)
+			d, err := s.open(b.Context(), v.ID)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -610,7 +610,7 @@ func TestHostFull(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(host, unix.MNT_DETACH) })
 	s, who := newStore(t, storetest.SQLite(t), Config{Dir: filepath.Join(host, "volumes"), ReserveMB: 1})
 	v := create(t, s, who, "a")
-	c, err := s.Content(v.ID)
+	c, err := s.Content(t.Context(), v.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -636,7 +636,7 @@ func TestHostFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.sweep(t.Context(), 0) // a minute without use
-	c, err = s.Content(v.ID)
+	c, err = s.Content(t.Context(), v.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func (s *Store) disk(id string) *disk {
 }
 
 // open returns the volume's disk, mounted until it is released.
-func (s *Store) open(id string) (*disk, error) {
+func (s *Store) open(ctx context.Context, id string) (*disk, error) {
 	if !idPattern.MatchString(id) {
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, id) // it becomes a path
 	}
@@ -65,7 +65,7 @@ func (s *Store) open(id string) (*disk, error) {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
 	}
 	if d.root == nil {
-		if err := d.mountLocked(); err != nil {
+		if err := d.mountLocked(ctx); err != nil {
 			return nil, fmt.Errorf("mount volume %s: %w", id, err)
 		}
 	}
@@ -162,7 +162,7 @@ func (s *Store) make(ctx context.Context, v Volume) error {
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("make image: %w", err)
 	}
-	if _, err := s.open(v.ID); err != nil {
+	if _, err := s.open(ctx, v.ID); err != nil {
 		return err
 	}
 	d.release()
@@ -184,7 +184,7 @@ func format(ctx context.Context, image string) error {
 	if err != nil {
 		return fmt.Errorf("%w: there is no mkfs.ext4; install e2fsprogs", ErrUnsupported)
 	}
-	cmd := exec.CommandContext(ctx, mkfs, "-q", "-F", "-b", "4096", "-m", "0", "-E", "lazy_journal_init=1,root_owner=0:0", image)
+	cmd := exec.CommandContext(ctx, mkfs, "-q", "-F", "-b", "4096", "-m", "0", "-E", "lazy_journal_init=1,root_owner=0:0", image) //nolint:gosec // a path of ours
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		if errors.Is(hostFull(filepath.Dir(image)), unix.ENOSPC) {
@@ -209,7 +209,7 @@ func hostFull(dir string) error {
 // that a sandbox starts from a volume.
 const mountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOSYMFOLLOW | unix.MS_RELATIME
 
-func (d *disk) mountLocked() error {
+func (d *disk) mountLocked(ctx context.Context) error {
 	if _, err := os.Stat(d.image()); err != nil {
 		return fmt.Errorf("find its image on this machine: %w", err)
 	}
@@ -233,7 +233,7 @@ func (d *disk) mountLocked() error {
 			return fmt.Errorf("mount %s: %w", dev.Name(), err)
 		}
 	}
-	if err := d.openLocked(); err != nil {
+	if err := d.openLocked(ctx); err != nil {
 		d.closeLocked()
 		return errors.Join(err, detach(d.mnt()))
 	}
@@ -245,7 +245,7 @@ func (d *disk) mountLocked() error {
 // whose it is: the user "user" of the templates.
 const ownerID = 1000
 
-func (d *disk) openLocked() (err error) {
+func (d *disk) openLocked(ctx context.Context) (err error) {
 	for _, dir := range []struct {
 		name string
 		mode os.FileMode
@@ -272,18 +272,23 @@ func (d *disk) openLocked() (err error) {
 		return errors.Join(fmt.Errorf("open file system: %w", err), incoming.Close())
 	}
 	d.root, d.incoming = root, incoming
-	// What a killed process was receiving or removing.
+	// What a killed process was receiving or removing. Nobody sees it; what
+	// takes too long now, for the volume's first user waits, the next mount does.
+	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
+	defer cancel()
 	names, err := incoming.Readdirnames(-1)
-	if err != nil {
-		return fmt.Errorf("tidy file system: %w", err)
-	}
 	for _, name := range names {
-		if err := clear(context.Background(), incoming, name); err != nil {
-			return fmt.Errorf("tidy file system: %w", err)
+		if err == nil {
+			err = clear(ctx, incoming, name)
 		}
+	}
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("tidy file system: %w", err)
 	}
 	return nil
 }
+
+const tidyTimeout = 5 * time.Second
 
 // discard removes a volume's disk. Handles that are open keep working on what
 // nobody else sees any more; the room comes back when they are released.
@@ -323,7 +328,7 @@ func attach(image string) (*os.File, error) {
 	}
 	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %v; loop devices are needed (modprobe loop, or run the container privileged)", ErrUnsupported, err)
+		return nil, fmt.Errorf("%w: %w; loop devices are needed (modprobe loop, or run the container privileged)", ErrUnsupported, err)
 	}
 	defer ctl.Close()
 	for try := 0; ; try++ {
@@ -333,7 +338,7 @@ func attach(image string) (*os.File, error) {
 		}
 		dev, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %v; the loop devices are not in /dev", ErrUnsupported, err)
+			return nil, fmt.Errorf("%w: %w; the loop devices are not in /dev", ErrUnsupported, err)
 		}
 		// Direct: the host's page cache does not hold everything twice, and a
 		// write that the host's disk has no room for fails at once and not
@@ -480,7 +485,7 @@ func hollow(ctx context.Context, at int, name string) (moved []string, err error
 	for len(moved) < most && ctx.Err() == nil {
 		names, err := d.Readdirnames(256)
 		if len(names) == 0 {
-			return moved, nil //nolint:nilerr // the end, or what the next remove will tell
+			return moved, nil // the end, or an error that the next remove meets again
 		}
 		if err != nil {
 			return moved, fmt.Errorf("read what is removed: %w", err)

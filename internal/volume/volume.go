@@ -478,7 +478,7 @@ func (s *Store) Mount(ctx context.Context, project, sandbox, name string) (Mount
 	if err != nil {
 		return Mount{}, fmt.Errorf("mount volume: %w", err)
 	}
-	d, err := s.open(v.ID)
+	d, err := s.open(ctx, v.ID)
 	if err == nil {
 		err = d.use(sandbox)
 		d.release()
@@ -568,7 +568,7 @@ func (s *Store) Recover(ctx context.Context, alive []string) error {
 		}
 	}
 	for id, sandboxes := range using {
-		d, err := s.open(id)
+		d, err := s.open(ctx, id)
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -80,7 +80,7 @@ func create(t *testing.T, s *Store, who auth.Principal, name string) Volume {
 
 func content(t *testing.T, s *Store, id string) *Content {
 	t.Helper()
-	c, err := s.Content(id)
+	c, err := s.Content(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func TestLifeOfAVolume(t *testing.T) {
 		if err := s.Delete(ctx, who, v.ID); !errors.Is(err, ErrNotFound) {
 			t.Errorf("delete again: %v", err)
 		}
-		if _, err := s.Content(v.ID); err == nil {
+		if _, err := s.Content(t.Context(), v.ID); err == nil {
 			t.Error("the content of a deleted volume can be opened")
 		}
 		create(t, s, who, v.Name) // the name is free again
@@ -233,7 +233,7 @@ func TestRecover(t *testing.T) {
 		ctx := t.Context()
 		used, unused, half := create(t, s, who, "used"), create(t, s, who, "unused"), create(t, s, who, "half")
 		for _, v := range []Volume{used, unused} {
-			c, err := s.Content(v.ID)
+			c, err := s.Content(t.Context(), v.ID)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -354,7 +354,7 @@ func TestIdle(t *testing.T) {
 	if err := s.Unmounted(t.Context(), "i1"); err != nil {
 		t.Fatal(err)
 	}
-	c, err := s.Content(v.ID)
+	c, err := s.Content(t.Context(), v.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
