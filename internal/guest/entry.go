@@ -48,19 +48,15 @@ func (l *listing) entryOf(path string, fi fs.FileInfo) *filesystempb.EntryInfo {
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		e.Owner, e.Group = l.users.names(st.Uid, st.Gid)
 	}
-	switch target := ""; {
-	case fi.Mode()&fs.ModeSymlink == 0:
+	if fi.Mode()&fs.ModeSymlink == 0 {
 		e.Metadata = metadata(path, &l.room)
-	default:
-		var err error
-		if target, err = filepath.EvalSymlinks(path); err == nil {
-			if to, err := os.Stat(target); err == nil {
-				e.Type, e.Mode = kind(to.Mode()), uint32(to.Mode().Perm())
-			}
-			e.Metadata = metadata(target, &l.room)
-		} else if target, err = os.Readlink(path); err != nil {
-			break
+	} else if target, err := filepath.EvalSymlinks(path); err == nil {
+		e.SymlinkTarget = new(utf8(target))
+		if to, err := os.Stat(target); err == nil {
+			e.Type, e.Mode = kind(to.Mode()), uint32(to.Mode().Perm())
 		}
+		e.Metadata = metadata(target, &l.room)
+	} else if target, err := os.Readlink(path); err == nil {
 		e.SymlinkTarget = new(utf8(target))
 	}
 	return e

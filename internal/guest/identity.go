@@ -39,20 +39,20 @@ import (
 
 // identify makes the sandbox's files say who it is now. was is the id of the
 // sandbox until now.
-func (s *Server) identify(was string, next settings, hostname string, restored bool) error {
+func (s *Server) identify(ctx context.Context, was string, next settings, hostname string, restored bool) error {
 	if hostname != "" {
 		if err := unix.Sethostname([]byte(hostname)); err != nil {
 			return fmt.Errorf("set hostname: %w", err)
 		}
-		if err := s.leave(s.conf.HostnameFile, hostname+"\n", 0o644); err != nil {
+		if err := s.leave(ctx, s.conf.HostnameFile, hostname+"\n", 0o644); err != nil {
 			return err
 		}
 	}
-	if err := s.nameHost(); err != nil {
+	if err := s.nameHost(ctx); err != nil {
 		return err
 	}
 	other := was != next.SandboxID || next.SandboxID == ""
-	if err := s.freshMachineID(restored && other); err != nil {
+	if err := s.freshMachineID(ctx, restored && other); err != nil {
 		return err
 	}
 	if restored {
@@ -70,13 +70,13 @@ func newGeneration() string { return rand.Text() + "\n" }
 // leave writes a file for processes to read, if it has a name. A full disk is
 // not an error: it is the sandbox's user's, who must be able to come back and
 // make room.
-func (s *Server) leave(path, content string, perm os.FileMode) error {
+func (s *Server) leave(ctx context.Context, path, content string, perm os.FileMode) error {
 	if path == "" {
 		return nil
 	}
 	err := replaceFile(path, content, perm)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		s.log.WarnContext(context.Background(), "disk is full: a file still says what was before", "path", path)
+		s.log.WarnContext(ctx, "disk is full: a file still says what was before", "path", path)
 		return nil
 	}
 	return err
@@ -129,7 +129,7 @@ func writeNew(path, content string, perm os.FileMode) error {
 // freshMachineID replaces /etc/machine-id, if the image has one, when it must
 // be new or is still empty, as an image leaves it. It is random, since
 // programs take it for something that others do not know.
-func (s *Server) freshMachineID(renew bool) error {
+func (s *Server) freshMachineID(ctx context.Context, renew bool) error {
 	path := s.conf.MachineIDFile
 	if path == "" {
 		return nil
@@ -145,12 +145,12 @@ func (s *Server) freshMachineID(renew bool) error {
 	}
 	id := make([]byte, 16)
 	_, _ = rand.Read(id) // never fails
-	return s.leave(path, hex.EncodeToString(id)+"\n", 0o444)
+	return s.leave(ctx, path, hex.EncodeToString(id)+"\n", 0o444)
 }
 
 // nameHost lets the host's own name resolve without asking DNS: Debian keeps
 // 127.0.1.1 for that.
-func (s *Server) nameHost() error {
+func (s *Server) nameHost(ctx context.Context) error {
 	if s.conf.HostsFile == "" {
 		return nil
 	}
@@ -172,7 +172,7 @@ func (s *Server) nameHost() error {
 	if content == string(b) {
 		return nil
 	}
-	if err := s.leave(s.conf.HostsFile, content, 0o644); err != nil {
+	if err := s.leave(ctx, s.conf.HostsFile, content, 0o644); err != nil {
 		return fmt.Errorf("write hosts: %w", err)
 	}
 	return nil
@@ -180,7 +180,7 @@ func (s *Server) nameHost() error {
 
 // writeFacts leaves a file ".NAME" for each variable of E2B's own, and takes
 // away those of a former identity.
-func (s *Server) writeFacts(envs map[string]string) error {
+func (s *Server) writeFacts(ctx context.Context, envs map[string]string) error {
 	dir := s.conf.RunDir
 	if dir == "" {
 		return nil
@@ -198,7 +198,7 @@ func (s *Server) writeFacts(envs map[string]string) error {
 	}
 	for k, v := range envs {
 		if strings.HasPrefix(k, "E2B_") && !strings.Contains(k, "/") {
-			if err := s.leave(filepath.Join(dir, "."+k), v, 0o644); err != nil {
+			if err := s.leave(ctx, filepath.Join(dir, "."+k), v, 0o644); err != nil {
 				return err
 			}
 		}

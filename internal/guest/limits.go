@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -61,14 +60,13 @@ func limitProcesses(log *slog.Logger, most int64) {
 // starting the server with everything.
 type spawner struct {
 	jobs chan func()
-	quit chan struct{} // closed by stop
 	once sync.Once
 	log  *slog.Logger
 	max  int64 // 0: no limit
 }
 
 func newSpawner(log *slog.Logger, max int64) *spawner {
-	return &spawner{jobs: make(chan func()), quit: make(chan struct{}), log: log, max: max}
+	return &spawner{jobs: make(chan func()), log: log, max: max}
 }
 
 // prepare sets the limit and starts the thread that forks, once.
@@ -93,18 +91,10 @@ func (s *spawner) start(path string, args []string, attr *os.ProcAttr) (*os.Proc
 		p, err = os.StartProcess(path, args, attr)
 		close(done)
 	}
-	select {
-	case s.jobs <- job:
-		<-done
-		return p, err
-	case <-s.quit:
-		return nil, errors.New("the guest is stopping")
-	}
+	s.jobs <- job
+	<-done
+	return p, err
 }
-
-// stop ends the thread that forks. It is called once, and start fails from
-// then on.
-func (s *spawner) stop() { close(s.quit) }
 
 // run forks for start. Its thread has no capability to give on, and never does
 // anything else.
@@ -119,13 +109,8 @@ func (s *spawner) run(ready chan<- struct{}) {
 	}
 	limitProcesses(s.log, s.max)
 	close(ready)
-	for {
-		select {
-		case f := <-s.jobs:
-			f()
-		case <-s.quit:
-			return // locked still, so the thread ends
-		}
+	for f := range s.jobs { // it lasts as long as the first process
+		f()
 	}
 }
 

@@ -98,7 +98,7 @@ func (h *limitedHandler) WithGroup(name string) slog.Handler {
 func (s *Server) logStart(p *process, a account) {
 	attrs := []any{"pid", p.pid, "cmd", commandLine(p.config), "user", a.name}
 	if p.tag != nil {
-		attrs = append(attrs, "tag", cut(*p.tag, maxLogged))
+		attrs = append(attrs, "tag", cut(*p.tag))
 	}
 	s.processLog.Info("process started", attrs...)
 }
@@ -115,20 +115,20 @@ func (s *Server) logEnd(p *process, ran time.Duration) {
 // commandLine is what a process was started with, for people to read.
 func commandLine(c *processpb.ProcessConfig) string {
 	var b strings.Builder
-	b.WriteString(cut(c.GetCmd(), maxLogged))
+	b.WriteString(cut(c.GetCmd()))
 	for _, arg := range c.GetArgs() {
 		if b.Len() > maxLogged {
 			break
 		}
-		fmt.Fprintf(&b, " %s", cut(arg, maxLogged))
+		fmt.Fprintf(&b, " %s", cut(arg))
 	}
-	return cut(b.String(), maxLogged)
+	return cut(b.String())
 }
 
-// cut shortens s to n bytes and says so.
-func cut(s string, n int) string {
-	if len(s) <= n {
+// cut shortens s to what is logged and says so.
+func cut(s string) string {
+	if len(s) <= maxLogged {
 		return s
 	}
-	return utf8(s[:n]) + "…"
+	return utf8(s[:maxLogged]) + "…"
 }

@@ -156,7 +156,7 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	}
 	next := req.apply(was)
-	if err := s.identify(was.SandboxID, next, req.Hostname, req.Restored); err != nil {
+	if err := s.identify(r.Context(), was.SandboxID, next, req.Hostname, req.Restored); err != nil {
 		return err
 	}
 	if next.Envs != nil {
@@ -165,7 +165,7 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		// Every user may read it, as each has it in the environment anyway.
-		if err := errors.Join(s.writeFacts(next.Envs), s.leave(s.conf.EnvFile, string(b), 0o644)); err != nil {
+		if err := errors.Join(s.writeFacts(r.Context(), next.Envs), s.leave(r.Context(), s.conf.EnvFile, string(b), 0o644)); err != nil {
 			return fmt.Errorf("write facts: %w", err)
 		}
 	}

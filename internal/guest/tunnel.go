@@ -2,6 +2,7 @@ package guest
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -44,7 +45,7 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 	default:
 		return &statusError{http.StatusServiceUnavailable, fmt.Errorf("%d tunnels are open already", maxTunnels)}
 	}
-	there, err := dialLoopback(port)
+	there, err := dialLoopback(r.Context(), port)
 	if err != nil {
 		if errors.Is(err, unix.ECONNREFUSED) {
 			w.Header().Set(PortHeader, "closed")
@@ -58,11 +59,9 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("take over connection: %w", err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Time{}); err != nil { // that of the headers
-		return nil //nolint:nilerr // the host has left, nobody reads an answer
-	}
+	_ = c.SetDeadline(time.Time{}) // there was one for the headers
 	if _, err := io.WriteString(c, "HTTP/1.1 200 Connected\r\n\r\n"); err != nil {
-		return nil //nolint:nilerr // as above
+		return nil // the host has left, nobody reads an answer
 	}
 	here, ok := c.(*conn)
 	if !ok {
@@ -110,10 +109,11 @@ func pass(to *net.TCPConn, from io.Reader, closeBoth func()) {
 
 // dialLoopback connects to a port of the sandbox itself, over IPv4 or else
 // IPv6: some programs listen on ::1 only.
-func dialLoopback(port uint16) (*net.TCPConn, error) {
+func dialLoopback(ctx context.Context, port uint16) (*net.TCPConn, error) {
+	dialer := net.Dialer{Timeout: 5 * time.Second}
 	var first error
 	for _, ip := range []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback} {
-		c, err := net.DialTimeout("tcp", net.JoinHostPort(ip.String(), strconv.Itoa(int(port))), 5*time.Second)
+		c, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(int(port))))
 		if err == nil {
 			return c.(*net.TCPConn), nil
 		}
