@@ -66,10 +66,18 @@ async function serve(flags, work) {
 // All processes of sandboxes are in cgroups below "postern".
 function memoryMB() {
   let kb = 0
+  const seen = new Set()
   for (const pid of readdirSync('/proc').filter((p) => /^\d+$/.test(p))) {
     try {
-      if (!/\/postern/.test(readFileSync(`/proc/${pid}/cgroup`, 'utf8'))) continue
-      kb += Number(readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8').match(/^Pss:\s+(\d+)/m)[1])
+      const cgroup = readFileSync(`/proc/${pid}/cgroup`, 'utf8')
+      if (!/\/postern/.test(cgroup)) continue
+      // Several processes run in one address space: gVisor's stubs. They would
+      // be counted once each, and are known by having all figures alike.
+      const rollup = readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8')
+      const space = [cgroup, readFileSync(`/proc/${pid}/statm`, 'utf8'), rollup].join()
+      if (seen.has(space)) continue
+      seen.add(space)
+      kb += Number(rollup.match(/^Pss:\s+(\d+)/m)[1])
     } catch {
       // It has ended.
     }
