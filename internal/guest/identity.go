@@ -44,9 +44,6 @@ func (s *Server) identify(ctx context.Context, was string, next settings, hostna
 		if err := unix.Sethostname([]byte(hostname)); err != nil {
 			return fmt.Errorf("set hostname: %w", err)
 		}
-		if err := s.leave(ctx, s.conf.HostnameFile, hostname+"\n", 0o644); err != nil {
-			return err
-		}
 	}
 	if err := s.nameHost(ctx); err != nil {
 		return err
@@ -148,15 +145,18 @@ func (s *Server) freshMachineID(ctx context.Context, renew bool) error {
 	return s.leave(ctx, path, hex.EncodeToString(id)+"\n", 0o444)
 }
 
-// nameHost lets the host's own name resolve without asking DNS: Debian keeps
-// 127.0.1.1 for that.
+// nameHost writes the host's own name where programs look for it, and lets it
+// resolve without asking DNS: Debian keeps 127.0.1.1 for that.
 func (s *Server) nameHost(ctx context.Context) error {
-	if s.conf.HostsFile == "" {
-		return nil
-	}
-	name, err := os.Hostname()
+	name, err := os.Hostname() // the host may have given it at the start, and not said it here
 	if err != nil {
 		return fmt.Errorf("read host name: %w", err)
+	}
+	if err := s.leave(ctx, s.conf.HostnameFile, name+"\n", 0o644); err != nil {
+		return fmt.Errorf("write host name: %w", err)
+	}
+	if s.conf.HostsFile == "" {
+		return nil
 	}
 	b, err := os.ReadFile(s.conf.HostsFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
