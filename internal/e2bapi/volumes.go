@@ -1,7 +1,9 @@
 package e2bapi
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -217,15 +219,22 @@ func (s *Server) deleteVolume(w http.ResponseWriter, r *http.Request, who auth.P
 }
 
 // entryStat is E2B's description of a file or directory.
-func entryStat(e volume.Entry) map[string]any {
-	m := map[string]any{
-		"name": e.Name, "type": e.Kind, "path": e.Path, "size": e.Size, "mode": e.Mode, "uid": e.UID, "gid": e.GID,
-		"atime": e.Access.Format(time.RFC3339Nano), "mtime": e.Modify.Format(time.RFC3339Nano), "ctime": e.Change.Format(time.RFC3339Nano),
-	}
-	if e.Kind == volume.Symlink {
-		m["target"] = e.Target
-	}
-	return m
+type entryStat struct {
+	Name   string      `json:"name"`
+	Type   volume.Kind `json:"type"`
+	Path   string      `json:"path"`
+	Size   int64       `json:"size"`
+	Mode   uint32      `json:"mode"`
+	UID    uint32      `json:"uid"`
+	GID    uint32      `json:"gid"`
+	ATime  time.Time   `json:"atime"`
+	MTime  time.Time   `json:"mtime"`
+	CTime  time.Time   `json:"ctime"`
+	Target string      `json:"target,omitempty"`
+}
+
+func statOf(e volume.Entry) entryStat {
+	return entryStat{e.Name, e.Kind, e.Path, e.Size, e.Mode, e.UID, e.GID, e.Access, e.Modify, e.Change, e.Target}
 }
 
 // attributes reads uid, gid, mode and force from the query.
@@ -258,7 +267,7 @@ func (s *Server) statPath(w http.ResponseWriter, r *http.Request, c *volume.Cont
 	if err != nil {
 		return err
 	}
-	reply(w, http.StatusOK, entryStat(e))
+	reply(w, http.StatusOK, statOf(e))
 	return nil
 }
 
@@ -274,7 +283,7 @@ func (s *Server) setPath(w http.ResponseWriter, r *http.Request, c *volume.Conte
 	if err != nil {
 		return err
 	}
-	reply(w, http.StatusOK, entryStat(e))
+	reply(w, http.StatusOK, statOf(e))
 	return nil
 }
 
@@ -298,11 +307,30 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 	if err != nil {
 		return err
 	}
-	out := make([]map[string]any, len(es))
-	for i, e := range es {
-		out[i] = entryStat(e)
+	// Written entry by entry: a directory that a sandbox filled is 20 MB of JSON.
+	w.Header().Set("Content-Type", "application/json")
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(stalled))
+	out := bufio.NewWriter(w)
+	sep := byte('[')
+	for _, e := range es {
+		b, err := json.Marshal(statOf(e))
+		if err != nil { // unreachable: no time of ext4's has a year of five digits
+			b = []byte("null")
+		}
+		_ = out.WriteByte(sep)
+		_, _ = out.Write(b)
+		sep = ','
 	}
-	reply(w, http.StatusOK, out)
+	if len(es) == 0 {
+		_ = out.WriteByte('[')
+	}
+	_ = out.WriteByte(']')
+	if err := out.Flush(); err != nil { // who asked has left
+		s.log.DebugContext(r.Context(), "send a listing of a volume", "volume", r.PathValue("id"), "err", err)
+		return nil
+	}
+	_ = rc.SetWriteDeadline(time.Time{})
 	return nil
 }
 
@@ -315,7 +343,7 @@ func (s *Server) makeDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 	if err != nil {
 		return err
 	}
-	reply(w, http.StatusCreated, entryStat(e))
+	reply(w, http.StatusCreated, statOf(e))
 	return nil
 }
 
@@ -363,7 +391,7 @@ func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, c *volume.Con
 	if err != nil {
 		return err
 	}
-	reply(w, http.StatusCreated, entryStat(e))
+	reply(w, http.StatusCreated, statOf(e))
 	return nil
 }
 

@@ -651,3 +651,44 @@ func TestHostFull(t *testing.T) {
 		t.Errorf("with room again: %v", err)
 	}
 }
+
+// TestPowerLoss: what Write returned for is there after the machine stopped at
+// any moment, and the file system is whole.
+func TestPowerLoss(t *testing.T) {
+	s, who := newStore(t, storetest.SQLite(t), Config{})
+	v, after := create(t, s, who, "before"), create(t, s, who, "after")
+	c := content(t, s, v.ID)
+	write(t, c, "/dir/f", strings.Repeat("durable ", 100_000))
+	write(t, c, "/replaced", "old")
+	write(t, c, "/replaced", "new")
+	// On its way when the power goes.
+	fd, err := unix.Openat(int(c.incoming.Fd()), "newHALF", unix.O_CREAT|unix.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	// What is on the disk now, without anybody having been told to finish.
+	image, err := os.ReadFile(c.disk.image())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.unmount(after.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.conf.Dir, after.ID, "image"), image, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found := content(t, s, after.ID)
+	if got := read(t, found, "/dir/f"); got != strings.Repeat("durable ", 100_000) {
+		t.Errorf("%d bytes of the file", len(got))
+	}
+	if got := read(t, found, "/replaced"); got != "new" {
+		t.Errorf("the file that was replaced: %q", got)
+	}
+	if es, err := found.List(t.Context(), "/", 10); err != nil || len(es) != 3 {
+		t.Errorf("listed: %v, %v", es, err)
+	}
+}

@@ -113,6 +113,28 @@ describe('files of a volume', () => {
     await assert.rejects(volume.readFile('/dir', { format: 'stream' }), e2b.VolumePathNotFoundError)
   })
 
+  test('may be many, and have any name', async () => {
+    const v = await Volume.create('names')
+    const box = await Sandbox.create({ volumeMounts: { '/mnt/v': v } })
+    try {
+      assert.deepEqual(await v.list('/'), [])
+      await box.commands.run(`cd /mnt/v && python3 -c "
+import os
+for i in range(3000): open('file-%04d' % i, 'w')
+for n in [b'new\\nline', b'\\xff\\xfe', b'-rf', b'<b>', 'ü'.encode()]: open(n, 'w')
+os.utime('file-0000', (1 << 60, 1 << 60)) if os.path.exists('file-0000') else 0" || true`)
+      const all = await v.list('/')
+      assert.equal(all.length, 3005)
+      const names = all.map((e) => e.name)
+      for (const n of ['new\nline', '-rf', '<b>', 'ü', 'file-2999']) assert.ok(names.includes(n), n)
+      await v.remove('/new\nline')
+      assert.equal(await v.exists('/new\nline'), false)
+    } finally {
+      await box.kill()
+    }
+    assert.equal(await Volume.destroy(v.volumeId), true)
+  })
+
   test('of 1 GiB stream in both directions, and cost the server no memory', async () => {
     const size = 1 << 30
     const block = randomBytes(1 << 20)
