@@ -261,6 +261,9 @@ func meaning(a oversight.Action) string {
 var endStates = map[sandbox.State]string{
 	sandbox.Creating: "starting",
 	sandbox.Running:  "running",
+	sandbox.Pausing:  "being paused",
+	sandbox.Paused:   "paused",
+	sandbox.Resuming: "being resumed",
 	sandbox.Killed:   "ended",
 	sandbox.Failed:   "did not start",
 	sandbox.Lost:     "lost",

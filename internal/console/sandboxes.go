@@ -21,6 +21,9 @@ type listedSandbox struct {
 // Live reports whether it has not ended.
 func (l listedSandbox) Live() bool { return l.Ended.IsZero() }
 
+// IsPaused reports whether it is frozen on disk.
+func (l listedSandbox) IsPaused() bool { return l.State == sandbox.Paused }
+
 // Reach says where the sandbox asked to connect, in a few words.
 func (l listedSandbox) Reach() string {
 	if l.Egress.Internet {
