@@ -187,8 +187,8 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	d.local = newLocalServer(log, first.project, d.localHandler)
 	announce(out, c, lis, first)
-	err = errors.Join(d.serve(ctx, lis), d.keeper.Close())
-	d.vols.Close(context.WithoutCancel(ctx)) // the fleet has let go of what it froze
+	err = errors.Join(d.serve(ctx, lis), d.keeper.Close()) //nolint:contextcheck // ctx has ended
+	d.vols.Close(context.WithoutCancel(ctx))               // the fleet has let go of what it froze
 	return err
 }
 

@@ -185,7 +185,7 @@ func (a *attached) enter() bool {
 
 func (a *attached) close() {
 	a.stop()
-	a.settle()
+	a.settle(context.Background())
 }
 
 // stop ends all that goes over the link, and then this end of it. The reader
@@ -203,7 +203,7 @@ func (a *attached) stop() {
 
 // settle waits, for a while, for what stop has told to end, and writes what
 // was counted.
-func (a *attached) settle() {
+func (a *attached) settle(ctx context.Context) {
 	if a.inner != nil {
 		a.inner.close()
 	}
@@ -219,7 +219,7 @@ func (a *attached) settle() {
 		// A handshake that nobody answers has its own, longer, end.
 		a.log.Debug("detached with handlers still ending")
 	}
-	a.ledger.end(context.Background(), true)
+	a.ledger.end(ctx, true)
 }
 
 // refuse puts a refusal on record; the caller then refuses.

@@ -298,7 +298,7 @@ func (w *Wall) handOver(ctx context.Context, who auth.Principal, rules *policy.O
 	}
 	// In this order: two readers of one link would steal each other's packets.
 	old.stop()
-	go old.settle() // may wait for seconds; it has no link any more
+	go old.settle(context.WithoutCancel(ctx)) // may wait for seconds; it has no link any more
 	delete(w.attached, who.ID)
 	a, err := newAttached(context.WithoutCancel(ctx), w, who, rules, host)
 	if err != nil {
