@@ -35,6 +35,7 @@ deps-demo:
 deps-test: deps-demo
 	@test/install postgresql postfix swaks chromium protobuf-compiler libprotobuf-dev python3 iproute2 curl jq fonts-dejavu-core gcc libc6-dev
 	@test/install-npm test/browser
+	@go tool -modfile=tools/pebble/go.mod -n pebble >/dev/null
 	@test/install-npm test/conformance
 	@test/install-npm test/webhook
 

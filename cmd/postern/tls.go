@@ -249,7 +249,7 @@ func onlyTLS(c Config, port string, next http.Handler) http.Handler {
 		// What was sent with a key or a token has been seen by whoever listens.
 		// To take it there silently would hide that.
 		if named && (r.Method == http.MethodGet || r.Method == http.MethodHead) && !carriesSecret(r) {
-			http.Redirect(w, r, "https://"+tlsName(name, port)+r.URL.RequestURI(), http.StatusPermanentRedirect)
+			http.Redirect(w, r, "https://"+tlsName(name, port)+r.URL.RequestURI(), http.StatusPermanentRedirect) //nolint:gosec // name is one of ours
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

@@ -429,10 +429,10 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.sampler = sandbox.NewSampler(d.fleet)
-	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{
+	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
-	}) //nolint:contextcheck // its proxy uses each request's
+	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})

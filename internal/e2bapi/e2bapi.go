@@ -218,8 +218,7 @@ var errNotYet = errors.New("not supported by this version of Postern, see docs/c
 // from the body.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	status, msg := s.status(r, err)
-	var limited *limitError
-	if errors.As(err, &limited) {
+	if limited, ok := errors.AsType[*limitError](err); ok {
 		limited.setRetryAfter(w.Header())
 	}
 	reply(w, status, map[string]any{"code": status, "message": msg})

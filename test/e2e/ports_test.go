@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -139,6 +140,87 @@ func TestPorts(t *testing.T) {
 }
 
 func isTimeout(err error) bool {
-	n, ok := err.(net.Error)
+	n, ok := errors.AsType[net.Error](err)
 	return ok && n.Timeout()
+}
+
+// TestTrafficWakes: a request that may go in resumes a paused sandbox whose
+// creator wants that, and none that may not.
+func TestTrafficWakes(t *testing.T) {
+	s := start(t, t.TempDir(), "--domain", "boxes.test")
+	wakes := s.sandbox(map[string]any{"autoPause": true, "autoResume": map[string]any{"enabled": true}})
+	sleeps := s.sandbox(map[string]any{"autoPause": true})
+	state := func(b *box) string {
+		t.Helper()
+		var out struct{ State string }
+		req, err := http.NewRequest("GET", "http://"+s.web+"/sandboxes/"+b.id, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-KEY", s.key)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+			t.Fatal(err)
+		}
+		return out.State
+	}
+	for _, b := range []*box{wakes, sleeps} {
+		if r := b.run("echo kept >/tmp/kept; (python3 -m http.server 5002 --bind 127.0.0.1 --directory /tmp >/dev/null 2>&1 &) ; for i in $(seq 100); do (echo > /dev/tcp/127.0.0.1/5002) 2>/dev/null && break; sleep 0.1; done"); r.exit != 0 {
+			t.Fatalf("%+v", r)
+		}
+		req, err := http.NewRequest("POST", "http://"+s.web+"/sandboxes/"+b.id+"/pause", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-KEY", s.key)
+		resp, err := client.Do(req)
+		if err != nil || resp.StatusCode != http.StatusNoContent {
+			t.Fatalf("pause: %v, %v", resp, err)
+		}
+		resp.Body.Close()
+	}
+	for _, tt := range []struct {
+		name   string
+		b      *box
+		port   int
+		path   string
+		header string
+		value  string
+		want   int
+		text   string
+		state  string
+	}{
+		{"a stranger asks for health", wakes, 49983, "/health", "", "", 502, "The sandbox was not found", "paused"},
+		{"a stranger asks for a port", wakes, 5002, "/kept", "", "", 403, "missing or wrong e2b-traffic-access-token", "paused"},
+		{"somebody with another's token", wakes, 5002, "/kept", "e2b-traffic-access-token", sleeps.traffic, 403, "missing or wrong e2b-traffic-access-token", "paused"},
+		{"somebody who may", wakes, 5002, "/kept", "e2b-traffic-access-token", wakes.traffic, 200, "kept", "running"},
+		{"somebody who may, but it must not wake", sleeps, 5002, "/kept", "e2b-traffic-access-token", sleeps.traffic, 502, "The sandbox is paused and does not resume on traffic", "paused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			req, err := http.NewRequest("GET", "http://"+s.web+tt.path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = fmt.Sprintf("%d-%s.boxes.test", tt.port, tt.b.id)
+			if tt.header != "" {
+				req.Header.Set(tt.header, tt.value)
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			if err != nil || resp.StatusCode != tt.want || !strings.Contains(string(text), tt.text) {
+				t.Errorf("got %d %q, %v, want %d %q", resp.StatusCode, text, err, tt.want, tt.text)
+			}
+			if got := state(tt.b); got != tt.state {
+				t.Errorf("got state %s, want %s", got, tt.state)
+			}
+		})
+	}
 }
