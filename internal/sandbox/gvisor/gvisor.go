@@ -339,7 +339,7 @@ func (r *Runtime) remove(ctx context.Context, id string) error {
 
 // Wait implements [sandbox.Runtime].
 func (r *Runtime) Wait(ctx context.Context, id string) (string, error) {
-	i, err := r.find(id)
+	i, err := r.find(id) //nolint:contextcheck // who watches a sandbox does so for longer than one waits
 	if err != nil {
 		return "", fmt.Errorf("wait for sandbox %q: %w", id, err)
 	}

@@ -106,7 +106,7 @@ func (r *Runtime) control(ctx context.Context, id, method string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, resumeTimeout, fmt.Errorf("no answer within %v", resumeTimeout))
 	defer cancel()
 	if _, err := r.call(ctx, id, method, nil); err != nil {
-		r.unsure(id, err)
+		r.unsure(ctx, id, err)
 		return fmt.Errorf("%s: %w", method, err)
 	}
 	return nil
@@ -114,12 +114,12 @@ func (r *Runtime) control(ctx context.Context, id, method string) error {
 
 // unsure ends a sandbox of which nobody knows what it does: one that has
 // neither done what it was told nor said that it did not.
-func (r *Runtime) unsure(id string, err error) {
+func (r *Runtime) unsure(ctx context.Context, id string, err error) {
 	var said remoteError
 	if errors.As(err, &said) || errors.Is(err, errNotAsked) {
 		return // it goes on
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := r.cgroups.kill(ctx, id); err != nil {
 		r.log.ErrorContext(ctx, "end a sandbox that does not answer", "sandbox", id, "err", err)
@@ -153,7 +153,7 @@ func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) erro
 		_, err = r.call(ctx, id, boot.ContMgrCheckpoint, saveArgs{Metadata: statefile.CompressionLevelNone.ToMetadata(), HavePagesFile: true, Resume: true}, files...)
 	}
 	if err != nil {
-		r.unsure(id, err)
+		r.unsure(ctx, id, err)
 		// gVisor may leave one of them open for as long as the sandbox lives;
 		// then it is at least an empty one.
 		for _, f := range files {
