@@ -29,8 +29,9 @@ import (
 // limit no client can start a command either.
 
 // prepareServer makes all that this process starts from now on ordinary. It is
-// done to all of its threads: to hand each start to a thread of its own, as the
-// first process does, costs more than the start of a small program.
+// done to all of its threads, which works without cgo only, as the guest is
+// built: to hand each start to a thread of its own, as the first process does,
+// costs more than much of the start itself.
 func prepareServer(log *slog.Logger, most int64) {
 	if err := closeOnExec(); err != nil {
 		log.Error("cannot keep open files from processes", "error", err)
