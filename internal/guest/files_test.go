@@ -3,6 +3,7 @@ package guest
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -361,4 +362,34 @@ func FuzzBasicUser(f *testing.F) {
 			t.Error("a name and an error")
 		}
 	})
+}
+
+// The default user makes new directories in the root directory, where clients
+// of E2B write; others do not, and what is there already stays closed.
+func TestTopDirectory(t *testing.T) {
+	g := newRig(t)
+	top := "/postern-guest-" + rand.Text()
+	t.Cleanup(func() { os.RemoveAll(top) })
+	for _, tt := range []struct {
+		name, path, user string
+		want             int
+	}{
+		{"attacker: another user", top + "/a/b", "daemon", 403},
+		{"attacker: a file", top, testUser, 403},
+		{"the default user", top + "/a/b", testUser, 200},
+		{"again", top + "/a/c", testUser, 200},
+	} {
+		code, res, _ := g.do("POST", "/files?username="+tt.user+"&path="+tt.path, strings.NewReader("x"), "Content-Type", octets)
+		if code != tt.want {
+			t.Errorf("%s: got %d %s, want %d", tt.name, code, res, tt.want)
+		}
+	}
+	a, err := lookupAccount(testUser)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fi, err := os.Stat(top)
+	if err != nil || fi.Sys().(*syscall.Stat_t).Uid != a.uid {
+		t.Errorf("owner of %s: got %v, %v, want %s", top, fi, err, testUser)
+	}
 }

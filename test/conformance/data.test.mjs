@@ -210,11 +210,11 @@ describe('files', () => {
   })
 
   test('many are written in one call, with the parents that they need, anywhere', async () => {
-    const files = Array.from({ length: 50 }, (_, i) => ({ path: i % 2 ? `many/${i % 7}/${i}` : `/tmp/many/${i}/file`, data: `content ${i}` }))
+    const files = Array.from({ length: 50 }, (_, i) => ({ path: i % 2 ? `many/${i % 7}/${i}` : `/many/${i}/file`, data: `content ${i}` }))
     const infos = await box.files.write(files)
     assert.deepEqual(infos.map((f) => f.path), files.map((f) => (f.path[0] === '/' ? f.path : `/home/user/${f.path}`)))
     for (const f of files) assert.equal(await box.files.read(f.path), f.data)
-    assert.equal((await box.commands.run('stat -c "%U %G" /tmp/many /tmp/many/0/file many/1')).stdout, 'user user\n'.repeat(3))
+    assert.equal((await box.commands.run('stat -c "%U %G" /many /many/0/file many/1')).stdout, 'user user\n'.repeat(3))
     assert.deepEqual(await box.files.write([]), [])
   })
 
