@@ -478,7 +478,11 @@ func TestInterpreter(t *testing.T) {
 			}
 		})
 		t.Run("output is seen before the cell ends", func(t *testing.T) {
-			resp, err := http.Post(url+"/execute", "application/json", strings.NewReader(`{"code": "import time\nprint('now', end='')\ntime.sleep(3)"}`))
+			req, err := http.NewRequestWithContext(t.Context(), "POST", url+"/execute", strings.NewReader(`{"code": "import time\nprint('now', end='')\ntime.sleep(3)"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := http.DefaultClient.Do(req)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -501,7 +505,6 @@ func TestInterpreter(t *testing.T) {
 		const draw = "random.random(), numpy.random.rand(), tempfile._get_candidate_names() is names, uuid.getnode() == node"
 		kernels := "import subprocess\nset(subprocess.run(['pgrep', '-f', 'kernel.start'], capture_output=True, text=True).stdout.split())"
 		run(t, url, seed, "context_id", used)
-		before := run(t, url, kernels, "context_id", used).text
 		self := run(t, url, "import os\nos.getpid()", "context_id", used).text
 
 		a := run(t, url, fmt.Sprintf(restore, "[('/run/postern/generation', 'two')]"), "context_id", used)
@@ -513,7 +516,7 @@ func TestInterpreter(t *testing.T) {
 			t.Errorf("goes on as itself: got %+v", a)
 		}
 		run(t, url, seed, "context_id", used)
-		before = run(t, url, kernels, "context_id", used).text
+		before := run(t, url, kernels, "context_id", used).text
 		run(t, url, fmt.Sprintf(restore, "[('/etc/machine-id', 'machine2'), ('/run/postern/generation', 'three')]"), "context_id", used)
 		if a := run(t, url, draw, "context_id", used); !strings.HasSuffix(a.text, "False, False)") || strings.Contains(a.text, "0.1343") || strings.Contains(a.text, "0.4170") {
 			t.Errorf("becomes another: got %+v", a)
