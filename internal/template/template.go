@@ -19,6 +19,11 @@
 // A build happens in build-<random>, is flushed to disk and then renamed: at
 // whatever instant it is killed, there is a whole template or none.
 //
+// A root file system is a directory. An EROFS image of it was tried: starting
+// processes and importing numpy took as long, only walking directories was twice
+// as fast; gVisor has no layer on disk over it without a gofer; and what a new
+// guest needs, a new image of 700 MB, takes six seconds.
+//
 // The package must not start sandboxes and must not run anything of a template
 // but while it builds it. The cache directory is closed to everybody but root:
 // a root file system holds setuid programs that the host's users must not get
