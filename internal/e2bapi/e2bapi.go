@@ -230,6 +230,9 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 	var limited *limitError
 	status, msg = http.StatusInternalServerError, "internal error"
 	switch {
+	case errors.Is(err, sandbox.ErrNotResumed): // first: whatever was not found, the sandbox is there
+		msg = sandbox.ErrNotResumed.Error()
+		s.log.ErrorContext(r.Context(), "resume sandbox", "path", r.URL.Path, "err", err)
 	case errors.As(err, &limited):
 		status, msg = http.StatusTooManyRequests, err.Error()
 	case volumeStatus(err) != 0:

@@ -165,7 +165,7 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	if err != nil {
 		ctx := context.WithoutCancel(ctx)
 		was.State = Resuming
-		return Info{}, errors.Join(fmt.Errorf("resume %s: %w", s.ID, err), f.takeDown(ctx, l),
+		return Info{}, errors.Join(fmt.Errorf("resume %s: %w: %w", s.ID, ErrNotResumed, err), f.takeDown(ctx, l),
 			f.record(ctx, system(s), &was, change{from: []State{Resuming}, to: Paused, verb: "resume_failed", fields: audit.Fields{"reason": err.Error()}}))
 	}
 	ctx = context.WithoutCancel(ctx)

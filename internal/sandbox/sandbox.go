@@ -49,6 +49,9 @@ var (
 	// ErrPaused means that the sandbox is paused and nothing may wake it but
 	// its owner.
 	ErrPaused = errors.New("the sandbox is paused")
+	// ErrNotResumed means that a paused sandbox could not go on and stays
+	// paused. The record says why.
+	ErrNotResumed = errors.New("the sandbox could not be resumed and stays paused; its entries in the audit say why")
 	// ErrBusy means that the sandbox is changing its state; the same request
 	// may succeed soon.
 	ErrBusy = errors.New("the sandbox is changing its state")
