@@ -137,6 +137,23 @@ func footprint(t *testing.T, data string) (all []string) {
 	return all
 }
 
+// sweep ends what a test that failed has left of a killed server.
+func sweep(t *testing.T, data string) {
+	t.Helper()
+	left := []int{keeperOf(t, data)}
+	for _, l := range footprint(t, data) {
+		var pid int
+		if _, err := fmt.Sscanf(l, "process %d", &pid); err == nil {
+			left = append(left, pid)
+		}
+	}
+	for _, pid := range left {
+		if pid > 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
 // reason returns why a sandbox was lost, as the record tells it.
 func (s *server) reason(id string) string {
 	s.t.Helper()
@@ -234,8 +251,10 @@ func TestRestart(t *testing.T) {
 	o := &outsideWorld{got: map[string][]time.Time{}}
 	o.serve(t, may)
 	o.serve(t, mayNot)
+	data := t.TempDir()
+	t.Cleanup(func() { sweep(t, data) }) // after the servers have ended
 	flags := []string{"--egress-allow", may, "--egress-allow", mayNot, "--pool-max", "1"}
-	s := start(t, t.TempDir(), flags...)
+	s := start(t, data, flags...)
 
 	begun := s.play("begin")
 	dying := s.sandbox(nil)
@@ -355,7 +374,9 @@ func TestKilledUnderLoad(t *testing.T) {
 		}
 		kills = min(kills, n)
 	}
-	s := start(t, t.TempDir(), "--pool-max", "1", "--log", "warn")
+	data := t.TempDir()
+	t.Cleanup(func() { sweep(t, data) }) // after the servers have ended
+	s := start(t, data, "--pool-max", "1", "--log", "warn")
 	work := func(s *server, end <-chan struct{}) {
 		over := func() bool {
 			select {
