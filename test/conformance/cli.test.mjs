@@ -97,4 +97,39 @@ describe('e2b sandbox', () => {
     assert.equal(await mine.isRunning(), false)
     assert.equal(await box.isRunning(), true)
   })
+
+  test('pause and resume', async () => {
+    const other = await e2b.Sandbox.create({ timeoutMs: 120_000, metadata: { owner: 'pause' } })
+    await other.files.write('state', 'kept')
+    const paused = await run('sandbox', 'pause', other.sandboxId)
+    assert.equal(paused.code, 0, paused.errors)
+    const list = JSON.parse((await run('sandbox', 'list', '-f', 'json', '-s', 'paused', '-m', 'owner=pause')).out)
+    assert.deepEqual(list.map((s) => s.sandboxId ?? s.sandboxID), [other.sandboxId])
+    const resumed = await run('sandbox', 'resume', other.sandboxId)
+    assert.equal(resumed.code, 0, resumed.errors)
+    assert.equal(await other.files.read('state'), 'kept')
+    assert.equal((await run('sandbox', 'pause', other.sandboxId)).code, 0)
+    assert.equal((await run('sandbox', 'kill', '--all', '-s', 'paused', '-m', 'owner=pause')).code, 0)
+    await assert.rejects(other.getInfo(), e2b.SandboxNotFoundError)
+  })
+
+  test('metrics and logs', async () => {
+    await eventually('a sample', async () => (await box.getMetrics()).length)
+    const metrics = await run('sandbox', 'metrics', box.sandboxId)
+    assert.equal(metrics.code, 0, metrics.errors)
+    assert.match(metrics.out, /CPU[^]*Memory[^]*MiB/i)
+    const json = await run('sandbox', 'metrics', box.sandboxId, '--format', 'json')
+    assert.ok(JSON.parse(json.out.trim().split('\n')[0]), json.out)
+    const logs = await run('sandbox', 'logs', box.sandboxId, '--level', 'DEBUG')
+    assert.equal(logs.code, 0, logs.errors)
+    assert.match(logs.out, /process|sandbox/i)
+  })
+
+  test('create with a lifecycle', async () => {
+    const r = await run('sandbox', 'create', 'base', '--detach', '--timeout', '30', '--lifecycle.ontimeout', 'pause', '--lifecycle.autoresume')
+    assert.equal(r.code, 0, r.errors + r.out)
+    const id = r.out.match(/\bi[a-z0-9]{20}\b/)[0]
+    assert.deepEqual((await e2b.Sandbox.getInfo(id)).lifecycle, { onTimeout: 'pause', autoResume: true })
+    await e2b.Sandbox.kill(id)
+  })
 })

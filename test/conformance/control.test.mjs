@@ -1,12 +1,15 @@
 // The control plane as the official SDK uses it: create, list, timeouts,
 // connect, and the errors as the SDK maps them.
 import assert from 'node:assert/strict'
+import http from 'node:http'
 import { after, before, describe, test } from 'node:test'
+import { networkInterfaces } from 'node:os'
 import * as e2b from 'e2b'
 import { eventually, start } from './server.mjs'
 
 const { Sandbox } = e2b
-let server
+let server, web
+const address = Object.values(networkInterfaces()).flat().find((i) => i.family === 'IPv4' && !i.internal)?.address
 const made = []
 const create = async (...args) => {
   const box = await Sandbox.create(...args)
@@ -15,11 +18,14 @@ const create = async (...args) => {
 }
 
 before(async () => {
-  server = await start('--max-sandboxes', '12', '--egress', 'allow')
+  web = http.createServer((_, res) => res.end('from outside'))
+  await new Promise((done) => web.listen(0, address, done))
+  server = await start('--max-sandboxes', '12', '--egress', 'allow', '--egress-allow', address)
 })
 after(async () => {
   await Promise.all(made.map((b) => b.kill()))
   await server?.stop()
+  web?.close()
 })
 
 describe('create', () => {
@@ -146,12 +152,50 @@ describe('life', () => {
     assert.equal((await box.commands.run('echo still')).stdout, 'still\n')
   })
 
+  test('is kept up by refreshes and by the older resume', async () => {
+    const box = await create({ timeoutMs: 30_000 })
+    assert.equal((await server.api('POST', `/sandboxes/${box.sandboxId}/refreshes`, { duration: 120 })).status, 204)
+    assert.ok((await box.getInfo()).endAt - Date.now() > 100_000)
+    await box.pause()
+    assert.equal((await server.api('POST', `/sandboxes/${box.sandboxId}/resume`, { timeout: 60 })).status, 201)
+    assert.equal((await box.commands.run('echo resumed')).stdout, 'resumed\n')
+    await box.kill()
+  })
+
   test('ends by kill, once', async () => {
     const box = await create()
     assert.equal(await Sandbox.kill(box.sandboxId), true)
     assert.equal(await Sandbox.kill(box.sandboxId), false)
     assert.equal(await box.isRunning(), false)
     await assert.rejects(Sandbox.connect(box.sandboxId), e2b.SandboxNotFoundError)
+  })
+})
+
+describe('network', () => {
+  const reach = async (box) => (await box.commands.run(`curl -s -m 5 http://${address}:${web.address().port}; true`)).stdout
+  test('is as create said, and is replaced at run time', async () => {
+    const box = await create()
+    assert.equal(await reach(box), 'from outside')
+    await box.updateNetwork({ denyOut: [address] })
+    assert.equal(await reach(box), '')
+    assert.deepEqual((await box.getInfo()).network.denyOut, [address])
+    await box.updateNetwork({ denyOut: ({ allTraffic }) => [allTraffic], allowOut: [address] })
+    assert.equal(await reach(box), 'from outside')
+    await box.updateNetwork({ allowInternetAccess: false })
+    assert.equal(await reach(box), '')
+    await box.updateNetwork({})
+    assert.equal(await reach(box), 'from outside')
+    const closed = await create({ allowInternetAccess: false })
+    assert.equal(await reach(closed), '')
+    await Promise.all([box.kill(), closed.kill()])
+    await assert.rejects(box.updateNetwork({}), e2b.SandboxNotFoundError)
+  })
+
+  test('refuses rules that are none', async () => {
+    const box = await create()
+    for (const body of [{ denyOut: ['example.com'] }, { allowOut: ['not an address'] }, { surprise: 1 }])
+      assert.equal((await server.api('PUT', `/sandboxes/${box.sandboxId}/network`, body)).status, 400, JSON.stringify(body))
+    await box.kill()
   })
 })
 
