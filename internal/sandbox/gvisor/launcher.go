@@ -280,6 +280,9 @@ func serveLaunch(s *os.File) (r launchReply) {
 	if err != nil {
 		return fail("read order", err)
 	}
+	// gVisor is told of the third by its number alone: without this the file is
+	// collected, and closed, while it reads it.
+	defer runtime.KeepAlive(files)
 	link, out := files[0], files[1]
 	if err := unix.Dup3(int(out.Fd()), 1, 0); err != nil {
 		return fail("set output", err)
