@@ -127,7 +127,13 @@ func hostProxy(t *testing.T, to *url.URL, token string) string {
 		_, _ = w.Write([]byte(`{"sandboxID":"iaaaaaaaaaaaaaaaaaaaa","templateID":"base","clientID":"x","envdVersion":"0.6.13","envdAccessToken":"t"}`))
 	})
 	mux.HandleFunc("DELETE /sandboxes/{id}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.Handle("/", data)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		// The guest may answer a stream before the end of the request has come.
+		// Without this the server then closes the body, and the proxy takes that
+		// for a failure of the request.
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		data.ServeHTTP(w, r)
+	})
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	return srv.URL
