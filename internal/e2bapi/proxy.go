@@ -65,6 +65,11 @@ func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
 	leave, ref := s.admit(r, &t)
 	if ref == nil {
 		defer leave()
+		// What is inside may answer before the whole request has come, as a stream
+		// of events does. Otherwise net/http would close the request's body then,
+		// and the proxy would take that for a failure and cut the stream: on a busy
+		// machine commands and watches ended with "terminated".
+		_ = http.NewResponseController(w).EnableFullDuplex() // always so with HTTP/2
 		s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
 		return
 	}
