@@ -217,7 +217,7 @@ func (a *attached) settle(ctx context.Context) {
 	case <-done:
 	case <-time.After(2 * time.Second):
 		// A handshake that nobody answers has its own, longer, end.
-		a.log.Debug("detached with handlers still ending")
+		a.log.DebugContext(ctx, "detached with handlers still ending")
 	}
 	a.ledger.end(ctx, true)
 }

@@ -74,8 +74,10 @@ func (m *machine) Attach(context.Context, auth.Principal, policy.Egress) (*os.Fi
 }
 func (m *machine) Detach(string)                                                        {}
 func (m *machine) Adopt(context.Context, auth.Principal, policy.Egress, *os.File) error { return nil }
-func (m *machine) Handle(string) (*os.File, error)                                      { return os.Open(os.DevNull) }
-func (m *machine) Update(context.Context, auth.Principal, policy.Egress) error          { return nil }
+
+func (m *machine) Handle(string) (*os.File, error) { return os.Open(os.DevNull) }
+
+func (m *machine) Update(context.Context, auth.Principal, policy.Egress) error { return nil }
 
 func (m *machine) Save(context.Context, string, string, sandbox.SaveOptions) error {
 	return sandbox.ErrNotFound

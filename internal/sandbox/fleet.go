@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -179,10 +180,10 @@ func (f *Fleet) TrafficToken(id string) auth.Secret { return auth.Secret(f.deriv
 // speaks for the host.
 func (f *Fleet) ChannelKey(id string) auth.Secret { return auth.Secret(f.derive("channel", id)) }
 
-// random returns n letters and digits.
-func random(n int) string {
+// random returns 20 letters and digits.
+func random() string {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-	b := make([]byte, n)
+	b := make([]byte, 20)
 	rand.Read(b)
 	for i := range b {
 		b[i] = letters[int(b[i])%len(letters)] // the bias costs less than one of 103 bits
@@ -190,8 +191,8 @@ func random(n int) string {
 	return string(b)
 }
 
-func newID() string        { return "i" + random(20) }
-func newExecution() string { return "x" + random(20) }
+func newID() string        { return "i" + random() }
+func newExecution() string { return "x" + random() }
 
 // A Request asks for a sandbox.
 type Request struct {
@@ -295,10 +296,10 @@ func environment(env map[string]string) map[string]string {
 func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base Base, from source, warm *warmSandbox, body initBody) (_ Info, err error) {
 	timeout := s.Options.Timeout
 	s.Ends = s.Started.Add(f.conf.StartTimeout)
-	var ctx context.Context
+	var ctx context.Context //nolint:contextcheck // a sandbox that waited has been claimed, with a context, since it was made
 	var l *liveSandbox
 	if warm != nil {
-		ctx, l = warm.ctx, warm.live // claimed since it was made
+		ctx, l = warm.ctx, warm.live
 	} else if ctx, l, err = f.claim(caller, s.ID); err != nil {
 		return Info{}, err
 	}
@@ -307,13 +308,12 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base 
 	stop := context.AfterFunc(caller, l.cancel)
 	defer stop()
 	if err := f.insert(ctx, who, s); err != nil {
-		f.takeDown(context.WithoutCancel(ctx), l)
-		return Info{}, err
+		return Info{}, errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
 	}
 	if warm != nil {
 		if err = f.handOver(ctx, l, s, body); err != nil {
+			err = errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
 			f.log.WarnContext(ctx, "hand over a waiting sandbox", "sandbox", s.ID, "err", err)
-			f.takeDown(context.WithoutCancel(ctx), l)
 			from, warm = f.templateSource(s.Template, base), nil
 		}
 	}
@@ -321,8 +321,8 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base 
 		err = f.bringUp(ctx, l, s, base, from, body)
 		if err != nil && from.template && ctx.Err() == nil {
 			// The template's snapshot is a means to be fast, not a condition.
+			err = errors.Join(err, f.takeDown(ctx, l))
 			f.log.WarnContext(ctx, "start from a template's snapshot; booting instead", "sandbox", s.ID, "err", err)
-			f.takeDown(ctx, l)
 			f.templates.drop(base.Key)
 			err = f.bringUp(ctx, l, s, base, source{}, body)
 		}
@@ -392,7 +392,7 @@ func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, 
 	if err != nil {
 		return fmt.Errorf("start runtime: %w", err)
 	}
-	f.watch(l)
+	f.watch(l)      //nolint:contextcheck // it lives as long as the sandbox
 	channel := s.ID // a guest that boots was told it by its environment
 	if from.dir != "" && !from.files {
 		channel, body.Restored = from.channel, true
@@ -449,11 +449,10 @@ func (f *Fleet) watch(l *liveSandbox) {
 			return
 		}
 		s, err := f.row(work, l.id)
-		if errors.Is(err, ErrNotFound) { // it waited to be asked for
-			f.takeDown(work, l)
-			return
-		}
-		if err == nil {
+		switch {
+		case errors.Is(err, ErrNotFound): // it waited to be asked for
+			err = f.takeDown(work, l)
+		case err == nil:
 			err = f.finish(work, l, system(s), s, Lost, reason)
 		}
 		if err != nil {
@@ -604,7 +603,7 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 	}
 	err = f.record(ctx, who, &s, change{
 		from: []State{Running, Paused}, to: s.State, verb: "network", event: event.Updated,
-		fields: audit.Fields{"allow": fmt.Sprint(e.AllowOut), "deny": fmt.Sprint(e.DenyOut), "internet": fmt.Sprint(e.Internet)},
+		fields: audit.Fields{"allow": fmt.Sprint(e.AllowOut), "deny": fmt.Sprint(e.DenyOut), "internet": strconv.FormatBool(e.Internet)},
 	})
 	if err != nil && l.up {
 		err = errors.Join(err, f.network.Update(ctx, s.Principal(), old))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"postern/internal/audit"
@@ -39,9 +40,9 @@ func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesO
 
 // pause freezes a claimed sandbox that runs.
 func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, filesOnly bool, why string) error {
-	s.saved = "p-" + random(20)
+	s.saved = "p-" + random()
 	err := f.record(ctx, who, &s, change{
-		from: []State{Running}, to: Pausing, verb: "pause", fields: audit.Fields{"why": why, "files_only": fmt.Sprint(filesOnly)},
+		from: []State{Running}, to: Pausing, verb: "pause", fields: audit.Fields{"why": why, "files_only": strconv.FormatBool(filesOnly)},
 	})
 	if err != nil {
 		return err
@@ -190,7 +191,7 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 // reboot starts a sandbox that is up anew, with its files. Files cannot be
 // taken out of a memory's snapshot but by running it.
 func (f *Fleet) reboot(ctx context.Context, l *liveSandbox, s Info, base Base) error {
-	s.saved = "p-" + random(20)
+	s.saved = "p-" + random()
 	defer func() {
 		if err := f.discard(s.saved); err != nil {
 			f.log.WarnContext(ctx, "remove files of a reboot", "sandbox", s.ID, "err", err)

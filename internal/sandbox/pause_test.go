@@ -306,7 +306,7 @@ func TestRecoverKept(t *testing.T) {
 		k.Drop(unkept.ID)
 		f.open() // another program on the same database and machine
 		f.runtime.Die(dead.ID, "killed")
-		k.Put(ctx, "istray00000000000000", nil) //nolint:errcheck // it has none
+		k.Put(ctx, "istray00000000000000", nil)
 		if err := os.Mkdir(filepath.Join(f.conf.Dir, "p-stray"), 0o700); err != nil {
 			t.Fatal(err)
 		}

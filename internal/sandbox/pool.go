@@ -135,7 +135,7 @@ func (f *Fleet) poolStep(ctx context.Context) bool {
 	p.mu.Unlock()
 	switch {
 	case surplus != nil:
-		f.dismiss(surplus)
+		f.dismiss(ctx, surplus)
 		return true
 	case have >= want || held+largest > limit:
 		return false
@@ -152,7 +152,7 @@ func (f *Fleet) poolStep(ctx context.Context) bool {
 		// The first one shows what one takes. None fits: none is tried again
 		// before the next demand.
 		f.log.WarnContext(ctx, "a waiting sandbox takes more memory than the pool may have", "mebibytes", w.memory>>20, "limit", f.conf.Pool.MemoryMB)
-		f.dismiss(w)
+		f.dismiss(ctx, w)
 		return false
 	}
 	p.mu.Lock()
@@ -188,7 +188,7 @@ func (f *Fleet) warmUp(ctx context.Context, t *templateSnapshot) (_ *warmSandbox
 	w := &warmSandbox{ctx: ctx, live: l, key: t.base.Key}
 	defer func() {
 		if err != nil {
-			f.dismiss(w)
+			f.dismiss(ctx, w)
 		}
 	}()
 	if err := f.bringUp(ctx, l, s, t.base, t.from, initBody{EnvVars: environment(nil)}); err != nil {
@@ -200,9 +200,10 @@ func (f *Fleet) warmUp(ctx context.Context, t *templateSnapshot) (_ *warmSandbox
 }
 
 // dismiss ends a sandbox that nobody needs.
-func (f *Fleet) dismiss(w *warmSandbox) {
-	if err := f.takeDown(context.WithoutCancel(w.ctx), w.live); err != nil {
-		f.log.Warn("end a waiting sandbox", "sandbox", w.live.id, "err", err)
+func (f *Fleet) dismiss(ctx context.Context, w *warmSandbox) {
+	ctx = context.WithoutCancel(ctx)
+	if err := f.takeDown(ctx, w.live); err != nil {
+		f.log.WarnContext(ctx, "end a waiting sandbox", "sandbox", w.live.id, "err", err)
 	}
 	f.release(w.live)
 }
@@ -214,7 +215,7 @@ func (f *Fleet) emptyPool(ctx context.Context) {
 	f.pool.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, w := range all {
-		wg.Go(func() { f.dismiss(w) })
+		wg.Go(func() { f.dismiss(ctx, w) })
 	}
 	wg.Wait()
 }

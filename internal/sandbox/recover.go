@@ -330,7 +330,7 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 	_, noSnapshot := os.Stat(f.dir(s.saved))
 	frozen := s.saved != "" && noSnapshot == nil
 	reason := "the server ended without ending it; it was removed at the next start"
-	switch s.State {
+	switch s.State { //nolint:exhaustive // one that was being created is lost; the others have ended
 	case Paused:
 		if frozen {
 			return false, s.saved, nil
@@ -394,7 +394,7 @@ func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (wh
 	f.mu.Lock()
 	l.up, l.since, l.mounted = true, s.Started, len(s.Options.Volumes) > 0
 	f.mu.Unlock()
-	f.watch(l)
+	f.watch(l) //nolint:contextcheck // it lives as long as the sandbox
 	if err := f.greet(ctx, s.ID); err != nil {
 		f.mu.Lock() // Recover removes the rest
 		l.run()

@@ -62,7 +62,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, ErrPaused)
 	}
 	n := Snapshot{
-		ID: "s" + random(20), Project: s.Project, Sandbox: s.ID, Template: s.Template, Name: name, Created: time.Now().UTC().Truncate(time.Microsecond),
+		ID: "s" + random(), Project: s.Project, Sandbox: s.ID, Template: s.Template, Name: name, Created: time.Now().UTC().Truncate(time.Microsecond),
 		cpus: s.CPUs, memoryMB: s.MemoryMB, diskMB: s.DiskMB,
 	}
 	if err := f.copyOf(ctx, s, n.ID); err != nil {
@@ -217,10 +217,10 @@ func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout
 	if _, err := f.Get(ctx, who, id); err != nil {
 		return nil, err
 	}
-	name := "f-" + random(20)
+	name := "f-" + random()
 	defer func() {
 		if err := f.discard(name); err != nil {
-			f.log.Warn("remove what was forked from", "sandbox", id, "err", err)
+			f.log.WarnContext(ctx, "remove what was forked from", "sandbox", id, "err", err)
 		}
 	}()
 	s, base, err := f.forkable(ctx, who, id, name)
