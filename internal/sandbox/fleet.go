@@ -543,32 +543,25 @@ func (f *Fleet) SetTimeout(ctx context.Context, who auth.Principal, id string, d
 	if d > f.conf.MaxTimeout {
 		return Info{}, f.CheckTimeout(d)
 	}
-	if _, err := f.Get(ctx, who, id); err != nil {
-		return Info{}, err
-	}
-	work, l, err := f.claim(ctx, id)
+	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
 		return Info{}, err
 	}
 	defer f.release(l)
-	return f.setTimeout(work, who, id, d, extend)
+	return f.setTimeout(ctx, who, s, d, extend)
 }
 
 // setTimeout is SetTimeout for who has claimed the sandbox.
-func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, id string, d time.Duration, extend bool) (Info, error) {
-	s, err := f.Get(ctx, who, id)
-	if err != nil {
-		return Info{}, err
-	}
+func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d time.Duration, extend bool) (Info, error) {
 	if s.State != Running {
-		return Info{}, fmt.Errorf("set timeout of %s: %w", id, ErrPaused)
+		return Info{}, fmt.Errorf("set timeout of %s: %w", s.ID, ErrPaused)
 	}
 	ends := time.Now().Add(max(d, 0))
 	if extend && ends.Before(s.Ends) {
 		return s, nil
 	}
 	s.Ends = ends
-	err = f.record(ctx, who, &s, change{
+	err := f.record(ctx, who, &s, change{
 		from: []State{Running}, to: Running, verb: "timeout", event: event.Updated, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
 	})
 	return s, err
@@ -580,18 +573,11 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 	if err := e.Validate(); err != nil {
 		return err
 	}
-	if _, err := f.Get(ctx, who, id); err != nil {
-		return err
-	}
-	ctx, l, err := f.claim(ctx, id)
+	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
 		return err
 	}
 	defer f.release(l)
-	s, err := f.Get(ctx, who, id)
-	if err != nil {
-		return err
-	}
 	old := s.Egress
 	s.Egress = e
 	// First what narrows, then what is recorded: a failure in between leaves

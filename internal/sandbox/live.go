@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"postern/internal/auth"
 )
 
 // A liveSandbox is what memory holds of a sandbox that has a part on this
@@ -70,6 +72,25 @@ func (f *Fleet) claim(ctx context.Context, id string) (context.Context, *liveSan
 		f.mu.Unlock()
 		return work, l, nil
 	}
+}
+
+// claimFor is claim for who, whose project's the sandbox must be. What it
+// returns of the sandbox is as it was when it was claimed.
+func (f *Fleet) claimFor(ctx context.Context, who auth.Principal, id string) (context.Context, *liveSandbox, Info, error) {
+	// First without waiting for a sandbox that is another's.
+	if _, err := f.Get(ctx, who, id); err != nil {
+		return nil, nil, Info{}, err
+	}
+	work, l, err := f.claim(ctx, id)
+	if err != nil {
+		return nil, nil, Info{}, err
+	}
+	s, err := f.Get(work, who, id)
+	if err != nil {
+		f.release(l)
+		return nil, nil, Info{}, err
+	}
+	return work, l, s, nil
 }
 
 // release gives a claimed sandbox back.

@@ -20,18 +20,11 @@ import (
 // machine. Its error wraps [ErrPaused] if it is paused already. If it cannot be
 // frozen it runs on as if nothing had happened.
 func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesOnly bool) error {
-	if _, err := f.Get(ctx, who, id); err != nil {
-		return err
-	}
-	ctx, l, err := f.claim(ctx, id)
+	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
 		return err
 	}
 	defer f.release(l)
-	s, err := f.Get(ctx, who, id)
-	if err != nil {
-		return err
-	}
 	if s.State != Running {
 		return fmt.Errorf("pause %s: %w", id, ErrPaused)
 	}
@@ -115,20 +108,13 @@ func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, time
 	if err := f.CheckTimeout(timeout); err != nil {
 		return Info{}, false, err
 	}
-	if _, err := f.Get(ctx, who, id); err != nil {
-		return Info{}, false, err
-	}
-	ctx, l, err := f.claim(ctx, id)
+	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
 		return Info{}, false, err
 	}
 	defer f.release(l)
-	s, err := f.Get(ctx, who, id)
-	if err != nil {
-		return Info{}, false, err
-	}
 	if s.State == Running {
-		s, err = f.setTimeout(ctx, who, id, timeout, true)
+		s, err = f.setTimeout(ctx, who, s, timeout, true)
 		return s, false, err
 	}
 	s.Ends = time.Now().Add(timeout)

@@ -46,18 +46,11 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	if !f.conf.Snapshots {
 		return Snapshot{}, ErrSnapshotsOff
 	}
-	if _, err := f.Get(ctx, who, id); err != nil {
-		return Snapshot{}, err
-	}
-	ctx, l, err := f.claim(ctx, id)
+	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
 		return Snapshot{}, err
 	}
 	defer f.release(l)
-	s, err := f.Get(ctx, who, id)
-	if err != nil {
-		return Snapshot{}, err
-	}
 	if s.State != Running {
 		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, ErrPaused)
 	}
@@ -214,9 +207,6 @@ func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout
 	if err := f.CheckTimeout(timeout); err != nil {
 		return nil, err
 	}
-	if _, err := f.Get(ctx, who, id); err != nil {
-		return nil, err
-	}
 	name := "f-" + random()
 	defer func() {
 		if err := f.discard(name); err != nil {
@@ -243,15 +233,11 @@ func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout
 
 // forkable copies a running sandbox to the snapshot name.
 func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name string) (Info, Base, error) {
-	ctx, l, err := f.claim(ctx, id)
+	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
 		return Info{}, Base{}, err
 	}
 	defer f.release(l)
-	s, err := f.Get(ctx, who, id)
-	if err != nil {
-		return Info{}, Base{}, err
-	}
 	if s.State != Running {
 		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, ErrPaused)
 	}
