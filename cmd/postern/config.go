@@ -63,6 +63,9 @@ type Config struct {
 	Processes    int64         // of each sandbox
 	MaxTimeout   time.Duration // longest life that can be asked for
 	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
+	MaxPaused    int           // paused sandboxes at the same time
+	MaxSnapshots int           // that callers made and did not delete
+	KeepFreeMB   int64         // mebibytes of the disk that no pause, fork or snapshot may take
 
 	PoolMin      int   // sandboxes that wait to be asked for at all times
 	PoolMax      int   // that wait when many are asked for
@@ -108,6 +111,9 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.MaxVolumes, "max-volumes", 50, "volumes of a project")
 	fs.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest life of a sandbox that can be asked for")
 	fs.DurationVar(&c.KeepPaused, "keep-paused", 30*24*time.Hour, "how long a paused sandbox is kept; 0 means for ever")
+	fs.IntVar(&c.MaxPaused, "max-paused", 200, "paused sandboxes at the same time; each takes of the disk what it had in memory and in files")
+	fs.IntVar(&c.MaxSnapshots, "max-snapshots", 100, "snapshots that callers made and did not delete; each is as large as a paused sandbox")
+	fs.Int64Var(&c.KeepFreeMB, "keep-free", 512, "mebibytes of the disk that must stay free: what would be paused, forked or snapshotted beyond that is refused and runs on")
 	fs.IntVar(&c.PoolMin, "pool-min", 1, "sandboxes that wait, restored already, so that a create need not; 0 with --pool-max 0 means none")
 	fs.IntVar(&c.PoolMax, "pool-max", 8, "sandboxes that wait when many were asked for in the last seconds")
 	fs.Int64Var(&c.PoolMemoryMB, "pool-memory", 1024, "mebibytes that all that wait may take together; never more, whatever --pool-min says")
@@ -167,7 +173,7 @@ func (c *Config) validate() error {
 	for _, l := range []struct {
 		flag string
 		v    float64
-	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}, {"max-connections", float64(c.MaxConnections)}, {"max-volumes", float64(c.MaxVolumes)}} {
+	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}, {"max-connections", float64(c.MaxConnections)}, {"max-volumes", float64(c.MaxVolumes)}, {"max-paused", float64(c.MaxPaused)}, {"max-snapshots", float64(c.MaxSnapshots)}, {"keep-free", float64(c.KeepFreeMB)}} {
 		if l.v <= 0 {
 			bad(l.flag, "want more than 0")
 		}

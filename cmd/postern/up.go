@@ -415,8 +415,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 				d.log.ErrorContext(ctx, "unmount volumes", "sandbox", id, "err", err)
 			}
 		},
-		Keeper:       d.keeper,
-		KeepPaused:   d.conf.KeepPaused,
+		Keeper:     d.keeper,
+		KeepPaused: d.conf.KeepPaused,
+		MaxPaused:  d.conf.MaxPaused, MaxSnapshots: d.conf.MaxSnapshots, KeepFreeMB: d.conf.KeepFreeMB,
 		MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
 		Warmup: map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},

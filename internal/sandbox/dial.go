@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -185,11 +186,52 @@ func (f *Fleet) Wake(ctx context.Context, id string) error {
 	if !s.Restart && !s.Options.AutoResume {
 		return fmt.Errorf("wake %s: %w", id, ErrPaused)
 	}
+	if err := f.failedWake(id); err != nil {
+		return err
+	}
 	if !s.Restart {
 		s.Ends = time.Now().Add(max(s.Options.Timeout, wakeTimeout))
 	}
 	_, err = f.resume(ctx, l, system(s), s, false, "traffic")
+	if err != nil {
+		f.noteFailedWake(id, err)
+	}
 	return err
+}
+
+// A failedWake is why traffic could not resume a sandbox, and until when others
+// are told the same.
+type failedWake struct {
+	err   error
+	until time.Time
+}
+
+// How long traffic does not try again. Whoever may send a request to a paused
+// sandbox, and where ports are public that is everybody, would otherwise have
+// each one cost a restore; its owner can connect at any time.
+const (
+	wakeAgainAfter     = 10 * time.Second
+	wakeAgainAfterFull = time.Second
+)
+
+func (f *Fleet) failedWake(id string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if w, ok := f.failedWakes[id]; ok && time.Now().Before(w.until) {
+		return w.err
+	}
+	return nil
+}
+
+func (f *Fleet) noteFailedWake(id string, err error) {
+	now, wait := time.Now(), wakeAgainAfter
+	if errors.Is(err, ErrFull) {
+		wait = wakeAgainAfterFull
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.failedWakes, func(_ string, w failedWake) bool { return !now.Before(w.until) })
+	f.failedWakes[id] = failedWake{err, now.Add(wait)}
 }
 
 // wakeTimeout is the least that a sandbox lives after traffic has woken it, as

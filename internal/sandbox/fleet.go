@@ -49,6 +49,9 @@ type Config struct {
 	StartTimeout time.Duration // until the guest must answer; 0 means 30 s
 	SaveTimeout  time.Duration // until a snapshot must be written; 0 means 2 min
 	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
+	MaxPaused    int           // paused at the same time, all projects together; 0 means 200
+	MaxSnapshots int           // that callers made and did not delete, all projects together; 0 means 100
+	KeepFreeMB   int64         // mebibytes of the disk of Dir that no pause, fork or snapshot may take; 0 means 512
 
 	CPUs      float64 // cores of each sandbox; 0 means 2
 	MemoryMB  int64   // mebibytes of each sandbox; 0 means 1024
@@ -99,10 +102,13 @@ func (c *Config) setDefaults() error {
 	if c.Dir == "" || c.Base == nil {
 		return errors.New("sandbox: no directory for snapshots, or no templates")
 	}
-	if c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 {
+	if c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 || c.MaxPaused < 0 || c.MaxSnapshots < 0 || c.KeepFreeMB < 0 {
 		return errors.New("sandbox: a limit is negative")
 	}
 	c.MaxSandboxes = or(c.MaxSandboxes, 50)
+	c.MaxPaused = or(c.MaxPaused, 200)
+	c.MaxSnapshots = or(c.MaxSnapshots, 100)
+	c.KeepFreeMB = or(c.KeepFreeMB, 512)
 	c.MaxTimeout = or(c.MaxTimeout, 24*time.Hour)
 	c.StartTimeout = or(c.StartTimeout, 30*time.Second)
 	c.SaveTimeout = or(c.SaveTimeout, 2*time.Minute)
@@ -136,6 +142,7 @@ type Fleet struct {
 	workers   sync.WaitGroup // goroutines that outlive a call
 	templates templateSnapshots
 	pool      pool
+	space     space
 
 	background context.Context //nolint:containedctx // of workers that no call waits for; ends with stop
 	stop       context.CancelFunc
@@ -143,6 +150,8 @@ type Fleet struct {
 	mu     sync.Mutex // guards what follows, and what liveSandbox says
 	live   map[string]*liveSandbox
 	closed bool // the server is stopping: nothing new is begun
+
+	failedWakes map[string]failedWake // by sandbox, as many as failed lately
 }
 
 // New returns the fleet whose rows are in db. Call [Fleet.Recover] before use.
@@ -153,7 +162,7 @@ func New(log *slog.Logger, db *store.DB, r Runtime, n Network, c Config) (*Fleet
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of snapshots: %w", err)
 	}
-	f := &Fleet{log: log, db: db, runtime: r, network: n, conf: c, live: map[string]*liveSandbox{}}
+	f := &Fleet{log: log, db: db, runtime: r, network: n, conf: c, live: map[string]*liveSandbox{}, failedWakes: map[string]failedWake{}}
 	f.background, f.stop = context.WithCancel(context.Background())
 	f.http = f.newTransport()
 	f.templates.all = map[string]*templateSnapshot{}
@@ -255,6 +264,11 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	base, err := f.conf.Base(ctx, r.Template)
 	if err != nil {
 		return Info{}, err
+	}
+	// Asked again with the row. Without this one, what is refused would first have
+	// cost a sandbox that waited, and another restore in its place.
+	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.room(ctx, tx) }); err != nil {
+		return Info{}, fmt.Errorf("create sandbox: %w", err)
 	}
 	s := Info{
 		ID: newID(), Project: who.Project, Template: r.Template, State: Creating, Metadata: r.Metadata, Inbox: r.Inbox, Egress: r.Egress,

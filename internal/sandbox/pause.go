@@ -36,6 +36,12 @@ func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s
 	s.saved = "p-" + random()
 	err := f.record(ctx, who, &s, change{
 		from: []State{Running}, to: Pausing, verb: "pause", fields: audit.Fields{"why": why, "files_only": strconv.FormatBool(filesOnly)},
+		check: func(ctx context.Context, tx *store.Tx) error {
+			if s.Restart {
+				return nil // the server stops: the other way is to lose it
+			}
+			return f.roomToPause(ctx, tx)
+		},
 	})
 	if err != nil {
 		return err
@@ -66,6 +72,13 @@ type savedFiles struct {
 func (f *Fleet) save(ctx context.Context, s Info, filesOnly bool) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
 	defer cancel()
+	if !s.Restart { // what the server freezes when it stops has no second chance
+		done, err := f.takeSpace(ctx, s.ID)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
 	if filesOnly {
 		env, err := f.guestEnv(ctx, s.ID)
 		if err != nil {

@@ -58,6 +58,10 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 		ID: "s" + random(), Project: s.Project, Sandbox: s.ID, Template: s.Template, Name: name, Created: time.Now().UTC().Truncate(time.Microsecond),
 		cpus: s.CPUs, memoryMB: s.MemoryMB, diskMB: s.DiskMB,
 	}
+	// Asked twice: before the work, and where others cannot come in between.
+	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.mayKeep(ctx, tx, n) }); err != nil {
+		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, err)
+	}
 	if err := f.copyOf(ctx, s, n.ID); err != nil {
 		return Snapshot{}, err
 	}
@@ -65,6 +69,9 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	err = f.db.Update(ctx, func(tx *store.Tx) error {
 		err := audit.Append(ctx, tx, who, "snapshot.create", n.ID, audit.Fields{"sandbox": s.ID, "name": name})
 		if err != nil {
+			return err
+		}
+		if err := f.mayKeep(ctx, tx, n); err != nil {
 			return err
 		}
 		if name != "" {
@@ -93,10 +100,27 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	return n, nil
 }
 
+// mayKeep returns an error that wraps [ErrFull] if n would be one snapshot too
+// many. One that replaces another of its name is not.
+func (f *Fleet) mayKeep(ctx context.Context, tx *store.Tx, n Snapshot) error {
+	if n.Name != "" {
+		old, err := snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
+		if err != nil || len(old) > 0 {
+			return err
+		}
+	}
+	return f.roomForSnapshot(ctx, tx)
+}
+
 // copyOf saves a claimed sandbox that runs, and leaves it running.
 func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
 	defer cancel()
+	done, err := f.takeSpace(ctx, s.ID)
+	if err != nil {
+		return fmt.Errorf("copy sandbox %s: %w", s.ID, err)
+	}
+	defer done()
 	if err := f.runtime.Save(ctx, s.ID, f.dir(name), SaveOptions{Keep: true}); err != nil {
 		return fmt.Errorf("copy sandbox %s: %w", s.ID, err)
 	}
@@ -240,6 +264,10 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 	defer f.release(l)
 	if s.State != Running {
 		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, ErrPaused)
+	}
+	// Asked again for each copy. What none can come of is not written to disk.
+	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.room(ctx, tx) }); err != nil {
+		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, err)
 	}
 	base, err := f.conf.Base(ctx, s.Template)
 	if err != nil {

@@ -1,0 +1,135 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"postern/internal/sandbox"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// TestPausedBounded: who holds a project's key cannot fill the disk with paused
+// sandboxes and snapshots, and loses nothing by trying.
+func TestPausedBounded(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, func(c *sandbox.Config) { c.MaxPaused, c.MaxSnapshots, c.Snapshots = 2, 2, true })
+		ctx := t.Context()
+		var all []string
+		for range 3 {
+			all = append(all, f.create(sandbox.Request{}).ID)
+		}
+		for i, want := range []error{nil, nil, sandbox.ErrFull} {
+			if err := f.fleet.Pause(ctx, f.who, all[i], i == 1); !errors.Is(err, want) {
+				t.Errorf("pause %d = %v, want %v", i, err, want)
+			}
+		}
+		if got := f.state(all[2]); got != sandbox.Running || len(f.snapshots()) != 3 { // two, and the environment of one
+			t.Errorf("the third is %s, on disk %v", got, f.snapshots())
+		}
+		if _, _, err := f.fleet.Connect(ctx, f.who, all[0], time.Minute, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.fleet.Pause(ctx, f.who, all[2], false); err != nil {
+			t.Errorf("pause after one was resumed = %v", err)
+		}
+
+		for _, c := range []struct {
+			name string
+			want error
+		}{{"", nil}, {"a:default", nil}, {"", sandbox.ErrFull}, {"b:default", sandbox.ErrFull}, {"a:default", nil}} {
+			if _, err := f.fleet.Snapshot(ctx, f.who, all[0], c.name); !errors.Is(err, c.want) {
+				t.Errorf("snapshot %q = %v, want %v", c.name, err, c.want)
+			}
+		}
+		if got, err := f.fleet.Snapshots(ctx, f.who); err != nil || len(got) != 2 || len(f.snapshots()) != 5 {
+			t.Errorf("%d snapshots, %v; on disk %v", len(got), err, f.snapshots())
+		}
+	})
+}
+
+// TestAutoPauseBounded: one too many that was to be paused runs on, and a stop
+// of the server freezes all the same.
+func TestAutoPauseBounded(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.MaxPaused = 1 })
+	first := f.create(sandbox.Request{})
+	if err := f.fleet.Pause(t.Context(), f.who, first.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	s := f.create(sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond, AutoPause: true}})
+	go func() { done <- f.fleet.Run(ctx) }()
+	f.waitFor("its life is made longer", func() bool { return slices.Contains(f.verbs(s.ID), "sandbox.timeout") })
+	if got := f.state(s.ID); got != sandbox.Running {
+		t.Errorf("it is %s", got)
+	}
+	cancel()
+	<-done
+	if got := f.state(s.ID); got != sandbox.Paused {
+		t.Errorf("after a stop of the server it is %s", got)
+	}
+}
+
+// TestDiskKeptFree: nothing is written that would leave less of the disk than
+// must stay free.
+func TestDiskKeptFree(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Snapshots = true })
+	ctx := t.Context()
+	s := f.create(sandbox.Request{})
+	f.runtime.SetUsage(s.ID, sandbox.Usage{Memory: 1 << 60})
+	_, snap := f.fleet.Snapshot(ctx, f.who, s.ID, "")
+	_, fork := f.fleet.Fork(ctx, f.who, s.ID, time.Minute, 1)
+	for what, err := range map[string]error{"pause": f.fleet.Pause(ctx, f.who, s.ID, false), "snapshot": snap, "fork": fork} {
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("%s = %v, want %v", what, err, syscall.ENOSPC)
+		}
+	}
+	if f.state(s.ID) != sandbox.Running || len(f.fleet.Live()) != 1 || len(f.snapshots()) != 0 {
+		t.Errorf("afterwards it is %s, live %v, on disk %v", f.state(s.ID), f.fleet.Live(), f.snapshots())
+	}
+	f.runtime.SetUsage(s.ID, sandbox.Usage{Memory: 1 << 20})
+	if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil { // what was refused holds no space
+		t.Errorf("pause of a small one = %v", err)
+	}
+}
+
+// TestWakeFails: what cannot be resumed does not cost a restore for each request
+// that anybody sends.
+func TestWakeFails(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	ctx := t.Context()
+	s := f.create(sandbox.Request{Options: sandbox.Options{AutoPause: true, AutoResume: true}})
+	if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	f.runtime.FailStart(errors.New("boom"))
+	for range 5 {
+		if err := f.fleet.Wake(ctx, s.ID); !errors.Is(err, sandbox.ErrNotResumed) {
+			t.Errorf("Wake = %v", err)
+		}
+	}
+	if n := strings.Count(strings.Join(f.verbs(s.ID), " "), "sandbox.resume_failed"); n != 1 {
+		t.Errorf("five requests tried %d times", n)
+	}
+	f.runtime.FailStart(nil)
+	if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil || !resumed {
+		t.Errorf("its owner resumed it: %v, %v", resumed, err)
+	}
+}
+
+// TestFullCostsNothing: a create or a fork that is refused has not used up what
+// waits, nor written a copy.
+func TestFullCostsNothing(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.MaxSandboxes = 1 })
+	s := f.create(sandbox.Request{})
+	f.runtime.FailSave(errors.New("a copy was made"))
+	if _, err := f.fleet.Fork(t.Context(), f.who, s.ID, time.Minute, 3); !errors.Is(err, sandbox.ErrFull) {
+		t.Errorf("Fork = %v", err)
+	}
+}
