@@ -42,7 +42,7 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Princi
 		return err
 	}
 	if key := auth.Secret(r.Header.Get(InboxKeyHeader)); key != "" {
-		if err := s.mail.Lend(r.Context(), who, i.Principal(), key); err != nil {
+		if err := s.lend(r.Context(), who, i, key); err != nil {
 			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
 		}
 	}

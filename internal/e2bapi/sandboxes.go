@@ -185,12 +185,26 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 		return err
 	}
 	if key != "" {
-		if err := s.mail.Lend(r.Context(), who, info.Principal(), key); err != nil {
+		if err := s.lend(r.Context(), who, info, key); err != nil {
 			// Who is told that it failed must not have to find and end it.
 			return errors.Join(fmt.Errorf("header %s: %w", InboxKeyHeader, err), s.fleet.Kill(r.Context(), who, info.ID))
 		}
 	}
 	reply(w, http.StatusCreated, s.sandbox(info))
+	return nil
+}
+
+// lend lets a sandbox read the inbox that it is attached to, as long as it
+// lives. It may have ended since it was found, and its end, which returns what
+// was lent, may have come first: then the key would stay open in this process.
+func (s *Server) lend(ctx context.Context, who auth.Principal, i sandbox.Info, key auth.Secret) error {
+	if err := s.mail.Lend(ctx, who, i.Principal(), key); err != nil {
+		return err
+	}
+	if _, err := s.fleet.Get(ctx, who, i.ID); err != nil {
+		s.mail.Return(i.ID)
+		return err
+	}
 	return nil
 }
 
