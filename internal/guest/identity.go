@@ -178,9 +178,9 @@ func (s *Server) nameHost(ctx context.Context) error {
 	return nil
 }
 
-// writeFacts leaves a file ".NAME" for each variable of E2B's own, and takes
-// away those of a former identity.
-func (s *Server) writeFacts(ctx context.Context, envs map[string]string) error {
+// writeFacts leaves a file ".NAME" for each variable of E2B's own that is not
+// one of told already, and takes away those of a former identity.
+func (s *Server) writeFacts(ctx context.Context, told, envs map[string]string) error {
 	dir := s.conf.RunDir
 	if dir == "" {
 		return nil
@@ -197,6 +197,9 @@ func (s *Server) writeFacts(ctx context.Context, envs map[string]string) error {
 		}
 	}
 	for k, v := range envs {
+		if was, ok := told[k]; ok && was == v {
+			continue
+		}
 		if strings.HasPrefix(k, "E2B_") && !strings.Contains(k, "/") {
 			if err := s.leave(ctx, filepath.Join(dir, "."+k), v, 0o644); err != nil {
 				return err

@@ -151,6 +151,39 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// TestToldTwice: a sandbox that waited in a pool is told again who it is, with
+// its owner's environment. Only what changes is written.
+func TestToldTwice(t *testing.T) {
+	g := newRig(t)
+	key := strings.Repeat("1", 64)
+	say := func(token string, envs map[string]string) {
+		t.Helper()
+		envs["E2B_SANDBOX_ID"] = "imine"
+		body := must(json.Marshal(map[string]any{"envVars": envs, "restored": token == testToken, "channelSHA256": hashOf(key), "sandboxID": "imine", "templateID": "base"}))
+		if code, text := g.ask(token, "POST", "/init", string(body)); code != 204 {
+			t.Fatalf("init: got %d %s", code, text)
+		}
+	}
+	say(testToken, map[string]string{})
+	facts := must(filepath.Glob(filepath.Join(g.s.conf.RunDir, ".E2B_*")))
+	if len(facts) == 0 {
+		t.Fatal("there are no facts")
+	}
+	before := map[string]os.FileInfo{}
+	for _, path := range append(facts, g.s.conf.HostnameFile, g.s.conf.HostsFile, g.s.conf.GenerationFile, g.s.conf.MachineIDFile) {
+		before[path] = must(os.Stat(path))
+	}
+	say(key, map[string]string{"A": "owner"})
+	for path, fi := range before {
+		if !os.SameFile(fi, must(os.Stat(path))) {
+			t.Errorf("%s was written again", path)
+		}
+	}
+	if got := readFile(t, g.s.conf.EnvFile); !strings.Contains(got, `"A":"owner"`) {
+		t.Errorf("the environment's file: got %s", got)
+	}
+}
+
 func TestInitRefuses(t *testing.T) {
 	g := newRig(t)
 	for _, tt := range []struct{ name, body, want string }{

@@ -156,16 +156,21 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	}
 	next := req.apply(was)
-	if err := s.identify(r.Context(), was.SandboxID, next, req.Hostname, req.Restored); err != nil {
+	// A sandbox that waited in a pool is told again who it is when it gets an
+	// owner, who waits for the answer: what has been written need not be again.
+	told := settings{}
+	if was.SandboxID != "" && was.SandboxID == next.SandboxID && !req.Restored && req.Hostname == "" {
+		told = was
+	} else if err := s.identify(r.Context(), was.SandboxID, next, req.Hostname, req.Restored); err != nil {
 		return err
 	}
-	if next.Envs != nil {
+	if next.Envs != nil && (told.Envs == nil || !maps.Equal(told.Envs, next.Envs)) {
 		b, err := json.Marshal(next.Envs)
 		if err != nil {
 			return err
 		}
 		// Every user may read it, as each has it in the environment anyway.
-		if err := errors.Join(s.writeFacts(r.Context(), next.Envs), s.leave(r.Context(), s.conf.EnvFile, string(b), 0o644)); err != nil {
+		if err := errors.Join(s.writeFacts(r.Context(), told.Envs, next.Envs), s.leave(r.Context(), s.conf.EnvFile, string(b), 0o644)); err != nil {
 			return fmt.Errorf("write facts: %w", err)
 		}
 	}
