@@ -199,7 +199,7 @@ func (s *Server) mayEnter(r *http.Request, t target) (open bool, ref *refusal) {
 // controlPath reports whether only the host may ask the guest for path.
 func controlPath(path string) bool {
 	switch strings.TrimRight(path, "/") {
-	case "/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade":
+	case "/init", "/warm", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade":
 		return true
 	}
 	// The guest's router cleans paths; what is not clean here could become one

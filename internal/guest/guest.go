@@ -136,6 +136,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /metrics", s.serve(s.getMetrics))
 	mux.HandleFunc("GET /envs", s.serve(s.getEnvs))
 	mux.HandleFunc("POST /init", s.serve(s.postInit))
+	mux.HandleFunc("POST /warm", s.serve(s.postWarm))
 	mux.HandleFunc("GET /files", s.serve(s.getFile))
 	mux.HandleFunc("POST /files", s.serve(s.postFiles))
 	mux.HandleFunc("POST /files/compose", s.serve(s.postCompose))

@@ -184,6 +184,20 @@ func TestToldTwice(t *testing.T) {
 	}
 }
 
+// TestWarm: the shell that nobody asked for leaves no trace.
+func TestWarm(t *testing.T) {
+	g := newRig(t)
+	if code, body := g.ask(testToken, "POST", "/warm", ""); code != 204 {
+		t.Errorf("got %d %s, want 204", code, body)
+	}
+	if code, _ := g.ask(strings.Repeat("0", 64), "POST", "/warm", ""); code != 401 {
+		t.Errorf("without the channel's key: got %d, want 401", code)
+	}
+	if n := g.s.table.count(); n != 0 {
+		t.Errorf("%d processes are listed", n)
+	}
+}
+
 func TestInitRefuses(t *testing.T) {
 	g := newRig(t)
 	for _, tt := range []struct{ name, body, want string }{

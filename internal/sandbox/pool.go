@@ -194,6 +194,7 @@ func (f *Fleet) warmUp(ctx context.Context, t *templateSnapshot) (_ *warmSandbox
 	if err := f.bringUp(ctx, l, s, t.base, t.from, initBody{EnvVars: environment(nil)}); err != nil {
 		return nil, err
 	}
+	f.warmGuest(ctx, s.ID)
 	u, err := f.runtime.Usage(ctx, s.ID)
 	w.memory = u.Memory
 	return w, err

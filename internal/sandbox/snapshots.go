@@ -391,6 +391,7 @@ func (f *Fleet) bootTemplate(ctx context.Context, t *templateSnapshot) (_ source
 			return source{}, err
 		}
 	}
+	f.warmGuest(ctx, s.ID)
 	from := source{dir: f.dir(f.templatePrefix(t.base) + s.ID), channel: s.ID, template: true}
 	if err := f.runtime.Save(ctx, s.ID, from.dir, SaveOptions{}); err != nil {
 		return source{}, fmt.Errorf("save template: %w", err)
