@@ -34,7 +34,8 @@ type link struct {
 
 	owners map[string]auth.Principal
 
-	deaf bool // the guest never listens
+	deaf    bool // the guest never listens
+	stopped bool // the guest takes connections and never answers
 }
 
 type initRequest struct {
@@ -52,7 +53,7 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 	if err != nil {
 		return nil, err
 	}
-	if !l.deaf {
+	if !l.deaf && !l.stopped {
 		go func() {
 			_ = http.Serve(lis, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/envs" {

@@ -341,6 +341,34 @@ func TestRecoverKept(t *testing.T) {
 	})
 }
 
+// TestRecoverStopped: code that stops its guests does not keep the next server
+// from starting for as long as all of them together may take to answer.
+func TestRecoverStopped(t *testing.T) {
+	k := &keeper{kept: map[string]bool{}}
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Keeper, c.StartTimeout = k, time.Second })
+	var all []string
+	for range 6 {
+		all = append(all, f.create(sandbox.Request{}).ID)
+	}
+	f.link.stopped = true
+	f.open()
+	begin := time.Now()
+	if err := f.fleet.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := time.Since(begin); got > 4*time.Second {
+		t.Errorf("six that do not answer took %v, each has 1 s", got)
+	}
+	for _, id := range all {
+		if v := f.verbs(id); !slices.Contains(v, "sandbox.lost") {
+			t.Errorf("audit of %s: %v", id, v)
+		}
+	}
+	if left, _ := f.runtime.List(t.Context()); len(left) != 0 || len(k.kept) != 0 {
+		t.Errorf("left on the machine: %v; kept: %v", left, k.kept)
+	}
+}
+
 func TestFork(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) { c.MaxSandboxes = 4 })

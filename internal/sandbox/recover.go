@@ -279,14 +279,9 @@ func (f *Fleet) Recover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list what is left: %w", err)
 	}
-	keep := map[string]bool{}
-	on := map[string]bool{}
-	for _, s := range rows {
-		running, saved, err := f.recoverOne(ctx, s, slices.Contains(left, s.ID), links[s.ID])
-		if err != nil && !errors.Is(err, ErrNotFound) { // its watch may have recorded its end
-			return fmt.Errorf("recover sandbox %s: %w", s.ID, err)
-		}
-		on[s.ID], keep[saved] = running, true
+	on, keep, err := f.recoverRows(ctx, rows, left, links)
+	if err != nil {
+		return err
 	}
 	for id := range links {
 		if !on[id] {
@@ -310,6 +305,39 @@ func (f *Fleet) Recover(ctx context.Context) error {
 		keep[n.ID] = true
 	}
 	return f.tidySnapshots(ctx, keep)
+}
+
+// recoverWorkers is how many sandboxes are asked at a time whether they are
+// well: code inside can stop its guest, and the server does not start before
+// each has answered or has not.
+const recoverWorkers = 16
+
+// recoverRows is recoverOne for all. It returns by id what runs, and by name
+// what must stay on disk.
+func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, links map[string]*os.File) (on, keep map[string]bool, err error) {
+	on, keep = map[string]bool{}, map[string]bool{}
+	var mu sync.Mutex // guards the maps and err
+	var wg sync.WaitGroup
+	todo := make(chan Info, len(rows))
+	for _, s := range rows {
+		todo <- s
+	}
+	close(todo)
+	for range min(recoverWorkers, len(rows)) {
+		wg.Go(func() {
+			for s := range todo {
+				running, saved, rerr := f.recoverOne(ctx, s, slices.Contains(left, s.ID), links[s.ID])
+				mu.Lock()
+				on[s.ID], keep[saved] = running, true
+				if rerr != nil && !errors.Is(rerr, ErrNotFound) { // its watch may have recorded its end
+					err = errors.Join(err, fmt.Errorf("recover sandbox %s: %w", s.ID, rerr))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return on, keep, err
 }
 
 func (f *Fleet) allSnapshots(ctx context.Context) (out []Snapshot, err error) {
@@ -387,7 +415,7 @@ func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (wh
 	if err := f.network.Adopt(ctx, s.Principal(), s.Egress, link); err != nil {
 		return err.Error()
 	}
-	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	ctx, cancel := context.WithTimeout(ctx, min(adoptTimeout, f.conf.StartTimeout))
 	defer cancel()
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
