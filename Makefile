@@ -60,9 +60,11 @@ generate:
 check-generated: generate
 	git diff --exit-code -- internal proto
 
+# DENSITY is how many sandboxes are alive at once; each takes about 50 MiB.
+DENSITY ?= 50
 bench: template
 	go test -run '^$$' -bench . -benchmem ./internal/oversight ./internal/mailbox ./internal/egress ./internal/guest/...
-	node test/bench.mjs bin/postern
+	node test/bench.mjs bin/postern 20 $(DENSITY)
 
 FUZZTIME ?= 10s
 fuzz:
