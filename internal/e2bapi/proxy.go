@@ -348,6 +348,16 @@ func newRoads(inside http.RoundTripper) http.RoundTripper {
 
 // RoundTrip implements [http.RoundTripper].
 func (r *roads) RoundTrip(req *http.Request) (*http.Response, error) {
+	// Interim answers are passed on as they come, and not through ModifyResponse:
+	// a 103 could set the cookies that the final answer must not. This hook is
+	// the newest, so it sees their fields before the one that passes them on.
+	named := targetOf(req.Context()).named
+	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+			disarm(http.Header(h), named)
+			return nil
+		},
+	}))
 	if req.ProtoMajor == 2 && strings.HasPrefix(req.Header.Get("Content-Type"), "application/grpc") {
 		return r.grpc.RoundTrip(req)
 	}

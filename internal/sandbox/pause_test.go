@@ -373,7 +373,7 @@ func TestFork(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) { c.MaxSandboxes = 4 })
 		ctx := t.Context()
-		s := f.create(sandbox.Request{Metadata: map[string]string{"k": "v"}})
+		s := f.create(sandbox.Request{Metadata: map[string]string{"k": "v"}, Inbox: "ibx_1"})
 		f.remember(s.ID, "shared")
 		// Five are asked for and three fit: the others fail alone.
 		all, err := f.fleet.Fork(ctx, f.who, s.ID, time.Minute, 5)
@@ -391,7 +391,7 @@ func TestFork(t *testing.T) {
 			made++
 			f.remembers(c.ID, "shared")
 			in := f.link.inits[c.ID]
-			if in.channel != f.fleet.ChannelKey(s.ID).Reveal() || in.ChannelSHA256 == "" || !in.Restored || c.Metadata["k"] != "v" || f.link.owners[c.ID] != c.Principal() {
+			if in.channel != f.fleet.ChannelKey(s.ID).Reveal() || in.ChannelSHA256 == "" || !in.Restored || c.Metadata["k"] != "v" || c.Inbox != "ibx_1" || f.link.owners[c.ID] != c.Principal() {
 				t.Errorf("fork %+v was told %+v", c.Info, in)
 			}
 			f.remember(c.ID, "its own")
