@@ -126,10 +126,35 @@ func TestWakeFails(t *testing.T) {
 // TestFullCostsNothing: a create or a fork that is refused has not used up what
 // waits, nor written a copy.
 func TestFullCostsNothing(t *testing.T) {
-	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.MaxSandboxes = 1 })
-	s := f.create(sandbox.Request{})
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
+		c.Cold, c.Prepare, c.MaxSandboxes = false, []string{"base"}, 1
+		c.Pool = sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 100}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	s := f.create(sandbox.Request{Template: "base"})
+	f.waitFor("one waits", func() bool {
+		n, _, err := f.fleet.Waiting(f.who)
+		return n == 1 && err == nil
+	})
+	before, _ := f.runtime.List(ctx)
+	for range 3 {
+		r := sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Minute}}
+		if _, err := f.fleet.Create(ctx, f.who, r); !errors.Is(err, sandbox.ErrFull) {
+			t.Errorf("Create = %v", err)
+		}
+	}
+	slices.Sort(before)
+	after, _ := f.runtime.List(ctx)
+	if slices.Sort(after); !slices.Equal(before, after) {
+		t.Errorf("before there were %v, now %v", before, after)
+	}
 	f.runtime.FailSave(errors.New("a copy was made"))
-	if _, err := f.fleet.Fork(t.Context(), f.who, s.ID, time.Minute, 3); !errors.Is(err, sandbox.ErrFull) {
+	if _, err := f.fleet.Fork(ctx, f.who, s.ID, time.Minute, 3); !errors.Is(err, sandbox.ErrFull) {
 		t.Errorf("Fork = %v", err)
 	}
+	f.runtime.FailSave(nil)
+	cancel()
+	<-done
 }
