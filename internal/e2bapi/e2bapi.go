@@ -209,8 +209,38 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 			return fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, errNotYet)
 		})
 	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r) // not h, which would lack the values of the path
+			return
+		}
+		// The mux refuses in words, and clients read the status from JSON.
+		refused := statusOnly{header: w.Header()}
+		h.ServeHTTP(&refused, r)
+		msg := r.Method + " " + r.URL.Path + " is not a route of this server"
+		if refused.status != http.StatusMethodNotAllowed {
+			refused.status = http.StatusNotFound // nor anything to redirect to
+			refused.header.Del("Location")
+		}
+		reply(w, refused.status, map[string]any{"code": refused.status, "message": msg})
+	})
 }
+
+// A statusOnly takes the status and the header of an answer, and not its text.
+type statusOnly struct {
+	header http.Header
+	status int
+}
+
+// Header implements [http.ResponseWriter].
+func (s *statusOnly) Header() http.Header { return s.header }
+
+// WriteHeader implements [http.ResponseWriter].
+func (s *statusOnly) WriteHeader(status int) { s.status = status }
+
+// Write implements [io.Writer].
+func (*statusOnly) Write(b []byte) (int, error) { return len(b), nil }
 
 var errNotYet = errors.New("not supported by this version of Postern, see docs/compat.md")
 

@@ -148,11 +148,19 @@ func TestRoutes(t *testing.T) {
 	s := &Server{log: slog.New(slog.DiscardHandler)}
 	known := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{Kind: auth.Project}, nil })
 	unknown := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{}, auth.ErrUnauthenticated })
-	for _, target := range []string{
-		"POST /v3/templates", "GET /templates", "POST /volumes", "GET /secrets",
+	for target, statuses := range map[string][2]int{
+		"POST /v3/templates":  {501, 401},
+		"GET /templates":      {501, 401},
+		"POST /volumes":       {501, 401},
+		"GET /secrets":        {501, 401},
+		"GET /no-such":        {404, 404},
+		"GET /":               {404, 404},
+		"POST /no//such":      {404, 404},
+		"PATCH /v2/sandboxes": {405, 405},
 	} {
 		method, path, _ := strings.Cut(target, " ")
-		for h, want := range map[http.Handler]int{known: 501, unknown: 401} {
+		for i, h := range []http.Handler{known, unknown} {
+			want := statuses[i]
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequest(method, path, nil))
 			var body struct {
@@ -161,6 +169,9 @@ func TestRoutes(t *testing.T) {
 			}
 			if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != want || body.Code != want || body.Message == "" {
 				t.Errorf("%s: %d %s, want %d", target, w.Code, w.Body, want)
+			}
+			if w.Header().Get("Location") != "" || w.Header().Get("Content-Type") != "application/json" {
+				t.Errorf("%s: the header is %v, want that of JSON", target, w.Header())
 			}
 		}
 	}
