@@ -376,6 +376,9 @@ func TestTopDirectory(t *testing.T) {
 	}{
 		{"attacker: another user", top + "/a/b", "daemon", 403},
 		{"attacker: a file", top, testUser, 403},
+		{"attacker: a directory of root's", "/etc/postern-" + rand.Text(), testUser, 403},
+		{"attacker: below a directory of root's", "/etc/postern-" + rand.Text() + "/x", testUser, 403},
+		{"attacker: a directory of root's by another way", top + "/../etc/postern-" + rand.Text(), testUser, 403},
 		{"the default user", top + "/a/b", testUser, 200},
 		{"again", top + "/a/c", testUser, 200},
 	} {
