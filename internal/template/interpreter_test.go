@@ -265,6 +265,59 @@ func TestInterpreter(t *testing.T) {
 		}
 	})
 
+	t.Run("picture that PIL saves", func(t *testing.T) {
+		c := newContext(t, url, `{}`)
+		a := run(t, url, "import sys\n'PIL' in sys.modules", "context_id", c)
+		if a.text != "False" {
+			t.Errorf("PIL is there before the user imports it: got %+v", a)
+		}
+		// In a file, also in one that PIL opened; not in a buffer, nor from
+		// another process, which has the kernel's pipes, nor one so large that
+		// showing it would end the kernel.
+		a = run(t, url, `from PIL import Image
+import io, os
+os.chdir('/tmp')
+image = Image.new('RGBA', (16, 9))
+image.save('a.png')
+Image.open('a.png').convert('RGB').save('b.jpg', quality=50)
+image.save(io.BytesIO(), 'png')
+image.convert('CMYK').save('c.tiff')
+Image.new('1', (1 << 13, 1 << 13)).save('e.png')
+if os.fork() == 0:
+    image.save('d.png')
+    os._exit(0)
+os.wait()
+print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`, "context_id", c)
+		if len(a.results) != 2 || len(a.errors) != 0 || a.results[0].IsMainResult || a.stdout != "['a.png', 'b.jpg', 'c.tiff', 'd.png', 'e.png'] False\n" {
+			t.Fatalf("got %+v, want two results", a)
+		}
+		b, err := base64.StdEncoding.DecodeString(strings.TrimSpace(a.results[0].PNG))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if img, err := png.Decode(bytes.NewReader(b)); err != nil || img.Bounds().Dx() != 16 {
+			t.Errorf("got %v, %v", img, err)
+		}
+		a = run(t, url, "image.save('/root/x.png')", "context_id", c)
+		if len(a.errors) != 1 || a.errors[0].Name != "PermissionError" || len(a.results) != 0 {
+			t.Errorf("a file that cannot be written: got %+v", a)
+		}
+		a = run(t, url, "import IPython\nimage.save('/tmp/a.png')", "context_id", c)
+		if len(a.results) != 1 || len(a.errors) != 0 {
+			t.Errorf("with IPython: got %+v", a)
+		}
+		call(t, "DELETE", url+"/contexts/"+c, "")
+	})
+
+	t.Run("directories that a context cannot have", func(t *testing.T) {
+		for cwd, want := range map[string]string{"/root": "closed to the user", "/no": "not a directory", "tmp": "absolute"} {
+			status, out := call(t, "POST", url+"/contexts", `{"cwd": "`+cwd+`"}`)
+			if status != http.StatusBadRequest || !strings.Contains(out, want) {
+				t.Errorf("%s: got %d %s, want 400 with %q", cwd, status, out, want)
+			}
+		}
+	})
+
 	t.Run("table", func(t *testing.T) {
 		a := run(t, url, "import pandas as pd\npd.DataFrame({'n': [1.5, float('nan')], 't': pd.to_datetime(['2026-01-02', None]), 's': ['a', 'b']})")
 		if len(a.results) != 1 || !strings.Contains(a.results[0].HTML, "<table") {

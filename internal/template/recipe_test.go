@@ -52,7 +52,7 @@ func TestBaseRecipe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []string{"python3", "python3-pip", "python3-numpy", "python3-pandas", "python3-matplotlib", "python3-ipykernel", "nodejs", "git", "curl", "ca-certificates", "sudo"} {
+	for _, p := range []string{"python-is-python3", "python3", "python3-pip", "python3-numpy", "python3-pandas", "python3-matplotlib", "python3-ipykernel", "nodejs", "git", "curl", "ca-certificates", "sudo"} {
 		if !slices.Contains(r.packages, p) {
 			t.Errorf("package %s is missing", p)
 		}

@@ -72,6 +72,7 @@ plt.plot([1, 2]); plt.savefig(io.BytesIO(), format="png")'
 runuser -u user -- env HOME=/home/user PATH="$PATH" python3 -c '
 import numpy, pandas, matplotlib, IPython
 assert (numpy.eye(3) @ numpy.ones(3)).sum() == 3'
+python -c 'import sys; assert sys.version_info.major == 3'
 node -e 'process.exit(0)'
 git --version >/dev/null
 curl --version >/dev/null

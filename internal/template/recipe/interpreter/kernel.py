@@ -31,6 +31,8 @@ import types
 loads, dumps, write, read = json.loads, json.dumps, os.write, os.read
 environ, modules = os.environ, sys.modules
 CMD, EVENTS = 3, 4
+PID = os.getpid()
+MAX_PIXELS = 32 << 20  # of a saved picture that is shown; the server ends kernels that send more than it takes
 INTERACTIVE = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # CO_COROUTINE
 SCALARS = (int, float, bool, complex, type(None))
@@ -190,6 +192,57 @@ def load():
                 ns[k] = kept[k]
                 setattr(shell.displayhook, k, kept[k])
     return shell
+
+
+class Pictures:
+    """Shows what PIL saves to a file of a name, once somebody imports PIL, as E2B does."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "PIL.Image":
+            return None
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            module.Image.save = saving(module.Image.save)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def saving(save):
+    from functools import wraps
+
+    @wraps(save)
+    def save_and_show(self, fp, format=None, **params):
+        save(self, fp, format, **params)
+        # A process that a cell forked has our pipe, and must not write into
+        # the middle of what we write.
+        if isinstance(fp, str) and os.getpid() == PID:
+            picture(self)
+
+    return save_and_show
+
+
+def picture(image):
+    """Sends one of PIL's images as a result; IPython is not needed for it."""
+    from base64 import b64encode
+
+    try:
+        if image.width * image.height > MAX_PIXELS:
+            return
+        text = f"<{type(image).__module__}.{type(image).__name__} image mode={image.mode} size={image.width}x{image.height}>"
+        data = {"text/plain": text, "image/png": b64encode(image._repr_png_()).decode()}
+    except Exception:  # noqa: BLE001 - not every mode can be PNG, and what was asked for is done
+        return
+    flush()
+    send({"t": "result", "main": False, "data": data})
 
 
 def get_ipython():
@@ -520,7 +573,7 @@ def start():
     modules["__main__"] = main
     sys.argv = [""]
     sys.path.insert(0, "")
-    sys.meta_path.insert(0, Finder)
+    sys.meta_path[:0] = [Finder, Pictures]
     sys.displayhook = show
     ns.update(__builtins__=builtins, __builtin__=builtins, get_ipython=get_ipython, In=inputs, Out=outputs, _ih=inputs, _oh=outputs, _dh=[os.getcwd()], _i="", _ii="", _iii="", **kept)
     builtins.__IPYTHON__ = True

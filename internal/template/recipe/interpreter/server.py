@@ -1134,6 +1134,10 @@ class Client:
             raise BadRequest(400, "cwd must be an absolute path")
         if not os.path.isdir(cwd):
             raise BadRequest(400, f"cwd {cwd[:256]!r} is not a directory")
+        # E2B's kernels run as root. To start elsewhere would let relative paths
+        # of the caller's code mean other files than it thinks.
+        if not os.access(cwd, os.X_OK):
+            raise BadRequest(400, f"cwd {cwd[:256]!r} is closed to the user that contexts run as")
         self.json(self.house.create(language, cwd).json())
 
     def remove_context(self, cid):
