@@ -63,6 +63,9 @@ Rich()`
   test('draws pictures and returns tables as data', async () => {
     const picture = (await box.runCode('import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()')).results[0]
     assert.equal(Buffer.from(picture.png, 'base64').subarray(1, 4).toString(), 'PNG')
+    const saved = (await box.runCode('from PIL import Image\nImage.new("RGB", (4, 4)).save("saved.png")')).results[0]
+    assert.equal(Buffer.from(saved.png, 'base64').subarray(1, 4).toString(), 'PNG')
+    assert.equal(Buffer.from(await box.files.read('/home/user/saved.png', { format: 'bytes' })).subarray(1, 4).toString(), 'PNG')
     const table = (await box.runCode('import pandas as pd\npd.DataFrame({"a": [1, 2], "b": ["x", "y"]})')).results[0]
     assert.match(table.html, /<table/)
     assert.deepEqual(table.data, { a: [1, 2], b: ['x', 'y'] })
@@ -115,6 +118,7 @@ describe('contexts', () => {
   test('that are not there, and languages that are not there, are refused with a sentence', async () => {
     await assert.rejects(box.runCode('1', { context: { id: 'no-such', language: 'python', cwd: '/' } }), /not found|no-such/i)
     await assert.rejects(box.createCodeContext({ language: 'cobol' }), /400/)
+    await assert.rejects(box.createCodeContext({ cwd: '/root' }), /400/)
     await assert.rejects(box.runCode('1', { language: 'cobol' }), /cobol/)
   })
 })
