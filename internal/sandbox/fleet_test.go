@@ -36,6 +36,7 @@ type link struct {
 
 	deaf    bool // the guest never listens
 	stopped bool // the guest takes connections and never answers
+	cold    bool // the guest never has its shell warm
 }
 
 type initRequest struct {
@@ -60,6 +61,10 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 					l.mu.Lock()
 					defer l.mu.Unlock()
 					_ = json.NewEncoder(w).Encode(l.inits[who.ID].EnvVars)
+					return
+				}
+				if r.URL.Path == "/warm" && l.cold {
+					<-r.Context().Done()
 					return
 				}
 				in := initRequest{channel: r.Header.Get(sandbox.ChannelHeader)}

@@ -103,6 +103,10 @@ func (f *Fleet) postInit(ctx context.Context, client *http.Client, key string, b
 // warmGuest has the guest of a sandbox that is nobody's run what its owner will
 // run first. It is only for speed: a guest that cannot is as good.
 func (f *Fleet) warmGuest(ctx context.Context, id string) {
+	// One that dies meanwhile hears of nothing and says nothing; the pool must
+	// not wait for it for ever.
+	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/warm", nil)
 	if err == nil {
 		req.Header.Set(ChannelHeader, f.ChannelKey(id).Reveal())

@@ -158,3 +158,22 @@ func TestFullCostsNothing(t *testing.T) {
 	cancel()
 	<-done
 }
+
+// TestWarmStuck: a shell that never ends in a sandbox that is nobody's keeps
+// the pool waiting for a while, and not for ever.
+func TestWarmStuck(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
+		c.Cold, c.Prepare, c.StartTimeout = false, []string{"base"}, 500*time.Millisecond
+		c.Pool = sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 100}
+	})
+	f.link.cold = true
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	f.waitFor("one waits", func() bool {
+		n, _, err := f.fleet.Waiting(f.who)
+		return n == 1 && err == nil
+	})
+	cancel()
+	<-done
+}
