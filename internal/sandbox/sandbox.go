@@ -41,8 +41,9 @@ var (
 	ErrNotFound = errors.New("sandbox not found")
 	// ErrPortClosed means that nothing listens on the port in the sandbox.
 	ErrPortClosed = errors.New("the port is not open")
-	// ErrFull means that the project or the machine may have no more sandboxes.
-	ErrFull = errors.New("too many sandboxes")
+	// ErrFull means that there may be no more sandboxes, paused ones or
+	// snapshots; the text says of what there are how many.
+	ErrFull = errors.New("a limit is reached")
 	// ErrInvalid means that a request cannot be taken; the text names the
 	// field and the limit.
 	ErrInvalid = errors.New("invalid request")

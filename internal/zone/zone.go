@@ -58,7 +58,11 @@ type Server struct {
 // addresses. With none it answers for challenges alone.
 func New(log *slog.Logger, domain string, addrs []netip.Addr) (*Server, error) {
 	domain = strings.ToLower(strings.TrimSuffix(domain, "."))
-	if _, err := dnsmessage.NewName("ns." + domain + "."); err != nil || domain == "" {
+	// "65535-" and a sandbox's id stand before it, as do "ns." and
+	// "hostmaster." in what is answered; a name of DNS has 255 bytes (RFC 1035,
+	// section 2.3.4).
+	const most = 200
+	if _, err := dnsmessage.NewName("ns." + domain + "."); err != nil || domain == "" || len(domain) > most {
 		return nil, errors.New("zone: the domain is no name that DNS can carry")
 	}
 	return &Server{log: log, domain: domain, addrs: addrs}, nil

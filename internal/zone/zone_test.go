@@ -113,7 +113,7 @@ func TestAnswer(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	for _, domain := range []string{"", ".", strings.Repeat("a.", 130)} {
+	for _, domain := range []string{"", ".", strings.Repeat("a.", 130), strings.Repeat("a.", 122) + "a"} {
 		if _, err := New(slog.New(slog.DiscardHandler), domain, nil); err == nil {
 			t.Errorf("%q was taken", domain)
 		}
