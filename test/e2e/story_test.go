@@ -182,7 +182,8 @@ func TestKilledServer(t *testing.T) {
 	data := t.TempDir()
 	s := start(t, data)
 	alive, dead := s.sandbox(nil), s.sandbox(nil)
-	alive.run("echo kept >/tmp/kept; (while sleep 0.1; do date +%s%N >/tmp/beat; done) >/dev/null 2>&1 &")
+	// A rename, so that nobody reads a beat that is half written.
+	alive.run("echo kept >/tmp/kept; (while sleep 0.1; do date +%s%N >/tmp/next; mv /tmp/next /tmp/beat; done) >/dev/null 2>&1 & until [ -s /tmp/beat ]; do sleep 0.05; done")
 	s.kill(syscall.SIGKILL)
 	if len(leftovers(t, alive.id)) == 0 {
 		t.Fatal("nothing was left by the killed server: the test shows nothing")
@@ -194,7 +195,7 @@ func TestKilledServer(t *testing.T) {
 	}
 	s = start(t, data)
 	alive.s, dead.s = s, s
-	if r := alive.run("cat /tmp/kept; a=$(cat /tmp/beat); sleep 0.5; [ $a != $(cat /tmp/beat) ] && echo beats"); r.stdout != "kept\nbeats\n" {
+	if r := alive.run("cat /tmp/kept; a=$(cat /tmp/beat); sleep 1; [ $a != $(cat /tmp/beat) ] && echo beats"); r.stdout != "kept\nbeats\n" {
 		t.Errorf("the one that lived: %+v", r)
 	}
 	if l := leftovers(t, dead.id); len(l) != 0 {
@@ -215,7 +216,7 @@ func TestKilledServer(t *testing.T) {
 	}
 	s = start(t, data)
 	alive.s = s
-	if r := alive.run("cat /tmp/kept; a=$(cat /tmp/beat); sleep 0.5; [ $a != $(cat /tmp/beat) ] && echo beats"); r.stdout != "kept\nbeats\n" {
+	if r := alive.run("cat /tmp/kept; a=$(cat /tmp/beat); sleep 1; [ $a != $(cat /tmp/beat) ] && echo beats"); r.stdout != "kept\nbeats\n" {
 		t.Errorf("the frozen one: %+v", r)
 	}
 }
