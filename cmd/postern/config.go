@@ -114,7 +114,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.MaxPaused, "max-paused", 200, "paused sandboxes at the same time; each takes of the disk what it had in memory and in files")
 	fs.IntVar(&c.MaxSnapshots, "max-snapshots", 100, "snapshots that callers made and did not delete; each is as large as a paused sandbox")
 	fs.Int64Var(&c.KeepFreeMB, "keep-free", 512, "mebibytes of the disk that must stay free: what would be paused, forked or snapshotted beyond that is refused and runs on")
-	fs.IntVar(&c.PoolMin, "pool-min", 1, "sandboxes that wait, restored already, so that a create need not; 0 with --pool-max 0 means none")
+	fs.IntVar(&c.PoolMin, "pool-min", 2, "sandboxes that wait, restored already, so that a create need not; 0 with --pool-max 0 means none")
 	fs.IntVar(&c.PoolMax, "pool-max", 8, "sandboxes that wait when many were asked for in the last seconds")
 	fs.Int64Var(&c.PoolMemoryMB, "pool-memory", 1024, "mebibytes that all that wait may take together; never more, whatever --pool-min says")
 	fs.BoolVar(&c.Cold, "cold", false, "boot each sandbox instead of restoring it from its template's snapshot: slower, and nothing in it was ever in another's memory")

@@ -102,8 +102,27 @@ func (f *Fleet) fillPool(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-f.pool.wake:
+			f.letOwnersBegin(ctx)
 		case <-t.C:
 		}
+	}
+}
+
+// refillAfter is how long the pool is not refilled after one was taken, as long
+// as another waits: its owner is about to run something, and a restore at the
+// same moment would take the processors from that.
+const refillAfter = 250 * time.Millisecond
+
+func (f *Fleet) letOwnersBegin(ctx context.Context) {
+	f.pool.mu.Lock()
+	waiting := len(f.pool.warm)
+	f.pool.mu.Unlock()
+	if waiting == 0 {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(refillAfter):
 	}
 }
 
