@@ -114,8 +114,8 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.MaxPaused, "max-paused", 200, "paused sandboxes at the same time; each takes of the disk what it had in memory and in files")
 	fs.IntVar(&c.MaxSnapshots, "max-snapshots", 100, "snapshots that callers made and did not delete; each is as large as a paused sandbox")
 	fs.Int64Var(&c.KeepFreeMB, "keep-free", 512, "mebibytes of the disk that must stay free: what would be paused, forked or snapshotted beyond that is refused and runs on")
-	fs.IntVar(&c.PoolMin, "pool-min", 2, "sandboxes that wait, restored already, so that a create need not; 0 with --pool-max 0 means none")
-	fs.IntVar(&c.PoolMax, "pool-max", 8, "sandboxes that wait when many were asked for in the last seconds")
+	fs.IntVar(&c.PoolMin, "pool-min", 2, "sandboxes that wait, restored already, so that a create need not; never more than --pool-max")
+	fs.IntVar(&c.PoolMax, "pool-max", 8, "sandboxes that wait when many were asked for in the last seconds; 0 means that none wait")
 	fs.Int64Var(&c.PoolMemoryMB, "pool-memory", 1024, "mebibytes that all that wait may take together; never more, whatever --pool-min says")
 	fs.BoolVar(&c.Cold, "cold", false, "boot each sandbox instead of restoring it from its template's snapshot: slower, and nothing in it was ever in another's memory")
 	fs.BoolVar(&c.Snapshots, "snapshots", false, "let callers make snapshots of their sandboxes and start others from them: what was in memory, secrets too, is then kept on disk until it is deleted")
@@ -178,8 +178,8 @@ func (c *Config) validate() error {
 			bad(l.flag, "want more than 0")
 		}
 	}
-	if c.PoolMin < 0 || c.PoolMax < c.PoolMin {
-		bad("pool-max", "%d: want at least --pool-min, which is %d", c.PoolMax, c.PoolMin)
+	if c.PoolMin < 0 || c.PoolMax < 0 {
+		bad("pool-max", "neither it nor --pool-min may be negative")
 	}
 	if c.PoolMemoryMB < 0 || c.KeepPaused < 0 {
 		bad("pool-memory", "neither it nor --keep-paused may be negative")

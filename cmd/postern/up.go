@@ -403,7 +403,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	}
 	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
 		Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: []string{base.ID},
-		Pool:      sandbox.PoolConfig{Min: d.conf.PoolMin, Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
+		Pool:      sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
 		Cold:      d.conf.Cold,
 		Snapshots: d.conf.Snapshots,
 		Mount: func(ctx context.Context, project, id string, v sandbox.VolumeMount) (sandbox.Mount, error) {
