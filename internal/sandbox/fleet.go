@@ -337,7 +337,7 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base 
 			// The template's snapshot is a means to be fast, not a condition.
 			err = errors.Join(err, f.takeDown(ctx, l))
 			f.log.WarnContext(ctx, "start from a template's snapshot; booting instead", "sandbox", s.ID, "err", err)
-			f.templates.drop(base.Key)
+			f.dropTemplateSnapshot(ctx, base.Key)
 			err = f.bringUp(ctx, l, s, base, source{}, body)
 		}
 	}
@@ -353,7 +353,6 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base 
 		// The caller may be gone; what was begun is taken back all the same.
 		return Info{}, errors.Join(err, f.finish(context.WithoutCancel(ctx), l, system(s), s, Failed, err.Error()))
 	}
-	f.setTraffic(l, s.Options.Traffic)
 	f.setReady(l, true)
 	return s, nil
 }
@@ -379,10 +378,9 @@ func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, 
 		}
 	}()
 	f.mu.Lock()
-	l.up, l.since = true, time.Now()
+	l.up, l.since, l.mounted, l.traffic = true, time.Now(), len(s.Options.Volumes) > 0, s.Options.Traffic
 	f.mu.Unlock()
 	var mounts []Mount
-	l.mounted = len(s.Options.Volumes) > 0
 	for _, v := range s.Options.Volumes {
 		m, err := f.conf.Mount(ctx, s.Project, s.ID, v)
 		if err != nil {
@@ -512,7 +510,7 @@ func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, to State, reason string) error {
 	err := f.takeDown(ctx, l)
 	saved := s.saved
-	s.Reason, s.Ended, s.saved, s.PausedAt, s.Restart = reason, time.Now(), "", time.Time{}, false
+	s.end(reason)
 	rerr := f.record(ctx, who, &s, change{
 		from: []State{Creating, Running, Pausing, Paused, Resuming}, to: to,
 		verb: string(to), event: event.Killed, fields: audit.Fields{"reason": reason},

@@ -13,6 +13,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"postern/internal/auth"
 )
 
 // GuestPort is the TCP port of the guest inside every sandbox.
@@ -57,9 +59,11 @@ func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBod
 	if err != nil {
 		return err
 	}
-	client := f.guestClient(s.ID)
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		err := f.postInit(ctx, client, f.ChannelKey(channel).Reveal(), body)
+		_, err := f.askGuest(ctx, s.ID, f.ChannelKey(channel), http.MethodPost, "/init", body, http.StatusNoContent)
+		if err != nil {
+			err = fmt.Errorf("initialise guest: %w", err)
+		}
 		if err == nil || !errors.Is(err, ErrPortClosed) {
 			return err
 		}
@@ -71,33 +75,34 @@ func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBod
 	}
 }
 
-// guestClient speaks to a guest while the sandbox is not ready for others.
-func (f *Fleet) guestClient(id string) *http.Client {
-	return &http.Client{Transport: &http.Transport{
+// maxGuestAnswer bounds what is read of a guest's answer to the host, in bytes.
+const maxGuestAnswer = 1 << 20
+
+// askGuest speaks to a guest for the host, also while the sandbox is not ready
+// for others. It returns the answer, which is hostile, if its status is want.
+func (f *Fleet) askGuest(ctx context.Context, id string, key auth.Secret, method, path string, body []byte, want int) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://guest"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set(ChannelHeader, key.Reveal())
+	req.Header.Set("Content-Type", "application/json")
+	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return f.network.Dial(ctx, id, GuestPort)
 		},
 	}}
-}
-
-func (f *Fleet) postInit(ctx context.Context, client *http.Client, key string, body []byte) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/init", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set(ChannelHeader, key)
-	req.Header.Set("Content-Type", "application/json")
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("initialise guest: %w", err)
+		return nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusNoContent {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // hostile: only logged
-		return fmt.Errorf("initialise guest: status %d: %q", resp.StatusCode, text)
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxGuestAnswer))
+	if resp.StatusCode != want {
+		return nil, fmt.Errorf("status %d: %.1024q", resp.StatusCode, answer)
 	}
-	return nil
+	return answer, err
 }
 
 // warmGuest has the guest of a sandbox that is nobody's run what its owner will
@@ -107,39 +112,23 @@ func (f *Fleet) warmGuest(ctx context.Context, id string) {
 	// not wait for it for ever.
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/warm", nil)
-	if err == nil {
-		req.Header.Set(ChannelHeader, f.ChannelKey(id).Reveal())
-		var resp *http.Response
-		if resp, err = f.guestClient(id).Do(req); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusNoContent {
-				return
-			}
-			err = fmt.Errorf("status %d", resp.StatusCode)
-		}
+	if _, err := f.askGuest(ctx, id, f.ChannelKey(id), http.MethodPost, "/warm", nil, http.StatusNoContent); err != nil {
+		f.log.DebugContext(ctx, "warm the guest", "sandbox", id, "err", err)
 	}
-	f.log.DebugContext(ctx, "warm the guest", "sandbox", id, "err", err)
 }
 
 // guestEnv asks the guest for its environment, which is lost with memory.
 func (f *Fleet) guestEnv(ctx context.Context, id string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guest/envs", nil)
-	if err != nil {
-		return nil, err
+	b, err := f.askGuest(ctx, id, f.ChannelKey(id), http.MethodGet, "/envs", nil, http.StatusOK)
+	var env map[string]string
+	if err == nil {
+		err = json.Unmarshal(b, &env)
 	}
-	req.Header.Set(ChannelHeader, f.ChannelKey(id).Reveal())
-	resp, err := f.guestClient(id).Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("ask guest for its environment: %w", err)
 	}
-	defer resp.Body.Close()
-	var env map[string]string
-	// Hostile, and given back to nobody but the same sandbox.
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&env); err != nil || resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask guest for its environment: status %d: %w", resp.StatusCode, err)
-	}
+	// It is given back to nobody but the same sandbox.
 	return env, checkMap("environment", env)
 }

@@ -127,13 +127,6 @@ func (f *Fleet) setReady(l *liveSandbox, ready bool) {
 	l.ready = ready
 }
 
-// setTraffic says how the ports of a sandbox that is up may be reached.
-func (f *Fleet) setTraffic(l *liveSandbox, t Traffic) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l.traffic = t
-}
-
 // Traffic returns how the ports of a sandbox may be reached, also of one that
 // is paused. It is false for one that has ended.
 func (f *Fleet) Traffic(id string) (Traffic, bool) {

@@ -164,7 +164,6 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	}
 	if err != nil {
 		ctx := context.WithoutCancel(ctx)
-		was.State = Resuming
 		return Info{}, errors.Join(fmt.Errorf("resume %s: %w: %w", s.ID, ErrNotResumed, err), f.takeDown(ctx, l),
 			f.record(ctx, system(s), &was, change{from: []State{Resuming}, to: Paused, verb: "resume_failed", fields: audit.Fields{"reason": err.Error()}}))
 	}
@@ -179,7 +178,6 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 		// memory: the snapshot stays, and so does the row, for Recover.
 		return Info{}, errors.Join(err, f.takeDown(ctx, l))
 	}
-	f.setTraffic(l, s.Options.Traffic)
 	f.setReady(l, true)
 	if err := f.discard(saved); err != nil {
 		f.log.WarnContext(ctx, "remove the snapshot of a resumed sandbox", "sandbox", s.ID, "err", err)

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"postern/internal/auth"
 )
 
 // PoolConfig bounds the sandboxes that are restored before anybody asks for
@@ -81,7 +79,7 @@ func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, body initB
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
 	f.mu.Lock()
-	l.since = time.Now()
+	l.since, l.traffic = time.Now(), s.Options.Traffic
 	f.mu.Unlock()
 	// Its rules first: nothing of a user's runs before the guest is told.
 	if err := f.network.Update(ctx, s.Principal(), s.Egress); err != nil {
@@ -163,7 +161,7 @@ func (f *Fleet) poolStep(ctx context.Context) bool {
 	if err != nil {
 		if ctx.Err() == nil {
 			f.log.WarnContext(ctx, "fill the pool of waiting sandboxes", "err", err)
-			f.templates.drop(t.base.Key)
+			f.dropTemplateSnapshot(ctx, t.base.Key)
 		}
 		return false
 	}
@@ -238,18 +236,4 @@ func (f *Fleet) emptyPool(ctx context.Context) {
 		wg.Go(func() { f.dismiss(ctx, w) })
 	}
 	wg.Wait()
-}
-
-// Waiting returns how many sandboxes wait to be asked for, and how many bytes
-// of memory they take.
-func (f *Fleet) Waiting(who auth.Principal) (n int, memory int64, err error) {
-	if err := mayManage(who); err != nil {
-		return 0, 0, err
-	}
-	f.pool.mu.Lock()
-	defer f.pool.mu.Unlock()
-	for _, w := range f.pool.warm {
-		memory += w.memory
-	}
-	return len(f.pool.warm), memory, nil
 }

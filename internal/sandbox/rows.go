@@ -88,6 +88,11 @@ func (s Info) Principal() auth.Principal {
 	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox}
 }
 
+// end makes s one that has ended and needs nothing any more.
+func (s *Info) end(reason string) {
+	s.Reason, s.Ended, s.saved, s.PausedAt, s.Restart = reason, time.Now(), "", time.Time{}, false
+}
+
 const columns = `id, project_id, template, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, ` +
 	`started_at, ends_at, paused_at, ended_at, restart, saved`
 

@@ -59,7 +59,11 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 		cpus: s.CPUs, memoryMB: s.MemoryMB, diskMB: s.DiskMB,
 	}
 	// Asked twice: before the work, and where others cannot come in between.
-	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.mayKeep(ctx, tx, n) }); err != nil {
+	err = f.db.View(ctx, func(tx *store.Tx) error {
+		_, err := f.replaced(ctx, tx, n)
+		return err
+	})
+	if err != nil {
 		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, err)
 	}
 	if err := f.copyOf(ctx, s, n.ID); err != nil {
@@ -71,14 +75,11 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 		if err != nil {
 			return err
 		}
-		if err := f.mayKeep(ctx, tx, n); err != nil {
+		if old, err = f.replaced(ctx, tx, n); err != nil {
 			return err
 		}
-		if name != "" {
-			if old, err = snapshots(ctx, tx, `where project_id = $1 and name = $2`, who.Project, name); err != nil {
-				return err
-			}
-			if _, err := tx.ExecContext(ctx, `delete from snapshot where project_id = $1 and name = $2`, who.Project, name); err != nil {
+		for _, o := range old {
+			if _, err := tx.ExecContext(ctx, `delete from snapshot where id = $1`, o.ID); err != nil {
 				return err
 			}
 		}
@@ -100,16 +101,16 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	return n, nil
 }
 
-// mayKeep returns an error that wraps [ErrFull] if n would be one snapshot too
-// many. One that replaces another of its name is not.
-func (f *Fleet) mayKeep(ctx context.Context, tx *store.Tx, n Snapshot) error {
+// replaced returns the snapshots whose name n takes over. Its error wraps
+// [ErrFull] if there is none and n would be one too many.
+func (f *Fleet) replaced(ctx context.Context, tx *store.Tx, n Snapshot) (old []Snapshot, err error) {
 	if n.Name != "" {
-		old, err := snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
+		old, err = snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
 		if err != nil || len(old) > 0 {
-			return err
+			return old, err
 		}
 	}
-	return f.roomForSnapshot(ctx, tx)
+	return nil, f.roomForSnapshot(ctx, tx)
 }
 
 // copyOf saves a claimed sandbox that runs, and leaves it running.
@@ -295,13 +296,19 @@ type templateSnapshot struct {
 	failed   time.Time
 }
 
-// drop forgets a snapshot that nothing starts from; it is made again.
-func (t *templateSnapshots) drop(key string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s := t.all[key]; s != nil {
-		s.from, s.failed = source{}, time.Now()
+// dropTemplateSnapshot removes a snapshot that nothing starts from, so that
+// another is made in its place; the same would be found again.
+func (f *Fleet) dropTemplateSnapshot(ctx context.Context, key string) {
+	f.templates.mu.Lock()
+	defer f.templates.mu.Unlock()
+	t := f.templates.all[key]
+	if t == nil || t.from.dir == "" {
+		return
 	}
+	if err := f.discard(filepath.Base(t.from.dir)); err != nil {
+		f.log.WarnContext(ctx, "remove a template's broken snapshot", "template", t.template, "err", err)
+	}
+	t.from, t.failed = source{}, time.Now()
 }
 
 // retryAfter is how long a failed attempt to make a template's snapshot is not
@@ -412,11 +419,7 @@ func (f *Fleet) probe(ctx context.Context, id string, p Probe) error {
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			c, err := f.network.Dial(ctx, id, p.Port)
-			if errors.Is(err, ErrPortClosed) {
-				return f.relay(ctx, id, p.Port)
-			}
-			return c, err
+			return f.dialInside(ctx, id, p.Port)
 		},
 	}}
 	var last error

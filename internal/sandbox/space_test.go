@@ -135,8 +135,8 @@ func TestFullCostsNothing(t *testing.T) {
 	go func() { done <- f.fleet.Run(ctx) }()
 	s := f.create(sandbox.Request{Template: "base"})
 	f.waitFor("one waits", func() bool {
-		n, _, err := f.fleet.Waiting(f.who)
-		return n == 1 && err == nil
+		n, _ := f.fleet.Waiting()
+		return n == 1
 	})
 	before, _ := f.runtime.List(ctx)
 	for range 3 {
@@ -171,8 +171,8 @@ func TestWarmStuck(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- f.fleet.Run(ctx) }()
 	f.waitFor("one waits", func() bool {
-		n, _, err := f.fleet.Waiting(f.who)
-		return n == 1 && err == nil
+		n, _ := f.fleet.Waiting()
+		return n == 1
 	})
 	cancel()
 	<-done
