@@ -181,12 +181,21 @@ func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) erro
 		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
 			return errors.Join(err, fmt.Errorf("rollback: %w", rerr))
 		}
-		return err
+		return ended(ctx, err)
 	}
 	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("commit: %w", err)
+		return fmt.Errorf("commit: %w", ended(ctx, err))
 	}
 	return nil
+}
+
+// ended returns err, and where it only says that the transaction is over since
+// ctx is, the error of ctx too: a caller who left is no failure of ours.
+func ended(ctx context.Context, err error) error {
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return err
 }
 
 // One runs a query that must match a row and scans it. It returns

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -50,6 +51,39 @@ func TestUpdateRollsBack(t *testing.T) {
 		})
 		if !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("after rollback: %v, want ErrNotFound", err)
+		}
+	})
+}
+
+// TestCancelled: who leaves in the middle of a transaction is told so, and not
+// what the driver makes of it.
+func TestCancelled(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		for name, then := range map[string]func(ctx context.Context, tx *store.Tx) error{
+			"before the commit": func(context.Context, *store.Tx) error { return nil },
+			"before a statement": func(ctx context.Context, tx *store.Tx) error {
+				_, err := tx.ExecContext(ctx, `delete from project where id = $1`, "prj_1")
+				return err
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				err := db.Update(ctx, func(tx *store.Tx) error {
+					cancel()
+					// The roll-back runs beside us; both of its outcomes are to be seen.
+					for range 100 {
+						if _, err := tx.ExecContext(context.Background(), `select 1`); err != nil {
+							break
+						}
+						time.Sleep(time.Millisecond)
+					}
+					return then(ctx, tx)
+				})
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("got %v, want context.Canceled", err)
+				}
+			})
 		}
 	})
 }
