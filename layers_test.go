@@ -16,10 +16,10 @@ import (
 // import only packages of layers below its own: so nothing passes a request
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
-	{"policy", "mail", "guest", "store", "zone"}, // pure rules, formats, and the database
-	{"auth", "storetest"},
+	{"policy", "mail", "scan", "guest", "store", "zone"}, // pure rules, formats, and the database
+	{"auth", "mailauth", "storetest"},
 	{"audit", "event"},
-	{"oversight"},
+	{"oversight", "domain"},
 	{"mailbox", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "webhook", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "console"}, // the doors

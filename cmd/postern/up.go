@@ -375,7 +375,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.gate = oversight.NewGate(d.log, d.db, rules)
-	d.post = mailbox.New(d.log, d.db, d.gate, blobs, client, d.conf.MailDomain)
+	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{Blobs: blobs, Transport: client, Domain: d.conf.MailDomain})
 	if d.smtp, err = d.smtpServer(); err != nil {
 		return err
 	}
@@ -513,7 +513,7 @@ func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 			return err
 		},
 		Deliver: func(ctx context.Context, env mail.Envelope, remote netip.AddrPort) error {
-			return d.post.Receive(ctx, env, remote.String())
+			return d.post.Receive(ctx, mailbox.Arrival{Envelope: env, Remote: remote.String()})
 		},
 		Propose: d.proposeCaptured,
 	})

@@ -162,7 +162,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 		t.Fatal(err)
 	}
 	f.gate = oversight.NewGate(log, f.db, nil)
-	f.post = mailbox.New(log, f.db, f.gate, blobs, f.hop, "agents.test")
+	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
 	t.Cleanup(guest.Close)
 	m := &machine{guest: guest.Listener.Addr().String(), gone: map[string]chan struct{}{}}

@@ -42,7 +42,7 @@ func TestDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	gate := oversight.NewGate(log, db, nil)
-	post := mailbox.New(log, db, gate, blobs, nil, "agents.test") // nothing is approved, so nothing is delivered
+	post := mailbox.New(log, db, gate, mailbox.Config{Blobs: blobs, Domain: "agents.test"}) // nothing is approved, so nothing is delivered
 	fleet, err := sandbox.New(log, db, nil, nil, sandboxtest.Config(t))
 	if err != nil {
 		t.Fatal(err)

@@ -68,7 +68,7 @@ func (s *Server) open(r *http.Request, c caller) (*mailbox.Key, error) {
 	if err := s.own(r, c); err != nil {
 		return nil, err
 	}
-	return s.post.Open(r.Context(), c.Principal, c.key)
+	return s.post.Open(r.Context(), c.Principal, c.key, "")
 }
 
 // own returns an error unless the request names the caller's own inbox.

@@ -72,7 +72,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		t.Fatal(err)
 	}
 	f.gate = oversight.NewGate(log, db, rules)
-	f.post = mailbox.New(log, db, f.gate, blobs, f.hop, "agents.test")
+	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	srv := New(log, db, f.gate, f.post)
 	byKey := func(name string, key auth.Secret) {
 		f.secrets = append(f.secrets, key.Reveal())
@@ -160,7 +160,7 @@ func (f *fixture) do(t *testing.T, who, method, path, body string, header ...str
 func (f *fixture) message(t *testing.T, b mailbox.Inbox, as string) string {
 	t.Helper()
 	raw := "From: Bob <bob@example.com>\r\nTo: " + b.Address + "\r\nSubject: Kohlrabi\r\nMessage-ID: <1@example.com>\r\nX-Odd: yes\r\n\r\nHello\r\n"
-	if err := f.post.Receive(t.Context(), mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, "192.0.2.1"); err != nil {
+	if err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"}); err != nil {
 		t.Fatal(err)
 	}
 	var out struct{ Messages []struct{ ID string } }

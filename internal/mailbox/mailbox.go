@@ -55,14 +55,19 @@ type Transport interface {
 	Deliver(ctx context.Context, e mail.Envelope) ([]mail.Delivery, error)
 }
 
+// Config says where a [PostOffice] keeps things and what it works with.
+type Config struct {
+	Blobs     *store.Blobs // where sealed messages are kept; required
+	Transport Transport    // takes approved mail out; nil only where nothing is ever approved
+	Domain    string       // new inboxes get addresses in it; required
+}
+
 // PostOffice receives and sends for every inbox. It is safe for concurrent use.
 type PostOffice struct {
-	log       *slog.Logger
-	db        *store.DB
-	gate      *oversight.Gate
-	blobs     *store.Blobs
-	transport Transport
-	domain    string
+	log  *slog.Logger
+	db   *store.DB
+	gate *oversight.Gate
+	cfg  Config
 
 	mu   sync.Mutex      // guards lent
 	lent map[string]*Key // by sandbox id; in memory only, gone with the process
@@ -74,15 +79,16 @@ var (
 )
 
 // New returns the post office of the inboxes in db and makes it the executor of
-// [SendKind]. New inboxes get addresses in domain.
-func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, blobs *store.Blobs, t Transport, domain string) *PostOffice {
-	m := &PostOffice{log: log, db: db, gate: gate, blobs: blobs, transport: t, domain: strings.ToLower(domain), lent: map[string]*Key{}}
+// [SendKind].
+func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
+	cfg.Domain = strings.ToLower(cfg.Domain)
+	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, lent: map[string]*Key{}}
 	gate.Handle(SendKind, m)
 	return m
 }
 
 // Domain returns the domain of the inboxes.
-func (m *PostOffice) Domain() string { return m.domain }
+func (m *PostOffice) Domain() string { return m.cfg.Domain }
 
 // An Inbox is an agent's address with its mail.
 type Inbox struct {
@@ -163,8 +169,8 @@ func mayManage(who auth.Principal) error {
 
 func (m *PostOffice) checkAddress(address string) (string, error) {
 	name, domain, ok := strings.Cut(strings.ToLower(strings.TrimSpace(address)), "@")
-	if ok && domain != m.domain {
-		return "", fmt.Errorf("%w: address: its domain must be %s", ErrInvalid, m.domain)
+	if ok && domain != m.cfg.Domain {
+		return "", fmt.Errorf("%w: address: its domain must be %s", ErrInvalid, m.cfg.Domain)
 	}
 	if len(name) < 3 || len(name) > 64 || !localPart.MatchString(name) || strings.Contains(name, "..") {
 		return "", fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
@@ -172,7 +178,7 @@ func (m *PostOffice) checkAddress(address string) (string, error) {
 	if slices.Contains(reserved, name) {
 		return "", fmt.Errorf("%w: address: %s is reserved", ErrInvalid, name)
 	}
-	return name + "@" + m.domain, nil
+	return name + "@" + m.cfg.Domain, nil
 }
 
 const inboxColumns = `id, project_id, address, mode, public_key, created_at`
@@ -261,11 +267,15 @@ func mayOpen(who auth.Principal, inbox string) error {
 	return fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key does: %w", who.Kind, auth.ErrForbidden)
 }
 
-// Open returns the key of the inbox that credential is for. Who is its
-// principal, as [auth.CheckKey] told.
-func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential auth.Secret) (*Key, error) {
+// Open returns the key of an inbox that credential opens; an empty inbox means
+// the one that who acts for. Who is the credential's principal, as
+// [auth.CheckKey] told.
+func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*Key, error) {
 	if who.Kind != auth.Agent {
 		return nil, fmt.Errorf("a %s shows no key of an inbox: %w", who.Kind, auth.ErrForbidden)
+	}
+	if inbox != "" && inbox != who.Inbox {
+		return nil, fmt.Errorf("%s has no key of inbox %s: %w", who, inbox, auth.ErrForbidden)
 	}
 	var wrapped []byte
 	err := m.db.View(ctx, func(tx *store.Tx) error {
@@ -294,7 +304,7 @@ func (m *PostOffice) loan(ctx context.Context, sandbox auth.Principal, credentia
 	if owner.Kind != auth.Agent || owner.Project != sandbox.Project || owner.Inbox != sandbox.Inbox {
 		return nil, fmt.Errorf("%w: it is not a key of the inbox that the sandbox is attached to", ErrInvalid)
 	}
-	return m.Open(ctx, owner, credential)
+	return m.Open(ctx, owner, credential, sandbox.Inbox)
 }
 
 // Lend lets sandbox read the inbox that it is attached to, until [PostOffice.Return].

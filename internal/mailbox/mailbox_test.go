@@ -54,7 +54,7 @@ func setup(t *testing.T, db *store.DB) *fixture {
 		t.Fatal(err)
 	}
 	f.gate = oversight.NewGate(log, db, nil)
-	f.post = mailbox.New(log, db, f.gate, blobs, f.hop, "agents.test")
+	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	err = db.Update(t.Context(), func(tx *store.Tx) error {
 		id, key, err := auth.NewProject(t.Context(), tx, "one")
 		if err != nil {
@@ -95,10 +95,10 @@ func TestReceiveIsSealed(t *testing.T) {
 		ctx := t.Context()
 		f := setup(t, db)
 		b, who, key := f.inbox(t, "analyst")
-		if err := f.post.Receive(ctx, mail.Envelope{From: "bob@example.com", To: []string{"Analyst@Agents.Test", "analyst@agents.test"}, Raw: incoming}, "192.0.2.1"); err != nil {
+		if err := f.post.Receive(ctx, mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{"Analyst@Agents.Test", "analyst@agents.test"}, Raw: incoming}, Remote: "192.0.2.1"}); err != nil {
 			t.Fatal(err)
 		}
-		k, err := f.post.Open(ctx, who, key)
+		k, err := f.post.Open(ctx, who, key, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +164,7 @@ func TestFullInbox(t *testing.T) {
 		b, _, _ := f.inbox(t, "analyst")
 		f.inbox(t, "buyer")
 		receive := func(to string) error {
-			return f.post.Receive(t.Context(), mail.Envelope{To: []string{to}, Raw: incoming}, "192.0.2.1")
+			return f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{To: []string{to}, Raw: incoming}, Remote: "192.0.2.1"})
 		}
 		if err := receive("analyst@agents.test"); err != nil {
 			t.Fatal(err)
@@ -192,7 +192,7 @@ func TestIsolation(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	a, agentA, keyA := f.inbox(t, "analyst")
 	b, agentB, keyB := f.inbox(t, "buyer")
-	ka, err := f.post.Open(ctx, agentA, keyA)
+	ka, err := f.post.Open(ctx, agentA, keyA, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,16 +207,16 @@ func TestIsolation(t *testing.T) {
 			t.Errorf("%s with a key of A reads: %v, want ErrForbidden", who, err)
 		}
 	}
-	if _, err := f.post.Open(ctx, agentA, keyB); err == nil {
+	if _, err := f.post.Open(ctx, agentA, keyB, ""); err == nil {
 		t.Error("A's wrapping opened with B's credential")
 	}
 	forged := agentA
 	forged.Inbox = b.ID
-	if _, err := f.post.Open(ctx, forged, keyA); err == nil {
+	if _, err := f.post.Open(ctx, forged, keyA, ""); err == nil {
 		t.Error("A's credential opened B's inbox")
 	}
 	for _, who := range []auth.Principal{f.project, f.person, sandbox} {
-		if _, err := f.post.Open(ctx, who, keyA); err == nil {
+		if _, err := f.post.Open(ctx, who, keyA, ""); err == nil {
 			t.Errorf("%s opened an inbox", who)
 		}
 	}
@@ -298,7 +298,7 @@ func TestSendWaitsAndIsDeliveredOnce(t *testing.T) {
 		if len(f.hop.got) != 1 || bytes.Contains(f.hop.got[0].Raw, []byte("eve@")) {
 			t.Errorf("delivered %d times; Bcc in the bytes: %v", len(f.hop.got), len(f.hop.got) > 0 && bytes.Contains(f.hop.got[0].Raw, []byte("eve@")))
 		}
-		k, err := f.post.Open(ctx, agent, key)
+		k, err := f.post.Open(ctx, agent, key, "")
 		if err != nil {
 			t.Fatal(err)
 		}

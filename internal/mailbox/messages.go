@@ -96,13 +96,13 @@ func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b Inbox, d Direction
 	if err != nil {
 		return "", err
 	}
-	if err := m.blobs.Put(blobID(id), sealed); err != nil {
+	if err := m.cfg.Blobs.Put(blobID(id), sealed); err != nil {
 		return "", err
 	}
 	_, err = tx.ExecContext(ctx, `insert into message (id, inbox_id, direction, at, size, labels, summary, blob_id) values ($1, $2, $3, $4, $5, '', $6, $7)`,
 		id, b.ID, d, store.Time(time.Now()), len(raw), sealedSummary, blobID(id))
 	if err != nil {
-		return "", errors.Join(fmt.Errorf("insert message: %w", err), m.blobs.Delete(blobID(id)))
+		return "", errors.Join(fmt.Errorf("insert message: %w", err), m.cfg.Blobs.Delete(blobID(id)))
 	}
 	return id, nil
 }
@@ -126,9 +126,16 @@ func checkRoom(ctx context.Context, tx *store.Tx, b Inbox, size int) error {
 	return nil
 }
 
+// An Arrival is a message that another server brought.
+type Arrival struct {
+	mail.Envelope
+	Remote string       // where it came from, "192.0.2.1:4711"
+	Auth   mail.Results // who it was proved to be from
+}
+
 // Receive stores a message that arrived for one or more inboxes. When it
 // returns nil the message is durable in all of them; otherwise it is in none.
-func (m *PostOffice) Receive(ctx context.Context, e mail.Envelope, remote string) error {
+func (m *PostOffice) Receive(ctx context.Context, e Arrival) error {
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		seen := map[string]bool{} // an address named twice gets one copy
 		for _, to := range e.To {
@@ -149,7 +156,7 @@ func (m *PostOffice) Receive(ctx context.Context, e mail.Envelope, remote string
 			}
 			// The audit says that something came, not what: it is not sealed.
 			who := auth.Principal{Kind: auth.System, ID: "smtp", Project: b.Project}
-			err = audit.Append(ctx, tx, who, "message.receive", id, audit.Fields{"inbox": b.ID, "size": strconv.Itoa(len(e.Raw)), "remote": remote})
+			err = audit.Append(ctx, tx, who, "message.receive", id, audit.Fields{"inbox": b.ID, "size": strconv.Itoa(len(e.Raw)), "remote": e.Remote})
 			if err != nil {
 				return err
 			}
@@ -218,7 +225,7 @@ func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *Key, id
 	if err != nil {
 		return Message{}, nil, fmt.Errorf("message %s: %w", id, err)
 	}
-	sealed, err := m.blobs.Get(blob)
+	sealed, err := m.cfg.Blobs.Get(blob)
 	if err != nil {
 		return Message{}, nil, fmt.Errorf("message %s: %w", id, err)
 	}

@@ -47,7 +47,7 @@ func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, d
 	} else if !strings.EqualFold(from.Addr, b.Address) {
 		return oversight.Action{}, &mail.FieldError{Field: "from", Reason: "must be " + b.Address}
 	}
-	env, err := mail.Compose(d, time.Now(), m.domain)
+	env, err := mail.Compose(d, time.Now(), m.cfg.Domain)
 	if err != nil {
 		return oversight.Action{}, err
 	}
@@ -127,7 +127,7 @@ func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.
 	if err != nil {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: " + err.Error()}
 	}
-	ds, err := m.transport.Deliver(ctx, env)
+	ds, err := m.cfg.Transport.Deliver(ctx, env)
 	if err != nil {
 		for _, to := range env.To {
 			ds = append(ds, mail.Delivery{Recipient: to, Outcome: mail.Refused, Detail: err.Error()})

@@ -94,7 +94,7 @@ func (s *Server) Handler() http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
-		h := s.handler(caller{who: who, key: func(ctx context.Context) (*mailbox.Key, error) { return s.post.Open(ctx, who, key) }})
+		h := s.handler(caller{who: who, key: func(ctx context.Context) (*mailbox.Key, error) { return s.post.Open(ctx, who, key, "") }})
 		s.bounded(w, r, who, h)
 	})
 }

@@ -241,7 +241,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		t.Fatal(err)
 	}
 	f.gate = oversight.NewGate(log, db, rules)
-	f.post = mailbox.New(log, db, f.gate, blobs, f.hop, "agents.test")
+	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	f.fleet, err = sandbox.New(log, db, f.host, f.host, sandboxtest.Config(t))
 	if err != nil {
 		t.Fatal(err)
@@ -591,7 +591,7 @@ func TestOutsideNeedsAnInboxKey(t *testing.T) {
 
 func (f *fixture) receive(t *testing.T, raw string) {
 	t.Helper()
-	if err := f.post.Receive(t.Context(), mail.Envelope{From: "eve@example.com", To: []string{"analyst@agents.test"}, Raw: []byte(raw)}, "192.0.2.1"); err != nil {
+	if err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "eve@example.com", To: []string{"analyst@agents.test"}, Raw: []byte(raw)}, Remote: "192.0.2.1"}); err != nil {
 		t.Fatal(err)
 	}
 }
