@@ -38,6 +38,7 @@ deps-test: deps-demo
 	@go tool -modfile=tools/pebble/go.mod -n pebble >/dev/null
 	@test/install-npm test/conformance
 	@test/install-npm test/webhook
+	@test/install-npm test/mail
 
 template: build deps-demo
 	bin/postern template build
