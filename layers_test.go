@@ -17,7 +17,7 @@ import (
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
 	{"policy", "mail", "scan", "guest", "store", "zone"}, // pure rules, formats, and the database
-	{"auth", "mailauth", "storetest"},
+	{"auth", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"oversight", "domain"},
 	{"mailbox", "sandbox", "volume"}, // the nouns
@@ -36,7 +36,7 @@ var only = map[string][]string{
 }
 
 // kits are for tests: nothing else may import them.
-var kits = []string{"storetest", "sandbox/sandboxtest", "smtpclient/postfixtest"}
+var kits = []string{"storetest", "mailauth/dnstest", "sandbox/sandboxtest", "smtpclient/postfixtest"}
 
 func TestLayers(t *testing.T) {
 	const prefix = "postern/internal/"

@@ -29,6 +29,8 @@ type Config struct {
 	Relay      string   // host:port through which mail leaves; empty means that only MailDomain and Routes are reached
 	Routes     []string // "domain=host:port": where mail for a domain goes
 
+	Resolver string // host:port of the DNS server that is asked for all that mail needs; empty means the system's
+
 	Domain string   // under which <port>-<id>.<domain> reaches this server; empty means none
 	Hosts  []string // further names under which people open the console
 
@@ -90,6 +92,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
+	fs.StringVar(&c.Resolver, "resolver", "", "`host:port` of the DNS server that is asked for all that mail needs: who a sender is, where mail goes, what a domain of yours says (default: the system's)")
 	fs.StringVar(&c.Domain, "domain", "", "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
 	fs.Var(&list{values: &c.Hosts}, "host", "further `name` under which people open the console; may be repeated")
 	fs.BoolVar(&c.PublicPorts, "public-ports", false, "the ports of sandboxes are open to all, as E2B's are, unless their creators ask for allowPublicTraffic: false; otherwise each request needs the sandbox's traffic token")
@@ -147,7 +150,7 @@ func (c *Config) validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
 	}
-	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"relay", c.Relay}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
+	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"relay", c.Relay}, {"resolver", c.Resolver}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil && a.addr != "" {
 			bad(a.flag, "%q is not host:port", a.addr)
 		}

@@ -112,6 +112,8 @@ type daemon struct {
 	log  *slog.Logger
 	db   *store.DB
 
+	resolver *net.Resolver // asked for all that mail needs
+
 	gate  *oversight.Gate
 	post  *mailbox.PostOffice
 	fleet *sandbox.Fleet
@@ -366,6 +368,7 @@ func (d *daemon) build(ctx context.Context, lis *listeners, out io.Writer) (*tem
 }
 
 func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, templates *template.Cache) error {
+	d.resolver = newResolver(d.conf.Resolver)
 	blobs, err := store.OpenBlobs(filepath.Join(d.conf.Data, "blobs"))
 	if err != nil {
 		return err
@@ -485,6 +488,19 @@ func (d *daemon) base(templates *template.Cache) func(context.Context, string) (
 		}
 		return b, nil
 	}
+}
+
+// newResolver returns a resolver that asks the DNS server at addr, or the
+// system's where that is empty. Names are to be given to it with their last
+// dot: without, it would also try them below the domains of this machine.
+func newResolver(addr string) *net.Resolver {
+	if addr == "" {
+		return &net.Resolver{PreferGo: true}
+	}
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, addr)
+	}}
 }
 
 func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {
