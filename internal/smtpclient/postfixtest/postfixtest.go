@@ -4,6 +4,7 @@
 package postfixtest
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -18,9 +19,24 @@ import (
 // and c.
 const Domain = "y.example"
 
+// Config says what a Postfix does beyond keeping mail for its users.
+type Config struct {
+	// Routes are the domains that it sends on, each to a host:port.
+	Routes map[string]string
+	// LMTP is the host:port that takes the mail of its users; empty means
+	// that maildirs of its own do.
+	LMTP string
+}
+
 // Start runs a private Postfix on the loopback until the test ends. It returns
 // its address and the folder in which each user has a maildir.
-func Start(t *testing.T) (addr, maildir string) {
+func Start(t testing.TB) (addr, maildir string) {
+	t.Helper()
+	return Run(t, Config{})
+}
+
+// Run is [Start] with a configuration.
+func Run(t testing.TB, c Config) (addr, maildir string) {
 	t.Helper()
 	bin, err := exec.LookPath("/usr/sbin/postfix")
 	if err != nil {
@@ -44,11 +60,11 @@ func Start(t *testing.T) (addr, maildir string) {
 		}
 	}
 	for _, d := range []string{data, mailDir} {
-		if out, err := exec.CommandContext(t.Context(), "chown", "postfix", d).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(context.Background(), "chown", "postfix", d).CombinedOutput(); err != nil {
 			t.Fatalf("chown: %v: %s", err, out)
 		}
 	}
-	uid, err := exec.CommandContext(t.Context(), "id", "-u", "postfix").Output()
+	uid, err := exec.CommandContext(context.Background(), "id", "-u", "postfix").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +74,13 @@ func Start(t *testing.T) (addr, maildir string) {
 	}
 	addr = l.Addr().String()
 	l.Close()
+	var routes, virtual = "", "virtual"
+	for domain, next := range c.Routes {
+		routes += fmt.Sprintf(" { %s = smtp:%s }", domain, bracket(next))
+	}
+	if c.LMTP != "" {
+		virtual = "lmtp:inet:" + c.LMTP
+	}
 	main := fmt.Sprintf(`compatibility_level = 3.6
 queue_directory = %s
 data_directory = %s
@@ -81,7 +104,12 @@ message_size_limit = 40000000
 virtual_mailbox_limit = 0
 mailbox_size_limit = 0
 default_transport = error
-`, queue, data, dir, mailDir, strings.TrimSpace(string(uid)))
+transport_maps = inline:{ %s }
+virtual_transport = %s
+smtp_tls_security_level = may
+minimal_backoff_time = 5s
+queue_run_delay = 5s
+`, queue, data, dir, mailDir, strings.TrimSpace(string(uid)), routes, virtual)
 	master := fmt.Sprintf(`%s inet n - n - - smtpd
 pickup unix n - n 60 1 pickup
 cleanup unix n - n - 0 cleanup
@@ -93,6 +121,8 @@ defer unix - - n - 0 bounce
 error unix - - n - - error
 retry unix - - n - - error
 virtual unix - n n - - virtual
+smtp unix - - n - - smtp
+lmtp unix - - n - - lmtp
 anvil unix - - n - 1 anvil
 proxymap unix - - n - - proxymap
 postlog unix-dgram n - n - 1 postlogd
@@ -141,4 +171,13 @@ postlog unix-dgram n - n - 1 postlogd
 	}
 	t.Fatalf("postfix does not listen\n%s", logs())
 	return "", ""
+}
+
+// bracket writes host:port as Postfix wants it where no MX is looked up.
+func bracket(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	return "[" + host + "]:" + port
 }
