@@ -18,6 +18,14 @@ import (
 	"postern/internal/store"
 )
 
+var actionRoutes = []route{
+	{"GET", "/v1/actions", 0, (*Server).listActions},
+	{"GET", "/v1/actions/{id}", 0, (*Server).getAction},
+	{"POST", "/v1/actions/{id}/decision", maxBody, (*Server).decide},
+	{"POST", "/v1/actions/{id}/resolution", maxBody, (*Server).resolve},
+	{"GET", "/v1/audit", 0, (*Server).listAudit},
+}
+
 var states = []oversight.State{
 	oversight.Pending, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown,
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
-	"net/url"
 	"regexp"
 	"strconv"
 	"sync"
@@ -17,6 +16,15 @@ import (
 	"postern/internal/policy"
 	"postern/internal/store"
 )
+
+var inboxRoutes = []route{
+	{"GET", "/v1/inboxes", 0, (*Server).listInboxes},
+	{"POST", "/v1/inboxes", maxBody, (*Server).createInbox},
+	{"GET", "/v1/inboxes/{inbox}/messages", 0, (*Server).listMessages},
+	{"POST", "/v1/inboxes/{inbox}/messages", maxSend, (*Server).send},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}", 0, (*Server).getMessage},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", 0, (*Server).getRaw},
+}
 
 type inboxJSON struct {
 	ID        string      `json:"id"`
@@ -102,18 +110,6 @@ func id(r *http.Request) (string, error) {
 		return v, nil
 	}
 	return "", fmt.Errorf("id in the path: %w", store.ErrNotFound)
-}
-
-// limit returns the query's limit.
-func limit(q url.Values, unset, most int) (int, error) {
-	if !q.Has("limit") {
-		return unset, nil
-	}
-	n, err := strconv.Atoi(q.Get("limit"))
-	if err != nil || n < 1 || n > most {
-		return 0, fmt.Errorf("%w: limit: must be 1 to %d", errRequest, most)
-	}
-	return n, nil
 }
 
 type fileJSON struct {

@@ -10,7 +10,6 @@
 package mailapi
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,7 +21,6 @@ import (
 	"strings"
 
 	"postern/internal/auth"
-	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -88,28 +86,37 @@ type route struct {
 	serve        func(*Server, http.ResponseWriter, *http.Request, caller) error
 }
 
-// table is all that there is; docs/openapi.yaml describes it.
-var table = []route{
-	{"GET", "/v1/inboxes", 0, (*Server).listInboxes},
-	{"POST", "/v1/inboxes", maxBody, (*Server).createInbox},
-	{"GET", "/v1/inboxes/{inbox}/messages", 0, (*Server).listMessages},
-	{"POST", "/v1/inboxes/{inbox}/messages", maxSend, (*Server).send},
-	{"GET", "/v1/inboxes/{inbox}/messages/{id}", 0, (*Server).getMessage},
-	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", 0, (*Server).getRaw},
-	{"GET", "/v1/actions", 0, (*Server).listActions},
-	{"GET", "/v1/actions/{id}", 0, (*Server).getAction},
-	{"POST", "/v1/actions/{id}/decision", maxBody, (*Server).decide},
-	{"POST", "/v1/actions/{id}/resolution", maxBody, (*Server).resolve},
-	{"GET", "/v1/audit", 0, (*Server).listAudit},
+// An offer is a route with who may ask for it.
+type offer struct {
+	route
+	open bool // nobody need say who they are; the caller is then the zero one
 }
 
+// table is all that needs a key; docs/openapi.yaml describes it. Each file of
+// this package declares the routes that it serves.
+var table = slices.Concat(
+	inboxRoutes,
+	actionRoutes,
+)
+
+// openTable is what anybody may ask for, without a key.
+var openTable = slices.Concat(
+	documentRoutes,
+)
+
 func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
-	byPath := map[string]map[string]route{}
-	for _, rt := range table {
-		if byPath[rt.path] == nil {
-			byPath[rt.path] = map[string]route{}
+	byPath := map[string]map[string]offer{}
+	add := func(o offer) {
+		if byPath[o.path] == nil {
+			byPath[o.path] = map[string]offer{}
 		}
-		byPath[rt.path][rt.method] = rt
+		byPath[o.path][o.method] = o
+	}
+	for _, rt := range table {
+		add(offer{rt, false})
+	}
+	for _, rt := range openTable {
+		add(offer{rt, true})
 	}
 	mux := http.NewServeMux()
 	for path, methods := range byPath {
@@ -131,7 +138,7 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	return p.Handler(mux)
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), methods map[string]route) error {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), methods map[string]offer) error {
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
@@ -146,9 +153,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 		w.Header().Set("Allow", strings.Join(allow, ", "))
 		return errMethod
 	}
-	c, err := who(r)
-	if err != nil {
-		return err
+	var c caller
+	if !rt.open {
+		var err error
+		if c, err = who(r); err != nil {
+			return err
+		}
 	}
 	if rt.body > 0 {
 		if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "application/json" {
@@ -158,86 +168,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 	r.Body = http.MaxBytesReader(w, r.Body, rt.body)
 	w.Header().Set("Cache-Control", "no-store") // mail and keys are in nobody's cache
 	return rt.serve(s, w, r, c)
-}
-
-var (
-	errMethod    = errors.New("the method is not one of those in the header Allow")
-	errMediaType = errors.New("header Content-Type: must be application/json")
-	// errRequest means that a request cannot be taken; the text names the field.
-	errRequest = errors.New("invalid request")
-)
-
-// A blockedError is a send that policy does not allow.
-type blockedError struct{ id, verdict string }
-
-func (e *blockedError) Error() string { return "policy does not allow this email: " + e.verdict }
-
-// A problem is the body of every answer that is not a success.
-type problem struct {
-	Error   string `json:"error"`   // for programs
-	Message string `json:"message"` // for people: the field and the limit
-	Status  int    `json:"status"`  // the HTTP status once more
-	ID      string `json:"id,omitempty"`
-}
-
-// fail answers with the status of err's category: the one table of this door.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
-	var tooBig *http.MaxBytesError
-	var field *mail.FieldError
-	var blocked *blockedError
-	p := problem{Error: "internal_error", Message: "internal error", Status: http.StatusInternalServerError}
-	set := func(status int, code string) {
-		p.Status, p.Error = status, code
-		p.Message = strings.TrimPrefix(strings.TrimPrefix(err.Error(), errRequest.Error()+": "), mailbox.ErrInvalid.Error()+": ")
-	}
-	switch {
-	case errors.Is(err, auth.ErrUnauthenticated):
-		w.Header().Set("WWW-Authenticate", `Bearer realm="postern"`)
-		set(http.StatusUnauthorized, "unauthorized")
-		p.Message = "send a valid key in the header Authorization: Bearer, or in X-API-Key"
-	case errors.As(err, &blocked):
-		set(http.StatusForbidden, "blocked_by_policy")
-		p.ID = blocked.id
-	case errors.Is(err, auth.ErrForbidden):
-		set(http.StatusForbidden, "forbidden")
-	case errors.As(err, &tooBig):
-		set(http.StatusRequestEntityTooLarge, "too_large")
-		p.Message = fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid):
-		set(http.StatusBadRequest, "invalid_request")
-	case errors.Is(err, oversight.ErrReason):
-		set(http.StatusBadRequest, "invalid_request")
-		p.Message = "reason: " + oversight.ErrReason.Error()
-	case errors.Is(err, mailbox.ErrTaken):
-		set(http.StatusConflict, "address_collision")
-	case errors.Is(err, oversight.ErrStale):
-		set(http.StatusConflict, "stale")
-	case errors.Is(err, oversight.ErrFull):
-		set(http.StatusTooManyRequests, "too_many_requests")
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
-		set(http.StatusNotFound, "not_found")
-	case errors.Is(err, errMethod):
-		set(http.StatusMethodNotAllowed, "method_not_allowed")
-	case errors.Is(err, errMediaType):
-		set(http.StatusUnsupportedMediaType, "unsupported_media_type")
-	case errors.Is(err, context.Canceled):
-		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
-	default:
-		s.log.ErrorContext(r.Context(), "serve mail request", "method", r.Method, "path", r.URL.Path, "err", err)
-	}
-	answer(w, p.Status, p)
-}
-
-func answer(w http.ResponseWriter, status int, v any) {
-	b, err := json.Marshal(v)
-	if err != nil { // unreachable: our own types
-		http.Error(w, "internal error", http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_, _ = w.Write(append(b, '\n'))
 }
 
 // decode reads the one JSON object of a request. Fields that this version does

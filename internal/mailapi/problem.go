@@ -1,0 +1,142 @@
+package mailapi
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+var (
+	errMethod    = errors.New("the method is not one of those in the header Allow")
+	errMediaType = errors.New("header Content-Type: must be application/json")
+	// errRequest means that a request cannot be taken; the text names the field.
+	errRequest = errors.New("invalid request")
+)
+
+// A blockedError is a send that policy does not allow.
+type blockedError struct{ id, verdict string }
+
+func (e *blockedError) Error() string { return "policy does not allow this email: " + e.verdict }
+
+// A kind is one sort of problem, by its code.
+type kind struct {
+	status int
+	title  string
+	advice string // what to do about it; at its address for who looks it up
+}
+
+// kinds are all sorts of problems that this door answers with.
+var kinds = map[string]kind{
+	"invalid_request":        {400, "Invalid request", "Correct what the detail names: the field and the limit. Nothing was stored."},
+	"unauthorized":           {401, "No valid key", "Send a key in the header Authorization: Bearer, or in X-API-Key."},
+	"forbidden":              {403, "Not allowed", "This caller may not do this; the detail says who may. Another inbox is answered so whether it exists or not."},
+	"blocked_by_policy":      {403, "Blocked by policy", "A rule denies this email. Its id is the action that records it. Do not try again: ask a person."},
+	"not_found":              {404, "Not found", "There is nothing here, or it is somebody else's."},
+	"method_not_allowed":     {405, "Method not allowed", "Use one of the methods in the header Allow."},
+	"address_collision":      {409, "Address taken", "Choose another address."},
+	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
+	"too_large":              {413, "Too large", "Send less: the detail names the limit."},
+	"unsupported_media_type": {415, "Unsupported media type", "Send JSON, as application/json."},
+	"too_many_requests":      {429, "Too many requests", "Wait, for as long as the header Retry-After says if there is one."},
+	"internal_error":         {500, "Internal error", "Tell the operator the requestId: the reason is in the server's log."},
+}
+
+// A problem is the body of every answer that is not a success (RFC 9457), as
+// application/problem+json.
+type problem struct {
+	Type   string `json:"type"`   // the address of what its kind means
+	Title  string `json:"title"`  // of its kind
+	Status int    `json:"status"` // the HTTP status once more
+	Detail string `json:"detail"` // for people: the field and the limit
+
+	Error     string `json:"error"`        // the last part of type, for programs
+	Message   string `json:"message"`      // detail once more
+	RequestID string `json:"requestId"`    // also in the log, if there is something to say
+	ID        string `json:"id,omitempty"` // the action that a rule blocked
+}
+
+// classify tells the kind of an error, and what of it is told outside: the one
+// table of this door. An error that is not known is an internal one.
+func classify(err error) (code, detail string) {
+	var tooBig *http.MaxBytesError
+	var field *mail.FieldError
+	var blocked *blockedError
+	detail = strings.TrimPrefix(strings.TrimPrefix(err.Error(), errRequest.Error()+": "), mailbox.ErrInvalid.Error()+": ")
+	switch {
+	case errors.Is(err, auth.ErrUnauthenticated):
+		return "unauthorized", "send a valid key in the header Authorization: Bearer, or in X-API-Key"
+	case errors.As(err, &blocked):
+		return "blocked_by_policy", detail
+	case errors.Is(err, auth.ErrForbidden):
+		return "forbidden", detail
+	case errors.As(err, &tooBig):
+		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid):
+		return "invalid_request", detail
+	case errors.Is(err, oversight.ErrReason):
+		return "invalid_request", "reason: " + oversight.ErrReason.Error()
+	case errors.Is(err, mailbox.ErrTaken):
+		return "address_collision", detail
+	case errors.Is(err, oversight.ErrStale):
+		return "stale", detail
+	case errors.Is(err, oversight.ErrFull):
+		return "too_many_requests", detail
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
+		return "not_found", detail
+	case errors.Is(err, errMethod):
+		return "method_not_allowed", detail
+	case errors.Is(err, errMediaType):
+		return "unsupported_media_type", detail
+	}
+	return "internal_error", "internal error"
+}
+
+// fail answers with the problem that err is.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	code, detail := classify(err)
+	k := kinds[code]
+	p := problem{
+		Type: problemPath + code, Title: k.title, Status: k.status, Detail: detail,
+		Error: code, Message: detail, RequestID: "req_" + rand.Text(),
+	}
+	switch code {
+	case "unauthorized":
+		w.Header().Set("WWW-Authenticate", `Bearer realm="postern"`)
+	case "blocked_by_policy":
+		var blocked *blockedError
+		errors.As(err, &blocked)
+		p.ID = blocked.id
+	case "internal_error":
+		if errors.Is(err, context.Canceled) {
+			s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
+		} else {
+			s.log.ErrorContext(r.Context(), "serve mail request", "method", r.Method, "path", r.URL.Path, "request", p.RequestID, "err", err)
+		}
+	}
+	answerAs(w, "application/problem+json", p.Status, p)
+}
+
+// answer answers with v as JSON.
+func answer(w http.ResponseWriter, status int, v any) { answerAs(w, "application/json", status, v) }
+
+func answerAs(w http.ResponseWriter, kind string, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil { // unreachable: our own types
+		http.Error(w, "internal error", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n'))
+}
