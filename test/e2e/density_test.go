@@ -205,7 +205,7 @@ func TestMany(t *testing.T) {
 	}
 }
 
-func sandboxIDs(t *testing.T, body []byte) (ids []string) {
+func sandboxIDs(t testing.TB, body []byte) (ids []string) {
 	t.Helper()
 	var page []struct{ SandboxID string }
 	if err := json.Unmarshal(body, &page); err != nil {
@@ -217,7 +217,7 @@ func sandboxIDs(t *testing.T, body []byte) (ids []string) {
 	return ids
 }
 
-func snapshotIDs(t *testing.T, body []byte) (ids []string) {
+func snapshotIDs(t testing.TB, body []byte) (ids []string) {
 	t.Helper()
 	var page []struct{ SnapshotID string }
 	if err := json.Unmarshal(body, &page); err != nil {

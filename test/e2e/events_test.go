@@ -100,7 +100,7 @@ func verifyWithLibrary(t *testing.T, ds []taken) {
 	}
 }
 
-func within(t *testing.T, d time.Duration, what string, ok func() bool) {
+func within(t testing.TB, d time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(d); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {

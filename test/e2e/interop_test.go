@@ -23,7 +23,7 @@ type dovecot struct {
 const dovecotPassword = "correct horse"
 
 // startDovecot runs a private Dovecot on the loopback until the test ends.
-func startDovecot(t *testing.T) dovecot {
+func startDovecot(t testing.TB) dovecot {
 	t.Helper()
 	bin, err := exec.LookPath("/usr/sbin/dovecot")
 	if err != nil {
@@ -113,7 +113,7 @@ service imap-login {
 }
 
 // read returns the newest message of a user, once there are n.
-func (d dovecot) read(t *testing.T, user string, n int) string {
+func (d dovecot) read(t testing.TB, user string, n int) string {
 	t.Helper()
 	var raw string
 	eventually(t, fmt.Sprintf("%s has %d messages", user, n), func() bool {

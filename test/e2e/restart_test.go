@@ -54,7 +54,7 @@ func (s *server) again(t *testing.T, flags ...string) *server {
 }
 
 // keeperOf returns the process that holds the links of a data directory, or 0.
-func keeperOf(t *testing.T, data string) int {
+func keeperOf(t testing.TB, data string) int {
 	t.Helper()
 	for pid, cmd := range commandLines(t) {
 		if cmd == "postern-keeper\x00"+data+"\x00" {
@@ -64,7 +64,7 @@ func keeperOf(t *testing.T, data string) int {
 	return 0
 }
 
-func commandLines(t *testing.T) map[int]string {
+func commandLines(t testing.TB) map[int]string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -81,7 +81,7 @@ func commandLines(t *testing.T) map[int]string {
 }
 
 // sentryOf returns the process that is the kernel of a sandbox.
-func sentryOf(t *testing.T, id string) int {
+func sentryOf(t testing.TB, id string) int {
 	t.Helper()
 	for pid, cmd := range commandLines(t) {
 		if strings.HasPrefix(cmd, "runsc-sandbox\x00") && strings.HasSuffix(cmd, "\x00"+id+"\x00") {
@@ -96,7 +96,7 @@ var cgroupOf = regexp.MustCompile(`/(postern/[^/\n]+)/(i[a-z0-9]{20})`)
 
 // footprint is what sandboxes of a data directory have on this machine, found
 // without the server's help. Sandboxes of other servers are not in it.
-func footprint(t *testing.T, data string) (all []string) {
+func footprint(t testing.TB, data string) (all []string) {
 	t.Helper()
 	state := filepath.Join(data, "sandboxes")
 	ids, err := os.ReadDir(state)
@@ -138,7 +138,7 @@ func footprint(t *testing.T, data string) (all []string) {
 }
 
 // sweep ends what a test that failed has left of a killed server.
-func sweep(t *testing.T, data string) {
+func sweep(t testing.TB, data string) {
 	t.Helper()
 	left := []int{keeperOf(t, data)}
 	for _, l := range footprint(t, data) {
@@ -351,7 +351,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for range 300 {
 		if ok() {

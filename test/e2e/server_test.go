@@ -25,7 +25,7 @@ import (
 )
 
 // postern returns the path of the program under test.
-func postern(t *testing.T) string {
+func postern(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv("POSTERN_TEST_BINARY")
 	if path == "" {
@@ -46,7 +46,7 @@ func postern(t *testing.T) string {
 
 // A server is a running postern.
 type server struct {
-	t    *testing.T
+	t    testing.TB
 	bin  string
 	data string
 	cmd  *exec.Cmd
@@ -83,7 +83,7 @@ var (
 
 // start runs postern up on the data directory and returns when it serves. The
 // test ends it.
-func start(t *testing.T, data string, flags ...string) *server {
+func start(t testing.TB, data string, flags ...string) *server {
 	t.Helper()
 	s := &server{t: t, bin: postern(t), data: data, log: &lockedBuffer{}, done: make(chan error, 1)}
 	args := append([]string{"up", "--data", data, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, flags...)

@@ -18,7 +18,7 @@ import (
 )
 
 // freePort returns a port that was free a moment ago.
-func freePort(t *testing.T) string {
+func freePort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -223,7 +223,7 @@ func TestKilledServer(t *testing.T) {
 
 // leftovers returns everything on this machine that names the sandbox:
 // processes, mounts and cgroups.
-func leftovers(t *testing.T, id string) (found []string) {
+func leftovers(t testing.TB, id string) (found []string) {
 	t.Helper()
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -248,7 +248,7 @@ func leftovers(t *testing.T, id string) (found []string) {
 }
 
 // processesOf returns the processes of a sandbox on this machine.
-func processesOf(t *testing.T, id string) (pids []int) {
+func processesOf(t testing.TB, id string) (pids []int) {
 	t.Helper()
 	for _, p := range leftovers(t, id) {
 		var pid int

@@ -47,7 +47,7 @@ func (s *server) volumeFile(id, token, path string) (status int, text string) {
 
 // diskOf returns what the kernel holds of the volumes of a data directory:
 // mounts, and loop devices.
-func diskOf(t *testing.T, data string) (mounts, loops int) {
+func diskOf(t testing.TB, data string) (mounts, loops int) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

@@ -74,9 +74,12 @@ func Run(t testing.TB, c Config) (addr, maildir string) {
 	}
 	addr = l.Addr().String()
 	l.Close()
-	var routes, virtual = "", "virtual"
+	routes, virtual := "", "virtual"
 	for domain, next := range c.Routes {
 		routes += fmt.Sprintf(" { %s = smtp:%s }", domain, bracket(next))
+	}
+	if routes != "" { // an empty table is an error
+		routes = "inline:{" + routes + " }"
 	}
 	if c.LMTP != "" {
 		virtual = "lmtp:inet:" + c.LMTP
@@ -104,7 +107,7 @@ message_size_limit = 40000000
 virtual_mailbox_limit = 0
 mailbox_size_limit = 0
 default_transport = error
-transport_maps = inline:{ %s }
+transport_maps = %s
 virtual_transport = %s
 smtp_tls_security_level = may
 minimal_backoff_time = 5s
