@@ -60,8 +60,8 @@ func flagOf(q url.Values, name string) (bool, error) {
 	return false, fmt.Errorf("%w: %s: must be true or false", errRequest, name)
 }
 
-// page returns the query's offset and limit.
-func page(q url.Values) (offset, limit int, err error) {
+// offsetOf returns the query's offset and limit.
+func offsetOf(q url.Values) (offset, limit int, err error) {
 	o, err := number(q, "offset", 0, 0, 1<<31)
 	if err != nil {
 		return 0, 0, err
@@ -72,7 +72,7 @@ func page(q url.Values) (offset, limit int, err error) {
 
 func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q := r.URL.Query()
-	offset, limit, err := page(q)
+	offset, limit, err := offsetOf(q)
 	if err != nil {
 		return err
 	}
@@ -148,11 +148,7 @@ func (s *Server) listWebhooks(w http.ResponseWriter, r *http.Request, who auth.P
 	if err != nil {
 		return err
 	}
-	out := []hook{}
-	for _, h := range all {
-		out = append(out, hookOf(h))
-	}
-	reply(w, http.StatusOK, out)
+	reply(w, http.StatusOK, each(all, hookOf))
 	return nil
 }
 
@@ -251,7 +247,7 @@ func deliveryOf(d webhook.Delivery) delivery {
 }
 
 func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	offset, limit, err := page(r.URL.Query())
+	offset, limit, err := offsetOf(r.URL.Query())
 	if err != nil {
 		return err
 	}
@@ -259,11 +255,7 @@ func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, who auth
 	if err != nil {
 		return err
 	}
-	out := []delivery{}
-	for _, d := range ds {
-		out = append(out, deliveryOf(d))
-	}
-	reply(w, http.StatusOK, out)
+	reply(w, http.StatusOK, each(ds, deliveryOf))
 	return nil
 }
 

@@ -21,7 +21,7 @@ type logEntry struct {
 }
 
 func logEntryOf(e sandbox.LogEntry) logEntry {
-	out := logEntry{Timestamp: e.At.Format(time.RFC3339Nano), Level: e.Level, Message: e.Message, Fields: map[string]string{"logger": e.Logger}}
+	out := logEntry{Timestamp: e.At.Format(time.RFC3339Nano), Level: e.Level, Message: e.Message, Fields: map[string]string{}}
 	maps.Copy(out.Fields, e.Fields)
 	out.Fields["logger"] = e.Logger
 	return out
@@ -75,12 +75,10 @@ func (s *Server) sandboxLogs(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	lines, entries := []any{}, []logEntry{}
-	for _, e := range es {
-		lines = append(lines, map[string]any{"timestamp": e.At.Format(time.RFC3339Nano), "line": flat(e)})
-		entries = append(entries, logEntryOf(e))
+	line := func(e sandbox.LogEntry) map[string]any {
+		return map[string]any{"timestamp": e.At.Format(time.RFC3339Nano), "line": flat(e)}
 	}
-	reply(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": entries})
+	reply(w, http.StatusOK, map[string]any{"logs": each(es, line), "logEntries": each(es, logEntryOf)})
 	return nil
 }
 
@@ -114,10 +112,6 @@ func (s *Server) sandboxLogsV2(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	out := []logEntry{}
-	for _, e := range es {
-		out = append(out, logEntryOf(e))
-	}
-	reply(w, http.StatusOK, map[string]any{"logs": out})
+	reply(w, http.StatusOK, map[string]any{"logs": each(es, logEntryOf)})
 	return nil
 }

@@ -62,11 +62,7 @@ func (s *Server) sandboxMetrics(w http.ResponseWriter, r *http.Request, who auth
 	if err != nil {
 		return err
 	}
-	out := []metric{}
-	for _, m := range samples {
-		out = append(out, metricOf(m))
-	}
-	reply(w, http.StatusOK, out)
+	reply(w, http.StatusOK, each(samples, metricOf))
 	return nil
 }
 

@@ -3,7 +3,6 @@ package e2bapi
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,14 +94,6 @@ func (b *newSandbox) options(timeout time.Duration, publicPorts bool) (sandbox.O
 	o := sandbox.Options{
 		Timeout: timeout, AutoPause: b.AutoPause, AutoResume: b.AutoResume != nil && b.AutoResume.Enabled, Volumes: b.VolumeMounts,
 		FilesOnly: b.AutoPauseMemory != nil && !*b.AutoPauseMemory,
-	}
-	switch {
-	case o.FilesOnly && !o.AutoPause:
-		return bad("autoPauseMemory", "false needs autoPause")
-	case o.FilesOnly && o.AutoResume:
-		return bad("autoResume", "a sandbox that was paused without its memory is not resumed by traffic: want autoPauseMemory true")
-	case o.AutoResume && !o.AutoPause:
-		return bad("autoResume", "needs autoPause")
 	}
 	n := b.Network
 	if n == nil {
@@ -364,15 +355,11 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	}
 	if len(all) > q.limit {
 		last := all[q.limit-1]
-		w.Header().Set("X-Next-Token", base64.RawURLEncoding.EncodeToString([]byte(cursor(last))))
+		goesOn(w, place(last.Started, last.ID))
 		all = all[:q.limit]
 	}
-	out := make([]map[string]any, len(all))
-	for i := range all {
-		out[i] = listed(all[i])
-	}
 	w.Header().Set("X-Total-Running", strconv.Itoa(total))
-	reply(w, http.StatusOK, out)
+	reply(w, http.StatusOK, each(all, listed))
 	return nil
 }
 
@@ -384,18 +371,14 @@ type listQuery struct {
 	template  string
 	since     time.Time
 	ascending bool
-	limit     int
-	after     string // the cursor of the last one shown
+	page
 }
-
-// cursor orders sandboxes: the start in microseconds, of fixed width, then the id.
-func cursor(i sandbox.Info) string { return fmt.Sprintf("%020d.%s", i.Started.UnixMicro(), i.ID) }
 
 func (q *listQuery) past(i sandbox.Info) bool {
 	if q.ascending {
-		return cursor(i) > q.after
+		return place(i.Started, i.ID) > q.after
 	}
-	return cursor(i) < q.after
+	return place(i.Started, i.ID) < q.after
 }
 
 func (q *listQuery) matches(i sandbox.Info) bool {
@@ -411,15 +394,12 @@ func (q *listQuery) matches(i sandbox.Info) bool {
 }
 
 func parseListQuery(v url.Values) (*listQuery, error) {
-	q := &listQuery{metadata: map[string]string{}, template: v.Get("template"), limit: 100}
-	bad := func(field, want string) error { return fmt.Errorf("%w: %s: %s", errRequest, field, want) }
-	if s := v.Get("limit"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > 100 {
-			return nil, bad("limit", "want 1 to 100")
-		}
-		q.limit = n
+	p, err := pageOf(v)
+	if err != nil {
+		return nil, err
 	}
+	q := &listQuery{metadata: map[string]string{}, template: v.Get("template"), page: p}
+	bad := func(field, want string) error { return fmt.Errorf("%w: %s: %s", errRequest, field, want) }
 	switch v.Get("order") {
 	case "", "desc":
 	case "asc":
@@ -444,13 +424,6 @@ func parseListQuery(v url.Values) (*listQuery, error) {
 			return nil, bad("startedAfter", "want a time as in RFC 3339")
 		}
 		q.since = t
-	}
-	if s := v.Get("nextToken"); s != "" {
-		b, err := base64.RawURLEncoding.DecodeString(s)
-		if err != nil || len(b) > 64 {
-			return nil, bad("nextToken", "want one that an earlier page gave")
-		}
-		q.after = string(b)
 	}
 	// The JavaScript SDK escapes keys and values once more within the query.
 	m, err := url.ParseQuery(v.Get("metadata"))

@@ -1,11 +1,9 @@
 package e2bapi
 
 import (
-	"encoding/base64"
 	"fmt"
 	"net/http"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"postern/internal/auth"
@@ -50,17 +48,9 @@ func snapshotInfo(n sandbox.Snapshot) map[string]any {
 
 func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q := r.URL.Query()
-	limit := 100
-	if l := q.Get("limit"); l != "" {
-		n, err := strconv.Atoi(l)
-		if err != nil || n < 1 || n > 100 {
-			return fmt.Errorf("%w: limit: want 1 to 100", errRequest)
-		}
-		limit = n
-	}
-	after, err := base64.RawURLEncoding.DecodeString(q.Get("nextToken"))
-	if err != nil || len(after) > 64 {
-		return fmt.Errorf("%w: nextToken: want one that an earlier page gave", errRequest)
+	p, err := pageOf(q)
+	if err != nil {
+		return err
 	}
 	all, err := s.fleet.Snapshots(r.Context(), who)
 	if err != nil {
@@ -71,15 +61,15 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.
 	last := ""
 	for _, n := range all {
 		// Newest first: a page goes on below the last one shown.
-		at := fmt.Sprintf("%020d.%s", n.Created.UnixMicro(), n.ID)
+		at := place(n.Created, n.ID)
 		switch {
-		case len(after) > 0 && at >= string(after),
+		case p.after != "" && at >= p.after,
 			q.Has("sandboxID") && n.Sandbox != shortID(q.Get("sandboxID")),
 			name != "" && n.Name != name && strings.Split(n.Name, ":")[0] != name && n.ID != strings.TrimSuffix(name, ":default"):
 			continue
 		}
-		if len(out) == limit {
-			w.Header().Set("X-Next-Token", base64.RawURLEncoding.EncodeToString([]byte(last)))
+		if len(out) == p.limit {
+			goesOn(w, last)
 			break
 		}
 		out, last = append(out, snapshotInfo(n)), at

@@ -230,8 +230,13 @@ func (f *Fleet) check(r Request) error {
 	if err := f.CheckTimeout(r.Options.Timeout); err != nil {
 		return err
 	}
-	if r.Options.FilesOnly && r.Options.AutoResume {
-		return fmt.Errorf("%w: autoResume needs autoPauseMemory", ErrInvalid)
+	switch o := r.Options; {
+	case o.FilesOnly && !o.AutoPause:
+		return fmt.Errorf("%w: autoPauseMemory: false needs autoPause", ErrInvalid)
+	case o.FilesOnly && o.AutoResume:
+		return fmt.Errorf("%w: autoResume: a sandbox that was paused without its memory is not resumed by traffic: want autoPauseMemory true", ErrInvalid)
+	case o.AutoResume && !o.AutoPause:
+		return fmt.Errorf("%w: autoResume: needs autoPause", ErrInvalid)
 	}
 	if len(r.Options.Volumes) > 0 && f.conf.Mount == nil {
 		return fmt.Errorf("%w: volumeMounts: this server has no volumes", ErrInvalid)
