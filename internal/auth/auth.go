@@ -1,8 +1,8 @@
 // Package auth says who is asking, and proves it.
 //
-// A [Principal] is an authenticated caller. Four things prove one: a project
-// key, an inbox key, a person's session, and, for a sandbox, nothing but the
-// link its connection came out of. No principal is ever taken from a request's
+// A [Principal] is an authenticated caller. These things prove one: a project
+// key, an inbox key, a grant over inboxes, an inbox's recovery key, a person's
+// session, and, for a sandbox, nothing but the link its connection came out of. No principal is ever taken from a request's
 // body or from a header that a sandbox could set.
 package auth
 
@@ -13,11 +13,13 @@ type Kind string
 
 // The kinds of principal.
 const (
-	Person  Kind = "person"  // somebody signed in, or the operator at the machine
-	Project Kind = "project" // a project key: manages sandboxes and inboxes, opens no mail
-	Agent   Kind = "agent"   // an inbox key: reads and proposes for that inbox alone
-	Sandbox Kind = "sandbox" // code inside a sandbox, known by its link
-	System  Kind = "system"  // this program acting by rule
+	Person   Kind = "person"   // somebody signed in, or the operator at the machine
+	Project  Kind = "project"  // a project key: manages sandboxes and inboxes, opens no mail
+	Agent    Kind = "agent"    // an inbox key: reads and proposes for that inbox alone
+	Grant    Kind = "grant"    // a key of an orchestrator over the inboxes that their own keys have granted it
+	Recovery Kind = "recovery" // an inbox's recovery key: makes it a new key and does nothing else
+	Sandbox  Kind = "sandbox"  // code inside a sandbox, known by its link
+	System   Kind = "system"   // this program acting by rule
 )
 
 // The errors of this package, one for each answer that a door can give.
@@ -34,7 +36,7 @@ type Principal struct {
 	Kind    Kind
 	ID      string // the credential's, person's or sandbox's id
 	Project string // the project it belongs to; empty for System
-	Inbox   string // the inbox of an Agent, or the one attached to a Sandbox; else empty
+	Inbox   string // the inbox of an Agent or a Recovery, or the one attached to a Sandbox; else empty
 }
 
 // String returns the principal as the audit writes it, "sandbox:i3k…".

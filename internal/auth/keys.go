@@ -35,7 +35,7 @@ func (s Secret) hash() []byte {
 // The forms of keys. Older official E2B SDKs check the project key's.
 var (
 	projectKey = regexp.MustCompile(`^e2b_[0-9a-f]{40}$`)
-	inboxKey   = regexp.MustCompile(`^pib_[A-Z2-7]{26}$`)
+	inboxKey   = regexp.MustCompile(`^p(ib|gr|rk)_[A-Z2-7]{26}$`) // of an inbox, a grant, a recovery key
 )
 
 // NewProject makes a project with its first key.
@@ -54,7 +54,7 @@ func NewProjectKey(ctx context.Context, tx *store.Tx, project string) (id string
 	b := make([]byte, 20)
 	rand.Read(b) // never fails
 	key = Secret("e2b_" + hex.EncodeToString(b))
-	id, err = insertCredential(ctx, tx, project, Project, "", key)
+	id, err = insertCredential(ctx, tx, Credential{Project: project, Kind: Project}, key)
 	return id, key, err
 }
 
@@ -73,23 +73,66 @@ func ProjectName(ctx context.Context, tx *store.Tx, id string) (name string, err
 	return name, nil
 }
 
+// A Credential is a key as it is stored: without the key.
+type Credential struct {
+	ID        string
+	Project   string
+	Kind      Kind
+	Inbox     string    // of an Agent or a Recovery; else empty
+	Name      string    // what a person calls it, or empty
+	Created   time.Time // zero in a request for a new one
+	CreatedBy string    // a principal, or empty if that is not known
+	Used      time.Time // when it was last shown, give or take [usedStep]; zero means never
+	Expires   time.Time // zero means that it has no end
+	Account   bool      // of a Grant: it gets a part in each inbox that it makes
+}
+
 // NewInboxKey makes a key that acts for one inbox alone.
 func NewInboxKey(ctx context.Context, tx *store.Tx, project, inbox string) (id string, key Secret, err error) {
-	key = Secret("pib_" + rand.Text())
-	id, err = insertCredential(ctx, tx, project, Agent, inbox, key)
+	return NewCredential(ctx, tx, Credential{Project: project, Kind: Agent, Inbox: inbox})
+}
+
+// NewCredential makes a key of an inbox, a grant or a recovery key. It opens
+// nothing by itself: which inboxes it opens is for their holders to say.
+func NewCredential(ctx context.Context, tx *store.Tx, c Credential) (id string, key Secret, err error) {
+	switch c.Kind {
+	case Agent:
+		key = Secret("pib_" + rand.Text())
+	case Grant:
+		key = Secret("pgr_" + rand.Text())
+	case Recovery:
+		key = Secret("prk_" + rand.Text())
+	case Project, Person, Sandbox, System:
+		return "", "", fmt.Errorf("make key: a %s has none of this kind: %w", c.Kind, ErrForbidden)
+	}
+	id, err = insertCredential(ctx, tx, c, key)
 	return id, key, err
 }
 
-func insertCredential(ctx context.Context, tx *store.Tx, project string, kind Kind, inbox string, key Secret) (string, error) {
+func insertCredential(ctx context.Context, tx *store.Tx, c Credential, key Secret) (string, error) {
 	id := "crd_" + rand.Text()
 	_, err := tx.ExecContext(ctx,
-		`insert into credential (id, project_id, kind, inbox_id, hash, created_at, revoked_at) values ($1, $2, $3, $4, $5, $6, 0)`,
-		id, project, kind, inbox, key.hash(), store.Time(time.Now()))
+		`insert into credential (id, project_id, kind, inbox_id, hash, created_at, revoked_at, name, expires_at, used_at, created_by, account)
+		values ($1, $2, $3, $4, $5, $6, 0, $7, $8, 0, $9, $10)`,
+		id, c.Project, c.Kind, c.Inbox, key.hash(), store.Time(time.Now()), c.Name, store.Time(c.Expires), c.CreatedBy, c.Account)
 	if err != nil {
 		return "", fmt.Errorf("insert credential: %w", err)
 	}
 	return id, nil
 }
+
+// Revoke ends a credential. Ending one that has ended is not an error.
+func Revoke(ctx context.Context, tx *store.Tx, id string) error {
+	_, err := tx.ExecContext(ctx, `update credential set revoked_at = $1 where id = $2 and revoked_at = 0`, store.Time(time.Now()), id)
+	if err != nil {
+		return fmt.Errorf("revoke credential %s: %w", id, err)
+	}
+	return nil
+}
+
+// usedStep is how often it is written down that a key was shown: not at each
+// request, which would make every reader a writer.
+const usedStep = 10 * time.Minute
 
 // CheckKey returns whose key this is, or [ErrUnauthenticated].
 func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
@@ -97,13 +140,22 @@ func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) 
 		return Principal{}, ErrUnauthenticated // spares the database the guessers
 	}
 	var p Principal
+	var used int64
+	now := time.Now()
 	err := db.View(ctx, func(tx *store.Tx) error {
 		// The index is searched by hash: timing tells about hashes, not keys.
-		return tx.One(ctx, `select id, project_id, kind, inbox_id from credential where hash = $1 and revoked_at = 0`,
-			[]any{key.hash()}, &p.ID, &p.Project, &p.Kind, &p.Inbox)
+		return tx.One(ctx, `select id, project_id, kind, inbox_id, used_at from credential
+			where hash = $1 and revoked_at = 0 and (expires_at = 0 or expires_at > $2)`,
+			[]any{key.hash(), store.Time(now)}, &p.ID, &p.Project, &p.Kind, &p.Inbox, &used)
 	})
 	if errors.Is(err, store.ErrNotFound) {
 		return Principal{}, ErrUnauthenticated
+	}
+	if err == nil && now.Sub(store.FromTime(used)) >= usedStep {
+		err = db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `update credential set used_at = $1 where id = $2 and used_at < $1`, store.Time(now), p.ID)
+			return err
+		})
 	}
 	if err != nil {
 		return Principal{}, fmt.Errorf("check key: %w", err)

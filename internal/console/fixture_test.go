@@ -193,7 +193,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 
 func (f *fixture) newInbox(name string) (mailbox.Inbox, auth.Secret) {
 	f.t.Helper()
-	b, key, err := f.post.CreateInbox(f.t.Context(), f.project, name, "")
+	b, key, err := f.post.CreateInbox(f.t.Context(), f.project, mailbox.NewInbox{Address: name}, "")
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func TestLendTooLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inbox, key, err := s.mail.CreateInbox(ctx, who, "analyst", "")
+	inbox, key, err := s.mail.CreateInbox(ctx, who, mailbox.NewInbox{Address: "analyst"}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestLendTooLate(t *testing.T) {
 	if err := s.lend(ctx, who, gone, key); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("lend = %v, want %v", err, sandbox.ErrNotFound)
 	}
-	if _, err := s.mail.Lent(gone.Principal()); !errors.Is(err, auth.ErrForbidden) {
+	if _, err := s.mail.Lent(t.Context(), gone.Principal()); !errors.Is(err, auth.ErrForbidden) {
 		t.Errorf("the key is still lent: %v", err)
 	}
 }

@@ -59,7 +59,7 @@ func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) e
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, in.Address, in.Mode)
+	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, mailbox.NewInbox{Address: in.Address, Mode: in.Mode}, c.key)
 	if err != nil {
 		return err
 	}
@@ -69,38 +69,29 @@ func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-// open returns the key of the inbox that the request names, if it is the
-// caller's own. Everybody else gets the same answer whether the inbox exists or
-// not, so that nobody learns addresses by asking.
+// open returns the key of the inbox that the request names, if the caller's
+// credential opens it. Everybody else gets the same answer whether the inbox
+// exists or not, so that nobody learns addresses by asking.
 func (s *Server) open(r *http.Request, c caller) (*mailbox.Key, error) {
-	if err := s.own(r, c); err != nil {
+	b, err := s.own(r, c)
+	if err != nil {
 		return nil, err
 	}
-	return s.post.Open(r.Context(), c.Principal, c.key, "")
+	return s.post.Open(r.Context(), c.Principal, c.key, b.ID)
 }
 
-// own returns an error unless the request names the caller's own inbox.
-func (s *Server) own(r *http.Request, c caller) error {
-	if c.Kind != auth.Agent || c.key == "" {
-		return fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
+// own returns the inbox that the request names if the caller's credential has a
+// part in it.
+func (s *Server) own(r *http.Request, c caller) (mailbox.Inbox, error) {
+	if c.key == "" {
+		return mailbox.Inbox{}, fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
 	}
-	name := r.PathValue("inbox")
-	if name == c.Inbox {
-		return nil
-	}
-	if inboxName().MatchString(name) {
-		if b, err := s.post.Find(r.Context(), c.Principal, name); err == nil && b.ID == c.Inbox {
-			return nil
-		}
-	}
-	return fmt.Errorf("this key is of another inbox than the one named; it opens inbox %s alone: %w", c.Inbox, auth.ErrForbidden)
+	b, _, err := s.post.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
+	return b, err
 }
 
-// inboxName is what an id or an address may look like; a database need not see
-// anything else. It is compiled when it is first needed: each part of a sandbox is
-// this program, and would otherwise compile it as it starts.
-var inboxName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._@-]{3,320}$`) })
-
+// idForm is compiled when it is first needed: each part of a sandbox is this
+// program, and would otherwise compile it as it starts.
 var idForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`) })
 
 // id returns the id in the request's path. What has not the form of one is not
@@ -241,7 +232,7 @@ type sendJSON struct {
 }
 
 func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
-	if err := s.own(r, c); err != nil {
+	if _, err := s.own(r, c); err != nil {
 		return err
 	}
 	select {

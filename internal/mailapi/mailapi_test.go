@@ -94,7 +94,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		who := auth.Principal{Kind: auth.Person, ID: "ann", Project: project.Project}
 		byWho(name+"person", who)
 		inbox := func(address, client string) mailbox.Inbox {
-			b, key, err := f.post.CreateInbox(ctx, project, address, "")
+			b, key, err := f.post.CreateInbox(ctx, project, mailbox.NewInbox{Address: address}, "")
 			if err != nil {
 				t.Fatal(err)
 			}

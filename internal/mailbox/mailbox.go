@@ -2,10 +2,10 @@
 // opens, what arrived in them, and what they propose to send.
 //
 // What arrives is sealed to the inbox's public key before it is stored; the
-// private key is stored only wrapped under each of the inbox's credentials,
-// which the server does not keep. So a project key, a person, or whoever copies
-// the database can manage inboxes and open none. Losing every credential of an
-// inbox loses its mail.
+// private key is stored only wrapped for each of the inbox's credentials, which
+// the server does not keep. So a project key, a person, or whoever copies the
+// database can manage inboxes and open none. Losing every credential of an inbox
+// loses its mail.
 //
 // What an agent proposes to send is not sealed before it is decided: reviewers
 // read it, that is its purpose. Nothing here sends: [PostOffice.Send] proposes,
@@ -23,6 +23,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -70,7 +72,7 @@ type PostOffice struct {
 	cfg  Config
 
 	mu   sync.Mutex      // guards lent
-	lent map[string]*Key // by sandbox id; in memory only, gone with the process
+	lent map[string]loan // by sandbox id; in memory only, gone with the process
 }
 
 var (
@@ -82,7 +84,7 @@ var (
 // [SendKind].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
-	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, lent: map[string]*Key{}}
+	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, lent: map[string]loan{}}
 	gate.Handle(SendKind, m)
 	return m
 }
@@ -92,13 +94,19 @@ func (m *PostOffice) Domain() string { return m.cfg.Domain }
 
 // An Inbox is an agent's address with its mail.
 type Inbox struct {
-	ID      string
-	Project string
-	Address string // lower case
-	Mode    policy.Mode
-	Created time.Time
+	ID          string
+	Project     string
+	Address     string // lower case
+	DisplayName string // what it calls itself beside its address, or empty
+	Mode        policy.Mode
+	Created     time.Time
+	Expires     time.Time // from when it is deleted by itself; zero means never
+	Deleted     time.Time // since when it takes and shows no mail; zero means that it does
+	Purge       time.Time // of a deleted one: when what is in it goes for good
+	MaxBytes    int64     // what may arrive in it, in bytes of messages before sealing
 
-	publicKey []byte
+	publicKey []byte // of its newest epoch
+	epoch     int64
 }
 
 var localPart = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`)
@@ -109,55 +117,144 @@ var reserved = []string{
 	"root", "security", "support", "webmaster",
 }
 
+// A NewInbox is a request for an inbox. The zero NewInbox asks for one with a
+// name that is drawn.
+type NewInbox struct {
+	Address     string      // a name, which gets the domain of this server, or a whole address in it
+	DisplayName string      // at most 100 characters; empty means none
+	Mode        policy.Mode // empty means gated_send
+	Expires     time.Time   // zero means never
+	MaxBytes    int64       // what may arrive in it, in bytes; 0 means MaxInboxBytes, which is the most
+}
+
 // CreateInbox makes an inbox and its first credential, which is shown this
-// once. The address is a name, which gets the domain of this server, or a whole
-// address in it. Who must be a project key or a person.
-func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, address string, mode policy.Mode) (Inbox, auth.Secret, error) {
-	if err := mayManage(who); err != nil {
-		return Inbox{}, "", err
-	}
-	address, err := m.checkAddress(address)
+// once. Who must be a project key, a person, or an account: a grant that gets a
+// part in each inbox that it makes, for which it shows its credential.
+func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n NewInbox, credential auth.Secret) (Inbox, auth.Secret, error) {
+	account, err := m.account(ctx, who, credential)
 	if err != nil {
 		return Inbox{}, "", err
 	}
-	if mode == "" {
-		mode = policy.GatedSend
-	}
-	if mode != policy.GatedSend {
-		if slices.Contains(policy.Modes, mode) {
-			return Inbox{}, "", fmt.Errorf("%w: mode %s is not supported yet: only %s is", ErrInvalid, mode, policy.GatedSend)
-		}
-		return Inbox{}, "", fmt.Errorf("%w: mode %q is not a mode: want one of %v", ErrInvalid, mode, policy.Modes)
+	b, err := m.plan(who, n)
+	if err != nil {
+		return Inbox{}, "", err
 	}
 	public, private, err := newKeys()
 	if err != nil {
 		return Inbox{}, "", err
 	}
-	b := Inbox{ID: "ibx_" + rand.Text(), Project: who.Project, Address: address, Mode: mode, Created: time.Now().UTC(), publicKey: public}
+	b.publicKey = public
 	var key auth.Secret
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at)
-			values ($1, $2, $3, $4, $5, $6) on conflict do nothing`, b.ID, b.Project, b.Address, b.Mode, public, store.Time(b.Created))
-		if err != nil {
-			return fmt.Errorf("insert inbox: %w", err)
-		}
-		if !ok {
-			return fmt.Errorf("%s: %w", address, ErrTaken)
-		}
-		var credential string
-		if credential, key, err = auth.NewInboxKey(ctx, tx, b.Project, b.ID); err != nil {
-			return err
-		}
-		wrapped, err := wrap(private, key, b.ID, credential)
-		if err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, `insert into inbox_key (inbox_id, credential_id, wrapped) values ($1, $2, $3)`, b.ID, credential, wrapped); err != nil {
-			return fmt.Errorf("insert inbox key: %w", err)
-		}
-		return audit.Append(ctx, tx, who, "inbox.create", b.ID, audit.Fields{"address": address, "mode": string(mode), "credential": credential})
+		key, err = m.insert(ctx, tx, who, b, []epochKey{{epoch: 1, id: idOf(public), private: private}}, account)
+		return err
 	})
 	return b, key, err
+}
+
+// account returns the public key of the account that who is, or nil for a
+// manager, who gets no part in what it makes.
+func (m *PostOffice) account(ctx context.Context, who auth.Principal, credential auth.Secret) ([]byte, error) {
+	if who.Kind != auth.Grant {
+		return nil, mayManage(who)
+	}
+	var account bool
+	err := m.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select account from credential where id = $1`, []any{who.ID}, &account)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find grant %s: %w", who.ID, err)
+	}
+	if !account {
+		return nil, mayManage(who)
+	}
+	k, err := credentialKeys(credential, who.ID)
+	if err != nil {
+		return nil, err
+	}
+	return k.PublicKey().Bytes(), nil
+}
+
+// plan returns the inbox that n asks for, without keys.
+func (m *PostOffice) plan(who auth.Principal, n NewInbox) (Inbox, error) {
+	if n.Address == "" {
+		n.Address = "agent-" + strings.ToLower(rand.Text()[:8])
+	}
+	address, err := m.checkAddress(n.Address)
+	if err != nil {
+		return Inbox{}, err
+	}
+	if n.Mode == "" {
+		n.Mode = policy.GatedSend
+	}
+	if n.Mode != policy.GatedSend {
+		if slices.Contains(policy.Modes, n.Mode) {
+			return Inbox{}, fmt.Errorf("%w: mode %s is not supported yet: only %s is", ErrInvalid, n.Mode, policy.GatedSend)
+		}
+		return Inbox{}, fmt.Errorf("%w: mode %q is not a mode: want one of %v", ErrInvalid, n.Mode, policy.Modes)
+	}
+	b := Inbox{
+		ID: "ibx_" + rand.Text(), Project: who.Project, Address: address, DisplayName: n.DisplayName, Mode: n.Mode,
+		Created: time.Now().UTC().Truncate(time.Microsecond), Expires: n.Expires.UTC().Truncate(time.Microsecond), MaxBytes: n.MaxBytes, epoch: 1,
+	}
+	if b.MaxBytes == 0 {
+		b.MaxBytes = MaxInboxBytes
+	}
+	return b, b.check()
+}
+
+// check returns an error that wraps [ErrInvalid] if a field that may be changed
+// has a value that cannot be taken.
+func (b *Inbox) check() error {
+	switch {
+	case !utf8.ValidString(b.DisplayName) || utf8.RuneCountInString(b.DisplayName) > 100 || strings.ContainsFunc(b.DisplayName, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return fmt.Errorf("%w: display_name: must be at most 100 characters that can be seen", ErrInvalid)
+	case strings.ContainsAny(b.DisplayName, "@<>\""):
+		// The attack: a name that reads like the address of somebody else.
+		return fmt.Errorf("%w: display_name: must be without @ < > and quotation marks", ErrInvalid)
+	case !b.Expires.IsZero() && !b.Expires.After(time.Now()):
+		return fmt.Errorf("%w: expires_at: must be in the future", ErrInvalid)
+	case b.MaxBytes < 1 || b.MaxBytes > MaxInboxBytes:
+		return fmt.Errorf("%w: max_bytes: must be 1 to %d", ErrInvalid, MaxInboxBytes)
+	}
+	return nil
+}
+
+// insert stores an inbox with its first key and the part of account in it,
+// which may be nil.
+func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, epochs []epochKey, account []byte) (auth.Secret, error) {
+	ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at, display_name, expires_at, max_bytes, epoch)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict do nothing`,
+		b.ID, b.Project, b.Address, b.Mode, b.publicKey, store.Time(b.Created), b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.epoch)
+	if err != nil {
+		return "", fmt.Errorf("insert inbox: %w", err)
+	}
+	if !ok {
+		return "", fmt.Errorf("%s: %w", b.Address, ErrTaken)
+	}
+	if _, err := tx.ExecContext(ctx, `insert into inbox_epoch (inbox_id, epoch, public_key, created_at) values ($1, $2, $3, $4)`,
+		b.ID, b.epoch, b.publicKey, store.Time(b.Created)); err != nil {
+		return "", fmt.Errorf("insert inbox: %w", err)
+	}
+	id, key, err := auth.NewCredential(ctx, tx, auth.Credential{Project: b.Project, Kind: auth.Agent, Inbox: b.ID, CreatedBy: who.String()})
+	if err != nil {
+		return "", err
+	}
+	cred, err := credentialKeys(key, id)
+	if err != nil {
+		return "", err
+	}
+	if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey().Bytes(), Manage, time.Time{}, epochs); err != nil {
+		return "", err
+	}
+	detail := audit.Fields{"address": b.Address, "mode": string(b.Mode), "credential": id}
+	if account != nil {
+		if err := enrol(ctx, tx, who, b.ID, who.ID, account, Manage, time.Time{}, epochs); err != nil {
+			return "", err
+		}
+		detail["grant"] = who.ID
+	}
+	return key, audit.Append(ctx, tx, who, "inbox.create", b.ID, detail)
 }
 
 func mayManage(who auth.Principal) error {
@@ -181,21 +278,34 @@ func (m *PostOffice) checkAddress(address string) (string, error) {
 	return name + "@" + m.cfg.Domain, nil
 }
 
-const inboxColumns = `id, project_id, address, mode, public_key, created_at`
+const inboxColumns = `id, project_id, address, display_name, mode, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch`
 
 func scanInbox(row func(...any) error) (Inbox, error) {
 	var b Inbox
-	var created int64
-	err := row(&b.ID, &b.Project, &b.Address, &b.Mode, &b.publicKey, &created)
-	b.Created = store.FromTime(created)
+	var created, expires, deleted, purge int64
+	err := row(&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.publicKey, &b.epoch)
+	b.Created, b.Expires, b.Deleted, b.Purge = store.FromTime(created), store.FromTime(expires), store.FromTime(deleted), store.FromTime(purge)
+	if b.MaxBytes == 0 { // from before it could be said
+		b.MaxBytes = MaxInboxBytes
+	}
 	return b, err
 }
 
-// Inboxes returns the inboxes that who manages, or the one that it acts for.
+// live is the condition of inboxes that are there for mail. One that has
+// expired is not, whether it has been noticed or not.
+const live = `deleted_at = 0 and (expires_at = 0 or expires_at > `
+
+// Inboxes returns the inboxes that who manages, or those that its credential
+// has a part in.
 func (m *PostOffice) Inboxes(ctx context.Context, who auth.Principal) (out []Inbox, err error) {
-	where, args := `project_id = $1`, []any{who.Project}
-	if mayManage(who) != nil {
-		where, args = `project_id = $1 and id = $2`, append(args, who.Inbox)
+	where, args := `project_id = $1 and `+live+`$2)`, []any{who.Project, store.Time(time.Now())}
+	switch {
+	case who.Kind == auth.Grant:
+		where += ` and id in (select k.inbox_id from inbox_key k where k.credential_id = $3 and (k.expires_at = 0 or k.expires_at > $2))`
+		args = append(args, who.ID)
+	case mayManage(who) != nil:
+		where += ` and id = $3`
+		args = append(args, who.Inbox)
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select `+inboxColumns+` from inbox where `+where+` order by address`, args...)
@@ -233,13 +343,12 @@ func (m *PostOffice) Find(ctx context.Context, who auth.Principal, name string) 
 	return b, nil
 }
 
+// find returns an inbox that is there for mail.
 func (m *PostOffice) find(ctx context.Context, tx *store.Tx, name string) (Inbox, error) {
-	var b Inbox
-	var created int64
-	err := tx.One(ctx, `select `+inboxColumns+` from inbox where id = $1 or address = $2`, []any{name, strings.ToLower(name)},
-		&b.ID, &b.Project, &b.Address, &b.Mode, &b.publicKey, &created)
-	b.Created = store.FromTime(created)
-	if errors.Is(err, store.ErrNotFound) {
+	row := tx.QueryRowContext(ctx, `select `+inboxColumns+` from inbox where (id = $1 or address = $2) and `+live+`$3)`,
+		name, strings.ToLower(name), store.Time(time.Now()))
+	b, err := scanInbox(row.Scan)
+	if errors.Is(store.NotFound(err), store.ErrNotFound) {
 		return Inbox{}, ErrNoInbox
 	}
 	return b, err
@@ -251,97 +360,4 @@ func (m *PostOffice) Accepts(ctx context.Context, address string) error {
 		_, err := m.find(ctx, tx, address)
 		return err
 	})
-}
-
-// mayOpen returns the error of who may not read the inbox, in words that say
-// what would.
-func mayOpen(who auth.Principal, inbox string) error {
-	switch who.Kind {
-	case auth.Agent, auth.Sandbox:
-		if who.Inbox != "" && who.Inbox == inbox {
-			return nil
-		}
-		return fmt.Errorf("%s has no key of inbox %s: %w", who, inbox, auth.ErrForbidden)
-	case auth.Project, auth.Person, auth.System:
-	}
-	return fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key does: %w", who.Kind, auth.ErrForbidden)
-}
-
-// Open returns the key of an inbox that credential opens; an empty inbox means
-// the one that who acts for. Who is the credential's principal, as
-// [auth.CheckKey] told.
-func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*Key, error) {
-	if who.Kind != auth.Agent {
-		return nil, fmt.Errorf("a %s shows no key of an inbox: %w", who.Kind, auth.ErrForbidden)
-	}
-	if inbox != "" && inbox != who.Inbox {
-		return nil, fmt.Errorf("%s has no key of inbox %s: %w", who, inbox, auth.ErrForbidden)
-	}
-	var wrapped []byte
-	err := m.db.View(ctx, func(tx *store.Tx) error {
-		return tx.One(ctx, `select wrapped from inbox_key where inbox_id = $1 and credential_id = $2`, []any{who.Inbox, who.ID}, &wrapped)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read key of inbox %s: %w", who.Inbox, err)
-	}
-	return unwrap(wrapped, credential, who.Inbox, who.ID)
-}
-
-// CheckLoan returns an error unless credential opens the inbox of sandbox.
-func (m *PostOffice) CheckLoan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) error {
-	_, err := m.loan(ctx, sandbox, credential)
-	return err
-}
-
-func (m *PostOffice) loan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) (*Key, error) {
-	owner, err := auth.CheckKey(ctx, m.db, credential)
-	if errors.Is(err, auth.ErrUnauthenticated) {
-		return nil, fmt.Errorf("%w: it is not a key of an inbox", ErrInvalid)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if owner.Kind != auth.Agent || owner.Project != sandbox.Project || owner.Inbox != sandbox.Inbox {
-		return nil, fmt.Errorf("%w: it is not a key of the inbox that the sandbox is attached to", ErrInvalid)
-	}
-	return m.Open(ctx, owner, credential, sandbox.Inbox)
-}
-
-// Lend lets sandbox read the inbox that it is attached to, until [PostOffice.Return].
-// The key stays in this process; the sandbox never holds it. Who hands it over.
-func (m *PostOffice) Lend(ctx context.Context, who, sandbox auth.Principal, credential auth.Secret) error {
-	k, err := m.loan(ctx, sandbox, credential)
-	if err != nil {
-		return err
-	}
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, who, "inbox.lend", sandbox.Inbox, audit.Fields{"to": sandbox.String()})
-	})
-	if err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.lent[sandbox.ID] = k
-	return nil
-}
-
-// Return ends what [PostOffice.Lend] began. It does nothing for a sandbox that
-// was lent nothing.
-func (m *PostOffice) Return(sandboxID string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.lent, sandboxID)
-}
-
-// Lent returns the key that was lent to a sandbox, or an error that says how
-// its creator lends one.
-func (m *PostOffice) Lent(sandbox auth.Principal) (*Key, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	k := m.lent[sandbox.ID]
-	if k == nil || sandbox.Kind != auth.Sandbox || k.inbox != sandbox.Inbox {
-		return nil, fmt.Errorf("this sandbox may not read mail: its creator lends the inbox's key with the header X-Postern-Inbox-Key: %w", auth.ErrForbidden)
-	}
-	return k, nil
 }

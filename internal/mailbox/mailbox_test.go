@@ -75,7 +75,7 @@ func setup(t *testing.T, db *store.DB) *fixture {
 
 func (f *fixture) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Principal, auth.Secret) {
 	t.Helper()
-	b, key, err := f.post.CreateInbox(t.Context(), f.project, name, "")
+	b, key, err := f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: name}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestIsolation(t *testing.T) {
 	}
 
 	// Sandboxes read only what was lent, and only while it is.
-	if _, err := f.post.Lent(sandbox); !errors.Is(err, auth.ErrForbidden) {
+	if _, err := f.post.Lent(t.Context(), sandbox); !errors.Is(err, auth.ErrForbidden) {
 		t.Errorf("nothing lent: %v", err)
 	}
 	if err := f.post.Lend(ctx, f.project, sandbox, keyB); !errors.Is(err, mailbox.ErrInvalid) {
@@ -234,16 +234,16 @@ func TestIsolation(t *testing.T) {
 	if err := f.post.Lend(ctx, f.project, sandbox, keyA); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := f.post.Lent(sandbox); err != nil || k.Inbox() != a.ID {
+	if k, err := f.post.Lent(t.Context(), sandbox); err != nil || k.Inbox() != a.ID {
 		t.Errorf("Lent = %v", err)
 	}
 	impostor := sandbox
 	impostor.Inbox = b.ID
-	if _, err := f.post.Lent(impostor); err == nil {
+	if _, err := f.post.Lent(t.Context(), impostor); err == nil {
 		t.Error("a key was lent for another inbox")
 	}
 	f.post.Return(sandbox.ID)
-	if _, err := f.post.Lent(sandbox); err == nil {
+	if _, err := f.post.Lent(t.Context(), sandbox); err == nil {
 		t.Error("the key was not returned")
 	}
 
@@ -393,7 +393,7 @@ func TestCreateInboxRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, _, err := f.post.CreateInbox(t.Context(), tt.who, tt.address, modeOf(tt.mode)); !errors.Is(err, tt.want) {
+			if _, _, err := f.post.CreateInbox(t.Context(), tt.who, mailbox.NewInbox{Address: tt.address, Mode: modeOf(tt.mode)}, ""); !errors.Is(err, tt.want) {
 				t.Errorf("CreateInbox = %v, want %v", err, tt.want)
 			}
 		})

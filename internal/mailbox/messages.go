@@ -120,8 +120,8 @@ func checkRoom(ctx context.Context, tx *store.Tx, b Inbox, size int) error {
 	if err != nil {
 		return fmt.Errorf("measure inbox %s: %w", b.ID, err)
 	}
-	if used+int64(size) > MaxInboxBytes {
-		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, MaxInboxBytes, ErrFull)
+	if used+int64(size) > b.MaxBytes {
+		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, b.MaxBytes, ErrFull)
 	}
 	return nil
 }

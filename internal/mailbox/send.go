@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -13,20 +14,32 @@ import (
 	"postern/internal/store"
 )
 
-// sender returns the inbox that who may propose for.
-func (m *PostOffice) sender(ctx context.Context, who auth.Principal) (Inbox, error) {
-	switch {
-	case who.Kind == auth.Sandbox && who.Inbox == "":
-		return Inbox{}, fmt.Errorf("this sandbox has no inbox: its creator attaches one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
-	case who.Kind != auth.Sandbox && who.Kind != auth.Agent:
+// sender returns the inbox that who may propose for. It is named by inbox, an
+// id or an address; empty means who's own.
+func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox string) (Inbox, error) {
+	switch who.Kind {
+	case auth.Sandbox:
+		if who.Inbox == "" {
+			return Inbox{}, fmt.Errorf("this sandbox has no inbox: its creator attaches one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
+		}
+	case auth.Agent, auth.Grant:
+	default:
 		return Inbox{}, fmt.Errorf("a %s does not send mail, only an inbox's key or a sandbox attached to one does: %w", who.Kind, auth.ErrForbidden)
 	}
-	return m.Find(ctx, who, who.Inbox)
+	b, s, err := m.Reach(ctx, who, inbox)
+	if err != nil {
+		return Inbox{}, err
+	}
+	if who.Kind != auth.Sandbox && !s.includes(Propose) {
+		return Inbox{}, fmt.Errorf("this key reads in inbox %s and does not propose: %w", b.ID, auth.ErrForbidden)
+	}
+	return b, nil
 }
 
-// Address returns the address that who writes from.
-func (m *PostOffice) Address(ctx context.Context, who auth.Principal) (string, error) {
-	b, err := m.sender(ctx, who)
+// Address returns the address that who writes from when it writes for inbox,
+// as in [PostOffice.Reach].
+func (m *PostOffice) Address(ctx context.Context, who auth.Principal, inbox string) (string, error) {
+	b, err := m.sender(ctx, who, inbox)
 	return b.Address, err
 }
 
@@ -34,7 +47,7 @@ func (m *PostOffice) Address(ctx context.Context, who auth.Principal) (string, e
 // action is approved. From may be empty; it is always the inbox's address. Via
 // names the door. What is wrong with d is told by a [mail.FieldError].
 func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, d mail.Draft) (oversight.Action, error) {
-	b, err := m.sender(ctx, who)
+	b, err := m.sender(ctx, who, "")
 	if err != nil {
 		return oversight.Action{}, err
 	}
@@ -57,7 +70,7 @@ func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, d
 // SendRaw proposes to send a message that somebody else composed, as it came
 // over SMTP with the reverse path from to the recipients rcpts.
 func (m *PostOffice) SendRaw(ctx context.Context, who auth.Principal, via, from string, rcpts []string, raw []byte) (oversight.Action, error) {
-	b, err := m.sender(ctx, who)
+	b, err := m.sender(ctx, who, "")
 	if err != nil {
 		return oversight.Action{}, err
 	}
@@ -171,6 +184,9 @@ func (m *PostOffice) Finish(ctx context.Context, tx *store.Tx, a oversight.Actio
 		return err
 	}
 	b, err := m.find(ctx, tx, a.Inbox)
+	if errors.Is(err, ErrNoInbox) {
+		return nil // it was deleted meanwhile, and there is nobody to keep a copy for
+	}
 	if err != nil {
 		return fmt.Errorf("inbox %q: %w", a.Inbox, err)
 	}

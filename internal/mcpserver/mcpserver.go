@@ -76,17 +76,26 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.Pos
 // A caller is who calls, and what a call can reach.
 type caller struct {
 	who auth.Principal
-	// key opens the caller's inbox, or says why it cannot.
-	key func(context.Context) (*mailbox.Key, error)
+	// key opens the inbox that is named, empty for the caller's own, or says
+	// why it cannot.
+	key func(ctx context.Context, inbox string) (*mailbox.Key, error)
 }
 
 // HandlerFor returns the tools for a sandbox that is known by its link.
 func (s *Server) HandlerFor(who auth.Principal) http.Handler {
-	h := s.handler(caller{who: who, key: func(context.Context) (*mailbox.Key, error) { return s.post.Lent(who) }})
+	h := s.handler(caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
+		if inbox != "" {
+			if _, _, err := s.post.Reach(ctx, who, inbox); err != nil {
+				return nil, err
+			}
+		}
+		return s.post.Lent(ctx, who)
+	}})
 	return s.guarded(func(w http.ResponseWriter, r *http.Request) { s.bounded(w, r, who, h) })
 }
 
-// Handler returns the tools for agents outside. They show an inbox key.
+// Handler returns the tools for agents outside. They show an inbox key, or a
+// grant over several inboxes, of which each call then names one.
 func (s *Server) Handler() http.Handler {
 	return s.guarded(func(w http.ResponseWriter, r *http.Request) {
 		who, key, err := s.authenticate(r)
@@ -94,7 +103,9 @@ func (s *Server) Handler() http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
-		h := s.handler(caller{who: who, key: func(ctx context.Context) (*mailbox.Key, error) { return s.post.Open(ctx, who, key, "") }})
+		h := s.handler(caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
+			return s.post.Open(ctx, who, key, inbox)
+		}})
 		s.bounded(w, r, who, h)
 	})
 }
@@ -116,7 +127,7 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 	if err != nil {
 		return auth.Principal{}, "", err
 	}
-	if who.Kind != auth.Agent {
+	if who.Kind != auth.Agent && who.Kind != auth.Grant {
 		return auth.Principal{}, "", fmt.Errorf("a %s key opens no inbox; the tools need an inbox key (pib_…): %w", who.Kind, auth.ErrForbidden)
 	}
 	return who, secret, nil

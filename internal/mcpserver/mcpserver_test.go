@@ -261,7 +261,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 
 func (f *fixture) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Secret) {
 	t.Helper()
-	b, key, err := f.post.CreateInbox(t.Context(), f.project, name, "")
+	b, key, err := f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: name}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -922,7 +922,7 @@ func TestReadArguments(t *testing.T) {
 
 func TestPanicEndsOneCall(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
-	h := f.srv.handler(caller{who: auth.Principal{Kind: auth.Sandbox, ID: "i"}, key: func(context.Context) (*mailbox.Key, error) { panic("a bug") }})
+	h := f.srv.handler(caller{who: auth.Principal{Kind: auth.Sandbox, ID: "i"}, key: func(context.Context, string) (*mailbox.Key, error) { panic("a bug") }})
 	cs := connect(t, h, "", "")
 	if _, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "email_inbox"}); err == nil || !strings.Contains(err.Error(), "internal error") || strings.Contains(err.Error(), "a bug") {
 		t.Errorf("err = %v", err)
@@ -934,7 +934,9 @@ func TestPanicEndsOneCall(t *testing.T) {
 
 func TestInternalErrorsStayInside(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
-	h := f.srv.handler(caller{key: func(context.Context) (*mailbox.Key, error) { return nil, errors.New("the secret database is down") }})
+	h := f.srv.handler(caller{key: func(context.Context, string) (*mailbox.Key, error) {
+		return nil, errors.New("the secret database is down")
+	}})
 	if r := call(t, connect(t, h, "", ""), "email_inbox", nil); !r.isErr || strings.Contains(r.text, "secret") {
 		t.Errorf("got %+v", r)
 	}

@@ -32,7 +32,8 @@ func (f fence) notice() string {
 }
 
 type inboxArgs struct {
-	Limit *int `json:"limit"`
+	Inbox string `json:"inbox"`
+	Limit *int   `json:"limit"`
 }
 
 // A fileInfo is an attachment without its content.
@@ -67,7 +68,7 @@ func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (reply, erro
 	if limit < 1 || limit > maxInbox {
 		return reply{}, fmt.Errorf("%w: limit: must be 1 to %d", errArgument, maxInbox)
 	}
-	k, err := c.key(ctx)
+	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
 		return reply{}, err
 	}
@@ -109,7 +110,8 @@ func cleanAll(list []string) []string {
 }
 
 type messageArgs struct {
-	ID string `json:"id"`
+	Inbox string `json:"inbox"`
+	ID    string `json:"id"`
 }
 
 type messageData struct {
@@ -133,7 +135,7 @@ func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply, 
 	if err := checkID("id", "msg_", in.ID); err != nil {
 		return reply{}, err
 	}
-	k, err := c.key(ctx)
+	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
 		return reply{}, err
 	}

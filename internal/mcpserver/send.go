@@ -92,7 +92,7 @@ func (s *Server) send(ctx context.Context, c caller, in sendArgs) (reply, error)
 		return reply{}, fmt.Errorf("%w: body: is required", errArgument)
 	}
 	// Before any file is read: most refusals need none.
-	if _, err := s.post.Address(ctx, c.who); err != nil {
+	if _, err := s.post.Address(ctx, c.who, ""); err != nil {
 		return reply{}, err
 	}
 	d := mail.Draft{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: *in.Subject}

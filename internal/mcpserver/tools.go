@@ -28,6 +28,7 @@ const (
 	inboxSchema = `{
   "type": "object",
   "properties": {
+    "inbox": {"type": "string", "maxLength": 320, "description": "Only for a key over several inboxes: the id or address of the one meant. Left out: your own."},
     "limit": {"type": "integer", "minimum": 1, "maximum": 50, "default": 10, "description": "How many messages, newest first: 1 to 50."}
   },
   "additionalProperties": false
@@ -35,6 +36,7 @@ const (
 	messageSchema = `{
   "type": "object",
   "properties": {
+    "inbox": {"type": "string", "maxLength": 320, "description": "Only for a key over several inboxes: the id or address of the one meant. Left out: your own."},
     "id": {"type": "string", "description": "The id of a message, msg_…, as email_inbox lists it."}
   },
   "required": ["id"],

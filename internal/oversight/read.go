@@ -39,7 +39,9 @@ func maySee(who auth.Principal, a *Action) bool {
 		return true
 	case auth.Agent, auth.Sandbox:
 		return a.Proposer == who.String() || who.Inbox != "" && who.Inbox == a.Inbox
-	case auth.Project, auth.System:
+	case auth.Grant:
+		return a.Proposer == who.String()
+	case auth.Project, auth.Recovery, auth.System:
 		return false // what an agent proposes is for reviewers, not for whoever runs sandboxes
 	}
 	return false

@@ -1,0 +1,102 @@
+package mailbox
+
+import (
+	"context"
+	"crypto/hpke"
+	"errors"
+	"fmt"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// A loan is what a sandbox reads its inbox by: the key pair of its creator's
+// credential, not the inbox's keys, so that it ends with the credential and
+// goes on over a new epoch.
+type loan struct {
+	owner auth.Principal
+	inbox string
+	cred  hpke.PrivateKey
+}
+
+// CheckLoan returns an error unless credential opens the inbox of sandbox.
+func (m *PostOffice) CheckLoan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) error {
+	_, err := m.loan(ctx, sandbox, credential)
+	return err
+}
+
+func (m *PostOffice) loan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) (loan, error) {
+	owner, err := auth.CheckKey(ctx, m.db, credential)
+	if errors.Is(err, auth.ErrUnauthenticated) {
+		return loan{}, fmt.Errorf("%w: it is not a key of an inbox", ErrInvalid)
+	}
+	if err != nil {
+		return loan{}, err
+	}
+	no := fmt.Errorf("%w: it is not a key of the inbox that the sandbox is attached to", ErrInvalid)
+	if owner.Project != sandbox.Project || sandbox.Inbox == "" || owner.Kind != auth.Grant && owner.Inbox != sandbox.Inbox {
+		return loan{}, no
+	}
+	k, err := m.Open(ctx, owner, credential, sandbox.Inbox)
+	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, ErrNoInbox) {
+		return loan{}, no
+	}
+	if err != nil {
+		return loan{}, err
+	}
+	return loan{owner: owner, inbox: k.inbox, cred: k.cred}, nil
+}
+
+// Lend lets sandbox read the inbox that it is attached to, until [PostOffice.Return]
+// or the credential's end. The key stays in this process; the sandbox never
+// holds it. Who hands it over.
+func (m *PostOffice) Lend(ctx context.Context, who, sandbox auth.Principal, credential auth.Secret) error {
+	l, err := m.loan(ctx, sandbox, credential)
+	if err != nil {
+		return err
+	}
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		return audit.Append(ctx, tx, who, "inbox.lend", sandbox.Inbox, audit.Fields{"to": sandbox.String(), "credential": l.owner.ID})
+	})
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lent[sandbox.ID] = l
+	return nil
+}
+
+// Return ends what [PostOffice.Lend] began. It does nothing for a sandbox that
+// was lent nothing.
+func (m *PostOffice) Return(sandboxID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.lent, sandboxID)
+}
+
+// Lent returns the key that was lent to a sandbox, which only reads, or an error
+// that says how its creator lends one.
+func (m *PostOffice) Lent(ctx context.Context, sandbox auth.Principal) (k *Key, err error) {
+	m.mu.Lock()
+	l, ok := m.lent[sandbox.ID]
+	m.mu.Unlock()
+	if !ok || sandbox.Kind != auth.Sandbox || l.inbox == "" || l.inbox != sandbox.Inbox || l.owner.Project != sandbox.Project {
+		return nil, fmt.Errorf("this sandbox may not read mail: its creator lends the inbox's key with the header X-Postern-Inbox-Key: %w", auth.ErrForbidden)
+	}
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		k, _, err = m.unlockWith(ctx, tx, l.owner, l.cred, "", l.inbox)
+		return err
+	})
+	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, ErrNoInbox) {
+		// The attack: reading on by a loan of a key that was revoked.
+		m.Return(sandbox.ID)
+		return nil, fmt.Errorf("this sandbox may not read mail any more: the key that its creator lent it has ended: %w", auth.ErrForbidden)
+	}
+	if err != nil {
+		return nil, err
+	}
+	k.holder, k.scope = sandbox, Read
+	return k, nil
+}
