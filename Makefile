@@ -65,6 +65,8 @@ check-generated: generate
 DENSITY ?= 50
 bench: template
 	go test -run '^$$' -bench . -benchmem ./internal/oversight ./internal/mailbox ./internal/egress ./internal/guest/...
+	go test -run '^$$' -bench Inbound -benchtime 2000x ./test/e2e
+	go test -run '^$$' -bench IdleInbox -benchtime 2000x ./test/e2e
 	node test/bench.mjs bin/postern 20 $(DENSITY)
 
 FUZZTIME ?= 10s

@@ -1,10 +1,12 @@
 package e2e
 
 import (
-	"bufio"
 	"fmt"
-	"net"
-	"net/textproto"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,41 +47,72 @@ func BenchmarkInbound(b *testing.B) {
 
 // deliverSome gives up to 50 messages over one connection.
 func deliverSome(addr, to string, left *atomic.Int64) error {
-	conn, err := net.Dial("tcp", addr)
+	m, err := dialMail(addr)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	c := textproto.Reader{R: bufio.NewReader(conn)}
-	say := func(line string, code int) error {
-		if line != "" {
-			if _, err := conn.Write([]byte(line + "\r\n")); err != nil {
-				return err
-			}
-		}
-		_, _, err := c.ReadResponse(code)
-		return err
-	}
-	text := "From: bob@example.com\r\nTo: " + to + "\r\nSubject: figures\r\nMessage-ID: <%d@example.com>\r\n\r\n" + strings.Repeat(strings.Repeat("x", 76)+"\r\n", 52) + "."
-	if err := say("", 220); err != nil {
-		return err
-	}
-	if err := say("EHLO example.com", 250); err != nil {
-		return err
-	}
+	defer m.Close()
+	text := strings.Repeat(strings.Repeat("x", 76)+"\r\n", 52)
 	for range 50 {
 		n := left.Add(-1)
 		if n < 0 {
 			break
 		}
-		for _, step := range []struct {
-			line string
-			code int
-		}{{"MAIL FROM:<bob@example.com>", 250}, {"RCPT TO:<" + to + ">", 250}, {"DATA", 354}, {fmt.Sprintf(text, n), 250}} {
-			if err := say(step.line, step.code); err != nil {
-				return fmt.Errorf("%.20s: %w", step.line, err)
-			}
+		if err := m.deliver(to, fmt.Sprintf("figures-%d", n), text); err != nil {
+			return err
 		}
 	}
-	return say("QUIT", 221)
+	return m.say("QUIT", 221)
+}
+
+// BenchmarkIdleInbox makes inboxes and tells what
+// each costs while nobody uses it: memory of the server and bytes on disk.
+func BenchmarkIdleInbox(b *testing.B) {
+	data := b.TempDir()
+	s := start(b, data, "--cold")
+	s.inbox("first") // what the first one brings along is not an inbox's
+	pid := strconv.Itoa(s.cmd.Process.Pid)
+	memory, disk := privateBytes(b, pid), bytesIn(b, data)
+	local := s.local()
+	for i := range b.N {
+		var made struct{ Address string }
+		status, err := call(local, "POST", "http://x/v1/inboxes", "", map[string]any{"address": fmt.Sprintf("agent-%d", i)}, &made)
+		if err != nil || status != http.StatusCreated {
+			b.Fatalf("create: %d, %v", status, err)
+		}
+	}
+	b.ReportMetric(float64(privateBytes(b, pid)-memory)/float64(b.N), "B-memory/inbox")
+	b.ReportMetric(float64(bytesIn(b, data)-disk)/float64(b.N), "B-disk/inbox")
+}
+
+// privateBytes returns the memory that only this process has.
+func privateBytes(b *testing.B, pid string) (n int64) {
+	text, err := os.ReadFile("/proc/" + pid + "/smaps_rollup")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var kb int64
+		if _, err := fmt.Sscanf(line, "Private_Dirty: %d kB", &kb); err == nil {
+			n += kb << 10
+		}
+	}
+	return n
+}
+
+// bytesIn returns the size of all files below a folder.
+func bytesIn(b *testing.B, dir string) (n int64) {
+	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // it has gone meanwhile
+		}
+		if i, err := e.Info(); err == nil && i.Mode().IsRegular() {
+			n += i.Size()
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return n
 }

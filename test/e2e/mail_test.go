@@ -1,0 +1,60 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/textproto"
+	"time"
+)
+
+// A mailer is a conversation with an SMTP server, of another server that
+// brings mail.
+type mailer struct {
+	net.Conn
+	replies textproto.Reader
+}
+
+// dialMail begins a conversation.
+func dialMail(addr string) (*mailer, error) {
+	conn, err := net.DialTimeout("tcp", addr, 10*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	m := &mailer{Conn: conn, replies: textproto.Reader{R: bufio.NewReader(conn)}}
+	if err = m.say("", 220); err == nil {
+		err = m.say("EHLO example.com", 250)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// say sends a line, unless it is empty, and returns an error unless the reply
+// has the code.
+func (m *mailer) say(line string, code int) error {
+	if line != "" {
+		if _, err := m.Write([]byte(line + "\r\n")); err != nil {
+			return err
+		}
+	}
+	_, _, err := m.replies.ReadResponse(code)
+	return err
+}
+
+// deliver gives one message, whose text has lines that end in CR LF and none
+// that begins with a dot.
+func (m *mailer) deliver(to, subject, text string) error {
+	message := "From: bob@example.com\r\nTo: " + to + "\r\nSubject: " + subject + "\r\nMessage-ID: <" + subject + "@example.com>\r\n\r\n" + text + "."
+	for _, step := range []struct {
+		line string
+		code int
+	}{{"MAIL FROM:<bob@example.com>", 250}, {"RCPT TO:<" + to + ">", 250}, {"DATA", 354}, {message, 250}} {
+		if err := m.say(step.line, step.code); err != nil {
+			return fmt.Errorf("%.20s: %w", step.line, err)
+		}
+	}
+	return nil
+}
