@@ -1,0 +1,439 @@
+// Package signing keeps the keys with which this server signs what leaves, and
+// signs with them: DKIM (RFC 6376) with RSA and with Ed25519 (RFC 8463), and
+// the statement of package statement.
+//
+// A key of a domain lives so:
+//
+//	made, published ── in use ── published only ── removed
+//
+// A key signs from its time of use until the next of its kind does. Rotating
+// makes the next one, whose time of use lies ahead, so that the world's DNS
+// caches know it before it signs, or comes as soon as its record was seen
+// ([Ring.Check]). A former key stays published, for mail that is under way,
+// until somebody removes it. Nothing else changes a key.
+//
+// Private keys are in the database only, encrypted under a key derived from the
+// server's, which is in a file of its own. What is signed is decided elsewhere:
+// this package adds fields before a message and changes no byte of it.
+package signing
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/statement"
+	"postern/internal/store"
+)
+
+// Kind is what a key is for.
+type Kind string
+
+// The kinds.
+const (
+	DKIMRSA     Kind = "dkim-rsa"
+	DKIMEd25519 Kind = "dkim-ed25519"
+	Statement   Kind = "statement"
+)
+
+var kinds = []Kind{DKIMRSA, DKIMEd25519, Statement}
+
+// letter ends the ids of a kind's keys: "p20261121r".
+var letter = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s"}
+
+// The errors of this package, one for each answer that a door can give.
+var (
+	// ErrNotFound means that there is no such domain or key.
+	ErrNotFound = errors.New("no such signing key")
+	// ErrInUse means that a key signs, or will, and so cannot be removed.
+	ErrInUse = errors.New("the key is in use")
+)
+
+// Config is what a [Ring] works with.
+type Config struct {
+	// Key is the server's secret; private keys are encrypted under one that is
+	// derived from it. At least 32 bytes.
+	Key []byte
+	// Wait is how long a new key is published before it signs unless its
+	// record was seen before; zero means 48 hours.
+	Wait time.Duration
+	// Resolver finds records; nil means the system's.
+	Resolver *net.Resolver
+}
+
+// A Ring is the keys of all domains. It is safe for concurrent use.
+type Ring struct {
+	db   *store.DB
+	conf Config
+	aead cipher.AEAD
+
+	mu     sync.Mutex               // guards opened
+	opened map[string]crypto.Signer // by domain and id
+}
+
+// New returns the keys in db.
+func New(db *store.DB, c Config) (*Ring, error) {
+	if len(c.Key) < 32 {
+		return nil, errors.New("signing: the server's key has fewer than 32 bytes")
+	}
+	if c.Wait <= 0 {
+		c.Wait = 48 * time.Hour
+	}
+	if c.Resolver == nil {
+		c.Resolver = net.DefaultResolver
+	}
+	key, err := hkdf.Key(sha256.New, c.Key, nil, "postern signing key v1", 32)
+	if err != nil {
+		return nil, fmt.Errorf("derive key for signing keys: %w", err)
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, fmt.Errorf("derive key for signing keys: %w", err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		return nil, fmt.Errorf("derive key for signing keys: %w", err)
+	}
+	return &Ring{db: db, conf: c, aead: aead, opened: map[string]crypto.Signer{}}, nil
+}
+
+// A Key is the public half of a key, and where it is in its life.
+type Key struct {
+	Domain  string
+	ID      string // DKIM's selector
+	Kind    Kind
+	Created time.Time
+	From    time.Time // when it begins to sign
+	Until   time.Time // when the next one does; zero while there is none
+	Removed time.Time // zero while it is published
+
+	public, private []byte // private is sealed
+}
+
+// InUse says whether k signs at t.
+func (k Key) InUse(t time.Time) bool {
+	return k.Removed.IsZero() && !k.From.After(t) && (k.Until.IsZero() || k.Until.After(t))
+}
+
+// Name is where the DKIM record of k is published; empty for other kinds.
+func (k Key) Name() string {
+	if k.Kind == Statement {
+		return ""
+	}
+	return k.ID + "._domainkey." + k.Domain
+}
+
+// Record is the TXT record of k at its [Key.Name]; empty for other kinds.
+func (k Key) Record() string {
+	switch k.Kind {
+	case DKIMRSA:
+		return "v=DKIM1; k=rsa; p=" + base64.StdEncoding.EncodeToString(k.public)
+	case DKIMEd25519:
+		return "v=DKIM1; k=ed25519; p=" + base64.StdEncoding.EncodeToString(k.public)
+	case Statement:
+	}
+	return ""
+}
+
+// Keys returns the keys of a domain that are published, newest first.
+func (r *Ring) Keys(ctx context.Context, domain string) (out []Key, err error) {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
+		out, err = list(ctx, tx, domain)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list signing keys of %s: %w", domain, err)
+	}
+	return slices.DeleteFunc(out, func(k Key) bool { return !k.Removed.IsZero() }), nil
+}
+
+// PublicRecord returns the name and the text of the DNS record of a selector.
+func (r *Ring) PublicRecord(ctx context.Context, domain, selector string) (name, text string, err error) {
+	ks, err := r.Keys(ctx, domain)
+	if err != nil {
+		return "", "", err
+	}
+	for _, k := range ks {
+		if k.ID == selector && k.Kind != Statement {
+			return k.Name(), k.Record(), nil
+		}
+	}
+	return "", "", fmt.Errorf("selector %q of %s: %w", selector, domain, ErrNotFound)
+}
+
+// StatementKeys returns those of a domain that are or were in use, removed
+// ones too: what they signed while they were in use stays true. A key that was
+// removed ends at its removal.
+func (r *Ring) StatementKeys(ctx context.Context, domain string) (out []statement.Key, err error) {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
+		ks, err := list(ctx, tx, domain)
+		for _, k := range ks {
+			if k.Kind != Statement {
+				continue
+			}
+			until := k.Until
+			if !k.Removed.IsZero() && (until.IsZero() || k.Removed.Before(until)) {
+				until = k.Removed
+			}
+			out = append(out, statement.Key{ID: k.ID, Domain: k.Domain, Public: k.public, From: k.From, Until: until})
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list statement keys of %s: %w", domain, err)
+	}
+	return out, nil
+}
+
+// list returns all keys of a domain, newest first, each with the time at which
+// the next of its kind takes over.
+func list(ctx context.Context, tx *store.Tx, domain string) (out []Key, err error) {
+	rows, err := tx.QueryContext(ctx, `select domain, id, kind, public, private, created_at, use_from, removed_at from signing_key
+		where domain = $1 order by use_from desc, id desc`, strings.ToLower(domain))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	next := map[Kind]time.Time{}
+	for rows.Next() {
+		var k Key
+		var created, from, removed int64
+		if err := rows.Scan(&k.Domain, &k.ID, &k.Kind, &k.public, &k.private, &created, &from, &removed); err != nil {
+			return nil, err
+		}
+		k.Created, k.From, k.Removed = store.FromTime(created), store.FromTime(from), store.FromTime(removed)
+		k.Until = next[k.Kind]
+		if k.Removed.IsZero() {
+			next[k.Kind] = k.From
+		}
+		out = append(out, k)
+	}
+	return out, rows.Err()
+}
+
+// Prepare makes the first keys of a domain, which sign at once. It does nothing
+// if there are any. Two servers may do it at the same time.
+func (r *Ring) Prepare(ctx context.Context, domain string) error {
+	domain = strings.ToLower(domain)
+	ks, err := r.Keys(ctx, domain)
+	if err != nil {
+		return err
+	}
+	for _, kind := range kinds {
+		if slices.ContainsFunc(ks, func(k Key) bool { return k.Kind == kind }) {
+			continue
+		}
+		// The id is the same for whoever else does this now, and one wins.
+		if err := r.add(ctx, auth.Principal{Kind: auth.System, ID: "signing"}, domain, kind, time.Now(), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add makes a key that signs after wait. It does nothing if there is one of
+// its id.
+func (r *Ring) add(ctx context.Context, who auth.Principal, domain string, kind Kind, now time.Time, wait time.Duration) error {
+	k := Key{Domain: domain, Kind: kind, ID: "p" + now.UTC().Format("20060102") + letter[kind]}
+	if wait > 0 { // one that follows another: two may be made in one day
+		k.ID = "p" + now.UTC().Format("20060102150405") + letter[kind]
+	}
+	private, err := generate(&k)
+	if err != nil {
+		return err
+	}
+	sealed := r.aead.Seal(nil, nil, private, []byte(domain+"\x00"+k.ID)) //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
+	return r.db.Update(ctx, func(tx *store.Tx) error {
+		ok, err := tx.Changed(ctx, `insert into signing_key (domain, id, kind, public, private, created_at, use_from, removed_at)
+			values ($1, $2, $3, $4, $5, $6, $7, 0) on conflict do nothing`,
+			domain, k.ID, kind, k.public, sealed, store.Time(now), store.Time(now.Add(wait)))
+		if err != nil || !ok {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "signing.add", domain, audit.Fields{"key": k.ID, "kind": string(kind), "from": now.Add(wait).UTC().Format(time.RFC3339)})
+	})
+}
+
+// generate fills in the public half of k and returns the private one.
+func generate(k *Key) (private []byte, err error) {
+	if k.Kind == DKIMRSA {
+		key, err := rsa.GenerateKey(rand.Reader, 2048)
+		if err != nil {
+			return nil, fmt.Errorf("generate rsa key: %w", err)
+		}
+		if k.public, err = x509.MarshalPKIXPublicKey(key.Public()); err != nil {
+			return nil, fmt.Errorf("generate rsa key: %w", err)
+		}
+		return x509.MarshalPKCS8PrivateKey(key)
+	}
+	public, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("generate ed25519 key: %w", err)
+	}
+	k.public = public
+	return x509.MarshalPKCS8PrivateKey(key)
+}
+
+// mayManage: keys of a domain are for people. Whose domain it is has been
+// checked by who calls.
+func mayManage(who auth.Principal) error {
+	if who.Kind != auth.Person {
+		return fmt.Errorf("%s may not manage signing keys, only a person may: %w", who, auth.ErrForbidden)
+	}
+	return nil
+}
+
+// Rotate makes the next keys of a domain and returns all. They sign after the
+// wait of the configuration, or once [Ring.Check] has seen their records. It
+// does nothing while there are keys that wait already.
+func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([]Key, error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	domain = strings.ToLower(domain)
+	ks, err := r.Keys(ctx, domain)
+	if err != nil {
+		return nil, err
+	}
+	if len(ks) == 0 {
+		return nil, fmt.Errorf("domain %q: %w", domain, ErrNotFound)
+	}
+	now := time.Now()
+	for _, kind := range kinds {
+		if slices.ContainsFunc(ks, func(k Key) bool { return k.Kind == kind && k.From.After(now) }) {
+			continue
+		}
+		wait := r.conf.Wait
+		if kind == Statement {
+			wait = time.Hour // published by this server itself; as long as others may keep its document
+		}
+		if err := r.add(ctx, who, domain, kind, now, wait); err != nil {
+			return nil, err
+		}
+	}
+	return r.Keys(ctx, domain)
+}
+
+// Remove takes a former key out of what is published.
+func (r *Ring) Remove(ctx context.Context, who auth.Principal, domain, id string) error {
+	if err := mayManage(who); err != nil {
+		return err
+	}
+	return r.db.Update(ctx, func(tx *store.Tx) error {
+		ks, err := list(ctx, tx, domain)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(ks, func(k Key) bool { return k.ID == id && k.Removed.IsZero() })
+		if i < 0 {
+			return fmt.Errorf("key %q of %s: %w", id, domain, ErrNotFound)
+		}
+		if ks[i].Until.IsZero() || ks[i].Until.After(time.Now()) {
+			return fmt.Errorf("key %s of %s signs, or will: rotate, and remove it when the next one signs: %w", id, domain, ErrInUse)
+		}
+		// The private half goes for good.
+		_, err = tx.ExecContext(ctx, `update signing_key set removed_at = $1, private = $2 where domain = $3 and id = $4`,
+			store.Time(time.Now()), []byte{}, ks[i].Domain, id)
+		if err != nil {
+			return fmt.Errorf("remove signing key: %w", err)
+		}
+		return audit.Append(ctx, tx, who, "signing.remove", ks[i].Domain, audit.Fields{"key": id})
+	})
+}
+
+// A Published says whether a key's record was found.
+type Published struct {
+	Key
+	Found  bool
+	Detail string // what was found instead, for a person; printable
+}
+
+var keyTag = regexp.MustCompile(`(?:^|;)\s*p\s*=([^;]*)`)
+
+// Check asks DNS for the records of a domain's DKIM keys. Those that wait to be
+// used and were found sign from now on.
+func (r *Ring) Check(ctx context.Context, who auth.Principal, domain string) ([]Published, error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	ks, err := r.Keys(ctx, domain)
+	if err != nil {
+		return nil, err
+	}
+	if len(ks) == 0 {
+		return nil, fmt.Errorf("domain %q: %w", domain, ErrNotFound)
+	}
+	var out []Published
+	for _, k := range ks {
+		if k.Kind == Statement {
+			continue
+		}
+		p := Published{Key: k}
+		p.Found, p.Detail = r.published(ctx, k)
+		if p.Found && k.From.After(time.Now()) {
+			if err := r.use(ctx, who, k); err != nil {
+				return nil, err
+			}
+			p.From = time.Now()
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func (r *Ring) published(ctx context.Context, k Key) (found bool, detail string) {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	// A final dot: no search list adds a domain.
+	texts, err := r.conf.Resolver.LookupTXT(ctx, k.Name()+".")
+	var dnsErr *net.DNSError
+	switch {
+	case errors.As(err, &dnsErr) && dnsErr.IsNotFound:
+		return false, "there is no TXT record at " + k.Name()
+	case err != nil:
+		return false, "DNS did not answer: " + strconv.Quote(err.Error())
+	}
+	for _, t := range texts {
+		m := keyTag.FindStringSubmatch(t)
+		if m == nil {
+			continue
+		}
+		b, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(m[1]), ""))
+		if err == nil && bytes.Equal(b, k.public) {
+			return true, "published"
+		}
+	}
+	return false, "the TXT record at " + k.Name() + " holds another key"
+}
+
+// use makes a key sign from now on, unless it does.
+func (r *Ring) use(ctx context.Context, who auth.Principal, k Key) error {
+	return r.db.Update(ctx, func(tx *store.Tx) error {
+		now := store.Time(time.Now())
+		ok, err := tx.Changed(ctx, `update signing_key set use_from = $1 where domain = $2 and id = $3 and use_from > $1 and removed_at = 0`, now, k.Domain, k.ID)
+		if err != nil || !ok {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "signing.use", k.Domain, audit.Fields{"key": k.ID})
+	})
+}
