@@ -16,9 +16,10 @@ import (
 // import only packages of layers below its own: so nothing passes a request
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
-	{"policy", "mail", "scan", "guest", "store", "zone"}, // pure rules, formats, and the database
+	{"policy", "mail", "scan", "statement", "guest", "store", "zone"}, // pure rules, formats, and the database
 	{"auth", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
+	{"signing"},
 	{"oversight", "domain"},
 	{"mailbox", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "webhook", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world

@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"crypto/x509"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/emersion/go-msgauth/dkim"
@@ -103,7 +104,8 @@ func (r *Ring) dkim(k *Key, before, raw []byte) ([]byte, error) {
 // count returns how often a field stands in a header.
 func count(header []byte, name string) (n int) {
 	for line := range bytes.SplitSeq(header, []byte("\r\n")) {
-		if len(line) > len(name) && bytes.EqualFold(line[:len(name)], []byte(name)) && bytes.TrimLeft(line[len(name):], " \t")[:1][0] == ':' {
+		before, _, ok := bytes.Cut(line, []byte(":"))
+		if ok && strings.EqualFold(string(bytes.TrimRight(before, " \t")), name) {
 			n++
 		}
 	}
