@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"postern/internal/e2bapi"
+	"postern/internal/oversight"
 	"postern/internal/policy"
 )
 
@@ -25,9 +26,11 @@ type Config struct {
 	Listen   string // HTTP address of API, proxy, MCP and console
 	SMTP     string // address on which mail arrives
 
-	MailDomain string   // domain of the inboxes
-	Relay      string   // host:port through which mail leaves; empty means that only MailDomain and Routes are reached
-	Routes     []string // "domain=host:port": where mail for a domain goes
+	MailDomain  string        // domain of the inboxes
+	KeepActions time.Duration // how long the content of actions that are settled is kept; 0 means for ever
+
+	Relay  string   // host:port through which mail leaves; empty means that only MailDomain and Routes are reached
+	Routes []string // "domain=host:port": where mail for a domain goes
 
 	Resolver string // host:port of the DNS server that is asked for all that mail needs; empty means the system's
 
@@ -90,6 +93,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Listen, "listen", "127.0.0.1:3000", "HTTP `address` of API, proxy, MCP and console")
 	fs.StringVar(&c.SMTP, "smtp", "127.0.0.1:2525", "`address` on which mail arrives")
 	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
+	fs.DurationVar(&c.KeepActions, "keep-actions", oversight.KeepPayloads, "how long the content of proposals that are sent, refused or cancelled can still be read by reviewers; their digests stay. 0 means for ever")
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.Resolver, "resolver", "", "`host:port` of the DNS server that is asked for all that mail needs: who a sender is, where mail goes, what a domain of yours says (default: the system's)")
@@ -183,6 +187,9 @@ func (c *Config) validate() error {
 	}
 	if c.PoolMin < 0 || c.PoolMax < 0 {
 		bad("pool-max", "neither it nor --pool-min may be negative")
+	}
+	if c.KeepActions < 0 {
+		bad("keep-actions", "want 0 or more")
 	}
 	if c.PoolMemoryMB < 0 || c.KeepPaused < 0 {
 		bad("pool-memory", "neither it nor --keep-paused may be negative")

@@ -171,7 +171,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, templates.Close()) }()
 	// What a former process left is dealt with before anything can be asked.
-	if err := errors.Join(d.fleet.Recover(ctx), d.gate.Recover(ctx)); err != nil {
+	if err := errors.Join(d.fleet.Recover(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
 		return err
 	}
 	alive, err := d.runtime.List(ctx)
@@ -577,6 +577,9 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for range gateWorkers {
 		g.Go(func() error { return d.gate.Run(ctx) })
+	}
+	if d.conf.KeepActions > 0 {
+		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}
 	g.Go(func() error { return d.fleet.Run(ctx) })
 	g.Go(func() error { return d.vols.Run(ctx) })

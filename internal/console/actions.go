@@ -71,7 +71,7 @@ func (s *Server) decided(w http.ResponseWriter, r *http.Request, who auth.Princi
 	if err != nil {
 		return err
 	}
-	l, err := s.list(r, who, n, false, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown)
+	l, err := s.list(r, who, n, false, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Scheduled, oversight.Cancelled)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 	if v.State == oversight.Executing || v.State == oversight.Approved {
 		// Soon at first; one that is tried again for an hour need not be watched.
 		p.Refresh = 2
-		if len(v.History) > 0 && time.Since(v.History[len(v.History)-1].At) > time.Minute {
+		if time.Until(v.Due) > time.Minute || len(v.History) > 0 && time.Since(v.History[len(v.History)-1].At) > time.Minute {
 			p.Refresh = 30
 		}
 	}

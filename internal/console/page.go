@@ -194,6 +194,11 @@ var verbs = map[string]string{
 	"action.failed":  "failed",
 	"action.unknown": "outcome unknown",
 	"action.resolve": "resolved by a person",
+	"action.ask":     "its time came: a person is asked",
+	"action.late":    "approved too late: asked again",
+	"action.defer":   "put off",
+	"action.cancel":  "cancelled",
+	"action.revise":  "written anew",
 }
 
 // A pair is one detail of an entry.
@@ -226,7 +231,9 @@ func stateOf(a oversight.Action) string {
 			return "to be tried again"
 		}
 		return "approved"
-	case oversight.Executing, oversight.Done, oversight.Failed:
+	case oversight.Scheduled:
+		return "waits for its time"
+	case oversight.Executing, oversight.Done, oversight.Failed, oversight.Cancelled:
 		return string(a.State)
 	case oversight.Unknown:
 		return "outcome unknown"
@@ -239,11 +246,16 @@ func meaning(a oversight.Action) string {
 	switch a.State {
 	case oversight.Pending:
 		return "It waits for a decision. Nothing has left."
-	case oversight.Denied:
+	case oversight.Scheduled:
+		return "Nothing has left. A person is asked when its time comes."
+	case oversight.Denied, oversight.Cancelled:
 		return "Nothing has left, and nothing will."
 	case oversight.Approved:
 		if a.Attempts > 0 {
 			return "An attempt certainly had no effect. It is tried again by itself."
+		}
+		if time.Until(a.Due) > time.Second {
+			return "It is carried out at " + a.Due.Format("2006-01-02 15:04:05 UTC") + " and can be cancelled until then."
 		}
 		return "It is about to be carried out. This page looks again by itself."
 	case oversight.Executing:

@@ -112,9 +112,9 @@ func (s *Server) review(ctx context.Context, who auth.Principal, id string) (*re
 func (s *Server) look(a oversight.Action) *review {
 	r := &review{Action: a}
 	sum := sha256.Sum256(a.Payload)
-	r.Changed = !bytes.Equal(sum[:], a.Digest)
+	r.Changed = a.Dropped.IsZero() && !bytes.Equal(sum[:], a.Digest)
 	var err error
-	if r.View, err = s.gate.Show(a); err == nil && a.Kind == mailbox.SendKind {
+	if r.View, err = s.gate.Show(a); err == nil && a.Kind == mailbox.SendKind && a.Dropped.IsZero() {
 		r.recipients, err = recipientsOf(&a)
 		r.View.Fields = slices.DeleteFunc(r.View.Fields, func(f oversight.Field) bool {
 			return slices.Contains([]string{"To", "Cc", "Bcc", "Subject"}, f.Name) // shown for themselves
@@ -191,8 +191,8 @@ func (s *Server) brief(ctx context.Context, who auth.Principal, a *oversight.Act
 	b.Cc = slices.Clone(b.Cc[:min(len(b.Cc), briefRecipients-len(b.To))])
 	b.More = len(r.To) + len(r.Cc) - len(b.To) - len(b.Cc)
 	b.Hidden = slices.Clone(b.Hidden[:min(len(b.Hidden), briefHidden)])
-	if r.Changed {
-		return b, nil // the digest is not its own
+	if r.Changed || !a.Dropped.IsZero() {
+		return b, nil // what was shown is not what the digest is of
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

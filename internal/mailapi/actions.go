@@ -26,10 +26,6 @@ var actionRoutes = []route{
 	{"GET", "/v1/audit", 0, (*Server).listAudit},
 }
 
-var states = []oversight.State{
-	oversight.Pending, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown,
-}
-
 // An actionJSON is an action as its proposer may see it, and the rest of it for
 // reviewers.
 type actionJSON struct {
@@ -41,8 +37,12 @@ type actionJSON struct {
 	Digest    string          `json:"digest"`
 	CreatedAt time.Time       `json:"created_at"`
 	DecidedAt *time.Time      `json:"decided_at"`
-	Reason    string          `json:"reason"` // the reviewer's, or the policy's that denied it
-	Result    string          `json:"result"` // what the execution brought
+	Reason    string          `json:"reason"`  // the reviewer's, or the policy's that denied it
+	Result    string          `json:"result"`  // what the execution brought
+	SendAt    *time.Time      `json:"send_at"` // it leaves no sooner
+	AskAt     *time.Time      `json:"ask_at"`  // a person is asked no sooner
+	DueAt     *time.Time      `json:"due_at"`  // of an approved one: when it leaves; until then it can be cancelled
+	Note      string          `json:"note"`    // what the reviewer is warned of
 
 	*reviewJSON
 }
@@ -70,9 +70,7 @@ func actionOf(c caller, a oversight.Action) actionJSON {
 	out := actionJSON{
 		ID: a.ID, Kind: a.Kind, State: a.State, Inbox: a.Inbox, Via: a.Via, Digest: a.Hex(), CreatedAt: a.Created, Reason: a.Reason, Result: a.Result,
 	}
-	if !a.Decided.IsZero() {
-		out.DecidedAt = &a.Decided
-	}
+	out.DecidedAt, out.SendAt, out.AskAt, out.DueAt, out.Note = moment(a.Decided), moment(a.SendAt), moment(a.AskAt), moment(a.Due), a.Note
 	if c.Kind == auth.Person {
 		out.reviewJSON = &reviewJSON{Version: a.Version, Proposer: a.Proposer, Rule: a.Rule, Verdict: a.Verdict, Decider: a.Decider, Attempts: a.Attempts}
 		return out
@@ -87,6 +85,14 @@ func actionOf(c caller, a oversight.Action) actionJSON {
 	return out
 }
 
+// moment returns t, or nil for the zero Time.
+func moment(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
 func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.Kind == auth.Project {
 		return fmt.Errorf("a project key manages inboxes; what agents propose is shown to reviewers and to who proposed it: %w", auth.ErrForbidden)
@@ -99,8 +105,8 @@ func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) e
 	query := oversight.Query{Limit: n}
 	if v := q.Get("state"); v != "" {
 		for name := range strings.SplitSeq(v, ",") {
-			if !slices.Contains(states, oversight.State(name)) || len(query.States) == len(states) {
-				return fmt.Errorf("%w: state: must be some of %v, separated by commas", errRequest, states)
+			if !slices.Contains(oversight.States, oversight.State(name)) || len(query.States) == len(oversight.States) {
+				return fmt.Errorf("%w: state: must be some of %v, separated by commas", errRequest, oversight.States)
 			}
 			query.States = append(query.States, oversight.State(name))
 		}

@@ -269,8 +269,15 @@ func (s *Server) status(ctx context.Context, c caller, in statusArgs) (reply, er
 		if a.Decider == "" {
 			d.Status, d.Message, d.Reason = "blocked", "Policy does not allow it; it was not sent.", a.Verdict
 		}
+	case oversight.Scheduled:
+		d.Status, d.Message = "scheduled", "It waits for its time; then a person is asked. email_cancel takes it back."
+	case oversight.Cancelled:
+		d.Status, d.Message = "cancelled", "It was taken back before it left; it was not sent."
 	case oversight.Approved, oversight.Executing:
 		d.Status, d.Message = "approved", "It is approved and being delivered."
+		if time.Until(a.Due) > time.Second && a.Attempts == 0 {
+			d.Message = "It is approved and leaves at " + a.Due.Format(time.RFC3339) + "; until then email_cancel takes it back."
+		}
 	case oversight.Done:
 		d.Status, d.Message = "delivered", "It is approved and the recipients' servers have taken it."
 	case oversight.Failed:

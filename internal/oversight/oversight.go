@@ -3,20 +3,32 @@
 //
 // An action moves through these states and no others:
 //
-//	           ┌─ denied
-//	(propose) ─┼─ pending ── denied
-//	           │     │
-//	           └──── approved ── executing ─┬─ done
-//	                    ↑            │      ├─ failed
-//	                    └────────────┴──────┴─ unknown ─┬─ done
-//	                      certainly no effect           ├─ failed
-//	                                                    └─ approved
+//	            ┌─ denied
+//	            ├─ scheduled ─┐ its time has come: a person is asked
+//	(propose) ──┤      ┌──────┘
+//	            ├─ pending ── denied
+//	            │      │
+//	            └─ approved ─── executing ─┬─ done
+//	                   ↑            │      ├─ failed
+//	                   └────────────┴──────┴─ unknown ─┬─ done
+//	                     certainly no effect           ├─ failed
+//	                                                   └─ approved
+//
+//	scheduled, pending, approved ── cancelled   until it has begun to leave
+//	scheduled, pending, approved ── as if it were proposed now, by a revision
+//
+// An approved action that is not due waits: until the time at which it is to
+// leave, for as long as it can be undone, or until it is tried again. One that
+// is approved more than [MaxLate] after its time stays pending and is asked
+// again, since what was right for that time may be wrong now.
 //
 // An action is marked executing before its effect is attempted. If the program
 // stops between the two, the action becomes unknown and a person says what
 // happened: a message must not be sent twice because we could not tell. It goes
 // back from executing to approved only when its executor is certain that there
-// was no effect.
+// was no effect, or that what there was is on its own durable record. While a
+// program executes it renews a lease, so that another on the same database can
+// tell an action that is being executed from one that was left.
 //
 // Each move is one update that names the state and the version it moves from,
 // and one audit entry, in one transaction.
@@ -46,14 +58,29 @@ type State string
 
 // The states; see the package comment for the moves between them.
 const (
-	Pending   State = "pending"
+	Scheduled State = "scheduled" // a person is asked when its time comes
+	Pending   State = "pending"   // a person is asked
 	Denied    State = "denied"
-	Approved  State = "approved"
+	Approved  State = "approved" // it leaves when it is due
 	Executing State = "executing"
 	Done      State = "done"
 	Failed    State = "failed"
 	Unknown   State = "unknown"
+	Cancelled State = "cancelled" // taken back before it began to leave
 )
+
+// States are all of them, in the order of an action's life.
+var States = []State{Scheduled, Pending, Denied, Approved, Executing, Done, Failed, Unknown, Cancelled}
+
+// settled reports whether nothing moves an action out of s.
+func (s State) settled() bool {
+	switch s {
+	case Denied, Done, Failed, Cancelled:
+		return true
+	case Scheduled, Pending, Approved, Executing, Unknown:
+	}
+	return false
+}
 
 // The errors of this package, one for each answer that a door can give.
 var (
@@ -62,6 +89,12 @@ var (
 	ErrStale = errors.New("the action has changed since it was shown, or is decided already")
 	// ErrReason means that a decision lacks its reason or has too long a one.
 	ErrReason = errors.New("the reason is missing or longer than 1000 characters")
+	// ErrLate means that the action was approved so long after the time at
+	// which it was to leave that it is asked again. It is an [ErrStale].
+	ErrLate = fmt.Errorf("its time to leave has passed by more than %v: look at it again, approved once more it leaves at once: %w", MaxLate, ErrStale)
+	// ErrTooLate means that the action cannot be cancelled or revised any
+	// more: it has begun to leave, or is settled.
+	ErrTooLate = errors.New("it is too late to change or cancel it")
 	// ErrFull means that so much of one inbox waits for a person that no more
 	// is taken.
 	ErrFull = errors.New("too much of this inbox waits for a person already; propose again when some of it has been decided")
@@ -75,7 +108,7 @@ type Action struct {
 	Proposer string // a principal, "sandbox:i3k…"
 	Inbox    string // id of the inbox it is for, or empty
 	Via      string // the door it came through: "mcp", "rest", "smtp"
-	Payload  []byte // what an [Executor] of Kind understands; nil in lists
+	Payload  []byte // what an [Executor] of Kind understands; nil in lists and once it is dropped
 	Digest   []byte // SHA-256 of Payload: what the approver approves
 	State    State
 	Version  int64  // goes up by one at each change of state
@@ -85,8 +118,17 @@ type Action struct {
 	Decider  string    // a principal; empty while pending
 	Decided  time.Time // zero while pending
 	Reason   string    // the decider's
-	Attempts int64     // executions begun
+	Attempts int64     // executions begun, without those that were free
 	Result   string    // what the execution brought, for a person
+
+	SendAt time.Time     // it leaves no sooner; zero means as soon as it may
+	AskAt  time.Time     // a person is asked no sooner; zero means at once
+	Undo   time.Duration // for so long after it may leave it can be cancelled
+	Due    time.Time     // of an approved one: when it leaves, or is tried again
+	Note   string        // what the gate warns the reviewer of; may be empty
+
+	Settled time.Time // when it was denied, cancelled, done or failed; else zero
+	Dropped time.Time // when its payload was dropped; zero while it is kept
 }
 
 // Hex returns the action's digest as people and doors write it.
@@ -98,7 +140,16 @@ type Proposal struct {
 	Inbox   string
 	Via     string
 	Payload []byte
+
+	NotBefore time.Time     // it leaves no sooner; zero means as soon as it may
+	AskAt     time.Time     // a person is asked no sooner; zero means at once
+	Undo      time.Duration // for so long after it may leave it can be cancelled
+	Ask       bool          // a person is asked, also where policy would allow it
+	Note      string        // what the reviewer is to be warned of; may be empty
 }
+
+// MaxLate is how long after its time an action still leaves as it was approved.
+const MaxLate = time.Hour
 
 // A View is an action as a person reviews it. Everything in it may be hostile.
 type View struct {
@@ -123,10 +174,14 @@ type File struct {
 type Outcome struct {
 	// State is Done, Failed (no effect, or a partial one that Detail tells),
 	// Unknown (there may have been an effect), or Approved: there was
-	// certainly no effect, and it is to be tried again after After.
+	// certainly no effect that the executor has not on its own durable record,
+	// and it is to be tried again after After.
 	State  State
 	Detail string // for a person
 	After  time.Duration
+	// Free says, with Approved, that nothing was attempted at all: it does not
+	// count as an attempt, and the action can still be cancelled.
+	Free bool
 }
 
 // An Executor carries out approved actions of one kind. Implementations are
@@ -144,6 +199,14 @@ type Executor interface {
 // in the transaction that records the outcome of an action.
 type Finisher interface {
 	Finish(ctx context.Context, tx *store.Tx, a Action, o Outcome) error
+}
+
+// A Watcher is an [Executor] that wants to know of each move of its actions.
+// Moved is called in the transaction of the move, with the action as it is then
+// and without its payload. Its error undoes the move, but for the outcome of an
+// execution, which is recorded in any case.
+type Watcher interface {
+	Moved(ctx context.Context, tx *store.Tx, a Action) error
 }
 
 // Gate is the one way out. It is safe for concurrent use.
@@ -168,38 +231,92 @@ func (g *Gate) Handle(kind string, e Executor) { g.exec[kind] = e }
 // Propose records an action as part of tx and returns it with the state that
 // policy gave it. It has no outside effect.
 func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p Proposal) (Action, error) {
-	digest := sha256.Sum256(p.Payload)
-	v := g.rules.Evaluate(p.Request)
 	a := Action{
 		ID: "act_" + rand.Text(), Project: who.Project, Kind: p.Request.Kind, Proposer: who.String(), Inbox: p.Inbox, Via: p.Via,
-		Payload: p.Payload, Digest: digest[:], Version: 1, Rule: v.Rule, Verdict: v.Reason, Created: time.Now().UTC(),
+		Version: 1, Created: time.Now().UTC(),
 	}
-	switch v.Effect {
-	case policy.Allow:
-		a.State = Approved
-	case policy.Deny:
-		a.State = Denied
-	default:
-		a.State = Pending
-		if err := room(ctx, tx, a); err != nil {
-			return Action{}, err
-		}
+	if err := g.judge(ctx, tx, &a, p); err != nil {
+		return Action{}, err
 	}
 	_, err := tx.ExecContext(ctx, `insert into action
-		(id, project_id, kind, proposer, inbox_id, via, payload, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, not_before, result)
-		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, 0, '')`,
-		a.ID, a.Project, a.Kind, a.Proposer, a.Inbox, a.Via, a.Payload, a.Digest, a.State, a.Version, a.Rule, a.Verdict, store.Time(a.Created))
+		(id, project_id, kind, proposer, inbox_id, via, payload, digest, state, version, rule, verdict, created_at, decider, decided_at, reason,
+			attempts, not_before, result, send_at, ask_at, undo, note, settled_at)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, $14, '', $15, $16, $17, $18, $19)`,
+		a.ID, a.Project, a.Kind, a.Proposer, a.Inbox, a.Via, a.Payload, a.Digest, a.State, a.Version, a.Rule, a.Verdict, store.Time(a.Created),
+		store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note, store.Time(a.Settled))
 	if err != nil {
 		return Action{}, fmt.Errorf("insert action: %w", err)
 	}
-	err = audit.Append(ctx, tx, who, "action.propose", a.ID, audit.Fields{
-		"kind": a.Kind, "state": string(a.State), "rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex(),
-		"inbox": a.Inbox, "via": a.Via, "to": strings.Join(p.Request.To, ", "),
-	})
-	return a, err
+	if err := audit.Append(ctx, tx, who, "action.propose", a.ID, proposed(&a, p)); err != nil {
+		return Action{}, err
+	}
+	return a, g.moved(ctx, tx, a)
 }
 
-// How much of one inbox may wait for a person. The attack: a sandbox that
+// judge fills in what p makes of a: its payload, times and state.
+func (g *Gate) judge(ctx context.Context, tx *store.Tx, a *Action, p Proposal) error {
+	now := time.Now()
+	digest := sha256.Sum256(p.Payload)
+	v := g.rules.Evaluate(p.Request)
+	a.Payload, a.Digest, a.Rule, a.Verdict = p.Payload, digest[:], v.Rule, v.Reason
+	a.SendAt, a.AskAt, a.Undo, a.Note = stored(p.NotBefore), stored(p.AskAt), p.Undo, p.Note
+	a.Due, a.Settled = time.Time{}, time.Time{}
+	switch {
+	case v.Effect == policy.Deny:
+		a.State, a.Settled = Denied, stored(now)
+	case v.Effect == policy.Allow && !p.Ask:
+		a.State, a.Due = Approved, a.leaves(now)
+	case a.AskAt.After(now):
+		a.State = Scheduled
+	default:
+		a.State = Pending
+	}
+	if a.State == Scheduled || a.State == Pending || a.State == Approved && a.SendAt.After(now) {
+		return room(ctx, tx, *a)
+	}
+	return nil
+}
+
+// leaves returns when an action that may leave from now on does so.
+func (a *Action) leaves(now time.Time) time.Time {
+	due := stored(now.Add(a.Undo))
+	if a.SendAt.After(due) {
+		return a.SendAt
+	}
+	return due
+}
+
+// stored returns t as the database gives it back.
+func stored(t time.Time) time.Time { return store.FromTime(store.Time(t)) }
+
+func proposed(a *Action, p Proposal) audit.Fields {
+	f := audit.Fields{
+		"kind": a.Kind, "state": string(a.State), "rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex(),
+		"inbox": a.Inbox, "via": a.Via, "to": strings.Join(p.Request.To, ", "), "note": a.Note,
+	}
+	if !a.SendAt.IsZero() {
+		f["send_at"] = a.SendAt.Format(time.RFC3339)
+	}
+	if !a.AskAt.IsZero() {
+		f["ask_at"] = a.AskAt.Format(time.RFC3339)
+	}
+	return f
+}
+
+// moved tells the executor of a that it moved.
+func (g *Gate) moved(ctx context.Context, tx *store.Tx, a Action) error {
+	w, ok := g.exec[a.Kind].(Watcher)
+	if !ok {
+		return nil
+	}
+	a.Payload = nil
+	if err := w.Moved(ctx, tx, a); err != nil {
+		return fmt.Errorf("tell of action %s: %w", a.ID, err)
+	}
+	return nil
+}
+
+// How much of one inbox may wait, for a person or for its time. The attack: a sandbox that
 // proposes in a loop, until the disk is full or the reviewer gives up.
 const (
 	maxPending      = 500
@@ -209,10 +326,11 @@ const (
 // room returns [ErrFull] if a would be too much.
 func room(ctx context.Context, tx *store.Tx, a Action) error {
 	var n, size int64
-	err := tx.QueryRowContext(ctx, `select count(*), coalesce(sum(length(payload)), 0) from action where state = $1 and project_id = $2 and inbox_id = $3`,
-		Pending, a.Project, a.Inbox).Scan(&n, &size)
+	err := tx.QueryRowContext(ctx, `select count(*), coalesce(sum(length(payload)), 0) from action
+		where project_id = $1 and inbox_id = $2 and id <> $3 and (state in ($4, $5) or state = $6 and send_at > $7)`,
+		a.Project, a.Inbox, a.ID, Pending, Scheduled, Approved, store.Time(time.Now())).Scan(&n, &size)
 	if err != nil {
-		return fmt.Errorf("count pending actions: %w", err)
+		return fmt.Errorf("count waiting actions: %w", err)
 	}
 	if n >= maxPending || size+int64(len(a.Payload)) > maxPendingBytes {
 		return ErrFull
@@ -245,7 +363,9 @@ func (g *Gate) Decide(ctx context.Context, who auth.Principal, d Decision) error
 	if d.Approve {
 		to, verb = Approved, "action.approve"
 	}
+	var late bool
 	err := g.db.Update(ctx, func(tx *store.Tx) error {
+		late = false
 		a, err := g.read(ctx, tx, who, d.ID)
 		if err != nil {
 			return err
@@ -254,20 +374,57 @@ func (g *Gate) Decide(ctx context.Context, who auth.Principal, d Decision) error
 		if sum := sha256.Sum256(a.Payload); !bytes.Equal(sum[:], a.Digest) || a.Hex() != d.Digest {
 			return fmt.Errorf("decide on %s: digest: %w", d.ID, ErrStale)
 		}
+		now := time.Now()
+		// One that was asked about only at its time is late by the reviewer's own pace.
+		if late = d.Approve && !a.SendAt.IsZero() && a.AskAt.IsZero() && now.Sub(a.SendAt) > MaxLate; late {
+			return g.askAgain(ctx, tx, who, a, d)
+		}
 		if err := move(ctx, tx, a.ID, d.Version, Pending, to); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, `update action set decider = $1, decided_at = $2, reason = $3 where id = $4`,
-			who.String(), store.Time(time.Now()), d.Reason, a.ID)
+		a.State, a.Version, a.Decider, a.Decided, a.Reason = to, d.Version+1, who.String(), stored(now), d.Reason
+		if d.Approve {
+			a.Due = a.leaves(now)
+		} else {
+			a.Settled = stored(now)
+		}
+		_, err = tx.ExecContext(ctx, `update action set decider = $1, decided_at = $2, reason = $3, not_before = $4, settled_at = $5 where id = $6`,
+			a.Decider, store.Time(a.Decided), a.Reason, store.Time(a.Due), store.Time(a.Settled), a.ID)
 		if err != nil {
 			return fmt.Errorf("record decision: %w", err)
 		}
-		return audit.Append(ctx, tx, who, verb, a.ID, audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason})
+		err = audit.Append(ctx, tx, who, verb, a.ID, audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason})
+		if err != nil {
+			return err
+		}
+		return g.moved(ctx, tx, a)
 	})
+	if err == nil && late {
+		return fmt.Errorf("decide on %s: %w", d.ID, ErrLate)
+	}
 	if err == nil {
 		g.poke()
 	}
 	return err
+}
+
+// askAgain leaves a pending action that was approved too late pending, with a
+// note and without its time, so that the next approval is of what it now is.
+func (g *Gate) askAgain(ctx context.Context, tx *store.Tx, who auth.Principal, a Action, d Decision) error {
+	if err := move(ctx, tx, a.ID, d.Version, Pending, Pending); err != nil {
+		return err
+	}
+	a.State, a.Version = Pending, d.Version+1
+	a.Note = strings.TrimSpace(a.Note + "\nit was to leave at " + a.SendAt.Format(time.RFC1123) + " and was approved too late for that: approved now, it leaves at once")
+	a.SendAt = time.Time{}
+	if _, err := tx.ExecContext(ctx, `update action set send_at = 0, note = $1 where id = $2`, a.Note, a.ID); err != nil {
+		return fmt.Errorf("ask again: %w", err)
+	}
+	err := audit.Append(ctx, tx, who, "action.late", a.ID, audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "note": a.Note})
+	if err != nil {
+		return err
+	}
+	return g.moved(ctx, tx, a)
 }
 
 // Resolve records what a person found out about an action whose effect is
@@ -292,165 +449,20 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		if err := move(ctx, tx, a.ID, version, Unknown, to); err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, `update action set result = $1, not_before = 0 where id = $2`, who.String()+" says: "+reason, id); err != nil {
+		a.State, a.Version, a.Result, a.Due = to, version+1, who.String()+" says: "+reason, time.Time{}
+		if to.settled() {
+			a.Settled = stored(time.Now())
+		}
+		if _, err := tx.ExecContext(ctx, `update action set result = $1, not_before = 0, settled_at = $2 where id = $3`, a.Result, store.Time(a.Settled), id); err != nil {
 			return fmt.Errorf("record result: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "action.resolve", id, audit.Fields{"state": string(to), "reason": reason})
+		if err := audit.Append(ctx, tx, who, "action.resolve", id, audit.Fields{"state": string(to), "reason": reason}); err != nil {
+			return err
+		}
+		return g.moved(ctx, tx, a)
 	})
 	if err == nil {
 		g.poke()
 	}
 	return err
-}
-
-// Recover moves the actions that were executing when the program stopped to
-// [Unknown]. It is called once, before [Gate.Run] and while no other program
-// executes for the same database.
-func (g *Gate) Recover(ctx context.Context) error {
-	return g.db.Update(ctx, func(tx *store.Tx) error {
-		as, err := list(ctx, tx, `where state = $1 order by created_at, id`, Executing)
-		if err != nil {
-			return err
-		}
-		for _, a := range as {
-			const why = "the program stopped while this was being executed: it may or may not have happened"
-			if err := settle(ctx, tx, a, Outcome{State: Unknown, Detail: why}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// Run executes approved actions, oldest first, until ctx is done. What is
-// being executed then is finished first. Several Runs may work side by side.
-func (g *Gate) Run(ctx context.Context) error {
-	for ctx.Err() == nil {
-		ran, err := g.RunOne(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
-				break
-			}
-			g.log.ErrorContext(ctx, "run action", "err", err)
-		} else if ran {
-			g.poke() // there may be more than one; another Run may be idle
-			continue
-		}
-		select {
-		case <-ctx.Done():
-		case <-g.wake:
-		case <-time.After(time.Second): // those to be tried again, and those that another process approved
-		}
-	}
-	return ctx.Err()
-}
-
-// executionTime bounds one execution.
-const executionTime = 15 * time.Minute
-
-// RunOne executes the oldest approved action that is due and reports whether
-// there was one.
-func (g *Gate) RunOne(ctx context.Context) (bool, error) {
-	a, err := g.claim(ctx)
-	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrStale) {
-		return false, nil // nothing to do, or another Run was faster
-	}
-	if err != nil {
-		return false, err
-	}
-	// From here on a shutdown waits: an effect that has begun is recorded.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), executionTime)
-	defer cancel()
-	o := g.execute(ctx, a)
-	ctx = context.WithoutCancel(ctx)
-	if f, ok := g.exec[a.Kind].(Finisher); ok {
-		err := g.db.Update(ctx, func(tx *store.Tx) error {
-			if err := f.Finish(ctx, tx, a, o); err != nil {
-				return err
-			}
-			return settle(ctx, tx, a, o)
-		})
-		if err == nil {
-			return true, nil
-		}
-		// What happened outside is recorded even where the executor's own
-		// records cannot be kept.
-		g.log.ErrorContext(ctx, "finish action", "action", a.ID, "err", err)
-	}
-	err = g.db.Update(ctx, func(tx *store.Tx) error { return settle(ctx, tx, a, o) })
-	return true, err
-}
-
-func (g *Gate) execute(ctx context.Context, a Action) Outcome {
-	e, ok := g.exec[a.Kind]
-	if !ok {
-		return Outcome{State: Failed, Detail: fmt.Sprintf("there is no executor for kind %q", a.Kind)}
-	}
-	// The attack: a payload changed in the database after it was approved.
-	if sum := sha256.Sum256(a.Payload); !bytes.Equal(sum[:], a.Digest) {
-		return Outcome{State: Failed, Detail: "the stored payload is not what was approved; nothing was executed"}
-	}
-	return e.Execute(ctx, a)
-}
-
-// claim marks the next due action as executing, before any effect.
-func (g *Gate) claim(ctx context.Context) (a Action, err error) {
-	err = g.db.Update(ctx, func(tx *store.Tx) error {
-		a, err = scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action
-			where state = $1 and not_before <= $2 order by created_at, id limit 1`, Approved, store.Time(time.Now())).Scan)
-		if err != nil {
-			return err
-		}
-		if err := move(ctx, tx, a.ID, a.Version, Approved, Executing); err != nil {
-			return err
-		}
-		a.State, a.Version, a.Attempts = Executing, a.Version+1, a.Attempts+1
-		if _, err := tx.ExecContext(ctx, `update action set attempts = $1 where id = $2`, a.Attempts, a.ID); err != nil {
-			return err
-		}
-		return audit.Append(ctx, tx, system(a), "action.execute", a.ID, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
-	})
-	return a, err
-}
-
-// settle moves an executing action to what its execution brought.
-func settle(ctx context.Context, tx *store.Tx, a Action, o Outcome) error {
-	verb := "action." + string(o.State)
-	if o.State == Approved {
-		verb = "action.retry"
-	}
-	if err := move(ctx, tx, a.ID, a.Version, Executing, o.State); err != nil {
-		return err
-	}
-	_, err := tx.ExecContext(ctx, `update action set result = $1, not_before = $2 where id = $3`,
-		o.Detail, store.Time(time.Now().Add(o.After)), a.ID)
-	if err != nil {
-		return fmt.Errorf("record result: %w", err)
-	}
-	return audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"result": o.Detail})
-}
-
-func system(a Action) auth.Principal {
-	return auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}
-}
-
-// move changes the state of one action, failing with ErrStale unless it is
-// still at version and in state from.
-func move(ctx context.Context, tx *store.Tx, id string, version int64, from, to State) error {
-	ok, err := tx.Changed(ctx,
-		`update action set state = $1, version = version + 1 where id = $2 and version = $3 and state = $4`, to, id, version, from)
-	if err != nil {
-		return fmt.Errorf("move action %s to %s: %w", id, to, err)
-	}
-	if !ok {
-		return fmt.Errorf("move action %s to %s: %w", id, to, ErrStale)
-	}
-	return nil
-}
-
-func (g *Gate) poke() {
-	select {
-	case g.wake <- struct{}{}:
-	default:
-	}
 }

@@ -48,6 +48,7 @@ func (e *effect) Finish(context.Context, *store.Tx, oversight.Action, oversight.
 
 type fixture struct {
 	t    *testing.T
+	log  *slog.Logger
 	db   *store.DB
 	gate *oversight.Gate
 	eff  *effect
@@ -57,8 +58,8 @@ type fixture struct {
 
 func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	t.Helper()
-	f := &fixture{t: t, db: db, eff: &effect{}}
-	f.gate = oversight.NewGate(slog.New(slog.NewTextHandler(t.Output(), nil)), db, rules)
+	f := &fixture{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil)), db: db, eff: &effect{}}
+	f.gate = oversight.NewGate(f.log, db, rules)
 	f.gate.Handle("test.effect", f.eff)
 	var ids []string
 	err := db.Update(t.Context(), func(tx *store.Tx) error {
@@ -278,7 +279,6 @@ func TestChangedPayload(t *testing.T) {
 
 func TestOutcomes(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		allow := policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}
 		f := setup(t, db, allow)
 		f.eff.outcomes = []oversight.Outcome{{State: oversight.Approved, Detail: "later"}, {State: oversight.Failed, Detail: "refused"}, {State: oversight.Unknown, Detail: "?"}}
 		retried := f.propose("first")
@@ -328,7 +328,7 @@ func TestRecover(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := f.gate.Recover(t.Context()); err != nil {
+		if err := f.gate.Recover(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		count := map[oversight.State]int{}

@@ -5,26 +5,34 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/store"
 )
 
 // columns are those of an action without its payload, in scanOne's order.
-const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result`
+const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result,
+	send_at, ask_at, undo, not_before, note, settled_at, dropped_at`
 
 func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	var a Action
-	var created, decided int64
+	var created, decided, sendAt, askAt, undo, due, settled, dropped int64
 	dest := []any{
 		&a.ID, &a.Project, &a.Kind, &a.Proposer, &a.Inbox, &a.Via, &a.Digest, &a.State, &a.Version, &a.Rule, &a.Verdict,
 		&created, &a.Decider, &decided, &a.Reason, &a.Attempts, &a.Result,
+		&sendAt, &askAt, &undo, &due, &a.Note, &settled, &dropped,
 	}
 	if extra == nil {
 		extra = []any{&a.Payload}
 	}
 	err := store.NotFound(row(append(dest, extra...)...))
 	a.Created, a.Decided = store.FromTime(created), store.FromTime(decided)
+	a.SendAt, a.AskAt, a.Undo = store.FromTime(sendAt), store.FromTime(askAt), time.Duration(undo)*time.Microsecond
+	a.Settled, a.Dropped = store.FromTime(settled), store.FromTime(dropped)
+	if a.State == Approved {
+		a.Due = store.FromTime(due)
+	}
 	return a, err
 }
 
@@ -71,11 +79,29 @@ func (g *Gate) Action(ctx context.Context, who auth.Principal, id string) (a Act
 
 // Show returns what a reviewer needs to see of a.
 func (g *Gate) Show(a Action) (View, error) {
+	if !a.Dropped.IsZero() {
+		return View{Title: "(the content is no longer kept)", Notes: []string{
+			"what this would do was shown to who decided, and was removed " + a.Dropped.Format(time.RFC1123) + "; its digest stays",
+		}}, nil
+	}
 	e, ok := g.exec[a.Kind]
 	if !ok {
 		return View{}, fmt.Errorf("show action: no executor for kind %q", a.Kind)
 	}
-	return e.Show(a)
+	v, err := e.Show(a)
+	if err != nil {
+		return View{}, err
+	}
+	if !a.SendAt.IsZero() {
+		v.Fields = append(v.Fields, Field{"Leaves", "not before " + a.SendAt.Format(time.RFC1123)})
+		if a.State == Pending && time.Since(a.SendAt) > 0 && a.AskAt.IsZero() {
+			v.Notes = append([]string{"the time at which it was to leave has passed"}, v.Notes...)
+		}
+	}
+	if a.Note != "" {
+		v.Notes = append(strings.Split(a.Note, "\n"), v.Notes...)
+	}
+	return v, nil
 }
 
 // A Query selects actions. The zero Query selects the newest 100.

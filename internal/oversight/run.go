@@ -1,0 +1,287 @@
+package oversight
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+const (
+	// executionTime bounds one execution.
+	executionTime = 15 * time.Minute
+	// leaseTime is how long an executing action belongs to the program that
+	// executes it, without a word from it.
+	leaseTime = 30 * time.Second
+)
+
+// Recover moves the actions that a program left executing when it stopped to
+// [Unknown]. It is called once before [Gate.Run]; alone says that no other
+// program executes for the same database, so that no lease need run out first.
+func (g *Gate) Recover(ctx context.Context, alone bool) error {
+	before := store.Time(time.Now())
+	if alone {
+		before = 1<<63 - 1
+	}
+	return g.db.Update(ctx, func(tx *store.Tx) error {
+		as, err := list(ctx, tx, `where state = $1 and lease < $2 order by created_at, id`, Executing, before)
+		if err != nil {
+			return err
+		}
+		for _, a := range as {
+			const why = "the program stopped while this was being executed: it may or may not have happened"
+			if err := g.settle(ctx, tx, a, Outcome{State: Unknown, Detail: why}, true); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Run executes approved actions, oldest first, and asks about scheduled ones,
+// until ctx is done. What is being executed then is finished first. Several
+// Runs may work side by side, also in several programs.
+func (g *Gate) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		ran, err := g.RunOne(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				break
+			}
+			g.log.ErrorContext(ctx, "run action", "err", err)
+		} else if ran {
+			g.poke() // there may be more than one; another Run may be idle
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-g.wake:
+		case <-time.After(time.Second): // those whose time comes, and those that another process approved
+			// Another program may have stopped in the middle of something.
+			if err := g.recoverOthers(ctx); err != nil && ctx.Err() == nil {
+				g.log.ErrorContext(ctx, "recover actions", "err", err)
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// recoverOthers is [Gate.Recover] where there is something to recover: to look
+// takes no lock.
+func (g *Gate) recoverOthers(ctx context.Context) error {
+	var n int
+	err := g.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select count(*) from action where state = $1 and lease < $2`, []any{Executing, store.Time(time.Now())}, &n)
+	})
+	if err != nil || n == 0 {
+		return err
+	}
+	if err := g.Recover(ctx, false); err != nil && !errors.Is(err, ErrStale) { // another program recovers them too
+		return err
+	}
+	return nil
+}
+
+// RunOne asks about the scheduled actions whose time has come, executes the
+// oldest approved one that is due, and reports whether there was one.
+func (g *Gate) RunOne(ctx context.Context) (bool, error) {
+	if err := g.ask(ctx); err != nil {
+		return false, err
+	}
+	a, err := g.claim(ctx)
+	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrStale) {
+		return false, nil // nothing to do, or another Run was faster
+	}
+	if err != nil {
+		return false, err
+	}
+	// From here on a shutdown waits: an effect that has begun is recorded.
+	done := context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(done, executionTime)
+	defer cancel()
+	held := make(chan struct{})
+	go func() {
+		defer close(held)
+		g.hold(ctx, cancel, a)
+	}()
+	o := g.execute(ctx, a)
+	cancel()
+	<-held
+	if f, ok := g.exec[a.Kind].(Finisher); ok {
+		err := g.db.Update(done, func(tx *store.Tx) error {
+			if err := f.Finish(done, tx, a, o); err != nil {
+				return err
+			}
+			return g.settle(done, tx, a, o, true)
+		})
+		if err == nil {
+			return true, nil
+		}
+		// What happened outside is recorded even where the executor's own
+		// records cannot be kept.
+		g.log.ErrorContext(done, "finish action", "action", a.ID, "err", err)
+		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, false) })
+		return true, err
+	}
+	err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, true) })
+	if err != nil && !errors.Is(err, ErrStale) {
+		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, false) })
+	}
+	return true, err
+}
+
+// hold renews the lease of an action that is being executed, until ctx is done.
+// Where it has lost it, since this program stood still for so long that another
+// took it for dead, it breaks the execution off.
+func (g *Gate) hold(ctx context.Context, lost context.CancelFunc, a Action) {
+	t := time.NewTicker(leaseTime / 6)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		ours := true
+		err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
+			ours, err = tx.Changed(ctx, `update action set lease = $1 where id = $2 and version = $3 and state = $4`,
+				store.Time(time.Now().Add(leaseTime)), a.ID, a.Version, Executing)
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
+			g.log.ErrorContext(ctx, "renew lease", "action", a.ID, "err", err)
+		}
+		if !ours {
+			lost()
+			return
+		}
+	}
+}
+
+func (g *Gate) execute(ctx context.Context, a Action) Outcome {
+	e, ok := g.exec[a.Kind]
+	if !ok {
+		return Outcome{State: Failed, Detail: fmt.Sprintf("there is no executor for kind %q", a.Kind)}
+	}
+	// The attack: a payload changed in the database after it was approved.
+	if sum := sha256.Sum256(a.Payload); !bytes.Equal(sum[:], a.Digest) {
+		return Outcome{State: Failed, Detail: "the stored payload is not what was approved; nothing was executed"}
+	}
+	return e.Execute(ctx, a)
+}
+
+// ask moves the scheduled actions whose time has come to pending.
+func (g *Gate) ask(ctx context.Context) error {
+	var due []Action
+	err := g.db.View(ctx, func(tx *store.Tx) (err error) {
+		due, err = list(ctx, tx, `where state = $1 and ask_at <= $2 order by ask_at, id limit 100`, Scheduled, store.Time(time.Now()))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, a := range due {
+		err := g.db.Update(ctx, func(tx *store.Tx) error {
+			if err := move(ctx, tx, a.ID, a.Version, Scheduled, Pending); err != nil {
+				return err
+			}
+			a.State, a.Version = Pending, a.Version+1
+			if err := audit.Append(ctx, tx, system(a), "action.ask", a.ID, audit.Fields{"digest": a.Hex()}); err != nil {
+				return err
+			}
+			return g.moved(ctx, tx, a)
+		})
+		if err != nil && !errors.Is(err, ErrStale) { // it was cancelled or revised, or another Run was faster
+			return err
+		}
+	}
+	return nil
+}
+
+// claim marks the next due action as executing, before any effect.
+func (g *Gate) claim(ctx context.Context) (a Action, err error) {
+	err = g.db.Update(ctx, func(tx *store.Tx) error {
+		now := time.Now()
+		a, err = scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action
+			where state = $1 and not_before <= $2 order by created_at, id limit 1`, Approved, store.Time(now)).Scan)
+		if err != nil {
+			return err
+		}
+		if err := move(ctx, tx, a.ID, a.Version, Approved, Executing); err != nil {
+			return err
+		}
+		a.State, a.Version, a.Attempts = Executing, a.Version+1, a.Attempts+1
+		if _, err := tx.ExecContext(ctx, `update action set attempts = $1, lease = $2 where id = $3`, a.Attempts, store.Time(now.Add(leaseTime)), a.ID); err != nil {
+			return err
+		}
+		if err := audit.Append(ctx, tx, system(a), "action.execute", a.ID, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()}); err != nil {
+			return err
+		}
+		return g.moved(ctx, tx, a)
+	})
+	return a, err
+}
+
+// settle moves an executing action to what its execution brought, and tells the
+// executor if tell.
+func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, tell bool) error {
+	now := time.Now()
+	verb := "action." + string(o.State)
+	if err := move(ctx, tx, a.ID, a.Version, Executing, o.State); err != nil {
+		return err
+	}
+	a.State, a.Version, a.Result, a.Due = o.State, a.Version+1, o.Detail, time.Time{}
+	if o.State == Approved {
+		verb, a.Due = "action.retry", stored(now.Add(o.After))
+		if o.Free {
+			verb, a.Attempts = "action.defer", a.Attempts-1
+		}
+	}
+	if o.State.settled() {
+		a.Settled = stored(now)
+	}
+	_, err := tx.ExecContext(ctx, `update action set result = $1, not_before = $2, attempts = $3, settled_at = $4 where id = $5`,
+		a.Result, store.Time(a.Due), a.Attempts, store.Time(a.Settled), a.ID)
+	if err != nil {
+		return fmt.Errorf("record result: %w", err)
+	}
+	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"result": o.Detail}); err != nil {
+		return err
+	}
+	if !tell {
+		return nil
+	}
+	return g.moved(ctx, tx, a)
+}
+
+func system(a Action) auth.Principal {
+	return auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}
+}
+
+// move changes the state of one action, failing with ErrStale unless it is
+// still at version and in state from.
+func move(ctx context.Context, tx *store.Tx, id string, version int64, from, to State) error {
+	ok, err := tx.Changed(ctx,
+		`update action set state = $1, version = version + 1 where id = $2 and version = $3 and state = $4`, to, id, version, from)
+	if err != nil {
+		return fmt.Errorf("move action %s to %s: %w", id, to, err)
+	}
+	if !ok {
+		return fmt.Errorf("move action %s to %s: %w", id, to, ErrStale)
+	}
+	return nil
+}
+
+func (g *Gate) poke() {
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
