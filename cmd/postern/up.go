@@ -378,7 +378,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.gate = oversight.NewGate(d.log, d.db, rules)
-	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{Blobs: blobs, Transport: client, Domain: d.conf.MailDomain})
+	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key})
 	if d.smtp, err = d.smtpServer(); err != nil {
 		return err
 	}

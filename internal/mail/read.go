@@ -53,3 +53,12 @@ func beginning(raw []byte) []byte {
 	}
 	return fmt.Appendf(bytes.Clone(raw[:end]), "\r\n\r\n")
 }
+
+// HTMLText returns the words of an HTML document, each link's target behind its
+// words, also those that a mail program would hide.
+func HTMLText(doc string) string {
+	if doc == "" {
+		return ""
+	}
+	return htmlText(doc, true).text
+}

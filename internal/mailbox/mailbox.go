@@ -62,6 +62,7 @@ type Config struct {
 	Blobs     *store.Blobs // where sealed messages are kept; required
 	Transport Transport    // takes approved mail out; nil only where nothing is ever approved
 	Domain    string       // new inboxes get addresses in it; required
+	Secret    []byte       // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
 }
 
 // PostOffice receives and sends for every inbox. It is safe for concurrent use.

@@ -170,7 +170,7 @@ func TestFullInbox(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := db.Update(t.Context(), func(tx *store.Tx) error {
-			_, err := tx.ExecContext(t.Context(), `update message set size = $1 where inbox_id = $2`, int64(mailbox.MaxInboxBytes), b.ID)
+			_, err := tx.ExecContext(t.Context(), `update inbox_use set bytes = $1 where inbox_id = $2`, int64(mailbox.MaxInboxBytes), b.ID)
 			return err
 		})
 		if err != nil {

@@ -1,10 +1,14 @@
 package mailbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,86 +29,184 @@ const (
 	Out Direction = "out"
 )
 
-// A Summary is what a list shows of a message. It is stored sealed.
+// A Summary is what a list shows of a message. It is stored sealed. All of it
+// is bounded: a sender wrote it.
 type Summary struct {
 	From        string      `json:"from"`
 	To          []string    `json:"to"`
 	Cc          []string    `json:"cc,omitempty"`
 	Subject     string      `json:"subject"`
-	Preview     string      `json:"preview"` // the first 200 characters of the text
+	Preview     string      `json:"preview"`       // the first 200 characters of the text
+	Date        time.Time   `json:"date,omitzero"` // that the message claims
 	MessageID   string      `json:"message_id"`
+	InReplyTo   []string    `json:"in_reply_to,omitempty"`
+	References  []string    `json:"references,omitempty"` // oldest first
 	Attachments []mail.File `json:"attachments,omitempty"`
+	Warnings    []string    `json:"warnings,omitempty"` // where the message is not what it seems
 }
 
 // A Message is one message of an inbox, opened.
 type Message struct {
 	ID        string
 	Inbox     string
+	Thread    string
 	Direction Direction
 	At        time.Time
-	Size      int64 // bytes, before sealing
+	Size      int64    // bytes, before sealing
+	Labels    []string // sorted
 	Summary
 }
 
 // blobID returns the id of the blob that holds the sealed message.
 func blobID(message string) string { return strings.Replace(message, "msg_", "blb_", 1) }
 
-// summarise returns what a list shows of raw. Unreadable mail is still mail.
-func summarise(raw []byte) Summary {
-	p, err := mail.Parse(raw)
-	if err != nil {
-		return Summary{Subject: "(this message could not be read)"}
+// The bounds of a [Summary]. A header of 256 KiB makes else a list of 200
+// messages one of 50 MB.
+const (
+	maxSummaryLine  = 1000 // characters of a subject or an address
+	maxSummaryList  = 100  // addresses of To or Cc
+	maxSummaryFiles = 100
+	maxSummaryRefs  = 30
+	maxSummaryWarn  = 10
+)
+
+// summarise returns what a list shows of a message.
+func summarise(p mail.Message) Summary {
+	s := Summary{
+		Subject: cut(p.Subject, maxSummaryLine), Preview: preview(p.Text), MessageID: p.MessageID, Date: p.Date,
+		From: cut(strings.Join(addresses(p.From), ", "), maxSummaryLine), To: addresses(p.To), Cc: addresses(p.Cc),
+		InReplyTo: newest(p.InReplyTo, maxSummaryRefs), References: newest(p.References, maxSummaryRefs),
+		Warnings: p.Warnings[:min(len(p.Warnings), maxSummaryWarn)],
 	}
-	s := Summary{Subject: p.Subject, Preview: preview(p.Text), MessageID: p.MessageID, From: joined(p.From), To: addresses(p.To), Cc: addresses(p.Cc)}
-	for _, a := range p.Attachments {
-		s.Attachments = append(s.Attachments, mail.File{Name: a.Name, ContentType: a.ContentType, Size: len(a.Data), SHA256: a.Digest()})
+	if s.Preview == "" {
+		s.Preview = preview(mail.HTMLText(p.HTML))
+	}
+	for i, a := range p.Attachments {
+		if i == maxSummaryFiles {
+			s.Warnings = append(slices.Clone(s.Warnings), fmt.Sprintf("there are %d files; the list shows %d", len(p.Attachments), i))
+			break
+		}
+		s.Attachments = append(s.Attachments, mail.File{Name: a.Name, ContentType: cut(a.ContentType, 127), Size: len(a.Data), SHA256: a.Digest()})
 	}
 	return s
 }
 
-func joined(as []mail.Address) string { return strings.Join(addresses(as), ", ") }
+func newest(ids []string, most int) []string { return ids[max(0, len(ids)-most):] }
 
 func addresses(as []mail.Address) []string {
-	out := make([]string, len(as))
+	out := make([]string, 0, min(len(as), maxSummaryList))
 	for i, a := range as {
-		out[i] = a.String()
+		if i == maxSummaryList {
+			out = append(out, fmt.Sprintf("and %d more", len(as)-i))
+			break
+		}
+		out = append(out, cut(a.String(), maxSummaryLine))
 	}
 	return out
 }
 
 func preview(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if utf8.RuneCountInString(text) <= 200 {
-		return text
-	}
-	return string([]rune(text)[:200])
+	// The text may be 4 MB; its beginning is enough.
+	text = strings.ToValidUTF8(text[:min(len(text), 8<<10)], "")
+	return cut(strings.Join(strings.Fields(text), " "), 200)
 }
 
-// put seals a message and stores it as part of tx. Its blob is durable before
-// the row is, so that a crash leaves at most a blob without a row.
+// cut returns at most the first most characters of s.
+func cut(s string, most int) string {
+	if len(s) <= most || utf8.RuneCountInString(s) <= most {
+		return s
+	}
+	return string([]rune(s[:min(len(s), most*utf8.UTFMax)])[:most])
+}
+
+// A letter is a message that is ready to be stored in one inbox: read, sealed,
+// and its blob durable.
+type letter struct {
+	id        string
+	inbox     Inbox
+	direction Direction
+	at        time.Time
+	size      int
+	refs      [][]byte // hashes of Message-IDs, nearest first; see threads.go
+	summary   []byte   // sealed
+}
+
+// seal seals a message for b and makes its blob durable. What fails after it
+// must be undone with [PostOffice.discard]; a crash leaves at most a blob
+// without a row.
+func (m *PostOffice) seal(b Inbox, d Direction, raw []byte, p mail.Message, s Summary) (letter, error) {
+	l := letter{id: newMessageID(), inbox: b, direction: d, at: time.Now().UTC(), size: len(raw), refs: m.refs(b.ID, p)}
+	summary, err := json.Marshal(s)
+	if err != nil {
+		return letter{}, fmt.Errorf("summarise message: %w", err)
+	}
+	if l.summary, err = seal(b.publicKey, b.ID, l.id, "summary", summary); err != nil {
+		return letter{}, err
+	}
+	sealed, err := seal(b.publicKey, b.ID, l.id, "message", raw)
+	if err != nil {
+		return letter{}, err
+	}
+	return l, m.cfg.Blobs.Put(blobID(l.id), sealed)
+}
+
+func (m *PostOffice) discard(l letter) error { return m.cfg.Blobs.Delete(blobID(l.id)) }
+
+// put seals a message and stores it as part of tx.
 func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b Inbox, d Direction, raw []byte) (id string, err error) {
-	id = newMessageID()
-	summary, err := json.Marshal(summarise(raw))
-	if err != nil {
-		return "", fmt.Errorf("summarise message: %w", err)
-	}
-	sealedSummary, err := seal(b.publicKey, b.ID, id, "summary", summary)
+	p := mail.Read(raw)
+	l, err := m.seal(b, d, raw, p, summarise(p))
 	if err != nil {
 		return "", err
 	}
-	sealed, err := seal(b.publicKey, b.ID, id, "message", raw)
+	if _, err := m.lock(ctx, tx, b.ID); err != nil {
+		return "", errors.Join(err, m.discard(l))
+	}
+	if err := m.keep(ctx, tx, l); err != nil {
+		return "", errors.Join(err, m.discard(l))
+	}
+	return l.id, nil
+}
+
+// lock makes tx the only one that changes the messages of an inbox, and returns
+// how many bytes arrived in it. Who locks several does it in the order of their
+// ids, and before the audit's chain is touched: so nobody waits in a circle.
+func (m *PostOffice) lock(ctx context.Context, tx *store.Tx, inbox string) (used int64, err error) {
+	err = tx.One(ctx, `insert into inbox_use (inbox_id, bytes) values ($1, 0)
+		on conflict (inbox_id) do update set bytes = inbox_use.bytes returning bytes`, []any{inbox}, &used)
 	if err != nil {
-		return "", err
+		return 0, fmt.Errorf("lock inbox %s: %w", inbox, err)
 	}
-	if err := m.cfg.Blobs.Put(blobID(id), sealed); err != nil {
-		return "", err
-	}
-	_, err = tx.ExecContext(ctx, `insert into message (id, inbox_id, direction, at, size, labels, summary, blob_id) values ($1, $2, $3, $4, $5, '', $6, $7)`,
-		id, b.ID, d, store.Time(time.Now()), len(raw), sealedSummary, blobID(id))
+	return used, nil
+}
+
+// keep stores l as part of tx, which has locked the inbox.
+func (m *PostOffice) keep(ctx context.Context, tx *store.Tx, l letter) error {
+	at := store.Time(l.at)
+	thread, err := m.thread(ctx, tx, l.inbox.ID, at, l.refs)
 	if err != nil {
-		return "", errors.Join(fmt.Errorf("insert message: %w", err), m.cfg.Blobs.Delete(blobID(id)))
+		return err
 	}
-	return id, nil
+	var labels []string
+	if l.direction == In {
+		if _, err := tx.ExecContext(ctx, `update inbox_use set bytes = bytes + $1 where inbox_id = $2`, l.size, l.inbox.ID); err != nil {
+			return fmt.Errorf("measure inbox %s: %w", l.inbox.ID, err)
+		}
+	} else {
+		labels = []string{LabelRead} // who wrote it knows it
+	}
+	_, err = tx.ExecContext(ctx, `insert into message (id, inbox_id, thread_id, direction, at, size, labels, summary, blob_id)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+		l.id, l.inbox.ID, thread, l.direction, at, l.size, joinLabels(labels), l.summary, blobID(l.id))
+	if err != nil {
+		return fmt.Errorf("insert message: %w", err)
+	}
+	for _, label := range labels {
+		if err := addLabel(ctx, tx, l.inbox.ID, label, at, l.id); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // MaxInboxBytes bounds what arrives in one inbox, in bytes of messages before
@@ -113,18 +215,6 @@ const MaxInboxBytes = 1 << 30
 
 // ErrFull means that an inbox takes no more mail for now.
 var ErrFull = errors.New("the inbox is full")
-
-func checkRoom(ctx context.Context, tx *store.Tx, b Inbox, size int) error {
-	var used int64
-	err := tx.One(ctx, `select cast(coalesce(sum(size), 0) as bigint) from message where inbox_id = $1 and direction = $2`, []any{b.ID, In}, &used)
-	if err != nil {
-		return fmt.Errorf("measure inbox %s: %w", b.ID, err)
-	}
-	if used+int64(size) > b.MaxBytes {
-		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, b.MaxBytes, ErrFull)
-	}
-	return nil
-}
 
 // An Arrival is a message that another server brought.
 type Arrival struct {
@@ -135,28 +225,43 @@ type Arrival struct {
 
 // Receive stores a message that arrived for one or more inboxes. When it
 // returns nil the message is durable in all of them; otherwise it is in none.
-func (m *PostOffice) Receive(ctx context.Context, e Arrival) error {
+func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
+	inboxes, err := m.recipients(ctx, e)
+	if err != nil {
+		return err
+	}
+	p := mail.Read(e.Raw)
+	s := summarise(p)
+	// What takes long, sealing and the blobs, is done before the transaction:
+	// there is one writer at a time.
+	var letters []letter
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, l := range letters {
+			err = errors.Join(err, m.discard(l))
+		}
+	}()
+	for _, b := range inboxes {
+		l, err := m.seal(b, In, e.Raw, p, s)
+		if l.id != "" {
+			letters = append(letters, l)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return m.db.Update(ctx, func(tx *store.Tx) error {
-		seen := map[string]bool{} // an address named twice gets one copy
-		for _, to := range e.To {
-			b, err := m.find(ctx, tx, to)
-			if err != nil {
-				return fmt.Errorf("receive for %q: %w", to, err)
-			}
-			if seen[b.ID] {
-				continue
-			}
-			seen[b.ID] = true
-			if err := checkRoom(ctx, tx, b, len(e.Raw)); err != nil {
+		for _, l := range letters {
+			if err := m.admit(ctx, tx, l); err != nil {
 				return err
 			}
-			id, err := m.put(ctx, tx, b, In, e.Raw)
-			if err != nil {
-				return err
-			}
+		}
+		for _, l := range letters {
 			// The audit says that something came, not what: it is not sealed.
-			who := auth.Principal{Kind: auth.System, ID: "smtp", Project: b.Project}
-			err = audit.Append(ctx, tx, who, "message.receive", id, audit.Fields{"inbox": b.ID, "size": strconv.Itoa(len(e.Raw)), "remote": e.Remote})
+			who := auth.Principal{Kind: auth.System, ID: "smtp", Project: l.inbox.Project}
+			err := audit.Append(ctx, tx, who, "message.receive", l.id, audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": e.Remote})
 			if err != nil {
 				return err
 			}
@@ -165,44 +270,163 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) error {
 	})
 }
 
+// recipients returns the inboxes of e's recipients, each once, by id.
+func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []Inbox, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		for _, to := range e.To {
+			b, err := m.find(ctx, tx, to)
+			if err != nil {
+				return fmt.Errorf("receive for %q: %w", to, err)
+			}
+			out = append(out, b)
+		}
+		return nil
+	})
+	slices.SortFunc(out, func(a, b Inbox) int { return cmp.Compare(a.ID, b.ID) })
+	return slices.CompactFunc(out, func(a, b Inbox) bool { return a.ID == b.ID }), err
+}
+
+// admit stores l unless its inbox is full, gone, or has another key than l was
+// sealed to.
+func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l letter) error {
+	used, err := m.lock(ctx, tx, l.inbox.ID)
+	if err != nil {
+		return err
+	}
+	b, err := m.find(ctx, tx, l.inbox.ID)
+	if err != nil {
+		return fmt.Errorf("receive for %s: %w", l.inbox.ID, err)
+	}
+	if !slices.Equal(b.publicKey, l.inbox.publicKey) {
+		return fmt.Errorf("receive for %s: its key was changed just now: %w", b.ID, errRetry)
+	}
+	if used+int64(l.size) > b.MaxBytes {
+		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, b.MaxBytes, ErrFull)
+	}
+	return m.keep(ctx, tx, l)
+}
+
+// errRetry makes a door answer with a temporary error.
+var errRetry = errors.New("try again")
+
+// A Listing says which messages a list has.
+type Listing struct {
+	Limit  int    // at most so many; 0 means 50
+	Cursor string // where the list before it ended; empty begins with the newest
+	Label  string // only with this label; empty means all but the trash
+	Unread bool   // only those without the label read
+	Thread string // only those of this thread
+}
+
+// A position is where a list ended: lists go from newest to oldest.
+type position struct {
+	at int64
+	id string
+}
+
+var start = position{at: math.MaxInt64}
+
+var cursorForm = regexp.MustCompile(`^([0-9a-z]{1,13})\.([a-z]{3}_[A-Z0-9]{1,40})$`)
+
+func parseCursor(s string) (position, error) {
+	if s == "" {
+		return start, nil
+	}
+	if f := cursorForm.FindStringSubmatch(s); f != nil {
+		if at, err := strconv.ParseInt(f[1], 36, 64); err == nil {
+			return position{at, f[2]}, nil
+		}
+	}
+	return position{}, fmt.Errorf("%w: cursor: is not one that a list ended with", ErrInvalid)
+}
+
+func (p position) String() string { return strconv.FormatInt(p.at, 36) + "." + p.id }
+
+// before says whether p is listed after q, which is newer.
+func (p position) before(q position) bool { return p.at < q.at || p.at == q.at && p.id < q.id }
+
+const messageColumns = `m.id, m.inbox_id, m.thread_id, m.direction, m.at, m.size, m.labels, m.summary`
+
 // Messages returns the newest messages of the inbox that k opens, at most
 // limit of them; 0 means 50.
-func (m *PostOffice) Messages(ctx context.Context, who auth.Principal, k *Key, limit int) (out []Message, err error) {
+func (m *PostOffice) Messages(ctx context.Context, who auth.Principal, k *Key, limit int) ([]Message, error) {
+	out, _, err := m.List(ctx, who, k, Listing{Limit: limit})
+	return out, err
+}
+
+// List returns messages of the inbox that k opens, newest first, and the cursor
+// of the next page, which is empty where there is none.
+func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *Key, l Listing) (out []Message, next string, err error) {
 	if err := mayOpen(who, k.inbox); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	if limit <= 0 {
-		limit = 50
+	if l.Limit <= 0 {
+		l.Limit = 50
+	}
+	from, err := parseCursor(l.Cursor)
+	if err != nil {
+		return nil, "", err
+	}
+	query, args := `select `+messageColumns+` from message m where m.inbox_id = $1 and (m.at, m.id) < ($2, $3)`, []any{k.inbox, from.at, from.id}
+	order := ` order by m.at desc, m.id desc limit `
+	if l.Label != "" {
+		if err := checkLabel(l.Label); err != nil {
+			return nil, "", err
+		}
+		query = `select ` + messageColumns + ` from message_label l join message m on m.id = l.message_id
+			where l.inbox_id = $1 and (l.at, l.message_id) < ($2, $3) and l.label = $4`
+		order, args = ` order by l.at desc, l.message_id desc limit `, append(args, l.Label)
+	}
+	if l.Label != LabelTrash {
+		query += ` and m.trashed_at = 0`
+	}
+	if l.Unread {
+		query += ` and m.labels not like '% read %'`
+	}
+	if l.Thread != "" {
+		args = append(args, l.Thread)
+		query += ` and m.thread_id = $` + strconv.Itoa(len(args))
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select id, inbox_id, direction, at, size, summary from message where inbox_id = $1 order by at desc, id limit $2`, k.inbox, limit)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			msg, err := m.scan(rows.Scan, k)
-			if err != nil {
-				return err
-			}
-			out = append(out, msg)
-		}
-		return rows.Err()
+		out, err = m.scanAll(ctx, tx, k, query+order+strconv.Itoa(l.Limit+1), args...)
+		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list messages: %w", err)
+		return nil, "", fmt.Errorf("list messages: %w", err)
 	}
-	return out, nil
+	if len(out) > l.Limit {
+		out = out[:l.Limit]
+		last := out[l.Limit-1]
+		next = position{store.Time(last.At), last.ID}.String()
+	}
+	return out, next, nil
+}
+
+func (m *PostOffice) scanAll(ctx context.Context, tx *store.Tx, k *Key, query string, args ...any) (out []Message, err error) {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		msg, err := m.scan(rows.Scan, k)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, msg)
+	}
+	return out, rows.Err()
 }
 
 func (m *PostOffice) scan(row func(...any) error, k *Key) (Message, error) {
 	var msg Message
 	var at int64
+	var labels string
 	var sealed []byte
-	if err := row(&msg.ID, &msg.Inbox, &msg.Direction, &at, &msg.Size, &sealed); err != nil {
+	if err := row(&msg.ID, &msg.Inbox, &msg.Thread, &msg.Direction, &at, &msg.Size, &labels, &sealed); err != nil {
 		return Message{}, err
 	}
-	msg.At = store.FromTime(at)
+	msg.At, msg.Labels = store.FromTime(at), splitLabels(labels)
 	summary, err := k.open(msg.ID, "summary", sealed)
 	if err != nil {
 		return Message{}, err
@@ -218,7 +442,7 @@ func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *Key, id
 	}
 	var blob string
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		row := tx.QueryRowContext(ctx, `select id, inbox_id, direction, at, size, summary, blob_id from message where id = $1 and inbox_id = $2`, id, k.inbox)
+		row := tx.QueryRowContext(ctx, `select `+messageColumns+`, m.blob_id from message m where m.id = $1 and m.inbox_id = $2`, id, k.inbox)
 		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(append(dest, &blob)...)) }, k)
 		return err
 	})
