@@ -112,6 +112,15 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 	return nil
 }
 
+// Lock makes tx the only one that appends until it ends, as [Append] does. It
+// is for records that must be in the order of the chain.
+func Lock(ctx context.Context, tx *store.Tx) error {
+	if _, err := tx.ExecContext(ctx, `update audit_head set seq = seq where id = 1`); err != nil {
+		return fmt.Errorf("lock chain head: %w", err)
+	}
+	return nil
+}
+
 // bounded makes hostile values fit to store: valid UTF-8 without NUL, which
 // PostgreSQL refuses, and of bounded length.
 func bounded(f Fields) Fields {

@@ -1,5 +1,5 @@
-// Package event keeps the lifecycle of sandboxes as a history for programs:
-// what was created, changed, paused, resumed, saved and killed, and when.
+// Package event keeps what happened to sandboxes and to inboxes as a history for
+// programs: what was created, changed, received, decided and ended, and when.
 //
 // An event is appended in the transaction of the change that it tells of, so
 // that neither is ever committed without the other. The table is also the
@@ -24,10 +24,10 @@ import (
 	"postern/internal/store"
 )
 
-// Type says what happened. The names are E2B's.
+// Type says what happened. The names of what happens to sandboxes are E2B's.
 type Type string
 
-// The types of events.
+// The types of events of sandboxes.
 const (
 	Created      Type = "sandbox.lifecycle.created"
 	Updated      Type = "sandbox.lifecycle.updated" // its timeout, network or the like
@@ -37,8 +37,33 @@ const (
 	Checkpointed Type = "sandbox.lifecycle.checkpointed"
 )
 
-// Types returns all types, in the order of a life.
+// Types returns the types of events of sandboxes, in the order of a life.
 func Types() []Type { return []Type{Created, Updated, Paused, Resumed, Checkpointed, Killed} }
+
+// The types of events of inboxes.
+const (
+	InboxCreated       Type = "inbox.created"
+	InboxDeleted       Type = "inbox.deleted" // also at its end, if it was given one
+	MessageReceived    Type = "message.received"
+	MessageQuarantined Type = "message.quarantined" // it arrived, and a person has it before the inbox's readers do
+	MessageSent        Type = "message.sent"        // all of it was handed on
+	MessageDelivered   Type = "message.delivered"   // to one recipient's server
+	MessageDeferred    Type = "message.deferred"    // one recipient's server asks to come again
+	MessageBounced     Type = "message.bounced"     // one recipient's server refuses it, or a report says so later
+	MessageComplained  Type = "message.complained"  // a recipient calls it spam
+	OversightPending   Type = "oversight.pending"   // an action waits for a person
+	OversightApproved  Type = "oversight.approved"
+	OversightRejected  Type = "oversight.rejected"
+	OversightCancelled Type = "oversight.cancelled"
+)
+
+// MailTypes returns the types of events of inboxes.
+func MailTypes() []Type {
+	return []Type{
+		InboxCreated, InboxDeleted, MessageReceived, MessageQuarantined, MessageSent, MessageDelivered, MessageDeferred,
+		MessageBounced, MessageComplained, OversightPending, OversightApproved, OversightRejected, OversightCancelled,
+	}
+}
 
 // ErrInvalid means that a question cannot be answered; the text names the
 // field and the limit.
@@ -47,12 +72,15 @@ var ErrInvalid = errors.New("invalid request")
 // maxData bounds the data of an event, in bytes of JSON.
 const maxData = 512 << 10
 
-// An Event is one thing that happened to one sandbox. Who appends it sets
-// Project, Type, Sandbox and Template.
+// An Event is one thing that happened to one sandbox or to one inbox. Who
+// appends it sets Project, Type, and Sandbox and Template or Inbox.
 type Event struct {
 	ID        string // set by Append
 	Project   string
 	Type      Type
+	Inbox     string // with Object and Seq, of events of inboxes only
+	Object    string // the id of the message or action that it is about, or empty
+	Seq       int64  // set by AppendMail: its place in the order of commits
 	Sandbox   string
 	Template  string
 	Build     string         // the template's build, or empty
@@ -109,9 +137,9 @@ type Query struct {
 	Asc     bool   // oldest first, instead of newest
 }
 
-const columns = `id, project_id, type, sandbox_id, template, build_id, execution_id, data, at`
+const columns = `id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at`
 
-// List returns events of who's project. Those of others are not there, whatever
+// List returns events of the sandboxes of who's project. Those of others are not there, whatever
 // the query says.
 func List(ctx context.Context, db *store.DB, who auth.Principal, q Query) ([]Event, error) {
 	if who.Kind != auth.Project && who.Kind != auth.Person {
@@ -127,7 +155,7 @@ func List(ctx context.Context, db *store.DB, who auth.Principal, q Query) ([]Eve
 	if q.Asc {
 		order = ` order by at, id`
 	}
-	where, args := `where project_id = $1`, []any{who.Project, q.Limit, q.Offset}
+	where, args := `where project_id = $1 and inbox_id = ''`, []any{who.Project, q.Limit, q.Offset}
 	if q.Sandbox != "" {
 		where, args = where+` and sandbox_id = $4`, append(args, q.Sandbox)
 	}
@@ -150,7 +178,7 @@ func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Event
 		var e Event
 		var data string
 		var at int64
-		if err := rows.Scan(&e.ID, &e.Project, &e.Type, &e.Sandbox, &e.Template, &e.Build, &e.Execution, &data, &at); err != nil {
+		if err := rows.Scan(&e.ID, &e.Project, &e.Type, &e.Inbox, &e.Object, &e.Seq, &e.Sandbox, &e.Template, &e.Build, &e.Execution, &data, &at); err != nil {
 			return nil, fmt.Errorf("list events: %w", err)
 		}
 		if err := json.Unmarshal([]byte(data), &e.Data); err != nil {
@@ -179,9 +207,12 @@ func Routed(ctx context.Context, tx *store.Tx, id string) (bool, error) {
 	return ok, nil
 }
 
-// MarshalJSON returns e as it is on E2B's wire, in the listing and in what
-// webhooks deliver.
+// MarshalJSON returns e as it is on the wire, in listings and in what webhooks
+// deliver: E2B's for events of sandboxes, our own for those of inboxes.
 func (e Event) MarshalJSON() ([]byte, error) {
+	if e.Inbox != "" {
+		return e.marshalMail()
+	}
 	return json.Marshal(struct {
 		Version   string         `json:"version"`
 		ID        string         `json:"id"`

@@ -12,7 +12,8 @@ import (
 // Retention says how long events are kept.
 type Retention struct {
 	Age   time.Duration // 0 means 30 days
-	Count int           // newest so many of each project; 0 means 100,000
+	Count int           // newest so many of the sandboxes of each project; 0 means 100,000
+	Inbox int           // newest so many of each inbox; 0 means 10,000
 }
 
 // Prune removes what is older than r allows, and reports how many events that
@@ -24,6 +25,9 @@ func Prune(ctx context.Context, db *store.DB, r Retention) (int64, error) {
 	if r.Count == 0 {
 		r.Count = 100_000
 	}
+	if r.Inbox == 0 {
+		r.Inbox = 10_000
+	}
 	var removed int64
 	err := db.Update(ctx, func(tx *store.Tx) error {
 		res, err := tx.ExecContext(ctx, `delete from event where at < $1 and routed_at > 0`, store.Time(time.Now().Add(-r.Age)))
@@ -33,29 +37,11 @@ func Prune(ctx context.Context, db *store.DB, r Retention) (int64, error) {
 		if removed, err = res.RowsAffected(); err != nil {
 			return err
 		}
-		rows, err := tx.QueryContext(ctx, `select project_id from event group by project_id having count(*) > $1`, r.Count)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		var projects []string
-		for rows.Next() {
-			var p string
-			if err := rows.Scan(&p); err != nil {
-				return err
-			}
-			projects = append(projects, p)
-		}
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		for _, p := range projects {
-			res, err := tx.ExecContext(ctx, `delete from event where project_id = $1 and routed_at > 0 and
-				at < (select at from event where project_id = $1 order by at desc, id desc limit 1 offset $2)`, p, r.Count-1)
-			if err != nil {
-				return err
-			}
-			n, err := res.RowsAffected()
+		for _, of := range []struct {
+			column, where string
+			count         int
+		}{{"project_id", "seq = 0", r.Count}, {"inbox_id", "seq > 0", r.Inbox}} {
+			n, err := pruneCount(ctx, tx, of.column, of.where, of.count)
 			if err != nil {
 				return err
 			}
@@ -65,6 +51,40 @@ func Prune(ctx context.Context, db *store.DB, r Retention) (int64, error) {
 	})
 	if err != nil {
 		return 0, fmt.Errorf("prune events: %w", err)
+	}
+	return removed, nil
+}
+
+// pruneCount keeps the newest count events of each value of column, of those
+// for which where holds.
+func pruneCount(ctx context.Context, tx *store.Tx, column, where string, count int) (removed int64, err error) {
+	rows, err := tx.QueryContext(ctx, `select `+column+` from event where `+where+` group by `+column+` having count(*) > $1`, count)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	var owners []string
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return 0, err
+		}
+		owners = append(owners, id)
+	}
+	if err := rows.Err(); err != nil {
+		return 0, err
+	}
+	for _, id := range owners {
+		res, err := tx.ExecContext(ctx, `delete from event where `+column+` = $1 and `+where+` and routed_at > 0 and
+			at < (select at from event where `+column+` = $1 and `+where+` order by at desc, id desc limit 1 offset $2)`, id, count-1)
+		if err != nil {
+			return 0, err
+		}
+		n, err := res.RowsAffected()
+		if err != nil {
+			return 0, err
+		}
+		removed += n
 	}
 	return removed, nil
 }

@@ -28,6 +28,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -72,6 +73,8 @@ type PostOffice struct {
 	gate *oversight.Gate
 	cfg  Config
 
+	watch *event.Watch
+
 	mu   sync.Mutex      // guards lent
 	lent map[string]loan // by sandbox id; in memory only, gone with the process
 }
@@ -85,7 +88,7 @@ var (
 // [SendKind].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
-	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, lent: map[string]loan{}}
+	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), lent: map[string]loan{}}
 	gate.Handle(SendKind, m)
 	return m
 }
@@ -255,7 +258,10 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 		}
 		detail["grant"] = who.ID
 	}
-	return key, audit.Append(ctx, tx, who, "inbox.create", b.ID, detail)
+	if err := audit.Append(ctx, tx, who, "inbox.create", b.ID, detail); err != nil {
+		return "", err
+	}
+	return key, m.announce(ctx, tx, b, event.InboxCreated)
 }
 
 func mayManage(who auth.Principal) error {

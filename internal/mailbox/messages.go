@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/store"
 )
@@ -263,6 +264,9 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			who := auth.Principal{Kind: auth.System, ID: "smtp", Project: l.inbox.Project}
 			err := audit.Append(ctx, tx, who, "message.receive", l.id, audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": e.Remote})
 			if err != nil {
+				return err
+			}
+			if err := m.announce(ctx, tx, l.inbox, event.MessageReceived, l.id); err != nil {
 				return err
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -190,6 +191,9 @@ func (m *PostOffice) Finish(ctx context.Context, tx *store.Tx, a oversight.Actio
 	if err != nil {
 		return fmt.Errorf("inbox %q: %w", a.Inbox, err)
 	}
-	_, err = m.put(ctx, tx, b, Out, env.Raw)
-	return err
+	id, err := m.put(ctx, tx, b, Out, env.Raw)
+	if err != nil {
+		return err
+	}
+	return m.announce(ctx, tx, b, event.MessageSent, id, a.ID)
 }

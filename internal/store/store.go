@@ -42,7 +42,12 @@ type DB struct {
 // the function it was passed to.
 type Tx struct {
 	*sql.Tx
+	after []func()
 }
+
+// AfterCommit has f called when the transaction is committed, and not if it is
+// rolled back. It is for waking who waits for what the transaction wrote.
+func (tx *Tx) AfterCommit(f func()) { tx.after = append(tx.after, f) }
 
 // Open opens the database that source names and applies pending migrations.
 // The source is a PostgreSQL URL (postgres://…) or the path of a SQLite file,
@@ -172,11 +177,12 @@ func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
 }
 
 func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) error) error {
-	tx, err := db.BeginTx(ctx, o)
+	stx, err := db.BeginTx(ctx, o)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	if err := fn(&Tx{Tx: tx}); err != nil {
+	tx := &Tx{Tx: stx}
+	if err := fn(tx); err != nil {
 		// A transaction whose context ended is rolled back already.
 		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
 			return errors.Join(err, fmt.Errorf("rollback: %w", rerr))
@@ -185,6 +191,9 @@ func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) erro
 	}
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("commit: %w", ended(ctx, err))
+	}
+	for _, f := range tx.after {
+		f()
 	}
 	return nil
 }

@@ -1,0 +1,115 @@
+package event
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/store"
+)
+
+// AppendMail records something that happened to an inbox, as part of tx. It
+// holds no content and no address: those are sealed, and whoever holds the
+// project's key may read events.
+//
+// The caller holds the lock of [postern/internal/audit.Lock], so that numbers
+// are given in the order of commits also with several processes: a reader who
+// has seen one has missed none before it.
+func AppendMail(ctx context.Context, tx *store.Tx, e Event) error {
+	if !slices.Contains(MailTypes(), e.Type) || e.Inbox == "" || e.Sandbox != "" {
+		return fmt.Errorf("append event of type %q for inbox %q", e.Type, e.Inbox)
+	}
+	data, err := json.Marshal(e.Data)
+	if err != nil {
+		return fmt.Errorf("append event: %w", err)
+	}
+	var seq int64
+	if err := tx.One(ctx, `update event_head set seq = seq + 1 where id = 1 returning seq`, nil, &seq); err != nil {
+		return fmt.Errorf("append event: %w", err)
+	}
+	_, err = tx.ExecContext(ctx, `insert into event (id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at, routed_at)
+		values ($1, $2, $3, $4, $5, $6, '', '', '', '', $7, $8, 0)`,
+		"evt_"+rand.Text(), e.Project, e.Type, e.Inbox, e.Object, seq, string(data), store.Time(time.Now()))
+	if err != nil {
+		return fmt.Errorf("append event: %w", err)
+	}
+	return nil
+}
+
+// OfInbox returns at most limit events of an inbox with a number above after,
+// oldest first, of the given types or of all.
+func OfInbox(ctx context.Context, tx *store.Tx, inbox string, after int64, limit int, types ...Type) ([]Event, error) {
+	where, args := `where inbox_id = $1 and seq > $2`, []any{inbox, after, limit}
+	if len(types) > 0 {
+		var in []string
+		for _, t := range types {
+			args = append(args, t)
+			in = append(in, fmt.Sprintf("$%d", len(args)))
+		}
+		where += ` and type in (` + strings.Join(in, ", ") + `)`
+	}
+	return list(ctx, tx, where+` order by seq limit $3`, args...)
+}
+
+// Last returns the number of the newest event of an inbox, 0 if it has none.
+func Last(ctx context.Context, tx *store.Tx, inbox string) (seq int64, err error) {
+	if err := tx.One(ctx, `select coalesce(max(seq), 0) from event where inbox_id = $1 and seq > 0`, []any{inbox}, &seq); err != nil {
+		return 0, fmt.Errorf("find newest event: %w", err)
+	}
+	return seq, nil
+}
+
+// SeqOf returns the number of an event of an inbox by its id, or by that of
+// the message or action that it is about: then of the first that is. It
+// returns [store.ErrNotFound] if there is none, or not any more.
+func SeqOf(ctx context.Context, tx *store.Tx, inbox, id string) (seq int64, err error) {
+	column := `id`
+	if !strings.HasPrefix(id, "evt_") {
+		column = `object_id`
+	}
+	err = tx.One(ctx, `select seq from event where `+column+` = $1 and inbox_id = $2 and seq > 0 order by seq limit 1`, []any{id, inbox}, &seq)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return 0, fmt.Errorf("find event %s: %w", id, err)
+	}
+	return seq, err
+}
+
+// Changed returns the inboxes that have events with a number above after, and
+// the highest number.
+func Changed(ctx context.Context, tx *store.Tx, after int64) (inboxes []string, head int64, err error) {
+	if err := tx.One(ctx, `select seq from event_head where id = 1`, nil, &head); err != nil || head <= after {
+		return nil, head, err
+	}
+	rows, err := tx.QueryContext(ctx, `select distinct inbox_id from event where seq > $1 and seq <= $2`, after, head)
+	if err != nil {
+		return nil, 0, fmt.Errorf("find new events: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return nil, 0, fmt.Errorf("find new events: %w", err)
+		}
+		inboxes = append(inboxes, id)
+	}
+	return inboxes, head, rows.Err()
+}
+
+func (e Event) marshalMail() ([]byte, error) {
+	data := map[string]any{}
+	for k, v := range e.Data {
+		data[k] = v
+	}
+	return json.Marshal(struct {
+		ID        string         `json:"id"`
+		Type      Type           `json:"type"`
+		Timestamp string         `json:"timestamp"`
+		Inbox     string         `json:"inbox"`
+		Data      map[string]any `json:"data"`
+	}{e.ID, e.Type, e.At.Format(time.RFC3339Nano), e.Inbox, data})
+}

@@ -1,0 +1,73 @@
+package mailbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"postern/internal/audit"
+	"postern/internal/event"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+// announce records an event of b as part of tx, and wakes who waits for it once
+// tx is committed. Objects are ids, the one that the event is about first: of a
+// message (msg_…), of an action (act_…). Nothing else is told: content and
+// addresses are sealed, and events are not.
+//
+// It takes the lock of the audit's chain, so call it when that costs nothing:
+// beside audit.Append, and after other writes of tx.
+func (m *PostOffice) announce(ctx context.Context, tx *store.Tx, b Inbox, t event.Type, objects ...string) error {
+	e := event.Event{Project: b.Project, Inbox: b.ID, Type: t, Data: map[string]any{}}
+	for i, id := range objects {
+		if i == 0 {
+			e.Object = id
+		}
+		kind, _, _ := strings.Cut(id, "_")
+		name, ok := map[string]string{"msg": "message", "act": "action"}[kind]
+		if !ok {
+			return fmt.Errorf("announce %s: %q is no id of a message or an action", t, id)
+		}
+		e.Data[name] = id
+	}
+	if err := audit.Lock(ctx, tx); err != nil {
+		return err
+	}
+	if err := event.AppendMail(ctx, tx, e); err != nil {
+		return err
+	}
+	tx.AfterCommit(func() { m.watch.Ring(b.ID) })
+	return nil
+}
+
+var _ oversight.Watcher = (*PostOffice)(nil)
+
+// Moved implements [oversight.Watcher]: it tells of actions that wait for a
+// person and of how they were decided.
+func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	var t event.Type
+	switch a.State {
+	case oversight.Pending:
+		t = event.OversightPending
+	case oversight.Approved:
+		if a.Decider != "" && a.Attempts == 0 { // by a person, and now
+			t = event.OversightApproved
+		}
+	case oversight.Denied:
+		if a.Decider != "" {
+			t = event.OversightRejected
+		}
+	case oversight.Cancelled:
+		t = event.OversightCancelled
+	case oversight.Scheduled, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown:
+		// What becomes of it is told by the events of its message.
+	}
+	if a.Inbox == "" || t == "" {
+		return nil
+	}
+	return m.announce(ctx, tx, Inbox{ID: a.Inbox, Project: a.Project}, t, a.ID)
+}
+
+// Events returns what wakes those who wait for events of inboxes.
+func (m *PostOffice) Events() *event.Watch { return m.watch }
