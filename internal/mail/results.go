@@ -20,3 +20,23 @@ type Results struct {
 	// none, quarantine, reject, or empty where it asks for nothing.
 	Policy string `json:"policy,omitempty"`
 }
+
+// Authors returns the addresses of a message's From fields just as [Parse]
+// reads and shows them, how many such fields there are, and whether all of
+// them are proper lists. What is proved about a sender must be proved about
+// what is shown.
+func Authors(raw []byte) (list []Address, n int, proper bool) {
+	fields, _, _, err := splitHeader(raw)
+	if err != nil {
+		return nil, 0, false
+	}
+	unfold(fields)
+	proper = true
+	for _, f := range fields {
+		if f.is("From") && len(list) <= 1000 {
+			as, ok := parseList(f.value)
+			list, n, proper = append(list, as...), n+1, proper && ok
+		}
+	}
+	return list, n, proper
+}

@@ -1,0 +1,398 @@
+package mailauth
+
+import (
+	"context"
+	"crypto"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/mail"
+)
+
+// A signature is what became of one DKIM-Signature or ARC-Message-Signature.
+type signature struct {
+	result   string // of RFC 8601 section 2.7.1
+	detail   string // why, where it is not pass
+	domain   string // d=, lower case; empty if there is none
+	selector string // s=
+	begin    string // the first characters of b=, which tell signatures of one domain apart
+	testing  bool   // the key says that it is being tried out
+}
+
+// Check returns it as the agent is shown it.
+func (s signature) Check() mail.Check {
+	return mail.Check{Result: s.result, Domain: s.domain, Detail: printable(s.detail, 200)}
+}
+
+// fail is why a signature proves nothing.
+type fail struct{ result, why string }
+
+// Error returns why.
+func (f *fail) Error() string { return f.why }
+
+func failf(result, format string, args ...any) error {
+	return &fail{result, fmt.Sprintf(format, args...)}
+}
+
+// settle writes the end of a verification into s.
+func (s *signature) settle(err error) {
+	if f, ok := errors.AsType[*fail](err); ok {
+		s.result, s.detail = f.result, f.why
+		return
+	}
+	s.result = "pass"
+}
+
+// verifyDKIM verifies the first signatures of a message at the same time.
+func (v *Verifier) verifyDKIM(ctx context.Context, ask *asker, h header, sums *bodyHashes) []signature {
+	var out []signature
+	var wg sync.WaitGroup
+	var found []int
+	for i, f := range h.fields {
+		if f.name == "dkim-signature" && len(found) < maxSignatures {
+			found = append(found, i)
+		}
+	}
+	out = make([]signature, len(found))
+	for n, i := range found {
+		wg.Go(func() {
+			t, err := parseTags(h.fields[i])
+			if err == nil && t["v"] != "1" {
+				err = failf("permerror", "the version of the signature is not 1")
+			}
+			out[n] = signature{domain: strings.ToLower(t["d"]), selector: t["s"]}
+			if err == nil {
+				err = v.verifySignature(ctx, ask, h, i, t, sums, &out[n])
+			}
+			out[n].settle(err)
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+// tags are those of a signature, a seal or a record, RFC 6376 section 3.2.
+type tags map[string]string
+
+// parseTags reads the tags of a header field.
+func parseTags(f headerField) (tags, error) {
+	if len(f.raw) > maxSignField {
+		return nil, failf("permerror", "the signature has more than %d octets", maxSignField)
+	}
+	return parseTagList(f.value())
+}
+
+func parseTagList(s string) (tags, error) {
+	t := tags{}
+	for tag := range strings.SplitSeq(s, ";") {
+		name, value, ok := strings.Cut(tag, "=")
+		name = strings.Trim(name, " \t\r\n")
+		if !ok {
+			if name == "" {
+				continue // after the last ;
+			}
+			return t, failf("permerror", "a tag has no value")
+		}
+		if _, twice := t[name]; twice {
+			// The attack: two d=, of which some verifiers believe the one.
+			return t, failf("permerror", "a tag stands twice")
+		}
+		if name == "" || strings.IndexFunc(name, func(r rune) bool {
+			return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_'
+		}) >= 0 {
+			return t, failf("permerror", "a tag has no proper name")
+		}
+		t[name] = strings.Trim(value, " \t\r\n")
+	}
+	return t, nil
+}
+
+// list returns the elements of a tag that are separated by colons.
+func (t tags) list(name string) []string {
+	all := strings.Split(t[name], ":")
+	for i := range all {
+		all[i] = strings.Trim(all[i], " \t\r\n")
+	}
+	return all
+}
+
+func noSpace(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == ' ' || r == '\t' || r == '\r' || r == '\n' {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+func decode64(t tags, name string) ([]byte, error) {
+	b, err := base64.StdEncoding.DecodeString(noSpace(t[name]))
+	if err != nil || len(b) == 0 || len(b) > 4096 {
+		return nil, failf("permerror", "%s= is not base64", name)
+	}
+	return b, nil
+}
+
+// verifySignature checks the signature in h.fields[at] over header and body. It
+// fills in what it learns of it.
+func (v *Verifier) verifySignature(ctx context.Context, ask *asker, h header, at int, t tags, sums *bodyHashes, s *signature) error {
+	relaxedHeader, relaxedBody, limit, err := v.checkTags(t, s)
+	if err != nil {
+		return err
+	}
+	bh, err := decode64(t, "bh")
+	if err != nil {
+		return err
+	}
+	sig, err := decode64(t, "b")
+	if err != nil {
+		return err
+	}
+	s.begin = noSpace(t["b"])
+	s.begin = s.begin[:min(8, len(s.begin))]
+	// The body is cheap beside the question for the key.
+	sum, total, ok := sums.get(relaxedBody, limit)
+	if !ok {
+		return failf("policy", "the message is signed in more than %d ways", maxBodyHashes)
+	}
+	if subtle.ConstantTimeCompare(sum, bh) != 1 || limit > total {
+		return failf("fail", "the body is not the one that was signed")
+	}
+	key, err := ask.key(ctx, s.domain, s.selector, t)
+	if err != nil {
+		return err
+	}
+	s.testing = key.testing
+	if err := key.verify(headerHash(h, at, t.list("h"), relaxedHeader), sig); err != nil {
+		return err
+	}
+	if limit >= 0 && limit < total {
+		// The attack: who has one signed message appends what they like.
+		return failf("policy", "the signature covers only the first %d of %d octets of the body", limit, total)
+	}
+	return nil
+}
+
+// checkTags is RFC 6376 section 6.1.1, as far as it can be done without a key.
+func (v *Verifier) checkTags(t tags, s *signature) (relaxedHeader, relaxedBody bool, limit int64, err error) {
+	for _, name := range []string{"a", "b", "bh", "d", "h", "s"} {
+		if t[name] == "" {
+			return false, false, 0, failf("permerror", "the tag %s= is missing", name)
+		}
+	}
+	switch t["a"] {
+	case "rsa-sha256", "ed25519-sha256":
+	case "rsa-sha1":
+		return false, false, 0, failf("permerror", "it is made with SHA-1, which proves nothing (RFC 8301)")
+	default:
+		return false, false, 0, failf("permerror", "its algorithm is not known")
+	}
+	domain, ok := domainName(t["d"])
+	if !ok {
+		s.domain = ""
+		return false, false, 0, failf("permerror", "d= is not a domain")
+	}
+	s.domain = domain
+	if !isHost(t["s"]) && isASCII(t["s"]) {
+		return false, false, 0, failf("permerror", "s= is not a selector")
+	}
+	if i, ok := t["i"]; ok {
+		d, ok := domainName(mail.Domain(noSpace(i)))
+		if !ok || d != domain && !strings.HasSuffix(d, "."+domain) {
+			return false, false, 0, failf("permerror", "i= is not within d=")
+		}
+	}
+	names := t.list("h")
+	if len(names) > maxSignedKeys {
+		return false, false, 0, failf("permerror", "h= names more than %d fields", maxSignedKeys)
+	}
+	if !slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, "from") }) {
+		return false, false, 0, failf("permerror", "the From field is not signed")
+	}
+	if q, ok := t["q"]; ok && !slices.Contains(t.list("q"), "dns/txt") {
+		return false, false, 0, failf("permerror", "q=%s is not known", printable(q, 20))
+	}
+	if relaxedHeader, relaxedBody, ok = canonicalization(t["c"]); !ok {
+		return false, false, 0, failf("permerror", "c= is not known")
+	}
+	limit = -1
+	if l, ok := t["l"]; ok {
+		if limit, err = strconv.ParseInt(l, 10, 64); err != nil || limit < 0 {
+			return false, false, 0, failf("permerror", "l= is not a number")
+		}
+	}
+	if err := v.checkTimes(t); err != nil {
+		return false, false, 0, err
+	}
+	return relaxedHeader, relaxedBody, limit, nil
+}
+
+func (v *Verifier) checkTimes(t tags) error {
+	var times [2]int64
+	for i, name := range []string{"t", "x"} {
+		if t[name] == "" {
+			continue
+		}
+		n, err := strconv.ParseInt(t[name], 10, 64)
+		if err != nil || n < 0 {
+			return failf("permerror", "%s= is not a time", name)
+		}
+		times[i] = n
+	}
+	switch now := v.now(); {
+	case t["x"] != "" && times[1] < times[0]:
+		return failf("permerror", "it expired before it was made")
+	case t["x"] != "" && now.After(time.Unix(times[1], 0)):
+		return failf("fail", "it expired at %s", time.Unix(min(times[1], 1<<40), 0).UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+func canonicalization(c string) (relaxedHeader, relaxedBody, ok bool) {
+	header, body, both := strings.Cut(noSpace(c), "/")
+	kinds := map[string]bool{"relaxed": true, "simple": false}
+	if header == "" {
+		header = "simple"
+	}
+	if !both {
+		body = "simple"
+	}
+	relaxedHeader, ok1 := kinds[header]
+	relaxedBody, ok2 := kinds[body]
+	return relaxedHeader, relaxedBody, ok1 && ok2
+}
+
+// headerHash hashes the fields that names lists, each from the last one of its
+// name upwards, and the signature's own field at h.fields[at].
+func headerHash(h header, at int, names []string, relaxed bool) []byte {
+	left := map[string][]int{}
+	for i, f := range h.fields {
+		left[f.name] = append(left[f.name], i)
+	}
+	sum := sha256.New()
+	for _, name := range names {
+		name = strings.ToLower(name)
+		if list := left[name]; len(list) > 0 {
+			sum.Write(canonicalField(h.fields[list[len(list)-1]].raw, relaxed))
+			left[name] = list[:len(list)-1]
+		}
+	}
+	sum.Write(withoutSignature(h.fields[at].raw, relaxed))
+	return sum.Sum(nil)
+}
+
+// A key is what a domain publishes to verify with.
+type key struct {
+	public  crypto.PublicKey
+	testing bool
+}
+
+// key asks for the key of a selector and checks that it may be used for t.
+func (a *asker) key(ctx context.Context, domain, selector string, t tags) (key, error) {
+	texts, err := a.LookupTXT(ctx, selector+"._domainkey."+domain)
+	switch {
+	case temporary(err):
+		return key{}, failf("temperror", "the key could not be asked for")
+	case err != nil:
+		return key{}, failf("permerror", "there is no key %s in the domain", printable(selector, 60))
+	}
+	// A wildcard may have given other records of the domain too.
+	texts = slices.DeleteFunc(slices.Clone(texts), func(s string) bool {
+		t, err := parseTagList(s)
+		_, has := t["p"]
+		return err != nil || !has
+	})
+	if len(texts) != 1 {
+		return key{}, failf("permerror", "there are %d keys %s in the domain", len(texts), printable(selector, 60))
+	}
+	return parseKey(texts[0], domain, t)
+}
+
+const (
+	minRSA = 1024 // bits, RFC 8301 section 3.2
+	maxRSA = 8192 // bits; checking costs time that its owner does not pay
+)
+
+// parseKey reads a key record, RFC 6376 section 3.6.1.
+func parseKey(record, domain string, sig tags) (key, error) {
+	t, err := parseTagList(record)
+	if err != nil {
+		return key{}, failf("permerror", "the key record is malformed")
+	}
+	if v, ok := t["v"]; ok && v != "DKIM1" {
+		return key{}, failf("permerror", "the key record has another version")
+	}
+	if noSpace(t["p"]) == "" {
+		return key{}, failf("permerror", "the key was revoked")
+	}
+	if h, ok := t["h"]; ok && h != "" && !slices.Contains(t.list("h"), "sha256") {
+		return key{}, failf("permerror", "the key is not for SHA-256")
+	}
+	if s, ok := t["s"]; ok && !slices.Contains(t.list("s"), "*") && !slices.Contains(t.list("s"), "email") {
+		return key{}, failf("permerror", "the key is not for mail, but for %s", printable(s, 20))
+	}
+	flags := t.list("t")
+	if i, ok := sig["i"]; ok && slices.Contains(flags, "s") {
+		if d, _ := domainName(mail.Domain(noSpace(i))); d != domain {
+			return key{}, failf("permerror", "the key is not for domains below its own")
+		}
+	}
+	k := key{testing: slices.Contains(flags, "y")}
+	kind := t["k"]
+	if kind == "" {
+		kind = "rsa"
+	}
+	if want, _, _ := strings.Cut(sig["a"], "-"); kind != want {
+		return key{}, failf("permerror", "the key is of another kind")
+	}
+	b, err := base64.StdEncoding.DecodeString(noSpace(t["p"]))
+	if err != nil {
+		return key{}, failf("permerror", "the key is not base64")
+	}
+	if kind == "ed25519" {
+		if len(b) != ed25519.PublicKeySize {
+			return key{}, failf("permerror", "the Ed25519 key has %d octets", len(b))
+		}
+		k.public = ed25519.PublicKey(b)
+		return k, nil
+	}
+	public, err := x509.ParsePKIXPublicKey(b)
+	if err != nil { // erratum 3017: some publish the bare key
+		public, err = x509.ParsePKCS1PublicKey(b)
+	}
+	r, ok := public.(*rsa.PublicKey)
+	if err != nil || !ok {
+		return key{}, failf("permerror", "the key is not an RSA key")
+	}
+	if n := r.N.BitLen(); n < minRSA || n > maxRSA {
+		return key{}, failf("policy", "the RSA key has %d bits; %d to %d are accepted (RFC 8301)", n, minRSA, maxRSA)
+	}
+	k.public = r
+	return k, nil
+}
+
+// verify checks sig over the SHA-256 digest.
+func (k key) verify(digest, sig []byte) error {
+	switch p := k.public.(type) {
+	case ed25519.PublicKey:
+		if ed25519.Verify(p, digest, sig) { // RFC 8463: of the digest, not of the text
+			return nil
+		}
+	case *rsa.PublicKey:
+		if rsa.VerifyPKCS1v15(p, crypto.SHA256, digest, sig) == nil {
+			return nil
+		}
+	}
+	return failf("fail", "the signature is not one of these header fields")
+}

@@ -1,0 +1,223 @@
+package mailauth
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/idna"
+)
+
+// An asker asks DNS on behalf of one message: each question once, and not more
+// of them than the message is worth. It is safe for concurrent use.
+type asker struct {
+	cfg Config
+
+	mu    sync.Mutex // guards what follows
+	left  int
+	known map[string]*answer
+}
+
+// An answer is one that was had or is waited for.
+type answer struct {
+	done  chan struct{} // closed when the rest is set
+	value any
+	err   error
+}
+
+func newAsker(cfg Config) *asker {
+	return &asker{cfg: cfg, left: maxLookups, known: map[string]*answer{}}
+}
+
+// errManyLookups is what a message gets that makes us ask too often.
+var errManyLookups = &net.DNSError{Err: "more DNS lookups than one message may cause", IsNotFound: false}
+
+// errName is about a name that DNS could not hold. It is not there.
+func errName(name string) error {
+	return &net.DNSError{Err: "not a domain name", Name: printable(name, 100), IsNotFound: true}
+}
+
+// once asks a question, or waits for who asked it before.
+func once[T any](ctx context.Context, a *asker, kind, name string, ask func(ctx context.Context, name string) (T, error)) (T, error) {
+	var none T
+	a.mu.Lock()
+	r, ok := a.known[kind+" "+name]
+	if !ok {
+		if a.left == 0 {
+			a.mu.Unlock()
+			return none, errManyLookups
+		}
+		a.left--
+		r = &answer{done: make(chan struct{})}
+		a.known[kind+" "+name] = r
+	}
+	a.mu.Unlock()
+	if !ok {
+		r.value, r.err = ask(ctx, name)
+		close(r.done)
+	}
+	<-r.done // its asker has the same end of time as we
+	v, _ := r.value.(T)
+	return v, r.err
+}
+
+// LookupTXT returns the text records of a name.
+func (a *asker) LookupTXT(ctx context.Context, name string) ([]string, error) {
+	name, ok := dnsName(name)
+	if !ok {
+		return nil, errName(name)
+	}
+	return once(ctx, a, "TXT", name, func(ctx context.Context, name string) ([]string, error) {
+		if a.cfg.Own != nil {
+			if texts, known := a.cfg.Own(ctx, strings.TrimSuffix(name, ".")); known {
+				if len(texts) == 0 {
+					return nil, &net.DNSError{Err: "no such record", Name: name, IsNotFound: true}
+				}
+				return texts, nil
+			}
+		}
+		texts, err := a.cfg.Resolver.LookupTXT(ctx, name)
+		return texts[:min(len(texts), maxTexts)], err
+	})
+}
+
+// LookupMX returns the mail exchangers of a name.
+func (a *asker) LookupMX(ctx context.Context, name string) ([]*net.MX, error) {
+	name, ok := dnsName(name)
+	if !ok {
+		return nil, errName(name)
+	}
+	return once(ctx, a, "MX", name, a.cfg.Resolver.LookupMX)
+}
+
+// LookupIPAddr returns the addresses of a name.
+func (a *asker) LookupIPAddr(ctx context.Context, name string) ([]net.IPAddr, error) {
+	name, ok := dnsName(name)
+	if !ok {
+		return nil, errName(name)
+	}
+	return once(ctx, a, "IP", name, a.cfg.Resolver.LookupIPAddr)
+}
+
+// LookupAddr returns the names of an address.
+func (a *asker) LookupAddr(ctx context.Context, addr string) ([]string, error) {
+	return once(ctx, a, "PTR", addr, a.cfg.Resolver.LookupAddr)
+}
+
+// budget is an asker with a share of its lookups: the SPF record of one
+// identity must not use up what the others need.
+type budget struct {
+	*asker
+	mu   sync.Mutex
+	left int
+}
+
+func (b *budget) take() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left == 0 {
+		return errManyLookups
+	}
+	b.left--
+	return nil
+}
+
+// LookupTXT is [asker.LookupTXT] within the budget.
+func (b *budget) LookupTXT(ctx context.Context, name string) ([]string, error) {
+	if err := b.take(); err != nil {
+		return nil, err
+	}
+	return b.asker.LookupTXT(ctx, name)
+}
+
+// LookupMX is [asker.LookupMX] within the budget.
+func (b *budget) LookupMX(ctx context.Context, name string) ([]*net.MX, error) {
+	if err := b.take(); err != nil {
+		return nil, err
+	}
+	return b.asker.LookupMX(ctx, name)
+}
+
+// LookupIPAddr is [asker.LookupIPAddr] within the budget.
+func (b *budget) LookupIPAddr(ctx context.Context, name string) ([]net.IPAddr, error) {
+	if err := b.take(); err != nil {
+		return nil, err
+	}
+	return b.asker.LookupIPAddr(ctx, name)
+}
+
+// LookupAddr is [asker.LookupAddr] within the budget.
+func (b *budget) LookupAddr(ctx context.Context, addr string) ([]string, error) {
+	if err := b.take(); err != nil {
+		return nil, err
+	}
+	return b.asker.LookupAddr(ctx, addr)
+}
+
+// notFound says whether err means that DNS has no such record, surely.
+func notFound(err error) bool {
+	de, ok := errors.AsType[*net.DNSError](err)
+	return ok && de.IsNotFound
+}
+
+// temporary says whether asking again later may help. What is not known to be
+// for good counts as that: mail is not taken for forged because of it.
+func temporary(err error) bool {
+	return err != nil && !notFound(err) && !errors.Is(err, errManyLookups)
+}
+
+var toASCII = idna.New(idna.MapForLookup(), idna.StrictDomainName(false))
+
+// dnsName returns a name as it is asked for: in ASCII, in lower case and with
+// its last dot, without which the resolver would try it below the domains of
+// this machine too.
+func dnsName(name string) (string, bool) {
+	name = strings.TrimSuffix(name, ".")
+	if !isASCII(name) {
+		var err error
+		if name, err = toASCII.ToASCII(name); err != nil {
+			return name, false
+		}
+	}
+	name = strings.ToLower(name)
+	if name == "" || len(name) > 253 {
+		return name, false
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		// Names of SPF macros hold nearly anything; what the library writes
+		// into a question must be that one name and no other.
+		if label == "" || len(label) > 63 || strings.IndexFunc(label, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }) >= 0 {
+			return name, false
+		}
+	}
+	return name + ".", true
+}
+
+// domainName returns a domain that a message names, in ASCII and lower case
+// and without a last dot. ok is false for what is no domain of a host.
+func domainName(name string) (string, bool) {
+	n, ok := dnsName(strings.TrimSpace(name))
+	n = strings.TrimSuffix(n, ".")
+	return n, ok && isHost(n)
+}
+
+func isHost(name string) bool {
+	if name == "" || len(name) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 || strings.IndexFunc(label, func(r rune) bool {
+			return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_'
+		}) >= 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func isASCII(s string) bool {
+	return !slices.ContainsFunc([]byte(s), func(c byte) bool { return c >= 0x80 })
+}

@@ -1,0 +1,83 @@
+package mailauth
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+
+	"blitiri.com.ar/go/spf"
+
+	"postern/internal/mail"
+)
+
+// An spfResult is the result for one identity.
+type spfResult struct {
+	result string
+	domain string // that was asked
+	detail string
+}
+
+// Check returns it as the agent is shown it.
+func (r spfResult) Check() mail.Check {
+	return mail.Check{Result: r.result, Domain: r.domain, Detail: printable(r.detail, 200)}
+}
+
+func (v *Verifier) spfFrom(ctx context.Context, ask *asker, m Message) spfResult {
+	if m.From == "" {
+		return spfResult{result: "none"}
+	}
+	domain, ok := domainName(mail.Domain(m.From))
+	if !ok {
+		return spfResult{result: "none", detail: "the reverse path has no domain"}
+	}
+	local := m.From[:strings.LastIndexByte(m.From, '@')]
+	return v.spf(ctx, ask, m, local+"@"+domain, domain)
+}
+
+// spfHelo checks the name that the peer gave itself, RFC 7208 section 2.3.
+func (v *Verifier) spfHelo(ctx context.Context, ask *asker, m Message) spfResult {
+	domain := heloDomain(m.Helo)
+	if domain == "" {
+		return spfResult{result: "none", detail: "the host gave no name of its own"}
+	}
+	return v.spf(ctx, ask, m, "postmaster@"+domain, domain)
+}
+
+// heloDomain returns the domain of a HELO that can be checked, or "".
+func heloDomain(helo string) string {
+	d, ok := domainName(helo)
+	if _, err := netip.ParseAddr(d); !ok || err == nil || !strings.Contains(d, ".") {
+		return ""
+	}
+	return d
+}
+
+func (v *Verifier) spf(ctx context.Context, ask *asker, m Message, sender, domain string) spfResult {
+	r := spfResult{domain: domain}
+	remote := m.Remote.Unmap().WithZone("")
+	switch {
+	case !remote.IsValid():
+		r.result, r.detail = "none", "the sender's address is not known"
+		return r
+	case remote.IsLoopback():
+		// No record can name this address, and every failure would be ours.
+		r.result, r.detail = "none", "it came from this machine"
+		return r
+	}
+	helo := heloDomain(m.Helo)
+	if helo == "" {
+		helo = "unknown"
+	}
+	res, err := spf.CheckHostWithSender(remote.AsSlice(), helo, sender,
+		spf.WithContext(ctx), spf.WithResolver(&budget{asker: ask, left: maxSPFLookups}))
+	r.result = string(res)
+	if err != nil {
+		r.detail = err.Error()
+	}
+	// The library takes every error that is not its own for a permanent one.
+	if res == spf.PermError && (ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)) {
+		r.result = string(spf.TempError)
+	}
+	return r
+}
