@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -8,9 +9,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"postern/internal/domain"
 	"postern/internal/e2bapi"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -33,6 +36,9 @@ type Config struct {
 	Routes []string // "domain=host:port": where mail for a domain goes
 
 	Resolver string // host:port of the DNS server that is asked for all that mail needs; empty means the system's
+
+	MailHost string // name by which other mail servers reach this one: the MX of projects' domains; empty means MailDomain
+	MailSPF  string // SPF terms that projects' domains need so that this server may send for them; empty means "mx"
 
 	Domain string   // under which <port>-<id>.<domain> reaches this server; empty means none
 	Hosts  []string // further names under which people open the console
@@ -97,6 +103,8 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.Resolver, "resolver", "", "`host:port` of the DNS server that is asked for all that mail needs: who a sender is, where mail goes, what a domain of yours says (default: the system's)")
+	fs.StringVar(&c.MailHost, "mail-host", "", "`name` by which other mail servers reach this one; it is what projects name as MX of their own domains (default: the mail domain)")
+	fs.StringVar(&c.MailSPF, "mail-spf", "", "SPF `terms` that let this server send for projects' own domains: what your relay tells you, such as include:spf.relay.example (default: mx)")
 	fs.StringVar(&c.Domain, "domain", "", "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
 	fs.Var(&list{values: &c.Hosts}, "host", "further `name` under which people open the console; may be repeated")
 	fs.BoolVar(&c.PublicPorts, "public-ports", false, "the ports of sandboxes are open to all, as E2B's are, unless their creators ask for allowPublicTraffic: false; otherwise each request needs the sandbox's traffic token")
@@ -170,6 +178,12 @@ func (c *Config) validate() error {
 	}
 	if c.MailDomain == "" || strings.ContainsAny(c.MailDomain, "@ \r\n\t") {
 		bad("mail-domain", "%q is not a domain", c.MailDomain)
+	}
+	if _, err := domain.ASCII(cmp.Or(c.MailHost, c.MailDomain)); err != nil {
+		bad("mail-host", "%q is not a host name", c.MailHost)
+	}
+	if strings.ContainsFunc(c.MailSPF, func(r rune) bool { return r < ' ' || r > '~' || r == '"' }) || slices.ContainsFunc(strings.Fields(c.MailSPF), func(t string) bool { return strings.TrimLeft(t, "+-~?") == "all" }) {
+		bad("mail-spf", "%q: want terms such as include:spf.relay.example, without v=spf1 and all", c.MailSPF)
 	}
 	if c.Egress != "deny" && c.Egress != "allow" {
 		bad("egress", "%q: want deny or allow", c.Egress)

@@ -24,6 +24,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/console"
+	"postern/internal/domain"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/event"
@@ -116,6 +117,7 @@ type daemon struct {
 
 	gate  *oversight.Gate
 	post  *mailbox.PostOffice
+	doms  *domain.Registry
 	fleet *sandbox.Fleet
 	wall  *egress.Wall
 	vols  *volume.Store
@@ -379,6 +381,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	}
 	d.gate = oversight.NewGate(d.log, d.db, rules)
 	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key})
+	if d.doms, err = d.domains(); err != nil {
+		return err
+	}
 	if d.smtp, err = d.smtpServer(); err != nil {
 		return err
 	}
@@ -438,7 +443,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post)
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, d.doms)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})
 	return d.buildWeb(lis)
 }
@@ -519,7 +524,9 @@ func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 	return smtpserver.New(d.log, smtpserver.Config{
 		Hostname: d.conf.MailDomain,
 		Accepts: func(ctx context.Context, rcpt string) error {
-			if !strings.EqualFold(mail.Domain(rcpt), d.conf.MailDomain) {
+			if ours, err := d.post.Serves(ctx, mail.Domain(rcpt)); err != nil {
+				return err
+			} else if !ours {
 				return smtpserver.ErrRelay
 			}
 			err := d.post.Accepts(ctx, rcpt)
@@ -557,7 +564,7 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
 		pages = "https://" + tlsName("api."+c.Domain, port)
 		fmt.Fprintf(out, "  over TLS         %s, https://%s (E2B_DOMAIN=%s)\n", pages, tlsName("<port>-<id>."+c.Domain, port), tlsName(c.Domain, port))
 	}
-	fmt.Fprintf(out, "  console          %s/console/\n  SMTP             %s, for addresses in %s\n  data             %s\n",
+	fmt.Fprintf(out, "  console          %s/console/\n  SMTP             %s, for addresses in %s and in domains of projects\n  data             %s\n",
 		pages, lis.smtp.Addr(), c.MailDomain, c.Data)
 	if f.key != "" {
 		fmt.Fprintf(out, "This is the project's key. It is shown this once:\n  %s\n", f.key.Reveal())
@@ -587,6 +594,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.logbook.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return d.post.Events().Run(ctx) })
+	g.Go(func() error { return d.doms.Run(ctx) })
 	g.Go(func() error { return event.Run(ctx, d.log, d.db, event.Retention{}) })
 	g.Go(func() error { return d.web.Serve(lis.web) })
 	if lis.tls != nil {

@@ -353,7 +353,7 @@ func (g *Registry) Find(ctx context.Context, who auth.Principal, id string) (d D
 	if err := mayManage(who); err != nil {
 		return Domain{}, err
 	}
-	if ascii, err := toASCII(id); err == nil && strings.Contains(ascii, ".") {
+	if ascii, err := ASCII(id); err == nil && strings.Contains(ascii, ".") {
 		id = ascii
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {

@@ -35,7 +35,9 @@ func setup(t *testing.T, db *store.DB, change func(*domain.Config)) *fixture {
 	f := &fixture{db: db, dns: dnstest.Start(t)}
 	f.cfg = domain.Config{
 		Domain: "agents.example", Host: "mx.agents.example", Resolver: f.dns.Resolver(), Gap: time.Nanosecond,
-		Keys: func(context.Context, string, string) ([]domain.Key, error) { return []domain.Key{{Selector: "p1", Value: dkimKey}}, nil },
+		Keys: func(context.Context, string, string) ([]domain.Key, error) {
+			return []domain.Key{{Selector: "p1", Value: dkimKey}}, nil
+		},
 		Held: func(_ context.Context, _ *store.Tx, project, name string) error {
 			f.held = append(f.held, project+" "+name)
 			return nil

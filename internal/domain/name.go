@@ -17,7 +17,10 @@ import (
 var profile = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.StrictDomainName(true), idna.ValidateLabels(true),
 	idna.CheckHyphens(true), idna.CheckJoiners(true), idna.BidiRule(), idna.VerifyDNSLength(true))
 
-func toASCII(name string) (string, error) {
+// ASCII returns a domain name as the DNS knows it: in lower case, without the
+// last dot, an international one in its xn-- form. It returns an error that
+// wraps [ErrInvalid] for what is no name.
+func ASCII(name string) (string, error) {
 	name = strings.TrimSuffix(strings.TrimSpace(name), ".")
 	if len(name) > 253 { // before the work that it would make
 		return "", fmt.Errorf("%w: %s: is longer than 253 octets", ErrInvalid, mail.Printable(name, 60))
@@ -37,7 +40,7 @@ const longest = 190
 
 // checkName returns the name as the DNS knows it, or why no project may bring it.
 func (g *Registry) checkName(name string) (string, error) {
-	ascii, err := toASCII(name)
+	ascii, err := ASCII(name)
 	if err != nil {
 		return "", err
 	}

@@ -13,7 +13,9 @@ import (
 	"testing"
 
 	"postern/internal/auth"
+	"postern/internal/domain"
 	"postern/internal/mailapi"
+	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
 	"postern/internal/oversight"
@@ -56,7 +58,11 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := mailapi.New(log, db, gate, post)
+	domains, err := domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: dnstest.Start(t).Resolver()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := mailapi.New(log, db, gate, post, domains)
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api.Handler())
 	mux.Handle("/mcp", mcpserver.New(log, db, gate, post, fleet).Handler())

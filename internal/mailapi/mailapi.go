@@ -21,6 +21,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
+	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -40,12 +41,14 @@ type Server struct {
 	db      *store.DB
 	gate    *oversight.Gate
 	post    *mailbox.PostOffice
+	domains *domain.Registry
 	sending chan struct{} // has room for maxSending
 }
 
-// New returns a server of the inboxes in post and the actions in gate.
-func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice) *Server {
-	return &Server{log: log, db: db, gate: gate, post: post, sending: make(chan struct{}, maxSending)}
+// New returns a server of the inboxes in post, the domains in domains and the
+// actions in gate.
+func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, domains *domain.Registry) *Server {
+	return &Server{log: log, db: db, gate: gate, post: post, domains: domains, sending: make(chan struct{}, maxSending)}
 }
 
 // A caller is who asks, with the credential that opens its inbox if it has one.
@@ -96,6 +99,7 @@ type offer struct {
 // this package declares the routes that it serves.
 var table = slices.Concat(
 	inboxRoutes,
+	domainRoutes,
 	actionRoutes,
 )
 

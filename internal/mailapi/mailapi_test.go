@@ -15,9 +15,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"postern/internal/auth"
+	"postern/internal/domain"
 	"postern/internal/mail"
+	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -53,6 +56,9 @@ type fixture struct {
 	hop  *nextHop
 	log  bytes.Buffer
 
+	dns     *dnstest.Server
+	domains *domain.Registry
+
 	a, b    mailbox.Inbox // of one project
 	foreign mailbox.Inbox // of another
 	person  auth.Principal
@@ -71,7 +77,12 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	}
 	f.gate = oversight.NewGate(log, db, rules)
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
-	srv := New(log, db, f.gate, f.post)
+	f.dns = dnstest.Start(t)
+	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), Gap: time.Nanosecond, Most: 500, InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := New(log, db, f.gate, f.post, f.domains)
 	byKey := func(name string, key auth.Secret) {
 		f.secrets = append(f.secrets, key.Reveal())
 		f.clients[name] = client{srv.Handler(), http.Header{"Authorization": {"Bearer " + key.Reveal()}}}
@@ -196,6 +207,12 @@ func TestMatrix(t *testing.T) {
 		// No key decides, also the one that proposed; not even another's.
 		{"POST", "/v1/actions/{id}/decision", "", []int{401, 403, 403, 403, 200, 403, 403, 404}},
 		{"POST", "/v1/actions/{id}/resolution", "", []int{401, 403, 403, 403, 200, 403, 403, 404}},
+		{"GET", "/v1/domains", "", []int{401, 200, 403, 403, 200, 200, 403, 200}},
+		{"POST", "/v1/domains", "", []int{401, 201, 403, 403, 201, 201, 403, 201}},
+		{"GET", "/v1/domains/{id}", "", []int{401, 200, 403, 403, 200, 404, 403, 404}},
+		{"GET", "/v1/domains/{id}/records", "", []int{401, 200, 403, 403, 200, 404, 403, 404}},
+		{"POST", "/v1/domains/{id}/verify", "", []int{401, 200, 403, 403, 200, 404, 403, 404}},
+		{"DELETE", "/v1/domains/{id}", "", []int{401, 204, 403, 403, 204, 404, 403, 404}},
 		{"GET", "/v1/audit", "", []int{401, 403, 403, 403, 200, 403, 403, 200}},
 	}
 	for _, target := range []string{"a", "a by address"} {
@@ -229,6 +246,11 @@ func TestMatrix(t *testing.T) {
 					body = fmt.Sprintf(`{"address":"new-%d"}`, n)
 				case r.method == "POST" && r.route == messages:
 					body = draft
+				case r.route == "/v1/domains" && r.method == "POST":
+					body = fmt.Sprintf(`{"domain":"new-%d.example"}`, n)
+				case strings.HasPrefix(r.route, "/v1/domains/"):
+					got := f.do(t, "person", "POST", "/v1/domains", fmt.Sprintf(`{"domain":"one-%d.example"}`, n))
+					path = strings.ReplaceAll(path, "{id}", got.field(t, "id"))
 				case strings.HasPrefix(r.route, "/v1/actions/"):
 					id := f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/messages", draft).field(t, "id")
 					a, err := f.gate.Action(t.Context(), f.person, id)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
+	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -43,6 +44,9 @@ var kinds = map[string]kind{
 	"blocked_by_policy":      {403, "Blocked by policy", "A rule denies this email. Its id is the action that records it. Do not try again: ask a person."},
 	"not_found":              {404, "Not found", "There is nothing here, or it is somebody else's."},
 	"method_not_allowed":     {405, "Method not allowed", "Use one of the methods in the header Allow."},
+	"domain_not_verified":    {403, "Domain not verified", "The domain of this inbox is lost or another project's. GET /v1/domains/{id}/records says what is missing in the DNS."},
+	"domain_taken":           {409, "Domain taken", "This project has the domain already, or another one holds it or a domain above it."},
+	"domain_in_use":          {409, "Domain in use", "Delete the inboxes that have addresses in it first."},
 	"address_collision":      {409, "Address taken", "Choose another address."},
 	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
 	"too_large":              {413, "Too large", "Send less: the detail names the limit."},
@@ -71,17 +75,22 @@ func classify(err error) (code, detail string) {
 	var tooBig *http.MaxBytesError
 	var field *mail.FieldError
 	var blocked *blockedError
-	detail = strings.TrimPrefix(strings.TrimPrefix(err.Error(), errRequest.Error()+": "), mailbox.ErrInvalid.Error()+": ")
+	detail = err.Error()
+	for _, sentinel := range []error{errRequest, mailbox.ErrInvalid, domain.ErrInvalid} {
+		detail = strings.TrimPrefix(detail, sentinel.Error()+": ")
+	}
 	switch {
 	case errors.Is(err, auth.ErrUnauthenticated):
 		return "unauthorized", "send a valid key in the header Authorization: Bearer, or in X-API-Key"
 	case errors.As(err, &blocked):
 		return "blocked_by_policy", detail
+	case errors.Is(err, mailbox.ErrDomain):
+		return "domain_not_verified", detail
 	case errors.Is(err, auth.ErrForbidden):
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, domain.ErrInvalid):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
@@ -89,6 +98,12 @@ func classify(err error) (code, detail string) {
 		return "address_collision", detail
 	case errors.Is(err, oversight.ErrStale):
 		return "stale", detail
+	case errors.Is(err, domain.ErrTaken), errors.Is(err, domain.ErrHeld):
+		return "domain_taken", detail
+	case errors.Is(err, domain.ErrInUse):
+		return "domain_in_use", detail
+	case errors.Is(err, domain.ErrTooSoon), errors.Is(err, domain.ErrFull):
+		return "too_many_requests", detail
 	case errors.Is(err, oversight.ErrFull):
 		return "too_many_requests", detail
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):

@@ -28,6 +28,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/domain"
 	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -124,7 +125,7 @@ var reserved = []string{
 // A NewInbox is a request for an inbox. The zero NewInbox asks for one with a
 // name that is drawn.
 type NewInbox struct {
-	Address     string      // a name, which gets the domain of this server, or a whole address in it
+	Address     string      // a name, which gets the domain of this server, or a whole address in it or in a domain that the project has verified
 	DisplayName string      // at most 100 characters; empty means none
 	Mode        policy.Mode // empty means gated_send
 	Expires     time.Time   // zero means never
@@ -227,6 +228,9 @@ func (b *Inbox) check() error {
 // insert stores an inbox with its first key and the part of account in it,
 // which may be nil.
 func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, epochs []epochKey, account []byte) (auth.Secret, error) {
+	if err := m.useDomain(ctx, tx, b.Project, b.Address); err != nil {
+		return "", err
+	}
 	ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at, display_name, expires_at, max_bytes, epoch)
 		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict do nothing`,
 		b.ID, b.Project, b.Address, b.Mode, b.publicKey, store.Time(b.Created), b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.epoch)
@@ -272,9 +276,13 @@ func mayManage(who auth.Principal) error {
 }
 
 func (m *PostOffice) checkAddress(address string) (string, error) {
-	name, domain, ok := strings.Cut(strings.ToLower(strings.TrimSpace(address)), "@")
-	if ok && domain != m.cfg.Domain {
-		return "", fmt.Errorf("%w: address: its domain must be %s", ErrInvalid, m.cfg.Domain)
+	name, host, ok := strings.Cut(strings.ToLower(strings.TrimSpace(address)), "@")
+	if !ok {
+		host = m.cfg.Domain
+	} else if ascii, err := domain.ASCII(host); err != nil || !strings.Contains(ascii, ".") && ascii != m.cfg.Domain {
+		return "", fmt.Errorf("%w: address: what follows the @ is not a domain", ErrInvalid)
+	} else {
+		host = ascii // whose it is, insert finds out
 	}
 	if len(name) < 3 || len(name) > 64 || !localPart.MatchString(name) || strings.Contains(name, "..") {
 		return "", fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
@@ -282,7 +290,7 @@ func (m *PostOffice) checkAddress(address string) (string, error) {
 	if slices.Contains(reserved, name) {
 		return "", fmt.Errorf("%w: address: %s is reserved", ErrInvalid, name)
 	}
-	return name + "@" + m.cfg.Domain, nil
+	return name + "@" + host, nil
 }
 
 const inboxColumns = `id, project_id, address, display_name, mode, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch`
@@ -364,7 +372,7 @@ func (m *PostOffice) find(ctx context.Context, tx *store.Tx, name string) (Inbox
 // Accepts returns [ErrNoInbox] unless mail for the address is received here.
 func (m *PostOffice) Accepts(ctx context.Context, address string) error {
 	return m.db.View(ctx, func(tx *store.Tx) error {
-		_, err := m.find(ctx, tx, address)
+		_, err := m.addressee(ctx, tx, address)
 		return err
 	})
 }

@@ -278,7 +278,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []Inbox, err error) {
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		for _, to := range e.To {
-			b, err := m.find(ctx, tx, to)
+			b, err := m.addressee(ctx, tx, to)
 			if err != nil {
 				return fmt.Errorf("receive for %q: %w", to, err)
 			}

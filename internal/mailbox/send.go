@@ -88,6 +88,9 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, via string
 		return oversight.Action{}, err
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		if err := m.checkSends(ctx, tx, b); err != nil {
+			return err
+		}
 		a, err = m.gate.Propose(ctx, tx, who, oversight.Proposal{
 			Request: policy.Request{Kind: SendKind, To: env.To}, Inbox: b.ID, Via: via, Payload: payload,
 		})

@@ -1,0 +1,26 @@
+package main
+
+import (
+	"cmp"
+	"net/netip"
+
+	"postern/internal/domain"
+	"postern/internal/mailbox"
+)
+
+// domains returns the registry of the domains that projects bring.
+func (d *daemon) domains() (*domain.Registry, error) {
+	conf := domain.Config{
+		Domain: d.conf.MailDomain, Host: cmp.Or(d.conf.MailHost, d.conf.MailDomain), SPF: d.conf.MailSPF, Resolver: d.resolver,
+		InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses,
+	}
+	if d.conf.Domain != "" {
+		conf.Reserved = []string{d.conf.Domain}
+	}
+	for _, a := range d.conf.PublicAddresses {
+		if addr, err := netip.ParseAddr(a); err == nil { // they were checked with the flags
+			conf.Addrs = append(conf.Addrs, addr)
+		}
+	}
+	return domain.New(d.log, d.db, conf)
+}
