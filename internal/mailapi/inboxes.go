@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
-	"strconv"
 	"sync"
 	"time"
 
@@ -20,10 +19,7 @@ import (
 var inboxRoutes = []route{
 	{"GET", "/v1/inboxes", 0, (*Server).listInboxes},
 	{"POST", "/v1/inboxes", maxBody, (*Server).createInbox},
-	{"GET", "/v1/inboxes/{inbox}/messages", 0, (*Server).listMessages},
 	{"POST", "/v1/inboxes/{inbox}/messages", maxSend, (*Server).send},
-	{"GET", "/v1/inboxes/{inbox}/messages/{id}", 0, (*Server).getMessage},
-	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", 0, (*Server).getRaw},
 }
 
 type inboxJSON struct {
@@ -101,119 +97,6 @@ func id(r *http.Request) (string, error) {
 		return v, nil
 	}
 	return "", fmt.Errorf("id in the path: %w", store.ErrNotFound)
-}
-
-type fileJSON struct {
-	Name        string `json:"name"`
-	ContentType string `json:"content_type"`
-	Size        int64  `json:"size"` // bytes
-	SHA256      string `json:"sha256"`
-}
-
-type messageJSON struct {
-	ID          string            `json:"id"`
-	Inbox       string            `json:"inbox"`
-	Direction   mailbox.Direction `json:"direction"`
-	CreatedAt   time.Time         `json:"created_at"` // when it was stored, not what it claims
-	Size        int64             `json:"size"`       // bytes
-	From        string            `json:"from"`
-	To          []string          `json:"to"`
-	Cc          []string          `json:"cc"`
-	Subject     string            `json:"subject"`
-	Preview     string            `json:"preview"`
-	MessageID   string            `json:"message_id"`
-	Attachments []fileJSON        `json:"attachments"`
-}
-
-func messageOf(m mailbox.Message) messageJSON {
-	out := messageJSON{
-		ID: m.ID, Inbox: m.Inbox, Direction: m.Direction, CreatedAt: m.At, Size: m.Size, From: m.From, To: append([]string{}, m.To...),
-		Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID, Attachments: []fileJSON{},
-	}
-	for _, f := range m.Attachments {
-		out.Attachments = append(out.Attachments, fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256})
-	}
-	return out
-}
-
-func (s *Server) listMessages(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, err := s.open(r, c)
-	if err != nil {
-		return err
-	}
-	n, err := limit(r.URL.Query(), 50, 200)
-	if err != nil {
-		return err
-	}
-	ms, err := s.post.Messages(r.Context(), c.Principal, k, n)
-	if err != nil {
-		return err
-	}
-	out := []messageJSON{}
-	for _, m := range ms {
-		out = append(out, messageOf(m))
-	}
-	answer(w, http.StatusOK, map[string]any{"messages": out})
-	return nil
-}
-
-func (s *Server) message(r *http.Request, c caller) (m mailbox.Message, raw []byte, err error) {
-	k, err := s.open(r, c)
-	if err != nil {
-		return m, nil, err
-	}
-	id, err := id(r)
-	if err != nil {
-		return m, nil, err
-	}
-	return s.post.Message(r.Context(), c.Principal, k, id)
-}
-
-type headerJSON struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
-}
-
-// What is in it was written by others: text and html are as they came.
-type parsedJSON struct {
-	messageJSON
-	Headers  []headerJSON `json:"headers"`
-	Text     string       `json:"text"`
-	HTML     string       `json:"html"`
-	Warnings []string     `json:"warnings"`
-}
-
-func (s *Server) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
-	m, raw, err := s.message(r, c)
-	if err != nil {
-		return err
-	}
-	out := parsedJSON{messageJSON: messageOf(m), Headers: []headerJSON{}, Warnings: []string{}}
-	p, err := mail.Parse(raw)
-	if err != nil { // it is mail all the same, and its bytes are at …/raw
-		out.Warnings = append(out.Warnings, "it could not be read: "+err.Error())
-	}
-	for _, f := range p.Header {
-		out.Headers = append(out.Headers, headerJSON{f.Name, f.Value})
-	}
-	out.Text, out.HTML = p.Text, p.HTML
-	out.Warnings = append(out.Warnings, p.Warnings...)
-	answer(w, http.StatusOK, out)
-	return nil
-}
-
-func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
-	m, raw, err := s.message(r, c)
-	if err != nil {
-		return err
-	}
-	h := w.Header()
-	h.Set("Content-Type", "message/rfc822")
-	h.Set("Content-Length", strconv.Itoa(len(raw)))
-	h.Set("Content-Disposition", `attachment; filename="`+m.ID+`.eml"`) // never shown as a page of ours
-	h.Set("X-Content-Type-Options", "nosniff")
-	_, err = w.Write(raw) //nolint:gosec // no browser shows it: see the headers
-	return err
 }
 
 type sendJSON struct {

@@ -33,6 +33,9 @@ const (
 	// maxSending bounds the sends in progress, each of which holds a message
 	// several times in memory.
 	maxSending = 8
+	// maxReading bounds the large messages that are read at a time, each of
+	// which is in memory sealed, opened and decoded.
+	maxReading = 4
 )
 
 // Server serves the routes. It is safe for concurrent use.
@@ -43,12 +46,13 @@ type Server struct {
 	post    *mailbox.PostOffice
 	domains *domain.Registry
 	sending chan struct{} // has room for maxSending
+	reading chan struct{} // has room for maxReading
 }
 
 // New returns a server of the inboxes in post, the domains in domains and the
 // actions in gate.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, domains *domain.Registry) *Server {
-	return &Server{log: log, db: db, gate: gate, post: post, domains: domains, sending: make(chan struct{}, maxSending)}
+	return &Server{log: log, db: db, gate: gate, post: post, domains: domains, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading)}
 }
 
 // A caller is who asks, with the credential that opens its inbox if it has one.
@@ -100,6 +104,9 @@ type offer struct {
 var table = slices.Concat(
 	inboxRoutes,
 	domainRoutes,
+	messageRoutes,
+	threadRoutes,
+	labelRoutes,
 	actionRoutes,
 )
 

@@ -169,7 +169,12 @@ func (f *fixture) do(t *testing.T, who, method, path, body string, header ...str
 
 func (f *fixture) message(t *testing.T, b mailbox.Inbox, as string) string {
 	t.Helper()
-	raw := "From: Bob <bob@example.com>\r\nTo: " + b.Address + "\r\nSubject: Kohlrabi\r\nMessage-ID: <1@example.com>\r\nX-Odd: yes\r\n\r\nHello\r\n"
+	return f.arrive(t, b, as, "From: Bob <bob@example.com>\r\nTo: "+b.Address+"\r\nSubject: Kohlrabi\r\nMessage-ID: <1@example.com>\r\nX-Odd: yes\r\n\r\nHello\r\n")
+}
+
+// arrive receives raw and returns its id, as its reader sees it.
+func (f *fixture) arrive(t *testing.T, b mailbox.Inbox, as, raw string) string {
+	t.Helper()
 	if err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +202,19 @@ func TestMatrix(t *testing.T) {
 		messages = "/v1/inboxes/{inbox}/messages"
 		message  = "/v1/inboxes/{inbox}/messages/{id}"
 		raw      = "/v1/inboxes/{inbox}/messages/{id}/raw"
+		file     = "/v1/inboxes/{inbox}/messages/{id}/attachments/{index}"
+		threads  = "/v1/inboxes/{inbox}/threads"
+		thread   = "/v1/inboxes/{inbox}/threads/{id}"
+		labels   = "/v1/inboxes/{inbox}/labels"
 	)
+	type ofInbox struct {
+		method, route string
+		ok            int
+	}
+	all := []ofInbox{
+		{"GET", messages, 200}, {"POST", messages, 202}, {"GET", message, 200}, {"GET", raw, 200}, {"GET", file, 200},
+		{"GET", threads, 200}, {"GET", thread, 200}, {"GET", labels, 200}, {"POST", labels, 200},
+	}
 	rows := []row{
 		{"GET", "/v1/inboxes", "", []int{401, 200, 200, 200, 200, 200, 200, 200}},
 		{"POST", "/v1/inboxes", "", []int{401, 201, 403, 403, 201, 201, 403, 201}},
@@ -215,13 +232,8 @@ func TestMatrix(t *testing.T) {
 		{"DELETE", "/v1/domains/{id}", "", []int{401, 204, 403, 403, 204, 404, 403, 404}},
 		{"GET", "/v1/audit", "", []int{401, 403, 403, 403, 200, 403, 403, 200}},
 	}
-	for _, target := range []string{"a", "a by address"} {
-		rows = append(rows, row{"GET", messages, target, own(200)}, row{"POST", messages, target, own(202)}, row{"GET", message, target, own(200)}, row{"GET", raw, target, own(200)})
-	}
-	for _, m := range []struct {
-		method, route string
-		ok            int
-	}{{"GET", messages, 200}, {"POST", messages, 202}, {"GET", message, 200}, {"GET", raw, 200}} {
+	for _, m := range all {
+		rows = append(rows, row{m.method, m.route, "a", own(m.ok)}, row{m.method, m.route, "a by address", own(m.ok)})
 		rows = append(rows, row{m.method, m.route, "foreign", ofForeign(m.ok)}, row{m.method, m.route, "missing", nobody}, row{m.method, m.route, "hostile", nobody})
 	}
 	for _, rt := range table {
@@ -231,8 +243,15 @@ func TestMatrix(t *testing.T) {
 	}
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
-		ids := map[string]string{"a": f.message(t, f.a, "key a"), "foreign": f.message(t, f.foreign, "foreign key")}
+		const raw = "From: bob@example.com\r\nSubject: Kohlrabi\r\nMIME-Version: 1.0\r\nContent-Disposition: attachment; filename=kohlrabi.txt\r\n\r\nKohlrabi\r\n"
+		ids := map[string]string{"a": f.arrive(t, f.a, "key a", raw), "foreign": f.arrive(t, f.foreign, "foreign key", raw)}
 		ids["a by address"], ids["missing"], ids["hostile"] = ids["a"], ids["a"], ids["a"]
+		thread0 := map[string]string{}
+		for target, who := range map[string]string{"a": "key a", "foreign": "foreign key"} {
+			inbox := map[string]mailbox.Inbox{"a": f.a, "foreign": f.foreign}[target]
+			thread0[target] = f.do(t, who, "GET", "/v1/inboxes/"+inbox.ID+"/messages/"+ids[target], "").field(t, "thread")
+		}
+		thread0["a by address"], thread0["missing"], thread0["hostile"] = thread0["a"], thread0["a"], thread0["a"]
 		names := map[string]string{
 			"a": f.a.ID, "a by address": f.a.Address, "foreign": f.foreign.Address, "missing": "nobody@agents.test", "hostile": "'; drop table\x00 inbox; --\xff",
 		}
@@ -251,6 +270,10 @@ func TestMatrix(t *testing.T) {
 				case strings.HasPrefix(r.route, "/v1/domains/"):
 					got := f.do(t, "person", "POST", "/v1/domains", fmt.Sprintf(`{"domain":"one-%d.example"}`, n))
 					path = strings.ReplaceAll(path, "{id}", got.field(t, "id"))
+				case r.method == "POST" && r.route == labels:
+					body = fmt.Sprintf(`{"ids":[%q],"add":["starred"]}`, ids[r.target])
+				case r.route == thread:
+					path = strings.ReplaceAll(path, "{id}", thread0[r.target])
 				case strings.HasPrefix(r.route, "/v1/actions/"):
 					id := f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/messages", draft).field(t, "id")
 					a, err := f.gate.Action(t.Context(), f.person, id)
@@ -264,7 +287,7 @@ func TestMatrix(t *testing.T) {
 						body = fmt.Sprintf(`{"version":%d,"state":"failed","reason":"no"}`, a.Version)
 					}
 				}
-				path = strings.ReplaceAll(path, "{id}", ids[r.target])
+				path = strings.ReplaceAll(strings.ReplaceAll(path, "{id}", ids[r.target]), "{index}", "0")
 				got := f.do(t, who, r.method, path, body)
 				if got.code != r.want[i] {
 					t.Errorf("%s %s (%s) as %s: got %d, want %d: %.200s", r.method, r.route, r.target, who, got.code, r.want[i], got.body)

@@ -157,6 +157,9 @@ func (d *described) validate(name string, content any, header http.Header, body 
 	}
 	media, ok := kinds[kind].(map[string]any)
 	if !ok {
+		media, ok = kinds["*/*"].(map[string]any)
+	}
+	if !ok {
 		return fmt.Errorf("is %s, and described are %v", kind, slices.Collect(maps.Keys(kinds)))
 	}
 	if !strings.HasSuffix(kind, "json") {

@@ -89,6 +89,10 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *Key, ids,
 	if err := mayOpen(who, k.inbox); err != nil {
 		return nil, err
 	}
+	// Who was only let in to read changes nothing: the trash ends messages.
+	if err := k.May(Propose); err != nil {
+		return nil, err
+	}
 	if len(ids) == 0 || len(ids) > MaxLabelChange {
 		return nil, fmt.Errorf("%w: ids: must be 1 to %d", ErrInvalid, MaxLabelChange)
 	}

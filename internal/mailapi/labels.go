@@ -1,0 +1,72 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+
+	"postern/internal/mailbox"
+	"postern/internal/store"
+)
+
+var labelRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/labels", 0, (*Server).listLabels},
+	{"POST", "/v1/inboxes/{inbox}/labels", maxBody, (*Server).changeLabels},
+}
+
+type labelJSON struct {
+	Name     string `json:"name"`
+	System   bool   `json:"system"`
+	Messages int    `json:"message_count"`
+}
+
+func (s *Server) listLabels(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	ls, err := s.post.Labels(r.Context(), c.Principal, k)
+	if err != nil {
+		return err
+	}
+	out := []labelJSON{}
+	for _, l := range ls {
+		out = append(out, labelJSON(l))
+	}
+	answer(w, http.StatusOK, map[string]any{"labels": out})
+	return nil
+}
+
+type labelledJSON struct {
+	ID     string   `json:"id"`
+	Labels []string `json:"labels"`
+}
+
+func (s *Server) changeLabels(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	var in struct {
+		IDs    []string `json:"ids"`
+		Add    []string `json:"add"`
+		Remove []string `json:"remove"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	// A database need not see what cannot be an id.
+	if i := slices.IndexFunc(in.IDs, func(id string) bool { return !idForm().MatchString(id) }); i >= 0 && len(in.IDs) <= mailbox.MaxLabelChange {
+		return fmt.Errorf("ids[%d]: %w", i, store.ErrNotFound)
+	}
+	list, err := s.post.Label(r.Context(), c.Principal, k, in.IDs, in.Add, in.Remove)
+	if err != nil {
+		return err
+	}
+	out := []labelledJSON{}
+	for _, l := range list {
+		out = append(out, labelledJSON{l.ID, append([]string{}, l.Labels...)})
+	}
+	answer(w, http.StatusOK, map[string]any{"messages": out})
+	return nil
+}

@@ -1,0 +1,244 @@
+package mailapi
+
+import (
+	"bytes"
+	"fmt"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/store"
+)
+
+var messageRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/messages", 0, (*Server).listMessages},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}", 0, (*Server).getMessage},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", 0, (*Server).getRaw},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}/attachments/{index}", 0, (*Server).getAttachment},
+}
+
+type fileJSON struct {
+	Name        string `json:"name"`
+	ContentType string `json:"content_type"`
+	Size        int64  `json:"size"` // bytes
+	SHA256      string `json:"sha256"`
+}
+
+type messageJSON struct {
+	ID          string            `json:"id"`
+	Inbox       string            `json:"inbox"`
+	Thread      string            `json:"thread"`
+	Direction   mailbox.Direction `json:"direction"`
+	CreatedAt   time.Time         `json:"created_at"` // when it was stored, not what it claims
+	Size        int64             `json:"size"`       // bytes
+	Labels      []string          `json:"labels"`
+	From        string            `json:"from"`
+	To          []string          `json:"to"`
+	Cc          []string          `json:"cc"`
+	Subject     string            `json:"subject"`
+	Preview     string            `json:"preview"`
+	MessageID   string            `json:"message_id"`
+	InReplyTo   []string          `json:"in_reply_to"`
+	References  []string          `json:"references"`
+	Attachments []fileJSON        `json:"attachments"`
+	Warnings    []string          `json:"warnings"`
+}
+
+func messageOf(m mailbox.Message) messageJSON {
+	out := messageJSON{
+		ID: m.ID, Inbox: m.Inbox, Thread: m.Thread, Direction: m.Direction, CreatedAt: m.At, Size: m.Size, Labels: append([]string{}, m.Labels...),
+		From: m.From, To: append([]string{}, m.To...), Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID,
+		InReplyTo: append([]string{}, m.InReplyTo...), References: append([]string{}, m.References...),
+		Attachments: []fileJSON{}, Warnings: append([]string{}, m.Warnings...),
+	}
+	for _, f := range m.Attachments {
+		out.Attachments = append(out.Attachments, fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256})
+	}
+	return out
+}
+
+func messagesOf(ms []mailbox.Message) []messageJSON {
+	out := []messageJSON{}
+	for _, m := range ms {
+		out = append(out, messageOf(m))
+	}
+	return out
+}
+
+func (s *Server) listMessages(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	n, err := limit(q, 50, 200)
+	if err != nil {
+		return err
+	}
+	l := mailbox.Listing{Limit: n, Cursor: q.Get("cursor"), Label: q.Get("label")}
+	switch v := q.Get("unread"); v {
+	case "", "false":
+	case "true":
+		l.Unread = true
+	default:
+		return fmt.Errorf("%w: unread: must be true or false", errRequest)
+	}
+	ms, next, err := s.post.List(r.Context(), c.Principal, k, l)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"messages": messagesOf(ms), "next_cursor": next})
+	return nil
+}
+
+func (s *Server) message(r *http.Request, c caller) (m mailbox.Message, raw []byte, err error) {
+	k, err := s.open(r, c)
+	if err != nil {
+		return m, nil, err
+	}
+	id, err := id(r)
+	if err != nil {
+		return m, nil, err
+	}
+	return s.post.Message(r.Context(), c.Principal, k, id)
+}
+
+type headerJSON struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// What is in it was written by others: text and html are as they came.
+type parsedJSON struct {
+	messageJSON
+	Headers []headerJSON `json:"headers"`
+	Text    string       `json:"text"`
+	HTML    string       `json:"html"`
+}
+
+func (s *Server) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
+	done, err := s.read(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	m, raw, err := s.message(r, c)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, parsedOf(m, raw))
+	return nil
+}
+
+func parsedOf(m mailbox.Message, raw []byte) parsedJSON {
+	p := mail.Read(raw)
+	out := parsedJSON{messageJSON: messageOf(m), Headers: []headerJSON{}, Text: p.Text, HTML: p.HTML}
+	out.Warnings = append([]string{}, p.Warnings...)
+	for _, f := range p.Header {
+		out.Headers = append(out.Headers, headerJSON{f.Name, f.Value})
+	}
+	return out
+}
+
+// read waits until a message may be read as a whole; call done after it.
+func (s *Server) read(r *http.Request) (done func(), err error) {
+	select {
+	case s.reading <- struct{}{}:
+		return func() { <-s.reading }, nil
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// download makes an answer something to keep, which no browser shows as a page
+// of this server's or runs. Name is one of ours or was made safe.
+func download(w http.ResponseWriter, contentType, name string) {
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	disposition := mime.FormatMediaType("attachment", map[string]string{"filename": name})
+	if disposition == "" {
+		disposition = "attachment"
+	}
+	h.Set("Content-Disposition", disposition)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
+	done, err := s.read(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	m, raw, err := s.message(r, c)
+	if err != nil {
+		return err
+	}
+	download(w, "message/rfc822", m.ID+".eml")
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(raw))
+	return nil
+}
+
+func (s *Server) getAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
+	done, err := s.read(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	m, raw, err := s.message(r, c)
+	if err != nil {
+		return err
+	}
+	list := mail.Read(raw).Attachments
+	i, err := strconv.Atoi(r.PathValue("index"))
+	if err != nil || i < 0 || i >= len(list) || strconv.Itoa(i) != r.PathValue("index") {
+		return fmt.Errorf("attachment in the path: message %s has %d, counted from 0: %w", m.ID, len(list), store.ErrNotFound)
+	}
+	download(w, fileType(list[i].ContentType), fileName(list[i].Name))
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(list[i].Data))
+	return nil
+}
+
+// fileType returns the media type that a sender gave a file, unless it is one
+// that browsers and mail programs run, or read as something else than a file.
+func fileType(claimed string) string {
+	const none = "application/octet-stream"
+	t, _, err := mime.ParseMediaType(claimed)
+	if err != nil {
+		return none
+	}
+	main, sub, ok := strings.Cut(t, "/")
+	switch {
+	case !ok || main == "multipart" || main == "message" || main == "model":
+		return none
+	case strings.Contains(sub, "html"), strings.Contains(sub, "xml"), strings.Contains(sub, "script"), strings.Contains(sub, "css"), strings.Contains(sub, "wasm"), strings.Contains(sub, "multipart"), strings.Contains(sub, "shockwave"):
+		return none
+	}
+	return t
+}
+
+// fileName returns a name that is safe to create in any folder. [mail.Read] has
+// taken folders and unseen characters out of it.
+func fileName(name string) string {
+	// The attacks: .bashrc, a device's name, "report.pdf ..", options of commands.
+	name = strings.TrimRight(strings.Map(func(r rune) rune {
+		if strings.ContainsRune(`/\:*?"<>|`, r) || r < ' ' {
+			return '_'
+		}
+		return r
+	}, name), ". ")
+	if name == "" || strings.ContainsRune(".-~ ", rune(name[0])) {
+		name = "_" + name
+	}
+	base, _, _ := strings.Cut(strings.ToUpper(name), ".")
+	base = strings.TrimRight(base, " ")
+	if len(base) == 3 && strings.Contains("CON PRN AUX NUL", base) || len(base) == 4 && (strings.HasPrefix(base, "COM") || strings.HasPrefix(base, "LPT")) {
+		name = "_" + name
+	}
+	return name
+}
