@@ -175,15 +175,23 @@ func (m *PostOffice) unlock(ctx context.Context, who auth.Principal, credential 
 // unlockWith does the work of unlock. Credential is needed only for what was
 // wrapped for it before credentials had key pairs, which old tells.
 func (m *PostOffice) unlockWith(ctx context.Context, tx *store.Tx, who auth.Principal, cred hpke.PrivateKey, credential auth.Secret, inbox string) (k *Key, old bool, err error) {
-	b, scope, err := m.reach(ctx, tx, who, inbox)
+	b, _, err := m.reach(ctx, tx, who, inbox)
 	if err != nil {
 		return nil, false, err
 	}
+	return m.unlockIn(ctx, tx, b, who, cred, credential)
+}
+
+// unlockIn returns the key of b for a credential that has a part in it.
+func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who auth.Principal, cred hpke.PrivateKey, credential auth.Secret) (k *Key, old bool, err error) {
 	p, err := member(ctx, tx, b.ID, who.ID)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, false, fmt.Errorf("%s has no key of inbox %s: %w", who, b.ID, auth.ErrForbidden)
+	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
 	}
-	k = &Key{inbox: b.ID, holder: who, scope: scope, cred: cred}
+	k = &Key{inbox: b.ID, holder: who, scope: p.scope, cred: cred}
 	rows, err := tx.QueryContext(ctx, `select w.epoch, w.wrapped, e.public_key from inbox_wrap w
 		join inbox_epoch e on e.inbox_id = w.inbox_id and e.epoch = w.epoch
 		where w.inbox_id = $1 and w.credential_id = $2 order by w.epoch`, b.ID, who.ID)

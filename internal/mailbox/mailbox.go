@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -114,18 +113,14 @@ type Inbox struct {
 	epoch     int64
 }
 
-var localPart = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`)
-
-// reserved names belong to whoever runs the domain (RFC 2142 and habit).
-var reserved = []string{
-	"abuse", "admin", "administrator", "hostmaster", "info", "mailer-daemon", "noc", "no-reply", "noreply", "postmaster",
-	"root", "security", "support", "webmaster",
-}
-
-// A NewInbox is a request for an inbox. The zero NewInbox asks for one with a
-// name that is drawn.
+// A NewInbox is a request for an inbox. The zero NewInbox asks for one whose
+// address is drawn.
 type NewInbox struct {
-	Address     string      // a name, which gets the domain of this server, or a whole address in it or in a domain that the project has verified
+	// Address is a name, which gets the domain of this server, or a whole
+	// address in it or in a domain that the project has verified. Empty asks for
+	// one that is made of DisplayName, or drawn, and is free.
+	Address     string
+	Next        bool        // if Address is taken, take one like it
 	DisplayName string      // at most 100 characters; empty means none
 	Mode        policy.Mode // empty means gated_send
 	Expires     time.Time   // zero means never
@@ -134,13 +129,14 @@ type NewInbox struct {
 
 // CreateInbox makes an inbox and its first credential, which is shown this
 // once. Who must be a project key, a person, or an account: a grant that gets a
-// part in each inbox that it makes, for which it shows its credential.
+// part in each inbox that it makes, for which it shows its credential. That the
+// address is taken is a [TakenError].
 func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n NewInbox, credential auth.Secret) (Inbox, auth.Secret, error) {
 	account, err := m.account(ctx, who, credential)
 	if err != nil {
 		return Inbox{}, "", err
 	}
-	b, err := m.plan(who, n)
+	b, more, err := m.plan(who, n)
 	if err != nil {
 		return Inbox{}, "", err
 	}
@@ -150,11 +146,16 @@ func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n NewI
 	}
 	b.publicKey = public
 	var key auth.Secret
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		key, err = m.insert(ctx, tx, who, b, []epochKey{{epoch: 1, id: idOf(public), private: private}}, account)
-		return err
-	})
-	return b, key, err
+	for {
+		err = m.db.Update(ctx, func(tx *store.Tx) error {
+			key, err = m.insert(ctx, tx, who, b, []epochKey{{epoch: 1, id: idOf(public), private: private}}, account)
+			return err
+		})
+		if !errors.Is(err, ErrTaken) || len(more) == 0 {
+			return b, key, m.suggest(ctx, who.Project, err)
+		}
+		b.Address, more = more[0], more[1:]
+	}
 }
 
 // account returns the public key of the account that who is, or nil for a
@@ -180,32 +181,52 @@ func (m *PostOffice) account(ctx context.Context, who auth.Principal, credential
 	return k.PublicKey().Bytes(), nil
 }
 
-// plan returns the inbox that n asks for, without keys.
-func (m *PostOffice) plan(who auth.Principal, n NewInbox) (Inbox, error) {
-	if n.Address == "" {
-		n.Address = "agent-" + strings.ToLower(rand.Text()[:8])
-	}
-	address, err := m.checkAddress(n.Address)
-	if err != nil {
-		return Inbox{}, err
-	}
+// plan returns the inbox that n asks for, without keys, and which addresses it
+// may get instead of its own if that is taken.
+func (m *PostOffice) plan(who auth.Principal, n NewInbox) (_ Inbox, more []string, err error) {
 	if n.Mode == "" {
 		n.Mode = policy.GatedSend
 	}
 	if n.Mode != policy.GatedSend {
 		if slices.Contains(policy.Modes, n.Mode) {
-			return Inbox{}, fmt.Errorf("%w: mode %s is not supported yet: only %s is", ErrInvalid, n.Mode, policy.GatedSend)
+			return Inbox{}, nil, fmt.Errorf("%w: mode %s is not supported yet: only %s is", ErrInvalid, n.Mode, policy.GatedSend)
 		}
-		return Inbox{}, fmt.Errorf("%w: mode %q is not a mode: want one of %v", ErrInvalid, n.Mode, policy.Modes)
+		return Inbox{}, nil, fmt.Errorf("%w: mode %q is not a mode: want one of %v", ErrInvalid, n.Mode, policy.Modes)
 	}
 	b := Inbox{
-		ID: "ibx_" + rand.Text(), Project: who.Project, Address: address, DisplayName: n.DisplayName, Mode: n.Mode,
+		ID: "ibx_" + rand.Text(), Project: who.Project, DisplayName: n.DisplayName, Mode: n.Mode,
 		Created: time.Now().UTC().Truncate(time.Microsecond), Expires: n.Expires.UTC().Truncate(time.Microsecond), MaxBytes: n.MaxBytes, epoch: 1,
 	}
 	if b.MaxBytes == 0 {
 		b.MaxBytes = MaxInboxBytes
 	}
-	return b, b.check()
+	if err := b.check(); err != nil {
+		return Inbox{}, nil, err
+	}
+	name, host, whole := strings.Cut(strings.ToLower(strings.TrimSpace(n.Address)), "@")
+	if !whole {
+		host = m.cfg.Domain
+	} else if ascii, err := domain.ASCII(host); err != nil || !strings.Contains(ascii, ".") && ascii != m.cfg.Domain {
+		return Inbox{}, nil, fmt.Errorf("%w: address: what follows the @ is not a domain", ErrInvalid)
+	} else {
+		host = ascii // whose it is, insert finds out
+	}
+	if n.Address == "" {
+		if name = nameFor(n.DisplayName); name == "" {
+			name = drawnName()
+		}
+		n.Next = true
+	}
+	if err := checkName(name, host == m.cfg.Domain); err != nil {
+		return Inbox{}, nil, err
+	}
+	b.Address = name + "@" + host
+	if n.Next {
+		for _, name := range append(like(name), drawnName(), drawnName()) {
+			more = append(more, name+"@"+host)
+		}
+	}
+	return b, more, nil
 }
 
 // check returns an error that wraps [ErrInvalid] if a field that may be changed
@@ -231,6 +252,17 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if err := m.useDomain(ctx, tx, b.Project, b.Address); err != nil {
 		return "", err
 	}
+	former := b.Project // may have its own former addresses again; no account of it may
+	if account != nil {
+		former = ""
+	}
+	used, err := taken(ctx, tx, former, b.Address)
+	if err != nil {
+		return "", err
+	}
+	if used {
+		return "", &TakenError{Address: b.Address}
+	}
 	ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at, display_name, expires_at, max_bytes, epoch)
 		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict do nothing`,
 		b.ID, b.Project, b.Address, b.Mode, b.publicKey, store.Time(b.Created), b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.epoch)
@@ -238,7 +270,7 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 		return "", fmt.Errorf("insert inbox: %w", err)
 	}
 	if !ok {
-		return "", fmt.Errorf("%s: %w", b.Address, ErrTaken)
+		return "", &TakenError{Address: b.Address}
 	}
 	if _, err := tx.ExecContext(ctx, `insert into inbox_epoch (inbox_id, epoch, public_key, created_at) values ($1, $2, $3, $4)`,
 		b.ID, b.epoch, b.publicKey, store.Time(b.Created)); err != nil {
@@ -275,24 +307,6 @@ func mayManage(who auth.Principal) error {
 	return nil
 }
 
-func (m *PostOffice) checkAddress(address string) (string, error) {
-	name, host, ok := strings.Cut(strings.ToLower(strings.TrimSpace(address)), "@")
-	if !ok {
-		host = m.cfg.Domain
-	} else if ascii, err := domain.ASCII(host); err != nil || !strings.Contains(ascii, ".") && ascii != m.cfg.Domain {
-		return "", fmt.Errorf("%w: address: what follows the @ is not a domain", ErrInvalid)
-	} else {
-		host = ascii // whose it is, insert finds out
-	}
-	if len(name) < 3 || len(name) > 64 || !localPart.MatchString(name) || strings.Contains(name, "..") {
-		return "", fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
-	}
-	if slices.Contains(reserved, name) {
-		return "", fmt.Errorf("%w: address: %s is reserved", ErrInvalid, name)
-	}
-	return name + "@" + host, nil
-}
-
 const inboxColumns = `id, project_id, address, display_name, mode, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch`
 
 func scanInbox(row func(...any) error) (Inbox, error) {
@@ -323,24 +337,26 @@ func (m *PostOffice) Inboxes(ctx context.Context, who auth.Principal) (out []Inb
 		args = append(args, who.Inbox)
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select `+inboxColumns+` from inbox where `+where+` order by address`, args...)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			b, err := scanInbox(rows.Scan)
-			if err != nil {
-				return err
-			}
-			out = append(out, b)
-		}
-		return rows.Err()
+		out, err = inboxes(ctx, tx, where, args...)
+		return err
 	})
+	return out, err
+}
+
+func inboxes(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Inbox, err error) {
+	rows, err := tx.QueryContext(ctx, `select `+inboxColumns+` from inbox where `+where+` order by address`, args...)
 	if err != nil {
 		return nil, fmt.Errorf("list inboxes: %w", err)
 	}
-	return out, nil
+	defer rows.Close()
+	for rows.Next() {
+		b, err := scanInbox(rows.Scan)
+		if err != nil {
+			return nil, fmt.Errorf("list inboxes: %w", err)
+		}
+		out = append(out, b)
+	}
+	return out, rows.Err()
 }
 
 // Find returns an inbox of who's project by its id or its address.
@@ -360,13 +376,22 @@ func (m *PostOffice) Find(ctx context.Context, who auth.Principal, name string) 
 
 // find returns an inbox that is there for mail.
 func (m *PostOffice) find(ctx context.Context, tx *store.Tx, name string) (Inbox, error) {
-	row := tx.QueryRowContext(ctx, `select `+inboxColumns+` from inbox where (id = $1 or address = $2) and `+live+`$3)`,
-		name, strings.ToLower(name), store.Time(time.Now()))
-	b, err := scanInbox(row.Scan)
-	if errors.Is(store.NotFound(err), store.ErrNotFound) {
-		return Inbox{}, ErrNoInbox
+	return first(inboxes(ctx, tx, `(id = $1 or address = $2) and `+live+`$3)`, name, strings.ToLower(name), store.Time(time.Now())))
+}
+
+// stored returns an inbox by its id, also one that is deleted.
+func (m *PostOffice) stored(ctx context.Context, tx *store.Tx, id string) (Inbox, error) {
+	return first(inboxes(ctx, tx, `id = $1`, id))
+}
+
+func first(list []Inbox, err error) (Inbox, error) {
+	if err == nil && len(list) == 0 {
+		err = ErrNoInbox
 	}
-	return b, err
+	if err != nil {
+		return Inbox{}, err
+	}
+	return list[0], nil
 }
 
 // Accepts returns [ErrNoInbox] unless mail for the address is received here.

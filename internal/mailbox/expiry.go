@@ -1,0 +1,362 @@
+package mailbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/store"
+)
+
+// The times of an inbox's end.
+const (
+	// Grace is how long a deleted inbox can be brought back.
+	Grace = 7 * 24 * time.Hour
+	// AddressRest is how long the address of an inbox that is gone is nobody's
+	// else. The attack: taking a former agent's address to read what is still
+	// written to it, password resets before all. Accounts that were made with an
+	// address outlive it by years; its own project may have it back at any time.
+	AddressRest = 2 * 365 * 24 * time.Hour
+	// expiryStep is how often RunExpiry looks for what is due.
+	expiryStep = 30 * time.Second
+	// purgeStep is how many messages are removed in one transaction.
+	purgeStep = 100
+)
+
+// A Change is what to change of an inbox; nil leaves a field as it is.
+type Change struct {
+	DisplayName *string
+	Expires     *time.Time // zero means never
+	MaxBytes    *int64
+}
+
+// Update changes an inbox that who manages. When it ends and how much it holds
+// is for its project to say, not for its own keys: an agent must not prolong
+// its own life.
+func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox string, c Change) (b Inbox, err error) {
+	if (c.Expires != nil || c.MaxBytes != nil) && mayManage(who) != nil {
+		return Inbox{}, fmt.Errorf("expires_at and max_bytes are for the inbox's project to change: %w", mayManage(who))
+	}
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
+			return err
+		}
+		was, detail := b, audit.Fields{}
+		if c.DisplayName != nil {
+			b.DisplayName = *c.DisplayName
+			detail["display_name"] = b.DisplayName
+		}
+		if c.Expires != nil {
+			b.Expires = c.Expires.UTC().Truncate(time.Microsecond)
+			detail["expires_at"] = ends(b.Expires)
+		}
+		if c.MaxBytes != nil {
+			b.MaxBytes = *c.MaxBytes
+			detail["max_bytes"] = strconv.FormatInt(b.MaxBytes, 10)
+		}
+		if err := b.check(); err != nil {
+			b = was
+			return err
+		}
+		ok, err := tx.Changed(ctx, `update inbox set display_name = $1, expires_at = $2, max_bytes = $3 where id = $4 and deleted_at = 0`,
+			b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.ID)
+		if err != nil {
+			return fmt.Errorf("update inbox %s: %w", b.ID, err)
+		}
+		if !ok {
+			return ErrNoInbox
+		}
+		return audit.Append(ctx, tx, who, "inbox.update", b.ID, detail)
+	})
+	return b, err
+}
+
+// Delete ends an inbox that who manages. It takes no mail and shows none from
+// now on; [PostOffice.Undelete] brings it back for [Grace], after which what is
+// in it is gone.
+func (m *PostOffice) Delete(ctx context.Context, who auth.Principal, inbox string) (b Inbox, err error) {
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
+			return err
+		}
+		b, err = m.end(ctx, tx, who, b, "inbox.delete")
+		return err
+	})
+	return b, err
+}
+
+func (m *PostOffice) end(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, verb string) (Inbox, error) {
+	b.Deleted = time.Now().UTC().Truncate(time.Microsecond)
+	b.Purge = b.Deleted.Add(Grace)
+	ok, err := tx.Changed(ctx, `update inbox set deleted_at = $1, purge_at = $2 where id = $3 and deleted_at = 0`, store.Time(b.Deleted), store.Time(b.Purge), b.ID)
+	if err != nil {
+		return Inbox{}, fmt.Errorf("delete inbox %s: %w", b.ID, err)
+	}
+	if !ok {
+		return Inbox{}, ErrNoInbox
+	}
+	if err := audit.Append(ctx, tx, who, verb, b.ID, audit.Fields{"purge_at": ends(b.Purge)}); err != nil {
+		return Inbox{}, err
+	}
+	return b, m.announce(ctx, tx, b, event.InboxDeleted)
+}
+
+// Deleted returns the inboxes of who's project that can still be brought back.
+func (m *PostOffice) Deleted(ctx context.Context, who auth.Principal) (out []Inbox, err error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		out, err = inboxes(ctx, tx, `project_id = $1 and deleted_at > 0 and purge_at > $2`, who.Project, store.Time(time.Now()))
+		return err
+	})
+	return out, err
+}
+
+// Undelete brings a deleted inbox of who's project back, with its keys and its
+// mail. One that had expired has no end then.
+func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox string) (b Inbox, err error) {
+	if err := mayManage(who); err != nil {
+		return Inbox{}, err
+	}
+	if !nameForm().MatchString(inbox) {
+		return Inbox{}, fmt.Errorf("inbox %q: %w", inbox, ErrNoInbox)
+	}
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		now := time.Now()
+		list, err := inboxes(ctx, tx, `(id = $1 or address = $1) and project_id = $2 and deleted_at > 0 and purge_at > $3`, inbox, who.Project, store.Time(now))
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
+			return fmt.Errorf("inbox %q: none that is deleted and can be brought back: %w", inbox, ErrNoInbox)
+		}
+		b = list[0]
+		if !b.Expires.After(now) {
+			b.Expires = time.Time{}
+		}
+		b.Deleted, b.Purge = time.Time{}, time.Time{}
+		ok, err := tx.Changed(ctx, `update inbox set deleted_at = 0, purge_at = 0, expires_at = $1 where id = $2 and deleted_at > 0 and purge_at > $3`,
+			store.Time(b.Expires), b.ID, store.Time(now))
+		if err != nil {
+			return fmt.Errorf("undelete inbox %s: %w", b.ID, err)
+		}
+		if !ok {
+			return ErrNoInbox
+		}
+		return audit.Append(ctx, tx, who, "inbox.undelete", b.ID, nil)
+	})
+	return b, err
+}
+
+// RunExpiry ends what is due until ctx ends: inboxes and parts of credentials
+// that have expired, and what is in deleted inboxes whose grace is over. It may
+// run in several processes at once, and goes on with what one that was killed
+// had begun.
+func (m *PostOffice) RunExpiry(ctx context.Context) error {
+	t := time.NewTicker(expiryStep)
+	defer t.Stop()
+	for {
+		if err := m.Expire(ctx); err != nil && ctx.Err() == nil {
+			m.log.ErrorContext(ctx, "expire inboxes", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// Expire ends what is due now, as [PostOffice.RunExpiry] does again and again.
+func (m *PostOffice) Expire(ctx context.Context) error {
+	due, err := m.due(ctx, `deleted_at = 0 and expires_at > 0 and expires_at <= $1`)
+	if err != nil {
+		return err
+	}
+	for _, b := range due {
+		err := m.db.Update(ctx, func(tx *store.Tx) error {
+			_, err := m.end(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, b, "inbox.expire")
+			return err
+		})
+		if err != nil && !errors.Is(err, ErrNoInbox) { // another process was faster
+			return err
+		}
+	}
+	if err := m.expireParts(ctx); err != nil {
+		return err
+	}
+	if due, err = m.due(ctx, `deleted_at > 0 and purge_at <= $1`); err != nil {
+		return err
+	}
+	for _, b := range due {
+		if err := m.purge(ctx, b); err != nil {
+			return fmt.Errorf("purge inbox %s: %w", b.ID, err)
+		}
+	}
+	return nil
+}
+
+func (m *PostOffice) due(ctx context.Context, where string) (out []Inbox, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		out, err = inboxes(ctx, tx, where, store.Time(time.Now()))
+		return err
+	})
+	return out, err
+}
+
+// expireParts removes what is wrapped for credentials whose time is over, and
+// re-keys their inboxes: what comes after is not sealed to a key that they, with
+// a copy of the database, could open.
+func (m *PostOffice) expireParts(ctx context.Context) error {
+	var list []Part
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		list, err = parts(ctx, tx, `(k.expires_at > 0 and k.expires_at <= $1 or c.expires_at > 0 and c.expires_at <= $1)`, store.Time(time.Now()))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, p := range list {
+		err := m.db.Update(ctx, func(tx *store.Tx) error {
+			if err := lockInbox(ctx, tx, p.Inbox); err != nil {
+				return err
+			}
+			if _, err := onePart(ctx, tx, p.Inbox, p.Credential); err != nil {
+				return err
+			}
+			b, err := m.stored(ctx, tx, p.Inbox)
+			if err != nil {
+				return err
+			}
+			return m.dropAndRekey(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, p, "its time is over")
+		})
+		if err != nil && !errors.Is(err, ErrNoKey) && !errors.Is(err, ErrNoInbox) { // another process was faster
+			return err
+		}
+	}
+	return nil
+}
+
+// holdings are the tables that hold what is in an inbox, with the column that
+// names a blob if they have one. A test compares them with the schema.
+var holdings = []struct{ table, blob string }{
+	{"message", "blob_id"},
+	{"message_label", ""},
+	{"thread_ref", ""},
+	{"thread", ""},
+	{"inbox_use", ""},
+}
+
+// purge removes what is in a deleted inbox. First go the wrapped keys, in the
+// transaction after which there is no way back: whatever of the rest a crash
+// leaves for the next run, or a disk keeps of removed rows and files, opens for
+// nobody. The row of the inbox goes last, so that the next run finds it.
+func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
+	who := auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}
+	err := m.db.Update(ctx, func(tx *store.Tx) error {
+		ok, err := tx.Changed(ctx, `update inbox set purge_at = 1 where id = $1 and deleted_at > 0 and purge_at <= $2`, b.ID, store.Time(time.Now()))
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return ErrNoInbox // it was brought back
+		}
+		list, err := parts(ctx, tx, `k.inbox_id = $1`, b.ID)
+		if err != nil {
+			return err
+		}
+		for _, p := range list {
+			if err := drop(ctx, tx, who, p, "the inbox is gone"); err != nil {
+				return err
+			}
+		}
+		for _, table := range []string{"inbox_wrap", "inbox_key"} { // of credentials that had ended
+			if _, err := tx.ExecContext(ctx, `delete from `+table+` where inbox_id = $1`, b.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, ErrNoInbox) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, h := range holdings {
+		if err := m.empty(ctx, h.table, h.blob, b.ID); err != nil {
+			return err
+		}
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := tx.ExecContext(ctx, `delete from inbox_epoch where inbox_id = $1`, b.ID); err != nil {
+			return err
+		}
+		ok, err := tx.Changed(ctx, `delete from inbox where id = $1`, b.ID)
+		if err != nil || !ok { // another process was faster
+			return err
+		}
+		_, err = tx.ExecContext(ctx, `insert into former_address (address, project_id, inbox_id, free_at) values ($1, $2, $3, $4)
+			on conflict (address) do update set project_id = excluded.project_id, inbox_id = excluded.inbox_id, free_at = excluded.free_at`,
+			b.Address, b.Project, b.ID, store.Time(time.Now().Add(AddressRest)))
+		if err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "inbox.purge", b.ID, nil)
+	})
+}
+
+// empty removes an inbox's rows of a table, each after its blob: a crash in
+// between leaves a row, by which the next run finds what is left.
+func (m *PostOffice) empty(ctx context.Context, table, blob, inbox string) error {
+	for blob != "" {
+		var ids []string
+		err := m.db.View(ctx, func(tx *store.Tx) error {
+			rows, err := tx.QueryContext(ctx, `select `+blob+` from `+table+` where inbox_id = $1 limit $2`, inbox, purgeStep)
+			if err != nil {
+				return err
+			}
+			defer rows.Close()
+			for rows.Next() {
+				var id string
+				if err := rows.Scan(&id); err != nil {
+					return err
+				}
+				ids = append(ids, id)
+			}
+			return rows.Err()
+		})
+		if err != nil {
+			return err
+		}
+		if len(ids) == 0 {
+			return nil
+		}
+		for _, id := range ids {
+			if err := m.cfg.Blobs.Delete(id); err != nil {
+				return err
+			}
+		}
+		err = m.db.Update(ctx, func(tx *store.Tx) error {
+			for _, id := range ids {
+				if _, err := tx.ExecContext(ctx, `delete from `+table+` where inbox_id = $1 and `+blob+` = $2`, inbox, id); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `delete from `+table+` where inbox_id = $1`, inbox)
+		return err
+	})
+}
