@@ -444,7 +444,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, d.doms)
-	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})
+	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})
 	return d.buildWeb(lis)
 }
 

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
@@ -51,13 +52,14 @@ const maxForm = 64 << 10
 
 // Server serves the console. It is safe for concurrent use.
 type Server struct {
-	log    *slog.Logger
-	db     *store.DB
-	gate   *oversight.Gate
-	fleet  *sandbox.Fleet
-	post   *mailbox.PostOffice
-	conf   Config
-	signIn *auth.SignIn
+	log     *slog.Logger
+	db      *store.DB
+	gate    *oversight.Gate
+	fleet   *sandbox.Fleet
+	post    *mailbox.PostOffice
+	domains *domain.Registry
+	conf    Config
+	signIn  *auth.SignIn
 	// verifying has room for one: reading the whole record is work.
 	verifying chan struct{}
 
@@ -67,13 +69,13 @@ type Server struct {
 }
 
 // New returns the console of the people in db.
-func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fleet, post *mailbox.PostOffice, conf Config) *Server {
+func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fleet, post *mailbox.PostOffice, domains *domain.Registry, conf Config) *Server {
 	conf.Hosts = slices.Clone(conf.Hosts)
 	for i, h := range conf.Hosts {
 		conf.Hosts[i] = strings.ToLower(h)
 	}
 	return &Server{
-		log: log, db: db, gate: gate, fleet: fleet, post: post, conf: conf, signIn: auth.NewSignIn(db),
+		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf, signIn: auth.NewSignIn(db),
 		verifying: make(chan struct{}, 1), briefs: map[string]brief{},
 	}
 }
@@ -97,6 +99,11 @@ var table = []route{
 	{"GET", "/console/sandboxes/{id}", false, (*Server).sandbox},
 	{"POST", "/console/sandboxes/{id}/kill", false, (*Server).kill},
 	{"GET", "/console/inboxes", false, (*Server).inboxes},
+	{"GET", "/console/domains", false, (*Server).domainList},
+	{"POST", "/console/domains", false, (*Server).addDomain},
+	{"GET", "/console/domains/{id}", false, (*Server).domain},
+	{"POST", "/console/domains/{id}/check", false, (*Server).checkDomain},
+	{"POST", "/console/domains/{id}/remove", false, (*Server).removeDomain},
 	{"GET", "/console/audit", false, (*Server).audit},
 	{"POST", "/console/audit/verify", false, (*Server).verify},
 	{"GET", "/console/setup", true, (*Server).setupPage},

@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/console"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -390,15 +391,14 @@ func TestEveryPageNeedsAPerson(t *testing.T) {
 	a := f.propose(draft())
 	page := "/console/actions/" + a.ID
 	form := f.form(f.get(page).body, "approve-form")
-	gets := []string{"/console/", page, page + "/text", "/console/decided", "/console/sandboxes", "/console/sandboxes/i" + strings.Repeat("a", 20), "/console/inboxes", "/console/audit"}
-	posts := []string{page + "/decision", page + "/resolution", "/console/sandboxes/i" + strings.Repeat("a", 20) + "/kill", "/console/audit/verify"}
 	check := func(t *testing.T, dress func(*http.Request)) {
 		t.Helper()
-		for i, path := range append(gets, posts...) {
-			method, want := http.MethodGet, http.StatusSeeOther
-			if i >= len(gets) {
-				method, want = http.MethodPost, http.StatusUnauthorized
+		for _, rt := range console.ClosedRoutes() {
+			method, path, want := rt[0], strings.ReplaceAll(rt[1], "{$}", ""), http.StatusSeeOther
+			if method == http.MethodPost {
+				want = http.StatusUnauthorized
 			}
+			path = strings.ReplaceAll(strings.ReplaceAll(path, "/actions/{id}", strings.TrimPrefix(page, "/console")), "{id}", "i"+strings.Repeat("a", 20))
 			req, err := http.NewRequestWithContext(t.Context(), method, f.url+path, strings.NewReader(form.Encode()))
 			if err != nil {
 				t.Fatal(err)

@@ -19,7 +19,9 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/console"
+	"postern/internal/domain"
 	"postern/internal/mail"
+	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -131,6 +133,8 @@ type fixture struct {
 	gate    *oversight.Gate
 	post    *mailbox.PostOffice
 	fleet   *sandbox.Fleet
+	domains *domain.Registry
+	dns     *dnstest.Server
 	hop     *nextHop
 	handler http.Handler
 	url     string
@@ -182,7 +186,12 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if f.agent, err = auth.CheckKey(t.Context(), f.db, f.inboxKey); err != nil {
 		t.Fatal(err)
 	}
-	f.handler = console.New(log, f.db, f.gate, f.fleet, f.post, console.Config{Hosts: []string{l.Addr().String(), "console.test"}}).Handler()
+	f.dns = dnstest.Start(t)
+	f.domains, err = domain.New(log, f.db, domain.Config{Domain: "agents.test", Host: "mx.agents.test", Resolver: f.dns.Resolver(), Gap: time.Nanosecond, InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.handler = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}}).Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: 5 * time.Second}}
 	s.Start()
 	t.Cleanup(s.Close)

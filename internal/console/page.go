@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"postern/internal/audit"
+	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
@@ -70,22 +71,25 @@ func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 }
 
 var funcs = template.FuncMap{
-	"line":     func(s any) string { return mail.Printable(fmt.Sprint(s), 4096) },
-	"lines":    lines,
-	"ago":      func(t time.Time) string { return ago(time.Since(t)) },
-	"until":    func(t time.Time) string { return until(time.Until(t)) },
-	"utc":      func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
-	"stamp":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
-	"rfc3339":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-	"size":     size,
-	"count":    count,
-	"who":      who,
-	"via":      func(v string) string { return or(doors[v], v) },
-	"verb":     func(v string) string { return or(verbs[v], v) },
-	"detail":   detail,
-	"stateOf":  stateOf,
-	"meaning":  meaning,
-	"endState": func(s sandbox.State) string { return or(endStates[s], string(s)) },
+	"line":          func(s any) string { return mail.Printable(fmt.Sprint(s), 4096) },
+	"lines":         lines,
+	"ago":           func(t time.Time) string { return ago(time.Since(t)) },
+	"until":         func(t time.Time) string { return until(time.Until(t)) },
+	"utc":           func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
+	"stamp":         func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
+	"rfc3339":       func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"size":          size,
+	"count":         count,
+	"who":           who,
+	"via":           func(v string) string { return or(doors[v], v) },
+	"verb":          func(v string) string { return or(verbs[v], v) },
+	"detail":        detail,
+	"stateOf":       stateOf,
+	"meaning":       meaning,
+	"domainMeaning": domainMeaning,
+	"recordName":    func(k domain.Kind) string { return or(recordNames[k], string(k)) },
+	"resultName":    func(r domain.Result) string { return or(resultNames[r], string(r)) },
+	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
 }
 
 func or(s, otherwise string) string {

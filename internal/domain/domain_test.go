@@ -481,6 +481,9 @@ func TestWords(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, r := range rs {
+				if strings.Contains(r.Detail, "%!") {
+					t.Errorf("%s: %s", r.Kind, r.Detail)
+				}
 				if r.Kind == tt.kind && (r.Result != tt.result || !strings.Contains(r.Detail, tt.words)) {
 					t.Errorf("got %s: %s (found %q); want %s with %q", r.Result, r.Detail, r.Found, tt.result, tt.words)
 				}
