@@ -35,6 +35,7 @@ type Config struct {
 	Relay  string   // host:port through which mail leaves; empty means that only MailDomain and Routes are reached
 	Routes []string // "domain=host:port": where mail for a domain goes
 
+	DMARC    string // "enforce": refuse mail as the domain that it names as its author's asks; "note": only write down what it asks
 	Resolver string // host:port of the DNS server that is asked for all that mail needs; empty means the system's
 
 	MailHost string // name by which other mail servers reach this one: the MX of projects' domains; empty means MailDomain
@@ -102,6 +103,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.KeepActions, "keep-actions", oversight.KeepPayloads, "how long the content of proposals that are sent, refused or cancelled can still be read by reviewers; their digests stay. 0 means for ever")
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
+	fs.StringVar(&c.DMARC, "dmarc", "enforce", "enforce or note: whether mail is refused when it is not proved to be from the domain in its From field and that domain asks to refuse it (p=reject)")
 	fs.StringVar(&c.Resolver, "resolver", "", "`host:port` of the DNS server that is asked for all that mail needs: who a sender is, where mail goes, what a domain of yours says (default: the system's)")
 	fs.StringVar(&c.MailHost, "mail-host", "", "`name` by which other mail servers reach this one; it is what projects name as MX of their own domains (default: the mail domain)")
 	fs.StringVar(&c.MailSPF, "mail-spf", "", "SPF `terms` that let this server send for projects' own domains: what your relay tells you, such as include:spf.relay.example (default: mx)")
@@ -184,6 +186,9 @@ func (c *Config) validate() error {
 	}
 	if strings.ContainsFunc(c.MailSPF, func(r rune) bool { return r < ' ' || r > '~' || r == '"' }) || slices.ContainsFunc(strings.Fields(c.MailSPF), func(t string) bool { return strings.TrimLeft(t, "+-~?") == "all" }) {
 		bad("mail-spf", "%q: want terms such as include:spf.relay.example, without v=spf1 and all", c.MailSPF)
+	}
+	if c.DMARC != "enforce" && c.DMARC != "note" {
+		bad("dmarc", "%q: want enforce or note", c.DMARC)
 	}
 	if c.Egress != "deny" && c.Egress != "allow" {
 		bad("egress", "%q: want deny or allow", c.Egress)

@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,7 +27,6 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/event"
-	"postern/internal/mail"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
@@ -517,28 +515,6 @@ func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {
 	return smtpclient.New(smtpclient.Config{
 		Hostname: d.conf.MailDomain, Routes: routes, Relay: d.conf.Relay,
 		NoRoute: "start the server with --relay for all domains, or with --route for this one",
-	})
-}
-
-func (d *daemon) smtpServer() (*smtpserver.Server, error) {
-	return smtpserver.New(d.log, smtpserver.Config{
-		Hostname: d.conf.MailDomain,
-		Accepts: func(ctx context.Context, rcpt string) error {
-			if ours, err := d.post.Serves(ctx, mail.Domain(rcpt)); err != nil {
-				return err
-			} else if !ours {
-				return smtpserver.ErrRelay
-			}
-			err := d.post.Accepts(ctx, rcpt)
-			if errors.Is(err, mailbox.ErrNoInbox) {
-				return smtpserver.ErrNoMailbox
-			}
-			return err
-		},
-		Deliver: func(ctx context.Context, env mail.Envelope, remote netip.AddrPort) error {
-			return d.post.Receive(ctx, mailbox.Arrival{Envelope: env, Remote: remote.String()})
-		},
-		Propose: d.proposeCaptured,
 	})
 }
 

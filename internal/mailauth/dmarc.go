@@ -22,13 +22,14 @@ type author struct {
 	domain string // empty where there is not just one
 	why    string // why there is not
 	many   bool   // there are several fields or domains
+	local  bool   // see [Message.local]; then the rest is not known
 	tree   tree
 	absent bool // the domain has neither address nor mail exchanger
 }
 
 // findAuthor reads the From field and asks for the policy of its domain.
-func findAuthor(ctx context.Context, ask *asker, raw []byte) author {
-	list, n, proper := mail.Authors(raw)
+func findAuthor(ctx context.Context, ask *asker, m Message) author {
+	list, n, proper := mail.Authors(m.Raw)
 	var domains []string
 	for _, a := range list {
 		d, ok := domainName(mail.Domain(a.Addr))
@@ -50,10 +51,11 @@ func findAuthor(ctx context.Context, ask *asker, raw []byte) author {
 	case len(domains) == 0 || !proper:
 		return author{why: "the From field is no list of addresses"}
 	}
-	a := author{domain: domains[0]}
-	var wg sync.WaitGroup
-	wg.Go(func() { a.tree = walk(ctx, ask, a.domain) })
-	wg.Wait()
+	a := author{domain: domains[0], local: m.local()}
+	if a.local {
+		return a
+	}
+	a.tree = walk(ctx, ask, a.domain)
 	if r := a.tree.policy(); r != nil && r.domain != a.domain && r.np != "" {
 		a.absent = absent(ctx, ask, a.domain)
 	}
@@ -224,7 +226,7 @@ func (r record) asks(a author) string {
 
 // evaluate is RFC 9989 section 5.3. policy is what the domain asks for where
 // the message failed, and empty otherwise.
-func (v *Verifier) evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []signature) (c mail.Check, policy string) {
+func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []signature) (c mail.Check, policy string) {
 	if a.domain == "" {
 		c = mail.Check{Result: "permerror", Detail: a.why}
 		switch {
@@ -237,6 +239,16 @@ func (v *Verifier) evaluate(ctx context.Context, ask *asker, a author, from spfR
 		return c, ""
 	}
 	c.Domain = a.domain
+	if a.local {
+		for _, s := range sigs {
+			if s.result == "pass" && s.domain == a.domain {
+				c.Result, c.Detail = "pass", "by dkim of "+s.domain
+				return c, ""
+			}
+		}
+		c.Result, c.Detail = "none", "it came from this machine"
+		return c, ""
+	}
 	r := a.tree.policy()
 	if r == nil || r.domain != a.domain && a.tree.err != nil {
 		if a.tree.err != nil {

@@ -82,6 +82,12 @@ type Message struct {
 	Raw    []byte     // lines end in CR LF
 }
 
+// local says whether m came from this machine: from a program here, or from a
+// mail server in front that has taken it from outside. SPF can say nothing about
+// either, so that no domain's policy is applied, nor asked for: a domain without
+// any DNS works too.
+func (m Message) local() bool { return m.Remote.Unmap().IsLoopback() }
+
 // Verify says who m is from. The field that it returns says the same and more
 // as a header field with its line end, to be put on top of the message once
 // [Verifier.Strip] has taken false ones out.
@@ -104,7 +110,7 @@ func (v *Verifier) Verify(ctx context.Context, m Message) (mail.Results, []byte)
 	wg.Go(func() { helo = v.spfHelo(ctx, ask, m) })
 	wg.Go(func() { sigs = v.verifyDKIM(ctx, ask, h, bodySums) })
 	wg.Go(func() { chain = v.verifyARC(ctx, ask, h, bodySums) })
-	wg.Go(func() { author = findAuthor(ctx, ask, m.Raw) })
+	wg.Go(func() { author = findAuthor(ctx, ask, m) })
 	wg.Wait()
 
 	if m.From == "" { // RFC 7208 2.4: a bounce is from its host
@@ -112,7 +118,7 @@ func (v *Verifier) Verify(ctx context.Context, m Message) (mail.Results, []byte)
 		from.domain = heloDomain(m.Helo)
 	}
 	r := mail.Results{SPF: from.Check(), DKIM: best(sigs, author.domain), ARC: chain.Check()}
-	r.DMARC, r.Policy = v.evaluate(ctx, ask, author, from, sigs)
+	r.DMARC, r.Policy = evaluate(ctx, ask, author, from, sigs)
 	return r, v.field(m, from, helo, sigs, chain, author, r)
 }
 

@@ -183,6 +183,7 @@ func TestDMARC(t *testing.T) {
 		{"the proof cannot be asked for", "a@spfless.example", "a@mail.spfless.example", goodHost, "temperror "},
 		{"a record that includes itself", "a@loop.example", "a@loop.example", goodHost, "fail reject"},
 		{"a name in letters of its own", "a@münchen.example", "a@xn--mnchen-3ya.example", goodHost, "pass "},
+		{"from this machine", "a@good.example", "a@x.example", netip.MustParseAddr("127.0.0.1"), "none "},
 		{"no From", "", "a@good.example", goodHost, "permerror quarantine"},
 		{"two authors of two domains", "a@good.example, b@strict.example", "a@good.example", goodHost, "permerror reject"},
 		{"two authors of one domain", "a@good.example, b@good.example", "a@good.example", goodHost, "pass "},

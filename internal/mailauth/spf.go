@@ -60,7 +60,7 @@ func (v *Verifier) spf(ctx context.Context, ask *asker, m Message, sender, domai
 	case !remote.IsValid():
 		r.result, r.detail = "none", "the sender's address is not known"
 		return r
-	case remote.IsLoopback():
+	case m.local():
 		// No record can name this address, and every failure would be ours.
 		r.result, r.detail = "none", "it came from this machine"
 		return r

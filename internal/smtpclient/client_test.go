@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -407,7 +406,7 @@ func TestToSMTPServer(t *testing.T) {
 			}
 			return nil
 		},
-		Deliver: func(_ context.Context, env mail.Envelope, _ netip.AddrPort) error {
+		Deliver: func(_ context.Context, env mail.Envelope, _ smtpserver.Peer) error {
 			mu.Lock()
 			defer mu.Unlock()
 			got = append(got, env)

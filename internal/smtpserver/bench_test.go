@@ -3,7 +3,6 @@ package smtpserver
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -15,7 +14,7 @@ func BenchmarkInbound(b *testing.B) {
 	for _, size := range []int{4 << 10, 4 << 20} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			s := newServer(b, &box{}, func(c *Config) {
-				c.Deliver = func(context.Context, mail.Envelope, netip.AddrPort) error { return nil }
+				c.Deliver = func(context.Context, mail.Envelope, Peer) error { return nil }
 			})
 			addr := serve(b, s)
 			text := "Subject: s\r\n\r\n" + strings.Repeat(strings.Repeat("x", 76)+"\r\n", size/78) + "."

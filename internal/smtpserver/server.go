@@ -44,6 +44,23 @@ var (
 	ErrRelay = errors.New("relaying is not allowed")
 )
 
+// A Peer is who brings a message, as far as that is known without looking at it.
+type Peer struct {
+	Remote netip.AddrPort // zero if it is not known
+	Helo   string         // what it calls itself; anything
+	TLS    bool           // the conversation is encrypted
+}
+
+// A Refusal is an error that says what is answered.
+type Refusal struct {
+	Code     int    // 450 to 452: try again later; 550 to 554: never
+	Enhanced [3]int // RFC 3463
+	Reason   string // one line, told to the peer
+}
+
+// Error returns the reason.
+func (r *Refusal) Error() string { return r.Reason }
+
 // Config says how a [Server] behaves. Accepts and Deliver are needed for
 // Serve, Propose for ServeConn; the functions are called concurrently.
 type Config struct {
@@ -56,10 +73,11 @@ type Config struct {
 	// again later".
 	Accepts func(ctx context.Context, rcpt string) error
 	// Deliver takes a message over. When it returns nil the message must be
-	// durable. A [mail.FieldError] refuses the message for good; any other
-	// error makes the sender keep it and try again. env.Raw begins with the
-	// Return-Path and Received fields of this server; env.From may be empty.
-	Deliver func(ctx context.Context, env mail.Envelope, remote netip.AddrPort) error
+	// durable. A [mail.FieldError] refuses the message for good, a [Refusal]
+	// as it says; any other error makes the sender keep it and try again.
+	// env.Raw begins with the Return-Path and Received fields of this server;
+	// env.From may be empty.
+	Deliver func(ctx context.Context, env mail.Envelope, from Peer) error
 
 	// Propose takes a message that the sandbox who sent to dst. env is just as
 	// it came and nothing in it has been checked but that it has no bare CR or

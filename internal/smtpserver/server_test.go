@@ -37,7 +37,7 @@ type box struct {
 	gate chan struct{} // Deliver waits for it if not nil
 }
 
-func (b *box) deliver(_ context.Context, env mail.Envelope, remote netip.AddrPort) error {
+func (b *box) deliver(_ context.Context, env mail.Envelope, from Peer) error {
 	if b.gate != nil {
 		<-b.gate
 	}
@@ -47,7 +47,7 @@ func (b *box) deliver(_ context.Context, env mail.Envelope, remote netip.AddrPor
 		return b.err
 	}
 	b.envs = append(b.envs, env)
-	b.dst = append(b.dst, remote)
+	b.dst = append(b.dst, from.Remote)
 	return nil
 }
 

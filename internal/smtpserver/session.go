@@ -256,22 +256,35 @@ func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 		return reply(554, smtp.EnhancedCode{5, 4, 6}, "message goes round in a loop, it has more than %d Received fields", maxHops)
 	}
 	env.Raw = append(ses.trace(env, time.Now()), raw...)
-	var remote netip.AddrPort
-	if a, ok := ses.link.RemoteAddr().(*net.TCPAddr); ok {
-		remote = a.AddrPort()
-	}
 	ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 	defer cancel()
-	err := ses.s.cfg.Deliver(ctx, env, remote)
+	peer := ses.peer()
+	err := ses.s.cfg.Deliver(ctx, env, peer)
 	var fe *mail.FieldError
+	var no *Refusal
 	switch {
+	case errors.As(err, &no):
+		return no.reply()
 	case errors.As(err, &fe):
 		return reply(554, smtp.EnhancedCode{5, 6, 0}, "%v", fe)
 	case err != nil:
-		ses.s.log.Error("deliver message", "err", err, "remote", remote.String())
+		ses.s.log.Error("deliver message", "err", err, "remote", peer.Remote.String())
 		return errTemporary
 	}
 	return nil
+}
+
+func (r *Refusal) reply() *smtp.SMTPError {
+	return reply(r.Code, smtp.EnhancedCode(r.Enhanced), "%s", r.Reason)
+}
+
+// peer returns who is at the other end.
+func (ses *session) peer() Peer {
+	p := Peer{Helo: ses.helo, TLS: ses.isTLS}
+	if a, ok := ses.link.RemoteAddr().(*net.TCPAddr); ok {
+		p.Remote = netip.AddrPortFrom(a.AddrPort().Addr().Unmap(), a.AddrPort().Port())
+	}
+	return p
 }
 
 func (ses *session) propose(env mail.Envelope) error {

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"postern/internal/mail"
+	"postern/internal/mailauth"
+	"postern/internal/mailbox"
+	"postern/internal/smtpserver"
+)
+
+func (d *daemon) smtpServer() (*smtpserver.Server, error) {
+	hostname := cmp.Or(d.conf.MailHost, d.conf.MailDomain)
+	proofs, err := mailauth.New(mailauth.Config{Resolver: d.resolver, Hostname: hostname})
+	if err != nil {
+		return nil, err
+	}
+	return smtpserver.New(d.log, smtpserver.Config{
+		Hostname: hostname,
+		Accepts:  d.accepts,
+		Deliver: func(ctx context.Context, env mail.Envelope, from smtpserver.Peer) error {
+			return d.receive(ctx, proofs, env, from)
+		},
+		Propose: d.proposeCaptured,
+	})
+}
+
+// accepts says whether there is an inbox for rcpt.
+func (d *daemon) accepts(ctx context.Context, rcpt string) error {
+	if ours, err := d.post.Serves(ctx, mail.Domain(rcpt)); err != nil {
+		return err
+	} else if !ours {
+		return smtpserver.ErrRelay
+	}
+	err := d.post.Accepts(ctx, rcpt)
+	if errors.Is(err, mailbox.ErrNoInbox) {
+		return smtpserver.ErrNoMailbox
+	}
+	return err
+}
+
+// receive takes a message over that another server brings: what it claims of
+// its sender is checked, written on top of it, and judged.
+func (d *daemon) receive(ctx context.Context, proofs *mailauth.Verifier, env mail.Envelope, from smtpserver.Peer) error {
+	results, field := proofs.Verify(ctx, mailauth.Message{Remote: from.Remote.Addr(), Helo: from.Helo, From: env.From, Raw: env.Raw})
+	// An agent takes the From field for who speaks to it, and acts upon it. So
+	// a domain that asks for it is obeyed by default, though RFC 9989 section
+	// 7.4 leaves it to the receiver: mail that came over a list which changed
+	// it is lost to the inbox then, but its sender hears of it, as this is
+	// said before the message is taken.
+	if d.conf.DMARC == "enforce" && results.Policy == "reject" {
+		reason := "the message is not proved to be from " + results.DMARC.Domain + ", which asks to refuse such (DMARC)"
+		if results.DMARC.Domain == "" {
+			reason = "nobody can prove who the message is from: " + results.DMARC.Detail
+		}
+		return &smtpserver.Refusal{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: reason}
+	}
+	env.Raw = append(field, proofs.Strip(env.Raw)...)
+	err := d.post.Receive(ctx, mailbox.Arrival{Envelope: env, Remote: from.Remote.String(), Auth: results})
+	if errors.Is(err, mailbox.ErrFull) {
+		// No error of ours, which would be logged as one each time.
+		return &smtpserver.Refusal{Code: 452, Enhanced: [3]int{4, 2, 2}, Reason: "the inbox is full, try again later"}
+	}
+	return err
+}
