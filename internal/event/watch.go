@@ -31,13 +31,19 @@ func NewWatch(log *slog.Logger, db *store.DB) *Watch {
 // between is missed.
 func (w *Watch) Wait(inbox string) (rung <-chan struct{}, stop func()) {
 	c := make(chan struct{}, 1)
+	return c, w.Join(inbox, c)
+}
+
+// Join is [Watch.Wait] for who waits for several inboxes with one channel. It
+// must have room for one.
+func (w *Watch) Join(inbox string, c chan struct{}) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.waiting[inbox] == nil {
 		w.waiting[inbox] = map[chan struct{}]bool{}
 	}
 	w.waiting[inbox][c] = true
-	return c, func() {
+	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if delete(w.waiting[inbox], c); len(w.waiting[inbox]) == 0 {

@@ -10,6 +10,7 @@
 package mailapi
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,13 +48,22 @@ type Server struct {
 	domains *domain.Registry
 	sending chan struct{} // has room for maxSending
 	reading chan struct{} // has room for maxReading
+	crowd   crowd         // who waits for events
+	closing chan struct{} // closed when waiting is to end
 }
 
 // New returns a server of the inboxes in post, the domains in domains and the
 // actions in gate.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, domains *domain.Registry) *Server {
-	return &Server{log: log, db: db, gate: gate, post: post, domains: domains, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading)}
+	return &Server{
+		log: log, db: db, gate: gate, post: post, domains: domains, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading),
+		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}),
+	}
 }
+
+// Close ends all waiting, so that a server which stops need not wait for it. It
+// must be called once.
+func (s *Server) Close() { close(s.closing) }
 
 // A caller is who asks, with the credential that opens its inbox if it has one.
 type caller struct {
@@ -82,8 +92,12 @@ func (s *Server) byKey(r *http.Request) (caller, error) {
 		}
 		key = bearer
 	}
-	p, err := auth.CheckKey(r.Context(), s.db, auth.Secret(key))
-	return caller{p, auth.Secret(key)}, err
+	return s.withKey(r.Context(), auth.Secret(key))
+}
+
+func (s *Server) withKey(ctx context.Context, key auth.Secret) (caller, error) {
+	p, err := auth.CheckKey(ctx, s.db, key)
+	return caller{p, key}, err
 }
 
 // A route is one method of one path.
@@ -108,11 +122,13 @@ var table = slices.Concat(
 	threadRoutes,
 	labelRoutes,
 	actionRoutes,
+	eventRoutes,
 )
 
 // openTable is what anybody may ask for, without a key.
 var openTable = slices.Concat(
 	documentRoutes,
+	socketRoutes,
 )
 
 func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {

@@ -54,6 +54,7 @@ type fixture struct {
 	gate *oversight.Gate
 	post *mailbox.PostOffice
 	hop  *nextHop
+	srv  *Server
 	log  bytes.Buffer
 
 	dns     *dnstest.Server
@@ -83,6 +84,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		t.Fatal(err)
 	}
 	srv := New(log, db, f.gate, f.post, f.domains)
+	f.srv = srv
 	byKey := func(name string, key auth.Secret) {
 		f.secrets = append(f.secrets, key.Reveal())
 		f.clients[name] = client{srv.Handler(), http.Header{"Authorization": {"Bearer " + key.Reveal()}}}
@@ -206,6 +208,8 @@ func TestMatrix(t *testing.T) {
 		threads  = "/v1/inboxes/{inbox}/threads"
 		thread   = "/v1/inboxes/{inbox}/threads/{id}"
 		labels   = "/v1/inboxes/{inbox}/labels"
+		wait     = "/v1/inboxes/{inbox}/messages/wait"
+		events   = "/v1/inboxes/{inbox}/events"
 	)
 	type ofInbox struct {
 		method, route string
@@ -213,7 +217,7 @@ func TestMatrix(t *testing.T) {
 	}
 	all := []ofInbox{
 		{"GET", messages, 200}, {"POST", messages, 202}, {"GET", message, 200}, {"GET", raw, 200}, {"GET", file, 200},
-		{"GET", threads, 200}, {"GET", thread, 200}, {"GET", labels, 200}, {"POST", labels, 200},
+		{"GET", threads, 200}, {"GET", thread, 200}, {"GET", labels, 200}, {"POST", labels, 200}, {"GET", wait, 200}, {"GET", events, 200},
 	}
 	rows := []row{
 		{"GET", "/v1/inboxes", "", []int{401, 200, 200, 200, 200, 200, 200, 200}},
@@ -261,6 +265,8 @@ func TestMatrix(t *testing.T) {
 				path, body := strings.ReplaceAll(r.route, "{inbox}", url.PathEscape(names[r.target])), ""
 				n++
 				switch {
+				case r.route == wait:
+					path += "?timeout=0"
 				case r.route == "/v1/inboxes" && r.method == "POST":
 					body = fmt.Sprintf(`{"address":"new-%d"}`, n)
 				case r.method == "POST" && r.route == messages:

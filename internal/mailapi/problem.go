@@ -20,6 +20,9 @@ import (
 var (
 	errMethod    = errors.New("the method is not one of those in the header Allow")
 	errMediaType = errors.New("header Content-Type: must be application/json")
+	errUpgrade   = errors.New("header Upgrade: must be websocket")
+	// errCrowded means that too many wait for events already.
+	errCrowded = errors.New("too many wait for events already")
 	// errRequest means that a request cannot be taken; the text names the field.
 	errRequest = errors.New("invalid request")
 )
@@ -51,6 +54,7 @@ var kinds = map[string]kind{
 	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
 	"too_large":              {413, "Too large", "Send less: the detail names the limit."},
 	"unsupported_media_type": {415, "Unsupported media type", "Send JSON, as application/json."},
+	"upgrade_required":       {426, "WebSocket needed", "Ask with a WebSocket client, over HTTP/1.1."},
 	"too_many_requests":      {429, "Too many requests", "Wait, for as long as the header Retry-After says if there is one."},
 	"internal_error":         {500, "Internal error", "Tell the operator the requestId: the reason is in the server's log."},
 }
@@ -104,7 +108,9 @@ func classify(err error) (code, detail string) {
 		return "domain_in_use", detail
 	case errors.Is(err, domain.ErrTooSoon), errors.Is(err, domain.ErrFull):
 		return "too_many_requests", detail
-	case errors.Is(err, oversight.ErrFull):
+	case errors.Is(err, errUpgrade):
+		return "upgrade_required", detail
+	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded):
 		return "too_many_requests", detail
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
 		return "not_found", detail
@@ -118,6 +124,9 @@ func classify(err error) (code, detail string) {
 
 // fail answers with the problem that err is.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if _, ok := errors.AsType[answeredError](err); ok {
+		return // the library has answered
+	}
 	code, detail := classify(err)
 	k := kinds[code]
 	p := problem{
