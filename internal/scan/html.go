@@ -1,0 +1,559 @@
+package scan
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+)
+
+// The limits of what is read of one HTML body.
+const (
+	maxDepth   = 256  // open elements that are kept track of
+	maxHidden  = 2000 // passages
+	maxLinks   = 2000
+	maxClasses = 500 // rules of style sheets that hide
+)
+
+// A reading is what a person sees of an HTML body, and what not.
+type reading struct {
+	visible string
+	hidden  []passage
+	links   []link
+	forms   int // that ask for something
+	secrets int // fields for passwords and the like
+	scripts int
+}
+
+// A passage is text that a person does not see, and why.
+type passage struct {
+	text *strings.Builder
+	how  string
+	// pre says that it stands where newsletters put what lists of mail show.
+	pre bool
+	// aside is text that no mail program shows in the page, but that is not
+	// hidden on purpose: what a picture or a tip says.
+	aside bool
+}
+
+type link struct {
+	text, href string
+	hidden     bool
+	line       bool // of a plain text
+}
+
+// level is an open element.
+type level struct {
+	name string
+	how  string // why its content is hidden, or empty
+	back colour // behind the text
+	fore colour
+	span int // hidden passage that its text belongs to, of r.hidden; -1 none
+}
+
+type colour struct {
+	known   bool
+	r, g, b int
+}
+
+// readHTML splits doc into what is seen and what is hidden. It follows inline
+// styles, attributes and the simple rules of style sheets, in one pass and with
+// bounded state; it does not lay out, so text that is covered by something else
+// counts as seen.
+func readHTML(doc string) reading {
+	h := htmlReader{hiding: map[string]string{}}
+	h.sheets(doc)
+	z := html.NewTokenizer(strings.NewReader(doc))
+	h.open = append(h.open, level{fore: colour{true, 0, 0, 0}, back: colour{true, 255, 255, 255}, span: -1})
+	for {
+		switch z.Next() {
+		case html.ErrorToken:
+			h.endLink()
+			h.r.visible = h.seen.String()
+			return h.r
+		case html.CommentToken:
+			if t := strings.TrimSpace(string(z.Text())); t != "" {
+				h.hide(t, "comment", false)
+			}
+		case html.TextToken:
+			h.text(string(z.Text()))
+		case html.StartTagToken:
+			h.start(z.Token(), false)
+		case html.SelfClosingTagToken:
+			h.start(z.Token(), true)
+		case html.EndTagToken:
+			h.end(z.Token())
+		case html.DoctypeToken:
+		}
+	}
+}
+
+type htmlReader struct {
+	r      reading
+	seen   strings.Builder
+	open   []level
+	deep   int               // elements beyond maxDepth
+	hiding map[string]string // ".class", "#id" or "tag" → how a style sheet hides it
+
+	shown    int // bytes seen so far, as far as it matters
+	href     string
+	linkText strings.Builder
+	skip     string // the element whose text is code
+}
+
+func (h *htmlReader) top() *level { return &h.open[len(h.open)-1] }
+
+func (h *htmlReader) text(s string) {
+	if h.skip != "" {
+		return
+	}
+	t := h.top()
+	if h.href != "" && h.linkText.Len() < 500 {
+		h.linkText.WriteString(s)
+	}
+	if t.how == "" {
+		h.seen.WriteString(s)
+		if h.shown < 40 {
+			h.shown += len(strings.TrimSpace(s))
+		}
+		return
+	}
+	if strings.TrimSpace(s) == "" {
+		return
+	}
+	// The text of one hidden element belongs together, whatever is within.
+	if t.span >= 0 && t.span < len(h.r.hidden) {
+		b := h.r.hidden[t.span].text
+		b.WriteByte(' ')
+		b.WriteString(s)
+		return
+	}
+	h.hide(s, t.how, false)
+	span := len(h.r.hidden) - 1
+	for i := len(h.open) - 1; i >= 0 && h.open[i].how == t.how; i-- {
+		h.open[i].span = span
+	}
+}
+
+func (h *htmlReader) hide(s, how string, aside bool) {
+	if len(h.r.hidden) >= maxHidden {
+		return
+	}
+	p := passage{text: &strings.Builder{}, how: how, aside: aside, pre: h.shown < 40}
+	p.text.WriteString(s)
+	h.r.hidden = append(h.r.hidden, p)
+}
+
+// void are the elements that have no content.
+func void(a atom.Atom) bool {
+	switch a {
+	case atom.Area, atom.Base, atom.Br, atom.Col, atom.Embed, atom.Hr, atom.Img, atom.Input, atom.Link, atom.Meta, atom.Source, atom.Track, atom.Wbr:
+		return true
+	}
+	return false
+}
+
+func (h *htmlReader) start(t html.Token, selfClosing bool) {
+	a := map[string]string{}
+	for _, at := range t.Attr {
+		if _, dup := a[at.Key]; !dup {
+			a[at.Key] = at.Val
+		}
+	}
+	l := h.style(t.Data, a)
+	switch t.DataAtom {
+	case atom.Script, atom.Style, atom.Title, atom.Noembed, atom.Noframes:
+		if t.DataAtom == atom.Script {
+			h.r.scripts++
+		}
+		if !selfClosing {
+			h.skip = t.Data
+		}
+		return
+	case atom.Template, atom.Datalist:
+		l.how = "a " + t.Data
+	case atom.A, atom.Area:
+		h.endLink()
+		h.href = strings.TrimSpace(a["href"])
+		h.linkText.Reset()
+	case atom.Form:
+		h.r.forms++
+		if action := strings.TrimSpace(a["action"]); action != "" {
+			h.addLink(link{href: action})
+		}
+	case atom.Input:
+		switch strings.ToLower(a["type"]) {
+		case "hidden":
+			h.aside(a["value"], "hidden field")
+		case "password":
+			h.r.secrets++
+		default:
+			if asksSecret(a["name"] + " " + a["placeholder"] + " " + a["autocomplete"]) {
+				h.r.secrets++
+			}
+		}
+		if v := a["value"]; v != "" {
+			h.seen.WriteString(" " + v + " ")
+		}
+	case atom.P, atom.Div, atom.Tr, atom.Br, atom.Li, atom.H1, atom.H2, atom.H3, atom.H4, atom.H5, atom.H6, atom.Table, atom.Blockquote, atom.Pre, atom.Section, atom.Hr:
+		h.seen.WriteString("\n")
+	case atom.Td, atom.Th, atom.Option:
+		h.seen.WriteString(" ")
+	}
+	for _, k := range []string{"alt", "title", "aria-label", "placeholder", "summary", "content"} {
+		if v := strings.TrimSpace(a[k]); len(v) > 20 {
+			h.aside(v, "attribute "+k)
+		}
+	}
+	for k, v := range a {
+		if strings.HasPrefix(k, "data-") && len(v) > 20 && strings.Contains(v, " ") {
+			h.aside(v, "attribute "+k)
+		}
+	}
+	if t.DataAtom == atom.Img {
+		if alt := a["alt"]; alt != "" && h.href != "" {
+			h.linkText.WriteString(" " + alt + " ")
+		}
+	}
+	if selfClosing || void(t.DataAtom) {
+		return
+	}
+	if len(h.open) > maxDepth {
+		h.deep++
+		return
+	}
+	l.name = t.Data
+	h.open = append(h.open, l)
+}
+
+func (h *htmlReader) aside(s, how string) {
+	if strings.TrimSpace(s) != "" {
+		h.hide(s, how, true)
+	}
+}
+
+func asksSecret(s string) bool {
+	s = strings.ToLower(s)
+	for _, w := range []string{"passw", "pin", "cvv", "card", "otp", "ssn", "iban", "seed", "username", "login"} {
+		if strings.Contains(s, w) {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *htmlReader) end(t html.Token) {
+	if t.Data == h.skip {
+		h.skip = ""
+		return
+	}
+	if t.DataAtom == atom.A {
+		h.endLink()
+	}
+	if h.deep > 0 {
+		h.deep--
+		return
+	}
+	// What closes nothing that is open changes nothing; else a stray end tag
+	// would reveal.
+	for i := len(h.open) - 1; i > 0 && i >= len(h.open)-32; i-- {
+		if h.open[i].name == t.Data {
+			h.open = h.open[:i]
+			return
+		}
+	}
+}
+
+func (h *htmlReader) endLink() {
+	if h.href != "" {
+		h.addLink(link{text: h.linkText.String(), href: h.href, hidden: h.top().how != ""})
+	}
+	h.href = ""
+}
+
+func (h *htmlReader) addLink(l link) {
+	if len(h.r.links) < maxLinks {
+		h.r.links = append(h.r.links, l)
+	}
+}
+
+// style returns the level of an element within the one that is open.
+func (h *htmlReader) style(name string, a map[string]string) level {
+	up := h.top()
+	l := level{how: up.how, back: up.back, fore: up.fore, span: up.span}
+	if l.how != "" {
+		return l // nothing within shows again, but for visibility, which we do not follow
+	}
+	l.span = -1
+	if v, ok := a["hidden"]; ok && v != "false" {
+		l.how = "hidden attribute"
+		return l
+	}
+	how := h.hiding[name]
+	if id := a["id"]; how == "" && id != "" {
+		how = h.hiding["#"+strings.ToLower(id)]
+	}
+	for c := range strings.FieldsSeq(a["class"]) {
+		if how == "" {
+			how = h.hiding["."+strings.ToLower(c)]
+		}
+	}
+	if c, ok := parseColour(a["bgcolor"]); ok {
+		l.back = c
+	} else if a["background"] != "" {
+		l.back = colour{}
+	}
+	if c, ok := parseColour(a["color"]); ok {
+		l.fore = c
+	}
+	if size, ok := a["size"]; ok && name == "font" && strings.TrimSpace(size) == "0" {
+		how = "tiny font"
+	}
+	if s := a["style"]; s != "" {
+		if w := hides(s, &l); w != "" {
+			how = w
+		}
+	}
+	if how == "" && l.fore.known && l.back.known && l.fore.near(l.back) {
+		how = "same colour as what is behind"
+	}
+	// What is hidden from who listens is still seen; no reason by itself.
+	l.how = how
+	return l
+}
+
+// sheets reads the rules of style sheets that hide, for single classes, ids and
+// elements.
+func (h *htmlReader) sheets(doc string) {
+	low := strings.ToLower(doc)
+	if len(low) != len(doc) { // a letter whose lower case has another length
+		low = doc
+	}
+	for {
+		i := strings.Index(low, "<style")
+		if i < 0 {
+			return
+		}
+		low = low[i+6:]
+		end := strings.Index(low, "</style")
+		if end < 0 {
+			end = len(low)
+		}
+		h.sheet(low[:end])
+		low = low[end:]
+	}
+}
+
+func (h *htmlReader) sheet(css string) {
+	if i := strings.IndexByte(css, '>'); i >= 0 {
+		css = css[i+1:]
+	}
+	depth := 0 // within @media, whose rules hold only sometimes
+	for css != "" && len(h.hiding) < maxClasses {
+		i := strings.IndexAny(css, "{}")
+		if i < 0 {
+			return
+		}
+		head := strings.TrimSpace(css[:i])
+		if css[i] == '}' {
+			depth = max(0, depth-1)
+			css = css[i+1:]
+			continue
+		}
+		css = css[i+1:]
+		if strings.HasPrefix(head, "@") {
+			depth++
+			continue
+		}
+		end := strings.IndexByte(css, '}')
+		if end < 0 {
+			end = len(css)
+		}
+		body := css[:end]
+		css = css[min(end+1, len(css)):]
+		if depth > 0 {
+			continue
+		}
+		l := level{}
+		how := hides(body, &l)
+		if how == "" {
+			continue
+		}
+		for sel := range strings.SplitSeq(head, ",") {
+			sel = strings.TrimSpace(sel)
+			if sel != "" && len(sel) < 100 && !strings.ContainsAny(sel, " :>[+~*") {
+				if j := strings.LastIndexAny(sel, ".#"); j > 0 {
+					sel = sel[j:]
+				}
+				h.hiding[sel] = how
+			}
+		}
+	}
+}
+
+// hides returns how a list of declarations hides text, or empty. Colours are
+// noted in l.
+func hides(css string, l *level) string {
+	if len(css) > 4000 {
+		css = css[:4000]
+	}
+	d := map[string]string{}
+	for decl := range strings.SplitSeq(strings.ToLower(uncomment(css)), ";") {
+		k, v, _ := strings.Cut(decl, ":")
+		d[strings.TrimSpace(k)] = strings.TrimSpace(strings.ReplaceAll(strings.TrimSpace(v), "!important", ""))
+	}
+	for _, k := range []string{"background", "background-color"} {
+		if v, ok := d[k]; ok {
+			if c, ok := parseColour(v); ok {
+				l.back = c
+			} else if strings.Contains(v, "url(") || strings.Contains(v, "gradient") || v != "" && v != "transparent" && v != "none" && v != "inherit" {
+				l.back = colour{}
+			}
+		}
+	}
+	if _, ok := d["background-image"]; ok {
+		l.back = colour{}
+	}
+	if v, ok := d["color"]; ok {
+		if v == "transparent" || strings.HasPrefix(v, "rgba") && strings.HasSuffix(strings.ReplaceAll(v, " ", ""), ",0)") {
+			return "transparent"
+		}
+		if c, ok := parseColour(v); ok {
+			l.fore = c
+		} else {
+			l.fore = colour{}
+		}
+	}
+	clipped := strings.HasPrefix(d["overflow"], "hidden") || strings.HasPrefix(d["overflow-y"], "hidden")
+	zero := func(k string, most float64) bool {
+		n, ok := length(d[k])
+		return ok && n <= most
+	}
+	switch {
+	case d["display"] == "none":
+		return "display:none"
+	case d["visibility"] == "hidden" || d["visibility"] == "collapse":
+		return "visibility:hidden"
+	case d["mso-hide"] == "all" && len(d) < 3:
+		return "mso-hide"
+	case zero("opacity", 0.1):
+		return "opacity"
+	case zero("font-size", 2):
+		return "tiny font"
+	case clipped && (zero("max-height", 1) || zero("height", 1) || zero("max-width", 1) || zero("width", 1)):
+		return "zero size"
+	case far(d["text-indent"]):
+		return "off-screen"
+	case (d["position"] == "absolute" || d["position"] == "fixed") && (far(d["left"]) || far(d["top"]) || far(d["right"]) || far(d["bottom"])), far(d["margin-left"]), far(d["margin-top"]):
+		return "off-screen"
+	case strings.HasPrefix(strings.ReplaceAll(d["clip"], " ", ""), "rect(0"), strings.Contains(d["clip-path"], "inset(100%") || strings.Contains(d["clip-path"], "inset(50%"):
+		return "clipped"
+	case strings.Contains(strings.ReplaceAll(d["transform"], " ", ""), "scale(0"):
+		return "zero size"
+	}
+	return ""
+}
+
+// uncomment drops the comments of a style, by which words like "none" are cut.
+func uncomment(css string) string {
+	var b strings.Builder
+	for {
+		i := strings.Index(css, "/*")
+		if i < 0 {
+			b.WriteString(css)
+			return b.String()
+		}
+		b.WriteString(css[:i])
+		j := strings.Index(css[i+2:], "*/")
+		if j < 0 {
+			return b.String()
+		}
+		css = css[i+2+j+2:]
+	}
+}
+
+// length reads a CSS length; percentages of fonts are of 16 pixels.
+func length(s string) (float64, bool) {
+	end := 0
+	for end < len(s) && (s[end] >= '0' && s[end] <= '9' || s[end] == '.' || s[end] == '-') {
+		end++
+	}
+	n, err := strconv.ParseFloat(s[:end], 64)
+	if err != nil {
+		return 0, false
+	}
+	switch strings.TrimSpace(s[end:]) {
+	case "em", "rem", "ex":
+		n *= 16
+	case "%":
+		n *= 0.16
+	case "pt":
+		n *= 1.33
+	case "", "px":
+	default:
+		if n != 0 {
+			return 0, false
+		}
+	}
+	return n, true
+}
+
+func far(s string) bool {
+	n, ok := length(s)
+	return ok && (n <= -500 || n >= 5000)
+}
+
+func (c colour) near(o colour) bool {
+	d := func(a, b int) int { return max(a-b, b-a) }
+	return d(c.r, o.r)+d(c.g, o.g)+d(c.b, o.b) <= 18
+}
+
+// String returns c as #rrggbb.
+func (c colour) String() string { return fmt.Sprintf("#%02x%02x%02x", c.r, c.g, c.b) }
+
+func parseColour(s string) (colour, bool) {
+	s = strings.ToLower(strings.TrimSpace(s))
+	switch s {
+	case "white", "snow", "ivory", "ghostwhite", "whitesmoke", "floralwhite":
+		return colour{true, 255, 255, 255}, true
+	case "black":
+		return colour{true, 0, 0, 0}, true
+	}
+	if hex, ok := strings.CutPrefix(s, "#"); ok {
+		if f, _, ok := strings.Cut(hex, " "); ok {
+			hex = f
+		}
+		if len(hex) == 3 || len(hex) == 4 {
+			hex = string([]byte{hex[0], hex[0], hex[1], hex[1], hex[2], hex[2]})
+		}
+		if len(hex) < 6 {
+			return colour{}, false
+		}
+		n, err := strconv.ParseUint(hex[:6], 16, 32)
+		return colour{true, int(n >> 16), int(n >> 8 & 255), int(n & 255)}, err == nil
+	}
+	for _, p := range []string{"rgb(", "rgba("} {
+		if in, ok := strings.CutPrefix(s, p); ok {
+			in, _, _ = strings.Cut(in, ")")
+			parts := strings.FieldsFunc(in, func(r rune) bool { return r == ',' || r == ' ' || r == '/' })
+			if len(parts) < 3 {
+				return colour{}, false
+			}
+			var v [3]int
+			for i := range v {
+				n, err := strconv.ParseFloat(strings.TrimSuffix(parts[i], "%"), 64)
+				if err != nil {
+					return colour{}, false
+				}
+				if strings.HasSuffix(parts[i], "%") {
+					n *= 2.55
+				}
+				v[i] = min(255, max(0, int(n)))
+			}
+			return colour{true, v[0], v[1], v[2]}, true
+		}
+	}
+	return colour{}, false
+}
