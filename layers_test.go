@@ -30,6 +30,7 @@ var layers = [][]string{
 var only = map[string][]string{
 	"policy": {},
 	"mail":   {"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset"},
+	"scan":   {"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/unicode/norm"},
 	"guest": {
 		"connectrpc.com/connect", "github.com/creack/pty", "github.com/fsnotify/fsnotify", "golang.org/x/sys/unix",
 		"google.golang.org/protobuf/types/known/timestamppb", "google.golang.org/protobuf/proto",

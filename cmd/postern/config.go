@@ -29,8 +29,9 @@ type Config struct {
 	Listen   string // HTTP address of API, proxy, MCP and console
 	SMTP     string // address on which mail arrives
 
-	MailDomain  string        // domain of the inboxes
-	KeepActions time.Duration // how long the content of actions that are settled is kept; 0 means for ever
+	MailDomain      string        // domain of the inboxes
+	QuarantineScore float64       // the scan's score from which mail waits for a person; 0 means that none waits for its score
+	KeepActions     time.Duration // how long the content of actions that are settled is kept; 0 means for ever
 
 	Relay  string   // host:port through which mail leaves; empty means that only MailDomain and Routes are reached
 	Routes []string // "domain=host:port": where mail for a domain goes
@@ -101,6 +102,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.SMTP, "smtp", "127.0.0.1:2525", "`address` on which mail arrives")
 	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
 	fs.DurationVar(&c.KeepActions, "keep-actions", oversight.KeepPayloads, "how long the content of proposals that are sent, refused or cancelled can still be read by reviewers; their digests stay. 0 means for ever")
+	fs.Float64Var(&c.QuarantineScore, "quarantine-score", 0.75, "`score`, 0 to 1, from which mail that arrives waits for a person instead of getting to the agent; 0 means that none waits for its score. See docs/scan.md")
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.DMARC, "dmarc", "enforce", "enforce or note: whether mail is refused when it is not proved to be from the domain in its From field and that domain asks to refuse it (p=reject)")
@@ -224,6 +226,9 @@ func (c *Config) validate() error {
 	c.validateTLS(bad)
 	if c.MemoryMB < 128 {
 		bad("memory", "want at least 128 MiB")
+	}
+	if c.QuarantineScore < 0 || c.QuarantineScore > 1 {
+		bad("quarantine-score", "want 0 to 1")
 	}
 	if c.VolumeMB < 16 || c.VolumeMB > 1<<30 {
 		bad("volume-size", "want 16 to %d MiB", 1<<30)

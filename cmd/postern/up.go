@@ -378,7 +378,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.gate = oversight.NewGate(d.log, d.db, rules)
-	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key})
+	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, QuarantineScore: d.conf.QuarantineScore})
 	if d.doms, err = d.domains(); err != nil {
 		return err
 	}

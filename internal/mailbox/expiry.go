@@ -251,6 +251,7 @@ var holdings = []struct{ table, blob string }{
 	{"thread_ref", ""},
 	{"thread", ""},
 	{"inbox_use", ""},
+	{"quarantine", "blob_id"},
 }
 
 // purge removes what is in a deleted inbox. First go the wrapped keys, in the

@@ -63,7 +63,11 @@ type Config struct {
 	Blobs     *store.Blobs // where sealed messages are kept; required
 	Transport Transport    // takes approved mail out; nil only where nothing is ever approved
 	Domain    string       // new inboxes get addresses in it; required
-	Secret    []byte       // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
+	// QuarantineScore is the scan's score, 0 to 1, from which mail that arrives
+	// waits for a person; 0 means that no score holds it, only the sender's
+	// DMARC policy does.
+	QuarantineScore float64
+	Secret          []byte // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
 }
 
 // PostOffice receives and sends for every inbox. It is safe for concurrent use.

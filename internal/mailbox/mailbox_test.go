@@ -54,7 +54,7 @@ func setup(t *testing.T, db *store.DB) *fixture {
 		t.Fatal(err)
 	}
 	f.gate = oversight.NewGate(log, db, nil)
-	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
+	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", QuarantineScore: 0.75})
 	err = db.Update(t.Context(), func(tx *store.Tx) error {
 		id, key, err := auth.NewProject(t.Context(), tx, "one")
 		if err != nil {

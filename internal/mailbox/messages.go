@@ -44,6 +44,7 @@ type Summary struct {
 	References  []string    `json:"references,omitempty"` // oldest first
 	Attachments []mail.File `json:"attachments,omitempty"`
 	Warnings    []string    `json:"warnings,omitempty"` // where the message is not what it seems
+	Security    *Security   `json:"security,omitempty"` // of mail that arrived; nil for what was sent, or came before there was a scan
 }
 
 // A Message is one message of an inbox, opened.
@@ -233,6 +234,8 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 	}
 	p := mail.Read(e.Raw)
 	s := summarise(p)
+	security := m.inspect(e, p)
+	s.Security = &security
 	// What takes long, sealing and the blobs, is done before the transaction:
 	// there is one writer at a time.
 	var letters []letter
@@ -255,11 +258,17 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 	}
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		for _, l := range letters {
-			if err := m.admit(ctx, tx, l); err != nil {
+			if err := m.admit(ctx, tx, l, security); err != nil {
 				return err
 			}
 		}
 		for _, l := range letters {
+			if security.Quarantined {
+				if err := m.announceHeld(ctx, tx, l, security, e.Remote); err != nil {
+					return err
+				}
+				continue
+			}
 			// The audit says that something came, not what: it is not sealed.
 			who := auth.Principal{Kind: auth.System, ID: "smtp", Project: l.inbox.Project}
 			err := audit.Append(ctx, tx, who, "message.receive", l.id, audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": e.Remote})
@@ -290,9 +299,9 @@ func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []Inbox, er
 	return slices.CompactFunc(out, func(a, b Inbox) bool { return a.ID == b.ID }), err
 }
 
-// admit stores l unless its inbox is full, gone, or has another key than l was
+// admit stores l, or holds it for a person, unless its inbox is full, gone, or has another key than l was
 // sealed to.
-func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l letter) error {
+func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l letter, security Security) error {
 	used, err := m.lock(ctx, tx, l.inbox.ID)
 	if err != nil {
 		return err
@@ -306,6 +315,9 @@ func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l letter) error {
 	}
 	if used+int64(l.size) > b.MaxBytes {
 		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, b.MaxBytes, ErrFull)
+	}
+	if security.Quarantined {
+		return m.confine(ctx, tx, l, security)
 	}
 	return m.keep(ctx, tx, l)
 }
