@@ -110,7 +110,7 @@ func returnPath(r *http.Request) string {
 		return localPath(r.URL.RequestURI())
 	}
 	p := r.URL.EscapedPath()
-	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove"} {
+	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/delete", "/restore", "/revoke"} {
 		p = strings.TrimSuffix(p, form)
 	}
 	return localPath(p)

@@ -89,6 +89,10 @@ var funcs = template.FuncMap{
 	"domainMeaning": domainMeaning,
 	"recordName":    func(k domain.Kind) string { return or(recordNames[k], string(k)) },
 	"resultName":    func(r domain.Result) string { return or(resultNames[r], string(r)) },
+	"partKind":      partKind,
+	"partMay":       partMay,
+	"short":         short,
+	"days":          span,
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
 }
 
@@ -148,6 +152,17 @@ func size(n int64) string {
 		return fmt.Sprintf("%.1f kB (%d bytes)", float64(n)/1e3, n)
 	}
 	return fmt.Sprintf("%.1f MB (%d bytes)", float64(n)/1e6, n)
+}
+
+// short writes a number of bytes in a few letters.
+func short(n int64) string {
+	switch {
+	case n < 1<<10:
+		return strconv.FormatInt(n, 10) + " B"
+	case n < 1<<20:
+		return strconv.FormatInt(n>>10, 10) + " KiB"
+	}
+	return strconv.FormatInt(n>>20, 10) + " MiB"
 }
 
 func count(n int, one, many string) string {

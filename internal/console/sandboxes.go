@@ -121,11 +121,3 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request, who auth.Principal
 	http.Redirect(w, r, "/console/sandboxes/"+id, http.StatusSeeOther) //nolint:gosec // a path of ours: id was found
 	return nil
 }
-
-func (s *Server) inboxes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	all, err := s.post.Inboxes(r.Context(), who)
-	if err != nil {
-		return err
-	}
-	return s.render(w, http.StatusOK, page{Name: "inboxes", Title: "Inboxes", Who: who.ID, Here: "inboxes", Body: all})
-}

@@ -121,6 +121,9 @@ func FreeAddresses(ctx context.Context, tx *store.Tx, project, name string) erro
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return fmt.Errorf("free addresses in %s: %w", name, err)
 	}
+	if _, err := tx.ExecContext(ctx, `delete from former_address where project_id <> $1 and address like $2`, project, "%@"+name); err != nil {
+		return fmt.Errorf("free addresses in %s: %w", name, err)
+	}
 	for i, f := range freed {
 		who := auth.Principal{Kind: auth.System, ID: "domain", Project: f[1]}
 		if err := audit.Append(ctx, tx, who, "inbox.unaddress", f[0], audit.Fields{"domain": name, "of": strconv.Itoa(i+1) + "/" + strconv.Itoa(len(freed))}); err != nil {

@@ -1,0 +1,368 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/domain"
+	"postern/internal/mailbox"
+	"postern/internal/store"
+)
+
+// A listedInbox is one with what is known of it without opening it.
+type listedInbox struct {
+	mailbox.Inbox
+	Usage mailbox.Usage
+	Keys  int // credentials that may open it
+}
+
+// Full says how much of its room is taken, in percent.
+func (l listedInbox) Full() int64 {
+	if l.MaxBytes <= 0 {
+		return 0
+	}
+	return min(100, l.Usage.Bytes*100/l.MaxBytes)
+}
+
+// IsDeleted reports whether it is gone but for its grace time.
+func (l listedInbox) IsDeleted() bool { return !l.Deleted.IsZero() }
+
+// An inboxesPage is all inboxes, and the form that makes one.
+type inboxesPage struct {
+	Inboxes []listedInbox
+	Deleted []listedInbox
+	Domains []string // in which inboxes may be made, the server's own first
+	Notice  string
+	Name    string // as typed into a form that could not be taken
+	Display string
+	Domain  string
+	Expires string
+}
+
+func (s *Server) inboxes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showInboxes(w, r, who, http.StatusOK, "")
+}
+
+func (s *Server) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+	ctx := r.Context()
+	v := inboxesPage{
+		Notice: notice, Name: r.PostForm.Get("name"), Display: r.PostForm.Get("display"), Domain: r.PostForm.Get("domain"),
+		Expires: r.PostForm.Get("expires"), Domains: []string{s.post.Domain()},
+	}
+	live, err1 := s.post.Inboxes(ctx, who)
+	gone, err2 := s.post.Deleted(ctx, who)
+	usage, err3 := s.post.Usage(ctx, who)
+	ds, err4 := s.domains.Domains(ctx, who)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return err
+	}
+	for _, b := range live {
+		v.Inboxes = append(v.Inboxes, listedInbox{Inbox: b, Usage: usage[b.ID]})
+	}
+	for _, b := range gone {
+		v.Deleted = append(v.Deleted, listedInbox{Inbox: b, Usage: usage[b.ID]})
+	}
+	for _, d := range ds {
+		if d.Sends() {
+			v.Domains = append(v.Domains, d.Name)
+		}
+	}
+	return s.render(w, status, page{Name: "inboxes", Title: "Inboxes", Who: who.ID, Here: "inboxes", Body: v})
+}
+
+// formDate reads the date of a form's field, to its end. Empty is the zero time.
+func formDate(r *http.Request, field string) (time.Time, error) {
+	v := strings.TrimSpace(r.PostForm.Get(field))
+	if v == "" {
+		return time.Time{}, nil
+	}
+	t, err := time.ParseInLocation(time.DateOnly, v, time.UTC)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%w: %s: must be a date such as 2027-01-31", mailbox.ErrInvalid, field)
+	}
+	return t.Add(24*time.Hour - time.Second), nil
+}
+
+// refused returns, for a person, why a form about an inbox could not be taken,
+// or the empty string for an error that is not theirs.
+func refused(err error) string {
+	if taken, ok := errors.AsType[*mailbox.TakenError](err); ok {
+		if len(taken.Suggestions) > 0 {
+			return "Nothing was made: " + taken.Address + " is taken. Free are " + strings.Join(taken.Suggestions, ", ") + "."
+		}
+		return "Nothing was made: " + taken.Address + " is taken."
+	}
+	for _, known := range []error{mailbox.ErrInvalid, mailbox.ErrTaken, domain.ErrInvalid} {
+		if errors.Is(err, known) {
+			return "Nothing was changed: " + strings.TrimPrefix(err.Error(), known.Error()+": ") + "."
+		}
+	}
+	return ""
+}
+
+// A keyPage shows credentials, this once.
+type keyPage struct {
+	Inbox    mailbox.Inbox
+	Key      string
+	Recovery string // empty if none was made
+	Made     bool   // the inbox is new
+	Revoked  bool   // the other keys have ended
+}
+
+func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	ctx := r.Context()
+	n := mailbox.NewInbox{Address: strings.TrimSpace(r.PostForm.Get("name")), DisplayName: strings.TrimSpace(r.PostForm.Get("display"))}
+	if d := strings.TrimSpace(r.PostForm.Get("domain")); n.Address != "" && d != "" && !strings.Contains(n.Address, "@") {
+		n.Address += "@" + d
+	}
+	var b mailbox.Inbox
+	var key auth.Secret
+	expires, err := formDate(r, "expires")
+	if err == nil {
+		n.Expires = expires
+		b, key, err = s.post.CreateInbox(ctx, who, n, "")
+	}
+	if why := refused(err); why != "" {
+		return s.showInboxes(w, r, who, http.StatusBadRequest, why)
+	}
+	if err != nil {
+		return err
+	}
+	v := keyPage{Inbox: b, Key: key.Reveal(), Made: true}
+	if r.PostForm.Get("recovery") != "" {
+		recovery, err := s.recoveryKey(ctx, key, b.ID)
+		if err != nil {
+			return err
+		}
+		v.Recovery = recovery.Reveal()
+	}
+	return s.showKey(w, who, v)
+}
+
+// recoveryKey makes a recovery key with the key of a fresh inbox. Nobody but
+// the key's holder could: the person who made the inbox is that, for now.
+func (s *Server) recoveryKey(ctx context.Context, key auth.Secret, inbox string) (auth.Secret, error) {
+	agent, err := auth.CheckKey(ctx, s.db, key)
+	if err != nil {
+		return "", err
+	}
+	k, err := s.post.Open(ctx, agent, key, inbox)
+	if err != nil {
+		return "", err
+	}
+	_, recovery, err := s.post.AddRecovery(ctx, agent, k)
+	return recovery, err
+}
+
+func (s *Server) showKey(w http.ResponseWriter, who auth.Principal, v keyPage) error {
+	return s.render(w, http.StatusCreated, page{Name: "key", Title: "Key of " + v.Inbox.Address, Who: who.ID, Here: "inboxes", Body: v})
+}
+
+var inboxID = regexp.MustCompile(`^ibx_[A-Z2-7]{26}$`)
+
+// An inboxPage is one inbox: what it may, who may open it, and no mail.
+type inboxPage struct {
+	listedInbox
+	Parts   []mailbox.Part
+	Notice  string
+	Grace   time.Duration
+	Ends    string // the date, as a form's field has it
+	MaxMB   int64
+	MostMB  int64
+	Domain  string
+	LastKey string // a credential that may be revoked only when that is said twice
+}
+
+const megabyte = 1 << 20
+
+// findInbox returns an inbox of who's project, deleted or not.
+func (s *Server) findInbox(r *http.Request, who auth.Principal) (mailbox.Inbox, error) {
+	id := r.PathValue("id")
+	if !inboxID.MatchString(id) {
+		return mailbox.Inbox{}, fmt.Errorf("inbox %q: %w", id, mailbox.ErrNoInbox)
+	}
+	b, err := s.post.Find(r.Context(), who, id)
+	if !errors.Is(err, mailbox.ErrNoInbox) {
+		return b, err
+	}
+	gone, derr := s.post.Deleted(r.Context(), who)
+	if derr != nil {
+		return mailbox.Inbox{}, derr
+	}
+	if i := slices.IndexFunc(gone, func(b mailbox.Inbox) bool { return b.ID == id }); i >= 0 {
+		return gone[i], nil
+	}
+	return mailbox.Inbox{}, err
+}
+
+func (s *Server) inbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showInbox(w, r, who, http.StatusOK, "", "")
+}
+
+func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice, last string) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	usage, err := s.post.Usage(r.Context(), who)
+	if err != nil {
+		return err
+	}
+	v := inboxPage{listedInbox: listedInbox{Inbox: b, Usage: usage[b.ID]}, Notice: notice, Grace: mailbox.Grace, MaxMB: b.MaxBytes / megabyte, MostMB: mailbox.MaxInboxBytes / megabyte, LastKey: last}
+	if !b.Expires.IsZero() {
+		v.Ends = b.Expires.UTC().Format(time.DateOnly)
+	}
+	if !v.IsDeleted() {
+		if v.Parts, err = s.post.Parts(r.Context(), who, b.ID); err != nil {
+			return err
+		}
+	}
+	return s.render(w, status, page{Name: "inbox", Title: b.Address, Who: who.ID, Here: "inboxes", Body: v})
+}
+
+// back leads to the inbox's page after a form about it, or shows why it could
+// not be taken.
+func (s *Server) back(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+	if why := refused(err); why != "" {
+		return s.showInbox(w, r, who, http.StatusBadRequest, why, "")
+	}
+	if errors.Is(err, mailbox.ErrNoKey) {
+		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such key any more.", "")
+	}
+	if err != nil {
+		return err
+	}
+	http.Redirect(w, r, "/console/inboxes/"+r.PathValue("id"), http.StatusSeeOther) //nolint:gosec // a path of ours: the id was found
+	return nil
+}
+
+func (s *Server) changeInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	display := strings.TrimSpace(r.PostForm.Get("display"))
+	c := mailbox.Change{DisplayName: &display}
+	expires, err := formDate(r, "expires")
+	if err == nil {
+		if ends := b.Expires.UTC().Format(time.DateOnly); b.Expires.IsZero() || r.PostForm.Get("expires") != ends {
+			c.Expires = &expires // one that was not touched keeps its hour
+		}
+		mb, perr := strconv.ParseInt(strings.TrimSpace(r.PostForm.Get("megabytes")), 10, 64)
+		if perr != nil || mb < 1 || mb > mailbox.MaxInboxBytes/megabyte {
+			err = fmt.Errorf("%w: room: must be 1 to %d MiB", mailbox.ErrInvalid, mailbox.MaxInboxBytes/megabyte)
+		} else if mb != b.MaxBytes/megabyte {
+			bytes := mb * megabyte
+			c.MaxBytes = &bytes
+		}
+	}
+	if err == nil {
+		_, err = s.post.Update(r.Context(), who, b.ID, c)
+	}
+	return s.back(w, r, who, err)
+}
+
+func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	_, err = s.post.Delete(r.Context(), who, b.ID)
+	return s.back(w, r, who, err)
+}
+
+func (s *Server) restoreInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	_, err = s.post.Undelete(r.Context(), who, b.ID)
+	return s.back(w, r, who, err)
+}
+
+var credentialID = regexp.MustCompile(`^crd_[A-Z2-7]{26}$`)
+
+func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	id := r.PostForm.Get("credential")
+	if !credentialID.MatchString(id) {
+		return fmt.Errorf("credential %q: %w", id, store.ErrNotFound)
+	}
+	err = s.post.Revoke(r.Context(), who, b.ID, id, r.PostForm.Get("last") == id)
+	if errors.Is(err, mailbox.ErrLastKey) {
+		return s.showInbox(w, r, who, http.StatusConflict, "Nothing was changed: it is the last key that manages the inbox. Without it, nobody can ever open the mail that is in it, unless there is a recovery key. If you mean that, say so once more below.", id)
+	}
+	return s.back(w, r, who, err)
+}
+
+// A recoverPage asks for a recovery key.
+type recoverPage struct{ Notice string }
+
+func (s *Server) recoverForm(w http.ResponseWriter, _ *http.Request, who auth.Principal) error {
+	return s.render(w, http.StatusOK, page{Name: "recover", Title: "Recover an inbox", Who: who.ID, Here: "inboxes", Body: recoverPage{}})
+}
+
+// recoverInbox makes a new key with a recovery key. The person who types it is
+// signed in, and only inboxes of their project are recovered here: the record
+// shows the recovery key, and nobody else's key is tried out in this form.
+func (s *Server) recoverInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	ctx := r.Context()
+	key := auth.Secret(strings.TrimSpace(r.PostForm.Get("recovery")))
+	holder, err := auth.CheckKey(ctx, s.db, key)
+	if err != nil && !errors.Is(err, auth.ErrUnauthenticated) {
+		return err
+	}
+	if err != nil || holder.Kind != auth.Recovery || holder.Project != who.Project {
+		return s.render(w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who.ID, Here: "inboxes", Body: recoverPage{"That is no recovery key of an inbox of this project. Nothing was changed. A recovery key begins with prk_."}})
+	}
+	revoke := r.PostForm.Get("revoke") != ""
+	b, _, fresh, err := s.post.Recover(ctx, holder, key, revoke)
+	if err != nil {
+		return err
+	}
+	return s.showKey(w, who, keyPage{Inbox: b, Key: fresh.Reveal(), Revoked: revoke})
+}
+
+// partKind is what people call a credential.
+func partKind(p mailbox.Part) string {
+	switch p.Kind {
+	case auth.Agent:
+		return "key"
+	case auth.Grant:
+		if p.Account {
+			return "account"
+		}
+		return "grant"
+	case auth.Recovery:
+		return "recovery key"
+	case auth.Person, auth.Project, auth.Sandbox, auth.System:
+	}
+	return string(p.Kind)
+}
+
+// partMay is what a credential may do, in words.
+func partMay(p mailbox.Part) string {
+	if p.Kind == auth.Recovery {
+		return "makes a new key"
+	}
+	switch p.Scope {
+	case mailbox.Read:
+		return "reads"
+	case mailbox.Propose:
+		return "reads and proposes"
+	case mailbox.Manage:
+		return "reads, proposes, manages"
+	}
+	return string(p.Scope)
+}
