@@ -278,9 +278,6 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			if err := m.announce(ctx, tx, l.inbox, event.MessageReceived, l.id); err != nil {
 				return err
 			}
-			if err := m.announce(ctx, tx, l.inbox, event.MessageReceived, l.id); err != nil {
-				return err
-			}
 		}
 		return nil
 	})
