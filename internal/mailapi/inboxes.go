@@ -2,6 +2,7 @@ package mailapi
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -19,23 +20,48 @@ import (
 var inboxRoutes = []route{
 	{"GET", "/v1/inboxes", 0, (*Server).listInboxes},
 	{"POST", "/v1/inboxes", maxBody, (*Server).createInbox},
+	{"GET", "/v1/inboxes/{inbox}", 0, (*Server).getInbox},
+	{"PATCH", "/v1/inboxes/{inbox}", maxBody, (*Server).updateInbox},
+	{"DELETE", "/v1/inboxes/{inbox}", 0, (*Server).deleteInbox},
+	{"POST", "/v1/inboxes/{inbox}/undelete", 0, (*Server).undeleteInbox},
 	{"POST", "/v1/inboxes/{inbox}/messages", maxSend, (*Server).send},
 }
 
 type inboxJSON struct {
-	ID        string      `json:"id"`
-	Address   string      `json:"address"`
-	Mode      policy.Mode `json:"mode"`
-	CreatedAt time.Time   `json:"created_at"`
-	Key       string      `json:"key,omitempty"` // in the answer to its creation, once
+	ID          string      `json:"id"`
+	Address     string      `json:"address"`
+	DisplayName string      `json:"display_name"`
+	Mode        policy.Mode `json:"mode"`
+	CreatedAt   time.Time   `json:"created_at"`
+	ExpiresAt   *time.Time  `json:"expires_at"` // null: never
+	DeletedAt   *time.Time  `json:"deleted_at"` // null: it is not
+	PurgeAt     *time.Time  `json:"purge_at"`   // of a deleted one: when its mail goes for good
+	MaxBytes    int64       `json:"max_bytes"`  // what may arrive in it
+
+	// In the answer to its creation, once:
+	Key         string `json:"key,omitempty"`
+	RecoveryKey string `json:"recovery_key,omitempty"`
+	Notice      string `json:"notice,omitempty"` // what losing them means
 }
 
 func inboxOf(b mailbox.Inbox) inboxJSON {
-	return inboxJSON{ID: b.ID, Address: b.Address, Mode: b.Mode, CreatedAt: b.Created}
+	return inboxJSON{
+		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: b.Mode, CreatedAt: b.Created,
+		ExpiresAt: moment(b.Expires), DeletedAt: moment(b.Deleted), PurgeAt: moment(b.Purge), MaxBytes: b.MaxBytes,
+	}
 }
 
 func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Inboxes(r.Context(), c.Principal)
+	var list []mailbox.Inbox
+	var err error
+	switch deleted := r.URL.Query().Get("deleted"); deleted {
+	case "", "false":
+		list, err = s.post.Inboxes(r.Context(), c.Principal)
+	case "true":
+		list, err = s.post.Deleted(r.Context(), c.Principal)
+	default:
+		err = fmt.Errorf("%w: deleted: must be true or false", errRequest)
+	}
 	if err != nil {
 		return err
 	}
@@ -49,19 +75,111 @@ func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) e
 
 func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
-		Address string      `json:"address"`
-		Mode    policy.Mode `json:"mode"`
+		Address     string      `json:"address"`
+		Next        bool        `json:"next"`
+		DisplayName string      `json:"display_name"`
+		Mode        policy.Mode `json:"mode"`
+		ExpiresAt   *time.Time  `json:"expires_at"`
+		MaxBytes    int64       `json:"max_bytes"`
+		RecoveryKey bool        `json:"recovery_key"`
 	}
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, mailbox.NewInbox{Address: in.Address, Mode: in.Mode}, c.key)
+	n := mailbox.NewInbox{Address: in.Address, Next: in.Next, DisplayName: in.DisplayName, Mode: in.Mode, MaxBytes: in.MaxBytes}
+	if in.ExpiresAt != nil {
+		n.Expires = *in.ExpiresAt
+	}
+	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, n, c.key)
 	if err != nil {
 		return err
 	}
 	out := inboxOf(b)
-	out.Key = key.Reveal()
+	out.Key, out.Notice = key.Reveal(), lossNotice
+	if in.RecoveryKey {
+		recovery, err := s.firstRecovery(r, key)
+		if err != nil {
+			return err
+		}
+		out.RecoveryKey, out.Notice = recovery.Reveal(), recoveryNotice
+	}
 	answer(w, http.StatusCreated, out)
+	return nil
+}
+
+// firstRecovery makes the recovery key of an inbox that was made with key.
+func (s *Server) firstRecovery(r *http.Request, key auth.Secret) (auth.Secret, error) {
+	who, err := auth.CheckKey(r.Context(), s.db, key)
+	if err != nil {
+		return "", err
+	}
+	k, err := s.post.Open(r.Context(), who, key, "")
+	if err != nil {
+		return "", err
+	}
+	_, recovery, err := s.post.AddRecovery(r.Context(), who, k)
+	return recovery, err
+}
+
+func (s *Server) getInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+	b, err := s.known(r, c)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, inboxOf(b))
+	return nil
+}
+
+// known returns the inbox that the request names, which the caller manages or
+// has a part in.
+func (s *Server) known(r *http.Request, c caller) (mailbox.Inbox, error) {
+	if c.Kind != auth.Project && c.Kind != auth.Person {
+		return s.own(r, c)
+	}
+	return s.post.Find(r.Context(), c.Principal, r.PathValue("inbox"))
+}
+
+func (s *Server) updateInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in struct {
+		DisplayName *string         `json:"display_name"`
+		ExpiresAt   json.RawMessage `json:"expires_at"` // null: never
+		MaxBytes    *int64          `json:"max_bytes"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	change := mailbox.Change{DisplayName: in.DisplayName, MaxBytes: in.MaxBytes}
+	if len(in.ExpiresAt) > 0 {
+		change.Expires = new(time.Time)
+		if string(in.ExpiresAt) != "null" {
+			if err := json.Unmarshal(in.ExpiresAt, change.Expires); err != nil || change.Expires.IsZero() {
+				return fmt.Errorf("%w: expires_at: must be a time as in 2026-01-02T15:04:05Z, or null for never", errRequest)
+			}
+		}
+	}
+	b, err := s.post.Update(r.Context(), c.Principal, r.PathValue("inbox"), change)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, inboxOf(b))
+	return nil
+}
+
+func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+	b, err := s.post.Delete(r.Context(), c.Principal, r.PathValue("inbox"))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, inboxOf(b))
+	return nil
+}
+
+func (s *Server) undeleteInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+	b, err := s.post.Undelete(r.Context(), c.Principal, r.PathValue("inbox"))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, inboxOf(b))
 	return nil
 }
 

@@ -117,6 +117,8 @@ type offer struct {
 // this package declares the routes that it serves.
 var table = slices.Concat(
 	inboxRoutes,
+	keyRoutes,
+	grantRoutes,
 	domainRoutes,
 	messageRoutes,
 	threadRoutes,

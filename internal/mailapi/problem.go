@@ -50,7 +50,8 @@ var kinds = map[string]kind{
 	"domain_not_verified":    {403, "Domain not verified", "The domain of this inbox is lost or another project's. GET /v1/domains/{id}/records says what is missing in the DNS."},
 	"domain_taken":           {409, "Domain taken", "This project has the domain already, or another one holds it or a domain above it."},
 	"domain_in_use":          {409, "Domain in use", "Delete the inboxes that have addresses in it first."},
-	"address_collision":      {409, "Address taken", "Choose another address."},
+	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or ask with next: true for one like it."},
+	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; the mail that is there then opens for nobody."},
 	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
 	"too_large":              {413, "Too large", "Send less: the detail names the limit."},
 	"unsupported_media_type": {415, "Unsupported media type", "Send JSON, as application/json."},
@@ -71,6 +72,8 @@ type problem struct {
 	Message   string `json:"message"`      // detail once more
 	RequestID string `json:"requestId"`    // also in the log, if there is something to say
 	ID        string `json:"id,omitempty"` // the action that a rule blocked
+
+	Suggestions []string `json:"suggestions,omitempty"` // addresses that are free, of one that is not
 }
 
 // classify tells the kind of an error, and what of it is told outside: the one
@@ -98,6 +101,8 @@ func classify(err error) (code, detail string) {
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
+	case errors.Is(err, mailbox.ErrLastKey):
+		return "last_key", detail
 	case errors.Is(err, mailbox.ErrTaken):
 		return "address_collision", detail
 	case errors.Is(err, oversight.ErrStale):
@@ -112,7 +117,7 @@ func classify(err error) (code, detail string) {
 		return "upgrade_required", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail
@@ -140,6 +145,10 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		var blocked *blockedError
 		errors.As(err, &blocked)
 		p.ID = blocked.id
+	case "address_collision":
+		if taken, ok := errors.AsType[*mailbox.TakenError](err); ok {
+			p.Suggestions = taken.Suggestions
+		}
 	case "internal_error":
 		if errors.Is(err, context.Canceled) {
 			s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)

@@ -89,17 +89,7 @@ func (m *PostOffice) managed(ctx context.Context, tx *store.Tx, who auth.Princip
 		}
 		return b, err
 	}
-	b, err := Inbox{}, ErrNoInbox
-	if nameForm().MatchString(name) {
-		b, err = m.find(ctx, tx, name)
-	}
-	if err == nil && b.Project != who.Project {
-		err = ErrNoInbox
-	}
-	if err != nil {
-		return Inbox{}, fmt.Errorf("inbox %q: %w", name, err)
-	}
-	return b, nil
+	return m.findFor(ctx, tx, who, name)
 }
 
 // Parts returns what each credential may do in an inbox that who manages. The

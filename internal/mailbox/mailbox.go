@@ -366,9 +366,17 @@ func inboxes(ctx context.Context, tx *store.Tx, where string, args ...any) (out 
 // Find returns an inbox of who's project by its id or its address.
 func (m *PostOffice) Find(ctx context.Context, who auth.Principal, name string) (b Inbox, err error) {
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		b, err = m.find(ctx, tx, name)
+		b, err = m.findFor(ctx, tx, who, name)
 		return err
 	})
+	return b, err
+}
+
+func (m *PostOffice) findFor(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (Inbox, error) {
+	b, err := Inbox{}, ErrNoInbox
+	if nameForm().MatchString(name) {
+		b, err = m.find(ctx, tx, name)
+	}
 	if err == nil && b.Project != who.Project {
 		err = ErrNoInbox
 	}

@@ -65,18 +65,14 @@ var roles = strings.Fields(`
 `)
 
 // folded returns a name without what is easily overlooked in one. The attack:
-// post-master, or postmaster1, next to the real one.
+// post-master next to the real one.
 func folded(name string) string {
-	name = strings.Map(func(r rune) rune {
+	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune("._-", r) {
 			return -1
 		}
 		return r
 	}, name)
-	if s := strings.TrimRight(name, "0123456789"); s != "" {
-		return s
-	}
-	return name
 }
 
 // reserved holds the folded names that are reserved, and whether everywhere.
@@ -92,10 +88,11 @@ var reserved = sync.OnceValue(func() map[string]bool {
 })
 
 // isReserved reports whether a name is reserved in a domain, which is ours or
-// some project's.
+// some project's. A guarded name is so with a number behind it too: postmaster1.
 func isReserved(name string, ours bool) bool {
-	everywhere, ok := reserved()[folded(name)]
-	return ok && (ours || everywhere)
+	name = folded(name)
+	everywhere, ok := reserved()[name]
+	return ok && (ours || everywhere) || reserved()[strings.TrimRight(name, "0123456789")]
 }
 
 // checkName returns why a name cannot be the part of an address before the @,

@@ -1,0 +1,94 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+
+	"postern/internal/auth"
+)
+
+var grantRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/grants", 0, (*Server).listInboxGrants},
+	{"POST", "/v1/inboxes/{inbox}/grants", maxBody, (*Server).grant},
+	{"DELETE", "/v1/inboxes/{inbox}/grants/{id}", 0, (*Server).revokeInboxGrant},
+	{"GET", "/v1/grants", 0, (*Server).listGrants},
+	{"DELETE", "/v1/grants/{id}", 0, (*Server).revokeGrant},
+}
+
+const grantNotice = "Keep the grant: it is shown this once and stored nowhere. It opens the inboxes that their own keys have granted it, until each one's end or until it is revoked."
+
+func (s *Server) listInboxGrants(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.post.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"grants": partsOf(list, auth.Grant)})
+	return nil
+}
+
+// grant makes a grant over the inbox, or adds the inbox to one.
+func (s *Server) grant(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	var in struct {
+		newKeyJSON
+		Grant string `json:"grant"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	if in.Grant == "" {
+		p, key, err := s.post.Grant(r.Context(), c.Principal, k, in.request())
+		if err != nil {
+			return err
+		}
+		answerKey(w, p, key, grantNotice)
+		return nil
+	}
+	if !idForm().MatchString(in.Grant) || in.Name != "" {
+		return fmt.Errorf("%w: grant: must be the id of a grant (crd_…), which has its name already", errRequest)
+	}
+	p, err := s.post.Extend(r.Context(), c.Principal, k, in.Grant, in.request())
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusCreated, partOf(p))
+	return nil
+}
+
+// revokeInboxGrant ends a grant in one inbox.
+func (s *Server) revokeInboxGrant(w http.ResponseWriter, r *http.Request, c caller) error {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	if err := s.post.Revoke(r.Context(), c.Principal, r.PathValue("inbox"), id, false); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) listGrants(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.post.Grants(r.Context(), c.Principal)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"grants": partsOf(list, auth.Grant)})
+	return nil
+}
+
+// revokeGrant ends a grant in every inbox.
+func (s *Server) revokeGrant(w http.ResponseWriter, r *http.Request, c caller) error {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	if err := s.post.RevokeGrant(r.Context(), c.Principal, id); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

@@ -1,0 +1,189 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+)
+
+var keyRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/keys", 0, (*Server).listKeys},
+	{"POST", "/v1/inboxes/{inbox}/keys", maxBody, (*Server).addKey},
+	{"POST", "/v1/inboxes/{inbox}/keys/{id}/rotate", 0, (*Server).rotateKey},
+	{"DELETE", "/v1/inboxes/{inbox}/keys/{id}", 0, (*Server).revokeKey},
+	{"POST", "/v1/inboxes/{inbox}/recovery-key", 0, (*Server).addRecovery},
+	{"POST", "/v1/inboxes/{inbox}/recover", maxBody, (*Server).recoverInbox},
+}
+
+// What is said where keys are shown, since that is when it can still be acted on.
+const (
+	lossNotice     = "Keep the key: it is shown this once and stored nowhere. Whoever loses every key of an inbox loses its mail; no operator can open it. A recovery key (POST …/recovery-key) kept offline by a person is the way back."
+	recoveryNotice = "Keep the recovery key away from any machine, on paper or in a safe: it is shown this once and stored nowhere. With it, and after every other key was lost or stolen, POST …/recover makes a new key. Whoever loses it and every key of the inbox loses its mail; no operator can open it."
+)
+
+// A partJSON is what one credential may do in one inbox.
+type partJSON struct {
+	ID        string        `json:"id"`
+	Inbox     string        `json:"inbox"`
+	Kind      string        `json:"kind"` // key, grant, recovery
+	Name      string        `json:"name"`
+	Scope     mailbox.Scope `json:"scope"`
+	CreatedAt time.Time     `json:"created_at"`
+	CreatedBy string        `json:"created_by"`
+	UsedAt    *time.Time    `json:"used_at"` // to ten minutes; null: never
+	ExpiresAt *time.Time    `json:"expires_at"`
+	Account   bool          `json:"account"` // of a grant: it gets a part in each inbox that it makes
+
+	// In the answer to its creation, once:
+	Key    string `json:"key,omitempty"`
+	Notice string `json:"notice,omitempty"`
+}
+
+func partOf(p mailbox.Part) partJSON {
+	kind := string(p.Kind)
+	if p.Kind == auth.Agent {
+		kind = "key"
+	}
+	return partJSON{
+		ID: p.Credential, Inbox: p.Inbox, Kind: kind, Name: p.Name, Scope: p.Scope, CreatedAt: p.Created, CreatedBy: p.CreatedBy,
+		UsedAt: moment(p.Used), ExpiresAt: moment(p.Expires), Account: p.Account,
+	}
+}
+
+func partsOf(list []mailbox.Part, kinds ...auth.Kind) []partJSON {
+	out := []partJSON{}
+	for _, p := range list {
+		for _, k := range kinds {
+			if p.Kind == k {
+				out = append(out, partOf(p))
+			}
+		}
+	}
+	return out
+}
+
+func (s *Server) listKeys(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.post.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"keys": partsOf(list, auth.Agent, auth.Recovery)})
+	return nil
+}
+
+// newKeyJSON asks for a key or a grant.
+type newKeyJSON struct {
+	Name      string        `json:"name"`
+	Scope     mailbox.Scope `json:"scope"`
+	ExpiresAt *time.Time    `json:"expires_at"`
+}
+
+func (n newKeyJSON) request() mailbox.NewKey {
+	out := mailbox.NewKey{Name: n.Name, Scope: n.Scope}
+	if n.ExpiresAt != nil {
+		out.Expires = *n.ExpiresAt
+	}
+	return out
+}
+
+func (s *Server) addKey(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	var in newKeyJSON
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	p, key, err := s.post.AddKey(r.Context(), c.Principal, k, in.request())
+	if err != nil {
+		return err
+	}
+	answerKey(w, p, key, lossNotice)
+	return nil
+}
+
+// answerKey shows a credential, this once.
+func answerKey(w http.ResponseWriter, p mailbox.Part, key auth.Secret, notice string) {
+	out := partOf(p)
+	out.Key, out.Notice = key.Reveal(), notice
+	answer(w, http.StatusCreated, out)
+}
+
+func (s *Server) rotateKey(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	p, key, err := s.post.Rotate(r.Context(), c.Principal, k, id)
+	if err != nil {
+		return err
+	}
+	notice := lossNotice
+	if p.Kind == auth.Recovery {
+		notice = recoveryNotice
+	}
+	answerKey(w, p, key, notice)
+	return nil
+}
+
+func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, c caller) error {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	last := r.URL.Query().Get("even_last")
+	if last != "" && last != "true" && last != "false" {
+		return fmt.Errorf("%w: even_last: must be true or false", errRequest)
+	}
+	if err := s.post.Revoke(r.Context(), c.Principal, r.PathValue("inbox"), id, last == "true"); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) addRecovery(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	p, key, err := s.post.AddRecovery(r.Context(), c.Principal, k)
+	if err != nil {
+		return err
+	}
+	answerKey(w, p, key, recoveryNotice)
+	return nil
+}
+
+// recoverInbox makes a new key for who shows the recovery key.
+func (s *Server) recoverInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+	if c.Kind != auth.Recovery {
+		return fmt.Errorf("only the inbox's recovery key (prk_…) makes it a new key: %w", auth.ErrForbidden)
+	}
+	if name := r.PathValue("inbox"); name != c.Inbox {
+		b, err := s.post.Find(r.Context(), c.Principal, name)
+		if err != nil || b.ID != c.Inbox {
+			return fmt.Errorf("this recovery key is of another inbox than the one named: %w", auth.ErrForbidden)
+		}
+	}
+	var in struct {
+		RevokeOthers bool `json:"revoke_others"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	_, p, key, err := s.post.Recover(r.Context(), c.Principal, c.key, in.RevokeOthers)
+	if err != nil {
+		return err
+	}
+	answerKey(w, p, key, lossNotice)
+	return nil
+}
