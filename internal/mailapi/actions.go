@@ -94,6 +94,9 @@ func moment(t time.Time) *time.Time {
 }
 
 func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) error {
+	if c.Kind == auth.Recovery {
+		return fmt.Errorf("a recovery key makes a new key of its inbox and does nothing else: %w", auth.ErrForbidden)
+	}
 	if c.Kind == auth.Project {
 		return fmt.Errorf("a project key manages inboxes; what agents propose is shown to reviewers and to who proposed it: %w", auth.ErrForbidden)
 	}

@@ -1,0 +1,518 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// A principal of the isolation test: what it is, in which project, and what it
+// may do in which inbox.
+type principal struct {
+	name    string
+	kind    auth.Kind // empty: nobody, or who has no valid key any more
+	foreign bool      // of the other project
+	parts   map[string]mailbox.Scope
+	account bool
+}
+
+// The principals of TestIsolation; [fixture.principals] makes those that setup
+// does not.
+var principals = []principal{
+	{name: "nobody"},
+	{name: "project", kind: auth.Project},
+	{name: "person", kind: auth.Person},
+	{name: "key a", kind: auth.Agent, parts: map[string]mailbox.Scope{"a": mailbox.Manage}},
+	{name: "reading key a", kind: auth.Agent, parts: map[string]mailbox.Scope{"a": mailbox.Read}},
+	{name: "proposing key a", kind: auth.Agent, parts: map[string]mailbox.Scope{"a": mailbox.Propose}},
+	{name: "expired key a"},
+	{name: "revoked key a"},
+	{name: "recovery key a", kind: auth.Recovery},
+	{name: "key b", kind: auth.Agent, parts: map[string]mailbox.Scope{"b": mailbox.Manage}},
+	{name: "key of a deleted inbox", kind: auth.Agent},
+	{name: "reading grant a", kind: auth.Grant, parts: map[string]mailbox.Scope{"a": mailbox.Read}},
+	{name: "proposing grant a, b", kind: auth.Grant, parts: map[string]mailbox.Scope{"a": mailbox.Propose, "b": mailbox.Propose}},
+	{name: "grant b", kind: auth.Grant, parts: map[string]mailbox.Scope{"b": mailbox.Propose}},
+	{name: "ended grant a", kind: auth.Grant}, // by its time, and not noticed yet
+	{name: "grant b, formerly a", kind: auth.Grant, parts: map[string]mailbox.Scope{"b": mailbox.Read}},
+	{name: "revoked grant a"},
+	{name: "account", kind: auth.Grant, account: true},
+	{name: "foreign project", kind: auth.Project, foreign: true},
+	{name: "foreign person", kind: auth.Person, foreign: true},
+	{name: "foreign key", kind: auth.Agent, foreign: true, parts: map[string]mailbox.Scope{"foreign": mailbox.Manage}},
+	{name: "foreign grant", kind: auth.Grant, foreign: true, parts: map[string]mailbox.Scope{"foreign": mailbox.Propose}},
+	{name: "foreign account", kind: auth.Grant, foreign: true, account: true},
+}
+
+func (p principal) manages() bool { return p.kind == auth.Project || p.kind == auth.Person }
+
+// A target is what a path names as the inbox.
+type target struct {
+	name  string
+	inbox string // which inbox that is; empty if there is none
+}
+
+var targets = []target{
+	{"a", "a"}, {"a by address", "a"}, {"b", "b"}, {"foreign", "foreign"}, {"missing", ""}, {"hostile", ""}, {"deleted", ""},
+}
+
+// A rule says which status a principal gets, if the operation is in order and
+// would answer ok.
+type rule func(p principal, t target, ok int) int
+
+// forbidUnless is a rule by what a credential may do in the inbox: whoever else
+// asks is told the same, whether the inbox is there or not.
+func forbidUnless(want mailbox.Scope) rule {
+	return func(p principal, t target, ok int) int {
+		if s, has := p.parts[t.inbox]; has && slices.Index(mailbox.Scopes, s) >= slices.Index(mailbox.Scopes, want) {
+			return ok
+		}
+		if p.name == "key of a deleted inbox" && t.name == "deleted" {
+			return http.StatusNotFound // it knows that there was one
+		}
+		return http.StatusForbidden
+	}
+}
+
+// The rules. An operation that needs another has it written out in its row.
+var (
+	reads    = forbidUnless(mailbox.Read)    // any credential with a part in the inbox
+	proposes = forbidUnless(mailbox.Propose) // one that may propose
+	holds    = forbidUnless(mailbox.Manage)  // its own full key: no manager can, since it takes the inbox's keys
+
+	// managers of its project alone.
+	managed rule = func(p principal, t target, ok int) int {
+		switch {
+		case !p.manages():
+			return http.StatusForbidden
+		case t.inbox == "" || (t.inbox == "foreign") != p.foreign:
+			return http.StatusNotFound
+		}
+		return ok
+	}
+	// managers of its project, and its own full key.
+	steered rule = func(p principal, t target, ok int) int {
+		if p.manages() {
+			return managed(p, t, ok)
+		}
+		return holds(p, t, ok)
+	}
+	// managers of its project, and any credential with a part in it.
+	known rule = func(p principal, t target, ok int) int {
+		if p.manages() {
+			return managed(p, t, ok)
+		}
+		return reads(p, t, ok)
+	}
+
+	// What names no inbox.
+
+	onlyManagers  rule = func(p principal, _ target, ok int) int { return when(p.manages(), ok) }
+	onlyPeople    rule = func(p principal, _ target, ok int) int { return when(p.kind == auth.Person, ok) }
+	ofOurManagers rule = func(p principal, _ target, ok int) int { // an object of the project
+		if p.manages() && p.foreign {
+			return http.StatusNotFound
+		}
+		return when(p.manages(), ok)
+	}
+	ofOurPeople rule = func(p principal, _ target, ok int) int {
+		if p.kind == auth.Person && p.foreign {
+			return http.StatusNotFound
+		}
+		return when(p.kind == auth.Person, ok)
+	}
+)
+
+func when(may bool, ok int) int {
+	if may {
+		return ok
+	}
+	return http.StatusForbidden
+}
+
+// A trial is one request of the isolation test, as its operation prepares it.
+type trial struct {
+	t      *testing.T
+	f      *fixture
+	n      int // another for each trial
+	target target
+	inbox  mailbox.Inbox // the target's, or a where the target is none
+	holder string        // the client with that inbox's full key
+	want   int           // the status that the rule says
+
+	id, query, body string // of the path's {id}, after its ?, and the request's
+	after           func() // puts things in order again
+}
+
+// An operation is a route with who may use it. If the route names an inbox, all
+// targets are tried. Prepare fills in what a request needs to be in order.
+type operation struct {
+	method, route string
+	who           rule
+	ok            int
+	prepare       func(*trial)
+}
+
+// operations is the whole of this door: whoever adds a route adds its row here.
+var operations = []operation{
+	{"GET", "/v1/inboxes", func(p principal, _ target, ok int) int {
+		if p.kind == auth.Recovery {
+			return 200 // and its own inbox alone is in it
+		}
+		return ok
+	}, 200, nil},
+	{"POST", "/v1/inboxes", func(p principal, _ target, ok int) int { return when(p.manages() || p.account, ok) }, 201, body(`{"address":"new-%d"}`)},
+	{"GET", "/v1/inboxes/{inbox}", known, 200, nil},
+	{"PATCH", "/v1/inboxes/{inbox}", steered, 200, body(`{"display_name":"Number %d"}`)},
+	{"DELETE", "/v1/inboxes/{inbox}", steered, 200, func(x *trial) { x.after = x.undelete }},
+	{"POST", "/v1/inboxes/{inbox}/undelete", func(p principal, t target, ok int) int {
+		if t.name == "deleted" && p.manages() && !p.foreign {
+			return ok
+		}
+		return managed(p, t, ok)
+	}, 200, func(x *trial) {
+		if x.target.inbox != "" {
+			x.delete(x.inbox)
+		}
+		x.after = func() {
+			x.undelete()
+			x.delete(x.f.deleted)
+		}
+	}},
+	{"GET", "/v1/inboxes/{inbox}/keys", steered, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/keys", holds, 201, body(`{"scope":"read","name":"number %d"}`)},
+	{"POST", "/v1/inboxes/{inbox}/keys/{id}/rotate", holds, 201, (*trial).key},
+	{"DELETE", "/v1/inboxes/{inbox}/keys/{id}", steered, 204, (*trial).key},
+	{"POST", "/v1/inboxes/{inbox}/recovery-key", holds, 201, nil},
+	{"POST", "/v1/inboxes/{inbox}/recover", func(p principal, t target, ok int) int {
+		return when(p.kind == auth.Recovery && t.inbox == "a", ok)
+	}, 201, body(`{}`)},
+	{"GET", "/v1/inboxes/{inbox}/grants", steered, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/grants", holds, 201, func(x *trial) {
+		x.body = fmt.Sprintf(`{"name":"number %d","scope":"propose","expires_at":%q}`, x.n, time.Now().Add(time.Hour).Format(time.RFC3339))
+	}},
+	{"DELETE", "/v1/inboxes/{inbox}/grants/{id}", steered, 204, (*trial).grant},
+	{"GET", "/v1/grants", func(p principal, _ target, ok int) int { return when(p.manages() || p.kind == auth.Grant, ok) }, 200, nil},
+	{"DELETE", "/v1/grants/{id}", ofOurManagers, 204, (*trial).grant},
+
+	{"GET", "/v1/inboxes/{inbox}/messages", reads, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/messages", func(p principal, t target, ok int) int {
+		if _, has := p.parts[t.inbox]; has && p.kind == auth.Grant {
+			return http.StatusBadRequest
+		}
+		return proposes(p, t, ok)
+	}, 202, body(draft)},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}", reads, 200, (*trial).message},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", reads, 200, (*trial).message},
+	{"GET", "/v1/inboxes/{inbox}/messages/{id}/attachments/{index}", reads, 200, (*trial).message},
+	{"GET", "/v1/inboxes/{inbox}/messages/wait", reads, 200, func(x *trial) { x.query = "?timeout=0" }},
+	{"GET", "/v1/inboxes/{inbox}/events", reads, 200, nil},
+	{"GET", "/v1/inboxes/{inbox}/threads", reads, 200, nil},
+	{"GET", "/v1/inboxes/{inbox}/threads/{id}", reads, 200, func(x *trial) { x.id = x.f.threads[x.inbox.ID] }},
+	{"GET", "/v1/inboxes/{inbox}/labels", reads, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/labels", proposes, 200, func(x *trial) {
+		x.body = fmt.Sprintf(`{"ids":[%q],"add":["starred"]}`, x.f.messages[x.inbox.ID])
+	}},
+
+	{"GET", "/v1/actions", func(p principal, _ target, ok int) int {
+		return when(p.kind != auth.Project && p.kind != auth.Recovery, ok)
+	}, 200, nil},
+	// Not found, for whoever may not see it; a sibling inbox's key too.
+	{"GET", "/v1/actions/{id}", func(p principal, _ target, ok int) int {
+		if p.kind == auth.Person && !p.foreign || p.kind == auth.Agent && p.parts["a"] != "" {
+			return ok
+		}
+		return http.StatusNotFound
+	}, 200, (*trial).action},
+	// No key decides, also the one that proposed; not even another's.
+	{"POST", "/v1/actions/{id}/decision", ofOurPeople, 200, (*trial).action},
+	{"POST", "/v1/actions/{id}/resolution", ofOurPeople, 200, func(x *trial) {
+		x.action()
+		x.f.setState(x.t, x.id, oversight.Unknown)
+		x.body = strings.Replace(x.body, `"approve":false`, `"state":"failed"`, 1)
+		x.body = strings.Replace(x.body, `"digest":"`+x.digest()+`",`, "", 1)
+	}},
+	{"GET", "/v1/audit", onlyPeople, 200, nil},
+
+	{"GET", "/v1/domains", onlyManagers, 200, nil},
+	{"POST", "/v1/domains", onlyManagers, 201, body(`{"domain":"new-%d.example"}`)},
+	{"GET", "/v1/domains/{id}", ofOurManagers, 200, (*trial).domain},
+	{"GET", "/v1/domains/{id}/records", ofOurManagers, 200, (*trial).domain},
+	{"POST", "/v1/domains/{id}/verify", ofOurManagers, 200, (*trial).domain},
+	{"DELETE", "/v1/domains/{id}", ofOurManagers, 204, (*trial).domain},
+}
+
+// body prepares a request with this body, in which %d is another number each
+// time.
+func body(format string) func(*trial) {
+	return func(x *trial) {
+		x.body = format
+		if strings.Contains(format, "%d") {
+			x.body = fmt.Sprintf(format, x.n)
+		}
+	}
+}
+
+func (x *trial) message() { x.id = x.f.messages[x.inbox.ID] }
+
+// key makes a key of the inbox, to be rotated or revoked.
+func (x *trial) key() {
+	if x.want >= 400 { // one that there is will do
+		x.id = x.f.spare[x.inbox.ID]
+		return
+	}
+	x.id = x.f.do(x.t, x.holder, "POST", "/v1/inboxes/"+x.inbox.ID+"/keys", `{"scope":"read"}`).field(x.t, "id")
+}
+
+// grant makes a grant over the inbox, to be revoked.
+func (x *trial) grant() {
+	if x.want >= 400 {
+		x.id = x.f.spare[x.inbox.ID]
+		return
+	}
+	body := fmt.Sprintf(`{"expires_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
+	x.id = x.f.do(x.t, x.holder, "POST", "/v1/inboxes/"+x.inbox.ID+"/grants", body).field(x.t, "id")
+}
+
+// action proposes something in inbox a, to be looked at and decided on.
+func (x *trial) action() {
+	x.id = x.f.do(x.t, "key a", "POST", "/v1/inboxes/"+x.f.a.ID+"/messages", draft).field(x.t, "id")
+	a, err := x.f.gate.Action(x.t.Context(), x.f.person, x.id)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	x.body = fmt.Sprintf(`{"version":%d,"digest":%q,"approve":false,"reason":"no"}`, a.Version, a.Hex())
+}
+
+func (x *trial) digest() string {
+	a, err := x.f.gate.Action(x.t.Context(), x.f.person, x.id)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return a.Hex()
+}
+
+func (x *trial) domain() {
+	x.id = x.f.do(x.t, "person", "POST", "/v1/domains", fmt.Sprintf(`{"domain":"one-%d.example"}`, x.n)).field(x.t, "id")
+}
+
+func (x *trial) manager(b mailbox.Inbox) auth.Principal {
+	return auth.Principal{Kind: auth.Person, ID: "ann", Project: b.Project}
+}
+
+func (x *trial) delete(b mailbox.Inbox) {
+	_, _ = x.f.post.Delete(x.t.Context(), x.manager(b), b.ID) // it may be deleted already
+}
+
+func (x *trial) undelete() {
+	_, _ = x.f.post.Undelete(x.t.Context(), x.manager(x.inbox), x.inbox.ID) // it may be there
+}
+
+// principals makes the credentials that setup does not, and what the trials ask
+// for.
+func (f *fixture) principals(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	fatal := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	soon := time.Now().Add(time.Hour)
+	open := func(client string) (auth.Principal, *mailbox.Key) {
+		secret := f.secret(client)
+		who, err := auth.CheckKey(ctx, f.db, secret)
+		fatal(err)
+		k, err := f.post.Open(ctx, who, secret, "")
+		fatal(err)
+		return who, k
+	}
+	who, a := open("key a")
+	whoB, b := open("key b")
+	add := func(name string, n mailbox.NewKey) string {
+		p, key, err := f.post.AddKey(ctx, who, a, n)
+		fatal(err)
+		f.byKey(name, key)
+		return p.Credential
+	}
+	grant := func(name string, who auth.Principal, k *mailbox.Key, s mailbox.Scope) string {
+		p, key, err := f.post.Grant(ctx, who, k, mailbox.NewKey{Name: name, Scope: s, Expires: soon})
+		fatal(err)
+		f.byKey(name, key)
+		return p.Credential
+	}
+	add("reading key a", mailbox.NewKey{Scope: mailbox.Read})
+	add("proposing key a", mailbox.NewKey{Scope: mailbox.Propose})
+	expired := add("expired key a", mailbox.NewKey{Scope: mailbox.Manage, Expires: soon})
+	fatal(f.post.Revoke(ctx, who, "", add("revoked key a", mailbox.NewKey{}), false))
+	_, recovery, err := f.post.AddRecovery(ctx, who, a)
+	fatal(err)
+	f.byKey("recovery key a", recovery)
+
+	grant("reading grant a", who, a, mailbox.Read)
+	both := grant("proposing grant a, b", who, a, mailbox.Propose)
+	_, err = f.post.Extend(ctx, whoB, b, both, mailbox.NewKey{Scope: mailbox.Propose, Expires: soon})
+	fatal(err)
+	grant("grant b", whoB, b, mailbox.Propose)
+	ended := grant("ended grant a", who, a, mailbox.Read)
+	formerly := grant("grant b, formerly a", who, a, mailbox.Read)
+	_, err = f.post.Extend(ctx, whoB, b, formerly, mailbox.NewKey{Scope: mailbox.Read, Expires: soon})
+	fatal(err)
+	fatal(f.post.Revoke(ctx, who, "", formerly, false))
+	fatal(f.post.RevokeGrant(ctx, f.person, grant("revoked grant a", who, a, mailbox.Propose)))
+	fatal(f.db.Update(ctx, func(tx *store.Tx) error {
+		past := store.Time(time.Now().Add(-time.Hour))
+		if _, err := tx.ExecContext(ctx, `update inbox_key set expires_at = $1 where credential_id in ($2, $3)`, past, expired, ended); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, `update credential set expires_at = $1 where id = $2`, past, expired)
+		return err
+	}))
+
+	foreign, k := open("foreign key")
+	grant("foreign grant", foreign, k, mailbox.Propose)
+	for name, project := range map[string]string{"account": f.a.Project, "foreign account": f.foreign.Project} {
+		_, key, err := f.post.NewAccount(ctx, auth.Principal{Kind: auth.Person, ID: "ann", Project: project}, name)
+		fatal(err)
+		f.byKey(name, key)
+	}
+	var key auth.Secret
+	f.deleted, key, err = f.post.CreateInbox(ctx, f.person, mailbox.NewInbox{Address: "deleted"}, "")
+	fatal(err)
+	f.byKey("key of a deleted inbox", key)
+	_, err = f.post.Delete(ctx, f.person, f.deleted.ID)
+	fatal(err)
+
+	const raw = "From: bob@example.com\r\nSubject: Kohlrabi\r\nMIME-Version: 1.0\r\nContent-Disposition: attachment; filename=kohlrabi.txt\r\n\r\nKohlrabi\r\n"
+	f.made = store.Time(time.Now())
+	f.messages, f.threads, f.spare = map[string]string{}, map[string]string{}, map[string]string{}
+	for client, b := range map[string]mailbox.Inbox{"key a": f.a, "key b": f.b, "foreign key": f.foreign} {
+		who, _ := open(client)
+		f.spare[b.ID] = who.ID
+		f.messages[b.ID] = f.arrive(t, b, client, raw)
+		f.threads[b.ID] = f.do(t, client, "GET", "/v1/inboxes/"+b.ID+"/messages/"+f.messages[b.ID], "").field(t, "thread")
+	}
+}
+
+// tidy forgets the credentials that trials made: an inbox has room for so many.
+func (f *fixture) tidy(t *testing.T) {
+	t.Helper()
+	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
+		for _, table := range []string{"inbox_wrap", "inbox_key"} {
+			if _, err := tx.ExecContext(t.Context(), `delete from `+table+` where credential_id in (select id from credential where created_at > $1)`, f.made); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// secret returns what a client shows.
+func (f *fixture) secret(client string) auth.Secret {
+	return auth.Secret(strings.TrimPrefix(f.clients[client].header.Get("Authorization"), "Bearer "))
+}
+
+// TestIsolation tries every principal on every operation and inbox, and fails
+// for a route that is in no row.
+func TestIsolation(t *testing.T) {
+	for _, rt := range table {
+		if !slices.ContainsFunc(operations, func(o operation) bool { return o.method == rt.method && o.route == rt.path }) {
+			t.Errorf("%s %s is in no row of operations: who may use it?", rt.method, rt.path)
+		}
+	}
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		f.principals(t)
+		n := 0
+		for _, o := range operations {
+			on := targets
+			if !strings.Contains(o.route, "{inbox}") {
+				on = []target{{"a", "a"}}
+			}
+			refusals := map[string]string{} // by principal: what it is told of an inbox that is not its own
+			for _, target := range on {
+				for _, p := range principals {
+					n++
+					f.try(t, o, target, p, n, refusals)
+				}
+			}
+		}
+		for _, s := range f.secrets {
+			if strings.Contains(f.log.String(), s) {
+				t.Error("a key is in the log")
+			}
+		}
+		t.Logf("%d trials", n)
+	})
+}
+
+func (f *fixture) try(t *testing.T, o operation, target target, p principal, n int, refusals map[string]string) {
+	t.Helper()
+	x := &trial{t: t, f: f, n: n, target: target, inbox: f.a, holder: "key a", after: func() {}}
+	switch target.inbox {
+	case "b":
+		x.inbox, x.holder = f.b, "key b"
+	case "foreign":
+		x.inbox, x.holder = f.foreign, "foreign key"
+	}
+	name := x.inbox.ID
+	switch target.name {
+	case "a by address":
+		name = f.a.Address
+	case "foreign":
+		name = f.foreign.Address
+	case "missing":
+		name = "nobody@agents.test"
+	case "hostile":
+		name = "'; drop table\x00 inbox; --\xff"
+	case "deleted":
+		name = f.deleted.ID
+	}
+	x.want = http.StatusUnauthorized
+	if p.kind != "" {
+		x.want = o.who(p, target, o.ok)
+	}
+	if o.prepare != nil {
+		o.prepare(x)
+	}
+	path := strings.NewReplacer("{inbox}", url.PathEscape(name), "{id}", x.id, "{index}", "0").Replace(o.route) + x.query
+	got := f.do(t, p.name, o.method, path, x.body)
+	x.after()
+	if strings.Contains(o.route, "key") || strings.Contains(o.route, "grants") || strings.Contains(o.route, "recover") {
+		f.tidy(t)
+	}
+	if got.code != x.want {
+		t.Errorf("%s %s (%s) as %s: got %d, want %d: %.300s", o.method, o.route, target.name, p.name, got.code, x.want, got.body)
+	}
+	if got.code < 400 {
+		return
+	}
+	for _, word := range []string{"Kohlrabi", "kohlrabi", "bob@", f.foreign.ID} {
+		if strings.Contains(got.body, word) && p.parts["foreign"] == "" {
+			t.Errorf("%s %s (%s) as %s: the refusal tells: %s", o.method, o.route, target.name, p.name, got.body)
+		}
+	}
+	// The attack: telling by the answer whether somebody else has an inbox.
+	if target.name != "foreign" && target.name != "missing" || p.parts["foreign"] != "" || p.foreign {
+		return
+	}
+	told := strings.NewReplacer(got.field(t, "requestId"), "", name, "").Replace(got.body)
+	if other, ok := refusals[p.name]; ok && other != told {
+		t.Errorf("%s %s as %s: an inbox that is foreign and one that is not there differ:\n%s\n%s", o.method, o.route, p.name, other, told)
+	}
+	refusals[p.name] = told
+}
