@@ -62,7 +62,7 @@ func TestThreading(t *testing.T) {
 		f := setup(t, db)
 		for i, tt := range tests {
 			t.Run(tt.name, func(t *testing.T) {
-				name := fmt.Sprintf("inbox-%d", i)
+				name := fmt.Sprintf("clerk-%d", i)
 				_, who, key := f.inbox(t, name)
 				for _, m := range tt.mail {
 					f.arrive(t, name+"@agents.test", m)
