@@ -46,6 +46,7 @@ type messageJSON struct {
 	References  []string          `json:"references"`
 	Attachments []fileJSON        `json:"attachments"`
 	Warnings    []string          `json:"warnings"`
+	Security    *securityJSON     `json:"security"` // null for what was sent
 }
 
 func messageOf(m mailbox.Message) messageJSON {
@@ -53,7 +54,7 @@ func messageOf(m mailbox.Message) messageJSON {
 		ID: m.ID, Inbox: m.Inbox, Thread: m.Thread, Direction: m.Direction, CreatedAt: m.At, Size: m.Size, Labels: append([]string{}, m.Labels...),
 		From: m.From, To: append([]string{}, m.To...), Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID,
 		InReplyTo: append([]string{}, m.InReplyTo...), References: append([]string{}, m.References...),
-		Attachments: []fileJSON{}, Warnings: append([]string{}, m.Warnings...),
+		Attachments: []fileJSON{}, Warnings: append([]string{}, m.Warnings...), Security: securityOf(m.Security),
 	}
 	for _, f := range m.Attachments {
 		out.Attachments = append(out.Attachments, fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256})
@@ -112,9 +113,11 @@ type headerJSON struct {
 	Value string `json:"value"`
 }
 
-// What is in it was written by others: text and html are as they came.
+// What is in it was written by others: text and html are as they came. An agent
+// should read fenced.
 type parsedJSON struct {
 	messageJSON
+	safeJSON
 	Headers []headerJSON `json:"headers"`
 	Text    string       `json:"text"`
 	HTML    string       `json:"html"`
@@ -141,6 +144,10 @@ func parsedOf(m mailbox.Message, raw []byte) parsedJSON {
 	for _, f := range p.Header {
 		out.Headers = append(out.Headers, headerJSON{f.Name, f.Value})
 	}
+	if m.Security != nil {
+		out.Security.Findings = append(out.Security.Findings, m.Security.Findings...)
+	}
+	out.safeJSON = safeOf(out.messageJSON, p.Text, p.HTML)
 	return out
 }
 
