@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"time"
 )
 
 // Blobs keeps immutable byte strings as files in a directory. What it keeps is
@@ -97,4 +98,49 @@ func (b *Blobs) Delete(id string) error {
 		return fmt.Errorf("delete blob: %w", err)
 	}
 	return nil
+}
+
+// Old hands to fn the ids of the blobs that were stored before a moment, some
+// hundreds at a time, and removes what writes that old have left unfinished. It
+// ends with fn's first error.
+func (b *Blobs) Old(before time.Time, fn func(ids []string) error) error {
+	var ids []string
+	flush := func() error {
+		if len(ids) == 0 {
+			return nil
+		}
+		defer func() { ids = nil }()
+		return fn(ids)
+	}
+	err := filepath.WalkDir(b.dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return gone(err)
+		}
+		i, err := e.Info()
+		if err != nil || !i.ModTime().Before(before) {
+			return gone(err)
+		}
+		if !blobID.MatchString(e.Name()) {
+			return gone(os.Remove(path))
+		}
+		if ids = append(ids, e.Name()); len(ids) < 500 {
+			return nil
+		}
+		return flush()
+	})
+	if err == nil {
+		err = flush()
+	}
+	if err != nil {
+		return fmt.Errorf("go through blobs: %w", err)
+	}
+	return nil
+}
+
+// gone returns err unless it says that a file is not there any more.
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
