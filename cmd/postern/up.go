@@ -552,16 +552,11 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
 	}
 }
 
-// gateWorkers is how many actions are executed at the same time.
-const gateWorkers = 4
-
 // serve runs every goroutine of the daemon and waits for each. The first part
 // to end ends the others; what is in flight is finished.
 func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for range gateWorkers {
-		g.Go(func() error { return d.gate.Run(ctx) })
-	}
+	g.Go(func() error { return d.gate.Run(ctx) })
 	if d.conf.KeepActions > 0 {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}

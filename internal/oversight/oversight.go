@@ -201,6 +201,14 @@ type Finisher interface {
 	Finish(ctx context.Context, tx *store.Tx, a Action, o Outcome) error
 }
 
+// A Recoverer is an [Executor] whose own durable record tells more of an
+// execution that a program left in the middle than that it may have happened.
+// Interrupted is called in the transaction that records its answer, with the
+// action without its payload.
+type Recoverer interface {
+	Interrupted(ctx context.Context, tx *store.Tx, a Action) (Outcome, error)
+}
+
 // A Watcher is an [Executor] that wants to know of each move of its actions.
 // Moved is called in the transaction of the move, with the action as it is then
 // and without its payload. Its error undoes the move, but for the outcome of an

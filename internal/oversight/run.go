@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -20,6 +21,8 @@ const (
 	// leaseTime is how long an executing action belongs to the program that
 	// executes it, without a word from it.
 	leaseTime = 30 * time.Second
+	// shutdownGrace is how long an execution goes on when the program stops.
+	shutdownGrace = 5 * time.Second
 )
 
 // Recover moves the actions that a program left executing when it stopped to
@@ -36,8 +39,13 @@ func (g *Gate) Recover(ctx context.Context, alone bool) error {
 			return err
 		}
 		for _, a := range as {
-			const why = "the program stopped while this was being executed: it may or may not have happened"
-			if err := g.settle(ctx, tx, a, Outcome{State: Unknown, Detail: why}, true); err != nil {
+			o := Outcome{State: Unknown, Detail: "the program stopped while this was being executed: it may or may not have happened"}
+			if r, ok := g.exec[a.Kind].(Recoverer); ok {
+				if o, err = r.Interrupted(ctx, tx, a); err != nil {
+					return fmt.Errorf("recover action %s: %w", a.ID, err)
+				}
+			}
+			if err := g.settle(ctx, tx, a, o, true); err != nil {
 				return err
 			}
 		}
@@ -45,20 +53,41 @@ func (g *Gate) Recover(ctx context.Context, alone bool) error {
 	})
 }
 
-// Run executes approved actions, oldest first, and asks about scheduled ones,
-// until ctx is done. What is being executed then is finished first. Several
-// Runs may work side by side, also in several programs.
+// maxExecuting is how many actions one Run executes at the same time. An
+// executor that waits for a slow other end must take far fewer of these for it:
+// one bad destination delays nobody else.
+const maxExecuting = 32
+
+// Run executes approved actions, oldest first and many at a time, and asks
+// about scheduled ones, until ctx is done. What is being executed then is
+// finished first. Several Runs may work side by side, also in several programs.
 func (g *Gate) Run(ctx context.Context) error {
+	slots := make(chan struct{}, maxExecuting)
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	for ctx.Err() == nil {
-		ran, err := g.RunOne(ctx)
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		a, ok, err := g.next(ctx)
+		if ok {
+			wg.Go(func() {
+				defer func() { <-slots }()
+				if err := g.carryOut(ctx, a); err != nil {
+					g.log.ErrorContext(ctx, "run action", "action", a.ID, "err", err)
+				}
+				g.poke() // it may be due again at once
+			})
+			continue
+		}
+		<-slots
 		if err != nil {
 			if ctx.Err() != nil {
 				break
 			}
 			g.log.ErrorContext(ctx, "run action", "err", err)
-		} else if ran {
-			g.poke() // there may be more than one; another Run may be idle
-			continue
 		}
 		select {
 		case <-ctx.Done():
@@ -92,20 +121,40 @@ func (g *Gate) recoverOthers(ctx context.Context) error {
 // RunOne asks about the scheduled actions whose time has come, executes the
 // oldest approved one that is due, and reports whether there was one.
 func (g *Gate) RunOne(ctx context.Context) (bool, error) {
+	a, ok, err := g.next(ctx)
+	if err != nil || !ok {
+		return false, err
+	}
+	return true, g.carryOut(ctx, a)
+}
+
+// next asks about the scheduled actions whose time has come and claims the
+// oldest approved one that is due, if there is one.
+func (g *Gate) next(ctx context.Context) (a Action, ok bool, err error) {
 	if err := g.ask(ctx); err != nil {
-		return false, err
+		return Action{}, false, err
 	}
-	a, err := g.claim(ctx)
+	a, err = g.claim(ctx)
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrStale) {
-		return false, nil // nothing to do, or another Run was faster
+		return Action{}, false, nil // nothing to do, or another Run was faster
 	}
-	if err != nil {
-		return false, err
-	}
+	return a, err == nil, err
+}
+
+// carryOut executes a claimed action and records what that brought.
+func (g *Gate) carryOut(ctx context.Context, a Action) error {
 	// From here on a shutdown waits: an effect that has begun is recorded.
-	done := context.WithoutCancel(ctx)
+	done, stopping := context.WithoutCancel(ctx), ctx
 	ctx, cancel := context.WithTimeout(done, executionTime)
 	defer cancel()
+	// But not for the slowest: what has had no effect yet is broken off.
+	defer context.AfterFunc(stopping, func() {
+		select {
+		case <-time.After(shutdownGrace):
+			cancel()
+		case <-ctx.Done():
+		}
+	})()
 	held := make(chan struct{})
 	go func() {
 		defer close(held)
@@ -122,19 +171,19 @@ func (g *Gate) RunOne(ctx context.Context) (bool, error) {
 			return g.settle(done, tx, a, o, true)
 		})
 		if err == nil {
-			return true, nil
+			return nil
 		}
 		// What happened outside is recorded even where the executor's own
 		// records cannot be kept.
 		g.log.ErrorContext(done, "finish action", "action", a.ID, "err", err)
 		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, false) })
-		return true, err
+		return err
 	}
-	err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, true) })
+	err := g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, true) })
 	if err != nil && !errors.Is(err, ErrStale) {
 		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, false) })
 	}
-	return true, err
+	return err
 }
 
 // hold renews the lease of an action that is being executed, until ctx is done.
