@@ -189,4 +189,10 @@ type Delivery struct {
 	Recipient string
 	Outcome   Outcome
 	Detail    string // why, printable, bounded; for Accepted what the server said
+	Code      int    // SMTP code of the reply that decided, or 0
+	Status    string // RFC 3463 code of that reply, or empty
+	Remote    string // the server that was spoken to, or empty
+	// Gone says, with Refused, that there is no such address or domain: no
+	// message will ever be taken there.
+	Gone bool
 }

@@ -63,6 +63,9 @@ func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action
 	case oversight.Scheduled, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown:
 		// What becomes of it is told by the events of its message.
 	}
+	if err := m.deliveryMoved(ctx, tx, a); err != nil {
+		return err
+	}
 	if a.Inbox == "" || t == "" {
 		return nil
 	}

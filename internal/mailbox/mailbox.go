@@ -32,6 +32,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/signing"
 	"postern/internal/store"
 )
 
@@ -67,7 +68,9 @@ type Config struct {
 	// waits for a person; 0 means that no score holds it, only the sender's
 	// DMARC policy does.
 	QuarantineScore float64
-	Secret          []byte // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
+	Secret          []byte         // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
+	Signer          *signing.Ring  // signs what leaves; nil means that nothing is signed
+	Delivery        DeliveryConfig // bounds how mail leaves
 }
 
 // PostOffice receives and sends for every inbox. It is safe for concurrent use.
@@ -84,14 +87,16 @@ type PostOffice struct {
 }
 
 var (
-	_ oversight.Executor = (*PostOffice)(nil)
-	_ oversight.Finisher = (*PostOffice)(nil)
+	_ oversight.Executor  = (*PostOffice)(nil)
+	_ oversight.Finisher  = (*PostOffice)(nil)
+	_ oversight.Recoverer = (*PostOffice)(nil)
 )
 
 // New returns the post office of the inboxes in db and makes it the executor of
 // [SendKind].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
+	cfg.Delivery.fill()
 	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), lent: map[string]loan{}}
 	gate.Handle(SendKind, m)
 	return m

@@ -256,10 +256,18 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			return err
 		}
 	}
+	report, isReport := mail.ParseReport(e.Raw)
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		for _, l := range letters {
 			if err := m.admit(ctx, tx, l, security); err != nil {
 				return err
+			}
+		}
+		for _, l := range letters {
+			if isReport {
+				if err := m.noteReport(ctx, tx, l.inbox, report); err != nil {
+					return err
+				}
 			}
 		}
 		for _, l := range letters {

@@ -2,13 +2,11 @@ package mailbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"postern/internal/auth"
-	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -129,74 +127,4 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256})
 	}
 	return v, nil
-}
-
-// How often, and how long after each other, what was certainly not sent is
-// tried again: after 5 s, 15 s, 45 s, … for about an hour and a half.
-const (
-	maxAttempts = 8
-	firstRetry  = 5 * time.Second
-)
-
-// Execute implements [oversight.Executor].
-func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
-	env, err := mail.ParsePayload(a.Payload)
-	if err != nil {
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: " + err.Error()}
-	}
-	ds, err := m.cfg.Transport.Deliver(ctx, env)
-	if err != nil {
-		for _, to := range env.To {
-			ds = append(ds, mail.Delivery{Recipient: to, Outcome: mail.Refused, Detail: err.Error()})
-		}
-	}
-	return outcome(ds, a.Attempts)
-}
-
-// outcome says what a delivery amounts to. It is tried again as a whole only if
-// certainly nobody got it.
-func outcome(ds []mail.Delivery, attempts int64) oversight.Outcome {
-	count := map[mail.Outcome]int{}
-	var lines []string
-	for _, d := range ds {
-		count[d.Outcome]++
-		lines = append(lines, fmt.Sprintf("%s: %s %s", d.Recipient, strings.ReplaceAll(string(d.Outcome), "_", " "), d.Detail))
-	}
-	o := oversight.Outcome{State: oversight.Failed, Detail: strings.Join(lines, "\n")}
-	switch {
-	case count[mail.Uncertain] > 0:
-		o.State = oversight.Unknown
-	case len(ds) > 0 && count[mail.Accepted] == len(ds):
-		o.State = oversight.Done
-	case len(ds) > 0 && count[mail.NotSent] == len(ds) && attempts < maxAttempts:
-		o.State, o.After = oversight.Approved, firstRetry
-		for range attempts - 1 {
-			o.After *= 3
-		}
-	}
-	return o
-}
-
-// Finish implements [oversight.Finisher]: the inbox keeps a sealed copy of what
-// it sent.
-func (m *PostOffice) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o oversight.Outcome) error {
-	if o.State != oversight.Done {
-		return nil
-	}
-	env, err := mail.ParsePayload(a.Payload)
-	if err != nil {
-		return err
-	}
-	b, err := m.find(ctx, tx, a.Inbox)
-	if errors.Is(err, ErrNoInbox) {
-		return nil // it was deleted meanwhile, and there is nobody to keep a copy for
-	}
-	if err != nil {
-		return fmt.Errorf("inbox %q: %w", a.Inbox, err)
-	}
-	id, err := m.put(ctx, tx, b, Out, env.Raw)
-	if err != nil {
-		return err
-	}
-	return m.announce(ctx, tx, b, event.MessageSent, id, a.ID)
 }

@@ -188,6 +188,16 @@ type Result struct {
 // filled as far as the statement could be read, also with an error; only
 // without one is any of it true.
 func Verify(raw []byte, keys []Key, o Options) (Result, error) {
+	return verify(raw, keys, o, true)
+}
+
+// VerifyHeader is [Verify] for a header without its message, such as bounces
+// return: the body is not checked.
+func VerifyHeader(header []byte, keys []Key) (Result, error) {
+	return verify(header, keys, Options{}, false)
+}
+
+func verify(raw []byte, keys []Key, o Options, body bool) (Result, error) {
 	m, err := read(raw)
 	if err != nil {
 		return Result{}, fmt.Errorf("%w: %v", ErrMalformed, err)
@@ -227,7 +237,7 @@ func Verify(raw []byte, keys []Key, o Options) (Result, error) {
 	if err != nil {
 		return r, err
 	}
-	if m.bodyHash() != p.bodyHash {
+	if body && m.bodyHash() != p.bodyHash {
 		return r, fmt.Errorf("%w: the body is not the one that was signed", ErrAltered)
 	}
 	if !ed25519.Verify(key.Public, m.digest(p.names, unsigned(field)), p.signature) {

@@ -1,0 +1,134 @@
+package mailbox
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"postern/internal/store"
+)
+
+const (
+	// useTime is how long a conversation may hold its place at a destination
+	// without an end: longer than the gate lets one execution last. It counts
+	// only where a program died and is not started again.
+	useTime = 20 * time.Minute
+	// maxSilence bounds how long a destination that does not answer is left
+	// alone.
+	maxSilence = 10 * time.Minute
+	// maxSlot bounds how far ahead those that wait for a destination are put.
+	maxSlot = 30 * time.Minute
+)
+
+// acquire takes a place at a destination for a conversation that brings n
+// recipients, or says until when to wait and why. The row of the destination is
+// locked first: the bounds hold exactly over all programs on the database.
+func (m *PostOffice) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now time.Time) (holder string, wait time.Time, why string, err error) {
+	if h.Kind == HopLocal {
+		return "", time.Time{}, "", nil
+	}
+	conf := &m.cfg.Delivery
+	most, rate := conf.Connections, conf.PerMinute
+	if h.Kind == HopRelay {
+		most, rate = conf.RelayMax, 0 // the operator's own servers
+	}
+	_, err = tx.ExecContext(ctx, `insert into destination (name, window_at, sent, failures, not_before, slot_at) values ($1, 0, 0, 0, 0, 0) on conflict do nothing`, h.Name)
+	if err != nil {
+		return "", time.Time{}, "", fmt.Errorf("make destination: %w", err)
+	}
+	var window, sent, notBefore, slot int64
+	err = tx.One(ctx, `update destination set failures = failures where name = $1 returning window_at, sent, not_before, slot_at`, []any{h.Name}, &window, &sent, &notBefore, &slot)
+	if err != nil {
+		return "", time.Time{}, "", fmt.Errorf("lock destination: %w", err)
+	}
+	var using int
+	err = tx.One(ctx, `select count(*) from destination_use where destination = $1 and until_at > $2`, []any{h.Name, store.Time(now)}, &using)
+	if err != nil {
+		return "", time.Time{}, "", fmt.Errorf("count uses of destination: %w", err)
+	}
+	if now.Sub(store.FromTime(window)) >= time.Minute {
+		window, sent = store.Time(now), 0
+	}
+	gap := time.Second
+	if rate > 0 {
+		gap = time.Minute / time.Duration(rate)
+	}
+	switch {
+	case notBefore > store.Time(now):
+		wait, why = store.FromTime(notBefore), "waits: "+h.Name+" did not answer when it was last tried"
+	case using >= most:
+		wait, why = now.Add(2*time.Second), fmt.Sprintf("waits: there are %d conversations with %s already", using, h.Name)
+	case rate > 0 && sent > 0 && sent+int64(n) > int64(rate):
+		wait, why = store.FromTime(window).Add(time.Minute), fmt.Sprintf("waits: %s got %d messages in this minute", h.Name, sent)
+	}
+	if !wait.IsZero() {
+		// Those that wait are put behind each other. Else all would come back at
+		// the same moment, again and again.
+		if next := store.FromTime(slot); next.After(wait) {
+			wait = next
+		}
+		if last := now.Add(maxSlot); wait.After(last) {
+			wait = last
+		}
+		_, err = tx.ExecContext(ctx, `update destination set slot_at = $1 where name = $2`, store.Time(wait.Add(gap)), h.Name)
+		if err != nil {
+			return "", time.Time{}, "", fmt.Errorf("wait for destination: %w", err)
+		}
+		return "", wait, why, nil
+	}
+	holder = conf.Instance + "/" + rand.Text()
+	if _, err = tx.ExecContext(ctx, `update destination set window_at = $1, sent = $2 where name = $3`, window, sent+int64(n), h.Name); err != nil {
+		return "", time.Time{}, "", fmt.Errorf("use destination: %w", err)
+	}
+	_, err = tx.ExecContext(ctx, `insert into destination_use (destination, holder, until_at) values ($1, $2, $3)`, h.Name, holder, store.Time(now.Add(useTime)))
+	if err != nil {
+		return "", time.Time{}, "", fmt.Errorf("use destination: %w", err)
+	}
+	return holder, time.Time{}, "", nil
+}
+
+// release gives a place back. Answered says whether the destination's server
+// said anything: one that does not is left alone for longer each time, by all.
+func (m *PostOffice) release(ctx context.Context, tx *store.Tx, h Hop, holder string, answered bool, now time.Time) error {
+	if h.Kind == HopLocal {
+		return nil
+	}
+	if _, err := tx.ExecContext(ctx, `delete from destination_use where destination = $1 and holder = $2`, h.Name, holder); err != nil {
+		return fmt.Errorf("release destination: %w", err)
+	}
+	if answered {
+		_, err := tx.ExecContext(ctx, `update destination set failures = 0, not_before = 0, slot_at = 0 where name = $1 and failures > 0`, h.Name)
+		if err != nil {
+			return fmt.Errorf("release destination: %w", err)
+		}
+		return nil
+	}
+	var failures int64
+	err := tx.One(ctx, `update destination set failures = failures + 1 where name = $1 returning failures`, []any{h.Name}, &failures)
+	if err != nil {
+		return fmt.Errorf("release destination: %w", err)
+	}
+	if failures < 3 { // one cut connection is no silence
+		return nil
+	}
+	silence := min(m.cfg.Delivery.FirstRetry<<min(failures-3, 10), maxSilence)
+	_, err = tx.ExecContext(ctx, `update destination set not_before = $1 where name = $2`, store.Time(now.Add(silence)), h.Name)
+	if err != nil {
+		return fmt.Errorf("release destination: %w", err)
+	}
+	return nil
+}
+
+// Recover frees what a former process of this instance held of destinations.
+// It is called once, before the gate runs.
+func (m *PostOffice) Recover(ctx context.Context) error {
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		prefix := m.cfg.Delivery.Instance + "/"
+		_, err := tx.ExecContext(ctx, `delete from destination_use where substr(holder, 1, length($1)) = $1 or until_at < $2`, prefix, store.Time(time.Now()))
+		if err != nil {
+			return fmt.Errorf("free destinations: %w", err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,165 @@
+package mailbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/event"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/statement"
+	"postern/internal/store"
+)
+
+// announceDelivery tells programs what became of one recipient.
+func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, d Delivery) error {
+	var t event.Type
+	switch d.State {
+	case DeliveryDelivered:
+		t = event.MessageDelivered
+	case DeliveryDeferred:
+		t = event.MessageDeferred
+	case DeliveryBounced, DeliverySuppressed:
+		t = event.MessageBounced
+	case DeliveryQueued, DeliverySending, DeliveryUncertain, DeliveryCancelled:
+		return nil
+	}
+	return m.announce(ctx, tx, b, t, a.ID)
+}
+
+// noteReport takes a bounce or a complaint that arrived in b and notes it where
+// it is about something that b itself sent. Everything else changes nothing.
+//
+// The attack: a report that somebody made up, so that an address is suppressed
+// or a sender suspended. It counts only if it returns the header of a message
+// that this inbox sent, with the statement that this server signed over that
+// header: who makes one up must have got the message. Who did get it can lie
+// about its other recipients; that is told to the reader of docs/delivery.md,
+// and stops at [Reputation.MinBad].
+func (m *PostOffice) noteReport(ctx context.Context, tx *store.Tx, b Inbox, r mail.Report) error {
+	if r.MessageID == "" {
+		return nil
+	}
+	if ok, err := m.signedHere(ctx, b, r.Header); err != nil || !ok {
+		return err
+	}
+	var action string
+	err := tx.One(ctx, `select action_id from sent_message where inbox_id = $1 and hash = $2`, []any{b.ID, m.sentHash(b.ID, r.MessageID)}, &action)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("match report: %w", err)
+	}
+	var payload []byte
+	if err := tx.One(ctx, `select payload from action where id = $1`, []any{action}, &payload); err != nil {
+		return fmt.Errorf("match report: %w", err)
+	}
+	env, err := mail.ParsePayload(payload)
+	if err != nil {
+		return nil //nolint:nilerr // the message is kept no longer: its recipients are not known
+	}
+	ds, err := deliveries(ctx, tx, action, &env)
+	if err != nil {
+		return err
+	}
+	a := oversight.Action{ID: action, Project: b.Project, Inbox: b.ID}
+	if r.Kind == mail.AbuseReport {
+		err = m.noteComplaint(ctx, tx, a, b, r, ds)
+	} else {
+		err = m.noteBounces(ctx, tx, a, b, r, ds)
+	}
+	if err != nil {
+		return err
+	}
+	return m.judge(ctx, tx, b, time.Now())
+}
+
+// signedHere says whether a header is of a message that this server signed for
+// b. Without keys of its own it signs nothing, and knows by the Message-ID
+// alone.
+func (m *PostOffice) signedHere(ctx context.Context, b Inbox, header []byte) (bool, error) {
+	if m.cfg.Signer == nil {
+		return true, nil
+	}
+	keys, err := m.cfg.Signer.StatementKeys(ctx, mail.Domain(b.Address))
+	if err != nil {
+		return false, err
+	}
+	s, err := statement.VerifyHeader(header, keys)
+	return err == nil && strings.EqualFold(s.Inbox, b.Address), nil
+}
+
+func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, r mail.Report, ds []Delivery) error {
+	var fresh []Delivery
+	for _, to := range r.Recipients {
+		for _, d := range ds {
+			if !strings.EqualFold(d.Recipient, to.Address) && !strings.EqualFold(d.Recipient, to.Final) {
+				continue
+			}
+			if to.Action != mail.ReportFailed || d.State != DeliveryDelivered {
+				break
+			}
+			d.State, d.Status = DeliveryBounced, to.Status
+			d.Remote = mail.Printable(to.RemoteMTA, 200)
+			d.Detail = mail.Printable("a report that came later says: "+to.Diagnostic, 1000)
+			if err := m.settle(ctx, tx, a, d); err != nil {
+				return err
+			}
+			fresh = append(fresh, d)
+			// The report itself is in the inbox: no second one is made of it.
+			if _, err := tx.ExecContext(ctx, `update delivery set told_at = $1 where action_id = $2 and n = $3`, store.Time(time.Now()), a.ID, d.n); err != nil {
+				return fmt.Errorf("note bounce: %w", err)
+			}
+			if gone(to.Status) {
+				if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedBounce); err != nil {
+					return err
+				}
+			}
+			break
+		}
+	}
+	for _, d := range fresh {
+		if err := m.announceDelivery(ctx, tx, a, b, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gone says whether a status means that no message will ever reach the address:
+// RFC 3463, and 5.1.10 of RFC 7505.
+func gone(status string) bool {
+	return slices.Contains([]string{"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1"}, status)
+}
+
+func (m *PostOffice) noteComplaint(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, r mail.Report, ds []Delivery) error {
+	if r.Feedback == "not-spam" {
+		return nil
+	}
+	for _, d := range ds {
+		named := slices.ContainsFunc(r.Recipients, func(to mail.ReportRecipient) bool { return strings.EqualFold(to.Address, d.Recipient) })
+		// Many providers leave out who complained.
+		if !named && len(ds) > 1 || d.State != DeliveryDelivered {
+			continue
+		}
+		fresh, err := tx.Changed(ctx, `update delivery set complained_at = $1 where action_id = $2 and n = $3 and complained_at = 0`, store.Time(time.Now()), a.ID, d.n)
+		if err != nil {
+			return fmt.Errorf("note complaint: %w", err)
+		}
+		if !fresh {
+			continue
+		}
+		if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedComplaint); err != nil {
+			return err
+		}
+		if err := m.announce(ctx, tx, b, event.MessageComplained, a.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}

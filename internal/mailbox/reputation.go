@@ -1,0 +1,207 @@
+package mailbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/store"
+)
+
+// A Reputation says from which rates on an inbox, or all of a domain, stops
+// sending until a person lifts it. Providers block whole domains for less.
+type Reputation struct {
+	Window     time.Duration // that is looked back upon; 0 means 7 days
+	MinSent    int           // recipients in it before rates count; 0 means 100
+	Bounces    float64       // share of recipients that bounced; 0 means 0.05
+	Complaints float64       // share whose readers complained; 0 means 0.003
+	// MinBad is how many bounces or complaints it takes at least: one reader
+	// who presses a button, or forges a report of mail that he got, stops
+	// nobody. 0 means 3.
+	MinBad int
+}
+
+func (r *Reputation) fill() {
+	if r.Window <= 0 {
+		r.Window = 7 * 24 * time.Hour
+	}
+	if r.MinSent <= 0 {
+		r.MinSent = 100
+	}
+	if r.Bounces <= 0 {
+		r.Bounces = 0.05
+	}
+	if r.Complaints <= 0 {
+		r.Complaints = 0.003
+	}
+	if r.MinBad <= 0 {
+		r.MinBad = 3
+	}
+}
+
+// suspendedWait is when what waits for a suspension to be lifted looks again.
+const suspendedWait = 2 * time.Minute
+
+// warmUp are how many recipients a new domain may write to on each day of its
+// first, second and third week of sending.
+var warmUp = []int64{50, 500, 5000}
+
+// mayLeave says until when a batch must wait, and why, because of what b or its
+// domain did before. What stays on this server harms nobody's name.
+func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
+	if x.hop.Kind == HopLocal {
+		return time.Time{}, "", nil
+	}
+	domain := mail.Domain(b.Address)
+	for _, scope := range []string{b.ID, domain} {
+		var reason string
+		err := tx.One(ctx, `select reason from suspension where scope = $1`, []any{scope}, &reason)
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return time.Time{}, "", fmt.Errorf("look suspension up: %w", err)
+		}
+		if reason != "" {
+			return now.Add(suspendedWait), "waits: sending is suspended for " + scope + " (" + reason + "); a person can lift it", nil
+		}
+	}
+	if x.hop.Kind != HopDirect || !m.cfg.Delivery.WarmUp {
+		return time.Time{}, "", nil
+	}
+	today := now.Unix() / 86400
+	var first int64
+	err = tx.One(ctx, `select min(day) from sending_day where domain = $1 having count(*) > 0`, []any{domain}, &first)
+	if errors.Is(err, store.ErrNotFound) {
+		first, err = today, nil
+	}
+	if err != nil {
+		return time.Time{}, "", fmt.Errorf("count sending days: %w", err)
+	}
+	week := (today - first) / 7
+	if week >= int64(len(warmUp)) {
+		return time.Time{}, "", nil
+	}
+	n := int64(len(x.to))
+	_, err = tx.ExecContext(ctx, `insert into sending_day (domain, day, sent) values ($1, $2, 0) on conflict do nothing`, domain, today)
+	if err != nil {
+		return time.Time{}, "", fmt.Errorf("count sending day: %w", err)
+	}
+	ok, err := tx.Changed(ctx, `update sending_day set sent = sent + $1 where domain = $2 and day = $3 and sent + $1 <= $4`, n, domain, today, warmUp[week])
+	if err != nil {
+		return time.Time{}, "", fmt.Errorf("count sending day: %w", err)
+	}
+	if ok {
+		return time.Time{}, "", nil
+	}
+	return time.Unix((today+1)*86400, 0), fmt.Sprintf("waits until tomorrow: %s is new and writes to at most %d recipients a day in its week %d of sending", domain, warmUp[week], week+1), nil
+}
+
+// judge suspends b or its domain where too much of what it sent was refused.
+func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b Inbox, now time.Time) error {
+	r := &m.cfg.Delivery.Reputation
+	domain := mail.Domain(b.Address)
+	suspended := map[string]string{}
+	for _, s := range []struct{ scope, column, project string }{{b.ID, "inbox_id", b.Project}, {domain, "domain", b.Project}} {
+		since := store.Time(now.Add(-r.Window))
+		var lifted int64
+		var reason string
+		err := tx.One(ctx, `select reason, lifted_at from suspension where scope = $1`, []any{s.scope}, &reason, &lifted)
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("look suspension up: %w", err)
+		}
+		if reason != "" {
+			continue
+		}
+		var sent, bounced, complained int
+		err = tx.One(ctx, `select count(*), coalesce(sum(case when state = 'bounced' then 1 else 0 end), 0), coalesce(sum(case when complained_at > 0 then 1 else 0 end), 0)
+			from delivery where `+s.column+` = $1 and settled_at > $2 and outside = 1 and state in ('delivered', 'bounced')`,
+			[]any{s.scope, max(since, lifted)}, &sent, &bounced, &complained)
+		if err != nil {
+			return fmt.Errorf("count bounces: %w", err)
+		}
+		if sent < r.MinSent {
+			continue
+		}
+		switch {
+		case bounced >= r.MinBad && float64(bounced) > r.Bounces*float64(sent):
+			reason = fmt.Sprintf("%d of %d recipients bounced", bounced, sent)
+		case complained >= r.MinBad && float64(complained) > r.Complaints*float64(sent):
+			reason = fmt.Sprintf("%d of %d recipients complained", complained, sent)
+		default:
+			continue
+		}
+		_, err = tx.ExecContext(ctx, `insert into suspension (scope, project_id, reason, suspended_at, lifted_at) values ($1, $2, $3, $4, 0)
+			on conflict (scope) do update set reason = excluded.reason, suspended_at = excluded.suspended_at`, s.scope, s.project, reason, store.Time(now))
+		if err != nil {
+			return fmt.Errorf("suspend: %w", err)
+		}
+		suspended[s.scope] = reason
+	}
+	who := auth.Principal{Kind: auth.System, ID: "reputation", Project: b.Project}
+	for _, scope := range slices.Sorted(maps.Keys(suspended)) {
+		if err := audit.Append(ctx, tx, who, "sending.suspend", scope, audit.Fields{"reason": suspended[scope]}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A Suspension is an inbox or a domain that sends nothing.
+type Suspension struct {
+	Scope  string // id of the inbox, or name of the domain
+	Reason string
+	At     time.Time
+}
+
+// Suspensions returns those of who's project: of its inboxes, and of the
+// domains that they send from.
+func (m *PostOffice) Suspensions(ctx context.Context, who auth.Principal) (out []Suspension, err error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(ctx, `select scope, reason, suspended_at from suspension where project_id = $1 and reason <> '' order by suspended_at, scope`, who.Project)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var s Suspension
+			var at int64
+			if err := rows.Scan(&s.Scope, &s.Reason, &at); err != nil {
+				return err
+			}
+			s.At = store.FromTime(at)
+			out = append(out, s)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list suspensions: %w", err)
+	}
+	return out, nil
+}
+
+// Lift lets a suspended inbox or domain of who's project send again; what was
+// before counts no more. Only a person may: an agent's key, or whoever holds
+// the project's, could else write on.
+func (m *PostOffice) Lift(ctx context.Context, who auth.Principal, scope, reason string) error {
+	if who.Kind != auth.Person {
+		return fmt.Errorf("%s may not lift a suspension, only a person may: %w", who, auth.ErrForbidden)
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		ok, err := tx.Changed(ctx, `update suspension set reason = '', lifted_at = $1 where scope = $2 and project_id = $3 and reason <> ''`,
+			store.Time(time.Now()), scope, who.Project)
+		if err != nil {
+			return fmt.Errorf("lift suspension: %w", err)
+		}
+		if !ok {
+			return fmt.Errorf("suspension of %q: %w", scope, store.ErrNotFound)
+		}
+		return audit.Append(ctx, tx, who, "sending.lift", scope, audit.Fields{"reason": reason})
+	})
+}

@@ -1,0 +1,211 @@
+package mailbox
+
+import (
+	"context"
+	"crypto/hmac"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/store"
+)
+
+// SuppressionReason is why a project writes to an address no more.
+type SuppressionReason string
+
+// The reasons.
+const (
+	SuppressedBounce      SuppressionReason = "bounced"      // its server says that there is no such address
+	SuppressedComplaint   SuppressionReason = "complained"   // its reader calls our mail spam
+	SuppressedUnsubscribe SuppressionReason = "unsubscribed" // its reader asked for no more
+	SuppressedAdded       SuppressionReason = "added"        // a manager put it there
+)
+
+// A Suppression is an address that a project writes to no more. Its address is
+// known only to who asks for it.
+type Suppression struct {
+	Reason  SuppressionReason
+	Inbox   string // id of the inbox whose mail it was, or empty
+	Created time.Time
+}
+
+// suppressionHash is what an address is kept as. The local part counts in lower
+// case: who bounced as Bob bounces as bob.
+func (m *PostOffice) suppressionHash(project, address string) []byte {
+	return m.keyed(project, "postern suppression v1", strings.ToLower(strings.TrimSpace(address)))
+}
+
+// suppressed returns why project writes to address no more, or nothing.
+func (m *PostOffice) suppressed(ctx context.Context, tx *store.Tx, project, address string) (SuppressionReason, error) {
+	var reason SuppressionReason
+	err := tx.One(ctx, `select reason from suppression where project_id = $1 and hash = $2`, []any{project, m.suppressionHash(project, address)}, &reason)
+	if errors.Is(err, store.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look address up: %w", err)
+	}
+	return reason, nil
+}
+
+// suppress puts an address on the list; the first reason stays.
+func (m *PostOffice) suppress(ctx context.Context, tx *store.Tx, project, inbox, address string, reason SuppressionReason) error {
+	_, err := tx.ExecContext(ctx, `insert into suppression (project_id, hash, reason, inbox_id, created_at) values ($1, $2, $3, $4, $5) on conflict do nothing`,
+		project, m.suppressionHash(project, address), reason, inbox, store.Time(time.Now()))
+	if err != nil {
+		return fmt.Errorf("suppress address: %w", err)
+	}
+	return nil
+}
+
+func (m *PostOffice) suppressible(who auth.Principal, address string) (string, error) {
+	if err := mayManage(who); err != nil {
+		return "", err
+	}
+	addr, err := mail.CheckAddr("address", address)
+	if err != nil {
+		return "", err
+	}
+	return addr, nil
+}
+
+// Suppressed returns why who's project writes to an address no more, or an
+// error that wraps [store.ErrNotFound].
+func (m *PostOffice) Suppressed(ctx context.Context, who auth.Principal, address string) (s Suppression, err error) {
+	if address, err = m.suppressible(who, address); err != nil {
+		return Suppression{}, err
+	}
+	var created int64
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select reason, inbox_id, created_at from suppression where project_id = $1 and hash = $2`,
+			[]any{who.Project, m.suppressionHash(who.Project, address)}, &s.Reason, &s.Inbox, &created)
+	})
+	if err != nil {
+		return Suppression{}, fmt.Errorf("suppressed address: %w", err)
+	}
+	s.Created = store.FromTime(created)
+	return s, nil
+}
+
+// Suppressions returns how many addresses are on the list of who's project, by
+// reason. The addresses themselves are not kept.
+func (m *PostOffice) Suppressions(ctx context.Context, who auth.Principal) (map[SuppressionReason]int, error) {
+	if err := mayManage(who); err != nil {
+		return nil, err
+	}
+	out := map[SuppressionReason]int{}
+	err := m.db.View(ctx, func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(ctx, `select reason, count(*) from suppression where project_id = $1 group by reason`, who.Project)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var r SuppressionReason
+			var n int
+			if err := rows.Scan(&r, &n); err != nil {
+				return err
+			}
+			out[r] = n
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count suppressed addresses: %w", err)
+	}
+	return out, nil
+}
+
+// Suppress puts an address on the list of who's project.
+func (m *PostOffice) Suppress(ctx context.Context, who auth.Principal, address string) error {
+	address, err := m.suppressible(who, address)
+	if err != nil {
+		return err
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		if err := m.suppress(ctx, tx, who.Project, "", address, SuppressedAdded); err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "suppression.add", who.Project, audit.Fields{})
+	})
+}
+
+// Unsuppress takes an address off the list of who's project. It returns an
+// error that wraps [store.ErrNotFound] if it is not there.
+func (m *PostOffice) Unsuppress(ctx context.Context, who auth.Principal, address string) error {
+	address, err := m.suppressible(who, address)
+	if err != nil {
+		return err
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		ok, err := tx.Changed(ctx, `delete from suppression where project_id = $1 and hash = $2`, who.Project, m.suppressionHash(who.Project, address))
+		if err != nil {
+			return fmt.Errorf("remove suppressed address: %w", err)
+		}
+		if !ok {
+			return fmt.Errorf("suppressed address: %w", store.ErrNotFound)
+		}
+		return audit.Append(ctx, tx, who, "suppression.remove", who.Project, audit.Fields{})
+	})
+}
+
+// UnsubscribeToken returns what a link in a message to address holds, so that
+// its reader ends mail to himself, and only that: it tells nobody the address.
+func (m *PostOffice) UnsubscribeToken(b Inbox, address string) string {
+	body := b.ID + "." + base64.RawURLEncoding.EncodeToString(m.suppressionHash(b.Project, address))
+	mac := m.keyed(b.ID, "postern unsubscribe v1", body)
+	return body + "." + base64.RawURLEncoding.EncodeToString(mac[:16])
+}
+
+// CheckUnsubscribe returns [ErrInvalid] unless token is one that
+// [PostOffice.UnsubscribeToken] made.
+func (m *PostOffice) CheckUnsubscribe(token string) error {
+	_, _, err := m.readToken(token)
+	return err
+}
+
+func (m *PostOffice) readToken(token string) (inbox string, hash []byte, err error) {
+	bad := fmt.Errorf("%w: this link is not one of ours, or not all of it", ErrInvalid)
+	if len(token) > 300 {
+		return "", nil, bad
+	}
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return "", nil, bad
+	}
+	mac, merr := base64.RawURLEncoding.DecodeString(parts[2])
+	hash, herr := base64.RawURLEncoding.DecodeString(parts[1])
+	if merr != nil || herr != nil || !hmac.Equal(mac, m.keyed(parts[0], "postern unsubscribe v1", parts[0]+"."+parts[1])[:16]) {
+		return "", nil, bad
+	}
+	return parts[0], hash, nil
+}
+
+// Unsubscribe puts the address that a token is about on its project's list.
+func (m *PostOffice) Unsubscribe(ctx context.Context, token string) error {
+	inbox, hash, err := m.readToken(token)
+	if err != nil {
+		return err
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		var project string
+		err := tx.One(ctx, `select project_id from inbox where id = $1`, []any{inbox}, &project)
+		if errors.Is(err, store.ErrNotFound) {
+			return nil // it is gone, and writes to nobody
+		}
+		if err != nil {
+			return fmt.Errorf("unsubscribe: %w", err)
+		}
+		fresh, err := tx.Changed(ctx, `insert into suppression (project_id, hash, reason, inbox_id, created_at) values ($1, $2, $3, $4, $5) on conflict do nothing`,
+			project, hash, SuppressedUnsubscribe, inbox, store.Time(time.Now()))
+		if err != nil || !fresh {
+			return err
+		}
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "unsubscribe", Project: project}, "suppression.add", project, audit.Fields{"inbox": inbox, "reason": string(SuppressedUnsubscribe)})
+	})
+}
