@@ -12,6 +12,7 @@ import (
 func (d *daemon) domains() (*domain.Registry, error) {
 	conf := domain.Config{
 		Domain: d.conf.MailDomain, Host: cmp.Or(d.conf.MailHost, d.conf.MailDomain), SPF: d.conf.MailSPF, Resolver: d.resolver,
+		Keys:  d.dkimKeys,
 		InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses,
 	}
 	if d.conf.Domain != "" {

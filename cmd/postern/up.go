@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -35,7 +34,7 @@ import (
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
-	"postern/internal/smtpclient"
+	"postern/internal/signing"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
 	"postern/internal/template"
@@ -113,6 +112,7 @@ type daemon struct {
 
 	resolver *net.Resolver // asked for all that mail needs
 
+	ring  *signing.Ring
 	gate  *oversight.Gate
 	post  *mailbox.PostOffice
 	doms  *domain.Registry
@@ -171,7 +171,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, templates.Close()) }()
 	// What a former process left is dealt with before anything can be asked.
-	if err := errors.Join(d.fleet.Recover(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
+	if err := errors.Join(d.fleet.Recover(ctx), d.post.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
 		return err
 	}
 	alive, err := d.runtime.List(ctx)
@@ -377,8 +377,14 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
+	if err := d.buildSigning(ctx, key); err != nil {
+		return err
+	}
 	d.gate = oversight.NewGate(d.log, d.db, rules)
-	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, QuarantineScore: d.conf.QuarantineScore})
+	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{
+		Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, Signer: d.ring, Delivery: d.delivery(),
+		QuarantineScore: d.conf.QuarantineScore,
+	})
 	if d.doms, err = d.domains(); err != nil {
 		return err
 	}
@@ -505,18 +511,6 @@ func newResolver(addr string) *net.Resolver {
 		var d net.Dialer
 		return d.DialContext(ctx, network, addr)
 	}}
-}
-
-func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {
-	routes := map[string]string{d.conf.MailDomain: own}
-	for _, r := range d.conf.Routes {
-		domain, addr, _ := strings.Cut(r, "=")
-		routes[strings.ToLower(domain)] = addr
-	}
-	return smtpclient.New(smtpclient.Config{
-		Hostname: d.conf.MailDomain, Routes: routes, Relay: d.conf.Relay,
-		NoRoute: "start the server with --relay for all domains, or with --route for this one",
-	})
 }
 
 // consoleHosts returns the names under which people may open the console.

@@ -96,7 +96,7 @@ type Hop struct {
 // A Router is a [Transport] that tells where it takes a message. Without it
 // all is taken to be local.
 type Router interface {
-	Hop(recipient string) Hop
+	Hop(ctx context.Context, recipient string) Hop
 }
 
 // A DeliveryConfig bounds how mail leaves.
@@ -219,7 +219,7 @@ func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.
 	before := attempts(ds)
 	var g errgroup.Group
 	g.SetLimit(4)
-	for _, x := range m.batches(env, ds) {
+	for _, x := range m.batches(ctx, env, ds) {
 		g.Go(func() error {
 			if err := m.deliver(ctx, a, b, env, x); err != nil {
 				m.log.ErrorContext(ctx, "deliver", "action", a.ID, "destination", x.hop.Name, "err", err)
@@ -288,7 +288,7 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 			default:
 				continue
 			}
-			if err := m.settle(ctx, tx, a, *d); err != nil {
+			if err := m.note(ctx, tx, a, *d); err != nil {
 				return err
 			}
 			barred = append(barred, *d)
@@ -304,7 +304,7 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 }
 
 // batches groups those who are due by destination and copy.
-func (m *PostOffice) batches(env mail.Envelope, ds []Delivery) (out []batch) {
+func (m *PostOffice) batches(ctx context.Context, env mail.Envelope, ds []Delivery) (out []batch) {
 	hidden := map[string]bool{}
 	if m.cfg.Signer != nil {
 		// Each recipient whom the header does not name gets a copy of its own:
@@ -326,7 +326,7 @@ next:
 		}
 		x := batch{hop: Hop{Kind: HopLocal, Name: "local"}, to: []Delivery{d}}
 		if router != nil {
-			x.hop = router.Hop(d.Recipient)
+			x.hop = router.Hop(ctx, d.Recipient)
 		}
 		if hidden[d.Recipient] {
 			x.hidden = d.Recipient
@@ -539,7 +539,7 @@ func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Actio
 			}
 		}
 		x.to[i] = d
-		if err := m.settle(ctx, tx, a, d); err != nil {
+		if err := m.note(ctx, tx, a, d); err != nil {
 			return err
 		}
 		if d.State == DeliveryBounced && r.Gone {
@@ -563,8 +563,8 @@ func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Actio
 	return nil
 }
 
-// settle writes d down as it is now.
-func (m *PostOffice) settle(ctx context.Context, tx *store.Tx, a oversight.Action, d Delivery) error {
+// note writes d down as it is now.
+func (m *PostOffice) note(ctx context.Context, tx *store.Tx, a oversight.Action, d Delivery) error {
 	if d.open() {
 		d.Settled = time.Time{}
 	} else if d.Settled.IsZero() && d.State != DeliveryUncertain {

@@ -120,9 +120,9 @@ func (m *PostOffice) release(ctx context.Context, tx *store.Tx, h Hop, holder st
 	return nil
 }
 
-// Recover frees what a former process of this instance held of destinations.
+// FreeDestinations frees what a former process of this instance held of destinations.
 // It is called once, before the gate runs.
-func (m *PostOffice) Recover(ctx context.Context) error {
+func (m *PostOffice) FreeDestinations(ctx context.Context) error {
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		prefix := m.cfg.Delivery.Instance + "/"
 		_, err := tx.ExecContext(ctx, `delete from destination_use where substr(holder, 1, length($1)) = $1 or until_at < $2`, prefix, store.Time(time.Now()))

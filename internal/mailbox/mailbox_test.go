@@ -362,10 +362,6 @@ func TestOutcomes(t *testing.T) {
 			if o := f.post.Execute(t.Context(), a); o.State != tt.want {
 				t.Errorf("outcome = %+v, want %s", o, tt.want)
 			}
-			a.Attempts = 8
-			if o := f.post.Execute(t.Context(), a); o.State == oversight.Approved {
-				t.Error("it is tried again for ever")
-			}
 		})
 	}
 }

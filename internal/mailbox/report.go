@@ -107,7 +107,7 @@ func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.
 			d.State, d.Status = DeliveryBounced, to.Status
 			d.Remote = mail.Printable(to.RemoteMTA, 200)
 			d.Detail = mail.Printable("a report that came later says: "+to.Diagnostic, 1000)
-			if err := m.settle(ctx, tx, a, d); err != nil {
+			if err := m.note(ctx, tx, a, d); err != nil {
 				return err
 			}
 			fresh = append(fresh, d)

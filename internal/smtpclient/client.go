@@ -22,17 +22,24 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"postern/internal/mail"
+	"postern/internal/mailbox"
 )
 
 // Config says where messages go and how long each step may take.
 type Config struct {
 	// Hostname is the name that the client greets with. Required.
 	Hostname string
+
+	// Own is the host:port at which this server takes mail for its own domains:
+	// those for which Serves says so. Both may be empty.
+	Own    string
+	Serves func(ctx context.Context, domain string) (bool, error)
 
 	// Routes maps a recipient domain, in lower case, to the host:port of its server.
 	Routes map[string]string
@@ -59,6 +66,11 @@ type Config struct {
 	// outcome uncertain. Zero means the 10 minutes of RFC 5321 4.5.3.2.6.
 	FinalTimeout time.Duration
 }
+
+var (
+	_ mailbox.Transport = (*Client)(nil)
+	_ mailbox.Router    = (*Client)(nil)
+)
 
 // A Client is safe for concurrent use; each delivery has connections of its own.
 type Client struct{ cfg Config }
@@ -117,10 +129,7 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 	var order []string
 	for i, to := range env.To {
 		all[i] = mail.Delivery{Recipient: to, Outcome: mail.NotSent}
-		addr, ok := c.cfg.Routes[mail.Domain(to)]
-		if !ok {
-			addr = c.cfg.Relay
-		}
+		addr := c.next(ctx, mail.Domain(to))
 		if addr == "" {
 			all[i].Outcome = mail.Refused
 			all[i].Detail = mail.Printable(fmt.Sprintf("no route to %s: %s", mail.Domain(to), c.cfg.NoRoute), maxDetail)
@@ -137,6 +146,30 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 	return all, nil
 }
 
+// next returns the host:port of the server for a domain, or nothing.
+func (c *Client) next(ctx context.Context, domain string) string {
+	if addr, ok := c.cfg.Routes[domain]; ok {
+		return addr
+	}
+	if c.cfg.Serves != nil {
+		// Where it cannot be told, the mail goes out and comes back in.
+		if ok, err := c.cfg.Serves(ctx, domain); err == nil && ok {
+			return c.cfg.Own
+		}
+	}
+	return c.cfg.Relay
+}
+
+// Hop implements [mailbox.Router].
+func (c *Client) Hop(ctx context.Context, recipient string) mailbox.Hop {
+	switch addr := c.next(ctx, mail.Domain(recipient)); addr {
+	case c.cfg.Own, "":
+		return mailbox.Hop{Kind: mailbox.HopLocal, Name: addr}
+	default:
+		return mailbox.Hop{Kind: mailbox.HopRelay, Name: addr}
+	}
+}
+
 // set writes an outcome for every recipient of ds.
 func set(ds []*mail.Delivery, o mail.Outcome, format string, args ...any) {
 	for _, d := range ds {
@@ -146,6 +179,9 @@ func set(ds []*mail.Delivery, o mail.Outcome, format string, args ...any) {
 
 // deliverTo sends env to the recipients ds over the server at addr.
 func (c *Client) deliverTo(ctx context.Context, addr string, env mail.Envelope, ds []*mail.Delivery) {
+	for _, d := range ds {
+		d.Remote = addr
+	}
 	v, err := c.open(ctx, addr)
 	if err != nil {
 		fail(ds, err)
@@ -175,6 +211,42 @@ func fail(ds []*mail.Delivery, err error) {
 		o = mail.Refused
 	}
 	set(ds, o, "%v", err)
+	if r != nil {
+		r.note(ds)
+	}
+}
+
+// note writes the codes of a reply beside the outcomes that it brought.
+func (e *replyError) note(ds []*mail.Delivery) {
+	for _, d := range ds {
+		d.Code, d.Status = e.code, status(e.code, e.text)
+		d.Gone = d.Outcome == mail.Refused && e.to == "RCPT" && e.gone()
+	}
+}
+
+// gone says whether a refused recipient is one that will never be there. What
+// is refused for what it says, or for who sent it, is not: another message may
+// be taken.
+func (e *replyError) gone() bool {
+	switch s := status(e.code, e.text); s {
+	case "5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1":
+		return true
+	case "":
+		return e.code == 550 || e.code == 553 // RFC 5321 4.2.2: mailbox not found, its name not allowed
+	}
+	return false
+}
+
+var enhanced = regexp.MustCompile(`^([245])\.\d{1,3}\.\d{1,3}(?:\s|$)`)
+
+// status returns the RFC 2034 code that a reply begins with, if it is of the
+// class of its code.
+func status(code int, text string) string {
+	m := enhanced.FindStringSubmatch(text)
+	if m == nil || int(m[1][0]-'0') != code/100 {
+		return ""
+	}
+	return strings.TrimSpace(m[0])
 }
 
 // errLacks means that the server cannot take this message, today or tomorrow.

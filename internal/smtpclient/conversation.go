@@ -277,18 +277,21 @@ func (v *conversation) finish(ds []*mail.Delivery) {
 	code, lines, err := v.reply()
 	v.data = err != nil
 	text := strings.Join(lines, " ")
+	r := &replyError{code: code, text: text, to: "the message"}
 	switch {
 	case err != nil:
 		set(ds, mail.Uncertain, "all of the message was sent and no proper reply came: %v", err)
+		return
 	case code/100 == 2:
 		set(ds, mail.Accepted, "%d %s", code, text)
 	case code/100 == 4:
-		set(ds, mail.NotSent, "%v", &replyError{code: code, text: text, to: "the message"})
+		set(ds, mail.NotSent, "%v", r)
 	case code/100 == 5:
-		set(ds, mail.Refused, "%v", &replyError{code: code, text: text, to: "the message"})
+		set(ds, mail.Refused, "%v", r)
 	default:
 		set(ds, mail.Uncertain, "all of the message was sent and the reply makes no sense: %d %s", code, text)
 	}
+	r.note(ds)
 }
 
 // close says QUIT, without waiting for what the server says to that.
