@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -74,3 +75,12 @@ func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action
 
 // Events returns what wakes those who wait for events of inboxes.
 func (m *PostOffice) Events() *event.Watch { return m.watch }
+
+// Holds reports whether a credential has a part in an inbox now.
+func Holds(ctx context.Context, tx *store.Tx, credential, inbox string) (bool, error) {
+	_, err := member(ctx, tx, inbox, credential)
+	if errors.Is(err, store.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}

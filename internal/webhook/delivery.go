@@ -12,6 +12,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/event"
+	"postern/internal/mailbox"
 	"postern/internal/store"
 )
 
@@ -32,6 +33,7 @@ type Delivery struct {
 	Event    string
 	Type     event.Type
 	Sandbox  string
+	Inbox    string
 	State    State
 	Attempts int
 	Next     time.Time // of the next attempt; zero if there is none
@@ -42,23 +44,20 @@ type Delivery struct {
 	Error    string        // why that failed, for a person
 }
 
-const deliveryColumns = `id, webhook_id, event_id, event_type, sandbox_id, state, attempts, next_at, created_at, last_at, status, duration_us, error`
+const deliveryColumns = `id, webhook_id, event_id, event_type, sandbox_id, inbox_id, state, attempts, next_at, created_at, last_at, status, duration_us, error`
 
 func scanDelivery(row func(...any) error) (Delivery, error) {
 	var d Delivery
 	var next, created, last, duration int64
-	err := row(&d.ID, &d.Webhook, &d.Event, &d.Type, &d.Sandbox, &d.State, &d.Attempts, &next, &created, &last, &d.Status, &duration, &d.Error)
+	err := row(&d.ID, &d.Webhook, &d.Event, &d.Type, &d.Sandbox, &d.Inbox, &d.State, &d.Attempts, &next, &created, &last, &d.Status, &duration, &d.Error)
 	d.Next, d.Created, d.Last = store.FromTime(next), store.FromTime(created), store.FromTime(last)
 	d.Duration = time.Duration(duration) * time.Microsecond
 	return d, err
 }
 
-// Deliveries returns the deliveries of a webhook of who's project, newest
+// Deliveries returns the deliveries of a webhook that is who's, newest
 // first: limit (1 to 100) of them after offset.
 func (h *Hooks) Deliveries(ctx context.Context, who auth.Principal, webhook string, offset, limit int) ([]Delivery, error) {
-	if err := mayManage(who); err != nil {
-		return nil, err
-	}
 	if limit < 1 || limit > 100 {
 		return nil, fmt.Errorf("%w: limit: must be 1 to 100", ErrInvalid)
 	}
@@ -94,9 +93,6 @@ func (h *Hooks) Deliveries(ctx context.Context, who auth.Principal, webhook stri
 // Redeliver makes a delivery, whatever became of it, due now, with all its
 // attempts before it. The webhook must be enabled.
 func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id string) (d Delivery, err error) {
-	if err := mayManage(who); err != nil {
-		return Delivery{}, err
-	}
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		w, err := get(ctx, tx, who, webhook)
 		if err != nil {
@@ -124,12 +120,13 @@ func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id s
 	return d, nil
 }
 
-// body is what is sent of e: the object of E2B's listing, and every field that
-// E2B's deliveries were seen to write otherwise under that name too.
+// body is what is sent of e. Of an event of a sandbox that is the object of
+// E2B's listing, and every field that E2B's deliveries were seen to write
+// otherwise under that name too; of one of an inbox our own.
 func body(e event.Event) (string, error) {
 	b, err := json.Marshal(e)
-	if err != nil {
-		return "", err
+	if err != nil || e.Inbox != "" {
+		return string(b), err
 	}
 	more, err := json.Marshal(struct {
 		Data      map[string]any `json:"event_data"`
@@ -143,6 +140,19 @@ func body(e event.Event) (string, error) {
 		return "", err
 	}
 	return string(b[:len(b)-1]) + "," + string(more[1:]), nil
+}
+
+// wants reports whether w is to be told of e, and under which names.
+func (w *Webhook) wants(e event.Event) (names []event.Type) {
+	if w.Project != e.Project || e.At.Before(w.Created) || w.Credential != "" && e.Inbox == "" || w.Inbox != "" && w.Inbox != e.Inbox {
+		return nil
+	}
+	for _, t := range w.Dialect.names(e) {
+		if slices.Contains(w.Events, t) {
+			names = append(names, t)
+		}
+	}
+	return names
 }
 
 // route makes the deliveries of events that have none, at most 100 at a time,
@@ -175,11 +185,8 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 			if !first { // another server was faster
 				continue
 			}
-			for _, w := range hooks {
-				if w.Project != e.Project || !slices.Contains(w.Events, e.Type) || e.At.Before(w.Created) {
-					continue
-				}
-				if err := h.enqueue(ctx, tx, w, e, waiting); err != nil {
+			for i := range hooks {
+				if err := h.offer(ctx, tx, &hooks[i], e, waiting); err != nil {
 					return err
 				}
 			}
@@ -210,14 +217,51 @@ func enabled(ctx context.Context, tx *store.Tx) ([]Webhook, error) {
 	return out, rows.Err()
 }
 
-func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Event, waiting map[string]int) error {
+// offer makes the deliveries of e to w, if w wants it and may still have it.
+func (h *Hooks) offer(ctx context.Context, tx *store.Tx, w *Webhook, e event.Event, waiting map[string]int) error {
+	names := w.wants(e)
+	if len(names) == 0 || !w.Enabled {
+		return nil
+	}
+	if may, err := mayTell(ctx, tx, w, e.Inbox); err != nil || !may {
+		return err
+	}
+	for _, name := range names {
+		if err := h.enqueue(ctx, tx, *w, e, name, waiting); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errKeyEnded is what is said of webhooks whose credential is no key of the
+// inbox any more.
+var errKeyEnded = errors.New("the key that made it does not open the inbox any more")
+
+// mayTell reports whether w may be told of an inbox still, and disables it if
+// that is the one that it is for. The attack: a former holder of a key goes on
+// being told when mail comes.
+func mayTell(ctx context.Context, tx *store.Tx, w *Webhook, inbox string) (bool, error) {
+	if w.Credential == "" {
+		return true, nil
+	}
+	holds, err := mailbox.Holds(ctx, tx, w.Credential, inbox)
+	if err != nil || holds || w.Inbox == "" {
+		return holds, err
+	}
+	w.Enabled = false
+	who := auth.Principal{Kind: auth.System, ID: "webhook", Project: w.Project}
+	return false, disable(ctx, tx, who, w.ID, errKeyEnded.Error())
+}
+
+func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Event, name event.Type, waiting map[string]int) error {
 	n, ok := waiting[w.ID]
 	if !ok {
 		if err := tx.One(ctx, `select count(*) from webhook_delivery where webhook_id = $1 and next_at > 0`, []any{w.ID}, &n); err != nil {
 			return err
 		}
 	}
-	b, err := body(e)
+	id, b, err := w.Dialect.parcel(e, name)
 	if err != nil {
 		return err
 	}
@@ -230,9 +274,9 @@ func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Ev
 		n++
 	}
 	waiting[w.ID] = n
-	_, err = tx.ExecContext(ctx, `insert into webhook_delivery (id, webhook_id, event_id, event_type, sandbox_id, body, state, attempts, left_over, next_at, created_at, last_at, status, duration_us, error)
-		values ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, 0, 0, 0, $11)`,
-		"dlv_"+rand.Text(), w.ID, e.ID, e.Type, e.Sandbox, b, state, maxAttempts, next, now, why)
+	_, err = tx.ExecContext(ctx, `insert into webhook_delivery (id, webhook_id, event_id, event_type, sandbox_id, inbox_id, body, state, attempts, left_over, next_at, created_at, last_at, status, duration_us, error)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, 0, $9, $10, $11, 0, 0, 0, $12)`,
+		"dlv_"+rand.Text(), w.ID, id, name, e.Sandbox, e.Inbox, b, state, maxAttempts, next, now, why)
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"postern/internal/audit"
@@ -57,7 +58,10 @@ func (h *Hooks) Run(ctx context.Context) error {
 type parcel struct {
 	id, webhook, event, url, body string
 
+	inbox   string
+	dialect Dialect
 	sealed  []byte // the secret
+	old     []byte // the one before, while that is valid too
 	attempt int    // this one's number
 	left    int    // attempts after this one
 }
@@ -139,41 +143,65 @@ func (h *Hooks) take(ctx context.Context, webhook string) (p parcel, err error) 
 		// waits here, finds it taken and changes nothing.
 		err := tx.One(ctx, `update webhook_delivery set attempts = attempts + 1, left_over = left_over - 1, next_at = $1, last_at = $2
 			where id = (select id from webhook_delivery where webhook_id = $3 and next_at > 0 and next_at <= $2 order by next_at, id limit 1) and next_at > 0 and next_at <= $2
-			returning id, webhook_id, event_id, body, attempts, left_over`,
-			[]any{store.Time(now.Add(h.lease())), store.Time(now), webhook}, &p.id, &p.webhook, &p.event, &p.body, &p.attempt, &p.left)
+			returning id, webhook_id, event_id, inbox_id, body, attempts, left_over`,
+			[]any{store.Time(now.Add(h.lease())), store.Time(now), webhook}, &p.id, &p.webhook, &p.event, &p.inbox, &p.body, &p.attempt, &p.left)
 		if err != nil {
 			return err
 		}
-		return tx.One(ctx, `select url, secret from webhook where id = $1`, []any{webhook}, &p.url, &p.sealed)
+		var w Webhook
+		var until int64
+		err = tx.One(ctx, `select project_id, inbox_id, credential_id, url, dialect, secret, old_secret, old_until from webhook where id = $1`,
+			[]any{webhook}, &w.Project, &w.Inbox, &w.Credential, &p.url, &p.dialect, &p.sealed, &p.old, &until)
+		if err != nil {
+			return err
+		}
+		w.ID = webhook
+		// It may have waited for hours; the key may have ended meanwhile.
+		if may, err := mayTell(ctx, tx, &w, p.inbox); err != nil {
+			return err
+		} else if !may {
+			left := p.id
+			p = parcel{}
+			_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where id = $3`, Failed, errKeyEnded.Error(), left)
+			return err
+		}
+		if until <= store.Time(now) {
+			p.old = nil
+		}
+		return nil
 	})
+	if err == nil && p.id == "" {
+		err = store.ErrNotFound
+	}
 	return p, err
 }
 
 // attempt sends p once and records what became of it.
 func (h *Hooks) attempt(ctx context.Context, p parcel) error {
-	secret, err := h.seal.open(p.webhook, p.sealed)
-	if err != nil {
-		return h.settle(ctx, p, 0, 0, err)
+	var secrets []auth.Secret // the present one first
+	for _, sealed := range [][]byte{p.sealed, p.old} {
+		if sealed == nil {
+			continue
+		}
+		secret, err := h.seal.open(p.webhook, sealed)
+		if err != nil {
+			return h.settle(ctx, p, 0, 0, err)
+		}
+		secrets = append(secrets, secret)
 	}
 	start := time.Now()
-	status, err := h.send(ctx, p, secret)
+	status, err := h.send(ctx, p, secrets)
 	return h.settle(ctx, p, status, time.Since(start), err)
 }
 
 // send makes one request. The error is a sentence for who made the webhook.
-func (h *Hooks) send(ctx context.Context, p parcel, secret auth.Secret) (status int, err error) {
-	e2b, b := e2bSignature(secret, []byte(p.body))
+func (h *Hooks) send(ctx context.Context, p parcel, secrets []auth.Secret) (status int, err error) {
+	b, headers := p.signed(secrets, time.Now())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, bytes.NewReader(b))
 	if err != nil {
 		return 0, errors.New("the URL cannot be used")
 	}
-	ts := strconv.FormatInt(time.Now().Unix(), 10)
-	for k, v := range map[string]string{
-		"Content-Type": "application/json", "User-Agent": "Postern-Webhooks/1",
-		"webhook-id": p.event, "webhook-timestamp": ts, "webhook-signature": signature(secret, p.event, ts, b),
-		"e2b-webhook-id": p.webhook, "e2b-delivery-id": p.id + "." + strconv.Itoa(p.attempt),
-		"e2b-signature-version": "v1", "e2b-signature": e2b,
-	} {
+	for k, v := range headers {
 		req.Header.Set(k, v)
 	}
 	resp, err := h.client.Do(req)
@@ -189,6 +217,29 @@ func (h *Hooks) send(ctx context.Context, p parcel, secret auth.Secret) (status 
 		return resp.StatusCode, fmt.Errorf("the receiver answered %d; redirects are not followed", resp.StatusCode)
 	}
 	return resp.StatusCode, fmt.Errorf("the receiver answered %d", resp.StatusCode)
+}
+
+// signed returns the bytes that are sent of p and the headers that go with
+// them: signatures by each secret that is valid now.
+func (p *parcel) signed(secrets []auth.Secret, now time.Time) (b []byte, headers map[string]string) {
+	b = []byte(p.body)
+	headers = map[string]string{"Content-Type": "application/json", "User-Agent": "Postern-Webhooks/1"}
+	if p.inbox == "" {
+		var e2b string
+		e2b, b = e2bSignature(secrets[0], b)
+		headers["e2b-webhook-id"], headers["e2b-delivery-id"] = p.webhook, p.id+"."+strconv.Itoa(p.attempt)
+		headers["e2b-signature-version"], headers["e2b-signature"] = "v1", e2b
+	}
+	if p.dialect == Lobster {
+		headers["X-LobsterMail-Signature"] = lobsterSignature(secrets[0], b)
+	}
+	ts := strconv.FormatInt(now.Unix(), 10)
+	var signatures []string
+	for _, secret := range secrets {
+		signatures = append(signatures, signature(secret, p.event, ts, b))
+	}
+	headers["webhook-id"], headers["webhook-timestamp"], headers["webhook-signature"] = p.event, ts, strings.Join(signatures, " ")
+	return b, headers
 }
 
 // explain says why there was no answer, without the URL, which may hold a
@@ -296,4 +347,15 @@ func (h *Hooks) failed(ctx context.Context, tx *store.Tx, p parcel, status int, 
 	}
 	who := auth.Principal{Kind: auth.System, ID: "webhook", Project: project}
 	return audit.Append(ctx, tx, who, "webhook.disable", p.webhook, audit.Fields{"reason": why})
+}
+
+// disable ends a webhook for a reason that a person may read.
+func disable(ctx context.Context, tx *store.Tx, who auth.Principal, id, why string) error {
+	if _, err := tx.ExecContext(ctx, `update webhook set enabled = $1, reason = $2 where id = $3`, false, why, id); err != nil {
+		return fmt.Errorf("disable webhook %s: %w", id, err)
+	}
+	if err := abandon(ctx, tx, id, "the webhook was disabled: "+why); err != nil {
+		return err
+	}
+	return audit.Append(ctx, tx, who, "webhook.disable", id, audit.Fields{"reason": why})
 }

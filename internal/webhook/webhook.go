@@ -1,5 +1,10 @@
 // Package webhook tells the outside of events: each is sent to the URLs that
-// its project named, signed, until it is taken or a day has passed.
+// its project, or the keys of its inbox, named, signed, until it is taken or a
+// day has passed.
+//
+// Webhooks of a project are its keys' and its persons'; those of an inbox belong
+// to a credential of it, which alone with the inbox's other keys sees them, and
+// end with that credential. So nobody is told of an inbox whom it has revoked.
 //
 // A delivery moves so and in no other way:
 //
@@ -70,7 +75,7 @@ type Config struct {
 }
 
 const (
-	maxHooks    = 20      // of one project
+	maxHooks    = 20      // of one project itself, and of one inbox or account
 	maxAttempts = 11      // of a delivery: with a Retry of 5 s a day
 	maxAtOnce   = 16      // attempts at the same time, all webhooks together
 	maxEach     = 4       // attempts at the same time for one webhook
@@ -121,17 +126,29 @@ func New(log *slog.Logger, db *store.DB, c Config) (*Hooks, error) {
 	return &Hooks{log: log, db: db, conf: c, seal: s, client: client, active: map[string]int{}}, nil
 }
 
-// A Webhook is where a project wants to be told.
+// A Webhook is where a project, an inbox or an account wants to be told.
 type Webhook struct {
-	ID      string
-	Project string
-	Name    string
-	URL     string
-	Events  []event.Type
-	Enabled bool
-	Reason  string // why the server disabled it, for a person
-	Created time.Time
+	ID         string
+	Project    string
+	Inbox      string // whose events it is told; empty for a project's or an account's
+	Credential string // that made it; empty for a project's
+	Dialect    Dialect
+	Name       string
+	URL        string
+	Events     []event.Type
+	Enabled    bool
+	Reason     string // why the server disabled it, for a person
+	Created    time.Time
 }
+
+// A Dialect is in whose words a webhook is told.
+type Dialect string
+
+// The dialects.
+const (
+	Ours    Dialect = ""
+	Lobster Dialect = "lobstermail" // for receivers that were written for LobsterMail
+)
 
 // A Change says what to set; what is nil stays as it is.
 type Change struct {
@@ -142,11 +159,48 @@ type Change struct {
 	Secret  *auth.Secret
 }
 
-func mayManage(who auth.Principal) error {
-	if who.Kind != auth.Project && who.Kind != auth.Person {
-		return fmt.Errorf("%s may not manage webhooks: %w", who, auth.ErrForbidden)
+// An owner is whose webhooks somebody may see and change.
+type owner struct{ project, inbox, credential string }
+
+// ownerOf returns what who owns: a project and a person the project's, a key
+// of an inbox and a grant that names one the inbox's, and a grant that names
+// none what it made itself. That a grant has a part in the inbox that it names
+// was shown before.
+func ownerOf(who auth.Principal) (owner, error) {
+	switch who.Kind {
+	case auth.Project, auth.Person:
+		return owner{project: who.Project}, nil
+	case auth.Agent:
+		if who.Inbox != "" {
+			return owner{project: who.Project, inbox: who.Inbox, credential: who.ID}, nil
+		}
+	case auth.Grant:
+		return owner{project: who.Project, inbox: who.Inbox, credential: who.ID}, nil
+	case auth.Recovery, auth.Sandbox, auth.System:
 	}
-	return nil
+	return owner{}, fmt.Errorf("%s may not manage webhooks: %w", who, auth.ErrForbidden)
+}
+
+// where is the condition of what o owns, whose arguments begin at $1.
+func (o owner) where() (string, []any) {
+	switch {
+	case o.credential == "":
+		return `project_id = $1 and credential_id = ''`, []any{o.project}
+	case o.inbox != "":
+		return `project_id = $1 and inbox_id = $2`, []any{o.project, o.inbox}
+	}
+	return `project_id = $1 and credential_id = $2`, []any{o.project, o.credential}
+}
+
+// types are the events that w may ask for.
+func (w *Webhook) types() []event.Type {
+	switch {
+	case w.Dialect == Lobster:
+		return lobsterTypes()
+	case w.Credential != "":
+		return event.MailTypes()
+	}
+	return append(event.Types(), event.MailTypes()...)
 }
 
 // apply sets what c names on w, after it was checked.
@@ -165,14 +219,14 @@ func (h *Hooks) apply(w *Webhook, c Change) error {
 	}
 	if c.Events != nil {
 		w.Events = nil
-		for _, t := range event.Types() {
+		for _, t := range w.types() {
 			if slices.Contains(c.Events, t) {
 				w.Events = append(w.Events, t)
 			}
 		}
 		for i, t := range c.Events {
 			if !slices.Contains(w.Events, t) {
-				return fmt.Errorf("%w: events[%d]: %q is no type of event; there are %v", ErrInvalid, i, clip(string(t)), event.Types())
+				return fmt.Errorf("%w: events[%d]: %q is no type of event; there are %v", ErrInvalid, i, clip(string(t)), w.types())
 			}
 		}
 		if len(w.Events) == 0 {
@@ -195,7 +249,13 @@ func (h *Hooks) apply(w *Webhook, c Change) error {
 // URL and events. It is enabled unless c says otherwise. Without a secret it
 // gets one, which is returned and never shown again.
 func (h *Hooks) Create(ctx context.Context, who auth.Principal, c Change) (Webhook, auth.Secret, error) {
-	if err := mayManage(who); err != nil {
+	return h.CreateAs(ctx, who, Ours, c)
+}
+
+// CreateAs is [Hooks.Create] for a webhook that is told in a dialect.
+func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c Change) (Webhook, auth.Secret, error) {
+	o, err := ownerOf(who)
+	if err != nil {
 		return Webhook{}, "", err
 	}
 	for field, missing := range map[string]bool{"name": c.Name == nil, "url": c.URL == nil, "events": c.Events == nil} {
@@ -203,32 +263,34 @@ func (h *Hooks) Create(ctx context.Context, who auth.Principal, c Change) (Webho
 			return Webhook{}, "", fmt.Errorf("%w: %s: is missing", ErrInvalid, field)
 		}
 	}
-	w := Webhook{ID: "whk_" + rand.Text(), Project: who.Project, Enabled: true, Created: time.Now().UTC().Truncate(time.Microsecond)}
+	w := Webhook{
+		ID: "whk_" + rand.Text(), Project: o.project, Inbox: o.inbox, Credential: o.credential, Dialect: d,
+		Enabled: true, Created: time.Now().UTC().Truncate(time.Microsecond),
+	}
 	var made auth.Secret
 	if c.Secret == nil {
-		b := make([]byte, 32)
-		rand.Read(b) // never fails
-		made = auth.Secret(secretPrefix + base64.StdEncoding.EncodeToString(b))
+		made = newSecret()
 		c.Secret = &made
 	}
 	if err := h.apply(&w, c); err != nil {
 		return Webhook{}, "", err
 	}
-	err := h.db.Update(ctx, func(tx *store.Tx) error {
+	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		// The entry comes first: its lock makes the count below exact.
 		if err := audit.Append(ctx, tx, who, "webhook.create", w.ID, w.fields()); err != nil {
 			return err
 		}
 		var n int
-		if err := tx.One(ctx, `select count(*) from webhook where project_id = $1`, []any{who.Project}, &n); err != nil {
+		where, args := o.where()
+		if err := tx.One(ctx, `select count(*) from webhook where `+where, args, &n); err != nil {
 			return err
 		}
 		if n >= maxHooks {
-			return fmt.Errorf("%w: the project has %d webhooks and may have no more", ErrInvalid, n)
+			return fmt.Errorf("%w: there are %d webhooks and may be no more", ErrInvalid, n)
 		}
-		_, err := tx.ExecContext(ctx, `insert into webhook (id, project_id, name, url, events, secret, enabled, reason, failing_since, created_at)
-			values ($1, $2, $3, $4, $5, $6, $7, '', 0, $8)`,
-			w.ID, w.Project, w.Name, w.URL, w.joined(), h.seal.seal(w.ID, *c.Secret), w.Enabled, store.Time(w.Created))
+		_, err := tx.ExecContext(ctx, `insert into webhook (id, project_id, inbox_id, credential_id, dialect, name, url, events, secret, enabled, reason, failing_since, created_at)
+			values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', 0, $11)`,
+			w.ID, w.Project, w.Inbox, w.Credential, w.Dialect, w.Name, w.URL, w.joined(), h.seal.seal(w.ID, *c.Secret), w.Enabled, store.Time(w.Created))
 		return err
 	})
 	if err != nil {
@@ -244,7 +306,11 @@ func (w Webhook) fields() audit.Fields {
 	if u, err := url.Parse(w.URL); err == nil {
 		to = u.Scheme + "://" + u.Host
 	}
-	return audit.Fields{"name": w.Name, "to": to, "events": w.joined(), "enabled": strconv.FormatBool(w.Enabled)}
+	f := audit.Fields{"name": w.Name, "to": to, "events": w.joined(), "enabled": strconv.FormatBool(w.Enabled)}
+	if w.Inbox != "" {
+		f["inbox"] = w.Inbox
+	}
+	return f
 }
 
 func (w Webhook) joined() string {
@@ -255,13 +321,13 @@ func (w Webhook) joined() string {
 	return strings.Join(s, " ")
 }
 
-const columns = `id, project_id, name, url, events, enabled, reason, created_at`
+const columns = `id, project_id, inbox_id, credential_id, dialect, name, url, events, enabled, reason, created_at`
 
 func scan(row func(...any) error) (Webhook, error) {
 	var w Webhook
 	var events string
 	var created int64
-	if err := row(&w.ID, &w.Project, &w.Name, &w.URL, &events, &w.Enabled, &w.Reason, &created); err != nil {
+	if err := row(&w.ID, &w.Project, &w.Inbox, &w.Credential, &w.Dialect, &w.Name, &w.URL, &events, &w.Enabled, &w.Reason, &created); err != nil {
 		return Webhook{}, err
 	}
 	for t := range strings.FieldsSeq(events) {
@@ -271,14 +337,16 @@ func scan(row func(...any) error) (Webhook, error) {
 	return w, nil
 }
 
-// List returns the webhooks of who's project, oldest first.
+// List returns the webhooks that are who's, oldest first.
 func (h *Hooks) List(ctx context.Context, who auth.Principal) ([]Webhook, error) {
-	if err := mayManage(who); err != nil {
+	o, err := ownerOf(who)
+	if err != nil {
 		return nil, err
 	}
+	where, args := o.where()
 	var out []Webhook
-	err := h.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select `+columns+` from webhook where project_id = $1 order by created_at, id`, who.Project)
+	err = h.db.View(ctx, func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(ctx, `select `+columns+` from webhook where `+where+` order by created_at, id`, args...)
 		if err != nil {
 			return err
 		}
@@ -298,11 +366,8 @@ func (h *Hooks) List(ctx context.Context, who auth.Principal) ([]Webhook, error)
 	return out, nil
 }
 
-// Get returns a webhook of who's project. Those of others are not found.
+// Get returns a webhook that is who's. Those of others are not found.
 func (h *Hooks) Get(ctx context.Context, who auth.Principal, id string) (w Webhook, err error) {
-	if err := mayManage(who); err != nil {
-		return Webhook{}, err
-	}
 	err = h.db.View(ctx, func(tx *store.Tx) error {
 		w, err = get(ctx, tx, who, id)
 		return err
@@ -311,10 +376,15 @@ func (h *Hooks) Get(ctx context.Context, who auth.Principal, id string) (w Webho
 }
 
 func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webhook, error) {
+	o, err := ownerOf(who)
+	if err != nil {
+		return Webhook{}, err
+	}
 	if !isText(id) { // PostgreSQL would refuse the question, not answer it
 		return Webhook{}, fmt.Errorf("get webhook %q: %w", clip(id), ErrNotFound)
 	}
-	w, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from webhook where id = $1 and project_id = $2`, id, who.Project).Scan)
+	where, args := o.where()
+	w, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from webhook where `+where+fmt.Sprintf(` and id = $%d`, len(args)+1), append(args, id)...).Scan)
 	if err = store.NotFound(err); errors.Is(err, store.ErrNotFound) {
 		return Webhook{}, fmt.Errorf("get webhook %q: %w", clip(id), ErrNotFound)
 	}
@@ -324,12 +394,9 @@ func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webh
 	return w, nil
 }
 
-// Update changes a webhook of who's project. What waits for one that is
+// Update changes a webhook that is who's. What waits for one that is
 // disabled fails, and can be redelivered. Enabling forgets former failures.
 func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Change) (w Webhook, err error) {
-	if err := mayManage(who); err != nil {
-		return Webhook{}, err
-	}
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		if w, err = get(ctx, tx, who, id); err != nil {
 			return err
@@ -340,7 +407,7 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 		f := w.fields()
 		if c.Secret != nil {
 			f["secret"] = "changed"
-			if _, err := tx.ExecContext(ctx, `update webhook set secret = $1 where id = $2`, h.seal.seal(w.ID, *c.Secret), w.ID); err != nil {
+			if _, err := tx.ExecContext(ctx, `update webhook set secret = $1, old_secret = null, old_until = 0 where id = $2`, h.seal.seal(w.ID, *c.Secret), w.ID); err != nil {
 				return err
 			}
 		}
@@ -373,11 +440,42 @@ func abandon(ctx context.Context, tx *store.Tx, id, why string) error {
 	return err
 }
 
-// Delete removes a webhook of who's project with its deliveries.
-func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error {
-	if err := mayManage(who); err != nil {
-		return err
+// MaxOverlap is how long a secret may be valid beside the one that follows it.
+const MaxOverlap = 7 * 24 * time.Hour
+
+// Rotate gives a webhook a new secret, which is returned and never shown again.
+// For as long as overlap says, deliveries are signed with the one before too,
+// so that the receiver can change over without losing any.
+func (h *Hooks) Rotate(ctx context.Context, who auth.Principal, id string, overlap time.Duration) (w Webhook, secret auth.Secret, until time.Time, err error) {
+	if overlap < 0 || overlap > MaxOverlap {
+		return Webhook{}, "", time.Time{}, fmt.Errorf("%w: overlap: must be 0 to %v", ErrInvalid, MaxOverlap)
 	}
+	secret = newSecret()
+	until = time.Now().Add(overlap).UTC().Truncate(time.Microsecond)
+	err = h.db.Update(ctx, func(tx *store.Tx) error {
+		if w, err = get(ctx, tx, who, id); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `update webhook set old_secret = secret, old_until = $1, secret = $2 where id = $3`,
+			store.Time(until), h.seal.seal(w.ID, secret), w.ID); err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "webhook.rotate", w.ID, audit.Fields{"until": until.Format(time.RFC3339)})
+	})
+	if err != nil {
+		return Webhook{}, "", time.Time{}, fmt.Errorf("rotate secret of webhook: %w", err)
+	}
+	return w, secret, until, nil
+}
+
+func newSecret() auth.Secret {
+	b := make([]byte, 32)
+	rand.Read(b) // never fails
+	return auth.Secret(secretPrefix + base64.StdEncoding.EncodeToString(b))
+}
+
+// Delete removes a webhook that is who's, with its deliveries.
+func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error {
 	return h.db.Update(ctx, func(tx *store.Tx) error {
 		w, err := get(ctx, tx, who, id)
 		if err != nil {

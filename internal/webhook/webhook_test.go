@@ -113,6 +113,7 @@ func newReceiver(t *testing.T, answer func(n int, w http.ResponseWriter)) *recei
 	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		b, _ := io.ReadAll(req.Body)
 		r.mu.Lock()
+		req.Header.Set("X-Path", req.URL.Path)
 		r.got = append(r.got, request{req.Header, b})
 		n, answer := len(r.got), r.answer
 		r.mu.Unlock()
