@@ -23,6 +23,7 @@ import (
 	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
 	"postern/internal/storetest"
+	"postern/internal/webhook"
 )
 
 // TestDocs runs the examples of docs/api.md, as a newcomer would. It needs
@@ -62,7 +63,11 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := mailapi.New(log, db, gate, post, domains)
+	hooks, err := webhook.New(log, db, webhook.Config{Key: make([]byte, 32), Private: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := mailapi.New(log, db, gate, post, mailapi.Config{Domains: domains, Webhooks: hooks})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api.Handler())
 	mux.Handle("/mcp", mcpserver.New(log, db, gate, post, fleet).Handler())

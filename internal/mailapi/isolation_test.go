@@ -224,6 +224,18 @@ var operations = []operation{
 		x.body = fmt.Sprintf(`{"ids":[%q],"add":["starred"]}`, x.f.messages[x.inbox.ID])
 	}},
 
+	{"GET", "/v1/inboxes/{inbox}/webhooks", reads, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/webhooks", holds, 201, func(x *trial) {
+		x.body, x.after = `{"url":"https://example.com/new"}`, func() { x.f.clearWebhooks(x.t) }
+	}},
+	{"GET", "/v1/inboxes/{inbox}/webhooks/{id}", reads, 200, (*trial).webhook},
+	{"PATCH", "/v1/inboxes/{inbox}/webhooks/{id}", holds, 200, (*trial).webhook},
+	{"DELETE", "/v1/inboxes/{inbox}/webhooks/{id}", holds, 204, (*trial).webhook},
+	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/rotation", holds, 200, (*trial).webhook},
+	{"GET", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries", reads, 200, (*trial).webhook},
+	// Who may finds that there is no such delivery.
+	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries/{delivery}/redelivery", holds, 404, (*trial).webhook},
+
 	{"GET", "/v1/actions", func(p principal, _ target, ok int) int {
 		return when(p.kind != auth.Project && p.kind != auth.Recovery, ok)
 	}, 200, nil},
@@ -282,6 +294,12 @@ func (x *trial) grant() {
 	}
 	body := fmt.Sprintf(`{"expires_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
 	x.id = x.f.do(x.t, x.holder, "POST", "/v1/inboxes/"+x.inbox.ID+"/grants", body).field(x.t, "id")
+}
+
+// webhook makes a webhook of the inbox.
+func (x *trial) webhook() {
+	x.id = x.f.do(x.t, x.holder, "POST", "/v1/inboxes/"+x.inbox.ID+"/webhooks", `{"url":"https://example.com/x"}`).field(x.t, "id")
+	x.body, x.after = `{}`, func() { x.f.clearWebhooks(x.t) }
 }
 
 // action proposes something in inbox a, to be looked at and decided on.

@@ -26,6 +26,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
+	"postern/internal/webhook"
 )
 
 const (
@@ -46,17 +47,23 @@ type Server struct {
 	gate    *oversight.Gate
 	post    *mailbox.PostOffice
 	domains *domain.Registry
+	hooks   *webhook.Hooks
 	sending chan struct{} // has room for maxSending
 	reading chan struct{} // has room for maxReading
 	crowd   crowd         // who waits for events
 	closing chan struct{} // closed when waiting is to end
 }
 
-// New returns a server of the inboxes in post, the domains in domains and the
-// actions in gate.
-func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, domains *domain.Registry) *Server {
+// Config is what a [Server] works with, and what the operator sets.
+type Config struct {
+	Domains  *domain.Registry // required
+	Webhooks *webhook.Hooks   // required
+}
+
+// New returns a server of the inboxes in post and the actions in gate.
+func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, c Config) *Server {
 	return &Server{
-		log: log, db: db, gate: gate, post: post, domains: domains, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading),
+		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading),
 		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}),
 	}
 }
@@ -125,6 +132,7 @@ var table = slices.Concat(
 	labelRoutes,
 	actionRoutes,
 	eventRoutes,
+	webhookRoutes,
 )
 
 // openTable is what anybody may ask for, without a key.

@@ -25,6 +25,7 @@ import (
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
+	"postern/internal/webhook"
 )
 
 // A nextHop is a fake transport that answers as told.
@@ -58,6 +59,7 @@ type fixture struct {
 
 	dns     *dnstest.Server
 	domains *domain.Registry
+	hooks   *webhook.Hooks
 
 	a, b    mailbox.Inbox // of one project
 	foreign mailbox.Inbox // of another
@@ -86,8 +88,10 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := New(log, db, f.gate, f.post, f.domains)
-	f.srv = srv
+	if f.hooks, err = webhook.New(log, db, webhook.Config{Key: make([]byte, 32), Private: true, Retry: time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks})
 	f.srv = srv
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {
@@ -154,7 +158,7 @@ func (f *fixture) do(t *testing.T, who, method, path, body string, header ...str
 	}
 	r := httptest.NewRequestWithContext(t.Context(), method, "http://postern.example"+path, strings.NewReader(body))
 	maps.Copy(r.Header, c.header)
-	if method == http.MethodPost || method == http.MethodPatch {
+	if method == http.MethodPost || method == http.MethodPatch || method == http.MethodPut {
 		r.Header.Set("Content-Type", "application/json")
 	}
 	for i := 0; i < len(header); i += 2 {

@@ -15,6 +15,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
+	"postern/internal/webhook"
 )
 
 var (
@@ -97,7 +98,7 @@ func classify(err error) (code, detail string) {
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, domain.ErrInvalid):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
@@ -117,7 +118,7 @@ func classify(err error) (code, detail string) {
 		return "upgrade_required", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey), errors.Is(err, webhook.ErrNotFound):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail

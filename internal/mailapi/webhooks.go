@@ -1,0 +1,292 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/mailbox"
+	"postern/internal/store"
+	"postern/internal/webhook"
+)
+
+// Webhooks of an inbox belong to its keys; the project has others, at
+// /events/webhooks.
+var webhookRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/webhooks", 0, (*Server).listWebhooks},
+	{"POST", "/v1/inboxes/{inbox}/webhooks", maxBody, (*Server).createWebhook},
+	{"GET", "/v1/inboxes/{inbox}/webhooks/{id}", 0, (*Server).getWebhook},
+	{"PATCH", "/v1/inboxes/{inbox}/webhooks/{id}", maxBody, (*Server).updateWebhook},
+	{"DELETE", "/v1/inboxes/{inbox}/webhooks/{id}", 0, (*Server).deleteWebhook},
+	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/rotation", maxBody, (*Server).rotateWebhook},
+	{"GET", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries", 0, (*Server).listDeliveries},
+	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries/{delivery}/redelivery", 0, (*Server).redeliver},
+}
+
+type webhookJSON struct {
+	ID         string       `json:"id"`
+	Name       string       `json:"name"`
+	URL        string       `json:"url"`
+	Events     []event.Type `json:"events"`
+	Enabled    bool         `json:"enabled"`
+	Reason     string       `json:"reason"`     // why the server disabled it
+	Credential string       `json:"credential"` // that made it, and with which it ends
+	CreatedAt  time.Time    `json:"created_at"`
+	Secret     string       `json:"secret,omitempty"` // when it was made, once
+}
+
+func webhookOf(w webhook.Webhook) webhookJSON {
+	return webhookJSON{
+		ID: w.ID, Name: w.Name, URL: w.URL, Events: append([]event.Type{}, w.Events...), Enabled: w.Enabled, Reason: w.Reason,
+		Credential: w.Credential, CreatedAt: w.Created,
+	}
+}
+
+// hookOwner returns as whom the caller manages the webhooks of the inbox that
+// the request names, if its scope there includes want.
+func (s *Server) hookOwner(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, error) {
+	k, err := s.open(r, c)
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	if err := k.May(want); err != nil {
+		return auth.Principal{}, err
+	}
+	who := c.Principal
+	who.Inbox = k.Inbox()
+	return who, nil
+}
+
+func (s *Server) listWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Read)
+	if err != nil {
+		return err
+	}
+	list, err := s.hooks.List(r.Context(), who)
+	if err != nil {
+		return err
+	}
+	out := []webhookJSON{}
+	for _, h := range list {
+		out = append(out, webhookOf(h))
+	}
+	answer(w, http.StatusOK, map[string]any{"webhooks": out})
+	return nil
+}
+
+type webhookChange struct {
+	Name    *string      `json:"name"`
+	URL     *string      `json:"url"`
+	Events  []event.Type `json:"events"`
+	Enabled *bool        `json:"enabled"`
+}
+
+func (c webhookChange) change() webhook.Change {
+	return webhook.Change{Name: c.Name, URL: c.URL, Events: c.Events, Enabled: c.Enabled}
+}
+
+func (s *Server) createWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Manage)
+	if err != nil {
+		return err
+	}
+	var in webhookChange
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	if in.Name == nil {
+		in.Name = new("webhook")
+	}
+	if in.Events == nil {
+		in.Events = event.MailTypes()
+	}
+	h, secret, err := s.hooks.Create(r.Context(), who, in.change())
+	if err != nil {
+		return err
+	}
+	out := webhookOf(h)
+	out.Secret = secret.Reveal()
+	answer(w, http.StatusCreated, out)
+	return nil
+}
+
+func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Read)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	h, err := s.hooks.Get(r.Context(), who, id)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, webhookOf(h))
+	return nil
+}
+
+func (s *Server) updateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Manage)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	var in webhookChange
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	h, err := s.hooks.Update(r.Context(), who, id, in.change())
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, webhookOf(h))
+	return nil
+}
+
+func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Manage)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	if err := s.hooks.Delete(r.Context(), who, id); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// overlap is how long two secrets are valid unless a rotation says otherwise.
+const overlap = 24 * time.Hour
+
+func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Manage)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	var in struct {
+		Overlap *int64 `json:"overlap_seconds"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	both := overlap
+	if in.Overlap != nil {
+		most := int64(webhook.MaxOverlap / time.Second)
+		if *in.Overlap < 0 || *in.Overlap > most {
+			return fmt.Errorf("%w: overlap_seconds: must be 0 to %d", errRequest, most)
+		}
+		both = time.Duration(*in.Overlap) * time.Second
+	}
+	h, secret, until, err := s.hooks.Rotate(r.Context(), who, id, both)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"id": h.ID, "secret": secret.Reveal(), "old_secret_until": until})
+	return nil
+}
+
+// A deliveryJSON is one event on its way. What was not yet is null.
+type deliveryJSON struct {
+	ID            string        `json:"id"`
+	Event         string        `json:"event"`
+	Type          event.Type    `json:"type"`
+	State         webhook.State `json:"state"`
+	Attempts      int           `json:"attempts"`
+	Status        *int          `json:"status"`      // of the last answer
+	Duration      *float64      `json:"duration_ms"` // of the last attempt
+	Error         string        `json:"error"`
+	CreatedAt     time.Time     `json:"created_at"`
+	LastAttemptAt *time.Time    `json:"last_attempt_at"`
+	NextAttemptAt *time.Time    `json:"next_attempt_at"`
+}
+
+func deliveryOf(d webhook.Delivery) deliveryJSON {
+	out := deliveryJSON{ID: d.ID, Event: d.Event, Type: d.Type, State: d.State, Attempts: d.Attempts, Error: d.Error, CreatedAt: d.Created}
+	if d.Status != 0 {
+		out.Status = &d.Status
+	}
+	if d.Duration != 0 {
+		out.Duration = new(float64(d.Duration.Microseconds()) / 1000)
+	}
+	if !d.Last.IsZero() {
+		out.LastAttemptAt = &d.Last
+	}
+	if !d.Next.IsZero() {
+		out.NextAttemptAt = &d.Next
+	}
+	return out
+}
+
+func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Read)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	n, err := limit(q, 50, 99)
+	if err != nil {
+		return err
+	}
+	// The log grows at its beginning: a page may repeat what the one before
+	// had, and leaves nothing out.
+	offset := 0
+	if q.Has("cursor") {
+		if offset, err = strconv.Atoi(q.Get("cursor")); err != nil || offset < 0 || offset > 1<<20 {
+			return fmt.Errorf("%w: cursor: must be the next_cursor of the page before", errRequest)
+		}
+	}
+	ds, err := s.hooks.Deliveries(r.Context(), who, id, offset, n+1)
+	if err != nil {
+		return err
+	}
+	out, next := []deliveryJSON{}, ""
+	for i, d := range ds {
+		if i == n {
+			next = strconv.Itoa(offset + n)
+			break
+		}
+		out = append(out, deliveryOf(d))
+	}
+	answer(w, http.StatusOK, map[string]any{"deliveries": out, "next_cursor": next})
+	return nil
+}
+
+func (s *Server) redeliver(w http.ResponseWriter, r *http.Request, c caller) error {
+	who, err := s.hookOwner(r, c, mailbox.Manage)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	if !idForm().MatchString(r.PathValue("delivery")) {
+		return fmt.Errorf("delivery in the path: %w", store.ErrNotFound)
+	}
+	d, err := s.hooks.Redeliver(r.Context(), who, id, r.PathValue("delivery"))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusAccepted, deliveryOf(d))
+	return nil
+}
