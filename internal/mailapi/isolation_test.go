@@ -289,7 +289,7 @@ func (x *trial) key() {
 // grant makes a grant over the inbox, to be revoked.
 func (x *trial) grant() {
 	if x.want >= 400 {
-		x.id = x.f.spare[x.inbox.ID]
+		x.id = x.f.spareGrant[x.inbox.ID]
 		return
 	}
 	body := fmt.Sprintf(`{"expires_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
@@ -378,11 +378,12 @@ func (f *fixture) principals(t *testing.T) {
 	fatal(err)
 	f.byKey("recovery key a", recovery)
 
-	grant("reading grant a", who, a, mailbox.Read)
+	f.spareGrant = map[string]string{}
+	f.spareGrant[f.a.ID] = grant("reading grant a", who, a, mailbox.Read)
 	both := grant("proposing grant a, b", who, a, mailbox.Propose)
 	_, err = f.post.Extend(ctx, whoB, b, both, mailbox.NewKey{Scope: mailbox.Propose, Expires: soon})
 	fatal(err)
-	grant("grant b", whoB, b, mailbox.Propose)
+	f.spareGrant[f.b.ID] = grant("grant b", whoB, b, mailbox.Propose)
 	ended := grant("ended grant a", who, a, mailbox.Read)
 	formerly := grant("grant b, formerly a", who, a, mailbox.Read)
 	_, err = f.post.Extend(ctx, whoB, b, formerly, mailbox.NewKey{Scope: mailbox.Read, Expires: soon})
@@ -399,7 +400,7 @@ func (f *fixture) principals(t *testing.T) {
 	}))
 
 	foreign, k := open("foreign key")
-	grant("foreign grant", foreign, k, mailbox.Propose)
+	f.spareGrant[f.foreign.ID] = grant("foreign grant", foreign, k, mailbox.Propose)
 	for name, project := range map[string]string{"account": f.a.Project, "foreign account": f.foreign.Project} {
 		_, key, err := f.post.NewAccount(ctx, auth.Principal{Kind: auth.Person, ID: "ann", Project: project}, name)
 		fatal(err)

@@ -65,11 +65,11 @@ type fixture struct {
 	foreign mailbox.Inbox // of another
 	deleted mailbox.Inbox // of the one; made by principals
 	// By inbox, made by principals:
-	messages, threads, spare map[string]string
-	made                     int64 // when it had made the credentials
-	person                   auth.Principal
-	clients                  map[string]client
-	secrets                  []string
+	messages, threads, spare, spareGrant map[string]string
+	made                                 int64 // when it had made the credentials
+	person                               auth.Principal
+	clients                              map[string]client
+	secrets                              []string
 }
 
 func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {

@@ -1,0 +1,10 @@
+package mailbox
+
+// Emptied returns the tables that are emptied when an inbox goes.
+func Emptied() map[string]bool {
+	m := map[string]bool{"inbox_key": true, "inbox_wrap": true, "inbox_epoch": true}
+	for _, h := range holdings {
+		m[h.table] = true
+	}
+	return m
+}
