@@ -29,8 +29,11 @@ var layers = [][]string{
 // only restricts what a package may import from outside the standard library.
 var only = map[string][]string{
 	"policy": {},
-	"mail":   {"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset"},
-	"scan":   {"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/unicode/norm"},
+	"mail": {
+		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset",
+		"github.com/yuin/goldmark", "github.com/yuin/goldmark/extension", "github.com/yuin/goldmark/parser", "github.com/yuin/goldmark/renderer/html", "github.com/yuin/goldmark/util",
+	},
+	"scan": {"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/unicode/norm"},
 	"guest": {
 		"connectrpc.com/connect", "github.com/creack/pty", "github.com/fsnotify/fsnotify", "golang.org/x/sys/unix",
 		"google.golang.org/protobuf/types/known/timestamppb", "google.golang.org/protobuf/proto",

@@ -29,9 +29,12 @@ type Config struct {
 	Listen   string // HTTP address of API, proxy, MCP and console
 	SMTP     string // address on which mail arrives
 
-	MailDomain      string        // domain of the inboxes
-	QuarantineScore float64       // the scan's score from which mail waits for a person; 0 means that none waits for its score
-	KeepActions     time.Duration // how long the content of actions that are settled is kept; 0 means for ever
+	MailDomain      string  // domain of the inboxes
+	QuarantineScore float64 // the scan's score from which mail waits for a person; 0 means that none waits for its score
+	InboxLimits     string  // what an inbox may send, as parseLimits reads it
+	ProjectLimits   string  // what all inboxes of a project may send together
+
+	KeepActions time.Duration // how long the content of actions that are settled is kept; 0 means for ever
 
 	Relay  string   // host:port through which mail leaves; empty means that only MailDomain and Routes are reached
 	Routes []string // "domain=host:port": where mail for a domain goes
@@ -101,6 +104,8 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Listen, "listen", "127.0.0.1:3000", "HTTP `address` of API, proxy, MCP and console")
 	fs.StringVar(&c.SMTP, "smtp", "127.0.0.1:2525", "`address` on which mail arrives")
 	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
+	fs.StringVar(&c.InboxLimits, "inbox-limits", inboxLimits, "`limits` of what an inbox proposes to send: messages a minute, an hour and a day, recipients and bytes a day; or none. A manager may say otherwise for an inbox")
+	fs.StringVar(&c.ProjectLimits, "project-limits", projectLimits, "`limits` of what all inboxes of a project propose to send together, or none")
 	fs.DurationVar(&c.KeepActions, "keep-actions", oversight.KeepPayloads, "how long the content of proposals that are sent, refused or cancelled can still be read by reviewers; their digests stay. 0 means for ever")
 	fs.Float64Var(&c.QuarantineScore, "quarantine-score", 0.75, "`score`, 0 to 1, from which mail that arrives waits for a person instead of getting to the agent; 0 means that none waits for its score. See docs/scan.md")
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
@@ -208,6 +213,11 @@ func (c *Config) validate() error {
 	}
 	if c.PoolMin < 0 || c.PoolMax < 0 {
 		bad("pool-max", "neither it nor --pool-min may be negative")
+	}
+	for flag, v := range map[string]string{"inbox-limits": c.InboxLimits, "project-limits": c.ProjectLimits} {
+		if _, err := parseLimits(v); err != nil {
+			bad(flag, "%v", err)
+		}
 	}
 	if c.KeepActions < 0 {
 		bad("keep-actions", "want 0 or more")

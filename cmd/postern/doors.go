@@ -18,6 +18,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/egress"
 	"postern/internal/mail"
+	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -91,7 +92,7 @@ func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst ne
 		server = name + ":" + strconv.Itoa(int(dst.Port()))
 	}
 	a, err := d.post.SendRaw(ctx, who, "SMTP to "+server, env.From, env.To, env.Raw)
-	if errors.Is(err, oversight.ErrFull) {
+	if errors.Is(err, oversight.ErrFull) || errors.Is(err, mailbox.ErrLimit) {
 		// The program is told, and no loop of its fills our log.
 		err = &mail.FieldError{Field: "message", Reason: err.Error()}
 	}

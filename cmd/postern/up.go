@@ -381,7 +381,16 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.gate = oversight.NewGate(d.log, d.db, rules)
+	inbox, err := parseLimits(d.conf.InboxLimits)
+	if err != nil {
+		return err
+	}
+	project, err := parseLimits(d.conf.ProjectLimits)
+	if err != nil {
+		return err
+	}
 	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{
+		InboxLimits: inbox, ProjectLimits: project,
 		Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, Signer: d.ring, Delivery: d.delivery(),
 		QuarantineScore: d.conf.QuarantineScore,
 	})
@@ -554,6 +563,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	if d.conf.KeepActions > 0 {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}
+	g.Go(func() error { return d.post.RunForget(ctx) })
 	g.Go(func() error { return d.fleet.Run(ctx) })
 	g.Go(func() error { return d.vols.Run(ctx) })
 	g.Go(func() error { return d.sampler.Run(ctx) })

@@ -598,7 +598,6 @@ func TestHostileText(t *testing.T) {
 			raw := "From: analyst@agents.test\r\nTo: bob@shop.example\r\nSubject: " + p + "\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n" +
 				"--b\r\nContent-Type: text/html\r\n\r\n" + p + "\r\n--b\r\nContent-Type: text/plain\r\nContent-Disposition: attachment; filename*=UTF-8''" + url.PathEscape(p) + "\r\n\r\nx\r\n--b--\r\n"
 			raw = "Date: Sat, 21 Nov 2026 10:00:00 +0000\r\n" + raw
-			var captured oversight.Action
 			captured, err := f.post.SendRaw(t.Context(), f.agent, "smtp", "analyst@agents.test", []string{"bob@shop.example"}, []byte(raw))
 			if err != nil {
 				t.Logf("captured: %v", err) // refused at the door is as good

@@ -301,11 +301,15 @@ func draft() mail.Draft {
 
 func (f *fixture) propose(d mail.Draft) oversight.Action {
 	f.t.Helper()
-	a, err := f.post.Send(f.t.Context(), f.agent, "rest", d)
+	f.update(func(tx *store.Tx) error { // the same draft again is not what these tests are about
+		_, err := tx.ExecContext(f.t.Context(), `delete from send_content`)
+		return err
+	})
+	a, err := f.post.Send(f.t.Context(), f.agent, "rest", mailbox.Outgoing{Draft: d})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return a
+	return a.Action
 }
 
 func (f *fixture) state(id string) oversight.Action {

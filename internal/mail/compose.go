@@ -23,6 +23,17 @@ type Draft struct {
 	Subject string
 	Text    string // plain text; made from HTML if empty
 	HTML    string // a fragment; it is wrapped into a document. Empty means text only
+	// Markdown is, instead of Text and HTML, both: it is the plain part as it
+	// is, and what it is rendered to is the HTML part.
+	Markdown string
+
+	// Replied says that the message answers one that came (RFC 3834).
+	Replied bool
+	// Unsubscribe is where a recipient of bulk mail gets no more of it, an
+	// https or a mailto URL; empty means that the message is no bulk mail.
+	Unsubscribe string
+	// OneClick says that a POST to Unsubscribe is enough (RFC 8058).
+	OneClick bool
 
 	InReplyTo  string   // message id of the message that is answered; may be empty
 	References []string // message ids of the thread, oldest first; may be empty
@@ -98,7 +109,14 @@ func Compose(d Draft, now time.Time, messageIDDomain string) (Envelope, error) {
 	if err := writeThread(&h, d); err != nil {
 		return Envelope{}, err
 	}
-	h.WriteString("Auto-Submitted: auto-generated\r\nMIME-Version: 1.0\r\n") // RFC 3834: nobody's vacation notice answers a program
+	if err := writeUnsubscribe(&h, d); err != nil {
+		return Envelope{}, err
+	}
+	submitted := "auto-generated" // RFC 3834: nobody's vacation notice answers a program
+	if d.Replied {
+		submitted = "auto-replied"
+	}
+	h.WriteString("Auto-Submitted: " + submitted + "\r\nMIME-Version: 1.0\r\n")
 	body, err := composeBody(d)
 	if err != nil {
 		return Envelope{}, err
@@ -136,6 +154,26 @@ func writeThread(h *bytes.Buffer, d Draft) error {
 	}
 	if len(refs) > 0 {
 		h.WriteString("\r\n")
+	}
+	return nil
+}
+
+// writeUnsubscribe writes the fields of RFC 2369 and RFC 8058.
+func writeUnsubscribe(h *bytes.Buffer, d Draft) error {
+	if d.Unsubscribe == "" {
+		return nil
+	}
+	u := d.Unsubscribe
+	web := strings.HasPrefix(u, "https://") || strings.HasPrefix(u, "http://")
+	if err := checkLine("unsubscribe", u); err != nil {
+		return err
+	}
+	if !web && !strings.HasPrefix(u, "mailto:") || len(u) > 500 || !isASCII(u) || strings.ContainsAny(u, "<> \t,") {
+		return fieldErr("unsubscribe", "%s is not an address for it", quote(u))
+	}
+	h.WriteString("List-Unsubscribe: <" + u + ">\r\n")
+	if d.OneClick && web {
+		h.WriteString("List-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n")
 	}
 	return nil
 }
@@ -250,7 +288,7 @@ func multipart(subtype string, parts ...[]byte) []byte {
 }
 
 func composeBody(d Draft) ([]byte, error) {
-	for _, t := range []struct{ field, s string }{{"text", d.Text}, {"html", d.HTML}} {
+	for _, t := range []struct{ field, s string }{{"text", d.Text}, {"html", d.HTML}, {"markdown", d.Markdown}} {
 		switch n := utf8.RuneCountInString(t.s); {
 		case n > MaxText:
 			return nil, fieldErr(t.field, "has %d characters, more than %d", n, MaxText)
@@ -260,14 +298,23 @@ func composeBody(d Draft) ([]byte, error) {
 			return nil, fieldErr(t.field, "contains a NUL character")
 		}
 	}
+	if d.Markdown != "" {
+		if d.Text != "" || d.HTML != "" {
+			return nil, fieldErr("markdown", "is given together with text or html, and is both")
+		}
+		var err error
+		if d.HTML, err = markdownHTML(d.Markdown); err != nil {
+			return nil, err
+		}
+		d.Text = d.Markdown
+	}
 	text := d.Text
 	if text == "" && d.HTML != "" {
 		text = htmlText(d.HTML, true).text
 	}
 	body := textEntity("text/plain", text)
 	if d.HTML != "" {
-		doc := "<!DOCTYPE html>\n<html><head><meta charset=\"utf-8\"></head><body>\n" + d.HTML + "\n</body></html>\n"
-		body = multipart("alternative", body, textEntity("text/html", doc))
+		body = multipart("alternative", body, textEntity("text/html", document(d.HTML)))
 	}
 	if len(d.Attachments) == 0 {
 		return body, nil

@@ -132,7 +132,7 @@ func Describe(e Envelope) (Summary, error) {
 // octets each there is nothing to say about them.
 var quiet = []string{
 	"Date", "Message-ID", "In-Reply-To", "References", "Sender", "MIME-Version", "Content-Type", "Content-Transfer-Encoding", "Content-Language",
-	"User-Agent", "X-Mailer", "Auto-Submitted", "Importance", "Priority", "X-Priority",
+	"User-Agent", "X-Mailer", "Auto-Submitted", "Importance", "Priority", "X-Priority", "List-Unsubscribe", "List-Unsubscribe-Post",
 }
 
 const maxQuiet = 1000 // octets
@@ -170,6 +170,7 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 		case strings.TrimSpace(m.Text) == "":
 			s.Text = r.text
 			note("there is only HTML; the text was made from it")
+		case rendered(m.Text, m.HTML):
 		case !slices.Equal(words(m.Text), words(r.text)) && !slices.Equal(words(m.Text), words(htmlText(m.HTML, false).text)):
 			note("the plain text and the HTML do not say the same; the HTML is shown below the text")
 			s.Text = m.Text + "\n\n--- HTML ---\n" + r.text

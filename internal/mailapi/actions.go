@@ -114,6 +114,15 @@ func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) e
 			query.States = append(query.States, oversight.State(name))
 		}
 	}
+	if c.Kind == auth.Grant {
+		inboxes, err := s.post.Inboxes(r.Context(), c.Principal)
+		if err != nil {
+			return err
+		}
+		for _, b := range inboxes {
+			query.Inboxes = append(query.Inboxes, b.ID)
+		}
+	}
 	list, err := s.gate.Actions(r.Context(), c.Principal, query)
 	if err != nil {
 		return err
@@ -131,7 +140,11 @@ func (s *Server) getAction(w http.ResponseWriter, r *http.Request, c caller) err
 	if err != nil {
 		return err
 	}
-	a, err := s.gate.Action(r.Context(), c.Principal, id)
+	who, err := s.post.As(r.Context(), c.Principal, id)
+	if err != nil {
+		return err
+	}
+	a, err := s.gate.Action(r.Context(), who, id)
 	if err != nil {
 		return err
 	}

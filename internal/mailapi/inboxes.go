@@ -1,7 +1,6 @@
 package mailapi
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -10,9 +9,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
-	"postern/internal/mail"
 	"postern/internal/mailbox"
-	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -24,7 +21,6 @@ var inboxRoutes = []route{
 	{"PATCH", "/v1/inboxes/{inbox}", maxBody, (*Server).updateInbox},
 	{"DELETE", "/v1/inboxes/{inbox}", 0, (*Server).deleteInbox},
 	{"POST", "/v1/inboxes/{inbox}/undelete", 0, (*Server).undeleteInbox},
-	{"POST", "/v1/inboxes/{inbox}/messages", maxSend, (*Server).send},
 }
 
 type inboxJSON struct {
@@ -215,63 +211,4 @@ func id(r *http.Request) (string, error) {
 		return v, nil
 	}
 	return "", fmt.Errorf("id in the path: %w", store.ErrNotFound)
-}
-
-type sendJSON struct {
-	To          []string `json:"to"`
-	Cc          []string `json:"cc"`
-	Bcc         []string `json:"bcc"`
-	Subject     string   `json:"subject"`
-	Text        string   `json:"text"`
-	HTML        string   `json:"html"`
-	InReplyTo   string   `json:"in_reply_to"`
-	Attachments []struct {
-		Name        string `json:"name"`
-		Content     string `json:"content_base64"`
-		ContentType string `json:"content_type"`
-	} `json:"attachments"`
-}
-
-func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
-	if _, err := s.own(r, c); err != nil {
-		return err
-	}
-	select {
-	case s.sending <- struct{}{}:
-		defer func() { <-s.sending }()
-	case <-r.Context().Done():
-		return r.Context().Err()
-	}
-	// The attack: bodies that trickle in and keep the others waiting.
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Minute)) // not every connection has deadlines
-	var in sendJSON
-	if err := decode(r, &in); err != nil {
-		return err
-	}
-	d := mail.Draft{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Text, HTML: in.HTML, InReplyTo: in.InReplyTo}
-	if in.InReplyTo != "" {
-		d.References = []string{in.InReplyTo}
-	}
-	for i, a := range in.Attachments {
-		data, err := base64.StdEncoding.DecodeString(a.Content)
-		if err != nil {
-			return fmt.Errorf("%w: attachments[%d].content_base64: is not base64", errRequest, i)
-		}
-		d.Attachments = append(d.Attachments, mail.Attachment{Name: a.Name, ContentType: a.ContentType, Data: data})
-	}
-	a, err := s.post.Send(r.Context(), c.Principal, "rest", d)
-	if err != nil {
-		return err
-	}
-	status := "pending_send_approval"
-	switch a.State {
-	case oversight.Pending:
-	case oversight.Denied:
-		return &blockedError{a.ID, a.Verdict}
-	default:
-		status = "approved"
-	}
-	w.Header().Set("Location", "/v1/actions/"+a.ID)
-	answer(w, http.StatusAccepted, map[string]any{"id": a.ID, "status": status, "digest": a.Hex(), "created_at": a.Created})
-	return nil
 }

@@ -206,12 +206,19 @@ var operations = []operation{
 	{"DELETE", "/v1/grants/{id}", ofOurManagers, 204, (*trial).grant},
 
 	{"GET", "/v1/inboxes/{inbox}/messages", reads, 200, nil},
-	{"POST", "/v1/inboxes/{inbox}/messages", func(p principal, t target, ok int) int {
-		if _, has := p.parts[t.inbox]; has && p.kind == auth.Grant {
-			return http.StatusBadRequest
-		}
-		return proposes(p, t, ok)
-	}, 202, body(draft)},
+	{"POST", "/v1/inboxes/{inbox}/messages", proposes, 202, body(`{"to":["bob@example.com"],"subject":"s %d","text":"t"}`)},
+	{"POST", "/v1/inboxes/{inbox}/messages/{id}/reply", proposes, 202, func(x *trial) {
+		x.message()
+		x.body = fmt.Sprintf(`{"text":"t %d"}`, x.n)
+	}},
+	{"POST", "/v1/inboxes/{inbox}/messages/{id}/forward", proposes, 202, func(x *trial) {
+		x.message()
+		x.body = fmt.Sprintf(`{"to":["bob@example.com"],"text":"t %d"}`, x.n)
+	}},
+	{"GET", "/v1/inboxes/{inbox}/sending", known, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/sending", managed, 200, body(`{"limits":{"per_day":100000}}`)}, // no inbox gives itself more
+	{"GET", "/v1/sending", onlyManagers, 200, nil},
+	{"POST", "/v1/sending", onlyManagers, 200, body(`{"limits":{"per_day":100000}}`)},
 	{"GET", "/v1/inboxes/{inbox}/messages/{id}", reads, 200, (*trial).message},
 	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", reads, 200, (*trial).message},
 	{"GET", "/v1/inboxes/{inbox}/messages/{id}/attachments/{index}", reads, 200, (*trial).message},
@@ -241,11 +248,37 @@ var operations = []operation{
 	}, 200, nil},
 	// Not found, for whoever may not see it; a sibling inbox's key too.
 	{"GET", "/v1/actions/{id}", func(p principal, _ target, ok int) int {
-		if p.kind == auth.Person && !p.foreign || p.kind == auth.Agent && p.parts["a"] != "" {
+		if p.kind == auth.Person && !p.foreign || p.parts["a"] != "" {
 			return ok
 		}
 		return http.StatusNotFound
 	}, 200, (*trial).action},
+	// Who may propose for the inbox takes back what waits in it, and so does a person.
+	{"POST", "/v1/actions/{id}/cancel", func(p principal, _ target, ok int) int {
+		switch {
+		case p.kind == auth.Person && !p.foreign, p.parts["a"] == mailbox.Propose, p.parts["a"] == mailbox.Manage:
+			return ok
+		case p.parts["a"] == mailbox.Read:
+			return http.StatusForbidden
+		}
+		return http.StatusNotFound
+	}, 200, func(x *trial) {
+		x.action()
+		x.body = ""
+	}},
+	// A person decides on what others wrote, and writes nothing in their name.
+	{"POST", "/v1/actions/{id}/revision", func(p principal, _ target, ok int) int {
+		switch {
+		case p.parts["a"] == mailbox.Propose, p.parts["a"] == mailbox.Manage:
+			return ok
+		case p.kind == auth.Person && !p.foreign, p.parts["a"] == mailbox.Read:
+			return http.StatusForbidden
+		}
+		return http.StatusNotFound
+	}, 202, func(x *trial) {
+		x.action()
+		x.body = fresh(-x.n)
+	}},
 	// No key decides, also the one that proposed; not even another's.
 	{"POST", "/v1/actions/{id}/decision", ofOurPeople, 200, (*trial).action},
 	{"POST", "/v1/actions/{id}/resolution", ofOurPeople, 200, func(x *trial) {
@@ -304,7 +337,7 @@ func (x *trial) webhook() {
 
 // action proposes something in inbox a, to be looked at and decided on.
 func (x *trial) action() {
-	x.id = x.f.do(x.t, "key a", "POST", "/v1/inboxes/"+x.f.a.ID+"/messages", draft).field(x.t, "id")
+	x.id = x.f.do(x.t, "key a", "POST", "/v1/inboxes/"+x.f.a.ID+"/messages", fresh(x.n)).field(x.t, "id")
 	a, err := x.f.gate.Action(x.t.Context(), x.f.person, x.id)
 	if err != nil {
 		x.t.Fatal(err)

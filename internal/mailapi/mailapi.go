@@ -133,6 +133,7 @@ var table = slices.Concat(
 	actionRoutes,
 	eventRoutes,
 	webhookRoutes,
+	sendRoutes,
 )
 
 // openTable is what anybody may ask for, without a key.

@@ -200,6 +200,9 @@ func (f *fixture) arrive(t *testing.T, b mailbox.Inbox, as, raw string) string {
 
 const draft = `{"to":["bob@example.com"],"subject":"s","text":"t"}`
 
+// fresh is a draft that no other is the same as.
+func fresh(n int) string { return strings.Replace(draft, `"s"`, fmt.Sprintf(`"s %d"`, n), 1) }
+
 func (f *fixture) setState(t *testing.T, id string, s oversight.State) {
 	t.Helper()
 	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
@@ -396,7 +399,14 @@ func TestSendRefuses(t *testing.T) {
 		{"many", with("bcc", slices.Repeat([]string{"x@example.com"}, 51)), "bcc: has 51 recipients, more than 50"},
 		{"nobody", with("to", []string{}), "to: has no recipient"},
 		{"from", with("from", "boss@example.com"), `body: unknown field \"from\"`},
-		{"markdown", with("markdown", "*x*"), `body: unknown field \"markdown\"`},
+		{"markdown too", with("markdown", "*x*"), "markdown: is given together with text or html"},
+		{"in the past", with("send_at", "2020-01-01T00:00:00Z"), "send_at: is in the past"},
+		{"in a century", with("send_at", "2126-01-01T00:00:00Z"), "send_at: is more than a year ahead"},
+		{"no time", with("send_at", "tomorrow"), "body: "},
+		{"no timing", with("gate_timing", "never"), "gate_timing: must be gate_first or schedule_first"},
+		{"timing without time", with("gate_timing", "schedule_first"), "gate_timing: schedule_first needs a send_at"},
+		{"long undo", with("undo_seconds", 121), "undo_seconds: must be 0 to 120"},
+		{"long key", with("idempotency_key", strings.Repeat("x", 256)), "idempotency_key: must be at most 255"},
 		{"to is text", with("to", "bob@example.com"), "to: must be of another type than string"},
 		{"empty", "", "body: is empty"},
 		{"list", "[]", "body: "},

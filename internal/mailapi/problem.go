@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"postern/internal/auth"
@@ -54,6 +55,10 @@ var kinds = map[string]kind{
 	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or ask with next: true for one like it."},
 	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; the mail that is there then opens for nobody."},
 	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
+	"too_late":               {409, "Too late", "It has begun to leave, or is settled. Read the action for what became of it."},
+	"duplicate":              {409, "The same email", "The same was proposed a moment ago, as the action named by id: most likely you need do nothing. If it is meant, send it with allow_duplicate: true; a person then decides."},
+	"idempotency_key_reused": {422, "Key used for another request", "Take a new key for a new request, and the same key only for the same request."},
+	"limit_reached":          {429, "Limit reached", "Wait for as long as Retry-After says; RateLimit names what is left of which limit."},
 	"too_large":              {413, "Too large", "Send less: the detail names the limit."},
 	"unsupported_media_type": {415, "Unsupported media type", "Send JSON, as application/json."},
 	"upgrade_required":       {426, "WebSocket needed", "Ask with a WebSocket client, over HTTP/1.1."},
@@ -72,7 +77,7 @@ type problem struct {
 	Error     string `json:"error"`        // the last part of type, for programs
 	Message   string `json:"message"`      // detail once more
 	RequestID string `json:"requestId"`    // also in the log, if there is something to say
-	ID        string `json:"id,omitempty"` // the action that a rule blocked
+	ID        string `json:"id,omitempty"` // the action that a rule blocked, or that has the same content
 
 	Suggestions []string `json:"suggestions,omitempty"` // addresses that are free, of one that is not
 }
@@ -116,6 +121,14 @@ func classify(err error) (code, detail string) {
 		return "too_many_requests", detail
 	case errors.Is(err, errUpgrade):
 		return "upgrade_required", detail
+	case errors.Is(err, oversight.ErrTooLate):
+		return "too_late", detail
+	case errors.Is(err, mailbox.ErrDuplicate):
+		return "duplicate", detail
+	case errors.Is(err, mailbox.ErrIdempotency):
+		return "idempotency_key_reused", detail
+	case errors.Is(err, mailbox.ErrLimit):
+		return "limit_reached", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded):
 		return "too_many_requests", detail
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey), errors.Is(err, webhook.ErrNotFound):
@@ -150,6 +163,15 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		if taken, ok := errors.AsType[*mailbox.TakenError](err); ok {
 			p.Suggestions = taken.Suggestions
 		}
+	case "duplicate":
+		var same *mailbox.DuplicateError
+		errors.As(err, &same)
+		p.ID = same.Action
+	case "limit_reached":
+		var reached *mailbox.LimitError
+		errors.As(err, &reached)
+		rateLimits(w.Header(), reached.All)
+		w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(reached.Resets), 10))
 	case "internal_error":
 		if errors.Is(err, context.Canceled) {
 			s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)

@@ -115,11 +115,11 @@ func (f *fixture) fixtureInbox(t *testing.T) (mailbox.Inbox, auth.Principal, aut
 
 func (d *delivering) send(to, bcc []string) oversight.Action {
 	d.t.Helper()
-	a, err := d.post.Send(d.t.Context(), d.agent, "rest", mail.Draft{To: to, Bcc: bcc, Subject: "Report " + fmt.Sprint(time.Now().UnixNano()), Text: "hello"})
+	a, err := d.post.Send(d.t.Context(), d.agent, "rest", mailbox.Outgoing{Draft: mail.Draft{To: to, Bcc: bcc, Subject: "Report " + fmt.Sprint(time.Now().UnixNano()), Text: "hello"}})
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	return a
+	return a.Action
 }
 
 // run executes all that is due, and again as if its time had come, times times.

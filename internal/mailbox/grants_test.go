@@ -107,7 +107,7 @@ func TestKeys(t *testing.T) {
 		if rk.May(mailbox.Read) != nil || !errors.Is(rk.May(mailbox.Propose), auth.ErrForbidden) || !errors.Is(rk.May(mailbox.Manage), auth.ErrForbidden) {
 			t.Errorf("scope = %v", rk.Scope())
 		}
-		if _, err := f.post.Send(ctx, reader, "test", mail.Draft{To: []string{"x@example.com"}, Text: "x"}); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.post.Send(ctx, reader, "test", mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}, Text: "x"}}); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a reading key proposes: %v", err)
 		}
 		for name, err := range map[string]error{
@@ -193,7 +193,7 @@ func TestRecovery(t *testing.T) {
 		if _, err := f.post.Open(ctx, keeper, recovery, ""); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a recovery key opens: %v", err)
 		}
-		if _, err := f.post.Send(ctx, keeper, "test", mail.Draft{To: []string{"x@example.com"}}); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.post.Send(ctx, keeper, "test", mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}}}); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a recovery key proposes: %v", err)
 		}
 		if _, _, _, err := f.post.Recover(ctx, who, first, false); !errors.Is(err, auth.ErrForbidden) {

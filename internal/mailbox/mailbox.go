@@ -71,6 +71,9 @@ type Config struct {
 	Secret          []byte         // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
 	Signer          *signing.Ring  // signs what leaves; nil means that nothing is signed
 	Delivery        DeliveryConfig // bounds how mail leaves
+
+	InboxLimits   Limits // what an inbox sends at most, if nobody says otherwise
+	ProjectLimits Limits // what all inboxes of a project send together
 }
 
 // PostOffice receives and sends for every inbox. It is safe for concurrent use.

@@ -249,7 +249,7 @@ func TestIsolation(t *testing.T) {
 
 	// Who may propose.
 	for _, who := range []auth.Principal{f.project, f.person, loose, {}} {
-		if _, err := f.post.Send(ctx, who, "test", mail.Draft{To: []string{"bob@example.com"}, Text: "x"}); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.post.Send(ctx, who, "test", mailbox.Outgoing{Draft: mail.Draft{To: []string{"bob@example.com"}, Text: "x"}}); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("%s proposes: %v, want ErrForbidden", who, err)
 		}
 	}
@@ -270,14 +270,14 @@ func TestSendWaitsAndIsDeliveredOnce(t *testing.T) {
 		f := setup(t, db)
 		b, agent, key := f.inbox(t, "analyst")
 		sandbox := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: agent.Project, Inbox: b.ID}
-		a, err := f.post.Send(ctx, sandbox, "mcp", mail.Draft{
+		a, err := f.post.Send(ctx, sandbox, "mcp", mailbox.Outgoing{Draft: mail.Draft{
 			To: []string{"bob@example.com"}, Bcc: []string{"eve@example.com"}, Subject: "Report", Text: "hello",
 			Attachments: []mail.Attachment{{Name: "a.csv", Data: []byte("1,2\n")}},
-		})
+		}})
 		if err != nil || a.State != oversight.Pending {
 			t.Fatalf("Send = %+v, %v", a, err)
 		}
-		v, err := f.gate.Show(a)
+		v, err := f.gate.Show(a.Action)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,13 +312,13 @@ func TestSendWaitsAndIsDeliveredOnce(t *testing.T) {
 func TestShowNames(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	_, agent, _ := f.inbox(t, "analyst")
-	a, err := f.post.Send(t.Context(), agent, "rest", mail.Draft{
+	a, err := f.post.Send(t.Context(), agent, "rest", mailbox.Outgoing{Draft: mail.Draft{
 		To: []string{`"boss@example.com, ops@example.com" <eve@example.com>`, "bob@example.com"}, Subject: "s", Text: "x",
-	})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := f.gate.Show(a)
+	v, err := f.gate.Show(a.Action)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -355,11 +355,11 @@ func TestOutcomes(t *testing.T) {
 			f := setup(t, storetest.SQLite(t))
 			_, agent, _ := f.inbox(t, "analyst")
 			f.hop.outcome = tt.outcome
-			a, err := f.post.Send(t.Context(), agent, "rest", mail.Draft{To: []string{"bob@example.com"}, Text: "x"})
+			a, err := f.post.Send(t.Context(), agent, "rest", mailbox.Outgoing{Draft: mail.Draft{To: []string{"bob@example.com"}, Text: "x"}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if o := f.post.Execute(t.Context(), a); o.State != tt.want {
+			if o := f.post.Execute(t.Context(), a.Action); o.State != tt.want {
 				t.Errorf("outcome = %+v, want %s", o, tt.want)
 			}
 		})
@@ -420,7 +420,7 @@ func TestSendRefuses(t *testing.T) {
 			d := ok
 			change(&d)
 			var field *mail.FieldError
-			if a, err := f.post.Send(t.Context(), agent, "rest", d); !errors.As(err, &field) {
+			if a, err := f.post.Send(t.Context(), agent, "rest", mailbox.Outgoing{Draft: d}); !errors.As(err, &field) {
 				t.Errorf("Send = %s, %v; want a FieldError", a.ID, err)
 			}
 		})

@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -42,59 +43,124 @@ func (m *PostOffice) Address(ctx context.Context, who auth.Principal, inbox stri
 	return b.Address, err
 }
 
-// Send composes d and proposes to send it. Nothing leaves before the returned
-// action is approved. From may be empty; it is always the inbox's address. Via
-// names the door. What is wrong with d is told by a [mail.FieldError].
-func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, d mail.Draft) (oversight.Action, error) {
-	b, err := m.sender(ctx, who, "")
-	if err != nil {
-		return oversight.Action{}, err
-	}
-	if d.From == "" {
-		d.From = b.Address
-	}
-	// The attack: an agent that writes in somebody else's name.
-	if from, err := mail.ParseAddress("from", d.From); err != nil {
-		return oversight.Action{}, err
-	} else if !strings.EqualFold(from.Addr, b.Address) {
-		return oversight.Action{}, &mail.FieldError{Field: "from", Reason: "must be " + b.Address}
-	}
-	env, err := mail.Compose(d, time.Now(), m.cfg.Domain)
-	if err != nil {
-		return oversight.Action{}, err
-	}
-	return m.propose(ctx, who, via, b, env)
+// A Proposed is an action that was proposed, and what that brought.
+type Proposed struct {
+	oversight.Action
+	Replayed bool    // the request was made before, and this is its action
+	Left     []Quota // what may still be sent
 }
 
 // SendRaw proposes to send a message that somebody else composed, as it came
-// over SMTP with the reverse path from to the recipients rcpts.
-func (m *PostOffice) SendRaw(ctx context.Context, who auth.Principal, via, from string, rcpts []string, raw []byte) (oversight.Action, error) {
-	b, err := m.sender(ctx, who, "")
+// over SMTP with the reverse path from to the recipients rcpts. The same bytes
+// with the same Message-ID to the same recipients are the same request; the same
+// content in another message within a minute waits for a person.
+func (m *PostOffice) SendRaw(ctx context.Context, who auth.Principal, via, from string, rcpts []string, raw []byte) (Proposed, error) {
+	inbox := "" // who's own
+	if who.Kind == auth.Grant {
+		inbox = from
+	}
+	b, err := m.sender(ctx, who, inbox)
 	if err != nil {
-		return oversight.Action{}, err
+		return Proposed{}, err
 	}
 	env, err := mail.FromCaptured(raw, from, rcpts, b.Address, time.Now())
 	if err != nil {
-		return oversight.Action{}, err
+		return Proposed{}, err
 	}
-	return m.propose(ctx, who, via, b, env)
+	return m.propose(ctx, who, b, env, asked{request: rawRequest(from, rcpts, raw), again: true, Proposal: oversight.Proposal{Via: via}})
 }
 
-func (m *PostOffice) propose(ctx context.Context, who auth.Principal, via string, b Inbox, env mail.Envelope) (a oversight.Action, err error) {
+// asked is how an envelope is proposed.
+type asked struct {
+	request request
+	again   bool           // the same content once more waits for a person instead of being refused
+	undo    *time.Duration // nil means what the inbox has
+	action  string         // that is revised; empty means a new one
+	version int64          // of the action that is revised; 0 means whichever it has
+
+	oversight.Proposal // Via, Note, NotBefore, AskAt
+}
+
+func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, env mail.Envelope, how asked) (out Proposed, err error) {
 	payload, err := env.Payload()
 	if err != nil {
-		return oversight.Action{}, err
+		return Proposed{}, err
 	}
+	content, err := mail.Fingerprint(env)
+	if err != nil {
+		return Proposed{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
+	}
+	how.Request, how.Inbox, how.Payload = policy.Request{Kind: SendKind, To: env.To}, b.ID, payload
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		out = Proposed{}
+		p := how.Proposal
+		first, state, err := begin(ctx, tx, b.ID, how.request)
+		if err != nil {
+			return err
+		}
+		if first != "" {
+			// As somebody of the inbox: the first may have shown another key.
+			reader := who
+			reader.Inbox = b.ID
+			out.Replayed = true
+			if out.Action, err = m.gate.Find(ctx, tx, reader, first); err != nil {
+				return err
+			}
+			out.State = state // what was answered then
+			return nil
+		}
 		if err := m.checkSends(ctx, tx, b); err != nil {
 			return err
 		}
-		a, err = m.gate.Propose(ctx, tx, who, oversight.Proposal{
-			Request: policy.Request{Kind: SendKind, To: env.To}, Inbox: b.ID, Via: via, Payload: payload,
-		})
-		return err
+		if err := fresh(ctx, tx, b.ID, content); err != nil {
+			var same *DuplicateError
+			if !errors.As(err, &same) || !how.again && same.Action != how.action {
+				return err
+			}
+			if same.Action != how.action {
+				p.Ask = true
+				p.Note = strings.TrimSpace(p.Note + "\nthis inbox proposed the same email " + same.Age.Round(time.Second).String() + " before this one, as " + same.Action)
+			}
+		}
+		rule, err := sending(ctx, tx, b.ID)
+		if err != nil {
+			return err
+		}
+		project, err := sending(ctx, tx, b.Project)
+		if err != nil {
+			return err
+		}
+		// The inbox's own first: what it may not send takes nothing from the others.
+		if out.Left, err = count(ctx, tx, "inbox", b.ID, rule.Limits.within(m.cfg.InboxLimits), int64(len(env.To)), int64(len(env.Raw))); err != nil {
+			return err
+		}
+		all, err := count(ctx, tx, "project", b.Project, project.Limits.within(m.cfg.ProjectLimits), int64(len(env.To)), int64(len(env.Raw)))
+		if err != nil {
+			return err
+		}
+		out.Left = append(out.Left, all...)
+		if p.Undo = rule.Undo; how.undo != nil {
+			p.Undo = *how.undo
+		}
+		if how.action != "" {
+			reader := who
+			reader.Inbox = b.ID
+			out.Action, err = m.gate.Revise(ctx, tx, reader, how.action, how.version, p)
+		} else {
+			out.Action, err = m.gate.Propose(ctx, tx, who, p)
+		}
+		if err != nil {
+			return err
+		}
+		if err := made(ctx, tx, b.ID, how.request, out.Action); err != nil {
+			return err
+		}
+		return wrote(ctx, tx, b.ID, content, out.ID)
 	})
-	return a, err
+	if err != nil {
+		return Proposed{}, err
+	}
+	return out, nil
 }
 
 // Show implements [oversight.Executor].

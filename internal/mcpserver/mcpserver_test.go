@@ -438,8 +438,9 @@ func TestStatuses(t *testing.T) {
 	for state, want := range map[oversight.State]string{
 		oversight.Pending: "pending", oversight.Approved: "approved", oversight.Executing: "approved", oversight.Done: "delivered",
 		oversight.Failed: "error", oversight.Unknown: "unknown", oversight.Denied: "blocked",
+		oversight.Scheduled: "scheduled", oversight.Cancelled: "cancelled",
 	} {
-		id := call(t, cs, "email_send", args{"to": []string{"bob@example.com"}, "subject": "s", "body": "b"}).field("actionId")
+		id := call(t, cs, "email_send", args{"to": []string{"bob@example.com"}, "subject": string(state), "body": "b"}).field("actionId")
 		err := f.db.Update(t.Context(), func(tx *store.Tx) error {
 			_, err := tx.ExecContext(t.Context(), `update action set state = $1, result = $2 where id = $3`, state, "person:ann says: I asked Bob", id)
 			return err
@@ -458,7 +459,7 @@ func TestVersions(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	b, key := f.inbox(t, "analyst")
 	who, _ := f.sandbox(t, b.ID)
-	want := []string{"email_action_status", "email_help", "email_inbox", "email_message_get", "email_send"}
+	want := []string{"email_action_status", "email_cancel", "email_forward", "email_help", "email_inbox", "email_message_get", "email_reply", "email_send"}
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
 			for name, cs := range map[string]*mcp.ClientSession{
@@ -487,7 +488,7 @@ func TestVersions(t *testing.T) {
 						t.Errorf("%s: help %q = %+v", name, tool, r)
 					}
 				}
-				if r := call(t, cs, "email_send", args{"to": []string{"bob@example.com"}, "subject": "s", "body": "b"}); r.field("status") != "pending_approval" {
+				if r := call(t, cs, "email_send", args{"to": []string{"bob@example.com"}, "subject": name + v, "body": "b"}); r.field("status") != "pending_approval" {
 					t.Errorf("%s: send = %+v", name, r)
 				}
 			}
@@ -513,7 +514,7 @@ func TestPlainHTTP(t *testing.T) {
 		return w
 	}
 	for _, accept = range []string{"", "*/*", "application/json", "application/json, text/event-stream"} {
-		w := do("POST", Path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"email_send","arguments":{"to":["bob@example.com"],"subject":"s","body":"b"}}}`)
+		w := do("POST", Path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"email_send","arguments":{"to":["bob@example.com"],"subject":"s","body":"`+accept+`"}}}`)
 		if w.Code != 200 || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") || !strings.Contains(w.Body.String(), `"status":"pending_approval"`) {
 			t.Errorf("POST accepting %q = %d %v %s", accept, w.Code, w.Header(), w.Body)
 		}
@@ -756,7 +757,7 @@ func TestAttachmentPaths(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			before := len(f.actions(t))
-			r := call(t, inside, "email_send", args{"to": []string{"bob@example.com"}, "subject": "s", "body": "b", "attachments": tt.files})
+			r := call(t, inside, "email_send", args{"to": []string{"bob@example.com"}, "subject": tt.name, "body": "b", "attachments": tt.files})
 			after := f.actions(t)
 			if tt.want != "" {
 				if !r.isErr || !strings.Contains(r.text, tt.want) || len(r.text) > 600 {

@@ -20,6 +20,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
 )
@@ -33,14 +34,46 @@ const (
 	maxPath  = 4096 // bytes
 )
 
-type sendArgs struct {
-	To          []string     `json:"to"`
-	Subject     *string      `json:"subject"`
+// composed are the arguments that all tools that propose a mail have.
+type composed struct {
+	Inbox       string       `json:"inbox"`
 	Body        *string      `json:"body"`
 	Cc          []string     `json:"cc"`
 	Bcc         []string     `json:"bcc"`
 	HTML        bool         `json:"html"`
+	Markdown    bool         `json:"markdown"`
 	Attachments []attachment `json:"attachments"`
+
+	SendAt         string         `json:"sendAt"`
+	GateTiming     mailbox.Timing `json:"gateTiming"`
+	UndoSeconds    *int           `json:"undoSeconds"`
+	IdempotencyKey string         `json:"idempotencyKey"`
+	AllowDuplicate bool           `json:"allowDuplicate"`
+}
+
+type sendArgs struct {
+	composed
+	To      []string `json:"to"`
+	Subject *string  `json:"subject"`
+	Bulk    bool     `json:"bulk"`
+}
+
+type replyArgs struct {
+	composed
+	MessageID string `json:"messageId"`
+	ReplyAll  bool   `json:"replyAll"`
+	Quote     bool   `json:"quote"`
+}
+
+type forwardArgs struct {
+	composed
+	MessageID string   `json:"messageId"`
+	To        []string `json:"to"`
+}
+
+type cancelArgs struct {
+	ActionID   string `json:"actionId"`
+	ApprovalID string `json:"approvalId"`
 }
 
 // An attachment is a path in the caller's sandbox, or a file with its content.
@@ -80,6 +113,7 @@ type sendData struct {
 	ActionID   string `json:"actionId"`
 	ApprovalID string `json:"approvalId"` // the same: an action is what is approved
 	Message    string `json:"message"`
+	Replayed   bool   `json:"replayed,omitempty"` // the same call was made before
 }
 
 func (s *Server) send(ctx context.Context, c caller, in sendArgs) (reply, error) {
@@ -88,52 +122,163 @@ func (s *Server) send(ctx context.Context, c caller, in sendArgs) (reply, error)
 		return reply{}, fmt.Errorf("%w: to: is required", errArgument)
 	case in.Subject == nil:
 		return reply{}, fmt.Errorf("%w: subject: is required", errArgument)
-	case in.Body == nil:
+	}
+	return s.propose(ctx, c, in.composed, func(o *mailbox.Outgoing) error {
+		o.To, o.Subject, o.Bulk = in.To, *in.Subject, in.Bulk
+		return nil
+	})
+}
+
+func (s *Server) reply(ctx context.Context, c caller, in replyArgs) (reply, error) {
+	if err := checkID("messageId", "msg_", in.MessageID); err != nil {
+		return reply{}, err
+	}
+	return s.propose(ctx, c, in.composed, func(o *mailbox.Outgoing) (err error) {
+		o.ReplyTo, o.ReplyAll, o.Quote = in.MessageID, in.ReplyAll, in.Quote
+		o.Key, err = c.key(ctx, in.Inbox)
+		return err
+	})
+}
+
+func (s *Server) forward(ctx context.Context, c caller, in forwardArgs) (reply, error) {
+	if err := checkID("messageId", "msg_", in.MessageID); err != nil {
+		return reply{}, err
+	}
+	if in.To == nil {
+		return reply{}, fmt.Errorf("%w: to: is required", errArgument)
+	}
+	if in.Body == nil {
+		in.Body = new(string)
+	}
+	return s.propose(ctx, c, in.composed, func(o *mailbox.Outgoing) (err error) {
+		o.To, o.Forward = in.To, in.MessageID
+		o.Key, err = c.key(ctx, in.Inbox)
+		return err
+	})
+}
+
+// propose proposes what in and what say.
+func (s *Server) propose(ctx context.Context, c caller, in composed, what func(*mailbox.Outgoing) error) (reply, error) {
+	if in.Body == nil {
 		return reply{}, fmt.Errorf("%w: body: is required", errArgument)
 	}
 	// Before any file is read: most refusals need none.
-	if _, err := s.post.Address(ctx, c.who, ""); err != nil {
+	if _, err := s.post.Address(ctx, c.who, in.Inbox); err != nil {
 		return reply{}, err
 	}
-	d := mail.Draft{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: *in.Subject}
-	if in.HTML {
-		d.HTML = *in.Body
-	} else {
-		d.Text = *in.Body
+	o, err := in.outgoing()
+	if err != nil {
+		return reply{}, err
 	}
-	if slices.ContainsFunc(in.Attachments, func(a attachment) bool { return a.path != "" }) {
-		// What is named by path makes a small request a big one.
+	if err := what(&o); err != nil {
+		return reply{}, err
+	}
+	if o.Forward != "" || slices.ContainsFunc(in.Attachments, func(a attachment) bool { return a.path != "" }) {
+		// What is named by path or by id makes a small request a big one.
 		done, err := s.begin(c.who, true)
 		if err != nil {
 			return reply{}, err
 		}
 		defer done()
 	}
-	var err error
-	if d.Attachments, err = s.attach(ctx, c.who, in.Attachments); err != nil {
+	if o.Attachments, err = s.attach(ctx, c.who, in.Attachments); err != nil {
 		return reply{}, err
 	}
-	a, err := s.post.Send(ctx, c.who, "mcp", d)
+	p, err := s.post.Send(ctx, c.who, "mcp", o)
 	var field *mail.FieldError
-	if errors.As(err, &field) && (field.Field == "text" || field.Field == "html") {
+	if errors.As(err, &field) && slices.Contains([]string{"text", "html", "markdown"}, field.Field) {
 		return reply{}, &mail.FieldError{Field: "body", Reason: field.Reason}
 	}
 	if err != nil {
 		return reply{}, err
 	}
-	out := sendData{ActionID: a.ID, ApprovalID: a.ID}
-	switch a.State {
+	return proposed(p), nil
+}
+
+func (in *composed) outgoing() (mailbox.Outgoing, error) {
+	o := mailbox.Outgoing{
+		Inbox: in.Inbox, Draft: mail.Draft{Cc: in.Cc, Bcc: in.Bcc}, Timing: in.GateTiming,
+		IdempotencyKey: in.IdempotencyKey, AllowDuplicate: in.AllowDuplicate,
+	}
+	switch {
+	case in.HTML && in.Markdown:
+		return o, fmt.Errorf("%w: markdown: body is either Markdown or HTML, not both", errArgument)
+	case in.HTML:
+		o.HTML = *in.Body
+	case in.Markdown:
+		o.Markdown = *in.Body
+	default:
+		o.Text = *in.Body
+	}
+	if in.SendAt != "" {
+		at, err := time.Parse(time.RFC3339, in.SendAt)
+		if err != nil {
+			return o, fmt.Errorf("%w: sendAt: must be a time such as %s", errArgument, "2026-01-31T09:00:00Z")
+		}
+		o.SendAt = at
+	}
+	if in.UndoSeconds != nil {
+		if *in.UndoSeconds < 0 || *in.UndoSeconds > int(mailbox.MaxUndo/time.Second) {
+			return o, fmt.Errorf("%w: undoSeconds: must be 0 to %d", errArgument, mailbox.MaxUndo/time.Second)
+		}
+		undo := time.Duration(*in.UndoSeconds) * time.Second
+		o.Undo = &undo
+	}
+	return o, nil
+}
+
+// proposed tells what was proposed.
+func proposed(p mailbox.Proposed) reply {
+	out := sendData{ActionID: p.ID, ApprovalID: p.ID, Replayed: p.Replayed}
+	switch p.State {
 	case oversight.Pending:
 		out.Status = "pending_approval"
 		out.Message = "The email waits for a person's approval; it has not been sent. This is the normal course: go on with your work, or ask email_action_status with this actionId now and then. Do not send it again."
+		if p.SendAt.After(time.Now()) {
+			out.Message = "The email waits for a person's approval, and leaves at " + p.SendAt.Format(time.RFC3339) + " if it is approved by then. Do not send it again; email_cancel takes it back."
+		}
+	case oversight.Scheduled:
+		out.Status = "scheduled"
+		out.Message = "The email waits until " + p.AskAt.Format(time.RFC3339) + "; then a person is asked. Do not send it again; email_cancel takes it back."
 	case oversight.Denied:
 		out.Status = "blocked"
-		out.Message = "Policy does not allow this email; it was not sent: " + a.Verdict
-	default:
+		out.Message = "Policy does not allow this email; it was not sent: " + p.Verdict
+	case oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
 		out.Status = "approved"
 		out.Message = "Policy allows this email without a person; it is being delivered. email_action_status tells when it is."
+		if time.Until(p.Due) > time.Second {
+			out.Message = "Policy allows this email without a person; it leaves at " + p.Due.Format(time.RFC3339) + " and until then email_cancel takes it back."
+		}
 	}
-	return reply{Text: fmt.Sprintf("%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID), Data: out}, nil
+	if p.Replayed {
+		out.Message = "You have made this call before, with the same idempotencyKey: this is its answer, nothing new was proposed. " + out.Message
+	}
+	if p.Note != "" && !p.Replayed {
+		out.Message += " The person who decides is told: " + p.Note + "."
+	}
+	return reply{Text: fmt.Sprintf("%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID), Data: out}
+}
+
+func (s *Server) cancel(ctx context.Context, c caller, in cancelArgs) (reply, error) {
+	id, err := actionID(in.ActionID, in.ApprovalID)
+	if err != nil {
+		return reply{}, err
+	}
+	a, err := s.post.Cancel(ctx, c.who, id)
+	if err != nil {
+		return reply{}, err
+	}
+	out := sendData{Status: string(a.State), ActionID: a.ID, ApprovalID: a.ID, Message: "It was taken back; it was not sent and will not be."}
+	return reply{Text: fmt.Sprintf("%s\nstatus: %s\nactionId: %s", out.Message, out.Status, out.ActionID), Data: out}, nil
+}
+
+// actionID returns the one id that goes by two names.
+func actionID(action, approval string) (string, error) {
+	id := or(action, approval)
+	if action != "" && approval != "" && action != approval {
+		return "", fmt.Errorf("%w: approvalId: differs from actionId; give one of the two", errArgument)
+	}
+	return id, checkID("actionId", "act_", id)
 }
 
 // attach returns the files of a draft.
@@ -246,14 +391,15 @@ type statusData struct {
 }
 
 func (s *Server) status(ctx context.Context, c caller, in statusArgs) (reply, error) {
-	id := or(in.ActionID, in.ApprovalID)
-	if in.ActionID != "" && in.ApprovalID != "" && in.ActionID != in.ApprovalID {
-		return reply{}, fmt.Errorf("%w: approvalId: differs from actionId; give one of the two", errArgument)
-	}
-	if err := checkID("actionId", "act_", id); err != nil {
+	id, err := actionID(in.ActionID, in.ApprovalID)
+	if err != nil {
 		return reply{}, err
 	}
-	a, err := s.gate.Action(ctx, c.who, id)
+	who, err := s.post.As(ctx, c.who, id)
+	if err != nil {
+		return reply{}, err
+	}
+	a, err := s.gate.Action(ctx, who, id)
 	if err != nil {
 		return reply{}, err
 	}

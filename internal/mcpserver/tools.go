@@ -42,15 +42,12 @@ const (
   "required": ["id"],
   "additionalProperties": false
 }`
-	sendSchema = `{
-  "type": "object",
-  "properties": {
-    "to": {"type": "array", "items": {"type": "string"}, "maxItems": 50, "description": "Recipients: \"bob@example.com\" or \"Bob <bob@example.com>\". At most 50 together with cc and bcc."},
-    "subject": {"type": "string", "maxLength": 998, "description": "One line, at most 998 characters."},
-    "body": {"type": "string", "maxLength": 262144, "description": "The text, or with html=true an HTML fragment. At most 262144 characters."},
+	// composeProperties are those of all tools that propose a mail.
+	composeProperties = `
     "cc": {"type": "array", "items": {"type": "string"}, "maxItems": 50, "description": "Recipients of a copy."},
     "bcc": {"type": "array", "items": {"type": "string"}, "maxItems": 50, "description": "Recipients of a copy that the other recipients do not see. The person who approves sees them."},
     "html": {"type": "boolean", "default": false, "description": "Whether body is an HTML fragment (without html and body tags; it is wrapped)."},
+    "markdown": {"type": "boolean", "default": false, "description": "Whether body is Markdown: it is sent as it is and, for who reads HTML, rendered."},
     "attachments": {
       "type": "array",
       "description": "Files to attach, at most 25 MB together. Inside a sandbox: paths of files in this sandbox, \"/home/user/report.csv\". Anywhere: objects with the content.",
@@ -69,9 +66,47 @@ const (
           }
         ]
       }
-    }
+    },
+    "sendAt": {"type": "string", "format": "date-time", "description": "Leave no sooner than this time, \"2026-01-31T09:00:00Z\". Left out: as soon as it is approved."},
+    "gateTiming": {"type": "string", "enum": ["gate_first", "schedule_first"], "default": "gate_first", "description": "With sendAt: ask a person now (gate_first) or only when the time has come (schedule_first)."},
+    "undoSeconds": {"type": "integer", "minimum": 0, "maximum": 120, "description": "For how long after the approval email_cancel still takes it back. Left out: what the inbox is set to."},
+    "idempotencyKey": {"type": "string", "maxLength": 255, "description": "A name of yours for this call. If you do not know whether a call has worked, make it again with the same key: it is done once."},
+    "allowDuplicate": {"type": "boolean", "default": false, "description": "Say that the same email as a moment ago is meant to be sent once more: a person is then asked."},
+    "inbox": {"type": "string", "maxLength": 320, "description": "Only for a key over several inboxes: the id or address of the one meant. Left out: your own."}
   },
-  "required": ["to", "subject", "body"],
+  "additionalProperties": false,`
+	sendSchema = `{
+  "type": "object",
+  "properties": {
+    "to": {"type": "array", "items": {"type": "string"}, "maxItems": 50, "description": "Recipients: \"bob@example.com\" or \"Bob <bob@example.com>\". At most 50 together with cc and bcc."},
+    "subject": {"type": "string", "maxLength": 998, "description": "One line, at most 998 characters."},
+    "body": {"type": "string", "maxLength": 262144, "description": "The text, or with html=true an HTML fragment. At most 262144 characters."},
+    "bulk": {"type": "boolean", "default": false, "description": "Whether it is bulk mail, such as a newsletter: it then tells its one recipient how to get no more of it."},` + composeProperties + `
+  "required": ["to", "subject", "body"]
+}`
+	replySchema = `{
+  "type": "object",
+  "properties": {
+    "messageId": {"type": "string", "description": "The id of the message that is answered, msg_…, as email_inbox lists it."},
+    "body": {"type": "string", "maxLength": 262144, "description": "The text, or with html=true an HTML fragment. At most 262144 characters."},
+    "replyAll": {"type": "boolean", "default": false, "description": "Answer all who got the message, not its author alone."},
+    "quote": {"type": "boolean", "default": false, "description": "Repeat the message below the answer. Everybody who gets the answer, and the person who approves it, then reads it."},` + composeProperties + `
+  "required": ["messageId", "body"]
+}`
+	forwardSchema = `{
+  "type": "object",
+  "properties": {
+    "messageId": {"type": "string", "description": "The id of the message that is passed on, msg_…, as email_inbox lists it."},
+    "to": {"type": "array", "items": {"type": "string"}, "maxItems": 50, "description": "Recipients: \"bob@example.com\" or \"Bob <bob@example.com>\"."},
+    "body": {"type": "string", "maxLength": 262144, "description": "What you say above the message. May be left out."},` + composeProperties + `
+  "required": ["messageId", "to"]
+}`
+	cancelSchema = `{
+  "type": "object",
+  "properties": {
+    "actionId": {"type": "string", "description": "The actionId, act_…, that email_send, email_reply or email_forward returned."},
+    "approvalId": {"type": "string", "description": "The same id under its other name; give one of the two."}
+  },
   "additionalProperties": false
 }`
 	statusSchema = `{
@@ -85,7 +120,7 @@ const (
 	helpSchema = `{
   "type": "object",
   "properties": {
-    "tool": {"type": "string", "enum": ["email_inbox", "email_message_get", "email_send", "email_action_status", "email_help"], "description": "Left out: an overview of all."}
+    "tool": {"type": "string", "enum": ["email_inbox", "email_message_get", "email_send", "email_reply", "email_forward", "email_cancel", "email_action_status", "email_help"], "description": "Left out: an overview of all."}
   },
   "additionalProperties": false
 }`
@@ -107,6 +142,20 @@ func (s *Server) addTools(srv *mcp.Server, c caller) {
 		Annotations: &mcp.ToolAnnotations{DestructiveHint: &no, OpenWorldHint: &yes},
 		Description: "Propose an email from your own address. It does not leave yet: a person sees exactly what would be sent and approves or rejects it. The normal answer is status pending_approval with an actionId; that is success. Go on with your work, or ask email_action_status now and then. Do not send the same again.",
 	}, s.send)
+	proposes := &mcp.ToolAnnotations{DestructiveHint: &no, OpenWorldHint: &yes}
+	add(s, srv, c, &mcp.Tool{
+		Name: "email_reply", Title: "Propose an answer", InputSchema: json.RawMessage(replySchema), Annotations: proposes,
+		Description: "Propose an answer to a message of your inbox, to its author or with replyAll to all who got it. It does not leave yet: a person approves or rejects it. The normal answer is status pending_approval with an actionId; that is success.",
+	}, s.reply)
+	add(s, srv, c, &mcp.Tool{
+		Name: "email_forward", Title: "Propose to forward a message", InputSchema: json.RawMessage(forwardSchema), Annotations: proposes,
+		Description: "Propose to pass a message of your inbox on, with its original attachments. It does not leave yet: a person sees exactly what would be sent and approves or rejects it. The normal answer is status pending_approval with an actionId; that is success.",
+	}, s.forward)
+	add(s, srv, c, &mcp.Tool{
+		Name: "email_cancel", Title: "Take a proposal back", InputSchema: json.RawMessage(cancelSchema),
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: &no, IdempotentHint: true, OpenWorldHint: &no},
+		Description: "Take back an email that you proposed and that has not begun to leave: one that waits for a person, for its time, or in its undo window. Answers at once.",
+	}, s.cancel)
 	add(s, srv, c, &mcp.Tool{
 		Name: "email_action_status", Title: "What became of a proposal", InputSchema: json.RawMessage(statusSchema), Annotations: reads,
 		Description: "Tell what became of something that you proposed: pending, approved, denied (with the reviewer's reason), blocked (by policy), delivered, error or unknown. Answers at once.",
@@ -150,8 +199,11 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 	case errors.As(err, &field):
 		return field.Error()
 	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, mailbox.ErrNoInbox),
+		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, mailbox.ErrLimit), errors.Is(err, oversight.ErrTooLate),
 		errors.Is(err, errBusy), errors.Is(err, oversight.ErrFull), errors.Is(err, store.ErrNotFound):
 		return strings.TrimPrefix(err.Error(), errArgument.Error()+": ")
+	case errors.Is(err, mailbox.ErrDuplicate):
+		return err.Error() + " (allowDuplicate: true)"
 	case ctx.Err() != nil:
 		s.log.DebugContext(ctx, "caller left", "tool", tool)
 		return "the call was given up"

@@ -45,10 +45,10 @@ func maySee(who auth.Principal, a *Action) bool {
 	switch who.Kind {
 	case auth.Person:
 		return true
-	case auth.Agent, auth.Sandbox:
+	case auth.Agent, auth.Sandbox, auth.Grant:
+		// A grant is over several inboxes: who asks for it says which is meant,
+		// having seen that it is one of them.
 		return a.Proposer == who.String() || who.Inbox != "" && who.Inbox == a.Inbox
-	case auth.Grant:
-		return a.Proposer == who.String()
 	case auth.Project, auth.Recovery, auth.System:
 		return false // what an agent proposes is for reviewers, not for whoever runs sandboxes
 	}
@@ -66,6 +66,22 @@ func (g *Gate) read(ctx context.Context, tx *store.Tx, who auth.Principal, id st
 		return Action{}, fmt.Errorf("action %s: %w", id, err)
 	}
 	return a, nil
+}
+
+// Find returns one action with its payload, as part of tx.
+func (g *Gate) Find(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Action, error) {
+	return g.read(ctx, tx, who, id)
+}
+
+// InboxOf returns the id of the inbox that an action of who's project is for.
+func (g *Gate) InboxOf(ctx context.Context, who auth.Principal, id string) (inbox string, err error) {
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select inbox_id from action where id = $1 and project_id = $2`, []any{id, who.Project}, &inbox)
+	})
+	if err != nil {
+		return "", fmt.Errorf("action %s: %w", id, err)
+	}
+	return inbox, nil
 }
 
 // Action returns one action with its payload.
@@ -108,6 +124,10 @@ func (g *Gate) Show(a Action) (View, error) {
 type Query struct {
 	States []State // any of these; empty means all
 	Limit  int     // at most so many; 0 means 100
+	// Inboxes are those that a grant was seen to be over: it sees what is
+	// proposed for them, beside what it proposed itself. For others they mean
+	// nothing.
+	Inboxes []string
 }
 
 // Actions returns the actions of who's project that who may see and q selects,
@@ -118,9 +138,17 @@ func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []
 	}
 	where := `where project_id = $1`
 	args := []any{who.Project}
+	if who.Kind != auth.Grant {
+		q.Inboxes = nil
+	}
 	if who.Kind != auth.Person {
-		where += ` and (proposer = $2 or inbox_id = $3 and inbox_id <> '')`
 		args = append(args, who.String(), who.Inbox)
+		more := ""
+		for _, inbox := range q.Inboxes {
+			args = append(args, inbox)
+			more += fmt.Sprintf(", $%d", len(args))
+		}
+		where += ` and (proposer = $2 or inbox_id <> '' and inbox_id in ($3` + more + `))`
 	}
 	if len(q.States) > 0 {
 		marks := make([]string, len(q.States))
@@ -136,7 +164,7 @@ func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []
 		out, err = list(ctx, tx, where, args...)
 		return err
 	})
-	return slices.DeleteFunc(out, func(a Action) bool { return !maySee(who, &a) }), err
+	return slices.DeleteFunc(out, func(a Action) bool { return !maySee(who, &a) && !slices.Contains(q.Inboxes, a.Inbox) }), err
 }
 
 func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Action, error) {

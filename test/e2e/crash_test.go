@@ -77,7 +77,7 @@ func TestCrash(t *testing.T) {
 	defer srv.Close()
 
 	data := t.TempDir()
-	flags := []string{"--route", "sink.test=" + l.Addr().String(), "--log", "warn"}
+	flags := []string{"--route", "sink.test=" + l.Addr().String(), "--log", "warn", "--inbox-limits", "none", "--project-limits", "none"}
 	s := start(t, data, flags...)
 	address, key := s.inbox("crash")
 

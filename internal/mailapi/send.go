@@ -1,0 +1,362 @@
+package mailapi
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+)
+
+var sendRoutes = []route{
+	{"POST", "/v1/inboxes/{inbox}/messages", maxSend, (*Server).send},
+	{"POST", "/v1/inboxes/{inbox}/messages/{id}/reply", maxSend, (*Server).reply},
+	{"POST", "/v1/inboxes/{inbox}/messages/{id}/forward", maxSend, (*Server).forward},
+	{"GET", "/v1/inboxes/{inbox}/sending", 0, (*Server).getSending},
+	{"POST", "/v1/inboxes/{inbox}/sending", maxBody, (*Server).setSending},
+	{"GET", "/v1/sending", 0, (*Server).getSending},
+	{"POST", "/v1/sending", maxBody, (*Server).setSending},
+	{"POST", "/v1/actions/{id}/revision", maxSend, (*Server).revise},
+	{"POST", "/v1/actions/{id}/cancel", 0, (*Server).cancel},
+}
+
+type sendJSON struct {
+	To          []string `json:"to"`
+	Cc          []string `json:"cc"`
+	Bcc         []string `json:"bcc"`
+	Subject     string   `json:"subject"`
+	Text        string   `json:"text"`
+	HTML        string   `json:"html"`
+	Markdown    string   `json:"markdown"`
+	InReplyTo   string   `json:"in_reply_to"` // a Message-ID
+	Attachments []struct {
+		Name        string `json:"name"`
+		Content     string `json:"content_base64"`
+		ContentType string `json:"content_type"`
+	} `json:"attachments"`
+
+	SendAt         time.Time      `json:"send_at"`
+	GateTiming     mailbox.Timing `json:"gate_timing"`
+	UndoSeconds    *int64         `json:"undo_seconds"`
+	Bulk           bool           `json:"bulk"`
+	IdempotencyKey string         `json:"idempotency_key"`
+	AllowDuplicate bool           `json:"allow_duplicate"`
+}
+
+type replyJSON struct {
+	sendJSON
+	ReplyAll bool `json:"reply_all"`
+	Quote    bool `json:"quote"`
+}
+
+type reviseJSON struct {
+	sendJSON
+	Version int64 `json:"version"` // the one that is revised; 0 means whichever it is
+}
+
+// outgoing returns what in asks for.
+func (in *sendJSON) outgoing(r *http.Request) (mailbox.Outgoing, error) {
+	o := mailbox.Outgoing{
+		Draft:  mail.Draft{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Text, HTML: in.HTML, Markdown: in.Markdown, InReplyTo: in.InReplyTo},
+		SendAt: in.SendAt, Timing: in.GateTiming, Bulk: in.Bulk, IdempotencyKey: in.IdempotencyKey, AllowDuplicate: in.AllowDuplicate,
+	}
+	if in.InReplyTo != "" {
+		o.References = []string{in.InReplyTo}
+	}
+	if in.UndoSeconds != nil {
+		undo, err := undoTime(*in.UndoSeconds)
+		if err != nil {
+			return o, err
+		}
+		o.Undo = &undo
+	}
+	for i, a := range in.Attachments {
+		data, err := base64.StdEncoding.DecodeString(a.Content)
+		if err != nil {
+			return o, fmt.Errorf("%w: attachments[%d].content_base64: is not base64", errRequest, i)
+		}
+		o.Attachments = append(o.Attachments, mail.Attachment{Name: a.Name, ContentType: a.ContentType, Data: data})
+	}
+	key, err := idempotencyKey(r.Header)
+	switch {
+	case err != nil:
+		return o, err
+	case key != "" && in.IdempotencyKey != "" && key != in.IdempotencyKey:
+		return o, fmt.Errorf("%w: idempotency_key: differs from the header Idempotency-Key; give one of the two", errRequest)
+	case key != "":
+		o.IdempotencyKey = key
+	}
+	return o, nil
+}
+
+func undoTime(n int64) (time.Duration, error) {
+	if n < 0 || n > int64(mailbox.MaxUndo/time.Second) {
+		return 0, fmt.Errorf("%w: undo_seconds: must be 0 to %d", errRequest, mailbox.MaxUndo/time.Second)
+	}
+	return time.Duration(n) * time.Second, nil
+}
+
+// idempotencyKey returns the key of a request (draft-ietf-httpapi-idempotency-key-header):
+// a string in quotation marks. Many clients leave those out.
+func idempotencyKey(h http.Header) (string, error) {
+	values := h.Values("Idempotency-Key")
+	if len(values) == 0 {
+		return "", nil
+	}
+	bad := fmt.Errorf(`%w: header Idempotency-Key: must be one string of at most 255 visible characters, as in "8e03978e"`, errRequest)
+	v := strings.TrimSpace(values[0])
+	if len(values) > 1 {
+		return "", bad
+	}
+	if inner, ok := strings.CutPrefix(v, `"`); ok {
+		if inner, ok = strings.CutSuffix(inner, `"`); !ok {
+			return "", bad
+		}
+		v = strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(inner)
+	}
+	if v == "" || len(v) > 255 || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return "", bad
+	}
+	return v, nil
+}
+
+// begin makes room for one more request with a large body, until done is called.
+func (s *Server) begin(w http.ResponseWriter, r *http.Request) (done func(), err error) {
+	select {
+	case s.sending <- struct{}{}:
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	// The attack: bodies that trickle in and keep the others waiting.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Minute)) // not every connection has deadlines
+	return func() { <-s.sending }, nil
+}
+
+func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
+	b, err := s.own(r, c)
+	if err != nil {
+		return err
+	}
+	done, err := s.begin(w, r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var in sendJSON
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	o, err := in.outgoing(r)
+	if err != nil {
+		return err
+	}
+	o.Inbox = b.ID
+	p, err := s.post.Send(r.Context(), c.Principal, "rest", o)
+	if err != nil {
+		return err
+	}
+	return answerSend(w, p)
+}
+
+func (s *Server) reply(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in replyJSON
+	return s.about(w, r, c, &in, &in.sendJSON, func(o *mailbox.Outgoing, id string) {
+		o.ReplyTo, o.ReplyAll, o.Quote = id, in.ReplyAll, in.Quote
+	})
+}
+
+func (s *Server) forward(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in sendJSON
+	return s.about(w, r, c, &in, &in, func(o *mailbox.Outgoing, id string) { o.Forward = id })
+}
+
+// about proposes to send something about a message of the inbox. In is read
+// from the request, and common is what of it all requests have.
+func (s *Server) about(w http.ResponseWriter, r *http.Request, c caller, in any, common *sendJSON, what func(*mailbox.Outgoing, string)) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	done, err := s.begin(w, r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := decode(r, in); err != nil {
+		return err
+	}
+	o, err := common.outgoing(r)
+	if err != nil {
+		return err
+	}
+	o.Inbox, o.Key = k.Inbox(), k
+	what(&o, id)
+	p, err := s.post.Send(r.Context(), c.Principal, "rest", o)
+	if err != nil {
+		return err
+	}
+	return answerSend(w, p)
+}
+
+// revise puts another message in the place of one that has not left.
+func (s *Server) revise(w http.ResponseWriter, r *http.Request, c caller) error {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	// Before a large body is read: whoever may not see it learns nothing.
+	who, err := s.post.As(r.Context(), c.Principal, id)
+	if err != nil {
+		return err
+	}
+	if _, err := s.gate.Action(r.Context(), who, id); err != nil {
+		return err
+	}
+	done, err := s.begin(w, r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var in reviseJSON
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	o, err := in.outgoing(r)
+	if err != nil {
+		return err
+	}
+	p, err := s.post.Revise(r.Context(), c.Principal, "rest", id, in.Version, o)
+	if err != nil {
+		return err
+	}
+	return answerSend(w, p)
+}
+
+// cancel takes back what has not begun to leave.
+func (s *Server) cancel(w http.ResponseWriter, r *http.Request, c caller) error {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	a, err := s.post.Cancel(r.Context(), c.Principal, id)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, actionOf(c, a))
+	return nil
+}
+
+func answerSend(w http.ResponseWriter, p mailbox.Proposed) error {
+	rateLimits(w.Header(), p.Left)
+	if p.Replayed {
+		w.Header().Set("Idempotency-Replayed", "true")
+	}
+	status := "approved"
+	switch p.State {
+	case oversight.Pending:
+		status = "pending_send_approval"
+	case oversight.Scheduled:
+		status = "scheduled"
+	case oversight.Denied:
+		return &blockedError{p.ID, p.Verdict}
+	case oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
+	}
+	w.Header().Set("Location", "/v1/actions/"+p.ID)
+	answer(w, http.StatusAccepted, map[string]any{
+		"id": p.ID, "status": status, "digest": p.Hex(), "created_at": p.Created, "version": p.Version, "send_at": moment(p.SendAt), "due_at": moment(p.Due), "note": p.Note,
+	})
+	return nil
+}
+
+// wholeSeconds returns d in whole seconds, no sooner.
+func wholeSeconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+// rateLimits sets the headers that tell what is left of which limit
+// (draft-ietf-httpapi-ratelimit-headers).
+func rateLimits(h http.Header, left []mailbox.Quota) {
+	var policy, now []string
+	seen := map[string]bool{}
+	for _, q := range left {
+		if seen[q.Name] {
+			continue
+		}
+		seen[q.Name] = true
+		unit := ""
+		switch {
+		case strings.HasSuffix(q.Name, "-bytes"):
+			unit = `;qu="content-bytes"`
+		case strings.HasSuffix(q.Name, "-recipients"):
+			unit = `;qu="recipients"`
+		}
+		name := strconv.Quote(q.Name)
+		policy = append(policy, fmt.Sprintf("%s;q=%d;w=%d%s", name, q.Limit, wholeSeconds(q.Window), unit))
+		now = append(now, fmt.Sprintf("%s;r=%d;t=%d", name, q.Left, wholeSeconds(q.Resets)))
+	}
+	if len(policy) > 0 {
+		h.Set("RateLimit-Policy", strings.Join(policy, ", "))
+		h.Set("RateLimit", strings.Join(now, ", "))
+	}
+}
+
+type limitsJSON struct {
+	PerMinute  int64 `json:"per_minute"`
+	PerHour    int64 `json:"per_hour"`
+	PerDay     int64 `json:"per_day"`
+	Recipients int64 `json:"recipients_per_day"`
+	Bytes      int64 `json:"bytes_per_day"`
+}
+
+type quotaJSON struct {
+	Name          string `json:"name"`
+	Limit         int64  `json:"limit"`
+	Left          int64  `json:"left"`
+	WindowSeconds int64  `json:"window_seconds"`
+	ResetsIn      int64  `json:"resets_in"` // seconds
+}
+
+type sendingJSON struct {
+	UndoSeconds int64      `json:"undo_seconds"`
+	Limits      limitsJSON `json:"limits"`
+}
+
+// getSending tells how an inbox sends, or, with no inbox in the path, the project.
+func (s *Server) getSending(w http.ResponseWriter, r *http.Request, c caller) error {
+	set, left, err := s.post.Sends(r.Context(), c.Principal, r.PathValue("inbox"))
+	if err != nil {
+		return err
+	}
+	rateLimits(w.Header(), left)
+	out := struct {
+		sendingJSON
+		Left []quotaJSON `json:"left"`
+	}{sendingJSON{int64(set.Undo / time.Second), limitsJSON(set.Limits)}, []quotaJSON{}}
+	for _, q := range left {
+		out.Left = append(out.Left, quotaJSON{q.Name, q.Limit, q.Left, wholeSeconds(q.Window), wholeSeconds(q.Resets)})
+	}
+	answer(w, http.StatusOK, out)
+	return nil
+}
+
+func (s *Server) setSending(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in sendingJSON
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	undo, err := undoTime(in.UndoSeconds)
+	if err != nil {
+		return err
+	}
+	if err := s.post.SetSending(r.Context(), c.Principal, r.PathValue("inbox"), mailbox.Sending{Undo: undo, Limits: mailbox.Limits(in.Limits)}); err != nil {
+		return err
+	}
+	return s.getSending(w, r, c)
+}

@@ -1,0 +1,270 @@
+package mailbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+)
+
+// Timing says which comes first for mail that leaves at a time: a person's
+// word, or the time.
+type Timing string
+
+// The timings. The zero Timing is [GateFirst].
+const (
+	GateFirst     Timing = "gate_first"     // a person is asked now; it leaves at its time, if approved by then
+	ScheduleFirst Timing = "schedule_first" // a person is asked when its time has come
+)
+
+// maxAhead is how far ahead mail can be scheduled.
+const maxAhead = 366 * 24 * time.Hour
+
+// An Outgoing is what somebody wants to send. From is always the inbox's.
+type Outgoing struct {
+	Inbox string // id or address; empty means who's own
+	Key   *Key   // opens the inbox; needed to answer or pass on one of its messages
+
+	mail.Draft
+
+	ReplyTo  string // id of the message that is answered; To and Subject may then be empty
+	ReplyAll bool   // the answer goes to all who got the message
+	Quote    bool   // the answer repeats the message below
+	Forward  string // id of the message that is passed on, with its files
+
+	SendAt time.Time // it leaves no sooner; zero means as soon as it may
+	Timing Timing
+	Undo   *time.Duration // 0 to [MaxUndo]; nil means what the inbox has
+	Bulk   bool           // it is bulk mail, with a way to get no more of it
+
+	// IdempotencyKey names the request: the same key within 24 hours is the
+	// same request, and is answered with the first one's action.
+	IdempotencyKey string
+	// AllowDuplicate says that the same content is meant to be sent again: a
+	// person then decides, in every mode.
+	AllowDuplicate bool
+}
+
+// Send composes o and proposes to send it. Nothing leaves before the returned
+// action is approved. Via names the door. What is wrong with o is told by a
+// [mail.FieldError] or an [ErrInvalid]; [ErrLimit], [ErrDuplicate] and
+// [ErrIdempotency] mean that nothing was proposed.
+func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, o Outgoing) (Proposed, error) {
+	return m.outgo(ctx, who, via, o, "", 0)
+}
+
+// Revise puts o in the place of an action that has not begun to leave. Reviewers
+// are asked again. A version other than 0 must be the one that is there.
+func (m *PostOffice) Revise(ctx context.Context, who auth.Principal, via, action string, version int64, o Outgoing) (Proposed, error) {
+	inbox, err := m.gate.InboxOf(ctx, who, action)
+	if err != nil {
+		return Proposed{}, err
+	}
+	o.Inbox = inbox
+	return m.outgo(ctx, who, via, o, action, version)
+}
+
+func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, o Outgoing, action string, version int64) (Proposed, error) {
+	b, err := m.sender(ctx, who, o.Inbox)
+	if err != nil {
+		return Proposed{}, err
+	}
+	how := asked{again: o.AllowDuplicate, undo: o.Undo, action: action, version: version, Proposal: oversight.Proposal{Via: via}}
+	if o.IdempotencyKey != "" {
+		if err := checkKey(o.IdempotencyKey); err != nil {
+			return Proposed{}, err
+		}
+		how.request.key = "key " + o.IdempotencyKey
+		if action != "" {
+			how.request.key = "revise " + action + " " + o.IdempotencyKey
+		}
+		if how.request.digest, err = requestOf(o); err != nil {
+			return Proposed{}, err
+		}
+	}
+	if err := o.schedule(&how.Proposal); err != nil {
+		return Proposed{}, err
+	}
+	d, note, err := m.draft(ctx, who, b, o)
+	if err != nil {
+		return Proposed{}, err
+	}
+	how.Note = note
+	env, err := mail.Compose(d, time.Now(), mail.Domain(b.Address))
+	if err != nil {
+		return Proposed{}, err
+	}
+	return m.propose(ctx, who, b, env, how)
+}
+
+// schedule fills in when p leaves and when a person is asked.
+func (o *Outgoing) schedule(p *oversight.Proposal) error {
+	if o.Undo != nil && (*o.Undo < 0 || *o.Undo > MaxUndo) {
+		return fmt.Errorf("%w: undo_seconds: must be 0 to %v", ErrInvalid, MaxUndo.Seconds())
+	}
+	if o.Timing != "" && o.Timing != GateFirst && o.Timing != ScheduleFirst {
+		return fmt.Errorf("%w: gate_timing: must be %s or %s", ErrInvalid, GateFirst, ScheduleFirst)
+	}
+	if o.SendAt.IsZero() {
+		if o.Timing == ScheduleFirst {
+			return fmt.Errorf("%w: gate_timing: %s needs a send_at", ErrInvalid, ScheduleFirst)
+		}
+		return nil
+	}
+	switch ahead := time.Until(o.SendAt); {
+	case ahead < -time.Minute: // clocks differ
+		return fmt.Errorf("%w: send_at: is in the past", ErrInvalid)
+	case ahead > maxAhead:
+		return fmt.Errorf("%w: send_at: is more than a year ahead", ErrInvalid)
+	}
+	p.NotBefore = o.SendAt
+	if o.Timing == ScheduleFirst {
+		p.AskAt = o.SendAt
+	}
+	return nil
+}
+
+// draft returns what o becomes, and what a reviewer is to be warned of.
+func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b Inbox, o Outgoing) (d mail.Draft, note string, err error) {
+	d = o.Draft
+	own := b.Address
+	if b.DisplayName != "" {
+		own = `"` + b.DisplayName + `" <` + b.Address + ">"
+	}
+	if d.From == "" {
+		d.From = own
+	}
+	// The attack: an agent that writes in somebody else's name.
+	if from, err := mail.ParseAddress("from", d.From); err != nil {
+		return d, "", err
+	} else if !strings.EqualFold(from.Addr, b.Address) {
+		return d, "", &mail.FieldError{Field: "from", Reason: "must be " + b.Address}
+	}
+	switch {
+	case o.ReplyTo != "" && o.Forward != "":
+		return d, "", fmt.Errorf("%w: forward: is given together with reply_to; one message does one of both", ErrInvalid)
+	case o.ReplyTo == "" && (o.ReplyAll || o.Quote):
+		return d, "", fmt.Errorf("%w: reply_all, quote: need a reply_to", ErrInvalid)
+	case o.ReplyTo != "":
+		if len(d.To) > 0 {
+			return d, "", fmt.Errorf("%w: to: an answer goes to whom the message names; add others with cc and bcc, or forward it", ErrInvalid)
+		}
+		original, err := m.original(ctx, who, b, o.Key, o.ReplyTo)
+		if err != nil {
+			return d, "", err
+		}
+		return reply(d, original, b.Address, o)
+	case o.Forward != "":
+		original, err := m.original(ctx, who, b, o.Key, o.Forward)
+		if err != nil {
+			return d, "", err
+		}
+		return forward(d, original), "", nil
+	}
+	return d, "", nil
+}
+
+// original returns one message of the inbox, read.
+func (m *PostOffice) original(ctx context.Context, who auth.Principal, b Inbox, k *Key, id string) (mail.Message, error) {
+	if k == nil {
+		return mail.Message{}, fmt.Errorf("a message is answered or passed on by who can read it: this caller shows no key of inbox %s: %w", b.ID, auth.ErrForbidden)
+	}
+	if k.Inbox() != b.ID {
+		return mail.Message{}, fmt.Errorf("the key is of another inbox than the one that sends: %w", auth.ErrForbidden)
+	}
+	_, raw, err := m.Message(ctx, who, k, id)
+	if err != nil {
+		return mail.Message{}, err
+	}
+	p, err := mail.Parse(raw)
+	if err != nil {
+		return mail.Message{}, fmt.Errorf("%w: message %s cannot be read, so it can be neither answered nor passed on", ErrInvalid, id)
+	}
+	return p, nil
+}
+
+func reply(d mail.Draft, original mail.Message, own string, o Outgoing) (mail.Draft, string, error) {
+	r, err := mail.ReplyTo(original, []string{own}, o.ReplyAll)
+	if err != nil {
+		return d, "", err
+	}
+	d.To, d.Cc = r.To, append(r.Cc, d.Cc...)
+	if d.Subject == "" {
+		d.Subject = r.Subject
+	}
+	d.InReplyTo, d.References, d.Replied = r.InReplyTo, r.References, true
+	if o.Quote {
+		d = behind(d, mail.Quote(original))
+	}
+	if len(r.Elsewhere) > 0 {
+		// The attack: a mail that looks like a colleague's and is answered to a stranger.
+		return d, "the message that this answers asked for answers to " + strings.Join(r.Elsewhere, ", ") + ", which is not whom it was from", nil
+	}
+	return d, "", nil
+}
+
+func forward(d mail.Draft, original mail.Message) mail.Draft {
+	subject, text, files := mail.Forward(original)
+	if d.Subject == "" {
+		d.Subject = subject
+	}
+	d.Attachments = append(files, d.Attachments...)
+	return behind(d, text)
+}
+
+// behind puts a quotation below what d says, in each of its forms.
+func behind(d mail.Draft, quotation string) mail.Draft {
+	switch {
+	case d.Markdown != "":
+		d.Markdown = mail.Behind(d.Markdown, quotation)
+		return d
+	case d.HTML != "":
+		if d.Text != "" {
+			d.Text = mail.Behind(d.Text, quotation)
+		}
+		d.HTML = mail.BehindHTML(d.HTML, quotation)
+		return d
+	}
+	d.Text = mail.Behind(d.Text, quotation)
+	return d
+}
+
+// As returns who as somebody of the inbox that an action is for, if its
+// credential has a part in it. A grant is over several inboxes, so that who it
+// is does not say which is meant; for others it changes nothing.
+func (m *PostOffice) As(ctx context.Context, who auth.Principal, action string) (auth.Principal, error) {
+	if who.Kind != auth.Grant {
+		return who, nil
+	}
+	inbox, err := m.gate.InboxOf(ctx, who, action)
+	if err != nil {
+		return who, err
+	}
+	if _, _, err := m.Reach(ctx, who, inbox); err == nil {
+		who.Inbox = inbox
+	}
+	return who, nil
+}
+
+// Cancel takes back what has not begun to leave. Who must be a person, or one
+// who may propose for the inbox. See [oversight.Gate.Cancel].
+func (m *PostOffice) Cancel(ctx context.Context, who auth.Principal, action string) (oversight.Action, error) {
+	if who.Kind == auth.Agent || who.Kind == auth.Grant {
+		a, err := m.As(ctx, who, action)
+		if err != nil {
+			return oversight.Action{}, err
+		}
+		if _, err := m.gate.Action(ctx, a, action); err != nil {
+			return oversight.Action{}, err
+		}
+		if _, err := m.sender(ctx, who, a.Inbox); err != nil {
+			return oversight.Action{}, err
+		}
+		who = a
+	}
+	return m.gate.Cancel(ctx, who, action)
+}

@@ -1,0 +1,279 @@
+package mailbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// Limits bound what an inbox, or a project, proposes to send. Each is counted
+// in windows that begin with the first message after the last one has ended. 0
+// means no limit.
+type Limits struct {
+	PerMinute  int64 // messages
+	PerHour    int64 // messages
+	PerDay     int64 // messages
+	Recipients int64 // a day, of all messages
+	Bytes      int64 // a day, of all messages as they would leave
+}
+
+// Unlimited stands in a [Sending] for no limit, where 0 is the server's own.
+const Unlimited = -1
+
+// Sending is how an inbox or a project sends. The zero Sending is as the server
+// says.
+type Sending struct {
+	Undo   time.Duration // of an inbox: for how long a send can be undone, 0 to [MaxUndo]
+	Limits Limits        // 0 means the server's, [Unlimited] none
+}
+
+// MaxUndo is the longest time for which a send can be undone.
+const MaxUndo = 2 * time.Minute
+
+// A Quota is one limit with what is left of it.
+type Quota struct {
+	Name   string        // "inbox-minute", "project-day-recipients", …
+	Limit  int64         // of the window
+	Left   int64         // 0 or more
+	Window time.Duration // its length
+	Resets time.Duration // until it begins anew
+}
+
+// ErrLimit means that an inbox, or its project, has sent as much as it may for
+// now. The error is a [LimitError].
+var ErrLimit = errors.New("the limit of what may be sent is reached")
+
+// A LimitError says which limit is reached.
+type LimitError struct {
+	Quota         // the one that is reached
+	All   []Quota // every one that was looked at, the reached one last
+}
+
+// Error names the limit and when it begins anew.
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%s: %s allows %d in %v and begins anew in %v", ErrLimit, e.Name, e.Limit, e.Window, e.Resets.Round(time.Second))
+}
+
+// Is makes it an [ErrLimit].
+func (e *LimitError) Is(target error) bool { return target == ErrLimit }
+
+func or(n, otherwise int64) int64 {
+	if n == 0 {
+		return otherwise
+	}
+	return n
+}
+
+// within returns l where it says something, and d elsewhere.
+func (l Limits) within(d Limits) Limits {
+	return Limits{or(l.PerMinute, d.PerMinute), or(l.PerHour, d.PerHour), or(l.PerDay, d.PerDay), or(l.Recipients, d.Recipients), or(l.Bytes, d.Bytes)}
+}
+
+// sending returns what is set for a scope, an inbox or a project.
+func sending(ctx context.Context, tx *store.Tx, scope string) (Sending, error) {
+	var s Sending
+	var undo int64
+	err := tx.One(ctx, `select undo, per_minute, per_hour, per_day, recipients, bytes from send_rule where scope = $1`, []any{scope},
+		&undo, &s.Limits.PerMinute, &s.Limits.PerHour, &s.Limits.PerDay, &s.Limits.Recipients, &s.Limits.Bytes)
+	s.Undo = time.Duration(undo) * time.Microsecond
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return Sending{}, fmt.Errorf("read limits of %s: %w", scope, err)
+	}
+	return s, nil
+}
+
+// A window is one period in which a scope is counted.
+type window struct {
+	name    string
+	length  time.Duration
+	most    int64 // messages
+	to      int64 // recipients
+	bytes   int64
+	counted bool // there is anything to count
+}
+
+func (l Limits) windows(scope string) []window {
+	all := []window{
+		{scope + "-minute", time.Minute, l.PerMinute, 0, 0, l.PerMinute > 0},
+		{scope + "-hour", time.Hour, l.PerHour, 0, 0, l.PerHour > 0},
+		{scope + "-day", 24 * time.Hour, l.PerDay, l.Recipients, l.Bytes, l.PerDay > 0 || l.Recipients > 0 || l.Bytes > 0},
+	}
+	var out []window
+	for _, w := range all {
+		if w.counted {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// quotas returns what is left after messages, recipients and bytes were used of
+// the window that began at starts.
+func (w window) quotas(now time.Time, starts, messages, recipients, bytes int64) (out []Quota) {
+	resets := max(store.FromTime(starts).Add(w.length).Sub(now), 0)
+	for _, q := range []struct {
+		suffix      string
+		limit, used int64
+	}{{"", w.most, messages}, {"-recipients", w.to, recipients}, {"-bytes", w.bytes, bytes}} {
+		if q.limit > 0 {
+			out = append(out, Quota{Name: w.name + q.suffix, Limit: q.limit, Left: max(q.limit-q.used, 0), Window: w.length, Resets: resets})
+		}
+	}
+	return out
+}
+
+func bound(limit int64) int64 {
+	if limit <= 0 {
+		return math.MaxInt64 / 2
+	}
+	return limit
+}
+
+// count takes one message to so many recipients of so many bytes from a scope's
+// limits, or returns a [LimitError]. Its update names what must still be left,
+// so that it is exact whoever else counts at the same time.
+func count(ctx context.Context, tx *store.Tx, scope, id string, l Limits, recipients, bytes int64) (out []Quota, err error) {
+	for _, w := range l.windows(scope) {
+		now := time.Now()
+		ended := store.Time(now.Add(-w.length))
+		if recipients <= bound(w.to) && bytes <= bound(w.bytes) {
+			var starts, n, to, size int64
+			err := tx.One(ctx, `insert into send_use (scope, seconds, starts, messages, recipients, bytes) values ($1, $2, $3, 1, $4, $5)
+				on conflict (scope, seconds) do update set
+					starts = case when send_use.starts <= $6 then excluded.starts else send_use.starts end,
+					messages = case when send_use.starts <= $6 then 1 else send_use.messages + 1 end,
+					recipients = case when send_use.starts <= $6 then excluded.recipients else send_use.recipients + excluded.recipients end,
+					bytes = case when send_use.starts <= $6 then excluded.bytes else send_use.bytes + excluded.bytes end
+				where send_use.starts <= $6
+					or send_use.messages < $7 and send_use.recipients + excluded.recipients <= $8 and send_use.bytes + excluded.bytes <= $9
+				returning starts, messages, recipients, bytes`,
+				[]any{id, int64(w.length.Seconds()), store.Time(now), recipients, bytes, ended, bound(w.most), bound(w.to), bound(w.bytes)}, &starts, &n, &to, &size)
+			if err == nil {
+				out = append(out, w.quotas(now, starts, n, to, size)...)
+				continue
+			}
+			if !errors.Is(err, store.ErrNotFound) {
+				return nil, fmt.Errorf("count sends of %s: %w", id, err)
+			}
+		}
+		qs, err := w.used(ctx, tx, id, now)
+		if err != nil {
+			return nil, err
+		}
+		reached := qs[0]
+		for _, q := range qs {
+			need := int64(1)
+			switch q.Name {
+			case w.name + "-recipients":
+				need = recipients
+			case w.name + "-bytes":
+				need = bytes
+			}
+			if q.Left < need {
+				reached = q
+				break
+			}
+		}
+		return nil, &LimitError{Quota: reached, All: append(append(out, qs...), reached)}
+	}
+	return out, nil
+}
+
+// used returns the quotas of a window as they are now.
+func (w window) used(ctx context.Context, tx *store.Tx, id string, now time.Time) ([]Quota, error) {
+	var starts, n, to, size int64
+	err := tx.One(ctx, `select starts, messages, recipients, bytes from send_use where scope = $1 and seconds = $2`, []any{id, int64(w.length.Seconds())}, &starts, &n, &to, &size)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return nil, fmt.Errorf("read sends of %s: %w", id, err)
+	}
+	if !store.FromTime(starts).Add(w.length).After(now) {
+		starts, n, to, size = store.Time(now), 0, 0, 0
+	}
+	return w.quotas(now, starts, n, to, size), nil
+}
+
+// Sends returns how an inbox sends, or for an empty name how the project does,
+// with its limits as they hold, and what is left of them. A project's are for
+// who manages it; an inbox's also for its own credentials.
+func (m *PostOffice) Sends(ctx context.Context, who auth.Principal, inbox string) (s Sending, left []Quota, err error) {
+	scope, id, defaults, err := m.scope(ctx, who, inbox, false)
+	if err != nil {
+		return Sending{}, nil, err
+	}
+	now := time.Now()
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		if s, err = sending(ctx, tx, id); err != nil {
+			return err
+		}
+		s.Limits = s.Limits.within(defaults)
+		for _, w := range s.Limits.windows(scope) {
+			qs, err := w.used(ctx, tx, id, now)
+			if err != nil {
+				return err
+			}
+			left = append(left, qs...)
+		}
+		return nil
+	})
+	return s, left, err
+}
+
+// scope returns the name and the id of what sends: an inbox, or for an empty
+// name the project.
+func (m *PostOffice) scope(ctx context.Context, who auth.Principal, inbox string, change bool) (scope, id string, defaults Limits, err error) {
+	switch {
+	case mayManage(who) == nil && inbox == "":
+		return "project", who.Project, m.cfg.ProjectLimits, nil
+	case mayManage(who) == nil && !nameForm().MatchString(inbox):
+		return "", "", Limits{}, ErrNoInbox
+	case mayManage(who) == nil:
+		b, err := m.Find(ctx, who, inbox)
+		return "inbox", b.ID, m.cfg.InboxLimits, err
+	case change || inbox == "":
+		return "", "", Limits{}, mayManage(who)
+	}
+	b, _, err := m.Reach(ctx, who, inbox)
+	return "inbox", b.ID, m.cfg.InboxLimits, err
+}
+
+// SetSending says how an inbox sends, or for an empty name how the project
+// does. Who must be a project key or a person: no inbox gives itself more.
+func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox string, s Sending) error {
+	scope, id, _, err := m.scope(ctx, who, inbox, true)
+	if err != nil {
+		return err
+	}
+	if s.Undo < 0 || s.Undo > MaxUndo || scope == "project" && s.Undo != 0 {
+		return fmt.Errorf("%w: undo_seconds: must be 0 to %v, and 0 for a project", ErrInvalid, MaxUndo.Seconds())
+	}
+	for _, l := range []struct {
+		field string
+		n     int64
+	}{
+		{"per_minute", s.Limits.PerMinute}, {"per_hour", s.Limits.PerHour}, {"per_day", s.Limits.PerDay},
+		{"recipients_per_day", s.Limits.Recipients}, {"bytes_per_day", s.Limits.Bytes},
+	} {
+		if l.n < Unlimited || l.n > 1<<50 {
+			return fmt.Errorf("%w: %s: must be 1 to 2^50, 0 for what the server says, or -1 for no limit", ErrInvalid, l.field)
+		}
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `insert into send_rule (scope, undo, per_minute, per_hour, per_day, recipients, bytes) values ($1, $2, $3, $4, $5, $6, $7)
+			on conflict (scope) do update set undo = excluded.undo, per_minute = excluded.per_minute, per_hour = excluded.per_hour,
+				per_day = excluded.per_day, recipients = excluded.recipients, bytes = excluded.bytes`,
+			id, s.Undo.Microseconds(), s.Limits.PerMinute, s.Limits.PerHour, s.Limits.PerDay, s.Limits.Recipients, s.Limits.Bytes)
+		if err != nil {
+			return fmt.Errorf("set limits of %s: %w", id, err)
+		}
+		l := s.Limits
+		return audit.Append(ctx, tx, who, scope+".sending", id, audit.Fields{
+			"undo": s.Undo.String(), "limits": fmt.Sprintf("minute %d, hour %d, day %d, recipients %d, bytes %d", l.PerMinute, l.PerHour, l.PerDay, l.Recipients, l.Bytes),
+		})
+	})
+}
