@@ -11,8 +11,9 @@
 // say whether a failure came before or after the final dot, bounds no reply,
 // and greets as "localhost" before STARTTLS.
 //
-// It decides nothing about who may send what, and looks no MX records up:
-// routes are configured.
+// Where a message goes is configured (routes, a relay), or found in DNS: then
+// servers are tried in the order that their domain asks for, and MTA-STS holds.
+// It decides nothing about who may send what.
 package smtpclient
 
 import (
@@ -29,6 +30,7 @@ import (
 
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/policy"
 )
 
 // Config says where messages go and how long each step may take.
@@ -46,6 +48,9 @@ type Config struct {
 	// Relay is the host:port that takes everything else; empty means that
 	// recipients without a route are refused.
 	Relay string
+	// Direct sends everything else to the servers that DNS names; nil does not.
+	// Set at most one of Relay and Direct.
+	Direct *Direct
 	// NoRoute tells the person who reads such a refusal what to set. Empty
 	// means a sentence that names the fields of this struct.
 	NoRoute string
@@ -73,7 +78,11 @@ var (
 )
 
 // A Client is safe for concurrent use; each delivery has connections of its own.
-type Client struct{ cfg Config }
+type Client struct {
+	cfg    Config
+	public *policy.Outbound // what is on the public Internet; nil without Direct
+	sts    *policies        // likewise
+}
 
 // New returns a client; it connects to nothing.
 func New(cfg Config) (*Client, error) {
@@ -93,6 +102,9 @@ func New(cfg Config) (*Client, error) {
 			return nil, fmt.Errorf("configure smtp client: relay: %w", err)
 		}
 	}
+	if cfg.Relay != "" && cfg.Direct != nil {
+		return nil, errors.New("configure smtp client: mail goes through a relay or directly, not both")
+	}
 	if cfg.RequireTLS && cfg.TLS == nil {
 		return nil, errors.New("configure smtp client: RequireTLS needs TLS")
 	}
@@ -110,7 +122,24 @@ func New(cfg Config) (*Client, error) {
 	def(&cfg.DialTimeout, time.Minute)
 	def(&cfg.CommandTimeout, 5*time.Minute)
 	def(&cfg.FinalTimeout, 10*time.Minute)
-	return &Client{cfg}, nil
+	c := &Client{cfg: cfg}
+	if cfg.Direct == nil {
+		return c, nil
+	}
+	d := *cfg.Direct
+	c.cfg.Direct = &d
+	if d.Resolver == nil {
+		d.Resolver = net.DefaultResolver
+	}
+	if d.Port == "" {
+		d.Port = "25"
+	}
+	var err error
+	if c.public, err = policy.NewOutbound(policy.Egress{Internet: true}, policy.Ceiling{Internet: true}); err != nil {
+		return nil, fmt.Errorf("configure smtp client: %w", err)
+	}
+	c.sts = newPolicies(&d, c.mayConnect)
+	return c, nil
 }
 
 // Deliver hands env to the next server of each recipient and returns what
@@ -130,6 +159,9 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 	for i, to := range env.To {
 		all[i] = mail.Delivery{Recipient: to, Outcome: mail.NotSent}
 		addr := c.next(ctx, mail.Domain(to))
+		if addr == "" && c.cfg.Direct != nil {
+			addr = direct + mail.Domain(to)
+		}
 		if addr == "" {
 			all[i].Outcome = mail.Refused
 			all[i].Detail = mail.Printable(fmt.Sprintf("no route to %s: %s", mail.Domain(to), c.cfg.NoRoute), maxDetail)
@@ -141,10 +173,17 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 		groups[addr] = append(groups[addr], &all[i])
 	}
 	for _, addr := range order {
-		c.deliverTo(ctx, addr, env, groups[addr])
+		if domain, ok := strings.CutPrefix(addr, direct); ok {
+			c.deliverDirect(ctx, domain, env, groups[addr])
+		} else {
+			c.deliverTo(ctx, addr, env, groups[addr])
+		}
 	}
 	return all, nil
 }
+
+// direct begins what stands for the servers of a domain among addresses.
+const direct = "mx "
 
 // next returns the host:port of the server for a domain, or nothing.
 func (c *Client) next(ctx context.Context, domain string) string {
@@ -163,7 +202,12 @@ func (c *Client) next(ctx context.Context, domain string) string {
 // Hop implements [mailbox.Router].
 func (c *Client) Hop(ctx context.Context, recipient string) mailbox.Hop {
 	switch addr := c.next(ctx, mail.Domain(recipient)); addr {
-	case c.cfg.Own, "":
+	case "":
+		if c.cfg.Direct != nil {
+			return mailbox.Hop{Kind: mailbox.HopDirect, Name: mail.Domain(recipient)}
+		}
+		return mailbox.Hop{Kind: mailbox.HopLocal}
+	case c.cfg.Own:
 		return mailbox.Hop{Kind: mailbox.HopLocal, Name: addr}
 	default:
 		return mailbox.Hop{Kind: mailbox.HopRelay, Name: addr}
@@ -182,11 +226,17 @@ func (c *Client) deliverTo(ctx context.Context, addr string, env mail.Envelope, 
 	for _, d := range ds {
 		d.Remote = addr
 	}
-	v, err := c.open(ctx, addr)
+	host, _, _ := net.SplitHostPort(addr)
+	v, err := c.open(ctx, target{addr: addr, host: host, tls: c.cfg.TLS, require: c.cfg.RequireTLS, dial: c.cfg.DialTimeout})
 	if err != nil {
 		fail(ds, err)
 		return
 	}
+	v.deliver(env, ds)
+}
+
+// deliver sends env to the recipients ds and ends the conversation.
+func (v *conversation) deliver(env mail.Envelope, ds []*mail.Delivery) {
 	defer v.close()
 	ds = v.envelope(env, ds)
 	if len(ds) == 0 {

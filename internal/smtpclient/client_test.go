@@ -39,7 +39,12 @@ type peer struct {
 
 func (p *peer) start(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return p.startAt(t, "127.0.0.1:0")
+}
+
+func (p *peer) startAt(t *testing.T, addr string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,11 +343,18 @@ func TestContext(t *testing.T) {
 
 func testTLS(t *testing.T) (*tls.Config, *x509.CertPool) {
 	t.Helper()
+	return testTLSFor(t)
+}
+
+// testTLSFor returns a server's certificate for 127.0.0.1 and names, and who
+// vouches for it.
+func testTLSFor(t *testing.T, names ...string) (*tls.Config, *x509.CertPool) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotAfter: time.Now().Add(time.Hour)}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: names, NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)

@@ -48,40 +48,48 @@ type conversation struct {
 	data bool              // within a message: a QUIT would be text
 }
 
+// A target is a server to open a conversation with.
+type target struct {
+	addr    string // host:port
+	host    string // name that its certificate is for
+	tls     *tls.Config
+	require bool // TLS, with a certificate that tls accepts
+	dial    time.Duration
+}
+
 // open connects, greets and starts TLS if it can.
-func (c *Client) open(ctx context.Context, addr string) (*conversation, error) {
-	v, err := c.greet(ctx, addr)
+func (c *Client) open(ctx context.Context, t target) (*conversation, error) {
+	v, err := c.greet(ctx, t)
 	if err != nil {
 		return nil, err
 	}
 	_, offered := v.ext["STARTTLS"]
 	switch {
-	case !offered && c.cfg.RequireTLS:
+	case !offered && t.require:
 		v.close()
 		return nil, errors.New("the server offers no STARTTLS and TLS is required")
 	case !offered:
 		return v, nil
 	}
-	host, _, _ := net.SplitHostPort(addr)
-	tlsErr := v.startTLS(host)
+	tlsErr := v.startTLS(t)
 	if tlsErr == nil {
 		return v, nil
 	}
 	v.close()
-	if c.cfg.RequireTLS || ctx.Err() != nil {
+	if t.require || ctx.Err() != nil {
 		return nil, fmt.Errorf("start tls: %w", tlsErr)
 	}
 	// As without STARTTLS at all: an attacker who can break the handshake can
 	// also remove the offer.
-	return c.greet(ctx, addr)
+	return c.greet(ctx, t)
 }
 
-func (c *Client) greet(ctx context.Context, addr string) (*conversation, error) {
-	dctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
+func (c *Client) greet(ctx context.Context, t target) (*conversation, error) {
+	dctx, cancel := context.WithTimeout(ctx, min(t.dial, c.cfg.DialTimeout))
 	defer cancel()
-	conn, err := c.cfg.Dial(dctx, "tcp", addr)
+	conn, err := c.cfg.Dial(dctx, "tcp", t.addr)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+		return nil, fmt.Errorf("connect to %s: %w", t.addr, err)
 	}
 	conn = &bounded{Conn: conn, left: maxPeerBytes}
 	v := &conversation{cfg: &c.cfg, ctx: ctx, conn: conn, r: bufio.NewReaderSize(conn, maxReplyLine)}
@@ -116,20 +124,20 @@ func (v *conversation) hello() error {
 	return nil
 }
 
-func (v *conversation) startTLS(host string) error {
+func (v *conversation) startTLS(to target) error {
 	if _, err := v.command(220, "STARTTLS"); err != nil {
 		return err
 	}
 	if v.r.Buffered() > 0 {
 		return errors.New("the server spoke before the TLS handshake") // replies injected into the plain part
 	}
-	cfg := v.cfg.TLS
+	cfg := to.tls
 	if cfg == nil {
 		cfg = &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12} //nolint:gosec // opportunistic, see Config.TLS
 	}
 	cfg = cfg.Clone()
 	if cfg.ServerName == "" {
-		cfg.ServerName = host
+		cfg.ServerName = to.host
 	}
 	t := tls.Client(v.conn, cfg)
 	v.deadline(v.cfg.CommandTimeout)
