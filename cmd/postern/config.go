@@ -42,6 +42,8 @@ type Config struct {
 	DMARC    string // "enforce": refuse mail as the domain that it names as its author's asks; "note": only write down what it asks
 	Resolver string // host:port of the DNS server that is asked for all that mail needs; empty means the system's
 
+	DeliverTo // how mail leaves
+
 	MailHost string // name by which other mail servers reach this one: the MX of projects' domains; empty means MailDomain
 	MailSPF  string // SPF terms that projects' domains need so that this server may send for them; empty means "mx"
 
@@ -109,6 +111,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.KeepActions, "keep-actions", oversight.KeepPayloads, "how long the content of proposals that are sent, refused or cancelled can still be read by reviewers; their digests stay. 0 means for ever")
 	fs.Float64Var(&c.QuarantineScore, "quarantine-score", 0.75, "`score`, 0 to 1, from which mail that arrives waits for a person instead of getting to the agent; 0 means that none waits for its score. See docs/scan.md")
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
+	c.DeliverTo.flags(fs)
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.DMARC, "dmarc", "enforce", "enforce or note: whether mail is refused when it is not proved to be from the domain in its From field and that domain asks to refuse it (p=reject)")
 	fs.StringVar(&c.Resolver, "resolver", "", "`host:port` of the DNS server that is asked for all that mail needs: who a sender is, where mail goes, what a domain of yours says (default: the system's)")
@@ -188,6 +191,7 @@ func (c *Config) validate() error {
 	if c.MailDomain == "" || strings.ContainsAny(c.MailDomain, "@ \r\n\t") {
 		bad("mail-domain", "%q is not a domain", c.MailDomain)
 	}
+	c.DeliverTo.validate(c.Relay, bad)
 	if _, err := domain.ASCII(cmp.Or(c.MailHost, c.MailDomain)); err != nil {
 		bad("mail-host", "%q is not a host name", c.MailHost)
 	}

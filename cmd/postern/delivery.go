@@ -1,17 +1,62 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/x509"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/signing"
 	"postern/internal/smtpclient"
 )
+
+// DeliverTo is how mail leaves. The last three are for labs and tests.
+type DeliverTo struct {
+	Deliver string // "mx": to the servers that DNS names; or "relay": through Relay and Routes alone
+
+	RetryFor    time.Duration // after the first attempt, when a recipient is given up
+	Connections int           // conversations at the same time with one destination
+	PerMinute   int           // messages a minute to one destination
+	WarmUp      bool          // a domain that begins to send directly sends little at first
+
+	MXPrivate bool   // mail servers at private addresses are taken
+	MXPort    string // of all mail servers
+	MXRoots   string // file of the certificates by which servers of domains with an MTA-STS policy are known
+}
+
+func (c *DeliverTo) flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.Deliver, "deliver", "relay", "relay or mx: mail leaves through --relay and --route alone, or goes to the servers that DNS names for its recipients' domains (port 25 must be open to the outside, and the address of this machine have a name that leads back to it)")
+	fs.DurationVar(&c.RetryFor, "retry-for", 4*24*time.Hour, "how long after the first attempt a recipient who could not be reached is given up")
+	fs.IntVar(&c.Connections, "destination-connections", 4, "with --deliver=mx: conversations at the same time with the servers of one domain")
+	fs.IntVar(&c.PerMinute, "destination-rate", 100, "with --deliver=mx: recipients a minute in one domain")
+	fs.BoolVar(&c.WarmUp, "warm-up", true, "with --deliver=mx: a domain that begins to send writes to at most 50 recipients a day in its first week, then 500, then 5000; others take a sudden flood for spam")
+	fs.BoolVar(&c.MXPrivate, "mx-private", false, "for labs: mail servers may have private addresses, so that whoever has a domain can make this server speak SMTP to its neighbours")
+	fs.StringVar(&c.MXPort, "mx-port", "25", "for labs: `port` of all mail servers")
+	fs.StringVar(&c.MXRoots, "mx-roots", "", "for labs: `file` of the certificates by which servers of domains with an MTA-STS policy are known (default: the system's)")
+}
+
+func (c *DeliverTo) validate(relay string, bad func(flag, format string, args ...any)) {
+	if c.Deliver != "relay" && c.Deliver != "mx" {
+		bad("deliver", "%q: want relay or mx", c.Deliver)
+	}
+	if c.Deliver == "mx" && relay != "" {
+		bad("deliver", "mx and --relay exclude each other; --route is possible with both")
+	}
+	if c.RetryFor <= 0 || c.Connections <= 0 || c.PerMinute <= 0 {
+		bad("retry-for", "neither it nor --destination-connections nor --destination-rate may be 0 or less")
+	}
+	if n, err := strconv.Atoi(c.MXPort); err != nil || n < 1 || n > 65535 {
+		bad("mx-port", "%q is no port", c.MXPort)
+	}
+}
 
 // buildSigning opens the keys that sign what leaves, and makes those of the
 // mail domain at the first start: before anything can leave.
@@ -47,7 +92,10 @@ func (d *daemon) delivery() mailbox.DeliveryConfig {
 	if err != nil {
 		host = "?"
 	}
-	return mailbox.DeliveryConfig{Instance: fmt.Sprintf("%s:%s", host, data)}
+	return mailbox.DeliveryConfig{
+		Instance: fmt.Sprintf("%s:%s", host, data),
+		Lifetime: d.conf.RetryFor, Connections: d.conf.Connections, PerMinute: d.conf.PerMinute, WarmUp: d.conf.WarmUp,
+	}
 }
 
 // serves says whether mail for a domain stays here.
@@ -61,8 +109,25 @@ func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {
 		domain, addr, _ := strings.Cut(r, "=")
 		routes[strings.ToLower(domain)] = addr
 	}
-	return smtpclient.New(smtpclient.Config{
-		Hostname: d.conf.MailDomain, Own: own, Serves: d.serves, Routes: routes, Relay: d.conf.Relay,
-		NoRoute: "start the server with --relay for all domains, or with --route for this one",
-	})
+	name := cmp.Or(d.conf.MailHost, d.conf.MailDomain)
+	conf := smtpclient.Config{
+		Hostname: name, Own: own, Serves: d.serves, Routes: routes, Relay: d.conf.Relay,
+		NoRoute: "start the server with --deliver=mx, with --relay for all domains, or with --route for this one",
+	}
+	if d.conf.Deliver == "mx" {
+		conf.Direct = &smtpclient.Direct{
+			Resolver: d.resolver, Names: []string{name, d.conf.MailDomain}, DB: d.db, Private: d.conf.MXPrivate, Port: d.conf.MXPort,
+		}
+		if d.conf.MXRoots != "" {
+			pem, err := os.ReadFile(d.conf.MXRoots)
+			if err != nil {
+				return nil, fmt.Errorf("--mx-roots: %w", err)
+			}
+			conf.Direct.Roots = x509.NewCertPool()
+			if !conf.Direct.Roots.AppendCertsFromPEM(pem) {
+				return nil, fmt.Errorf("--mx-roots: %s holds no certificate", d.conf.MXRoots)
+			}
+		}
+	}
+	return smtpclient.New(conf)
 }
