@@ -74,7 +74,7 @@ var funcs = template.FuncMap{
 	"line":          func(s any) string { return mail.Printable(fmt.Sprint(s), 4096) },
 	"lines":         lines,
 	"ago":           func(t time.Time) string { return ago(time.Since(t)) },
-	"until":         func(t time.Time) string { return until(time.Until(t)) },
+	"until":    untilTime,
 	"utc":           func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
 	"stamp":         func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
 	"rfc3339":       func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
@@ -127,6 +127,14 @@ func until(d time.Duration) string {
 		return "now"
 	}
 	return "in " + span(d)
+}
+
+// untilTime says how far away t is, and for what is years away, when it is.
+func untilTime(t time.Time) string {
+	if d := time.Until(t); d < 2*365*24*time.Hour {
+		return until(d)
+	}
+	return "on " + t.UTC().Format(time.DateOnly)
 }
 
 func span(d time.Duration) string {
@@ -189,6 +197,10 @@ func who(p string) principal {
 		return principal{Kind: "sandbox", ID: id}
 	case "agent":
 		return principal{Kind: "inbox key", ID: id}
+	case "grant":
+		return principal{Kind: "grant", ID: id}
+	case "recovery":
+		return principal{Kind: "recovery key", ID: id}
 	case "project":
 		return principal{Kind: "project key", ID: id}
 	case "system":

@@ -8,93 +8,8 @@
 // OUT_DIR. It prints a line for each check; the exit status says whether all
 // passed. Other actions may wait as well: it takes the first with a hidden
 // recipient and a file, and leaves the others alone.
-import { chromium } from 'playwright-core'
-import { mkdirSync, mkdtempSync, rmSync } from 'node:fs'
-import { tmpdir } from 'node:os'
+import { base, check, complaints, fill, finish, foreign, link, name, open, out, password, pictures, tabTo } from './kit.mjs'
 import { join } from 'node:path'
-
-const [base, link, out] = process.argv.slice(2)
-if (!base || !link || !out) {
-  console.error('usage: node approve.mjs BASE_URL SETUP_LINK OUT_DIR')
-  process.exit(2)
-}
-mkdirSync(out, { recursive: true })
-
-let passed = 0
-let failed = 0
-function check(what, ok, detail) {
-  ok ? passed++ : failed++
-  console.log(`${ok ? 'ok  ' : 'FAIL'} ${what}${ok || detail === undefined ? '' : `: ${String(detail).slice(0, 500)}`}`)
-  return ok
-}
-
-const name = process.env.CONSOLE_NAME || 'ann'
-const password = 'correct horse battery staple'
-const variants = [
-  { name: 'wide-light', viewport: { width: 1280, height: 900 }, colorScheme: 'light' },
-  { name: 'wide-dark', viewport: { width: 1280, height: 900 }, colorScheme: 'dark' },
-  { name: 'narrow-light', viewport: { width: 390, height: 844 }, colorScheme: 'light' },
-  { name: 'narrow-dark', viewport: { width: 390, height: 844 }, colorScheme: 'dark' },
-]
-
-const home = mkdtempSync(join(tmpdir(), 'postern-browser-')) // nothing of the browser's stays
-const browser = await chromium.launch({
-  executablePath: process.env.CHROMIUM || '/usr/bin/chromium',
-  headless: true,
-  env: { ...process.env, HOME: home },
-  args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
-})
-// Whatever hangs, the test ends.
-const watchdog = setTimeout(() => {
-  console.log('FAIL the test took longer than 4 minutes')
-  process.exit(1)
-}, 240_000)
-
-const foreign = [] // requests that left for somewhere else
-const complaints = [] // of the browser: policy violations, unknown markup
-function watch(context) {
-  context.setDefaultTimeout(20_000)
-  context.on('request', (r) => {
-    if (new URL(r.url()).origin !== new URL(base).origin) foreign.push(r.url())
-  })
-  context.on('console', (m) => {
-    if (m.type() === 'error' && !/status of 4\d\d/.test(m.text())) complaints.push(m.text())
-  })
-  return context
-}
-const open = async (options = {}) => watch(await browser.newContext({ javaScriptEnabled: false, viewport: { width: 1280, height: 900 }, ...options }))
-
-// visit opens the pages in every variant, signed in as state says, takes their
-// pictures, and reports which of them are wider than the screen.
-async function pictures(pages, state) {
-  const tooWide = []
-  for (const v of variants) {
-    const context = await open({ viewport: v.viewport, colorScheme: v.colorScheme, storageState: state })
-    const page = await context.newPage()
-    for (const [title, path, act] of pages) {
-      await page.goto(new URL(path, base).href)
-      if (act) await act(page)
-      await page.screenshot({ path: join(out, `${title}-${v.name}.png`), fullPage: true })
-      const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)
-      if (over > 0) tooWide.push(`${title} ${v.name} by ${over}px`)
-    }
-    await context.close()
-  }
-  check(`no page is wider than its screen: ${pages.map((p) => p[0]).join(', ')}`, tooWide.length === 0, tooWide.join(', '))
-}
-
-// tabTo presses Tab until the element with this id has the focus.
-async function tabTo(page, id, most = 60) {
-  for (let i = 1; i <= most; i++) {
-    await page.keyboard.press('Tab')
-    if (await page.evaluate((id) => document.activeElement?.id === id, id)) return i
-  }
-  return 0
-}
-
-async function fill(page, fields) {
-  for (const [label, value] of Object.entries(fields)) await page.getByLabel(label, { exact: true }).fill(value)
-}
 
 async function run() {
   // The link only shows a form, however often it is opened.
@@ -207,14 +122,4 @@ async function run() {
   check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
 }
 
-try {
-  await run()
-} catch (err) {
-  check('the test runs to its end', false, err.stack)
-} finally {
-  await browser.close()
-  rmSync(home, { recursive: true, force: true, maxRetries: 5 })
-  clearTimeout(watchdog)
-}
-console.log(`${passed} passed, ${failed} failed`)
-process.exit(failed === 0 ? 0 : 1)
+await finish(run)

@@ -1,0 +1,149 @@
+// A person manages mail, in a real browser without JavaScript:
+//
+//   node mail.mjs BASE_URL SETUP_LINK OUT_DIR PUBLISH_URL
+//
+// It makes the console's first account, brings a domain, publishes the records
+// that the page shows by posting them to PUBLISH_URL as JSON, looks at the DNS,
+// makes an inbox in the domain with a recovery key, recovers it, changes it,
+// deletes it and brings it back. Screenshots of every page, wide and narrow,
+// light and dark, go to OUT_DIR. It prints a line for each check; the exit
+// status says whether all passed.
+import { base, check, complaints, fill, finish, foreign, link, name, open, password, pictures, rest, tabTo } from './kit.mjs'
+
+const publish = rest[0]
+
+// records reads what is to be published off a domain's page, as a person copies it.
+async function records(page) {
+  const out = []
+  for (const card of await page.locator('article.record-card').all()) {
+    const [name, value] = await card.locator('code.copy').allInnerTexts()
+    const type = (await card.locator('dd').first().innerText()).split(',')[0]
+    const optional = await card.getByText('optional', { exact: true }).count() > 0
+    if (!optional) out.push({ type, name, value })
+  }
+  return out
+}
+
+const result = (page, title) => page.locator('article.record-card', { hasText: title }).locator('.state').innerText()
+
+async function run() {
+  const context = await open()
+  const page = await context.newPage()
+  await page.goto(link)
+  await fill(page, { Name: name, Password: password, 'The same password again': password })
+  await page.getByRole('button', { name: 'Make the account' }).click()
+  const state = await context.storageState()
+  const go = (path) => page.goto(new URL(path, base).href)
+
+  await pictures([['inboxes-none', '/console/inboxes'], ['domains-none', '/console/domains'], ['recover', '/console/recover']], state)
+
+  // A domain.
+  await go('/console/domains')
+  await fill(page, { Domain: 'co.uk' })
+  await page.getByRole('button', { name: 'Add the domain' }).click()
+  check('a public suffix is refused, with words', /public suffix/.test(await page.getByRole('alert').innerText()))
+  await fill(page, { Domain: 'Bücher.example' })
+  await page.getByRole('button', { name: 'Add the domain' }).click()
+  const domain = new URL(page.url()).pathname
+  check('the domain has a page', domain.startsWith('/console/domains/dom_'), domain)
+  check('as the DNS knows it and as people write it', (await page.locator('main').innerText()).includes('xn--bcher-kva.example') && (await page.locator('main').innerText()).includes('bücher.example'))
+  check('it is pending', (await page.locator('.standing .state').innerText()) === 'pending')
+  const wanted = await records(page)
+  check('proof, MX, SPF and DMARC are shown to be published', ['_postern.', '_dmarc.'].every((p) => wanted.some((r) => r.name.startsWith(p))) && wanted.some((r) => r.type === 'MX') && wanted.some((r) => r.value.startsWith('v=spf1')), JSON.stringify(wanted))
+  // One click selects a whole value, for the clipboard.
+  await page.locator('code.copy').nth(1).click()
+  const selected = await page.evaluate(() => getSelection().toString())
+  check('one click selects a whole value', selected === wanted[0].value, selected)
+  await pictures([['domain-pending', domain]], state)
+
+  const look = async () => {
+    await go(domain)
+    for (let i = 0; i < 10; i++) { // the server looks at most every few seconds
+      await page.getByRole('button', { name: 'Look at the DNS now' }).click()
+      if (await page.getByRole('alert').count() === 0) return
+      await page.waitForTimeout(1500)
+      await go(domain)
+    }
+  }
+  await look()
+  check('before anything is published, the proof is missing', (await result(page, 'Proof that it is yours')) === 'missing')
+  await pictures([['domain-missing', domain]], state)
+
+  const send = async (list) => {
+    const r = await fetch(publish, { method: 'POST', body: JSON.stringify(list) })
+    if (!r.ok) throw new Error(`publish: ${r.status} ${await r.text()}`)
+  }
+  await send([wanted[0], { type: 'MX', name: 'xn--bcher-kva.example', value: 'mail.elsewhere.example' }, { type: 'TXT', name: '_dmarc.xn--bcher-kva.example', value: '"><script>alert(1)</script>' }])
+  await look()
+  check('with the proof alone it is degraded', (await page.locator('.standing .state').innerText()) === 'degraded')
+  check('mail that goes elsewhere is told', /goes elsewhere/.test(await page.locator('main').innerText()))
+  await pictures([['domain-degraded', domain]], state)
+  await send(wanted)
+  await look()
+  check('with all records it is verified', (await page.locator('.standing .state').innerText()) === 'verified', await page.locator('main').innerText())
+  await pictures([['domain-verified', domain], ['domains', '/console/domains']], state)
+
+  // An inbox in it.
+  await go('/console/inboxes')
+  await fill(page, { Name: 'postmaster' })
+  await page.getByRole('button', { name: 'Make the inbox' }).click()
+  check('a reserved name is refused, with words', /reserved/.test(await page.getByRole('alert').innerText()))
+  await fill(page, { Name: 'sales', 'Display name': 'The sales desk', 'Ends on': '2999-12-31' })
+  await page.getByLabel('Domain', { exact: true }).selectOption('xn--bcher-kva.example')
+  await page.getByLabel('Make a recovery key, too').check()
+  await page.getByRole('button', { name: 'Make the inbox' }).click()
+  const key = await page.locator('#key').innerText()
+  const recovery = await page.locator('#recovery-key').innerText()
+  check('its key and its recovery key are shown', /^pib_[A-Z2-7]{26}$/.test(key) && /^prk_[A-Z2-7]{26}$/.test(recovery), key.slice(0, 4) + recovery.slice(0, 4))
+  check('with what their loss means', /the mail in it is lost/.test(await page.locator('main').innerText()))
+  for (const v of [{ width: 1280, height: 900 }, { width: 390, height: 844 }]) {
+    await page.setViewportSize(v)
+    await page.screenshot({ path: `${process.argv[4]}/key-${v.width}.png`, fullPage: true })
+  }
+  await page.setViewportSize({ width: 1280, height: 900 })
+  await page.getByRole('link', { name: /I have copied it/ }).click()
+  const inbox = new URL(page.url()).pathname
+  check('the inbox has a page, without the keys', inbox.startsWith('/console/inboxes/ibx_') && !(await page.content()).includes(key) && !(await page.content()).includes(recovery))
+  await pictures([['inbox', inbox], ['inboxes-some', '/console/inboxes']], state)
+
+  // The key is lost.
+  await go('/console/recover')
+  await fill(page, { 'Recovery key': key })
+  await page.getByRole('button', { name: 'Make a new key' }).click()
+  check('another key recovers nothing', /no recovery key/.test(await page.getByRole('alert').innerText()))
+  await fill(page, { 'Recovery key': recovery })
+  await page.getByLabel('A key was stolen: end all other keys and grants').check()
+  await page.getByRole('button', { name: 'Make a new key' }).click()
+  const fresh = await page.locator('#key').innerText()
+  check('a recovery key makes another key', /^pib_/.test(fresh) && fresh !== key)
+
+  // By keyboard alone to the last key's end, which is asked for twice.
+  await go(inbox)
+  const row = page.locator('tr', { hasText: 'reads, proposes, manages' })
+  check('one key is left', await row.count() === 1, await row.count())
+  await row.getByRole('button').click()
+  check('the last key is not revoked by one click', /the last key/.test(await page.getByRole('alert').innerText()))
+  await pictures([['inbox-recovered', inbox]], state)
+
+  await go(inbox)
+  await fill(page, { 'Display name': 'Sales', 'Room for what arrives, in MiB': '20' })
+  await page.getByRole('button', { name: 'Save' }).click()
+  check('settings are kept', /of 20 MiB/.test(await page.locator('main').innerText()))
+  check('and the page can be used by keyboard', await tabTo(page, 'megabytes') > 0)
+
+  await page.getByRole('button', { name: 'Delete this inbox' }).click()
+  check('a deleted inbox can be brought back', await page.getByRole('button', { name: 'Bring this inbox back' }).isVisible())
+  await pictures([['inbox-deleted', inbox], ['inboxes-deleted', '/console/inboxes']], state)
+  await page.getByRole('button', { name: 'Bring this inbox back' }).click()
+  check('and is', await page.getByRole('button', { name: 'Delete this inbox' }).isVisible())
+
+  await go(domain)
+  await fill(page, { 'Type the domain’s name': 'bücher.example' })
+  await page.getByRole('button', { name: 'Remove this domain' }).click()
+  check('a domain with an inbox is not removed', /inboxes have addresses/.test(await page.getByRole('alert').innerText()))
+
+  check('nothing was asked of another host', foreign.length === 0, foreign.join(' '))
+  check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
+}
+
+await finish(run)

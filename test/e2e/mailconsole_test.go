@@ -1,0 +1,54 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"postern/internal/mailauth/dnstest"
+)
+
+// TestBrowserMail lets a person bring a domain and manage inboxes in headless
+// Chromium. The DNS is a real server; what it holds is what the pages show.
+func TestBrowserMail(t *testing.T) {
+	dns := dnstest.Start(t)
+	// A DNS provider's form, as far as a script fills it in.
+	provider := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var records []struct{ Type, Name, Value string }
+		if err := json.NewDecoder(r.Body).Decode(&records); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		for _, rec := range records {
+			dns.Remove(rec.Name + ".")
+		}
+		for _, rec := range records {
+			switch rec.Type {
+			case "MX":
+				dns.Add(t, rec.Name+". MX 10 "+rec.Value+".")
+			case "TXT":
+				b, err := json.Marshal(rec.Value) // a quoted string, as in a zone file
+				if err != nil {
+					http.Error(w, err.Error(), http.StatusBadRequest)
+					return
+				}
+				dns.Add(t, rec.Name+". TXT "+strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(b)))
+			}
+		}
+	}))
+	defer provider.Close()
+	s := start(t, t.TempDir(), "--resolver", dns.Addr, "--mail-host", "mx.postern.example")
+	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
+	if shots == "" {
+		shots = t.TempDir()
+	}
+	out, err := exec.Command("node", "../browser/mail.mjs", "http://"+s.web, s.link, shots, provider.URL).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
