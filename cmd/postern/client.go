@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,10 +21,13 @@ import (
 // errNotFound means that the server knows no such thing.
 var errNotFound = errors.New("not found")
 
-// A local is the way to the running server over its local socket.
+// A local is the way to the running server over its local socket, as a person,
+// or with a key as whoever that is, then also over the network.
 type local struct {
 	conf Config
 	http *http.Client
+	base string // of the server's address; empty means the local socket
+	key  string // shown with each request; empty means none
 }
 
 func newLocal(c Config) *local {
@@ -47,20 +51,14 @@ func (l *local) call(ctx context.Context, method, path string, in, out any) erro
 		}
 		body = bytes.NewReader(b)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://postern"+path, body)
+	req, err := http.NewRequestWithContext(ctx, method, l.address(path), body)
 	if err != nil {
 		return err
 	}
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := l.http.Do(req)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("no server is running on %s; start one with postern up, or name its directory with --data", l.conf.Data)
-	}
-	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%s may be opened only by the server's user: try with sudo", l.conf.socket())
-	}
+	resp, err := l.do(req)
 	if err != nil {
 		return err
 	}
@@ -69,15 +67,8 @@ func (l *local) call(ctx context.Context, method, path string, in, out any) erro
 	if err != nil {
 		return fmt.Errorf("read answer: %w", err)
 	}
-	if resp.StatusCode == http.StatusNotFound {
-		return errNotFound // each command knows better than the server what was asked for
-	}
-	if resp.StatusCode >= 300 {
-		var e struct{ Message string }
-		if json.Unmarshal(b, &e) == nil && e.Message != "" {
-			return errors.New(e.Message)
-		}
-		return fmt.Errorf("the server answered %s", resp.Status)
+	if err := failure(resp, b); err != nil {
+		return err
 	}
 	if out == nil || len(b) == 0 {
 		return nil
@@ -86,6 +77,42 @@ func (l *local) call(ctx context.Context, method, path string, in, out any) erro
 		return fmt.Errorf("read answer: %w", err)
 	}
 	return nil
+}
+
+// address returns the URL of a path of the server.
+func (l *local) address(path string) string { return cmp.Or(l.base, "http://postern") + path }
+
+// do sends a request, with the key if there is one.
+func (l *local) do(req *http.Request) (*http.Response, error) {
+	if l.key != "" {
+		req.Header.Set("Authorization", "Bearer "+l.key)
+	}
+	resp, err := l.http.Do(req)
+	if l.base != "" {
+		return resp, err
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, fmt.Errorf("no server is running on %s; start one with postern up, or name its directory with --data", l.conf.Data)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("%s may be opened only by the server's user: try with sudo", l.conf.socket())
+	}
+	return resp, err
+}
+
+// failure returns the error that an answer is, in the server's words.
+func failure(resp *http.Response, body []byte) error {
+	if resp.StatusCode == http.StatusNotFound {
+		return errNotFound // each command knows better than the server what was asked for
+	}
+	if resp.StatusCode < 300 {
+		return nil
+	}
+	var e struct{ Message string }
+	if json.Unmarshal(body, &e) == nil && e.Message != "" {
+		return errors.New(printable(e.Message))
+	}
+	return fmt.Errorf("the server answered %s", resp.Status)
 }
 
 // onServer is a command's function that talks to the running server.

@@ -312,7 +312,7 @@ func checkEnvironment() error {
 	known := settings()
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, "POSTERN_") && !strings.HasPrefix(name, "POSTERN_TEST_") && !known[name] {
+		if strings.HasPrefix(name, "POSTERN_") && !strings.HasPrefix(name, "POSTERN_TEST_") && !known[name] && !slices.Contains(clientVariables, name) {
 			return fmt.Errorf("the environment sets %s, which is no setting; postern help up lists them", name)
 		}
 	}

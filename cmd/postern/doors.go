@@ -100,10 +100,18 @@ func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst ne
 }
 
 // localHandler is the door at the unix socket: who opens it is a person at the
-// machine, with the rights of the server's own user.
+// machine, with the rights of the server's own user. Who shows a key there is
+// whom the key is of, and nothing more: a person reads no inbox.
 func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/v1/", d.mailAPI.HandlerFor(who))
+	person, byKey := d.mailAPI.HandlerFor(who), d.mailAPI.Handler()
+	mux.HandleFunc("/v1/", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" || r.Header.Get("X-Api-Key") != "" {
+			byKey.ServeHTTP(w, r)
+			return
+		}
+		person.ServeHTTP(w, r)
+	})
 	mux.Handle("/", d.e2b.HandlerFor(who))
 	return mux
 }

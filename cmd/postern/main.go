@@ -49,7 +49,7 @@ type command struct {
 
 func commands() []*command {
 	return []*command{
-		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), resolveCommand(), auditCommand(), inboxCommand(),
+		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), resolveCommand(), auditCommand(), inboxCommand(), grantCommand(), domainCommand(), messageCommand(), sendCommand(),
 		sandboxCommand(), volumeCommand(), webhookCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
 	}
 }

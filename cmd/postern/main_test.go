@@ -27,7 +27,7 @@ func TestHelp(t *testing.T) {
 }
 
 func TestUsageErrors(t *testing.T) {
-	for _, line := range []string{"frob", "approve", "approve a b", "reject act_1", "resolve act_1 maybe", "audit", "audit list x", "inbox create", "inbox frob", "up x", "up --frob", "up --egress maybe", "up --memory 3", "up --dns example.com:53", "up --route x"} {
+	for _, line := range []string{"frob", "approve", "approve a b", "reject act_1", "resolve act_1 maybe", "audit", "audit list x", "inbox create a b", "inbox frob", "inbox", "inbox key", "inbox key frob", "inbox revoke a", "inbox update", "grant", "domain", "domain add", "domain frob x", "message frob", "send --to a@b.example --frob", "up x", "up --frob", "up --egress maybe", "up --memory 3", "up --dns example.com:53", "up --route x"} {
 		t.Run(line, func(t *testing.T) {
 			var out, errs bytes.Buffer
 			if got := run(t.Context(), strings.Fields(line), &out, &errs); got != 2 || errs.Len() == 0 {
@@ -70,6 +70,55 @@ func TestUpRefuses(t *testing.T) {
 				t.Errorf("afterwards: status %d, %q; want no project", got, &errs)
 			}
 		})
+	}
+}
+
+// TestKeysComeFromTheEnvironment: a key on the command line would be seen by
+// everybody on the machine, so that there is no flag for one, and none is taken
+// as an argument; without one in the environment a sentence says how it is set.
+func TestKeysComeFromTheEnvironment(t *testing.T) {
+	for _, line := range []string{"message list", "inbox key list", "grant create", "send --to a@b.example", "inbox recover a@b.example", "inbox webhook list"} {
+		t.Setenv(keyVariable, "")
+		t.Setenv(recoveryVariable, "")
+		var out, errs bytes.Buffer
+		if got := run(t.Context(), append(strings.Fields(line), "--data", t.TempDir()), &out, &errs); got != 1 || !strings.Contains(errs.String(), "export POSTERN_") {
+			t.Errorf("%s: status %d, %q", line, got, &errs)
+		}
+	}
+	for _, c := range commands() {
+		fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+		if c.flags != nil {
+			c.flags(fs)
+		}
+		fs.VisitAll(func(f *flag.Flag) {
+			if slices.Contains([]string{"key", "inbox-key", "token"}, f.Name) {
+				t.Errorf("%s has the flag --%s", c.name, f.Name)
+			}
+		})
+	}
+}
+
+// TestURL: a key goes to another machine over https alone.
+func TestURL(t *testing.T) {
+	t.Setenv(keyVariable, "pib_X")
+	for url, want := range map[string]bool{
+		"http://127.0.0.1:3000": true, "http://localhost:3000": true, "http://[::1]:3000/": true, "https://api.example.com": true,
+		"http://api.example.com": false, "http://192.0.2.1": false, "http://127.0.0.1.example.com": false, "http://localhost.example.com": false,
+		"ftp://localhost": false, "localhost:3000": false, "://": false,
+	} {
+		t.Setenv(urlVariable, url)
+		if _, err := new(keyed).client(keyVariable); (err == nil) != want {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+}
+
+func TestMoment(t *testing.T) {
+	for v, want := range map[string]bool{"": true, "36h": true, "30d": true, "2027-01-31": true, "2027-01-31T12:00:00Z": true, "soon": false, "0d": false, "-1d": false, "30days": false, "1d1d": false} {
+		got, err := moment("expires", v)
+		if (err == nil) != want || want && (v == "") != (got == nil) {
+			t.Errorf("%q: %v, %v", v, got, err)
+		}
 	}
 }
 

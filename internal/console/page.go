@@ -74,7 +74,7 @@ var funcs = template.FuncMap{
 	"line":          func(s any) string { return mail.Printable(fmt.Sprint(s), 4096) },
 	"lines":         lines,
 	"ago":           func(t time.Time) string { return ago(time.Since(t)) },
-	"until":    untilTime,
+	"until":         untilTime,
 	"utc":           func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
 	"stamp":         func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
 	"rfc3339":       func(t time.Time) string { return t.UTC().Format(time.RFC3339) },

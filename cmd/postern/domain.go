@@ -1,0 +1,197 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// A mailDomain is what the API tells of a domain.
+type mailDomain struct {
+	ID, Domain, Unicode, State, Problem string
+
+	CheckedAt *time.Time `json:"checked_at"`
+	NextCheck *time.Time `json:"next_check_at"`
+}
+
+const domainHelp = `
+postern domain add NAME       claims a domain and prints what to publish
+postern domain list           lists the domains and how they stand
+postern domain records NAME   prints the DNS records, each with what was found
+postern domain verify NAME    looks at the DNS now, and says what is wrong
+postern domain remove NAME    gives it up; it must have no inbox any more
+
+Agents get addresses in the server's mail domain without any of this. To give
+them addresses in a domain of your own, say mail.example.com:
+
+  postern domain add mail.example.com
+  # publish the records at your DNS provider, then
+  postern domain verify mail.example.com
+  postern inbox create sales@mail.example.com
+
+The text record _postern.<domain> proves that the domain is yours. Leave it
+there: when it is gone for a day, the domain is lost. Then it no longer sends,
+but receives for another 14 days, so that a slip loses no mail; after that
+somebody else may claim it. MX brings mail here; SPF, DKIM and DMARC make
+others believe what you send. The records are looked at by themselves every six
+hours, and every change is in the record (postern audit list).
+
+A public suffix such as co.uk, a name of this server's, and a name below another
+project's domain are refused. docs/mail.md tells the whole of it.`
+
+func domainCommand() *command {
+	var c Config
+	return group("domain", "add NAME|list|records NAME|verify NAME|remove NAME [flags]", "bring your own domains for inboxes", domainHelp,
+		func(fs *flag.FlagSet) { c.location(fs) }, map[string]func(context.Context, []string, io.Writer) error{
+			"add": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				name, err := oneArg(args, "NAME")
+				if err != nil {
+					return err
+				}
+				var d mailDomain
+				if err := l.call(ctx, "POST", "/v1/domains", map[string]any{"domain": name}, &d); err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "%s is claimed. Publish these records at your DNS provider:\n\n", d.name())
+				if err := printRecords(ctx, l, out, d.ID); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(out, "\nThen: postern domain verify %s\n", d.Domain)
+				return err
+			}),
+			"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				var list struct{ Data []mailDomain }
+				if err := l.call(ctx, "GET", "/v1/domains", nil, &list); err != nil {
+					return err
+				}
+				rows := [][]string{{"DOMAIN", "STATE", "LOOKED AT", "NEXT LOOK", "ID", "PROBLEM"}}
+				for _, d := range list.Data {
+					rows = append(rows, []string{d.name(), d.State, orNever(d.CheckedAt), orNever(d.NextCheck), d.ID, printable(d.Problem)})
+				}
+				return table(out, rows)
+			}),
+			"records": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				d, err := findDomain(ctx, l, args)
+				if err != nil {
+					return err
+				}
+				return printRecords(ctx, l, out, d.ID)
+			}),
+			"verify": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				d, err := findDomain(ctx, l, args)
+				if err != nil {
+					return err
+				}
+				if err := l.call(ctx, "POST", "/v1/domains/"+pathSegment(d.ID)+"/verify", nil, &d); err != nil {
+					return err
+				}
+				if err := printRecords(ctx, l, out, d.ID); err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "\n%s is %s", d.name(), d.State)
+				switch d.State {
+				case "verified":
+					_, err = fmt.Fprintln(out, ": inboxes in it receive and send.")
+				case "degraded":
+					_, err = fmt.Fprintln(out, ": inboxes can be made in it, but mail may not arrive or be distrusted; see above.")
+				case "lost":
+					_, err = fmt.Fprintln(out, ": it receives for a time and does not send. Publish the proof again.")
+				default:
+					_, err = fmt.Fprintln(out, ": it is not proved to be yours yet. DNS changes take minutes to hours.")
+				}
+				return err
+			}),
+			"remove": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				d, err := findDomain(ctx, l, args)
+				if err != nil {
+					return err
+				}
+				if err := l.call(ctx, "DELETE", "/v1/domains/"+pathSegment(d.ID), nil, nil); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(out, "%s is given up: mail for it is refused from now on.\n", d.name())
+				return err
+			}),
+		})
+}
+
+// name is the domain as the DNS knows it, and as people write it.
+func (d *mailDomain) name() string {
+	if d.Unicode != d.Domain && d.Unicode != "" {
+		return d.Domain + " (" + printable(d.Unicode) + ")"
+	}
+	return d.Domain
+}
+
+// findDomain finds a domain by its id or by its name in either form.
+func findDomain(ctx context.Context, l *local, args []string) (mailDomain, error) {
+	name, err := oneArg(args, "NAME")
+	if err != nil {
+		return mailDomain{}, err
+	}
+	var list struct{ Data []mailDomain }
+	if err := l.call(ctx, "GET", "/v1/domains", nil, &list); err != nil {
+		return mailDomain{}, err
+	}
+	for _, d := range list.Data {
+		if d.ID == name || strings.EqualFold(d.Domain, strings.TrimSuffix(name, ".")) || strings.EqualFold(d.Unicode, name) {
+			return d, nil
+		}
+	}
+	return mailDomain{}, fmt.Errorf("the project has no domain %q; postern domain list shows them", name)
+}
+
+func printRecords(ctx context.Context, l *local, out io.Writer, id string) error {
+	var list struct {
+		Records []struct {
+			Kind, Type, Name, Value, Need, Result, Detail string
+			Priority                                      int
+			Found                                         []string
+		}
+	}
+	if err := l.call(ctx, "GET", "/v1/domains/"+pathSegment(id)+"/records", nil, &list); err != nil {
+		return err
+	}
+	for _, r := range list.Records {
+		value := r.Value
+		if r.Priority > 0 {
+			value = fmt.Sprintf("%d %s", r.Priority, value)
+		}
+		state := r.Result
+		if r.Need == "optional" {
+			state = "optional, " + state
+		}
+		// One line that can be copied into a zone file, and below it what was found.
+		if r.Type == "TXT" {
+			value = zoneText(value)
+		}
+		if _, err := fmt.Fprintf(out, "; %s: %s\n%s. %s %s%s\n", r.Kind, state, r.Name, r.Type, printable(value), map[bool]string{true: ".", false: ""}[r.Type == "MX"]); err != nil {
+			return err
+		}
+		if r.Result != "ok" && r.Result != "unchecked" && (r.Need != "optional" || r.Result != "missing") {
+			fmt.Fprintf(out, ";   %s\n", printable(cmp.Or(r.Detail, r.Result)))
+			for _, f := range r.Found {
+				fmt.Fprintf(out, ";   the DNS has: %s\n", printable(f))
+			}
+		}
+	}
+	return nil
+}
+
+// zoneText writes a text as a zone file has it: in strings of at most 255
+// octets (RFC 1035 section 3.3), which a DKIM key with RSA needs.
+func zoneText(s string) string {
+	var parts []string
+	for len(s) > 255 {
+		parts = append(parts, `"`+s[:255]+`"`)
+		s = s[255:]
+	}
+	return strings.Join(append(parts, `"`+s+`"`), " ")
+}

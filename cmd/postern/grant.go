@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+)
+
+const grantHelp = `
+postern grant create           makes a grant over the inbox: --name, --scope read
+                               or propose, --expires (needed: 90 days at most)
+postern grant extend GRANT     adds the inbox to a grant, by the grant's id
+postern grant list             lists the grants of the project, or, with
+                               $POSTERN_INBOX_KEY, those over the inbox
+postern grant revoke ID        ends a grant: in the inbox with $POSTERN_INBOX_KEY,
+                               else, as the operator, in every inbox
+
+A grant (pgr_...) is for a program that watches over several agents: it reads,
+or reads and proposes to send, in the inboxes that their own keys have granted
+it, until each one's end. Only who holds an inbox's key can grant it: neither the
+project nor the operator can. Every use of it is shown under the inbox.
+
+A grant that is revoked, or has ended, opens nothing that arrives afterwards.
+What had arrived before, its holder may have read and kept.
+
+Examples:
+
+  export POSTERN_INBOX_KEY=pib_...
+  postern grant create --name orchestrator --scope read --expires 30d
+  POSTERN_INBOX_KEY=pib_<another inbox's> postern grant extend crd_... --expires 30d
+` + keyedHelp
+
+func grantCommand() *command {
+	var k keyed
+	var name, scope, expires string
+	return group("grant", "create|extend GRANT|list|revoke ID [flags]", "let a program into several inboxes for a time", grantHelp,
+		func(fs *flag.FlagSet) {
+			k.flags(fs)
+			fs.StringVar(&name, "name", "", "create: what to call it")
+			fs.StringVar(&scope, "scope", "read", "create, extend: read, or propose (read and propose to send)")
+			fs.StringVar(&expires, "expires", "", "create, extend: when it ends, as 36h, 30d or a `time`")
+		}, map[string]func(context.Context, []string, io.Writer) error{
+			"create": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				return newCredential(ctx, l, out, path+"/grants", name, scope, expires)
+			}),
+			"extend": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+				id, err := oneArg(args, "GRANT")
+				if err != nil {
+					return err
+				}
+				t, err := moment("expires", expires)
+				if err != nil {
+					return err
+				}
+				body := map[string]any{"grant": id, "scope": scope}
+				if t != nil {
+					body["expires_at"] = t
+				}
+				var p part
+				if err := l.call(ctx, "POST", path+"/grants", body, &p); err != nil {
+					return notFoundAs(err, "there is no grant %q", id)
+				}
+				return p.shownOnce(out)
+			}),
+			"list": k.either(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				var list struct{ Grants []part }
+				if err := l.call(ctx, "GET", path+"/grants", nil, &list); err != nil {
+					return err
+				}
+				return printParts(out, list.Grants, true)
+			}),
+			"revoke": k.either(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+				id, err := oneArg(args, "ID")
+				if err != nil {
+					return err
+				}
+				if err := l.call(ctx, "DELETE", path+"/grants/"+pathSegment(id), nil, nil); err != nil {
+					return notFoundAs(err, "there is no grant %q; postern grant list shows them", id)
+				}
+				_, err = fmt.Fprintln(out, "Revoked. Whoever held it opens nothing that arrives from now on; what had arrived before is to be taken as read.")
+				return err
+			}),
+		})
+}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// The variables that commands which open an inbox read. A key is never taken
+// from the command line: everybody on the machine sees that in the list of
+// processes, and shells keep it in their history.
+const (
+	keyVariable      = "POSTERN_INBOX_KEY"
+	recoveryVariable = "POSTERN_RECOVERY_KEY"
+	urlVariable      = "POSTERN_URL"
+)
+
+// clientVariables are no settings of the server, and no mistyped ones either.
+var clientVariables = []string{keyVariable, recoveryVariable, urlVariable}
+
+// A keyed is the way of a command that shows a credential.
+type keyed struct {
+	conf  Config
+	inbox string // an id or an address; empty means the credential's own
+}
+
+func (k *keyed) flags(fs *flag.FlagSet) {
+	k.conf.location(fs)
+	fs.StringVar(&k.inbox, "inbox", "", "`id or address` of the inbox; needed only with a grant over several")
+}
+
+const keyedHelp = `
+The key comes from the environment, never from the command line, where every
+user of the machine could see it:
+
+  export POSTERN_INBOX_KEY=pib_...          # or a grant, pgr_...
+  export POSTERN_URL=https://api.example.com  # if the server is another machine
+
+Without POSTERN_URL the server is asked over the local socket in --data.`
+
+// client returns the way to the server with the credential in the variable.
+func (k *keyed) client(variable string) (*local, error) {
+	key := strings.TrimSpace(os.Getenv(variable))
+	if key == "" {
+		return nil, fmt.Errorf("the environment has no %s: a key of the inbox is needed (export %s=...)", variable, variable)
+	}
+	l := newLocal(k.conf)
+	l.key = key
+	base := os.Getenv(urlVariable)
+	if base == "" {
+		return l, nil
+	}
+	u, err := url.Parse(base)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("%s is not a URL such as https://api.example.com", urlVariable)
+	}
+	// The attack: whoever listens on the way has the key.
+	if addr, err := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && u.Hostname() != "localhost" && (err != nil || !addr.IsLoopback()) {
+		return nil, fmt.Errorf("%s is http: a key is sent to another machine over https only", urlVariable)
+	}
+	l.base = strings.TrimSuffix(base, "/")
+	l.http = &http.Client{
+		Timeout:       time.Minute,
+		Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the key is for this server
+	}
+	return l, nil
+}
+
+// withKey is a command's function that shows the inbox's key. It is given the
+// path of the inbox, /v1/inboxes/ibx_….
+func (k *keyed) withKey(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+	return func(ctx context.Context, args []string, out io.Writer) error {
+		l, err := k.client(keyVariable)
+		if err != nil {
+			return err
+		}
+		id, err := k.own(ctx, l)
+		if err != nil {
+			return err
+		}
+		return f(ctx, l, "/v1/inboxes/"+pathSegment(id), args, out)
+	}
+}
+
+// own returns the inbox that is meant.
+func (k *keyed) own(ctx context.Context, l *local) (string, error) {
+	if k.inbox != "" {
+		return k.inbox, nil
+	}
+	var list struct{ Inboxes []inbox }
+	if err := l.call(ctx, "GET", "/v1/inboxes", nil, &list); err != nil {
+		return "", err
+	}
+	if len(list.Inboxes) == 1 {
+		return list.Inboxes[0].ID, nil
+	}
+	if len(list.Inboxes) == 0 {
+		return "", errors.New("this key opens no inbox: it may have ended, or the inbox was deleted")
+	}
+	var names []string
+	for _, b := range list.Inboxes {
+		names = append(names, b.Address)
+	}
+	return "", fmt.Errorf("%w: this key opens several inboxes: name one with --inbox: %s", errUsage, strings.Join(names, ", "))
+}
+
+// verbs makes a verb with verbs of its own below it, such as "inbox key add".
+func verbs(name, args string, below map[string]func(context.Context, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+	return group(name, args, "", "", nil, below).run
+}
+
+// moment reads a time of the command line: a date, a time, or how long from now.
+func moment(flag, v string) (*time.Time, error) {
+	if v == "" {
+		return nil, nil //nolint:nilnil // there is none, which is no error
+	}
+	if d, err := time.ParseDuration(v); err == nil {
+		t := time.Now().Add(d).UTC()
+		return &t, nil
+	}
+	var days int
+	if n, err := fmt.Sscanf(v+"!", "%dd!", &days); err == nil && n == 1 && days > 0 && days < 36500 {
+		t := time.Now().AddDate(0, 0, days).UTC()
+		return &t, nil
+	}
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, v, time.Local); err == nil {
+			t = t.UTC()
+			return &t, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: --%s: %q is not a time: want 36h, 30d, 2027-01-31 or 2027-01-31T12:00:00Z", errUsage, flag, v)
+}
+
+func orNever(t *time.Time) string {
+	if t == nil || t.IsZero() {
+		return "never"
+	}
+	return t.Local().Format("2006-01-02 15:04")
+}
+
+// megabytes writes a number of bytes for a column.
+func megabytes(n int64) string {
+	switch {
+	case n < 1<<10:
+		return fmt.Sprintf("%d B", n)
+	case n < 1<<20:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d MiB", n>>20)
+}
+
+// notFoundAs returns err, and for what the server does not know a sentence.
+func notFoundAs(err error, format string, args ...any) error {
+	if errors.Is(err, errNotFound) {
+		return fmt.Errorf(format, args...)
+	}
+	return err
+}
+
+// first returns the first of texts that is not empty, printable.
+func first(texts ...string) string { return printable(cmp.Or(texts...)) }
+
+// either is a command's function that shows the inbox's key if there is one in
+// the environment, and is the operator's otherwise. Its path is the inbox's, or
+// /v1 for all of the project.
+func (k *keyed) either(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+	return func(ctx context.Context, args []string, out io.Writer) error {
+		if os.Getenv(keyVariable) != "" {
+			return k.withKey(f)(ctx, args, out)
+		}
+		return f(ctx, newLocal(k.conf), "/v1", args, out)
+	}
+}
