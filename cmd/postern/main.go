@@ -31,6 +31,9 @@ func main() {
 		keeper.Main()
 		return
 	}
+	if len(os.Args) > 1 && os.Args[1] == "up" {
+		overwriteGarbage()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))

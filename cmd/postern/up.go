@@ -570,6 +570,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.logbook.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return d.post.RunExpiry(ctx) })
+	g.Go(func() error { return d.post.RunScrub(ctx) })
 	g.Go(func() error { return d.post.Events().Run(ctx) })
 	g.Go(func() error { return d.post.RunSweep(ctx) })
 	g.Go(func() error { return d.doms.Run(ctx) })

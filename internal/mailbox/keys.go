@@ -184,6 +184,7 @@ func (m *PostOffice) unlockWith(ctx context.Context, tx *store.Tx, who auth.Prin
 
 // unlockIn returns the key of b for a credential that has a part in it.
 func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who auth.Principal, cred hpke.PrivateKey, credential auth.Secret) (k *Key, old bool, err error) {
+	m.touch()
 	p, err := member(ctx, tx, b.ID, who.ID)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, false, fmt.Errorf("%s has no key of inbox %s: %w", who, b.ID, auth.ErrForbidden)

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -84,6 +85,8 @@ type PostOffice struct {
 	cfg  Config
 
 	watch *event.Watch
+
+	touched atomic.Int64 // when mail was last open, in Unix nanoseconds
 
 	mu   sync.Mutex      // guards lent
 	lent map[string]loan // by sandbox id; in memory only, gone with the process
@@ -416,6 +419,7 @@ func first(list []Inbox, err error) (Inbox, error) {
 
 // Accepts returns [ErrNoInbox] unless mail for the address is received here.
 func (m *PostOffice) Accepts(ctx context.Context, address string) error {
+	m.touch() // the mail itself comes next, whatever becomes of it
 	return m.db.View(ctx, func(tx *store.Tx) error {
 		_, err := m.addressee(ctx, tx, address)
 		return err

@@ -228,6 +228,7 @@ type Arrival struct {
 // Receive stores a message that arrived for one or more inboxes. When it
 // returns nil the message is durable in all of them; otherwise it is in none.
 func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
+	defer m.touch()
 	inboxes, err := m.recipients(ctx, e)
 	if err != nil {
 		return err

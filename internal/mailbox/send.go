@@ -82,6 +82,7 @@ type asked struct {
 }
 
 func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, env mail.Envelope, how asked) (out Proposed, err error) {
+	defer m.touch()
 	payload, err := env.Payload()
 	if err != nil {
 		return Proposed{}, err
@@ -165,6 +166,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 
 // Show implements [oversight.Executor].
 func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
+	m.touch()
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)

@@ -1,0 +1,216 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestSealed looks for what arrived, was read and was searched for where it
+// must not be: in the database with its write-ahead log, in the blobs, in the
+// server's log, and in the memory of the server when it has been idle.
+func TestSealed(t *testing.T) {
+	s := start(t, t.TempDir())
+	address, key := s.inbox("analyst")
+
+	// Each word is drawn, and long enough that it is nowhere by chance.
+	word := func(what string) string { return what + strings.ToLower(rand.Text()) }
+	words := map[string]string{
+		"sender": word("sender"), "name": word("name"), "subject": word("subject"), "message id": word("id"), "header": word("header"),
+		"text": word("text"), "html": word("html"), "attachment's name": word("file"), "attachment": word("content"),
+		"search": word("search"),
+	}
+	hidden := map[string]string{"key": key}
+	for what, w := range words {
+		hidden[what] = w
+		for i := range 3 { // in base64, wherever it begins
+			enc := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", i) + w))
+			hidden[fmt.Sprintf("%s in base64 (%d)", what, i)] = enc[(8*i+5)/6 : len(enc)-4]
+		}
+	}
+	message := strings.ReplaceAll(`From: "`+words["name"]+`" <`+words["sender"]+`@example.com>
+To: `+address+`
+Subject: `+words["subject"]+`
+Message-ID: <`+words["message id"]+`@example.com>
+X-Header: `+words["header"]+`
+MIME-Version: 1.0
+Content-Type: multipart/mixed; boundary=b
+
+--b
+Content-Type: multipart/alternative; boundary=c
+
+--c
+Content-Type: text/plain
+
+Hello `+words["text"]+`
+--c
+Content-Type: text/html
+
+<p>Hello `+words["html"]+`</p>
+--c--
+--b
+Content-Type: text/plain
+Content-Disposition: attachment; filename="`+words["attachment's name"]+`.txt"
+Content-Transfer-Encoding: base64
+
+`+lines(base64.StdEncoding.EncodeToString([]byte(strings.Repeat(words["attachment"]+" ", 2000))))+`
+--b--
+.`, "\n", "\r\n")
+	for range 3 {
+		m, err := dialMail(s.smtp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct {
+			line string
+			code int
+		}{{"MAIL FROM:<" + words["sender"] + "@example.com>", 250}, {"RCPT TO:<" + address + ">", 250}, {"DATA", 354}, {message, 250}, {"QUIT", 221}} {
+			if err := m.say(step.line, step.code); err != nil {
+				t.Fatalf("%.20s: %v", step.line, err)
+			}
+		}
+		m.Close()
+	}
+	// It is read in every way that there is. The connections are not kept: what
+	// the last answer on one was is in its buffer for as long as it is open.
+	read := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	get := func(path string) []byte {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.web+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		resp, err := read.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s %.300s %v", path, resp.Status, b, err)
+		}
+		return b
+	}
+	list := string(get("/v1/inboxes/" + address + "/messages"))
+	_, id, _ := strings.Cut(list, `"id":"msg_`)
+	id, _, _ = strings.Cut(id, `"`)
+	for path, want := range map[string]string{
+		"/messages/msg_" + id:                    words["text"],
+		"/messages/msg_" + id + "/raw":           words["header"],
+		"/messages/msg_" + id + "/attachments/0": words["attachment"],
+		"/messages?q=" + words["subject"]:        "",
+		"/messages?q=" + words["search"]:         "",
+		"/threads":                               words["subject"],
+	} {
+		if got := get("/v1/inboxes/" + address + path); !bytes.Contains(got, []byte(want)) {
+			t.Errorf("%s: does not hold %q: %.300s", path, want, got)
+		}
+	}
+	if !strings.Contains(list, words["subject"]) || !strings.Contains(list, words["attachment's name"]) {
+		t.Errorf("the list: %.500s", list)
+	}
+
+	for what, w := range hidden {
+		if strings.Contains(s.log.String(), w) {
+			t.Errorf("the log holds the %s", what)
+		}
+	}
+	// The memory, once the server has had time to notice that it is idle.
+	var found map[string]int
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for {
+		found = scan(t, s.cmd.Process.Pid, hidden)
+		if len(found) == 0 || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	for what, n := range found {
+		t.Errorf("the memory of the idle server holds the %s %d times", what, n)
+	}
+	// The files, with the server running, so with its write-ahead log.
+	err := filepath.WalkDir(s.data, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		for what, w := range hidden {
+			if bytes.Contains(b, []byte(w)) {
+				t.Errorf("%s holds the %s", strings.TrimPrefix(path, s.data), what)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	// What is looked for is found where it is: in this process.
+	if self := scan(t, os.Getpid(), hidden); len(self) < len(words) {
+		t.Errorf("of %d words that are in this process, %d were found: the search does not work", len(words), len(self))
+	}
+	if err := s.kill(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+}
+
+// lines breaks base64 into lines.
+func lines(s string) string {
+	var b strings.Builder
+	for ; len(s) > 76; s = s[76:] {
+		b.WriteString(s[:76] + "\n")
+	}
+	return b.String() + s
+}
+
+// scan returns how often each of the words is in the writable memory of a
+// process.
+func scan(t *testing.T, pid int, words map[string]string) map[string]int {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := os.Open("/proc/" + strconv.Itoa(pid) + "/mem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	found := map[string]int{}
+	list := bufio.NewScanner(bytes.NewReader(maps))
+	for list.Scan() {
+		f := strings.Fields(list.Text())
+		from, to, _ := strings.Cut(f[0], "-")
+		lo, err1 := strconv.ParseUint(from, 16, 63)
+		hi, err2 := strconv.ParseUint(to, 16, 63)
+		if err1 != nil || err2 != nil || !strings.Contains(f[1], "w") {
+			continue
+		}
+		const step = 16 << 20
+		buf := make([]byte, step+256)
+		for at := lo; at < hi; at += step {
+			// Pages that were never touched, or are gone by now, cannot be read.
+			n, _ := mem.ReadAt(buf[:min(hi-at, step+256)], int64(at))
+			for what, w := range words {
+				if c := bytes.Count(buf[:n], []byte(w)); c > 0 {
+					found[what] += c
+				}
+			}
+		}
+	}
+	return found
+}
