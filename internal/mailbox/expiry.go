@@ -252,6 +252,8 @@ var holdings = []struct{ table, blob string }{
 	{"thread", ""},
 	{"inbox_use", ""},
 	{"quarantine", "blob_id"},
+	{"send_once", ""},
+	{"send_content", ""},
 }
 
 // purge removes what is in a deleted inbox. First go the wrapped keys, in the
@@ -298,6 +300,11 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		if _, err := tx.ExecContext(ctx, `delete from inbox_epoch where inbox_id = $1`, b.ID); err != nil {
 			return err
+		}
+		for _, table := range []string{"send_rule", "send_use"} {
+			if _, err := tx.ExecContext(ctx, `delete from `+table+` where scope = $1`, b.ID); err != nil {
+				return err
+			}
 		}
 		ok, err := tx.Changed(ctx, `delete from inbox where id = $1`, b.ID)
 		if err != nil || !ok { // another process was faster
