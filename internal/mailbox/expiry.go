@@ -199,6 +199,14 @@ func (m *PostOffice) Expire(ctx context.Context) error {
 			return fmt.Errorf("purge inbox %s: %w", b.ID, err)
 		}
 	}
+	// The attack: what was wrapped for a credential that was revoked, found in
+	// the database's files by who has both.
+	if m.removed.Swap(false) {
+		if err := m.db.Forget(ctx); err != nil {
+			m.removed.Store(true)
+			m.log.DebugContext(ctx, "forget removed keys", "err", err) // next time
+		}
+	}
 	return nil
 }
 
@@ -251,6 +259,11 @@ var holdings = []struct{ table, blob string }{
 	{"thread_ref", ""},
 	{"thread", ""},
 	{"inbox_use", ""},
+	{"send_once", ""},
+	{"send_content", ""},
+	{"sent_message", ""},
+	{"webhook_delivery", ""},
+	{"webhook", ""},
 	{"quarantine", "blob_id"},
 	{"send_once", ""},
 	{"send_content", ""},
@@ -275,7 +288,7 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 			return err
 		}
 		for _, p := range list {
-			if err := drop(ctx, tx, who, p, "the inbox is gone"); err != nil {
+			if err := m.drop(ctx, tx, who, p, "the inbox is gone"); err != nil {
 				return err
 			}
 		}

@@ -138,7 +138,9 @@ func TestLife(t *testing.T) {
 
 // keptTables have rows that name an inbox and outlive it: what was decided on,
 // what happened, and that the address was somebody's. None holds what arrived.
-var keptTables = map[string]bool{"action": true, "event": true, "credential": true, "sandbox": true, "former_address": true}
+var keptTables = map[string]bool{
+	"action": true, "delivery": true, "suppression": true, "event": true, "credential": true, "sandbox": true, "former_address": true,
+}
 
 // tables returns the tables that have a column.
 func (f *fixture) tables(t *testing.T, column string) (out []string) {

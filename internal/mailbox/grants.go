@@ -285,7 +285,7 @@ func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery a
 				return err
 			}
 			for _, o := range others {
-				if err := drop(ctx, tx, who, o, "recovery"); err != nil {
+				if err := m.drop(ctx, tx, who, o, "recovery"); err != nil {
 					return err
 				}
 			}
@@ -330,7 +330,7 @@ func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *Key, id 
 		if err != nil {
 			return err
 		}
-		if err := drop(ctx, tx, who, old, "rotation"); err != nil {
+		if err := m.drop(ctx, tx, who, old, "rotation"); err != nil {
 			return err
 		}
 		if _, err := m.rekey(ctx, tx, who, b); err != nil {
@@ -373,7 +373,7 @@ func (m *PostOffice) Revoke(ctx context.Context, who auth.Principal, inbox, id s
 				return fmt.Errorf("%s: %w", id, ErrLastKey)
 			}
 		}
-		if err := drop(ctx, tx, who, p, "revocation"); err != nil {
+		if err := m.drop(ctx, tx, who, p, "revocation"); err != nil {
 			return err
 		}
 		_, err = m.rekey(ctx, tx, who, b)
@@ -424,7 +424,7 @@ func (m *PostOffice) dropAndRekey(ctx context.Context, tx *store.Tx, who auth.Pr
 	if err != nil {
 		return err
 	}
-	if err := drop(ctx, tx, who, p, why); err != nil {
+	if err := m.drop(ctx, tx, who, p, why); err != nil {
 		return err
 	}
 	_, err = m.rekey(ctx, tx, who, b)
@@ -434,7 +434,8 @@ func (m *PostOffice) dropAndRekey(ctx context.Context, tx *store.Tx, who auth.Pr
 // drop ends a part: what is wrapped for the credential is removed, and the
 // credential itself ends with its last inbox. An account stays, since it makes
 // more.
-func drop(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
+func (m *PostOffice) drop(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
+	tx.AfterCommit(func() { m.removed.Store(true) })
 	if _, err := tx.ExecContext(ctx, `delete from inbox_wrap where inbox_id = $1 and credential_id = $2`, p.Inbox, p.Credential); err != nil {
 		return fmt.Errorf("remove key of inbox %s: %w", p.Inbox, err)
 	}

@@ -1,9 +1,11 @@
 package mailbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -397,12 +399,21 @@ func TestFormerHolder(t *testing.T) {
 			return out
 		}
 		copied := read()
+		if strings.HasSuffix(t.Name(), "/sqlite") && !f.inFiles(t, copied[0].wrapped) {
+			t.Error("the wrapped key is not found where it is")
+		}
 		if err := f.post.Revoke(ctx, who, "", part.Credential, false); err != nil {
 			t.Fatal(err)
 		}
 		f.incoming(t, b, "after")
 		if left := read(); len(copied) != 1 || len(left) != 0 {
 			t.Errorf("%d wrapped keys before the revocation and %d after; want 1 and 0", len(copied), len(left))
+		}
+		if err := f.post.Expire(ctx); err != nil { // as the server does every half minute
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(t.Name(), "/sqlite") && f.inFiles(t, copied[0].wrapped) {
+			t.Error("the wrapped key is left in the files of the database")
 		}
 		// The attack: whoever can write the database too puts back what they had
 		// copied, and says that it is for the new epoch as well.
@@ -421,6 +432,28 @@ func TestFormerHolder(t *testing.T) {
 			t.Error("a wrapping of one epoch passes for another's")
 		}
 	})
+}
+
+// inFiles reports whether b is in the files of a SQLite database.
+func (f *fixture) inFiles(t *testing.T, b []byte) bool {
+	t.Helper()
+	var path string
+	err := f.db.View(t.Context(), func(tx *store.Tx) error {
+		return tx.One(t.Context(), `select file from pragma_database_list where name = 'main'`, nil, &path)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{path, path + "-wal"} {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(data, b[len(b)/2:]) || bytes.Contains(data, b[:100]) { // it may go over pages
+			return true
+		}
+	}
+	return false
 }
 
 // TestKeysAtOnce: keys that are added while others are revoked open all that

@@ -87,6 +87,7 @@ type PostOffice struct {
 	watch *event.Watch
 
 	touched atomic.Int64 // when mail was last open, in Unix nanoseconds
+	removed atomic.Bool  // since the database was last made to forget
 
 	mu   sync.Mutex      // guards lent
 	lent map[string]loan // by sandbox id; in memory only, gone with the process

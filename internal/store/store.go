@@ -106,7 +106,7 @@ func open(source, mode string) (*DB, error) {
 	u := url.URL{Scheme: "file", OmitHost: true, Path: source}
 	q := url.Values{"mode": {mode}, "_pragma": {"busy_timeout(10000)", "foreign_keys(1)"}}
 	if mode != "ro" {
-		q["_pragma"] = append(q["_pragma"], "journal_mode(WAL)", "synchronous(FULL)")
+		q["_pragma"] = append(q["_pragma"], "journal_mode(WAL)", "synchronous(FULL)", "secure_delete(1)")
 		q.Set("_txlock", "immediate")
 	}
 	u.RawQuery = q.Encode()
@@ -135,6 +135,24 @@ func (db *DB) Close() error {
 		return db.write.Close()
 	}
 	return errors.Join(db.read.Close(), db.write.Close())
+}
+
+// Forget makes sure that rows which were removed or changed are not in the
+// files of the database any more: SQLite overwrites them, and has them in its
+// write-ahead log until that is emptied. It does nothing on PostgreSQL, which
+// keeps them until its autovacuum and in its own log for as long as that is kept.
+func (db *DB) Forget(ctx context.Context) error {
+	if db.read == db.write {
+		return nil
+	}
+	var busy, frames, moved int
+	if err := db.write.QueryRowContext(ctx, `pragma wal_checkpoint(truncate)`).Scan(&busy, &frames, &moved); err != nil {
+		return fmt.Errorf("empty write-ahead log: %w", err)
+	}
+	if busy != 0 {
+		return errors.New("empty write-ahead log: somebody reads it")
+	}
+	return nil
 }
 
 // Backup writes a consistent copy of a SQLite database to path, which must not
