@@ -16,8 +16,9 @@ import (
 
 // memConn is a connection whose other end has said everything already.
 type memConn struct {
-	in  *bytes.Reader
-	out bytes.Buffer
+	in   *bytes.Reader
+	out  bytes.Buffer
+	addr net.Addr // of the other end; nil for one that is none
 }
 
 type memAddr struct{}
@@ -25,11 +26,16 @@ type memAddr struct{}
 func (memAddr) Network() string { return "mem" }
 func (memAddr) String() string  { return "mem" }
 
-func (c *memConn) Read(p []byte) (int, error)         { return c.in.Read(p) }
-func (c *memConn) Write(p []byte) (int, error)        { return c.out.Write(p) }
-func (c *memConn) Close() error                       { c.in.Reset(nil); return nil }
-func (c *memConn) LocalAddr() net.Addr                { return memAddr{} }
-func (c *memConn) RemoteAddr() net.Addr               { return memAddr{} }
+func (c *memConn) Read(p []byte) (int, error)  { return c.in.Read(p) }
+func (c *memConn) Write(p []byte) (int, error) { return c.out.Write(p) }
+func (c *memConn) Close() error                { c.in.Reset(nil); return nil }
+func (c *memConn) LocalAddr() net.Addr         { return memAddr{} }
+func (c *memConn) RemoteAddr() net.Addr {
+	if c.addr != nil {
+		return c.addr
+	}
+	return memAddr{}
+}
 func (c *memConn) SetDeadline(time.Time) error        { return nil }
 func (c *memConn) SetReadDeadline(t time.Time) error  { return nil }
 func (c *memConn) SetWriteDeadline(t time.Time) error { return nil }
@@ -78,6 +84,8 @@ func FuzzConversation(f *testing.F) {
 		"HELO x\r\nMAIL FROM:<> BODY=8BITMIME SIZE=10\r\nRCPT TO:<a@p.example>\r\nRSET\r\nNOOP\r\nVRFY x\r\n",
 		"EHLO x\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@p.example>\r\nBDAT 3\r\na\r\nBDAT 2 LAST\r\n\r\nQUIT\r\n",
 		"EHLO x\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@p.example>\r\nBDAT 3\r\na\r\nRSET\r\nMAIL FROM:<b@x>\r\nBDAT 0 LAST\r\n",
+		"EHLO x\r\nAUTH PLAIN AGFnZW50QHAuZXhhbXBsZQBwaWJfa2V5\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@b.example>\r\nDATA\r\nFrom: agent@p.example\r\n\r\n.\r\n",
+		"EHLO x\r\nAUTH LOGIN\r\nYWdlbnRAcC5leGFtcGxl\r\ncGliX2tleQ==\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@b.example>\r\nBDAT 3 LAST\r\na\r\n",
 		"EHLO x\r\nAUTH PLAIN\r\nAGEAYg==\r\nAUTH LOGIN =\r\n*\r\nSTARTTLS\r\n",
 		"EHLO \r\x00x\nMAIL FROM:<\"a\\\"b\"@p.example>\nRCPT TO:<@a,@b:c@d>\nDATA\n\n.\n\r.\r\r\n.\r\n",
 	} {
@@ -86,21 +94,24 @@ func FuzzConversation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		b := &box{}
 		log := panics{slog.DiscardHandler, &sync.Mutex{}, &[]string{}}
-		s, err := New(slog.New(log), Config{Hostname: "mx.p.example", Accepts: accepts, Deliver: b.deliver, Propose: b.propose, MaxMessageBytes: 1 << 20})
+		s, err := New(slog.New(log), Config{Hostname: "mx.p.example", Accepts: accepts, Deliver: b.deliver, Propose: b.propose, Authenticate: authenticate, Submit: b.submit, MaxMessageBytes: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
 		captured := &memConn{in: bytes.NewReader(in)}
 		s.ServeConn(context.Background(), someone, target, captured, nil)
 
-		inbound := &memConn{in: bytes.NewReader(in)}
-		k := s.newLink(inbound)
-		s.track(k)
-		srv := s.engine(nil, false)
-		_ = srv.Serve(&memListener{k: k, wait: k.closed})
-		_ = srv.Shutdown(context.Background())
+		inbound, submitted := &memConn{in: bytes.NewReader(in)}, &memConn{in: bytes.NewReader(in), addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}}
+		for _, c := range []*memConn{inbound, submitted} {
+			k := s.newLink(c)
+			k.door = &door{submission: c == submitted, byHost: map[string]int{}}
+			s.track(k)
+			srv := s.engine(nil, c == submitted)
+			_ = srv.Serve(&memListener{k: k, wait: k.closed})
+			_ = srv.Shutdown(context.Background())
+		}
 
-		for _, c := range []*memConn{captured, inbound} {
+		for _, c := range []*memConn{captured, inbound, submitted} {
 			for line := range strings.SplitAfterSeq(c.out.String(), "\r\n") {
 				if line != "" && (len(line) < 6 || strings.Trim(line[:3], "0123456789") != "" || !strings.HasSuffix(line, "\r\n")) {
 					t.Errorf("reply line %q", line)

@@ -43,6 +43,8 @@ type link struct {
 	closed chan struct{}
 	once   sync.Once
 
+	door *door // nil for a captured conversation; set before it begins
+
 	// Of a captured conversation; set before it begins. The context is here
 	// since go-smtp has no way to pass one.
 	ctx      context.Context

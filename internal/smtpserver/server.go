@@ -1,6 +1,7 @@
 // Package smtpserver speaks SMTP to whoever connects: to other mail servers,
-// which bring messages for our inboxes, and to programs in sandboxes, which
-// believe that they talk to a mail server out in the world.
+// which bring messages for our inboxes; to programs with the key of an inbox,
+// which submit what it sends; and to programs in sandboxes, which believe that
+// they talk to a mail server out in the world.
 //
 // It takes messages in and hands them over; it sends nothing onward, relays
 // for nobody, and tells no one what went wrong inside. A message is answered
@@ -86,19 +87,29 @@ type Config struct {
 	// other error only that it is temporary.
 	Propose func(ctx context.Context, who auth.Principal, dst netip.AddrPort, env mail.Envelope) (id string, err error)
 
-	// TLS offers STARTTLS to other mail servers; nil offers none.
+	// Authenticate says who has the name and password, or [ErrCredentials].
+	// Needed for ServeSubmission, as is Submit.
+	Authenticate func(ctx context.Context, user, password string, from Peer) (Account, error)
+	// Submit takes a message that a has sent, with no change but that it has no
+	// bare CR or LF, and from an address of a's: as with Propose the rest is
+	// Submit's to check. What it returns is told with 250, when the message
+	// must be durable. A [mail.FieldError] or a [Refusal] is told too; of any
+	// other error only that it is temporary.
+	Submit func(ctx context.Context, a Account, env mail.Envelope, from Peer) (said string, err error)
+
+	// TLS is offered to other mail servers and to who submits; nil offers none.
 	TLS *tls.Config
 	// CaptureTLS offers STARTTLS to sandboxes; nil offers none.
 	CaptureTLS *tls.Config
 
 	MaxMessageBytes int64         // octets of one message; zero means [mail.MaxMessageBytes]
 	MaxRecipients   int           // of one message; zero means [mail.MaxRecipients]
-	MaxConnections  int           // at the same time, from outside; zero means 200
+	MaxConnections  int           // at the same time, at each door to the outside; zero means 200
 	MaxPerHost      int           // of those, from one address; zero means 50
 	MaxBufferBytes  int64         // octets of messages being received at the same time; zero means 512 MiB
 	IdleTimeout     time.Duration // for the next command or the next piece of a message; zero means 5 minutes
 	DataTimeout     time.Duration // for one whole message; zero means 10 minutes
-	HandTimeout     time.Duration // for Accepts, Deliver or Propose; zero means 1 minute
+	HandTimeout     time.Duration // for each call of the functions above; zero means 1 minute
 }
 
 // A Server is safe for concurrent use.
@@ -107,13 +118,25 @@ type Server struct {
 	cfg Config
 
 	buffered atomic.Int64 // octets of messages being received now
+	pausing  atomic.Int64 // conversations in a tarpit
+	guesses  *tarpit      // at credentials
+	names    *tarpit      // at recipients
+	tarLocal bool         // recipients that this machine names are guesses, too; for tests
+	stopping chan struct{}
 
 	mu      sync.Mutex
 	closing bool
 	links   map[*link]bool // every open conversation
 	servers map[*smtp.Server]bool
-	outside int // conversations with the outside, of MaxConnections
-	byHost  map[string]int
+}
+
+// A door is one way in from outside. Each has room of its own, so that a flood
+// at one keeps nobody from another. The server's mu guards the counts.
+type door struct {
+	submission bool
+	implicit   bool // a conversation begins with TLS
+	conns      int  // of MaxConnections
+	byHost     map[string]int
 }
 
 // New returns a server that does nothing until Serve or ServeConn is called.
@@ -121,8 +144,8 @@ func New(log *slog.Logger, cfg Config) (*Server, error) {
 	if cfg.Hostname == "" || strings.ContainsAny(cfg.Hostname, " \t\r\n") {
 		return nil, fmt.Errorf("configure smtp server: hostname %q is not a host name", cfg.Hostname)
 	}
-	if (cfg.Accepts == nil) != (cfg.Deliver == nil) || cfg.Deliver == nil && cfg.Propose == nil {
-		return nil, errors.New("configure smtp server: needs Accepts and Deliver, or Propose")
+	if (cfg.Accepts == nil) != (cfg.Deliver == nil) || (cfg.Authenticate == nil) != (cfg.Submit == nil) || cfg.Deliver == nil && cfg.Propose == nil && cfg.Submit == nil {
+		return nil, errors.New("configure smtp server: needs Accepts and Deliver, or Authenticate and Submit, or Propose")
 	}
 	def := func(v *int64, d int64) {
 		if *v <= 0 {
@@ -143,22 +166,31 @@ func New(log *slog.Logger, cfg Config) (*Server, error) {
 	if cfg.MaxPerHost <= 0 {
 		cfg.MaxPerHost = 50
 	}
-	return &Server{log: log, cfg: cfg, links: map[*link]bool{}, servers: map[*smtp.Server]bool{}, byHost: map[string]int{}}, nil
+	return &Server{
+		log: log, cfg: cfg, guesses: newTarpit(time.Minute), names: newTarpit(20 * time.Second), stopping: make(chan struct{}),
+		links: map[*link]bool{}, servers: map[*smtp.Server]bool{},
+	}, nil
 }
 
 // Serve receives mail from other servers on l until Shutdown, which makes it
 // return nil. It closes l.
 func (s *Server) Serve(l net.Listener) error {
-	defer l.Close()
 	if s.cfg.Deliver == nil {
+		l.Close()
 		return errors.New("serve smtp: no Deliver is configured")
 	}
-	srv := s.engine(s.cfg.TLS, false)
+	return s.serve(l, &door{})
+}
+
+func (s *Server) serve(l net.Listener, d *door) error {
+	defer l.Close()
+	d.byHost = map[string]int{}
+	srv := s.engine(s.cfg.TLS, d.submission) // a session offers AUTH only where it is safe
 	if !s.add(srv) {
 		return nil
 	}
 	defer s.remove(srv)
-	return srv.Serve(&listener{Listener: l, s: s})
+	return srv.Serve(&listener{Listener: l, s: s, door: d})
 }
 
 // ServeConn holds the conversation of the sandbox who with the server that it
@@ -191,6 +223,9 @@ func (s *Server) ServeConn(ctx context.Context, who auth.Principal, dst netip.Ad
 // gone. When ctx is done first it cuts them off and returns the context's error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
+	if !s.closing {
+		close(s.stopping)
+	}
 	s.closing = true
 	var servers []*smtp.Server
 	for srv := range s.servers {
@@ -215,7 +250,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return nil
 }
 
-func (s *Server) engine(t *tls.Config, captured bool) *smtp.Server {
+func (s *Server) engine(t *tls.Config, offersAuth bool) *smtp.Server {
 	srv := smtp.NewServer(smtp.BackendFunc(s.newSession))
 	srv.Domain = s.cfg.Hostname
 	srv.TLSConfig = t
@@ -223,7 +258,7 @@ func (s *Server) engine(t *tls.Config, captured bool) *smtp.Server {
 	srv.ReadTimeout = s.cfg.IdleTimeout
 	srv.WriteTimeout = time.Minute
 	srv.EnableSMTPUTF8 = true
-	srv.AllowInsecureAuth = captured // only a captured session offers AUTH at all
+	srv.AllowInsecureAuth = offersAuth
 	// RFC 5321 4.5.3.1.6 says 1000, real mail has more. This bounds the memory
 	// for one line; a longer one ends the conversation.
 	srv.MaxLineLength = 64 << 10
@@ -258,11 +293,11 @@ func (s *Server) track(k *link) {
 func (s *Server) untrack(k *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.links[k] && !k.captured {
-		s.outside--
+	if d := k.door; s.links[k] && d != nil {
+		d.conns--
 		h := host(k.RemoteAddr())
-		if s.byHost[h]--; s.byHost[h] == 0 {
-			delete(s.byHost, h)
+		if d.byHost[h]--; d.byHost[h] == 0 {
+			delete(d.byHost, h)
 		}
 	}
 	delete(s.links, k)
@@ -271,7 +306,8 @@ func (s *Server) untrack(k *link) {
 // listener counts the conversations with the outside.
 type listener struct {
 	net.Listener
-	s *Server
+	s    *Server
+	door *door
 }
 
 // Accept returns the next connection for which there is room.
@@ -282,18 +318,26 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		l.s.mu.Lock()
-		h := host(conn.RemoteAddr())
+		d, h := l.door, host(conn.RemoteAddr())
 		// The attack: one idle machine that keeps all others out.
-		ok := l.s.outside < l.s.cfg.MaxConnections && l.s.byHost[h] < l.s.cfg.MaxPerHost
+		ok := d.conns < l.s.cfg.MaxConnections && d.byHost[h] < l.s.cfg.MaxPerHost
 		if ok {
-			l.s.outside++
-			l.s.byHost[h]++
+			d.conns++
+			d.byHost[h]++
 		}
 		l.s.mu.Unlock()
 		if ok {
 			k := l.s.newLink(conn)
+			k.door = d
 			l.s.track(k)
+			if d.implicit {
+				return tls.Server(k, l.s.cfg.TLS), nil
+			}
 			return k, nil
+		}
+		if d.implicit { // who speaks TLS could not read why
+			conn.Close()
+			continue
 		}
 		// The socket buffer of a new connection has room for this line.
 		_ = conn.SetWriteDeadline(time.Now().Add(time.Second))

@@ -42,6 +42,8 @@ type session struct {
 	to      []string
 	tooMany bool
 	refused int
+	account *Account // who submits; nil until it has authenticated
+	badAuth int
 }
 
 // capturedSession offers AUTH, which a session with another server must not.
@@ -63,11 +65,18 @@ func (s *Server) newSession(c *smtp.Conn) (smtp.Session, error) {
 		return nil, &smtp.SMTPError{Code: 421, EnhancedCode: smtp.EnhancedCode{4, 3, 0}, Message: "internal error"} // unreachable
 	}
 	ses := &session{s: s, link: k, helo: c.Hostname(), isTLS: isTLS}
-	if k.captured {
+	switch {
+	case k.captured:
 		return capturedSession{ses}, nil
+	case ses.submits():
+		return submitSession{ses}, nil
 	}
 	return ses, nil
 }
+
+// submits says whether the other end is a program that sends, and not a server
+// that brings mail.
+func (ses *session) submits() bool { return ses.link.door != nil && ses.link.door.submission }
 
 func reply(code int, enhanced smtp.EnhancedCode, format string, args ...any) *smtp.SMTPError {
 	return &smtp.SMTPError{Code: code, EnhancedCode: enhanced, Message: oneLine(fmt.Sprintf(format, args...))}
@@ -108,6 +117,11 @@ func (ses *session) Mail(from string, _ *smtp.MailOptions) error {
 		// go-smtp would keep the recipients and change the sender under them.
 		return reply(503, smtp.EnhancedCode{5, 5, 1}, "nested MAIL command")
 	}
+	if ses.submits() {
+		if err := ses.maySubmitLocked(from); err != nil {
+			return err
+		}
+	}
 	if from != "" { // empty is the null reverse path of a bounce
 		if _, err := path(from); err != nil {
 			return reply(553, smtp.EnhancedCode{5, 1, 7}, "sender address: %v", err)
@@ -140,6 +154,12 @@ func (ses *session) Rcpt(to string, _ *smtp.RcptOptions) error {
 		ses.link.doom()
 		return reply(421, smtp.EnhancedCode{4, 7, 0}, "too many refused recipients")
 	}
+	// Not this machine: a queue of ours would wait for us.
+	if k := ses.link; k.door != nil && !k.door.submission && (ses.s.tarLocal || !isLoopback(k.RemoteAddr())) {
+		if !ses.s.pause(k, ses.s.names.nameGuess(host(k.RemoteAddr()))) {
+			return reply(421, smtp.EnhancedCode{4, 7, 0}, "too many refused recipients")
+		}
+	}
 	return err
 }
 
@@ -149,15 +169,15 @@ func (ses *session) rcptLocked(to string) error {
 		return reply(553, smtp.EnhancedCode{5, 1, 3}, "recipient address: %v", err)
 	}
 	if len(ses.to) >= ses.s.cfg.MaxRecipients {
-		if ses.link.captured {
-			// No program in a sandbox sends the rest later: it must hear that
-			// nothing of this message will be sent.
+		if ses.link.captured || ses.submits() {
+			// No program sends the rest later, as a server does: it must hear
+			// that nothing of this message will be sent.
 			ses.tooMany = true
 			return reply(550, smtp.EnhancedCode{5, 5, 3}, "more than %d recipients, the message will be refused", ses.s.cfg.MaxRecipients)
 		}
 		return reply(452, smtp.EnhancedCode{4, 5, 3}, "too many recipients, the limit is %d", ses.s.cfg.MaxRecipients)
 	}
-	if !ses.link.captured {
+	if !ses.link.captured && !ses.submits() {
 		ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 		defer cancel()
 		switch err := ses.s.cfg.Accepts(ctx, addr); {
@@ -188,12 +208,16 @@ func (ses *session) Data(r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	if ses.link.captured {
-		if tooMany {
-			return reply(550, smtp.EnhancedCode{5, 5, 3}, "RCPT TO: more than %d recipients, nothing was sent", ses.s.cfg.MaxRecipients)
-		}
+	if tooMany {
+		return reply(550, smtp.EnhancedCode{5, 5, 3}, "RCPT TO: more than %d recipients, nothing was sent", ses.s.cfg.MaxRecipients)
+	}
+	switch {
+	case ses.link.captured:
 		env.Raw = raw
 		return ses.propose(env)
+	case ses.submits():
+		env.Raw = raw
+		return ses.submit(env)
 	}
 	return ses.deliver(env, raw)
 }
