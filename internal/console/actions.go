@@ -14,6 +14,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -34,6 +35,7 @@ type listed struct {
 // A listing is a page of actions.
 type listing struct {
 	Actions []listed
+	Held    int      // messages in quarantine
 	Unknown []listed // those that need a person's word, on the queue's first page
 	Total   int
 	Capped  bool // there are more than Total
@@ -58,6 +60,11 @@ func (s *Server) queue(w http.ResponseWriter, r *http.Request, who auth.Principa
 			return err
 		}
 		l.Unknown = unknown.Actions
+		held, _, err := s.post.Quarantine(r.Context(), who, "", "", 100)
+		if err != nil {
+			return err
+		}
+		l.Held = len(held)
 	}
 	title := "Nothing waits"
 	if l.Total > 0 {
@@ -137,9 +144,10 @@ func pathAction(r *http.Request) (string, error) {
 // An actionPage is one action in full.
 type actionPage struct {
 	*review
-	History []audit.Entry // oldest first
-	Notice  string        // what became of the form that was just sent
-	Reason  string        // as typed into a form that could not be taken
+	History    []audit.Entry      // oldest first
+	Deliveries []mailbox.Delivery // of an email that was carried out
+	Notice     string             // what became of the form that was just sent
+	Reason     string             // as typed into a form that could not be taken
 }
 
 func (s *Server) action(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -155,6 +163,11 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 	v := actionPage{Notice: notice, Reason: r.PostForm.Get("reason")}
 	if v.review, err = s.review(ctx, who, id); err != nil {
 		return err
+	}
+	if v.Kind == mailbox.SendKind && v.State != oversight.Pending && !v.Changed {
+		if v.Deliveries, err = s.post.Deliveries(ctx, who, id); err != nil {
+			return err
+		}
 	}
 	err = s.db.View(ctx, func(tx *store.Tx) error {
 		v.History, err = audit.List(ctx, tx, audit.Query{Project: who.Project, Object: id})

@@ -110,6 +110,12 @@ func returnPath(r *http.Request) string {
 		return localPath(r.URL.RequestURI())
 	}
 	p := r.URL.EscapedPath()
+	switch {
+	case strings.HasPrefix(p, "/console/quarantine/"):
+		return "/console/quarantine"
+	case strings.HasPrefix(p, "/console/sending/"):
+		return "/console/sending"
+	}
 	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/delete", "/restore", "/revoke"} {
 		p = strings.TrimSuffix(p, form)
 	}

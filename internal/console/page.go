@@ -18,6 +18,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/domain"
 	"postern/internal/mail"
+	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
 )
@@ -93,6 +94,7 @@ var funcs = template.FuncMap{
 	"partMay":       partMay,
 	"short":         short,
 	"days":          span,
+	"deliveryState": func(d mailbox.DeliveryState) string { return or(deliveryNames[d], string(d)) },
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
 }
 

@@ -1,0 +1,125 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/scan"
+	"postern/internal/store"
+)
+
+// A heldMessage is one in quarantine, with the address of its inbox.
+type heldMessage struct {
+	mailbox.Held
+	Address string
+}
+
+// Percent is the score as people read it.
+func (h heldMessage) Percent() int { return int(h.Score*100 + 0.5) }
+
+// A found is a category that a scan found, with its weight.
+type found struct {
+	Words   string
+	Percent int
+}
+
+// Found returns what the scan found, the weightiest first.
+func (h heldMessage) Found() (out []found) {
+	cs := slices.SortedFunc(maps.Keys(h.Categories), func(a, b scan.Category) int {
+		if d := h.Categories[b] - h.Categories[a]; d > 0 {
+			return 1
+		} else if d < 0 {
+			return -1
+		}
+		return 0
+	})
+	for _, c := range cs {
+		out = append(out, found{or(categoryNames[c], string(c)), int(h.Categories[c]*100 + 0.5)})
+	}
+	return out
+}
+
+// categoryNames say what a scan found in words.
+var categoryNames = map[scan.Category]string{
+	"instruction_override": "tells the agent to forget what it was told", "role_impersonation": "speaks as if it were the system or the operator",
+	"hidden_text": "text that a person would not see", "exfiltration": "asks for secrets or for data to be sent away",
+	"tool_abuse": "asks for commands or tools to be run", "obfuscation": "words written so that filters miss them", "phishing_link": "links that lead elsewhere than they say",
+}
+
+// checkNames are the ways in which a sender is proved, in the order of a page.
+var checkNames = []struct{ Key, Name string }{{"dmarc", "DMARC"}, {"dkim", "DKIM"}, {"spf", "SPF"}, {"arc", "ARC"}}
+
+// A check is what one way of proving a sender said.
+type check struct{ Name, Result string }
+
+// Proofs returns what was proved of the sender.
+func (h heldMessage) Proofs() (out []check) {
+	for _, c := range checkNames {
+		if r := h.Checks[c.Key]; r != "" {
+			out = append(out, check{c.Name, r})
+		}
+	}
+	return out
+}
+
+// A quarantinePage is what is held, newest first.
+type quarantinePage struct {
+	Held   []heldMessage
+	More   bool
+	Notice string
+}
+
+func (s *Server) quarantine(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showQuarantine(w, r, who, http.StatusOK, "")
+}
+
+func (s *Server) showQuarantine(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+	held, next, err := s.post.Quarantine(r.Context(), who, "", "", 100)
+	if err != nil {
+		return err
+	}
+	names, err := s.addresses(r.Context(), who)
+	if err != nil {
+		return err
+	}
+	v := quarantinePage{More: next != "", Notice: notice}
+	for _, h := range held {
+		v.Held = append(v.Held, heldMessage{h, or(names[h.Inbox], h.Inbox)})
+	}
+	return s.render(w, status, page{Name: "quarantine", Title: "Quarantine", Who: who.ID, Here: "inboxes", Body: v})
+}
+
+var messageID = regexp.MustCompile(`^msg_[A-Z2-7]{26}$`)
+
+func (s *Server) releaseMessage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.judge(w, r, who, s.post.Release)
+}
+
+func (s *Server) dropMessage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.judge(w, r, who, s.post.Drop)
+}
+
+// judge settles one held message.
+func (s *Server) judge(w http.ResponseWriter, r *http.Request, who auth.Principal, settle settler) error {
+	id := r.PathValue("id")
+	if !messageID.MatchString(id) {
+		return fmt.Errorf("message %q: %w", id, store.ErrNotFound)
+	}
+	err := settle(r.Context(), who, id)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return s.showQuarantine(w, r, who, http.StatusConflict, "Your click changed nothing: the message is not held, or not any more.")
+	case errors.Is(err, mailbox.ErrFull), errors.Is(err, mailbox.ErrNoInbox):
+		return s.showQuarantine(w, r, who, http.StatusConflict, "Your click changed nothing: "+err.Error()+".")
+	case err != nil:
+		return err
+	}
+	http.Redirect(w, r, "/console/quarantine", http.StatusSeeOther)
+	return nil
+}

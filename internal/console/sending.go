@@ -1,0 +1,182 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+// A settler ends the quarantine of a message.
+type settler func(ctx context.Context, who auth.Principal, id string) error
+
+// A suspended is an inbox or a domain that sends nothing, as a page names it.
+type suspended struct {
+	mailbox.Suspension
+	Name string // an address or a domain
+}
+
+// A departure is an approved email that is not settled yet.
+type departure struct {
+	listed
+	Deliveries []mailbox.Delivery
+}
+
+// A lookup is what was asked about an address.
+type lookup struct {
+	Address string
+	Found   bool
+	Reason  string // in words
+	mailbox.Suppression
+	Inbox string // the address
+}
+
+// A sendingPage is how mail leaves: what is on its way, whom nothing is sent
+// to any more, and who sends nothing.
+type sendingPage struct {
+	Leaving   []departure
+	Counts    []suppressionCount
+	Total     int
+	Suspended []suspended
+	Lookup    *lookup
+	Notice    string
+}
+
+type suppressionCount struct {
+	Reason string
+	N      int
+}
+
+// suppressionNames say why nothing is sent to an address.
+var suppressionNames = map[mailbox.SuppressionReason]string{
+	mailbox.SuppressedBounce: "its server says that there is no such address", mailbox.SuppressedComplaint: "its reader called mail from here spam",
+	mailbox.SuppressedUnsubscribe: "its reader asked for no more", mailbox.SuppressedAdded: "a person or the project’s key put it on the list",
+}
+
+// maxLeaving bounds what a page shows of what is on its way.
+const maxLeaving = 25
+
+func (s *Server) sending(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showSending(w, r, who, http.StatusOK, sendingPage{})
+}
+
+func (s *Server) showSending(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v sendingPage) error {
+	ctx := r.Context()
+	counts, err := s.post.Suppressions(ctx, who)
+	if err != nil {
+		return err
+	}
+	for _, reason := range slices.Sorted(maps.Keys(counts)) {
+		v.Counts = append(v.Counts, suppressionCount{or(suppressionNames[reason], string(reason)), counts[reason]})
+		v.Total += counts[reason]
+	}
+	names, err := s.addresses(ctx, who)
+	if err != nil {
+		return err
+	}
+	ss, err := s.post.Suspensions(ctx, who)
+	if err != nil {
+		return err
+	}
+	for _, x := range ss {
+		v.Suspended = append(v.Suspended, suspended{x, or(names[x.Scope], x.Scope)})
+	}
+	l, err := s.list(r, who, 1, false, oversight.Approved, oversight.Executing)
+	if err != nil {
+		return err
+	}
+	for _, a := range l.Actions[:min(len(l.Actions), maxLeaving)] {
+		if a.Kind != mailbox.SendKind {
+			continue
+		}
+		ds, err := s.post.Deliveries(ctx, who, a.ID)
+		if err != nil {
+			return err
+		}
+		v.Leaving = append(v.Leaving, departure{a, ds})
+	}
+	if v.Lookup != nil && v.Lookup.Suppression.Inbox != "" {
+		v.Lookup.Inbox = or(names[v.Lookup.Suppression.Inbox], v.Lookup.Suppression.Inbox)
+	}
+	return s.render(w, status, page{Name: "sending", Title: "Sending", Who: who.ID, Here: "inboxes", Body: v})
+}
+
+// lookUp tells whether anything is sent to an address. It is a POST although it
+// changes nothing: an address in a link would be kept by browsers and proxies.
+func (s *Server) lookUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	address := strings.TrimSpace(r.PostForm.Get("address"))
+	found, err := s.post.Suppressed(r.Context(), who, address)
+	if why := addressRefused(err); why != "" {
+		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: why, Lookup: &lookup{Address: address}})
+	}
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return err
+	}
+	return s.showSending(w, r, who, http.StatusOK, sendingPage{Lookup: &lookup{Address: address, Found: err == nil, Reason: or(suppressionNames[found.Reason], string(found.Reason)), Suppression: found}})
+}
+
+// addressRefused returns, for a person, why an address could not be taken.
+func addressRefused(err error) string {
+	if field, ok := errors.AsType[*mail.FieldError](err); ok {
+		return "That is not an address: " + field.Reason + "."
+	}
+	if errors.Is(err, mailbox.ErrInvalid) {
+		return sentence(strings.TrimPrefix(err.Error(), mailbox.ErrInvalid.Error()+": "))
+	}
+	return ""
+}
+
+func (s *Server) suppress(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	address := strings.TrimSpace(r.PostForm.Get("address"))
+	var err error
+	switch r.PostForm.Get("do") {
+	case "add":
+		err = s.post.Suppress(r.Context(), who, address)
+	case "remove":
+		err = s.post.Unsuppress(r.Context(), who, address)
+	default:
+		return formError(errors.New("do"))
+	}
+	if why := addressRefused(err); why != "" {
+		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: why})
+	}
+	if errors.Is(err, store.ErrNotFound) {
+		return s.showSending(w, r, who, http.StatusConflict, sendingPage{Notice: "Your click changed nothing: the address is not on the list."})
+	}
+	if err != nil {
+		return err
+	}
+	http.Redirect(w, r, "/console/sending", http.StatusSeeOther)
+	return nil
+}
+
+func (s *Server) lift(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	reason := typed(r, "reason")
+	if strings.TrimSpace(reason) == "" || len(reason) > 1000 {
+		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: "Say in at most 1000 bytes what was done about it. Nothing was changed."})
+	}
+	err := s.post.Lift(r.Context(), who, r.PostForm.Get("scope"), reason)
+	if errors.Is(err, store.ErrNotFound) {
+		return s.showSending(w, r, who, http.StatusConflict, sendingPage{Notice: "Your click changed nothing: it is not suspended any more."})
+	}
+	if err != nil {
+		return err
+	}
+	http.Redirect(w, r, "/console/sending", http.StatusSeeOther)
+	return nil
+}
+
+// deliveryNames say what became of a recipient.
+var deliveryNames = map[mailbox.DeliveryState]string{
+	mailbox.DeliveryQueued: "to be sent", mailbox.DeliverySending: "being sent", mailbox.DeliveryDelivered: "delivered",
+	mailbox.DeliveryDeferred: "to be tried again", mailbox.DeliveryBounced: "not delivered", mailbox.DeliverySuppressed: "not sent",
+	mailbox.DeliveryUncertain: "outcome unknown", mailbox.DeliveryCancelled: "cancelled",
+}
