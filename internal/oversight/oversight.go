@@ -241,7 +241,7 @@ func (g *Gate) Handle(kind string, e Executor) { g.exec[kind] = e }
 func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p Proposal) (Action, error) {
 	a := Action{
 		ID: "act_" + rand.Text(), Project: who.Project, Kind: p.Request.Kind, Proposer: who.String(), Inbox: p.Inbox, Via: p.Via,
-		Version: 1, Created: time.Now().UTC(),
+		Version: 1, Created: stored(time.Now()),
 	}
 	if err := g.judge(ctx, tx, &a, p); err != nil {
 		return Action{}, err
