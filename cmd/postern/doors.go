@@ -19,6 +19,7 @@ import (
 	"postern/internal/egress"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/notary"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -30,6 +31,9 @@ func (d *daemon) handler() http.Handler {
 	mux.Handle("/console/", strictTransport(d.console.Handler()))
 	mux.Handle("/mcp", d.mcp.Handler())
 	mux.Handle("/v1/", d.mailAPI.Handler())
+	for _, p := range notary.Paths {
+		mux.Handle(p, d.notary.Handler())
+	}
 	mux.Handle("/", d.e2b.Handler())
 	mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

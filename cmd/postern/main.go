@@ -52,7 +52,7 @@ type command struct {
 
 func commands() []*command {
 	return []*command{
-		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), resolveCommand(), auditCommand(), inboxCommand(), grantCommand(), domainCommand(), messageCommand(), sendCommand(),
+		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), resolveCommand(), auditCommand(), inboxCommand(), grantCommand(), domainCommand(), messageCommand(), sendCommand(), verifyMessageCommand(),
 		sandboxCommand(), volumeCommand(), webhookCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
 	}
 }
@@ -148,12 +148,13 @@ usage: postern COMMAND [flags]
 
 `)
 	for _, c := range commands() {
-		fmt.Fprintf(out, "  %-10s %s\n", c.name, c.short)
+		fmt.Fprintf(out, "  %-14s %s\n", c.name, c.short)
 	}
 	fmt.Fprint(out, `
 "postern help COMMAND" explains one. To begin: "postern up", and follow the
-link that it prints. The other commands, but "template" and "version", talk to
-the running server over its local socket in the data directory, or open its
-database there: whoever may open that directory acts as a person.
+link that it prints. The other commands, but "template", "verify-message" and
+"version", talk to the running server over its local socket in the data
+directory, or open its database there: whoever may open that directory acts as a
+person.
 `)
 }

@@ -29,6 +29,7 @@ import (
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
+	"postern/internal/notary"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
@@ -131,6 +132,7 @@ type daemon struct {
 	mcp     *mcpserver.Server
 	mailAPI *mailapi.Server
 	console *console.Server
+	notary  *notary.Server
 	smtp    *smtpserver.Server
 
 	zone  *zone.Server                // nil without --listen-dns
@@ -457,6 +459,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks})
+	d.notary = notary.New(d.log, d.ring, d.post, notary.Config{Domain: d.conf.MailDomain, Style: console.Style()})
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})
 	return d.buildWeb(lis)
 }

@@ -313,3 +313,12 @@ var endStates = map[sandbox.State]string{
 	sandbox.Failed:   "did not start",
 	sandbox.Lost:     "lost",
 }
+
+// Style returns the style of the pages, for others that look alike.
+func Style() []byte {
+	b, err := static.ReadFile("static/style.css")
+	if err != nil {
+		panic(err) // unreachable: it is embedded
+	}
+	return b
+}

@@ -1,0 +1,323 @@
+// Package notary serves what anybody may ask without a key: the public keys of
+// statements, a page that checks a message against them, and the link by which
+// a reader ends mail to himself.
+//
+// Who asks is nobody, and may be an attacker. Nothing is fetched for him, from
+// no address; what he brings is bounded in size and in how many may bring it at
+// the same time, is shown as text only, and is kept nowhere. No GET changes
+// anything: scanners follow links.
+package notary
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/statement"
+)
+
+//go:embed templates
+var files embed.FS
+
+// Keys are the public keys of statements. Implementations are safe for
+// concurrent use.
+type Keys interface {
+	// StatementKeys returns those of a domain; none for one that is unknown.
+	StatementKeys(ctx context.Context, domain string) ([]statement.Key, error)
+}
+
+// Config is what the operator sets.
+type Config struct {
+	Domain string // whose keys are given to who asks under a name that has none; required
+	Style  []byte // of the pages
+}
+
+const (
+	maxMessage  = mail.MaxMessageBytes + 1<<20 // bytes of a message that is checked, with what relays add
+	maxChecking = 4                            // checks at the same time: each holds a message
+)
+
+// Server serves the routes. It is safe for concurrent use.
+type Server struct {
+	log      *slog.Logger
+	keys     Keys
+	post     *mailbox.PostOffice
+	conf     Config
+	checking chan struct{} // has room for maxChecking
+}
+
+// New returns a server. Post may be nil; then nobody can unsubscribe.
+func New(log *slog.Logger, keys Keys, post *mailbox.PostOffice, conf Config) *Server {
+	return &Server{log: log, keys: keys, post: post, conf: conf, checking: make(chan struct{}, maxChecking)}
+}
+
+// Paths are those that [Server.Handler] serves, as patterns of a mux.
+var Paths = []string{statement.KeysPath, "/verify", "/verify/", "/unsubscribe/"}
+
+// Handler returns the routes.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := f(w, r); err != nil {
+				s.fail(w, r, err)
+			}
+		})
+	}
+	handle("GET "+statement.KeysPath, s.publish)
+	handle("GET /verify", func(w http.ResponseWriter, _ *http.Request) error {
+		return s.render(w, http.StatusOK, "verify", verdict{Domain: s.conf.Domain})
+	})
+	handle("POST /verify", s.verify)
+	handle("GET /verify/style.css", func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("Cache-Control", "public, max-age=3600")
+		http.ServeContent(w, r, "style.css", time.Time{}, bytes.NewReader(s.conf.Style))
+		return nil
+	})
+	handle("GET /unsubscribe/{token}", s.askUnsubscribe)
+	handle("POST /unsubscribe/{token}", s.unsubscribe)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer") // the token is in the address
+		h.Set("Cache-Control", "no-store")
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// publish answers with the keys of the domain that was asked for, by name or
+// by the name under which this server was asked.
+func (s *Server) publish(w http.ResponseWriter, r *http.Request) error {
+	domain := r.URL.Query().Get("domain")
+	if len(domain) > 253 || strings.ContainsFunc(domain, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return fmt.Errorf("%w: domain: is no name", mailbox.ErrInvalid)
+	}
+	asked := domain != ""
+	if !asked {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if domain = host; len(domain) > 253 || strings.ContainsFunc(domain, func(c rune) bool { return c <= ' ' || c > '~' }) {
+			domain = s.conf.Domain
+		}
+	}
+	keys, err := s.keys.StatementKeys(r.Context(), domain)
+	if err == nil && len(keys) == 0 && !asked {
+		keys, err = s.keys.StatementKeys(r.Context(), s.conf.Domain)
+	}
+	if err != nil {
+		return err
+	}
+	b, err := statement.Document(keys)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Access-Control-Allow-Origin", "*") // they are for everybody
+	w.Header().Set("Cross-Origin-Resource-Policy", "cross-origin")
+	w.Header().Set("Cache-Control", "public, max-age=600")
+	_, _ = w.Write(append(b, '\n'))
+	return nil
+}
+
+// A verdict is what the page shows of a check.
+type verdict struct {
+	Domain  string // of this server
+	Checked bool
+	Good    bool
+	Why     string // where it is not good
+	Unknown bool   // the statement is of a domain whose keys are not here
+	Result  statement.Result
+	Asked   string // the recipient that was asked about
+}
+
+func (s *Server) verify(w http.ResponseWriter, r *http.Request) error {
+	select {
+	case s.checking <- struct{}{}:
+		defer func() { <-s.checking }()
+	default:
+		return errBusy
+	}
+	// The form's fields are read one after the other, so that nothing of it is
+	// ever written to a disk.
+	r.Body = http.MaxBytesReader(w, r.Body, maxMessage+64<<10)
+	raw, recipient, err := readForm(r)
+	if err != nil {
+		return err
+	}
+	v := verdict{Domain: s.conf.Domain, Checked: true, Asked: recipient}
+	// What the statement says of itself chooses the keys, and no more.
+	claimed, _ := statement.Verify(raw, nil, statement.Options{})
+	keys, err := s.keys.StatementKeys(r.Context(), claimed.Domain)
+	if err != nil {
+		return err
+	}
+	var verr error
+	v.Result, verr = statement.Verify(raw, keys, statement.Options{Recipient: recipient})
+	v.Good = verr == nil
+	v.Unknown = len(keys) == 0 && errors.Is(verr, statement.ErrKey)
+	if verr != nil {
+		v.Why = verr.Error()
+	}
+	return s.render(w, http.StatusOK, "verify", v)
+}
+
+// The errors that the table of [Server.fail] knows.
+var (
+	errBusy = errors.New("too many messages are being checked")
+	errForm = errors.New("the form cannot be read")
+)
+
+func readForm(r *http.Request) (raw []byte, recipient string, err error) {
+	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "multipart/form-data" {
+		return nil, "", fmt.Errorf("%w: it must be multipart/form-data", errForm)
+	}
+	m, err := r.MultipartReader()
+	if err != nil {
+		return nil, "", fmt.Errorf("%w: %v", errForm, err)
+	}
+	for range 10 {
+		p, err := m.NextPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, "", formError(err)
+		}
+		most := int64(maxMessage)
+		if p.FormName() == "recipient" {
+			most = 1000
+		}
+		b, err := io.ReadAll(io.LimitReader(p, most+1))
+		if err != nil {
+			return nil, "", formError(err)
+		}
+		if int64(len(b)) > most {
+			return nil, "", fmt.Errorf("%w: %s: has more than %d bytes", errForm, mail.Printable(p.FormName(), 20), most)
+		}
+		switch name := p.FormName(); {
+		case name == "recipient":
+			recipient = strings.TrimSpace(string(b))
+		case name == "file" && len(b) > 0:
+			raw = b
+		case name == "text" && len(raw) == 0:
+			// A browser's text field loses nothing but the line ends, which it
+			// makes CR LF, and a first empty line.
+			raw = b
+		}
+	}
+	if len(bytes.TrimSpace(raw)) == 0 {
+		return nil, "", fmt.Errorf("%w: paste a message with its header, or choose a file", errForm)
+	}
+	return raw, recipient, nil
+}
+
+func formError(err error) error {
+	var tooBig *http.MaxBytesError
+	if errors.As(err, &tooBig) {
+		return err
+	}
+	return fmt.Errorf("%w: %v", errForm, err)
+}
+
+type farewell struct {
+	Token string
+	Done  bool
+}
+
+func (s *Server) token(r *http.Request) (string, error) {
+	token := r.PathValue("token")
+	if s.post == nil {
+		return "", fmt.Errorf("%w: nobody is written to from here", mailbox.ErrInvalid)
+	}
+	return token, s.post.CheckUnsubscribe(token)
+}
+
+func (s *Server) askUnsubscribe(w http.ResponseWriter, r *http.Request) error {
+	token, err := s.token(r)
+	if err != nil {
+		return err
+	}
+	return s.render(w, http.StatusOK, "unsubscribe", farewell{Token: token})
+}
+
+// unsubscribe is also what RFC 8058 has mail programs post, from anywhere and
+// without cookies: the token alone counts.
+func (s *Server) unsubscribe(w http.ResponseWriter, r *http.Request) error {
+	token, err := s.token(r)
+	if err != nil {
+		return err
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, 4096)
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return formError(err)
+	}
+	if err := s.post.Unsubscribe(r.Context(), token); err != nil {
+		return err
+	}
+	return s.render(w, http.StatusOK, "unsubscribe", farewell{Done: true})
+}
+
+// pages are parsed when the first is shown; see the console's.
+var pages = sync.OnceValue(func() map[string]*template.Template {
+	funcs := template.FuncMap{
+		"line": func(v any) string { return mail.Printable(fmt.Sprint(v), 1000) },
+		"utc":  func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
+		"some": func(list []string) []string { return list[:min(len(list), 100)] },
+	}
+	out := map[string]*template.Template{}
+	for _, name := range []string{"verify", "unsubscribe", "failure"} {
+		out[name] = template.Must(template.New(name).Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/"+name+".html"))
+	}
+	return out
+})
+
+func (s *Server) render(w http.ResponseWriter, status int, name string, body any) error {
+	var b bytes.Buffer
+	if err := pages()[name].ExecuteTemplate(&b, "layout.html", body); err != nil {
+		return fmt.Errorf("render %s: %w", name, err)
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
+	w.WriteHeader(status)
+	_, _ = w.Write(b.Bytes()) // the browser may be gone
+	return nil
+}
+
+// fail answers with the status of err's category: the one table of this door.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	status, text := http.StatusInternalServerError, "Something went wrong here. It is not your message."
+	var tooBig *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooBig):
+		status, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("That is more than %d bytes.", tooBig.Limit)
+	case errors.Is(err, errBusy):
+		status, text = http.StatusServiceUnavailable, "Too many messages are being checked. Try again in a moment."
+		w.Header().Set("Retry-After", "5")
+	case errors.Is(err, errForm), errors.Is(err, mailbox.ErrInvalid):
+		status, text = http.StatusBadRequest, strings.TrimPrefix(strings.TrimPrefix(err.Error(), errForm.Error()+": "), mailbox.ErrInvalid.Error()+": ")
+	case errors.Is(err, context.Canceled):
+		s.log.DebugContext(r.Context(), "caller left", "path", r.URL.Path)
+	default:
+		s.log.ErrorContext(r.Context(), "serve stranger", "path", r.URL.Path, "err", err)
+	}
+	if rerr := s.render(w, status, "failure", text); rerr != nil {
+		http.Error(w, "internal error", http.StatusInternalServerError)
+	}
+}
