@@ -225,6 +225,7 @@ var operations = []operation{
 	{"GET", "/v1/inboxes/{inbox}/messages/wait", reads, 200, func(x *trial) { x.query = "?timeout=0" }},
 	{"GET", "/v1/inboxes/{inbox}/events", reads, 200, nil},
 	{"GET", "/v1/inboxes/{inbox}/threads", reads, 200, nil},
+	{"GET", "/v1/inboxes/{inbox}/search", reads, 200, func(x *trial) { x.query = "?q=kohlrabi" }},
 	{"GET", "/v1/inboxes/{inbox}/threads/{id}", reads, 200, func(x *trial) { x.id = x.f.threads[x.inbox.ID] }},
 	{"GET", "/v1/inboxes/{inbox}/labels", reads, 200, nil},
 	{"POST", "/v1/inboxes/{inbox}/labels", proposes, 200, func(x *trial) {

@@ -130,6 +130,7 @@ var table = slices.Concat(
 	messageRoutes,
 	threadRoutes,
 	labelRoutes,
+	searchRoutes,
 	actionRoutes,
 	eventRoutes,
 	webhookRoutes,

@@ -256,6 +256,9 @@ func (m *PostOffice) expireParts(ctx context.Context) error {
 var holdings = []struct{ table, blob string }{
 	{"message", "blob_id"},
 	{"message_label", ""},
+	{"mail_segment", "blob_id"},
+	{"mail_segment_text", "blob_id"},
+	{"draft", "blob_id"},
 	{"thread_ref", ""},
 	{"thread", ""},
 	{"inbox_use", ""},

@@ -8,3 +8,6 @@ func Emptied() map[string]bool {
 	}
 	return m
 }
+
+// FoldAt makes segments of few messages, so that a test needs few.
+func (m *PostOffice) FoldAt(least, most int) { m.foldMin, m.foldMax = least, most }

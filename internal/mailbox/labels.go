@@ -137,12 +137,14 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *Key, ids,
 	return out, nil
 }
 
+// readLabels returns those of ids that are of the inbox.
 func readLabels(ctx context.Context, tx *store.Tx, inbox string, ids []string) (map[string]*labelled, error) {
-	args := []any{inbox}
+	args := make([]any, 0, len(ids))
 	for _, id := range ids {
 		args = append(args, id)
 	}
-	rows, err := tx.QueryContext(ctx, `select id, at, labels from message where inbox_id = $1 and id in (`+places(2, len(ids))+`)`, args...)
+	// The inbox is compared here: SQLite would else go through all of it.
+	rows, err := tx.QueryContext(ctx, `select id, inbox_id, at, labels from message where id in (`+places(1, len(ids))+`)`, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -150,12 +152,14 @@ func readLabels(ctx context.Context, tx *store.Tx, inbox string, ids []string) (
 	found := map[string]*labelled{}
 	for rows.Next() {
 		msg := &labelled{}
-		var labels string
-		if err := rows.Scan(&msg.id, &msg.at, &labels); err != nil {
+		var of, labels string
+		if err := rows.Scan(&msg.id, &of, &msg.at, &labels); err != nil {
 			return nil, err
 		}
-		msg.labels = splitLabels(labels)
-		found[msg.id] = msg
+		if of == inbox {
+			msg.labels = splitLabels(labels)
+			found[msg.id] = msg
+		}
 	}
 	return found, rows.Err()
 }
@@ -315,20 +319,20 @@ func (m *PostOffice) EmptyTrash(ctx context.Context) (removed int, err error) {
 // returns the blobs to delete when tx is committed.
 func (m *PostOffice) remove(ctx context.Context, tx *store.Tx, inbox, where string, most int) (n int, blobs []string, err error) {
 	type gone struct {
-		id, thread, blob string
-		direction        Direction
-		size             int64
+		id, thread, segment, blob string
+		direction                 Direction
+		size                      int64
 	}
 	var list []gone
 	err = func() error {
-		rows, err := tx.QueryContext(ctx, `select id, thread_id, blob_id, direction, size from message where inbox_id = $1 and `+where+` order by at, id limit `+strconv.Itoa(most), inbox)
+		rows, err := tx.QueryContext(ctx, `select id, thread_id, segment_id, blob_id, direction, size from message where inbox_id = $1 and `+where+` order by at, id limit `+strconv.Itoa(most), inbox)
 		if err != nil {
 			return err
 		}
 		defer rows.Close()
 		for rows.Next() {
 			var g gone
-			if err := rows.Scan(&g.id, &g.thread, &g.blob, &g.direction, &g.size); err != nil {
+			if err := rows.Scan(&g.id, &g.thread, &g.segment, &g.blob, &g.direction, &g.size); err != nil {
 				return err
 			}
 			list = append(list, g)
@@ -338,9 +342,10 @@ func (m *PostOffice) remove(ctx context.Context, tx *store.Tx, inbox, where stri
 	if err != nil || len(list) == 0 {
 		return 0, nil, err
 	}
-	args, threads, freed := []any{inbox}, []any{inbox}, int64(0)
+	args, threads, segments, freed := []any{inbox}, []any{inbox}, []any{inbox}, int64(0)
 	for _, g := range list {
 		args, threads, blobs = append(args, g.id), append(threads, g.thread), append(blobs, g.blob)
+		segments = append(segments, g.segment)
 		if g.direction == In {
 			freed += g.size
 		}
@@ -354,6 +359,9 @@ func (m *PostOffice) remove(ctx context.Context, tx *store.Tx, inbox, where stri
 		{`delete from message where inbox_id = $1 and id in (` + in + `)`, args},
 		{`delete from thread_ref where inbox_id = $1 and thread_id in (` + in + `) and not exists (select 1 from message m where m.thread_id = thread_ref.thread_id)`, threads},
 		{`delete from thread where inbox_id = $1 and id in (` + in + `) and not exists (select 1 from message m where m.thread_id = thread.id)`, threads},
+		// What the search index holds of them goes when a holder of the key
+		// comes, or in a week: nobody else can write it anew.
+		{`update mail_segment set stale_at = ` + strconv.FormatInt(store.Time(time.Now()), 10) + ` where inbox_id = $1 and stale_at = 0 and id in (` + in + `)`, segments},
 		{`update inbox_use set bytes = bytes - $2 where inbox_id = $1`, []any{inbox, freed}},
 	} {
 		if _, err := tx.ExecContext(ctx, s.statement, s.args...); err != nil {

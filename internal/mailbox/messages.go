@@ -419,6 +419,7 @@ func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *Key, l Lis
 	if err != nil {
 		return nil, "", fmt.Errorf("list messages: %w", err)
 	}
+	m.foldSome(ctx, k)
 	if len(out) > l.Limit {
 		out = out[:l.Limit]
 		last := out[l.Limit-1]

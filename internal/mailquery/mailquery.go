@@ -183,6 +183,35 @@ func (f labels) match(d *Doc) Truth {
 	return truth(f(d))
 }
 
-func labelled(name string) labels {
-	return func(d *Doc) bool { return slices.Contains(d.Labels, name) }
+// labelled is found with one label.
+type labelled string
+
+func (l labelled) match(d *Doc) Truth {
+	if !d.HasLabels {
+		return Maybe
+	}
+	return truth(slices.Contains(d.Labels, string(l)))
+}
+
+// Required returns a label that every message that is found has, or for unread
+// that none of them is read; or neither if there is no such label. By it the few
+// messages that may be found are known without looking at all of them.
+func (q *Query) Required() (label string, unread bool) { return required(q.root) }
+
+func required(n node) (label string, unread bool) {
+	switch n := n.(type) {
+	case labelled:
+		return string(n), false
+	case not:
+		return "", n.node == labelled("read")
+	case all:
+		for _, n := range n {
+			if l, u := required(n); l != "" {
+				return l, false
+			} else if u {
+				unread = true
+			}
+		}
+	}
+	return "", unread
 }

@@ -284,3 +284,22 @@ func FuzzWords(f *testing.F) {
 		}
 	})
 }
+
+func TestRequired(t *testing.T) {
+	for query, want := range map[string]string{
+		"is:starred invoice": "starred", "invoice": "", "is:unread": "unread", "is:unread label:a": "a", "-is:unread": "", "a OR is:starred": "", "-is:starred": "",
+		"(is:starred)": "starred", "{is:starred is:read}": "", "-is:read a": "unread", "in:inbox": "", "in:trash": "trash",
+	} {
+		q, err := Parse(query, Options{Now: now})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, unread := q.Required()
+		if unread {
+			got += "unread"
+		}
+		if got != want {
+			t.Errorf("%s requires %q, want %q", query, got, want)
+		}
+	}
+}

@@ -1,0 +1,29 @@
+package mailapi
+
+import (
+	"net/http"
+
+	"postern/internal/mailbox"
+)
+
+var searchRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/search", 0, (*Server).searchMessages},
+}
+
+func (s *Server) searchMessages(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	n, err := limit(q, 50, 200)
+	if err != nil {
+		return err
+	}
+	found, err := s.post.Search(r.Context(), c.Principal, k, mailbox.Search{Query: q.Get("q"), Limit: n, Cursor: q.Get("cursor")})
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"messages": messagesOf(found.Messages), "next_cursor": found.Next, "pending": found.Pending})
+	return nil
+}

@@ -1,0 +1,195 @@
+package mailbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+const benchMessages = 100_000
+
+// bench is an inbox with many messages.
+type bench struct {
+	m   *PostOffice
+	who auth.Principal
+	k   *Key
+}
+
+// seed makes an inbox with n messages of about 800 bytes of text in a random
+// vocabulary, in the database and the blobs directly: all are sealed by a holder
+// of the key, which is quick, but the newest 256, which are sealed as those that
+// arrive are. One in 30,000 has the word kohlrabi.
+func seed(b *testing.B, n int, blobs bool) bench {
+	b.Helper()
+	ctx := b.Context()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	dir := b.TempDir()
+	bl, err := store.OpenBlobs(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	db := storetest.SQLite(b)
+	m := New(log, db, oversight.NewGate(log, db, nil), Config{Blobs: bl, Domain: "agents.test"})
+	var project string
+	err = db.Update(ctx, func(tx *store.Tx) error {
+		project, _, err = auth.NewProject(ctx, tx, "one")
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	box, key, err := m.CreateInbox(ctx, auth.Principal{Kind: auth.Project, ID: "crd_x", Project: project}, NewInbox{Address: "analyst"}, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	who, err := auth.CheckKey(ctx, db, key)
+	if err != nil {
+		b.Fatal(err)
+	}
+	k, err := m.Open(ctx, who, key, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := rand.New(rand.NewSource(1))
+	words := make([]string, 20000)
+	for i := range words {
+		for range 2 + r.Intn(3) {
+			words[i] += string("bcdfghklmnprstvz"[r.Intn(16)]) + string("aeiou"[r.Intn(5)])
+		}
+	}
+	zipf := rand.NewZipf(r, 1.1, 10, uint64(len(words)-1))
+	text := func(n int) string {
+		var t strings.Builder
+		for range n {
+			t.WriteString(words[zipf.Uint64()] + " ")
+		}
+		return t.String()
+	}
+	begin := time.Now().Add(-time.Duration(n) * time.Minute)
+	for at := 0; at < n; at += 5000 {
+		err := db.Update(ctx, func(tx *store.Tx) error {
+			for i := at; i < min(at+5000, n); i++ {
+				body := text(130)
+				if i%30000 == 7 {
+					body += "kohlrabi"
+				}
+				raw := []byte(fmt.Sprintf("From: Person %d <p%d@host%d.example>\r\nTo: analyst@agents.test\r\nSubject: %s\r\nMessage-ID: <%d@x>\r\n\r\n%s\r\n", i%500, i%500, i%50, text(6), i, body))
+				if err := seedOne(ctx, tx, m, box, k, i, n, begin, raw, dir, blobs); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	return bench{m, who, k}
+}
+
+func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box Inbox, k *Key, i, n int, begin time.Time, raw []byte, dir string, blobs bool) error {
+	p := mail.Read(raw)
+	id := newMessageID()
+	summary, err := json.Marshal(summarise(p))
+	if err != nil {
+		return err
+	}
+	close := func(part string, data []byte) ([]byte, error) {
+		if n-i <= 256 {
+			return seal(box.publicKey, box.ID, id, part, data)
+		}
+		return k.sealOwn(id, part, data)
+	}
+	sealed, err := close("summary", summary)
+	if err != nil {
+		return err
+	}
+	if blobs {
+		whole, err := close("message", raw)
+		if err != nil {
+			return err
+		}
+		blob := blobID(id)
+		path := filepath.Join(dir, blob[len(blob)-2:], blob)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, whole, 0o600); err != nil {
+			return err
+		}
+	}
+	l := letter{id: id, inbox: box, direction: In, at: begin.Add(time.Duration(i) * time.Minute), size: len(raw), summary: sealed}
+	return m.keep(ctx, tx, l)
+}
+
+func BenchmarkList100k(b *testing.B) {
+	s := seed(b, benchMessages, false)
+	for b.Loop() {
+		if ms, _, err := s.m.List(b.Context(), s.who, s.k, Listing{Limit: 50}); err != nil || len(ms) != 50 {
+			b.Fatal(len(ms), err)
+		}
+	}
+}
+
+func BenchmarkSearch100k(b *testing.B) {
+	s := seed(b, benchMessages, true)
+	begin := time.Now()
+	for {
+		f, err := s.m.Search(b.Context(), s.who, s.k, Search{Query: "nothing-such"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if f.Pending == 0 {
+			break
+		}
+	}
+	b.Logf("folded %d messages, sealed by a holder, in %s", benchMessages, time.Since(begin).Round(time.Millisecond))
+	for _, q := range []struct {
+		name, query string
+		want        int
+	}{
+		{"a rare word", "kohlrabi", 4},
+		{"no such word", "asparagus", 0},
+		{"a phrase that is not there", `"no such phrase"`, 0},
+		{"a sender", "from:p77@host27.example", 50},
+		{"a sender and a word", "from:p77 kohlrabi", 0},
+		{"frequent words", "larger:100 -kohlrabi", 50},
+		{"a label that none has", "is:starred", 0},
+	} {
+		b.Run(q.name, func(b *testing.B) {
+			for b.Loop() {
+				f, err := s.m.Search(b.Context(), s.who, s.k, Search{Query: q.query})
+				if err != nil || q.want != len(f.Messages) {
+					b.Fatal(len(f.Messages), err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFold is what the index costs a message that arrived as mail does.
+func BenchmarkFold(b *testing.B) {
+	for b.Loop() {
+		b.StopTimer()
+		s := seed(b, 256, true)
+		b.StartTimer()
+		if err := s.m.fold(b.Context(), s.k, time.Now()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/256, "µs/message")
+}
