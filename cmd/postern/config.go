@@ -29,6 +29,11 @@ type Config struct {
 	Listen   string // HTTP address of API, proxy, MCP and console
 	SMTP     string // address on which mail arrives
 
+	// Addresses on which programs submit mail with an inbox's key, with
+	// STARTTLS and over TLS; empty means none. "auto" means beside SMTP, if
+	// that is where it is by default, and none otherwise.
+	Submission, Submissions string
+
 	MailDomain      string  // domain of the inboxes
 	QuarantineScore float64 // the scan's score from which mail waits for a person; 0 means that none waits for its score
 	InboxLimits     string  // what an inbox may send, as parseLimits reads it
@@ -104,7 +109,9 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	c.location(fs)
 	fs.StringVar(&c.Cache, "cache", "/var/cache/postern", "`directory` for templates; several servers may share it")
 	fs.StringVar(&c.Listen, "listen", "127.0.0.1:3000", "HTTP `address` of API, proxy, MCP and console")
-	fs.StringVar(&c.SMTP, "smtp", "127.0.0.1:2525", "`address` on which mail arrives")
+	fs.StringVar(&c.SMTP, "smtp", defaultSMTP, "`address` on which mail arrives")
+	fs.StringVar(&c.Submission, "submission", "auto", "`address` on which programs submit mail with the key of an inbox, after STARTTLS, such as :587; empty means none (auto: 127.0.0.1:2587, or none where --smtp is set)")
+	fs.StringVar(&c.Submissions, "submissions", "auto", "`address` on which they do so over TLS from the beginning, such as :465; empty means none (auto: 127.0.0.1:2465, or none where --smtp is set)")
 	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
 	fs.StringVar(&c.InboxLimits, "inbox-limits", inboxLimits, "`limits` of what an inbox proposes to send: messages a minute, an hour and a day, recipients and bytes a day; or none. A manager may say otherwise for an inbox")
 	fs.StringVar(&c.ProjectLimits, "project-limits", projectLimits, "`limits` of what all inboxes of a project propose to send together, or none")
@@ -169,12 +176,31 @@ func (c *Config) location(fs *flag.FlagSet) {
 	fs.StringVar(&c.Database, "database", "", "PostgreSQL `URL` (default: SQLite in the data directory)")
 }
 
+const defaultSMTP = "127.0.0.1:2525"
+
+// beside decides what "auto" means for the addresses of submission. Whoever
+// says where mail arrives says where it is submitted, too.
+func (c *Config) beside() {
+	for _, a := range []struct {
+		addr *string
+		std  string
+	}{{&c.Submission, "127.0.0.1:2587"}, {&c.Submissions, "127.0.0.1:2465"}} {
+		if *a.addr == "auto" {
+			*a.addr = ""
+			if c.SMTP == defaultSMTP {
+				*a.addr = a.std
+			}
+		}
+	}
+}
+
 func (c *Config) validate() error {
 	var errs []error
+	c.beside()
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
 	}
-	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"relay", c.Relay}, {"resolver", c.Resolver}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
+	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"submission", c.Submission}, {"submissions", c.Submissions}, {"relay", c.Relay}, {"resolver", c.Resolver}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil && a.addr != "" {
 			bad(a.flag, "%q is not host:port", a.addr)
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"strings"
 
 	"postern/internal/mail"
 	"postern/internal/mailauth"
@@ -13,7 +14,11 @@ import (
 
 func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 	hostname := cmp.Or(d.conf.MailHost, d.conf.MailDomain)
-	proofs, err := mailauth.New(mailauth.Config{Resolver: d.resolver, Hostname: hostname})
+	proofs, err := mailauth.New(mailauth.Config{Resolver: d.resolver, Hostname: hostname, Own: d.ownRecord})
+	if err != nil {
+		return nil, err
+	}
+	mailTLS, err := d.mailTLS(hostname)
 	if err != nil {
 		return nil, err
 	}
@@ -23,8 +28,26 @@ func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 		Deliver: func(ctx context.Context, env mail.Envelope, from smtpserver.Peer) error {
 			return d.receive(ctx, proofs, env, from)
 		},
-		Propose: d.proposeCaptured,
+		Propose:      d.proposeCaptured,
+		Authenticate: d.authenticate,
+		Submit:       d.submit,
+		TLS:          mailTLS,
 	})
+}
+
+// ownRecord answers for the keys with which this server signs, whether they are
+// in the DNS yet or not. Only for the mail domain: a project's domain is proved
+// by what everybody sees of it.
+func (d *daemon) ownRecord(ctx context.Context, name string) (texts []string, known bool) {
+	selector, domain, ok := strings.Cut(name, "._domainkey.")
+	if !ok || !strings.EqualFold(domain, d.conf.MailDomain) {
+		return nil, false
+	}
+	_, text, err := d.ring.PublicRecord(ctx, domain, selector)
+	if err != nil {
+		return nil, false // it may be another server's of the same domain
+	}
+	return []string{text}, true
 }
 
 // accepts says whether there is an inbox for rcpt.

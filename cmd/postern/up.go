@@ -295,12 +295,14 @@ func bootstrap(ctx context.Context, db *store.DB) (f firstStart, err error) {
 type listeners struct {
 	web, smtp, local net.Listener
 
+	submission, submissions net.Listener // nil unless wanted
+
 	tls, dnsConns net.Listener   // nil unless wanted
 	dnsPackets    net.PacketConn // likewise
 }
 
 func (l *listeners) close() {
-	for _, x := range []net.Listener{l.web, l.smtp, l.local, l.tls, l.dnsConns} {
+	for _, x := range []net.Listener{l.web, l.smtp, l.submission, l.submissions, l.local, l.tls, l.dnsConns} {
 		if x != nil {
 			x.Close()
 		}
@@ -323,6 +325,16 @@ func listen(ctx context.Context, c Config) (_ *listeners, err error) {
 	}
 	if l.smtp, err = lc.Listen(ctx, "tcp", c.SMTP); err != nil {
 		return nil, fmt.Errorf("--smtp: %w", err)
+	}
+	if c.Submission != "" {
+		if l.submission, err = lc.Listen(ctx, "tcp", c.Submission); err != nil {
+			return nil, fmt.Errorf("--submission: %w", err)
+		}
+	}
+	if c.Submissions != "" {
+		if l.submissions, err = lc.Listen(ctx, "tcp", c.Submissions); err != nil {
+			return nil, fmt.Errorf("--submissions: %w", err)
+		}
 	}
 	if c.ListenTLS != "" {
 		if l.tls, err = lc.Listen(ctx, "tcp", c.ListenTLS); err != nil {
@@ -547,8 +559,15 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
 		pages = "https://" + tlsName("api."+c.Domain, port)
 		fmt.Fprintf(out, "  over TLS         %s, https://%s (E2B_DOMAIN=%s)\n", pages, tlsName("<port>-<id>."+c.Domain, port), tlsName(c.Domain, port))
 	}
-	fmt.Fprintf(out, "  console          %s/console/\n  SMTP             %s, for addresses in %s and in domains of projects\n  data             %s\n",
-		pages, lis.smtp.Addr(), c.MailDomain, c.Data)
+	fmt.Fprintf(out, "  console          %s/console/\n  SMTP             %s, for addresses in %s and in domains of projects\n",
+		pages, lis.smtp.Addr(), c.MailDomain)
+	if lis.submission != nil {
+		fmt.Fprintf(out, "  submission       %s with STARTTLS: user is an inbox's address, password its key\n", lis.submission.Addr())
+	}
+	if lis.submissions != nil {
+		fmt.Fprintf(out, "  the same, in TLS %s\n", lis.submissions.Addr())
+	}
+	fmt.Fprintf(out, "  data             %s\n", c.Data)
 	if f.key != "" {
 		fmt.Fprintf(out, "This is the project's key. It is shown this once:\n  %s\n", f.key.Reveal())
 	}
@@ -590,6 +609,12 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	}
 	g.Go(func() error { return d.local.Serve(lis.local) })
 	g.Go(func() error { return d.smtp.Serve(lis.smtp) })
+	if lis.submission != nil {
+		g.Go(func() error { return d.smtp.ServeSubmission(lis.submission, false) })
+	}
+	if lis.submissions != nil {
+		g.Go(func() error { return d.smtp.ServeSubmission(lis.submissions, true) })
+	}
 	g.Go(func() error {
 		<-ctx.Done()
 		d.log.InfoContext(ctx, "stopping; what is in flight is finished")
