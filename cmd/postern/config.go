@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,7 @@ type Config struct {
 
 	MailDomain      string  // domain of the inboxes
 	QuarantineScore float64 // the scan's score from which mail waits for a person; 0 means that none waits for its score
+	PublicURL       string  // where readers of bulk mail reach this server; empty means that bulk mail names its inbox
 	InboxLimits     string  // what an inbox may send, as parseLimits reads it
 	ProjectLimits   string  // what all inboxes of a project may send together
 
@@ -113,6 +115,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Submission, "submission", "auto", "`address` on which programs submit mail with the key of an inbox, after STARTTLS, such as :587; empty means none (auto: 127.0.0.1:2587, or none where --smtp is set)")
 	fs.StringVar(&c.Submissions, "submissions", "auto", "`address` on which they do so over TLS from the beginning, such as :465; empty means none (auto: 127.0.0.1:2465, or none where --smtp is set)")
 	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
+	fs.StringVar(&c.PublicURL, "public-url", "", "https `URL` under which everybody reaches this server: the links to unsubscribe in bulk mail lead there (default: none, bulk mail names its inbox)")
 	fs.StringVar(&c.InboxLimits, "inbox-limits", inboxLimits, "`limits` of what an inbox proposes to send: messages a minute, an hour and a day, recipients and bytes a day; or none. A manager may say otherwise for an inbox")
 	fs.StringVar(&c.ProjectLimits, "project-limits", projectLimits, "`limits` of what all inboxes of a project propose to send together, or none")
 	fs.DurationVar(&c.KeepActions, "keep-actions", oversight.KeepPayloads, "how long the content of proposals that are sent, refused or cancelled can still be read by reviewers; their digests stay. 0 means for ever")
@@ -243,6 +246,9 @@ func (c *Config) validate() error {
 	}
 	if c.PoolMin < 0 || c.PoolMax < 0 {
 		bad("pool-max", "neither it nor --pool-min may be negative")
+	}
+	if u, err := url.Parse(c.PublicURL); c.PublicURL != "" && (err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "") {
+		bad("public-url", "%q is not an https URL without a query", c.PublicURL)
 	}
 	for flag, v := range map[string]string{"inbox-limits": c.InboxLimits, "project-limits": c.ProjectLimits} {
 		if _, err := parseLimits(v); err != nil {

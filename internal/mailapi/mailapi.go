@@ -140,6 +140,7 @@ var table = slices.Concat(
 // openTable is what anybody may ask for, without a key.
 var openTable = slices.Concat(
 	documentRoutes,
+	unsubscribeRoutes,
 	socketRoutes,
 )
 

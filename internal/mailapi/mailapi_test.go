@@ -82,7 +82,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		t.Fatal(err)
 	}
 	f.gate = oversight.NewGate(log, db, rules)
-	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
+	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", PublicURL: "https://mail.example"})
 	f.dns = dnstest.Start(t)
 	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), Gap: time.Nanosecond, Most: 500, InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses})
 	if err != nil {

@@ -146,3 +146,53 @@ func TestScheduled(t *testing.T) {
 		}
 	})
 }
+
+// TestUnsubscribe: bulk mail names a way out that its one reader can take, and a
+// program that looks behind links cannot take for him.
+func TestUnsubscribe(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		path := "/v1/inboxes/" + f.a.ID + "/messages"
+		if got := f.do(t, "key a", "POST", path, `{"to":["bob@example.com","carol@example.com"],"subject":"news","text":"t","bulk":true}`); got.code != 400 || !strings.Contains(got.body, "bulk: needs one recipient") {
+			t.Errorf("bulk to two: %d %s", got.code, got.body)
+		}
+		id := f.do(t, "key a", "POST", path, `{"to":["Bob <bob@example.com>"],"subject":"news","text":"t","bulk":true}`).field(t, "id")
+		a, err := f.gate.Action(t.Context(), f.person, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, link, ok := strings.Cut(string(a.Payload), "List-Unsubscribe: <https://mail.example")
+		link, _, _ = strings.Cut(link, ">")
+		if !ok || !strings.Contains(string(a.Payload), "\r\nList-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n") {
+			t.Fatalf("it names no way out:\n%s", a.Payload)
+		}
+		suppressed := func() bool {
+			_, err := f.post.Suppressed(t.Context(), f.person, "bob@example.com")
+			return err == nil
+		}
+		if got := f.do(t, "nobody", "GET", link, ""); got.code != 200 || !strings.Contains(got.body, "<form") || suppressed() {
+			t.Errorf("looked at: %d %s, suppressed %v", got.code, got.body, suppressed())
+		}
+		for _, bad := range []string{link + "x", link[:len(link)-1], "/v1/unsubscribe/x", "/v1/unsubscribe/..."} {
+			if got := f.do(t, "nobody", "POST", bad, ""); got.code != 400 {
+				t.Errorf("%s: %d %s", bad, got.code, got.body)
+			}
+		}
+		if suppressed() {
+			t.Error("a link that is not ours ended something")
+		}
+		for range 2 {
+			if got := f.do(t, "nobody", "POST", link, ""); got.code != 200 || !suppressed() {
+				t.Errorf("clicked: %d %s, suppressed %v", got.code, got.body, suppressed())
+			}
+		}
+		many := make([]string, 11)
+		for i := range many {
+			many[i] = fmt.Sprintf(`"m%d@example.com"`, i)
+		}
+		id = f.do(t, "key a", "POST", path, `{"to":[`+strings.Join(many, ",")+`],"subject":"all","text":"t"}`).field(t, "id")
+		if a, err = f.gate.Action(t.Context(), f.person, id); err != nil || !strings.Contains(string(a.Payload), "List-Unsubscribe: <mailto:alice@agents.test?subject=unsubscribe>\r\n") {
+			t.Errorf("to many: %v\n%s", err, a.Payload)
+		}
+	})
+}

@@ -93,6 +93,9 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 	if err != nil {
 		return Proposed{}, err
 	}
+	if err := m.wayOut(&d, b, o.Bulk); err != nil {
+		return Proposed{}, err
+	}
 	how.Note = note
 	env, err := mail.Compose(d, time.Now(), mail.Domain(b.Address))
 	if err != nil {
@@ -166,6 +169,32 @@ func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b Inbox, o O
 		return forward(d, original), "", nil
 	}
 	return d, "", nil
+}
+
+// manyRecipients is from how many on a mail names a way out by itself.
+const manyRecipients = 10
+
+// wayOut gives bulk mail the fields by which its reader gets no more of it. A
+// link is of one address, and all recipients get the same bytes; so bulk mail
+// goes to one recipient a message, and mail to many names an address to write to.
+func (m *PostOffice) wayOut(d *mail.Draft, b Inbox, bulk bool) error {
+	n := len(d.To) + len(d.Cc) + len(d.Bcc)
+	mailto := "mailto:" + b.Address + "?subject=unsubscribe"
+	switch {
+	case bulk && (n != 1 || len(d.To) != 1):
+		return fmt.Errorf("%w: bulk: needs one recipient a message, in to: the link in it is of one address", ErrInvalid)
+	case bulk && m.cfg.PublicURL == "":
+		d.Unsubscribe = mailto
+	case bulk:
+		to, err := mail.ParseAddress("to[0]", d.To[0])
+		if err != nil {
+			return err
+		}
+		d.Unsubscribe, d.OneClick = strings.TrimSuffix(m.cfg.PublicURL, "/")+"/v1/unsubscribe/"+m.UnsubscribeToken(b, to.Addr), true
+	case n > manyRecipients:
+		d.Unsubscribe = mailto
+	}
+	return nil
 }
 
 // original returns one message of the inbox, read.

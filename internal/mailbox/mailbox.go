@@ -73,6 +73,10 @@ type Config struct {
 	Signer          *signing.Ring  // signs what leaves; nil means that nothing is signed
 	Delivery        DeliveryConfig // bounds how mail leaves
 
+	// PublicURL is where people reach this server, "https://mail.example.com": the
+	// link in bulk mail leads there. Empty, bulk mail names its own inbox.
+	PublicURL string
+
 	InboxLimits   Limits // what an inbox sends at most, if nobody says otherwise
 	ProjectLimits Limits // what all inboxes of a project send together
 }
