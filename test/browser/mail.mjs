@@ -8,7 +8,8 @@
 // deletes it and brings it back. Screenshots of every page, wide and narrow,
 // light and dark, go to OUT_DIR. It prints a line for each check; the exit
 // status says whether all passed.
-import { base, check, complaints, fill, finish, foreign, link, name, open, password, pictures, rest, tabTo } from './kit.mjs'
+import { base, check, complaints, fill, finish, foreign, link, name, open, out, password, pictures, rest, tabTo } from './kit.mjs'
+import { join } from 'node:path'
 
 const publish = rest[0]
 
@@ -98,13 +99,40 @@ async function run() {
   check('with what their loss means', /the mail in it is lost/.test(await page.locator('main').innerText()))
   for (const v of [{ width: 1280, height: 900 }, { width: 390, height: 844 }]) {
     await page.setViewportSize(v)
-    await page.screenshot({ path: `${process.argv[4]}/key-${v.width}.png`, fullPage: true })
+    await page.screenshot({ path: join(out, `key-${v.width}.png`), fullPage: true })
   }
   await page.setViewportSize({ width: 1280, height: 900 })
   await page.getByRole('link', { name: /I have copied it/ }).click()
   const inbox = new URL(page.url()).pathname
   check('the inbox has a page, without the keys', inbox.startsWith('/console/inboxes/ibx_') && !(await page.content()).includes(key) && !(await page.content()).includes(recovery))
   await pictures([['inbox', inbox], ['inboxes-some', '/console/inboxes']], state)
+
+  // Somebody writes to the agent what looks like an attack.
+  await go('/console/quarantine')
+  check('nothing is held', /Nothing is held/.test(await page.locator('main').innerText()))
+  const attack = () => fetch(`${publish}/attack?to=sales@xn--bcher-kva.example`, { method: 'POST' })
+  const sent = await attack()
+  check('the mail is taken', sent.ok, sent.ok || await sent.text())
+  await attack()
+  await go('/console/')
+  check('the queue says that mail is held', await page.getByText('2 messages that arrived are held').isVisible())
+  await go('/console/quarantine')
+  const held = page.locator('article.card')
+  check('what was found is shown, and nothing of what it says', await held.count() === 2 && /forget what it was told/.test(await held.first().innerText()) && !/Kohlrabi|evil\.example/.test(await page.content()))
+  await pictures([['quarantine', '/console/quarantine'], ['queue-held', '/console/'], ['sending', '/console/sending']], state)
+  await held.first().getByRole('button', { name: 'Let it into the inbox' }).click()
+  check('one is let in', await held.count() === 1)
+  await held.first().getByRole('button', { name: 'Remove it for good' }).click()
+  check('and one is removed', /Nothing is held/.test(await page.locator('main').innerText()))
+  await go('/console/sending')
+  await fill(page, { Address: 'bob@example.com' })
+  await page.getByRole('button', { name: 'Look it up' }).click()
+  await page.getByRole('button', { name: 'Put it on the list' }).click()
+  await fill(page, { Address: 'bob@example.com' })
+  await page.getByRole('button', { name: 'Look it up' }).click()
+  check('an address is put on the list and found there', /is on the list since/.test(await page.locator('#lookup').innerText()))
+  await page.setViewportSize({ width: 1280, height: 900 })
+  await page.screenshot({ path: join(out, 'sending-lookup.png'), fullPage: true })
 
   // The key is lost.
   await go('/console/recover')
