@@ -130,7 +130,9 @@ func readable(s string) (string, bool) {
 			good++
 		}
 	}
-	return s, good*100 >= all*97 && (spaces > 0 || all != len(s) || len(s) < 100)
+	// A long row of letters without a space is chance, unless it is encoded again.
+	again := strings.IndexFunc(s, func(r rune) bool { return r >= utf8.RuneSelf || !coded(byte(r)) }) < 0
+	return s, good*100 >= all*97 && (spaces > 0 || all != len(s) || len(s) < 100 || again)
 }
 
 // utf16ish says whether every other byte is null, as in what PowerShell takes.

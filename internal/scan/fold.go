@@ -27,7 +27,7 @@ type folding struct {
 }
 
 // fold returns how s looks. Its time and its result are linear in s: a rune
-// becomes at most the 18 letters of the longest ligature.
+// becomes at most 16 bytes.
 func fold(s string) folding {
 	f := folder{table: letters(), cache: map[rune]string{}}
 	f.out.Grow(len(s))
@@ -133,6 +133,9 @@ func (f *folder) rune(r rune) {
 	d, ok := f.cache[r]
 	if !ok {
 		d = norm.NFKD.String(string(r))
+		if len(d) > 16 {
+			d = string(r) // one sign for a whole sentence: the attack is the time that a million of them takes
+		}
 		f.cache[r] = d
 	}
 	styled := len(d) == 1 && d[0] < utf8.RuneSelf
@@ -153,6 +156,9 @@ func (f *folder) rune(r rune) {
 			if a, ok := f.table.alike[c]; ok {
 				f.letter(a, true)
 			} else if l, ok := f.table.spelled[c]; ok {
+				if small(c) {
+					f.styled++
+				}
 				for _, c := range l {
 					f.letter(c, false)
 				}
@@ -305,6 +311,11 @@ func mark(r rune) bool {
 		return true
 	}
 	return false
+}
+
+// small says whether c is one of the small capitals of phonetic writing.
+func small(c rune) bool {
+	return c >= 0x1d00 && c <= 0x1d7f || c >= 0x250 && c <= 0x2af && c != 'ɡ' && c != 'ɑ' || c == 0xa730 || c == 0xa731
 }
 
 func hangul(r rune) bool { return r >= 0xac00 && r <= 0xd7a3 }

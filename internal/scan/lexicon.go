@@ -139,8 +139,9 @@ type hit struct {
 	c       concept
 }
 
-// maxHits bounds the hits of one text, and so the memory that they take.
-const maxHits = 200_000
+// maxHits bounds the hits of one text, and so the memory and time that they
+// take. A text with more is itself a finding: no letter to anybody has as many.
+const maxHits = 50_000
 
 // find returns the hits in a folded text, by where they begin. Time is linear:
 // an entry is at most some 40 letters long.

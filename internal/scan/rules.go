@@ -84,6 +84,12 @@ func (s *scanner) look(p part, raw string) opinion {
 		for _, f := range sub.findings {
 			s.add(f)
 		}
+		for r, v := range got.rules {
+			o.rules[r] = max(o.rules[r], v)
+		}
+		for c, v := range got.cats {
+			o.cats[c] = max(o.cats[c], v)
+		}
 		s.add(Finding{Category: Obfuscation, Rule: "written_as_" + strings.ReplaceAll(how, " ", "_"), Score: min(0.95, got.most()+0.15), Where: p.where, Detail: how, Excerpt: text})
 	}
 	if f.tags != "" {
@@ -100,6 +106,9 @@ func (s *scanner) look(p part, raw string) opinion {
 	if p.depth == 0 {
 		again("rot13", rot13(f.text), 0.5)
 		again("reversed text", reversed(f.text), 0.5)
+		if f.flipped >= 6 { // some letters upside down are others
+			again("upside-down text", reversed(strings.NewReplacer("n", "u", "u", "n", "d", "p", "p", "d", "b", "q", "q", "b").Replace(f.text)), 0.5)
+		}
 	}
 	return o
 }
@@ -147,13 +156,17 @@ type sight struct {
 	hits   []hit
 	scale  float64 // bytes of a letter, nearly
 	quoted []span
+	open   bool // it stands there for people to read, neither hidden nor encoded
 }
 
 type span struct{ from, to int }
 
 // judge applies the rules to a folded text.
 func (s *scanner) judge(p part, text string) opinion {
-	v := sight{text: text, hits: s.lex.find(text), scale: 1}
+	v := sight{text: text, hits: s.lex.find(text), scale: 1, open: p.hidden == "" && p.derived == ""}
+	if len(v.hits) >= maxHits {
+		s.add(Finding{Category: Obfuscation, Rule: "too_dense", Score: 0.75, Where: p.where, Detail: "more words that matter than any letter has: not all were read"})
+	}
 	v.hits = append(v.hits, destinations(text)...)
 	slices.SortStableFunc(v.hits, func(a, b hit) int { return a.at - b.at })
 	if n := utf8.RuneCountInString(text); n > 0 {
@@ -173,30 +186,38 @@ func (s *scanner) judge(p part, text string) opinion {
 	for i, h := range v.hits {
 		switch h.c {
 		case override:
-			v.override(i, say)
+			if o.rules["override_instructions"] < 0.8 {
+				v.override(i, say)
+			}
 		case newtask:
-			if v.any(i, 200, bit(address)|bit(override)|bit(secrecy)|bit(tool)|bit(toolcall)) {
+			switch {
+			case v.any(i, 200, bit(address)|bit(secrecy)|bit(tool)|bit(toolcall)), v.any(i, 200, bit(override)) && v.any(i, 200, bit(ai)):
 				say(InstructionOverride, "new_task", 0.5, h.at, h.end)
-			} else {
+			case v.any(i, 200, bit(override)):
+				say(InstructionOverride, "new_task_perhaps", 0.3, h.at, h.end)
+			default:
 				say(InstructionOverride, "new_task_alone", 0.15, h.at, h.end)
 			}
 		case address:
 			if v.any(i, 220, bit(override)|bit(newtask)|bit(secrecy)|bit(tool)|bit(toolcall)|bit(destroy)|bit(shell)|bit(private)|bit(secret)|bit(persona)) {
-				say(InstructionOverride, "speaks_to_model", 0.6, h.at, h.end)
+				say(InstructionOverride, "speaks_to_model", 0.7, h.at, h.end)
 			} else if v.any(i, 120, bit(sendv)|bit(run)|bit(instr)) {
 				say(InstructionOverride, "speaks_to_model_with_verb", 0.35, h.at, h.end)
 			} else {
 				say(InstructionOverride, "speaks_to_model_alone", 0.2, h.at, h.end)
 			}
 		case persona:
-			if v.any(i, 160, bit(override)|bit(address)|bit(instr)) || v.any(i, 80, bit(ai)) || v.count(i, 160, persona) > 0 {
-				say(RoleImpersonation, "new_persona", 0.65, h.at, h.end)
-			} else {
+			switch {
+			case v.any(i, 160, bit(override)|bit(address)|bit(authority)|bit(secrecy)) || v.any(i, 80, bit(ai)) || v.count(i, 160, persona) > 2:
+				say(RoleImpersonation, "new_persona", 0.7, h.at, h.end)
+			case v.any(i, 80, bit(instr)) || v.count(i, 160, persona) > 0:
+				say(RoleImpersonation, "new_persona_perhaps", 0.35, h.at, h.end)
+			default:
 				say(RoleImpersonation, "new_persona_alone", 0.2, h.at, h.end)
 			}
 		case authority:
 			if v.any(i, 260, cues|bit(sendv)|bit(destroy)) {
-				say(RoleImpersonation, "claims_authority", 0.65, h.at, h.end)
+				say(RoleImpersonation, "claims_authority", 0.7, h.at, h.end)
 			} else {
 				say(RoleImpersonation, "claims_authority_alone", 0.3, h.at, h.end)
 			}
@@ -204,7 +225,7 @@ func (s *scanner) judge(p part, text string) opinion {
 			v.marker(i, say)
 		case closer:
 			if v.any(i, 260, cues|bit(marker)|bit(instr)) {
-				say(RoleImpersonation, "forges_end_of_mail", 0.65, h.at, h.end)
+				say(RoleImpersonation, "forges_end_of_mail", 0.7, h.at, h.end)
 			} else {
 				say(RoleImpersonation, "forges_end_of_mail_alone", 0.2, h.at, h.end)
 			}
@@ -212,6 +233,8 @@ func (s *scanner) judge(p part, text string) opinion {
 			v.give(i, say)
 		case tool:
 			switch {
+			case (strings.HasPrefix(v.text[h.at:], "tool calls") || strings.HasPrefix(v.text[h.at:], "function calls")) && !v.any(i, 120, bit(address)|bit(secrecy)):
+				say(ToolAbuse, "names_tool", 0.15, h.at, h.end) // "tool calls": of them is spoken
 			case v.any(i, 220, bit(address)|bit(override)|bit(newtask)|bit(secrecy)):
 				say(ToolAbuse, "commands_tool", 0.7, h.at, h.end)
 			case v.any(i, 80, bit(run)|bit(sendv)) && v.any(i, 160, bit(dest)|bit(private)|bit(secret)):
@@ -220,7 +243,7 @@ func (s *scanner) judge(p part, text string) opinion {
 				say(ToolAbuse, "names_tool", 0.15, h.at, h.end)
 			}
 		case toolcall:
-			say(ToolAbuse, "tool_call_syntax", 0.65, h.at, h.end)
+			say(ToolAbuse, "tool_call_syntax", 0.78, h.at, h.end)
 		case shell:
 			switch {
 			case v.any(i, 260, bit(address)|bit(override)|bit(newtask)|bit(secrecy)) || v.any(i, 120, bit(ai)):
@@ -232,16 +255,16 @@ func (s *scanner) judge(p part, text string) opinion {
 			}
 		case destroy:
 			switch {
-			case v.any(i, 220, bit(address)|bit(override)|bit(secrecy)|bit(tool)):
+			case v.any(i, 220, bit(address)|bit(tool)|bit(toolcall)), v.any(i, 220, bit(override)|bit(secrecy)) && v.any(i, 220, bit(ai)|bit(authority)):
 				say(ToolAbuse, "commands_action", 0.65, h.at, h.end)
-			case v.any(i, 160, bit(newtask)|bit(authority)):
+			case v.any(i, 160, bit(newtask)|bit(authority)|bit(override)|bit(secrecy)):
 				say(ToolAbuse, "commands_action_perhaps", 0.35, h.at, h.end)
 			default:
 				say(ToolAbuse, "names_action", 0.05, h.at, h.end)
 			}
 		case secrecy:
-			if v.any(i, 220, bit(address)|bit(override)|bit(destroy)|bit(private)|bit(secret)|bit(tool)|bit(shell)|bit(toolcall)|bit(authority)) {
-				say(InstructionOverride, "asks_for_secrecy", 0.5, h.at, h.end)
+			if v.any(i, 220, bit(address)|bit(private)|bit(secret)|bit(tool)|bit(shell)|bit(toolcall)|bit(authority)) || v.any(i, 220, bit(destroy)|bit(override)) && v.any(i, 220, bit(ai)) {
+				say(InstructionOverride, "asks_for_secrecy", 0.55, h.at, h.end)
 			} else {
 				say(InstructionOverride, "asks_for_secrecy_alone", 0.15, h.at, h.end)
 			}
@@ -263,24 +286,26 @@ type sayer func(c Category, rule string, score float64, from, to int)
 // order of words.
 func (v *sight) override(i int, say sayer) {
 	o := v.hits[i]
-	best, from, to := 0.0, 0, 0
-	v.each(i, 110, func(j int, x hit) {
+	best, from, to, tried := 0.0, 0, 0, 0
+	v.each(i, 110, func(j int, x hit) bool {
 		if x.c != instr || x.at < o.end && x.end > o.at {
-			return
+			return false
 		}
 		a, b := o, x
 		if x.at < o.at {
 			a, b = x, o
 		}
 		if v.sentenceEnds(a.end, b.at) {
-			return
+			return false
 		}
+		tried++
 		gap := float64(b.at-a.end) / v.scale
 		qualified := false
-		v.each(j, 60, func(_ int, y hit) {
+		v.each(j, 60, func(_ int, y hit) bool {
 			if y.c == prior && y.at >= min(a.at, x.at-int(25*v.scale)) && y.end <= b.end+int(25*v.scale) && !(y.at >= o.at && y.end <= o.end) {
 				qualified = true
 			}
+			return qualified
 		})
 		w := 0.0
 		switch {
@@ -291,13 +316,17 @@ func (v *sight) override(i int, say sayer) {
 		case gap <= 25:
 			w = 0.5
 		}
-		// A word that is both, as "orders" in "ignore all prior orders", says little.
-		if w > 0 && weak(v.text[x.at:x.end]) && !v.any(i, 250, bit(address)|bit(newtask)|bit(secrecy)|bit(tool)|bit(ai)|bit(persona)) {
-			w -= 0.4
+		// People in business set rules aside too: "all prior orders", "the old
+		// rules cease to apply", "we ignore", "the instructions for model B".
+		// Then a model must be spoken of nearby.
+		if w > 0 && v.open && !v.any(i, 250, bit(address)|bit(persona)|bit(closer)|bit(toolcall)) &&
+			(v.told(o) || (weak(v.text[x.at:x.end]) || v.narrowed(x)) && !v.any(i, 250, bit(secrecy)|bit(tool)) && !v.any(i, 120, bit(ai))) {
+			w -= 0.45
 		}
 		if w > best {
 			best, from, to = w, a.at, b.end
 		}
+		return best >= 0.8 || tried > 10
 	})
 	if best > 0 {
 		say(InstructionOverride, "override_instructions", best, from, to)
@@ -311,9 +340,37 @@ func (v *sight) override(i int, say sayer) {
 // weak are words for instructions that people in business use of other things.
 func weak(w string) bool {
 	switch w {
-	case "orders", "command", "commands", "policies", "training", "rule", "restriction", "restrictions", "constraint", "constraints", "instruction", "protocols", "briefing",
+	case "the above", "rules", "regeln", "regles", "reglas", "regole", "regras", "zasady", "guidelines", "directives", "orders", "command", "commands", "policies", "training", "rule", "restriction", "restrictions", "constraint", "constraints", "instruction", "protocols", "briefing",
 		"safeguard", "safeguards", "guideline":
 		return true
+	}
+	return false
+}
+
+// told says whether the verb of h tells of setting aside instead of asking for it.
+func (v *sight) told(h hit) bool {
+	w := v.text[h.at:h.end]
+	for _, end := range []string{"ignores", "ignored", "ignoring", "overrides", "overridden", "overriding", "supersedes", "superseded", "cease to apply", "no longer apply", "no longer applies", "no longer valid", "forgets", "bypasses", "bypassed", "regardless of"} {
+		if w == end {
+			return true
+		}
+	}
+	before := strings.TrimRight(v.text[max(0, h.at-24):h.at], " \n")
+	before = before[strings.LastIndexAny(before, " \n\"'>")+1:]
+	switch before {
+	case "we", "i", "they", "he", "she", "it", "who", "which", "models", "researchers", "assistants", "agents", "attackers", "users", "people", "nobody", "values", "model", "agent", "scanner", "cannot", "can't":
+		return true
+	}
+	return false
+}
+
+// narrowed says whether the rules of h are those for something: no model's own.
+func (v *sight) narrowed(h hit) bool {
+	after := strings.TrimLeft(v.text[h.end:min(len(v.text), h.end+20)], " \n")
+	for _, w := range []string{"for ", "regarding ", "concerning ", "about ", "on ", "of the ", "in the ticket", "from the manual"} {
+		if strings.HasPrefix(after, w) {
+			return !strings.HasPrefix(after, "for you") && !strings.HasPrefix(after, "for the assistant") && !strings.HasPrefix(after, "about conf")
+		}
 	}
 	return false
 }
@@ -322,10 +379,10 @@ func weak(w string) bool {
 func (v *sight) marker(i int, say sayer) {
 	h := v.hits[i]
 	m := v.text[h.at:h.end]
-	strong := strings.HasPrefix(m, "<|") || strings.HasPrefix(m, "[inst") || strings.HasPrefix(m, "[/inst") || strings.HasPrefix(m, "<<") || strings.Contains(m, `"role"`) || strings.Contains(m, "_of_turn") || strings.Contains(m, "system-reminder")
+	strong := strings.HasPrefix(m, "<|") || strings.HasPrefix(m, "[inst") || strings.HasPrefix(m, "[/inst") || strings.HasPrefix(m, "<<") || strings.Contains(m, `"role"`) || strings.Contains(m, "_of_turn") || strings.Contains(m, "system-reminder") || strings.Contains(m, "_result")
 	switch {
 	case strong:
-		say(RoleImpersonation, "conversation_marks", 0.7, h.at, h.end)
+		say(RoleImpersonation, "conversation_marks", 0.78, h.at, h.end)
 	case v.any(i, 200, cues|bit(instr)|bit(sendv)|bit(private)|bit(secret)):
 		say(RoleImpersonation, "conversation_marks", 0.6, h.at, h.end)
 	default:
@@ -341,9 +398,9 @@ func (v *sight) give(i int, say sayer) {
 	}
 	what := none
 	var object hit
-	v.each(i, 90, func(_ int, x hit) {
-		if x.c != secret && x.c != private || x.at < s.end && x.end > s.at || what == private {
-			return
+	v.each(i, 90, func(_ int, x hit) bool {
+		if x.c != secret && x.c != private || x.at < s.end && x.end > s.at {
+			return false
 		}
 		a, b := s, x
 		if x.at < s.at {
@@ -351,10 +408,11 @@ func (v *sight) give(i int, say sayer) {
 		}
 		// Verbs stand last in some languages; in the others what comes before
 		// belongs to something else.
-		if v.sentenceEnds(a.end, b.at) || x.at < s.at && v.scale < 1.3 && b.at-a.end > 25 {
-			return
+		if v.sentenceEnds(a.end, b.at) || x.at < s.at && v.scale < 1.3 && b.at-a.end > 25 && !(b.at-a.end < 70 && v.within(a.end, b.at, bit(dest))) {
+			return false
 		}
 		what, object = x.c, x
+		return what == private
 	})
 	if what == none {
 		return
@@ -370,9 +428,9 @@ func (v *sight) give(i int, say sayer) {
 	case led && sent:
 		say(Exfiltration, rule, 0.8, from, to)
 	case led:
-		say(Exfiltration, rule+"_on_command", 0.6, from, to)
+		say(Exfiltration, rule+"_on_command", 0.7, from, to)
 	case sent && what == private:
-		say(Exfiltration, rule+"_to_address", 0.5, from, to)
+		say(Exfiltration, rule+"_to_address", 0.55, from, to)
 	case sent:
 		say(Exfiltration, rule+"_to_address", 0.4, from, to)
 	default:
@@ -396,7 +454,7 @@ func (v *sight) roles(say sayer) {
 			}
 			from := at
 			if v.within(from, from+int(300*v.scale), cues|bit(instr)|bit(private)|bit(authority)) {
-				say(RoleImpersonation, "speaks_as_role", 0.6, from, from+end)
+				say(RoleImpersonation, "speaks_as_role", 0.65, from, from+end)
 			} else {
 				say(RoleImpersonation, "speaks_as_role_perhaps", 0.15, from, from+end)
 			}
@@ -419,39 +477,44 @@ func (v *sight) within(from, to int, set uint32) bool {
 // maxSteps bounds how many neighbours of a hit are looked at.
 const maxSteps = 80
 
-// each calls f for the hits around hit i, at most so many letters away.
-func (v *sight) each(i int, letters float64, f func(int, hit)) {
+// each calls f for the hits around hit i, at most so many letters away, until f
+// has seen enough.
+func (v *sight) each(i int, letters float64, f func(int, hit) (enough bool)) {
 	reach := int(letters * v.scale)
 	for j, n := i-1, 0; j >= 0 && n < maxSteps && v.hits[j].at >= v.hits[i].at-reach-60; j, n = j-1, n+1 {
-		if v.hits[i].at-v.hits[j].end <= reach {
-			f(j, v.hits[j])
+		if v.hits[i].at-v.hits[j].end <= reach && f(j, v.hits[j]) {
+			return
 		}
 	}
 	for j, n := i+1, 0; j < len(v.hits) && n < maxSteps && v.hits[j].at-v.hits[i].end <= reach; j, n = j+1, n+1 {
-		f(j, v.hits[j])
+		if f(j, v.hits[j]) {
+			return
+		}
 	}
 }
 
 func (v *sight) any(i int, letters float64, set uint32) (found bool) {
-	v.each(i, letters, func(_ int, h hit) {
+	v.each(i, letters, func(_ int, h hit) bool {
 		// One word is no witness for itself.
-		found = found || set&bit(h.c) != 0 && (h.at >= v.hits[i].end || h.end <= v.hits[i].at)
+		found = set&bit(h.c) != 0 && (h.at >= v.hits[i].end || h.end <= v.hits[i].at)
+		return found
 	})
 	return found
 }
 
 func (v *sight) count(i int, letters float64, c concept) (n int) {
-	v.each(i, letters, func(_ int, h hit) {
+	v.each(i, letters, func(_ int, h hit) bool {
 		if h.c == c && (h.at >= v.hits[i].end || h.end <= v.hits[i].at) {
 			n++
 		}
+		return false
 	})
 	return n
 }
 
 func (v *sight) negated(i int) (found bool) {
 	h := v.hits[i]
-	v.each(i, 30, func(_ int, x hit) {
+	v.each(i, 30, func(_ int, x hit) bool {
 		if x.c == neg && x.end <= h.at && !v.sentenceEnds(x.end, h.at) {
 			found = true
 		}
@@ -459,6 +522,7 @@ func (v *sight) negated(i int) (found bool) {
 		if x.c == neg && x.at >= h.end && v.scale > 2 && x.at-h.end <= 12 {
 			found = true
 		}
+		return found
 	})
 	return found
 }
@@ -557,8 +621,14 @@ func (s *scanner) discount(p part, v *sight, c Category, from, to int) float64 {
 
 // hidden judges what an HTML body does not show.
 func (s *scanner) hidden(r reading) {
+	left := maxText
 	for _, h := range r.hidden {
-		text := h.text.String()
+		if left <= 0 {
+			s.add(Finding{Category: HiddenText, Rule: "too_much_hidden", Score: 0.75, Where: "html", Detail: "not all of it was read"})
+			return
+		}
+		text := cut(h.text.String(), left)
+		left -= len(text)
 		if h.how == "comment" && (strings.HasPrefix(text, "[if ") || strings.HasPrefix(text, "<![endif")) {
 			continue // for one mail program, which shows it
 		}
@@ -617,7 +687,7 @@ func (s *scanner) links(in Input, page reading, all []link) {
 	}
 	press := 0.0
 	if s.pressure {
-		press = 0.25
+		press = 0.3
 	}
 	brand, domains := brandOf(in.FromName + " " + in.Subject)
 	borrowed := brand != "" && fromDomain != "" && !owns(domains, fromDomain)
@@ -629,19 +699,19 @@ func (s *scanner) links(in Input, page reading, all []link) {
 		switch t.scheme {
 		case "http", "https":
 		case "javascript", "data", "vbscript", "file":
-			say("link_scheme", 0.6, t.scheme+" link", l)
+			say("link_scheme", 0.78, t.scheme+" link", l)
 			continue
 		default:
 			continue
 		}
 		if t.userinfo {
-			say("name_before_host", 0.65, "leads to "+t.host, l)
+			say("name_before_host", 0.78, "leads to "+t.host, l)
 		}
 		if t.ip && !local(t.host) {
-			say("address_as_host", 0.35+press, "leads to an IP address", l)
+			say("address_as_host", 0.45+press, "leads to an IP address", l)
 		}
 		if b := lookalike(t.host); b != "" {
-			say("lookalike_host", 0.7, "looks like "+b, l)
+			say("lookalike_host", 0.78, "looks like "+b, l)
 		} else if strings.Contains(t.host, "xn--") {
 			say("international_host", 0.15+press, unpuny(t.host), l)
 		}
@@ -657,7 +727,7 @@ func (s *scanner) links(in Input, page reading, all []link) {
 			}
 		}
 		if borrowed && s.pressure && !owns(domains, t.host) {
-			say("borrowed_sender", 0.6, "speaks as "+brand+", leads to "+t.host, l)
+			say("borrowed_sender", 0.78, "speaks as "+brand+", leads to "+t.host, l)
 		}
 		if s.pressure && fromDomain != "" && registered(t.host) != registered(fromDomain) {
 			say("presses_to_sign_in", 0.45, "urges to sign in at "+t.host, l)
@@ -668,11 +738,11 @@ func (s *scanner) links(in Input, page reading, all []link) {
 			say("cheap_host", 0.3, "a host that anybody gets", l)
 		}
 		if leaks(t) {
-			s.add(Finding{Category: Exfiltration, Rule: "link_with_placeholder", Score: 0.55, Where: "html", Detail: "a link that waits for data to be put in", Excerpt: l.href})
+			s.add(Finding{Category: Exfiltration, Rule: "link_with_placeholder", Score: 0.6, Where: "html", Detail: "a link that waits for data to be put in", Excerpt: l.href})
 		}
 	}
 	if page.secrets > 0 {
-		s.add(Finding{Category: PhishingLink, Rule: "asks_in_form", Score: 0.7, Where: "html", Detail: "a form that asks for a password or the like"})
+		s.add(Finding{Category: PhishingLink, Rule: "asks_in_form", Score: 0.8, Where: "html", Detail: "a form that asks for a password or the like"})
 	} else if page.forms > 0 {
 		s.add(Finding{Category: PhishingLink, Rule: "form", Score: 0.2 + press, Where: "html", Detail: "a form"})
 	}

@@ -48,8 +48,9 @@ const Flagged = 0.5
 
 // The limits of what is scanned of one message; docs/scan.md names them.
 const (
-	maxText        = 2 << 20 // bytes of text, and as many of HTML
-	maxSubject     = 4 << 10 // bytes
+	maxText        = 512 << 10 // bytes of text, and of what HTML shows
+	maxHTML        = 2 << 20   // bytes of HTML
+	maxSubject     = 4 << 10   // bytes
 	maxAttachments = 50
 	maxAttached    = 256 << 10 // bytes of text of all attachments
 	maxFindings    = 40
@@ -99,7 +100,7 @@ func Scan(in Input) Report {
 	s := scanner{lex: lexicon(), best: map[string]int{}}
 	in.Subject = s.bound(in.Subject, maxSubject, "subject")
 	in.Text = s.bound(in.Text, maxText, "text")
-	in.HTML = s.bound(in.HTML, maxText, "html")
+	in.HTML = s.bound(in.HTML, maxHTML, "html")
 	s.message(in)
 	return s.report()
 }
@@ -120,7 +121,7 @@ func (s *scanner) bound(text string, most int, where string) string {
 	if len(text) <= most {
 		return text
 	}
-	s.add(Finding{Category: Obfuscation, Rule: "too_long", Score: 0.6, Where: where, Detail: "only its beginning and its end were read"})
+	s.add(Finding{Category: Obfuscation, Rule: "too_long", Score: 0.75, Where: where, Detail: "only its beginning and its end were read"})
 	// The end counts: it is what a model read last.
 	return cut(text, most-most/8) + "\n" + strings.ToValidUTF8(text[len(text)-most/8:], "")
 }
@@ -162,6 +163,7 @@ func (s *scanner) message(in Input) {
 	var html reading
 	if in.HTML != "" {
 		html = readHTML(in.HTML)
+		html.visible = s.bound(html.visible, maxText, "html")
 	}
 	folded := fold(in.Subject + "\n" + in.Text + "\n" + html.visible)
 	s.survey(folded.text)
@@ -231,7 +233,7 @@ func together(scores []float64) float64 {
 		if i == len(scores)-1 {
 			doubt *= 1 - v
 		} else {
-			doubt *= 1 - 0.35*v
+			doubt *= 1 - 0.4*v
 		}
 	}
 	return math.Round((1-doubt)*100) / 100
