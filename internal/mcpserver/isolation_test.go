@@ -1,0 +1,271 @@
+package mcpserver
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// A principal of the isolation test, and what it may do in which inbox.
+type principal struct {
+	name     string
+	reads    []string // inboxes
+	proposes []string
+	own      string // the inbox that it means when it names none
+	refused  int    // the status at the door, 0 if it gets in
+}
+
+var principals = []principal{
+	{name: "nobody", refused: 401},
+	{name: "project", refused: 403},
+	{name: "key a", own: "a", reads: []string{"a"}, proposes: []string{"a"}},
+	{name: "reading key a", own: "a", reads: []string{"a"}},
+	{name: "expired key a", refused: 401},
+	{name: "revoked key a", refused: 401},
+	{name: "recovery key a", refused: 403},
+	{name: "key b", own: "b", reads: []string{"b"}, proposes: []string{"b"}},
+	{name: "key of a deleted inbox"},
+	{name: "reading grant a", reads: []string{"a"}},
+	{name: "proposing grant a", reads: []string{"a"}, proposes: []string{"a"}},
+	{name: "grant b", reads: []string{"b"}, proposes: []string{"b"}},
+	{name: "ended grant a"},
+	{name: "revoked grant a", refused: 401},
+	{name: "foreign key", own: "foreign", reads: []string{"foreign"}, proposes: []string{"foreign"}},
+	{name: "sandbox of a", own: "a", proposes: []string{"a"}},
+	{name: "sandbox of a that was lent the key", own: "a", reads: []string{"a"}, proposes: []string{"a"}},
+	{name: "sandbox of a that was lent a key that was revoked", own: "a", proposes: []string{"a"}},
+	{name: "sandbox of b", own: "b", proposes: []string{"b"}},
+	{name: "sandbox of none"},
+}
+
+// tools is every tool: what it takes, and who may use it on the inbox that is
+// named. Whoever adds a tool adds its row.
+var tools = map[string]struct {
+	inbox bool // whether it takes the argument inbox
+	args  map[string]any
+	may   func(p principal, inbox string) bool
+}{
+	"email_inbox":         {true, map[string]any{}, reads},
+	"email_message_get":   {true, map[string]any{"id": "MESSAGE"}, reads},
+	"email_send":          {true, map[string]any{"to": []string{"x@example.com"}, "subject": "s", "body": "BODY"}, proposes},
+	"email_reply":         {true, map[string]any{"messageId": "MESSAGE", "body": "BODY"}, answers},
+	"email_forward":       {true, map[string]any{"messageId": "MESSAGE", "to": []string{"x@example.com"}, "body": "BODY"}, answers},
+	"email_action_status": {false, map[string]any{"actionId": "ACTION"}, func(p principal, _ string) bool { return reads(p, "a") || proposes(p, "a") }},
+	"email_cancel":        {false, map[string]any{"actionId": "ACTION"}, func(p principal, _ string) bool { return proposes(p, "a") }},
+	"email_help":          {false, map[string]any{}, func(principal, string) bool { return true }},
+}
+
+func reads(p principal, inbox string) bool    { return slices.Contains(p.reads, inbox) }
+func proposes(p principal, inbox string) bool { return slices.Contains(p.proposes, inbox) }
+func answers(p principal, inbox string) bool  { return reads(p, inbox) && proposes(p, inbox) }
+
+// TestIsolation tries every principal on every tool and inbox, and fails for a
+// tool that is in no row.
+func TestIsolation(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ctx := t.Context()
+		fatal := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, keyA := f.inbox(t, "alice")
+		b, keyB := f.inbox(t, "bella")
+		gone, keyGone := f.inbox(t, "gone")
+		_, err := f.post.Delete(ctx, f.project, gone.ID)
+		fatal(err)
+		foreign := f.project
+		fatal(db.Update(ctx, func(tx *store.Tx) error {
+			foreign.Project, _, err = auth.NewProject(ctx, tx, "two")
+			return err
+		}))
+		c, keyC, err := f.post.CreateInbox(ctx, foreign, mailbox.NewInbox{Address: "foreign"}, "")
+		fatal(err)
+		messages := map[string]string{}
+		for name, b := range map[string]struct {
+			mailbox.Inbox
+			key auth.Secret
+		}{"a": {a, keyA}, "b": {b, keyB}, "foreign": {c, keyC}} {
+			raw := "From: Bob <bob@example.com>\r\nTo: " + b.Address + "\r\nSubject: Kohlrabi\r\nMessage-ID: <" + name + "@example.com>\r\n\r\nKohlrabi\r\n"
+			fatal(f.post.Receive(ctx, mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"}))
+			who, err := auth.CheckKey(ctx, db, b.key)
+			fatal(err)
+			k, err := f.post.Open(ctx, who, b.key, "")
+			fatal(err)
+			ms, err := f.post.Messages(ctx, who, k, 1)
+			fatal(err)
+			messages[name] = ms[0].ID
+		}
+
+		keys := map[string]auth.Secret{"nobody": "", "project": f.projectKey, "key a": keyA, "key b": keyB, "foreign key": keyC, "key of a deleted inbox": keyGone}
+		handlers := map[string]http.Handler{}
+		whoA, err := auth.CheckKey(ctx, db, keyA)
+		fatal(err)
+		whoB, err := auth.CheckKey(ctx, db, keyB)
+		fatal(err)
+		ka, err := f.post.Open(ctx, whoA, keyA, "")
+		fatal(err)
+		kb, err := f.post.Open(ctx, whoB, keyB, "")
+		fatal(err)
+		soon := time.Now().Add(time.Hour)
+		add := func(name string, n mailbox.NewKey) string {
+			p, key, err := f.post.AddKey(ctx, whoA, ka, n)
+			fatal(err)
+			keys[name] = key
+			return p.Credential
+		}
+		grant := func(name string, who auth.Principal, k *mailbox.Key, s mailbox.Scope) string {
+			p, key, err := f.post.Grant(ctx, who, k, mailbox.NewKey{Scope: s, Expires: soon})
+			fatal(err)
+			keys[name] = key
+			return p.Credential
+		}
+		attach := func(name, inbox string, lent auth.Secret) {
+			who, _ := f.sandbox(t, inbox)
+			if lent != "" {
+				fatal(f.post.Lend(ctx, f.project, who, lent))
+			}
+			handlers[name] = f.srv.HandlerFor(who)
+		}
+		add("reading key a", mailbox.NewKey{Scope: mailbox.Read})
+		expired := add("expired key a", mailbox.NewKey{Expires: soon})
+		_, keys["recovery key a"], err = f.post.AddRecovery(ctx, whoA, ka)
+		fatal(err)
+		grant("reading grant a", whoA, ka, mailbox.Read)
+		grant("proposing grant a", whoA, ka, mailbox.Propose)
+		grant("grant b", whoB, kb, mailbox.Propose)
+		ended := grant("ended grant a", whoA, ka, mailbox.Propose)
+		revoked := add("revoked key a", mailbox.NewKey{})
+		attach("sandbox of a", a.ID, "")
+		attach("sandbox of a that was lent the key", a.ID, keyA)
+		attach("sandbox of a that was lent a key that was revoked", a.ID, keys["revoked key a"])
+		attach("sandbox of b", b.ID, "")
+		attach("sandbox of none", "", "")
+		fatal(f.post.Revoke(ctx, whoA, "", revoked, false))
+		fatal(f.post.RevokeGrant(ctx, f.project, grant("revoked grant a", whoA, ka, mailbox.Propose)))
+		fatal(db.Update(ctx, func(tx *store.Tx) error {
+			if _, err := tx.ExecContext(ctx, `update credential set expires_at = 1 where id = $1`, expired); err != nil {
+				return err
+			}
+			_, err := tx.ExecContext(ctx, `update inbox_key set expires_at = 1 where credential_id = $1`, ended)
+			return err
+		}))
+
+		list := connect(t, f.srv.Handler(), keyA, "")
+		offered, err := list.ListTools(ctx, nil)
+		fatal(err)
+		for _, tool := range offered.Tools {
+			if _, ok := tools[tool.Name]; !ok {
+				t.Errorf("tool %s is in no row of tools: who may use it?", tool.Name)
+			}
+		}
+		names := map[string]string{"a": a.ID, "a by address": a.Address, "b": b.ID, "foreign": c.Address, "missing": "nobody@agents.test", "deleted": gone.ID, "hostile": "'; drop table\x00 inbox; --", "": ""}
+		n := 0
+		for _, p := range principals {
+			h := handlers[p.name]
+			if h == nil {
+				h = f.srv.Handler()
+			}
+			for tool, row := range tools {
+				targets := []string{""}
+				if row.inbox {
+					targets = []string{"", "a", "a by address", "b", "foreign", "missing", "deleted", "hostile"}
+				}
+				told := map[string]string{}
+				for _, target := range targets {
+					n++
+					inbox := strings.TrimSuffix(target, " by address")
+					if inbox == "" {
+						inbox = p.own
+					}
+					action := ""
+					if !row.inbox {
+						d := mail.Draft{To: []string{"x@example.com"}, Subject: "s", Text: fmt.Sprint("number ", n)}
+						proposed, err := f.post.Send(ctx, whoA, "test", mailbox.Outgoing{Draft: d})
+						fatal(err)
+						action = proposed.ID
+					}
+					message := messages[inbox]
+					if message == "" {
+						message = messages["a"]
+					}
+					status, got := f.ask(t, h, keys[p.name], tool, row.args, names[target], strings.NewReplacer("MESSAGE", message, "ACTION", action, "BODY", fmt.Sprint("number ", n)))
+					if status != 200 {
+						if status != p.refused {
+							t.Errorf("%s (%s) as %s: got %d, want %d", tool, target, p.name, status, p.refused)
+						}
+						continue
+					}
+					want := row.may(p, inbox)
+					if p.refused != 0 || want == got.isErr {
+						t.Errorf("%s (%s) as %s: error %v, want %v: %s", tool, target, p.name, got.isErr, !want, got.text)
+					}
+					if got.isErr && (strings.Contains(got.text, "Kohlrabi") || strings.Contains(got.text, "bob@") || strings.Contains(got.text, "internal error")) {
+						t.Errorf("%s (%s) as %s: the refusal tells: %s", tool, target, p.name, got.text)
+					}
+					if got.isErr {
+						told[target] = strings.ReplaceAll(got.text, names[target], "")
+					}
+				}
+				// The attack: telling by the answer whether somebody has an inbox.
+				if f, ok := told["foreign"]; ok && f != told["missing"] {
+					t.Errorf("%s as %s: an inbox that is foreign and one that is not there differ:\n%s\n%s", tool, p.name, f, told["missing"])
+				}
+			}
+		}
+		t.Logf("%d trials", n)
+	})
+}
+
+// ask calls a tool as any program would, and returns the status at the door.
+func (f *fixture) ask(t *testing.T, h http.Handler, key auth.Secret, tool string, args map[string]any, inbox string, fill *strings.Replacer) (int, result) {
+	t.Helper()
+	filled := map[string]any{}
+	for k, v := range args {
+		if s, ok := v.(string); ok {
+			v = fill.Replace(s)
+		}
+		filled[k] = v
+	}
+	if inbox != "" {
+		filled["inbox"] = inbox
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{"name": tool, "arguments": filled}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://postern.example"+Path, bytes.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	if key != "" {
+		r.Header.Set("Authorization", "Bearer "+key.Reveal())
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if w.Code != http.StatusOK {
+		return w.Code, result{}
+	}
+	var answer struct {
+		Result struct {
+			IsError bool
+			Content []struct{ Text string }
+		}
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || len(answer.Result.Content) == 0 {
+		t.Fatalf("%s: %v: %.300s", tool, err, w.Body)
+	}
+	return w.Code, result{text: answer.Result.Content[0].Text, isErr: answer.Result.IsError}
+}
