@@ -19,6 +19,9 @@ type Draft struct {
 	To   []string
 	Cc   []string
 	Bcc  []string
+	// ReplyTo is where answers go instead of to From; may be empty. Reviewers
+	// are shown it.
+	ReplyTo string
 
 	Subject string
 	Text    string // plain text; made from HTML if empty
@@ -104,6 +107,13 @@ func Compose(d Draft, now time.Time, messageIDDomain string) (Envelope, error) {
 	}
 	writeAddresses(&h, "To", lists["to"])
 	writeAddresses(&h, "Cc", lists["cc"])
+	if d.ReplyTo != "" {
+		a, err := ParseAddress("reply_to", d.ReplyTo)
+		if err != nil {
+			return Envelope{}, err
+		}
+		writeAddresses(&h, "Reply-To", []Address{a})
+	}
 	h.WriteString("Subject:" + unstructured(d.Subject, len("Subject:")) + "\r\n")
 	fmt.Fprintf(&h, "Message-ID: <%s@%s>\r\n", strings.ToLower(rand.Text()), messageIDDomain)
 	if err := writeThread(&h, d); err != nil {

@@ -159,6 +159,7 @@ func TestComposeRefusesInjection(t *testing.T) {
 		"cc[0]":               func(d *Draft, s string) { d.Cc = []string{"a@b.example" + s} },
 		"bcc[0]":              func(d *Draft, s string) { d.Bcc = []string{"a@b.example" + s + "Bcc: e@f"} },
 		"subject":             func(d *Draft, s string) { d.Subject = "x" + s + "Bcc: e@f" },
+		"reply_to":            func(d *Draft, s string) { d.ReplyTo = "a" + s + "@x" },
 		"in_reply_to":         func(d *Draft, s string) { d.InReplyTo = "<1" + s + "@x>" },
 		"references[0]":       func(d *Draft, s string) { d.References = []string{"<1@x>" + s} },
 		"attachments[0].name": func(d *Draft, s string) { d.Attachments = []Attachment{{Name: "a" + s + "b"}} },

@@ -143,7 +143,7 @@ func (s *Server) removeDomain(w http.ResponseWriter, r *http.Request, c caller) 
 	if err := s.domains.Remove(r.Context(), c.Principal, d.ID); err != nil {
 		return err
 	}
-	w.WriteHeader(http.StatusNoContent)
+	answer(w, http.StatusOK, map[string]any{"id": d.ID, "domain": d.Name, "deleted": true}) // LobsterMail's client reads JSON from every answer
 	return nil
 }
 

@@ -2,9 +2,11 @@ package mailapi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +36,14 @@ type inboxJSON struct {
 	PurgeAt     *time.Time  `json:"purge_at"`   // of a deleted one: when its mail goes for good
 	MaxBytes    int64       `json:"max_bytes"`  // what may arrive in it
 
+	// The same in LobsterMail's words, whose client reads these:
+	DisplayName2 *string    `json:"displayName"`
+	Domain       string     `json:"domain"`
+	IsActive     bool       `json:"isActive"`
+	EmailCount   *int64     `json:"emailCount,omitempty"` // for accounts only: it is counted anew
+	ExpiresAt2   *time.Time `json:"expiresAt"`
+	CreatedAt2   time.Time  `json:"createdAt"`
+
 	// In the answer to its creation, once:
 	Key         string `json:"key,omitempty"`
 	RecoveryKey string `json:"recovery_key,omitempty"`
@@ -41,10 +51,26 @@ type inboxJSON struct {
 }
 
 func inboxOf(b mailbox.Inbox) inboxJSON {
-	return inboxJSON{
+	_, host, _ := strings.Cut(b.Address, "@")
+	out := inboxJSON{
 		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: b.Mode, CreatedAt: b.Created,
 		ExpiresAt: moment(b.Expires), DeletedAt: moment(b.Deleted), PurgeAt: moment(b.Purge), MaxBytes: b.MaxBytes,
+		Domain: host, IsActive: b.Deleted.IsZero(), ExpiresAt2: moment(b.Expires), CreatedAt2: b.Created,
 	}
+	if b.DisplayName != "" {
+		out.DisplayName2 = &b.DisplayName
+	}
+	return out
+}
+
+// counted adds what only accounts are told.
+func (s *Server) counted(r *http.Request, c caller, in inboxJSON) (inboxJSON, error) {
+	if c.Kind != auth.Grant {
+		return in, nil
+	}
+	n, err := s.post.Count(r.Context(), in.ID)
+	in.EmailCount = &n
+	return in, err
 }
 
 func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -63,9 +89,13 @@ func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) e
 	}
 	out := []inboxJSON{}
 	for _, b := range list {
-		out = append(out, inboxOf(b))
+		j, err := s.counted(r, c, inboxOf(b))
+		if err != nil {
+			return err
+		}
+		out = append(out, j)
 	}
-	answer(w, http.StatusOK, map[string]any{"inboxes": out})
+	answer(w, http.StatusOK, map[string]any{"inboxes": out, "data": out}) // data for LobsterMail's client
 	return nil
 }
 
@@ -78,19 +108,44 @@ func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) e
 		ExpiresAt   *time.Time  `json:"expires_at"`
 		MaxBytes    int64       `json:"max_bytes"`
 		RecoveryKey bool        `json:"recovery_key"`
+
+		// In LobsterMail's words:
+		LocalPart    string `json:"localPart"`
+		Domain       string `json:"domain"`
+		DisplayName2 string `json:"displayName"`
 	}
 	if err := decode(r, &in); err != nil {
 		return err
+	}
+	if err := s.room(r.Context(), c); err != nil {
+		return err
+	}
+	lobster := in.Address == "" && in.LocalPart != ""
+	if lobster {
+		in.Address = in.LocalPart
+		if in.Domain != "" {
+			in.Address += "@" + in.Domain
+		}
+	}
+	if in.DisplayName == "" {
+		in.DisplayName = in.DisplayName2
 	}
 	n := mailbox.NewInbox{Address: in.Address, Next: in.Next, DisplayName: in.DisplayName, Mode: in.Mode, MaxBytes: in.MaxBytes}
 	if in.ExpiresAt != nil {
 		n.Expires = *in.ExpiresAt
 	}
 	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, n, c.key)
+	if lobster && errors.Is(err, mailbox.ErrReserved) {
+		// Its client then tries the next name, as it does for one that is taken.
+		err = fmt.Errorf("%w: %v", mailbox.ErrTaken, err)
+	}
 	if err != nil {
 		return err
 	}
-	out := inboxOf(b)
+	out, err := s.counted(r, c, inboxOf(b))
+	if err != nil {
+		return err
+	}
 	out.Key, out.Notice = key.Reveal(), lossNotice
 	if in.RecoveryKey {
 		recovery, err := s.firstRecovery(r, key)
@@ -122,7 +177,11 @@ func (s *Server) getInbox(w http.ResponseWriter, r *http.Request, c caller) erro
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, inboxOf(b))
+	out, err := s.counted(r, c, inboxOf(b))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, out)
 	return nil
 }
 

@@ -117,6 +117,7 @@ var (
 
 	// What names no inbox.
 
+	anybody       rule = func(_ principal, _ target, ok int) int { return ok }
 	onlyManagers  rule = func(p principal, _ target, ok int) int { return when(p.manages(), ok) }
 	onlyPeople    rule = func(p principal, _ target, ok int) int { return when(p.kind == auth.Person, ok) }
 	ofOurManagers rule = func(p principal, _ target, ok int) int { // an object of the project
@@ -244,6 +245,32 @@ var operations = []operation{
 	// Who may finds that there is no such delivery.
 	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries/{delivery}/redelivery", holds, 404, (*trial).webhook},
 
+	{"GET", "/v1/account", anybody, 200, nil},
+	{"POST", "/v1/verify/{provider}", anybody, 200, body(`{"handle":"x"}`)},
+	{"GET", "/v1/inboxes/{inbox}/emails", reads, 200, nil},
+	{"GET", "/v1/inboxes/{inbox}/emails/poll", reads, 204, func(x *trial) { x.query = "?timeout=0" }},
+	{"GET", "/v1/inboxes/{inbox}/emails/{id}", reads, 200, (*trial).message},
+	{"GET", "/v1/inboxes/{inbox}/emails/{id}/attachments/{index}", reads, 200, (*trial).message},
+	{"POST", "/v1/inboxes/{inbox}/emails/{id}/extract", reads, 501, (*trial).message},
+	// The inbox is named by from, here a.
+	{"POST", "/v1/emails/send", proposes, 202, func(x *trial) {
+		x.body = fmt.Sprintf(`{"from":%q,"to":["bob@example.com"],"subject":"number %d","body":{"text":"t"}}`, x.f.a.Address, x.n)
+	}},
+	// Everybody sees their own, and a recovery key does nothing else.
+	{"GET", "/v1/webhooks", func(p principal, _ target, ok int) int { return when(p.kind != auth.Recovery, ok) }, 200, nil},
+	{"POST", "/v1/webhooks", holds, 201, func(x *trial) {
+		x.body, x.after = fmt.Sprintf(`{"url":"https://example.com/new","inboxId":%q}`, x.f.a.ID), func() { x.f.clearWebhooks(x.t) }
+	}},
+	{"DELETE", "/v1/webhooks/{id}", func(p principal, t target, ok int) int {
+		switch {
+		case p.kind == auth.Recovery:
+			return http.StatusForbidden
+		case p.kind == auth.Agent && p.parts["a"] != "":
+			return holds(p, t, ok)
+		}
+		return http.StatusNotFound
+	}, 200, (*trial).webhook},
+
 	{"GET", "/v1/actions", func(p principal, _ target, ok int) int {
 		return when(p.kind != auth.Project && p.kind != auth.Recovery, ok)
 	}, 200, nil},
@@ -295,7 +322,7 @@ var operations = []operation{
 	{"GET", "/v1/domains/{id}", ofOurManagers, 200, (*trial).domain},
 	{"GET", "/v1/domains/{id}/records", ofOurManagers, 200, (*trial).domain},
 	{"POST", "/v1/domains/{id}/verify", ofOurManagers, 200, (*trial).domain},
-	{"DELETE", "/v1/domains/{id}", ofOurManagers, 204, (*trial).domain},
+	{"DELETE", "/v1/domains/{id}", ofOurManagers, 200, (*trial).domain},
 }
 
 // body prepares a request with this body, in which %d is another number each

@@ -20,6 +20,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"postern/internal/auth"
 	"postern/internal/domain"
@@ -52,19 +55,22 @@ type Server struct {
 	reading chan struct{} // has room for maxReading
 	crowd   crowd         // who waits for events
 	closing chan struct{} // closed when waiting is to end
+	conf    Config
+	signups *rate.Limiter
 }
 
 // Config is what a [Server] works with, and what the operator sets.
 type Config struct {
 	Domains  *domain.Registry // required
 	Webhooks *webhook.Hooks   // required
+	Signup   string           // the id of the project in which anybody may make an account; empty means that nobody may
 }
 
 // New returns a server of the inboxes in post and the actions in gate.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, c Config) *Server {
 	return &Server{
 		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading),
-		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}),
+		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: rate.NewLimiter(rate.Every(6*time.Second), 20),
 	}
 }
 
@@ -134,6 +140,7 @@ var table = slices.Concat(
 	actionRoutes,
 	eventRoutes,
 	webhookRoutes,
+	lobsterRoutes,
 	sendRoutes,
 )
 
@@ -142,6 +149,7 @@ var openTable = slices.Concat(
 	documentRoutes,
 	unsubscribeRoutes,
 	socketRoutes,
+	lobsterOpenRoutes,
 )
 
 func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {

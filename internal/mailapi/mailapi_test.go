@@ -228,10 +228,10 @@ func TestStory(t *testing.T) {
 		if got := f.do(t, "project", "POST", "/v1/inboxes", `{"address":"analyst@agents.test"}`); got.code != 409 || got.field(t, "error") != "address_collision" {
 			t.Errorf("again = %+v", got)
 		}
-		if got := f.do(t, "project", "GET", "/v1/inboxes", ""); strings.Contains(got.body, "pib_") || strings.Count(got.body, "ibx_") != 3 || strings.Contains(got.body, f.foreign.ID) {
+		if got := f.do(t, "project", "GET", "/v1/inboxes", ""); strings.Contains(got.body, "pib_") || strings.Count(got.body, `"id":"ibx_`) != 2*3 || strings.Contains(got.body, f.foreign.ID) {
 			t.Errorf("list = %s", got.body)
 		}
-		if got := f.do(t, "key a", "GET", "/v1/inboxes", ""); strings.Count(got.body, "ibx_") != 1 || !strings.Contains(got.body, f.a.ID) {
+		if got := f.do(t, "key a", "GET", "/v1/inboxes", ""); strings.Count(got.body, `"id":"ibx_`) != 2*1 || !strings.Contains(got.body, f.a.ID) {
 			t.Errorf("list as key a = %s", got.body)
 		}
 

@@ -293,7 +293,7 @@ func TestOpenAPIIsClosed(t *testing.T) {
 		{"problem", "/v1/actions", "application/problem+json", fmt.Sprintf(problemBody, ""), 404, ""},
 		{"more", "/v1/actions", "application/problem+json", fmt.Sprintf(problemBody, `,"more":1`), 404, "more"},
 		{"less", "/v1/actions", "application/problem+json", `{"status":404}`, 404, "required"},
-		{"more in a list", "/v1/inboxes", "application/json", `{"inboxes":[{"id":"i","address":"a","display_name":"","mode":"m","created_at":"t","expires_at":null,"deleted_at":null,"purge_at":null,"max_bytes":1,"secret":"s"}]}`, 200, "unevaluated"},
+		{"more in a list", "/v1/inboxes/x/labels", "application/json", `{"labels":[{"name":"x","system":true,"message_count":1,"secret":"s"}]}`, 200, "unevaluated"},
 		{"more beside a list", "/v1/actions", "application/json", `{"actions":[],"more":1}`, 200, "unevaluated"},
 		{"another type", "/v1/actions", "text/html", "x", 200, "text/html"},
 		{"another status", "/v1/actions", "application/json", "{}", 201, "201"},

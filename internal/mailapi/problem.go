@@ -63,6 +63,7 @@ var kinds = map[string]kind{
 	"unsupported_media_type": {415, "Unsupported media type", "Send JSON, as application/json."},
 	"upgrade_required":       {426, "WebSocket needed", "Ask with a WebSocket client, over HTTP/1.1."},
 	"too_many_requests":      {429, "Too many requests", "Wait, for as long as the header Retry-After says if there is one."},
+	"not_offered":            {501, "Not offered", "This server does not do that; the detail says what does."},
 	"internal_error":         {500, "Internal error", "Tell the operator the requestId: the reason is in the server's log."},
 }
 
@@ -119,6 +120,8 @@ func classify(err error) (code, detail string) {
 		return "domain_in_use", detail
 	case errors.Is(err, domain.ErrTooSoon), errors.Is(err, domain.ErrFull):
 		return "too_many_requests", detail
+	case errors.Is(err, errNotOffered):
+		return "not_offered", detail
 	case errors.Is(err, errUpgrade):
 		return "upgrade_required", detail
 	case errors.Is(err, oversight.ErrTooLate):

@@ -21,6 +21,26 @@ type threadJSON struct {
 	Newest    messageJSON `json:"newest"`
 }
 
+// A lobsterThread is a thread in LobsterMail's words.
+type lobsterThread struct {
+	ID        string    `json:"id"`
+	Inbox     string    `json:"inboxId"`
+	Subject   string    `json:"subject"` // of its newest message in lists, else of its first
+	Emails    int       `json:"emailCount"`
+	LastAt    time.Time `json:"lastEmailAt"`
+	CreatedAt time.Time `json:"createdAt"`
+}
+
+// A lobsterGlance is an email in a thread, in LobsterMail's words.
+type lobsterGlance struct {
+	ID        string    `json:"id"`
+	From      string    `json:"from"`
+	Subject   string    `json:"subject"`
+	Preview   string    `json:"preview"`
+	CreatedAt time.Time `json:"createdAt"`
+	Risk      bool      `json:"isInjectionRisk"`
+}
+
 func (s *Server) listThreads(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
@@ -34,12 +54,24 @@ func (s *Server) listThreads(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	out := []threadJSON{}
+	out, lobster := []threadJSON{}, []lobsterThread{}
 	for _, t := range ts {
 		out = append(out, threadOf(k, t))
+		lobster = append(lobster, lobsterThread{t.ID, k.Inbox(), t.Newest.Subject, t.Messages, t.At, t.Begun})
 	}
-	answer(w, http.StatusOK, map[string]any{"threads": out, "next_cursor": next})
+	answer(w, http.StatusOK, map[string]any{
+		"threads": out, "next_cursor": next,
+		"data": lobster, "hasMore": next != "", "cursor": orNull(next),
+	})
 	return nil
+}
+
+// orNull returns nil for nothing, as LobsterMail's client has it.
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
 }
 
 func threadOf(k *mailbox.Key, t mailbox.Thread) threadJSON {
@@ -59,6 +91,15 @@ func (s *Server) getThread(w http.ResponseWriter, r *http.Request, c caller) err
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"id": id, "inbox": k.Inbox(), "messages": messagesOf(ms)})
+	emails := []lobsterGlance{}
+	for _, m := range ms {
+		emails = append(emails, lobsterGlance{m.ID, bare(m.From), m.Subject, m.Preview, m.At, lobsterOf(m).Security.Risk >= lobsterRisk})
+	}
+	answer(w, http.StatusOK, struct {
+		lobsterThread
+		Inbox    string          `json:"inbox"`
+		Messages []messageJSON   `json:"messages"`
+		Glances  []lobsterGlance `json:"emails"`
+	}{lobsterThread{id, k.Inbox(), ms[0].Subject, len(ms), ms[len(ms)-1].At, ms[0].At}, k.Inbox(), messagesOf(ms), emails})
 	return nil
 }

@@ -341,6 +341,9 @@ type Listing struct {
 	Label  string // only with this label; empty means all but the trash
 	Unread bool   // only those without the label read
 	Thread string // only those of this thread
+
+	Direction Direction // only in this direction
+	Since     time.Time // only what was stored after it
 }
 
 // A position is where a list ended: lists go from newest to oldest.
@@ -412,6 +415,14 @@ func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *Key, l Lis
 		args = append(args, l.Thread)
 		query += ` and m.thread_id = $` + strconv.Itoa(len(args))
 	}
+	if l.Direction != "" {
+		args = append(args, l.Direction)
+		query += ` and m.direction = $` + strconv.Itoa(len(args))
+	}
+	if !l.Since.IsZero() {
+		args = append(args, store.Time(l.Since))
+		query += ` and m.at > $` + strconv.Itoa(len(args))
+	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		out, err = m.scanAll(ctx, tx, k, query+order+strconv.Itoa(l.Limit+1), args...)
 		return err
@@ -426,6 +437,17 @@ func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *Key, l Lis
 		next = position{store.Time(last.At), last.ID}.String()
 	}
 	return out, next, nil
+}
+
+// Count returns how many messages an inbox holds.
+func (m *PostOffice) Count(ctx context.Context, inbox string) (n int64, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select count(*) from message where inbox_id = $1`, []any{inbox}, &n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count messages: %w", err)
+	}
+	return n, nil
 }
 
 func (m *PostOffice) scanAll(ctx context.Context, tx *store.Tx, k *Key, query string, args ...any) (out []Message, err error) {

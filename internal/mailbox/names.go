@@ -32,6 +32,9 @@ func (e *TakenError) Error() string { return e.Address + ": " + ErrTaken.Error()
 // Unwrap returns [ErrTaken].
 func (e *TakenError) Unwrap() error { return ErrTaken }
 
+// ErrReserved means that an address is nobody's to have.
+var ErrReserved = errors.New("reserved")
+
 // localPart is compiled when it is first needed: each part of a sandbox is this
 // program, and would otherwise compile it as it starts.
 var localPart = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`) })
@@ -102,7 +105,7 @@ func checkName(name string, ours bool) error {
 		return fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
 	}
 	if isReserved(name, ours) {
-		return fmt.Errorf("%w: address: %s is reserved", ErrInvalid, name)
+		return fmt.Errorf("%w: address: %s is %w", ErrInvalid, name, ErrReserved)
 	}
 	return nil
 }

@@ -141,6 +141,7 @@ func places(first, n int) string {
 type Thread struct {
 	ID       string
 	At       time.Time // of its newest message
+	Begun    time.Time // of its oldest message that is not in the trash
 	Messages int       // that are not in the trash
 	Unread   int       // of these
 	Newest   Message
@@ -189,8 +190,8 @@ func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *Key, li
 
 func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position, limit int) (out []Thread, err error) {
 	const shown = `from message m where m.thread_id = t.id and m.inbox_id = t.inbox_id and m.trashed_at = 0`
-	rows, err := tx.QueryContext(ctx, `select t.id, t.at, (select count(*) `+shown+`), (select count(*) `+shown+` and m.labels not like '% read %')
-		from thread t where t.inbox_id = $1 and (t.at, t.id) < ($2, $3) and exists (select 1 `+shown+`)
+	rows, err := tx.QueryContext(ctx, `select t.id, t.at, (select count(*) `+shown+`), (select count(*) `+shown+` and m.labels not like '% read %'),
+		(select min(m.at) `+shown+`) from thread t where t.inbox_id = $1 and (t.at, t.id) < ($2, $3) and exists (select 1 `+shown+`)
 		order by t.at desc, t.id desc limit $4`, inbox, from.at, from.id, limit)
 	if err != nil {
 		return nil, err
@@ -198,11 +199,11 @@ func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position,
 	defer rows.Close()
 	for rows.Next() {
 		var t Thread
-		var at int64
-		if err := rows.Scan(&t.ID, &at, &t.Messages, &t.Unread); err != nil {
+		var at, begun int64
+		if err := rows.Scan(&t.ID, &at, &t.Messages, &t.Unread, &begun); err != nil {
 			return nil, err
 		}
-		t.At = store.FromTime(at)
+		t.At, t.Begun = store.FromTime(at), store.FromTime(begun)
 		out = append(out, t)
 	}
 	return out, rows.Err()

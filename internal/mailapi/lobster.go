@@ -1,0 +1,574 @@
+package mailapi
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/store"
+	"postern/internal/webhook"
+)
+
+// What follows is LobsterMail's wire, for its unmodified client: paths with
+// emails are LobsterMail's, those with messages our own. Its one token for all
+// inboxes contradicts isolation. Here a token is an account: a grant that has a
+// part in each inbox that it made itself and in no other. A key of an inbox
+// works as a token too, for that inbox.
+var lobsterRoutes = []route{
+	{"GET", "/v1/account", 0, (*Server).lobsterAccount},
+	{"POST", "/v1/verify/{provider}", maxBody, (*Server).lobsterVerify},
+	{"GET", "/v1/inboxes/{inbox}/emails", 0, (*Server).lobsterEmails},
+	{"GET", "/v1/inboxes/{inbox}/emails/poll", 0, (*Server).lobsterPoll},
+	{"GET", "/v1/inboxes/{inbox}/emails/{id}", 0, (*Server).lobsterEmail},
+	{"GET", "/v1/inboxes/{inbox}/emails/{id}/attachments/{index}", 0, (*Server).lobsterAttachment},
+	{"POST", "/v1/inboxes/{inbox}/emails/{id}/extract", 0, (*Server).lobsterExtract},
+	{"POST", "/v1/emails/send", maxSend, (*Server).lobsterSend},
+	{"GET", "/v1/webhooks", 0, (*Server).lobsterWebhooks},
+	{"POST", "/v1/webhooks", maxBody, (*Server).lobsterCreateWebhook},
+	{"DELETE", "/v1/webhooks/{id}", 0, (*Server).lobsterDeleteWebhook},
+}
+
+// lobsterOpenRoutes are for who has no token yet, or shows it otherwise.
+var lobsterOpenRoutes = []route{
+	{"POST", "/v1/signup", 0, (*Server).lobsterSignup},
+	{"GET", "/v1/ws", 0, (*Server).lobsterSocket},
+}
+
+const (
+	maxAccountInboxes = 25 // of an account that signed up by itself or was made for somebody
+	maxPollSeconds    = 25
+	lobsterRisk       = 0.5 // from which its client calls an email a risk
+)
+
+var (
+	errNotOffered   = errors.New("this server does not offer that")
+	errSignupClosed = fmt.Errorf("signup is closed here: ask the operator for a token (postern up --signup opens it): %w", auth.ErrForbidden)
+)
+
+// lobsterSignup makes an account for whoever asks, if the operator has opened
+// that. The attack: somebody who makes accounts until the disk is full.
+func (s *Server) lobsterSignup(w http.ResponseWriter, r *http.Request, _ caller) error {
+	if s.conf.Signup == "" {
+		return errSignupClosed
+	}
+	if !s.signups.Allow() {
+		return fmt.Errorf("too many sign up at the same time: %w", errCrowded)
+	}
+	who := auth.Principal{Kind: auth.System, ID: "signup", Project: s.conf.Signup}
+	id, token, err := s.post.NewAccount(r.Context(), who, "signed up "+time.Now().UTC().Format(time.RFC3339))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"id": id, "token": token.Reveal()})
+	return nil
+}
+
+// lobsterAccount tells what a token may do. There are no tiers: all may send,
+// and a person decides.
+func (s *Server) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.post.Inboxes(r.Context(), c.Principal)
+	if err != nil {
+		return err
+	}
+	var received int64
+	since := time.Now().UTC()
+	for _, b := range list {
+		n, err := s.post.Count(r.Context(), b.ID)
+		if err != nil {
+			return err
+		}
+		received += n
+		if b.Created.Before(since) {
+			since = b.Created
+		}
+	}
+	limits := map[string]any{"maxInboxes": nil, "dailyEmailLimit": 0, "canSend": c.Kind == auth.Grant || c.Kind == auth.Agent}
+	if c.Kind == auth.Grant {
+		limits["maxInboxes"] = maxAccountInboxes
+	}
+	answer(w, http.StatusOK, map[string]any{
+		"id": c.ID, "tier": 1, "tierName": string(c.Kind), "limits": limits,
+		"usage":                map[string]any{"inboxCount": len(list), "totalEmailsReceived": received},
+		"xVerificationPending": false, "createdAt": since, "lastActiveAt": time.Now().UTC(),
+	})
+	return nil
+}
+
+func (s *Server) lobsterVerify(w http.ResponseWriter, r *http.Request, _ caller) error {
+	var in struct {
+		Handle string `json:"handle"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{
+		"status": "verified", "instructions": "There is nothing to verify here: every account may propose to send, and a person decides on each email.",
+	})
+	return nil
+}
+
+// room returns an error if an account has as many inboxes as it may.
+func (s *Server) room(ctx context.Context, c caller) error {
+	if c.Kind != auth.Grant {
+		return nil
+	}
+	list, err := s.post.Inboxes(ctx, c.Principal)
+	if err == nil && len(list) >= maxAccountInboxes {
+		err = fmt.Errorf("this account has %d inboxes, which is the most: %w", len(list), auth.ErrForbidden)
+	}
+	return err
+}
+
+type lobsterFile struct {
+	Filename    string `json:"filename"`
+	ContentType string `json:"contentType"`
+	S3Key       string `json:"s3Key"`     // always empty: there is no such thing
+	Size        int64  `json:"sizeBytes"` // bytes
+}
+
+type lobsterSecurity struct {
+	Risk  float64  `json:"injectionRiskScore"` // 0 to 1
+	Flags []string `json:"flags"`              // the scan's categories
+	SPF   *string  `json:"spf"`
+	DKIM  *string  `json:"dkim"`
+	DMARC *string  `json:"dmarc"`
+}
+
+// A lobsterMail is a message in LobsterMail's words. Addresses are bare: its
+// client compares them with ===.
+type lobsterMail struct {
+	ID             string          `json:"id"`
+	Inbox          string          `json:"inboxId"`
+	Direction      string          `json:"direction"`
+	From           string          `json:"from"`
+	To             []string        `json:"to"`
+	Cc             []string        `json:"cc"`
+	Subject        string          `json:"subject"`
+	Preview        string          `json:"preview"`
+	Body           *string         `json:"body"` // null in lists
+	IsRead         bool            `json:"isRead"`
+	HasAttachments bool            `json:"hasAttachments"`
+	Thread         string          `json:"threadId"`
+	Attachments    []lobsterFile   `json:"attachments"`
+	Security       lobsterSecurity `json:"security"`
+	Status         string          `json:"status"`
+	CreatedAt      time.Time       `json:"createdAt"`
+	ReceivedAt     *time.Time      `json:"receivedAt"`
+}
+
+func lobsterOf(m mailbox.Message) lobsterMail {
+	out := lobsterMail{
+		ID: m.ID, Inbox: m.Inbox, Direction: "inbound", From: bare(m.From), To: []string{}, Cc: []string{}, Subject: m.Subject, Preview: m.Preview,
+		IsRead: slices.Contains(m.Labels, mailbox.LabelRead), HasAttachments: len(m.Attachments) > 0, Thread: m.Thread, Attachments: []lobsterFile{},
+		Security: lobsterSecurity{Flags: []string{}}, Status: "received", CreatedAt: m.At, ReceivedAt: moment(m.At),
+	}
+	if m.Direction == mailbox.Out {
+		out.Direction, out.Status, out.ReceivedAt = "outbound", "sent", nil
+	}
+	for _, a := range m.To {
+		out.To = append(out.To, bare(a))
+	}
+	for _, a := range m.Cc {
+		out.Cc = append(out.Cc, bare(a))
+	}
+	for _, f := range m.Attachments {
+		out.Attachments = append(out.Attachments, lobsterFile{Filename: f.Name, ContentType: f.ContentType, Size: int64(f.Size)})
+	}
+	if s := m.Security; s != nil {
+		out.Security.Risk = s.Score
+		for c := range s.Categories {
+			out.Security.Flags = append(out.Security.Flags, string(c))
+		}
+		slices.Sort(out.Security.Flags)
+		said := func(c mail.Check) *string {
+			if c.Result == "" {
+				return nil
+			}
+			return &c.Result
+		}
+		out.Security.SPF, out.Security.DKIM, out.Security.DMARC = said(s.Auth.SPF), said(s.Auth.DKIM), said(s.Auth.DMARC)
+	}
+	return out
+}
+
+// wholeOf is lobsterOf with the text as a person sees it: what is hidden from
+// people is not for models either.
+func wholeOf(m mailbox.Message, raw []byte) lobsterMail {
+	out := lobsterOf(m)
+	p := mail.Read(raw)
+	text := safeOf(messageOf(m), p.Text, p.HTML).SafeText
+	out.Body = &text
+	return out
+}
+
+// bare returns an address without its display name; what is not one address, as
+// it is. The attack: a display name that reads like the address of somebody
+// else.
+func bare(s string) string {
+	if a, err := mail.ParseAddress("address", s); err == nil {
+		return a.Addr
+	}
+	return s
+}
+
+// instant returns a time of the query.
+func instant(q url.Values, name string) (t time.Time, err error) {
+	if v := q.Get(name); v != "" {
+		if t, err = time.Parse(time.RFC3339, v); err != nil {
+			return t, fmt.Errorf("%w: %s: must be a time as in 2026-01-02T15:04:05Z", errRequest, name)
+		}
+	}
+	return t, nil
+}
+
+// direction returns a direction of the query; empty means both.
+func direction(q url.Values) (mailbox.Direction, error) {
+	switch q.Get("direction") {
+	case "":
+		return "", nil
+	case "inbound":
+		return mailbox.In, nil
+	case "outbound":
+		return mailbox.Out, nil
+	}
+	return "", fmt.Errorf("%w: direction: must be inbound or outbound", errRequest)
+}
+
+func (s *Server) lobsterEmails(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	n, err := limit(q, 20, 100)
+	if err != nil {
+		return err
+	}
+	l := mailbox.Listing{Limit: n, Cursor: q.Get("cursor")}
+	if l.Since, err = instant(q, "since"); err != nil {
+		return err
+	}
+	if l.Direction, err = direction(q); err != nil {
+		return err
+	}
+	ms, next, err := s.post.List(r.Context(), c.Principal, k, l)
+	if err != nil {
+		return err
+	}
+	out := map[string]any{"data": lobstersOf(ms)}
+	if next != "" {
+		out["cursor"] = next // absent on the last page
+	}
+	answer(w, http.StatusOK, out)
+	return nil
+}
+
+func lobstersOf(ms []mailbox.Message) []lobsterMail {
+	out := []lobsterMail{}
+	for _, m := range ms {
+		out = append(out, lobsterOf(m))
+	}
+	return out
+}
+
+// lobsterPoll answers with what arrived since a time and fits, as soon as there
+// is some, or with 204.
+func (s *Server) lobsterPoll(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	timeout, err := seconds(q, "timeout", maxPollSeconds, maxPollSeconds)
+	if err != nil {
+		return err
+	}
+	since, err := instant(q, "since")
+	if err != nil {
+		return err
+	}
+	if since.IsZero() {
+		since = time.Now()
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	out := []lobsterMail{}
+	err = s.await(ctx, k.Inbox(), func() (bool, error) {
+		// Opened anew: who lost its key while it waited reads nothing any more.
+		k, err := s.open(r, c)
+		if err != nil {
+			return false, err
+		}
+		ms, _, err := s.post.List(r.Context(), c.Principal, k, mailbox.Listing{Limit: maxArrivals, Since: since, Direction: mailbox.In})
+		for _, m := range ms {
+			e := lobsterOf(m)
+			if (q.Get("from") == "" || strings.EqualFold(e.From, q.Get("from"))) && strings.Contains(e.Subject, q.Get("subject")) {
+				out = append(out, e)
+			}
+		}
+		return len(out) > 0, err
+	})
+	switch {
+	case err != nil:
+		return err
+	case len(out) == 0:
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		answer(w, http.StatusOK, map[string]any{"data": out})
+	}
+	return nil
+}
+
+func (s *Server) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) error {
+	done, err := s.read(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	m, raw, err := s.message(r, c)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, wholeOf(m, raw))
+	return nil
+}
+
+// lobsterAttachment answers with an address that the client fetches without its
+// token. What is in an inbox is sealed, and an address that opened it would be
+// a key: so the address is the file itself (RFC 2397). Its type is none, since
+// the sender chose it.
+func (s *Server) lobsterAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
+	done, err := s.read(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	m, raw, err := s.message(r, c)
+	if err != nil {
+		return err
+	}
+	list := mail.Read(raw).Attachments
+	i, err := strconv.Atoi(r.PathValue("index"))
+	if err != nil || i < 0 || i >= len(list) {
+		return fmt.Errorf("attachment in the path: message %s has %d, counted from 0: %w", m.ID, len(list), store.ErrNotFound)
+	}
+	answer(w, http.StatusOK, map[string]any{
+		"filename": list[i].Name, "contentType": fileType(list[i].ContentType), "sizeBytes": len(list[i].Data),
+		"downloadUrl": "data:application/octet-stream;base64," + base64.StdEncoding.EncodeToString(list[i].Data),
+	})
+	return nil
+}
+
+func (s *Server) lobsterExtract(_ http.ResponseWriter, r *http.Request, c caller) error {
+	if _, err := s.own(r, c); err != nil {
+		return err
+	}
+	return fmt.Errorf("extraction: there is no model in this server; read the email and ask yours: %w", errNotOffered)
+}
+
+// A lobsterDraft is an email to be sent, in LobsterMail's words.
+type lobsterDraft struct {
+	From    string   `json:"from"` // names the inbox
+	To      []string `json:"to"`
+	Cc      []string `json:"cc"`
+	Subject string   `json:"subject"`
+	Body    struct {
+		Text string `json:"text"`
+		HTML string `json:"html"`
+	} `json:"body"`
+	ReplyTo     string `json:"replyTo"`
+	InReplyTo   string `json:"inReplyTo"` // a Message-ID
+	Thread      string `json:"threadId"`  // its newest message is answered, unless inReplyTo names one
+	Attachments []struct {
+		Filename    string `json:"filename"`
+		ContentType string `json:"contentType"`
+		Content     string `json:"content"` // base64
+	} `json:"attachments"`
+}
+
+// lobsterSend proposes to send an email. Its client says that it is queued
+// then; here the answer says whether it waits for a person.
+func (s *Server) lobsterSend(w http.ResponseWriter, r *http.Request, c caller) error {
+	if c.key == "" || c.Kind != auth.Agent && c.Kind != auth.Grant {
+		return fmt.Errorf("a %s does not send mail, only an inbox's key or a grant does: %w", c.Kind, auth.ErrForbidden)
+	}
+	done, err := s.begin(w, r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var in lobsterDraft
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	from, err := mail.ParseAddress("from", in.From)
+	if err != nil {
+		return err
+	}
+	o := mailbox.Outgoing{Inbox: from.Addr, Draft: mail.Draft{
+		To: in.To, Cc: in.Cc, ReplyTo: in.ReplyTo, Subject: in.Subject, Text: in.Body.Text, HTML: in.Body.HTML, InReplyTo: in.InReplyTo,
+	}}
+	for i, a := range in.Attachments {
+		data, err := base64.StdEncoding.DecodeString(a.Content)
+		if err != nil {
+			return fmt.Errorf("%w: attachments[%d].content: is not base64", errRequest, i)
+		}
+		o.Attachments = append(o.Attachments, mail.Attachment{Name: a.Filename, ContentType: a.ContentType, Data: data})
+	}
+	if o.IdempotencyKey, err = idempotencyKey(r.Header); err != nil {
+		return err
+	}
+	if err := s.lobsterThread(r.Context(), c, in, &o); err != nil {
+		return err
+	}
+	p, err := s.post.Send(r.Context(), c.Principal, "rest", o)
+	if err != nil {
+		return err
+	}
+	rateLimits(w.Header(), p.Left)
+	status := "queued"
+	switch p.State {
+	case oversight.Denied:
+		return &blockedError{p.ID, p.Verdict}
+	case oversight.Pending:
+		status = "pending_approval"
+	case oversight.Scheduled, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
+	}
+	w.Header().Set("Location", "/v1/actions/"+p.ID)
+	answer(w, http.StatusAccepted, map[string]any{"id": p.ID, "status": status, "createdAt": p.Created})
+	return nil
+}
+
+// lobsterThread sets what o answers.
+func (s *Server) lobsterThread(ctx context.Context, c caller, in lobsterDraft, o *mailbox.Outgoing) error {
+	if in.InReplyTo != "" {
+		o.References = []string{in.InReplyTo}
+		return nil
+	}
+	if in.Thread == "" {
+		return nil
+	}
+	if !idForm().MatchString(in.Thread) {
+		return fmt.Errorf("%w: threadId: is not the id of a thread", errRequest)
+	}
+	k, err := s.post.Open(ctx, c.Principal, c.key, o.Inbox)
+	if err != nil {
+		return err
+	}
+	ms, err := s.post.Thread(ctx, c.Principal, k, in.Thread)
+	if err != nil {
+		return err
+	}
+	if last := ms[len(ms)-1]; last.MessageID != "" {
+		o.InReplyTo, o.References = last.MessageID, append(slices.Clone(last.References), last.MessageID)
+	}
+	return nil
+}
+
+// lobsterHooks returns as whom the caller manages webhooks: of the inbox that
+// is named, or of all that its token has a part in.
+func (s *Server) lobsterHooks(r *http.Request, c caller, inbox string) (auth.Principal, error) {
+	who := c.Principal
+	if inbox == "" {
+		return who, nil
+	}
+	if c.key == "" {
+		return who, fmt.Errorf("a %s manages inboxes and opens none: %w", c.Kind, auth.ErrForbidden)
+	}
+	k, err := s.post.Open(r.Context(), c.Principal, c.key, inbox)
+	if err != nil {
+		return who, err
+	}
+	who.Inbox = k.Inbox()
+	return who, k.May(mailbox.Manage)
+}
+
+type lobsterHook struct {
+	ID        string       `json:"id"`
+	URL       string       `json:"url"`
+	Inbox     *string      `json:"inboxId"`
+	Events    []event.Type `json:"events"`
+	IsActive  bool         `json:"isActive"`
+	CreatedAt time.Time    `json:"createdAt"`
+	Secret    string       `json:"secret,omitempty"` // when it was made, once
+}
+
+func lobsterHookOf(h webhook.Webhook) lobsterHook {
+	out := lobsterHook{ID: h.ID, URL: h.URL, Events: append([]event.Type{}, h.Events...), IsActive: h.Enabled, CreatedAt: h.Created}
+	if h.Inbox != "" {
+		out.Inbox = &h.Inbox
+	}
+	return out
+}
+
+func (s *Server) lobsterWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.hooks.List(r.Context(), c.Principal)
+	if err != nil {
+		return err
+	}
+	out := []lobsterHook{}
+	for _, h := range list {
+		out = append(out, lobsterHookOf(h))
+	}
+	answer(w, http.StatusOK, map[string]any{"data": out})
+	return nil
+}
+
+func (s *Server) lobsterCreateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in struct {
+		URL    string       `json:"url"`
+		Inbox  string       `json:"inboxId"`
+		Events []event.Type `json:"events"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	who, err := s.lobsterHooks(r, c, in.Inbox)
+	if err != nil {
+		return err
+	}
+	if in.Events == nil {
+		in.Events = []event.Type{"email.received"}
+	}
+	name := "LobsterMail"
+	h, secret, err := s.hooks.CreateAs(r.Context(), who, webhook.Lobster, webhook.Change{Name: &name, URL: &in.URL, Events: in.Events})
+	if err != nil {
+		return err
+	}
+	out := lobsterHookOf(h)
+	out.Secret = secret.Reveal()
+	answer(w, http.StatusCreated, out)
+	return nil
+}
+
+func (s *Server) lobsterDeleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	h, err := s.hooks.Get(r.Context(), c.Principal, id)
+	if err != nil {
+		return err
+	}
+	who, err := s.lobsterHooks(r, c, h.Inbox)
+	if err != nil {
+		return err
+	}
+	if err := s.hooks.Delete(r.Context(), who, id); err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"id": id, "deleted": true}) // its client reads JSON from every answer
+	return nil
+}
