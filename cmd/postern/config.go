@@ -101,6 +101,7 @@ type Config struct {
 
 	VolumeMB       int64 // mebibytes that each new volume may hold
 	MaxVolumes     int   // of a project
+	Signup         bool  // whoever reaches the server may make an account
 	WebhookPrivate bool  // webhooks may lead to this machine and private networks, over http too
 
 	LogLevel string // debug, info, warn or error
@@ -156,6 +157,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Int64Var(&c.PoolMemoryMB, "pool-memory", 1024, "mebibytes that all that wait may take together; never more, whatever --pool-min says")
 	fs.BoolVar(&c.Cold, "cold", false, "boot each sandbox instead of restoring it from its template's snapshot: slower, and nothing in it was ever in another's memory")
 	fs.BoolVar(&c.Snapshots, "snapshots", false, "let callers make snapshots of their sandboxes and start others from them: what was in memory, secrets too, is then kept on disk until it is deleted")
+	fs.BoolVar(&c.Signup, "signup", false, "whoever reaches this server may make an account (POST /v1/signup), which makes inboxes of its own in the oldest project; what they write waits for a person like everything else")
 	fs.BoolVar(&c.WebhookPrivate, "webhook-private", false, "let webhooks lead to this machine and to private networks, over http too: whoever holds the project's key can then make this server send requests there. Metadata services stay out of reach")
 	fs.StringVar(&c.LogLevel, "log", "info", "least `level` that is logged: debug, info, warn or error")
 }

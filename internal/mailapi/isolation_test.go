@@ -245,6 +245,8 @@ var operations = []operation{
 	// Who may finds that there is no such delivery.
 	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries/{delivery}/redelivery", holds, 404, (*trial).webhook},
 
+	{"GET", "/v1/accounts", onlyManagers, 200, nil},
+	{"POST", "/v1/accounts", onlyManagers, 201, body(`{"name":"number %d"}`)},
 	{"GET", "/v1/account", anybody, 200, nil},
 	{"POST", "/v1/verify/{provider}", anybody, 200, body(`{"handle":"x"}`)},
 	{"GET", "/v1/inboxes/{inbox}/emails", reads, 200, nil},

@@ -60,13 +60,20 @@ var (
 // lobsterSignup makes an account for whoever asks, if the operator has opened
 // that. The attack: somebody who makes accounts until the disk is full.
 func (s *Server) lobsterSignup(w http.ResponseWriter, r *http.Request, _ caller) error {
-	if s.conf.Signup == "" {
+	if !s.conf.Signup {
 		return errSignupClosed
 	}
 	if !s.signups.Allow() {
 		return fmt.Errorf("too many sign up at the same time: %w", errCrowded)
 	}
-	who := auth.Principal{Kind: auth.System, ID: "signup", Project: s.conf.Signup}
+	who := auth.Principal{Kind: auth.System, ID: "signup"}
+	err := s.db.View(r.Context(), func(tx *store.Tx) (err error) { //nolint:contextcheck // r's context is what is passed
+		who.Project, err = auth.FirstProject(r.Context(), tx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	id, token, err := s.post.NewAccount(r.Context(), who, "signed up "+time.Now().UTC().Format(time.RFC3339))
 	if err != nil {
 		return err
@@ -84,15 +91,17 @@ func (s *Server) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller
 	}
 	var received int64
 	since := time.Now().UTC()
+	if c.key != "" {
+		if since, err = s.post.Made(r.Context(), c.ID); err != nil {
+			return err
+		}
+	}
 	for _, b := range list {
 		n, err := s.post.Count(r.Context(), b.ID)
 		if err != nil {
 			return err
 		}
 		received += n
-		if b.Created.Before(since) {
-			since = b.Created
-		}
 	}
 	limits := map[string]any{"maxInboxes": nil, "dailyEmailLimit": 0, "canSend": c.Kind == auth.Grant || c.Kind == auth.Agent}
 	if c.Kind == auth.Grant {

@@ -63,7 +63,7 @@ type Server struct {
 type Config struct {
 	Domains  *domain.Registry // required
 	Webhooks *webhook.Hooks   // required
-	Signup   string           // the id of the project in which anybody may make an account; empty means that nobody may
+	Signup   bool             // anybody may make an account, in the oldest project
 }
 
 // New returns a server of the inboxes in post and the actions in gate.
@@ -140,6 +140,7 @@ var table = slices.Concat(
 	actionRoutes,
 	eventRoutes,
 	webhookRoutes,
+	accountRoutes,
 	lobsterRoutes,
 	sendRoutes,
 )
