@@ -471,7 +471,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, Signup: d.conf.Signup})
-	d.notary = notary.New(d.log, d.ring, d.post, notary.Config{Domain: d.conf.MailDomain, Style: console.Style()})
+	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style()})
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})
 	return d.buildWeb(lis)
 }

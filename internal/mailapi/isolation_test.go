@@ -319,6 +319,25 @@ var operations = []operation{
 	}},
 	{"GET", "/v1/audit", onlyPeople, 200, nil},
 
+	{"GET", "/v1/actions/{id}/deliveries", func(p principal, _ target, ok int) int {
+		if p.kind == auth.Person && !p.foreign || p.parts["a"] != "" {
+			return ok
+		}
+		return http.StatusNotFound
+	}, 200, (*trial).action},
+	{"GET", "/v1/suppression", onlyManagers, 200, nil},
+	{"POST", "/v1/suppression", onlyManagers, 204, body(`{"address":"bob%d@example.com"}`)},
+	{"POST", "/v1/suppression/lookup", onlyManagers, 200, (*trial).suppressed},
+	{"POST", "/v1/suppression/removal", onlyManagers, 204, (*trial).suppressed},
+	{"GET", "/v1/suspensions", onlyManagers, 200, nil},
+	// Who may finds that nothing of his is suspended.
+	{"POST", "/v1/suspensions/{id}/lift", onlyPeople, 404, func(x *trial) { x.id, x.body = x.f.a.ID, `{"reason":"clean"}` }},
+	// And that this server signs nothing.
+	{"GET", "/v1/signing/{id}", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
+	{"POST", "/v1/signing/{id}/rotation", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
+	{"POST", "/v1/signing/{id}/check", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
+	{"DELETE", "/v1/signing/{id}/keys/{key}", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
+
 	{"GET", "/v1/domains", onlyManagers, 200, nil},
 	{"POST", "/v1/domains", onlyManagers, 201, body(`{"domain":"new-%d.example"}`)},
 	{"GET", "/v1/domains/{id}", ofOurManagers, 200, (*trial).domain},
@@ -381,6 +400,14 @@ func (x *trial) digest() string {
 		x.t.Fatal(err)
 	}
 	return a.Hex()
+}
+
+// suppressed puts an address on the lists of both projects.
+func (x *trial) suppressed() {
+	x.body = fmt.Sprintf(`{"address":"bob%d@example.com"}`, x.n)
+	for _, who := range []string{"person", "foreign person"} {
+		x.f.do(x.t, who, "POST", "/v1/suppression", x.body)
+	}
 }
 
 func (x *trial) domain() {

@@ -143,6 +143,7 @@ var table = slices.Concat(
 	accountRoutes,
 	lobsterRoutes,
 	sendRoutes,
+	deliveryRoutes,
 )
 
 // openTable is what anybody may ask for, without a key.

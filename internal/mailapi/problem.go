@@ -15,6 +15,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/signing"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -52,6 +53,7 @@ var kinds = map[string]kind{
 	"domain_not_verified":    {403, "Domain not verified", "The domain of this inbox is lost or another project's. GET /v1/domains/{id}/records says what is missing in the DNS."},
 	"domain_taken":           {409, "Domain taken", "This project has the domain already, or another one holds it or a domain above it."},
 	"domain_in_use":          {409, "Domain in use", "Delete the inboxes that have addresses in it first."},
+	"key_in_use":             {409, "Key in use", "Rotate, and remove the key once the next one signs."},
 	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or ask with next: true for one like it."},
 	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; the mail that is there then opens for nobody."},
 	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
@@ -116,6 +118,8 @@ func classify(err error) (code, detail string) {
 		return "stale", detail
 	case errors.Is(err, domain.ErrTaken), errors.Is(err, domain.ErrHeld):
 		return "domain_taken", detail
+	case errors.Is(err, signing.ErrInUse):
+		return "key_in_use", detail
 	case errors.Is(err, domain.ErrInUse):
 		return "domain_in_use", detail
 	case errors.Is(err, domain.ErrTooSoon), errors.Is(err, domain.ErrFull):
@@ -134,7 +138,7 @@ func classify(err error) (code, detail string) {
 		return "limit_reached", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey), errors.Is(err, webhook.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, signing.ErrNotFound):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail

@@ -179,7 +179,11 @@ func deliveries(ctx context.Context, tx *store.Tx, action string, env *mail.Enve
 // Deliveries returns what became of each recipient of an action that who may
 // see. There are none before it is first carried out.
 func (m *PostOffice) Deliveries(ctx context.Context, who auth.Principal, action string) (out []Delivery, err error) {
-	a, err := m.gate.Action(ctx, who, action)
+	as, err := m.As(ctx, who, action)
+	if err != nil {
+		return nil, err
+	}
+	a, err := m.gate.Action(ctx, as, action)
 	if err != nil {
 		return nil, err
 	}

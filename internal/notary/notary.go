@@ -1,11 +1,9 @@
 // Package notary serves what anybody may ask without a key: the public keys of
-// statements, a page that checks a message against them, and the link by which
-// a reader ends mail to himself.
+// statements, and a page that checks a message against them.
 //
 // Who asks is nobody, and may be an attacker. Nothing is fetched for him, from
 // no address; what he brings is bounded in size and in how many may bring it at
-// the same time, is shown as text only, and is kept nowhere. No GET changes
-// anything: scanners follow links.
+// the same time, is shown as text only, and is kept nowhere.
 package notary
 
 import (
@@ -26,7 +24,6 @@ import (
 	"time"
 
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/statement"
 )
 
@@ -55,18 +52,17 @@ const (
 type Server struct {
 	log      *slog.Logger
 	keys     Keys
-	post     *mailbox.PostOffice
 	conf     Config
 	checking chan struct{} // has room for maxChecking
 }
 
-// New returns a server. Post may be nil; then nobody can unsubscribe.
-func New(log *slog.Logger, keys Keys, post *mailbox.PostOffice, conf Config) *Server {
-	return &Server{log: log, keys: keys, post: post, conf: conf, checking: make(chan struct{}, maxChecking)}
+// New returns a server of keys.
+func New(log *slog.Logger, keys Keys, conf Config) *Server {
+	return &Server{log: log, keys: keys, conf: conf, checking: make(chan struct{}, maxChecking)}
 }
 
 // Paths are those that [Server.Handler] serves, as patterns of a mux.
-var Paths = []string{statement.KeysPath, "/verify", "/verify/", "/unsubscribe/"}
+var Paths = []string{statement.KeysPath, "/verify", "/verify/"}
 
 // Handler returns the routes.
 func (s *Server) Handler() http.Handler {
@@ -88,13 +84,11 @@ func (s *Server) Handler() http.Handler {
 		http.ServeContent(w, r, "style.css", time.Time{}, bytes.NewReader(s.conf.Style))
 		return nil
 	})
-	handle("GET /unsubscribe/{token}", s.askUnsubscribe)
-	handle("POST /unsubscribe/{token}", s.unsubscribe)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
 		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("Referrer-Policy", "no-referrer") // the token is in the address
+		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
 		mux.ServeHTTP(w, r)
 	})
@@ -105,7 +99,7 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) publish(w http.ResponseWriter, r *http.Request) error {
 	domain := r.URL.Query().Get("domain")
 	if len(domain) > 253 || strings.ContainsFunc(domain, func(c rune) bool { return c <= ' ' || c > '~' }) {
-		return fmt.Errorf("%w: domain: is no name", mailbox.ErrInvalid)
+		return fmt.Errorf("%w: domain: is no name", errForm)
 	}
 	asked := domain != ""
 	if !asked {
@@ -236,44 +230,6 @@ func formError(err error) error {
 	return fmt.Errorf("%w: %v", errForm, err)
 }
 
-type farewell struct {
-	Token string
-	Done  bool
-}
-
-func (s *Server) token(r *http.Request) (string, error) {
-	token := r.PathValue("token")
-	if s.post == nil {
-		return "", fmt.Errorf("%w: nobody is written to from here", mailbox.ErrInvalid)
-	}
-	return token, s.post.CheckUnsubscribe(token)
-}
-
-func (s *Server) askUnsubscribe(w http.ResponseWriter, r *http.Request) error {
-	token, err := s.token(r)
-	if err != nil {
-		return err
-	}
-	return s.render(w, http.StatusOK, "unsubscribe", farewell{Token: token})
-}
-
-// unsubscribe is also what RFC 8058 has mail programs post, from anywhere and
-// without cookies: the token alone counts.
-func (s *Server) unsubscribe(w http.ResponseWriter, r *http.Request) error {
-	token, err := s.token(r)
-	if err != nil {
-		return err
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, 4096)
-	if _, err := io.Copy(io.Discard, r.Body); err != nil {
-		return formError(err)
-	}
-	if err := s.post.Unsubscribe(r.Context(), token); err != nil {
-		return err
-	}
-	return s.render(w, http.StatusOK, "unsubscribe", farewell{Done: true})
-}
-
 // pages are parsed when the first is shown; see the console's.
 var pages = sync.OnceValue(func() map[string]*template.Template {
 	funcs := template.FuncMap{
@@ -282,7 +238,7 @@ var pages = sync.OnceValue(func() map[string]*template.Template {
 		"some": func(list []string) []string { return list[:min(len(list), 100)] },
 	}
 	out := map[string]*template.Template{}
-	for _, name := range []string{"verify", "unsubscribe", "failure"} {
+	for _, name := range []string{"verify", "failure"} {
 		out[name] = template.Must(template.New(name).Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/"+name+".html"))
 	}
 	return out
@@ -310,8 +266,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, errBusy):
 		status, text = http.StatusServiceUnavailable, "Too many messages are being checked. Try again in a moment."
 		w.Header().Set("Retry-After", "5")
-	case errors.Is(err, errForm), errors.Is(err, mailbox.ErrInvalid):
-		status, text = http.StatusBadRequest, strings.TrimPrefix(strings.TrimPrefix(err.Error(), errForm.Error()+": "), mailbox.ErrInvalid.Error()+": ")
+	case errors.Is(err, errForm):
+		status, text = http.StatusBadRequest, strings.TrimPrefix(err.Error(), errForm.Error()+": ")
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "path", r.URL.Path)
 	default:

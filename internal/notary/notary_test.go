@@ -13,13 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"postern/internal/auth"
-	"postern/internal/mailbox"
 	"postern/internal/notary"
-	"postern/internal/oversight"
 	"postern/internal/statement"
-	"postern/internal/store"
-	"postern/internal/storetest"
 )
 
 const raw = "From: analyst@agents.test\r\nTo: bob@example.com\r\nSubject: <script>alert(1)</script>\u202e\r\nMessage-ID: <1@agents.test>\r\n\r\nhello\r\n"
@@ -31,37 +26,15 @@ func (k keyring) StatementKeys(_ context.Context, domain string) ([]statement.Ke
 }
 
 type fixture struct {
-	t     *testing.T
-	url   string
-	db    *store.DB
-	post  *mailbox.PostOffice
-	who   auth.Principal
-	inbox mailbox.Inbox
-
+	t      *testing.T
+	url    string
 	signed string
 }
 
 func setup(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{t: t, db: storetest.SQLite(t)}
+	f := &fixture{t: t}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	blobs, err := store.OpenBlobs(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	gate := oversight.NewGate(log, f.db, nil)
-	f.post = mailbox.New(log, f.db, gate, mailbox.Config{Blobs: blobs, Domain: "agents.test", Secret: bytes.Repeat([]byte("s"), 32)})
-	f.who = auth.Principal{Kind: auth.Project, ID: "crd_x"}
-	err = f.db.Update(t.Context(), func(tx *store.Tx) (err error) {
-		f.who.Project, _, err = auth.NewProject(t.Context(), tx, "one")
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f.inbox, _, err = f.post.CreateInbox(t.Context(), f.who, mailbox.NewInbox{Address: "analyst"}, ""); err != nil {
-		t.Fatal(err)
-	}
 	public, private, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +50,7 @@ func setup(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	f.signed = field + raw
-	srv := httptest.NewServer(notary.New(log, keys, f.post, notary.Config{Domain: "agents.test", Style: []byte("p{}")}).Handler())
+	srv := httptest.NewServer(notary.New(log, keys, notary.Config{Domain: "agents.test", Style: []byte("p{}")}).Handler())
 	t.Cleanup(srv.Close)
 	f.url = srv.URL
 	return f
@@ -194,43 +167,9 @@ func TestVerifyPage(t *testing.T) {
 	}
 }
 
-func TestUnsubscribe(t *testing.T) {
-	f := setup(t)
-	path := "/unsubscribe/" + f.post.UnsubscribeToken(f.inbox, "bob@example.com")
-	post := func(path string) int {
-		req, err := http.NewRequest("POST", f.url+path, strings.NewReader("List-Unsubscribe=One-Click"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		req.Header.Set("Origin", "https://mail.example")
-		status, _, _ := f.do(req)
-		return status
-	}
-	suppressed := func() bool {
-		_, err := f.post.Suppressed(t.Context(), f.who, "bob@example.com")
-		return err == nil
-	}
-	// A scanner follows every link, and changes nothing.
-	if status, body, _ := f.get(path, "x"); status != 200 || !strings.Contains(body, "<form") || suppressed() {
-		t.Errorf("GET: %d, suppressed %v\n%s", status, suppressed(), body)
-	}
-	for _, forged := range []string{path + "x", "/unsubscribe/x", "/unsubscribe/a.b.c"} {
-		if status := post(forged); status != 400 || suppressed() {
-			t.Errorf("%s: %d", forged, status)
-		}
-	}
-	if status := post(path); status != 200 || !suppressed() {
-		t.Errorf("POST: %d, suppressed %v", status, suppressed())
-	}
-	if status := post(path); status != 200 {
-		t.Errorf("once more: %d", status)
-	}
-}
-
 func FuzzVerifyPage(f *testing.F) {
 	log := slog.New(slog.DiscardHandler)
-	h := notary.New(log, keyring{}, nil, notary.Config{Domain: "agents.test"}).Handler()
+	h := notary.New(log, keyring{}, notary.Config{Domain: "agents.test"}).Handler()
 	f.Add("multipart/form-data; boundary=b", []byte("--b\r\nContent-Disposition: form-data; name=\"text\"\r\n\r\nFrom: x\r\n\r\n--b--\r\n"))
 	f.Fuzz(func(t *testing.T, contentType string, body []byte) {
 		r := httptest.NewRequest("POST", "/verify", bytes.NewReader(body))

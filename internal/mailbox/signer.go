@@ -1,0 +1,72 @@
+package mailbox
+
+import (
+	"context"
+	"fmt"
+
+	"postern/internal/auth"
+	"postern/internal/domain"
+	"postern/internal/signing"
+	"postern/internal/store"
+)
+
+// mayKeep returns an error unless who may manage the signing keys of a domain:
+// a person of the project that holds it; of the server's own domain, of the
+// first project, since those are the people who run the server. A domain that
+// is not theirs is not found.
+func (m *PostOffice) mayKeep(ctx context.Context, who auth.Principal, name string) error {
+	if who.Kind != auth.Person {
+		return fmt.Errorf("%s may not manage signing keys, only a person may: %w", who, auth.ErrForbidden)
+	}
+	if m.cfg.Signer == nil {
+		return fmt.Errorf("domain %q: %w", name, signing.ErrNotFound)
+	}
+	var owner string
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		if name == m.cfg.Domain {
+			owner, err = auth.FirstProject(ctx, tx)
+			return err
+		}
+		owner, _, err = domain.Owner(ctx, tx, name)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("owner of domain %q: %w", name, err)
+	}
+	if owner != who.Project {
+		return fmt.Errorf("domain %q: %w", name, signing.ErrNotFound)
+	}
+	return nil
+}
+
+// SigningKeys returns the published keys of a domain of who's.
+func (m *PostOffice) SigningKeys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
+	if err := m.mayKeep(ctx, who, name); err != nil {
+		return nil, err
+	}
+	return m.cfg.Signer.Keys(ctx, name)
+}
+
+// RotateKeys is [signing.Ring.Rotate] for a domain of who's.
+func (m *PostOffice) RotateKeys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
+	if err := m.mayKeep(ctx, who, name); err != nil {
+		return nil, err
+	}
+	return m.cfg.Signer.Rotate(ctx, who, name)
+}
+
+// CheckKeys is [signing.Ring.Check] for a domain of who's.
+func (m *PostOffice) CheckKeys(ctx context.Context, who auth.Principal, name string) ([]signing.Published, error) {
+	if err := m.mayKeep(ctx, who, name); err != nil {
+		return nil, err
+	}
+	return m.cfg.Signer.Check(ctx, who, name)
+}
+
+// RemoveKey is [signing.Ring.Remove] for a domain of who's.
+func (m *PostOffice) RemoveKey(ctx context.Context, who auth.Principal, name, id string) error {
+	if err := m.mayKeep(ctx, who, name); err != nil {
+		return err
+	}
+	return m.cfg.Signer.Remove(ctx, who, name, id)
+}
