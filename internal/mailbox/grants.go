@@ -200,7 +200,11 @@ func issue(ctx context.Context, tx *store.Tx, who auth.Principal, k *Key, c auth
 	if err != nil {
 		return "", "", err
 	}
-	return id, key, enrol(ctx, tx, who, k.inbox, id, cred.PublicKey().Bytes(), s, c.Expires, k.epochs)
+	epochs, err := k.all()
+	if err != nil {
+		return "", "", err
+	}
+	return id, key, enrol(ctx, tx, who, k.inbox, id, cred.PublicKey().Bytes(), s, c.Expires, epochs)
 }
 
 func onePart(ctx context.Context, tx *store.Tx, inbox, id string) (Part, error) {
@@ -541,7 +545,11 @@ func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *Key, n Ne
 		if err != nil {
 			return err
 		}
-		if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey().Bytes(), n.Scope, n.Expires, k.epochs); err != nil {
+		epochs, err := k.all()
+		if err != nil {
+			return err
+		}
+		if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey().Bytes(), n.Scope, n.Expires, epochs); err != nil {
 			return err
 		}
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
@@ -577,7 +585,11 @@ func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *Key, gra
 		} else if !errors.Is(err, ErrNoKey) {
 			return err
 		}
-		if err := enrol(ctx, tx, who, b.ID, grant, to, n.Scope, n.Expires, k.epochs); err != nil {
+		epochs, err := k.all()
+		if err != nil {
+			return err
+		}
+		if err := enrol(ctx, tx, who, b.ID, grant, to, n.Scope, n.Expires, epochs); err != nil {
 			return err
 		}
 		if p, err = onePart(ctx, tx, b.ID, grant); err != nil {

@@ -192,7 +192,7 @@ func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who au
 	if err != nil {
 		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
 	}
-	k = &Key{inbox: b.ID, holder: who, scope: p.scope, cred: cred}
+	k = &Key{inbox: b.ID, holder: who, scope: p.scope, credential: who.ID, cred: cred}
 	rows, err := tx.QueryContext(ctx, `select w.epoch, w.wrapped, e.public_key from inbox_wrap w
 		join inbox_epoch e on e.inbox_id = w.inbox_id and e.epoch = w.epoch
 		where w.inbox_id = $1 and w.credential_id = $2 order by w.epoch`, b.ID, who.ID)
@@ -202,26 +202,26 @@ func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who au
 	defer rows.Close()
 	for rows.Next() {
 		var e epochKey
-		var wrapped, public []byte
-		if err := rows.Scan(&e.epoch, &wrapped, &public); err != nil {
+		var public []byte
+		if err := rows.Scan(&e.epoch, &e.wrapped, &public); err != nil {
 			return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
 		}
 		if len(p.publicKey) == 0 {
-			e.private, err = unwrapOld(wrapped, credential, b.ID, who.ID)
-		} else {
-			e.private, err = unwrap(wrapped, cred, b.ID, who.ID, e.epoch)
-		}
-		if err != nil {
-			return nil, false, err
+			if e.private, err = unwrapOld(e.wrapped, credential, b.ID, who.ID); err != nil {
+				return nil, false, err
+			}
 		}
 		e.id = idOf(public)
-		k.private, k.epochs = e.private, append(k.epochs, e)
+		k.epochs = append(k.epochs, e)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
 	}
 	if len(k.epochs) == 0 {
 		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, store.ErrNotFound)
+	}
+	if _, err := k.private(len(k.epochs) - 1); err != nil { // it opens, or it is no key
+		return nil, false, err
 	}
 	return k, len(p.publicKey) == 0, nil
 }

@@ -45,7 +45,7 @@ type fixture struct {
 	project, person, other auth.Principal
 }
 
-func setup(t *testing.T, db *store.DB) *fixture {
+func setup(t testing.TB, db *store.DB) *fixture {
 	t.Helper()
 	f := &fixture{db: db, hop: &nextHop{outcome: mail.Accepted}, blobs: t.TempDir()}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -73,7 +73,7 @@ func setup(t *testing.T, db *store.DB) *fixture {
 	return f
 }
 
-func (f *fixture) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Principal, auth.Secret) {
+func (f *fixture) inbox(t testing.TB, name string) (mailbox.Inbox, auth.Principal, auth.Secret) {
 	t.Helper()
 	b, key, err := f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: name}, "")
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 
 	"postern/internal/auth"
 )
@@ -66,20 +67,48 @@ func seal(publicKey []byte, inbox, message, part string, data []byte) ([]byte, e
 // as long as somebody who showed a credential of the inbox needs it. The zero
 // Key opens nothing.
 type Key struct {
-	inbox  string
-	holder auth.Principal // whose credential opened it
-	scope  Scope
-	cred   hpke.PrivateKey // the credential's own: opens what is wrapped for it
+	inbox      string
+	holder     auth.Principal // who opened it
+	scope      Scope
+	credential string          // its id
+	cred       hpke.PrivateKey // the credential's own: opens what is wrapped for it
 
-	private hpke.PrivateKey // of the newest epoch
-	epochs  []epochKey      // all of them, by number
+	mu     sync.Mutex // guards the private keys in epochs
+	epochs []epochKey // all of them, by number
 }
 
-// An epochKey is the key pair of one epoch.
+// An epochKey is the key pair of one epoch. It is unwrapped when it is first
+// needed: an inbox may have had many, and most requests need the newest alone.
 type epochKey struct {
 	epoch   int64
 	id      keyID
-	private hpke.PrivateKey
+	wrapped []byte
+	private hpke.PrivateKey // nil if it was not needed yet
+}
+
+// private returns the private key of the i-th epoch.
+func (k *Key) private(i int) (hpke.PrivateKey, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := &k.epochs[i]
+	if e.private == nil {
+		private, err := unwrap(e.wrapped, k.cred, k.inbox, k.credential, e.epoch)
+		if err != nil {
+			return nil, err
+		}
+		e.private = private
+	}
+	return e.private, nil
+}
+
+// all returns the keys of all epochs, unwrapped.
+func (k *Key) all() ([]epochKey, error) {
+	for i := range k.epochs {
+		if _, err := k.private(i); err != nil {
+			return nil, err
+		}
+	}
+	return k.epochs, nil
 }
 
 // Inbox returns the id of the inbox that k opens.
@@ -91,7 +120,7 @@ func (k *Key) Scope() Scope { return k.scope }
 // May returns an error that wraps [auth.ErrForbidden] unless k may do what want
 // says.
 func (k *Key) May(want Scope) error {
-	if k.private == nil || !k.scope.includes(want) {
+	if len(k.epochs) == 0 || !k.scope.includes(want) {
 		return fmt.Errorf("this key may %s in inbox %s, not %s: %w", k.scope.words(), k.inbox, want.words(), auth.ErrForbidden)
 	}
 	return nil
@@ -103,9 +132,12 @@ func (k *Key) open(message, part string, sealed []byte) (data []byte, err error)
 	if len(sealed) > 4+len(keyID{}) {
 		form, rest = string(sealed[:4]), sealed[4+len(keyID{}):]
 	}
-	for _, e := range k.epochs {
+	for i, e := range k.epochs {
 		if form != toHolders && form != byHolder || !bytes.Equal(sealed[4:4+len(e.id)], e.id[:]) {
 			continue
+		}
+		if e.private, err = k.private(i); err != nil {
+			return nil, err
 		}
 		if form == toHolders {
 			data, err = hpke.Open(e.private, kdf(), aead(), sealContext(k.inbox, message, part), rest)
@@ -117,7 +149,11 @@ func (k *Key) open(message, part string, sealed []byte) (data []byte, err error)
 		}
 	}
 	if len(k.epochs) > 0 { // from before there were epochs
-		if data, err := hpke.Open(k.epochs[0].private, kdf(), aead(), sealContext(k.inbox, message, part), sealed); err == nil {
+		private, err := k.private(0)
+		if err != nil {
+			return nil, err
+		}
+		if data, err := hpke.Open(private, kdf(), aead(), sealContext(k.inbox, message, part), sealed); err == nil {
 			return data, nil
 		}
 	}
@@ -131,7 +167,12 @@ func (k *Key) sealOwn(message, part string, data []byte) ([]byte, error) {
 	if len(k.epochs) == 0 {
 		return nil, fmt.Errorf("seal %s of message %s: %w", part, message, errSealed)
 	}
-	e := k.epochs[len(k.epochs)-1]
+	last := len(k.epochs) - 1
+	private, err := k.private(last)
+	if err != nil {
+		return nil, err
+	}
+	e := epochKey{id: k.epochs[last].id, private: private}
 	c, err := e.cipher(k.inbox, message, part)
 	if err != nil {
 		return nil, fmt.Errorf("seal %s of message %s: %w", part, message, err)

@@ -1,0 +1,38 @@
+package mailbox_test
+
+import (
+	"fmt"
+	"testing"
+
+	"postern/internal/mailbox"
+	"postern/internal/storetest"
+)
+
+// BenchmarkOpen is what each request that reads mail pays first, by how often
+// the inbox was re-keyed.
+func BenchmarkOpen(b *testing.B) {
+	for _, epochs := range []int{1, 100} {
+		b.Run(fmt.Sprint(epochs), func(b *testing.B) {
+			f := setup(b, storetest.SQLite(b))
+			box, who, key := f.inbox(b, "analyst")
+			k, err := f.post.Open(b.Context(), who, key, "")
+			if err != nil {
+				b.Fatal(err)
+			}
+			for range epochs - 1 {
+				p, _, err := f.post.AddKey(b.Context(), who, k, mailbox.NewKey{Scope: mailbox.Read})
+				if err == nil {
+					err = f.post.Revoke(b.Context(), who, "", p.Credential, false)
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+				if _, err := f.post.Open(b.Context(), who, key, box.ID); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
