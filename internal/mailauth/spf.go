@@ -27,12 +27,12 @@ func (v *Verifier) spfFrom(ctx context.Context, ask *asker, m Message) spfResult
 	if m.From == "" {
 		return spfResult{result: "none"}
 	}
-	domain, ok := domainName(mail.Domain(m.From))
-	if !ok {
+	at := strings.LastIndexByte(m.From, '@')
+	domain, ok := domainName(m.From[at+1:])
+	if !ok || at < 1 {
 		return spfResult{result: "none", detail: "the reverse path has no domain"}
 	}
-	local := m.From[:strings.LastIndexByte(m.From, '@')]
-	return v.spf(ctx, ask, m, local+"@"+domain, domain)
+	return v.spf(ctx, ask, m, m.From[:at]+"@"+domain, domain)
 }
 
 // spfHelo checks the name that the peer gave itself, RFC 7208 section 2.3.
