@@ -85,6 +85,9 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 		if how.request.digest, err = requestOf(o); err != nil {
 			return Proposed{}, err
 		}
+		if p, err := m.replay(ctx, who, b, how.request); err != nil || p.Replayed {
+			return p, err
+		}
 	}
 	if err := o.schedule(&how.Proposal); err != nil {
 		return Proposed{}, err

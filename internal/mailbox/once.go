@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -96,14 +97,52 @@ func begin(ctx context.Context, tx *store.Tx, inbox string, r request) (first st
 	if fresh {
 		return "", "", nil
 	}
+	return recall(ctx, tx, inbox, r)
+}
+
+// recall returns the action that the request r of an inbox has made in the last
+// day, with the state that it then had, or nothing.
+func recall(ctx context.Context, tx *store.Tx, inbox string, r request) (first string, state oversight.State, err error) {
+	key := sha256.Sum256([]byte(r.key))
 	var digest []byte
-	if err := tx.One(ctx, `select request, action_id, state from send_once where inbox_id = $1 and key = $2`, []any{inbox, key[:]}, &digest, &first, &state); err != nil {
+	err = tx.One(ctx, `select request, action_id, state from send_once where inbox_id = $1 and key = $2 and at > $3`,
+		[]any{inbox, key[:], store.Time(time.Now().Add(-keyTime))}, &digest, &first, &state)
+	if errors.Is(err, store.ErrNotFound) {
+		return "", "", nil
+	}
+	if err != nil {
 		return "", "", fmt.Errorf("find idempotency key: %w", err)
 	}
 	if [sha256.Size]byte(digest) != r.digest {
 		return "", "", ErrIdempotency
 	}
 	return first, state, nil
+}
+
+// replay returns the action that the request r of an inbox has made already, if
+// it has. It is asked before anything else is looked at: what was taken once is
+// answered alike although its time has passed, or what it answers is gone.
+func (m *PostOffice) replay(ctx context.Context, who auth.Principal, b Inbox, r request) (out Proposed, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		first, state, err := recall(ctx, tx, b.ID, r)
+		if err != nil || first == "" {
+			return err
+		}
+		out, err = m.first(ctx, tx, who, b, first, state)
+		return err
+	})
+	return out, err
+}
+
+// first returns the action that a request has made, as it was then answered.
+func (m *PostOffice) first(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, action string, state oversight.State) (Proposed, error) {
+	who.Inbox = b.ID // as somebody of the inbox: the first may have shown another key
+	a, err := m.gate.Find(ctx, tx, who, action)
+	if err != nil {
+		return Proposed{}, err
+	}
+	a.State = state
+	return Proposed{Action: a, Replayed: true}, nil
 }
 
 // made notes which action the request r has made.

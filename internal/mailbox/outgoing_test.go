@@ -154,6 +154,29 @@ func TestOnce(t *testing.T) {
 	})
 }
 
+// TestReplayIsFirst: what was taken once is answered alike, although it could not
+// be taken now.
+func TestReplayIsFirst(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		b, who, key := f.inbox(t, "alice")
+		k, id := f.arrived(t, b, who, key, "From: bob@example.com\r\nMessage-ID: <1@x>\r\nSubject: x\r\n\r\nx\r\n")
+		o := mailbox.Outgoing{Key: k, ReplyTo: id, IdempotencyKey: "k", Draft: mail.Draft{Text: "yes"}}
+		first, err := f.post.Send(t.Context(), who, "rest", o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.shift(t, `delete from message where id = $1`, id)
+		if p, err := f.post.Send(t.Context(), who, "rest", o); err != nil || p.ID != first.ID || !p.Replayed {
+			t.Errorf("an answer to what is gone: %s, %v; want the first", p.ID, err)
+		}
+		o.IdempotencyKey = ""
+		if _, err := f.post.Send(t.Context(), who, "rest", o); !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("without the key: %v, want ErrNotFound", err)
+		}
+	})
+}
+
 // TestOnceRefused: a request that was refused has not used up its key.
 func TestOnceRefused(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {

@@ -100,15 +100,8 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 			return err
 		}
 		if first != "" {
-			// As somebody of the inbox: the first may have shown another key.
-			reader := who
-			reader.Inbox = b.ID
-			out.Replayed = true
-			if out.Action, err = m.gate.Find(ctx, tx, reader, first); err != nil {
-				return err
-			}
-			out.State = state // what was answered then
-			return nil
+			out, err = m.first(ctx, tx, who, b, first, state)
+			return err
 		}
 		if err := m.checkSends(ctx, tx, b); err != nil {
 			return err

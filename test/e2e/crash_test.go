@@ -21,8 +21,25 @@ import (
 
 // A sink is a real SMTP server that counts what it took responsibility for.
 type sink struct {
-	mu  sync.Mutex // guards got
+	mu  sync.Mutex // guards the two below
 	got map[string]int
+	at  map[string]time.Time // when it came first
+}
+
+// listen serves a new sink and returns it with its address.
+func listen(t *testing.T) (*sink, string) {
+	t.Helper()
+	out := &sink{got: map[string]int{}, at: map[string]time.Time{}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := smtp.NewServer(out)
+	srv.Domain = "sink.test"
+	srv.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0) // of connections whose other end was killed
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { srv.Close() })
+	return out, l.Addr().String()
 }
 
 func (s *sink) NewSession(*smtp.Conn) (smtp.Session, error) { return &sinkSession{sink: s}, nil }
@@ -46,7 +63,9 @@ func (s *sinkSession) Data(r io.Reader) error {
 		return fmt.Errorf("no subject")
 	}
 	s.sink.mu.Lock()
-	s.sink.got[string(m[1])]++
+	if s.sink.got[string(m[1])]++; s.sink.got[string(m[1])] == 1 {
+		s.sink.at[string(m[1])] = time.Now()
+	}
 	s.sink.mu.Unlock()
 	// Between taking it and saying so: where a crash leaves the sender in doubt.
 	time.Sleep(rand.N(8 * time.Millisecond))
@@ -65,19 +84,10 @@ func TestCrash(t *testing.T) {
 		}
 		kills = n
 	}
-	out := &sink{got: map[string]int{}}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := smtp.NewServer(out)
-	srv.Domain = "sink.test"
-	srv.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0) // of connections whose other end was killed
-	go func() { _ = srv.Serve(l) }()
-	defer srv.Close()
+	out, addr := listen(t)
 
 	data := t.TempDir()
-	flags := []string{"--route", "sink.test=" + l.Addr().String(), "--log", "warn", "--inbox-limits", "none", "--project-limits", "none"}
+	flags := []string{"--route", "sink.test=" + addr, "--log", "warn", "--inbox-limits", "none", "--project-limits", "none"}
 	s := start(t, data, flags...)
 	address, key := s.inbox("crash")
 
@@ -186,6 +196,159 @@ func TestCrash(t *testing.T) {
 	}
 	t.Logf("%d kills, %d proposals acknowledged, %d approvals acknowledged, %d delivered; states %v", kills, len(proposed), len(approved), len(out.got), count)
 	if count["done"] == 0 || count["unknown"] == 0 {
+		t.Errorf("the test met too little: %v", count)
+	}
+	if text := s.mustCLI("audit", "verify"); !strings.Contains(text, "holds") {
+		t.Error(text)
+	}
+}
+
+// TestCrashSchedule kills the server while mail waits for its time, and while
+// its proposer, who loses answers, asks again with the same key: each mail is
+// proposed once, leaves once and no sooner than its time, and never if it was
+// taken back.
+func TestCrashSchedule(t *testing.T) {
+	const mails, kills = 24, 6
+	out, addr := listen(t)
+	data := t.TempDir()
+	flags := []string{"--route", "sink.test=" + addr, "--log", "warn", "--inbox-limits", "none", "--project-limits", "none"}
+	s := start(t, data, flags...)
+	address, key := s.inbox("crash")
+
+	type scheduled struct {
+		id, subject string
+		at          time.Time
+		cancelAt    time.Time // zero: it is not cancelled
+		cancelled   bool      // was acknowledged
+		late        bool      // it was too late for that
+	}
+	ms := make([]*scheduled, mails)
+	for i := range ms {
+		m := &scheduled{subject: fmt.Sprintf("n-%d", i), at: time.Now().Add(time.Second + rand.N(6*time.Second)).Truncate(time.Microsecond)}
+		switch i % 6 {
+		case 0: // long before it leaves
+			m.at, m.cancelAt = m.at.Add(time.Hour), m.at
+		case 3: // about when it leaves
+			m.cancelAt = m.at.Add(rand.N(1500*time.Millisecond) - time.Second)
+		}
+		ms[i] = m
+	}
+	// work is what a client and a reviewer do until the server is killed. Only
+	// one runs at a time.
+	work := func(s *server, end <-chan struct{}) {
+		local, web := s.local(), &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{}}
+		for {
+			for i, m := range ms {
+				if m.id == "" {
+					var a struct{ ID string }
+					status, err := call(web, "POST", "http://"+s.web+"/v1/inboxes/"+address+"/messages", key, map[string]any{
+						"to": []string{"someone@sink.test"}, "subject": m.subject, "text": "x", "send_at": m.at, "idempotency_key": m.subject,
+						"gate_timing": []string{"gate_first", "schedule_first"}[i%2], "undo_seconds": i % 2,
+					}, &a)
+					if err != nil {
+						return // it has been killed, and we do not know whether it heard us
+					}
+					if status != http.StatusAccepted {
+						t.Errorf("propose %s: status %d", m.subject, status)
+						return
+					}
+					m.id = a.ID
+				}
+				if m.cancelAt.IsZero() || m.cancelled || m.late || time.Now().Before(m.cancelAt) {
+					continue
+				}
+				status, err := call(web, "POST", "http://"+s.web+"/v1/actions/"+m.id+"/cancel", key, nil, nil)
+				if err != nil {
+					return
+				}
+				if m.cancelled, m.late = status == http.StatusOK, status == http.StatusConflict; !m.cancelled && !m.late {
+					t.Errorf("cancel %s: status %d", m.subject, status)
+				}
+			}
+			var list struct {
+				Actions []struct {
+					ID, Digest string
+					Version    int64
+				}
+			}
+			if _, err := call(local, "GET", "http://x/v1/actions?state=pending", "", nil, &list); err != nil {
+				return
+			}
+			for _, a := range list.Actions {
+				// It may have been cancelled meanwhile: then nothing is decided.
+				if _, err := call(local, "POST", "http://x/v1/actions/"+a.ID+"/decision", "", map[string]any{"version": a.Version, "digest": a.Digest, "approve": true}, nil); err != nil {
+					return
+				}
+			}
+			select {
+			case <-end:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	for range kills {
+		end := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() { work(s, end) })
+		time.Sleep(200*time.Millisecond + rand.N(800*time.Millisecond))
+		s.kill(syscall.SIGKILL)
+		close(end)
+		wg.Wait()
+		s = start(t, data, flags...)
+	}
+	end := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { work(s, end) })
+	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		var waits, all struct{ Actions []struct{ ID, State string } }
+		if _, err := call(s.local(), "GET", "http://x/v1/actions?state=scheduled,pending,approved,executing", "", nil, &waits); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := call(s.local(), "GET", "http://x/v1/actions?limit=500", "", nil, &all); err != nil {
+			t.Fatal(err)
+		}
+		if len(waits.Actions) == 0 && len(all.Actions) >= mails {
+			if len(all.Actions) > mails {
+				t.Errorf("%d mails were proposed as %d actions", mails, len(all.Actions))
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d actions wait: %+v", len(waits.Actions), len(all.Actions), waits.Actions)
+		}
+	}
+	close(end)
+	wg.Wait()
+
+	count := map[string]int{}
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	for _, m := range ms {
+		var a struct{ State string }
+		if status, err := call(s.local(), "GET", "http://x/v1/actions/"+m.id, "", nil, &a); err != nil || status != http.StatusOK {
+			t.Errorf("%s was acknowledged and is lost: status %d, %v", m.id, status, err)
+			continue
+		}
+		n := out.got[m.subject]
+		count[a.State]++
+		switch {
+		case n > 1:
+			t.Errorf("%s (%s, %s) was delivered %d times", m.subject, m.id, a.State, n)
+		case n == 1 && out.at[m.subject].Before(m.at):
+			t.Errorf("%s left %v before its time", m.subject, m.at.Sub(out.at[m.subject]))
+		case m.cancelled && a.State != "cancelled":
+			t.Errorf("%s was taken back and is %s", m.subject, a.State)
+		case a.State == "cancelled" && (n != 0 || m.cancelAt.IsZero()):
+			t.Errorf("%s is cancelled and was delivered %d times", m.subject, n)
+		case a.State == "done" && n != 1:
+			t.Errorf("%s is done and was delivered %d times", m.subject, n)
+		case a.State != "done" && a.State != "cancelled" && a.State != "unknown":
+			t.Errorf("%s is %s", m.subject, a.State)
+		}
+	}
+	t.Logf("%d kills, %d mails; states %v", kills, mails, count)
+	if count["done"] == 0 || count["cancelled"] == 0 {
 		t.Errorf("the test met too little: %v", count)
 	}
 	if text := s.mustCLI("audit", "verify"); !strings.Contains(text, "holds") {
