@@ -258,6 +258,7 @@ var operations = []operation{
 	{"POST", "/v1/emails/send", proposes, 202, func(x *trial) {
 		x.body = fmt.Sprintf(`{"from":%q,"to":["bob@example.com"],"subject":"number %d","body":{"text":"t"}}`, x.f.a.Address, x.n)
 	}},
+	{"GET", "/v1/emails/search", reads, 200, func(x *trial) { x.query = "?q=kohlrabi&inboxId=" + x.f.a.ID }},
 	// Everybody sees their own, and a recovery key does nothing else.
 	{"GET", "/v1/webhooks", func(p principal, _ target, ok int) int { return when(p.kind != auth.Recovery, ok) }, 200, nil},
 	{"POST", "/v1/webhooks", holds, 201, func(x *trial) {

@@ -35,6 +35,7 @@ var lobsterRoutes = []route{
 	{"GET", "/v1/inboxes/{inbox}/emails/{id}/attachments/{index}", 0, (*Server).lobsterAttachment},
 	{"POST", "/v1/inboxes/{inbox}/emails/{id}/extract", 0, (*Server).lobsterExtract},
 	{"POST", "/v1/emails/send", maxSend, (*Server).lobsterSend},
+	{"GET", "/v1/emails/search", 0, (*Server).lobsterSearch},
 	{"GET", "/v1/webhooks", 0, (*Server).lobsterWebhooks},
 	{"POST", "/v1/webhooks", maxBody, (*Server).lobsterCreateWebhook},
 	{"DELETE", "/v1/webhooks/{id}", 0, (*Server).lobsterDeleteWebhook},

@@ -370,6 +370,10 @@ func parseCursor(s string) (position, error) {
 
 func (p position) String() string { return strconv.FormatInt(p.at, 36) + "." + p.id }
 
+// Cursor returns where a list or a search that goes from newest to oldest goes
+// on after msg.
+func (msg *Message) Cursor() string { return position{store.Time(msg.At), msg.ID}.String() }
+
 // before says whether p is listed after q, which is newer.
 func (p position) before(q position) bool { return p.at < q.at || p.at == q.at && p.id < q.id }
 
