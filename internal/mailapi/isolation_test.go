@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -223,6 +224,12 @@ var operations = []operation{
 	{"GET", "/v1/inboxes/{inbox}/messages/{id}", reads, 200, (*trial).message},
 	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", reads, 200, (*trial).message},
 	{"GET", "/v1/inboxes/{inbox}/messages/{id}/attachments/{index}", reads, 200, (*trial).message},
+	{"GET", "/v1/inboxes/{inbox}/quarantine", reads, 200, nil},
+	{"GET", "/v1/inboxes/{inbox}/quarantine/{id}", reads, 200, (*trial).held},
+	{"GET", "/v1/quarantine", onlyManagers, 200, nil},
+	// No key lets mail in, also the inbox's own.
+	{"POST", "/v1/quarantine/{id}/release", ofOurPeople, 204, (*trial).held},
+	{"POST", "/v1/quarantine/{id}/drop", ofOurPeople, 204, (*trial).held},
 	{"GET", "/v1/inboxes/{inbox}/messages/wait", reads, 200, func(x *trial) { x.query = "?timeout=0" }},
 	{"GET", "/v1/inboxes/{inbox}/events", reads, 200, nil},
 	{"GET", "/v1/inboxes/{inbox}/threads", reads, 200, nil},
@@ -359,6 +366,22 @@ func body(format string) func(*trial) {
 }
 
 func (x *trial) message() { x.id = x.f.messages[x.inbox.ID] }
+
+// held makes a message arrive that waits for a person.
+func (x *trial) held() {
+	e := mailbox.Arrival{
+		Envelope: mail.Envelope{From: "bob@example.com", To: []string{x.inbox.Address}, Raw: []byte(fmt.Sprintf("From: bob@example.com\r\nSubject: Kohlrabi %d\r\n\r\nKohlrabi\r\n", x.n))},
+		Auth:     mail.Results{DMARC: mail.Check{Result: "fail"}, Policy: "quarantine"}, Remote: "192.0.2.1",
+	}
+	if err := x.f.post.Receive(x.t.Context(), e); err != nil {
+		x.t.Fatal(err)
+	}
+	list, _, err := x.f.post.Quarantine(x.t.Context(), x.manager(x.inbox), x.inbox.ID, "", 1)
+	if err != nil || len(list) != 1 {
+		x.t.Fatal(list, err)
+	}
+	x.id = list[0].ID
+}
 
 // key makes a key of the inbox, to be rotated or revoked.
 func (x *trial) key() {

@@ -134,6 +134,7 @@ var table = slices.Concat(
 	grantRoutes,
 	domainRoutes,
 	messageRoutes,
+	quarantineRoutes,
 	threadRoutes,
 	labelRoutes,
 	searchRoutes,
