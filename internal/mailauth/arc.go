@@ -7,7 +7,6 @@ import (
 	"hash"
 	"strconv"
 	"strings"
-	"sync"
 
 	"postern/internal/mail"
 )
@@ -56,7 +55,7 @@ func (v *Verifier) verifyARC(ctx context.Context, ask *asker, h header, sums *bo
 		}
 		r.sealers = append(r.sealers, d)
 	}
-	var wg sync.WaitGroup
+	var wg group
 	errs := make([]error, len(sets)+1)
 	wg.Go(func() {
 		last := sets[len(sets)-1]

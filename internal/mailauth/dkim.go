@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"postern/internal/mail"
@@ -57,7 +56,7 @@ func (s *signature) settle(err error) {
 // verifyDKIM verifies the first signatures of a message at the same time.
 func (v *Verifier) verifyDKIM(ctx context.Context, ask *asker, h header, sums *bodyHashes) []signature {
 	var out []signature
-	var wg sync.WaitGroup
+	var wg group
 	var found []int
 	for i, f := range h.fields {
 		if f.name == "dkim-signature" && len(found) < maxSignatures {

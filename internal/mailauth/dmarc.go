@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"postern/internal/mail"
 )
@@ -64,7 +63,7 @@ func findAuthor(ctx context.Context, ask *asker, m Message) author {
 
 // absent says whether a domain is surely not there, RFC 9989 section 3.2.
 func absent(ctx context.Context, ask *asker, domain string) bool {
-	var wg sync.WaitGroup
+	var wg group
 	var noAddr, noMX bool
 	wg.Go(func() {
 		_, err := ask.LookupIPAddr(ctx, domain)
@@ -147,7 +146,7 @@ func treeNames(domain string) []string {
 func walk(ctx context.Context, ask *asker, domain string) tree {
 	names := treeNames(domain)
 	texts, errs := make([][]string, len(names)), make([]error, len(names))
-	var wg sync.WaitGroup
+	var wg group
 	for i, n := range names {
 		wg.Go(func() { texts[i], errs[i] = ask.LookupTXT(ctx, "_dmarc."+n) })
 	}

@@ -56,8 +56,10 @@ func once[T any](ctx context.Context, a *asker, kind, name string, ask func(ctx 
 	}
 	a.mu.Unlock()
 	if !ok {
-		r.value, r.err = ask(ctx, name)
-		close(r.done)
+		func() {
+			defer close(r.done) // also when the library panics: others wait for it
+			r.value, r.err = ask(ctx, name)
+		}()
 	}
 	<-r.done // its asker has the same end of time as we
 	v, _ := r.value.(T)

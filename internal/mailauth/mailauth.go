@@ -22,7 +22,6 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"sync"
 	"time"
 
 	"postern/internal/mail"
@@ -98,7 +97,7 @@ func (v *Verifier) Verify(ctx context.Context, m Message) (mail.Results, []byte)
 	h := splitMessage(m.Raw)
 
 	var (
-		wg       sync.WaitGroup
+		wg       group
 		from     spfResult
 		helo     spfResult
 		sigs     []signature

@@ -291,3 +291,19 @@ func TestSlowDNS(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// TestPanicStaysInItsConversation: a bug that a message can reach ends the
+// conversation that brought it, and not the server.
+func TestPanicStaysInItsConversation(t *testing.T) {
+	v, err := New(Config{Resolver: dnstest.Start(t).Resolver(), Hostname: hostname, Own: func(context.Context, string) ([]string, bool) { panic("a bug") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if p := recover(); p == nil || !strings.Contains(p.(string), "a bug") {
+			t.Errorf("recovered %v", p)
+		}
+	}()
+	v.Verify(context.Background(), Message{Remote: goodHost, Raw: crlfs(rfc8463)})
+	t.Error("it did not panic")
+}
