@@ -142,13 +142,13 @@ var keptTables = map[string]bool{
 	"action": true, "delivery": true, "suppression": true, "event": true, "credential": true, "sandbox": true, "former_address": true,
 }
 
-// tables returns the tables that have a column.
+// tables returns the tables that have a column, or all if it is empty.
 func (f *fixture) tables(t *testing.T, column string) (out []string) {
 	t.Helper()
 	err := f.db.View(t.Context(), func(tx *store.Tx) error {
-		query := `select table_name from information_schema.columns where column_name = $1 and table_schema = current_schema()`
+		query := `select distinct table_name from information_schema.columns where (column_name = $1 or $1 = '') and table_schema = current_schema()`
 		if strings.HasSuffix(t.Name(), "/sqlite") {
-			query = `select m.name from sqlite_master m join pragma_table_info(m.name) p on p.name = $1 where m.type = 'table'`
+			query = `select distinct m.name from sqlite_master m join pragma_table_info(m.name) p on p.name = $1 or $1 = '' where m.type = 'table'`
 		}
 		rows, err := tx.QueryContext(t.Context(), query, column)
 		if err != nil {

@@ -11,3 +11,20 @@ func Emptied() map[string]bool {
 
 // FoldAt makes segments of few messages, so that a test needs few.
 func (m *PostOffice) FoldAt(least, most int) { m.foldMin, m.foldMax = least, most }
+
+// NameFor and CheckName are nameFor and checkName in our own domain.
+func NameFor(text string) string  { return nameFor(text) }
+func CheckName(name string) error { return checkName(name, true) }
+
+// SealedForFuzz returns a key and something that is sealed to it.
+func SealedForFuzz() (*Key, []byte, error) {
+	public, private, err := newKeys()
+	if err != nil {
+		return nil, nil, err
+	}
+	sealed, err := seal(public, "ibx_1", "msg_1", "summary", []byte("text"))
+	return &Key{inbox: "ibx_1", epochs: []epochKey{{epoch: 1, id: idOf(public), private: private}}}, sealed, err
+}
+
+// OpenForFuzz opens what SealedForFuzz sealed.
+func OpenForFuzz(k *Key, sealed []byte) ([]byte, error) { return k.open("msg_1", "summary", sealed) }
