@@ -514,6 +514,37 @@ func TestInterrupted(t *testing.T) {
 	})
 }
 
+// TestForgetDeliveries: what is old goes, what is in use stays.
+func TestForgetDeliveries(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		d := deliver(t, db, mailbox.DeliveryConfig{WarmUp: true})
+		d.send([]string{"bob@a.test", "bob@b.test"}, nil)
+		d.run(1)
+		d.exec(`update destination set window_at = 1 where name = 'a.test'`)
+		d.exec(`update sent_message set sent_at = 1`)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- d.post.RunSweep(ctx) }()
+		count := func(query string) (n int) {
+			err := db.View(t.Context(), func(tx *store.Tx) error { return tx.One(t.Context(), query, nil, &n) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		for deadline := time.Now().Add(30 * time.Second); count(`select count(*) from destination`) != 1 || count(`select count(*) from sent_message`) != 0; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("what is old stays")
+			}
+		}
+		if n := count(`select count(*) from sending_day`); n != 1 {
+			t.Errorf("%d days are remembered, want 1", n)
+		}
+		cancel()
+		<-done
+	})
+}
+
 func TestWarmUp(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		d := deliver(t, db, mailbox.DeliveryConfig{WarmUp: true, PerMinute: 10000})

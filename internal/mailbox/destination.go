@@ -132,3 +132,26 @@ func (m *PostOffice) FreeDestinations(ctx context.Context) error {
 		return nil
 	})
 }
+
+const (
+	keepSent = 60 * 24 * time.Hour // for which a report about a message is known
+	keepIdle = 24 * time.Hour      // for which a destination is remembered
+)
+
+// forgetDeliveries removes what no delivery and no report will ask for again.
+// The days of a domain's warm-up stay: they are few, and say that it is old.
+func (m *PostOffice) forgetDeliveries(ctx context.Context, now time.Time) error {
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `delete from sent_message where sent_at < $1`, store.Time(now.Add(-keepSent)))
+		if err != nil {
+			return fmt.Errorf("forget sent messages: %w", err)
+		}
+		_, err = tx.ExecContext(ctx, `delete from destination where window_at < $1 and not_before < $2 and slot_at < $2
+			and not exists (select 1 from destination_use u where u.destination = destination.name)`,
+			store.Time(now.Add(-keepIdle)), store.Time(now))
+		if err != nil {
+			return fmt.Errorf("forget destinations: %w", err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"time"
+)
+
+// A signingKey is what the API tells of a key that signs what leaves.
+type signingKey struct {
+	ID, Kind, Name, Record, Detail string
+
+	CreatedAt time.Time `json:"created_at"`
+	From      time.Time
+	Until     *time.Time
+	InUse     bool `json:"in_use"`
+	Found     *bool
+}
+
+func dkimCommand() *command {
+	var c Config
+	verb := func(method, path string) func(context.Context, []string, io.Writer) error {
+		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			name := c.MailDomain
+			if len(args) > 0 {
+				var err error
+				if name, err = oneArg(args, "DOMAIN"); err != nil {
+					return err
+				}
+			}
+			var answer struct{ Keys []signingKey }
+			if err := l.call(ctx, method, "/v1/signing/"+url.PathEscape(name)+path, nil, &answer); err != nil {
+				return err
+			}
+			return printKeys(out, name, answer.Keys)
+		})
+	}
+	return group("dkim", "list|rotate|check|remove [DOMAIN] [KEY] [flags]", "the keys that sign what leaves", `
+postern dkim list [DOMAIN]         prints the keys, and the DNS records to publish
+postern dkim check [DOMAIN]        looks the records up; new keys that are published sign from now on
+postern dkim rotate [DOMAIN]       makes the next keys, to be published before they sign
+postern dkim remove DOMAIN KEY     publishes a former key no more
+
+Each message is signed twice (DKIM with RSA-2048 and with Ed25519) and carries a
+signed statement. Without DOMAIN the mail domain's keys are meant (--mail-domain).
+To rotate: run rotate, publish the new records at your DNS provider, run check;
+or wait two days, after which the new keys sign in any case. Leave the former
+records there for a week, since mail that is under way is checked with them; then
+run remove and take them out of the DNS. The keys of statements are published by
+the server itself, also former ones.`,
+		func(fs *flag.FlagSet) {
+			c.location(fs)
+			fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
+		}, map[string]func(context.Context, []string, io.Writer) error{
+			"list":   verb("GET", ""),
+			"check":  verb("POST", "/check"),
+			"rotate": verb("POST", "/rotation"),
+			"remove": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				if len(args) != 2 {
+					return fmt.Errorf("%w: want DOMAIN and KEY, got %d arguments", errUsage, len(args))
+				}
+				if err := l.call(ctx, "DELETE", "/v1/signing/"+url.PathEscape(args[0])+"/keys/"+url.PathEscape(args[1]), nil, nil); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(out, "%s of %s is published no more; take its record out of the DNS\n", args[1], args[0])
+				return err
+			}),
+		})
+}
+
+func printKeys(out io.Writer, domain string, keys []signingKey) error {
+	rows := [][]string{{"KEY", "KIND", "STATE", "SINCE"}}
+	for _, k := range keys {
+		state := "former"
+		switch {
+		case k.InUse:
+			state = "signs"
+		case k.From.After(time.Now()):
+			state = "signs from " + k.From.Local().Format("2006-01-02 15:04") + ", or once it is published and checked"
+		}
+		if k.Found != nil {
+			state += "; " + k.Detail
+		}
+		rows = append(rows, []string{k.ID, k.Kind, state, ago(k.CreatedAt)})
+	}
+	if err := table(out, rows); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nDNS records of %s:\n", domain)
+	for _, k := range keys {
+		if k.Name != "" {
+			fmt.Fprintf(out, "  %s. TXT %q\n", k.Name, k.Record)
+		}
+	}
+	return nil
+}
