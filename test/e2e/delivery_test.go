@@ -43,7 +43,9 @@ func TestDirectMail(t *testing.T) {
 	}
 	states := func(id string) (out []string) {
 		t.Helper()
-		var v struct{ Deliveries []struct{ Recipient, State string } }
+		var v struct {
+			Deliveries []struct{ Recipient, State string }
+		}
 		for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 			if _, err := call(client, "GET", "http://"+s.web+"/v1/actions/"+id+"/deliveries", key, nil, &v); err != nil {
 				t.Fatal(err)
@@ -71,7 +73,9 @@ func TestDirectMail(t *testing.T) {
 	if out := s.mustCLI("suppression", "find", "nobody@"+postfixtest.Domain); !strings.Contains(out, "bounced") {
 		t.Errorf("suppression find says: %s", out)
 	}
-	var inbox struct{ Messages []struct{ From, Subject string } }
+	var inbox struct {
+		Messages []struct{ From, Subject string }
+	}
 	if _, err := call(client, "GET", "http://"+s.web+"/v1/inboxes/"+from+"/messages", key, nil, &inbox); err != nil {
 		t.Fatal(err)
 	}
