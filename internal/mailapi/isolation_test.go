@@ -234,6 +234,23 @@ var operations = []operation{
 	{"GET", "/v1/inboxes/{inbox}/events", reads, 200, nil},
 	{"GET", "/v1/inboxes/{inbox}/threads", reads, 200, nil},
 	{"GET", "/v1/inboxes/{inbox}/search", reads, 200, func(x *trial) { x.query = "?q=kohlrabi" }},
+	{"GET", "/v1/inboxes/{inbox}/contacts", reads, 200, nil},
+	{"GET", "/v1/inboxes/{inbox}/export", holds, 200, nil},
+	{"GET", "/v1/inboxes/{inbox}/drafts", reads, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/drafts", proposes, 201, func(x *trial) {
+		x.body, x.after = savedDraft, x.undraft
+	}},
+	{"GET", "/v1/inboxes/{inbox}/drafts/{id}", reads, 200, (*trial).draft},
+	{"GET", "/v1/inboxes/{inbox}/drafts/{id}/attachments/{index}", reads, 200, (*trial).draft},
+	{"POST", "/v1/inboxes/{inbox}/drafts/{id}", proposes, 200, func(x *trial) {
+		x.draft()
+		x.body = `{"version":1,"subject":"other","keep_attachments":[0]}`
+	}},
+	{"DELETE", "/v1/inboxes/{inbox}/drafts/{id}", proposes, 204, (*trial).draft},
+	{"POST", "/v1/inboxes/{inbox}/drafts/{id}/send", proposes, 202, func(x *trial) {
+		x.draft()
+		x.body = `{"version":1}`
+	}},
 	{"GET", "/v1/inboxes/{inbox}/threads/{id}", reads, 200, func(x *trial) { x.id = x.f.threads[x.inbox.ID] }},
 	{"GET", "/v1/inboxes/{inbox}/labels", reads, 200, nil},
 	{"POST", "/v1/inboxes/{inbox}/labels", proposes, 200, func(x *trial) {
@@ -381,6 +398,29 @@ func (x *trial) held() {
 		x.t.Fatal(list, err)
 	}
 	x.id = list[0].ID
+}
+
+const savedDraft = `{"to":["bob@example.com"],"subject":"Kohlrabi","text":"t","attachments":[{"name":"a.txt","content_base64":"YQ==","content_type":"text/plain"}]}`
+
+// draft saves a draft in the inbox.
+func (x *trial) draft() {
+	x.id = "drf_AAAAAAAAAAAAAAAA"
+	if x.want < 400 {
+		body := strings.Replace(savedDraft, "Kohlrabi", fmt.Sprintf("draft %d", x.n), 1)
+		x.id = x.f.do(x.t, x.holder, "POST", "/v1/inboxes/"+x.inbox.ID+"/drafts", body).field(x.t, "id")
+	}
+	x.after = x.undraft
+}
+
+// undraft removes the drafts: an inbox has room for so many.
+func (x *trial) undraft() {
+	err := x.f.db.Update(x.t.Context(), func(tx *store.Tx) error {
+		_, err := tx.ExecContext(x.t.Context(), `delete from draft`)
+		return err
+	})
+	if err != nil {
+		x.t.Error(err)
+	}
 }
 
 // key makes a key of the inbox, to be rotated or revoked.

@@ -45,18 +45,19 @@ const (
 
 // Server serves the routes. It is safe for concurrent use.
 type Server struct {
-	log     *slog.Logger
-	db      *store.DB
-	gate    *oversight.Gate
-	post    *mailbox.PostOffice
-	domains *domain.Registry
-	hooks   *webhook.Hooks
-	sending chan struct{} // has room for maxSending
-	reading chan struct{} // has room for maxReading
-	crowd   crowd         // who waits for events
-	closing chan struct{} // closed when waiting is to end
-	conf    Config
-	signups *rate.Limiter
+	log       *slog.Logger
+	db        *store.DB
+	gate      *oversight.Gate
+	post      *mailbox.PostOffice
+	domains   *domain.Registry
+	hooks     *webhook.Hooks
+	sending   chan struct{} // has room for maxSending
+	reading   chan struct{} // has room for maxReading
+	exporting chan struct{} // has room for two
+	crowd     crowd         // who waits for events
+	closing   chan struct{} // closed when waiting is to end
+	conf      Config
+	signups   *rate.Limiter
 }
 
 // Config is what a [Server] works with, and what the operator sets.
@@ -69,7 +70,7 @@ type Config struct {
 // New returns a server of the inboxes in post and the actions in gate.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, c Config) *Server {
 	return &Server{
-		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading),
+		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading), exporting: make(chan struct{}, 2),
 		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: rate.NewLimiter(rate.Every(6*time.Second), 20),
 	}
 }
@@ -138,6 +139,9 @@ var table = slices.Concat(
 	threadRoutes,
 	labelRoutes,
 	searchRoutes,
+	draftRoutes,
+	contactRoutes,
+	exportRoutes,
 	actionRoutes,
 	eventRoutes,
 	webhookRoutes,

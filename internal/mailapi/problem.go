@@ -114,7 +114,7 @@ func classify(err error) (code, detail string) {
 		return "last_key", detail
 	case errors.Is(err, mailbox.ErrTaken):
 		return "address_collision", detail
-	case errors.Is(err, oversight.ErrStale):
+	case errors.Is(err, oversight.ErrStale), errors.Is(err, mailbox.ErrDraft):
 		return "stale", detail
 	case errors.Is(err, domain.ErrTaken), errors.Is(err, domain.ErrHeld):
 		return "domain_taken", detail

@@ -199,6 +199,9 @@ func (m *PostOffice) Expire(ctx context.Context) error {
 			return fmt.Errorf("purge inbox %s: %w", b.ID, err)
 		}
 	}
+	if err := m.tidy(ctx); err != nil {
+		return err
+	}
 	// The attack: what was wrapped for a credential that was revoked, found in
 	// the database's files by who has both.
 	if m.removed.Swap(false) {

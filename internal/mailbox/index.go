@@ -555,3 +555,19 @@ func (m *PostOffice) DropStale(ctx context.Context) (int, error) {
 	}
 	return len(list), nil
 }
+
+// tidy removes what is due: messages from the trash, and parts of the index that
+// hold some that are gone.
+func (m *PostOffice) tidy(ctx context.Context) error {
+	for _, step := range []func(context.Context) (int, error){m.EmptyTrash, m.DropStale} {
+		for {
+			if n, err := step(ctx); err != nil || n == 0 {
+				if err != nil {
+					return err
+				}
+				break
+			}
+		}
+	}
+	return nil
+}

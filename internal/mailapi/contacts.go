@@ -1,0 +1,55 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+var contactRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/contacts", 0, (*Server).listContacts},
+}
+
+type contactJSON struct {
+	Address  string    `json:"address"`
+	Name     string    `json:"name"`
+	Received int       `json:"received"`
+	Sent     int       `json:"sent"`
+	LastAt   time.Time `json:"last_at"`
+}
+
+func (s *Server) listContacts(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	n, err := limit(q, 50, 500)
+	if err != nil {
+		return err
+	}
+	// There is no order by which a page could be found again but their place.
+	offset := 0
+	if v := q.Get("cursor"); v != "" {
+		if offset, err = strconv.Atoi(v); err != nil || offset < 0 || offset > 1<<20 {
+			return fmt.Errorf("%w: cursor: must be the next_cursor of the page before", errRequest)
+		}
+	}
+	if len(q.Get("q")) > 200 {
+		return fmt.Errorf("%w: q: must be at most 200 bytes", errRequest)
+	}
+	list, more, err := s.post.Contacts(r.Context(), c.Principal, k, q.Get("q"), offset, n)
+	if err != nil {
+		return err
+	}
+	out, next := []contactJSON{}, ""
+	for _, x := range list {
+		out = append(out, contactJSON{x.Address, x.Name, x.Received, x.Sent, x.Last})
+	}
+	if more {
+		next = strconv.Itoa(offset + n)
+	}
+	answer(w, http.StatusOK, map[string]any{"contacts": out, "next_cursor": next})
+	return nil
+}

@@ -1,0 +1,56 @@
+package mailapi
+
+import (
+	"bufio"
+	"net/http"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+)
+
+var exportRoutes = []route{
+	{"GET", "/v1/inboxes/{inbox}/export", 0, (*Server).exportInbox},
+}
+
+// patientWriter gives each piece of a long answer a time of its own: who reads
+// on is waited for, and who has left is not.
+type patientWriter struct{ w http.ResponseWriter }
+
+func (p patientWriter) Write(b []byte) (int, error) {
+	_ = http.NewResponseController(p.w).SetWriteDeadline(time.Now().Add(time.Minute)) // not every connection has deadlines
+	return p.w.Write(b)
+}
+
+func (s *Server) exportInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+	k, err := s.open(r, c)
+	if err != nil {
+		return err
+	}
+	// Before anything is written, so that a refusal has its status.
+	if err := k.May(mailbox.Manage); err != nil || c.Kind != auth.Agent {
+		if err == nil {
+			_, err = s.post.Export(r.Context(), c.Principal, k, nil)
+		}
+		return err
+	}
+	select {
+	case s.exporting <- struct{}{}:
+		defer func() { <-s.exporting }()
+	case <-r.Context().Done():
+		return r.Context().Err()
+	}
+	download(w, "application/mbox", k.Inbox()+".mbox")
+	out := bufio.NewWriterSize(patientWriter{w}, 64<<10)
+	_, err = s.post.Export(r.Context(), c.Principal, k, out)
+	if err == nil {
+		err = out.Flush()
+	}
+	if err != nil {
+		// Half a file must not pass for the whole: the connection is broken off,
+		// since the status has been sent.
+		s.log.WarnContext(r.Context(), "export inbox", "inbox", k.Inbox(), "err", err)
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package mailbox
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailquery"
+	"postern/internal/store"
+)
+
+// A Contact is somebody with whom an inbox has exchanged mail. That somebody
+// wrote proves nothing: whoever sends one mail is a contact. Sent tells to whom
+// the inbox itself has written.
+type Contact struct {
+	Address  string
+	Name     string // that stood beside the address last
+	Received int    // messages from there
+	Sent     int    // messages to there
+	Last     time.Time
+}
+
+// maxContacts bounds what one request gathers: of more, those of the newest mail
+// count.
+const maxContacts = 20000
+
+// Contacts returns those with whom the inbox that k opens has exchanged mail, the
+// last first, from the one at place offset on; more says whether there are
+// others. Only those whose name or address has words that begin as those of
+// filter do, if that is not empty. Nothing of it is stored: it follows from the
+// search index, which is sealed. A limit of 0 means 50.
+func (m *PostOffice) Contacts(ctx context.Context, who auth.Principal, k *Key, filter string, offset, limit int) (out []Contact, more bool, err error) {
+	if err := mayOpen(who, k.inbox); err != nil {
+		return nil, false, err
+	}
+	if limit <= 0 {
+		limit = 50
+	}
+	me, err := m.addressOf(ctx, k.inbox)
+	if err != nil {
+		return nil, false, fmt.Errorf("list contacts: %w", err)
+	}
+	select {
+	case m.searching <- struct{}{}:
+		defer func() { <-m.searching }()
+	case <-ctx.Done():
+		return nil, false, ctx.Err()
+	}
+	defer m.touch()
+	if err := m.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
+		return nil, false, fmt.Errorf("list contacts: %w", err)
+	}
+	g := gathering{me: me, seen: map[string]bool{}, by: map[string]*Contact{}}
+	if err := m.gather(ctx, k, &g); err != nil {
+		return nil, false, fmt.Errorf("list contacts: %w", err)
+	}
+	needle, _ := mailquery.Words(nil, filter, maxLineWords)
+	needle = needle[:len(needle)-1]
+	for _, c := range g.by {
+		if len(needle) > 0 && !strings.Contains(string(wordsOf(c.Name+" , "+c.Address, maxLineWords)), string(needle)) {
+			continue
+		}
+		out = append(out, *c)
+	}
+	slices.SortFunc(out, func(a, b Contact) int { return cmp.Or(b.Last.Compare(a.Last), cmp.Compare(a.Address, b.Address)) })
+	out = out[min(offset, len(out)):]
+	if len(out) > limit {
+		return out[:limit], true, nil
+	}
+	return out, false, nil
+}
+
+// gathering is the contacts of the messages that were looked at.
+type gathering struct {
+	me   string
+	seen map[string]bool // messages that were in no segment a moment ago
+	by   map[string]*Contact
+}
+
+func (m *PostOffice) gather(ctx context.Context, k *Key, g *gathering) error {
+	list, err := m.unfolded(ctx, k.inbox, start, 2*m.foldMax)
+	if err != nil {
+		return err
+	}
+	entries := m.digest(k, list, false)
+	entries = slices.DeleteFunc(entries, func(f *indexed) bool { return f == nil })
+	defer wipe(entries)
+	for _, f := range entries {
+		g.seen[f.id] = true
+		g.add(f)
+	}
+	segments, err := m.segments(ctx, k.inbox, `s.messages > 0`)
+	if err != nil {
+		return err
+	}
+	for _, s := range segments {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := m.gatherOne(k, s, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *PostOffice) gatherOne(k *Key, s segment, g *gathering) error {
+	meta, err := m.openPart(k, s, "index", s.blob)
+	if err != nil {
+		return err
+	}
+	defer clear(meta)
+	r := reader{b: meta}
+	for len(r.b) > 0 && !r.bad {
+		if f := r.next(); !g.seen[f.id] {
+			g.add(&f)
+		}
+	}
+	if r.bad {
+		return fmt.Errorf("%s: %w", s.id, errSegment)
+	}
+	return nil
+}
+
+func (g *gathering) add(f *indexed) {
+	lists := []string{string(f.from)}
+	if f.doc.Sent {
+		lists = strings.Split(string(f.to)+"\n"+string(f.cc), "\n")
+	}
+	for _, l := range lists {
+		name, address, ok := person(l)
+		if !ok || strings.EqualFold(address, g.me) {
+			continue
+		}
+		c := g.by[address]
+		if c == nil {
+			if len(g.by) >= maxContacts {
+				continue
+			}
+			c = &Contact{Address: address}
+			g.by[address] = c
+		}
+		if f.doc.Sent {
+			c.Sent++
+		} else {
+			c.Received++
+		}
+		if at := store.FromTime(f.at); at.After(c.Last) {
+			c.Last, c.Name = at, cmp.Or(name, c.Name)
+		} else if c.Name == "" {
+			c.Name = name
+		}
+	}
+}
+
+// person reads what [mail.Address.String] wrote. The attack: a name that reads
+// like somebody else's address; what stands last in < > is the address.
+func person(s string) (name, address string, ok bool) {
+	if rest, found := strings.CutSuffix(s, ">"); found {
+		if i := strings.LastIndexByte(rest, '<'); i >= 0 {
+			name, s = strings.TrimSpace(rest[:i]), rest[i+1:]
+		}
+	}
+	address, err := mail.CheckAddr("", s)
+	return name, address, err == nil
+}

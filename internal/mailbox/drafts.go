@@ -1,0 +1,402 @@
+package mailbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+// A draft is sealed to the inbox's public key like mail that arrives: whoever
+// may propose can save one, and only a holder of the key reads it. It is sent by
+// [PostOffice.SendDraft], which proposes it as [PostOffice.Send] does anything
+// else; until then no reviewer sees it.
+
+// The bounds of drafts.
+const (
+	maxDrafts     = 200
+	maxDraftBytes = 256 << 20 // of all drafts of an inbox, before sealing
+	maxDraftFiles = 100       // attachments of one
+)
+
+// ErrDraft means that a draft is not what the caller believes: it was changed or
+// sent meanwhile.
+var ErrDraft = errors.New("the draft was changed or sent meanwhile")
+
+// A Draft is a message that an inbox has begun to write.
+type Draft struct {
+	ID      string
+	Inbox   string
+	Version int64 // from 1, one more with each change
+	Created time.Time
+	Updated time.Time
+	Size    int64 // bytes, before sealing
+	DraftSummary
+}
+
+// A DraftSummary is what a list shows of a draft. It is stored sealed.
+type DraftSummary struct {
+	To          []string    `json:"to"`
+	Cc          []string    `json:"cc,omitempty"`
+	Bcc         []string    `json:"bcc,omitempty"`
+	Subject     string      `json:"subject"`
+	Preview     string      `json:"preview"`
+	ReplyTo     string      `json:"reply_to,omitempty"` // id of the message that it answers
+	Forward     string      `json:"forward,omitempty"`  // id of the message that it passes on
+	Attachments []mail.File `json:"attachments,omitempty"`
+}
+
+// savedDraft is all of a draft as it is sealed.
+type savedDraft struct {
+	To, Cc, Bcc                   []string
+	Subject, Text, HTML, Markdown string
+	InReplyTo                     string
+	References                    []string
+	ReplyTo, Forward              string
+	ReplyAll, Quote               bool
+	Attachments                   []mail.Attachment
+}
+
+// checkDraft refuses what no draft can be. What is missing is no mistake yet.
+func checkDraft(o Outgoing) error {
+	for _, l := range []struct {
+		name string
+		list []string
+	}{{"to", o.To}, {"cc", o.Cc}, {"bcc", o.Bcc}, {"references", o.References}} {
+		if len(l.list) > mail.MaxRecipients {
+			return fmt.Errorf("%w: %s: has %d entries, more than %d", ErrInvalid, l.name, len(l.list), mail.MaxRecipients)
+		}
+		for i, s := range l.list {
+			if len(s) > 1000 || !utf8.ValidString(s) {
+				return fmt.Errorf("%w: %s[%d]: must be at most 1000 bytes of text", ErrInvalid, l.name, i)
+			}
+		}
+	}
+	for _, t := range []struct {
+		name, s string
+		most    int
+	}{
+		{"subject", o.Subject, mail.MaxSubject},
+		{"text", o.Text, mail.MaxText},
+		{"html", o.HTML, mail.MaxText},
+		{"markdown", o.Markdown, mail.MaxText},
+		{"in_reply_to", o.InReplyTo, 1000},
+		{"reply_to", o.ReplyTo, 100},
+		{"forward", o.Forward, 100},
+	} {
+		if utf8.RuneCountInString(t.s) > t.most || !utf8.ValidString(t.s) {
+			return fmt.Errorf("%w: %s: must be at most %d characters", ErrInvalid, t.name, t.most)
+		}
+	}
+	if len(o.Attachments) > maxDraftFiles {
+		return fmt.Errorf("%w: attachments: are %d, more than %d", ErrInvalid, len(o.Attachments), maxDraftFiles)
+	}
+	size := 0
+	for i, a := range o.Attachments {
+		if len(a.Name) > 255 || len(a.ContentType) > 255 || !utf8.ValidString(a.Name+a.ContentType) {
+			return fmt.Errorf("%w: attachments[%d]: name and content_type must be at most 255 bytes of text", ErrInvalid, i)
+		}
+		if size += len(a.Data); size > mail.MaxAttachmentsBytes {
+			return fmt.Errorf("%w: attachments: have together more than %d bytes", ErrInvalid, mail.MaxAttachmentsBytes)
+		}
+	}
+	return nil
+}
+
+// sealDraft seals a draft for b and makes its blob durable.
+func (m *PostOffice) sealDraft(b Inbox, id string, o Outgoing) (summary []byte, blob string, size int, err error) {
+	if err := checkDraft(o); err != nil {
+		return nil, "", 0, err
+	}
+	s := DraftSummary{To: o.To, Cc: o.Cc, Bcc: o.Bcc, Subject: o.Subject, ReplyTo: o.ReplyTo, Forward: o.Forward}
+	for _, text := range []string{o.Text, o.Markdown, mail.HTMLText(o.HTML)} {
+		if s.Preview == "" {
+			s.Preview = preview(text)
+		}
+	}
+	for _, a := range o.Attachments {
+		s.Attachments = append(s.Attachments, mail.File{Name: a.Name, ContentType: a.ContentType, Size: len(a.Data), SHA256: a.Digest()})
+	}
+	short, err := json.Marshal(s)
+	if err != nil {
+		return nil, "", 0, fmt.Errorf("encode draft: %w", err)
+	}
+	whole, err := json.Marshal(savedDraft{
+		To: o.To, Cc: o.Cc, Bcc: o.Bcc, Subject: o.Subject, Text: o.Text, HTML: o.HTML, Markdown: o.Markdown, InReplyTo: o.InReplyTo,
+		References: o.References, ReplyTo: o.ReplyTo, Forward: o.Forward, ReplyAll: o.ReplyAll, Quote: o.Quote, Attachments: o.Attachments,
+	})
+	if err != nil {
+		return nil, "", 0, fmt.Errorf("encode draft: %w", err)
+	}
+	defer clear(whole)
+	if summary, err = seal(b.publicKey, b.ID, id, "draft summary", short); err != nil {
+		return nil, "", 0, err
+	}
+	sealed, err := seal(b.publicKey, b.ID, id, "draft", whole)
+	if err != nil {
+		return nil, "", 0, err
+	}
+	blob = "dft_" + rand.Text() // blobs do not change: each version has its own
+	return summary, blob, len(whole), m.cfg.Blobs.Put(blob, sealed)
+}
+
+// SaveDraft saves a draft in the inbox that o names, or who's own. It needs no
+// key of the inbox. Of o only what the message says counts, not when it leaves.
+func (m *PostOffice) SaveDraft(ctx context.Context, who auth.Principal, o Outgoing) (Draft, error) {
+	return m.saveDraft(ctx, who, "", 0, o)
+}
+
+// UpdateDraft puts o in the place of a draft. Version is the one that is
+// replaced; if it is there no more the error is [ErrDraft].
+func (m *PostOffice) UpdateDraft(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (Draft, error) {
+	return m.saveDraft(ctx, who, id, version, o)
+}
+
+func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (d Draft, err error) {
+	b, err := m.sender(ctx, who, o.Inbox)
+	if err != nil {
+		return Draft{}, err
+	}
+	defer m.touch()
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	d = Draft{ID: id, Inbox: b.ID, Version: version + 1, Created: now, Updated: now}
+	if id == "" {
+		d.ID = "drf_" + rand.Text()
+	}
+	summary, blob, size, err := m.sealDraft(b, d.ID, o)
+	if err != nil {
+		return Draft{}, fmt.Errorf("save draft: %w", err)
+	}
+	d.Size = int64(size)
+	var old string
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := m.lock(ctx, tx, b.ID); err != nil {
+			return err
+		}
+		// The inbox may have another key by now, or be gone.
+		if now, err := m.find(ctx, tx, b.ID); err != nil {
+			return err
+		} else if now.epoch != b.epoch {
+			return errRetry
+		}
+		old = ""
+		var others, bytes int64
+		err := tx.One(ctx, `select count(*), cast(coalesce(sum(size), 0) as bigint) from draft where inbox_id = $1 and id <> $2`, []any{b.ID, d.ID}, &others, &bytes)
+		if err != nil {
+			return err
+		}
+		if others >= maxDrafts || bytes+d.Size > maxDraftBytes {
+			return fmt.Errorf("%w: the inbox has %d drafts with %d bytes; it may have %d with %d", ErrInvalid, others, bytes, maxDrafts, maxDraftBytes)
+		}
+		if id == "" {
+			_, err = tx.ExecContext(ctx, `insert into draft (id, inbox_id, version, created_at, updated_at, sending_at, size, summary, blob_id) values ($1, $2, $3, $4, $4, 0, $5, $6, $7)`,
+				d.ID, b.ID, d.Version, store.Time(now), d.Size, summary, blob)
+			return err
+		}
+		var created, is int64
+		err = tx.One(ctx, `select created_at, version, blob_id from draft where id = $1 and inbox_id = $2`, []any{id, b.ID}, &created, &is, &old)
+		if err != nil {
+			return err
+		}
+		if is != version {
+			return ErrDraft
+		}
+		d.Created = store.FromTime(created)
+		_, err = tx.ExecContext(ctx, `update draft set version = $1, updated_at = $2, sending_at = 0, size = $3, summary = $4, blob_id = $5 where id = $6`,
+			d.Version, store.Time(now), d.Size, summary, blob, id)
+		return err
+	})
+	if err != nil {
+		return Draft{}, errors.Join(fmt.Errorf("save draft: %w", err), m.cfg.Blobs.Delete(blob))
+	}
+	d.DraftSummary = DraftSummary{To: o.To, Cc: o.Cc, Bcc: o.Bcc, Subject: o.Subject, ReplyTo: o.ReplyTo, Forward: o.Forward}
+	if old != "" {
+		err = m.cfg.Blobs.Delete(old)
+	}
+	return d, err
+}
+
+const draftColumns = `id, inbox_id, version, created_at, updated_at, size, summary`
+
+func scanDraft(row func(...any) error, k *Key, more ...any) (Draft, error) {
+	var d Draft
+	var created, updated int64
+	var sealed []byte
+	if err := row(append([]any{&d.ID, &d.Inbox, &d.Version, &created, &updated, &d.Size, &sealed}, more...)...); err != nil {
+		return Draft{}, store.NotFound(err)
+	}
+	d.Created, d.Updated = store.FromTime(created), store.FromTime(updated)
+	summary, err := k.open(d.ID, "draft summary", sealed)
+	if err != nil {
+		return Draft{}, err
+	}
+	return d, json.Unmarshal(summary, &d.DraftSummary)
+}
+
+// Drafts returns the drafts of the inbox that k opens, the one that was changed
+// last first, and the cursor of the next page. A limit of 0 means 50.
+func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *Key, limit int, cursor string) (out []Draft, next string, err error) {
+	if err := mayOpen(who, k.inbox); err != nil {
+		return nil, "", err
+	}
+	if limit <= 0 {
+		limit = 50
+	}
+	from, err := parseCursor(cursor)
+	if err != nil {
+		return nil, "", err
+	}
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(ctx, `select `+draftColumns+` from draft where inbox_id = $1 and (updated_at, id) < ($2, $3) order by updated_at desc, id desc limit $4`, k.inbox, from.at, from.id, limit+1)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			d, err := scanDraft(rows.Scan, k)
+			if err != nil {
+				return err
+			}
+			out = append(out, d)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("list drafts: %w", err)
+	}
+	if len(out) > limit {
+		out = out[:limit]
+		next = position{store.Time(out[limit-1].Updated), out[limit-1].ID}.String()
+	}
+	return out, next, nil
+}
+
+// Draft returns one draft of the inbox that k opens, with all that it says, or
+// an error that wraps [store.ErrNotFound].
+func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *Key, id string) (d Draft, o Outgoing, err error) {
+	if err := mayOpen(who, k.inbox); err != nil {
+		return Draft{}, Outgoing{}, err
+	}
+	defer m.touch()
+	var blob string
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		d, err = scanDraft(tx.QueryRowContext(ctx, `select `+draftColumns+`, blob_id from draft where id = $1 and inbox_id = $2`, id, k.inbox).Scan, k, &blob)
+		return err
+	})
+	if err != nil {
+		return Draft{}, Outgoing{}, fmt.Errorf("draft %s: %w", id, err)
+	}
+	sealed, err := m.cfg.Blobs.Get(blob)
+	if err != nil { // it was changed just now
+		return Draft{}, Outgoing{}, fmt.Errorf("draft %s: %w", id, err)
+	}
+	whole, err := k.open(id, "draft", sealed)
+	if err != nil {
+		return Draft{}, Outgoing{}, err
+	}
+	defer clear(whole)
+	var s savedDraft
+	if err := json.Unmarshal(whole, &s); err != nil {
+		return Draft{}, Outgoing{}, fmt.Errorf("draft %s: %w", id, err)
+	}
+	o = Outgoing{
+		Inbox: k.inbox, Key: k, ReplyTo: s.ReplyTo, Forward: s.Forward, ReplyAll: s.ReplyAll, Quote: s.Quote,
+		Draft: mail.Draft{
+			To: s.To, Cc: s.Cc, Bcc: s.Bcc, Subject: s.Subject, Text: s.Text, HTML: s.HTML, Markdown: s.Markdown,
+			InReplyTo: s.InReplyTo, References: s.References, Attachments: s.Attachments,
+		},
+	}
+	return d, o, nil
+}
+
+// DeleteDraft removes a draft of the inbox that k opens. Version is the one that
+// the caller means, or 0 for whichever is there.
+func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *Key, id string, version int64) error {
+	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
+		return err
+	}
+	var blob string
+	err := m.db.Update(ctx, func(tx *store.Tx) error {
+		var is int64
+		if err := tx.One(ctx, `select version, blob_id from draft where id = $1 and inbox_id = $2`, []any{id, k.inbox}, &is, &blob); err != nil {
+			return err
+		}
+		if version != 0 && is != version {
+			return ErrDraft
+		}
+		ok, err := tx.Changed(ctx, `delete from draft where id = $1 and version = $2`, id, is)
+		if err == nil && !ok {
+			err = ErrDraft
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("delete draft %s: %w", id, err)
+	}
+	return m.cfg.Blobs.Delete(blob)
+}
+
+// draftTime is how long a draft whose sending was cut off is known not to be
+// sent twice: shorter than the key of its request is remembered.
+const draftTime = keyTime - time.Hour
+
+// SendDraft proposes to send a draft and removes it. Of how only when and how it
+// leaves counts. A draft is proposed once: who sends it at the same time, or
+// again after a crash, gets the same action.
+func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via string, k *Key, id string, version int64, how Outgoing) (Proposed, error) {
+	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
+		return Proposed{}, err
+	}
+	d, o, err := m.Draft(ctx, who, k, id)
+	if err != nil {
+		return Proposed{}, err
+	}
+	if version != 0 && d.Version != version {
+		return Proposed{}, fmt.Errorf("send draft %s: %w", id, ErrDraft)
+	}
+	o.SendAt, o.Timing, o.Undo, o.Bulk, o.AllowDuplicate = how.SendAt, how.Timing, how.Undo, how.Bulk, how.AllowDuplicate
+	o.IdempotencyKey = fmt.Sprintf("draft %s %d", id, d.Version)
+	// That it is being sent is noted before it is: a crash in between must not
+	// end in a second mail when the key of the request is forgotten.
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		var since int64
+		err := tx.One(ctx, `update draft set sending_at = case when sending_at = 0 then $1 else sending_at end where id = $2 and version = $3 returning sending_at`,
+			[]any{store.Time(time.Now()), id, d.Version}, &since)
+		if errors.Is(err, store.ErrNotFound) {
+			return ErrDraft
+		}
+		if err == nil && time.Since(store.FromTime(since)) > draftTime {
+			return fmt.Errorf("%w: draft: sending it was cut off at %s, and whether it was proposed is not known any more: look at the inbox's actions, and save it anew to send it", ErrInvalid, store.FromTime(since).Format(time.RFC3339))
+		}
+		return err
+	})
+	if err != nil {
+		return Proposed{}, fmt.Errorf("send draft %s: %w", id, err)
+	}
+	p, err := m.Send(ctx, who, via, o)
+	if err != nil || p.State == oversight.Denied {
+		if err != nil && !errors.Is(err, ErrIdempotency) { // nothing was proposed
+			err = errors.Join(err, m.notSent(context.WithoutCancel(ctx), id, d.Version))
+		}
+		return p, err
+	}
+	if err := m.DeleteDraft(context.WithoutCancel(ctx), who, k, id, d.Version); err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrDraft) {
+		m.log.WarnContext(ctx, "delete sent draft", "draft", id, "err", err)
+	}
+	return p, nil
+}
+
+func (m *PostOffice) notSent(ctx context.Context, id string, version int64) error {
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `update draft set sending_at = 0 where id = $1 and version = $2`, id, version)
+		return err
+	})
+}
