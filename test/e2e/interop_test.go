@@ -3,14 +3,17 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"postern/internal/mailauth/dnstest"
 	"postern/internal/smtpclient/postfixtest"
 )
 
@@ -154,7 +157,7 @@ func TestInterop(t *testing.T) {
 	d := startDovecot(t)
 	ours := net.JoinHostPort("127.0.0.1", freePort(t))
 	addr, _ := postfixtest.Run(t, postfixtest.Config{LMTP: d.lmtp, Routes: map[string]string{"agents.internal": ours}})
-	s := start(t, t.TempDir(), "--smtp", ours, "--route", postfixtest.Domain+"="+addr)
+	s := start(t, t.TempDir(), "--smtp", ours, "--route", postfixtest.Domain+"="+addr, "--submissions", "127.0.0.1:0")
 	agent, key := s.inbox("analyst")
 
 	// The person writes first.
@@ -213,9 +216,80 @@ func TestInterop(t *testing.T) {
 		}
 	}
 
+	// What left went through two servers of others. It is signed for DKIM, and
+	// whoever reads it can check who let it go without asking us.
+	var signing struct {
+		Keys []struct{ Name, Record string }
+	}
+	if _, err := call(s.local(), "GET", "http://x/v1/signing/agents.internal", "", nil, &signing); err != nil {
+		t.Fatal(err)
+	}
+	names := dnstest.Start(t)
+	for _, k := range signing.Keys {
+		if k.Record != "" {
+			names.Add(t, k.Name+". TXT "+quoteTXT(k.Record))
+		}
+	}
+	raw := d.read(t, "b", 1)
+	var signatures []string
+	playMail(t, "authenticate.mjs", map[string]any{"raw": raw, "dns": names.Addr}, &signatures)
+	if want := []string{"pass ed25519-sha256 agents.internal", "pass rsa-sha256 agents.internal"}; !slices.Equal(signatures, want) {
+		t.Errorf("mailauth says %q of the signatures, want %q", signatures, want)
+	}
+	dir := t.TempDir()
+	keys, message1 := filepath.Join(dir, "keys.json"), filepath.Join(dir, "message.eml")
+	resp, err := client.Get("http://" + s.web + "/.well-known/postern-keys.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	published, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string]string{keys: string(published), message1: raw} {
+		if err := os.WriteFile(name, []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command(s.bin, "verify-message", message1, "--keys", keys).CombinedOutput(); err != nil || !strings.Contains(string(out), agent) {
+		t.Errorf("verify-message: %v\n%s", err, out)
+	}
+	if err := os.WriteFile(message1, []byte(strings.Replace(raw, "Subject: ", "Subject: not ", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(s.bin, "verify-message", message1, "--keys", keys).CombinedOutput(); err == nil {
+		t.Errorf("verify-message takes a message with another subject:\n%s", out)
+	}
+
+	// The agent's program sends as any program does, with a library that knows
+	// nothing of Postern. What it sends waits like everything else.
+	var held struct{ Response string }
+	playMail(t, "send.mjs", map[string]any{
+		"server": submissionsLine.FindStringSubmatch(s.log.String())[1], "secure": true, "auth": map[string]string{"user": agent, "pass": key},
+		"mail": map[string]any{"from": "Agent <" + agent + ">", "to": "b@" + postfixtest.Domain, "subject": "from a program", "text": "Zahlen: ä\n"},
+	}, &held)
+	m := heldLine.FindStringSubmatch(held.Response)
+	if m == nil {
+		t.Fatalf("nodemailer was told %q", held.Response)
+	}
+	s.mustCLI("approve", m[1])
+	if raw := d.read(t, "b", 2); !strings.Contains(raw, "Subject: from a program") {
+		t.Errorf("b got %s", raw)
+	}
+
 	// Who is not there is not taken: Postfix itself tells the person.
 	playMail(t, "send.mjs", map[string]any{"server": addr, "mail": map[string]any{"from": "b@" + postfixtest.Domain, "to": "nobody@agents.internal", "subject": "x", "text": "y"}}, &sent)
-	if bounce := d.read(t, "b", 2); !strings.Contains(bounce, "5.1.1") || !strings.Contains(bounce, "nobody@agents.internal") {
+	if bounce := d.read(t, "b", 3); !strings.Contains(bounce, "5.1.1") || !strings.Contains(bounce, "nobody@agents.internal") {
 		t.Errorf("the bounce for nobody: %s", bounce)
 	}
+}
+
+// quoteTXT writes text as the strings of a TXT record, of which each holds 255 bytes.
+func quoteTXT(text string) string {
+	var parts []string
+	for len(text) > 250 {
+		parts, text = append(parts, `"`+text[:250]+`"`), text[250:]
+	}
+	return strings.Join(append(parts, `"`+text+`"`), " ")
 }
