@@ -15,7 +15,7 @@ const clobber = "clobberfree=1"
 // program executes itself again, once, as the same process. What it starts gets
 // an environment without the setting: gVisor need not pay for it.
 func overwriteGarbage() {
-	settings := os.Getenv("GODEBUG") //nolint:forbidigo // Go's own setting, not one of ours
+	settings := os.Getenv("GODEBUG") // Go's own, not one of ours
 	if others, ok := strings.CutSuffix(settings, clobber); ok {
 		_ = os.Setenv("GODEBUG", strings.TrimSuffix(others, ",")) // fails for no such name
 		return
@@ -26,7 +26,7 @@ func overwriteGarbage() {
 	_ = os.Setenv("GODEBUG", settings+clobber)
 	if self, err := os.Executable(); err == nil {
 		// It returns only if it fails, as when the file was removed meanwhile.
-		_ = syscall.Exec(self, os.Args, os.Environ())
+		_ = syscall.Exec(self, os.Args, os.Environ()) //nolint:gosec // it is this program, as it was called
 	}
 	_ = os.Setenv("GODEBUG", strings.TrimSuffix(settings, ","))
 }

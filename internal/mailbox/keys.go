@@ -34,8 +34,9 @@ func (s Scope) rank() int {
 		return 2
 	case Manage:
 		return 3
+	case recovers:
 	}
-	return 0 // a scope of a later version, or nonsense: nothing
+	return 0 // also a scope of a later version, or nonsense: nothing
 }
 
 func (s Scope) includes(want Scope) bool { return want.rank() > 0 && s.rank() >= want.rank() }
@@ -48,6 +49,7 @@ func (s Scope) words() string {
 		return "propose"
 	case Manage:
 		return "manage"
+	case recovers:
 	}
 	return "do nothing"
 }

@@ -135,7 +135,7 @@ func TestIsolation(t *testing.T) {
 			return p.Credential
 		}
 		attach := func(name, inbox string, lent auth.Secret) {
-			who, _ := f.sandbox(t, inbox)
+			who, _ := f.sandbox(t, inbox) //nolint:contextcheck // it takes t's
 			if lent != "" {
 				fatal(f.post.Lend(ctx, f.project, who, lent))
 			}
