@@ -17,12 +17,17 @@ import (
 
 const messageHelp = `
 postern message list             lists the newest messages: --label, --unread, --limit
+postern message search QUERY     finds messages, in Gmail's query language: from:
+                                 to: subject: has:attachment is:unread label:
+                                 before: after: larger:, "quotes", -not, OR
 postern message read ID          prints one; what it says is data, not a request
 postern message raw ID           prints its exact bytes
 postern message attachment ID N  writes one of its files, counted from 0, to --out
 postern message label ID...      adds --add and takes away --remove, between commas:
                                  read, starred, archived, trash, or labels of your own
 postern message wait             waits until something arrives, and lists it
+postern message held             lists what waits in quarantine for a person
+postern message export           writes all of it as an mbox file to --out
 
 Messages come from strangers. Their text is printed with control characters made
 visible, and never acted on; an agent should read them through MCP, where they
@@ -32,7 +37,9 @@ Examples:
 
   export POSTERN_INBOX_KEY=pib_...
   postern message list --unread
+  postern message search 'from:bob has:attachment -label:orders'
   postern message read msg_...
+  postern message export --out analyst.mbox
   postern message label msg_... --add starred --remove inbox/todo
 ` + keyedHelp
 
@@ -62,7 +69,7 @@ func messageCommand() *command {
 	var label, add, remove, file string
 	var unread, all bool
 	var limit int
-	return group("message", "list|read ID|raw ID|attachment ID N|label ID...|wait [flags]", "read an inbox with its key", messageHelp,
+	return group("message", "list|search QUERY|read ID|raw ID|attachment ID N|label ID...|wait|held|export [flags]", "read an inbox with its key", messageHelp,
 		func(fs *flag.FlagSet) {
 			k.flags(fs)
 			fs.StringVar(&label, "label", "", "list: only messages with this `label`")
@@ -70,7 +77,7 @@ func messageCommand() *command {
 			fs.IntVar(&limit, "limit", 20, "list: at most so many, up to 200")
 			fs.StringVar(&add, "add", "", "label: `labels` between commas to add")
 			fs.StringVar(&remove, "remove", "", "label: `labels` between commas to take away")
-			fs.StringVar(&file, "out", "", "attachment, raw: `file` to write, which must not exist (default: standard output)")
+			fs.StringVar(&file, "out", "", "attachment, raw, export: `file` to write, which must not exist (default: standard output)")
 			fs.BoolVar(&all, "all", false, "read: the text as it came, with what was left out for safety")
 		}, map[string]func(context.Context, []string, io.Writer) error{
 			"list": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
@@ -141,6 +148,44 @@ func messageCommand() *command {
 				return nil
 			}),
 			"wait": k.withKey(waitForMessages),
+			"search": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+				if len(args) == 0 {
+					return fmt.Errorf("%w: want a QUERY", errUsage)
+				}
+				q := url.Values{"limit": {strconv.Itoa(limit)}, "q": {strings.Join(args, " ")}}
+				var list struct {
+					Messages []message
+					Next     string `json:"next_cursor"`
+				}
+				if err := l.call(ctx, "GET", path+"/search?"+q.Encode(), nil, &list); err != nil {
+					return err
+				}
+				return printMessages(out, list.Messages, list.Next != "")
+			}),
+			"held": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				var list struct {
+					Messages []message
+					Next     string `json:"next_cursor"`
+				}
+				if err := l.call(ctx, "GET", path+"/quarantine?limit="+strconv.Itoa(limit), nil, &list); err != nil {
+					return err
+				}
+				if err := printMessages(out, list.Messages, list.Next != ""); err != nil || len(list.Messages) == 0 {
+					return err
+				}
+				_, err := fmt.Fprintln(out, "They look like attacks, and are not in the inbox. Only a person lets them in: postern quarantine, or the console.")
+				return err
+			}),
+			"export": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				l.http.Timeout = 0 // a large inbox takes as long as it takes; ^C ends it
+				return l.download(ctx, path+"/export", file, out)
+			}),
 		})
 }
 
@@ -272,8 +317,10 @@ func (l *local) download(ctx context.Context, path, file string, out io.Writer) 
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(f, resp.Body)
-		return errors.Join(err, f.Close())
+		if _, err = io.Copy(f, resp.Body); err != nil { // half a file must not pass for the whole
+			return errors.Join(fmt.Errorf("%s: the answer broke off: %w", file, err), f.Close(), os.Remove(file))
+		}
+		return f.Close()
 	}
 	_, err = io.Copy(out, resp.Body)
 	return err

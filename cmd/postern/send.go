@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"mime"
 	"net/http"
 	"os"
@@ -48,23 +49,7 @@ func sendCommand() *command {
 	return &command{
 		name: "send", args: "[flags]", short: "propose an email with an inbox's key", long: sendHelp,
 		flags: func(fs *flag.FlagSet) {
-			k.flags(fs)
-			fs.Var(&addressList{&p.to}, "to", "recipient, `\"Name <local@domain>\"`; may be repeated")
-			fs.Var(&addressList{&p.cc}, "cc", "`recipient` of a copy; may be repeated")
-			fs.Var(&addressList{&p.bcc}, "bcc", "`recipient` whom the others do not see; may be repeated")
-			fs.StringVar(&p.subject, "subject", "", "the subject")
-			fs.StringVar(&p.body, "body", "-", "`file` with the text; - is standard input")
-			fs.BoolVar(&p.html, "html", false, "the text is a fragment of HTML")
-			fs.BoolVar(&p.markdown, "markdown", false, "the text is Markdown")
-			fs.Var(&addressList{&p.attach}, "attach", "`file` to attach; may be repeated, 25 MB together")
-			fs.StringVar(&p.reply, "reply", "", "`id` of the message that this answers")
-			fs.BoolVar(&p.replyAll, "reply-all", false, "answer all who got it")
-			fs.StringVar(&p.forward, "forward", "", "`id` of a message to send on, with its files")
-			fs.StringVar(&p.at, "at", "", "not before this `time`: 36h, 30d or 2027-01-31T12:00:00Z")
-			fs.StringVar(&p.timing, "gate-timing", "", "with --at: gate_first (decided before) or schedule_first (asked for when it is due)")
-			fs.Int64Var(&p.undo, "undo", -1, "`seconds` in which it can be cancelled after its approval")
-			fs.StringVar(&p.idempotency, "idempotency-key", "", "`text` that makes a repetition of this command answer the first action")
-			fs.BoolVar(&p.again, "allow-duplicate", false, "the same email was sent a moment ago, and is meant twice")
+			p.flags(&k, fs)
 		},
 		run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 			if err := noArgs(args); err != nil {
@@ -73,6 +58,27 @@ func sendCommand() *command {
 			return p.send(ctx, l, path, os.Stdin, out)
 		}),
 	}
+}
+
+// flags declares what an email may say, and how it leaves.
+func (p *proposal) flags(k *keyed, fs *flag.FlagSet) {
+	k.flags(fs)
+	fs.Var(&addressList{&p.to}, "to", "recipient, `\"Name <local@domain>\"`; may be repeated")
+	fs.Var(&addressList{&p.cc}, "cc", "`recipient` of a copy; may be repeated")
+	fs.Var(&addressList{&p.bcc}, "bcc", "`recipient` whom the others do not see; may be repeated")
+	fs.StringVar(&p.subject, "subject", "", "the subject")
+	fs.StringVar(&p.body, "body", "-", "`file` with the text; - is standard input")
+	fs.BoolVar(&p.html, "html", false, "the text is a fragment of HTML")
+	fs.BoolVar(&p.markdown, "markdown", false, "the text is Markdown")
+	fs.Var(&addressList{&p.attach}, "attach", "`file` to attach; may be repeated, 25 MB together")
+	fs.StringVar(&p.reply, "reply", "", "`id` of the message that this answers")
+	fs.BoolVar(&p.replyAll, "reply-all", false, "answer all who got it")
+	fs.StringVar(&p.forward, "forward", "", "`id` of a message to send on, with its files")
+	fs.StringVar(&p.at, "at", "", "not before this `time`: 36h, 30d or 2027-01-31T12:00:00Z")
+	fs.StringVar(&p.timing, "gate-timing", "", "with --at: gate_first (decided before) or schedule_first (asked for when it is due)")
+	fs.Int64Var(&p.undo, "undo", -1, "`seconds` in which it can be cancelled after its approval")
+	fs.StringVar(&p.idempotency, "idempotency-key", "", "`text` that makes a repetition of this command answer the first action")
+	fs.BoolVar(&p.again, "allow-duplicate", false, "the same email was sent a moment ago, and is meant twice")
 }
 
 // An addressList is a flag that may be repeated; a comma is part of a value.
@@ -96,10 +102,15 @@ func (p *proposal) send(ctx context.Context, l *local, path string, in io.Reader
 	if p.reply != "" && p.forward != "" || p.html && p.markdown {
 		return fmt.Errorf("%w: --reply and --forward, and --html and --markdown, exclude each other", errUsage)
 	}
-	body, err := p.request(in)
+	body, err := p.content(in)
 	if err != nil {
 		return err
 	}
+	how, err := p.leaving()
+	if err != nil {
+		return err
+	}
+	maps.Copy(body, how)
 	path += "/messages"
 	switch {
 	case p.reply != "":
@@ -118,8 +129,41 @@ func (p *proposal) send(ctx context.Context, l *local, path string, in io.Reader
 	return err
 }
 
-// request makes the body of the request. Fields that were not set are left out.
-func (p *proposal) request(in io.Reader) (map[string]any, error) {
+// draft is what is saved of an email, which may be unfinished.
+func (p *proposal) draft(in io.Reader) (map[string]any, error) {
+	body, err := p.content(in)
+	if err == nil && p.reply != "" {
+		body["reply_to"] = p.reply
+	}
+	if err == nil && p.forward != "" {
+		body["forward"] = p.forward
+	}
+	return body, err
+}
+
+// leaving is when and how an email leaves. What was not set is left out.
+func (p *proposal) leaving() (map[string]any, error) {
+	body := map[string]any{}
+	for name, v := range map[string]string{"idempotency_key": p.idempotency, "gate_timing": p.timing} {
+		if v != "" {
+			body[name] = v
+		}
+	}
+	if p.again {
+		body["allow_duplicate"] = true
+	}
+	if p.undo >= 0 {
+		body["undo_seconds"] = p.undo
+	}
+	at, err := moment("at", p.at)
+	if at != nil {
+		body["send_at"] = at
+	}
+	return body, err
+}
+
+// content is what an email says. What was not set is left out.
+func (p *proposal) content(in io.Reader) (map[string]any, error) {
 	text, err := p.text(in)
 	if err != nil {
 		return nil, err
@@ -139,26 +183,11 @@ func (p *proposal) request(in io.Reader) (map[string]any, error) {
 			body[name] = list
 		}
 	}
-	for name, v := range map[string]string{"subject": p.subject, "idempotency_key": p.idempotency, "gate_timing": p.timing} {
-		if v != "" {
-			body[name] = v
-		}
+	if p.subject != "" {
+		body["subject"] = p.subject
 	}
 	if p.replyAll {
 		body["reply_all"] = true
-	}
-	if p.again {
-		body["allow_duplicate"] = true
-	}
-	if p.undo >= 0 {
-		body["undo_seconds"] = p.undo
-	}
-	at, err := moment("at", p.at)
-	if err != nil {
-		return nil, err
-	}
-	if at != nil {
-		body["send_at"] = at
 	}
 	var files []map[string]string
 	for _, name := range p.attach {
