@@ -65,7 +65,7 @@ func (r *Record) found(values []string) {
 			r.Found = append(r.Found, fmt.Sprintf("… and %d more", len(values)-maxShown))
 			return
 		}
-		r.Found = append(r.Found, mail.Printable(v, maxLength))
+		r.Found = append(r.Found, mail.Printable(strings.ReplaceAll(v, "\t", " "), maxLength))
 	}
 }
 
