@@ -78,13 +78,13 @@ func (d *daemon) receive(ctx context.Context, proofs *mailauth.Verifier, env mai
 		if results.DMARC.Domain == "" {
 			reason = "nobody can prove who the message is from: " + results.DMARC.Detail
 		}
-		return &smtpserver.Refusal{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: reason}
+		return &smtpserver.RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: reason}
 	}
 	env.Raw = append(field, proofs.Strip(env.Raw)...)
 	err := d.post.Receive(ctx, mailbox.Arrival{Envelope: env, Remote: from.Remote.String(), Auth: results})
 	if errors.Is(err, mailbox.ErrFull) {
 		// No error of ours, which would be logged as one each time.
-		return &smtpserver.Refusal{Code: 452, Enhanced: [3]int{4, 2, 2}, Reason: "the inbox is full, try again later"}
+		return &smtpserver.RefusalError{Code: 452, Enhanced: [3]int{4, 2, 2}, Reason: "the inbox is full, try again later"}
 	}
 	return err
 }

@@ -84,7 +84,7 @@ func TestReceive(t *testing.T) {
 			raw := "Authentication-Results: agents.test; dmarc=pass header.from=forged.example\r\nFrom: " + tt.from + "\r\nTo: " + b.Address + "\r\nSubject: s\r\n\r\nhello, the meeting is at ten\r\n"
 			err := d.receive(t.Context(), proofs, mail.Envelope{From: mailFrom, To: []string{b.Address}, Raw: []byte(raw)},
 				smtpserver.Peer{Remote: netip.AddrPortFrom(netip.MustParseAddr(tt.remote), 25), Helo: "mx.example"})
-			if no, refused := errors.AsType[*smtpserver.Refusal](err); tt.refused != "" {
+			if no, refused := errors.AsType[*smtpserver.RefusalError](err); tt.refused != "" {
 				if !refused || no.Code != 550 || !strings.Contains(no.Reason, tt.refused) {
 					t.Errorf("got %v, want a refusal: %s", err, tt.refused)
 				}

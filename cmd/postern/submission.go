@@ -50,7 +50,7 @@ func (d *daemon) authenticate(ctx context.Context, user, password string, _ smtp
 func (d *daemon) submit(ctx context.Context, a smtpserver.Account, env mail.Envelope, _ smtpserver.Peer) (string, error) {
 	p, err := d.post.SendRaw(ctx, a.Who, "smtp", a.Address, env.To, env.Raw)
 	refuse := func(code int, enhanced ...int) error {
-		return &smtpserver.Refusal{Code: code, Enhanced: [3]int(enhanced), Reason: err.Error()}
+		return &smtpserver.RefusalError{Code: code, Enhanced: [3]int(enhanced), Reason: err.Error()}
 	}
 	switch {
 	case errors.Is(err, mailbox.ErrLimit), errors.Is(err, oversight.ErrFull):
@@ -64,7 +64,7 @@ func (d *daemon) submit(ctx context.Context, a smtpserver.Account, env mail.Enve
 	}
 	switch p.State {
 	case oversight.Denied:
-		return "", &smtpserver.Refusal{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: "denied, see " + p.ID + ": " + p.Verdict}
+		return "", &smtpserver.RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: "denied, see " + p.ID + ": " + p.Verdict}
 	case oversight.Pending:
 		return "held for approval " + p.ID, nil
 	case oversight.Scheduled, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:

@@ -27,7 +27,7 @@ func (r arcResult) Check() mail.Check {
 		c.Domain = r.sealers[n-1]
 	}
 	if r.result == "pass" {
-		c.Detail = printable(fmt.Sprintf("sealed by %s", strings.Join(r.sealers, ", then ")), 200)
+		c.Detail = printable("sealed by "+strings.Join(r.sealers, ", then "), 200)
 	}
 	return c
 }
@@ -97,7 +97,7 @@ func (v *Verifier) verifyARC(ctx context.Context, ask *asker, h header, sums *bo
 func arcSets(h header) ([]arcSet, error) {
 	var sets []arcSet
 	for i, f := range h.fields {
-		kind := -1
+		var kind int
 		switch f.name {
 		case "arc-authentication-results":
 			kind = 0
@@ -174,7 +174,7 @@ func arcInstance(f headerField, kind int) (int, tags, error) {
 // sealDigests returns what each seal signs: all sets up to its own, RFC 8617
 // section 5.1.1. Each field is hashed once, however many seals follow.
 func sealDigests(h header, sets []arcSet) (out [][]byte) {
-	var all hash.Cloner = sha256.New().(hash.Cloner) //nolint:forcetypeassert // the library's hashes are
+	all := sha256.New().(hash.Cloner) //nolint:forcetypeassert // the library's hashes are
 	for _, s := range sets {
 		all.Write(relaxedField(h.fields[s.results].raw))
 		all.Write(relaxedField(h.fields[s.signature].raw))

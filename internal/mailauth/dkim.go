@@ -30,7 +30,7 @@ type signature struct {
 }
 
 // Check returns it as the agent is shown it.
-func (s signature) Check() mail.Check {
+func (s *signature) Check() mail.Check {
 	return mail.Check{Result: s.result, Domain: s.domain, Detail: printable(s.detail, 200)}
 }
 

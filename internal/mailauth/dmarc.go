@@ -109,8 +109,10 @@ func parseRecord(domain, text string) (r record, ok bool) {
 		}
 		return ""
 	}
-	r = record{domain: domain, p: policy("p"), sp: policy("sp"), np: policy("np"), psd: "u",
-		strictDK: t["adkim"] == "s", strictSPF: t["aspf"] == "s", testing: t["t"] == "y"}
+	r = record{
+		domain: domain, p: policy("p"), sp: policy("sp"), np: policy("np"), psd: "u",
+		strictDK: t["adkim"] == "s", strictSPF: t["aspf"] == "s", testing: t["t"] == "y",
+	}
 	if r.p == "" {
 		r.p = policyNone
 	}
@@ -280,7 +282,7 @@ func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []
 		return c, ""
 	}
 	policy = r.asks(a)
-	c.Result, c.Detail = "fail", fmt.Sprintf("neither SPF nor DKIM proves the domain, which asks for: %s", policy)
+	c.Result, c.Detail = "fail", "neither SPF nor DKIM proves the domain, which asks for: "+policy
 	return c, policy
 }
 

@@ -55,15 +55,15 @@ func splitMessage(raw []byte) (h header) {
 
 // relaxedField is RFC 6376 section 3.4.2.
 func relaxedField(raw []byte) []byte {
-	colon := bytes.IndexByte(raw, ':')
-	if colon < 0 {
+	name, value, ok := bytes.Cut(raw, []byte(":"))
+	if !ok {
 		return raw
 	}
 	out := make([]byte, 0, len(raw))
-	out = append(out, bytes.ToLower(bytes.TrimRight(raw[:colon], " \t"))...)
+	out = append(out, bytes.ToLower(bytes.TrimRight(name, " \t"))...)
 	out = append(out, ':')
 	space, begun := false, false
-	for _, c := range raw[colon+1:] {
+	for _, c := range value {
 		switch c {
 		case ' ', '\t', '\r', '\n':
 			space = true

@@ -52,15 +52,15 @@ type Peer struct {
 	TLS    bool           // the conversation is encrypted
 }
 
-// A Refusal is an error that says what is answered.
-type Refusal struct {
+// A RefusalError is an error that says what is answered.
+type RefusalError struct {
 	Code     int    // 450 to 452: try again later; 550 to 554: never
 	Enhanced [3]int // RFC 3463
 	Reason   string // one line, told to the peer
 }
 
 // Error returns the reason.
-func (r *Refusal) Error() string { return r.Reason }
+func (r *RefusalError) Error() string { return r.Reason }
 
 // Config says how a [Server] behaves. Accepts and Deliver are needed for
 // Serve, Propose for ServeConn; the functions are called concurrently.
@@ -74,7 +74,7 @@ type Config struct {
 	// again later".
 	Accepts func(ctx context.Context, rcpt string) error
 	// Deliver takes a message over. When it returns nil the message must be
-	// durable. A [mail.FieldError] refuses the message for good, a [Refusal]
+	// durable. A [mail.FieldError] refuses the message for good, a [RefusalError]
 	// as it says; any other error makes the sender keep it and try again.
 	// env.Raw begins with the Return-Path and Received fields of this server;
 	// env.From may be empty.
@@ -93,7 +93,7 @@ type Config struct {
 	// Submit takes a message that a has sent, with no change but that it has no
 	// bare CR or LF, and from an address of a's: as with Propose the rest is
 	// Submit's to check. What it returns is told with 250, when the message
-	// must be durable. A [mail.FieldError] or a [Refusal] is told too; of any
+	// must be durable. A [mail.FieldError] or a [RefusalError] is told too; of any
 	// other error only that it is temporary.
 	Submit func(ctx context.Context, a Account, env mail.Envelope, from Peer) (said string, err error)
 

@@ -285,7 +285,7 @@ func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 	peer := ses.peer()
 	err := ses.s.cfg.Deliver(ctx, env, peer)
 	var fe *mail.FieldError
-	var no *Refusal
+	var no *RefusalError
 	switch {
 	case errors.As(err, &no):
 		return no.reply()
@@ -298,7 +298,7 @@ func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 	return nil
 }
 
-func (r *Refusal) reply() *smtp.SMTPError {
+func (r *RefusalError) reply() *smtp.SMTPError {
 	return reply(r.Code, smtp.EnhancedCode(r.Enhanced), "%s", r.Reason)
 }
 

@@ -183,7 +183,7 @@ func (ses *session) submit(env mail.Envelope) error {
 	defer cancel()
 	said, err := ses.s.cfg.Submit(ctx, account, env, ses.peer())
 	var fe *mail.FieldError
-	var no *Refusal
+	var no *RefusalError
 	switch {
 	case errors.As(err, &no):
 		return no.reply()

@@ -31,7 +31,7 @@ func authenticate(_ context.Context, user, password string, _ Peer) (Account, er
 
 func (b *box) submit(ctx context.Context, a Account, env mail.Envelope, _ Peer) (string, error) {
 	if strings.Contains(string(env.Raw), "Subject: denied") {
-		return "", &Refusal{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: "denied by policy: not to there"}
+		return "", &RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: "denied by policy: not to there"}
 	}
 	id, err := b.propose(ctx, a.Who, target, env)
 	return "held for approval " + id, err

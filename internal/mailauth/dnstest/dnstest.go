@@ -38,14 +38,15 @@ type Server struct {
 func Start(t testing.TB, records ...string) *Server {
 	t.Helper()
 	s := &Server{records: map[string][]dns.RR{}, fails: map[string]bool{}, drops: map[string]bool{}}
+	var lc net.ListenConfig
 	var l net.Listener
 	var p net.PacketConn
 	var err error
 	for range 20 { // a port that is free for both
-		if l, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		if l, err = lc.Listen(t.Context(), "tcp", "127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
-		if p, err = net.ListenPacket("udp", l.Addr().String()); err == nil {
+		if p, err = lc.ListenPacket(t.Context(), "udp", l.Addr().String()); err == nil {
 			break
 		}
 		l.Close()
@@ -67,7 +68,9 @@ func Start(t testing.TB, records ...string) *Server {
 		}
 		t.Cleanup(func() {
 			_ = srv.Shutdown()
-			<-done
+			if err := <-done; err != nil {
+				t.Errorf("DNS server: %v", err)
+			}
 		})
 	}
 	return s
