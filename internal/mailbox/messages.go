@@ -18,6 +18,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/mail"
+	"postern/internal/scan"
 	"postern/internal/store"
 )
 
@@ -81,7 +82,8 @@ func summarise(p mail.Message) Summary {
 		Warnings: p.Warnings[:min(len(p.Warnings), maxSummaryWarn)],
 	}
 	if s.Preview == "" {
-		s.Preview = preview(mail.HTMLText(p.HTML))
+		// What a person would see: a list is what an agent reads first.
+		s.Preview = preview(scan.Read("", strings.ToValidUTF8(p.HTML[:min(len(p.HTML), 64<<10)], "")).Text)
 	}
 	for i, a := range p.Attachments {
 		if i == maxSummaryFiles {
