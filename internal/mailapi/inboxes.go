@@ -1,11 +1,14 @@
 package mailapi
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"regexp"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -87,6 +90,10 @@ func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
+	list, next, err := pageOfInboxes(r.URL.Query(), list)
+	if err != nil {
+		return err
+	}
 	out := []inboxJSON{}
 	for _, b := range list {
 		j, err := s.counted(r, c, inboxOf(b))
@@ -95,8 +102,29 @@ func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) e
 		}
 		out = append(out, j)
 	}
-	answer(w, http.StatusOK, map[string]any{"inboxes": out, "data": out}) // data for LobsterMail's client
+	answer(w, http.StatusOK, map[string]any{"inboxes": out, "data": out, "next_cursor": next}) // data for LobsterMail's client
 	return nil
+}
+
+// pageOfInboxes returns the part of a list that the query asks for, and the
+// cursor of the next part. The list is by address, and so is the cursor.
+func pageOfInboxes(q url.Values, list []mailbox.Inbox) (part []mailbox.Inbox, next string, err error) {
+	n, err := limit(q, 1000, 1000)
+	if err != nil {
+		return nil, "", err
+	}
+	if q.Has("cursor") {
+		after, err := base64.RawURLEncoding.DecodeString(q.Get("cursor"))
+		if err != nil || len(after) == 0 || len(after) > 320 {
+			return nil, "", fmt.Errorf("%w: cursor: must be the next_cursor of the page before", errRequest)
+		}
+		list = list[sort.Search(len(list), func(i int) bool { return list[i].Address > string(after) }):]
+	}
+	if len(list) > n {
+		list = list[:n]
+		next = base64.RawURLEncoding.EncodeToString([]byte(list[n-1].Address))
+	}
+	return list, next, nil
 }
 
 func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) error {

@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -688,4 +689,44 @@ func (f *fixture) try(t *testing.T, o operation, target target, p principal, n i
 		t.Errorf("%s %s as %s: an inbox that is foreign and one that is not there differ:\n%s\n%s", o.method, o.route, p.name, other, told)
 	}
 	refusals[p.name] = told
+}
+
+// TestPagesOfInboxes: each inbox is on one page.
+func TestPagesOfInboxes(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		for _, name := range []string{"clara", "b-two", "b.one", "b0", "zoe"} {
+			if got := f.do(t, "project", "POST", "/v1/inboxes", `{"address":"`+name+`"}`); got.code != 201 && len(name) > 2 {
+				t.Fatal(got.body)
+			}
+		}
+		var got []string
+		for cursor := ""; ; {
+			path := "/v1/inboxes?limit=2"
+			if cursor != "" {
+				path += "&cursor=" + cursor
+			}
+			var page struct {
+				Inboxes []struct{ Address string }
+				Next    string `json:"next_cursor"`
+			}
+			if err := json.Unmarshal([]byte(f.do(t, "person", "GET", path, "").body), &page); err != nil || len(got) > 10 {
+				t.Fatal(err, got)
+			}
+			for _, b := range page.Inboxes {
+				got = append(got, strings.TrimSuffix(b.Address, "@agents.test"))
+			}
+			if cursor = page.Next; cursor == "" {
+				break
+			}
+		}
+		if want := []string{"alice", "b-two", "b.one", "bella", "clara", "zoe"}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		for _, bad := range []string{"cursor=*", "cursor=", "limit=0", "limit=1001", "deleted=maybe"} {
+			if got := f.do(t, "person", "GET", "/v1/inboxes?"+bad, ""); got.code != 400 {
+				t.Errorf("%s: %d", bad, got.code)
+			}
+		}
+	})
 }

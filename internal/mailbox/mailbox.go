@@ -379,6 +379,9 @@ func inboxes(ctx context.Context, tx *store.Tx, where string, args ...any) (out 
 		}
 		out = append(out, b)
 	}
+	// Databases order text by rules of their own; a page begins where the one
+	// before it ended by ours.
+	slices.SortStableFunc(out, func(a, b Inbox) int { return strings.Compare(a.Address, b.Address) })
 	return out, rows.Err()
 }
 
