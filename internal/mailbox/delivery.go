@@ -388,6 +388,16 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 				return err
 			}
 		}
+		if wait.IsZero() {
+			if wait, why, err = m.warm(ctx, tx, b, x, now); err != nil {
+				return err
+			}
+			if !wait.IsZero() {
+				if err := m.giveBack(ctx, tx, x.hop, holder, len(x.to)); err != nil {
+					return err
+				}
+			}
+		}
 		for _, d := range x.to {
 			if !wait.IsZero() {
 				_, err := tx.ExecContext(ctx, `update delivery set next_at = $1, detail = $2 where action_id = $3 and n = $4 and settled_at = 0`,

@@ -572,29 +572,41 @@ func TestWarmUp(t *testing.T) {
 	})
 }
 
-// TestSuspension: an inbox whose mail bounces stops, a neighbour of another
-// domain's does not, and only a person lets it go on.
+// TestSuspension: an inbox whose mail bounces stops, its neighbours do not, and
+// only a person lets it go on.
 func TestSuspension(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
 		d := deliver(t, db, mailbox.DeliveryConfig{Reputation: mailbox.Reputation{MinSent: 10}})
-		for i := range 10 {
-			to := fmt.Sprintf("u%d@a.test", i)
-			if i >= 7 {
-				d.w.answers[to] = []mail.Delivery{spam}
+		bad := func(n int) { // of ten, three bounce
+			for i := range 10 {
+				to := fmt.Sprintf("u%d.%d@a.test", n, i)
+				if i >= 7 {
+					d.w.answers[to] = []mail.Delivery{spam}
+				}
+				d.send([]string{to}, nil)
 			}
-			d.send([]string{to}, nil)
+			d.run(1)
 		}
-		d.run(1)
+		bad(1)
 		ss, err := d.post.Suspensions(ctx, d.project)
-		if err != nil || len(ss) != 2 || !slices.ContainsFunc(ss, func(s mailbox.Suspension) bool { return s.Scope == d.inbox.ID }) {
-			t.Fatalf("suspended: %+v, %v; want the inbox and the domain", ss, err)
+		if err != nil || len(ss) != 1 || ss[0].Scope != d.inbox.ID || ss[0].Reason != "3 of 10 recipients bounced" {
+			t.Fatalf("suspended: %+v, %v; want the inbox alone", ss, err)
 		}
 		a := d.send([]string{"bob@a.test"}, nil)
 		d.run(3)
 		if got := d.state(a.ID); got.State != oversight.Approved || !strings.Contains(got.Result, "suspended") || d.w.got["bob@a.test"] != 0 {
 			t.Errorf("while suspended: %s %q", got.State, got.Result)
 		}
+		_, neighbour, _ := d.fixture.inbox(t, "neighbour")
+		self := d.agent
+		d.agent = neighbour
+		d.send([]string{"carol@a.test"}, nil)
+		d.run(1)
+		if d.w.got["carol@a.test"] != 1 {
+			t.Error("its neighbour is stopped with it")
+		}
+		d.agent = self
 		for _, who := range []auth.Principal{d.agent, d.project} {
 			if err := d.post.Lift(ctx, who, d.inbox.ID, "please"); err == nil {
 				t.Errorf("%s lifted it", who)
@@ -605,14 +617,29 @@ func TestSuspension(t *testing.T) {
 		if err := d.post.Lift(ctx, stranger, d.inbox.ID, "please"); err == nil {
 			t.Error("a person of another project lifted it")
 		}
-		for _, s := range ss {
-			if err := d.post.Lift(ctx, d.person, s.Scope, "the list was cleaned"); err != nil {
-				t.Fatal(err)
-			}
+		if err := d.post.Lift(ctx, d.person, d.inbox.ID, "the list was cleaned"); err != nil {
+			t.Fatal(err)
 		}
 		d.run(2)
 		if got := d.state(a.ID); got.State != oversight.Done {
 			t.Errorf("after it was lifted: %s %q", got.State, got.Result)
+		}
+		// Several inboxes that send little, and all badly: the domain stops.
+		var agents []auth.Principal
+		for i := range 4 {
+			_, agent, _ := d.fixture.inbox(t, fmt.Sprintf("little%d", i))
+			agents = append(agents, agent)
+		}
+		for i := range 12 {
+			to := fmt.Sprintf("v%d@a.test", i)
+			d.w.answers[to] = []mail.Delivery{spam}
+			d.agent = agents[i%4]
+			d.send([]string{to}, nil)
+		}
+		d.run(1)
+		ss, err = d.post.Suspensions(ctx, d.project)
+		if err != nil || len(ss) != 1 || ss[0].Scope != "agents.test" {
+			t.Errorf("suspended: %+v, %v; want the domain", ss, err)
 		}
 	})
 }

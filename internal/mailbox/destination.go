@@ -88,6 +88,17 @@ func (m *PostOffice) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, no
 	return holder, time.Time{}, "", nil
 }
 
+// giveBack undoes acquire for a conversation that is not begun after all.
+func (m *PostOffice) giveBack(ctx context.Context, tx *store.Tx, h Hop, holder string, n int) error {
+	if _, err := tx.ExecContext(ctx, `delete from destination_use where destination = $1 and holder = $2`, h.Name, holder); err != nil {
+		return fmt.Errorf("give destination back: %w", err)
+	}
+	if _, err := tx.ExecContext(ctx, `update destination set sent = sent - $1 where name = $2`, n, h.Name); err != nil {
+		return fmt.Errorf("give destination back: %w", err)
+	}
+	return nil
+}
+
 // release gives a place back. Answered says whether the destination's server
 // said anything: one that does not is left alone for longer each time, by all.
 func (m *PostOffice) release(ctx context.Context, tx *store.Tx, h Hop, holder string, answered bool, now time.Time) error {

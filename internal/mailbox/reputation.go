@@ -69,6 +69,13 @@ func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b Inbox, x batc
 			return now.Add(suspendedWait), "waits: sending is suspended for " + scope + " (" + reason + "); a person can lift it", nil
 		}
 	}
+	return time.Time{}, "", nil
+}
+
+// warm counts the recipients of a batch where the domain of b is new, or says
+// until when to wait and why.
+func (m *PostOffice) warm(ctx context.Context, tx *store.Tx, b Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
+	domain := mail.Domain(b.Address)
 	if x.hop.Kind != HopDirect || !m.cfg.Delivery.WarmUp {
 		return time.Time{}, "", nil
 	}
@@ -100,12 +107,25 @@ func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b Inbox, x batc
 	return time.Unix((today+1)*86400, 0), fmt.Sprintf("waits until tomorrow: %s is new and writes to at most %d recipients a day in its week %d of sending", domain, warmUp[week], week+1), nil
 }
 
-// judge suspends b or its domain where too much of what it sent was refused.
+// judge suspends b, or its domain, where too much of what it sent was refused.
 func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b Inbox, now time.Time) error {
 	r := &m.cfg.Delivery.Reputation
 	domain := mail.Domain(b.Address)
 	suspended := map[string]string{}
-	for _, s := range []struct{ scope, column, project string }{{b.ID, "inbox_id", b.Project}, {domain, "domain", b.Project}} {
+	owner := b.Project
+	if domain == m.cfg.Domain { // of all projects; lifted by those who run the server
+		var err error
+		if owner, err = auth.FirstProject(ctx, tx); err != nil {
+			return fmt.Errorf("owner of %s: %w", domain, err)
+		}
+	}
+	// The inbox comes first, and what a suspended one sent does not count for its
+	// domain: one bad inbox must not stop all others. The domain is stopped where
+	// many together are bad.
+	for _, s := range []struct{ scope, where, project string }{
+		{b.ID, "inbox_id = $1", b.Project},
+		{domain, "domain = $1 and not exists (select 1 from suspension s where s.scope = delivery.inbox_id and s.reason <> '')", owner},
+	} {
 		since := store.Time(now.Add(-r.Window))
 		var lifted int64
 		var reason string
@@ -118,7 +138,7 @@ func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b Inbox, now time.
 		}
 		var sent, bounced, complained int
 		err = tx.One(ctx, `select count(*), coalesce(sum(case when state = 'bounced' then 1 else 0 end), 0), coalesce(sum(case when complained_at > 0 then 1 else 0 end), 0)
-			from delivery where `+s.column+` = $1 and settled_at > $2 and outside = 1 and state in ('delivered', 'bounced')`,
+			from delivery where `+s.where+` and settled_at > $2 and outside = 1 and state in ('delivered', 'bounced')`,
 			[]any{s.scope, max(since, lifted)}, &sent, &bounced, &complained)
 		if err != nil {
 			return fmt.Errorf("count bounces: %w", err)

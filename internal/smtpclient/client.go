@@ -158,7 +158,11 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 	var order []string
 	for i, to := range env.To {
 		all[i] = mail.Delivery{Recipient: to, Outcome: mail.NotSent}
-		addr := c.next(ctx, mail.Domain(to))
+		addr, err := c.next(ctx, mail.Domain(to))
+		if err != nil {
+			all[i].Detail = "it cannot be told now whether this server takes mail for " + mail.Printable(mail.Domain(to), maxDetail)
+			continue
+		}
 		if addr == "" && c.cfg.Direct != nil {
 			addr = direct + mail.Domain(to)
 		}
@@ -186,29 +190,30 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 const direct = "mx "
 
 // next returns the host:port of the server for a domain, or nothing.
-func (c *Client) next(ctx context.Context, domain string) string {
+func (c *Client) next(ctx context.Context, domain string) (string, error) {
 	if addr, ok := c.cfg.Routes[domain]; ok {
-		return addr
+		return addr, nil
 	}
 	if c.cfg.Serves != nil {
-		// Where it cannot be told, the mail goes out and comes back in.
-		if ok, err := c.cfg.Serves(ctx, domain); err == nil && ok {
-			return c.cfg.Own
+		ok, err := c.cfg.Serves(ctx, domain)
+		if err != nil {
+			return "", fmt.Errorf("ask whether %s is served here: %w", domain, err)
+		}
+		if ok {
+			return c.cfg.Own, nil
 		}
 	}
-	return c.cfg.Relay
+	return c.cfg.Relay, nil
 }
 
 // Hop implements [mailbox.Router].
 func (c *Client) Hop(ctx context.Context, recipient string) mailbox.Hop {
-	switch addr := c.next(ctx, mail.Domain(recipient)); addr {
-	case "":
-		if c.cfg.Direct != nil {
-			return mailbox.Hop{Kind: mailbox.HopDirect, Name: mail.Domain(recipient)}
-		}
-		return mailbox.Hop{Kind: mailbox.HopLocal}
-	case c.cfg.Own:
-		return mailbox.Hop{Kind: mailbox.HopLocal, Name: addr}
+	domain := mail.Domain(recipient)
+	switch addr, err := c.next(ctx, domain); {
+	case err == nil && addr == "" && c.cfg.Direct != nil:
+		return mailbox.Hop{Kind: mailbox.HopDirect, Name: domain}
+	case err != nil || addr == "" || addr == c.cfg.Own:
+		return mailbox.Hop{Kind: mailbox.HopLocal, Name: addr} // also what Deliver does not send at all
 	default:
 		return mailbox.Hop{Kind: mailbox.HopRelay, Name: addr}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -149,6 +150,28 @@ func TestDirectFails(t *testing.T) {
 		if err != nil || ds[0].Outcome != mail.NotSent || ds[0].Gone {
 			t.Errorf("%s: %+v, %v; want not_sent", rcpt, ds, err)
 		}
+	}
+}
+
+// TestServes: mail for a domain of ours stays here, and where that cannot be
+// told it waits, rather than to go out, come back and be refused.
+func TestServes(t *testing.T) {
+	own := &peer{}
+	l := newLab(t, [3]*peer{nil, nil, nil}, "ours.example. MX 10 postern.example.")
+	conf := l.config()
+	conf.Own = own.start(t)
+	var err error
+	conf.Serves = func(_ context.Context, domain string) (bool, error) { return domain == "ours.example", err }
+	c := newClient(t, conf)
+	if h := c.Hop(t.Context(), "x@ours.example"); h.Kind != mailbox.HopLocal {
+		t.Errorf("hop = %+v", h)
+	}
+	if ds, derr := c.Deliver(t.Context(), to("x@ours.example")); derr != nil || ds[0].Outcome != mail.Accepted || own.count() != 1 {
+		t.Errorf("ours: %+v, %v", ds, derr)
+	}
+	err = errors.New("the database is away")
+	if ds, derr := c.Deliver(t.Context(), to("x@ours.example")); derr != nil || ds[0].Outcome != mail.NotSent {
+		t.Errorf("while it cannot be told: %+v, %v; want not_sent", ds, derr)
 	}
 }
 
