@@ -126,7 +126,7 @@ func (s *Server) publish(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Access-Control-Allow-Origin", "*") // they are for everybody
 	w.Header().Set("Cross-Origin-Resource-Policy", "cross-origin")
 	w.Header().Set("Cache-Control", "public, max-age=600")
-	_, _ = w.Write(append(b, '\n'))
+	_, _ = w.Write(append(b, '\n')) //nolint:gosec // it is JSON of keys, of that type and with nosniff
 	return nil
 }
 
@@ -184,7 +184,7 @@ func readForm(r *http.Request) (raw []byte, recipient string, err error) {
 	}
 	m, err := r.MultipartReader()
 	if err != nil {
-		return nil, "", fmt.Errorf("%w: %v", errForm, err)
+		return nil, "", fmt.Errorf("%w: %w", errForm, err)
 	}
 	for range 10 {
 		p, err := m.NextPart()
@@ -223,11 +223,10 @@ func readForm(r *http.Request) (raw []byte, recipient string, err error) {
 }
 
 func formError(err error) error {
-	var tooBig *http.MaxBytesError
-	if errors.As(err, &tooBig) {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return err
 	}
-	return fmt.Errorf("%w: %v", errForm, err)
+	return fmt.Errorf("%w: %w", errForm, err)
 }
 
 // pages are parsed when the first is shown; see the console's.

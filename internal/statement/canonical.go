@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
+	"slices"
 	"strings"
 )
 
@@ -84,9 +85,9 @@ func (m *message) count(name string) (n int) {
 }
 
 func (m *message) last(name string) string {
-	for i := len(m.fields) - 1; i >= 0; i-- {
-		if strings.EqualFold(m.fields[i].name, name) {
-			return m.fields[i].raw
+	for _, f := range slices.Backward(m.fields) {
+		if strings.EqualFold(f.name, name) {
+			return f.raw
 		}
 	}
 	return ""
@@ -108,15 +109,15 @@ func (m *message) digest(names []string, own string) []byte {
 	for _, name := range names {
 		skip := taken[name]
 		taken[name]++
-		for i := len(m.fields) - 1; i >= 0; i-- {
-			if !strings.EqualFold(m.fields[i].name, name) {
+		for _, f := range slices.Backward(m.fields) {
+			if !strings.EqualFold(f.name, name) {
 				continue
 			}
 			if skip > 0 {
 				skip--
 				continue
 			}
-			h.Write([]byte(relaxedField(m.fields[i].raw) + "\r\n"))
+			h.Write([]byte(relaxedField(f.raw) + "\r\n"))
 			break
 		}
 	}

@@ -121,8 +121,16 @@ func Sign(raw []byte, s Statement, key ed25519.PrivateKey) (string, error) {
 		}
 	}
 	tags := [][2]string{
-		{"v", version}, {"a", algorithm}, {"d", s.Domain}, {"k", s.Key}, {"i", s.Inbox}, {"p", s.Project}, {"m", s.Mode},
-		{"ai", "yes"}, {"by", string(s.Approved)}, {"t", strconv.FormatInt(s.At.Unix(), 10)},
+		{"v", version},
+		{"a", algorithm},
+		{"d", s.Domain},
+		{"k", s.Key},
+		{"i", s.Inbox},
+		{"p", s.Project},
+		{"m", s.Mode},
+		{"ai", "yes"},
+		{"by", string(s.Approved)},
+		{"t", strconv.FormatInt(s.At.Unix(), 10)},
 	}
 	if s.Hidden != "" {
 		tags = append(tags, [2]string{"r", s.Hidden})
@@ -200,7 +208,7 @@ func VerifyHeader(header []byte, keys []Key) (Result, error) {
 func verify(raw []byte, keys []Key, o Options, body bool) (Result, error) {
 	m, err := read(raw)
 	if err != nil {
-		return Result{}, fmt.Errorf("%w: %v", ErrMalformed, err)
+		return Result{}, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	switch m.count(FieldName) {
 	case 0:
@@ -283,11 +291,11 @@ type parsed struct {
 }
 
 func parse(field string) (p parsed, err error) {
-	bad := func(format string, args ...any) (parsed, error) {
-		return parsed{}, fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
 	}
 	if len(field) > maxField {
-		return bad("it has more than %d octets", maxField)
+		return parsed{}, bad("it has more than %d octets", maxField)
 	}
 	_, value, _ := strings.Cut(field, ":")
 	tags := map[string]string{}
@@ -296,24 +304,24 @@ func parse(field string) (p parsed, err error) {
 		name, v, ok := strings.Cut(tag, "=")
 		name = strings.Trim(name, " \t\r\n")
 		if !ok || name == "" {
-			return bad("a tag has no name or no value")
+			return parsed{}, bad("a tag has no name or no value")
 		}
 		if _, twice := tags[name]; twice {
-			return bad("the tag %q stands twice", name)
+			return parsed{}, bad("the tag %q stands twice", name)
 		}
 		// White space means nothing within a value: relays fold as they like.
 		v = strings.NewReplacer(" ", "", "\t", "", "\r", "", "\n", "").Replace(v)
 		if strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return bad("the tag %q has characters that are not printable ASCII", name)
+			return parsed{}, bad("the tag %q has characters that are not printable ASCII", name)
 		}
 		tags[name], last = v, name
 	}
 	if last != "b" {
-		return bad("b is not the last tag")
+		return parsed{}, bad("b is not the last tag")
 	}
 	for _, want := range [][2]string{{"v", version}, {"a", algorithm}, {"ai", "yes"}} {
 		if tags[want[0]] != want[1] {
-			return bad("%s is %q, want %s", want[0], tags[want[0]], want[1])
+			return parsed{}, bad("%s is %q, want %s", want[0], tags[want[0]], want[1])
 		}
 	}
 	p.Statement = Statement{
@@ -321,26 +329,26 @@ func parse(field string) (p parsed, err error) {
 		Approved: Approval(tags["by"]), Hidden: tags["r"],
 	}
 	if p.Domain == "" || p.Key == "" || !strings.Contains(p.Inbox, "@") || p.Project == "" || p.Mode == "" {
-		return bad("d, k, i, p or m is missing")
+		return parsed{}, bad("d, k, i, p or m is missing")
 	}
 	if p.Approved != ByPerson && p.Approved != ByPolicy {
-		return bad("by is %q, want person or policy", tags["by"])
+		return parsed{}, bad("by is %q, want person or policy", tags["by"])
 	}
 	t, err := strconv.ParseInt(tags["t"], 10, 64)
 	if err != nil || t < 0 || t > 1<<40 {
-		return bad("t is not a time")
+		return parsed{}, bad("t is not a time")
 	}
 	p.At = time.Unix(t, 0).UTC()
 	p.names = strings.Split(strings.ToLower(tags["h"]), ":")
 	if len(p.names) > 200 {
-		return bad("h names more than 200 fields")
+		return parsed{}, bad("h names more than 200 fields")
 	}
 	if p.bodyHash = tags["bh"]; p.bodyHash == "" {
-		return bad("bh is missing")
+		return parsed{}, bad("bh is missing")
 	}
 	p.signature, err = base64.StdEncoding.DecodeString(tags["b"])
 	if err != nil || len(p.signature) != ed25519.SignatureSize {
-		return bad("b is not a signature")
+		return parsed{}, bad("b is not a signature")
 	}
 	return p, nil
 }
