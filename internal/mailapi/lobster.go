@@ -104,7 +104,7 @@ func (s *Server) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller
 		}
 		received += n
 	}
-	limits := map[string]any{"maxInboxes": nil, "dailyEmailLimit": 0, "canSend": c.Kind == auth.Grant || c.Kind == auth.Agent}
+	limits := map[string]any{"maxInboxes": nil, "dailyEmailLimit": s.dailyLimit(r, c, list), "canSend": c.Kind == auth.Grant || c.Kind == auth.Agent}
 	if c.Kind == auth.Grant {
 		limits["maxInboxes"] = maxAccountInboxes
 	}
@@ -114,6 +114,23 @@ func (s *Server) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller
 		"xVerificationPending": false, "createdAt": since, "lastActiveAt": time.Now().UTC(),
 	})
 	return nil
+}
+
+// dailyLimit returns how many emails a day the inboxes of a token may send
+// together, 0 if it may send none or that is not limited.
+func (s *Server) dailyLimit(r *http.Request, c caller, list []mailbox.Inbox) (sum int64) {
+	for _, b := range list {
+		_, left, err := s.post.Sends(r.Context(), c.Principal, b.ID)
+		if err != nil {
+			return 0 // who may not ask may not send
+		}
+		for _, q := range left {
+			if q.Name == "inbox-day" {
+				sum += q.Limit
+			}
+		}
+	}
+	return sum
 }
 
 func (s *Server) lobsterVerify(w http.ResponseWriter, r *http.Request, _ caller) error {

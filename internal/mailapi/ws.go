@@ -252,8 +252,12 @@ func (k *socket) run(ctx context.Context, do func(context.Context, command) erro
 	}
 }
 
-// tell sends the events that were not told yet.
+// tell sends the events that were not told yet. Who follows nothing is looked
+// at too: a connection ends with its key.
 func (k *socket) tell(ctx context.Context) error {
+	if _, err := auth.CheckKey(ctx, k.s.db, k.who.key); err != nil {
+		return err
+	}
 	for inbox := range k.follow {
 		for more := true; more; {
 			var err error
