@@ -215,6 +215,32 @@ Rejects one action for good. The reason goes on the record, and to the agent whe
 it asks for the action's status.`, false)
 }
 
+func cancelCommand() *command {
+	var c Config
+	return &command{
+		name: "cancel", args: "ID", short: "take back an action that has not begun to leave",
+		long: `
+Takes back an action that waits for a decision, for its time, or in its undo
+window, also one that is approved. What has begun to leave cannot be taken back:
+then nothing happens and the exit status is 1.`,
+		flags: c.location,
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			if len(args) != 1 {
+				return fmt.Errorf("%w: want the ID of one action", errUsage)
+			}
+			a, err := l.action(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/cancel", nil, nil); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(out, "cancelled", a.ID)
+			return err
+		}),
+	}
+}
+
 func resolveCommand() *command {
 	var c Config
 	var reason string

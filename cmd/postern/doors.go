@@ -21,6 +21,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/notary"
 	"postern/internal/oversight"
+	"postern/internal/smtpserver"
 	"postern/internal/store"
 )
 
@@ -97,8 +98,8 @@ func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst ne
 	}
 	a, err := d.post.SendRaw(ctx, who, "SMTP to "+server, env.From, env.To, env.Raw)
 	if errors.Is(err, oversight.ErrFull) || errors.Is(err, mailbox.ErrLimit) {
-		// The program is told, and no loop of its fills our log.
-		err = &mail.FieldError{Field: "message", Reason: err.Error()}
+		// The program is told to try later, and no loop of its fills our log.
+		err = &smtpserver.RefusalError{Code: 452, Enhanced: [3]int{4, 7, 1}, Reason: err.Error()}
 	}
 	return a.ID, err
 }

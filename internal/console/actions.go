@@ -269,9 +269,23 @@ func (s *Server) resolve(w http.ResponseWriter, r *http.Request, who auth.Princi
 	return s.after(w, r, who, id, s.gate.Resolve(r.Context(), who, id, version, to, typed(r, "reason")))
 }
 
+func (s *Server) cancel(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	_, err = s.gate.Cancel(r.Context(), who, id)
+	return s.after(w, r, who, id, err)
+}
+
 // after shows what became of a form about an action.
 func (s *Server) after(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, err error) error {
 	switch {
+	case errors.Is(err, oversight.ErrLate):
+		return s.showAction(w, r, who, http.StatusConflict,
+			"It is not approved: its time to leave has passed by more than an hour. Look at it again; approved once more, it leaves at once.")
+	case errors.Is(err, oversight.ErrTooLate):
+		return s.showAction(w, r, who, http.StatusConflict, "It was not taken back: it has begun to leave, or is settled. This is how it stands now.")
 	case errors.Is(err, oversight.ErrStale):
 		return s.showAction(w, r, who, http.StatusConflict,
 			"Your click changed nothing: somebody has decided already, or the action has changed since your page was made. This is how it stands now.")

@@ -94,6 +94,7 @@ var table = []route{
 	{"GET", "/console/actions/{id}/text", false, (*Server).text},
 	{"POST", "/console/actions/{id}/decision", false, (*Server).decide},
 	{"POST", "/console/actions/{id}/resolution", false, (*Server).resolve},
+	{"POST", "/console/actions/{id}/cancel", false, (*Server).cancel},
 	{"GET", "/console/decided", false, (*Server).decided},
 	{"GET", "/console/sandboxes", false, (*Server).sandboxes},
 	{"GET", "/console/sandboxes/{id}", false, (*Server).sandbox},

@@ -82,6 +82,12 @@ func (r *review) Decidable() bool {
 	return r.State == oversight.Pending && !r.Changed && r.Unshown == ""
 }
 
+// Cancellable reports whether it can be taken back without a decision on it:
+// one that waits for a decision is rejected instead.
+func (r *review) Cancellable() bool {
+	return r.State == oversight.Scheduled || r.State == oversight.Approved && r.Attempts == 0
+}
+
 // maxText is how much of a text is on the action's page, in bytes. All of it is
 // on a page of its own.
 const maxText = 100 << 10

@@ -65,7 +65,38 @@ func (m *PostOffice) Revise(ctx context.Context, who auth.Principal, via, action
 		return Proposed{}, err
 	}
 	o.Inbox = inbox
+	if o.InReplyTo == "" {
+		if err := m.keepThread(ctx, who, inbox, action, &o.Draft); err != nil {
+			return Proposed{}, err
+		}
+	}
 	return m.outgo(ctx, who, via, o, action, version)
+}
+
+// keepThread lets d answer what the action's message answers: who revises an
+// answer writes an answer.
+func (m *PostOffice) keepThread(ctx context.Context, who auth.Principal, inbox, action string, d *mail.Draft) error {
+	b, err := m.sender(ctx, who, inbox)
+	if err != nil {
+		return err
+	}
+	who.Inbox = b.ID
+	a, err := m.gate.Action(ctx, who, action)
+	if err != nil {
+		return err
+	}
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil { // it is dropped, and too late to revise
+		return nil //nolint:nilerr // the gate says so
+	}
+	old, err := mail.Parse(env.Raw)
+	if err != nil {
+		return fmt.Errorf("read action %s: %v", action, err) //nolint:errorlint // we composed or checked it
+	}
+	if len(old.InReplyTo) == 1 {
+		d.InReplyTo, d.References, d.Replied = old.InReplyTo[0], old.References, old.AutoSubmitted == "auto-replied"
+	}
+	return nil
 }
 
 func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, o Outgoing, action string, version int64) (Proposed, error) {
@@ -283,7 +314,7 @@ func (m *PostOffice) As(ctx context.Context, who auth.Principal, action string) 
 }
 
 // Cancel takes back what has not begun to leave. Who must be a person, or one
-// who may propose for the inbox. See [oversight.Gate.Cancel].
+// who may propose for the inbox; a sandbox takes back what it proposed itself. See [oversight.Gate.Cancel].
 func (m *PostOffice) Cancel(ctx context.Context, who auth.Principal, action string) (oversight.Action, error) {
 	if who.Kind == auth.Agent || who.Kind == auth.Grant {
 		a, err := m.As(ctx, who, action)

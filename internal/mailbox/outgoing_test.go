@@ -520,6 +520,15 @@ func TestReplyAndForward(t *testing.T) {
 			t.Error("an answer takes the files along")
 		}
 
+		// Who writes an answer anew still answers.
+		p, err = f.post.Revise(ctx, who, "rest", p.ID, 0, letter("Re: Plan"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, m = read(t, p.Action); !slices.Equal(m.InReplyTo, []string{first.MessageID}) || len(m.References) != 2 || m.AutoSubmitted != "auto-replied" {
+			t.Errorf("revised: in reply to %q, references %q, %q", m.InReplyTo, m.References, m.AutoSubmitted)
+		}
+
 		p, err = f.post.Send(ctx, who, "rest", mailbox.Outgoing{Key: k, Forward: id, Draft: mail.Draft{To: []string{"erin@example.com"}, Text: "fyi", Attachments: []mail.Attachment{{Name: "own.txt", Data: []byte("own")}}}})
 		if err != nil {
 			t.Fatal(err)

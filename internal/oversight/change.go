@@ -25,10 +25,21 @@ func (a *Action) changeable() bool {
 	return false
 }
 
+// mayChange returns an error unless who, who may see a, may also change it: a
+// person, who proposed it, and the other holders of its inbox's keys. The
+// attack: code in a sandbox that takes back or rewrites what was proposed for
+// the inbox by somebody else.
+func mayChange(who auth.Principal, a *Action) error {
+	if who.Kind == auth.Sandbox && a.Proposer != who.String() {
+		return fmt.Errorf("a sandbox changes what it proposed itself, and %s was proposed by another: %w", a.ID, auth.ErrForbidden)
+	}
+	return nil
+}
+
 // Cancel takes an action back that has not begun to leave, and returns it as it
-// is then. Whoever may see it may cancel it: a person, who proposed it, and the
-// other holders of its inbox. To cancel it again changes nothing. It returns
-// [ErrTooLate], or [store.ErrNotFound].
+// is then. A person may, who proposed it, and the other holders of its inbox's
+// keys. To cancel it again changes nothing. It returns [ErrTooLate],
+// [auth.ErrForbidden], or [store.ErrNotFound].
 func (g *Gate) Cancel(ctx context.Context, who auth.Principal, id string) (a Action, err error) {
 	// On PostgreSQL the action can move between our look at it and our update.
 	for range 5 {
@@ -45,6 +56,9 @@ func (g *Gate) Cancel(ctx context.Context, who auth.Principal, id string) (a Act
 
 func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Action, error) {
 	a, err := g.read(ctx, tx, who, id)
+	if err == nil {
+		err = mayChange(who, &a)
+	}
 	if err != nil || a.State == Cancelled {
 		return a, err
 	}
@@ -73,15 +87,19 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 
 // Revise puts p in the place of what an action that has not begun to leave
 // would do, as part of tx. It is then judged as if it were proposed now: a
-// decision that was made, or is being made, was on other bytes. A version other
-// than 0 must be the one that is there. Who needs what [Gate.Cancel] needs, and
-// is no person: reviewers decide on what others wrote. It returns [ErrTooLate],
-// [ErrStale] or [store.ErrNotFound].
+// decision that was made, or is being made, was on other bytes; its proposer is
+// who wrote these. A version other than 0 must be the one that is there. Who
+// needs what [Gate.Cancel] needs, and is no person: reviewers decide on what
+// others wrote. It returns [ErrTooLate], [ErrStale], [auth.ErrForbidden] or
+// [store.ErrNotFound].
 func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id string, version int64, p Proposal) (Action, error) {
 	if who.Kind == auth.Person {
 		return Action{}, fmt.Errorf("%s cannot revise what an agent proposed: %w", who, auth.ErrForbidden)
 	}
 	a, err := g.read(ctx, tx, who, id)
+	if err == nil {
+		err = mayChange(who, &a)
+	}
 	switch {
 	case err != nil:
 		return Action{}, err
@@ -96,12 +114,13 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	if err := g.judge(ctx, tx, &a, p); err != nil {
 		return Action{}, err
 	}
-	a.Version, a.Decider, a.Decided, a.Reason, a.Result = old+1, "", time.Time{}, "", ""
+	a.Version, a.Proposer, a.Via, a.Decider, a.Decided, a.Reason, a.Result = old+1, who.String(), p.Via, "", time.Time{}, "", ""
 	ok, err := tx.Changed(ctx, `update action set version = version + 1, payload = $1, digest = $2, state = $3, rule = $4, verdict = $5,
-			decider = '', decided_at = 0, reason = '', result = '', not_before = $6, send_at = $7, ask_at = $8, undo = $9, note = $10, settled_at = $11
-		where id = $12 and version = $13 and state = $14`,
+			decider = '', decided_at = 0, reason = '', result = '', not_before = $6, send_at = $7, ask_at = $8, undo = $9, note = $10, settled_at = $11,
+			proposer = $12, via = $13
+		where id = $14 and version = $15 and state = $16`,
 		a.Payload, a.Digest, a.State, a.Rule, a.Verdict, store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note,
-		store.Time(a.Settled), a.ID, old, from)
+		store.Time(a.Settled), a.Proposer, a.Via, a.ID, old, from)
 	if err != nil {
 		return Action{}, fmt.Errorf("revise action: %w", err)
 	}

@@ -215,6 +215,8 @@ func TestWhoCancels(t *testing.T) {
 		mate := f.agent
 		mate.ID = "crd_3"
 		project := auth.Principal{Kind: auth.Project, ID: "crd_4", Project: f.agent.Project}
+		sandbox := f.agent
+		sandbox.Kind, sandbox.ID = auth.Sandbox, "isb1"
 		for _, tt := range []struct {
 			name string
 			who  auth.Principal
@@ -223,6 +225,7 @@ func TestWhoCancels(t *testing.T) {
 			{"its proposer", f.agent, nil},
 			{"another key of the inbox", mate, nil},
 			{"a person", f.person, nil},
+			{"a sandbox of the inbox that did not propose it", sandbox, auth.ErrForbidden},
 			{"another inbox", other, store.ErrNotFound},
 			{"a project key", project, store.ErrNotFound},
 			{"a person of another project", f.stranger, store.ErrNotFound},
@@ -344,14 +347,21 @@ func TestRevise(t *testing.T) {
 		if _, err := revise(f.person, a.ID, 0, p); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a person revised: %v", err)
 		}
+		sandbox := f.agent
+		sandbox.Kind, sandbox.ID = auth.Sandbox, "isb1"
+		if _, err := revise(sandbox, a.ID, 0, p); !errors.Is(err, auth.ErrForbidden) {
+			t.Errorf("a sandbox rewrote what another proposed: %v", err)
+		}
 		stranger := f.agent
 		stranger.ID, stranger.Inbox = "crd_2", "ibx_2"
 		if _, err := revise(stranger, a.ID, 0, p); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("another inbox revised: %v", err)
 		}
 		p.NotBefore = time.Time{}
-		if b, err = revise(f.agent, a.ID, 0, p); err != nil {
-			t.Fatal(err)
+		mate := f.agent
+		mate.ID = "crd_3"
+		if b, err = revise(mate, a.ID, 0, p); err != nil || b.Proposer != "agent:crd_3" || f.state(a.ID).Proposer != b.Proposer {
+			t.Fatalf("another key of the inbox: proposer %s, %v; want it who wrote these bytes", b.Proposer, err)
 		}
 		if err := f.gate.Decide(t.Context(), f.person, decision(b, true)); err != nil {
 			t.Fatal(err)

@@ -316,7 +316,10 @@ func (ses *session) propose(env mail.Envelope) error {
 	defer cancel()
 	id, err := ses.s.cfg.Propose(ctx, ses.link.who, ses.link.dst, env)
 	var fe *mail.FieldError
+	var no *RefusalError
 	switch {
+	case errors.As(err, &no):
+		return no.reply()
 	case errors.As(err, &fe):
 		return reply(550, smtp.EnhancedCode{5, 7, 1}, "%v", fe)
 	case err != nil:
