@@ -44,8 +44,8 @@ func (g *Registry) checkName(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	bad := func(format string, args ...any) (string, error) {
-		return "", fmt.Errorf("%w: %s: %s", ErrInvalid, ascii, fmt.Sprintf(format, args...))
+	bad := func(why string) (string, error) {
+		return "", fmt.Errorf("%w: %s: %s", ErrInvalid, ascii, why)
 	}
 	if len(ascii) > longest {
 		return "", fmt.Errorf("%w: %s: is longer than %d octets", ErrInvalid, mail.Printable(ascii, 60), longest)

@@ -57,7 +57,7 @@ type Record struct {
 	Detail string   `json:"detail,omitempty"` // a sentence: what is wrong, and what to do
 }
 
-func (r Record) good() bool { return r.Result == OK || r.Result == Warning }
+func (r *Record) good() bool { return r.Result == OK || r.Result == Warning }
 
 // mxPriority is what is proposed; any other does, too.
 const mxPriority = 10

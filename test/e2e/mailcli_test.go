@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net/smtp"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,7 +61,7 @@ func (sh shell) refused(t *testing.T, args []string, want string) {
 }
 
 func (sh shell) with(env ...string) shell {
-	return shell{sh.s, append(sh.env[:len(sh.env):len(sh.env)], env...)}
+	return shell{sh.s, append(slices.Clip(sh.env), env...)}
 }
 
 var (
@@ -104,7 +104,7 @@ func TestMailCommandLine(t *testing.T) {
 
 	// Mail arrives, and the agent reads it; nobody else does.
 	msg := fmt.Sprintf("From: bob@example.com\r\nTo: %s\r\nSubject: Kohlrabi \x1b[2J\r\nMessage-ID: <1@example.com>\r\n\r\nTwo crates, please.\r\n\x1b]0;owned\x07\r\n", address)
-	if err := smtp.SendMail(s.smtp, nil, "bob@example.com", []string{address}, []byte(msg)); err != nil {
+	if err := s.bring("bob@example.com", address, msg); err != nil {
 		t.Fatal(err)
 	}
 	agent := op.with("POSTERN_INBOX_KEY=" + key)
@@ -125,10 +125,41 @@ func TestMailCommandLine(t *testing.T) {
 		}
 		who.refused(t, []string{"message", "raw", id, "--out", file}, "exists")
 	}
+	other := op.with("POSTERN_INBOX_KEY=" + inboxKeyForm.FindString(op.must(t, []string{"inbox", "create", "mallory"}, "shown this once")))
+	agent.must(t, []string{"message", "search", "from:bob subject:kohlrabi label:orders"}, "Kohlrabi")
+	agent.must(t, []string{"message", "search", "crates -label:orders"}, "There is nothing")
+	agent.refused(t, []string{"message", "search", "before:yesterdayish"}, "before")
+	mbox := filepath.Join(t.TempDir(), "all.mbox")
+	agent.must(t, []string{"message", "export", "--out", mbox})
+	if b, err := os.ReadFile(mbox); err != nil || !bytes.HasPrefix(b, []byte("From ")) || bytes.Count(b, []byte("Two crates")) != 1 {
+		t.Errorf("export: %d bytes, %v", len(b), err)
+	}
+
+	// What looks like an attack waits for a person; the agent may look.
+	if err := s.bring("eve@evil.example", address, attackMail); err != nil {
+		t.Fatal(err)
+	}
+	agent.must(t, []string{"message", "held"}, "evil.example", "Only a person lets them in")
+	if out := op.must(t, []string{"quarantine", "list"}, "msg_"); strings.Contains(out, "evil.example") {
+		t.Errorf("the quarantine tells a person what the sender wrote: %s", out)
+	}
+	held := idForm.FindString(op.must(t, []string{"quarantine", "list"}))
+	agent.refused(t, []string{"message", "read", held}, "no message")
+	op.must(t, []string{"quarantine", "drop", held})
+
+	// A draft is kept, sealed, and proposed.
+	out, status := agent.run(t, "Dear Bob,\n", "draft", "save", "--to", "bob@example.com", "--subject", "Offer")
+	draft := regexp.MustCompile(`[a-z]{3}_[A-Z2-7]{26}`).FindString(out)
+	if status != 0 || draft == "" {
+		t.Fatalf("draft save: %d %s", status, out)
+	}
+	agent.must(t, []string{"draft", "list"}, draft, "Offer")
+	agent.must(t, []string{"draft", "show", draft}, "Dear Bob,", "bob@example.com")
+	other.refused(t, []string{"draft", "show", draft}, "no draft")
+	agent.must(t, []string{"draft", "send", draft}, "pending_send_approval")
 	op.refused(t, []string{"message", "list"}, "export POSTERN_INBOX_KEY")
 	op.refused(t, []string{"inbox", "key", "list"}, "export POSTERN_INBOX_KEY")
 	op.with("POSTERN_INBOX_KEY="+s.key).refused(t, []string{"message", "list", "--inbox", address}, "opens none")
-	other := op.with("POSTERN_INBOX_KEY=" + inboxKeyForm.FindString(op.must(t, []string{"inbox", "create", "mallory"}, "shown this once")))
 	other.refused(t, []string{"message", "list", "--inbox", address}, "key")
 	other.refused(t, []string{"inbox", "key", "add", "--inbox", address}, "key")
 	op.with("POSTERN_INBOX_KEY=pib_AAAAAAAAAAAAAAAAAAAAAAAAAA").refused(t, []string{"message", "list"}, "valid key")
@@ -139,7 +170,7 @@ func TestMailCommandLine(t *testing.T) {
 	if err := os.WriteFile(note, []byte("attached"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, status := agent.run(t, "It is on its way.\n", "send", "--to", "Bob <bob@example.com>", "--subject", "Re: Kohlrabi", "--attach", note)
+	out, status = agent.run(t, "It is on its way.\n", "send", "--to", "Bob <bob@example.com>", "--subject", "Re: Kohlrabi", "--attach", note)
 	if status != 0 || !strings.Contains(out, "pending_send_approval") {
 		t.Fatalf("send: %d %s", status, out)
 	}
@@ -179,8 +210,8 @@ func TestMailCommandLine(t *testing.T) {
 	op.refused(t, []string{"domain", "remove", "bücher.example"}, "inboxes have addresses")
 	op.must(t, []string{"inbox", "delete", address})
 	op.must(t, []string{"domain", "remove", "bücher.example"}, "given up")
-	if err := smtp.SendMail(s.smtp, nil, "bob@example.com", []string{address}, []byte(msg)); err == nil {
-		t.Error("mail for a domain that was given up is taken")
+	if err := s.bring("bob@example.com", address, msg); err == nil || !strings.Contains(err.Error(), "55") {
+		t.Error(err, "mail for a domain that was given up is taken")
 	}
 
 	// No key is in the server's log.

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
-	"net/smtp"
 	"os"
 	"os/exec"
 	"strings"
@@ -26,7 +25,7 @@ func TestBrowserMail(t *testing.T) {
 	// somebody who writes to an agent.
 	provider := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if to := r.URL.Query().Get("to"); r.URL.Path == "/attack" {
-			if err := smtp.SendMail(s.smtp, nil, "eve@evil.example", []string{to}, []byte(attackMail)); err != nil {
+			if err := s.bring("eve@evil.example", to, attackMail); err != nil {
 				http.Error(w, err.Error(), http.StatusBadGateway)
 			}
 			return
