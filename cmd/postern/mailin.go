@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net"
 	"strings"
 
 	"postern/internal/mail"
@@ -39,6 +40,9 @@ func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 // in the DNS yet or not. Only for the mail domain: a project's domain is proved
 // by what everybody sees of it.
 func (d *daemon) ownRecord(ctx context.Context, name string) (texts []string, known bool) {
+	if strings.EqualFold(name, "_dmarc."+d.conf.MailDomain) {
+		return d.ownPolicy(ctx, name)
+	}
 	selector, domain, ok := strings.Cut(name, "._domainkey.")
 	if !ok || !strings.EqualFold(domain, d.conf.MailDomain) {
 		return nil, false
@@ -48,6 +52,18 @@ func (d *daemon) ownRecord(ctx context.Context, name string) (texts []string, kn
 		return nil, false // it may be another server's of the same domain
 	}
 	return []string{text}, true
+}
+
+// ownPolicy returns the DMARC policy of the mail domain: what the DNS says, and
+// where that says nothing, one. The attack: somebody outside who writes to an
+// agent as another inbox of ours, in a domain for which nobody has published
+// anything. What this server sends is signed, so that it is not held up.
+func (d *daemon) ownPolicy(ctx context.Context, name string) (texts []string, known bool) {
+	texts, err := d.resolver.LookupTXT(ctx, name+".")
+	if de, ok := errors.AsType[*net.DNSError](err); ok && de.IsNotFound {
+		return []string{"v=DMARC1; p=quarantine; psd=n"}, true
+	}
+	return texts, err == nil
 }
 
 // accepts says whether there is an inbox for rcpt.

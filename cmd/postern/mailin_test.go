@@ -52,7 +52,7 @@ func TestReceive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proofs, err := mailauth.New(mailauth.Config{Resolver: dns.Resolver(), Hostname: "agents.test"})
+	proofs, err := mailauth.New(mailauth.Config{Resolver: dns.Resolver(), Hostname: "agents.test", Own: d.ownRecord})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,6 +76,7 @@ func TestReceive(t *testing.T) {
 		{"forged, and the domain asks for less", "enforce", "a@shop.example", "192.0.2.66", "", true, "dmarc=fail"},
 		{"its DNS is broken", "enforce", "a@slow.example", "192.0.2.66", "", false, "dmarc=temperror"},
 		{"two authors", "enforce", "a@shop.example\r\nFrom: b@bank.example", "192.0.2.1", "nobody can prove", false, ""},
+		{"as a neighbour, from outside", "enforce", "b@agents.test", "192.0.2.66", "", true, "dmarc=fail"},
 		{"through this machine", "enforce", "a@bank.example", "127.0.0.1", "", false, "dmarc=none"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

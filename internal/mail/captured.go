@@ -9,10 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// FromCaptured makes an envelope of a message that code in a sandbox sent over
-// plain SMTP, wherever it believed that it was sending it. The sender may only
-// be inbox, the address of the inbox attached to the sandbox, in MAIL FROM and
-// in the one From header. The Bcc header is removed; the recipients are those
+// FromCaptured makes an envelope of a message that a program submitted, or that
+// code in a sandbox sent over plain SMTP, wherever it believed that it was
+// sending it. The sender may only be inbox, the address of the inbox that it
+// sends for, in MAIL FROM and in the one From header. The Bcc header is removed; the recipients are those
 // of the envelope, and [Envelope.Hidden] says which of them the message does
 // not show. Missing Date (now) and Message-ID are added. What mail programs
 // would not all read alike is refused: the person who approves must see what
@@ -23,7 +23,7 @@ func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string,
 		return Envelope{}, err
 	}
 	if envelopeFrom == "" || !sameAddr(envelopeFrom, inbox) {
-		return Envelope{}, fieldErr("MAIL FROM", "is <%s>; this sandbox may only send as <%s>", shown(envelopeFrom), inbox)
+		return Envelope{}, fieldErr("MAIL FROM", "is <%s>; only <%s> may be sent as here", shown(envelopeFrom), inbox)
 	}
 	env := Envelope{From: inbox}
 	seen := map[string]bool{}
@@ -85,7 +85,7 @@ func checkCapturedHeader(fields []field, inbox string) error {
 	}
 	for _, f := range fields {
 		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Return-Path") || f.is("Received") || f.is("Authentication-Results") || f.is("DKIM-Signature") {
-			return fieldErr(f.name+" header", "is not allowed in a message from a sandbox")
+			return fieldErr(f.name+" header", "is not allowed in a message that is sent from here")
 		}
 		if !utf8.ValidString(f.value) {
 			return fieldErr(f.name+" header", "is not valid UTF-8")
@@ -103,7 +103,7 @@ func checkCapturedHeader(fields []field, inbox string) error {
 		return err
 	}
 	if !sameAddr(a.Addr, inbox) || !strings.Contains(strings.ToLower(from), strings.ToLower(inbox)) {
-		return fieldErr("From header", "is %s; this sandbox may only send as <%s>", quote(from), inbox)
+		return fieldErr("From header", "is %s; only <%s> may be sent as here", quote(from), inbox)
 	}
 	if strings.ContainsRune(a.Name, '@') && !strings.EqualFold(a.Name, inbox) {
 		return fieldErr("From header", "has a display name that looks like another address")

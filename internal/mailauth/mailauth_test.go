@@ -307,3 +307,41 @@ func TestPanicStaysInItsConversation(t *testing.T) {
 	v.Verify(context.Background(), Message{Remote: goodHost, Raw: crlfs(rfc8463)})
 	t.Error("it did not panic")
 }
+
+func TestStrip(t *testing.T) {
+	v := newVerifier(t, dnstest.Start(t))
+	const rest = "From: a@b.example\r\nSubject: Authentication-Results: mx.p.example; dkim=pass\r\n\r\nAuthentication-Results: mx.p.example; dkim=pass\r\n"
+	for name, tt := range map[string]struct {
+		field   string
+		removed bool
+	}{
+		"ours":                      {"Authentication-Results: mx.p.example; dkim=pass\r\n", true},
+		"in capitals":               {"AUTHENTICATION-RESULTS: MX.P.Example; dkim=pass\r\n", true},
+		"no space":                  {"Authentication-Results:mx.p.example;dkim=pass\r\n", true},
+		"space before the colon":    {"Authentication-Results \t: mx.p.example; dkim=pass\r\n", true},
+		"folded":                    {"Authentication-Results:\r\n\tmx.p.example\r\n ; dkim=pass\r\n", true},
+		"after a comment":           {"Authentication-Results: (a (nested) ; one) mx.p.example; dkim=pass\r\n", true},
+		"a comment that ends oddly": {"Authentication-Results: (\\)) mx.p.example; dkim=pass\r\n", true},
+		"in quotes":                 {"Authentication-Results: \"mx.p.example\"; dkim=pass\r\n", true},
+		"escaped in quotes":         {"Authentication-Results: \"mx\\.p.example\"; dkim=pass\r\n", true},
+		"with a version":            {"Authentication-Results: mx.p.example 1; dkim=pass\r\n", true},
+		"without results":           {"Authentication-Results: mx.p.example\r\n", true},
+		"a name with a last dot":    {"Authentication-Results: mx.p.example.; dkim=pass\r\n", true},
+		"another's":                 {"Authentication-Results: mx.q.example; dkim=pass header.d=mx.p.example\r\n", false},
+		"another's, with a comment": {"Authentication-Results: mx.q.example (not mx.p.example); dkim=pass\r\n", false},
+		"another field":             {"X-Authentication-Results: mx.p.example; dkim=pass\r\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := tt.field + rest
+			if tt.removed {
+				want = rest
+			}
+			if got := string(v.Strip([]byte(tt.field + rest))); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if got := string(v.Strip([]byte("X: y\r\n" + tt.field + tt.field + rest))); tt.removed && got != "X: y\r\n"+rest {
+				t.Errorf("in the middle: got %q", got)
+			}
+		})
+	}
+}

@@ -606,7 +606,7 @@ func TestCaptured(t *testing.T) {
 	c.want("MAIL FROM:<ceo@bank.example>", "250 ")
 	c.want("RCPT TO:<anyone@anywhere.example>", "250 ")
 	c.want("DATA", "354 ")
-	c.want("From: ceo@bank.example\r\n\r\nx\r\n.", "550 5.7.1 MAIL FROM: is <ceo@bank.example>; this sandbox may only send as <"+inbox+">")
+	c.want("From: ceo@bank.example\r\n\r\nx\r\n.", "550 5.7.1 MAIL FROM: is <ceo@bank.example>; only <"+inbox+"> may be sent as here")
 	envs := b.all()
 	if len(envs) != 1 {
 		t.Fatalf("got %d messages, want 1", len(envs))
