@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// TestSealed looks for what arrived, was read and was searched for where it
+// TestSealed looks for what arrived, was read, searched for and drafted where it
 // must not be: in the database with its write-ahead log, in the blobs, in the
 // server's log, and in the memory of the server when it has been idle.
 func TestSealed(t *testing.T) {
@@ -31,7 +31,7 @@ func TestSealed(t *testing.T) {
 	words := map[string]string{
 		"sender": word("sender"), "name": word("name"), "subject": word("subject"), "message id": word("id"), "header": word("header"),
 		"text": word("text"), "html": word("html"), "attachment's name": word("file"), "attachment": word("content"),
-		"search": word("search"),
+		"search": word("search"), "draft": word("draft"), "draft's recipient": word("to"), "draft's attachment": word("drafted"),
 	}
 	hidden := map[string]string{"key": key}
 	for what, w := range words {
@@ -87,24 +87,26 @@ Content-Transfer-Encoding: base64
 	// It is read in every way that there is. The connections are not kept: what
 	// the last answer on one was is in its buffer for as long as it is open.
 	read := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	get := func(path string) []byte {
+	ask := func(method, path, body string, want int) []byte {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.web+path, nil)
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.web+path, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Bearer "+key)
+		req.Header.Set("Content-Type", "application/json")
 		resp, err := read.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusOK {
+		if err != nil || resp.StatusCode != want {
 			t.Fatalf("%s: %s %.300s %v", path, resp.Status, b, err)
 		}
 		return b
 	}
+	get := func(path string) []byte { return ask(http.MethodGet, path, "", http.StatusOK) }
 	list := string(get("/v1/inboxes/" + address + "/messages"))
 	_, id, _ := strings.Cut(list, `"id":"msg_`)
 	id, _, _ = strings.Cut(id, `"`)
@@ -112,13 +114,24 @@ Content-Transfer-Encoding: base64
 		"/messages/msg_" + id:                    words["text"],
 		"/messages/msg_" + id + "/raw":           words["header"],
 		"/messages/msg_" + id + "/attachments/0": words["attachment"],
-		"/messages?q=" + words["subject"]:        "",
-		"/messages?q=" + words["search"]:         "",
+		"/search?q=" + words["text"]:             words["subject"],
+		"/search?q=" + words["search"]:           "",
+		"/contacts":                              words["sender"],
+		"/export":                                words["html"],
 		"/threads":                               words["subject"],
 	} {
 		if got := get("/v1/inboxes/" + address + path); !bytes.Contains(got, []byte(want)) {
 			t.Errorf("%s: does not hold %q: %.300s", path, want, got)
 		}
+	}
+	ask(http.MethodPost, "/v1/inboxes/"+address+"/drafts", fmt.Sprintf(`{"to":[%q],"subject":%q,"text":%q,"attachments":[{"name":"a.txt","content_base64":%q}]}`,
+		words["draft's recipient"]+"@example.com", words["draft"], words["draft"], base64.StdEncoding.EncodeToString([]byte(words["draft's attachment"]))), http.StatusCreated)
+	if got := get("/v1/inboxes/" + address + "/drafts"); !bytes.Contains(got, []byte(words["draft"])) {
+		t.Errorf("drafts: %.300s", got)
+	}
+	call := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"email_message_get","arguments":{"id":"msg_` + id + `"}}}`
+	if got := ask(http.MethodPost, "/mcp", call, http.StatusOK); !bytes.Contains(got, []byte(words["text"])) {
+		t.Errorf("by MCP: %.300s", got)
 	}
 	if !strings.Contains(list, words["subject"]) || !strings.Contains(list, words["attachment's name"]) {
 		t.Errorf("the list: %.500s", list)
