@@ -59,6 +59,12 @@ var tools = map[string]struct {
 }{
 	"email_inbox":         {true, map[string]any{}, reads},
 	"email_message_get":   {true, map[string]any{"id": "MESSAGE"}, reads},
+	"email_search":        {true, map[string]any{"q": "kohlrabi"}, reads},
+	"email_thread_get":    {true, map[string]any{"id": "MESSAGE"}, reads},
+	"email_labels_list":   {true, map[string]any{}, reads},
+	"email_archive":       {true, map[string]any{"id": "MESSAGE"}, orders},
+	"email_trash":         {true, map[string]any{"id": "MESSAGE"}, orders},
+	"email_draft_create":  {true, map[string]any{"to": []string{"x@example.com"}, "subject": "s", "body": "BODY"}, proposes},
 	"email_send":          {true, map[string]any{"to": []string{"x@example.com"}, "subject": "s", "body": "BODY"}, proposes},
 	"email_reply":         {true, map[string]any{"messageId": "MESSAGE", "body": "BODY"}, answers},
 	"email_forward":       {true, map[string]any{"messageId": "MESSAGE", "to": []string{"x@example.com"}, "body": "BODY"}, answers},
@@ -69,7 +75,10 @@ var tools = map[string]struct {
 
 func reads(p principal, inbox string) bool    { return slices.Contains(p.reads, inbox) }
 func proposes(p principal, inbox string) bool { return slices.Contains(p.proposes, inbox) }
-func answers(p principal, inbox string) bool  { return reads(p, inbox) && proposes(p, inbox) }
+func orders(p principal, inbox string) bool { // what is lent to a sandbox reads and changes nothing
+	return answers(p, inbox) && !strings.HasPrefix(p.name, "sandbox")
+}
+func answers(p principal, inbox string) bool { return reads(p, inbox) && proposes(p, inbox) }
 
 // TestIsolation tries every principal on every tool and inbox, and fails for a
 // tool that is in no row.

@@ -459,7 +459,7 @@ func TestVersions(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	b, key := f.inbox(t, "analyst")
 	who, _ := f.sandbox(t, b.ID)
-	want := []string{"email_action_status", "email_cancel", "email_forward", "email_help", "email_inbox", "email_message_get", "email_reply", "email_send"}
+	want := []string{"email_action_status", "email_archive", "email_cancel", "email_draft_create", "email_forward", "email_help", "email_inbox", "email_labels_list", "email_message_get", "email_reply", "email_search", "email_send", "email_thread_get", "email_trash"}
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
 			for name, cs := range map[string]*mcp.ClientSession{

@@ -31,6 +31,8 @@ type fileInfo struct {
 
 type inboxItem struct {
 	ID          string            `json:"id"`
+	ThreadID    string            `json:"threadId"`
+	Labels      []string          `json:"labels"`
 	Direction   mailbox.Direction `json:"direction"`
 	Date        string            `json:"date"`
 	From        string            `json:"from"`
@@ -61,15 +63,27 @@ func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (reply, erro
 	if err != nil {
 		return reply{}, err
 	}
+	if len(ms) == 0 {
+		return listing(ms, "The inbox is empty."), nil
+	}
+	return listing(ms, fmt.Sprintf("The %d newest messages, newest first.", len(ms))), nil
+}
+
+// listing answers with messages, after what head says of them.
+func listing(ms []mailbox.Message, head string) reply {
 	f := scan.NewFence()
 	data := inboxData{Notice: f.Notice(), Messages: []inboxItem{}}
 	var b strings.Builder
 	for _, m := range ms {
 		it := inboxItem{
-			ID: m.ID, Direction: m.Direction, Date: m.At.Format(time.RFC3339),
+			ID: m.ID, ThreadID: m.Thread, Direction: m.Direction, Date: m.At.Format(time.RFC3339), Labels: append([]string{}, m.Labels...),
 			From: clean(m.From), To: cleanAll(m.To), Subject: clean(m.Subject), Preview: clean(m.Preview), Attachments: []fileInfo{},
 		}
 		fmt.Fprintf(&b, "%s (%s, %s)\n  from: %s\n  to: %s\n  subject: %s\n", it.ID, it.Direction, it.Date, it.From, strings.Join(it.To, ", "), it.Subject)
+		fmt.Fprintf(&b, "  thread: %s\n", it.ThreadID)
+		if len(it.Labels) > 0 {
+			fmt.Fprintf(&b, "  labels: %s\n", strings.Join(it.Labels, ", "))
+		}
 		for _, a := range m.Attachments {
 			it.Attachments = append(it.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size})
 			fmt.Fprintf(&b, "  attachment: %s (%s, %d bytes)\n", clean(a.Name), clean(a.ContentType), a.Size)
@@ -78,12 +92,9 @@ func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (reply, erro
 		data.Messages = append(data.Messages, it)
 	}
 	if len(ms) == 0 {
-		return reply{Text: "The inbox is empty.", Data: data}, nil
+		return reply{Text: head, Data: data}
 	}
-	return reply{
-		Text: fmt.Sprintf("The %d newest messages, newest first. Read one with email_message_get. %s\n%s", len(ms), f.Notice(), f.Wrap(b.String())),
-		Data: data,
-	}, nil
+	return reply{Text: fmt.Sprintf("%s Read one with email_message_get. %s\n%s", head, f.Notice(), f.Wrap(b.String())), Data: data}
 }
 
 func cleanAll(list []string) []string {
@@ -172,6 +183,13 @@ func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply, 
 		return reply{}, err
 	}
 	f := scan.NewFence()
+	d, text := readingOf(m, raw, f, mail.MaxText)
+	return reply{Text: d.text(f, text, mail.MaxText), Data: d}, nil
+}
+
+// readingOf returns a message as a model reads it, its text cut after most
+// characters, and that text once more without its fence.
+func readingOf(m mailbox.Message, raw []byte, f scan.Fence, most int) (messageData, string) {
 	d := messageData{
 		Notice: f.Notice(), ID: m.ID, Direction: m.Direction, Date: m.At.Format(time.RFC3339),
 		From: clean(m.From), ReplyTo: []string{}, To: cleanAll(m.To), Cc: cleanAll(m.Cc), Subject: clean(m.Subject), MessageID: clean(m.MessageID),
@@ -181,7 +199,7 @@ func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply, 
 	if r, ok := reading(raw); ok {
 		p := mail.Read(raw)
 		safe := scan.Read(p.Text, p.HTML)
-		text, d.Truncated = cut(clean(safe.Text), mail.MaxText)
+		text, d.Truncated = cut(clean(safe.Text), most)
 		for _, l := range safe.Left {
 			d.Warnings = append(d.Warnings, "left out here: "+l)
 		}
@@ -193,10 +211,10 @@ func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply, 
 	}
 	d.Security = securityOf(m.Security, f)
 	d.Body = f.Wrap(text)
-	return reply{Text: d.text(f, text), Data: d}, nil
+	return d, text
 }
 
-func (d *messageData) text(f scan.Fence, body string) string {
+func (d *messageData) text(f scan.Fence, body string, most int) string {
 	var b strings.Builder
 	line := func(name string, values ...string) {
 		if v := strings.Join(values, ", "); v != "" {
@@ -224,7 +242,7 @@ func (d *messageData) text(f scan.Fence, body string) string {
 	}
 	head := f.Notice()
 	if d.Truncated {
-		head += fmt.Sprintf(" Only its first %d characters are shown.", mail.MaxText)
+		head += fmt.Sprintf(" Only its first %d characters are shown.", most)
 	}
 	if l := d.Security.line(); l != "" {
 		head += "\n" + l
