@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -102,9 +103,7 @@ func Changed(ctx context.Context, tx *store.Tx, after int64) (inboxes []string, 
 
 func (e Event) marshalMail() ([]byte, error) {
 	data := map[string]any{}
-	for k, v := range e.Data {
-		data[k] = v
-	}
+	maps.Copy(data, e.Data)
 	return json.Marshal(struct {
 		ID        string         `json:"id"`
 		Type      Type           `json:"type"`

@@ -161,7 +161,7 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, c caller) er
 	if err == nil && len(es) == 0 && timeout > 0 {
 		ctx, cancel := context.WithTimeout(r.Context(), timeout)
 		defer cancel()
-		err = s.await(ctx, b.ID, func() (bool, error) {
+		err = s.await(ctx, b.ID, func() (bool, error) { //nolint:contextcheck // r's context is what is passed
 			es, err = s.history(r.Context(), b.ID, last, n)
 			return len(es) > 0, err
 		})
@@ -199,7 +199,7 @@ func (s *Server) waitForMessages(w http.ResponseWriter, r *http.Request, c calle
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
 	out := []messageJSON{}
-	err = s.await(ctx, k.Inbox(), func() (bool, error) {
+	err = s.await(ctx, k.Inbox(), func() (bool, error) { //nolint:contextcheck // r's context is what is passed
 		es, err := s.history(r.Context(), k.Inbox(), last, maxArrivals, event.MessageReceived)
 		if err != nil || len(es) == 0 {
 			return false, err

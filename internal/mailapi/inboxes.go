@@ -165,7 +165,7 @@ func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) e
 	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, n, c.key)
 	if lobster && errors.Is(err, mailbox.ErrReserved) {
 		// Its client then tries the next name, as it does for one that is taken.
-		err = fmt.Errorf("%w: %v", mailbox.ErrTaken, err)
+		err = &mailbox.TakenError{Address: in.Address}
 	}
 	if err != nil {
 		return err

@@ -332,7 +332,7 @@ func (s *Server) lobsterPoll(w http.ResponseWriter, r *http.Request, c caller) e
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
 	out := []lobsterMail{}
-	err = s.await(ctx, k.Inbox(), func() (bool, error) {
+	err = s.await(ctx, k.Inbox(), func() (bool, error) { //nolint:contextcheck // r's context is what is passed
 		// Opened anew: who lost its key while it waited reads nothing any more.
 		k, err := s.open(r, c)
 		if err != nil {

@@ -64,13 +64,13 @@ type command struct {
 	Inboxes []string `json:"inbox_ids"`
 }
 
-// errSocket ends a connection with a word to who is at the other end.
-type errSocket struct {
+// A socketError ends a connection with a word to who is at the other end.
+type socketError struct {
 	code   websocket.StatusCode
 	reason string
 }
 
-func (e *errSocket) Error() string { return e.reason }
+func (e *socketError) Error() string { return e.reason }
 
 // upgrade makes a connection of a request. A page of another origin is refused
 // even though it could not know a key: there is no reason for it to try.
@@ -183,7 +183,7 @@ func (k *socket) hello(ctx context.Context) (command, error) {
 	defer cancel()
 	cmd, err := k.read(ctx)
 	if err == nil && cmd.Type != "auth" {
-		err = &errSocket{websocket.StatusPolicyViolation, `say {"type": "auth", "key": …} first`}
+		err = &socketError{websocket.StatusPolicyViolation, `say {"type": "auth", "key": …} first`}
 	}
 	return cmd, err
 }
@@ -242,12 +242,12 @@ func (k *socket) run(ctx context.Context, do func(context.Context, command) erro
 			err := k.conn.Ping(ctx)
 			cancel()
 			if err != nil {
-				return &errSocket{websocket.StatusPolicyViolation, "no answer to a ping"}
+				return &socketError{websocket.StatusPolicyViolation, "no answer to a ping"}
 			}
 		case err := <-gone:
 			return err
 		case <-k.s.closing:
-			return &errSocket{websocket.StatusGoingAway, "the server stops"}
+			return &socketError{websocket.StatusGoingAway, "the server stops"}
 		}
 	}
 }
@@ -305,7 +305,7 @@ func (k *socket) read(ctx context.Context) (cmd command, err error) {
 		return cmd, answeredError{err}
 	}
 	if err := json.Unmarshal(b, &cmd); err != nil || kind != websocket.MessageText {
-		return cmd, &errSocket{websocket.StatusUnsupportedData, "messages must be JSON objects, as text"}
+		return cmd, &socketError{websocket.StatusUnsupportedData, "messages must be JSON objects, as text"}
 	}
 	return cmd, nil
 }
@@ -326,7 +326,7 @@ func (k *socket) write(ctx context.Context, v any) error {
 
 // end closes the connection for the reason err.
 func (k *socket) end(ctx context.Context, err error) {
-	var said *errSocket
+	var said *socketError
 	var gone answeredError
 	switch {
 	case errors.As(err, &gone): // there is nobody to tell
@@ -335,7 +335,7 @@ func (k *socket) end(ctx context.Context, err error) {
 	case errors.As(err, &said):
 	default:
 		code, detail := classify(err)
-		said = &errSocket{websocket.StatusPolicyViolation, detail}
+		said = &socketError{websocket.StatusPolicyViolation, detail}
 		if code == "internal_error" {
 			said.code = websocket.StatusInternalError
 			k.s.log.ErrorContext(ctx, "serve socket", "err", err)

@@ -143,7 +143,7 @@ func body(e event.Event) (string, error) {
 }
 
 // wants reports whether w is to be told of e, and under which names.
-func (w *Webhook) wants(e event.Event) (names []event.Type) {
+func (w Webhook) wants(e event.Event) (names []event.Type) {
 	if w.Project != e.Project || e.At.Before(w.Created) || w.Credential != "" && e.Inbox == "" || w.Inbox != "" && w.Inbox != e.Inbox {
 		return nil
 	}

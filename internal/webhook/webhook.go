@@ -193,7 +193,7 @@ func (o owner) where() (string, []any) {
 }
 
 // types are the events that w may ask for.
-func (w *Webhook) types() []event.Type {
+func (w Webhook) types() []event.Type {
 	switch {
 	case w.Dialect == Lobster:
 		return lobsterTypes()
