@@ -256,8 +256,11 @@ func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox s
 		field string
 		n     int64
 	}{
-		{"per_minute", s.Limits.PerMinute}, {"per_hour", s.Limits.PerHour}, {"per_day", s.Limits.PerDay},
-		{"recipients_per_day", s.Limits.Recipients}, {"bytes_per_day", s.Limits.Bytes},
+		{"per_minute", s.Limits.PerMinute},
+		{"per_hour", s.Limits.PerHour},
+		{"per_day", s.Limits.PerDay},
+		{"recipients_per_day", s.Limits.Recipients},
+		{"bytes_per_day", s.Limits.Bytes},
 	} {
 		if l.n < Unlimited || l.n > 1<<50 {
 			return fmt.Errorf("%w: %s: must be 1 to 2^50, 0 for what the server says, or -1 for no limit", ErrInvalid, l.field)

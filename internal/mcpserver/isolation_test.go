@@ -69,8 +69,11 @@ var tools = map[string]struct {
 	"email_reply":         {true, map[string]any{"messageId": "MESSAGE", "body": "BODY"}, answers},
 	"email_forward":       {true, map[string]any{"messageId": "MESSAGE", "to": []string{"x@example.com"}, "body": "BODY"}, answers},
 	"email_action_status": {false, map[string]any{"actionId": "ACTION"}, func(p principal, _ string) bool { return reads(p, "a") || proposes(p, "a") }},
-	"email_cancel":        {false, map[string]any{"actionId": "ACTION"}, func(p principal, _ string) bool { return proposes(p, "a") }},
-	"email_help":          {false, map[string]any{}, func(principal, string) bool { return true }},
+	// A sandbox takes back what it proposed itself, and ACTION is of a key of a.
+	"email_cancel": {false, map[string]any{"actionId": "ACTION"}, func(p principal, _ string) bool {
+		return proposes(p, "a") && !strings.HasPrefix(p.name, "sandbox")
+	}},
+	"email_help": {false, map[string]any{}, func(principal, string) bool { return true }},
 }
 
 func reads(p principal, inbox string) bool    { return slices.Contains(p.reads, inbox) }

@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -100,9 +101,7 @@ func TestSendOptions(t *testing.T) {
 	cs := connect(t, f.srv.Handler(), key, "")
 	with := func(more args) args {
 		out := args{"to": []string{"bob@example.com"}, "subject": "s", "body": "b"}
-		for k, v := range more {
-			out[k] = v
-		}
+		maps.Copy(out, more)
 		return out
 	}
 	at := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)

@@ -269,7 +269,7 @@ func TestCancelRaces(t *testing.T) {
 		for range 2 {
 			wg.Go(func() {
 				for {
-					ran, err := f.gate.RunOne(context.Background()) //nolint:usetesting // the workers outlive a failed test's context
+					ran, err := f.gate.RunOne(t.Context())
 					if err != nil {
 						t.Error(err)
 					}
@@ -382,7 +382,8 @@ func TestFree(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, allow)
 		f.eff.outcomes = []oversight.Outcome{
-			{State: oversight.Approved, Free: true, Detail: "throttled"}, {State: oversight.Approved, Free: true, After: time.Hour, Detail: "throttled"},
+			{State: oversight.Approved, Free: true, Detail: "throttled"},
+			{State: oversight.Approved, Free: true, After: time.Hour, Detail: "throttled"},
 			{State: oversight.Approved, After: time.Hour, Detail: "greylisted"},
 		}
 		a := f.propose("x")

@@ -143,12 +143,12 @@ func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []
 	}
 	if who.Kind != auth.Person {
 		args = append(args, who.String(), who.Inbox)
-		more := ""
+		marks := []string{"$3"}
 		for _, inbox := range q.Inboxes {
 			args = append(args, inbox)
-			more += fmt.Sprintf(", $%d", len(args))
+			marks = append(marks, fmt.Sprintf("$%d", len(args)))
 		}
-		where += ` and (proposer = $2 or inbox_id <> '' and inbox_id in ($3` + more + `))`
+		where += ` and (proposer = $2 or inbox_id <> '' and inbox_id in (` + strings.Join(marks, ", ") + `))`
 	}
 	if len(q.States) > 0 {
 		marks := make([]string, len(q.States))
