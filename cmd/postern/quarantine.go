@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -97,7 +98,7 @@ func listQuarantine(ctx context.Context, l *local, out io.Writer) error {
 			}
 		}
 		rows = append(rows, []string{
-			h.ID, ago(h.CreatedAt), printable(to), fmt.Sprint(h.Size), fmt.Sprintf("%.2f", h.Score), h.Reason, strings.Join(found, ", "), printable(strings.Join(proofs, " ")),
+			h.ID, ago(h.CreatedAt), printable(to), strconv.FormatInt(h.Size, 10), fmt.Sprintf("%.2f", h.Score), h.Reason, strings.Join(found, ", "), printable(strings.Join(proofs, " ")),
 		})
 	}
 	if err := table(out, rows); err != nil || list.Next == "" {

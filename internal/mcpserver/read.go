@@ -156,18 +156,19 @@ func (d *securityData) line() string {
 	if d == nil {
 		return ""
 	}
-	s := fmt.Sprintf("Security: score %.2f of 1", d.Score)
+	var s strings.Builder
+	fmt.Fprintf(&s, "Security: score %.2f of 1", d.Score)
 	for _, c := range scan.Categories() {
 		if v := d.Categories[c]; v >= scan.Flagged {
-			s += fmt.Sprintf(", %s %.2f", c, v)
+			fmt.Fprintf(&s, ", %s %.2f", c, v)
 		}
 	}
 	for _, r := range []struct{ name, result string }{{"SPF", d.SPF}, {"DKIM", d.DKIM}, {"DMARC", d.DMARC}} {
 		if r.result != "" {
-			s += ", " + r.name + " " + clean(r.result)
+			s.WriteString(", " + r.name + " " + clean(r.result))
 		}
 	}
-	return s + ". A low score proves nothing."
+	return s.String() + ". A low score proves nothing."
 }
 
 func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply, error) {

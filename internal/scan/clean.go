@@ -118,6 +118,7 @@ func (w *cleaner) open1(t xhtml.Token, selfClosing bool) {
 			w.out.WriteString(html.EscapeString(s))
 			w.plain.WriteString(s)
 		}
+	default:
 	}
 	if !kept(t.DataAtom) {
 		return
@@ -157,8 +158,9 @@ func kept(a atom.Atom) bool {
 	case atom.P, atom.Div, atom.Br, atom.Hr, atom.H1, atom.H2, atom.H3, atom.H4, atom.H5, atom.H6, atom.Ul, atom.Ol, atom.Li, atom.Dl, atom.Dt, atom.Dd, atom.Blockquote, atom.Pre, atom.Code,
 		atom.Em, atom.Strong, atom.B, atom.I, atom.U, atom.S, atom.Sub, atom.Sup, atom.Table, atom.Thead, atom.Tbody, atom.Tfoot, atom.Tr, atom.Td, atom.Th, atom.Caption:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 func attribute(t xhtml.Token, key string) string {

@@ -151,8 +151,9 @@ func void(a atom.Atom) bool {
 	switch a {
 	case atom.Area, atom.Base, atom.Br, atom.Col, atom.Embed, atom.Hr, atom.Img, atom.Input, atom.Link, atom.Meta, atom.Source, atom.Track, atom.Wbr:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 func (h *htmlReader) start(t html.Token, selfClosing bool) {
@@ -201,6 +202,7 @@ func (h *htmlReader) start(t html.Token, selfClosing bool) {
 		h.seen.WriteString("\n")
 	case atom.Td, atom.Th, atom.Option:
 		h.seen.WriteString(" ")
+	default:
 	}
 	for _, k := range []string{"alt", "title", "aria-label", "placeholder", "summary", "content"} {
 		if v := strings.TrimSpace(a[k]); len(v) > 20 {

@@ -3,6 +3,7 @@ package scan
 import (
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -12,15 +13,66 @@ var brands = []struct {
 	name    string
 	domains string // beginnings of registered domains
 }{
-	{"paypal", "paypal."}, {"microsoft", "microsoft. live. office. outlook. sharepoint. microsoftonline."}, {"office365", "office. microsoft."}, {"apple", "apple. icloud."},
-	{"icloud", "icloud. apple."}, {"google", "google. gmail. youtube. goo."}, {"gmail", "google. gmail."}, {"amazon", "amazon. amazonses. amazonaws. aws."}, {"netflix", "netflix."}, {"docusign", "docusign."},
-	{"dropbox", "dropbox. dropboxmail."}, {"facebook", "facebook. facebookmail. fb. meta."}, {"instagram", "instagram."}, {"linkedin", "linkedin."}, {"whatsapp", "whatsapp."},
-	{"dhl", "dhl."}, {"fedex", "fedex."}, {"ups", "ups."}, {"usps", "usps."}, {"chase", "chase."}, {"wellsfargo", "wellsfargo."}, {"coinbase", "coinbase."}, {"binance", "binance."},
-	{"metamask", "metamask."}, {"github", "github. githubusercontent."}, {"adobe", "adobe."}, {"sparkasse", "sparkasse."}, {"postbank", "postbank."}, {"ing-diba", "ing."}, {"commerzbank", "commerzbank."},
-	{"allegro", "allegro."}, {"inpost", "inpost."}, {"sberbank", "sberbank. sber."}, {"gosuslugi", "gosuslugi."}, {"privatbank", "privatbank."}, {"rakuten", "rakuten."}, {"alipay", "alipay."},
-	{"wechat", "wechat. weixin."}, {"bradesco", "bradesco."}, {"itau", "itau."}, {"bbva", "bbva."}, {"santander", "santander."}, {"laposte", "laposte."}, {"ameli", "ameli."}, {"impots", "impots."},
-	{"posteitaliane", "poste."}, {"intesasanpaolo", "intesasanpaolo."}, {"rabobank", "rabobank."}, {"postnl", "postnl."}, {"digid", "digid."}, {"steam", "steampowered. steamcommunity."},
-	{"spotify", "spotify."}, {"stripe", "stripe."}, {"slack", "slack."}, {"zoom", "zoom."}, {"okta", "okta."}, {"kakao", "kakao."}, {"naver", "naver."}, {"smbc", "smbc."}, {"turkiye", "turkiye."},
+	{"paypal", "paypal."},
+	{"microsoft", "microsoft. live. office. outlook. sharepoint. microsoftonline."},
+	{"office365", "office. microsoft."},
+	{"apple", "apple. icloud."},
+	{"icloud", "icloud. apple."},
+	{"google", "google. gmail. youtube. goo."},
+	{"gmail", "google. gmail."},
+	{"amazon", "amazon. amazonses. amazonaws. aws."},
+	{"netflix", "netflix."},
+	{"docusign", "docusign."},
+	{"dropbox", "dropbox. dropboxmail."},
+	{"facebook", "facebook. facebookmail. fb. meta."},
+	{"instagram", "instagram."},
+	{"linkedin", "linkedin."},
+	{"whatsapp", "whatsapp."},
+	{"dhl", "dhl."},
+	{"fedex", "fedex."},
+	{"ups", "ups."},
+	{"usps", "usps."},
+	{"chase", "chase."},
+	{"wellsfargo", "wellsfargo."},
+	{"coinbase", "coinbase."},
+	{"binance", "binance."},
+	{"metamask", "metamask."},
+	{"github", "github. githubusercontent."},
+	{"adobe", "adobe."},
+	{"sparkasse", "sparkasse."},
+	{"postbank", "postbank."},
+	{"ing-diba", "ing."},
+	{"commerzbank", "commerzbank."},
+	{"allegro", "allegro."},
+	{"inpost", "inpost."},
+	{"sberbank", "sberbank. sber."},
+	{"gosuslugi", "gosuslugi."},
+	{"privatbank", "privatbank."},
+	{"rakuten", "rakuten."},
+	{"alipay", "alipay."},
+	{"wechat", "wechat. weixin."},
+	{"bradesco", "bradesco."},
+	{"itau", "itau."},
+	{"bbva", "bbva."},
+	{"santander", "santander."},
+	{"laposte", "laposte."},
+	{"ameli", "ameli."},
+	{"impots", "impots."},
+	{"posteitaliane", "poste."},
+	{"intesasanpaolo", "intesasanpaolo."},
+	{"rabobank", "rabobank."},
+	{"postnl", "postnl."},
+	{"digid", "digid."},
+	{"steam", "steampowered. steamcommunity."},
+	{"spotify", "spotify."},
+	{"stripe", "stripe."},
+	{"slack", "slack."},
+	{"zoom", "zoom."},
+	{"okta", "okta."},
+	{"kakao", "kakao."},
+	{"naver", "naver."},
+	{"smbc", "smbc."},
+	{"turkiye", "turkiye."},
 }
 
 // target is where a link leads.
@@ -154,17 +206,15 @@ func hostIn(text string) string {
 // brandOf returns the brand whose name a host or a person's name bears.
 func brandOf(name string) (brand, domains string) {
 	name = strings.ToLower(name)
-	words := strings.FieldsFunc(name, func(r rune) bool { return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9') })
+	words := strings.FieldsFunc(name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
 	flat := strings.Join(words, "")
 	for _, b := range brands {
 		flatBrand := strings.ReplaceAll(b.name, "-", "")
 		if len(flatBrand) >= 6 && strings.Contains(flat, flatBrand) {
 			return b.name, b.domains
 		}
-		for _, w := range words {
-			if w == b.name {
-				return b.name, b.domains
-			}
+		if slices.Contains(words, b.name) {
+			return b.name, b.domains
 		}
 	}
 	return "", ""

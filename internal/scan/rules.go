@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"html"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -100,6 +101,9 @@ func (s *scanner) look(p part, raw string) opinion {
 	}
 	again("single letters", joined(f.text, raw), 0.45)
 	again("digits for letters", unleet(f.text), 0.45)
+	if strings.Contains(raw, "&#") {
+		again("HTML entities", html.UnescapeString(raw), 0.3)
+	}
 	for _, d := range payloads(raw) {
 		again(d.how, d.text, 0.3)
 	}
@@ -175,7 +179,7 @@ func (s *scanner) judge(p part, text string) opinion {
 	v.quoted = quotes(text)
 	o := opinion{map[string]float64{}, map[Category]float64{}}
 	say := func(c Category, rule string, score float64, from, to int) {
-		score *= s.discount(p, &v, c, from, to)
+		score *= s.discount(p, &v, from, to)
 		if old, ok := o.rules[rule]; ok && old >= score {
 			return
 		}
@@ -302,7 +306,7 @@ func (v *sight) override(i int, say sayer) {
 		gap := float64(b.at-a.end) / v.scale
 		qualified := false
 		v.each(j, 60, func(_ int, y hit) bool {
-			if y.c == prior && y.at >= min(a.at, x.at-int(25*v.scale)) && y.end <= b.end+int(25*v.scale) && !(y.at >= o.at && y.end <= o.end) {
+			if y.c == prior && y.at >= min(a.at, x.at-int(25*v.scale)) && y.end <= b.end+int(25*v.scale) && (y.at < o.at || y.end > o.end) {
 				qualified = true
 			}
 			return qualified
@@ -350,10 +354,8 @@ func weak(w string) bool {
 // told says whether the verb of h tells of setting aside instead of asking for it.
 func (v *sight) told(h hit) bool {
 	w := v.text[h.at:h.end]
-	for _, end := range []string{"ignores", "ignored", "ignoring", "overrides", "overridden", "overriding", "supersedes", "superseded", "cease to apply", "no longer apply", "no longer applies", "no longer valid", "forgets", "bypasses", "bypassed", "regardless of"} {
-		if w == end {
-			return true
-		}
+	if slices.Contains([]string{"ignores", "ignored", "ignoring", "overrides", "overridden", "overriding", "supersedes", "superseded", "cease to apply", "no longer apply", "no longer applies", "no longer valid", "forgets", "bypasses", "bypassed", "regardless of"}, w) {
+		return true
 	}
 	before := strings.TrimRight(v.text[max(0, h.at-24):h.at], " \n")
 	before = before[strings.LastIndexAny(before, " \n\"'>")+1:]
@@ -408,7 +410,7 @@ func (v *sight) give(i int, say sayer) {
 		}
 		// Verbs stand last in some languages; in the others what comes before
 		// belongs to something else.
-		if v.sentenceEnds(a.end, b.at) || x.at < s.at && v.scale < 1.3 && b.at-a.end > 25 && !(b.at-a.end < 70 && v.within(a.end, b.at, bit(dest))) {
+		if v.sentenceEnds(a.end, b.at) || x.at < s.at && v.scale < 1.3 && b.at-a.end > 25 && (b.at-a.end >= 70 || !v.within(a.end, b.at, bit(dest))) {
 			return false
 		}
 		what, object = x.c, x
@@ -601,7 +603,7 @@ func quotes(text string) []span {
 // attacks: an advisory, a training, a code review. What is hidden or encoded is
 // not talk. It is also the way to talk oneself past the scan, so it never makes
 // a finding vanish.
-func (s *scanner) discount(p part, v *sight, c Category, from, to int) float64 {
+func (s *scanner) discount(p part, v *sight, from, to int) float64 {
 	if p.hidden != "" || p.derived != "" || s.talk < 2 {
 		return 1
 	}
@@ -653,7 +655,7 @@ func (s *scanner) hidden(r reading) {
 
 // diverge judges a plain text that says what the HTML does not: the person sees
 // the one, the model reads the other.
-func (s *scanner) diverge(text, seen opinion, visible string) {
+func (s *scanner) diverge(text, seen opinion) {
 	m := 0.0
 	for r, v := range text.rules {
 		if v > seen.rules[r]+0.1 {
@@ -663,7 +665,6 @@ func (s *scanner) diverge(text, seen opinion, visible string) {
 	if m >= 0.3 {
 		s.add(Finding{Category: HiddenText, Rule: "text_differs_from_html", Score: min(0.9, m+0.15), Where: "text", Detail: "the plain text says what the HTML does not"})
 	}
-	_ = visible
 	m = 0
 	for r, v := range seen.rules {
 		if v > text.rules[r]+0.1 {

@@ -112,7 +112,6 @@ type scanner struct {
 	best     map[string]int // by category, rule and where: the finding's place
 	talk     int            // different words by which the message talks about attacks
 	pressure bool           // it urges, and asks to sign in or to pay
-	texts    []string       // folded, that were seen
 }
 
 // bound cuts what is too long. The attack: a megabyte of nothing before the
@@ -173,7 +172,7 @@ func (s *scanner) message(in Input) {
 	seen := s.look(part{where: "html"}, html.visible)
 	text := s.look(part{where: "text"}, in.Text)
 	if len(html.visible) > 40 {
-		s.diverge(text, seen, html.visible)
+		s.diverge(text, seen)
 	}
 	s.hidden(html)
 	attached := 0
