@@ -103,6 +103,7 @@ var table = []route{
 	{"POST", "/console/inboxes", false, (*Server).createInbox},
 	{"GET", "/console/inboxes/{id}", false, (*Server).inbox},
 	{"POST", "/console/inboxes/{id}/settings", false, (*Server).changeInbox},
+	{"POST", "/console/inboxes/{id}/limits", false, (*Server).limitInbox},
 	{"POST", "/console/inboxes/{id}/delete", false, (*Server).deleteInbox},
 	{"POST", "/console/inboxes/{id}/restore", false, (*Server).restoreInbox},
 	{"POST", "/console/inboxes/{id}/revoke", false, (*Server).revokeKey},

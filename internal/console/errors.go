@@ -116,7 +116,7 @@ func returnPath(r *http.Request) string {
 	case strings.HasPrefix(p, "/console/sending/"):
 		return "/console/sending"
 	}
-	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/delete", "/restore", "/revoke"} {
+	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/limits", "/delete", "/restore", "/revoke"} {
 		p = strings.TrimSuffix(p, form)
 	}
 	return localPath(p)

@@ -179,6 +179,25 @@ type inboxPage struct {
 	MostMB  int64
 	Domain  string
 	LastKey string // a credential that may be revoked only when that is said twice
+
+	Sending   mailbox.Sending
+	Quotas    []mailbox.Quota
+	Suspended *mailbox.Suspension // nil while it sends
+}
+
+// A limitField is one limit in a form: 0 is the server's own, -1 is none.
+type limitField struct {
+	Name, Label string
+	Value       int64
+}
+
+// Limits are the fields of the form that limits what the inbox sends.
+func (p inboxPage) Limits() []limitField {
+	l := p.Sending.Limits
+	return []limitField{
+		{"minute", "Emails a minute", l.PerMinute}, {"hour", "Emails an hour", l.PerHour}, {"day", "Emails a day", l.PerDay},
+		{"recipients", "Recipients a day", l.Recipients}, {"bytes", "Bytes a day", l.Bytes},
+	}
 }
 
 const megabyte = 1 << 20
@@ -224,6 +243,17 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 		if v.Parts, err = s.post.Parts(r.Context(), who, b.ID); err != nil {
 			return err
 		}
+		if v.Sending, v.Quotas, err = s.post.Sends(r.Context(), who, b.ID); err != nil {
+			return err
+		}
+		ss, err := s.post.Suspensions(r.Context(), who)
+		if err != nil {
+			return err
+		}
+		_, host, _ := strings.Cut(b.Address, "@")
+		if i := slices.IndexFunc(ss, func(x mailbox.Suspension) bool { return x.Scope == b.ID || x.Scope == host }); i >= 0 {
+			v.Suspended = &ss[i]
+		}
 	}
 	return s.render(w, status, page{Name: "inbox", Title: b.Address, Who: who.ID, Here: "inboxes", Body: v})
 }
@@ -268,6 +298,26 @@ func (s *Server) changeInbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 		_, err = s.post.Update(r.Context(), who, b.ID, c)
 	}
 	return s.back(w, r, who, err)
+}
+
+func (s *Server) limitInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	set, _, err := s.post.Sends(r.Context(), who, b.ID)
+	if err != nil {
+		return err
+	}
+	l := &set.Limits
+	for name, v := range map[string]*int64{"minute": &l.PerMinute, "hour": &l.PerHour, "day": &l.PerDay, "recipients": &l.Recipients, "bytes": &l.Bytes} {
+		n, err := strconv.ParseInt(strings.TrimSpace(r.PostForm.Get(name)), 10, 64)
+		if err != nil || n < mailbox.Unlimited {
+			return s.back(w, r, who, fmt.Errorf("%w: %s: must be a number; 0 is the server's own limit, -1 is none", mailbox.ErrInvalid, name))
+		}
+		*v = n
+	}
+	return s.back(w, r, who, s.post.SetSending(r.Context(), who, b.ID, set))
 }
 
 func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

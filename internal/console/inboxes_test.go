@@ -84,6 +84,19 @@ func TestInboxPages(t *testing.T) {
 		}
 	}
 
+	// What it may send.
+	limits := url.Values{"minute": {"7"}, "hour": {"0"}, "day": {"-1"}, "recipients": {"0"}, "bytes": {"0"}}
+	if a := f.submit(page+"/limits", limits); a.status != http.StatusSeeOther {
+		t.Errorf("limits: %d %s", a.status, a.body)
+	}
+	contains(t, "the limited inbox", f.get(page).body, "inbox-minute: 7 of 7 left", `name="day" value="-1"`)
+	limits.Set("minute", "-2")
+	if a := f.submit(page+"/limits", limits); a.status != http.StatusBadRequest {
+		t.Errorf("a limit that is none: %d", a.status)
+	}
+	f.exec(`insert into suspension (scope, project_id, reason, suspended_at, lifted_at) values ($1, $2, 'too many <b>bounces</b>', 1, 0)`, b.ID, f.project.Project)
+	contains(t, "the suspended inbox", f.get(page).body, "It sends nothing since", "too many &lt;b&gt;bounces")
+
 	// The key is lost: the recovery key makes another, and ends the first.
 	for name, key := range map[string]string{"nonsense": "x", "its own key": keys["key"].Reveal(), "a project key": f.projectKey.Reveal(), "empty": ""} {
 		if a := f.submit("/console/recover", url.Values{"recovery": {key}}); a.status != http.StatusBadRequest || len(shown(t, a.body)) != 0 || key != "" && key != "x" && strings.Contains(a.body, key) {
@@ -172,7 +185,7 @@ func TestForeignInbox(t *testing.T) {
 	}
 	page := "/console/inboxes/" + b.ID
 	tries := []answer{f.get(page), f.get("/console/inboxes/foreign@agents.test"), f.get("/console/inboxes/%27")}
-	for form, v := range map[string]url.Values{"settings": {"megabytes": {"1"}}, "delete": {}, "restore": {}, "revoke": {"credential": {agent.ID}}} {
+	for form, v := range map[string]url.Values{"settings": {"megabytes": {"1"}}, "limits": {"minute": {"1"}, "hour": {"1"}, "day": {"1"}, "recipients": {"1"}, "bytes": {"1"}}, "delete": {}, "restore": {}, "revoke": {"credential": {agent.ID}}} {
 		tries = append(tries, f.submit(page+"/"+form, v))
 	}
 	for i, a := range tries {
