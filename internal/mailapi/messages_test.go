@@ -31,7 +31,12 @@ func TestAttachments(t *testing.T) {
 		{"1", 200, "application/octet-stream", `attachment; filename=_.bashrc`, "<script>alert(1)</script>"},
 		{"2", 200, "application/octet-stream", `attachment; filename=attachment-3`, "<svg/>"},
 		{"3", 200, "application/pdf", `attachment; filename=_CON.pdf`, "%PDF-"},
-		{"4", 404, "", "", ""}, {"-1", 404, "", "", ""}, {"00", 404, "", "", ""}, {"+1", 404, "", "", ""}, {"x", 404, "", "", ""}, {"99999999999999999999", 404, "", "", ""},
+		{"4", 404, "", "", ""},
+		{"-1", 404, "", "", ""},
+		{"00", 404, "", "", ""},
+		{"+1", 404, "", "", ""},
+		{"x", 404, "", "", ""},
+		{"99999999999999999999", 404, "", "", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.index, func(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand"
 	"os"
@@ -36,7 +35,7 @@ type bench struct {
 func seed(b *testing.B, n int, blobs bool) bench {
 	b.Helper()
 	ctx := b.Context()
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	log := slog.New(slog.DiscardHandler)
 	dir := b.TempDir()
 	bl, err := store.OpenBlobs(dir)
 	if err != nil {

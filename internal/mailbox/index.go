@@ -67,11 +67,10 @@ type segment struct {
 // unfolded is a row that is in no segment yet.
 type unfolded struct {
 	position
-	size          int64
-	direction     Direction
-	summary       []byte
-	blob          string
-	summaryOpened Summary
+	size      int64
+	direction Direction
+	summary   []byte
+	blob      string
 }
 
 func (m *PostOffice) unfolded(ctx context.Context, inbox string, from position, limit int) (out []unfolded, err error) {

@@ -194,8 +194,9 @@ func (p *parser) positive(depth int, f field, from int) (node, error) {
 		p.pos++
 		return p.terms(closing, depth+1, g)
 	}
-	value, quoted := "", p.pos < len(p.s) && p.s[p.pos] == '"'
+	var value string
 	var err error
+	quoted := p.pos < len(p.s) && p.s[p.pos] == '"'
 	if quoted {
 		value, err = p.quoted(from)
 	} else {

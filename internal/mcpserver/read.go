@@ -196,17 +196,16 @@ func readingOf(m mailbox.Message, raw []byte, f scan.Fence, most int) (messageDa
 		From: clean(m.From), ReplyTo: []string{}, To: cleanAll(m.To), Cc: cleanAll(m.Cc), Subject: clean(m.Subject), MessageID: clean(m.MessageID),
 		Attachments: []fileInfo{}, Warnings: []string{},
 	}
-	text := "(This message could not be read.)"
-	if r, ok := reading(raw); ok {
-		p := mail.Read(raw)
-		safe := scan.Read(p.Text, p.HTML)
-		text, d.Truncated = cut(clean(safe.Text), most)
-		for _, l := range safe.Left {
-			d.Warnings = append(d.Warnings, "left out here: "+l)
-		}
-		d.ReplyTo = append(d.ReplyTo, cleanAll(r.ReplyTo)...)
-		d.Warnings = append(d.Warnings, cleanAll(r.Notes)...)
+	r := reading(raw)
+	p := mail.Read(raw)
+	safe := scan.Read(p.Text, p.HTML)
+	var text string
+	text, d.Truncated = cut(clean(safe.Text), most)
+	for _, l := range safe.Left {
+		d.Warnings = append(d.Warnings, "left out here: "+l)
 	}
+	d.ReplyTo = append(d.ReplyTo, cleanAll(r.ReplyTo)...)
+	d.Warnings = append(d.Warnings, cleanAll(r.Notes)...)
 	for _, a := range m.Attachments {
 		d.Attachments = append(d.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size, SHA256: a.SHA256})
 	}
@@ -264,10 +263,11 @@ func cut(s string, most int) (string, bool) {
 
 // reading returns what a stored message says, with HTML turned into text and
 // what is hidden in it made visible, as a reviewer would see it.
-func reading(raw []byte) (mail.Summary, bool) {
+func reading(raw []byte) mail.Summary {
 	p, err := mail.Parse(raw)
-	if err != nil {
-		return mail.Summary{}, false
+	if err != nil { // it is shown as far as it can be read, and says what cannot
+		p = mail.Read(raw)
+		return mail.Summary{Text: p.Text, Notes: p.Warnings}
 	}
 	// A stored message has lost its envelope; one is made from its header.
 	env := mail.Envelope{Raw: raw}
@@ -288,7 +288,7 @@ func reading(raw []byte) (mail.Summary, bool) {
 	}
 	d, err := mail.Describe(env)
 	if err != nil {
-		return mail.Summary{Text: p.Text, Notes: p.Warnings}, true
+		return mail.Summary{Text: p.Text, Notes: p.Warnings}
 	}
-	return d, true
+	return d
 }
