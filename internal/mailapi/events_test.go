@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/oversight"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -462,4 +464,36 @@ func TestCloseEndsWaiting(t *testing.T) {
 	if _, err := c.hear(); websocket.CloseStatus(err) != websocket.StatusGoingAway {
 		t.Errorf("the socket ended with %v", err)
 	}
+}
+
+// TestAnotherProcess: who waits here is told soon of what another process on
+// the same database received.
+func TestAnotherProcess(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		go func() { _ = f.post.Events().Run(t.Context()) }()
+		blobs, err := store.OpenBlobs(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		log := slog.New(slog.NewTextHandler(t.Output(), nil))
+		there := mailbox.New(log, db, oversight.NewGate(log, db, nil), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
+		path := "/v1/inboxes/" + f.a.ID + "/events?timeout=60&after=" + f.wait(t, "key a", "/v1/inboxes/"+f.a.ID+"/events").After
+		answers := make(chan waited, 1)
+		go func() { answers <- f.wait(t, "key a", path) }()
+		f.untilWaiting(t, 1)
+		raw := "From: bob@example.com\r\nTo: " + f.a.Address + "\r\nSubject: there\r\n\r\nHello\r\n"
+		err = there.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{f.a.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case got := <-answers:
+			if got.types() != "message.received" {
+				t.Errorf("got %s", got.types())
+			}
+		case <-time.After(patience):
+			t.Fatal("it waits still")
+		}
+	})
 }
