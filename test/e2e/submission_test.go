@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"crypto/tls"
 	"encoding/base64"
 	"io"
@@ -9,8 +10,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"bufio"
 )
 
 var (
