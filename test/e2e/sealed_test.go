@@ -146,10 +146,21 @@ Content-Transfer-Encoding: base64
 	var found map[string]int
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	for {
+	for try := 1; ; try++ {
 		found = scan(t, s.cmd.Process.Pid, hidden)
 		if len(found) == 0 || ctx.Err() != nil {
 			break
+		}
+		if try%30 == 0 {
+			// docs/threat-model.md: now and then a scrap stays on the stack of a
+			// goroutine that lives on, until the server does something else.
+			t.Logf("after %d looks it holds %v", try, found)
+			if m, err := dialMail(s.smtp); err == nil {
+				_ = m.say("MAIL FROM:<x@example.com>", 250)
+				_ = m.say("RCPT TO:<nobody@agents.internal>", 550)
+				m.Close()
+			}
+			get("/v1/inboxes")
 		}
 		time.Sleep(time.Second)
 	}
