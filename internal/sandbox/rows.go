@@ -84,7 +84,7 @@ type Info struct {
 }
 
 // Principal returns the sandbox as a caller.
-func (s Info) Principal() auth.Principal {
+func (s *Info) Principal() auth.Principal {
 	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox}
 }
 

@@ -73,7 +73,7 @@ func TestCancelled(t *testing.T) {
 					cancel()
 					// The roll-back runs beside us; both of its outcomes are to be seen.
 					for range 100 {
-						if _, err := tx.ExecContext(context.Background(), `select 1`); err != nil {
+						if _, err := tx.ExecContext(context.WithoutCancel(ctx), `select 1`); err != nil {
 							break
 						}
 						time.Sleep(time.Millisecond)
