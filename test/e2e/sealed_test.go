@@ -144,14 +144,14 @@ Content-Transfer-Encoding: base64
 	}
 	// The memory, once the server has had time to notice that it is idle.
 	var found map[string]int
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	for try := 1; ; try++ {
 		found = scan(t, s.cmd.Process.Pid, hidden)
 		if len(found) == 0 || ctx.Err() != nil {
 			break
 		}
-		if try%30 == 0 {
+		if try%15 == 0 {
 			// docs/threat-model.md: now and then a scrap stays on the stack of a
 			// goroutine that lives on, until the server does something else.
 			t.Logf("after %d looks it holds %v", try, found)
