@@ -269,20 +269,21 @@ func (k *socket) tell(ctx context.Context) error {
 	return nil
 }
 
-// tellSome sends the next events of an inbox, after it has made sure that the
-// key still opens it, and reports whether there may be more.
+// tellSome sends the next events of an inbox and reports whether there may be
+// more. That the key still opens the inbox is looked at after they were read:
+// else what comes between the two would be told to a key that was just revoked.
 func (k *socket) tellSome(ctx context.Context, inbox string) (more bool, err error) {
+	f := k.follow[inbox]
+	es, err := k.s.history(ctx, inbox, f.seen, maxPage)
+	if err != nil {
+		return false, err
+	}
 	if _, err := auth.CheckKey(ctx, k.s.db, k.who.key); err != nil {
 		return false, err
 	}
 	if _, _, err := k.s.post.Reach(ctx, k.who.Principal, inbox); err != nil {
 		k.unfollow(inbox)
 		return false, k.lost(ctx, inbox, err)
-	}
-	f := k.follow[inbox]
-	es, err := k.s.history(ctx, inbox, f.seen, maxPage)
-	if err != nil {
-		return false, err
 	}
 	for _, e := range es {
 		v, err := k.show(ctx, e)
