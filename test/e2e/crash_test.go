@@ -96,7 +96,7 @@ func TestCrash(t *testing.T) {
 	approved := map[string]bool{}   // actions whose approval was acknowledged
 	next := 0                       // number of the next subject
 	work := func(s *server, end <-chan struct{}) {
-		local, web := s.local(), &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{}}
+		local, web := s.local(), &http.Client{Timeout: 60 * time.Second, Transport: &http.Transport{}}
 		for {
 			select {
 			case <-end:
@@ -236,7 +236,7 @@ func TestCrashSchedule(t *testing.T) {
 	// work is what a client and a reviewer do until the server is killed. Only
 	// one runs at a time.
 	work := func(s *server, end <-chan struct{}) {
-		local, web := s.local(), &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{}}
+		local, web := s.local(), &http.Client{Timeout: 60 * time.Second, Transport: &http.Transport{}}
 		for {
 			for i, m := range ms {
 				if m.id == "" {

@@ -47,6 +47,7 @@ func startDovecot(t testing.TB) dovecot {
 state_dir = %[1]s/state
 log_path = %[1]s/log
 protocols = imap lmtp
+listen = 127.0.0.1
 ssl = no
 disable_plaintext_auth = no
 auth_mechanisms = plain

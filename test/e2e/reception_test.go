@@ -25,7 +25,9 @@ func TestReceptionCrash(t *testing.T) {
 	address, key := s.inbox("crash")
 	var taken sync.Map // subject → true
 	var next, acked atomic.Int64
-	for range kills {
+	// A slow machine may answer nothing within so short a time: then more and
+	// longer rounds follow.
+	for round := 0; round < kills || acked.Load() == 0 && round < 2*kills; round++ {
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() {
@@ -44,7 +46,7 @@ func TestReceptionCrash(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(rand.N(80 * time.Millisecond))
+		time.Sleep(rand.N(80 * time.Millisecond * time.Duration(1+round/kills*10)))
 		_ = s.kill(syscall.SIGKILL)
 		all.Wait()
 		s = start(t, data, "--cold", "--log", "warn")

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/smtp"
@@ -88,6 +89,10 @@ var (
 func start(t testing.TB, data string, flags ...string) *server {
 	t.Helper()
 	s := &server{t: t, bin: postern(t), data: data, log: &lockedBuffer{}, done: make(chan error, 1)}
+	last := "  data  " // the last line that every start prints
+	if _, err := os.Stat(filepath.Join(data, "postern.db")); errors.Is(err, fs.ErrNotExist) {
+		last = "/console/setup?token=" // and the last of a first one
+	}
 	args := append([]string{"up", "--data", data, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, flags...)
 	s.cmd = exec.Command(s.bin, args...)
 	s.cmd.Stderr = s.log
@@ -106,27 +111,28 @@ func start(t testing.TB, data string, flags ...string) *server {
 			t.Logf("server's log:\n%s", tail(s.log.String(), 60))
 		}
 	})
-	ready := make(chan struct{})
+	isReady := make(chan struct{})
 	go func() {
+		ready := isReady
 		lines := bufio.NewScanner(out)
 		for lines.Scan() {
 			_, _ = fmt.Fprintln(s.log, lines.Text())
-			if strings.Contains(lines.Text(), "  data  ") {
-				close(ready) // the last line that every start prints
+			if ready != nil && strings.Contains(lines.Text(), last) {
+				close(ready)
+				ready = nil
 			}
 		}
 		_, _ = io.Copy(io.Discard, out)
 		s.done <- s.cmd.Wait()
 	}()
 	select {
-	case <-ready:
+	case <-isReady:
 	case err := <-s.done:
 		s.done <- err
 		t.Fatalf("postern up ended: %v\n%s", err, s.log)
 	case <-time.After(60 * time.Second):
 		t.Fatalf("postern up was not ready within a minute\n%s", s.log)
 	}
-	time.Sleep(20 * time.Millisecond) // for the lines that only a first start prints
 	text := s.log.String()
 	s.web, s.smtp = webLine.FindStringSubmatch(text)[1], smtpLine.FindStringSubmatch(text)[1]
 	s.key, s.link = keyLine.FindString(text), linkLine.FindString(text)
