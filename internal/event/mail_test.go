@@ -172,7 +172,9 @@ func TestWatch(t *testing.T) {
 		log := slog.New(slog.NewTextHandler(t.Output(), nil))
 		here, there := event.NewWatch(log, db), event.NewWatch(log, db)
 		for _, w := range []*event.Watch{here, there} {
-			go func() { _ = w.Run(t.Context()) }()
+			ended := make(chan struct{})
+			go func() { defer close(ended); _ = w.Run(t.Context()) }()
+			t.Cleanup(func() { <-ended })
 		}
 		rung := func(c <-chan struct{}, what string) {
 			t.Helper()

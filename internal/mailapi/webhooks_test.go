@@ -70,7 +70,9 @@ func TestWebhooks(t *testing.T) {
 				}
 			}
 		}
-		go func() { _ = f.hooks.Run(t.Context()) }()
+		ended := make(chan struct{})
+		go func() { defer close(ended); _ = f.hooks.Run(t.Context()) }()
+		t.Cleanup(func() { <-ended })
 		path := "/v1/inboxes/" + f.a.ID + "/webhooks"
 		made := f.do(t, "key a", "POST", path, `{"url":"`+receiver.URL+`/x?token=1","name":"mine","events":["message.received"]}`)
 		hook := path + "/" + made.field(t, "id")

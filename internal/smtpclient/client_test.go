@@ -169,10 +169,10 @@ func newClient(t *testing.T, cfg Config) *Client {
 	t.Helper()
 	cfg.Hostname = "postern.example"
 	if cfg.CommandTimeout == 0 {
-		cfg.CommandTimeout = 2 * time.Second
+		cfg.CommandTimeout = 30 * time.Second
 	}
 	if cfg.FinalTimeout == 0 {
-		cfg.FinalTimeout = 2 * time.Second
+		cfg.FinalTimeout = 30 * time.Second
 	}
 	c, err := New(cfg)
 	if err != nil {
@@ -241,7 +241,14 @@ func TestOutcomes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			p := &peer{answers: c.answers}
-			ds, err := newClient(t, Config{Relay: p.start(t)}).Deliver(t.Context(), c.env)
+			cfg := Config{Relay: p.start(t)}
+			switch "wait" {
+			case c.answers[""]:
+				cfg.CommandTimeout = time.Second
+			case c.answers["."]:
+				cfg.FinalTimeout = time.Second
+			}
+			ds, err := newClient(t, cfg).Deliver(t.Context(), c.env)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -434,7 +441,7 @@ func TestToSMTPServer(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
-	c := newClient(t, Config{Relay: l.Addr().String(), CommandTimeout: 10 * time.Second, FinalTimeout: 10 * time.Second})
+	c := newClient(t, Config{Relay: l.Addr().String()})
 
 	file := make([]byte, 5<<20)
 	if _, err := rand.Read(file); err != nil {
@@ -454,7 +461,7 @@ func TestToSMTPServer(t *testing.T) {
 	if ds[0].Outcome != mail.Accepted || ds[1].Outcome != mail.Refused || !strings.Contains(ds[1].Detail, "5.1.1") || ds[2].Outcome != mail.Accepted {
 		t.Errorf("got %+v", ds)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	if err := errors.Join(s.Shutdown(ctx), <-done); err != nil {
 		t.Error(err)

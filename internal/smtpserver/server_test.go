@@ -34,11 +34,15 @@ type box struct {
 	who  []auth.Principal
 	dst  []netip.AddrPort
 	err  error
-	gate chan struct{} // Deliver waits for it if not nil
+
+	// If gate is not nil, deliver says in begun that it was called and waits for
+	// gate.
+	gate, begun chan struct{}
 }
 
 func (b *box) deliver(_ context.Context, env mail.Envelope, from Peer) error {
 	if b.gate != nil {
+		b.begun <- struct{}{}
 		<-b.gate
 	}
 	b.mu.Lock()
@@ -110,7 +114,7 @@ func serve(t testing.TB, s *Server) string {
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)
@@ -336,11 +340,7 @@ func TestRefusedMessageIsAnsweredSoon(t *testing.T) {
 	b := &box{}
 	c := dial(t, serve(t, newServer(t, b, nil)))
 	c.begin("e@x.example", "a@p.example")
-	start := time.Now()
-	c.want("x\r\r\n.", "550 5.6.0")
-	if d := time.Since(start); d > 3*drainIdle {
-		t.Errorf("took %v, want about %v", d, drainIdle)
-	}
+	c.want("x\r\r\n.", "550 5.6.0") // for which a client waits less than the timeout
 	// What comes late may be text or commands; nothing of it is obeyed.
 	c.send("MAIL FROM:<e@x.example>\r\n")
 	if got := c.reply(); !strings.HasPrefix(got, "421 ") && got != "" {
@@ -435,32 +435,33 @@ func TestOneHost(t *testing.T) {
 	from("127.0.0.1").want("", "421 ")
 	from("127.0.0.2").want("", "220 ")
 	first.want("QUIT", "221 ")
-	first.reply()  // until it is closed
-	for range 50 { // until it is counted off
-		if c := from("127.0.0.1"); strings.HasPrefix(c.reply(), "220 ") {
-			return
+	first.reply() // until it is closed
+	eventually(t, "the place of a connection that has ended is free", func() bool {
+		return strings.HasPrefix(from("127.0.0.1").reply(), "220 ")
+	})
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 20 s: %s", what)
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
-	t.Error("the place of a connection that has ended is not free")
 }
 
 func TestSlowClients(t *testing.T) {
 	b := &box{}
-	addr := serve(t, newServer(t, b, func(c *Config) {
-		c.IdleTimeout, c.DataTimeout, c.MaxConnections = 300*time.Millisecond, time.Second, 2
-	}))
 	t.Run("silent", func(t *testing.T) {
-		c := dial(t, addr)
+		c := dial(t, serve(t, newServer(t, b, func(c *Config) { c.IdleTimeout = 300 * time.Millisecond })))
 		c.want("", "220 ")
 		c.want("", "421 4.4.2")
 	})
 	t.Run("drips a message", func(t *testing.T) {
-		c := dial(t, addr)
+		c := dial(t, serve(t, newServer(t, b, func(c *Config) { c.DataTimeout = time.Second })))
 		c.begin("a@x.example", "a@p.example")
-		start := time.Now()
-		go func() {
-			for range 100 {
+		go func() { // for longer than the reply is waited for
+			for {
 				if _, err := c.Write([]byte("x\r\n")); err != nil {
 					return
 				}
@@ -468,19 +469,15 @@ func TestSlowClients(t *testing.T) {
 			}
 		}()
 		c.want("", "451 4.4.2")
-		if d := time.Since(start); d > 5*time.Second {
-			t.Errorf("took %v, want about 1s", d)
-		}
 	})
 	t.Run("too many", func(t *testing.T) {
-		time.Sleep(100 * time.Millisecond) // until the connections before are counted off
+		addr := serve(t, newServer(t, b, func(c *Config) { c.MaxConnections = 2 }))
 		c1, c2, c3 := dial(t, addr), dial(t, addr), dial(t, addr)
 		c1.want("", "220 ")
 		c2.want("", "220 ")
 		c3.want("", "421 4.7.0")
 		c1.want("QUIT", "221 ")
-		time.Sleep(100 * time.Millisecond)
-		dial(t, addr).want("", "220 ")
+		eventually(t, "there is room again", func() bool { return strings.HasPrefix(dial(t, addr).reply(), "220 ") })
 	})
 	if n := len(b.all()); n != 0 {
 		t.Errorf("got %d messages, want 0", n)
@@ -507,7 +504,7 @@ func TestEndlessCommands(t *testing.T) {
 }
 
 func TestShutdownFinishesMessage(t *testing.T) {
-	b := &box{gate: make(chan struct{})}
+	b := &box{gate: make(chan struct{}), begun: make(chan struct{}, 2)}
 	s := newServer(t, b, nil)
 	addr := serve(t, s)
 	idle, busy, sending := dial(t, addr), dial(t, addr), dial(t, addr)
@@ -516,12 +513,12 @@ func TestShutdownFinishesMessage(t *testing.T) {
 	busy.send("Subject: one\r\n\r\nx\r\n.\r\n")
 	sending.begin("a@x.example", "a@p.example")
 	sending.send("Subject: two\r\n")
-	time.Sleep(100 * time.Millisecond)
+	<-b.begun
 	done := make(chan error, 1)
 	go func() { done <- s.Shutdown(context.Background()) }()
 	idle.want("", "421 ")
 	sending.send("\r\nx\r\n.\r\n")
-	time.Sleep(100 * time.Millisecond)
+	<-b.begun
 	close(b.gate)
 	busy.want("", "250 2.0.0")
 	sending.want("", "250 2.0.0")
@@ -651,7 +648,7 @@ func TestCapturedSeen(t *testing.T) {
 	cancel()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Error("ServeConn did not end with its context")
 	}
 }

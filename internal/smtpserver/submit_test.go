@@ -56,7 +56,7 @@ func serveOn(t testing.TB, s *Server, run func(net.Listener) error) string {
 	done := make(chan error, 1)
 	go func() { done <- run(l) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)

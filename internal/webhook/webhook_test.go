@@ -260,13 +260,14 @@ func TestDelivery(t *testing.T) {
 func TestRetries(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		who := project(t, db, "one")
-		h := hooks(t, db, webhook.Config{Private: true, Retry: time.Millisecond, Timeout: 300 * time.Millisecond})
+		h := hooks(t, db, webhook.Config{Private: true, Retry: time.Millisecond, Timeout: 3 * time.Second})
+		silent := make(chan struct{})
 		r := newReceiver(t, func(n int, w http.ResponseWriter) {
 			switch n {
 			case 1:
 				w.WriteHeader(http.StatusInternalServerError)
 			case 2:
-				time.Sleep(500 * time.Millisecond)
+				<-silent // for longer than is waited
 			case 3:
 				panic(http.ErrAbortHandler) // closes the connection
 			default:
@@ -274,6 +275,7 @@ func TestRetries(t *testing.T) {
 				_, _ = w.Write(make([]byte, 10<<20))
 			}
 		})
+		t.Cleanup(func() { close(silent) })
 		w, _ := create(t, h, who, change("x", r.URL, all...))
 		run(t, h)
 		add(t, db, who, event.Created, "i1")

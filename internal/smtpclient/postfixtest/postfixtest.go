@@ -165,7 +165,7 @@ postlog unix-dgram n - n - 1 postlogd
 	if err := run("start"); err != nil {
 		t.Fatalf("start postfix: %v\n%s", err, logs())
 	}
-	for range 100 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
 		if c, err := net.Dial("tcp", addr); err == nil {
 			c.Close()
 			return addr, mailDir
