@@ -33,11 +33,7 @@ func (s *Server) listAccounts(w http.ResponseWriter, r *http.Request, c caller) 
 	if err != nil {
 		return err
 	}
-	out := []accountJSON{}
-	for _, a := range list {
-		out = append(out, accountOf(a))
-	}
-	answer(w, http.StatusOK, map[string]any{"accounts": out})
+	answer(w, http.StatusOK, map[string]any{"accounts": each(list, accountOf)})
 	return nil
 }
 

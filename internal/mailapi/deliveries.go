@@ -192,11 +192,7 @@ func answerKeys(w http.ResponseWriter, keys []signing.Key, err error) error {
 	if err != nil {
 		return err
 	}
-	out := []signingKeyJSON{}
-	for _, k := range keys {
-		out = append(out, signingKeyOf(k))
-	}
-	answer(w, http.StatusOK, map[string]any{"keys": out})
+	answer(w, http.StatusOK, map[string]any{"keys": each(keys, signingKeyOf)})
 	return nil
 }
 

@@ -85,15 +85,11 @@ type wholeJSON struct {
 }
 
 func draftOf(d mailbox.Draft) savedJSON {
-	out := savedJSON{
+	return savedJSON{
 		ID: d.ID, Inbox: d.Inbox, Version: d.Version, CreatedAt: d.Created, UpdatedAt: d.Updated, Size: d.Size,
 		To: append([]string{}, d.To...), Cc: append([]string{}, d.Cc...), Bcc: append([]string{}, d.Bcc...), Subject: d.Subject, Preview: d.Preview,
-		ReplyTo: d.ReplyTo, Forward: d.Forward, Attachments: []fileJSON{},
+		ReplyTo: d.ReplyTo, Forward: d.Forward, Attachments: each(d.Attachments, fileOf),
 	}
-	for _, f := range d.Attachments {
-		out.Attachments = append(out.Attachments, fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256})
-	}
-	return out
 }
 
 func (s *Server) listDrafts(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -109,11 +105,7 @@ func (s *Server) listDrafts(w http.ResponseWriter, r *http.Request, c caller) er
 	if err != nil {
 		return err
 	}
-	out := []savedJSON{}
-	for _, d := range list {
-		out = append(out, draftOf(d))
-	}
-	answer(w, http.StatusOK, map[string]any{"drafts": out, "next_cursor": next})
+	answer(w, http.StatusOK, map[string]any{"drafts": each(list, draftOf), "next_cursor": next})
 	return nil
 }
 
@@ -252,11 +244,7 @@ func (s *Server) getDraftAttachment(w http.ResponseWriter, r *http.Request, c ca
 }
 
 func (s *Server) deleteDraft(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, err := s.open(r, c)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
 	}
@@ -268,11 +256,7 @@ func (s *Server) deleteDraft(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 func (s *Server) sendDraft(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, err := s.open(r, c)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
 	}

@@ -277,6 +277,17 @@ func (s *Server) open(r *http.Request, c caller) (*mailbox.Key, error) {
 	return s.post.Open(r.Context(), c.Principal, c.key, b.ID)
 }
 
+// item is open for a request that names something in the inbox, whose id it
+// returns too.
+func (s *Server) item(r *http.Request, c caller) (*mailbox.Key, string, error) {
+	k, err := s.open(r, c)
+	if err != nil {
+		return nil, "", err
+	}
+	name, err := id(r)
+	return k, name, err
+}
+
 // own returns the inbox that the request names if the caller's credential has a
 // part in it.
 func (s *Server) own(r *http.Request, c caller) (mailbox.Inbox, error) {

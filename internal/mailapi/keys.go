@@ -114,11 +114,7 @@ func answerKey(w http.ResponseWriter, p mailbox.Part, key auth.Secret, notice st
 }
 
 func (s *Server) rotateKey(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, err := s.open(r, c)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
 	}

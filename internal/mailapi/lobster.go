@@ -303,11 +303,7 @@ func (s *Server) lobsterEmails(w http.ResponseWriter, r *http.Request, c caller)
 }
 
 func lobstersOf(ms []mailbox.Message) []lobsterMail {
-	out := []lobsterMail{}
-	for _, m := range ms {
-		out = append(out, lobsterOf(m))
-	}
-	return out
+	return each(ms, lobsterOf)
 }
 
 // lobsterPoll answers with what arrived since a time and fits, as soon as there
@@ -545,11 +541,7 @@ func (s *Server) lobsterWebhooks(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	out := []lobsterHook{}
-	for _, h := range list {
-		out = append(out, lobsterHookOf(h))
-	}
-	answer(w, http.StatusOK, map[string]any{"data": out})
+	answer(w, http.StatusOK, map[string]any{"data": each(list, lobsterHookOf)})
 	return nil
 }
 

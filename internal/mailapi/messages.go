@@ -28,6 +28,10 @@ type fileJSON struct {
 	SHA256      string `json:"sha256"`
 }
 
+func fileOf(f mail.File) fileJSON {
+	return fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256}
+}
+
 type messageJSON struct {
 	ID          string            `json:"id"`
 	Inbox       string            `json:"inbox"`
@@ -50,24 +54,16 @@ type messageJSON struct {
 }
 
 func messageOf(m mailbox.Message) messageJSON {
-	out := messageJSON{
+	return messageJSON{
 		ID: m.ID, Inbox: m.Inbox, Thread: m.Thread, Direction: m.Direction, CreatedAt: m.At, Size: m.Size, Labels: append([]string{}, m.Labels...),
 		From: m.From, To: append([]string{}, m.To...), Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID,
 		InReplyTo: append([]string{}, m.InReplyTo...), References: append([]string{}, m.References...),
-		Attachments: []fileJSON{}, Warnings: append([]string{}, m.Warnings...), Security: securityOf(m.Security),
+		Attachments: each(m.Attachments, fileOf), Warnings: append([]string{}, m.Warnings...), Security: securityOf(m.Security),
 	}
-	for _, f := range m.Attachments {
-		out.Attachments = append(out.Attachments, fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256})
-	}
-	return out
 }
 
 func messagesOf(ms []mailbox.Message) []messageJSON {
-	out := []messageJSON{}
-	for _, m := range ms {
-		out = append(out, messageOf(m))
-	}
-	return out
+	return each(ms, messageOf)
 }
 
 func (s *Server) listMessages(w http.ResponseWriter, r *http.Request, c caller) error {

@@ -6,6 +6,16 @@ import (
 	"strconv"
 )
 
+// each returns what f makes of each element of in. It is never nil: clients
+// expect an empty list to be one.
+func each[In, Out any](in []In, f func(In) Out) []Out {
+	out := make([]Out, len(in))
+	for i := range in {
+		out[i] = f(in[i])
+	}
+	return out
+}
+
 // limit returns the query's limit.
 func limit(q url.Values, unset, most int) (int, error) {
 	if !q.Has("limit") {

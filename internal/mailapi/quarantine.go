@@ -104,11 +104,7 @@ func (s *Server) getHeld(w http.ResponseWriter, r *http.Request, c caller) error
 		return err
 	}
 	defer done()
-	k, err := s.open(r, c)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
 	}

@@ -178,11 +178,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, c caller) error
 // about proposes to send something about a message of the inbox. In is read
 // from the request, and common is what of it all requests have.
 func (s *Server) about(w http.ResponseWriter, r *http.Request, c caller, in any, common *sendJSON, what func(*mailbox.Outgoing, string)) error {
-	k, err := s.open(r, c)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
 	}

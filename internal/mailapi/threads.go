@@ -79,11 +79,7 @@ func threadOf(k *mailbox.Key, t mailbox.Thread) threadJSON {
 }
 
 func (s *Server) getThread(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, err := s.open(r, c)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
 	}

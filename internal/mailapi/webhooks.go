@@ -60,6 +60,17 @@ func (s *Server) hookOwner(r *http.Request, c caller, want mailbox.Scope) (auth.
 	return who, nil
 }
 
+// ownHook is hookOwner for a request that names one of them, whose id it returns
+// too.
+func (s *Server) ownHook(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, string, error) {
+	who, err := s.hookOwner(r, c, want)
+	if err != nil {
+		return auth.Principal{}, "", err
+	}
+	name, err := id(r)
+	return who, name, err
+}
+
 func (s *Server) listWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, err := s.hookOwner(r, c, mailbox.Read)
 	if err != nil {
@@ -69,11 +80,7 @@ func (s *Server) listWebhooks(w http.ResponseWriter, r *http.Request, c caller) 
 	if err != nil {
 		return err
 	}
-	out := []webhookJSON{}
-	for _, h := range list {
-		out = append(out, webhookOf(h))
-	}
-	answer(w, http.StatusOK, map[string]any{"webhooks": out})
+	answer(w, http.StatusOK, map[string]any{"webhooks": each(list, webhookOf)})
 	return nil
 }
 
@@ -114,11 +121,7 @@ func (s *Server) createWebhook(w http.ResponseWriter, r *http.Request, c caller)
 }
 
 func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Read)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	who, id, err := s.ownHook(r, c, mailbox.Read)
 	if err != nil {
 		return err
 	}
@@ -131,11 +134,7 @@ func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request, c caller) er
 }
 
 func (s *Server) updateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Manage)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err
 	}
@@ -152,11 +151,7 @@ func (s *Server) updateWebhook(w http.ResponseWriter, r *http.Request, c caller)
 }
 
 func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Manage)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err
 	}
@@ -171,11 +166,7 @@ func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request, c caller)
 const overlap = 24 * time.Hour
 
 func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Manage)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err
 	}
@@ -234,11 +225,7 @@ func deliveryOf(d webhook.Delivery) deliveryJSON {
 }
 
 func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Read)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	who, id, err := s.ownHook(r, c, mailbox.Read)
 	if err != nil {
 		return err
 	}
@@ -272,11 +259,7 @@ func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, c caller
 }
 
 func (s *Server) redeliver(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Manage)
-	if err != nil {
-		return err
-	}
-	id, err := id(r)
+	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err
 	}
