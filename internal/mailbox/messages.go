@@ -491,12 +491,18 @@ func (m *PostOffice) scan(row func(...any) error, k *Key) (Message, error) {
 // Message returns one message of the inbox that k opens, and its bytes. It
 // returns an error that wraps [store.ErrNotFound] if there is none.
 func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *Key, id string) (msg Message, raw []byte, err error) {
+	return m.whole(ctx, who, k, id, `select `+messageColumns+`, m.blob_id from message m where m.id = $1 and m.inbox_id = $2`)
+}
+
+// whole opens the message of a row, and its bytes. The query has its id and
+// its inbox for parameters, and yields the columns of a message and its blob.
+func (m *PostOffice) whole(ctx context.Context, who auth.Principal, k *Key, id, query string) (msg Message, raw []byte, err error) {
 	if err := mayOpen(who, k.inbox); err != nil {
 		return Message{}, nil, err
 	}
 	var blob string
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		row := tx.QueryRowContext(ctx, `select `+messageColumns+`, m.blob_id from message m where m.id = $1 and m.inbox_id = $2`, id, k.inbox)
+		row := tx.QueryRowContext(ctx, query, id, k.inbox)
 		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(append(dest, &blob)...)) }, k)
 		return err
 	})

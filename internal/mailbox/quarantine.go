@@ -238,24 +238,7 @@ func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *Ke
 // HeldMessage returns one message that is held for the inbox that k opens, and
 // its bytes. It returns an error that wraps [store.ErrNotFound] if there is none.
 func (m *PostOffice) HeldMessage(ctx context.Context, who auth.Principal, k *Key, id string) (msg Message, raw []byte, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
-		return Message{}, nil, err
-	}
-	var blob string
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		row := tx.QueryRowContext(ctx, `select id, inbox_id, '', 'in', at, size, '', summary, blob_id from quarantine where id = $1 and inbox_id = $2`, id, k.inbox)
-		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(append(dest, &blob)...)) }, k)
-		return err
-	})
-	if err != nil {
-		return Message{}, nil, fmt.Errorf("message %s: %w", id, err)
-	}
-	sealed, err := m.cfg.Blobs.Get(blob)
-	if err != nil {
-		return Message{}, nil, fmt.Errorf("message %s: %w", id, err)
-	}
-	raw, err = k.open(msg.ID, "message", sealed)
-	return msg, raw, err
+	return m.whole(ctx, who, k, id, `select id, inbox_id, '', 'in', at, size, '', summary, blob_id from quarantine where id = $1 and inbox_id = $2`)
 }
 
 // mayJudge returns an error unless who is a person: no key lets its own mail in.
