@@ -6,8 +6,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
+
+	"postern/internal/mailbox"
 )
 
 // A mailDomain is what the API tells of a domain.
@@ -82,7 +86,19 @@ func domainCommand() *command {
 				if err != nil {
 					return err
 				}
-				return printRecords(ctx, l, out, d.ID)
+				if err := printRecords(ctx, l, out, d.ID); err != nil {
+					return err
+				}
+				have, err := l.addresses(ctx)
+				if err != nil {
+					return err
+				}
+				for _, address := range mailbox.Operated(d.Domain) {
+					if !slices.Contains(slices.Collect(maps.Values(have)), address) {
+						fmt.Fprintf(out, "; %s is refused until you make it: postern inbox create %s\n", address, address)
+					}
+				}
+				return nil
 			}),
 			"verify": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				d, err := findDomain(ctx, l, args)

@@ -42,7 +42,9 @@ The operator's part, over the local socket:
 postern inbox create [NAME]    makes an inbox and prints its key, once; NAME is
                                a name in the server's mail domain, or a whole
                                address in a domain that you have verified
-                               (postern domain); without it, one is drawn
+                               (postern domain); without it, one is drawn;
+                               postmaster and abuse are only made here and in
+                               the console
 postern inbox list             lists them; --deleted: those that can be restored
 postern inbox show ADDRESS     one of them, with its keys and grants by their ids
 postern inbox update ADDRESS   changes what --display-name, --expires, --max-bytes say

@@ -156,3 +156,37 @@ func TestOwnCertificate(t *testing.T) {
 		t.Errorf("a file that was cut off: %v", err)
 	}
 }
+
+// TestUnanswered: up names the addresses that a domain of the world should have
+// and nobody has made, and none of a domain for tests.
+func TestUnanswered(t *testing.T) {
+	db := storetest.SQLite(t)
+	blobs, err := store.OpenBlobs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	d := &daemon{log: log, db: db, post: mailbox.New(log, db, oversight.NewGate(log, db, nil), mailbox.Config{Blobs: blobs, Domain: "agents.example"})}
+	d.conf.MailDomain = "agents.example"
+	if got, want := strings.Join(d.unanswered(t.Context()), " "), "postmaster@agents.example abuse@agents.example"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	person := auth.Principal{Kind: auth.Person, ID: "ann"}
+	err = db.Update(t.Context(), func(tx *store.Tx) error {
+		person.Project, _, err = auth.NewProject(t.Context(), tx, "one")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := d.post.CreateInbox(t.Context(), person, mailbox.NewInbox{Address: "abuse"}, ""); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(d.unanswered(t.Context()), " "), "postmaster@agents.example"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	d.conf.MailDomain = "agents.internal"
+	if got := d.unanswered(t.Context()); got != nil {
+		t.Errorf("a domain for tests: %q", got)
+	}
+}

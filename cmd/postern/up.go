@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -191,6 +192,9 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	d.local = newLocalServer(log, first.project, d.localHandler)
 	announce(out, c, lis, first)
+	for _, address := range d.unanswered(ctx) {
+		fmt.Fprintf(out, "  %s is refused until you make it: postern inbox create %s\n", address, address)
+	}
 	err = errors.Join(d.serve(ctx, lis), d.keeper.Close()) //nolint:contextcheck // ctx has ended
 	d.vols.Close(context.WithoutCancel(ctx))               // the fleet has let go of what it froze
 	return err
@@ -575,6 +579,21 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
 		fmt.Fprintf(out, "Make the console's first account with this one-time link, within %d hours:\n  %s/console/setup?token=%s\n",
 			int(auth.SetupTime.Hours()), pages, f.setup.Reveal())
 	}
+}
+
+// unanswered returns the addresses at which the world looks for whoever runs
+// the mail domain and which nobody has made. In a domain of tests, which no DNS
+// knows, nobody looks.
+func (d *daemon) unanswered(ctx context.Context) (out []string) {
+	if strings.HasSuffix(d.conf.MailDomain, ".internal") || strings.HasSuffix(d.conf.MailDomain, ".test") {
+		return nil
+	}
+	for _, address := range mailbox.Operated(d.conf.MailDomain) {
+		if errors.Is(d.post.Accepts(ctx, address), mailbox.ErrNoInbox) {
+			out = append(out, address)
+		}
+	}
+	return out
 }
 
 // serve runs every goroutine of the daemon and waits for each. The first part

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -306,6 +307,54 @@ func TestNames(t *testing.T) {
 			if got, err := make(mailbox.NewInbox{Address: name}); !errors.Is(err, mailbox.ErrInvalid) {
 				t.Errorf("%s: %q, %v; want ErrInvalid", name, got, err)
 			}
+		}
+	})
+}
+
+// TestOperated: postmaster and abuse are a person's to make, in the server's
+// domain and no other that is not proved, and no program's; and no sandbox that
+// is attached to one writes from it.
+func TestOperated(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		ctx := t.Context()
+		f := setup(t, db)
+		b, key, err := f.post.CreateInbox(ctx, f.person, mailbox.NewInbox{Address: "Postmaster"}, "")
+		if err != nil || b.Address != "postmaster@agents.test" {
+			t.Fatalf("a person: %q, %v", b.Address, err)
+		}
+		if err := f.post.Accepts(ctx, "PostMaster@agents.test"); err != nil {
+			t.Errorf("mail for it: %v", err)
+		}
+		if err := f.post.Accepts(ctx, "abuse@agents.test"); !errors.Is(err, mailbox.ErrNoInbox) {
+			t.Errorf("mail for what nobody has made: %v", err)
+		}
+		f.incoming(t, b, "one")
+		f.reads(t, key, "", "one")
+		agent, _ := f.show(t, key, "")
+		for name, tt := range map[string]struct {
+			who     auth.Principal
+			address string
+			want    error
+		}{
+			"a project's key":           {f.project, "abuse", mailbox.ErrReserved},
+			"an inbox's key":            {agent, "abuse", auth.ErrForbidden},
+			"a sandbox":                 {auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.project.Project}, "abuse", auth.ErrForbidden},
+			"what looks like it":        {f.person, "post-master", mailbox.ErrReserved},
+			"another reserved name":     {f.person, "hostmaster", mailbox.ErrReserved},
+			"a domain that is not ours": {f.person, "abuse@example.com", mailbox.ErrInvalid},
+			"what is there":             {f.person, "postmaster", mailbox.ErrTaken},
+		} {
+			if got, _, err := f.post.CreateInbox(ctx, tt.who, mailbox.NewInbox{Address: tt.address}, ""); !errors.Is(err, tt.want) {
+				t.Errorf("%s: %q, %v; want %v", name, got.Address, err, tt.want)
+			}
+		}
+		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.project.Project, Inbox: b.ID}
+		draft := mailbox.Outgoing{Draft: mail.Draft{To: []string{"bob@example.com"}, Text: "x"}}
+		if _, err := f.post.Send(ctx, box, "mcp", draft); !errors.Is(err, auth.ErrForbidden) {
+			t.Errorf("a sandbox writes as postmaster: %v", err)
+		}
+		if _, err := f.post.Send(ctx, agent, "rest", draft); err != nil {
+			t.Errorf("its key proposes: %v", err)
 		}
 	})
 }

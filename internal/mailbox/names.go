@@ -67,6 +67,27 @@ var roles = strings.Fields(`
 	lobster lobstermail multimail
 `)
 
+// operated are the guarded names that a person may have: at them the rest of the
+// world reaches whoever runs a domain (RFC 5321 4.5.1, RFC 2142). No program's
+// key makes them. The attack: an agent who reads them is sent what proves that
+// one runs the domain, and gets a certificate for it.
+var operated = []string{"postmaster", "abuse"}
+
+// Operated returns which addresses in the domain called name a person should
+// make, so that the domain can be reached about its mail.
+func Operated(name string) (out []string) {
+	for _, local := range operated {
+		out = append(out, local+"@"+name)
+	}
+	return out
+}
+
+// isOperated reports whether an address is whoever runs its domain's.
+func isOperated(address string) bool {
+	local, _, _ := strings.Cut(address, "@")
+	return slices.Contains(operated, local)
+}
+
 // folded returns a name without what is easily overlooked in one. The attack:
 // post-master next to the real one.
 func folded(name string) string {
@@ -103,6 +124,9 @@ func isReserved(name string, ours bool) bool {
 func checkName(name string, ours bool) error {
 	if len(name) < 3 || len(name) > 64 || !localPart().MatchString(name) || strings.Contains(name, "..") {
 		return fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
+	}
+	if slices.Contains(operated, name) {
+		return fmt.Errorf("%w: address: %s is %w for whoever runs the domain: a person makes it, in the console or with postern inbox create", ErrInvalid, name, ErrReserved)
 	}
 	if isReserved(name, ours) {
 		return fmt.Errorf("%w: address: %s is %w", ErrInvalid, name, ErrReserved)

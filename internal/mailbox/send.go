@@ -30,6 +30,11 @@ func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox strin
 	if err != nil {
 		return Inbox{}, err
 	}
+	if who.Kind == auth.Sandbox && isOperated(b.Address) {
+		// The attack: a project's key, which may not make it, attaches it to a
+		// sandbox, and that writes as whoever runs the domain.
+		return Inbox{}, fmt.Errorf("no sandbox writes as %s: %w", b.Address, auth.ErrForbidden)
+	}
 	if who.Kind != auth.Sandbox && !s.includes(Propose) {
 		return Inbox{}, fmt.Errorf("this key reads in inbox %s and does not propose: %w", b.ID, auth.ErrForbidden)
 	}

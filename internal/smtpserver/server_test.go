@@ -85,7 +85,7 @@ func accepts(_ context.Context, rcpt string) error {
 		return errors.New("the secret database is down")
 	case !strings.HasSuffix(rcpt, "@p.example"):
 		return fmt.Errorf("%s: %w", rcpt, ErrRelay)
-	case strings.HasPrefix(rcpt, "nobody"):
+	case strings.HasPrefix(rcpt, "nobody"), rcpt == "Postmaster@p.example":
 		return ErrNoMailbox
 	}
 	return nil
@@ -259,6 +259,7 @@ func TestInboundRefuses(t *testing.T) {
 	c.want("MAIL FROM:<b@x.example>", "503 5.5.1")
 	c.want("DATA", "502 ")
 	c.want("RCPT TO:<nobody@p.example>", "550 5.1.1")
+	c.want("RCPT TO:<Postmaster@p.example>", "550 5.1.1 nobody reads postmaster")
 	if got := c.want("RCPT TO:<a@elsewhere.example>", "550 5.7.1"); strings.Contains(got, "elsewhere") {
 		t.Errorf("the text of the error is in the reply: %q", got)
 	}

@@ -182,6 +182,10 @@ func (ses *session) rcptLocked(to string) error {
 		defer cancel()
 		switch err := ses.s.cfg.Accepts(ctx, addr); {
 		case errors.Is(err, ErrNoMailbox):
+			if local, domain, _ := strings.Cut(addr, "@"); strings.EqualFold(local, "postmaster") || strings.EqualFold(local, "abuse") {
+				// Whoever has a complaint shall not think that he has mistyped it.
+				return reply(550, smtp.EnhancedCode{5, 1, 1}, "nobody reads %s of %s yet", strings.ToLower(local), domain)
+			}
 			return reply(550, smtp.EnhancedCode{5, 1, 1}, "no such inbox here")
 		case errors.Is(err, ErrRelay):
 			return reply(550, smtp.EnhancedCode{5, 7, 1}, "relaying is not allowed")
