@@ -355,9 +355,9 @@ Postern is still running (process ${server.pid}; stop it with: kill ${server.pid
 console.log(`\n${passed} passed, ${failed} failed`)
 process.exit(failed ? 1 : 0)
 
-// until returns what f does once that is something, or nothing after ten seconds.
+// until returns what f does once that is something, or nothing after half a minute.
 async function until(f) {
-  for (let i = 0; i < 100; i++) {
+  for (let i = 0; i < 300; i++) {
     const v = await f()
     if (v) return v
     await sleep(100)

@@ -40,14 +40,14 @@ const browser = await chromium.launch({
 })
 // Whatever hangs, the test ends.
 const watchdog = setTimeout(() => {
-  console.log('FAIL the test took longer than 4 minutes')
+  console.log('FAIL the test took longer than 8 minutes')
   process.exit(1)
-}, 240_000)
+}, 480_000)
 
 export const foreign = [] // requests that left for somewhere else
 export const complaints = [] // of the browser: policy violations, unknown markup
 function watch(context) {
-  context.setDefaultTimeout(20_000)
+  context.setDefaultTimeout(60_000)
   context.on('request', (r) => {
     if (new URL(r.url()).origin !== new URL(base).origin) foreign.push(r.url())
   })
@@ -56,7 +56,25 @@ function watch(context) {
   })
   return context
 }
-export const open = async (options = {}) => watch(await browser.newContext({ javaScriptEnabled: false, viewport: { width: 1280, height: 900 }, ...options }))
+export async function open(options = {}) {
+  const context = watch(await browser.newContext({ javaScriptEnabled: false, viewport: { width: 1280, height: 900 }, ...options }))
+  context.on('page', whole)
+  return context
+}
+
+// whole makes clicks last until the page that they lead to is there as a whole.
+// As it is, a click ends when the first bytes of that page have come, and what
+// is counted then depends on how they were cut.
+function whole(page) {
+  const locator = Object.getPrototypeOf(page.locator('html'))
+  if (locator.whole) return
+  const click = locator.click
+  locator.whole = true
+  locator.click = async function (...args) {
+    await click.apply(this, args)
+    await this.page().waitForLoadState()
+  }
+}
 
 // visit opens the pages in every variant, signed in as state says, takes their
 // pictures, and reports which of them are wider than the screen.
