@@ -195,8 +195,11 @@ type limitField struct {
 func (p inboxPage) Limits() []limitField {
 	l := p.Sending.Limits
 	return []limitField{
-		{"minute", "Emails a minute", l.PerMinute}, {"hour", "Emails an hour", l.PerHour}, {"day", "Emails a day", l.PerDay},
-		{"recipients", "Recipients a day", l.Recipients}, {"bytes", "Bytes a day", l.Bytes},
+		{"minute", "Emails a minute", l.PerMinute},
+		{"hour", "Emails an hour", l.PerHour},
+		{"day", "Emails a day", l.PerDay},
+		{"recipients", "Recipients a day", l.Recipients},
+		{"bytes", "Bytes a day", l.Bytes},
 	}
 }
 

@@ -63,8 +63,10 @@ func TestSafeViews(t *testing.T) {
 		}
 
 		// What is held is shown to the inbox's key fenced, and not as it came.
-		e := mailbox.Arrival{Envelope: mail.Envelope{From: "x@evil.example", To: []string{f.a.Address}, Raw: []byte(hostile)}, Remote: "192.0.2.1",
-			Auth: mail.Results{DMARC: mail.Check{Result: "fail"}, Policy: "reject"}}
+		e := mailbox.Arrival{
+			Envelope: mail.Envelope{From: "x@evil.example", To: []string{f.a.Address}, Raw: []byte(hostile)}, Remote: "192.0.2.1",
+			Auth: mail.Results{DMARC: mail.Check{Result: "fail"}, Policy: "reject"},
+		}
 		if err := f.post.Receive(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
