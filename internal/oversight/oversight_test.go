@@ -141,9 +141,12 @@ func TestPendingIsBounded(t *testing.T) {
 		if err := propose("ibx_1", 1, []byte("x")); !errors.Is(err, oversight.ErrFull) {
 			t.Errorf("the 501st: %v, want ErrFull", err)
 		}
-		big := make([]byte, 32<<20)
-		if err := propose("ibx_2", 17, big); !errors.Is(err, oversight.ErrFull) {
-			t.Errorf("544 MiB: %v, want ErrFull", err)
+		big := make([]byte, 508<<20)
+		if err := propose("ibx_2", 1, big[:5<<20]); err != nil {
+			t.Fatal(err)
+		}
+		if err := propose("ibx_2", 1, big); !errors.Is(err, oversight.ErrFull) {
+			t.Errorf("513 MiB: %v, want ErrFull", err)
 		}
 		if err := propose("ibx_2", 1, []byte("x")); err != nil {
 			t.Errorf("another inbox: %v", err)
