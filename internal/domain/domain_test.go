@@ -556,7 +556,7 @@ func TestWatch(t *testing.T) {
 		f.age(t, "created_at", old.ID, 31*24*time.Hour)
 		f.publish(t, d)
 		ok := false
-		for range 300 {
+		for range 600 { // half a minute
 			a, err1 := f.reg.Find(ctx, f.one, d.ID)
 			b, err2 := f.reg.Find(ctx, f.one, old.ID)
 			if err := errors.Join(err1, err2); err != nil {
