@@ -10,12 +10,14 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/emersion/go-msgauth/dkim"
@@ -59,28 +61,53 @@ type theirs struct {
 	DKIM            []string
 }
 
-// play runs npm's mailauth over a message.
-func play(t testing.TB, message []byte, records map[string][][]string, steps []map[string]any, check map[string]any) ([]byte, *theirs) {
+// A player is npm's mailauth, in a process that the test ends. To start it takes
+// longer than to ask it.
+type player struct {
+	in  *json.Encoder
+	out *json.Decoder
+	end func() string // ends it and returns what it complained of
+}
+
+func newPlayer(t testing.TB) *player {
 	t.Helper()
 	if _, err := os.Stat("../../test/mail/node_modules/mailauth"); err != nil {
 		t.Fatalf("%v: test/install-npm test/mail installs it", err)
 	}
-	in, err := json.Marshal(map[string]any{"message": message, "records": records, "steps": steps, "check": check})
-	if err != nil {
+	cmd := exec.CommandContext(t.Context(), "node", "../../test/mail/auth.mjs")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "node", "../../test/mail/auth.mjs")
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &errs
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("node: %v\n%s", err, &errs)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
+	p := &player{in: json.NewEncoder(in), out: json.NewDecoder(out)}
+	p.end = sync.OnceValue(func() string {
+		in.Close()
+		_ = cmd.Wait()
+		return errs.String()
+	})
+	t.Cleanup(func() { p.end() })
+	return p
+}
+
+// play runs npm's mailauth over a message.
+func (p *player) play(t testing.TB, message []byte, records map[string][][]string, steps []map[string]any, check map[string]any) ([]byte, *theirs) {
+	t.Helper()
 	var answer struct {
 		Message []byte
 		Results *theirs
 	}
-	if err := json.Unmarshal(out.Bytes(), &answer); err != nil {
-		t.Fatalf("%v: %s", err, &out)
+	err := p.in.Encode(map[string]any{"message": message, "records": records, "steps": steps, "check": check})
+	if err == nil {
+		err = p.out.Decode(&answer)
+	}
+	if err != nil {
+		t.Fatalf("node: %v\n%s", err, p.end())
 	}
 	return answer.Message, answer.Results
 }
@@ -96,7 +123,7 @@ func TestTheirSignatures(t *testing.T) {
 		"TXT s1._domainkey.good.example": {{one.record}}, "TXT s2._domainkey.good.example": {{two.record}}, "TXT s1._domainkey.list.example": {{list.record}}, "TXT s1._domainkey.late.example": {{two.record}},
 		"TXT good.example": {{"v=spf1 ip4:192.0.2.1 -all"}}, "TXT list.example": {{"v=spf1 ip4:192.0.2.2 -all"}}, "TXT _dmarc.good.example": {{"v=DMARC1; p=reject"}},
 	}
-	dns := dnstest.Start(t)
+	dns, p := dnstest.Start(t), newPlayer(t)
 	for name, texts := range records {
 		dns.TXT(strings.TrimPrefix(name, "TXT "), strings.Join(texts[0], ""))
 	}
@@ -150,13 +177,13 @@ func TestTheirSignatures(t *testing.T) {
 		}, direct, "fail", "pass"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m, they := play(t, []byte(letter), records, tt.steps, tt.check)
+			m, they := p.play(t, []byte(letter), records, tt.steps, tt.check)
 			if tt.change != nil {
 				changed := tt.change(m)
 				if bytes.Equal(changed, m) {
 					t.Fatal("nothing was changed")
 				}
-				m, they = play(t, changed, records, nil, tt.check)
+				m, they = p.play(t, changed, records, nil, tt.check)
 			}
 			ip := net.ParseIP(tt.check["ip"].(string))
 			remote := goodHost
@@ -244,9 +271,9 @@ func TestSignatureAttacks(t *testing.T) {
 		"l= of less":          {tag("s1", "d=good.example", "d=good.example; l=0"), "fail"},
 		"l= of more":          {tag("s1", "d=good.example", "d=good.example; l=99999999"), "fail"},
 		"l= of nonsense":      {tag("s1", "d=good.example", "d=good.example; l=-1"), "permerror"},
-		"From not signed":     {tag("s1", "h=", "h=x-"), "permerror"},
+		"From not signed":     {tag("s1", " h=", " h=x-"), "permerror"},
 		"a path in s=":        {tag("s1", "s=s1", "s=../s1"), "permerror"},
-		"many names":          {tag("s1", "h=", "h="+strings.Repeat("a:", 1000)), "permerror"},
+		"many names":          {tag("s1", " h=", " h="+strings.Repeat("a:", 1000)), "permerror"},
 		"a field too long":    {tag("s1", "d=good.example", "d=good.example; z="+strings.Repeat("a", 40<<10)), "permerror"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -260,9 +287,10 @@ func TestSignatureAttacks(t *testing.T) {
 	// l= is signed over the beginning of a body that then grows.
 	head, _, _ := strings.Cut(letter, "\r\n\r\n")
 	short1, long := head+"\r\n\r\npay ann\r\n", head+"\r\n\r\npay ann\r\nno, pay eve\r\n"
+	p := newPlayer(t)
 	withLength := func(body string) string {
 		k := map[string]any{"signingDomain": "good.example", "selector": "s1", "privateKey": good.pem, "canonicalization": "simple/simple", "maxBodyLength": 9}
-		m, _ := play(t, []byte(body), nil, []map[string]any{{"sign": k}}, nil)
+		m, _ := p.play(t, []byte(body), nil, []map[string]any{{"sign": k}}, nil)
 		return string(m)
 	}
 	signed := withLength(short1)
