@@ -549,11 +549,13 @@ func TestWatch(t *testing.T) {
 		f := setup(t, db, func(c *domain.Config) { c.Retry = 10 * time.Millisecond })
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
+		old := f.add(t, f.one, "example.com")
+		// Before the watcher runs: what changes while it looks is left alone for
+		// the time of its lease.
+		f.age(t, "created_at", old.ID, 31*24*time.Hour)
 		done := make(chan error, 1)
 		go func() { done <- f.reg.Run(ctx) }()
 		d := f.add(t, f.one, "example.org")
-		old := f.add(t, f.one, "example.com")
-		f.age(t, "created_at", old.ID, 31*24*time.Hour)
 		f.publish(t, d)
 		ok := false
 		for range 600 { // half a minute
