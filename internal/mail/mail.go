@@ -52,6 +52,11 @@ type Envelope struct {
 	From string   // reverse path; empty is the null reverse path of a bounce
 	To   []string // every recipient, those of Bcc too
 	Raw  []byte   // the message, lines ending in CR LF, not dot-stuffed
+
+	// Prefix is whole header fields that go before Raw when it leaves, or
+	// nothing. It is no part of what is approved, and apart from Raw so that
+	// copies which differ in it alone share the rest of their memory.
+	Prefix []byte
 }
 
 const (

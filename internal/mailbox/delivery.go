@@ -474,9 +474,7 @@ func (m *PostOffice) send(ctx context.Context, a oversight.Action, b Inbox, env 
 	}
 	prefix, err := m.sign(ctx, a, b, env.Raw, x.hidden)
 	if err == nil {
-		if len(prefix) > 0 {
-			e.Raw = append(prefix, env.Raw...)
-		}
+		e.Prefix = prefix
 		var out []mail.Delivery
 		if out, err = m.cfg.Transport.Deliver(ctx, e); err == nil && len(out) == len(e.To) {
 			return out

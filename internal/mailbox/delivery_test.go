@@ -59,6 +59,7 @@ func (w *world) Deliver(ctx context.Context, e mail.Envelope) (out []mail.Delive
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.now[name]--
+	e.Raw, e.Prefix = append(e.Prefix, e.Raw...), nil
 	w.copies = append(w.copies, e)
 	for _, to := range e.To {
 		d := mail.Delivery{Outcome: mail.Accepted, Code: 250, Detail: "250 ok"}

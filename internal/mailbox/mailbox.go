@@ -54,8 +54,8 @@ var (
 // A Transport takes messages to where they are addressed. Implementations are
 // safe for concurrent use.
 type Transport interface {
-	// Deliver hands e to the next hop of each recipient and tells what became
-	// of each, in the order of e.To. It fails as a whole only when certainly
+	// Deliver hands e, its Prefix and then its Raw, to the next hop of each
+	// recipient and tells what became of each, in the order of e.To. It fails as a whole only when certainly
 	// nothing was sent to anybody.
 	Deliver(ctx context.Context, e mail.Envelope) ([]mail.Delivery, error)
 }

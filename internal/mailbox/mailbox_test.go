@@ -27,6 +27,7 @@ type nextHop struct {
 }
 
 func (n *nextHop) Deliver(_ context.Context, e mail.Envelope) ([]mail.Delivery, error) {
+	e.Raw, e.Prefix = append(e.Prefix, e.Raw...), nil
 	n.got = append(n.got, e)
 	var ds []mail.Delivery
 	for _, to := range e.To {

@@ -47,6 +47,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/policy"
@@ -223,13 +225,15 @@ type Gate struct {
 	db    *store.DB
 	rules policy.Rules
 	exec  map[string]Executor
-	wake  chan struct{} // has room for one
+	wake  chan struct{}       // has room for one
+	room  int64               // maxHeld; a test makes it small
+	held  *semaphore.Weighted // of room, bytes of large payloads that are being executed
 }
 
 // NewGate returns a gate that judges by rules. Every kind needs its executor,
 // see [Gate.Handle].
 func NewGate(log *slog.Logger, db *store.DB, rules policy.Rules) *Gate {
-	return &Gate{log: log, db: db, rules: rules, exec: map[string]Executor{}, wake: make(chan struct{}, 1)}
+	return &Gate{log: log, db: db, rules: rules, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, held: semaphore.NewWeighted(maxHeld)}
 }
 
 // Handle sets the executor for a kind of action. It must not be called after

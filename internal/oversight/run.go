@@ -58,6 +58,19 @@ func (g *Gate) Recover(ctx context.Context, alone bool) error {
 // one bad destination delays nobody else.
 const maxExecuting = 32
 
+// An action's payload is in memory for as long as it is executed. The attack:
+// as many of the largest as are executed at a time, for a destination that
+// takes minutes, and the machine's memory is gone.
+const (
+	// maxHeld bounds the payloads larger than smallPayload that one Gate
+	// executes at the same time, in bytes. What does not fit waits where it is;
+	// those that are small do not wait for it.
+	maxHeld = 192 << 20
+	// smallPayload is how large, in bytes, a payload is that is not counted:
+	// maxExecuting of them are few.
+	smallPayload = 1 << 20
+)
+
 // Run executes approved actions, oldest first and many at a time, and asks
 // about scheduled ones, until ctx is done. What is being executed then is
 // finished first. Several Runs may work side by side, also in several programs.
@@ -71,14 +84,16 @@ func (g *Gate) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		a, ok, err := g.next(ctx)
+		a, release, ok, err := g.next(ctx)
 		if ok {
 			wg.Go(func() {
 				defer func() { <-slots }()
-				if err := g.carryOut(ctx, a); err != nil {
+				err := g.carryOut(ctx, a)
+				release()
+				if err != nil {
 					g.log.ErrorContext(ctx, "run action", "action", a.ID, "err", err)
 				}
-				g.poke() // it may be due again at once
+				g.poke() // it may be due again at once, and there is room for a large one
 			})
 			continue
 		}
@@ -121,24 +136,26 @@ func (g *Gate) recoverOthers(ctx context.Context) error {
 // RunOne asks about the scheduled actions whose time has come, executes the
 // oldest approved one that is due, and reports whether there was one.
 func (g *Gate) RunOne(ctx context.Context) (bool, error) {
-	a, ok, err := g.next(ctx)
+	a, release, ok, err := g.next(ctx)
 	if err != nil || !ok {
 		return false, err
 	}
+	defer release()
 	return true, g.carryOut(ctx, a)
 }
 
 // next asks about the scheduled actions whose time has come and claims the
-// oldest approved one that is due, if there is one.
-func (g *Gate) next(ctx context.Context) (a Action, ok bool, err error) {
+// oldest approved one that is due and for whose payload there is room, if there
+// is one. Its room is given back by release.
+func (g *Gate) next(ctx context.Context) (a Action, release func(), ok bool, err error) {
 	if err := g.ask(ctx); err != nil {
-		return Action{}, false, err
+		return Action{}, nil, false, err
 	}
-	a, err = g.claim(ctx)
+	a, release, err = g.claim(ctx)
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrStale) {
-		return Action{}, false, nil // nothing to do, or another Run was faster
+		return Action{}, nil, false, nil // nothing to do, or another Run was faster
 	}
-	return a, err == nil, err
+	return a, release, err == nil, err
 }
 
 // carryOut executes a claimed action and records what that brought.
@@ -254,12 +271,36 @@ func (g *Gate) ask(ctx context.Context) error {
 	return nil
 }
 
+// due returns the id of the oldest due action, and how many bytes of room were
+// taken for its payload: those that are small need none. It never waits for
+// room. A large one that finds none is passed over by small ones alone, so that
+// the largest has its turn, too.
+func (g *Gate) due(ctx context.Context, tx *store.Tx, now time.Time) (id string, taken int64, err error) {
+	var size int64
+	err = tx.One(ctx, `select id, length(payload) from action where state = $1 and not_before <= $2 order by created_at, id limit 1`,
+		[]any{Approved, store.Time(now)}, &id, &size)
+	if err != nil || size <= smallPayload {
+		return id, 0, err
+	}
+	if size = min(size, g.room); g.held.TryAcquire(size) {
+		return id, size, nil
+	}
+	err = tx.One(ctx, `select id from action where state = $1 and not_before <= $2 and length(payload) <= $3 order by created_at, id limit 1`,
+		[]any{Approved, store.Time(now), smallPayload}, &id)
+	return id, 0, err
+}
+
 // claim marks the next due action as executing, before any effect.
-func (g *Gate) claim(ctx context.Context) (a Action, err error) {
+func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) {
+	taken := int64(0)
+	release = func() { g.held.Release(taken) }
 	err = g.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
-		a, err = scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action
-			where state = $1 and not_before <= $2 order by created_at, id limit 1`, Approved, store.Time(now)).Scan)
+		var id string
+		if id, taken, err = g.due(ctx, tx, now); err != nil {
+			return err
+		}
+		a, err = scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
 		if err != nil {
 			return err
 		}
@@ -275,7 +316,11 @@ func (g *Gate) claim(ctx context.Context) (a Action, err error) {
 		}
 		return g.moved(ctx, tx, a)
 	})
-	return a, err
+	if err != nil {
+		release()
+		return Action{}, nil, err
+	}
+	return a, release, nil
 }
 
 // settle moves an executing action to what its execution brought, and tells the

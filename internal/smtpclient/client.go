@@ -144,11 +144,13 @@ func New(cfg Config) (*Client, error) {
 
 // Deliver hands env to the next server of each recipient and returns what
 // became of each, in the order of env.To. The servers receive exactly the
-// bytes of env.Raw. Servers are tried once and one after the other. An error,
+// bytes of env.Prefix and env.Raw. Servers are tried once and one after the other. An error,
 // instead, means that env cannot be sent as it is and that nothing was.
 func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Delivery, error) {
-	if err := mail.CheckRaw(env.Raw); err != nil {
-		return nil, fmt.Errorf("deliver message: %w", err)
+	for _, part := range [][]byte{env.Prefix, env.Raw} { // each ends its last line
+		if err := mail.CheckRaw(part); err != nil {
+			return nil, fmt.Errorf("deliver message: %w", err)
+		}
 	}
 	if _, err := (mail.Envelope{From: env.From, To: env.To}).Payload(); err != nil { // no address ends its command
 		return nil, fmt.Errorf("deliver message: %w", err)
@@ -251,7 +253,7 @@ func (v *conversation) deliver(env mail.Envelope, ds []*mail.Delivery) {
 		fail(ds, err)
 		return
 	}
-	if err := v.body(env.Raw); err != nil {
+	if err := v.body(env.Prefix, env.Raw); err != nil {
 		fail(ds, err)
 		return
 	}
@@ -342,8 +344,9 @@ func (v *conversation) mailCommand(env mail.Envelope, ds []*mail.Delivery) (stri
 	if i := bytes.Index(env.Raw, []byte("\r\n\r\n")); i >= 0 {
 		header = env.Raw[:i]
 	}
-	utf8 := !ascii(header) || !ascii([]byte(env.From)) || slices.ContainsFunc(ds, func(d *mail.Delivery) bool { return !ascii([]byte(d.Recipient)) })
-	eight := !ascii(env.Raw)
+	utf8 := !ascii(env.Prefix) || !ascii(header) || !ascii([]byte(env.From)) || slices.ContainsFunc(ds, func(d *mail.Delivery) bool { return !ascii([]byte(d.Recipient)) })
+	eight := !ascii(env.Prefix) || !ascii(env.Raw)
+	octets := len(env.Prefix) + len(env.Raw)
 	_, hasUTF8 := v.ext["SMTPUTF8"]
 	_, hasEight := v.ext["8BITMIME"]
 	switch {
@@ -354,10 +357,10 @@ func (v *conversation) mailCommand(env mail.Envelope, ds []*mail.Delivery) (stri
 	}
 	if size, ok := v.ext["SIZE"]; ok {
 		var most int
-		if _, err := fmt.Sscanf(size, "%d", &most); err == nil && most > 0 && len(env.Raw) > most {
-			return "", fmt.Errorf("%w: it has %d octets and the server takes at most %d", errLacks, len(env.Raw), most)
+		if _, err := fmt.Sscanf(size, "%d", &most); err == nil && most > 0 && octets > most {
+			return "", fmt.Errorf("%w: it has %d octets and the server takes at most %d", errLacks, octets, most)
 		}
-		cmd += fmt.Sprintf(" SIZE=%d", len(env.Raw))
+		cmd += fmt.Sprintf(" SIZE=%d", octets)
 	}
 	if eight {
 		cmd += " BODY=8BITMIME"

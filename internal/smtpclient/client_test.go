@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -231,6 +232,9 @@ func TestOutcomes(t *testing.T) {
 		{"dot two codes", map[string]string{".": "250-ok\r\n554 no"}, message(), mail.Uncertain, "malformed"},
 		{"no 8BITMIME", map[string]string{"EHLO": "250 peer.example"}, eight, mail.Refused, "8BITMIME"},
 		{"8BITMIME", nil, eight, mail.Accepted, ""},
+		{"a prefix, and a dot behind it", nil, prefixed("X-Before: 1\r\n", ".X: 2\r\n\r\n.\r\n"), mail.Accepted, ""},
+		{"8BITMIME of the prefix", map[string]string{"EHLO": "250 peer.example"}, prefixed("X-Before: \xc3\xa4\r\n", "X: 2\r\n\r\n"), mail.Refused, "SMTPUTF8"},
+		{"too big with its prefix", map[string]string{"EHLO": "250-peer.example\r\n250 SIZE 20"}, prefixed("X-Before: 1\r\n", "X: 2\r\n\r\n"), mail.Refused, "at most 20"},
 		{"no SMTPUTF8", map[string]string{"EHLO": "250-peer.example\r\n250 8BITMIME"}, utf8, mail.Refused, "SMTPUTF8"},
 		{"SMTPUTF8", nil, utf8, mail.Accepted, ""},
 		{"too big for SIZE", map[string]string{"EHLO": "250-peer.example\r\n250 SIZE 10"}, message(), mail.Refused, "at most 10"},
@@ -260,7 +264,7 @@ func TestOutcomes(t *testing.T) {
 			}
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if c.want == mail.Accepted && (len(p.messages) != 1 || !bytes.Equal(p.messages[0], c.env.Raw)) {
+			if c.want == mail.Accepted && (len(p.messages) != 1 || !bytes.Equal(p.messages[0], slices.Concat(c.env.Prefix, c.env.Raw))) {
 				t.Errorf("got %q, want %q", p.messages, c.env.Raw)
 			}
 		})
@@ -314,6 +318,20 @@ func TestDeliverRefusesEnvelope(t *testing.T) {
 	}
 	if len(p.commands) != 0 {
 		t.Errorf("the server was told %q", p.commands)
+	}
+}
+
+func prefixed(prefix, raw string) mail.Envelope {
+	e := message()
+	e.Prefix, e.Raw = []byte(prefix), []byte(raw)
+	return e
+}
+
+// TestPrefix: what would end in the middle of a line is not sent.
+func TestPrefix(t *testing.T) {
+	p := &peer{}
+	if ds, err := newClient(t, Config{Relay: p.start(t)}).Deliver(t.Context(), prefixed("X-Before: 1", "X: 2\r\n\r\n")); err == nil || len(p.messages) > 0 {
+		t.Errorf("got %+v, %q; want an error", ds, p.messages)
 	}
 }
 

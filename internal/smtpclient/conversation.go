@@ -228,22 +228,24 @@ func (v *conversation) reply() (code int, lines []string, err error) {
 }
 
 // body sends the message, dot-stuffed, up to and without the final dot.
-func (v *conversation) body(raw []byte) error {
+func (v *conversation) body(parts ...[]byte) error {
 	v.data = true
 	w := bufio.NewWriterSize(pieces{v}, pieceSize)
-	if len(raw) > 0 && raw[0] == '.' {
-		_ = w.WriteByte('.') // errors of w stay until Flush
-	}
-	for {
-		i := bytes.Index(raw, []byte("\r\n."))
-		if i < 0 {
-			break
+	for _, raw := range parts { // each begins a line
+		if len(raw) > 0 && raw[0] == '.' {
+			_ = w.WriteByte('.') // errors of w stay until Flush
 		}
-		_, _ = w.Write(raw[:i+2])
-		_ = w.WriteByte('.')
-		raw = raw[i+2:]
+		for {
+			i := bytes.Index(raw, []byte("\r\n."))
+			if i < 0 {
+				break
+			}
+			_, _ = w.Write(raw[:i+2])
+			_ = w.WriteByte('.')
+			raw = raw[i+2:]
+		}
+		_, _ = w.Write(raw)
 	}
-	_, _ = w.Write(raw)
 	if err := w.Flush(); err != nil {
 		// A server that has enough says so and hangs up. It has not seen the dot.
 		if v.ctx.Err() == nil {

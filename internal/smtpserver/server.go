@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/emersion/go-smtp"
+	"golang.org/x/sync/semaphore"
 
 	"postern/internal/auth"
 	"postern/internal/mail"
@@ -117,11 +118,12 @@ type Server struct {
 	log *slog.Logger
 	cfg Config
 
-	buffered atomic.Int64 // octets of messages being received now
-	pausing  atomic.Int64 // conversations in a tarpit
-	guesses  *tarpit      // at credentials
-	names    *tarpit      // at recipients
-	tarLocal bool         // recipients that this machine names are guesses, too; for tests
+	buffered atomic.Int64        // octets of messages being received now
+	handled  *semaphore.Weighted // octets of large messages being handed over now
+	pausing  atomic.Int64        // conversations in a tarpit
+	guesses  *tarpit             // at credentials
+	names    *tarpit             // at recipients
+	tarLocal bool                // recipients that this machine names are guesses, too; for tests
 	stopping chan struct{}
 
 	mu      sync.Mutex
@@ -167,7 +169,7 @@ func New(log *slog.Logger, cfg Config) (*Server, error) {
 		cfg.MaxPerHost = 50
 	}
 	return &Server{
-		log: log, cfg: cfg, guesses: newTarpit(time.Minute), names: newTarpit(20 * time.Second), stopping: make(chan struct{}),
+		log: log, cfg: cfg, handled: semaphore.NewWeighted(maxHandled), guesses: newTarpit(time.Minute), names: newTarpit(20 * time.Second), stopping: make(chan struct{}),
 		links: map[*link]bool{}, servers: map[*smtp.Server]bool{},
 	}, nil
 }

@@ -741,3 +741,29 @@ func TestNewRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestHandedOver: large messages that are handed over wait for each other, those
+// that wait too long stay with their sender, and small ones wait for nobody.
+func TestHandedOver(t *testing.T) {
+	b := &box{}
+	s := newServer(t, b, func(c *Config) { c.HandTimeout = 100 * time.Millisecond })
+	ctx := t.Context()
+	first, err := s.enter(ctx, maxHandled-smallMessage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.enter(ctx, 2*smallMessage); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("no room: %v, want %v", err, context.DeadlineExceeded)
+	}
+	leave, err := s.enter(ctx, smallMessage)
+	if err != nil {
+		t.Errorf("a small one: %v", err)
+	} else {
+		leave()
+	}
+	first()
+	if leave, err = s.enter(ctx, 2*maxHandled); err != nil { // larger than all of it: alone
+		t.Fatal(err)
+	}
+	leave()
+}

@@ -215,6 +215,11 @@ func (ses *session) Data(r io.Reader) error {
 	if tooMany {
 		return reply(550, smtp.EnhancedCode{5, 5, 3}, "RCPT TO: more than %d recipients, nothing was sent", ses.s.cfg.MaxRecipients)
 	}
+	leave, err := ses.s.enter(ses.link.ctx, int64(len(raw)))
+	if err != nil {
+		return errTemporary
+	}
+	defer leave()
 	switch {
 	case ses.link.captured:
 		env.Raw = raw
@@ -226,6 +231,30 @@ func (ses *session) Data(r io.Reader) error {
 	return ses.deliver(env, raw)
 }
 
+const (
+	// maxHandled bounds the messages larger than smallMessage that are handed
+	// over at the same time, in octets: each is copied several times while it
+	// is judged, cleaned and sealed.
+	maxHandled = 128 << 20
+	// smallMessage is how many octets a message has that need not wait.
+	smallMessage = 1 << 20
+)
+
+// enter waits until there is room to hand over a message of so many octets. It
+// ends with ctx or after HandTimeout: then its sender keeps it.
+func (s *Server) enter(ctx context.Context, size int64) (leave func(), err error) {
+	if size <= smallMessage {
+		return func() {}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.HandTimeout)
+	defer cancel()
+	size = min(size, maxHandled)
+	if err := s.handled.Acquire(ctx, size); err != nil {
+		return nil, fmt.Errorf("wait to hand message over: %w", err)
+	}
+	return func() { s.handled.Release(size) }, nil
+}
+
 // read reads a message to its end. go-smtp ends it only at CR LF dot CR LF and
 // undoes dot-stuffing; everything else that a server somewhere takes for an
 // end of line, and so perhaps for an end of message, is a bare CR or LF and
@@ -233,7 +262,6 @@ func (ses *session) Data(r io.Reader) error {
 // that begins with dot CR: then that message is not ended, only two octets
 // shorter than it was sent.)
 func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
-	const step = 64 << 10 // octets, counted before they come
 	held := int64(0)
 	release = func() { ses.s.buffered.Add(-held) }
 	var buf bytes.Buffer
@@ -251,9 +279,9 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 			}
 			prev = c
 			buf.WriteByte(c)
-			if int64(buf.Len()) > held {
-				held += step
-				if ses.s.buffered.Add(step) > ses.s.cfg.MaxBufferBytes {
+			if more := int64(buf.Cap()) - held; more > 0 {
+				held += more
+				if ses.s.buffered.Add(more) > ses.s.cfg.MaxBufferBytes {
 					return nil, release, reply(452, smtp.EnhancedCode{4, 3, 1}, "too much mail at once, try again later")
 				}
 			}
