@@ -9,7 +9,7 @@ import (
 
 const grantHelp = `
 postern grant create           makes a grant over the inbox: --name, --scope read
-                               or propose, --expires (needed: 90 days at most)
+                               or propose, --expires (needed: 366d at most)
 postern grant extend GRANT     adds the inbox to a grant, by the grant's id
 postern grant list             lists the grants of the project, or, with
                                $POSTERN_INBOX_KEY, those over the inbox

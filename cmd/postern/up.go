@@ -74,7 +74,8 @@ makes the console's first account. Then, in another terminal:
 
 Nothing gets out of a sandbox by default: --egress=allow opens the Internet to
 sandboxes whose creators ask for it, and mail always waits for a person. What a
-person approved leaves for other domains only with --relay or --route.
+person approved leaves for other domains only with --deliver=mx, --relay or
+--route.
 
 Every flag can be set by an environment variable: --mail-domain by
 POSTERN_MAIL_DOMAIN.`,

@@ -22,6 +22,9 @@ var profile = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.Stric
 // wraps [ErrInvalid] for what is no name.
 func ASCII(name string) (string, error) {
 	name = strings.TrimSuffix(strings.TrimSpace(name), ".")
+	if name == "" {
+		return "", fmt.Errorf("%w: domain: is missing", ErrInvalid)
+	}
 	if len(name) > 253 { // before the work that it would make
 		return "", fmt.Errorf("%w: %s: is longer than 253 octets", ErrInvalid, mail.Printable(name, 60))
 	}

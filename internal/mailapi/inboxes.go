@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -115,7 +116,7 @@ func pageOfInboxes(q url.Values, list []mailbox.Inbox) (part []mailbox.Inbox, ne
 	}
 	if q.Has("cursor") {
 		after, err := base64.RawURLEncoding.DecodeString(q.Get("cursor"))
-		if err != nil || len(after) == 0 || len(after) > 320 {
+		if err != nil || !bytes.ContainsRune(after, '@') || len(after) > 320 {
 			return nil, "", fmt.Errorf("%w: cursor: must be the next_cursor of the page before", errRequest)
 		}
 		list = list[sort.Search(len(list), func(i int) bool { return list[i].Address > string(after) }):]

@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -246,12 +247,102 @@ func decode(r *http.Request, v any) error {
 		return err
 	case errors.Is(err, io.EOF):
 		return fmt.Errorf("%w: body: is empty, a JSON object is needed", errRequest)
-	case errors.As(err, &wrong) && wrong.Field != "":
-		return fmt.Errorf("%w: %s: must be of another type than %s", errRequest, wrong.Field, strings.Fields(wrong.Value)[0])
+	case errors.As(err, &wrong):
+		field := withoutEmbedded(reflect.TypeOf(v), wrong.Field)
+		if field == "" {
+			field = "body"
+		}
+		return fmt.Errorf("%w: %s: must be %s, not %s", errRequest, field, jsonName(wrong.Type), inWords(wrong.Value))
+	}
+	if fields := timeFields(reflect.TypeOf(v)); isTimeError(err) && len(fields) > 0 {
+		return fmt.Errorf("%w: %s: must be a time such as 2027-01-31T12:00:00Z", errRequest, strings.Join(fields, " or "))
 	}
 	msg := strings.TrimPrefix(err.Error(), "json: ")
 	if len(msg) > 200 { // it may quote a name of any length
 		msg = strings.ToValidUTF8(msg[:200], "") + "…"
 	}
 	return fmt.Errorf("%w: body: %s", errRequest, msg)
+}
+
+// jsonName says in JSON's words what a field of the given Go type takes: who
+// calls knows no Go.
+func jsonName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint32, reflect.Uint64:
+		return "a whole number"
+	default:
+		return "an object"
+	}
+}
+
+// inWords says what package json calls a value; a number is cut, since it is as
+// long as who sent it liked.
+func inWords(value string) string {
+	kind, number, _ := strings.Cut(value, " ")
+	switch {
+	case kind == "array":
+		return "a list"
+	case kind == "object":
+		return "an object"
+	case kind == "bool":
+		return "true or false"
+	case len(number) > 24:
+		return number[:24] + "…"
+	case number != "":
+		return number
+	default:
+		return "a " + kind
+	}
+}
+
+// withoutEmbedded takes the names of embedded Go types out of the path of a
+// field, which package json puts there and no caller ever sent.
+func withoutEmbedded(t reflect.Type, path string) string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	first, rest, more := strings.Cut(path, ".")
+	if !more || t.Kind() != reflect.Struct {
+		return path
+	}
+	if f, ok := t.FieldByName(first); ok && f.Anonymous && f.Tag.Get("json") == "" {
+		return withoutEmbedded(f.Type, rest)
+	}
+	return path
+}
+
+// isTimeError reports whether err says that a JSON value is no time; package
+// json then does not say of which field.
+func isTimeError(err error) bool {
+	var parse *time.ParseError
+	return errors.As(err, &parse) || strings.HasPrefix(err.Error(), "Time.UnmarshalJSON")
+}
+
+// timeFields returns the names of the fields of a request that take a time.
+func timeFields(t reflect.Type) (names []string) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Type == reflect.TypeFor[time.Time](), f.Type == reflect.TypeFor[*time.Time]():
+			names = append(names, name)
+		case f.Anonymous:
+			names = append(names, timeFields(f.Type)...)
+		}
+	}
+	return names
 }

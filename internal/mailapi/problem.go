@@ -92,8 +92,11 @@ func classify(err error) (code, detail string) {
 	var field *mail.FieldError
 	var blocked *blockedError
 	detail = err.Error()
-	for _, sentinel := range []error{errRequest, mailbox.ErrInvalid, domain.ErrInvalid} {
-		detail = strings.TrimPrefix(detail, sentinel.Error()+": ")
+	for _, sentinel := range []error{errRequest, mailbox.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid} {
+		// What was being done stands before it in the log's words; the detail begins with the field.
+		if _, after, ok := strings.Cut(detail, sentinel.Error()+": "); ok && errors.Is(err, sentinel) {
+			detail = after
+		}
 	}
 	switch {
 	case errors.Is(err, auth.ErrUnauthenticated):

@@ -43,7 +43,7 @@ var (
 
 func checkLabel(label string) error {
 	if !labelForm.MatchString(label) {
-		return fmt.Errorf("%w: label: must be 1 to 64 of a-z 0-9 . _ / -, begin and end with a letter or digit", ErrInvalid)
+		return fmt.Errorf("%w: label: must be 1 to 64 of a-z 0-9 . _ / -, begin and end with a letter or digit: got %.70q", ErrInvalid, label)
 	}
 	if slices.Contains(reservedLabels, label) {
 		return fmt.Errorf("%w: label: %s is the name of a place or a state, and no label", ErrInvalid, label)

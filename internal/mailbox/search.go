@@ -60,7 +60,7 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *Key, s S
 	}
 	q, err := mailquery.Parse(s.Query, mailquery.Options{Now: time.Now(), Me: me})
 	if err != nil {
-		return Found{}, fmt.Errorf("%w: query: %w", ErrInvalid, err)
+		return Found{}, fmt.Errorf("%w: q: %w", ErrInvalid, err)
 	}
 	select {
 	case m.searching <- struct{}{}:
