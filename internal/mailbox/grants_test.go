@@ -577,3 +577,27 @@ func TestLoanEnds(t *testing.T) {
 		}
 	})
 }
+
+// TestKeyIsShared: a search opens messages of several epochs with one key in many
+// goroutines. The race detector looks on.
+func TestKeyIsShared(t *testing.T) {
+	ctx := t.Context()
+	f := setup(t, storetest.SQLite(t))
+	b, _, key := f.inbox(t, "analyst")
+	who, k := f.show(t, key, "")
+	p, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: mailbox.Read}))(t)
+	const each = 8
+	for range each {
+		f.incoming(t, b, "kohlrabi")
+	}
+	if err := f.post.Revoke(ctx, who, "", p.Credential, false); err != nil { // the next epoch begins
+		t.Fatal(err)
+	}
+	for range each {
+		f.incoming(t, b, "kohlrabi")
+	}
+	who, k = f.show(t, key, "")
+	if got, err := f.post.Search(ctx, who, k, mailbox.Search{Query: "subject:kohlrabi"}); err != nil || len(got.Messages) != 2*each {
+		t.Errorf("found %d, %v; want %d", len(got.Messages), err, 2*each)
+	}
+}

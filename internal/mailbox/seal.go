@@ -132,7 +132,8 @@ func (k *Key) open(message, part string, sealed []byte) (data []byte, err error)
 	if len(sealed) > 4+len(keyID{}) {
 		form, rest = string(sealed[:4]), sealed[4+len(keyID{}):]
 	}
-	for i, e := range k.epochs {
+	for i := range k.epochs {
+		e := epochKey{id: k.epochs[i].id} // no copy: its private key is read with mu alone
 		if form != toHolders && form != byHolder || !bytes.Equal(sealed[4:4+len(e.id)], e.id[:]) {
 			continue
 		}
