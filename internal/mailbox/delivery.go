@@ -429,7 +429,7 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		if err != nil {
 			return fmt.Errorf("note sent message: %w", err)
 		}
-		return nil
+		return m.gate.Begin(ctx, tx, a)
 	})
 	return holder, ok, err
 }

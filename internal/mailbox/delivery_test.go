@@ -444,7 +444,7 @@ func TestRateOfDestination(t *testing.T) {
 		if n := len(d.w.got); n != 3 {
 			t.Errorf("%d got it within the minute, want 3", n)
 		}
-		if a := d.state(last.ID); a.State != oversight.Approved || a.Attempts != 0 || !strings.Contains(a.Result, "waits: a.test got 3 messages in this minute") {
+		if a := d.state(last.ID); a.State != oversight.Approved || a.Attempts != 0 || !strings.Contains(a.Result, "waits: a.test gets no more than 3 messages a minute") {
 			t.Errorf("what waits is %s after %d attempts: %s", a.State, a.Attempts, a.Result)
 		}
 		d.exec(`update destination set window_at = 1`)
@@ -573,6 +573,30 @@ func TestWarmUp(t *testing.T) {
 	})
 }
 
+// verbs are what the audit says of an action, oldest first.
+func (d *delivering) verbs(action string) string {
+	var out []string
+	err := d.db.View(d.t.Context(), func(tx *store.Tx) error {
+		rows, err := tx.QueryContext(d.t.Context(), `select verb from audit_entry where object = $1 order by seq`, action)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var verb string
+			if err := rows.Scan(&verb); err != nil {
+				return err
+			}
+			out = append(out, verb)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return strings.Join(out, " ")
+}
+
 // TestSuspension: an inbox whose mail bounces stops, its neighbours do not, and
 // only a person lets it go on.
 func TestSuspension(t *testing.T) {
@@ -599,6 +623,10 @@ func TestSuspension(t *testing.T) {
 		if got := d.state(a.ID); got.State != oversight.Approved || !strings.Contains(got.Result, "suspended") || d.w.got["bob@a.test"] != 0 {
 			t.Errorf("while suspended: %s %q", got.State, got.Result)
 		}
+		waited := "action.propose action.execute action.defer" // once, however often it looks
+		if got := d.verbs(a.ID); got != waited {
+			t.Errorf("while suspended the audit has %q, want %q", got, waited)
+		}
 		_, neighbour, _ := d.fixture.inbox(t, "neighbour")
 		self := d.agent
 		d.agent = neighbour
@@ -624,6 +652,9 @@ func TestSuspension(t *testing.T) {
 		d.run(2)
 		if got := d.state(a.ID); got.State != oversight.Done {
 			t.Errorf("after it was lifted: %s %q", got.State, got.Result)
+		}
+		if got, want := d.verbs(a.ID), waited+" action.execute action.done"; got != want {
+			t.Errorf("after it was lifted the audit has %q, want %q", got, want)
 		}
 		// Several inboxes that send little, and all badly: the domain stops.
 		var agents []auth.Principal

@@ -58,9 +58,9 @@ func (m *PostOffice) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, no
 	case notBefore > store.Time(now):
 		wait, why = store.FromTime(notBefore), "waits: "+h.Name+" did not answer when it was last tried"
 	case using >= most:
-		wait, why = now.Add(2*time.Second), fmt.Sprintf("waits: there are %d conversations with %s already", using, h.Name)
+		wait, why = now.Add(2*time.Second), fmt.Sprintf("waits: %s has %d conversations with this server, and no more are begun", h.Name, most)
 	case rate > 0 && sent > 0 && sent+int64(n) > int64(rate):
-		wait, why = store.FromTime(window).Add(time.Minute), fmt.Sprintf("waits: %s got %d messages in this minute", h.Name, sent)
+		wait, why = store.FromTime(window).Add(time.Minute), fmt.Sprintf("waits: %s gets no more than %d messages a minute", h.Name, rate)
 	}
 	if !wait.IsZero() {
 		// Those that wait are put behind each other. Else all would come back at

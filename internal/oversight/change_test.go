@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -373,6 +374,59 @@ func TestRevise(t *testing.T) {
 		}
 		if _, err := revise(f.agent, a.ID, 0, p); !errors.Is(err, oversight.ErrTooLate) {
 			t.Errorf("revised when done: %v, want ErrTooLate", err)
+		}
+	})
+}
+
+// A watched effect notes the states that it is told of.
+type watched struct {
+	effect
+	told []oversight.State
+}
+
+func (w *watched) Moved(_ context.Context, _ *store.Tx, a oversight.Action) error {
+	w.told = append(w.told, a.State)
+	return nil
+}
+
+// TestWaits: what is looked at again and again and waits for the same reason is
+// told once, as its approval is; that it is executed in earnest is told, too.
+func TestWaits(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, allow)
+		w := &watched{}
+		f.gate.Handle("test.effect", w)
+		free := func(detail string) oversight.Outcome {
+			return oversight.Outcome{State: oversight.Approved, Free: true, Detail: detail}
+		}
+		w.outcomes = []oversight.Outcome{
+			free("suspended"), free("suspended"), free("suspended"), free("too many"), free("too many"),
+			{State: oversight.Approved, Detail: "greylisted"}, free("too many"), free("too many"),
+		}
+		a := f.propose("x")
+		f.drain()
+		got := f.state(a.ID)
+		if got.State != oversight.Done || got.Attempts != 2 || len(w.ran) != 9 {
+			t.Fatalf("%s after %d attempts, %d executions", got.State, got.Attempts, len(w.ran))
+		}
+		var verbs []string
+		var es []audit.Entry
+		err := db.View(t.Context(), func(tx *store.Tx) (err error) {
+			es, err = audit.List(t.Context(), tx, audit.Query{Project: got.Project, Object: a.ID})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range es {
+			verbs = append([]string{strings.TrimPrefix(e.Verb, "action.")}, verbs...)
+		}
+		if got, want := strings.Join(verbs, " "), "propose execute defer defer execute retry execute defer execute done"; got != want {
+			t.Errorf("the audit has\n%s, want\n%s", got, want)
+		}
+		want := []oversight.State{oversight.Approved, oversight.Executing, oversight.Approved, oversight.Executing, oversight.Done}
+		if !slices.Equal(w.told, want) {
+			t.Errorf("its executor was told %v, want %v", w.told, want)
 		}
 	})
 }

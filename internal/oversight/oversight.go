@@ -31,7 +31,8 @@
 // tell an action that is being executed from one that was left.
 //
 // Each move is one update that names the state and the version it moves from,
-// and one audit entry, in one transaction.
+// and one audit entry, in one transaction. Only what waits, and is looked at in
+// vain again and again for the same reason, has one entry for all of these.
 package oversight
 
 import (
@@ -182,7 +183,8 @@ type Outcome struct {
 	Detail string // for a person
 	After  time.Duration
 	// Free says, with Approved, that nothing was attempted at all: it does not
-	// count as an attempt, and the action can still be cancelled.
+	// count as an attempt, and the action can still be cancelled. While Detail
+	// stays the same the audit says once that it waits: put no counts in it.
 	Free bool
 }
 
@@ -211,7 +213,8 @@ type Recoverer interface {
 	Interrupted(ctx context.Context, tx *store.Tx, a Action) (Outcome, error)
 }
 
-// A Watcher is an [Executor] that wants to know of each move of its actions.
+// A Watcher is an [Executor] that wants to know of each move of its actions,
+// but for looks at one that waits and still does.
 // Moved is called in the transaction of the move, with the action as it is then
 // and without its payload. Its error undoes the move, but for the outcome of an
 // execution, which is recorded in any case.

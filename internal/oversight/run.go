@@ -311,7 +311,14 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		if _, err := tx.ExecContext(ctx, `update action set attempts = $1, lease = $2 where id = $3`, a.Attempts, store.Time(now.Add(leaseTime)), a.ID); err != nil {
 			return err
 		}
-		if err := audit.Append(ctx, tx, system(a), "action.execute", a.ID, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()}); err != nil {
+		// What waits is looked at again and again, every look the same: the
+		// attack is a thousand mails to a slow destination, which fill the audit
+		// until nobody reads it. The entry comes with the intent, if it comes to
+		// that, see [Gate.Begin].
+		if w, err := waits(ctx, tx, a.ID); err != nil || w {
+			return err
+		}
+		if err := executes(ctx, tx, a); err != nil {
 			return err
 		}
 		return g.moved(ctx, tx, a)
@@ -323,6 +330,34 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 	return a, release, nil
 }
 
+// waits reports whether the last execution of an action began nothing, and no
+// later one has begun anything yet.
+func waits(ctx context.Context, tx *store.Tx, id string) (bool, error) {
+	var n int
+	if err := tx.One(ctx, `select waits from action where id = $1`, []any{id}, &n); err != nil {
+		return false, fmt.Errorf("look at action %s: %w", id, err)
+	}
+	return n == 1, nil
+}
+
+func executes(ctx context.Context, tx *store.Tx, a Action) error {
+	return audit.Append(ctx, tx, system(a), "action.execute", a.ID, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
+}
+
+// Begin records that an action which waited is executed in earnest. An executor
+// whose outcomes can be free calls it, last, in the transaction that makes its
+// intent durable, as often as it likes; else the entry comes with the outcome.
+func (g *Gate) Begin(ctx context.Context, tx *store.Tx, a Action) error {
+	waited, err := tx.Changed(ctx, `update action set waits = 0 where id = $1 and version = $2 and waits = 1`, a.ID, a.Version)
+	if err != nil {
+		return fmt.Errorf("begin action %s: %w", a.ID, err)
+	}
+	if !waited {
+		return nil
+	}
+	return executes(ctx, tx, a)
+}
+
 // settle moves an executing action to what its execution brought, and tells the
 // executor if tell.
 func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, tell bool) error {
@@ -331,6 +366,17 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, te
 	if err := move(ctx, tx, a.ID, a.Version, Executing, o.State); err != nil {
 		return err
 	}
+	waited, err := waits(ctx, tx, a.ID)
+	if err != nil {
+		return err
+	}
+	free := o.State == Approved && o.Free
+	if waited && !free { // its executor did not say that it began
+		if err := executes(ctx, tx, a); err != nil {
+			return err
+		}
+	}
+	same := waited && free && a.Result == o.Detail
 	a.State, a.Version, a.Result, a.Due = o.State, a.Version+1, o.Detail, time.Time{}
 	if o.State == Approved {
 		verb, a.Due = "action.retry", stored(now.Add(o.After))
@@ -341,15 +387,22 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, te
 	if o.State.settled() {
 		a.Settled = stored(now)
 	}
-	_, err := tx.ExecContext(ctx, `update action set result = $1, not_before = $2, attempts = $3, settled_at = $4 where id = $5`,
-		a.Result, store.Time(a.Due), a.Attempts, store.Time(a.Settled), a.ID)
+	nowWaits := 0
+	if free {
+		nowWaits = 1
+	}
+	_, err = tx.ExecContext(ctx, `update action set result = $1, not_before = $2, attempts = $3, settled_at = $4, waits = $5 where id = $6`,
+		a.Result, store.Time(a.Due), a.Attempts, store.Time(a.Settled), nowWaits, a.ID)
 	if err != nil {
 		return fmt.Errorf("record result: %w", err)
+	}
+	if same {
+		return nil // it waits, as the audit says already
 	}
 	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"result": o.Detail}); err != nil {
 		return err
 	}
-	if !tell {
+	if !tell || free { // it is where it was: approved, which its executor has heard
 		return nil
 	}
 	return g.moved(ctx, tx, a)
