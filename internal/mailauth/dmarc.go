@@ -2,6 +2,7 @@ package mailauth
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,6 +56,11 @@ func findAuthor(ctx context.Context, ask *asker, m Message) author {
 		return a
 	}
 	a.tree = walk(ctx, ask, a.domain)
+	if errors.Is(a.tree.err, errManyLookups) {
+		// The attack: signatures and seals enough that nothing is left to ask
+		// for the policy with.
+		return author{why: errManyLookups.Err, many: true}
+	}
 	if r := a.tree.policy(); r != nil && r.domain != a.domain && r.np != "" {
 		a.absent = absent(ctx, ask, a.domain)
 	}
@@ -304,11 +310,22 @@ func aligned(ctx context.Context, ask *asker, a author, p proof) (bool, error) {
 	if a.tree.err != nil {
 		return false, a.tree.err
 	}
+	// The attack: a forged author beside a true proof of the forger's domain,
+	// whose servers fail when they are asked what it belongs to, so that the
+	// author's policy is not applied. Only what is in the author's organization
+	// can be of it.
+	org := a.tree.organization()
+	if p.domain != org && !strings.HasSuffix(p.domain, "."+org) {
+		return false, nil
+	}
 	t := walk(ctx, ask, p.domain)
+	if errors.Is(t.err, errManyLookups) {
+		return false, nil
+	}
 	if t.err != nil {
 		return false, t.err
 	}
-	return t.organization() == a.tree.organization(), nil
+	return t.organization() == org, nil
 }
 
 // top returns the last label of a domain: names below two of them are never of

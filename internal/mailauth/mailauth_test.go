@@ -149,6 +149,9 @@ func TestDMARC(t *testing.T) {
 	dns.Fail("flaky.example", true) // its policy too
 	dns.Add(t, `_dmarc.spfless.example. TXT "v=DMARC1; p=reject"`)
 	dns.Fail("mail.spfless.example", true)
+	dns.Add(t, `evil.example. TXT "v=spf1 ip4:192.0.2.1 -all"`)
+	dns.Fail("_dmarc.evil.example", true)
+	dns.Add(t, `silent.evil.example. TXT "v=spf1 ip4:192.0.2.1 -all"`)
 	v := newVerifier(t, dns)
 	deep := "a.b.c.d.e.f.g.h.i.j.good.example"
 	for _, tt := range []struct {
@@ -181,6 +184,8 @@ func TestDMARC(t *testing.T) {
 		{"policy cannot be asked for", "a@broken.example", "a@x.example", goodHost, "temperror "},
 		{"policy cannot be asked for, though it would pass", "a@half.example", "a@half.example", goodHost, "temperror "},
 		{"the proof cannot be asked for", "a@spfless.example", "a@mail.spfless.example", goodHost, "temperror "},
+		{"a forger whose own policy cannot be asked for", "a@good.example", "a@evil.example", goodHost, "fail reject"},
+		{"a forger below such a name", "a@good.example", "a@silent.evil.example", goodHost, "fail reject"},
 		{"a record that includes itself", "a@loop.example", "a@loop.example", goodHost, "fail reject"},
 		{"a name in letters of its own", "a@münchen.example", "a@xn--mnchen-3ya.example", goodHost, "pass "},
 		{"from this machine", "a@good.example", "a@x.example", netip.MustParseAddr("127.0.0.1"), "none "},
