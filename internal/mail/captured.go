@@ -84,7 +84,7 @@ func checkCapturedHeader(fields []field, inbox string) error {
 		}
 	}
 	for _, f := range fields {
-		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Return-Path") || f.is("Received") || f.is("Authentication-Results") || f.is("DKIM-Signature") {
+		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Return-Path") || f.is("Received") || f.is("Authentication-Results") || f.is("DKIM-Signature") || f.is("Postern-Statement") {
 			return fieldErr(f.name+" header", "is not allowed in a message that is sent from here")
 		}
 		if !utf8.ValidString(f.value) {

@@ -274,6 +274,7 @@ func TestFromCaptured(t *testing.T) {
 		{"Sender", inbox, head + "Sender: ceo@bank.example\n\nx\n", "Sender header", inbox},
 		{"Resent-From", inbox, head + "Resent-From: ceo@bank.example\n\nx\n", "Resent-From header", "not allowed"},
 		{"Resent-Bcc", inbox, head + "resent-bcc: ceo@bank.example\n\nx\n", "resent-bcc header", "not allowed"},
+		{"a statement of its own", inbox, head + "Postern-Statement: v=1\n\nx\n", "Postern-Statement header", "not allowed"},
 		{"DKIM", inbox, head + "DKIM-Signature: v=1\n\nx\n", "DKIM-Signature header", "not allowed"},
 		{"two To", inbox, head + "To: b@x.example\n\nx\n", "To header", "2 times"},
 		{"two Subject", inbox, head + "Subject: a\nSubject: b\n\nx\n", "Subject header", "2 times"},

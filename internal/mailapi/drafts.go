@@ -117,7 +117,7 @@ func (s *Server) createDraft(w http.ResponseWriter, r *http.Request, c caller) e
 	if err := k.May(mailbox.Propose); err != nil {
 		return err
 	}
-	done, err := s.begin(w, r)
+	done, err := s.begin(w, r, k.Inbox())
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (s *Server) updateDraft(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	done, err := s.begin(w, r)
+	done, err := s.begin(w, r, k.Inbox())
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (s *Server) draft(r *http.Request, c caller) (d mailbox.Draft, o mailbox.Ou
 }
 
 func (s *Server) getDraft(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (s *Server) getDraft(w http.ResponseWriter, r *http.Request, c caller) erro
 }
 
 func (s *Server) getDraftAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}
@@ -260,7 +260,7 @@ func (s *Server) sendDraft(w http.ResponseWriter, r *http.Request, c caller) err
 	if err != nil {
 		return err
 	}
-	done, err := s.begin(w, r)
+	done, err := s.begin(w, r, k.Inbox())
 	if err != nil {
 		return err
 	}

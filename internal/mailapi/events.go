@@ -32,9 +32,10 @@ const (
 // A crowd counts who waits. The attack: one key that opens connections until
 // nobody else can.
 type crowd struct {
-	mu  sync.Mutex
-	all int
-	by  map[string]int
+	mu      sync.Mutex
+	all     int
+	granted int // of them sockets of grants
+	by      map[string]int
 }
 
 // enter counts one more who waits for, or as, name, or returns [errCrowded].
@@ -54,6 +55,34 @@ func (c *crowd) enter(name string, most int) (leave func(), err error) {
 		if c.by[name]--; c.by[name] == 0 {
 			delete(c.by, name)
 		}
+	}), nil
+}
+
+// enterSocket is enter for a connection of c. The keys of one inbox count
+// together: each can make a hundred. So do all grants, which keys make too.
+func (c *crowd) enterSocket(who caller) (leave func(), err error) {
+	if who.Inbox != "" {
+		return c.enter("sockets of "+who.Inbox, maxEach)
+	}
+	leave, err = c.enter("sockets of "+who.ID, maxEach)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	full := c.granted >= maxWaiting/2
+	if !full {
+		c.granted++
+	}
+	c.mu.Unlock()
+	if full {
+		leave()
+		return nil, fmt.Errorf("at most %d of all grants at the same time: %w", maxWaiting/2, errCrowded)
+	}
+	return sync.OnceFunc(func() {
+		leave()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.granted--
 	}), nil
 }
 
@@ -227,7 +256,7 @@ func (s *Server) waitForMessages(w http.ResponseWriter, r *http.Request, c calle
 // not there any more.
 func (s *Server) arrived(ctx context.Context, c caller, k *mailbox.Key, es []event.Event) (out []mailbox.Message, err error) {
 	for _, e := range es {
-		m, _, err := s.post.Message(ctx, c.Principal, k, e.Object)
+		m, err := s.post.Listed(ctx, c.Principal, k, e.Object)
 		if errors.Is(err, store.ErrNotFound) {
 			continue
 		}

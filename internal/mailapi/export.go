@@ -18,9 +18,20 @@ var exportRoutes = []route{
 type patientWriter struct{ w http.ResponseWriter }
 
 func (p patientWriter) Write(b []byte) (int, error) {
-	_ = http.NewResponseController(p.w).SetWriteDeadline(time.Now().Add(time.Minute)) // not every connection has deadlines
+	_ = http.NewResponseController(p.w).SetWriteDeadline(time.Now().Add(10 * time.Second)) // not every connection has deadlines
 	return p.w.Write(b)
 }
+
+// patient bounds the time for an answer as a whole; what it returns takes the
+// bound off a connection that goes on.
+func patient(w http.ResponseWriter) (done func()) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(answerTime)) // not every connection has deadlines
+	return func() { _ = rc.SetWriteDeadline(time.Time{}) }
+}
+
+// answerTime is how long who reads a large answer may take for it.
+const answerTime = 5 * time.Minute
 
 func (s *Server) exportInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
@@ -34,12 +45,12 @@ func (s *Server) exportInbox(w http.ResponseWriter, r *http.Request, c caller) e
 		}
 		return err
 	}
-	select {
-	case s.exporting <- struct{}{}:
-		defer func() { <-s.exporting }()
-	case <-r.Context().Done():
-		return r.Context().Err()
+	done, err := s.exporting.Take(r.Context(), k.Inbox())
+	if err != nil {
+		return err
 	}
+	defer done()
+	defer patient(w)()
 	download(w, "application/mbox", k.Inbox()+".mbox")
 	out := bufio.NewWriterSize(patientWriter{w}, 64<<10)
 	_, err = s.post.Export(r.Context(), c.Principal, k, out)

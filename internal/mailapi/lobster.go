@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -151,9 +152,11 @@ func (s *Server) room(ctx context.Context, c caller) error {
 	if c.Kind != auth.Grant {
 		return nil
 	}
-	list, err := s.post.Inboxes(ctx, c.Principal)
-	if err == nil && len(list) >= maxAccountInboxes {
-		err = fmt.Errorf("this account has %d inboxes, which is the most: %w", len(list), auth.ErrForbidden)
+	// Those that it has deleted count until they are gone: each keeps an
+	// address, and a disk is full of them too.
+	n, err := s.post.Opens(ctx, c.ID)
+	if err == nil && n >= maxAccountInboxes {
+		err = fmt.Errorf("this account has %d inboxes, with those that it deleted in the last days, which is the most: %w", n, auth.ErrForbidden)
 	}
 	return err
 }
@@ -355,7 +358,7 @@ func (s *Server) lobsterPoll(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 func (s *Server) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}
@@ -373,7 +376,7 @@ func (s *Server) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) 
 // a key: so the address is the file itself (RFC 2397). Its type is none, since
 // the sender chose it.
 func (s *Server) lobsterAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}
@@ -427,7 +430,7 @@ func (s *Server) lobsterSend(w http.ResponseWriter, r *http.Request, c caller) e
 	if c.key == "" || c.Kind != auth.Agent && c.Kind != auth.Grant {
 		return fmt.Errorf("a %s does not send mail, only an inbox's key or a grant does: %w", c.Kind, auth.ErrForbidden)
 	}
-	done, err := s.begin(w, r)
+	done, err := s.begin(w, r, cmp.Or(c.Inbox, c.ID)) // which inbox, the body says
 	if err != nil {
 		return err
 	}
@@ -504,6 +507,9 @@ func (s *Server) lobsterThread(ctx context.Context, c caller, in lobsterDraft, o
 // is named, or of all that its token has a part in.
 func (s *Server) lobsterHooks(r *http.Request, c caller, inbox string) (auth.Principal, error) {
 	who := c.Principal
+	if c.Kind == auth.Agent && inbox == "" {
+		inbox = who.Inbox // the only one that it has, and its scope there counts
+	}
 	if inbox == "" {
 		return who, nil
 	}

@@ -26,7 +26,7 @@ func (s *Server) lobsterSocket(w http.ResponseWriter, r *http.Request, _ caller)
 	if err != nil {
 		return err
 	}
-	leave, err := s.crowd.enter("socket of "+c.ID, maxEach)
+	leave, err := s.crowd.enterSocket(c)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (k *socket) showLobster(ctx context.Context, e event.Event) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		m, _, err := k.s.post.Message(ctx, k.who.Principal, key, e.Object)
+		m, err := k.s.post.Listed(ctx, k.who.Principal, key, e.Object)
 		if errors.Is(err, store.ErrNotFound) {
 			return nil, nil // it is gone already
 		}

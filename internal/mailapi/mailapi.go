@@ -38,10 +38,9 @@ const (
 	maxSend = 36 << 20 // bytes of one that may: 25 MB in base64, and its text
 	// maxSending bounds the sends in progress, each of which holds a message
 	// several times in memory.
-	maxSending = 8
-	// maxReading bounds the large messages that are read at a time, each of
-	// which is in memory sealed, opened and decoded.
-	maxReading = 4
+	maxSending     = 8
+	maxSendingEach = 2 // of one inbox
+	maxExporting   = 4 // one of an inbox
 )
 
 // Server serves the routes. It is safe for concurrent use.
@@ -52,9 +51,8 @@ type Server struct {
 	post      *mailbox.PostOffice
 	domains   *domain.Registry
 	hooks     *webhook.Hooks
-	sending   chan struct{} // has room for maxSending
-	reading   chan struct{} // has room for maxReading
-	exporting chan struct{} // has room for two
+	sending   *mailbox.Turns
+	exporting *mailbox.Turns
 	crowd     crowd         // who waits for events
 	closing   chan struct{} // closed when waiting is to end
 	conf      Config
@@ -71,7 +69,7 @@ type Config struct {
 // New returns a server of the inboxes in post and the actions in gate.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, c Config) *Server {
 	return &Server{
-		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: make(chan struct{}, maxSending), reading: make(chan struct{}, maxReading), exporting: make(chan struct{}, 2),
+		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: mailbox.NewTurns(maxSending, maxSendingEach), exporting: mailbox.NewTurns(maxExporting, 1),
 		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: rate.NewLimiter(rate.Every(6*time.Second), 20),
 	}
 }

@@ -120,7 +120,7 @@ type parsedJSON struct {
 }
 
 func (s *Server) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}
@@ -147,14 +147,21 @@ func parsedOf(m mailbox.Message, raw []byte) parsedJSON {
 	return out
 }
 
-// read waits until a message may be read as a whole; call done after it.
-func (s *Server) read(r *http.Request) (done func(), err error) {
-	select {
-	case s.reading <- struct{}{}:
-		return func() { <-s.reading }, nil
-	case <-r.Context().Done():
-		return nil, r.Context().Err()
+// read waits until a message of the inbox that the request names may be read as
+// a whole; call done after it.
+func (s *Server) read(w http.ResponseWriter, r *http.Request, c caller) (done func(), err error) {
+	b, err := s.own(r, c)
+	if err != nil {
+		return nil, err
 	}
+	leave, err := s.post.Reading(r.Context(), b.ID)
+	if err != nil {
+		return nil, err
+	}
+	// The attack: who asks for a large message and never reads it, and keeps the
+	// place of somebody else.
+	free := patient(w)
+	return func() { free(); leave() }, nil
 }
 
 // download makes an answer something to keep, which no browser shows as a page
@@ -173,7 +180,7 @@ func download(w http.ResponseWriter, contentType, name string) {
 }
 
 func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}
@@ -188,7 +195,7 @@ func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error 
 }
 
 func (s *Server) getAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}

@@ -99,7 +99,7 @@ func (s *Server) listHeld(w http.ResponseWriter, r *http.Request, c caller) erro
 // getHeld shows what is held to whoever has the inbox's key, and only as an
 // agent should read it: there is no text here as it came.
 func (s *Server) getHeld(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(r)
+	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
 	}

@@ -126,15 +126,14 @@ func idempotencyKey(h http.Header) (string, error) {
 }
 
 // begin makes room for one more request with a large body, until done is called.
-func (s *Server) begin(w http.ResponseWriter, r *http.Request) (done func(), err error) {
-	select {
-	case s.sending <- struct{}{}:
-	case <-r.Context().Done():
-		return nil, r.Context().Err()
+func (s *Server) begin(w http.ResponseWriter, r *http.Request, inbox string) (done func(), err error) {
+	done, err = s.sending.Take(r.Context(), inbox)
+	if err != nil {
+		return nil, err
 	}
 	// The attack: bodies that trickle in and keep the others waiting.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Minute)) // not every connection has deadlines
-	return func() { <-s.sending }, nil
+	return done, nil
 }
 
 func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -142,7 +141,7 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err != nil {
 		return err
 	}
-	done, err := s.begin(w, r)
+	done, err := s.begin(w, r, b.ID)
 	if err != nil {
 		return err
 	}
@@ -182,7 +181,7 @@ func (s *Server) about(w http.ResponseWriter, r *http.Request, c caller, in any,
 	if err != nil {
 		return err
 	}
-	done, err := s.begin(w, r)
+	done, err := s.begin(w, r, k.Inbox())
 	if err != nil {
 		return err
 	}
@@ -214,10 +213,11 @@ func (s *Server) revise(w http.ResponseWriter, r *http.Request, c caller) error 
 	if err != nil {
 		return err
 	}
-	if _, err := s.gate.Action(r.Context(), who, id); err != nil {
+	a, err := s.gate.Action(r.Context(), who, id)
+	if err != nil {
 		return err
 	}
-	done, err := s.begin(w, r)
+	done, err := s.begin(w, r, a.Inbox)
 	if err != nil {
 		return err
 	}

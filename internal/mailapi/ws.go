@@ -106,10 +106,11 @@ func (s *Server) serveSocket(w http.ResponseWriter, r *http.Request, _ caller) e
 		if c, err = s.byKey(r); err != nil {
 			return err
 		}
-		if _, err := s.own(r, c); err != nil {
+		b, err := s.own(r, c)
+		if err != nil {
 			return err
 		}
-		name = "socket of " + c.ID
+		name = "sockets of " + b.ID
 	}
 	leave, err := s.crowd.enter(name, most)
 	if err != nil {
@@ -149,8 +150,12 @@ func (s *Server) converse(ctx context.Context, r *http.Request, k *socket, stran
 		if err != nil {
 			return err
 		}
+		b, err := s.own(r, k.who)
+		if err != nil {
+			return err
+		}
 		leave() // it is no stranger any more
-		mine, err := s.crowd.enter("socket of "+k.who.ID, maxEach)
+		mine, err := s.crowd.enter("sockets of "+b.ID, maxEach)
 		if err != nil {
 			return err
 		}

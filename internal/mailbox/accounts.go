@@ -55,3 +55,15 @@ func (m *PostOffice) Made(ctx context.Context, credential string) (t time.Time, 
 	})
 	return t, err
 }
+
+// Opens returns of how many inboxes a credential has a part, with those that are
+// deleted and not gone yet.
+func (m *PostOffice) Opens(ctx context.Context, credential string) (n int, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select count(*) from inbox_key where credential_id = $1`, []any{credential}, &n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count inboxes of %s: %w", credential, err)
+	}
+	return n, nil
+}

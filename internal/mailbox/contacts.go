@@ -45,12 +45,11 @@ func (m *PostOffice) Contacts(ctx context.Context, who auth.Principal, k *Key, f
 	if err != nil {
 		return nil, false, fmt.Errorf("list contacts: %w", err)
 	}
-	select {
-	case m.searching <- struct{}{}:
-		defer func() { <-m.searching }()
-	case <-ctx.Done():
-		return nil, false, ctx.Err()
+	done, err := m.searching.Take(ctx, k.inbox)
+	if err != nil {
+		return nil, false, err
 	}
+	defer done()
 	defer m.touch()
 	if err := m.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
 		return nil, false, fmt.Errorf("list contacts: %w", err)

@@ -308,6 +308,16 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 	return b, ds, err
 }
 
+// unqueue forgets the recipients of an action that was put off before anything
+// was sent, and is now about another message: each is known by its place among
+// those of the message that there was.
+func (m *PostOffice) unqueue(ctx context.Context, tx *store.Tx, action string) error {
+	if _, err := tx.ExecContext(ctx, `delete from delivery where action_id = $1`, action); err != nil {
+		return fmt.Errorf("forget deliveries of %s: %w", action, err)
+	}
+	return nil
+}
+
 // batches groups those who are due by destination and copy.
 func (m *PostOffice) batches(ctx context.Context, env mail.Envelope, ds []Delivery) (out []batch) {
 	hidden := map[string]bool{}
@@ -528,6 +538,17 @@ func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Actio
 	for i, r := range results {
 		d := x.to[i]
 		d.Attempts++
+		// The attack on writing it down as it is: this program stood still, was
+		// taken for dead, and another has sent it since. Its word stays, or the
+		// recipient is written to once more.
+		ours, err := tx.Changed(ctx, `update delivery set asked = asked where action_id = $1 and n = $2 and attempts = $3 and (state = 'sending' or $4 = 1)`,
+			a.ID, d.n, d.Attempts, flag(r.Outcome == mail.Accepted))
+		if err != nil {
+			return fmt.Errorf("record delivery: %w", err)
+		}
+		if !ours {
+			continue
+		}
 		if d.First.IsZero() {
 			d.First = now
 		}

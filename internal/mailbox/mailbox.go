@@ -93,8 +93,9 @@ type PostOffice struct {
 	touched atomic.Int64 // when mail was last open, in Unix nanoseconds
 	removed atomic.Bool  // since the database was last made to forget
 
-	searching        chan struct{} // has room for maxSearching
-	foldMin, foldMax int           // messages, see index.go; a test makes them small
+	searching        *Turns
+	reading          *Turns
+	foldMin, foldMax int // messages, see index.go; a test makes them small
 
 	mu   sync.Mutex      // guards lent
 	lent map[string]loan // by sandbox id; in memory only, gone with the process
@@ -111,7 +112,7 @@ var (
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
 	cfg.Delivery.fill()
-	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), searching: make(chan struct{}, maxSearching), foldMin: foldMin, foldMax: foldMax, lent: map[string]loan{}}
+	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), searching: NewTurns(maxSearching, maxSearchingEach), reading: NewTurns(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax, lent: map[string]loan{}}
 	gate.Handle(SendKind, m)
 	return m
 }

@@ -488,6 +488,24 @@ func (m *PostOffice) scan(row func(...any) error, k *Key) (Message, error) {
 	return msg, json.Unmarshal(summary, &msg.Summary)
 }
 
+// Listed returns what a list shows of one message of the inbox that k opens,
+// without reading its bytes. It returns an error that wraps [store.ErrNotFound]
+// if there is none.
+func (m *PostOffice) Listed(ctx context.Context, who auth.Principal, k *Key, id string) (msg Message, err error) {
+	if err := mayOpen(who, k.inbox); err != nil {
+		return Message{}, err
+	}
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		row := tx.QueryRowContext(ctx, `select `+messageColumns+` from message m where m.id = $1 and m.inbox_id = $2`, id, k.inbox)
+		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(dest...)) }, k)
+		return err
+	})
+	if err != nil {
+		return Message{}, fmt.Errorf("message %s: %w", id, err)
+	}
+	return msg, nil
+}
+
 // Message returns one message of the inbox that k opens, and its bytes. It
 // returns an error that wraps [store.ErrNotFound] if there is none.
 func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *Key, id string) (msg Message, raw []byte, err error) {

@@ -34,7 +34,8 @@ type Found struct {
 const (
 	// maxSearching bounds the searches at a time, each of which has some
 	// segments in memory.
-	maxSearching = 4
+	maxSearching     = 4
+	maxSearchingEach = 2 // of them in one inbox
 	// foldTime is how long a search folds before it looks.
 	foldTime = time.Second
 	// maxRequired is how many messages with a label are found by the label.
@@ -62,12 +63,11 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *Key, s S
 	if err != nil {
 		return Found{}, fmt.Errorf("%w: q: %w", ErrInvalid, err)
 	}
-	select {
-	case m.searching <- struct{}{}:
-		defer func() { <-m.searching }()
-	case <-ctx.Done():
-		return Found{}, ctx.Err()
+	done, err := m.searching.Take(ctx, k.inbox)
+	if err != nil {
+		return Found{}, err
 	}
+	defer done()
 	defer m.touch()
 	if err := m.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)

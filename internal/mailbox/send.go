@@ -144,7 +144,9 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 		if how.action != "" {
 			reader := who
 			reader.Inbox = b.ID
-			out.Action, err = m.gate.Revise(ctx, tx, reader, how.action, how.version, p)
+			if out.Action, err = m.gate.Revise(ctx, tx, reader, how.action, how.version, p); err == nil {
+				err = m.unqueue(ctx, tx, how.action)
+			}
 		} else {
 			out.Action, err = m.gate.Propose(ctx, tx, who, p)
 		}

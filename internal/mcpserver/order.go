@@ -77,7 +77,7 @@ func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (reply, e
 	}
 	var named []mailbox.Message
 	if prefix == "msg_" {
-		m, _, err := s.post.Message(ctx, c.who, k, in.ID)
+		m, err := s.post.Listed(ctx, c.who, k, in.ID)
 		if err != nil {
 			return reply{}, err
 		}
@@ -90,6 +90,11 @@ func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (reply, e
 	if err != nil {
 		return reply{}, err
 	}
+	done, err := s.post.Reading(ctx, k.Inbox())
+	if err != nil {
+		return reply{}, err
+	}
+	defer done()
 	f := scan.NewFence()
 	d := threadData{Notice: f.Notice(), ThreadID: in.ID, LeftOut: max(0, len(ms)-maxThread), Messages: []messageData{}}
 	var b strings.Builder

@@ -179,6 +179,11 @@ func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply, 
 	if err != nil {
 		return reply{}, err
 	}
+	done, err := s.post.Reading(ctx, k.Inbox())
+	if err != nil {
+		return reply{}, err
+	}
+	defer done()
 	m, raw, err := s.post.Message(ctx, c.who, k, in.ID)
 	if err != nil {
 		return reply{}, err

@@ -107,7 +107,7 @@ type Config struct {
 	MaxRecipients   int           // of one message; zero means [mail.MaxRecipients]
 	MaxConnections  int           // at the same time, at each door to the outside; zero means 200
 	MaxPerHost      int           // of those, from one address; zero means 50
-	MaxBufferBytes  int64         // octets of messages being received at the same time; zero means 512 MiB
+	MaxBufferBytes  int64         // octets of messages being received at the same time, a quarter of it from one sender; zero means 512 MiB
 	IdleTimeout     time.Duration // for the next command or the next piece of a message; zero means 5 minutes
 	DataTimeout     time.Duration // for one whole message; zero means 10 minutes
 	HandTimeout     time.Duration // for each call of the functions above; zero means 1 minute
@@ -119,6 +119,7 @@ type Server struct {
 	cfg Config
 
 	buffered atomic.Int64        // octets of messages being received now
+	shares   shares              // of them, whose
 	handled  *semaphore.Weighted // octets of large messages being handed over now
 	pausing  atomic.Int64        // conversations in a tarpit
 	guesses  *tarpit             // at credentials

@@ -767,3 +767,64 @@ func TestHandedOver(t *testing.T) {
 	}
 	leave()
 }
+
+// TestBufferIsShared: who sends large messages slowly keeps nobody else's out.
+func TestBufferIsShared(t *testing.T) {
+	b := &box{}
+	s := newServer(t, b, func(c *Config) { c.MaxBufferBytes = 4 << 20 })
+	s.tarLocal = true // this machine is a stranger
+	addr := serve(t, s)
+	begin := func() *client {
+		c := dial(t, addr)
+		c.reply()
+		for _, line := range []string{"EHLO x.example", "MAIL FROM:<a@x.example>", "RCPT TO:<" + inbox + ">", "DATA"} {
+			fmt.Fprintf(c, "%s\r\n", line)
+			c.reply()
+		}
+		return c
+	}
+	line := strings.Repeat("x", 98) + "\r\n"
+	slow := begin()
+	fmt.Fprintf(slow, "Subject: slow\r\n\r\n%s", strings.Repeat(line, 3000))
+	for end := time.Now().Add(30 * time.Second); s.buffered.Load() < 300_000; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d octets are held", s.buffered.Load())
+		}
+	}
+	more := begin()
+	fmt.Fprintf(more, "Subject: more\r\n\r\n%s.\r\n", strings.Repeat(line, 9000))
+	if r := more.reply(); !strings.HasPrefix(r, "452 4.3.1") {
+		t.Errorf("one sender's second message: %q, want 452 4.3.1", r)
+	}
+	// A sandbox is another sender.
+	ours, theirs := net.Pipe()
+	go s.ServeConn(t.Context(), auth.Principal{Kind: auth.Sandbox, ID: "sbx"}, netip.AddrPort{}, ours, nil)
+	c := &client{t, theirs, bufio.NewReader(theirs)}
+	if err := theirs.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	c.reply()
+	for _, l := range []string{"EHLO x", "MAIL FROM:<" + inbox + ">", "RCPT TO:<bob@b.example>", "DATA"} {
+		fmt.Fprintf(c, "%s\r\n", l)
+		c.reply()
+	}
+	fmt.Fprintf(c, "From: %s\r\nTo: bob@b.example\r\nSubject: s\r\n\r\n%s.\r\n", inbox, strings.Repeat(line, 1000))
+	if r := c.reply(); !strings.HasPrefix(r, "250") {
+		t.Errorf("another sender's: %q", r)
+	}
+	theirs.Close()
+	fmt.Fprintf(slow, ".\r\n")
+	if r := slow.reply(); !strings.HasPrefix(r, "250") {
+		t.Errorf("the slow one: %q", r)
+	}
+	for end := time.Now().Add(30 * time.Second); s.buffered.Load() != 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d octets are still counted", s.buffered.Load())
+		}
+	}
+	s.shares.mu.Lock()
+	defer s.shares.mu.Unlock()
+	if len(s.shares.by) != 0 {
+		t.Errorf("left are %v", s.shares.by)
+	}
+}

@@ -263,7 +263,11 @@ func (s *Server) enter(ctx context.Context, size int64) (leave func(), err error
 // shorter than it was sent.)
 func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 	held := int64(0)
-	release = func() { ses.s.buffered.Add(-held) }
+	whose := ses.whose()
+	release = func() {
+		ses.s.buffered.Add(-held)
+		ses.s.shares.add(whose, -held)
+	}
 	var buf bytes.Buffer
 	// go-smtp fills the whole of what it is given before it returns. Octet by
 	// octet a bare CR is seen at once, and not when a sender, which believes
@@ -281,7 +285,10 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 			buf.WriteByte(c)
 			if more := int64(buf.Cap()) - held; more > 0 {
 				held += more
-				if ses.s.buffered.Add(more) > ses.s.cfg.MaxBufferBytes {
+				mine := ses.s.shares.add(whose, more)
+				// The attack: one machine, or one sandbox, that sends a few large
+				// messages slowly, and nobody else's mail is taken meanwhile.
+				if ses.s.buffered.Add(more) > ses.s.cfg.MaxBufferBytes || whose != "" && mine > ses.s.cfg.MaxBufferBytes/4 {
 					return nil, release, reply(452, smtp.EnhancedCode{4, 3, 1}, "too much mail at once, try again later")
 				}
 			}
@@ -305,6 +312,40 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 			return nil, release, reply(451, smtp.EnhancedCode{4, 4, 2}, "message was not received to its end")
 		}
 	}
+}
+
+// whose returns under whose name a message is counted while it is received, or
+// nothing for a mail server on this machine, which brings everybody's.
+func (ses *session) whose() string {
+	switch k := ses.link; {
+	case k.captured:
+		return k.who.String()
+	case !ses.submits() && isLoopback(k.RemoteAddr()) && !ses.s.tarLocal:
+		return ""
+	default:
+		return host(k.RemoteAddr())
+	}
+}
+
+// shares are octets by whose they are. They are safe for concurrent use.
+type shares struct {
+	mu sync.Mutex
+	by map[string]int64
+}
+
+// add adds n to what whose has, and returns it.
+func (s *shares) add(whose string, n int64) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.by == nil {
+		s.by = map[string]int64{}
+	}
+	s.by[whose] += n
+	sum := s.by[whose]
+	if sum == 0 {
+		delete(s.by, whose)
+	}
+	return sum
 }
 
 func (ses *session) deliver(env mail.Envelope, raw []byte) error {
