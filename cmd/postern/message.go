@@ -176,7 +176,7 @@ func messageCommand() *command {
 				if err := printMessages(out, list.Messages, list.Next != ""); err != nil || len(list.Messages) == 0 {
 					return err
 				}
-				_, err := fmt.Fprintln(out, "They look like attacks, and are not in the inbox. Only a person lets them in: postern quarantine, or the console.")
+				_, err := fmt.Fprintln(out, "They look like attacks, or their senders are not proved, and are not in the inbox. Only a person lets them in: postern quarantine, or the console.")
 				return err
 			}),
 			"export": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {

@@ -185,6 +185,19 @@ type inboxPage struct {
 	Suspended *mailbox.Suspension // nil while it sends
 }
 
+// quota says what is left of a limit: its name is for programs.
+func quota(q mailbox.Quota) string {
+	_, what, _ := strings.Cut(q.Name, "-")
+	window, unit, _ := strings.Cut(what, "-")
+	switch unit {
+	case "":
+		unit = "emails"
+	case "bytes":
+		return fmt.Sprintf("%s of %s a %s left", short(q.Left), short(q.Limit), window)
+	}
+	return fmt.Sprintf("%d of %d %s a %s left", q.Left, q.Limit, unit, window)
+}
+
 // A limitField is one limit in a form: 0 is the server's own, -1 is none.
 type limitField struct {
 	Name, Label string

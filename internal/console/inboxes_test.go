@@ -85,11 +85,11 @@ func TestInboxPages(t *testing.T) {
 	}
 
 	// What it may send.
-	limits := url.Values{"minute": {"7"}, "hour": {"0"}, "day": {"-1"}, "recipients": {"0"}, "bytes": {"0"}}
+	limits := url.Values{"minute": {"7"}, "hour": {"0"}, "day": {"-1"}, "recipients": {"9"}, "bytes": {"3145728"}}
 	if a := f.submit(page+"/limits", limits); a.status != http.StatusSeeOther {
 		t.Errorf("limits: %d %s", a.status, a.body)
 	}
-	contains(t, "the limited inbox", f.get(page).body, "inbox-minute: 7 of 7 left", `name="day" value="-1"`)
+	contains(t, "the limited inbox", f.get(page).body, "7 of 7 emails a minute left", "9 of 9 recipients a day left", "3 MiB of 3 MiB a day left", `name="day" value="-1"`)
 	limits.Set("minute", "-2")
 	if a := f.submit(page+"/limits", limits); a.status != http.StatusBadRequest {
 		t.Errorf("a limit that is none: %d", a.status)

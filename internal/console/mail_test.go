@@ -44,6 +44,21 @@ func TestQuarantine(t *testing.T) {
 	}
 	contains(t, "the queue", f.get("/console/").body, "1 message that arrived is held in quarantine")
 	contains(t, "the quarantine", f.get("/console/quarantine").body, "analyst@agents.test", "DMARC fail", "SPF softfail", "could not be proved", "/console/quarantine/"+id+"/release")
+	err := f.post.Receive(t.Context(), mailbox.Arrival{
+		Envelope: mail.Envelope{From: "eve@evil.example", To: []string{f.inbox.Address}, Raw: []byte("Subject: from nobody\r\n\r\nx\r\n")},
+		Auth:     mail.Results{DMARC: mail.Check{Result: "permerror"}, Policy: "quarantine"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "the quarantine with one from nobody", f.get("/console/quarantine").body, "DMARC permerror", "does not name one sender")
+	held, _, err := f.post.Quarantine(t.Context(), f.person, "", "", 0)
+	if err != nil || len(held) != 2 {
+		t.Fatalf("held: %d, %v", len(held), err)
+	}
+	if a := f.submit("/console/quarantine/"+held[0].ID+"/drop", url.Values{}); a.status != http.StatusSeeOther {
+		t.Errorf("drop: %d", a.status)
+	}
 	if a := f.submit("/console/quarantine/"+id+"/release", url.Values{}); a.status != http.StatusSeeOther {
 		t.Errorf("release: %d", a.status)
 	}

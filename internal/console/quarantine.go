@@ -23,6 +23,18 @@ type heldMessage struct {
 // Percent is the score as people read it.
 func (h heldMessage) Percent() int { return int(h.Score*100 + 0.5) }
 
+// Because says why it is held.
+func (h heldMessage) Because() string {
+	switch {
+	case h.Reason != mailbox.ForPolicy:
+		return fmt.Sprintf("it looks like an attack by %d of 100", h.Percent())
+	case h.Checks["dmarc"] == "permerror": // there is no domain that asks for anything
+		return "it does not name one sender in its From field, so that nothing of it could be proved"
+	default:
+		return "the sender could not be proved, and the domain that it names asks for that"
+	}
+}
+
 // A found is a category that a scan found, with its weight.
 type found struct {
 	Words   string

@@ -134,7 +134,7 @@ func classify(err error) (code, detail string) {
 	case errors.Is(err, oversight.ErrTooLate):
 		return "too_late", detail
 	case errors.Is(err, mailbox.ErrDuplicate):
-		return "duplicate", detail
+		return "duplicate", detail + " (allow_duplicate: true)"
 	case errors.Is(err, mailbox.ErrIdempotency):
 		return "idempotency_key_reused", detail
 	case errors.Is(err, mailbox.ErrLimit):

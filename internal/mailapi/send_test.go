@@ -54,7 +54,7 @@ func TestDuplicate(t *testing.T) {
 		path := "/v1/inboxes/" + f.a.ID + "/messages"
 		first := f.do(t, "key a", "POST", path, draft)
 		got := f.do(t, "key a", "POST", path, draft)
-		if got.code != 409 || got.field(t, "error") != "duplicate" || got.field(t, "id") != first.field(t, "id") {
+		if got.code != 409 || got.field(t, "error") != "duplicate" || got.field(t, "id") != first.field(t, "id") || !strings.Contains(got.field(t, "detail"), "allow_duplicate") {
 			t.Errorf("the same: %d %s", got.code, got.body)
 		}
 		got = f.do(t, "key a", "POST", path, strings.Replace(draft, "{", `{"allow_duplicate":true,`, 1))

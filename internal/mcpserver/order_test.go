@@ -36,7 +36,7 @@ func TestOrder(t *testing.T) {
 	if len(ids) != 3 || len(found("nothing-such")) != 0 {
 		t.Fatalf("found %v", ids)
 	}
-	if r := call(t, cs, "email_search", args{"q": "form:bob"}); !r.isErr || !strings.Contains(r.text, "form:bob") {
+	if r := call(t, cs, "email_search", args{"q": "form:bob"}); !r.isErr || !strings.HasPrefix(r.text, `q: term "form:bob"`) {
 		t.Errorf("a term that is none: %+v", r)
 	}
 	r := call(t, cs, "email_thread_get", args{"id": ids[2]})

@@ -273,7 +273,7 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, mailbox.ErrNoInbox),
 		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, mailbox.ErrLimit), errors.Is(err, oversight.ErrTooLate),
 		errors.Is(err, errBusy), errors.Is(err, oversight.ErrFull), errors.Is(err, store.ErrNotFound):
-		return strings.TrimPrefix(err.Error(), errArgument.Error()+": ")
+		return strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), mailbox.ErrInvalid.Error()+": ")
 	case errors.Is(err, mailbox.ErrDuplicate):
 		return err.Error() + " (allowDuplicate: true)"
 	case ctx.Err() != nil:
