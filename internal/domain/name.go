@@ -23,7 +23,7 @@ var profile = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.Stric
 func ASCII(name string) (string, error) {
 	name = strings.TrimSuffix(strings.TrimSpace(name), ".")
 	if name == "" {
-		return "", fmt.Errorf("%w: domain: is missing", ErrInvalid)
+		return "", fmt.Errorf("%w: domain: is empty, and so not a domain name", ErrInvalid)
 	}
 	if len(name) > 253 { // before the work that it would make
 		return "", fmt.Errorf("%w: %s: is longer than 253 octets", ErrInvalid, mail.Printable(name, 60))
