@@ -6,10 +6,12 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"errors"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"postern/internal/store"
@@ -23,13 +25,40 @@ const PostgresVar = "POSTERN_TEST_POSTGRES"
 // SQLite returns a database in a temporary directory.
 func SQLite(t testing.TB) *store.DB {
 	t.Helper()
-	db, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "postern.db"))
+	file, err := migrated()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "postern.db")
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	db, err := store.Open(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { db.Close() })
 	return db
 }
+
+// migrated returns the file of an empty database. The migrations run once for
+// all tests of a package: with the race detector they take a second.
+var migrated = sync.OnceValues(func() (file []byte, err error) {
+	dir, err := os.MkdirTemp("", "postern-storetest-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	path := filepath.Join(dir, "postern.db")
+	db, err := store.Open(context.Background(), path)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Close(); err != nil { // with which its write-ahead log is in the file
+		return nil, err
+	}
+	return os.ReadFile(path)
+})
 
 // Each runs fn once on SQLite and once on PostgreSQL, so that both obey the
 // same rules.
