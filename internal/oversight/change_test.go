@@ -400,8 +400,14 @@ func TestWaits(t *testing.T) {
 			return oversight.Outcome{State: oversight.Approved, Free: true, Detail: detail}
 		}
 		w.outcomes = []oversight.Outcome{
-			free("suspended"), free("suspended"), free("suspended"), free("too many"), free("too many"),
-			{State: oversight.Approved, Detail: "greylisted"}, free("too many"), free("too many"),
+			free("suspended"),
+			free("suspended"),
+			free("suspended"),
+			free("too many"),
+			free("too many"),
+			{State: oversight.Approved, Detail: "greylisted"},
+			free("too many"),
+			free("too many"),
 		}
 		a := f.propose("x")
 		f.drain()
