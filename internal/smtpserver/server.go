@@ -118,13 +118,16 @@ type Server struct {
 	log *slog.Logger
 	cfg Config
 
-	buffered atomic.Int64        // octets of messages being received now
-	shares   shares              // of them, whose
-	handled  *semaphore.Weighted // octets of large messages being handed over now
-	pausing  atomic.Int64        // conversations in a tarpit
-	guesses  *tarpit             // at credentials
-	names    *tarpit             // at recipients
-	tarLocal bool                // recipients that this machine names are guesses, too; for tests
+	buffered atomic.Int64 // octets of messages being received now
+	shares   shares       // of them, whose
+	// Octets of large messages being handed over now. The attack: strangers whose
+	// DNS is slow to say who they are, and no agent's own large mail is taken.
+	brought, proposed *semaphore.Weighted
+
+	pausing  atomic.Int64 // conversations in a tarpit
+	guesses  *tarpit      // at credentials
+	names    *tarpit      // at recipients
+	tarLocal bool         // recipients that this machine names are guesses, too; for tests
 	stopping chan struct{}
 
 	mu      sync.Mutex
@@ -170,7 +173,7 @@ func New(log *slog.Logger, cfg Config) (*Server, error) {
 		cfg.MaxPerHost = 50
 	}
 	return &Server{
-		log: log, cfg: cfg, handled: semaphore.NewWeighted(maxHandled), guesses: newTarpit(time.Minute), names: newTarpit(20 * time.Second), stopping: make(chan struct{}),
+		log: log, cfg: cfg, brought: semaphore.NewWeighted(maxHandled), proposed: semaphore.NewWeighted(maxHandled), guesses: newTarpit(time.Minute), names: newTarpit(20 * time.Second), stopping: make(chan struct{}),
 		links: map[*link]bool{}, servers: map[*smtp.Server]bool{},
 	}, nil
 }

@@ -748,21 +748,25 @@ func TestHandedOver(t *testing.T) {
 	b := &box{}
 	s := newServer(t, b, func(c *Config) { c.HandTimeout = 100 * time.Millisecond })
 	ctx := t.Context()
-	first, err := s.enter(ctx, maxHandled-smallMessage)
+	first, err := s.enter(ctx, s.brought, maxHandled-smallMessage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.enter(ctx, 2*smallMessage); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := s.enter(ctx, s.brought, 2*smallMessage); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("no room: %v, want %v", err, context.DeadlineExceeded)
 	}
-	leave, err := s.enter(ctx, smallMessage)
+	leave, err := s.enter(ctx, s.brought, smallMessage)
 	if err != nil {
 		t.Errorf("a small one: %v", err)
 	} else {
 		leave()
 	}
+	if leave, err = s.enter(ctx, s.proposed, 2*smallMessage); err != nil { // an agent's own
+		t.Fatal(err)
+	}
+	leave()
 	first()
-	if leave, err = s.enter(ctx, 2*maxHandled); err != nil { // larger than all of it: alone
+	if leave, err = s.enter(ctx, s.brought, 2*maxHandled); err != nil { // larger than all of it: alone
 		t.Fatal(err)
 	}
 	leave()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/emersion/go-sasl"
 	"github.com/emersion/go-smtp"
+	"golang.org/x/sync/semaphore"
 
 	"postern/internal/mail"
 )
@@ -215,7 +216,11 @@ func (ses *session) Data(r io.Reader) error {
 	if tooMany {
 		return reply(550, smtp.EnhancedCode{5, 5, 3}, "RCPT TO: more than %d recipients, nothing was sent", ses.s.cfg.MaxRecipients)
 	}
-	leave, err := ses.s.enter(ses.link.ctx, int64(len(raw)))
+	room := ses.s.brought
+	if ses.link.captured || ses.submits() {
+		room = ses.s.proposed
+	}
+	leave, err := ses.s.enter(ses.link.ctx, room, int64(len(raw)))
 	if err != nil {
 		return errTemporary
 	}
@@ -232,27 +237,28 @@ func (ses *session) Data(r io.Reader) error {
 }
 
 const (
-	// maxHandled bounds the messages larger than smallMessage that are handed
-	// over at the same time, in octets: each is copied several times while it
-	// is judged, cleaned and sealed.
+	// maxHandled bounds the messages larger than smallMessage that other servers
+	// have brought and that are handed over at the same time, in octets, and as
+	// many of those that agents propose: each is copied several times while it is
+	// judged, cleaned and sealed.
 	maxHandled = 128 << 20
 	// smallMessage is how many octets a message has that need not wait.
 	smallMessage = 1 << 20
 )
 
-// enter waits until there is room to hand over a message of so many octets. It
-// ends with ctx or after HandTimeout: then its sender keeps it.
-func (s *Server) enter(ctx context.Context, size int64) (leave func(), err error) {
+// enter waits until room has place for a message of so many octets. It ends
+// with ctx or after HandTimeout: then its sender keeps it.
+func (s *Server) enter(ctx context.Context, room *semaphore.Weighted, size int64) (leave func(), err error) {
 	if size <= smallMessage {
 		return func() {}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.HandTimeout)
 	defer cancel()
 	size = min(size, maxHandled)
-	if err := s.handled.Acquire(ctx, size); err != nil {
+	if err := room.Acquire(ctx, size); err != nil {
 		return nil, fmt.Errorf("wait to hand message over: %w", err)
 	}
-	return func() { s.handled.Release(size) }, nil
+	return func() { room.Release(size) }, nil
 }
 
 // read reads a message to its end. go-smtp ends it only at CR LF dot CR LF and
