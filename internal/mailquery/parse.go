@@ -211,10 +211,14 @@ func (p *parser) positive(depth int, f field, from int) (node, error) {
 	return p.apply(from, name, value, quoted)
 }
 
+// maxOperator bounds an operator's name, which an error repeats, in bytes. What
+// is longer is a word with a colon in it.
+const maxOperator = 40
+
 // operator reads the name of an operator with its colon, if that is next. A
 // colon further in a word belongs to it: 10:30, https://example.com.
 func (p *parser) operator() (string, bool) {
-	for i := p.pos; i < len(p.s); i++ {
+	for i := p.pos; i < min(len(p.s), p.pos+maxOperator); i++ {
 		c := p.s[i]
 		switch {
 		case c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' || c >= '0' && c <= '9' && i > p.pos:
