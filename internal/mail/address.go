@@ -151,8 +151,10 @@ func hidden(r rune) bool {
 	case r == 0x2028 || r == 0x2029: // line and paragraph separators
 	case r == 0x200b || r == 0x2060 || r == 0xfeff || r == 0xad: // zero width; the joiners 200c and 200d are in names and emoji
 	case r >= 0xe0000 && r <= 0xe007f: // tags: text to a model, nothing to a person
-	default:
+	case r == 0x200c || r == 0x200d:
 		return false
+	default: // what else formats is unseen too, but for the signs that stand under digits
+		return unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r)
 	}
 	return true
 }
