@@ -7,12 +7,15 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"postern/internal/store"
 )
 
 // TestReceptionCrash kills the server while mail comes in, and then shows that
@@ -107,5 +110,56 @@ func TestReceptionCrash(t *testing.T) {
 		}
 	}
 	start(t, data, "--cold")
-	eventually(t, "only what has a row is stored", func() bool { return len(stored()) == len(count) })
+	eventually(t, "what is stored is what rows name", func() bool {
+		files := stored()
+		for i := range files {
+			files[i] = filepath.Base(files[i])
+		}
+		slices.Sort(files)
+		return slices.Equal(files, blobsIn(t, filepath.Join(data, "postern.db")))
+	})
+}
+
+// blobsIn returns the ids of the blobs that any row of a database names, in order.
+func blobsIn(t *testing.T, file string) (ids []string) {
+	t.Helper()
+	db, err := store.OpenReadOnly(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	list := func(tx *store.Tx, query string) (out []string, err error) {
+		rows, err := tx.QueryContext(t.Context(), query)
+		if err != nil {
+			return nil, err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var s string
+			if err := rows.Scan(&s); err != nil {
+				return nil, err
+			}
+			out = append(out, s)
+		}
+		return out, rows.Err()
+	}
+	err = db.View(t.Context(), func(tx *store.Tx) error {
+		tables, err := list(tx, `select m.name from sqlite_master m join pragma_table_info(m.name) c where m.type = 'table' and c.name = 'blob_id'`)
+		if err != nil {
+			return err
+		}
+		for _, table := range tables {
+			named, err := list(tx, `select blob_id from `+table)
+			if err != nil {
+				return err
+			}
+			ids = append(ids, named...)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(ids)
+	return ids
 }
