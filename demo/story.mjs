@@ -83,6 +83,8 @@ async function start() {
   writeFileSync(join(dir, 'pid'), String(child.pid))
   let ended = false
   child.on('exit', () => (ended = true))
+  // A story that breaks off leaves nothing running, where it was to stop.
+  if (stopAtEnd) process.on('exit', () => ended || child.kill('SIGTERM'))
   for (let i = 0; i < 600; i++) {
     const text = readFileSync(log, 'utf8')
     if (text.includes('Postern is running.') && (await answers())) {
