@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"sync"
 	"time"
 
 	"postern/internal/store"
@@ -34,8 +35,8 @@ func (s Secret) hash() []byte {
 
 // The forms of keys. Older official E2B SDKs check the project key's.
 var (
-	projectKey = regexp.MustCompile(`^e2b_[0-9a-f]{40}$`)
-	inboxKey   = regexp.MustCompile(`^p(ib|gr|rk)_[A-Z2-7]{26}$`) // of an inbox, a grant, a recovery key
+	projectKey = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^e2b_[0-9a-f]{40}$`) })
+	inboxKey   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^p(ib|gr|rk)_[A-Z2-7]{26}$`) }) // of an inbox, a grant, a recovery key
 )
 
 // NewProject makes a project with its first key.
@@ -136,7 +137,7 @@ const usedStep = 10 * time.Minute
 
 // CheckKey returns whose key this is, or [ErrUnauthenticated].
 func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
-	if !projectKey.MatchString(key.Reveal()) && !inboxKey.MatchString(key.Reveal()) {
+	if !projectKey().MatchString(key.Reveal()) && !inboxKey().MatchString(key.Reveal()) {
 		return Principal{}, ErrUnauthenticated // spares the database the guessers
 	}
 	var p Principal

@@ -34,7 +34,7 @@ var ErrInvalid = errors.New("invalid")
 // ErrTooMany means that too many sign-ins failed; try again in a minute.
 var ErrTooMany = errors.New("too many failed sign-ins; try again in a minute")
 
-var personName = regexp.MustCompile(`^[a-z0-9][a-z0-9._@+-]{0,62}$`)
+var personName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._@+-]{0,62}$`) })
 
 // NewSetup makes a one-time link's token. Whoever opens the link first makes
 // an account that decides, so the token is shown to the operator alone.
@@ -69,7 +69,7 @@ func HasPeople(ctx context.Context, tx *store.Tx, project string) (bool, error) 
 // Redeem uses a set-up token to make a person's account. The token is used up
 // in the same transaction: it cannot make two.
 func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash string) (Principal, error) {
-	if !personName.MatchString(name) {
+	if !personName().MatchString(name) {
 		return Principal{}, fmt.Errorf("%w name: use 1 to 63 of a-z 0-9 . _ @ + -, beginning with a letter or digit", ErrInvalid)
 	}
 	now := store.Time(time.Now())

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -131,11 +132,11 @@ func (s *Server) list(r *http.Request, who auth.Principal, n int, oldestFirst bo
 	return l, nil
 }
 
-var actionID = regexp.MustCompile(`^act_[A-Z2-7]{26}$`)
+var actionID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^act_[A-Z2-7]{26}$`) })
 
 func pathAction(r *http.Request) (string, error) {
 	id := r.PathValue("id")
-	if !actionID.MatchString(id) {
+	if !actionID().MatchString(id) {
 		return "", fmt.Errorf("action %q: %w", id, store.ErrNotFound)
 	}
 	return id, nil

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 
 	"postern/internal/auth"
 	"postern/internal/domain"
@@ -47,7 +48,7 @@ func (s *Server) addDomain(w http.ResponseWriter, r *http.Request, who auth.Prin
 	return nil
 }
 
-var domainID = regexp.MustCompile(`^dom_[A-Z2-7]{26}$`)
+var domainID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^dom_[A-Z2-7]{26}$`) })
 
 // A domainPage is one domain with its records.
 type domainPage struct {
@@ -66,7 +67,7 @@ func (s *Server) domain(w http.ResponseWriter, r *http.Request, who auth.Princip
 
 func (s *Server) pathDomain(r *http.Request, who auth.Principal) (domain.Domain, error) {
 	id := r.PathValue("id")
-	if !domainID.MatchString(id) {
+	if !domainID().MatchString(id) {
 		return domain.Domain{}, fmt.Errorf("domain %q: %w", id, store.ErrNotFound)
 	}
 	return s.domains.Find(r.Context(), who, id)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/auth"
@@ -166,7 +167,7 @@ func (s *Server) showKey(w http.ResponseWriter, who auth.Principal, v keyPage) e
 	return s.render(w, http.StatusCreated, page{Name: "key", Title: "Key of " + v.Inbox.Address, Who: who.ID, Here: "inboxes", Body: v})
 }
 
-var inboxID = regexp.MustCompile(`^ibx_[A-Z2-7]{26}$`)
+var inboxID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^ibx_[A-Z2-7]{26}$`) })
 
 // An inboxPage is one inbox: what it may, who may open it, and no mail.
 type inboxPage struct {
@@ -221,7 +222,7 @@ const megabyte = 1 << 20
 // findInbox returns an inbox of who's project, deleted or not.
 func (s *Server) findInbox(r *http.Request, who auth.Principal) (mailbox.Inbox, error) {
 	id := r.PathValue("id")
-	if !inboxID.MatchString(id) {
+	if !inboxID().MatchString(id) {
 		return mailbox.Inbox{}, fmt.Errorf("inbox %q: %w", id, mailbox.ErrNoInbox)
 	}
 	b, err := s.post.Find(r.Context(), who, id)
@@ -354,7 +355,7 @@ func (s *Server) restoreInbox(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.back(w, r, who, err)
 }
 
-var credentialID = regexp.MustCompile(`^crd_[A-Z2-7]{26}$`)
+var credentialID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^crd_[A-Z2-7]{26}$`) })
 
 func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
@@ -362,7 +363,7 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Prin
 		return err
 	}
 	id := r.PostForm.Get("credential")
-	if !credentialID.MatchString(id) {
+	if !credentialID().MatchString(id) {
 		return fmt.Errorf("credential %q: %w", id, store.ErrNotFound)
 	}
 	err = s.post.Revoke(r.Context(), who, b.ID, id, r.PostForm.Get("last") == id)

@@ -194,7 +194,7 @@ func who(p string) principal {
 	kind, id, _ := strings.Cut(p, ":")
 	switch kind {
 	case "sandbox":
-		if sandboxID.MatchString(id) {
+		if sandboxID().MatchString(id) {
 			return principal{"sandbox", id, "/console/sandboxes/" + id}
 		}
 		return principal{Kind: "sandbox", ID: id}

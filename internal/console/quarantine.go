@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"sync"
 
 	"postern/internal/auth"
 	"postern/internal/mailbox"
@@ -107,7 +108,7 @@ func (s *Server) showQuarantine(w http.ResponseWriter, r *http.Request, who auth
 	return s.render(w, status, page{Name: "quarantine", Title: "Quarantine", Who: who.ID, Here: "inboxes", Body: v})
 }
 
-var messageID = regexp.MustCompile(`^msg_[A-Z2-7]{26}$`)
+var messageID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^msg_[A-Z2-7]{26}$`) })
 
 func (s *Server) releaseMessage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.judge(w, r, who, s.post.Release)
@@ -120,7 +121,7 @@ func (s *Server) dropMessage(w http.ResponseWriter, r *http.Request, who auth.Pr
 // judge settles one held message.
 func (s *Server) judge(w http.ResponseWriter, r *http.Request, who auth.Principal, settle settler) error {
 	id := r.PathValue("id")
-	if !messageID.MatchString(id) {
+	if !messageID().MatchString(id) {
 		return fmt.Errorf("message %q: %w", id, store.ErrNotFound)
 	}
 	err := settle(r.Context(), who, id)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 
 	"postern/internal/auth"
 	"postern/internal/policy"
@@ -77,7 +78,7 @@ func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request, who auth.Prin
 	return s.render(w, http.StatusOK, page{Name: "sandboxes", Title: "Sandboxes", Who: who.ID, Here: "sandboxes", Body: all})
 }
 
-var sandboxID = regexp.MustCompile(`^i[a-z0-9]{20}$`)
+var sandboxID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^i[a-z0-9]{20}$`) })
 
 // A sandboxPage is one sandbox in full.
 type sandboxPage struct {
@@ -91,7 +92,7 @@ func (s *Server) sandbox(w http.ResponseWriter, r *http.Request, who auth.Princi
 
 func (s *Server) showSandbox(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	id := r.PathValue("id")
-	if !sandboxID.MatchString(id) {
+	if !sandboxID().MatchString(id) {
 		return fmt.Errorf("sandbox %q: %w", id, sandbox.ErrNotFound)
 	}
 	all, err := s.allSandboxes(r, who)
@@ -108,7 +109,7 @@ func (s *Server) showSandbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 
 func (s *Server) kill(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id := r.PathValue("id")
-	if !sandboxID.MatchString(id) {
+	if !sandboxID().MatchString(id) {
 		return fmt.Errorf("sandbox %q: %w", id, sandbox.ErrNotFound)
 	}
 	err := s.fleet.Kill(r.Context(), who, id)

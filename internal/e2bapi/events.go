@@ -82,7 +82,7 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, who auth.Pri
 	}
 	query := event.Query{Offset: offset, Limit: limit, Asc: asc}
 	if id := r.PathValue("id"); id != "" {
-		if query.Sandbox = shortID(id); !sandboxID.MatchString(query.Sandbox) {
+		if query.Sandbox = shortID(id); !sandboxID().MatchString(query.Sandbox) {
 			return fmt.Errorf("%w: %q is no id of a sandbox", errRequest, id)
 		}
 	}

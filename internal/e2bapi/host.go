@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"postern/internal/sandbox"
 )
@@ -24,14 +25,14 @@ type target struct {
 
 // sandboxHost is "<port>-<id>" with E2B's old "-<client>" suffix, which is cut.
 var (
-	sandboxHost = regexp.MustCompile(`^([0-9]{1,5})-(i[a-z0-9]{20})(?:-[a-z0-9]{1,32})?$`)
-	sandboxID   = regexp.MustCompile(`^(i[a-z0-9]{20})(?:-[a-z0-9]{1,32})?$`)
+	sandboxHost = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9]{1,5})-(i[a-z0-9]{20})(?:-[a-z0-9]{1,32})?$`) })
+	sandboxID   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(i[a-z0-9]{20})(?:-[a-z0-9]{1,32})?$`) })
 )
 
 // shortID cuts E2B's old "-<client>" suffix off an id. It returns the empty
 // string for what cannot be an id.
 func shortID(id string) string {
-	if m := sandboxID.FindStringSubmatch(id); m != nil {
+	if m := sandboxID().FindStringSubmatch(id); m != nil {
 		return m[1]
 	}
 	return ""
@@ -53,7 +54,7 @@ func parseHost(host, domain string) (target, bool) {
 	if !ok || rest == "" || domain != "" && rest != domain {
 		return target{}, false
 	}
-	m := sandboxHost.FindStringSubmatch(label)
+	m := sandboxHost().FindStringSubmatch(label)
 	if m == nil {
 		return target{}, false
 	}

@@ -5,13 +5,14 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 
 	"postern/internal/auth"
 	"postern/internal/sandbox"
 )
 
 // snapshotName is "name" or "name:tag" as E2B has them.
-var snapshotName = regexp.MustCompile(`^[a-z0-9_-]{1,64}(:[a-z0-9_.-]{1,64})?$`)
+var snapshotName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9_-]{1,64}(:[a-z0-9_.-]{1,64})?$`) })
 
 func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {
@@ -21,7 +22,7 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, who auth
 		return err
 	}
 	name := strings.TrimPrefix(b.Name, teamSlug+"/")
-	if name != "" && !snapshotName.MatchString(name) {
+	if name != "" && !snapshotName().MatchString(name) {
 		return fmt.Errorf("%w: name: want lower-case letters, digits, - and _, and perhaps a tag after a colon, each at most 64 bytes", errRequest)
 	}
 	if name != "" && !strings.Contains(name, ":") {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/auth"
@@ -38,11 +39,11 @@ var reservedLabels = []string{
 
 var (
 	systemLabels = []string{LabelRead, LabelStarred, LabelArchived, LabelTrash}
-	labelForm    = regexp.MustCompile(`^[a-z0-9]([a-z0-9._/-]{0,62}[a-z0-9])?$`)
+	labelForm    = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9._/-]{0,62}[a-z0-9])?$`) })
 )
 
 func checkLabel(label string) error {
-	if !labelForm.MatchString(label) {
+	if !labelForm().MatchString(label) {
 		return fmt.Errorf("%w: label: must be 1 to 64 of a-z 0-9 . _ / -, begin and end with a letter or digit: got %.70q", ErrInvalid, label)
 	}
 	if slices.Contains(reservedLabels, label) {

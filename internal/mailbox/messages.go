@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -356,13 +357,13 @@ type position struct {
 
 var start = position{at: math.MaxInt64}
 
-var cursorForm = regexp.MustCompile(`^([0-9a-z]{1,13})\.([a-z]{3}_[A-Z0-9]{1,40})$`)
+var cursorForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9a-z]{1,13})\.([a-z]{3}_[A-Z0-9]{1,40})$`) })
 
 func parseCursor(s string) (position, error) {
 	if s == "" {
 		return start, nil
 	}
-	if f := cursorForm.FindStringSubmatch(s); f != nil {
+	if f := cursorForm().FindStringSubmatch(s); f != nil {
 		if at, err := strconv.ParseInt(f[1], 36, 64); err == nil {
 			return position{at, f[2]}, nil
 		}

@@ -33,7 +33,7 @@ const (
 	logFor   = 7 * 24 * time.Hour // since its last line, for which a log is kept
 )
 
-var logName = regexp.MustCompile(`^(i[a-z0-9]{20})\.log(\.1)?$`)
+var logName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(i[a-z0-9]{20})\.log(\.1)?$`) })
 
 // A Logbook keeps what guests say on their standard output and error, on disk:
 // the newest of each sandbox, also for some days after its end. It is safe for
@@ -200,7 +200,7 @@ func (l *Logbook) Read(ctx context.Context, who auth.Principal, id string, q Log
 	if who.Kind != auth.Project && who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s may not read logs: %w", who, auth.ErrForbidden)
 	}
-	if !logName.MatchString(id + ".log") {
+	if !logName().MatchString(id + ".log") {
 		return nil, fmt.Errorf("sandbox %q: %w", id, ErrNotFound)
 	}
 	if q.Limit < 1 || q.Limit > 1000 {
@@ -327,7 +327,7 @@ func (l *Logbook) prune(before time.Time, total int64) error {
 	}
 	var olds []old
 	for _, f := range files {
-		m := logName.FindStringSubmatch(f.Name())
+		m := logName().FindStringSubmatch(f.Name())
 		if m == nil || l.open[m[1]] > 0 {
 			continue
 		}

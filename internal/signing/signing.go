@@ -368,7 +368,7 @@ type Published struct {
 	Detail string // what was found instead, for a person; printable
 }
 
-var keyTag = regexp.MustCompile(`(?:^|;)\s*p\s*=([^;]*)`)
+var keyTag = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?:^|;)\s*p\s*=([^;]*)`) })
 
 // Check asks DNS for the records of a domain's DKIM keys. Those that wait to be
 // used and were found sign from now on.
@@ -414,7 +414,7 @@ func (r *Ring) published(ctx context.Context, k Key) (found bool, detail string)
 		return false, "DNS did not answer: " + strconv.Quote(err.Error())
 	}
 	for _, t := range texts {
-		m := keyTag.FindStringSubmatch(t)
+		m := keyTag().FindStringSubmatch(t)
 		if m == nil {
 			continue
 		}

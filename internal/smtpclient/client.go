@@ -26,6 +26,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/mail"
@@ -294,12 +295,12 @@ func (e *replyError) gone() bool {
 	return false
 }
 
-var enhanced = regexp.MustCompile(`^([245])\.\d{1,3}\.\d{1,3}(?:\s|$)`)
+var enhanced = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([245])\.\d{1,3}\.\d{1,3}(?:\s|$)`) })
 
 // status returns the RFC 2034 code that a reply begins with, if it is of the
 // class of its code.
 func status(code int, text string) string {
-	m := enhanced.FindStringSubmatch(text)
+	m := enhanced().FindStringSubmatch(text)
 	if m == nil || int(m[1][0]-'0') != code/100 {
 		return ""
 	}

@@ -113,7 +113,9 @@ func parsePolicy(text string) (p stsPolicy, err error) {
 	return p, nil
 }
 
-var stsRecord = regexp.MustCompile(`^v=STSv1\s*;(?:[^;]*;)*?\s*id\s*=\s*([A-Za-z0-9]{1,32})\s*(?:;.*)?$`)
+var stsRecord = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^v=STSv1\s*;(?:[^;]*;)*?\s*id\s*=\s*([A-Za-z0-9]{1,32})\s*(?:;.*)?$`)
+})
 
 // policies finds and keeps the policies of domains. It is safe for concurrent
 // use. The zero policies, without a resolver, finds none.
@@ -208,7 +210,7 @@ func (ps *policies) announced(ctx context.Context, domain string) (id string, er
 		if !strings.HasPrefix(t, "v=STSv1") {
 			continue
 		}
-		m := stsRecord.FindStringSubmatch(t)
+		m := stsRecord().FindStringSubmatch(t)
 		if m == nil || id != "" {
 			return "", nil // RFC 8461 3.1: more than one is as none
 		}

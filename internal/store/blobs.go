@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"time"
 )
 
@@ -25,10 +26,10 @@ func OpenBlobs(dir string) (*Blobs, error) {
 }
 
 // blobID is strict because an id becomes a file name.
-var blobID = regexp.MustCompile(`^[a-zA-Z0-9_]{3,64}$`)
+var blobID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_]{3,64}$`) })
 
 func (b *Blobs) path(id string) (string, error) {
-	if !blobID.MatchString(id) {
+	if !blobID().MatchString(id) {
 		return "", fmt.Errorf("blob id %q: %w", id, ErrNotFound)
 	}
 	return filepath.Join(b.dir, id[len(id)-2:], id), nil
@@ -120,7 +121,7 @@ func (b *Blobs) Old(before time.Time, fn func(ids []string) error) error {
 		if err != nil || !i.ModTime().Before(before) {
 			return gone(err)
 		}
-		if !blobID.MatchString(e.Name()) {
+		if !blobID().MatchString(e.Name()) {
 			return gone(os.Remove(path)) //nolint:gosec // the directory is ours alone: nobody else makes links in it
 		}
 		if ids = append(ids, e.Name()); len(ids) < 500 {

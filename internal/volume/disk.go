@@ -55,7 +55,7 @@ func (s *Store) disk(id string) *disk {
 
 // open returns the volume's disk, mounted until it is released.
 func (s *Store) open(ctx context.Context, id string) (*disk, error) {
-	if !idPattern.MatchString(id) {
+	if !idPattern().MatchString(id) {
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, id) // it becomes a path
 	}
 	d := s.disk(id)
@@ -399,7 +399,7 @@ func mountsBelow(dir string) ([]string, error) {
 			continue
 		}
 		rest, ok := strings.CutPrefix(unescape(fields[4]), dir+"/")
-		if id, isMnt := strings.CutSuffix(rest, "/mnt"); ok && isMnt && idPattern.MatchString(id) {
+		if id, isMnt := strings.CutSuffix(rest, "/mnt"); ok && isMnt && idPattern().MatchString(id) {
 			ids = append(ids, id)
 		}
 	}

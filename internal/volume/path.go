@@ -39,7 +39,7 @@ func CheckWants(wants []Want) error {
 	}
 	for i, w := range wants {
 		switch {
-		case !namePattern.MatchString(w.Name):
+		case !namePattern().MatchString(w.Name):
 			return bad(i, "name: want 1 to 128 letters, digits, _ and -")
 		case !path.IsAbs(w.Path) || path.Clean(w.Path) != w.Path:
 			return bad(i, "path: want an absolute path without '.', '..', double or last slashes")

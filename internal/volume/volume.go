@@ -199,14 +199,14 @@ func New(log *slog.Logger, db *store.DB, conf Config) (*Store, error) {
 }
 
 // namePattern is E2B's, with a bound: it is shown, logged and kept.
-var namePattern = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
+var namePattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`) })
 
 // idPattern is strict because an id becomes a directory.
-var idPattern = regexp.MustCompile(`^vol_[A-Z2-7]{26}$`)
+var idPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^vol_[A-Z2-7]{26}$`) })
 
 // Create makes an empty volume.
 func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Volume, error) {
-	if !namePattern.MatchString(name) {
+	if !namePattern().MatchString(name) {
 		return Volume{}, fmt.Errorf("%w: name: want 1 to 128 letters, digits, _ and -", ErrInvalid)
 	}
 	s.making.Lock()
@@ -593,7 +593,7 @@ func (s *Store) strays(ctx context.Context, known []string) {
 		s.log.WarnContext(ctx, "list volumes' directories", "err", err)
 	}
 	for _, e := range es {
-		if idPattern.MatchString(e.Name()) && !slices.Contains(known, e.Name()) {
+		if idPattern().MatchString(e.Name()) && !slices.Contains(known, e.Name()) {
 			s.log.WarnContext(ctx, "a directory of a volume that the database does not know is left alone", "dir", filepath.Join(s.conf.Dir, e.Name()))
 		}
 	}
