@@ -86,19 +86,11 @@ func Changed(ctx context.Context, tx *store.Tx, after int64) (inboxes []string, 
 	if err := tx.One(ctx, `select seq from event_head where id = 1`, nil, &head); err != nil || head <= after {
 		return nil, head, err
 	}
-	rows, err := tx.QueryContext(ctx, `select distinct inbox_id from event where seq > $1 and seq <= $2`, after, head)
+	inboxes, err = tx.Strings(ctx, `select distinct inbox_id from event where seq > $1 and seq <= $2`, after, head)
 	if err != nil {
 		return nil, 0, fmt.Errorf("find new events: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
-			return nil, 0, fmt.Errorf("find new events: %w", err)
-		}
-		inboxes = append(inboxes, id)
-	}
-	return inboxes, head, rows.Err()
+	return inboxes, head, nil
 }
 
 func (e Event) marshalMail() ([]byte, error) {

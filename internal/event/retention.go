@@ -58,20 +58,8 @@ func Prune(ctx context.Context, db *store.DB, r Retention) (int64, error) {
 // pruneCount keeps the newest count events of each value of column, of those
 // for which where holds.
 func pruneCount(ctx context.Context, tx *store.Tx, column, where string, count int) (removed int64, err error) {
-	rows, err := tx.QueryContext(ctx, `select `+column+` from event where `+where+` group by `+column+` having count(*) > $1`, count)
+	owners, err := tx.Strings(ctx, `select `+column+` from event where `+where+` group by `+column+` having count(*) > $1`, count)
 	if err != nil {
-		return 0, err
-	}
-	defer rows.Close()
-	var owners []string
-	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
-			return 0, err
-		}
-		owners = append(owners, id)
-	}
-	if err := rows.Err(); err != nil {
 		return 0, err
 	}
 	for _, id := range owners {

@@ -271,8 +271,6 @@ var holdings = []struct{ table, blob string }{
 	{"webhook_delivery", ""},
 	{"webhook", ""},
 	{"quarantine", "blob_id"},
-	{"send_once", ""},
-	{"send_content", ""},
 }
 
 // purge removes what is in a deleted inbox. First go the wrapped keys, in the
@@ -344,20 +342,9 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 func (m *PostOffice) empty(ctx context.Context, table, blob, inbox string) error {
 	for blob != "" {
 		var ids []string
-		err := m.db.View(ctx, func(tx *store.Tx) error {
-			rows, err := tx.QueryContext(ctx, `select `+blob+` from `+table+` where inbox_id = $1 limit $2`, inbox, purgeStep)
-			if err != nil {
-				return err
-			}
-			defer rows.Close()
-			for rows.Next() {
-				var id string
-				if err := rows.Scan(&id); err != nil {
-					return err
-				}
-				ids = append(ids, id)
-			}
-			return rows.Err()
+		err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+			ids, err = tx.Strings(ctx, `select `+blob+` from `+table+` where inbox_id = $1 limit $2`, inbox, purgeStep)
+			return err
 		})
 		if err != nil {
 			return err

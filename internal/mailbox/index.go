@@ -465,19 +465,11 @@ func (m *PostOffice) mendOne(ctx context.Context, k *Key, s segment) error {
 	defer clear(text)
 	there := map[string]bool{}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select id from message where inbox_id = $1 and segment_id = $2`, k.inbox, s.id)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var id string
-			if err := rows.Scan(&id); err != nil {
-				return err
-			}
+		ids, err := tx.Strings(ctx, `select id from message where inbox_id = $1 and segment_id = $2`, k.inbox, s.id)
+		for _, id := range ids {
 			there[id] = true
 		}
-		return rows.Err()
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("mend search index: %w", err)

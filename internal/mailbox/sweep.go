@@ -76,20 +76,12 @@ func (m *PostOffice) named(ctx context.Context, ids []string) (map[string]bool, 
 			if h.blob == "" {
 				continue
 			}
-			rows, err := tx.QueryContext(ctx, `select `+h.blob+` from `+h.table+` where `+h.blob+` in (`+strings.Join(places, ", ")+`)`, args...)
+			found, err := tx.Strings(ctx, `select `+h.blob+` from `+h.table+` where `+h.blob+` in (`+strings.Join(places, ", ")+`)`, args...)
 			if err != nil {
 				return err
 			}
-			defer rows.Close()
-			for rows.Next() {
-				var id string
-				if err := rows.Scan(&id); err != nil {
-					return err
-				}
+			for _, id := range found {
 				named[id] = true
-			}
-			if err := rows.Err(); err != nil {
-				return err
 			}
 		}
 		return nil

@@ -231,6 +231,23 @@ func (tx *Tx) One(ctx context.Context, query string, args []any, dest ...any) er
 	return NotFound(tx.QueryRowContext(ctx, query, args...).Scan(dest...))
 }
 
+// Strings runs a query of one text column and returns it, row by row.
+func (tx *Tx) Strings(ctx context.Context, query string, args ...any) (out []string, err error) {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var s string
+		if err := rows.Scan(&s); err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	return out, rows.Err()
+}
+
 // NotFound returns [ErrNotFound] for the driver's error that no row matched,
 // and other errors as they are.
 func NotFound(err error) error {

@@ -286,20 +286,8 @@ func (h *Hooks) prune(ctx context.Context) error {
 		if _, err := tx.ExecContext(ctx, `delete from webhook_delivery where next_at = 0 and created_at < $1`, store.Time(time.Now().Add(-logAge))); err != nil {
 			return err
 		}
-		rows, err := tx.QueryContext(ctx, `select webhook_id from webhook_delivery where next_at = 0 group by webhook_id having count(*) > $1`, logCount)
+		full, err := tx.Strings(ctx, `select webhook_id from webhook_delivery where next_at = 0 group by webhook_id having count(*) > $1`, logCount)
 		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		var full []string
-		for rows.Next() {
-			var id string
-			if err := rows.Scan(&id); err != nil {
-				return err
-			}
-			full = append(full, id)
-		}
-		if err := rows.Err(); err != nil {
 			return err
 		}
 		for _, id := range full {

@@ -70,20 +70,9 @@ type parcel struct {
 // room. Each webhook has its share: a slow one delays no other.
 func (h *Hooks) dispatch(ctx context.Context) error {
 	var due []string
-	err := h.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select distinct webhook_id from webhook_delivery where next_at > 0 and next_at <= $1`, store.Time(time.Now()))
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var id string
-			if err := rows.Scan(&id); err != nil {
-				return err
-			}
-			due = append(due, id)
-		}
-		return rows.Err()
+	err := h.db.View(ctx, func(tx *store.Tx) (err error) {
+		due, err = tx.Strings(ctx, `select distinct webhook_id from webhook_delivery where next_at > 0 and next_at <= $1`, store.Time(time.Now()))
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("find due deliveries: %w", err)

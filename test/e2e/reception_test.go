@@ -128,28 +128,13 @@ func blobsIn(t *testing.T, file string) (ids []string) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	list := func(tx *store.Tx, query string) (out []string, err error) {
-		rows, err := tx.QueryContext(t.Context(), query)
-		if err != nil {
-			return nil, err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var s string
-			if err := rows.Scan(&s); err != nil {
-				return nil, err
-			}
-			out = append(out, s)
-		}
-		return out, rows.Err()
-	}
 	err = db.View(t.Context(), func(tx *store.Tx) error {
-		tables, err := list(tx, `select m.name from sqlite_master m join pragma_table_info(m.name) c where m.type = 'table' and c.name = 'blob_id'`)
+		tables, err := tx.Strings(t.Context(), `select m.name from sqlite_master m join pragma_table_info(m.name) c where m.type = 'table' and c.name = 'blob_id'`)
 		if err != nil {
 			return err
 		}
 		for _, table := range tables {
-			named, err := list(tx, `select blob_id from `+table)
+			named, err := tx.Strings(t.Context(), `select blob_id from `+table)
 			if err != nil {
 				return err
 			}
