@@ -327,19 +327,8 @@ func (g *Registry) Domains(ctx context.Context, who auth.Principal) (out []Domai
 		return nil, err
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select `+columns+` from mail_domain where project_id = $1 order by name`, who.Project)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			d, err := scan(rows.Scan)
-			if err != nil {
-				return err
-			}
-			out = append(out, d)
-		}
-		return rows.Err()
+		out, err = store.List(ctx, tx, scan, `select `+columns+` from mail_domain where project_id = $1 order by name`, who.Project)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list domains: %w", err)

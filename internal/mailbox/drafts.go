@@ -255,27 +255,14 @@ func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *Key, lim
 		return nil, "", err
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select `+draftColumns+` from draft where inbox_id = $1 and (updated_at, id) < ($2, $3) order by updated_at desc, id desc limit $4`, k.inbox, from.at, from.id, limit+1)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			d, err := scanDraft(rows.Scan, k)
-			if err != nil {
-				return err
-			}
-			out = append(out, d)
-		}
-		return rows.Err()
+		out, err = store.List(ctx, tx, func(row func(...any) error) (Draft, error) { return scanDraft(row, k) },
+			`select `+draftColumns+` from draft where inbox_id = $1 and (updated_at, id) < ($2, $3) order by updated_at desc, id desc limit $4`, k.inbox, from.at, from.id, limit+1)
+		return err
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("list drafts: %w", err)
 	}
-	if len(out) > limit {
-		out = out[:limit]
-		next = position{store.Time(out[limit-1].Updated), out[limit-1].ID}.String()
-	}
+	out, next = paged(out, limit, func(d *Draft) string { return position{store.Time(d.Updated), d.ID}.String() })
 	return out, next, nil
 }
 

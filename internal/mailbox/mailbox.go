@@ -368,22 +368,14 @@ func (m *PostOffice) Inboxes(ctx context.Context, who auth.Principal) (out []Inb
 }
 
 func inboxes(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Inbox, err error) {
-	rows, err := tx.QueryContext(ctx, `select `+inboxColumns+` from inbox where `+where+` order by address`, args...)
+	out, err = store.List(ctx, tx, scanInbox, `select `+inboxColumns+` from inbox where `+where+` order by address`, args...)
 	if err != nil {
 		return nil, fmt.Errorf("list inboxes: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		b, err := scanInbox(rows.Scan)
-		if err != nil {
-			return nil, fmt.Errorf("list inboxes: %w", err)
-		}
-		out = append(out, b)
 	}
 	// Databases order text by rules of their own; a page begins where the one
 	// before it ended by ours.
 	slices.SortStableFunc(out, func(a, b Inbox) int { return strings.Compare(a.Address, b.Address) })
-	return out, rows.Err()
+	return out, nil
 }
 
 // Find returns an inbox of who's project by its id or its address.

@@ -377,6 +377,15 @@ func (p position) String() string { return strconv.FormatInt(p.at, 36) + "." + p
 // on after msg.
 func (msg *Message) Cursor() string { return position{store.Time(msg.At), msg.ID}.String() }
 
+// paged cuts a list, of which one more than limit was asked for, to a page, and
+// returns the cursor of the next one, which is empty where there is none.
+func paged[T any](list []T, limit int, cursor func(*T) string) (page []T, next string) {
+	if len(list) <= limit {
+		return list, ""
+	}
+	return list[:limit], cursor(&list[limit-1])
+}
+
 // before says whether p is listed after q, which is newer.
 func (p position) before(q position) bool { return p.at < q.at || p.at == q.at && p.id < q.id }
 
@@ -438,11 +447,7 @@ func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *Key, l Lis
 		return nil, "", fmt.Errorf("list messages: %w", err)
 	}
 	m.foldSome(ctx, k)
-	if len(out) > l.Limit {
-		out = out[:l.Limit]
-		last := out[l.Limit-1]
-		next = position{store.Time(last.At), last.ID}.String()
-	}
+	out, next = paged(out, l.Limit, (*Message).Cursor)
 	return out, next, nil
 }
 
@@ -457,20 +462,8 @@ func (m *PostOffice) Count(ctx context.Context, inbox string) (n int64, err erro
 	return n, nil
 }
 
-func (m *PostOffice) scanAll(ctx context.Context, tx *store.Tx, k *Key, query string, args ...any) (out []Message, err error) {
-	rows, err := tx.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		msg, err := m.scan(rows.Scan, k)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, msg)
-	}
-	return out, rows.Err()
+func (m *PostOffice) scanAll(ctx context.Context, tx *store.Tx, k *Key, query string, args ...any) ([]Message, error) {
+	return store.List(ctx, tx, func(row func(...any) error) (Message, error) { return m.scan(row, k) }, query, args...)
 }
 
 func (m *PostOffice) scan(row func(...any) error, k *Key) (Message, error) {

@@ -178,27 +178,14 @@ func (m *PostOffice) Quarantine(ctx context.Context, who auth.Principal, inbox, 
 		where, args = where+` and inbox_id = $4`, append(args, inbox)
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select `+heldColumns+` from quarantine where `+where+` order by at desc, id desc limit `+strconv.Itoa(limit+1), args...)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			h, err := scanHeld(rows.Scan)
-			if err != nil {
-				return err
-			}
-			out = append(out, h)
-		}
-		return rows.Err()
+		out, err = store.List(ctx, tx, func(row func(...any) error) (Held, error) { return scanHeld(row) },
+			`select `+heldColumns+` from quarantine where `+where+` order by at desc, id desc limit `+strconv.Itoa(limit+1), args...)
+		return err
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("list quarantine: %w", err)
 	}
-	if len(out) > limit {
-		out = out[:limit]
-		next = position{store.Time(out[limit-1].At), out[limit-1].ID}.String()
-	}
+	out, next = paged(out, limit, func(h *Held) string { return position{store.Time(h.At), h.ID}.String() })
 	return out, next, nil
 }
 
@@ -228,10 +215,7 @@ func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *Ke
 	if err != nil {
 		return nil, "", fmt.Errorf("list quarantine: %w", err)
 	}
-	if len(out) > limit {
-		out = out[:limit]
-		next = position{store.Time(out[limit-1].At), out[limit-1].ID}.String()
-	}
+	out, next = paged(out, limit, (*Message).Cursor)
 	return out, next, nil
 }
 

@@ -166,10 +166,7 @@ func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *Key, li
 		if out, err = listThreads(ctx, tx, k.inbox, from, limit+1); err != nil {
 			return err
 		}
-		if len(out) > limit {
-			out = out[:limit]
-			next = position{store.Time(out[limit-1].At), out[limit-1].ID}.String()
-		}
+		out, next = paged(out, limit, func(t *Thread) string { return position{store.Time(t.At), t.ID}.String() })
 		for i := range out {
 			ms, err := m.scanAll(ctx, tx, k, `select `+messageColumns+` from message m where m.thread_id = $1 and m.inbox_id = $2 and m.trashed_at = 0
 				order by m.at desc, m.id desc limit 1`, out[i].ID, k.inbox)

@@ -168,19 +168,14 @@ func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []
 }
 
 func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Action, error) {
-	rows, err := tx.QueryContext(ctx, `select `+columns+`, length(payload) from action `+where, args...)
+	// The payload is as large as a message; its length stands for it.
+	scan := func(row func(...any) error) (Action, error) {
+		var size int64
+		return scanOne(row, &size)
+	}
+	out, err := store.List(ctx, tx, scan, `select `+columns+`, length(payload) from action `+where, args...)
 	if err != nil {
 		return nil, fmt.Errorf("list actions: %w", err)
 	}
-	defer rows.Close()
-	var out []Action
-	for rows.Next() {
-		var size int64
-		a, err := scanOne(rows.Scan, &size)
-		if err != nil {
-			return nil, fmt.Errorf("list actions: %w", err)
-		}
-		out = append(out, a)
-	}
-	return out, rows.Err()
+	return out, nil
 }

@@ -304,19 +304,8 @@ func (f *Fleet) List(ctx context.Context, who auth.Principal, all bool) ([]Info,
 
 func (f *Fleet) list(ctx context.Context, where string, args ...any) (out []Info, err error) {
 	err = f.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select `+columns+` from sandbox `+where, args...)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			s, err := scan(rows.Scan)
-			if err != nil {
-				return err
-			}
-			out = append(out, s)
-		}
-		return rows.Err()
+		out, err = store.List(ctx, tx, scan, `select `+columns+` from sandbox `+where, args...)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)

@@ -231,21 +231,32 @@ func (tx *Tx) One(ctx context.Context, query string, args []any, dest ...any) er
 	return NotFound(tx.QueryRowContext(ctx, query, args...).Scan(dest...))
 }
 
-// Strings runs a query of one text column and returns it, row by row.
-func (tx *Tx) Strings(ctx context.Context, query string, args ...any) (out []string, err error) {
+// List runs a query and returns what scan makes of each row, whose columns it
+// reads as [sql.Rows.Scan] does.
+func List[T any](ctx context.Context, tx *Tx, scan func(row func(...any) error) (T, error), query string, args ...any) (out []T, err error) {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var s string
-		if err := rows.Scan(&s); err != nil {
+		v, err := scan(rows.Scan)
+		if err != nil {
 			return nil, err
 		}
-		out = append(out, s)
+		out = append(out, v)
 	}
 	return out, rows.Err()
+}
+
+func scanString(row func(...any) error) (s string, err error) {
+	err = row(&s)
+	return s, err
+}
+
+// Strings runs a query of one text column and returns it, row by row.
+func (tx *Tx) Strings(ctx context.Context, query string, args ...any) ([]string, error) {
+	return List(ctx, tx, scanString, query, args...)
 }
 
 // NotFound returns [ErrNotFound] for the driver's error that no row matched,

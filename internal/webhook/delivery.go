@@ -65,24 +65,13 @@ func (h *Hooks) Deliveries(ctx context.Context, who auth.Principal, webhook stri
 		return nil, fmt.Errorf("%w: offset: must not be negative", ErrInvalid)
 	}
 	var out []Delivery
-	err := h.db.View(ctx, func(tx *store.Tx) error {
+	err := h.db.View(ctx, func(tx *store.Tx) (err error) {
 		if _, err := get(ctx, tx, who, webhook); err != nil {
 			return err
 		}
-		rows, err := tx.QueryContext(ctx, `select `+deliveryColumns+` from webhook_delivery where webhook_id = $1
+		out, err = store.List(ctx, tx, scanDelivery, `select `+deliveryColumns+` from webhook_delivery where webhook_id = $1
 			order by created_at desc, id desc limit $2 offset $3`, webhook, limit, offset)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			d, err := scanDelivery(rows.Scan)
-			if err != nil {
-				return err
-			}
-			out = append(out, d)
-		}
-		return rows.Err()
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list deliveries: %w", err)
@@ -201,20 +190,7 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 }
 
 func enabled(ctx context.Context, tx *store.Tx) ([]Webhook, error) {
-	rows, err := tx.QueryContext(ctx, `select `+columns+` from webhook where enabled = $1`, true)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var out []Webhook
-	for rows.Next() {
-		w, err := scan(rows.Scan)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, w)
-	}
-	return out, rows.Err()
+	return store.List(ctx, tx, scan, `select `+columns+` from webhook where enabled = $1`, true)
 }
 
 // offer makes the deliveries of e to w, if w wants it and may still have it.

@@ -346,19 +346,8 @@ func (h *Hooks) List(ctx context.Context, who auth.Principal) ([]Webhook, error)
 	where, args := o.where()
 	var out []Webhook
 	err = h.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select `+columns+` from webhook where `+where+` order by created_at, id`, args...)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			w, err := scan(rows.Scan)
-			if err != nil {
-				return err
-			}
-			out = append(out, w)
-		}
-		return rows.Err()
+		out, err = store.List(ctx, tx, scan, `select `+columns+` from webhook where `+where+` order by created_at, id`, args...)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list webhooks: %w", err)
