@@ -474,6 +474,31 @@ func TestSnapshots(t *testing.T) {
 	})
 }
 
+// TestSnapshotReplacedAndDeleted: one program replaces a snapshot while another
+// deletes it, and neither is told of the database's locks.
+func TestSnapshotReplacedAndDeleted(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, func(c *sandbox.Config) { c.Snapshots = true })
+		s := f.create(sandbox.Request{})
+		for range 40 {
+			n, err := f.fleet.Snapshot(t.Context(), f.who, s.ID, "n:default")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var deleting sync.WaitGroup
+			deleting.Go(func() {
+				if err := f.fleet.DeleteSnapshot(t.Context(), f.who, n.ID); err != nil && !errors.Is(err, sandbox.ErrNoSnapshot) {
+					t.Errorf("delete: %v", err)
+				}
+			})
+			if _, err := f.fleet.Snapshot(t.Context(), f.who, s.ID, "n:default"); err != nil {
+				t.Errorf("replace: %v", err)
+			}
+			deleting.Wait()
+		}
+	})
+}
+
 // TestPool: what waits belongs to nobody, is handed over whole, and never takes
 // more memory than it may.
 func TestPool(t *testing.T) {

@@ -38,6 +38,12 @@ type DB struct {
 	read  *sql.DB // the same as write on PostgreSQL
 }
 
+// turn makes PostgreSQL's transactions that write take turns, as SQLite's do.
+// Nearly all of them append to the audit, whose one chain lets in one at a time
+// anyway; taken there, in the middle, that lock and those of rows were found in
+// both orders by two of them, and PostgreSQL ended one. Who reads does not wait.
+const turn = `lock table migration in share row exclusive mode`
+
 // Tx is a transaction. It is not safe for concurrent use and must not outlive
 // the function it was passed to.
 type Tx struct {
@@ -183,9 +189,18 @@ func private(path string, flags int) error {
 }
 
 // Update runs fn in a transaction, committing if fn returns nil and rolling
-// back otherwise. It must not be called from within fn.
+// back otherwise. It must not be called from within fn. Transactions that write
+// take turns, whoever runs them: keep what takes long out of fn.
 func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
-	return run(ctx, db.write, nil, fn)
+	if db.read != db.write {
+		return run(ctx, db.write, nil, fn) // SQLite has one writer
+	}
+	return run(ctx, db.write, nil, func(tx *Tx) error {
+		if _, err := tx.ExecContext(ctx, turn); err != nil {
+			return fmt.Errorf("wait for the turn to write: %w", err)
+		}
+		return fn(tx)
+	})
 }
 
 // View runs fn in a transaction that sees one state of the database and
