@@ -36,7 +36,7 @@ func TestReceive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate := oversight.NewGate(log, db, nil)
+	gate := oversight.NewGate(log, db, oversight.Fixed(nil))
 	d := &daemon{log: log, db: db, gate: gate, resolver: dns.Resolver(), post: mailbox.New(log, db, gate, mailbox.Config{Blobs: blobs, Domain: "agents.test", QuarantineScore: 0.75})}
 	d.conf.MailDomain = "agents.test"
 	var project auth.Principal
@@ -99,7 +99,7 @@ func TestReceive(t *testing.T) {
 				t.Fatalf("%d are held for a person, %v", len(held), herr)
 			} else if tt.quarantined {
 				_, raw2, err = d.post.HeldMessage(t.Context(), who, k, held[0].ID)
-				if err := d.post.Drop(t.Context(), auth.Principal{Kind: auth.Person, ID: "ann", Project: project.Project}, held[0].ID); err != nil {
+				if err := d.post.Drop(t.Context(), auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project.Project}, held[0].ID); err != nil {
 					t.Fatal(err)
 				}
 			} else {
@@ -166,12 +166,12 @@ func TestUnanswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	d := &daemon{log: log, db: db, post: mailbox.New(log, db, oversight.NewGate(log, db, nil), mailbox.Config{Blobs: blobs, Domain: "agents.example"})}
+	d := &daemon{log: log, db: db, post: mailbox.New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.example"})}
 	d.conf.MailDomain = "agents.example"
 	if got, want := strings.Join(d.unanswered(t.Context()), " "), "postmaster@agents.example abuse@agents.example"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	person := auth.Principal{Kind: auth.Person, ID: "ann"}
+	person := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
 	err = db.Update(t.Context(), func(tx *store.Tx) error {
 		person.Project, _, err = auth.NewProject(t.Context(), tx, "one")
 		return err

@@ -399,7 +399,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err := d.buildSigning(ctx, key); err != nil {
 		return err
 	}
-	d.gate = oversight.NewGate(d.log, d.db, rules)
+	d.gate = oversight.NewGate(d.log, d.db, oversight.Fixed(rules))
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err

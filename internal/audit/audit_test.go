@@ -13,7 +13,7 @@ import (
 	"postern/internal/storetest"
 )
 
-var ann = auth.Principal{Kind: auth.Person, ID: "ann", Project: "prj_1"}
+var ann = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: "prj_1"}
 
 func appendN(t *testing.T, db *store.DB, n int) {
 	t.Helper()

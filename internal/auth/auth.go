@@ -6,7 +6,10 @@
 // body or from a header that a sandbox could set.
 package auth
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // Kind tells people from programs.
 type Kind string
@@ -37,7 +40,30 @@ type Principal struct {
 	ID      string // the credential's, person's or sandbox's id
 	Project string // the project it belongs to; empty for System
 	Inbox   string // the inbox of an Agent or a Recovery, or the one attached to a Sandbox; else empty
+
+	Role     Role      // of a Person; else empty
+	Strong   time.Time // of a Person: when this session last proved a second factor; zero means never
+	Template string    // what a Sandbox was started from; else empty
 }
+
+// A Role says what a person may do in their project. The zero Role may do
+// nothing but look.
+type Role string
+
+// The roles, each with the rights of those below it.
+const (
+	Owner    Role = "owner"    // manages people, modes, policy, switches, domains and keys
+	Reviewer Role = "reviewer" // decides on actions, stops things, and lets mail out of quarantine
+	Viewer   Role = "viewer"   // looks
+)
+
+// Decides reports whether p is a person who decides on actions.
+func (p Principal) Decides() bool {
+	return p.Kind == Person && (p.Role == Owner || p.Role == Reviewer)
+}
+
+// Manages reports whether p is a person who manages the project.
+func (p Principal) Manages() bool { return p.Kind == Person && p.Role == Owner }
 
 // String returns the principal as the audit writes it, "sandbox:i3k…".
 func (p Principal) String() string { return string(p.Kind) + ":" + p.ID }

@@ -73,7 +73,7 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 		return Principal{}, fmt.Errorf("%w name: use 1 to 63 of a-z 0-9 . _ @ + -, beginning with a letter or digit", ErrInvalid)
 	}
 	now := store.Time(time.Now())
-	p := Principal{Kind: Person, ID: name}
+	p := Principal{Kind: Person, ID: name, Role: Owner}
 	err := tx.One(ctx, `update setup set used_at = $1 where hash = $2 and used_at = 0 and expires_at > $1 returning project_id`,
 		[]any{now, token.hash()}, &p.Project)
 	if errors.Is(err, store.ErrNotFound) {
@@ -192,7 +192,7 @@ func (s *SignIn) Check(ctx context.Context, name, password string) (Principal, e
 	p := Principal{Kind: Person, ID: name}
 	var stored string
 	err := s.db.View(ctx, func(tx *store.Tx) error {
-		return tx.One(ctx, `select project_id, password from person where name = $1`, []any{name}, &p.Project, &stored)
+		return tx.One(ctx, `select project_id, role, password from person where name = $1`, []any{name}, &p.Project, &p.Role, &stored)
 	})
 	if errors.Is(err, store.ErrNotFound) {
 		stored = absent // as much work as for a person who exists
@@ -263,10 +263,12 @@ func NewSession(ctx context.Context, tx *store.Tx, who Principal) (Secret, error
 // [ErrUnauthenticated], also when it has expired.
 func CheckSession(ctx context.Context, db *store.DB, token Secret) (Principal, error) {
 	p := Principal{Kind: Person}
+	var strong int64
 	err := db.View(ctx, func(tx *store.Tx) error {
-		return tx.One(ctx, `select p.name, p.project_id from session s join person p on p.id = s.person_id where s.hash = $1 and s.expires_at > $2`,
-			[]any{token.hash(), store.Time(time.Now())}, &p.ID, &p.Project)
+		return tx.One(ctx, `select p.name, p.project_id, p.role, s.strong_at from session s join person p on p.id = s.person_id where s.hash = $1 and s.expires_at > $2`,
+			[]any{token.hash(), store.Time(time.Now())}, &p.ID, &p.Project, &p.Role, &strong)
 	})
+	p.Strong = store.FromTime(strong)
 	if errors.Is(err, store.ErrNotFound) {
 		return Principal{}, ErrUnauthenticated
 	}

@@ -166,7 +166,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, f.db, nil)
+	f.gate = oversight.NewGate(log, f.db, oversight.Fixed(nil))
 	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
 	t.Cleanup(guest.Close)
@@ -179,7 +179,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 		if f.project.Project, f.projectKey, err = auth.NewProject(t.Context(), tx, "one"); err != nil {
 			return err
 		}
-		f.person = auth.Principal{Kind: auth.Person, ID: "ann", Project: f.project.Project}
+		f.person = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: f.project.Project}
 		f.link, err = auth.NewSetup(t.Context(), tx, f.project.Project)
 		return err
 	})

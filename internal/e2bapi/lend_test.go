@@ -27,7 +27,7 @@ func TestLendTooLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{log: log, db: db, fleet: fleet, mail: mailbox.New(log, db, oversight.NewGate(log, db, nil), mailbox.Config{Blobs: blobs, Domain: "agents.test"})}
+	s := &Server{log: log, db: db, fleet: fleet, mail: mailbox.New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})}
 	who := auth.Principal{Kind: auth.Project, ID: "crd_1"}
 	err = db.Update(ctx, func(tx *store.Tx) (err error) {
 		who.Project, _, err = auth.NewProject(ctx, tx, "one")

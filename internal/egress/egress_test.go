@@ -1175,7 +1175,7 @@ func TestAttachRefuses(t *testing.T) {
 	for name, try := range map[string]func() (*os.File, error){
 		"twice": func() (*os.File, error) { return w.wall.Attach(t.Context(), w.principal("i1", ""), policy.Egress{}) },
 		"not a sandbox": func() (*os.File, error) {
-			return w.wall.Attach(t.Context(), auth.Principal{Kind: auth.Person, ID: "p"}, policy.Egress{})
+			return w.wall.Attach(t.Context(), auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "p"}, policy.Egress{})
 		},
 		"bad policy": func() (*os.File, error) {
 			return w.wall.Attach(t.Context(), w.principal("i2", ""), policy.Egress{DenyOut: []string{"x"}})

@@ -154,7 +154,7 @@ func TestAdoptRefuses(t *testing.T) {
 		want string
 	}{
 		{"attached already", w.principal("i1", ""), policy.Egress{}, link, "has one already"},
-		{"not a sandbox", auth.Principal{Kind: auth.Person, ID: "p"}, policy.Egress{}, link, "is not a sandbox"},
+		{"not a sandbox", auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "p"}, policy.Egress{}, link, "is not a sandbox"},
 		{"bad policy", w.principal("i2", ""), policy.Egress{DenyOut: []string{"x"}}, link, "denyOut"},
 		{"a file", w.principal("i2", ""), policy.Egress{}, file, "open link"},
 		{"a stream", w.principal("i2", ""), policy.Egress{}, stream, "keeps packets apart"},

@@ -44,7 +44,7 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate := oversight.NewGate(log, db, nil)
+	gate := oversight.NewGate(log, db, oversight.Fixed(nil))
 	post := mailbox.New(log, db, gate, mailbox.Config{Blobs: blobs, Domain: "agents.test"}) // nothing is approved, so nothing is delivered
 	fleet, err := sandbox.New(log, db, nil, nil, sandboxtest.Config(t))
 	if err != nil {
@@ -80,7 +80,7 @@ func TestDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	local := &httptest.Server{Listener: l, Config: &http.Server{Handler: api.HandlerFor(func(*http.Request) (auth.Principal, error) {
-		return auth.Principal{Kind: auth.Person, ID: "ann", Project: project}, nil
+		return auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project}, nil
 	})}}
 	local.Start()
 	defer local.Close()

@@ -480,7 +480,7 @@ func (x *trial) domain() {
 }
 
 func (x *trial) manager(b mailbox.Inbox) auth.Principal {
-	return auth.Principal{Kind: auth.Person, ID: "ann", Project: b.Project}
+	return auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: b.Project}
 }
 
 func (x *trial) delete(b mailbox.Inbox) {
@@ -557,7 +557,7 @@ func (f *fixture) principals(t *testing.T) {
 	foreign, k := open("foreign key")
 	f.spareGrant[f.foreign.ID] = grant("foreign grant", foreign, k, mailbox.Propose)
 	for name, project := range map[string]string{"account": f.a.Project, "foreign account": f.foreign.Project} {
-		_, key, err := f.post.NewAccount(ctx, auth.Principal{Kind: auth.Person, ID: "ann", Project: project}, name)
+		_, key, err := f.post.NewAccount(ctx, auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project}, name)
 		fatal(err)
 		f.byKey(name, key)
 	}

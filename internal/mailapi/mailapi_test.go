@@ -82,7 +82,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, db, rules)
+	f.gate = oversight.NewGate(log, db, oversight.Fixed(rules))
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", PublicURL: "https://mail.example"})
 	f.dns = dnstest.Start(t)
 	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), Gap: time.Nanosecond, Most: 500, InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses})
@@ -110,7 +110,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		if err != nil {
 			t.Fatal(err)
 		}
-		who := auth.Principal{Kind: auth.Person, ID: "ann", Project: project.Project}
+		who := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project.Project}
 		byWho(name+"person", who)
 		inbox := func(address, client string) mailbox.Inbox {
 			b, key, err := f.post.CreateInbox(ctx, project, mailbox.NewInbox{Address: address}, "")

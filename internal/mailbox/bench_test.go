@@ -42,7 +42,7 @@ func seed(b *testing.B, n int, blobs bool) bench {
 		b.Fatal(err)
 	}
 	db := storetest.SQLite(b)
-	m := New(log, db, oversight.NewGate(log, db, nil), Config{Blobs: bl, Domain: "agents.test"})
+	m := New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), Config{Blobs: bl, Domain: "agents.test"})
 	var project string
 	err = db.Update(ctx, func(tx *store.Tx) error {
 		project, _, err = auth.NewProject(ctx, tx, "one")

@@ -54,7 +54,7 @@ func setup(t testing.TB, db *store.DB) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, db, nil)
+	f.gate = oversight.NewGate(log, db, oversight.Fixed(nil))
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", QuarantineScore: 0.75})
 	err = db.Update(t.Context(), func(tx *store.Tx) error {
 		id, key, err := auth.NewProject(t.Context(), tx, "one")
@@ -62,7 +62,7 @@ func setup(t testing.TB, db *store.DB) *fixture {
 			return err
 		}
 		f.project = auth.Principal{Kind: auth.Project, ID: "crd_x", Project: id}
-		f.person = auth.Principal{Kind: auth.Person, ID: "ann", Project: id}
+		f.person = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: id}
 		_ = key
 		id, _, err = auth.NewProject(t.Context(), tx, "two")
 		f.other = auth.Principal{Kind: auth.Project, ID: "crd_y", Project: id}

@@ -44,7 +44,7 @@ func offices(t *testing.T, rules policy.Rules, c mailbox.Config, fn func(t *test
 		f := setup(t, os[0].db)
 		log := slog.New(slog.NewTextHandler(t.Output(), nil))
 		for i := range os {
-			os[i].gate = oversight.NewGate(log, os[i].db, rules)
+			os[i].gate = oversight.NewGate(log, os[i].db, oversight.Fixed(rules))
 			blobs, err := store.OpenBlobs(f.blobs)
 			if err != nil {
 				t.Fatal(err)

@@ -219,7 +219,7 @@ func TestQuarantineAtOnce(t *testing.T) {
 				if i%2 == 1 {
 					verb, decide = "drop", f.post.Drop
 				}
-				err := decide(t.Context(), auth.Principal{Kind: auth.Person, ID: "ann", Project: who.Project}, id)
+				err := decide(t.Context(), auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: who.Project}, id)
 				mu.Lock()
 				defer mu.Unlock()
 				switch {

@@ -25,7 +25,7 @@ func (f *fixture) again(t *testing.T) *mailbox.PostOffice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return mailbox.New(log, f.db, oversight.NewGate(log, f.db, nil), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
+	return mailbox.New(log, f.db, oversight.NewGate(log, f.db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
 }
 
 // search returns the subjects of what is found, page by page.

@@ -241,7 +241,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, db, rules)
+	f.gate = oversight.NewGate(log, db, oversight.Fixed(rules))
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	f.fleet, err = sandbox.New(log, db, f.host, f.host, sandboxtest.Config(t))
 	if err != nil {
@@ -250,7 +250,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	err = db.Update(ctx, func(tx *store.Tx) error {
 		id, key, err := auth.NewProject(ctx, tx, "one")
 		f.project, f.projectKey = auth.Principal{Kind: auth.Project, ID: "crd_x", Project: id}, key
-		f.person = auth.Principal{Kind: auth.Person, ID: "ann", Project: id}
+		f.person = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: id}
 		return err
 	})
 	if err != nil {

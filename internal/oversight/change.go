@@ -111,7 +111,7 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 		return Action{}, fmt.Errorf("revise action %s of kind %s: as %s of another kind or inbox: %w", id, a.Kind, p.Request.Kind, ErrStale)
 	}
 	from, was, old := a.State, a.Hex(), a.Version
-	if err := g.judge(ctx, tx, &a, p); err != nil {
+	if err := g.weigh(ctx, tx, &a, p); err != nil {
 		return Action{}, err
 	}
 	a.Version, a.Proposer, a.Via, a.Decider, a.Decided, a.Reason, a.Result = old+1, who.String(), p.Via, "", time.Time{}, "", ""

@@ -135,7 +135,7 @@ func setupAgain(t *testing.T, f *fixture, rules policy.Rules) *fixture {
 	t.Helper()
 	g := *f
 	g.eff = &effect{}
-	g.gate = oversight.NewGate(f.log, f.db, rules)
+	g.gate = oversight.NewGate(f.log, f.db, oversight.Fixed(rules))
 	g.gate.Handle("test.effect", g.eff)
 	return &g
 }

@@ -130,6 +130,13 @@ type Action struct {
 	Due    time.Time     // of an approved one: when it leaves, or is tried again
 	Note   string        // what the gate warns the reviewer of; may be empty
 
+	Request   policy.Request // what policy was asked
+	Context   string         // what the proposer chose to show beside it, such as the thread; may be empty
+	Approvers int            // how many people must approve it
+	Who       []string       // who is asked: names, or "role:owner"; empty means whoever decides
+	StepUp    bool           // who decides proves a second factor
+	Expires   time.Time      // when it is denied if nobody decided; zero means never
+
 	Settled time.Time // when it was denied, cancelled, done or failed; else zero
 	Dropped time.Time // when its payload was dropped; zero while it is kept
 }
@@ -149,6 +156,27 @@ type Proposal struct {
 	Undo      time.Duration // for so long after it may leave it can be cancelled
 	Ask       bool          // a person is asked, also where policy would allow it
 	Note      string        // what the reviewer is to be warned of; may be empty
+	Context   string        // what the reviewer is shown beside it, such as the thread; may be empty
+}
+
+// A Judge says what policy makes of a request of a project.
+type Judge interface {
+	Judge(ctx context.Context, tx *store.Tx, project string, r policy.Request) (policy.Verdict, error)
+}
+
+// Fixed judges every project by the same rules.
+type Fixed policy.Rules
+
+// Judge implements [Judge].
+func (f Fixed) Judge(_ context.Context, _ *store.Tx, _ string, r policy.Request) (policy.Verdict, error) {
+	return policy.Rules(f).Evaluate(r), nil
+}
+
+// A Refresher is an [Executor] that knows what has changed of a request since
+// it was made: the mode of the inbox, its allow list, the history. The gate
+// judges again what a rule, and no person, had approved, before it executes it.
+type Refresher interface {
+	Refresh(ctx context.Context, tx *store.Tx, a Action) (policy.Request, error)
 }
 
 // MaxLate is how long after its time an action still leaves as it was approved.
@@ -226,17 +254,17 @@ type Watcher interface {
 type Gate struct {
 	log   *slog.Logger
 	db    *store.DB
-	rules policy.Rules
+	judge Judge
 	exec  map[string]Executor
 	wake  chan struct{}       // has room for one
 	room  int64               // maxHeld; a test makes it small
 	held  *semaphore.Weighted // of room, bytes of large payloads that are being executed
 }
 
-// NewGate returns a gate that judges by rules. Every kind needs its executor,
-// see [Gate.Handle].
-func NewGate(log *slog.Logger, db *store.DB, rules policy.Rules) *Gate {
-	return &Gate{log: log, db: db, rules: rules, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, held: semaphore.NewWeighted(maxHeld)}
+// NewGate returns a gate that asks judge. Every kind needs its executor, see
+// [Gate.Handle].
+func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
+	return &Gate{log: log, db: db, judge: judge, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, held: semaphore.NewWeighted(maxHeld)}
 }
 
 // Handle sets the executor for a kind of action. It must not be called after
@@ -250,7 +278,7 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 		ID: "act_" + rand.Text(), Project: who.Project, Kind: p.Request.Kind, Proposer: who.String(), Inbox: p.Inbox, Via: p.Via,
 		Version: 1, Created: stored(time.Now()),
 	}
-	if err := g.judge(ctx, tx, &a, p); err != nil {
+	if err := g.weigh(ctx, tx, &a, p); err != nil {
 		return Action{}, err
 	}
 	_, err := tx.ExecContext(ctx, `insert into action
@@ -268,11 +296,16 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	return a, g.moved(ctx, tx, a)
 }
 
-// judge fills in what p makes of a: its payload, times and state.
-func (g *Gate) judge(ctx context.Context, tx *store.Tx, a *Action, p Proposal) error {
+// weigh fills in what p makes of a: its payload, times and state.
+func (g *Gate) weigh(ctx context.Context, tx *store.Tx, a *Action, p Proposal) error {
 	now := time.Now()
 	digest := sha256.Sum256(p.Payload)
-	v := g.rules.Evaluate(p.Request)
+	p.Request.Time = stored(now)
+	v, err := g.judge.Judge(ctx, tx, a.Project, p.Request)
+	if err != nil {
+		return fmt.Errorf("judge action: %w", err)
+	}
+	a.Request, a.Context, a.Approvers, a.Who, a.StepUp = p.Request, p.Context, max(v.Approvers, 1), v.Who, v.StepUp
 	a.Payload, a.Digest, a.Rule, a.Verdict = p.Payload, digest[:], v.Rule, v.Reason
 	a.SendAt, a.AskAt, a.Undo, a.Note = stored(p.NotBefore), stored(p.AskAt), p.Undo, p.Note
 	a.Due, a.Settled = time.Time{}, time.Time{}

@@ -59,7 +59,7 @@ type fixture struct {
 func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	t.Helper()
 	f := &fixture{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil)), db: db, eff: &effect{}}
-	f.gate = oversight.NewGate(f.log, db, rules)
+	f.gate = oversight.NewGate(f.log, db, oversight.Fixed(rules))
 	f.gate.Handle("test.effect", f.eff)
 	var ids []string
 	err := db.Update(t.Context(), func(tx *store.Tx) error {
@@ -76,8 +76,8 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		t.Fatal(err)
 	}
 	f.agent = auth.Principal{Kind: auth.Agent, ID: "crd_1", Project: ids[0], Inbox: "ibx_1"}
-	f.person = auth.Principal{Kind: auth.Person, ID: "ann", Project: ids[0]}
-	f.stranger = auth.Principal{Kind: auth.Person, ID: "eve", Project: ids[1]}
+	f.person = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: ids[0]}
+	f.stranger = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "eve", Project: ids[1]}
 	return f
 }
 
@@ -370,7 +370,7 @@ func TestWhoSees(t *testing.T) {
 
 func BenchmarkPropose(b *testing.B) {
 	db := storetest.SQLite(b)
-	gate := oversight.NewGate(slog.New(slog.DiscardHandler), db, nil)
+	gate := oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil))
 	who := auth.Principal{Kind: auth.Agent, ID: "crd_1", Inbox: "ibx_1"}
 	err := db.Update(b.Context(), func(tx *store.Tx) (err error) {
 		who.Project, _, err = auth.NewProject(b.Context(), tx, "one")

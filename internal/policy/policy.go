@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Effect is what a rule says about a request it matches.
@@ -27,10 +28,38 @@ type Rule struct {
 	Reason string // what a person is told; empty means one made from the rule
 }
 
-// A Request is what a rule is matched against.
+// A Request is what policy is asked about: an action, and what is known of it.
+// It is kept as JSON with the action.
 type Request struct {
-	Kind string
-	To   []string
+	Kind     string            `json:"kind"` // "email.send"
+	Mode     Mode              `json:"mode,omitempty"`
+	Inbox    string            `json:"inbox,omitempty"`  // its address
+	Via      string            `json:"via,omitempty"`    // the door
+	From     string            `json:"from,omitempty"`   // of mail that arrives: the proved domain's address, or empty
+	To       []string          `json:"to,omitempty"`     // every recipient, lower case, Bcc too
+	Listed   bool              `json:"listed,omitempty"` // the inbox's allow list has them all
+	Size     int64             `json:"size,omitempty"`   // bytes
+	Files    []Attachment      `json:"files,omitempty"`
+	Flags    []string          `json:"flags,omitempty"`    // what content checks found, see Flags
+	Sandbox  string            `json:"sandbox,omitempty"`  // that proposed it
+	Template string            `json:"template,omitempty"` // that the sandbox is of
+	History  History           `json:"history,omitzero"`
+	Time     time.Time         `json:"time,omitzero"`
+	Detail   map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
+}
+
+// An Attachment is a file of a [Request].
+type Attachment struct {
+	Name string `json:"name"`
+	Type string `json:"type"` // "application/pdf"
+	Size int64  `json:"size"` // bytes
+}
+
+// History is what the inbox and the recipients have had with one another.
+type History struct {
+	Sent    int64 `json:"sent"`    // mails that reached the recipient that got the fewest
+	Known   int   `json:"known"`   // recipients that got one before
+	Replies bool  `json:"replies"` // each recipient has written to this inbox
 }
 
 // A Verdict is an effect and the rule it came from.
@@ -38,6 +67,12 @@ type Verdict struct {
 	Effect Effect
 	Rule   string // ID of the deciding rule, empty for the default
 	Reason string // for a person
+
+	// For Ask:
+	Approvers int           // how many people must approve; 0 means one
+	Who       []string      // names of people, or roles as "role:owner"; empty means whoever decides
+	Within    time.Duration // after which it is denied; 0 means the default
+	StepUp    bool          // deciders prove a second factor
 }
 
 // Rules is a set of rules. The zero Rules asks for everything.
@@ -81,9 +116,14 @@ func (rule Rule) matches(r Request) bool {
 // Mode says how closely an inbox is watched.
 type Mode string
 
-// GatedSend is the mode in which every send waits for a person; it is the only
-// one yet.
-const GatedSend Mode = "gated_send"
+// The modes.
+const (
+	ReadOnly   Mode = "read_only"  // nothing is sent
+	GatedAll   Mode = "gated_all"  // what is sent and what arrives waits for a person
+	GatedSend  Mode = "gated_send" // what is sent waits for a person, but to those on the allow list
+	Monitored  Mode = "monitored"  // what is sent leaves, and the overseer gets a copy
+	Autonomous Mode = "autonomous" // what is sent leaves
+)
 
-// Modes lists the modes that inboxes will have; see the design.
-var Modes = []Mode{"read_only", "gated_all", GatedSend, "monitored", "autonomous"}
+// Modes lists the modes, the closest watched first.
+var Modes = []Mode{ReadOnly, GatedAll, GatedSend, Monitored, Autonomous}

@@ -41,7 +41,7 @@ func ring(t *testing.T, db *store.DB, dns *dnstest.Server) *signing.Ring {
 
 func person(t *testing.T, db *store.DB) auth.Principal {
 	t.Helper()
-	who := auth.Principal{Kind: auth.Person, ID: "ann"}
+	who := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
 	err := db.Update(t.Context(), func(tx *store.Tx) (err error) {
 		who.Project, _, err = auth.NewProject(t.Context(), tx, "one")
 		return err

@@ -39,7 +39,7 @@ func newPost(t *testing.T, db *store.DB) post {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := mailbox.New(log, db, oversight.NewGate(log, db, nil), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
+	m := mailbox.New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
 	return post{m, db, project(t, db, "one")}
 }
 
@@ -128,7 +128,7 @@ func TestInboxDelivery(t *testing.T) {
 			{"the inbox's key", keyA, []string{"a"}},
 			{"another inbox's key", keyB, []string{"b"}},
 			{"the project", p.who, []string{"project"}},
-			{"a person", auth.Principal{Kind: auth.Person, Project: p.who.Project, ID: "ann"}, []string{"project"}},
+			{"a person", auth.Principal{Kind: auth.Person, Role: auth.Owner, Project: p.who.Project, ID: "ann"}, []string{"project"}},
 			{"another project", project(t, db, "two"), nil},
 		} {
 			list, err := h.List(t.Context(), tt.who)
