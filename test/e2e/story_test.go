@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"postern/internal/smtpclient/postfixtest"
-	"postern/internal/storetest"
 )
 
 // freePort returns a port that was free a moment ago.
@@ -119,10 +118,7 @@ func TestPostfix(t *testing.T) {
 // TestPostgres: the whole server on PostgreSQL, with a sandbox, mail, a decision
 // and the record.
 func TestPostgres(t *testing.T) {
-	url := storetest.PostgresURL(t)
-	if url == "" {
-		t.Fatalf("%s is not set: run this under test/with-postgres", storetest.PostgresVar)
-	}
+	url := database(t)
 	s := start(t, t.TempDir(), "--database", url)
 	from, key := s.inbox("analyst")
 	to, toKey := s.inbox("buyer")
