@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"postern/internal/smtpclient/postfixtest"
 )
@@ -115,4 +116,96 @@ func bytesIn(b *testing.B, dir string) (n int64) {
 		b.Fatal(err)
 	}
 	return n
+}
+
+// BenchmarkGate is what an agent and a reviewer meet at the gate of a server
+// with 400 others waiting: a proposal until it stands in the queue, proposals
+// over eight connections, and decisions over eight, each durable.
+func BenchmarkGate(b *testing.B) {
+	s := start(b, b.TempDir(), "--cold", "--inbox-limits", "none", "--project-limits", "none")
+	local := s.local()
+	web := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
+	type action struct {
+		ID, Digest string
+		Version    int64
+	}
+	propose := func(b *testing.B, address, key string, n int64) (a action) {
+		status, err := call(web, "POST", "http://"+s.web+"/v1/inboxes/"+address+"/messages", key,
+			map[string]any{"to": []string{"someone@example.com"}, "subject": fmt.Sprintf("n-%d", n), "text": strings.Repeat("word ", 400)}, &a)
+		if err != nil || status != http.StatusAccepted {
+			b.Errorf("propose: %d, %v", status, err)
+		}
+		return a
+	}
+	reject := func(b *testing.B, a action) {
+		status, err := call(local, "POST", "http://x/v1/actions/"+a.ID+"/decision", "",
+			map[string]any{"version": a.Version, "digest": a.Digest, "approve": false, "reason": "no"}, nil)
+		if err != nil || status != http.StatusOK {
+			b.Errorf("decide: %d, %v", status, err)
+		}
+	}
+	var n atomic.Int64
+	address, key := s.inbox("waiting")
+	for range 400 {
+		propose(b, address, key, n.Add(1))
+	}
+	address, key = s.inbox("busy")
+	b.Run("visible", func(b *testing.B) {
+		var took time.Duration
+		for range b.N {
+			began := time.Now()
+			a := propose(b, address, key, n.Add(1))
+			var list struct{ Actions []action }
+			if _, err := call(local, "GET", "http://x/v1/actions?state=pending&limit=50", "", nil, &list); err != nil {
+				b.Fatal(err)
+			}
+			took += time.Since(began)
+			if len(list.Actions) == 0 || list.Actions[0].ID != a.ID {
+				b.Fatal("what was proposed does not stand in the queue")
+			}
+			reject(b, list.Actions[0])
+		}
+		b.ReportMetric(float64(took.Microseconds())/1000/float64(b.N), "ms-visible")
+	})
+	// At most 500 wait in one inbox, so what is proposed is decided in turns.
+	b.Run("many", func(b *testing.B) {
+		var proposing, deciding time.Duration
+		for left := int64(b.N); left > 0; left -= 400 {
+			var todo, decide atomic.Int64
+			todo.Store(min(left, 400))
+			began := time.Now()
+			inParallel(8, func() {
+				for todo.Add(-1) >= 0 {
+					propose(b, address, key, n.Add(1))
+				}
+			})
+			proposing += time.Since(began)
+			var list struct{ Actions []action }
+			if _, err := call(local, "GET", fmt.Sprintf("http://x/v1/actions?state=pending&limit=%d", min(left, 400)), "", nil, &list); err != nil {
+				b.Fatal(err)
+			}
+			decide.Store(int64(len(list.Actions)))
+			began = time.Now()
+			inParallel(8, func() {
+				for {
+					i := decide.Add(-1)
+					if i < 0 {
+						return
+					}
+					reject(b, list.Actions[i])
+				}
+			})
+			deciding += time.Since(began)
+		}
+		b.ReportMetric(float64(b.N)/proposing.Seconds(), "proposals/s")
+		b.ReportMetric(float64(b.N)/deciding.Seconds(), "decisions/s")
+	})
+}
+
+func inParallel(n int, f func()) {
+	var all sync.WaitGroup
+	for range n {
+		all.Go(f)
+	}
+	all.Wait()
 }
