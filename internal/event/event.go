@@ -55,6 +55,11 @@ const (
 	OversightApproved  Type = "oversight.approved"
 	OversightRejected  Type = "oversight.rejected"
 	OversightCancelled Type = "oversight.cancelled"
+	OversightExpired   Type = "oversight.expired"   // nobody decided in time, so it is denied
+	OversightCommented Type = "oversight.commented" // a person wrote to its proposer, without deciding
+	InboxModeChanged   Type = "inbox.mode_changed"  // how closely the inbox is watched; the data says from what to what
+	SwitchOn           Type = "switch.on"           // a person stopped something of this inbox's; the data says what
+	SwitchOff          Type = "switch.off"          // and lets it go on: nothing that was stopped leaves by that
 )
 
 // MailTypes returns the types of events of inboxes.
@@ -62,6 +67,7 @@ func MailTypes() []Type {
 	return []Type{
 		InboxCreated, InboxDeleted, MessageReceived, MessageQuarantined, MessageSent, MessageDelivered, MessageDeferred,
 		MessageBounced, MessageComplained, OversightPending, OversightApproved, OversightRejected, OversightCancelled,
+		OversightExpired, OversightCommented, InboxModeChanged, SwitchOn, SwitchOff,
 	}
 }
 

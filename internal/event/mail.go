@@ -16,7 +16,8 @@ import (
 
 // AppendMail records something that happened to an inbox, as part of tx. It
 // holds no content and no address: those are sealed, and whoever holds the
-// project's key may read events.
+// project's key may read events. What people and policy say to the agent, such
+// as the reason of a decision, it may hold.
 //
 // The caller holds the lock of [postern/internal/audit.Lock], so that numbers
 // are given in the order of commits also with several processes: a reader who
@@ -41,6 +42,45 @@ func AppendMail(ctx context.Context, tx *store.Tx, e Event) error {
 	}
 	return nil
 }
+
+// AppendEach records one event for each of several inboxes, as part of tx: what
+// was switched off for a whole project happened to each inbox of it. It is
+// [AppendMail] for all of them at once, and e.Inbox is not looked at.
+func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) error {
+	for _, inbox := range inboxes {
+		if !slices.Contains(MailTypes(), e.Type) || inbox == "" || e.Sandbox != "" {
+			return fmt.Errorf("append event of type %q for inbox %q", e.Type, inbox)
+		}
+	}
+	data, err := json.Marshal(e.Data)
+	if err != nil {
+		return fmt.Errorf("append event: %w", err)
+	}
+	now := store.Time(time.Now())
+	for chunk := range slices.Chunk(inboxes, eachRows) {
+		var last int64
+		if err := tx.One(ctx, `update event_head set seq = seq + $1 where id = 1 returning seq`, []any{len(chunk)}, &last); err != nil {
+			return fmt.Errorf("append events: %w", err)
+		}
+		rows := make([]string, len(chunk))
+		args := []any{e.Project, e.Type, e.Object, string(data), now}
+		for i, inbox := range chunk {
+			n := len(args)
+			rows[i] = fmt.Sprintf(`($%d, $1, $2, $%d, $3, $%d, '', '', '', '', $4, $5, 0)`, n+1, n+2, n+3)
+			args = append(args, "evt_"+rand.Text(), inbox, last-int64(len(chunk)-1-i))
+		}
+		_, err := tx.ExecContext(ctx, `insert into event (id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at, routed_at)
+			values `+strings.Join(rows, ", "), args...)
+		if err != nil {
+			return fmt.Errorf("append events: %w", err)
+		}
+	}
+	return nil
+}
+
+// eachRows is how many rows one statement of [AppendEach] inserts: SQLite takes
+// 32766 parameters, and a statement of megabytes gains nothing.
+const eachRows = 500
 
 // OfInbox returns at most limit events of an inbox with a number above after,
 // oldest first, of the given types or of all.

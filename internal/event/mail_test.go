@@ -166,6 +166,49 @@ func TestNoneIsMissed(t *testing.T) {
 
 // TestWatch: who waits is woken by this process at once, and by another one
 // soon; and by neither for what was rolled back.
+func TestAppendEach(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		who := project(t, db, "one")
+		var inboxes []string
+		for i := range 1203 { // more than two statements' worth
+			inboxes = append(inboxes, fmt.Sprintf("ibx_%d", i))
+		}
+		addMail(t, db, nil, event.Event{Project: who.Project, Type: event.MessageReceived, Inbox: "ibx_7", Object: "msg_1"})
+		each := func(typ event.Type, inboxes ...string) error {
+			return db.Update(t.Context(), func(tx *store.Tx) error {
+				if err := audit.Lock(t.Context(), tx); err != nil {
+					return err
+				}
+				return event.AppendEach(t.Context(), tx, event.Event{Project: who.Project, Type: typ, Object: "swi_1", Data: map[string]any{"scope": "project"}}, inboxes)
+			})
+		}
+		if err := each(event.SwitchOn, inboxes...); err != nil {
+			t.Fatal(err)
+		}
+		addMail(t, db, nil, event.Event{Project: who.Project, Type: event.MessageReceived, Inbox: "ibx_7", Object: "msg_2"})
+		if got, want := objects(ofInbox(t, db, "ibx_7", 0, 10)), "msg_1 swi_1 msg_2"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		seen := map[int64]bool{}
+		for _, inbox := range inboxes {
+			es := ofInbox(t, db, inbox, 0, 10, event.SwitchOn)
+			if len(es) != 1 || seen[es[0].Seq] || es[0].Data["scope"] != "project" {
+				t.Fatalf("%s: got %v, want one event of its own", inbox, es)
+			}
+			seen[es[0].Seq] = true
+		}
+		if err := each(event.SwitchOff); err != nil {
+			t.Errorf("no inboxes: %v", err)
+		}
+		if err := each("switch.what", "ibx_7"); err == nil {
+			t.Error("an unknown type was taken")
+		}
+		if err := each(event.SwitchOff, "ibx_7", ""); err == nil {
+			t.Error("an inbox without a name was taken")
+		}
+	})
+}
+
 func TestWatch(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		who := project(t, db, "one")

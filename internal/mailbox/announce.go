@@ -1,12 +1,16 @@
 package mailbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
+	"time"
 
 	"postern/internal/audit"
+	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -20,13 +24,20 @@ import (
 // It takes the lock of the audit's chain, so call it when that costs nothing:
 // beside audit.Append, and after other writes of tx.
 func (m *PostOffice) announce(ctx context.Context, tx *store.Tx, b Inbox, t event.Type, objects ...string) error {
+	return m.announceWith(ctx, tx, b, t, nil, objects...)
+}
+
+// announceWith is announce with what else the agent is to know: a state, and
+// what people or policy say to it. It is no place for what a mail says.
+func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b Inbox, t event.Type, data map[string]any, objects ...string) error {
 	e := event.Event{Project: b.Project, Inbox: b.ID, Type: t, Data: map[string]any{}}
+	maps.Copy(e.Data, data)
 	for i, id := range objects {
 		if i == 0 {
 			e.Object = id
 		}
 		kind, _, _ := strings.Cut(id, "_")
-		name, ok := map[string]string{"msg": "message", "act": "action"}[kind]
+		name, ok := map[string]string{"msg": "message", "act": "action", "swi": "switch"}[kind]
 		if !ok {
 			return fmt.Errorf("announce %s: %q is no id of a message or an action", t, id)
 		}
@@ -45,7 +56,7 @@ func (m *PostOffice) announce(ctx context.Context, tx *store.Tx, b Inbox, t even
 var _ oversight.Watcher = (*PostOffice)(nil)
 
 // Moved implements [oversight.Watcher]: it tells of actions that wait for a
-// person and of how they were decided.
+// person and of how they were decided, with the reason that the agent is given.
 func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	var t event.Type
 	switch a.State {
@@ -56,7 +67,10 @@ func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action
 			t = event.OversightApproved
 		}
 	case oversight.Denied:
-		if a.Decider != "" {
+		switch {
+		case expired(a):
+			t = event.OversightExpired
+		case a.Decider != "" || a.Version > 1: // else its proposer has the answer already
 			t = event.OversightRejected
 		}
 	case oversight.Cancelled:
@@ -70,7 +84,24 @@ func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action
 	if a.Inbox == "" || t == "" {
 		return nil
 	}
-	return m.announce(ctx, tx, Inbox{ID: a.Inbox, Project: a.Project}, t, a.ID)
+	data := map[string]any{"state": string(a.State)}
+	reason := a.Reason
+	if a.Decider == "" && a.State != oversight.Cancelled {
+		reason = cmp.Or(reason, a.Verdict) // policy's
+	}
+	if reason != "" {
+		data["reason"] = reason
+	}
+	if t == event.OversightPending && !a.Expires.IsZero() {
+		data["expires_at"] = a.Expires.Format(time.RFC3339)
+	}
+	return m.announceWith(ctx, tx, Inbox{ID: a.Inbox, Project: a.Project}, t, data, a.ID)
+}
+
+// expired reports whether a was denied because nobody decided in time. No
+// person did, then, and its time is over.
+func expired(a oversight.Action) bool {
+	return !strings.HasPrefix(a.Decider, string(auth.Person)+":") && !a.Expires.IsZero() && !a.Settled.Before(a.Expires)
 }
 
 // Events returns what wakes those who wait for events of inboxes.
