@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -358,15 +357,11 @@ func (s *Server) lobsterPoll(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 func (s *Server) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(w, r, c)
+	m, raw, done, err := s.message(w, r, c)
 	if err != nil {
 		return err
 	}
 	defer done()
-	m, raw, err := s.message(r, c)
-	if err != nil {
-		return err
-	}
 	answer(w, http.StatusOK, wholeOf(m, raw))
 	return nil
 }
@@ -376,23 +371,14 @@ func (s *Server) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) 
 // a key: so the address is the file itself (RFC 2397). Its type is none, since
 // the sender chose it.
 func (s *Server) lobsterAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(w, r, c)
+	f, done, err := s.attachment(w, r, c)
 	if err != nil {
 		return err
 	}
 	defer done()
-	m, raw, err := s.message(r, c)
-	if err != nil {
-		return err
-	}
-	list := mail.Read(raw).Attachments
-	i, err := strconv.Atoi(r.PathValue("index"))
-	if err != nil || i < 0 || i >= len(list) {
-		return fmt.Errorf("attachment in the path: message %s has %d, counted from 0: %w", m.ID, len(list), store.ErrNotFound)
-	}
 	answer(w, http.StatusOK, map[string]any{
-		"filename": list[i].Name, "contentType": fileType(list[i].ContentType), "sizeBytes": len(list[i].Data),
-		"downloadUrl": "data:application/octet-stream;base64," + base64.StdEncoding.EncodeToString(list[i].Data),
+		"filename": f.Name, "contentType": fileType(f.ContentType), "sizeBytes": len(f.Data),
+		"downloadUrl": "data:application/octet-stream;base64," + base64.StdEncoding.EncodeToString(f.Data),
 	})
 	return nil
 }

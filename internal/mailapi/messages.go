@@ -92,16 +92,36 @@ func (s *Server) listMessages(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) message(r *http.Request, c caller) (m mailbox.Message, raw []byte, err error) {
-	k, err := s.open(r, c)
+// message reads the message that the request names, as a whole. Call done once
+// it is answered.
+func (s *Server) message(w http.ResponseWriter, r *http.Request, c caller) (m mailbox.Message, raw []byte, done func(), err error) {
+	done, err = s.read(w, r, c)
 	if err != nil {
-		return m, nil, err
+		return m, nil, nil, err
 	}
-	id, err := id(r)
+	k, id, err := s.item(r, c)
+	if err == nil {
+		m, raw, err = s.post.Message(r.Context(), c.Principal, k, id)
+	}
 	if err != nil {
-		return m, nil, err
+		done()
 	}
-	return s.post.Message(r.Context(), c.Principal, k, id)
+	return m, raw, done, err
+}
+
+// attachment is [Server.message] for the file of it that the request names.
+func (s *Server) attachment(w http.ResponseWriter, r *http.Request, c caller) (f mail.Attachment, done func(), err error) {
+	m, raw, done, err := s.message(w, r, c)
+	if err != nil {
+		return f, nil, err
+	}
+	list := mail.Read(raw).Attachments
+	i, err := strconv.Atoi(r.PathValue("index"))
+	if err != nil || i < 0 || i >= len(list) || strconv.Itoa(i) != r.PathValue("index") {
+		done()
+		return f, nil, fmt.Errorf("attachment in the path: message %s has %d, counted from 0: %w", m.ID, len(list), store.ErrNotFound)
+	}
+	return list[i], done, nil
 }
 
 type headerJSON struct {
@@ -120,15 +140,11 @@ type parsedJSON struct {
 }
 
 func (s *Server) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(w, r, c)
+	m, raw, done, err := s.message(w, r, c)
 	if err != nil {
 		return err
 	}
 	defer done()
-	m, raw, err := s.message(r, c)
-	if err != nil {
-		return err
-	}
 	answer(w, http.StatusOK, parsedOf(m, raw))
 	return nil
 }
@@ -180,37 +196,24 @@ func download(w http.ResponseWriter, contentType, name string) {
 }
 
 func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(w, r, c)
+	m, raw, done, err := s.message(w, r, c)
 	if err != nil {
 		return err
 	}
 	defer done()
-	m, raw, err := s.message(r, c)
-	if err != nil {
-		return err
-	}
 	download(w, "message/rfc822", m.ID+".eml")
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(raw))
 	return nil
 }
 
 func (s *Server) getAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
-	done, err := s.read(w, r, c)
+	f, done, err := s.attachment(w, r, c)
 	if err != nil {
 		return err
 	}
 	defer done()
-	m, raw, err := s.message(r, c)
-	if err != nil {
-		return err
-	}
-	list := mail.Read(raw).Attachments
-	i, err := strconv.Atoi(r.PathValue("index"))
-	if err != nil || i < 0 || i >= len(list) || strconv.Itoa(i) != r.PathValue("index") {
-		return fmt.Errorf("attachment in the path: message %s has %d, counted from 0: %w", m.ID, len(list), store.ErrNotFound)
-	}
-	download(w, fileType(list[i].ContentType), fileName(list[i].Name))
-	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(list[i].Data))
+	download(w, fileType(f.ContentType), fileName(f.Name))
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(f.Data))
 	return nil
 }
 
