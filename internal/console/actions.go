@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -38,10 +41,72 @@ type listing struct {
 	Actions []listed
 	Held    int      // messages in quarantine
 	Unknown []listed // those that need a person's word, on the queue's first page
-	Total   int
-	Capped  bool // there are more than Total
-	Newer   int  // page before this one, 0 if there is none
-	Older   int  // page after it
+	Waiting int      // all, before the filter
+	Total   int      // those that the filter selects
+	Capped  bool     // there are more than Waiting
+	Newer   int      // page before this one, 0 if there is none
+	Older   int      // page after it
+	Filter  filter
+	Kinds   []string // that are among the actions
+	Inboxes []choice // likewise
+}
+
+// A choice is one value of a field with how it reads.
+type choice struct{ Value, Name string }
+
+// A filter selects actions of a list. The zero filter selects all.
+type filter struct {
+	Kind  string
+	Inbox string // id
+	To    string // part of the address of a recipient, lower case
+	Asked bool   // only those that who looks at the list is asked about by name or role
+}
+
+// filterOf reads the filter of a page's address.
+func filterOf(r *http.Request) (filter, error) {
+	q := r.URL.Query()
+	f := filter{q.Get("kind"), q.Get("inbox"), strings.ToLower(strings.TrimSpace(q.Get("to"))), q.Get("asked") == "me"}
+	for name, v := range map[string]string{"kind": f.Kind, "inbox": f.Inbox, "to": f.To} {
+		if len(v) > 254 || !utf8.ValidString(v) || strings.ContainsFunc(v, unicode.IsControl) {
+			return filter{}, fmt.Errorf("%w: %s must be text of at most 254 bytes", errForm, name)
+		}
+	}
+	return f, nil
+}
+
+// Any reports whether it leaves anything out.
+func (f filter) Any() bool { return f != filter{} }
+
+// Page returns the address of the page with number n, as a link on a page of
+// the list has it.
+func (f filter) Page(n int) string {
+	q := url.Values{}
+	for name, v := range map[string]string{"kind": f.Kind, "inbox": f.Inbox, "to": f.To} {
+		if v != "" {
+			q.Set(name, v)
+		}
+	}
+	if f.Asked {
+		q.Set("asked", "me")
+	}
+	q.Set("page", strconv.Itoa(n))
+	return "?" + q.Encode()
+}
+
+// selects reports whether a passes.
+func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
+	switch {
+	case f.Kind != "" && a.Kind != f.Kind, f.Inbox != "" && a.Inbox != f.Inbox, f.Asked && !asks(who, a):
+		return false
+	case f.To == "":
+		return true
+	}
+	return slices.ContainsFunc(a.Request.To, func(to string) bool { return strings.Contains(strings.ToLower(to), f.To) })
+}
+
+// asks reports whether who is among those whom policy wants to decide on a.
+func asks(who auth.Principal, a *oversight.Action) bool {
+	return who.Decides() && (len(a.Who) == 0 || slices.Contains(a.Who, who.ID) || slices.Contains(a.Who, "role:"+string(who.Role)))
 }
 
 // queue shows what waits, the longest first: a flood of new ones cannot push
@@ -67,11 +132,15 @@ func (s *Server) queue(w http.ResponseWriter, r *http.Request, who auth.Principa
 		}
 		l.Held = len(held)
 	}
-	title := "Nothing waits"
-	if l.Total > 0 {
-		title = fmt.Sprintf("(%d) Waiting for a decision", l.Total)
+	mark, err := s.watched(r.Context(), who, "queue")
+	if err != nil {
+		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "queue", Title: title, Who: who.ID, Here: "queue", Body: l})
+	title := "Nothing waits"
+	if l.Waiting > 0 {
+		title = fmt.Sprintf("(%d) Waiting for a decision", l.Waiting)
+	}
+	return s.render(w, http.StatusOK, page{Name: "queue", Title: title, Who: who, Here: "queue", Watch: "queue", Mark: mark, Body: l})
 }
 
 func (s *Server) decided(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -83,7 +152,7 @@ func (s *Server) decided(w http.ResponseWriter, r *http.Request, who auth.Princi
 	if err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "decided", Title: "Decided", Who: who.ID, Here: "decided", Body: l})
+	return s.render(w, http.StatusOK, page{Name: "decided", Title: "Decided", Who: who, Here: "decided", Body: l})
 }
 
 func pageNumber(r *http.Request) (int, error) {
@@ -103,11 +172,23 @@ func (s *Server) list(r *http.Request, who auth.Principal, n int, oldestFirst bo
 	if err != nil {
 		return nil, err
 	}
-	l := &listing{Total: len(as)}
-	if l.Total > maxListing {
-		l.Total, l.Capped = maxListing, true
+	f, err := filterOf(r)
+	if err != nil {
+		return nil, err
+	}
+	names, err := s.addresses(r.Context(), who)
+	if err != nil {
+		return nil, err
+	}
+	l := &listing{Filter: f}
+	if len(as) > maxListing {
+		l.Capped = true
 		as = as[:maxListing]
 	}
+	l.Waiting = len(as)
+	l.choices(as, names)
+	as = slices.DeleteFunc(as, func(a oversight.Action) bool { return !f.selects(who, &a) })
+	l.Total = len(as)
 	if oldestFirst {
 		slices.Reverse(as)
 	}
@@ -118,10 +199,6 @@ func (s *Server) list(r *http.Request, who auth.Principal, n int, oldestFirst bo
 		l.Older = n + 1
 	}
 	as = as[min((n-1)*perPage, len(as)):min(n*perPage, len(as))]
-	names, err := s.addresses(r.Context(), who)
-	if err != nil {
-		return nil, err
-	}
 	for _, a := range as {
 		b, err := s.brief(r.Context(), who, &a)
 		if err != nil {
@@ -130,6 +207,23 @@ func (s *Server) list(r *http.Request, who auth.Principal, n int, oldestFirst bo
 		l.Actions = append(l.Actions, listed{a, b, names[a.Inbox]})
 	}
 	return l, nil
+}
+
+// choices fills in what the filter's form offers: what there is, and what is
+// chosen already, also when there is none of it any more.
+func (l *listing) choices(as []oversight.Action, names map[string]string) {
+	kinds, inboxes := map[string]bool{}, map[string]bool{}
+	for _, a := range as {
+		kinds[a.Kind], inboxes[a.Inbox] = true, true
+	}
+	kinds[l.Filter.Kind], inboxes[l.Filter.Inbox] = true, true
+	delete(kinds, "")
+	delete(inboxes, "")
+	l.Kinds = slices.Sorted(maps.Keys(kinds))
+	for id := range inboxes {
+		l.Inboxes = append(l.Inboxes, choice{id, or(names[id], id)})
+	}
+	slices.SortFunc(l.Inboxes, func(a, b choice) int { return strings.Compare(a.Name, b.Name) })
 }
 
 var actionID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^act_[A-Z2-7]{26}$`) })
@@ -178,12 +272,16 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 		return err
 	}
 	slices.Reverse(v.History)
-	p := page{Name: "action", Title: v.View.Title, Who: who.ID, Here: "queue", Body: v}
+	p := page{Name: "action", Title: v.View.Title, Who: who, Here: "queue", Body: v}
 	if p.Title == "" {
 		p.Title = "(no subject)"
 	}
 	if v.State != oversight.Pending {
 		p.Here = "decided"
+	}
+	p.Watch = id
+	if p.Mark, err = s.watched(ctx, who, id); err != nil {
+		return err
 	}
 	if v.State == oversight.Executing || v.State == oversight.Approved {
 		// Soon at first; one that is tried again for an hour need not be watched.

@@ -1,6 +1,8 @@
 // Package console serves the pages on which people review and decide.
 //
-// Everything is rendered here and works without a script; no page holds one.
+// Everything is rendered here and works without a script. The one that there is
+// only tells a person that what they look at has changed, and never takes away
+// what they are typing; it is a file of ours, and no other runs.
 // What agents, sandboxes and mail say is hostile: it reaches a page as text
 // only, through html/template, with characters that are not seen made visible.
 //
@@ -62,10 +64,14 @@ type Server struct {
 	signIn  *auth.SignIn
 	// verifying has room for one: reading the whole record is work.
 	verifying chan struct{}
+	closed    chan struct{} // by Close
+	closing   sync.Once
 
 	mu     sync.Mutex // guards what follows
 	briefs map[string]brief
 	failed failures
+	pulses map[string]pulse // by project
+	live   map[string]int   // streams of events by person
 }
 
 // New returns the console of the people in db.
@@ -76,59 +82,89 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fl
 	}
 	return &Server{
 		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf, signIn: auth.NewSignIn(db),
-		verifying: make(chan struct{}, 1), briefs: map[string]brief{},
+		verifying: make(chan struct{}, 1), closed: make(chan struct{}), briefs: map[string]brief{},
+		pulses: map[string]pulse{}, live: map[string]int{},
 	}
+}
+
+// A right is what a route asks of who comes.
+type right string
+
+// The rights, from none to that of an owner. What a page's buttons do is checked
+// by the noun, too: here is the first of two lines, and the one that says which
+// pages a viewer has.
+const (
+	open    right = ""        // nobody need be signed in; who is then nobody
+	looks   right = "looks"   // somebody who is signed in
+	decides right = "decides" // a reviewer or an owner
+	manages right = "manages" // an owner
+)
+
+// holds reports whether who has the right.
+func (r right) holds(who auth.Principal) bool {
+	switch r {
+	case open:
+		return true
+	case looks:
+		return who.Kind == auth.Person
+	case decides:
+		return who.Decides()
+	case manages:
+		return who.Manages()
+	}
+	return false
 }
 
 // A route is one method of one path.
 type route struct {
 	method, path string
-	open         bool // for those who are not signed in, too; who is then nobody
+	needs        right
 	serve        func(*Server, http.ResponseWriter, *http.Request, auth.Principal) error
 }
 
 // table is all that there is. HEAD is served as GET.
 var table = []route{
-	{"GET", "/console/{$}", false, (*Server).queue},
-	{"GET", "/console/actions/{id}", false, (*Server).action},
-	{"GET", "/console/actions/{id}/text", false, (*Server).text},
-	{"POST", "/console/actions/{id}/decision", false, (*Server).decide},
-	{"POST", "/console/actions/{id}/resolution", false, (*Server).resolve},
-	{"POST", "/console/actions/{id}/cancel", false, (*Server).cancel},
-	{"GET", "/console/decided", false, (*Server).decided},
-	{"GET", "/console/sandboxes", false, (*Server).sandboxes},
-	{"GET", "/console/sandboxes/{id}", false, (*Server).sandbox},
-	{"POST", "/console/sandboxes/{id}/kill", false, (*Server).kill},
-	{"GET", "/console/inboxes", false, (*Server).inboxes},
-	{"POST", "/console/inboxes", false, (*Server).createInbox},
-	{"GET", "/console/inboxes/{id}", false, (*Server).inbox},
-	{"POST", "/console/inboxes/{id}/settings", false, (*Server).changeInbox},
-	{"POST", "/console/inboxes/{id}/limits", false, (*Server).limitInbox},
-	{"POST", "/console/inboxes/{id}/delete", false, (*Server).deleteInbox},
-	{"POST", "/console/inboxes/{id}/restore", false, (*Server).restoreInbox},
-	{"POST", "/console/inboxes/{id}/revoke", false, (*Server).revokeKey},
-	{"GET", "/console/recover", false, (*Server).recoverForm},
-	{"POST", "/console/recover", false, (*Server).recoverInbox},
-	{"GET", "/console/quarantine", false, (*Server).quarantine},
-	{"POST", "/console/quarantine/{id}/release", false, (*Server).releaseMessage},
-	{"POST", "/console/quarantine/{id}/drop", false, (*Server).dropMessage},
-	{"GET", "/console/sending", false, (*Server).sending},
-	{"POST", "/console/sending/lookup", false, (*Server).lookUp},
-	{"POST", "/console/sending/suppression", false, (*Server).suppress},
-	{"POST", "/console/sending/lift", false, (*Server).lift},
-	{"GET", "/console/domains", false, (*Server).domainList},
-	{"POST", "/console/domains", false, (*Server).addDomain},
-	{"GET", "/console/domains/{id}", false, (*Server).domain},
-	{"POST", "/console/domains/{id}/check", false, (*Server).checkDomain},
-	{"POST", "/console/domains/{id}/remove", false, (*Server).removeDomain},
-	{"GET", "/console/audit", false, (*Server).audit},
-	{"POST", "/console/audit/verify", false, (*Server).verify},
-	{"GET", "/console/setup", true, (*Server).setupPage},
-	{"POST", "/console/setup", true, (*Server).setup},
-	{"GET", "/console/signin", true, (*Server).signInPage},
-	{"POST", "/console/signin", true, (*Server).signin},
-	{"POST", "/console/signout", true, (*Server).signout},
-	{"GET", "/console/static/{name}", true, (*Server).static},
+	{"GET", "/console/{$}", looks, (*Server).queue},
+	{"GET", "/console/events", looks, (*Server).events},
+	{"GET", "/console/actions/{id}", looks, (*Server).action},
+	{"GET", "/console/actions/{id}/text", looks, (*Server).text},
+	{"POST", "/console/actions/{id}/decision", decides, (*Server).decide},
+	{"POST", "/console/actions/{id}/resolution", decides, (*Server).resolve},
+	{"POST", "/console/actions/{id}/cancel", decides, (*Server).cancel},
+	{"GET", "/console/decided", looks, (*Server).decided},
+	{"GET", "/console/sandboxes", looks, (*Server).sandboxes},
+	{"GET", "/console/sandboxes/{id}", looks, (*Server).sandbox},
+	{"POST", "/console/sandboxes/{id}/kill", decides, (*Server).kill},
+	{"GET", "/console/inboxes", looks, (*Server).inboxes},
+	{"POST", "/console/inboxes", manages, (*Server).createInbox},
+	{"GET", "/console/inboxes/{id}", looks, (*Server).inbox},
+	{"POST", "/console/inboxes/{id}/settings", manages, (*Server).changeInbox},
+	{"POST", "/console/inboxes/{id}/limits", manages, (*Server).limitInbox},
+	{"POST", "/console/inboxes/{id}/delete", manages, (*Server).deleteInbox},
+	{"POST", "/console/inboxes/{id}/restore", manages, (*Server).restoreInbox},
+	{"POST", "/console/inboxes/{id}/revoke", manages, (*Server).revokeKey},
+	{"GET", "/console/recover", manages, (*Server).recoverForm},
+	{"POST", "/console/recover", manages, (*Server).recoverInbox},
+	{"GET", "/console/quarantine", looks, (*Server).quarantine},
+	{"POST", "/console/quarantine/{id}/release", decides, (*Server).releaseMessage},
+	{"POST", "/console/quarantine/{id}/drop", decides, (*Server).dropMessage},
+	{"GET", "/console/sending", looks, (*Server).sending},
+	{"POST", "/console/sending/lookup", decides, (*Server).lookUp},
+	{"POST", "/console/sending/suppression", decides, (*Server).suppress},
+	{"POST", "/console/sending/lift", manages, (*Server).lift},
+	{"GET", "/console/domains", looks, (*Server).domainList},
+	{"POST", "/console/domains", manages, (*Server).addDomain},
+	{"GET", "/console/domains/{id}", looks, (*Server).domain},
+	{"POST", "/console/domains/{id}/check", decides, (*Server).checkDomain},
+	{"POST", "/console/domains/{id}/remove", manages, (*Server).removeDomain},
+	{"GET", "/console/audit", looks, (*Server).audit},
+	{"POST", "/console/audit/verify", looks, (*Server).verify},
+	{"GET", "/console/setup", open, (*Server).setupPage},
+	{"POST", "/console/setup", open, (*Server).setup},
+	{"GET", "/console/signin", open, (*Server).signInPage},
+	{"POST", "/console/signin", open, (*Server).signin},
+	{"POST", "/console/signout", open, (*Server).signout},
+	{"GET", "/console/static/{name}", open, (*Server).static},
 }
 
 // Handler returns all routes. They are below /console/.
@@ -169,10 +205,12 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// guard sets what holds for every answer: nothing but our own style and icon
-// is loaded, nobody frames a page, and nothing is kept.
+// guard sets what holds for every answer: nothing but our own style, icon and
+// script is loaded, nobody frames a page, and nothing is kept. A frame of ours
+// cannot be led to another site either (frame-src): a link in a mail that a
+// reviewer looks at, and clicks, goes nowhere.
 func guard(h http.Header) {
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer") // the set-up link's token is in its address
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
@@ -205,10 +243,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[strin
 		return errMethod
 	}
 	var who auth.Principal
-	if !rt.open {
+	if rt.needs != open {
 		var err error
 		if who, err = s.session(r); err != nil {
 			return err
+		}
+		if !rt.needs.holds(who) {
+			return fmt.Errorf("%s needs who %s: %w", rt.path, rt.needs, auth.ErrForbidden)
 		}
 	}
 	if method == http.MethodPost {
@@ -232,12 +273,15 @@ func (s *Server) session(r *http.Request) (auth.Principal, error) {
 
 // version names the static files of this build, so that they may be kept.
 var version = func() string {
-	b, err := static.ReadFile("static/style.css")
-	if err != nil {
-		panic(err) // unreachable: it is embedded
+	h := sha256.New()
+	for _, name := range []string{"style.css", "live.js"} {
+		b, err := static.ReadFile("static/" + name)
+		if err != nil {
+			panic(err) // unreachable: it is embedded
+		}
+		h.Write(b)
 	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:6])
+	return hex.EncodeToString(h.Sum(nil)[:6])
 }()
 
 func (s *Server) static(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {

@@ -31,7 +31,7 @@ func (s *Server) showDomains(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if v.Domains, err = s.domains.Domains(r.Context(), who); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "domains", Title: "Domains", Who: who.ID, Here: "domains", Body: v})
+	return s.render(w, status, page{Name: "domains", Title: "Domains", Who: who, Here: "domains", Body: v})
 }
 
 func (s *Server) addDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -82,7 +82,7 @@ func (s *Server) showDomain(w http.ResponseWriter, r *http.Request, who auth.Pri
 	if v.Records, err = s.domains.Records(r.Context(), d); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "domain", Title: "Domain " + d.Name, Who: who.ID, Here: "domains", Body: v})
+	return s.render(w, status, page{Name: "domain", Title: "Domain " + d.Name, Who: who, Here: "domains", Body: v})
 }
 
 func (s *Server) checkDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

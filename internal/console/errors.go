@@ -74,6 +74,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusBadRequest, "Not understood", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/", "Go to the queue"}
 	case errors.Is(err, oversight.ErrStale):
 		f = failure{http.StatusConflict, "Changed meanwhile", sentence(oversight.ErrStale.Error()), "/console/", "Go to the queue"}
+	case errors.Is(err, errStreams):
+		f = failure{http.StatusTooManyRequests, "Too many pages", "Many pages of yours are open and watch for changes. Close some.", "/console/", "Go to the queue"}
 	case errors.Is(err, errMethod):
 		f = failure{http.StatusMethodNotAllowed, "Not this way", "Nothing was changed. What changes anything is done with the buttons on a page, never by a link.", "/console/", "Go to the queue"}
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):

@@ -3,8 +3,18 @@ package console
 // ClosedRoutes returns the method and path of each route that needs a person.
 func ClosedRoutes() (out [][2]string) {
 	for _, rt := range table {
-		if !rt.open {
+		if rt.needs != open {
 			out = append(out, [2]string{rt.method, rt.path})
+		}
+	}
+	return out
+}
+
+// ChangingForms returns the path of each form that a viewer has not.
+func ChangingForms() (out []string) {
+	for _, rt := range table {
+		if rt.method == "POST" && (rt.needs == decides || rt.needs == manages) {
+			out = append(out, rt.path)
 		}
 	}
 	return out

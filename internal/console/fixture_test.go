@@ -137,6 +137,7 @@ type fixture struct {
 	domains *domain.Registry
 	dns     *dnstest.Server
 	hop     *nextHop
+	console *console.Server
 	handler http.Handler
 	url     string
 
@@ -192,7 +193,8 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.handler = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}}).Handler()
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}})
+	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: 5 * time.Second}}
 	s.Start()
 	t.Cleanup(s.Close)

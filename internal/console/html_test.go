@@ -48,7 +48,17 @@ func wellFormed(t *testing.T, what, page string) {
 		case html.StartTagToken, html.SelfClosingTagToken:
 			tok := z.Token()
 			landmarks[tok.Data]++
-			if slices.Contains([]string{"script", "style", "iframe", "object", "embed", "img", "base", "svg"}, tok.Data) {
+			switch src, _ := attribute(tok, "src"); tok.Data {
+			case "script": // ours, a file
+				if !strings.HasPrefix(src, "/console/static/live.js?v=") {
+					t.Errorf("%s: has the script %q", what, src)
+				}
+			case "iframe": // where nothing runs, and nothing knows who looks
+				if sandbox, ok := attribute(tok, "sandbox"); !ok || sandbox != "" || !strings.HasPrefix(src, "/console/") {
+					t.Errorf("%s: has an <iframe> of %q with the sandbox %q", what, src, sandbox)
+				}
+			}
+			if slices.Contains([]string{"style", "object", "embed", "img", "base", "svg"}, tok.Data) {
 				t.Errorf("%s: has a <%s>", what, tok.Data)
 			}
 			attrs := map[string]string{}
@@ -57,7 +67,7 @@ func wellFormed(t *testing.T, what, page string) {
 				if strings.HasPrefix(a.Key, "on") || a.Key == "style" {
 					t.Errorf("%s: <%s> has the attribute %s", what, tok.Data, a.Key)
 				}
-				if (a.Key == "href" || a.Key == "src" || a.Key == "action") && !strings.HasPrefix(a.Val, "/console/") && !strings.HasPrefix(a.Val, "#") && !strings.HasPrefix(a.Val, "?page=") {
+				if (a.Key == "href" || a.Key == "src" || a.Key == "action") && !strings.HasPrefix(a.Val, "/console/") && !strings.HasPrefix(a.Val, "#") && !strings.HasPrefix(a.Val, "?") {
 					t.Errorf("%s: <%s> leads to %q", what, tok.Data, a.Val)
 				}
 			}
@@ -90,7 +100,20 @@ func wellFormed(t *testing.T, what, page string) {
 				return
 			}
 			open = open[:len(open)-1]
-		case html.TextToken, html.CommentToken, html.DoctypeToken:
+		case html.TextToken:
+			if len(open) > 0 && open[len(open)-1] == "script" && strings.TrimSpace(string(z.Text())) != "" {
+				t.Errorf("%s: has a script in the page", what)
+			}
+		case html.CommentToken, html.DoctypeToken:
 		}
 	}
+}
+
+func attribute(tok html.Token, name string) (string, bool) {
+	for _, a := range tok.Attr {
+		if a.Key == name {
+			return a.Val, true
+		}
+	}
+	return "", false
 }

@@ -76,7 +76,7 @@ func (s *Server) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Pr
 			v.Domains = append(v.Domains, d.Name)
 		}
 	}
-	return s.render(w, status, page{Name: "inboxes", Title: "Inboxes", Who: who.ID, Here: "inboxes", Body: v})
+	return s.render(w, status, page{Name: "inboxes", Title: "Inboxes", Who: who, Here: "inboxes", Body: v})
 }
 
 // formDate reads the date of a form's field, to its end. Empty is the zero time.
@@ -164,7 +164,7 @@ func (s *Server) recoveryKey(ctx context.Context, key auth.Secret, inbox string)
 }
 
 func (s *Server) showKey(w http.ResponseWriter, who auth.Principal, v keyPage) error {
-	return s.render(w, http.StatusCreated, page{Name: "key", Title: "Key of " + v.Inbox.Address, Who: who.ID, Here: "inboxes", Body: v})
+	return s.render(w, http.StatusCreated, page{Name: "key", Title: "Key of " + v.Inbox.Address, Who: who, Here: "inboxes", Body: v})
 }
 
 var inboxID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^ibx_[A-Z2-7]{26}$`) })
@@ -272,7 +272,7 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 			v.Suspended = &ss[i]
 		}
 	}
-	return s.render(w, status, page{Name: "inbox", Title: b.Address, Who: who.ID, Here: "inboxes", Body: v})
+	return s.render(w, status, page{Name: "inbox", Title: b.Address, Who: who, Here: "inboxes", Body: v})
 }
 
 // back leads to the inbox's page after a form about it, or shows why it could
@@ -377,7 +377,7 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Prin
 type recoverPage struct{ Notice string }
 
 func (s *Server) recoverForm(w http.ResponseWriter, _ *http.Request, who auth.Principal) error {
-	return s.render(w, http.StatusOK, page{Name: "recover", Title: "Recover an inbox", Who: who.ID, Here: "inboxes", Body: recoverPage{}})
+	return s.render(w, http.StatusOK, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{}})
 }
 
 // recoverInbox makes a new key with a recovery key. The person who types it is
@@ -391,7 +391,7 @@ func (s *Server) recoverInbox(w http.ResponseWriter, r *http.Request, who auth.P
 		return err
 	}
 	if err != nil || holder.Kind != auth.Recovery || holder.Project != who.Project {
-		return s.render(w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who.ID, Here: "inboxes", Body: recoverPage{"That is no recovery key of an inbox of this project. Nothing was changed. A recovery key begins with prk_."}})
+		return s.render(w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{"That is no recovery key of an inbox of this project. Nothing was changed. A recovery key begins with prk_."}})
 	}
 	revoke := r.PostForm.Get("revoke") != ""
 	b, _, fresh, err := s.post.Recover(ctx, holder, key, revoke)

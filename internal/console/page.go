@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"postern/internal/audit"
+	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -30,11 +31,16 @@ var files embed.FS
 type page struct {
 	Name    string // of its template
 	Title   string
-	Who     string // who is signed in, or empty
-	Here    string // its place in the navigation, or empty
-	Refresh int    // seconds until it is asked for again; 0 means never
+	Who     auth.Principal // who is signed in; of no kind if nobody is
+	Here    string         // its place in the navigation, or empty
+	Refresh int            // seconds until it is asked for again where no script runs; 0 means never
+	Watch   string         // what the script watches: "queue", or the id of an action; empty means the count alone
+	Mark    string         // how what is watched stands, as [Server.events] would tell it
 	Body    any
 }
+
+// JS returns the address of the script.
+func (page) JS() string { return "/console/static/live.js?v=" + version }
 
 // CSS returns the address of the style.
 func (page) CSS() string { return "/console/static/style.css?v=" + version }
@@ -88,6 +94,7 @@ var funcs = template.FuncMap{
 	"detail":        detail,
 	"stateOf":       stateOf,
 	"meaning":       meaning,
+	"kind":          func(k string) string { return or(kinds[k], k) },
 	"domainMeaning": domainMeaning,
 	"recordName":    func(k domain.Kind) string { return or(recordNames[k], string(k)) },
 	"resultName":    func(r domain.Result) string { return or(resultNames[r], string(r)) },
@@ -212,6 +219,12 @@ func who(p string) principal {
 		return principal{ID: id}
 	}
 	return principal{ID: p}
+}
+
+// kinds are what an action would do, in words.
+var kinds = map[string]string{
+	mailbox.SendKind: "Email", "net.connect": "Connection", "inbox.mode": "Change of mode", "inbox.allow": "Addition to an allow list",
+	"policy.change": "Change of policy", "mailbox.receive": "Email that arrived",
 }
 
 // doors are the ways in which something was asked for.

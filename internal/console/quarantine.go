@@ -105,7 +105,7 @@ func (s *Server) showQuarantine(w http.ResponseWriter, r *http.Request, who auth
 	for _, h := range held {
 		v.Held = append(v.Held, heldMessage{h, or(names[h.Inbox], h.Inbox)})
 	}
-	return s.render(w, status, page{Name: "quarantine", Title: "Quarantine", Who: who.ID, Here: "inboxes", Body: v})
+	return s.render(w, status, page{Name: "quarantine", Title: "Quarantine", Who: who, Here: "inboxes", Body: v})
 }
 
 var messageID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^msg_[A-Z2-7]{26}$`) })

@@ -60,7 +60,7 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, who auth.Principa
 		}
 		v.Older = "/console/audit?" + next.Encode()
 	}
-	return s.render(w, http.StatusOK, page{Name: "audit", Title: "Record", Who: who.ID, Here: "audit", Body: v})
+	return s.render(w, http.StatusOK, page{Name: "audit", Title: "Record", Who: who, Here: "audit", Body: v})
 }
 
 // A verification is what reading the whole record brought.
@@ -101,5 +101,5 @@ func (s *Server) verify(w http.ResponseWriter, r *http.Request, who auth.Princip
 		return err
 	}
 	v.Head, v.Count = head.String(), int(head.Seq)
-	return s.render(w, http.StatusOK, page{Name: "verify", Title: "Record verified", Who: who.ID, Here: "audit", Body: v})
+	return s.render(w, http.StatusOK, page{Name: "verify", Title: "Record verified", Who: who, Here: "audit", Body: v})
 }

@@ -75,7 +75,7 @@ func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request, who auth.Prin
 	if err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "sandboxes", Title: "Sandboxes", Who: who.ID, Here: "sandboxes", Body: all})
+	return s.render(w, http.StatusOK, page{Name: "sandboxes", Title: "Sandboxes", Who: who, Here: "sandboxes", Body: all})
 }
 
 var sandboxID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^i[a-z0-9]{20}$`) })
@@ -101,7 +101,7 @@ func (s *Server) showSandbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 	}
 	for _, l := range all {
 		if l.ID == id {
-			return s.render(w, status, page{Name: "sandbox", Title: "Sandbox " + id, Who: who.ID, Here: "sandboxes", Body: sandboxPage{l, notice}})
+			return s.render(w, status, page{Name: "sandbox", Title: "Sandbox " + id, Who: who, Here: "sandboxes", Body: sandboxPage{l, notice}})
 		}
 	}
 	return fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)

@@ -106,7 +106,7 @@ func (s *Server) showSending(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if v.Lookup != nil && v.Lookup.Suppression.Inbox != "" {
 		v.Lookup.Inbox = or(names[v.Lookup.Suppression.Inbox], v.Lookup.Suppression.Inbox)
 	}
-	return s.render(w, status, page{Name: "sending", Title: "Sending", Who: who.ID, Here: "inboxes", Body: v})
+	return s.render(w, status, page{Name: "sending", Title: "Sending", Who: who, Here: "inboxes", Body: v})
 }
 
 // lookUp tells whether anything is sent to an address. It is a POST although it

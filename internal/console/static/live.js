@@ -1,0 +1,103 @@
+// The one script of the console. It learns by server-sent events that what a
+// page shows is not true any more, keeps the number of waiting actions in the
+// title, and brings the new content. It never takes away what a person is
+// typing, has ticked or stands on: then it only says so. It makes no markup of
+// text: what it shows comes from the server's own page, or is set as text. Only
+// the part #live is renewed by itself; a page to decide on has none.
+'use strict'
+;(() => {
+  const root = document.documentElement
+  const watch = root.dataset.watch || ''
+  const bare = document.title.replace(/^\(\d+\+?\) /, '')
+  let mark = root.dataset.mark || ''
+  let busy = false
+  let again = false
+
+  const region = () => document.getElementById('live')
+  const bar = document.getElementById('changed')
+
+  function count(n) {
+    const text = n > 1000 ? '1000+' : String(n)
+    document.title = n > 0 ? `(${text}) ${bare}` : bare
+    const badge = document.getElementById('waiting')
+    if (badge) {
+      badge.textContent = n > 0 ? text : ''
+      badge.hidden = n === 0
+    }
+  }
+
+  // inUse tells whether something that a person did on the page would be lost.
+  function inUse(el) {
+    const changed = (f) => {
+      if (f.type === 'hidden') return false
+      if (f.type === 'checkbox' || f.type === 'radio') return f.checked !== f.defaultChecked
+      if (f.tagName !== 'SELECT') return f.value !== f.defaultValue
+      return f.selectedIndex !== Math.max(0, [...f.options].findIndex((o) => o.defaultSelected))
+    }
+    if ([...el.querySelectorAll('input, textarea, select')].some(changed)) return true
+    const focused = document.activeElement
+    if (focused && focused !== el && el.contains(focused)) return true
+    const s = document.getSelection()
+    return Boolean(s && !s.isCollapsed && el.contains(s.anchorNode))
+  }
+
+  // say: only a person renews what a decision is made on. Content that changed
+  // under the pointer would be approved by a click that was meant for another.
+  function say() {
+    if (bar) bar.hidden = false
+    const link = document.getElementById('look')
+    if (link) link.href = location.pathname + location.search
+  }
+
+  async function renew() {
+    if (busy) {
+      again = true
+      return
+    }
+    const old = region()
+    if (!old || inUse(old)) return say()
+    busy = true
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: 'text/html' }, cache: 'no-store', redirect: 'error' })
+      if (!answer.ok) throw new Error(String(answer.status))
+      const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
+      const fresh = page.getElementById('live')
+      if (!fresh || inUse(old)) return say() // something was typed meanwhile
+      const open = new Set([...old.querySelectorAll('details[open][id]')].map((d) => d.id))
+      old.replaceWith(document.importNode(fresh, true))
+      for (const d of region().querySelectorAll('details[id]')) if (open.has(d.id)) d.open = true
+      mark = page.documentElement.dataset.mark || mark
+      if (bar) bar.hidden = true
+    } catch {
+      say()
+    } finally {
+      busy = false
+      if (again) {
+        again = false
+        renew()
+      }
+    }
+  }
+
+  let source
+  function listen() {
+    source = new EventSource(`/console/events${watch ? `?watch=${encodeURIComponent(watch)}` : ''}`)
+    source.onmessage = (e) => {
+      const now = JSON.parse(e.data)
+      count(now.waiting)
+      if (watch && now.mark && now.mark !== mark) {
+        mark = now.mark
+        renew()
+      }
+    }
+    source.onerror = () => {
+      // What ends for good, as when too many pages are open, is asked again rarely.
+      if (source.readyState === EventSource.CLOSED) setTimeout(listen, 60_000)
+    }
+  }
+  listen()
+  addEventListener('pagehide', () => source.close())
+  addEventListener('pageshow', (e) => {
+    if (e.persisted) listen()
+  })
+})()
