@@ -4,9 +4,15 @@
 // without its entry, or an entry without its change, cannot be committed.
 //
 // The chain shows a change to any entry, and an entry removed or put between
-// others. Whoever can write the whole database could build a new chain from
-// the changed entry on; against that, note the head that [Verify] returns
-// somewhere else and give it to a later Verify.
+// others. Beside it a Merkle tree over the same entries (RFC 6962, section 2)
+// makes short proofs: that an entry is in the record, and that a later record
+// goes on from a former one. A [Checkpoint] is the size and the root of the
+// tree, signed; whoever keeps one elsewhere can show that nothing up to there
+// was written anew, by whoever could write the whole database.
+//
+// Entries hold digests, sizes and names, never bodies, subjects or secrets:
+// they cannot be taken out again. This package must not decide, nor send
+// anything anywhere.
 package audit
 
 import (
@@ -18,6 +24,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/mod/sumdb/tlog"
 
 	"postern/internal/auth"
 	"postern/internal/store"
@@ -67,16 +75,24 @@ func ParseHead(s string) (Head, error) {
 
 // Hash returns the hash of e over every field, each length-prefixed so that
 // no two entries share an encoding.
-func (e *Entry) Hash() Digest {
-	var b []byte
+func (e *Entry) Hash() Digest { return sha256.Sum256(e.encode(nil)) }
+
+// hashes returns the hash of e in the chain and the one in the tree. They
+// differ by RFC 6962's prefix of leaves: no leaf can be taken for a node.
+func (e *Entry) hashes(buf []byte) (Digest, tlog.Hash, []byte) {
+	buf = e.encode(append(buf[:0], 0))
+	return sha256.Sum256(buf[1:]), sha256.Sum256(buf), buf
+}
+
+// encode appends to b what is hashed of e.
+func (e *Entry) encode(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(e.Seq))
 	b = binary.BigEndian.AppendUint64(b, uint64(e.At.UnixMicro()))
 	for _, s := range []string{e.Project, e.Actor, e.Verb, e.Object, e.Detail} {
 		b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
 		b = append(b, s...)
 	}
-	b = append(b, e.Prev[:]...)
-	return sha256.Sum256(b)
+	return append(b, e.Prev[:]...)
 }
 
 // Append adds an entry to the chain as part of tx. Entries of who belong to
@@ -88,25 +104,40 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 		return fmt.Errorf("append audit entry: %w", err)
 	}
 	e := Entry{
-		At: time.Now(), Project: who.Project, Actor: who.String(),
-		Verb: verb, Object: clean(object), Detail: string(detail),
+		Project: who.Project, Actor: who.String(), Verb: verb, Object: clean(object), Detail: string(detail),
 	}
-	var prev []byte
+	var prev, right []byte
+	var size int64
 	// The update locks the row: whoever comes second waits for the first's
 	// commit and continues from there, so the chain cannot fork.
-	err = tx.One(ctx, `update audit_head set seq = seq + 1 where id = 1 returning seq, hash`, nil, &e.Seq, &prev)
+	err = tx.One(ctx, `update audit_head set seq = seq + 1 where id = 1 returning seq, hash, tree_size, tree_edge`, nil, &e.Seq, &prev, &size, &right)
 	if err != nil {
 		return fmt.Errorf("read chain head: %w", err)
 	}
 	copy(e.Prev[:], prev)
-	h := e.Hash()
+	e.At = time.Now() // after the lock: times go with the numbers
+	h, leaf, _ := e.hashes(nil)
 	_, err = tx.ExecContext(ctx,
 		`insert into audit_entry (seq, at, project_id, actor, verb, object, detail, prev, hash) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
 		e.Seq, store.Time(e.At), e.Project, e.Actor, e.Verb, e.Object, e.Detail, e.Prev[:], h[:])
 	if err != nil {
 		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
 	}
-	if _, err := tx.ExecContext(ctx, `update audit_head set hash = $1 where id = 1`, h[:]); err != nil {
+	// A tree that lacks former entries is filled by [Fill], which goes on with
+	// this one: a server of a former version may have appended them.
+	if size == e.Seq-1 {
+		t, err := parseEdge(size, right)
+		if err == nil {
+			err = insertNodes(ctx, tx, size, t.add(leaf))
+		}
+		if err != nil {
+			return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
+		}
+		size, right = t.size, t.bytes()
+	} else if right == nil {
+		right = []byte{} // as SQLite gives no bytes back: not NULL
+	}
+	if _, err := tx.ExecContext(ctx, `update audit_head set hash = $1, tree_size = $2, tree_edge = $3 where id = 1`, h[:], size, right); err != nil {
 		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
 	}
 	return nil
@@ -143,61 +174,6 @@ func clean(s string) string {
 		cut--
 	}
 	return s[:cut] + "…"
-}
-
-// A BrokenError says where a chain does not hold.
-type BrokenError struct {
-	Seq    int64 // the first bad entry
-	Reason string
-}
-
-func (e *BrokenError) Error() string {
-	return fmt.Sprintf("audit chain broken at entry %d: %s", e.Seq, e.Reason)
-}
-
-// Verify reads the whole chain and returns its head, or a [BrokenError] naming
-// the first entry that does not fit. If known is not zero the chain must also
-// contain it, which shows that nothing up to there was written anew.
-func Verify(ctx context.Context, tx *store.Tx, known Head) (Head, error) {
-	rows, err := tx.QueryContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash from audit_entry order by seq`)
-	if err != nil {
-		return Head{}, err
-	}
-	defer rows.Close()
-	var last Head
-	for rows.Next() {
-		e, hash, err := scan(rows.Scan)
-		if err != nil {
-			return last, &BrokenError{last.Seq + 1, "it cannot be read: " + err.Error()}
-		}
-		switch h := e.Hash(); {
-		case e.Seq != last.Seq+1:
-			return last, &BrokenError{last.Seq + 1, fmt.Sprintf("the next entry is %d", e.Seq)}
-		case e.Prev != last.Hash:
-			return last, &BrokenError{e.Seq, "it does not continue the entry before it"}
-		case h != hash:
-			return last, &BrokenError{e.Seq, "its content is not what was recorded"}
-		case e.Seq == known.Seq && h != known.Hash:
-			return last, &BrokenError{e.Seq, "it is not the entry that was noted as head " + known.String()}
-		}
-		last = Head{e.Seq, hash}
-	}
-	if err := rows.Err(); err != nil {
-		return last, err
-	}
-	if last.Seq < known.Seq {
-		return last, &BrokenError{last.Seq + 1, "missing, though head " + known.String() + " was noted"}
-	}
-	var head Head
-	var sum []byte
-	if err := tx.One(ctx, `select seq, hash from audit_head where id = 1`, nil, &head.Seq, &sum); err != nil {
-		return last, fmt.Errorf("read chain head: %w", err)
-	}
-	copy(head.Hash[:], sum)
-	if head != last {
-		return last, &BrokenError{min(head.Seq, last.Seq) + 1, fmt.Sprintf("the chain ends at %d and its head says %d", last.Seq, head.Seq)}
-	}
-	return last, nil
 }
 
 func scan(row func(...any) error) (e Entry, hash Digest, err error) {
