@@ -96,7 +96,7 @@ func inboxCommand() *command {
 	return group("inbox", "create [NAME]|list|show|update|delete|restore|revoke|key …|recover|webhook … [flags]", "make, change, recover and delete inboxes", inboxHelp,
 		func(fs *flag.FlagSet) {
 			k.flags(fs)
-			fs.StringVar(&n.mode, "mode", "gated_send", "create: oversight `mode`; only gated_send, in which every send waits for a person, is supported yet")
+			fs.StringVar(&n.mode, "mode", "gated_send", "create: oversight `mode`: read_only, gated_all, gated_send, monitored or autonomous")
 			fs.StringVar(&n.display, "display-name", "", "create, update: what recipients see beside the address")
 			fs.StringVar(&n.expires, "expires", "", "create, update, key add: when it ends, as 36h, 30d or a `time`; update: never")
 			fs.Int64Var(&n.maxBytes, "max-bytes", 0, "create, update: `bytes` of mail that may arrive in it (default: 1 GiB)")

@@ -411,7 +411,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{
 		InboxLimits: inbox, ProjectLimits: project, PublicURL: d.conf.PublicURL,
 		Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, Signer: d.ring, Delivery: d.delivery(),
-		QuarantineScore: d.conf.QuarantineScore,
+		QuarantineScore: d.conf.QuarantineScore, ProjectModes: d.conf.ProjectModes,
 	})
 	if d.doms, err = d.domains(); err != nil {
 		return err

@@ -576,6 +576,11 @@ func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Actio
 		if err := m.note(ctx, tx, a, d); err != nil {
 			return err
 		}
+		if d.State == DeliveryDelivered {
+			if err := m.exchanged(ctx, tx, b.ID, d.Recipient, 1, 0); err != nil {
+				return err
+			}
+		}
 		if d.State == DeliveryBounced && r.Gone {
 			if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedBounce); err != nil {
 				return err

@@ -271,6 +271,10 @@ var holdings = []struct{ table, blob string }{
 	{"webhook_delivery", ""},
 	{"webhook", ""},
 	{"quarantine", "blob_id"},
+	{"allow_entry", ""},
+	{"mode_code", ""},
+	{"correspondent", ""},
+	{"sent_copy", ""},
 }
 
 // purge removes what is in a deleted inbox. First go the wrapped keys, in the
@@ -322,6 +326,9 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 			if _, err := tx.ExecContext(ctx, `delete from `+table+` where scope = $1`, b.ID); err != nil {
 				return err
 			}
+		}
+		if _, err := tx.ExecContext(ctx, `delete from overseer where scope = $1`, b.ID); err != nil {
+			return err
 		}
 		ok, err := tx.Changed(ctx, `delete from inbox where id = $1`, b.ID)
 		if err != nil || !ok { // another process was faster

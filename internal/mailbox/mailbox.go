@@ -73,6 +73,10 @@ type Config struct {
 	Signer          *signing.Ring  // signs what leaves; nil means that nothing is signed
 	Delivery        DeliveryConfig // bounds how mail leaves
 
+	// ProjectModes says that a project's key makes inboxes in modes looser than
+	// gated_send, too; else only an owner does.
+	ProjectModes bool
+
 	// PublicURL is where people reach this server, "https://mail.example.com": the
 	// link in bulk mail leads there. Empty, bulk mail names its own inbox.
 	PublicURL string
@@ -127,6 +131,9 @@ type Inbox struct {
 	Address     string // lower case
 	DisplayName string // what it calls itself beside its address, or empty
 	Mode        policy.Mode
+	ModeAt      time.Time // since when; zero means since it was made
+	ModeBy      string    // a principal; empty where that was not written down
+	ModeReason  string    // why it changed last, for a person; may be empty
 	Created     time.Time
 	Expires     time.Time // from when it is deleted by itself; zero means never
 	Deleted     time.Time // since when it takes and shows no mail; zero means that it does
@@ -211,15 +218,17 @@ func (m *PostOffice) plan(who auth.Principal, n NewInbox) (_ Inbox, more []strin
 	if n.Mode == "" {
 		n.Mode = policy.GatedSend
 	}
-	if n.Mode != policy.GatedSend {
-		if slices.Contains(policy.Modes, n.Mode) {
-			return Inbox{}, nil, fmt.Errorf("%w: mode %s is not supported yet: only %s is", ErrInvalid, n.Mode, policy.GatedSend)
-		}
-		return Inbox{}, nil, fmt.Errorf("%w: mode %q is not a mode: want one of %v", ErrInvalid, n.Mode, policy.Modes)
+	if !slices.Contains(policy.Modes, n.Mode) {
+		return Inbox{}, nil, fmt.Errorf("%w: mode: must be one of %v", ErrInvalid, policy.Modes)
+	}
+	// The attack: an agent that holds the project's key, and makes itself an inbox
+	// that nobody watches.
+	if looser(n.Mode, policy.GatedSend) && !who.Manages() && (who.Kind != auth.Project || !m.cfg.ProjectModes) {
+		return Inbox{}, nil, fmt.Errorf("%s may not make an inbox in mode %s: an owner may, or raise the mode later: %w", who, n.Mode, auth.ErrForbidden)
 	}
 	b := Inbox{
 		ID: "ibx_" + rand.Text(), Project: who.Project, DisplayName: n.DisplayName, Mode: n.Mode,
-		Created: time.Now().UTC().Truncate(time.Microsecond), Expires: n.Expires.UTC().Truncate(time.Microsecond), MaxBytes: n.MaxBytes, epoch: 1,
+		Created: time.Now().UTC().Truncate(time.Microsecond), ModeBy: who.String(), Expires: n.Expires.UTC().Truncate(time.Microsecond), MaxBytes: n.MaxBytes, epoch: 1,
 	}
 	if b.MaxBytes == 0 {
 		b.MaxBytes = MaxInboxBytes
@@ -287,9 +296,9 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if used {
 		return "", &TakenError{Address: b.Address}
 	}
-	ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at, display_name, expires_at, max_bytes, epoch)
-		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict do nothing`,
-		b.ID, b.Project, b.Address, b.Mode, b.publicKey, store.Time(b.Created), b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.epoch)
+	ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at, display_name, expires_at, max_bytes, epoch, mode_by)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) on conflict do nothing`,
+		b.ID, b.Project, b.Address, b.Mode, b.publicKey, store.Time(b.Created), b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.epoch, b.ModeBy)
 	if err != nil {
 		return "", fmt.Errorf("insert inbox: %w", err)
 	}
@@ -331,13 +340,14 @@ func mayManage(who auth.Principal) error {
 	return nil
 }
 
-const inboxColumns = `id, project_id, address, display_name, mode, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch`
+const inboxColumns = `id, project_id, address, display_name, mode, mode_at, mode_by, mode_reason, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch`
 
 func scanInbox(row func(...any) error) (Inbox, error) {
 	var b Inbox
-	var created, expires, deleted, purge int64
-	err := row(&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.publicKey, &b.epoch)
+	var created, modeAt, expires, deleted, purge int64
+	err := row(&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.publicKey, &b.epoch)
 	b.Created, b.Expires, b.Deleted, b.Purge = store.FromTime(created), store.FromTime(expires), store.FromTime(deleted), store.FromTime(purge)
+	b.ModeAt = store.FromTime(modeAt)
 	if b.MaxBytes == 0 { // from before it could be said
 		b.MaxBytes = MaxInboxBytes
 	}

@@ -385,7 +385,7 @@ func TestCreateInboxRefuses(t *testing.T) {
 		{"too short", f.project, "ab", "", mailbox.ErrInvalid},
 		{"line break", f.project, "abc\r\nx", "", mailbox.ErrInvalid},
 		{"dots", f.project, "a..b", "", mailbox.ErrInvalid},
-		{"a mode that is not yet", f.project, "fresh", "autonomous", mailbox.ErrInvalid},
+		{"a mode for owners alone", f.project, "fresh", "autonomous", auth.ErrForbidden},
 		{"no mode", f.project, "fresh", "whatever", mailbox.ErrInvalid},
 	}
 	for _, tt := range tests {

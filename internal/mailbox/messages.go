@@ -261,6 +261,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 		}
 	}
 	report, isReport := mail.ParseReport(e.Raw)
+	sender := provedSender(e, p)
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		for _, l := range letters {
 			if err := m.admit(ctx, tx, l, security); err != nil {
@@ -268,6 +269,11 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			}
 		}
 		for _, l := range letters {
+			if sender != "" && !security.Quarantined {
+				if err := m.exchanged(ctx, tx, l.inbox.ID, sender, 0, 1); err != nil {
+					return err
+				}
+			}
 			if isReport {
 				if err := m.noteReport(ctx, tx, l.inbox, report); err != nil {
 					return err

@@ -111,6 +111,9 @@ func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.
 				return err
 			}
 			fresh = append(fresh, d)
+			if err := m.exchanged(ctx, tx, b.ID, d.Recipient, -1, 0); err != nil { // it did not reach it
+				return err
+			}
 			// The report itself is in the inbox: no second one is made of it.
 			if _, err := tx.ExecContext(ctx, `update delivery set told_at = $1 where action_id = $2 and n = $3`, store.Time(time.Now()), a.ID, d.n); err != nil {
 				return fmt.Errorf("note bounce: %w", err)

@@ -96,7 +96,11 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 	if err != nil {
 		return Proposed{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
 	}
-	how.Request, how.Inbox, how.Payload = policy.Request{Kind: SendKind, To: env.To}, b.ID, payload
+	request, err := about(who, b, how.Via, env)
+	if err != nil {
+		return Proposed{}, err
+	}
+	how.Inbox, how.Payload = b.ID, payload
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		out = Proposed{}
 		p := how.Proposal
@@ -107,6 +111,20 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 		if first != "" {
 			out, err = m.first(ctx, tx, who, b, first, state)
 			return err
+		}
+		// The mode of now, not of when the request began to be read.
+		if b, err = m.find(ctx, tx, b.ID); err != nil {
+			return err
+		}
+		if b.Mode == policy.ReadOnly {
+			return fmt.Errorf("send from %s: %w", b.Address, ErrReadOnly)
+		}
+		p.Request = request
+		if err := m.weigh(ctx, tx, b, &p.Request); err != nil {
+			return err
+		}
+		if b.Mode == policy.Monitored && p.Request.Mode != b.Mode {
+			p.Note = strings.TrimSpace(p.Note + "\nthis inbox is monitored, and nobody is set who gets the copies: so it waits for a person")
 		}
 		if err := m.checkSends(ctx, tx, b); err != nil {
 			return err
