@@ -135,7 +135,7 @@ func newLocalServer(log *slog.Logger, project string, handler func(func(*http.Re
 		if u, err := user.LookupId(name); err == nil {
 			name = u.Username
 		}
-		return auth.Principal{Kind: auth.Person, ID: "local-" + name, Project: project, Role: auth.Owner}, nil
+		return auth.Principal{Kind: auth.Person, ID: "local-" + name, Project: project, Role: auth.Owner, Operator: true}, nil
 	}
 	return &http.Server{
 		Handler:           handler(who),

@@ -77,6 +77,6 @@ func inDatabase(ctx context.Context, c Config, f func(*store.Tx, auth.Principal)
 		if err != nil {
 			return fmt.Errorf("there is no project in %s yet; start the server once with postern up", store.Redact(c.source()))
 		}
-		return f(tx, auth.Principal{Kind: auth.Person, ID: "local", Project: project, Role: auth.Owner})
+		return f(tx, auth.Principal{Kind: auth.Person, ID: "local", Project: project, Role: auth.Owner, Operator: true})
 	})
 }

@@ -43,6 +43,7 @@ type Principal struct {
 
 	Role     Role      // of a Person; else empty
 	Strong   time.Time // of a Person: when this session last proved a second factor; zero means never
+	Operator bool      // of a Person: at the machine itself, over its local socket; no name proves that
 	Template string    // what a Sandbox was started from; else empty
 }
 

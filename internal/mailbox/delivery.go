@@ -226,7 +226,7 @@ func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.
 	g.SetLimit(4)
 	for _, x := range m.batches(ctx, env, ds) {
 		g.Go(func() error {
-			if err := m.deliver(ctx, a, b, env, x); err != nil {
+			if err := m.deliver(ctx, a, b, env, x); err != nil && !errors.Is(err, oversight.ErrStopped) {
 				m.log.ErrorContext(ctx, "deliver", "action", a.ID, "destination", x.hop.Name, "err", err)
 			}
 			return nil
@@ -697,10 +697,15 @@ func (m *PostOffice) deliveryMoved(ctx context.Context, tx *store.Tx, a oversigh
 		}
 		return m.copyOf(ctx, tx, a)
 	case oversight.Failed:
-		return exec(`update delivery set state = 'bounced', asked = 0, detail = 'a person gave it up', settled_at = $1, told_at = $1 where action_id = $2 and asked = 1`, now, a.ID)
-	case oversight.Cancelled:
+		err := exec(`update delivery set state = 'bounced', asked = 0, detail = 'a person gave it up', settled_at = $1, told_at = $1 where action_id = $2 and asked = 1`, now, a.ID)
+		if err != nil {
+			return err
+		}
+		// Where a switch, or a rule, stopped it in its middle some had not begun.
 		return exec(`update delivery set state = 'cancelled', next_at = 0, settled_at = $1 where action_id = $2 and state in ('queued', 'deferred')`, now, a.ID)
-	case oversight.Scheduled, oversight.Pending, oversight.Denied, oversight.Executing:
+	case oversight.Denied, oversight.Cancelled:
+		return exec(`update delivery set state = 'cancelled', next_at = 0, settled_at = $1 where action_id = $2 and state in ('queued', 'deferred')`, now, a.ID)
+	case oversight.Scheduled, oversight.Pending, oversight.Executing:
 	}
 	return nil
 }

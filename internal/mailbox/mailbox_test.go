@@ -360,6 +360,13 @@ func TestOutcomes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			err = f.db.Update(t.Context(), func(tx *store.Tx) error {
+				_, err := tx.ExecContext(t.Context(), `update action set state = 'executing' where id = $1`, a.ID)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
 			if o := f.post.Execute(t.Context(), a.Action); o.State != tt.want {
 				t.Errorf("outcome = %+v, want %s", o, tt.want)
 			}

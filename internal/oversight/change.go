@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"postern/internal/audit"
@@ -16,9 +17,7 @@ import (
 // may have left.
 func (a *Action) changeable() bool {
 	switch a.State {
-	case Scheduled, Pending:
-		return true
-	case Approved:
+	case Scheduled, Pending, Approved:
 		return a.Attempts == 0
 	case Denied, Executing, Done, Failed, Unknown, Cancelled:
 	}
@@ -32,6 +31,9 @@ func (a *Action) changeable() bool {
 func mayChange(who auth.Principal, a *Action) error {
 	if who.Kind == auth.Sandbox && a.Proposer != who.String() {
 		return fmt.Errorf("a sandbox changes what it proposed itself, and %s was proposed by another: %w", a.ID, auth.ErrForbidden)
+	}
+	if who.Kind == auth.Person && !who.Decides() {
+		return fmt.Errorf("%s looks and changes nothing: %w", who, auth.ErrForbidden)
 	}
 	return nil
 }
@@ -87,15 +89,13 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 
 // Revise puts p in the place of what an action that has not begun to leave
 // would do, as part of tx. It is then judged as if it were proposed now: a
-// decision that was made, or is being made, was on other bytes; its proposer is
-// who wrote these. A version other than 0 must be the one that is there. Who
-// needs what [Gate.Cancel] needs, and is no person: reviewers decide on what
-// others wrote. It returns [ErrTooLate], [ErrStale], [auth.ErrForbidden] or
+// decision that was made, or is being made, was on other bytes. Its proposer is
+// who wrote these; of what a person edited, who decides, the proposer stays and
+// the person is its author, and it leaves only with an approval of its new digest,
+// whatever policy allows. A version other than 0 must be the one that is there. Who
+// needs what [Gate.Cancel] needs. It returns [ErrTooLate], [ErrStale], [auth.ErrForbidden] or
 // [store.ErrNotFound].
 func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id string, version int64, p Proposal) (Action, error) {
-	if who.Kind == auth.Person {
-		return Action{}, fmt.Errorf("%s cannot revise what an agent proposed: %w", who, auth.ErrForbidden)
-	}
 	a, err := g.read(ctx, tx, who, id)
 	if err == nil {
 		err = mayChange(who, &a)
@@ -111,16 +111,31 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 		return Action{}, fmt.Errorf("revise action %s of kind %s: as %s of another kind or inbox: %w", id, a.Kind, p.Request.Kind, ErrStale)
 	}
 	from, was, old := a.State, a.Hex(), a.Version
+	if err := keep(ctx, tx, a); err != nil {
+		return Action{}, err
+	}
+	author, proposer := "", who.String()
+	if who.Kind == auth.Person {
+		// Who edits has said what is to leave, and not that it may.
+		p.Ask = true
+		author, proposer = who.String(), a.Proposer
+	}
 	if err := g.weigh(ctx, tx, &a, p); err != nil {
 		return Action{}, err
 	}
-	a.Version, a.Proposer, a.Via, a.Decider, a.Decided, a.Reason, a.Result = old+1, who.String(), p.Via, "", time.Time{}, "", ""
+	a.Author, a.Written, a.Approvals = author, stored(time.Now()), 0
+	a.Version, a.Proposer, a.Via, a.Decider, a.Decided, a.Reason, a.Result = old+1, proposer, p.Via, "", time.Time{}, "", ""
+	request, err := a.request()
+	if err != nil {
+		return Action{}, err
+	}
 	ok, err := tx.Changed(ctx, `update action set version = version + 1, payload = $1, digest = $2, state = $3, rule = $4, verdict = $5,
 			decider = '', decided_at = 0, reason = '', result = '', not_before = $6, send_at = $7, ask_at = $8, undo = $9, note = $10, settled_at = $11,
-			proposer = $12, via = $13
-		where id = $14 and version = $15 and state = $16`,
+			proposer = $12, via = $13, author = $14, written_at = $15, request = $16, context = $17, approvers = $18, who = $19, step_up = $20, expires_at = $21
+		where id = $22 and version = $23 and state = $24`,
 		a.Payload, a.Digest, a.State, a.Rule, a.Verdict, store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note,
-		store.Time(a.Settled), a.Proposer, a.Via, a.ID, old, from)
+		store.Time(a.Settled), a.Proposer, a.Via, a.Author, store.Time(a.Written),
+		request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires), a.ID, old, from)
 	if err != nil {
 		return Action{}, fmt.Errorf("revise action: %w", err)
 	}
@@ -148,14 +163,23 @@ func (g *Gate) DropPayloads(ctx context.Context, keep time.Duration) (n int64, e
 		var some int64
 		err = g.db.Update(ctx, func(tx *store.Tx) error {
 			// A few at a time: a payload may be of 35 MB, and others want to write.
-			res, err := tx.ExecContext(ctx, `update action set payload = $1, dropped_at = $2 where id in
-				(select id from action where settled_at > 0 and settled_at < $3 and dropped_at = 0 order by settled_at limit 100)`,
-				[]byte{}, store.Time(now), store.Time(now.Add(-keep)))
+			ids, err := tx.Strings(ctx, `select id from action where settled_at > 0 and settled_at < $1 and dropped_at = 0 order by settled_at limit 100`,
+				store.Time(now.Add(-keep)))
 			if err != nil {
 				return err
 			}
-			some, err = res.RowsAffected()
-			return err
+			for _, id := range ids {
+				// Who it was to, and what it was about, goes with it.
+				_, err := tx.ExecContext(ctx, `update action set payload = $1, dropped_at = $2, request = '{}', context = '' where id = $3`, []byte{}, store.Time(now), id)
+				if err != nil {
+					return err
+				}
+				if _, err := tx.ExecContext(ctx, `update revision set payload = $1 where action_id = $2`, []byte{}, id); err != nil {
+					return err
+				}
+			}
+			some = int64(len(ids))
+			return nil
 		})
 		if err != nil {
 			return n, fmt.Errorf("drop payloads: %w", err)

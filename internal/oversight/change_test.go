@@ -345,8 +345,10 @@ func TestRevise(t *testing.T) {
 		if _, err := revise(f.agent, a.ID, 2, p); !errors.Is(err, oversight.ErrStale) {
 			t.Errorf("revising an older version = %v, want ErrStale", err)
 		}
-		if _, err := revise(f.person, a.ID, 0, p); !errors.Is(err, auth.ErrForbidden) {
-			t.Errorf("a person revised: %v", err)
+		viewer := f.person
+		viewer.Role = auth.Viewer
+		if _, err := revise(viewer, a.ID, 0, p); !errors.Is(err, auth.ErrForbidden) {
+			t.Errorf("a viewer revised: %v", err)
 		}
 		sandbox := f.agent
 		sandbox.Kind, sandbox.ID = auth.Sandbox, "isb1"

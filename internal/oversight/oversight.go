@@ -36,15 +36,14 @@
 package oversight
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"time"
 
@@ -98,6 +97,14 @@ var (
 	// ErrTooLate means that the action cannot be cancelled or revised any
 	// more: it has begun to leave, or is settled.
 	ErrTooLate = errors.New("it is too late to change or cancel it")
+	// ErrNotAsked means that policy asks others than who decides.
+	ErrNotAsked = fmt.Errorf("policy asks others to decide on this: %w", auth.ErrForbidden)
+	// ErrStepUp means that who decides must have proved a second factor a
+	// moment ago.
+	ErrStepUp = fmt.Errorf("policy asks for a second factor here: prove it, then decide within %v: %w", StepUpTime, auth.ErrForbidden)
+	// ErrStopped means that a kill switch stops the action. It is an [ErrStale]
+	// where somebody wants to let it go.
+	ErrStopped = fmt.Errorf("a kill switch stops it: %w", ErrStale)
 	// ErrFull means that so much of one inbox waits for a person that no more
 	// is taken.
 	ErrFull = errors.New("too much of this inbox waits for a person already; propose again when some of it has been decided")
@@ -109,6 +116,7 @@ type Action struct {
 	Project  string
 	Kind     string // "email.send"
 	Proposer string // a principal, "sandbox:i3k…"
+	Author   string // a principal, the person who edited it last; empty where its proposer wrote it
 	Inbox    string // id of the inbox it is for, or empty
 	Via      string // the door it came through: "mcp", "rest", "smtp"
 	Payload  []byte // what an [Executor] of Kind understands; nil in lists and once it is dropped
@@ -118,6 +126,7 @@ type Action struct {
 	Rule     string // id of the policy rule that decided, or empty
 	Verdict  string // what policy said, for a person
 	Created  time.Time
+	Written  time.Time // when Payload took the place of an earlier one, or Created
 	Decider  string    // a principal; empty while pending
 	Decided  time.Time // zero while pending
 	Reason   string    // the decider's
@@ -136,6 +145,8 @@ type Action struct {
 	Who       []string       // who is asked: names, or "role:owner"; empty means whoever decides
 	StepUp    bool           // who decides proves a second factor
 	Expires   time.Time      // when it is denied if nobody decided; zero means never
+	Approvals int            // how many people have approved this version so far
+	Stopped   string         // why nothing more of it may begin while it is being executed; else empty
 
 	Settled time.Time // when it was denied, cancelled, done or failed; else zero
 	Dropped time.Time // when its payload was dropped; zero while it is kept
@@ -179,6 +190,13 @@ type Refresher interface {
 	Refresh(ctx context.Context, tx *store.Tx, a Action) (policy.Request, error)
 }
 
+// StepUpTime is how long after a person proved a second factor it counts.
+const StepUpTime = 10 * time.Minute
+
+// DefaultWithin is how long an action waits for a person where policy says
+// nothing else.
+const DefaultWithin = 7 * 24 * time.Hour
+
 // MaxLate is how long after its time an action still leaves as it was approved.
 const MaxLate = time.Hour
 
@@ -189,6 +207,11 @@ type View struct {
 	Text   string
 	Notes  []string // what the reviewer should be warned of
 	Files  []File
+
+	HTML    []byte   // the HTML part as it would leave, hostile: for a frame that runs and loads nothing; may be nil
+	Raw     []byte   // what would leave, byte by byte; may be nil
+	Context string   // what the proposer chose to show beside it
+	Flags   []string // what content checks found
 }
 
 // A Field is one line of a [View].
@@ -199,6 +222,7 @@ type File struct {
 	Name, Type string
 	Size       int64  // bytes
 	SHA256     string // hexadecimal
+	Open       bool   // [Gate.File] has its content
 }
 
 // An Outcome is what an execution brought.
@@ -225,6 +249,13 @@ type Executor interface {
 	Execute(ctx context.Context, a Action) Outcome
 	// Show returns what a person needs to see to decide. It has no effects.
 	Show(a Action) (View, error)
+}
+
+// An Opener is an [Executor] that gives out the files of its views.
+type Opener interface {
+	// Open returns the file of Show(a).Files with this index and its content. It
+	// returns [store.ErrNotFound] if there is none.
+	Open(a Action, index int) (File, []byte, error)
 }
 
 // A Finisher is an [Executor] that keeps records of its own. Finish is called
@@ -278,15 +309,21 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 		ID: "act_" + rand.Text(), Project: who.Project, Kind: p.Request.Kind, Proposer: who.String(), Inbox: p.Inbox, Via: p.Via,
 		Version: 1, Created: stored(time.Now()),
 	}
+	a.Written = a.Created
 	if err := g.weigh(ctx, tx, &a, p); err != nil {
 		return Action{}, err
 	}
-	_, err := tx.ExecContext(ctx, `insert into action
+	request, err := a.request()
+	if err != nil {
+		return Action{}, err
+	}
+	_, err = tx.ExecContext(ctx, `insert into action
 		(id, project_id, kind, proposer, inbox_id, via, payload, digest, state, version, rule, verdict, created_at, decider, decided_at, reason,
-			attempts, not_before, result, send_at, ask_at, undo, note, settled_at)
-		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, $14, '', $15, $16, $17, $18, $19)`,
+			attempts, not_before, result, send_at, ask_at, undo, note, settled_at, request, context, approvers, who, step_up, expires_at, written_at)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, $14, '', $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $13)`,
 		a.ID, a.Project, a.Kind, a.Proposer, a.Inbox, a.Via, a.Payload, a.Digest, a.State, a.Version, a.Rule, a.Verdict, store.Time(a.Created),
-		store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note, store.Time(a.Settled))
+		store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note, store.Time(a.Settled),
+		request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires))
 	if err != nil {
 		return Action{}, fmt.Errorf("insert action: %w", err)
 	}
@@ -305,10 +342,19 @@ func (g *Gate) weigh(ctx context.Context, tx *store.Tx, a *Action, p Proposal) e
 	if err != nil {
 		return fmt.Errorf("judge action: %w", err)
 	}
-	a.Request, a.Context, a.Approvers, a.Who, a.StepUp = p.Request, p.Context, max(v.Approvers, 1), v.Who, v.StepUp
+	if v.Effect != policy.Deny {
+		s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, p.Request)
+		if err != nil {
+			return err
+		}
+		if on {
+			v = policy.Verdict{Effect: policy.Deny, Rule: "switch:" + s.ID, Reason: s.String()}
+		}
+	}
+	a.Request, a.Context, a.Approvers, a.Who, a.StepUp = p.Request, cut(p.Context, maxContext), max(v.Approvers, 1), v.Who, v.StepUp
 	a.Payload, a.Digest, a.Rule, a.Verdict = p.Payload, digest[:], v.Rule, v.Reason
 	a.SendAt, a.AskAt, a.Undo, a.Note = stored(p.NotBefore), stored(p.AskAt), p.Undo, p.Note
-	a.Due, a.Settled = time.Time{}, time.Time{}
+	a.Due, a.Settled, a.Expires = time.Time{}, time.Time{}, time.Time{}
 	switch {
 	case v.Effect == policy.Deny:
 		a.State, a.Settled = Denied, stored(now)
@@ -319,10 +365,49 @@ func (g *Gate) weigh(ctx context.Context, tx *store.Tx, a *Action, p Proposal) e
 	default:
 		a.State = Pending
 	}
+	if a.State == Scheduled || a.State == Pending {
+		within := v.Within
+		if within <= 0 {
+			within = DefaultWithin
+		}
+		asked := now
+		if a.State == Scheduled {
+			asked = a.AskAt
+		}
+		a.Expires = stored(asked.Add(within))
+	}
 	if a.State == Scheduled || a.State == Pending || a.State == Approved && a.SendAt.After(now) {
 		return room(ctx, tx, *a)
 	}
 	return nil
+}
+
+// maxContext bounds what a proposer shows beside an action, in bytes.
+const maxContext = 64 << 10
+
+// cut returns at most so many bytes of s, which is text.
+func cut(s string, most int) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}
+
+// request returns the action's request as it is stored.
+func (a *Action) request() (string, error) {
+	b, err := json.Marshal(a.Request)
+	if err != nil {
+		return "", fmt.Errorf("write request: %w", err)
+	}
+	return string(b), nil
+}
+
+func flag(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // leaves returns when an action that may leave from now on does so.
@@ -384,133 +469,4 @@ func room(ctx context.Context, tx *store.Tx, a Action) error {
 		return ErrFull
 	}
 	return nil
-}
-
-// A Decision is what a person says about the action that they were shown.
-type Decision struct {
-	ID      string
-	Version int64  // that was shown
-	Digest  string // that was shown, hexadecimal
-	Approve bool
-	Reason  string // needed to reject
-}
-
-// Decide records who's decision. It returns [auth.ErrForbidden] unless who is a
-// person of the action's project, [ErrStale] if the action is not, or no
-// longer, what d says it was, and [store.ErrNotFound].
-func (g *Gate) Decide(ctx context.Context, who auth.Principal, d Decision) error {
-	if who.Kind != auth.Person {
-		// The attack: an agent that approves itself, through any door.
-		return fmt.Errorf("%s cannot decide, only a person can: %w", who, auth.ErrForbidden)
-	}
-	d.Reason = strings.TrimSpace(d.Reason)
-	if len(d.Reason) > 1000 || d.Reason == "" && !d.Approve {
-		return ErrReason
-	}
-	to, verb := Denied, "action.reject"
-	if d.Approve {
-		to, verb = Approved, "action.approve"
-	}
-	var late bool
-	err := g.db.Update(ctx, func(tx *store.Tx) error {
-		late = false
-		a, err := g.read(ctx, tx, who, d.ID)
-		if err != nil {
-			return err
-		}
-		// What is decided on is what is stored now, and what was shown.
-		if sum := sha256.Sum256(a.Payload); !bytes.Equal(sum[:], a.Digest) || a.Hex() != d.Digest {
-			return fmt.Errorf("decide on %s: digest: %w", d.ID, ErrStale)
-		}
-		now := time.Now()
-		// One that was asked about only at its time is late by the reviewer's own pace.
-		if late = d.Approve && !a.SendAt.IsZero() && a.AskAt.IsZero() && now.Sub(a.SendAt) > MaxLate; late {
-			return g.askAgain(ctx, tx, who, a, d)
-		}
-		if err := move(ctx, tx, a.ID, d.Version, Pending, to); err != nil {
-			return err
-		}
-		a.State, a.Version, a.Decider, a.Decided, a.Reason = to, d.Version+1, who.String(), stored(now), d.Reason
-		if d.Approve {
-			a.Due = a.leaves(now)
-		} else {
-			a.Settled = stored(now)
-		}
-		_, err = tx.ExecContext(ctx, `update action set decider = $1, decided_at = $2, reason = $3, not_before = $4, settled_at = $5 where id = $6`,
-			a.Decider, store.Time(a.Decided), a.Reason, store.Time(a.Due), store.Time(a.Settled), a.ID)
-		if err != nil {
-			return fmt.Errorf("record decision: %w", err)
-		}
-		err = audit.Append(ctx, tx, who, verb, a.ID, audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason})
-		if err != nil {
-			return err
-		}
-		return g.moved(ctx, tx, a)
-	})
-	if err == nil && late {
-		return fmt.Errorf("decide on %s: %w", d.ID, ErrLate)
-	}
-	if err == nil {
-		g.poke()
-	}
-	return err
-}
-
-// askAgain leaves a pending action that was approved too late pending, with a
-// note and without its time, so that the next approval is of what it now is.
-func (g *Gate) askAgain(ctx context.Context, tx *store.Tx, who auth.Principal, a Action, d Decision) error {
-	if err := move(ctx, tx, a.ID, d.Version, Pending, Pending); err != nil {
-		return err
-	}
-	a.State, a.Version = Pending, d.Version+1
-	a.Note = strings.TrimSpace(a.Note + "\nit was to leave at " + a.SendAt.Format(time.RFC1123) + " and was approved too late for that: approved now, it leaves at once")
-	a.SendAt = time.Time{}
-	if _, err := tx.ExecContext(ctx, `update action set send_at = 0, note = $1 where id = $2`, a.Note, a.ID); err != nil {
-		return fmt.Errorf("ask again: %w", err)
-	}
-	err := audit.Append(ctx, tx, who, "action.late", a.ID, audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "note": a.Note})
-	if err != nil {
-		return err
-	}
-	return g.moved(ctx, tx, a)
-}
-
-// Resolve records what a person found out about an action whose effect is
-// unknown: that it happened (Done), that it did not and is given up (Failed),
-// or that it did not and is to be tried again (Approved).
-func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, version int64, to State, reason string) error {
-	if who.Kind != auth.Person {
-		return fmt.Errorf("%s cannot resolve, only a person can: %w", who, auth.ErrForbidden)
-	}
-	if to != Done && to != Failed && to != Approved {
-		return fmt.Errorf("resolve action as %q: want %s, %s or %s: %w", to, Done, Failed, Approved, auth.ErrInvalid)
-	}
-	reason = strings.TrimSpace(reason)
-	if reason == "" || len(reason) > 1000 {
-		return ErrReason
-	}
-	err := g.db.Update(ctx, func(tx *store.Tx) error {
-		a, err := g.read(ctx, tx, who, id)
-		if err != nil {
-			return err
-		}
-		if err := move(ctx, tx, a.ID, version, Unknown, to); err != nil {
-			return err
-		}
-		a.State, a.Version, a.Result, a.Due = to, version+1, who.String()+" says: "+reason, time.Time{}
-		if to.settled() {
-			a.Settled = stored(time.Now())
-		}
-		if _, err := tx.ExecContext(ctx, `update action set result = $1, not_before = 0, settled_at = $2 where id = $3`, a.Result, store.Time(a.Settled), id); err != nil {
-			return fmt.Errorf("record result: %w", err)
-		}
-		if err := audit.Append(ctx, tx, who, "action.resolve", id, audit.Fields{"state": string(to), "reason": reason}); err != nil {
-			return err
-		}
-		return g.moved(ctx, tx, a)
-	})
-	if err == nil {
-		g.poke()
-	}
-	return err
 }

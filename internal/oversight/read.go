@@ -2,6 +2,7 @@ package oversight
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,20 +14,32 @@ import (
 
 // columns are those of an action without its payload, in scanOne's order.
 const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result,
-	send_at, ask_at, undo, not_before, note, settled_at, dropped_at`
+	send_at, ask_at, undo, not_before, note, settled_at, dropped_at, request, context, approvers, who, step_up, expires_at, stopped, author, written_at,
+	(select count(*) from approval v where v.action_id = action.id and v.version = action.version)`
 
 func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	var a Action
-	var created, decided, sendAt, askAt, undo, due, settled, dropped int64
+	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written int64
+	var request, asked string
 	dest := []any{
 		&a.ID, &a.Project, &a.Kind, &a.Proposer, &a.Inbox, &a.Via, &a.Digest, &a.State, &a.Version, &a.Rule, &a.Verdict,
 		&created, &a.Decider, &decided, &a.Reason, &a.Attempts, &a.Result,
 		&sendAt, &askAt, &undo, &due, &a.Note, &settled, &dropped,
+		&request, &a.Context, &a.Approvers, &asked, &stepUp, &expires, &a.Stopped, &a.Author, &written, &a.Approvals,
 	}
 	if extra == nil {
 		extra = []any{&a.Payload}
 	}
 	err := store.NotFound(row(append(dest, extra...)...))
+	if err == nil {
+		if err = json.Unmarshal([]byte(request), &a.Request); err != nil {
+			err = fmt.Errorf("read request of action %s: %w", a.ID, err)
+		}
+	}
+	if asked != "" {
+		a.Who = strings.Split(asked, ",")
+	}
+	a.StepUp, a.Expires, a.Written = stepUp == 1, store.FromTime(expires), store.FromTime(written)
 	a.Created, a.Decided = store.FromTime(created), store.FromTime(decided)
 	a.SendAt, a.AskAt, a.Undo = store.FromTime(sendAt), store.FromTime(askAt), time.Duration(undo)*time.Microsecond
 	a.Settled, a.Dropped = store.FromTime(settled), store.FromTime(dropped)
@@ -114,6 +127,7 @@ func (g *Gate) Show(a Action) (View, error) {
 			v.Notes = append([]string{"the time at which it was to leave has passed"}, v.Notes...)
 		}
 	}
+	v.Context, v.Flags = a.Context, a.Request.Flags
 	if a.Note != "" {
 		v.Notes = append(strings.Split(a.Note, "\n"), v.Notes...)
 	}

@@ -151,7 +151,15 @@ func (g *Gate) next(ctx context.Context) (a Action, release func(), ok bool, err
 	if err := g.ask(ctx); err != nil {
 		return Action{}, nil, false, err
 	}
-	a, release, err = g.claim(ctx)
+	if err := g.expire(ctx); err != nil {
+		return Action{}, nil, false, err
+	}
+	for {
+		// Each that is stopped has moved and is due no more.
+		if a, release, err = g.claim(ctx); !errors.Is(err, errElsewhere) {
+			break
+		}
+	}
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrStale) {
 		return Action{}, nil, false, nil // nothing to do, or another Run was faster
 	}
@@ -243,6 +251,26 @@ func (g *Gate) execute(ctx context.Context, a Action) Outcome {
 	return e.Execute(ctx, a)
 }
 
+// expire denies the pending actions that nobody decided on in time.
+func (g *Gate) expire(ctx context.Context) error {
+	var late []Action
+	err := g.db.View(ctx, func(tx *store.Tx) (err error) {
+		late, err = list(ctx, tx, `where state = $1 and expires_at > 0 and expires_at <= $2 order by expires_at, id limit 100`, Pending, store.Time(time.Now()))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, a := range late {
+		why := "nobody decided until " + a.Expires.Format(time.RFC1123)
+		err := g.db.Update(ctx, func(tx *store.Tx) error { return g.end(ctx, tx, a, "action.expire", why) })
+		if err != nil && !errors.Is(err, ErrStale) { // somebody decided, or another Run was faster
+			return err
+		}
+	}
+	return nil
+}
+
 // ask moves the scheduled actions whose time has come to pending.
 func (g *Gate) ask(ctx context.Context) error {
 	var due []Action
@@ -290,12 +318,17 @@ func (g *Gate) due(ctx context.Context, tx *store.Tx, now time.Time) (id string,
 	return id, 0, err
 }
 
+// errElsewhere means that what was due is not any more: it has moved.
+var errElsewhere = errors.New("the action has moved elsewhere")
+
 // claim marks the next due action as executing, before any effect.
 func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) {
 	taken := int64(0)
 	release = func() { g.held.Release(taken) }
+	moved := false
 	err = g.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
+		moved = false
 		var id string
 		if id, taken, err = g.due(ctx, tx, now); err != nil {
 			return err
@@ -303,6 +336,11 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		a, err = scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
 		if err != nil {
 			return err
+		}
+		if s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, a.Request); err != nil {
+			return err
+		} else if moved = on; on {
+			return g.end(ctx, tx, a, "action.stop", s.String())
 		}
 		if err := move(ctx, tx, a.ID, a.Version, Approved, Executing); err != nil {
 			return err
@@ -323,6 +361,9 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		}
 		return g.moved(ctx, tx, a)
 	})
+	if err == nil && moved {
+		err = errElsewhere
+	}
 	if err != nil {
 		release()
 		return Action{}, nil, err
@@ -344,10 +385,29 @@ func executes(ctx context.Context, tx *store.Tx, a Action) error {
 	return audit.Append(ctx, tx, system(a), "action.execute", a.ID, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
 }
 
-// Begin records that an action which waited is executed in earnest. An executor
-// whose outcomes can be free calls it, last, in the transaction that makes its
-// intent durable, as often as it likes; else the entry comes with the outcome.
+// Begin records that an action which waited is executed in earnest, and refuses
+// what must not begin any more: with [ErrStopped] what a kill switch stops, and
+// with [ErrStale] what another program has taken over. An executor calls it in
+// each transaction that makes its intent durable, before each part of its effect.
 func (g *Gate) Begin(ctx context.Context, tx *store.Tx, a Action) error {
+	now, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, a.ID).Scan)
+	if err != nil {
+		return fmt.Errorf("begin action %s: %w", a.ID, err)
+	}
+	// The attack on going on: this program stood still and was taken for dead,
+	// and the action has been stopped, or tried again, since.
+	if now.State != Executing || now.Version != a.Version {
+		return fmt.Errorf("begin action %s, which is %s: %w", a.ID, now.State, ErrStale)
+	}
+	if now.Stopped != "" {
+		return fmt.Errorf("begin action %s: %s: %w", a.ID, now.Stopped, ErrStopped)
+	}
+	if s, on, err := g.Stopped(ctx, tx, now.Project, now.Inbox, now.Request); err != nil || on {
+		if err == nil {
+			err = fmt.Errorf("begin action %s: %s: %w", a.ID, s, ErrStopped)
+		}
+		return err
+	}
 	waited, err := tx.Changed(ctx, `update action set waits = 0 where id = $1 and version = $2 and waits = 1`, a.ID, a.Version)
 	if err != nil {
 		return fmt.Errorf("begin action %s: %w", a.ID, err)
@@ -363,6 +423,18 @@ func (g *Gate) Begin(ctx context.Context, tx *store.Tx, a Action) error {
 func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, tell bool) error {
 	now := time.Now()
 	verb := "action." + string(o.State)
+	if o.State == Approved {
+		if why, err := g.stopping(ctx, tx, a); err != nil {
+			return err
+		} else if why != "" {
+			// Turning the switch off again releases nothing: it ends here.
+			if o.Free {
+				a.Attempts--
+			}
+			a.Result = o.Detail
+			return g.end(ctx, tx, a, "action.stop", why)
+		}
+	}
 	if err := move(ctx, tx, a.ID, a.Version, Executing, o.State); err != nil {
 		return err
 	}
@@ -406,6 +478,21 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, te
 		return nil
 	}
 	return g.moved(ctx, tx, a)
+}
+
+// stopping says why an executing action must not be tried again, or is empty.
+func (g *Gate) stopping(ctx context.Context, tx *store.Tx, a Action) (why string, err error) {
+	if err := tx.One(ctx, `select stopped from action where id = $1`, []any{a.ID}, &why); err != nil {
+		return "", fmt.Errorf("look at action %s: %w", a.ID, err)
+	}
+	if why != "" {
+		return why, nil
+	}
+	s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, a.Request)
+	if err != nil || !on {
+		return "", err
+	}
+	return s.String(), nil
 }
 
 func system(a Action) auth.Principal {

@@ -1,0 +1,82 @@
+package oversight
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// ErrRemark means that a comment is empty, too long, or one too many.
+var ErrRemark = errors.New("a comment has 1 to 2000 characters, and an action at most 200 comments")
+
+const (
+	maxRemark  = 2000 // bytes
+	maxRemarks = 200
+)
+
+// A Remark is what a person said about an action beside deciding on it.
+type Remark struct {
+	ID     string
+	Person string // a principal; for who proposed the action, "person"
+	At     time.Time
+	Text   string
+	Agent  bool // who proposed the action may read it
+}
+
+// Comment records what who, a person who decides, says about an action, and
+// shows it to who proposed it if agent.
+func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string, agent bool) (r Remark, err error) {
+	if !who.Decides() {
+		return Remark{}, fmt.Errorf("%s cannot comment, only a person who reviews can: %w", who, auth.ErrForbidden)
+	}
+	if text = strings.TrimSpace(text); text == "" || len(text) > maxRemark || strings.ContainsRune(text, 0) {
+		return Remark{}, ErrRemark
+	}
+	err = g.db.Update(ctx, func(tx *store.Tx) error {
+		r = Remark{ID: "rem_" + rand.Text(), Person: who.String(), At: stored(time.Now()), Text: text, Agent: agent}
+		if _, err := g.read(ctx, tx, who, id); err != nil {
+			return err
+		}
+		fresh, err := tx.Changed(ctx, `insert into remark (id, action_id, person, at, text, agent)
+			select $1, $2, $3, $4, $5, $6 where (select count(*) from remark where action_id = $2) < $7`,
+			r.ID, id, r.Person, store.Time(r.At), r.Text, flag(agent), maxRemarks)
+		if err != nil {
+			return fmt.Errorf("record comment: %w", err)
+		}
+		if !fresh {
+			return ErrRemark
+		}
+		return audit.Append(ctx, tx, who, "action.comment", id, audit.Fields{"comment": r.ID, "size": fmt.Sprint(len(text))})
+	})
+	return r, err
+}
+
+// Remarks returns what was said about an action that who may see, oldest first:
+// all of it to people, and to others what was meant for them, without who said
+// it.
+func (g *Gate) Remarks(ctx context.Context, who auth.Principal, id string) (out []Remark, err error) {
+	person := who.Kind == auth.Person
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		if _, err := g.read(ctx, tx, who, id); err != nil {
+			return err
+		}
+		out, err = store.List(ctx, tx, func(row func(...any) error) (r Remark, err error) {
+			var at, agent int64
+			err = row(&r.ID, &r.Person, &at, &r.Text, &agent)
+			r.At, r.Agent = store.FromTime(at), agent == 1
+			if !person {
+				r.Person = string(auth.Person)
+			}
+			return r, err
+		}, `select id, person, at, text, agent from remark where action_id = $1 and agent >= $2 order by at, id`, id, flag(!person))
+		return err
+	})
+	return out, err
+}

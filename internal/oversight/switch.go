@@ -1,0 +1,268 @@
+package oversight
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// Scope says how much a [Switch] stops.
+type Scope string
+
+// The scopes.
+const (
+	ScopeInbox      Scope = "inbox"      // what one inbox proposed; the target is its id
+	ScopeCapability Scope = "capability" // one kind of action; the target is it, "email.send"
+	ScopeDomain     Scope = "domain"     // what goes to a domain or one below it; the target is it
+	ScopeProject    Scope = "project"    // all of one project
+	ScopeEverything Scope = "everything" // all projects; the operator's alone
+)
+
+// Scopes are all of them, the narrowest first.
+var Scopes = []Scope{ScopeInbox, ScopeCapability, ScopeDomain, ScopeProject, ScopeEverything}
+
+// A Switch stops actions at once: those that are proposed while it is on are
+// denied, those that had been approved are denied when it is turned on, and of
+// those that are being executed nothing more begins. Those that wait for a person
+// keep waiting, and cannot be approved. Turning it off releases nothing.
+type Switch struct {
+	ID      string
+	Project string // empty for everything
+	Scope   Scope
+	Target  string // see the scopes; empty for project and everything
+	Reason  string
+	By      string // a principal
+	At      time.Time
+	Until   time.Time // when it ends by itself; zero means that somebody turns it off
+	Stopped int64     // actions that had been approved and were denied when it was turned on
+}
+
+// String says what s stops and why, for a person and for who proposed.
+func (s Switch) String() string {
+	what := string(s.Scope)
+	if s.Target != "" {
+		what += " " + s.Target
+	}
+	return "stopped by the kill switch for " + what + ": " + s.Reason
+}
+
+// stops reports whether s stops what r asks for, of the given inbox.
+func (s Switch) stops(inbox string, r policy.Request) bool {
+	switch s.Scope {
+	case ScopeInbox:
+		return s.Target == inbox
+	case ScopeCapability:
+		return s.Target == r.Kind
+	case ScopeDomain:
+		for _, to := range r.To {
+			host := strings.ToLower(strings.TrimSuffix(to[strings.LastIndexByte(to, '@')+1:], "."))
+			if host == s.Target || strings.HasSuffix(host, "."+s.Target) {
+				return true
+			}
+		}
+		return false
+	case ScopeProject, ScopeEverything:
+		return true
+	}
+	return true // unreachable: SwitchOn takes no others; what is not known stops
+}
+
+// A Stopper is an [Executor] that does more where a switch is turned on than to
+// be asked for nothing: it lowers modes, it ends connections. Stopped is called
+// once for each executor in the transaction that turns s on.
+type Stopper interface {
+	Stopped(ctx context.Context, tx *store.Tx, who auth.Principal, s Switch) error
+}
+
+// SwitchOn turns s on, whose Scope, Target, Reason and Until it takes, and
+// returns it as it then is. Who is a person who decides; for everything, the
+// operator.
+func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Switch, error) {
+	if !who.Decides() {
+		return Switch{}, fmt.Errorf("%s cannot stop anything, only a person who reviews can: %w", who, auth.ErrForbidden)
+	}
+	s.Target, s.Reason = strings.TrimSpace(s.Target), strings.TrimSpace(s.Reason)
+	now := time.Now()
+	switch s.Scope {
+	case ScopeInbox, ScopeCapability:
+		if s.Target == "" || len(s.Target) > 200 {
+			return Switch{}, fmt.Errorf("turn switch on: target: name the %s: %w", s.Scope, auth.ErrInvalid)
+		}
+	case ScopeDomain:
+		s.Target = strings.ToLower(strings.Trim(s.Target, "."))
+		if s.Target == "" || len(s.Target) > 253 || strings.ContainsAny(s.Target, "@*/ ") {
+			return Switch{}, fmt.Errorf("turn switch on: target: name a domain, such as example.com: %w", auth.ErrInvalid)
+		}
+	case ScopeProject, ScopeEverything:
+		s.Target = ""
+	default:
+		return Switch{}, fmt.Errorf("turn switch on: scope: want one of %v: %w", Scopes, auth.ErrInvalid)
+	}
+	switch {
+	case s.Scope == ScopeEverything && !who.Operator:
+		return Switch{}, fmt.Errorf("%s cannot stop other projects, only the operator at the machine can: %w", who, auth.ErrForbidden)
+	case s.Reason == "" || len(s.Reason) > 1000:
+		return Switch{}, ErrReason
+	case !s.Until.IsZero() && !s.Until.After(now):
+		return Switch{}, fmt.Errorf("turn switch on: until: has passed: %w", auth.ErrInvalid)
+	}
+	s.Reason, s.Target = cut(s.Reason, 1000), cut(s.Target, 253)
+	s.ID, s.Project, s.By, s.At, s.Until = "swi_"+rand.Text(), who.Project, who.String(), stored(now), stored(s.Until)
+	if s.Scope == ScopeEverything {
+		s.Project = ""
+	}
+	err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
+		if s.Stopped, err = g.stopAll(ctx, tx, who, s); err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, `insert into kill_switch (id, project_id, scope, target, reason, person, at, until_at, off_at, off_by, stopped)
+			values ($1, $2, $3, $4, $5, $6, $7, $8, 0, '', $9)`, s.ID, s.Project, s.Scope, s.Target, s.Reason, s.By, store.Time(s.At), store.Time(s.Until), s.Stopped)
+		if err != nil {
+			return fmt.Errorf("turn switch on: %w", err)
+		}
+		f := audit.Fields{"scope": string(s.Scope), "target": s.Target, "reason": s.Reason, "stopped": strconv.FormatInt(s.Stopped, 10)}
+		if !s.Until.IsZero() {
+			f["until"] = s.Until.Format(time.RFC3339)
+		}
+		if err := audit.Append(ctx, tx, who, "switch.on", s.ID, f); err != nil {
+			return err
+		}
+		told := map[Stopper]bool{}
+		for _, e := range g.exec {
+			if st, ok := e.(Stopper); ok && !told[st] {
+				told[st] = true
+				if err := st.Stopped(ctx, tx, who, s); err != nil {
+					return fmt.Errorf("turn switch on: %w", err)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return Switch{}, err
+	}
+	return s, nil
+}
+
+// stopAll denies what had been approved and s stops, and marks what is being
+// executed, of which nothing more begins.
+func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, who auth.Principal, s Switch) (n int64, err error) {
+	as, err := list(ctx, tx, `where state in ($1, $2) and (project_id = $3 or $3 = '') order by created_at, id`, Approved, Executing, s.Project)
+	if err != nil {
+		return 0, err
+	}
+	for _, a := range as {
+		if !s.stops(a.Inbox, a.Request) {
+			continue
+		}
+		if a.State == Executing {
+			if _, err := tx.ExecContext(ctx, `update action set stopped = $1 where id = $2 and version = $3`, s.String(), a.ID, a.Version); err != nil {
+				return 0, fmt.Errorf("stop action %s: %w", a.ID, err)
+			}
+			continue
+		}
+		if err := g.end(ctx, tx, a, "action.stop", s.String()); err != nil {
+			return 0, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+// end denies an action by rule, with its reason, or ends it as failed where some
+// of it may have left.
+func (g *Gate) end(ctx context.Context, tx *store.Tx, a Action, verb, why string) error {
+	to := Denied
+	if a.Attempts > 0 {
+		to = Failed
+	}
+	if err := move(ctx, tx, a.ID, a.Version, a.State, to); err != nil {
+		return err
+	}
+	now := stored(time.Now())
+	a.State, a.Version, a.Due, a.Settled = to, a.Version+1, time.Time{}, now
+	a.Decider, a.Decided, a.Reason, a.Result = system(a).String(), now, why, strings.TrimSpace(a.Result+"\n"+why)
+	_, err := tx.ExecContext(ctx, `update action set decider = $1, decided_at = $2, reason = $3, result = $4, not_before = 0, settled_at = $2, attempts = $5 where id = $6`,
+		a.Decider, store.Time(now), a.Reason, a.Result, a.Attempts, a.ID)
+	if err != nil {
+		return fmt.Errorf("end action %s: %w", a.ID, err)
+	}
+	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"state": string(to), "reason": why, "digest": a.Hex()}); err != nil {
+		return err
+	}
+	return g.moved(ctx, tx, a)
+}
+
+// SwitchOff turns a switch off. What it stopped stays stopped. Who manages the
+// project; for everything, the operator.
+func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) error {
+	if !who.Manages() {
+		return fmt.Errorf("%s cannot turn a switch off, only an owner can: %w", who, auth.ErrForbidden)
+	}
+	return g.db.Update(ctx, func(tx *store.Tx) error {
+		var project string
+		var off int64
+		err := tx.One(ctx, `select project_id, off_at from kill_switch where id = $1 and (project_id = $2 or project_id = '')`, []any{id, who.Project}, &project, &off)
+		if err != nil {
+			return fmt.Errorf("switch %s: %w", id, err)
+		}
+		if project == "" && !who.Operator {
+			return fmt.Errorf("%s cannot let other projects go on, only the operator at the machine can: %w", who, auth.ErrForbidden)
+		}
+		changed, err := tx.Changed(ctx, `update kill_switch set off_at = $1, off_by = $2 where id = $3 and off_at = 0`, store.Time(time.Now()), who.String(), id)
+		if err != nil || !changed { // to turn it off again changes nothing
+			return err
+		}
+		return audit.Append(ctx, tx, who, "switch.off", id, nil)
+	})
+}
+
+// Switches returns the switches that are on for who's project, newest first.
+// Who is a person.
+func (g *Gate) Switches(ctx context.Context, who auth.Principal) (out []Switch, err error) {
+	if who.Kind != auth.Person {
+		return nil, fmt.Errorf("%s does not see switches, only a person does: %w", who, auth.ErrForbidden)
+	}
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		out, err = switches(ctx, tx, who.Project)
+		return err
+	})
+	return out, err
+}
+
+func switches(ctx context.Context, tx *store.Tx, project string) ([]Switch, error) {
+	out, err := store.List(ctx, tx, func(row func(...any) error) (s Switch, err error) {
+		var at, until int64
+		err = row(&s.ID, &s.Project, &s.Scope, &s.Target, &s.Reason, &s.By, &at, &until, &s.Stopped)
+		s.At, s.Until = store.FromTime(at), store.FromTime(until)
+		return s, err
+	}, `select id, project_id, scope, target, reason, person, at, until_at, stopped from kill_switch
+		where off_at = 0 and project_id in ($1, '') and (until_at = 0 or until_at > $2) order by at desc, id`, project, store.Time(time.Now()))
+	if err != nil {
+		return nil, fmt.Errorf("list switches: %w", err)
+	}
+	return out, nil
+}
+
+// Stopped returns a switch that stops what r asks for in a project, of the inbox
+// with this id or of none, if one is on.
+func (g *Gate) Stopped(ctx context.Context, tx *store.Tx, project, inbox string, r policy.Request) (Switch, bool, error) {
+	list, err := switches(ctx, tx, project)
+	if err != nil {
+		return Switch{}, false, err
+	}
+	for _, s := range list {
+		if s.stops(inbox, r) {
+			return s, true, nil
+		}
+	}
+	return Switch{}, false, nil
+}
