@@ -21,7 +21,7 @@ var layers = [][]string{
 	{"audit", "event"},
 	{"signing"},
 	{"oversight", "domain"},
-	{"mailbox", "sandbox", "volume"}, // the nouns
+	{"mailbox", "rulebook", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "webhook", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "console", "notary"}, // the doors
 }

@@ -32,7 +32,7 @@ import (
 	"postern/internal/mcpserver"
 	"postern/internal/notary"
 	"postern/internal/oversight"
-	"postern/internal/policy"
+	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
@@ -101,12 +101,6 @@ func guest() ([]byte, error) {
 	return b, err
 }
 
-// rules say what waits for a person. All inboxes are in the one mode yet.
-var rules = policy.Rules{{
-	ID: string(policy.GatedSend), Kind: mailbox.SendKind, Effect: policy.Ask,
-	Reason: "the inbox is in mode gated_send: every send waits for a person",
-}}
-
 // A daemon is everything that up has built, from the bottom up.
 type daemon struct {
 	conf Config
@@ -116,6 +110,7 @@ type daemon struct {
 	resolver *net.Resolver // asked for all that mail needs
 
 	ring  *signing.Ring
+	book  *rulebook.Book
 	gate  *oversight.Gate
 	post  *mailbox.PostOffice
 	doms  *domain.Registry
@@ -399,7 +394,8 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err := d.buildSigning(ctx, key); err != nil {
 		return err
 	}
-	d.gate = oversight.NewGate(d.log, d.db, oversight.Fixed(rules))
+	d.book = rulebook.New(d.log, d.db)
+	d.gate = oversight.NewGate(d.log, d.db, d.book)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err

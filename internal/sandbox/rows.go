@@ -85,7 +85,7 @@ type Info struct {
 
 // Principal returns the sandbox as a caller.
 func (s *Info) Principal() auth.Principal {
-	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox}
+	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template}
 }
 
 // end makes s one that has ended and needs nothing any more.

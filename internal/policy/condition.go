@@ -1,0 +1,241 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	"cel.dev/cel-go/cel"
+	"cel.dev/cel-go/common/types"
+	"cel.dev/cel-go/common/types/ref"
+	"cel.dev/cel-go/ext"
+	"go.yaml.in/yaml/v3"
+)
+
+// What one evaluation may cost, in CEL's units: about one for each step and
+// each ten bytes that are looked at. The attack: a mail with a thousand
+// recipients meets a condition that compares each with each.
+const (
+	maxCost   = 100_000 // of one condition
+	maxCosts  = 400_000 // of all conditions of a document, for one request
+	maxMemory = 1 << 20 // elements that are alive at a time
+	maxRegexp = 1000    // instructions of a regular expression
+	maxNodes  = 2000    // of an expression, macros unfolded
+	maxNested = 2       // loops within each other
+	maxDepth  = 40      // of brackets
+)
+
+// A condition is a CEL expression over the facts of a request.
+type condition struct {
+	source string
+	node   *yaml.Node // where it stands
+
+	ast     *cel.Ast
+	once    sync.Once
+	program cel.Program
+	err     error // of the program
+}
+
+// errSyntax says where an expression is wrong: line and column of the
+// expression, the first being 1.
+type errSyntax struct {
+	line, column int
+	text         string
+}
+
+func (e *errSyntax) Error() string { return e.text }
+
+// fileFacts is an [Attachment] as conditions see it.
+type fileFacts struct {
+	Name string `cel:"name"`
+	Type string `cel:"type"` // lower case
+	Size int64  `cel:"size"` // bytes
+	Ext  string `cel:"ext"`  // of the name: ".exe"; lower case
+}
+
+// historyFacts is a [History] as conditions see it.
+type historyFacts struct {
+	Sent    int64 `cel:"sent"`
+	Known   int64 `cel:"known"`
+	Replies bool  `cel:"replies"`
+}
+
+// Variables are what a condition can ask of, with their types, for people.
+var Variables = []struct{ Name, Type, Meaning string }{
+	{"kind", "string", "what is to happen: email.send, net.connect, …"},
+	{"mode", "string", "of the inbox: read_only, gated_all, gated_send, monitored, autonomous"},
+	{"inbox", "string", "its address"},
+	{"via", "string", "the door: rest, mcp, smtp, …"},
+	{"from", "string", "of mail that arrives: the proved sender, or empty"},
+	{"to", "list(string)", "every recipient, Bcc too, lower case"},
+	{"domains", "list(string)", "the recipients' domains, each once"},
+	{"listed", "bool", "the inbox's allow list has all recipients"},
+	{"size", "int", "bytes"},
+	{"files", "list(file)", "attachments, each with name, type, size (bytes) and ext (\".pdf\")"},
+	{"flags", "list(string)", "what content checks found: secret, private_key, hidden_text, …"},
+	{"sandbox", "string", "id of the sandbox that proposed it, or empty"},
+	{"template", "string", "what that sandbox was started from"},
+	{"history", "history", "sent (mails that each recipient got before), known (recipients that got one), replies (each has written to the inbox)"},
+	{"time", "timestamp", "when it was proposed"},
+	{"hour", "int", "of time, 0 to 23, in the document's zone"},
+	{"weekday", "string", "of time, mon to sun, in the document's zone"},
+	{"detail", "map(string, string)", "what this kind alone has: host and port of a connection, the mode asked for"},
+}
+
+var environment = sync.OnceValues(func() (*cel.Env, error) {
+	file, history := cel.ObjectType("policy.fileFacts"), cel.ObjectType("policy.historyFacts")
+	list := cel.ListType(cel.StringType)
+	return cel.NewEnv(
+		ext.NativeTypes(reflect.TypeFor[fileFacts](), reflect.TypeFor[historyFacts](), ext.ParseStructTags(true)),
+		cel.Variable("kind", cel.StringType), cel.Variable("mode", cel.StringType), cel.Variable("inbox", cel.StringType),
+		cel.Variable("via", cel.StringType), cel.Variable("from", cel.StringType), cel.Variable("to", list),
+		cel.Variable("domains", list), cel.Variable("listed", cel.BoolType), cel.Variable("size", cel.IntType),
+		cel.Variable("files", cel.ListType(file)), cel.Variable("flags", list), cel.Variable("sandbox", cel.StringType),
+		cel.Variable("template", cel.StringType), cel.Variable("history", history), cel.Variable("time", cel.TimestampType),
+		cel.Variable("hour", cel.IntType), cel.Variable("weekday", cel.StringType),
+		cel.Variable("detail", cel.MapType(cel.StringType, cel.StringType)),
+		// 'mail.example.com'.under('example.com'), and the domain itself. With
+		// endsWith alone notexample.com is let through, too.
+		cel.Function("under", cel.MemberOverload("string_under_string", []*cel.Type{cel.StringType, cel.StringType}, cel.BoolType,
+			cel.BinaryBinding(func(name, domain ref.Val) ref.Val { return types.Bool(under(name, domain)) }))),
+		cel.ParserExpressionSizeLimit(maxExpression), cel.ParserRecursionLimit(maxDepth), cel.ParserErrorRecoveryLimit(4),
+		cel.ExpressionNodeLimit(maxNodes), cel.RegexProgramSizeLimit(maxRegexp),
+		cel.ASTValidators(cel.ValidateDurationLiterals(), cel.ValidateTimestampLiterals(), cel.ValidateRegexLiterals(), cel.ValidateComprehensionNestingLimit(maxNested)),
+		cel.DefaultUTCTimeZone(true),
+	)
+})
+
+func under(name, domain ref.Val) bool {
+	n, ok := name.Value().(string)
+	d, ok2 := domain.Value().(string)
+	if !ok || !ok2 || d == "" {
+		return false
+	}
+	n, d = strings.ToLower(n), strings.ToLower(strings.TrimPrefix(d, "."))
+	if i := strings.LastIndexByte(n, '@'); i >= 0 { // of an address
+		n = n[i+1:]
+	}
+	return n == d || strings.HasSuffix(n, "."+d)
+}
+
+// check parses and type-checks the expression.
+func (c *condition) check() error {
+	env, err := environment()
+	if err != nil {
+		return fmt.Errorf("make environment: %w", err)
+	}
+	ast, issues := env.Compile(c.source)
+	if issues.Err() != nil {
+		e := issues.Errors()[0]
+		return &errSyntax{max(e.Location.Line(), 1), max(e.Location.Column()+1, 1), clip(e.Message)}
+	}
+	if ast.OutputType() != cel.BoolType {
+		return &errSyntax{1, 1, fmt.Sprintf("is a %s; a condition is true or false", ast.OutputType())}
+	}
+	c.ast = ast
+	return nil
+}
+
+// locate says where in text the error of c is.
+func (c *condition) locate(rule string, text []byte, err error) error {
+	var e *errSyntax
+	if !errors.As(err, &e) {
+		return fmt.Errorf("%w: line %d: rule %s: when: %w", ErrDocument, c.node.Line, rule, err)
+	}
+	line, column := c.node.Line, e.column
+	switch {
+	case c.node.Style&(yaml.LiteralStyle) != 0:
+		line += e.line
+		if lines := strings.Split(string(text), "\n"); line-1 < len(lines) {
+			column += len(lines[line-1]) - len(strings.TrimLeft(lines[line-1], " "))
+		}
+	case c.node.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0:
+		column += c.node.Column
+	case c.node.Style&yaml.FoldedStyle != 0: // its lines are one here
+		return fmt.Errorf("%w: line %d: rule %s: when, character %d: %s", ErrDocument, line, rule, column, e.text)
+	default:
+		column += c.node.Column - 1
+	}
+	return fmt.Errorf("%w: line %d, column %d: rule %s: when: %s", ErrDocument, line, column, rule, e.text)
+}
+
+// holds evaluates the condition on facts, and says what that cost.
+func (c *condition) holds(facts map[string]any) (ok bool, cost uint64, err error) {
+	c.once.Do(func() {
+		env, err := environment()
+		if err == nil {
+			c.program, err = env.Program(c.ast, cel.EvalOptions(cel.OptOptimize), cel.CostLimit(maxCost), cel.MemoryLimit(maxMemory))
+		}
+		c.err = err
+	})
+	if c.err != nil {
+		return false, 0, c.err
+	}
+	v, detail, err := c.program.Eval(facts)
+	cost = maxCost
+	if n := detail.ActualCost(); n != nil {
+		cost = *n
+	}
+	if err != nil {
+		return false, cost, err
+	}
+	b, isBool := v.Value().(bool)
+	if !isBool {
+		return false, cost, fmt.Errorf("is %s, not true or false", v.Type().TypeName())
+	}
+	return b, cost, nil
+}
+
+// facts returns what conditions see of r.
+func (d *Document) facts(r Request) map[string]any {
+	files := make([]fileFacts, len(r.Files))
+	for i, f := range r.Files {
+		files[i] = fileFacts{Name: f.Name, Type: strings.ToLower(f.Type), Size: f.Size, Ext: extension(f.Name)}
+	}
+	detail := r.Detail
+	if detail == nil {
+		detail = map[string]string{}
+	}
+	local := r.Time.In(d.zone)
+	return map[string]any{
+		"kind": r.Kind, "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": lower(r.To), "domains": domains(r.To),
+		"listed": r.Listed, "size": r.Size, "files": files, "flags": lower(r.Flags), "sandbox": r.Sandbox, "template": r.Template,
+		"history": historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
+		"time":    r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,
+	}
+}
+
+var weekdays = [...]string{time.Sunday: "sun", time.Monday: "mon", time.Tuesday: "tue", time.Wednesday: "wed", time.Thursday: "thu", time.Friday: "fri", time.Saturday: "sat"}
+
+func lower(list []string) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = strings.ToLower(s)
+	}
+	return out
+}
+
+// domains returns those of addresses, each once and in their order.
+func domains(addresses []string) []string {
+	out := []string{}
+	seen := map[string]bool{}
+	for _, a := range addresses {
+		d := strings.ToLower(a[strings.LastIndexByte(a, '@')+1:])
+		if !seen[d] {
+			seen[d] = true
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// extension returns that of a file's name as the system that opens it sees it.
+// The attack: "invoice.exe. ", whose dot and space Windows drops.
+func extension(name string) string {
+	name = strings.TrimRight(strings.ToLower(name), ". \t\u00a0")
+	return strings.TrimSpace(path.Ext(name[strings.LastIndexAny(name, `/\`)+1:]))
+}

@@ -1,0 +1,207 @@
+// Package rulebook keeps the versions of each project's policy and judges by
+// the one that holds.
+//
+// A version is never changed and never removed. Another takes its place only by
+// an action of kind policy.change, which names the version that it replaces and
+// which a person approves; see [Book.Propose]. What a document means is package
+// policy's to say; this one must not decide anything by itself.
+package rulebook
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// A Version is a document that holds, held, or is the program's own.
+type Version struct {
+	Number  int64 // 1 for the first that a project made; 0 for the program's own
+	Text    string
+	Tests   string // that came with it; may be empty
+	Digest  []byte // SHA-256 of Text
+	At      time.Time
+	Author  string // a principal; empty for the program's own
+	Decider string // a principal; empty for the program's own
+	Action  string // id of the action that made it hold; empty for the program's own
+	Reason  string // the author's
+}
+
+// Hex returns the version's digest as people and doors write it.
+func (v *Version) Hex() string { return hex.EncodeToString(v.Digest) }
+
+// maxCompiled bounds the documents whose compiled form is kept.
+const maxCompiled = 64
+
+// Book judges requests by the documents of their projects. It is safe for
+// concurrent use, and two programs on one database judge alike: which version
+// holds is read in the transaction that asks.
+type Book struct {
+	log *slog.Logger
+	db  *store.DB
+
+	mu       sync.Mutex
+	compiled map[[sha256.Size]byte]*policy.Document // by digest of the text; at most maxCompiled
+}
+
+// New returns the rulebook in db.
+func New(log *slog.Logger, db *store.DB) *Book {
+	return &Book{log: log, db: db, compiled: map[[sha256.Size]byte]*policy.Document{}}
+}
+
+var _ oversight.Judge = (*Book)(nil)
+
+// Judge implements [oversight.Judge].
+func (b *Book) Judge(ctx context.Context, tx *store.Tx, project string, r policy.Request) (policy.Verdict, error) {
+	v, err := active(ctx, tx, project)
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	d, err := b.document(v)
+	if err != nil {
+		b.log.ErrorContext(ctx, "read policy", "project", project, "version", v.Number, "err", err)
+		return unreadable(r, v, err), nil
+	}
+	return policy.Decide(d, r), nil
+}
+
+// unreadable is the verdict where the document that holds cannot be read, since
+// the database was changed by hand or another release of the program made it:
+// nothing is let through by what it might have said.
+func unreadable(r policy.Request, v Version, err error) policy.Verdict {
+	out := policy.Decide(nil, r)
+	if out.Effect == policy.Deny {
+		return out
+	}
+	return policy.Verdict{
+		Effect: policy.Ask, Who: []string{"role:owner"},
+		Reason: fmt.Sprintf("version %d of the policy cannot be read: %v", v.Number, err),
+	}
+}
+
+// document returns v's document.
+func (b *Book) document(v Version) (*policy.Document, error) {
+	if v.Number == 0 {
+		return policy.Default(), nil
+	}
+	sum := sha256.Sum256([]byte(v.Text))
+	// The attack: a text changed in the database after people approved it.
+	if hex.EncodeToString(sum[:]) != v.Hex() {
+		return nil, errors.New("its text is not what was approved")
+	}
+	b.mu.Lock()
+	d := b.compiled[sum]
+	b.mu.Unlock()
+	if d != nil {
+		return d, nil
+	}
+	d, err := policy.Parse([]byte(v.Text))
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.compiled) >= maxCompiled {
+		clear(b.compiled)
+	}
+	b.compiled[sum] = d
+	return d, nil
+}
+
+const columns = `version, text, tests, digest, at, author, decider, action_id, reason`
+
+func scan(row func(...any) error) (v Version, err error) {
+	var at int64
+	err = row(&v.Number, &v.Text, &v.Tests, &v.Digest, &at, &v.Author, &v.Decider, &v.Action, &v.Reason)
+	v.At = store.FromTime(at)
+	return v, store.NotFound(err)
+}
+
+// builtin is the program's own version.
+func builtin() Version {
+	d := policy.Default()
+	sum := d.Digest()
+	return Version{Text: d.Text(), Digest: sum[:]}
+}
+
+// active returns the version of project that holds.
+func active(ctx context.Context, tx *store.Tx, project string) (Version, error) {
+	v, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from policy_version where project_id = $1 order by version desc limit 1`, project).Scan)
+	if errors.Is(err, store.ErrNotFound) {
+		return builtin(), nil
+	}
+	if err != nil {
+		return Version{}, fmt.Errorf("read policy of %s: %w", project, err)
+	}
+	return v, nil
+}
+
+// maySee returns an error unless who may read the policy: people may. The
+// attack: an agent that looks up what is not noticed.
+func maySee(who auth.Principal) error {
+	if who.Kind != auth.Person {
+		return fmt.Errorf("no key reads the policy: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
+	}
+	return nil
+}
+
+// Active returns the version of who's project that holds.
+func (b *Book) Active(ctx context.Context, who auth.Principal) (v Version, err error) {
+	if err := maySee(who); err != nil {
+		return Version{}, err
+	}
+	err = b.db.View(ctx, func(tx *store.Tx) error {
+		v, err = active(ctx, tx, who.Project)
+		return err
+	})
+	return v, err
+}
+
+// Versions returns the versions of who's project, the newest first and without
+// their texts, and the program's own as the last.
+func (b *Book) Versions(ctx context.Context, who auth.Principal, limit int) (out []Version, err error) {
+	if err := maySee(who); err != nil {
+		return nil, err
+	}
+	err = b.db.View(ctx, func(tx *store.Tx) error {
+		out, err = store.List(ctx, tx, scan,
+			`select version, '', '', digest, at, author, decider, action_id, reason from policy_version where project_id = $1 order by version desc limit $2`, who.Project, limit)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list versions of policy: %w", err)
+	}
+	if len(out) < limit {
+		own := builtin()
+		own.Text = ""
+		out = append(out, own)
+	}
+	return out, nil
+}
+
+// Version returns one version of who's project; 0 is the program's own.
+func (b *Book) Version(ctx context.Context, who auth.Principal, number int64) (v Version, err error) {
+	if err := maySee(who); err != nil {
+		return Version{}, err
+	}
+	if number == 0 {
+		return builtin(), nil
+	}
+	err = b.db.View(ctx, func(tx *store.Tx) error {
+		v, err = scan(tx.QueryRowContext(ctx, `select `+columns+` from policy_version where project_id = $1 and version = $2`, who.Project, number).Scan)
+		return err
+	})
+	if err != nil {
+		return Version{}, fmt.Errorf("version %d of policy: %w", number, err)
+	}
+	return v, nil
+}
