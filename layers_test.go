@@ -19,7 +19,7 @@ var layers = [][]string{
 	{"policy", "mail", "mailquery", "scan", "statement", "guest", "store", "zone"}, // pure rules, formats, and the database
 	{"auth", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
-	{"signing"},
+	{"signing", "people"},
 	{"oversight", "domain"},
 	{"mailbox", "rulebook", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "webhook", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world

@@ -32,6 +32,7 @@ import (
 	"postern/internal/mcpserver"
 	"postern/internal/notary"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
@@ -109,14 +110,15 @@ type daemon struct {
 
 	resolver *net.Resolver // asked for all that mail needs
 
-	ring  *signing.Ring
-	book  *rulebook.Book
-	gate  *oversight.Gate
-	post  *mailbox.PostOffice
-	doms  *domain.Registry
-	fleet *sandbox.Fleet
-	wall  *egress.Wall
-	vols  *volume.Store
+	ring   *signing.Ring
+	book   *rulebook.Book
+	gate   *oversight.Gate
+	people *people.People
+	post   *mailbox.PostOffice
+	doms   *domain.Registry
+	fleet  *sandbox.Fleet
+	wall   *egress.Wall
+	vols   *volume.Store
 
 	runtime *gvisor.Runtime
 	keeper  *keeper.Keeper // told goodbye only by who has served: until then sandboxes of a former process may hang on it
@@ -394,6 +396,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err := d.buildSigning(ctx, key); err != nil {
 		return err
 	}
+	if d.people, err = people.New(d.db, people.Config{Key: key}); err != nil {
+		return err
+	}
 	d.book = rulebook.New(d.log, d.db)
 	d.gate = oversight.NewGate(d.log, d.db, d.book)
 	inbox, err := parseLimits(d.conf.InboxLimits)
@@ -471,9 +476,11 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, Signup: d.conf.Signup})
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Signup: d.conf.Signup})
 	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style()})
-	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != ""})
+	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
+		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people,
+	})
 	return d.buildWeb(lis)
 }
 

@@ -31,7 +31,18 @@ var (
 	ErrUnauthenticated = errors.New("not authenticated")
 	// ErrForbidden means that who asks is known and may not do this.
 	ErrForbidden = errors.New("not allowed")
+	// ErrStepUp means that a person who may do this has to prove a second
+	// factor first, in this session and within [StepUpTime].
+	ErrStepUp error = stepUpError{}
 )
+
+// StepUpTime is how long a second factor that was proved counts as fresh.
+const StepUpTime = 10 * time.Minute
+
+type stepUpError struct{}
+
+func (stepUpError) Error() string { return "a second factor has to be proved first, in this session" }
+func (stepUpError) Unwrap() error { return ErrForbidden }
 
 // A Principal is an authenticated caller. It is passed as an argument, never
 // in a context, so that a function that needs one cannot be called without.
@@ -65,6 +76,12 @@ func (p Principal) Decides() bool {
 
 // Manages reports whether p is a person who manages the project.
 func (p Principal) Manages() bool { return p.Kind == Person && p.Role == Owner }
+
+// Proved reports whether p is a person who has proved a second factor within
+// [StepUpTime], in this session.
+func (p Principal) Proved() bool {
+	return p.Kind == Person && !p.Strong.IsZero() && time.Since(p.Strong) < StepUpTime
+}
 
 // String returns the principal as the audit writes it, "sandbox:i3k…".
 func (p Principal) String() string { return string(p.Kind) + ":" + p.ID }

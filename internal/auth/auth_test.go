@@ -72,7 +72,7 @@ func TestPeople(t *testing.T) {
 			if link, err = auth.NewSetup(ctx, tx, project); err != nil {
 				return err
 			}
-			if err := auth.CheckSetup(ctx, tx, link); err != nil {
+			if _, err := auth.CheckSetup(ctx, tx, link); err != nil {
 				t.Errorf("CheckSetup = %v", err)
 			}
 			if _, err := auth.Redeem(ctx, tx, link+"x", "ann", hash); !errors.Is(err, auth.ErrUnauthenticated) {
@@ -109,7 +109,7 @@ func TestPeople(t *testing.T) {
 		}
 
 		in := auth.NewSignIn(db)
-		if p, err := in.Check(ctx, "ann", "correct horse battery"); err != nil || p != ann {
+		if p, err := in.Check(ctx, "ann", "", "correct horse battery"); err != nil || p != ann {
 			t.Errorf("Check = %+v, %v", p, err)
 		}
 		for i := range 7 {
@@ -118,7 +118,7 @@ func TestPeople(t *testing.T) {
 				if i >= 5 {
 					want = auth.ErrTooMany
 				}
-				if _, err := in.Check(ctx, name, "guess guess guess"); !errors.Is(err, want) {
+				if _, err := in.Check(ctx, name, "", "guess guess guess"); !errors.Is(err, want) {
 					t.Errorf("guess %d for %s: %v, want %v", i, name, err, want)
 				}
 			}
@@ -134,7 +134,7 @@ func TestGuessesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 40 {
 		wg.Go(func() {
-			if _, err := in.Check(t.Context(), "ann", "guess guess guess"); errors.Is(err, auth.ErrUnauthenticated) {
+			if _, err := in.Check(t.Context(), "ann", "", "guess guess guess"); errors.Is(err, auth.ErrUnauthenticated) {
 				made.Add(1)
 			}
 		})

@@ -31,6 +31,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/sandbox"
 	"postern/internal/store"
 )
@@ -47,6 +48,8 @@ type Config struct {
 	// Secure says that people reach the console over HTTPS alone, so that the
 	// session's cookie is never sent without.
 	Secure bool
+	// People are those who may come in, and their second factors. Required.
+	People *people.People
 }
 
 // maxForm bounds the body of a request, in bytes.

@@ -24,6 +24,7 @@ import (
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
@@ -133,6 +134,7 @@ type fixture struct {
 	db      *store.DB
 	gate    *oversight.Gate
 	post    *mailbox.PostOffice
+	people  *people.People
 	fleet   *sandbox.Fleet
 	domains *domain.Registry
 	dns     *dnstest.Server
@@ -193,7 +195,10 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}})
+	if f.people, err = people.New(f.db, people.Config{Key: make([]byte, 32)}); err != nil {
+		t.Fatal(err)
+	}
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: 5 * time.Second}}
 	s.Start()

@@ -29,7 +29,10 @@ func (s *Server) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Princi
 	token := r.URL.Query().Get("token")
 	// Only looked at: whatever fetches the link, a chat program's preview for
 	// instance, must not use it up.
-	err := s.db.View(r.Context(), func(tx *store.Tx) error { return auth.CheckSetup(r.Context(), tx, auth.Secret(token)) }) //nolint:contextcheck // r's context is what is passed
+	err := s.db.View(r.Context(), func(tx *store.Tx) error {
+		_, err := auth.CheckSetup(r.Context(), tx, auth.Secret(token)) //nolint:contextcheck // r's context is what is passed
+		return err
+	})
 	if errors.Is(err, auth.ErrUnauthenticated) {
 		return errLink
 	}
@@ -48,7 +51,10 @@ func (s *Server) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal)
 	ctx := r.Context()
 	token, f := auth.Secret(r.PostForm.Get("token")), signInForm{Token: r.PostForm.Get("token"), Name: r.PostForm.Get("name")}
 	// First the link: hashing a password is work that no guesser gets done.
-	err := s.db.View(ctx, func(tx *store.Tx) error { return auth.CheckSetup(ctx, tx, token) })
+	err := s.db.View(ctx, func(tx *store.Tx) error {
+		_, err := auth.CheckSetup(ctx, tx, token)
+		return err
+	})
 	if errors.Is(err, auth.ErrUnauthenticated) {
 		return errLink
 	}
@@ -110,7 +116,7 @@ func (s *Server) signin(w http.ResponseWriter, r *http.Request, _ auth.Principal
 	f := signInForm{Next: localPath(r.PostForm.Get("next")), Name: name}
 	who, err := auth.Principal{}, auth.ErrUnauthenticated
 	if len(name) <= 63 && utf8.ValidString(name) && !strings.Contains(name, "\x00") { // else it is nobody's
-		who, err = s.signIn.Check(ctx, name, r.PostForm.Get("password"))
+		who, err = s.signIn.Check(ctx, name, remote(r), r.PostForm.Get("password"))
 	}
 	switch {
 	case errors.Is(err, auth.ErrTooMany):

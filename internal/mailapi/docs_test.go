@@ -19,6 +19,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
@@ -67,7 +68,11 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := mailapi.New(log, db, gate, post, mailapi.Config{Domains: domains, Webhooks: hooks})
+	persons, err := people.New(db, people.Config{Key: make([]byte, 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := mailapi.New(log, db, gate, post, mailapi.Config{Domains: domains, Webhooks: hooks, People: persons})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api.Handler())
 	mux.Handle("/mcp", mcpserver.New(log, db, gate, post, fleet).Handler())

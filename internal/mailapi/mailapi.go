@@ -29,6 +29,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -63,6 +64,7 @@ type Server struct {
 type Config struct {
 	Domains  *domain.Registry // required
 	Webhooks *webhook.Hooks   // required
+	People   *people.People   // required
 	Signup   bool             // anybody may make an account, in the oldest project
 }
 

@@ -22,6 +22,7 @@ import (
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -51,12 +52,13 @@ type client struct {
 }
 
 type fixture struct {
-	db   *store.DB
-	gate *oversight.Gate
-	post *mailbox.PostOffice
-	hop  *nextHop
-	srv  *Server
-	log  bytes.Buffer
+	db     *store.DB
+	gate   *oversight.Gate
+	post   *mailbox.PostOffice
+	people *people.People
+	hop    *nextHop
+	srv    *Server
+	log    bytes.Buffer
 
 	dns     *dnstest.Server
 	domains *domain.Registry
@@ -92,7 +94,10 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if f.hooks, err = webhook.New(log, db, webhook.Config{Key: make([]byte, 32), Private: true, Retry: time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
-	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks})
+	if f.people, err = people.New(db, people.Config{Key: make([]byte, 32)}); err != nil {
+		t.Fatal(err)
+	}
+	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people})
 	f.srv = srv
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {

@@ -1,0 +1,150 @@
+package auth
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/store"
+)
+
+// SetupTime is how long a set-up link can be used.
+const SetupTime = 24 * time.Hour
+
+// ErrInvalid means that a field of a form cannot be taken; the text names it.
+var ErrInvalid = errors.New("invalid")
+
+var personName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._@+-]{0,62}$`) })
+
+// Roles are all roles, the one with most rights first.
+var Roles = []Role{Owner, Reviewer, Viewer}
+
+// Valid reports whether r is a role that a person can have.
+func (r Role) Valid() bool { return slices.Contains(Roles, r) }
+
+// reserved reports whether a name is taken by who has no account. The attack:
+// somebody is invited, calls himself local-root, and what he does stands in the
+// record as the operator's, or counts as a second person beside the operator.
+func reserved(name string) bool {
+	return name == "local" || strings.HasPrefix(name, "local-") || name == "system"
+}
+
+// An Invitation is a one-time link, without its token: to make an account, or,
+// where it names a person, to choose a new password.
+type Invitation struct {
+	ID        string
+	Project   string
+	Role      Role   // of the account
+	Email     string // where the account's person is told of what waits; may be empty
+	Telegram  string // likewise, the id of a chat
+	Person    string // whose password it is for, by name; empty for a new account
+	CreatedBy string // a principal, or empty: the server's own first link
+	Created   time.Time
+	Expires   time.Time
+}
+
+// NewSetup makes the link of a project's first account, an owner's. Whoever
+// opens a link first has what it gives, so its token is shown to the operator
+// alone.
+func NewSetup(ctx context.Context, tx *store.Tx, project string) (Secret, error) {
+	_, token, err := NewInvitation(ctx, tx, Invitation{Project: project, Role: Owner})
+	return token, err
+}
+
+// NewInvitation makes a one-time link and returns it and its token. Who may is
+// for the caller to say.
+func NewInvitation(ctx context.Context, tx *store.Tx, v Invitation) (Invitation, Secret, error) {
+	if !v.Role.Valid() {
+		return v, "", fmt.Errorf("%w role: there is no %q, use owner, reviewer or viewer", ErrInvalid, v.Role)
+	}
+	token, now := Secret(rand.Text()), time.Now()
+	v.ID, v.Created, v.Expires = "inv_"+rand.Text(), now, now.Add(SetupTime)
+	person := ""
+	if v.Person != "" {
+		if err := tx.One(ctx, `select id from person where name = $1 and project_id = $2`, []any{v.Person, v.Project}, &person); err != nil {
+			return v, "", fmt.Errorf("find person %s: %w", v.Person, err)
+		}
+	}
+	_, err := tx.ExecContext(ctx, `insert into setup (hash, project_id, expires_at, used_at, id, role, email, telegram, person_id, created_by, created_at)
+		values ($1, $2, $3, 0, $4, $5, $6, $7, $8, $9, $10)`,
+		token.hash(), v.Project, store.Time(v.Expires), v.ID, v.Role, v.Email, v.Telegram, person, v.CreatedBy, store.Time(now))
+	if err != nil {
+		return v, "", fmt.Errorf("insert set-up link: %w", err)
+	}
+	return v, token, nil
+}
+
+// CheckSetup returns what a token opens, without using it up, or
+// [ErrUnauthenticated].
+func CheckSetup(ctx context.Context, tx *store.Tx, token Secret) (v Invitation, err error) {
+	var created, expires int64
+	err = tx.One(ctx, `select s.id, s.project_id, s.role, s.email, s.telegram, s.created_by, s.created_at, s.expires_at, coalesce(p.name, '')
+		from setup s left join person p on p.id = s.person_id where s.hash = $1 and s.used_at = 0 and s.expires_at > $2`,
+		[]any{token.hash(), store.Time(time.Now())}, &v.ID, &v.Project, &v.Role, &v.Email, &v.Telegram, &v.CreatedBy, &created, &expires, &v.Person)
+	v.Created, v.Expires = store.FromTime(created), store.FromTime(expires)
+	if errors.Is(err, store.ErrNotFound) {
+		return v, ErrUnauthenticated
+	}
+	return v, err
+}
+
+// HasPeople reports whether the project has an account.
+func HasPeople(ctx context.Context, tx *store.Tx, project string) (bool, error) {
+	var n int
+	err := tx.One(ctx, `select count(*) from person where project_id = $1`, []any{project}, &n)
+	return n > 0, err
+}
+
+// Redeem uses a set-up token: it makes a person's account of the invited role,
+// or gives the person whom the link names a new password, whatever name is
+// given. The token is used up in the same transaction: it cannot make two.
+func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash string) (Principal, error) {
+	v, err := CheckSetup(ctx, tx, token)
+	if err != nil {
+		return Principal{}, err
+	}
+	if v.Person == "" && (!personName().MatchString(name) || reserved(name)) {
+		return Principal{}, fmt.Errorf("%w name: use 1 to 63 of a-z 0-9 . _ @ + -, beginning with a letter or digit, and not with local-", ErrInvalid)
+	}
+	now := store.Time(time.Now())
+	ok, err := tx.Changed(ctx, `update setup set used_at = $1 where hash = $2 and used_at = 0 and expires_at > $1`, now, token.hash())
+	if err != nil {
+		return Principal{}, fmt.Errorf("use set-up link: %w", err)
+	}
+	if !ok { // somebody was faster
+		return Principal{}, ErrUnauthenticated
+	}
+	if v.Person != "" {
+		return v.renew(ctx, tx, passwordHash)
+	}
+	ok, err = tx.Changed(ctx, `insert into person (id, project_id, name, password, created_at, role, email, telegram) values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict do nothing`,
+		"per_"+rand.Text(), v.Project, name, passwordHash, now, v.Role, v.Email, v.Telegram)
+	if err != nil {
+		return Principal{}, fmt.Errorf("insert person: %w", err)
+	}
+	if !ok {
+		return Principal{}, fmt.Errorf("%w name: %s is taken", ErrInvalid, name)
+	}
+	return Principal{Kind: Person, ID: name, Project: v.Project, Role: v.Role}, nil
+}
+
+// renew gives the person of v a new password and ends their sessions.
+func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string) (Principal, error) {
+	p := Principal{Kind: Person, ID: v.Person}
+	var id string
+	err := tx.One(ctx, `update person set password = $1 where name = $2 and project_id = $3 and disabled_at = 0 returning id, project_id, role`,
+		[]any{passwordHash, v.Person, v.Project}, &id, &p.Project, &p.Role)
+	if errors.Is(err, store.ErrNotFound) {
+		return Principal{}, ErrUnauthenticated
+	}
+	if err != nil {
+		return Principal{}, fmt.Errorf("set password: %w", err)
+	}
+	return p, EndSessions(ctx, tx, id, "")
+}

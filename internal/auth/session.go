@@ -1,0 +1,157 @@
+package auth
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"postern/internal/store"
+)
+
+// SessionCookie is the name of the cookie that keeps a person's session. It is
+// never passed on to what runs inside a sandbox.
+const SessionCookie = "postern_session"
+
+// SessionTime is how long a session lasts.
+const SessionTime = 12 * time.Hour
+
+// bearerPrefix begins the token of a session that is not a browser's.
+const bearerPrefix = "pse_"
+
+// A SessionKind says what keeps a session's token. One is never taken for the
+// other: a page cannot make a browser send a bearer token, and a script that
+// got one is not signed in at the console.
+type SessionKind string
+
+// The kinds of session.
+const (
+	Browser SessionKind = "browser" // a cookie
+	Bearer  SessionKind = "bearer"  // a program that a person started
+)
+
+// A Session is that of a person, without its token.
+type Session struct {
+	ID      string
+	Kind    SessionKind
+	Created time.Time
+	Expires time.Time
+	Strong  time.Time // when it last proved a second factor; zero means never
+	Factor  string    // what it was begun with besides a password: "totp", "recovery code", "passkey", or empty
+	Remote  string    // the address that it was begun from
+	Agent   string    // what the program there called itself: hostile
+}
+
+// IsBearer reports whether a secret has the form of a session's token for REST.
+func IsBearer(token Secret) bool { return strings.HasPrefix(token.Reveal(), bearerPrefix) }
+
+// NewSession signs a person in and returns what their browser keeps.
+func NewSession(ctx context.Context, tx *store.Tx, who Principal) (Secret, error) {
+	_, token, err := BeginSession(ctx, tx, who, Session{Kind: Browser})
+	return token, err
+}
+
+// BeginSession signs a person in and returns what they keep. Of s, the kind,
+// Strong, Factor, Remote and Agent are the caller's to say.
+func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (Session, Secret, error) {
+	if who.Kind != Person {
+		return s, "", ErrForbidden
+	}
+	token, now := Secret(rand.Text()), time.Now()
+	if s.Kind == Bearer {
+		token = bearerPrefix + token
+	}
+	s.ID, s.Created, s.Expires = "ses_"+rand.Text(), now, now.Add(SessionTime)
+	s.Agent = cut(s.Agent, 200)
+	if _, err := tx.ExecContext(ctx, `delete from session where expires_at <= $1`, store.Time(now)); err != nil {
+		return s, "", fmt.Errorf("remove old sessions: %w", err)
+	}
+	var id string
+	err := tx.One(ctx, `select id from person where name = $1 and project_id = $2 and disabled_at = 0`, []any{who.ID, who.Project}, &id)
+	if errors.Is(err, store.ErrNotFound) {
+		return s, "", ErrUnauthenticated
+	}
+	if err != nil {
+		return s, "", fmt.Errorf("find person: %w", err)
+	}
+	_, err = tx.ExecContext(ctx, `insert into session (hash, person_id, created_at, expires_at, strong_at, id, kind, remote, agent, factor)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+		token.hash(), id, store.Time(now), store.Time(s.Expires), store.Time(s.Strong), s.ID, s.Kind, s.Remote, s.Agent, s.Factor)
+	if err != nil {
+		return s, "", fmt.Errorf("insert session: %w", err)
+	}
+	return s, token, nil
+}
+
+func cut(s string, most int) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	if len(s) <= most {
+		return s
+	}
+	for !utf8.RuneStart(s[most]) {
+		most--
+	}
+	return s[:most]
+}
+
+// CheckSession returns the person whose browser's session this is, or
+// [ErrUnauthenticated], also when it has expired.
+func CheckSession(ctx context.Context, db *store.DB, token Secret) (Principal, error) {
+	return checkSession(ctx, db, token, Browser)
+}
+
+// CheckBearer returns the person whose session for REST this is, or
+// [ErrUnauthenticated].
+func CheckBearer(ctx context.Context, db *store.DB, token Secret) (Principal, error) {
+	if !IsBearer(token) {
+		return Principal{}, ErrUnauthenticated
+	}
+	return checkSession(ctx, db, token, Bearer)
+}
+
+func checkSession(ctx context.Context, db *store.DB, token Secret, kind SessionKind) (p Principal, err error) {
+	err = db.View(ctx, func(tx *store.Tx) error {
+		p, _, err = InSession(ctx, tx, token, kind)
+		return err
+	})
+	if err != nil && !errors.Is(err, ErrUnauthenticated) {
+		return Principal{}, fmt.Errorf("check session: %w", err)
+	}
+	return p, err
+}
+
+// InSession returns whose session of this kind a token is, as tx sees it, and
+// its id, or [ErrUnauthenticated].
+func InSession(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind) (p Principal, id string, err error) {
+	p.Kind = Person
+	var strong int64
+	err = tx.One(ctx, `select p.name, p.project_id, p.role, s.strong_at, s.id from session s join person p on p.id = s.person_id
+		where s.hash = $1 and s.kind = $2 and s.expires_at > $3 and p.disabled_at = 0`,
+		[]any{token.hash(), kind, store.Time(time.Now())}, &p.ID, &p.Project, &p.Role, &strong, &id)
+	if errors.Is(err, store.ErrNotFound) {
+		return Principal{}, "", ErrUnauthenticated
+	}
+	if err != nil {
+		return Principal{}, "", err
+	}
+	p.Strong = store.FromTime(strong)
+	return p, id, nil
+}
+
+// EndSession signs out. Ending a session that is not there is not an error.
+func EndSession(ctx context.Context, tx *store.Tx, token Secret) error {
+	_, err := tx.ExecContext(ctx, `delete from session where hash = $1`, token.hash())
+	return err
+}
+
+// EndSessions ends all sessions of the person with this id but the one that is
+// named, which may be empty.
+func EndSessions(ctx context.Context, tx *store.Tx, person, but string) error {
+	if _, err := tx.ExecContext(ctx, `delete from session where person_id = $1 and id <> $2`, person, but); err != nil {
+		return fmt.Errorf("end sessions: %w", err)
+	}
+	return nil
+}
