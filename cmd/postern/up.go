@@ -509,6 +509,7 @@ func (d *daemon) buildWeb(lis *listeners) (err error) {
 	}
 	d.web.RegisterOnShutdown(d.mailAPI.Close) // or it would wait for who waits for mail
 	d.web.RegisterOnShutdown(d.console.Close)
+	d.web.RegisterOnShutdown(d.mcp.Close)
 	d.web.Protocols.SetHTTP1(true)
 	d.web.Protocols.SetHTTP2(true)
 	d.web.Protocols.SetUnencryptedHTTP2(true) // clients of gRPC services in sandboxes

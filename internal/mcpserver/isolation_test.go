@@ -3,6 +3,7 @@ package mcpserver
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -74,6 +75,19 @@ var tools = map[string]struct {
 		return proposes(p, "a") && !strings.HasPrefix(p.name, "sandbox")
 	}},
 	"email_help": {false, map[string]any{}, func(principal, string) bool { return true }},
+
+	"email_draft_list":      {true, map[string]any{}, reads},
+	"email_draft_get":       {true, map[string]any{"draftId": "DRAFT"}, reads},
+	"email_draft_update":    {true, map[string]any{"draftId": "DRAFT", "version": 1, "to": []string{"x@example.com"}, "subject": "s", "body": "BODY"}, orders},
+	"email_draft_delete":    {true, map[string]any{"draftId": "DRAFT"}, orders},
+	"email_draft_send":      {true, map[string]any{"draftId": "DRAFT"}, orders},
+	"wait_for_email":        {true, map[string]any{"timeoutSeconds": 0}, reads},
+	"email_quarantine_list": {true, map[string]any{}, reads},
+	"email_quarantine_get":  {true, map[string]any{"id": "HELD"}, reads},
+	"email_action_list":     {false, map[string]any{}, func(principal, string) bool { return true }}, // of one's own; TestActionList
+	"email_edit": {false, map[string]any{"actionId": "ACTION", "to": []string{"x@example.com"}, "subject": "s", "body": "BODY"}, func(p principal, _ string) bool {
+		return proposes(p, "a") && !strings.HasPrefix(p.name, "sandbox")
+	}},
 }
 
 func reads(p principal, inbox string) bool    { return slices.Contains(p.reads, inbox) }
@@ -107,7 +121,7 @@ func TestIsolation(t *testing.T) {
 		}))
 		c, keyC, err := f.post.CreateInbox(ctx, foreign, mailbox.NewInbox{Address: "foreign"}, "")
 		fatal(err)
-		messages := map[string]string{}
+		messages, writers := map[string]string{}, map[string]auth.Principal{}
 		for name, b := range map[string]struct {
 			mailbox.Inbox
 			key auth.Secret
@@ -121,6 +135,13 @@ func TestIsolation(t *testing.T) {
 			ms, err := f.post.Messages(ctx, who, k, 1)
 			fatal(err)
 			messages[name] = ms[0].ID
+			raw = strings.ReplaceAll(raw, "<"+name, "<held-"+name)
+			held := mail.Results{DMARC: mail.Check{Result: "fail"}, Policy: "quarantine"}
+			fatal(f.post.Receive(ctx, mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1", Auth: held}))
+			ms, _, err = f.post.HeldMessages(ctx, who, k, "", 1)
+			fatal(err)
+			messages["held "+name] = ms[0].ID
+			writers[name] = who
 		}
 
 		keys := map[string]auth.Secret{"nobody": "", "project": f.projectKey, "key a": keyA, "key b": keyB, "foreign key": keyC, "key of a deleted inbox": keyGone}
@@ -211,11 +232,24 @@ func TestIsolation(t *testing.T) {
 						fatal(err)
 						action = proposed.ID
 					}
-					message := messages[inbox]
-					if message == "" {
-						message = messages["a"]
+					in := inbox
+					if messages[in] == "" {
+						in = "a"
 					}
-					status, got := f.ask(t, h, keys[p.name], tool, row.args, names[target], strings.NewReplacer("MESSAGE", message, "ACTION", action, "BODY", fmt.Sprint("number ", n)))
+					draft := ""
+					if _, ok := row.args["draftId"]; ok {
+						d, err := f.post.SaveDraft(ctx, writers[in], mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}, Subject: "s", Text: fmt.Sprint("draft ", n)}})
+						fatal(err)
+						draft = d.ID
+					}
+					status, got := f.ask(t, h, keys[p.name], tool, row.args, names[target], strings.NewReplacer("MESSAGE", messages[in], "HELD", messages["held "+in], "DRAFT", draft, "ACTION", action, "BODY", fmt.Sprint("number ", n)))
+					if draft != "" { // or the inbox is full of them soon
+						k, err := f.post.Open(ctx, writers[in], map[string]auth.Secret{"a": keyA, "b": keyB, "foreign": keyC}[in], "")
+						fatal(err)
+						if err := f.post.DeleteDraft(ctx, writers[in], k, draft, 0); err != nil && !errors.Is(err, store.ErrNotFound) {
+							t.Fatal(err)
+						}
+					}
 					if status != 200 {
 						if status != p.refused {
 							t.Errorf("%s (%s) as %s: got %d, want %d", tool, target, p.name, status, p.refused)
@@ -260,7 +294,7 @@ func (f *fixture) ask(t *testing.T, h http.Handler, key auth.Secret, tool string
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://postern.example"+Path, bytes.NewReader(body))
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://postern.example"+Path+"?tools=all", bytes.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	if key != "" {
 		r.Header.Set("Authorization", "Bearer "+key.Reveal())

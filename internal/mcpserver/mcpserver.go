@@ -1,5 +1,6 @@
 // Package mcpserver serves an agent's mail as tools, over the Model Context
-// Protocol: five tools that read, propose and ask, and none that decides.
+// Protocol: tools that read, propose and ask, and none that decides. They are in
+// sets, of which an agent sees a few unless somebody chose more.
 //
 // A sandbox reaches it at http://postern.internal/mcp and is known by its link;
 // agents elsewhere reach it at /mcp with an inbox key. It keeps no sessions.
@@ -10,10 +11,12 @@
 package mcpserver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -53,8 +56,12 @@ type Server struct {
 	fleet *sandbox.Fleet
 	files *http.Client // into sandboxes
 
-	mu   sync.Mutex      // guards busy
-	busy map[string]load // by principal, while anything is in progress
+	closing chan struct{} // closed when waiting is to end
+
+	mu      sync.Mutex      // guards what follows
+	busy    map[string]load // by principal, while anything is in progress
+	waiting map[string]int  // calls that wait, by principal
+	waits   int             // all of them
 }
 
 type load struct{ calls, big int }
@@ -63,7 +70,7 @@ type load struct{ calls, big int }
 // their paths are read from that sandbox, through fleet.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, fleet *sandbox.Fleet) *Server {
 	return &Server{
-		log: log, db: db, gate: gate, post: post, fleet: fleet, busy: map[string]load{},
+		log: log, db: db, gate: gate, post: post, fleet: fleet, closing: make(chan struct{}), busy: map[string]load{}, waiting: map[string]int{},
 		files: &http.Client{
 			Transport: fleet.Transport(),
 			// The attack: a guest whose answer sends us, with its channel's
@@ -73,25 +80,32 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.Pos
 	}
 }
 
+// Close ends the waiting of calls, so that the server can stop. It is called once.
+func (s *Server) Close() { close(s.closing) }
+
 // A caller is who calls, and what a call can reach.
 type caller struct {
 	who auth.Principal
 	// key opens the inbox that is named, empty for the caller's own, or says
 	// why it cannot.
 	key func(ctx context.Context, inbox string) (*mailbox.Key, error)
+
+	tools    []*tool                                                        // that it is offered
+	gone     context.Context                                                //nolint:containedctx // of the connection, which a call of the older revisions outlives otherwise
+	progress func(ctx context.Context, done, total float64, message string) // tells the caller; nil if it did not ask
 }
 
 // HandlerFor returns the tools for a sandbox that is known by its link.
 func (s *Server) HandlerFor(who auth.Principal) http.Handler {
-	h := s.handler(caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
+	c := caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
 		if inbox != "" {
 			if _, _, err := s.post.Reach(ctx, who, inbox); err != nil {
 				return nil, err
 			}
 		}
 		return s.post.Lent(ctx, who)
-	}})
-	return s.guarded(func(w http.ResponseWriter, r *http.Request) { s.bounded(w, r, who, h) })
+	}}
+	return s.guarded(func(w http.ResponseWriter, r *http.Request) { s.bounded(w, r, c) })
 }
 
 // Handler returns the tools for agents outside. They show an inbox key, or a
@@ -103,10 +117,9 @@ func (s *Server) Handler() http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
-		h := s.handler(caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
+		s.bounded(w, r, caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
 			return s.post.Open(ctx, who, key, inbox)
 		}})
-		s.bounded(w, r, who, h)
 	})
 }
 
@@ -133,9 +146,15 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 	return who, secret, nil
 }
 
-// bounded serves one request of who unless too many are in progress.
-func (s *Server) bounded(w http.ResponseWriter, r *http.Request, who auth.Principal, h http.Handler) {
-	done, err := s.begin(who, r.ContentLength < 0 || r.ContentLength > bigBody)
+// bounded serves one request of c unless too many are in progress.
+func (s *Server) bounded(w http.ResponseWriter, r *http.Request, c caller) {
+	var err error
+	if c.tools, err = chosen(r); err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	c.gone = r.Context()
+	done, err := s.begin(c.who, r.ContentLength < 0 || r.ContentLength > bigBody)
 	if err != nil {
 		s.refuse(w, r, err)
 		return
@@ -146,7 +165,36 @@ func (s *Server) bounded(w http.ResponseWriter, r *http.Request, who auth.Princi
 		// wants two types named, of which it is told below to use this one.
 		r.Header.Set("Accept", "application/json, text/event-stream")
 	}
-	h.ServeHTTP(w, r)
+	s.handler(c, streams(r)).ServeHTTP(w, r)
+}
+
+// maxPeek bounds the calls that are looked into for a wish to hear of progress.
+const maxPeek = 64 << 10 // bytes
+
+// streams reports whether r asks to hear of progress, which needs a stream.
+// Everything else is answered with one JSON document.
+func streams(r *http.Request) bool {
+	if r.Body == nil || r.ContentLength < 0 || r.ContentLength > maxPeek || !strings.Contains(r.Header.Get("Accept"), "text/event-stream") {
+		return false
+	}
+	b, err := io.ReadAll(r.Body)
+	rest := r.Body
+	r.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(b), failing{err}), rest}
+	return bytes.Contains(b, []byte(`"progressToken"`))
+}
+
+// failing is the end of a body that was read before.
+type failing struct{ err error }
+
+// Read implements [io.Reader].
+func (f failing) Read([]byte) (int, error) {
+	if f.err != nil {
+		return 0, f.err
+	}
+	return 0, io.EOF
 }
 
 var errBusy = fmt.Errorf("too much at once: at most %d calls, and %d with attachments or more than 1 MB, may be in progress; wait for one to end", maxCalls, maxBig)
@@ -190,6 +238,8 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, auth.ErrForbidden):
 		status, code, msg = http.StatusForbidden, "forbidden", err.Error()
 		w.Header().Set("WWW-Authenticate", `Bearer realm="postern", error="insufficient_scope"`)
+	case errors.Is(err, errArgument):
+		status, code, msg = http.StatusBadRequest, "bad_request", strings.TrimPrefix(err.Error(), errArgument.Error()+": ")
 	case errors.Is(err, errBusy):
 		status, code, msg = http.StatusTooManyRequests, "too_many_requests", err.Error()
 		w.Header().Set("Retry-After", "1")
@@ -207,17 +257,20 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	_, _ = w.Write(b)
 }
 
-// handler returns the protocol's endpoint for one caller.
-func (s *Server) handler(c caller) http.Handler {
+// handler returns the protocol's endpoint for one request of a caller, which is
+// answered as a stream or with one JSON document.
+func (s *Server) handler(c caller, stream bool) http.Handler {
 	srv := mcp.NewServer(&mcp.Implementation{Name: "postern", Title: "Postern: email with oversight", Version: "1"}, &mcp.ServerOptions{
-		Instructions: instructions,
+		Instructions: Instructions,
 		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
 	})
 	srv.AddReceivingMiddleware(s.recovered)
-	s.addTools(srv, c)
+	for _, t := range c.tools {
+		t.add(s, srv, c)
+	}
 	return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
 		Stateless:           true,
-		JSONResponse:        true, // answers come at once; a stream would only be one more thing to parse
+		JSONResponse:        !stream,
 		MaxRequestBodyBytes: maxBody,
 		// Which hosts are ours is checked once for all doors, in cmd, and a
 		// page that rebinds its name to us has no key to show.

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"postern/internal/auth"
@@ -302,7 +303,7 @@ func connect(t *testing.T, h http.Handler, key auth.Secret, version string) *mcp
 		client = &http.Client{Transport: bearer{key, client.Transport}}
 	}
 	cs, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(),
-		&mcp.StreamableClientTransport{Endpoint: srv.URL + Path, HTTPClient: client, MaxRetries: -1}, &mcp.ClientSessionOptions{ProtocolVersion: version})
+		&mcp.StreamableClientTransport{Endpoint: srv.URL + Path + "?tools=all", HTTPClient: client, MaxRetries: -1}, &mcp.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +328,26 @@ func call(t *testing.T, cs *mcp.ClientSession, tool string, args any) result {
 		out.text += c.(*mcp.TextContent).Text
 	}
 	out.data, _ = res.StructuredContent.(map[string]any)
+	checkAnswer(t, tool, res)
 	return out
+}
+
+// checkAnswer holds what a tool answers against what it says that it answers.
+func checkAnswer(t *testing.T, tool string, res *mcp.CallToolResult) {
+	t.Helper()
+	if res.IsError {
+		if res.StructuredContent != nil {
+			t.Errorf("%s: an error has data: %v", tool, res.StructuredContent)
+		}
+		return
+	}
+	schema, err := find(tool).OutputSchema.(*jsonschema.Schema).Resolve(nil)
+	if err != nil {
+		t.Fatalf("%s: %v", tool, err)
+	}
+	if err := schema.Validate(res.StructuredContent); err != nil {
+		t.Errorf("%s answers %v, which its schema does not allow: %v", tool, res.StructuredContent, err)
+	}
 }
 
 func (r result) field(name string) string { s, _ := r.data[name].(string); return s }
@@ -403,7 +423,7 @@ func TestStory(t *testing.T) {
 		if ran, err := f.gate.RunOne(t.Context()); !ran || err != nil {
 			t.Fatal(ran, err)
 		}
-		if r := call(t, inside, "email_action_status", args{"actionId": id}); r.field("status") != "delivered" {
+		if r := call(t, inside, "email_action_status", args{"actionId": id}); r.field("status") != "approved" || r.field("state") != "done" {
 			t.Errorf("status = %+v", r)
 		}
 		if len(f.hop.got) != 1 || !slices.Equal(f.hop.got[0].To, []string{"bob@example.com", "eve@example.com"}) {
@@ -437,9 +457,9 @@ func TestStatuses(t *testing.T) {
 	who, _ := f.sandbox(t, b.ID)
 	cs := connect(t, f.srv.HandlerFor(who), "", "")
 	for state, want := range map[oversight.State]string{
-		oversight.Pending: "pending", oversight.Approved: "approved", oversight.Executing: "approved", oversight.Done: "delivered",
-		oversight.Failed: "error", oversight.Unknown: "unknown", oversight.Denied: "blocked",
-		oversight.Scheduled: "scheduled", oversight.Cancelled: "cancelled",
+		oversight.Pending: "pending", oversight.Approved: "approved", oversight.Executing: "approved", oversight.Done: "approved",
+		oversight.Failed: "error", oversight.Unknown: "error", oversight.Denied: "blocked",
+		oversight.Scheduled: "pending", oversight.Cancelled: "denied",
 	} {
 		id := call(t, cs, "email_send", args{"to": []string{"bob@example.com"}, "subject": string(state), "body": "b"}).field("actionId")
 		err := f.db.Update(t.Context(), func(tx *store.Tx) error {
@@ -450,7 +470,7 @@ func TestStatuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := call(t, cs, "email_action_status", args{"actionId": id})
-		if r.field("status") != want || r.field("detail") != "a person says: I asked Bob" || strings.Contains(r.text, "ann ") {
+		if r.field("status") != want || r.field("state") != string(state) || r.field("detail") != "a person says: I asked Bob" || strings.Contains(r.text, "ann ") {
 			t.Errorf("%s: %+v, want %s", state, r, want)
 		}
 	}
@@ -460,7 +480,11 @@ func TestVersions(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	b, key := f.inbox(t, "analyst")
 	who, _ := f.sandbox(t, b.ID)
-	want := []string{"email_action_status", "email_archive", "email_cancel", "email_draft_create", "email_forward", "email_help", "email_inbox", "email_labels_list", "email_message_get", "email_reply", "email_search", "email_send", "email_thread_get", "email_trash"}
+	var want []string
+	for _, tool := range catalog() {
+		want = append(want, tool.Name)
+	}
+	slices.Sort(want)
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
 			for name, cs := range map[string]*mcp.ClientSession{
@@ -922,9 +946,14 @@ func TestReadArguments(t *testing.T) {
 	}
 }
 
+// as returns the door as a caller of the test's own making finds it.
+func (f *fixture) as(c caller) http.Handler {
+	return f.srv.guarded(func(w http.ResponseWriter, r *http.Request) { f.srv.bounded(w, r, c) })
+}
+
 func TestPanicEndsOneCall(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
-	h := f.srv.handler(caller{who: auth.Principal{Kind: auth.Sandbox, ID: "i"}, key: func(context.Context, string) (*mailbox.Key, error) { panic("a bug") }})
+	h := f.as(caller{who: auth.Principal{Kind: auth.Sandbox, ID: "i"}, key: func(context.Context, string) (*mailbox.Key, error) { panic("a bug") }})
 	cs := connect(t, h, "", "")
 	if _, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "email_inbox"}); err == nil || !strings.Contains(err.Error(), "internal error") || strings.Contains(err.Error(), "a bug") {
 		t.Errorf("err = %v", err)
@@ -936,7 +965,7 @@ func TestPanicEndsOneCall(t *testing.T) {
 
 func TestInternalErrorsStayInside(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
-	h := f.srv.handler(caller{key: func(context.Context, string) (*mailbox.Key, error) {
+	h := f.as(caller{key: func(context.Context, string) (*mailbox.Key, error) {
 		return nil, errors.New("the secret database is down")
 	}})
 	if r := call(t, connect(t, h, "", ""), "email_inbox", nil); !r.isErr || strings.Contains(r.text, "secret") {

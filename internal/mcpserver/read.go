@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/scan"
@@ -47,21 +48,29 @@ type inboxData struct {
 	Messages []inboxItem `json:"messages"`
 }
 
-func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (reply, error) {
-	limit := defaultInbox
-	if in.Limit != nil {
-		limit = *in.Limit
+// limitOf returns how many are asked for.
+func limitOf(limit *int) (int, error) {
+	switch {
+	case limit == nil:
+		return defaultInbox, nil
+	case *limit < 1 || *limit > maxInbox:
+		return 0, fmt.Errorf("%w: limit: must be 1 to %d", errArgument, maxInbox)
 	}
-	if limit < 1 || limit > maxInbox {
-		return reply{}, fmt.Errorf("%w: limit: must be 1 to %d", errArgument, maxInbox)
+	return *limit, nil
+}
+
+func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (out reply[inboxData], err error) {
+	limit, err := limitOf(in.Limit)
+	if err != nil {
+		return out, err
 	}
 	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
-		return reply{}, err
+		return out, err
 	}
 	ms, err := s.post.Messages(ctx, c.who, k, limit)
 	if err != nil {
-		return reply{}, err
+		return out, err
 	}
 	if len(ms) == 0 {
 		return listing(ms, "The inbox is empty."), nil
@@ -70,7 +79,7 @@ func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (reply, erro
 }
 
 // listing answers with messages, after what head says of them.
-func listing(ms []mailbox.Message, head string) reply {
+func listing(ms []mailbox.Message, head string) reply[inboxData] {
 	f := scan.NewFence()
 	data := inboxData{Notice: f.Notice(), Messages: []inboxItem{}}
 	var b strings.Builder
@@ -92,9 +101,9 @@ func listing(ms []mailbox.Message, head string) reply {
 		data.Messages = append(data.Messages, it)
 	}
 	if len(ms) == 0 {
-		return reply{Text: head, Data: data}
+		return reply[inboxData]{Text: head, Data: data}
 	}
-	return reply{Text: fmt.Sprintf("%s Read one with email_message_get. %s\n%s", head, f.Notice(), f.Wrap(b.String())), Data: data}
+	return reply[inboxData]{Text: fmt.Sprintf("%s Read one with email_message_get. %s\n%s", head, f.Notice(), f.Wrap(b.String())), Data: data}
 }
 
 func cleanAll(list []string) []string {
@@ -171,26 +180,33 @@ func (d *securityData) line() string {
 	return s.String() + ". A low score proves nothing."
 }
 
-func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply, error) {
+func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply[messageData], error) {
+	return s.read(ctx, c, in, s.post.Message)
+}
+
+type getter func(ctx context.Context, who auth.Principal, k *mailbox.Key, id string) (mailbox.Message, []byte, error)
+
+// read answers with one message that get gets.
+func (s *Server) read(ctx context.Context, c caller, in messageArgs, get getter) (out reply[messageData], err error) {
 	if err := checkID("id", "msg_", in.ID); err != nil {
-		return reply{}, err
+		return out, err
 	}
 	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
-		return reply{}, err
+		return out, err
 	}
 	done, err := s.post.Reading(ctx, k.Inbox())
 	if err != nil {
-		return reply{}, err
+		return out, err
 	}
 	defer done()
-	m, raw, err := s.post.Message(ctx, c.who, k, in.ID)
+	m, raw, err := get(ctx, c.who, k, in.ID)
 	if err != nil {
-		return reply{}, err
+		return out, err
 	}
 	f := scan.NewFence()
 	d, text := readingOf(m, raw, f, mail.MaxText)
-	return reply{Text: d.text(f, text, mail.MaxText), Data: d}, nil
+	return reply[messageData]{Text: d.text(f, text, mail.MaxText), Data: d}, nil
 }
 
 // readingOf returns a message as a model reads it, its text cut after most

@@ -21,7 +21,6 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
-	"postern/internal/oversight"
 	"postern/internal/sandbox"
 )
 
@@ -34,8 +33,8 @@ const (
 	maxPath  = 4096 // bytes
 )
 
-// composed are the arguments that all tools that propose a mail have.
-type composed struct {
+// content are the arguments that all tools which write a mail have.
+type content struct {
 	Inbox       string       `json:"inbox"`
 	Body        *string      `json:"body"`
 	Cc          []string     `json:"cc"`
@@ -43,12 +42,21 @@ type composed struct {
 	HTML        bool         `json:"html"`
 	Markdown    bool         `json:"markdown"`
 	Attachments []attachment `json:"attachments"`
+}
 
+// timing are the arguments that say when, and how, what is proposed leaves.
+type timing struct {
 	SendAt         string         `json:"sendAt"`
 	GateTiming     mailbox.Timing `json:"gateTiming"`
 	UndoSeconds    *int           `json:"undoSeconds"`
-	IdempotencyKey string         `json:"idempotencyKey"`
 	AllowDuplicate bool           `json:"allowDuplicate"`
+}
+
+// composed are the arguments of all tools that propose a new mail.
+type composed struct {
+	content
+	timing
+	IdempotencyKey string `json:"idempotencyKey"`
 }
 
 type sendArgs struct {
@@ -69,11 +77,6 @@ type forwardArgs struct {
 	composed
 	MessageID string   `json:"messageId"`
 	To        []string `json:"to"`
-}
-
-type cancelArgs struct {
-	ActionID   string `json:"actionId"`
-	ApprovalID string `json:"approvalId"`
 }
 
 // An attachment is a path in the caller's sandbox, or a file with its content.
@@ -108,101 +111,112 @@ func (a *attachment) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-type sendData struct {
-	Status     string `json:"status"`
-	ActionID   string `json:"actionId"`
-	ApprovalID string `json:"approvalId"` // the same: an action is what is approved
-	Message    string `json:"message"`
-	Replayed   bool   `json:"replayed,omitempty"` // the same call was made before
+func (s *Server) send(ctx context.Context, c caller, in sendArgs) (out reply[sendData], err error) {
+	o, done, err := in.compose(ctx, s, c)
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	return s.propose(ctx, c, o)
 }
 
-func (s *Server) send(ctx context.Context, c caller, in sendArgs) (reply, error) {
+// compose returns what is to be sent, with its files.
+func (in *sendArgs) compose(ctx context.Context, s *Server, c caller) (o mailbox.Outgoing, done func(), err error) {
 	switch {
 	case in.To == nil:
-		return reply{}, fmt.Errorf("%w: to: is required", errArgument)
+		return o, nil, fmt.Errorf("%w: to: is required", errArgument)
 	case in.Subject == nil:
-		return reply{}, fmt.Errorf("%w: subject: is required", errArgument)
+		return o, nil, fmt.Errorf("%w: subject: is required", errArgument)
 	}
-	return s.propose(ctx, c, in.composed, func(o *mailbox.Outgoing) error {
+	return in.composed.compose(ctx, s, c, func(o *mailbox.Outgoing) error {
 		o.To, o.Subject, o.Bulk = in.To, *in.Subject, in.Bulk
 		return nil
 	})
 }
 
-func (s *Server) reply(ctx context.Context, c caller, in replyArgs) (reply, error) {
+func (s *Server) reply(ctx context.Context, c caller, in replyArgs) (out reply[sendData], err error) {
 	if err := checkID("messageId", "msg_", in.MessageID); err != nil {
-		return reply{}, err
+		return out, err
 	}
-	return s.propose(ctx, c, in.composed, func(o *mailbox.Outgoing) (err error) {
+	o, done, err := in.compose(ctx, s, c, func(o *mailbox.Outgoing) (err error) {
 		o.ReplyTo, o.ReplyAll, o.Quote = in.MessageID, in.ReplyAll, in.Quote
 		o.Key, err = c.key(ctx, in.Inbox)
 		return err
 	})
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	return s.propose(ctx, c, o)
 }
 
-func (s *Server) forward(ctx context.Context, c caller, in forwardArgs) (reply, error) {
+func (s *Server) forward(ctx context.Context, c caller, in forwardArgs) (out reply[sendData], err error) {
 	if err := checkID("messageId", "msg_", in.MessageID); err != nil {
-		return reply{}, err
+		return out, err
 	}
 	if in.To == nil {
-		return reply{}, fmt.Errorf("%w: to: is required", errArgument)
+		return out, fmt.Errorf("%w: to: is required", errArgument)
 	}
 	if in.Body == nil {
 		in.Body = new(string)
 	}
-	return s.propose(ctx, c, in.composed, func(o *mailbox.Outgoing) (err error) {
+	o, done, err := in.compose(ctx, s, c, func(o *mailbox.Outgoing) (err error) {
 		o.To, o.Forward = in.To, in.MessageID
 		o.Key, err = c.key(ctx, in.Inbox)
 		return err
 	})
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	return s.propose(ctx, c, o)
 }
 
-// propose proposes what in and what say.
-func (s *Server) propose(ctx context.Context, c caller, in composed, what func(*mailbox.Outgoing) error) (reply, error) {
-	if in.Body == nil {
-		return reply{}, fmt.Errorf("%w: body: is required", errArgument)
-	}
-	// Before any file is read: most refusals need none.
-	if _, err := s.post.Address(ctx, c.who, in.Inbox); err != nil {
-		return reply{}, err
-	}
-	o, err := in.outgoing()
-	if err != nil {
-		return reply{}, err
-	}
-	if err := what(&o); err != nil {
-		return reply{}, err
-	}
-	if o.Forward != "" || slices.ContainsFunc(in.Attachments, func(a attachment) bool { return a.path != "" }) {
-		// What is named by path or by id makes a small request a big one.
-		done, err := s.begin(c.who, true)
-		if err != nil {
-			return reply{}, err
+// compose returns what in and what say, with its files.
+func (in *composed) compose(ctx context.Context, s *Server, c caller, what func(*mailbox.Outgoing) error) (mailbox.Outgoing, func(), error) {
+	return s.compose(ctx, c, &in.content, func(o *mailbox.Outgoing) error {
+		o.IdempotencyKey = in.IdempotencyKey
+		if err := in.into(o); err != nil {
+			return err
 		}
-		defer done()
-	}
-	if o.Attachments, err = s.attach(ctx, c.who, in.Attachments); err != nil {
-		return reply{}, err
-	}
-	p, err := s.post.Send(ctx, c.who, "mcp", o)
-	var field *mail.FieldError
-	if errors.As(err, &field) && slices.Contains([]string{"text", "html", "markdown"}, field.Field) {
-		return reply{}, &mail.FieldError{Field: "body", Reason: field.Reason}
-	}
+		return what(o)
+	})
+}
+
+// via names this door in what is proposed through it.
+const via = "mcp"
+
+func (s *Server) propose(ctx context.Context, c caller, o mailbox.Outgoing) (out reply[sendData], err error) {
+	p, err := s.post.Send(ctx, c.who, via, o)
 	if err != nil {
-		return reply{}, err
+		return out, bodyError(err)
 	}
 	return proposed(p), nil
 }
 
-func (in *composed) outgoing() (mailbox.Outgoing, error) {
-	o := mailbox.Outgoing{
-		Inbox: in.Inbox, Draft: mail.Draft{Cc: in.Cc, Bcc: in.Bcc}, Timing: in.GateTiming,
-		IdempotencyKey: in.IdempotencyKey, AllowDuplicate: in.AllowDuplicate,
+// bodyError returns err with the name that the tools have for its field.
+func bodyError(err error) error {
+	var field *mail.FieldError
+	if errors.As(err, &field) && slices.Contains([]string{"text", "html", "markdown"}, field.Field) {
+		return &mail.FieldError{Field: "body", Reason: field.Reason}
 	}
+	return err
+}
+
+// compose returns what in and more say, with its files, for who may write. Done
+// must be called when it was dealt with.
+func (s *Server) compose(ctx context.Context, c caller, in *content, more func(*mailbox.Outgoing) error) (o mailbox.Outgoing, done func(), err error) {
+	if in.Body == nil {
+		return o, nil, fmt.Errorf("%w: body: is required", errArgument)
+	}
+	// Before any file is read: most refusals need none.
+	if _, err := s.post.Address(ctx, c.who, in.Inbox); err != nil {
+		return o, nil, err
+	}
+	o = mailbox.Outgoing{Inbox: in.Inbox, Draft: mail.Draft{Cc: in.Cc, Bcc: in.Bcc}}
 	switch {
 	case in.HTML && in.Markdown:
-		return o, fmt.Errorf("%w: markdown: body is either Markdown or HTML, not both", errArgument)
+		return o, nil, fmt.Errorf("%w: markdown: body is either Markdown or HTML, not both", errArgument)
 	case in.HTML:
 		o.HTML = *in.Body
 	case in.Markdown:
@@ -210,75 +224,43 @@ func (in *composed) outgoing() (mailbox.Outgoing, error) {
 	default:
 		o.Text = *in.Body
 	}
+	if err := more(&o); err != nil {
+		return o, nil, err
+	}
+	done = func() {}
+	if o.Forward != "" || slices.ContainsFunc(in.Attachments, func(a attachment) bool { return a.path != "" }) {
+		// What is named by path or by id makes a small request a big one.
+		if done, err = s.begin(c.who, true); err != nil {
+			return o, nil, err
+		}
+	}
+	files, err := s.attach(ctx, c.who, in.Attachments)
+	if err != nil {
+		done()
+		return o, nil, err
+	}
+	o.Attachments = append(o.Attachments, files...)
+	return o, done, nil
+}
+
+// into fills in when, and how, o leaves.
+func (in *timing) into(o *mailbox.Outgoing) error {
+	o.Timing, o.AllowDuplicate = in.GateTiming, in.AllowDuplicate
 	if in.SendAt != "" {
 		at, err := time.Parse(time.RFC3339, in.SendAt)
 		if err != nil {
-			return o, fmt.Errorf("%w: sendAt: must be a time such as %s", errArgument, "2026-01-31T09:00:00Z")
+			return fmt.Errorf("%w: sendAt: must be a time such as %s", errArgument, "2026-01-31T09:00:00Z")
 		}
 		o.SendAt = at
 	}
 	if in.UndoSeconds != nil {
 		if *in.UndoSeconds < 0 || *in.UndoSeconds > int(mailbox.MaxUndo/time.Second) {
-			return o, fmt.Errorf("%w: undoSeconds: must be 0 to %d", errArgument, mailbox.MaxUndo/time.Second)
+			return fmt.Errorf("%w: undoSeconds: must be 0 to %d", errArgument, mailbox.MaxUndo/time.Second)
 		}
 		undo := time.Duration(*in.UndoSeconds) * time.Second
 		o.Undo = &undo
 	}
-	return o, nil
-}
-
-// proposed tells what was proposed.
-func proposed(p mailbox.Proposed) reply {
-	out := sendData{ActionID: p.ID, ApprovalID: p.ID, Replayed: p.Replayed}
-	switch p.State {
-	case oversight.Pending:
-		out.Status = "pending_approval"
-		out.Message = "The email waits for a person's approval; it has not been sent. This is the normal course: go on with your work, or ask email_action_status with this actionId now and then. Do not send it again."
-		if p.SendAt.After(time.Now()) {
-			out.Message = "The email waits for a person's approval, and leaves at " + p.SendAt.Format(time.RFC3339) + " if it is approved by then. Do not send it again; email_cancel takes it back."
-		}
-	case oversight.Scheduled:
-		out.Status = "scheduled"
-		out.Message = "The email waits until " + p.AskAt.Format(time.RFC3339) + "; then a person is asked. Do not send it again; email_cancel takes it back."
-	case oversight.Denied:
-		out.Status = "blocked"
-		out.Message = "Policy does not allow this email; it was not sent: " + p.Verdict
-	case oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
-		out.Status = "approved"
-		out.Message = "Policy allows this email without a person; it is being delivered. email_action_status tells when it is."
-		if time.Until(p.Due) > time.Second {
-			out.Message = "Policy allows this email without a person; it leaves at " + p.Due.Format(time.RFC3339) + " and until then email_cancel takes it back."
-		}
-	}
-	if p.Replayed {
-		out.Message = "You have made this call before, with the same idempotencyKey: this is its answer, nothing new was proposed. " + out.Message
-	}
-	if p.Note != "" && !p.Replayed {
-		out.Message += " The person who decides is told: " + p.Note + "."
-	}
-	return reply{Text: fmt.Sprintf("%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID), Data: out}
-}
-
-func (s *Server) cancel(ctx context.Context, c caller, in cancelArgs) (reply, error) {
-	id, err := actionID(in.ActionID, in.ApprovalID)
-	if err != nil {
-		return reply{}, err
-	}
-	a, err := s.post.Cancel(ctx, c.who, id)
-	if err != nil {
-		return reply{}, err
-	}
-	out := sendData{Status: string(a.State), ActionID: a.ID, ApprovalID: a.ID, Message: "It was taken back; it was not sent and will not be."}
-	return reply{Text: fmt.Sprintf("%s\nstatus: %s\nactionId: %s", out.Message, out.Status, out.ActionID), Data: out}, nil
-}
-
-// actionID returns the one id that goes by two names.
-func actionID(action, approval string) (string, error) {
-	id := or(action, approval)
-	if action != "" && approval != "" && action != approval {
-		return "", fmt.Errorf("%w: approvalId: differs from actionId; give one of the two", errArgument)
-	}
-	return id, checkID("actionId", "act_", id)
+	return nil
 }
 
 // attach returns the files of a draft.
@@ -372,76 +354,4 @@ func (s *Server) readFile(ctx context.Context, who auth.Principal, field, name s
 		return nil, tooLarge()
 	}
 	return data, nil
-}
-
-type statusArgs struct {
-	ActionID   string `json:"actionId"`
-	ApprovalID string `json:"approvalId"`
-}
-
-type statusData struct {
-	ActionID   string `json:"actionId"`
-	ApprovalID string `json:"approvalId"`
-	Status     string `json:"status"`
-	Message    string `json:"message"`
-	Reason     string `json:"reason,omitempty"` // the reviewer's, or the policy's
-	Detail     string `json:"detail,omitempty"` // what the delivery brought
-	CreatedAt  string `json:"createdAt"`
-	DecidedAt  string `json:"decidedAt,omitempty"`
-}
-
-func (s *Server) status(ctx context.Context, c caller, in statusArgs) (reply, error) {
-	id, err := actionID(in.ActionID, in.ApprovalID)
-	if err != nil {
-		return reply{}, err
-	}
-	who, err := s.post.As(ctx, c.who, id)
-	if err != nil {
-		return reply{}, err
-	}
-	a, err := s.gate.Action(ctx, who, id)
-	if err != nil {
-		return reply{}, err
-	}
-	d := statusData{ActionID: a.ID, ApprovalID: a.ID, CreatedAt: a.Created.Format(time.RFC3339)}
-	if !a.Decided.IsZero() {
-		d.DecidedAt = a.Decided.Format(time.RFC3339)
-	}
-	switch a.State {
-	case oversight.Pending:
-		d.Status, d.Message = "pending", "A person has not decided yet. Go on with your work and ask again later."
-	case oversight.Denied:
-		d.Status, d.Message, d.Reason = "denied", "A person rejected it; it was not sent. Do not propose the same again.", clean(a.Reason)
-		if a.Decider == "" {
-			d.Status, d.Message, d.Reason = "blocked", "Policy does not allow it; it was not sent.", a.Verdict
-		}
-	case oversight.Scheduled:
-		d.Status, d.Message = "scheduled", "It waits for its time; then a person is asked. email_cancel takes it back."
-	case oversight.Cancelled:
-		d.Status, d.Message = "cancelled", "It was taken back before it left; it was not sent."
-	case oversight.Approved, oversight.Executing:
-		d.Status, d.Message = "approved", "It is approved and being delivered."
-		if time.Until(a.Due) > time.Second && a.Attempts == 0 {
-			d.Message = "It is approved and leaves at " + a.Due.Format(time.RFC3339) + "; until then email_cancel takes it back."
-		}
-	case oversight.Done:
-		d.Status, d.Message = "delivered", "It is approved and the recipients' servers have taken it."
-	case oversight.Failed:
-		d.Status, d.Message = "error", "It was approved and could not be delivered to all; the detail says to whom."
-	case oversight.Unknown:
-		d.Status, d.Message = "unknown", "It may or may not have been delivered. A person finds out; do not send it again."
-	}
-	// Who spoke for a delivery is between the reviewers.
-	d.Detail = clean(a.Result)
-	if _, said, ok := strings.Cut(d.Detail, " says: "); ok && strings.HasPrefix(d.Detail, string(auth.Person)+":") {
-		d.Detail = "a person says: " + said
-	}
-	text := fmt.Sprintf("status: %s\n%s", d.Status, d.Message)
-	if d.Reason != "" {
-		text += "\nreason: " + d.Reason
-	}
-	if d.Detail != "" {
-		text += "\ndetail: " + d.Detail
-	}
-	return reply{Text: text, Data: d}, nil
 }

@@ -71,7 +71,7 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("cancel: %+v", r)
 			}
 		}
-		if r := call(t, cs, "email_action_status", args{"actionId": cancelled}); r.field("status") != "cancelled" {
+		if r := call(t, cs, "email_action_status", args{"actionId": cancelled}); r.field("status") != "denied" || r.field("state") != "cancelled" {
 			t.Errorf("status: %+v", r)
 		}
 
@@ -105,7 +105,7 @@ func TestSendOptions(t *testing.T) {
 		return out
 	}
 	at := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
-	if r := call(t, cs, "email_send", with(args{"sendAt": at, "gateTiming": "schedule_first"})); r.field("status") != "scheduled" || !strings.Contains(r.text, at) {
+	if r := call(t, cs, "email_send", with(args{"sendAt": at, "gateTiming": "schedule_first"})); r.field("status") != "pending_approval" || r.field("state") != "scheduled" || !strings.Contains(r.text, at) {
 		t.Errorf("scheduled: %+v", r)
 	}
 	first := call(t, cs, "email_send", with(args{"subject": "key", "idempotencyKey": "k"}))

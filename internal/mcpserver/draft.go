@@ -1,0 +1,322 @@
+package mcpserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/scan"
+)
+
+func draftTools() []*tool {
+	const version = `"version": {"type": "integer", "minimum": 1, "description": "The version that is meant, as email_draft_get told it: if the draft was changed meanwhile nothing is done."}`
+	return []*tool{
+		offer(Drafts, mcp.Tool{
+			Name: "email_draft_list", Title: "List drafts", InputSchema: object("", limitProperty, inboxProperty), Annotations: looks(),
+			Description: "List the drafts of your own inbox, the one that was changed last first. Answers at once.",
+		}, guide{
+			Usage:    "Lists drafts: id, version, recipients, subject, how they begin. Arguments: limit, 1 to 50, default 10.",
+			Examples: []string{`{"limit": 5}`},
+			Mistakes: []string{"Looking for what was proposed here: that is no draft any more; email_action_list lists it."},
+		}, (*Server).drafts),
+		offer(Drafts, mcp.Tool{
+			Name: "email_draft_get", Title: "Read a draft", InputSchema: object("draftId", draftID, inboxProperty), Annotations: looks(),
+			Description: "Read one draft of your own inbox in full, with its version. Answers at once.",
+		}, guide{
+			Usage:    "Returns one draft: recipients, subject, text, names of its files, version. Arguments: draftId (required).",
+			Examples: []string{`{"draftId": "drf_ABCDEFGHIJKLMNOPQRSTUVWXYZ"}`},
+			Mistakes: []string{"Giving the id of a message (msg_…): a draft's begins with drf_."},
+		}, (*Server).draft),
+		offer(Drafts, mcp.Tool{
+			Name: "email_draft_update", Title: "Change a draft", Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), OpenWorldHint: no()},
+			InputSchema: object("draftId version to subject body", draftID, version, toProperty, subject, body, contentProperties,
+				`"keepAttachments": {"type": "boolean", "default": true, "description": "Whether the files that the draft has stay; those in attachments come after them."}`),
+			Description: "Put another text in the place of a draft of your own inbox. Nobody is asked, and nothing leaves.",
+		}, guide{
+			Usage:    "Replaces what a draft says with what is given; the version before is gone. Arguments: draftId, version, to, subject, body (required); cc, bcc, html or markdown, attachments, keepAttachments (default true).",
+			Examples: []string{`{"draftId": "drf_ABCDEFGHIJKLMNOPQRSTUVWXYZ", "version": 1, "to": ["bob@example.com"], "subject": "Offer", "body": "Dear Bob, …"}`},
+			Mistakes: []string{
+				"Leaving out what is to stay: cc, bcc and the text are replaced whole.",
+				`"changed or sent meanwhile": read it again with email_draft_get and use its version.`,
+			},
+		}, (*Server).updateDraft),
+		offer(Drafts, mcp.Tool{
+			Name: "email_draft_delete", Title: "Delete a draft", InputSchema: object("draftId", draftID, version, inboxProperty), Annotations: removes(),
+			Description: "Delete a draft of your own inbox for good, as if it had never been saved. Answers at once.",
+		}, guide{
+			Usage:    "Deletes a draft. It cannot be undone. Arguments: draftId (required), version.",
+			Examples: []string{`{"draftId": "drf_ABCDEFGHIJKLMNOPQRSTUVWXYZ"}`},
+			Mistakes: []string{"Deleting a draft that was proposed: it is gone already; email_cancel takes a proposal back."},
+		}, (*Server).deleteDraft),
+		offer(Drafts, mcp.Tool{
+			Name: "email_draft_send", Title: "Propose a draft", Annotations: reaches(),
+			InputSchema: object("draftId", draftID, version, timingProperties, bulkProperty, inboxProperty),
+			Description: "Propose to send a draft of your own inbox as it is. It does not leave yet: a person approves or rejects it. The normal answer is status pending_approval with an actionId; that is success, and the draft is then gone.",
+		}, guide{
+			Usage:    "Proposes to send a draft, once: a second call gets the same action. Arguments: draftId (required), version; sendAt, gateTiming, undoSeconds, allowDuplicate, bulk as of email_send.",
+			Examples: []string{`{"draftId": "drf_ABCDEFGHIJKLMNOPQRSTUVWXYZ", "version": 2}`},
+			Mistakes: []string{"Calling email_send with the same text besides: the reviewer then sees it twice."},
+		}, (*Server).sendDraft),
+	}
+}
+
+type draftArgs struct {
+	content
+	To      []string `json:"to"`
+	Subject *string  `json:"subject"`
+}
+
+// compose returns what a draft says, with its files.
+func (in *draftArgs) compose(ctx context.Context, s *Server, c caller) (o mailbox.Outgoing, done func(), err error) {
+	switch {
+	case in.To == nil:
+		return o, nil, fmt.Errorf("%w: to: is required", errArgument)
+	case in.Subject == nil:
+		return o, nil, fmt.Errorf("%w: subject: is required", errArgument)
+	}
+	return s.compose(ctx, c, &in.content, func(o *mailbox.Outgoing) error {
+		o.To, o.Subject = in.To, *in.Subject
+		return nil
+	})
+}
+
+type savedData struct {
+	Status  string `json:"status" jsonschema:"saved or deleted"`
+	DraftID string `json:"draftId"`
+	Version int64  `json:"version,omitempty" jsonschema:"what email_draft_update, which replaces it, is to be given"`
+	Message string `json:"message"`
+}
+
+func saved(d mailbox.Draft) (out reply[savedData]) {
+	out.Data = savedData{"saved", d.ID, d.Version, "The draft is saved. Nobody was asked and nothing leaves; to propose an email use email_send, or email_draft_send with this draft."}
+	out.Text = fmt.Sprintf("%s\ndraftId: %s\nversion: %d", out.Data.Message, d.ID, d.Version)
+	return out
+}
+
+func (s *Server) saveDraft(ctx context.Context, c caller, in draftArgs) (out reply[savedData], err error) {
+	o, done, err := in.compose(ctx, s, c)
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	d, err := s.post.SaveDraft(ctx, c.who, o)
+	if err != nil {
+		return out, bodyError(err)
+	}
+	return saved(d), nil
+}
+
+// draftData is a draft as its list and its own answer show it.
+type draftData struct {
+	DraftID     string     `json:"draftId"`
+	Version     int64      `json:"version"`
+	UpdatedAt   string     `json:"updatedAt"`
+	To          []string   `json:"to"`
+	Cc          []string   `json:"cc"`
+	Bcc         []string   `json:"bcc"`
+	Subject     string     `json:"subject"`
+	Preview     string     `json:"preview"`
+	ReplyTo     string     `json:"messageId,omitempty" jsonschema:"the message that it answers"`
+	Forward     string     `json:"forwards,omitempty" jsonschema:"the message that it passes on"`
+	Attachments []fileInfo `json:"attachments"`
+}
+
+func draftOf(d mailbox.Draft) draftData {
+	out := draftData{
+		DraftID: d.ID, Version: d.Version, UpdatedAt: stamp(d.Updated), To: cleanAll(d.To), Cc: cleanAll(d.Cc), Bcc: cleanAll(d.Bcc),
+		Subject: clean(d.Subject), Preview: clean(d.Preview), ReplyTo: d.ReplyTo, Forward: d.Forward, Attachments: []fileInfo{},
+	}
+	for _, a := range d.Attachments {
+		out.Attachments = append(out.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size, SHA256: a.SHA256})
+	}
+	return out
+}
+
+func (d *draftData) lines() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s (version %d, changed %s)\n  to: %s\n  subject: %s\n", d.DraftID, d.Version, d.UpdatedAt, strings.Join(slices.Concat(d.To, d.Cc, d.Bcc), ", "), d.Subject)
+	for _, a := range d.Attachments {
+		fmt.Fprintf(&b, "  attachment: %s (%s, %d bytes)\n", a.Name, a.ContentType, a.Size)
+	}
+	return b.String()
+}
+
+type draftsData struct {
+	Notice string      `json:"notice"`
+	Drafts []draftData `json:"drafts"`
+}
+
+func (s *Server) drafts(ctx context.Context, c caller, in inboxArgs) (out reply[draftsData], err error) {
+	limit, err := limitOf(in.Limit)
+	if err != nil {
+		return out, err
+	}
+	k, err := c.key(ctx, in.Inbox)
+	if err != nil {
+		return out, err
+	}
+	list, _, err := s.post.Drafts(ctx, c.who, k, limit, "")
+	if err != nil {
+		return out, err
+	}
+	// Fenced, too: whoever may propose may have saved a draft, and what it
+	// quotes is from outside.
+	f := scan.NewFence()
+	out.Data = draftsData{Notice: f.Notice(), Drafts: []draftData{}}
+	var b strings.Builder
+	for _, d := range list {
+		one := draftOf(d)
+		out.Data.Drafts = append(out.Data.Drafts, one)
+		b.WriteString(one.lines() + "  " + one.Preview + "\n")
+	}
+	out.Text = "There is no draft."
+	if len(list) > 0 {
+		out.Text = fmt.Sprintf("%d drafts. Read one with email_draft_get. %s\n%s", len(list), f.Notice(), f.Wrap(b.String()))
+	}
+	return out, nil
+}
+
+type draftIDArgs struct {
+	Inbox   string `json:"inbox"`
+	DraftID string `json:"draftId"`
+	Version int64  `json:"version"`
+}
+
+// open returns the key of the inbox that the draft is in.
+func (in *draftIDArgs) open(ctx context.Context, c caller) (*mailbox.Key, error) {
+	if err := checkID("draftId", "drf_", in.DraftID); err != nil {
+		return nil, err
+	}
+	if in.Version < 0 {
+		return nil, fmt.Errorf("%w: version: must be 1 or more", errArgument)
+	}
+	return c.key(ctx, in.Inbox)
+}
+
+type wholeDraft struct {
+	draftData
+	Notice    string `json:"notice"`
+	Body      string `json:"body" jsonschema:"fenced"`
+	Format    string `json:"format" jsonschema:"text, html or markdown"`
+	Truncated bool   `json:"truncated"`
+}
+
+func (s *Server) draft(ctx context.Context, c caller, in draftIDArgs) (out reply[wholeDraft], err error) {
+	k, err := in.open(ctx, c)
+	if err != nil {
+		return out, err
+	}
+	done, err := s.post.Reading(ctx, k.Inbox())
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	d, o, err := s.post.Draft(ctx, c.who, k, in.DraftID)
+	if err != nil {
+		return out, err
+	}
+	f := scan.NewFence()
+	text, format := o.Text, "text"
+	switch {
+	case o.Markdown != "":
+		text, format = o.Markdown, "markdown"
+	case o.HTML != "":
+		text, format = o.HTML, "html"
+	}
+	text, truncated := cut(clean(text), mail.MaxText)
+	out.Data = wholeDraft{draftOf(d), f.Notice(), f.Wrap(text), format, truncated}
+	out.Text = f.Notice() + "\n" + f.Wrap(out.Data.lines()+"\n"+text)
+	return out, nil
+}
+
+type updateArgs struct {
+	draftArgs
+	DraftID string `json:"draftId"`
+	Version int64  `json:"version"`
+	Keep    *bool  `json:"keepAttachments"`
+}
+
+func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out reply[savedData], err error) {
+	named := draftIDArgs{in.Inbox, in.DraftID, in.Version}
+	k, err := named.open(ctx, c)
+	if err != nil {
+		return out, err
+	}
+	// Who was only let in to read changes nothing.
+	if err := k.May(mailbox.Propose); err != nil {
+		return out, err
+	}
+	if in.Version < 1 {
+		return out, fmt.Errorf("%w: version: is required, as email_draft_get tells it", errArgument)
+	}
+	o, done, err := in.compose(ctx, s, c)
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	// What it answers or passes on stays, and its files unless they are not to.
+	d, before, err := s.post.Draft(ctx, c.who, k, in.DraftID)
+	if err != nil {
+		return out, err
+	}
+	if d.Version != in.Version {
+		return out, mailbox.ErrDraft
+	}
+	o.Inbox = k.Inbox()
+	o.ReplyTo, o.ReplyAll, o.Quote, o.Forward = before.ReplyTo, before.ReplyAll, before.Quote, before.Forward
+	o.InReplyTo, o.References = before.InReplyTo, before.References
+	if in.Keep == nil || *in.Keep {
+		o.Attachments = append(before.Attachments, o.Attachments...)
+	}
+	d, err = s.post.UpdateDraft(ctx, c.who, in.DraftID, in.Version, o)
+	if err != nil {
+		return out, bodyError(err)
+	}
+	return saved(d), nil
+}
+
+func (s *Server) deleteDraft(ctx context.Context, c caller, in draftIDArgs) (out reply[savedData], err error) {
+	k, err := in.open(ctx, c)
+	if err != nil {
+		return out, err
+	}
+	if err := s.post.DeleteDraft(ctx, c.who, k, in.DraftID, in.Version); err != nil {
+		return out, err
+	}
+	out.Data = savedData{Status: "deleted", DraftID: in.DraftID, Message: "The draft is deleted."}
+	out.Text = out.Data.Message + "\ndraftId: " + in.DraftID
+	return out, nil
+}
+
+type sendDraftArgs struct {
+	draftIDArgs
+	timing
+	Bulk bool `json:"bulk"`
+}
+
+func (s *Server) sendDraft(ctx context.Context, c caller, in sendDraftArgs) (out reply[sendData], err error) {
+	k, err := in.open(ctx, c)
+	if err != nil {
+		return out, err
+	}
+	how := mailbox.Outgoing{Bulk: in.Bulk}
+	if err := in.into(&how); err != nil {
+		return out, err
+	}
+	// A draft is as large as a mail, however small the call.
+	done, err := s.begin(c.who, true)
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	p, err := s.post.SendDraft(ctx, c.who, via, k, in.DraftID, in.Version, how)
+	if err != nil {
+		return out, bodyError(err)
+	}
+	return proposed(p), nil
+}

@@ -1,0 +1,72 @@
+package mcpserver
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// A Set names some of the tools. An agent that is shown many tools chooses
+// worse among them, so it is shown few unless somebody asks for more.
+type Set string
+
+// The sets.
+const (
+	Core      Set = "core"      // the thirteen tools of email-sandbox; what is shown if nobody says otherwise
+	Drafts    Set = "drafts"    // drafts beyond saving one
+	Oversight Set = "oversight" // what is under way: waiting, taking back, changing, what is held, asking for more
+	All       Set = "all"
+)
+
+// Sets are all of them.
+var Sets = []Set{Core, Drafts, Oversight, All}
+
+// SetsHeader is the header that names sets and tools; the query's parameter
+// "tools" does, too. It only chooses what is shown: what may be done depends on
+// the key.
+const SetsHeader = "Postern-Tools"
+
+// maxSets bounds the names in one request.
+const maxSets = 50
+
+// chosen returns the tools that a request asks for, in the order of the table.
+func chosen(r *http.Request) ([]*tool, error) {
+	var names []string
+	for _, v := range append(r.URL.Query()["tools"], r.Header.Values(SetsHeader)...) {
+		names = append(names, strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' })...)
+	}
+	if len(names) > maxSets {
+		return nil, fmt.Errorf("%w: tools: are more than %d names", errArgument, maxSets)
+	}
+	if len(names) == 0 {
+		names = []string{string(Core)}
+	}
+	return choose(names)
+}
+
+// choose returns the tools that names, of sets and of tools, mean. email_help is
+// always one of them.
+func choose(names []string) ([]*tool, error) {
+	for _, n := range names {
+		if !slices.Contains(Sets, Set(n)) && find(n) == nil {
+			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, all) nor a tool", errArgument, short(n))
+		}
+	}
+	var out []*tool
+	for _, t := range catalog() {
+		if t.Name == "email_help" || slices.Contains(names, t.Name) || slices.Contains(names, string(t.set)) || slices.Contains(names, string(All)) {
+			out = append(out, t)
+		}
+	}
+	return out, nil
+}
+
+// find returns the tool of that name, or nil.
+func find(name string) *tool {
+	i := slices.IndexFunc(catalog(), func(t *tool) bool { return t.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return catalog()[i]
+}

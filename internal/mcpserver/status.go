@@ -1,0 +1,211 @@
+package mcpserver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+)
+
+// sendData is what tools answer that propose something.
+type sendData struct {
+	Status     string          `json:"status" jsonschema:"pending_approval, approved (a rule allows it without a person) or blocked (by policy)"`
+	State      oversight.State `json:"state" jsonschema:"the same more exactly, as email_action_status names it"`
+	ActionID   string          `json:"actionId"`
+	ApprovalID string          `json:"approvalId" jsonschema:"the same id: an action is what is approved"`
+	Message    string          `json:"message"`
+	Expires    string          `json:"expiresAt,omitempty" jsonschema:"when it is denied if nobody decided by then"`
+	Replayed   bool            `json:"replayed,omitempty" jsonschema:"the same call was made before, and this is its answer"`
+}
+
+func proposed(p mailbox.Proposed) reply[sendData] {
+	out := sendData{State: p.State, ActionID: p.ID, ApprovalID: p.ID, Replayed: p.Replayed}
+	switch p.State {
+	case oversight.Pending:
+		out.Status, out.Expires = "pending_approval", stamp(p.Expires)
+		out.Message = "The email waits for a person's approval; it has not been sent. This is the normal course: go on with your work, or ask email_action_status with this actionId now and then. Do not send it again."
+		if p.SendAt.After(time.Now()) {
+			out.Message = "The email waits for a person's approval, and leaves at " + p.SendAt.Format(time.RFC3339) + " if it is approved by then. Do not send it again; email_cancel takes it back."
+		}
+	case oversight.Scheduled:
+		out.Status = "pending_approval"
+		out.Message = "The email waits until " + p.AskAt.Format(time.RFC3339) + "; then a person is asked. Do not send it again; email_cancel takes it back."
+	case oversight.Denied:
+		out.Status = "blocked"
+		out.Message = "Policy does not allow this email; it was not sent: " + clean(p.Verdict)
+	case oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
+		out.Status = "approved"
+		out.Message = "Policy allows this email without a person; it is being delivered. email_action_status tells when it is."
+		if time.Until(p.Due) > time.Second {
+			out.Message = "Policy allows this email without a person; it leaves at " + p.Due.Format(time.RFC3339) + " and until then email_cancel takes it back."
+		}
+	}
+	if p.Replayed {
+		out.Message = "You have made this call before, with the same idempotencyKey: this is its answer, nothing new was proposed. " + out.Message
+	}
+	if p.Note != "" && !p.Replayed {
+		out.Message += " The person who decides is told: " + clean(p.Note) + "."
+	}
+	return reply[sendData]{Text: fmt.Sprintf("%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID), Data: out}
+}
+
+// stamp returns t as text, or nothing for the zero Time.
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Format(time.RFC3339)
+}
+
+type actionArgs struct {
+	ActionID   string `json:"actionId"`
+	ApprovalID string `json:"approvalId"`
+}
+
+// id returns the one id that goes by two names.
+func (in *actionArgs) id() (string, error) {
+	id := or(in.ActionID, in.ApprovalID)
+	if in.ActionID != "" && in.ApprovalID != "" && in.ActionID != in.ApprovalID {
+		return "", fmt.Errorf("%w: approvalId: differs from actionId; give one of the two", errArgument)
+	}
+	return id, checkID("actionId", "act_", id)
+}
+
+type statusArgs struct {
+	actionArgs
+	WaitSeconds int `json:"waitSeconds"`
+}
+
+type statusData struct {
+	ActionID   string          `json:"actionId"`
+	ApprovalID string          `json:"approvalId"`
+	Kind       string          `json:"kind" jsonschema:"what was proposed, such as email.send"`
+	Status     string          `json:"status" jsonschema:"pending, approved, denied, blocked or error"`
+	State      oversight.State `json:"state" jsonschema:"scheduled, pending, denied, approved, executing, done, failed, unknown or cancelled"`
+	Message    string          `json:"message"`
+	Reason     string          `json:"reason,omitempty" jsonschema:"the reviewer's, or the policy's"`
+	Detail     string          `json:"detail,omitempty" jsonschema:"what the delivery brought"`
+	Missing    string          `json:"missing,omitempty" jsonschema:"of a pending one: what it waits for, such as 1 of 2 approvals"`
+	Comments   []commentData   `json:"comments,omitempty" jsonschema:"what reviewers wrote about it"`
+	CreatedAt  string          `json:"createdAt"`
+	DecidedAt  string          `json:"decidedAt,omitempty"`
+	SendAt     string          `json:"sendAt,omitempty" jsonschema:"it leaves no sooner"`
+	ExpiresAt  string          `json:"expiresAt,omitempty" jsonschema:"of a pending one: when it is denied if nobody decided by then"`
+}
+
+type commentData struct {
+	At   string `json:"at"`
+	Text string `json:"text"`
+}
+
+// maxWait bounds the waiting of one call, in seconds: longer ones are cut by
+// what is in between.
+const maxWait = 60
+
+func (s *Server) status(ctx context.Context, c caller, in statusArgs) (out reply[statusData], err error) {
+	id, err := in.id()
+	if err != nil {
+		return out, err
+	}
+	wait, err := waiting("waitSeconds", in.WaitSeconds)
+	if err != nil {
+		return out, err
+	}
+	a, err := s.action(ctx, c, id)
+	if err != nil {
+		return out, err
+	}
+	if wait > 0 && undecided(a) {
+		err = s.await(ctx, c, a.Inbox, wait, func() (bool, error) {
+			// Read as whom it then is: who lost its key meanwhile learns nothing.
+			a, err = s.action(ctx, c, id)
+			return err == nil && !undecided(a), err
+		})
+		if err != nil {
+			return out, err
+		}
+	}
+	return statusOf(a), nil
+}
+
+func undecided(a oversight.Action) bool {
+	return a.State == oversight.Pending || a.State == oversight.Scheduled
+}
+
+// action returns an action that the caller has a part in.
+func (s *Server) action(ctx context.Context, c caller, id string) (oversight.Action, error) {
+	who, err := s.post.As(ctx, c.who, id)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	return s.gate.Action(ctx, who, id)
+}
+
+// statusOf says how a is, in the five words of email-sandbox and exactly.
+func statusOf(a oversight.Action) reply[statusData] {
+	d := statusData{
+		ActionID: a.ID, ApprovalID: a.ID, Kind: a.Kind, State: a.State, CreatedAt: stamp(a.Created), DecidedAt: stamp(a.Decided), SendAt: stamp(a.SendAt),
+	}
+	switch a.State {
+	case oversight.Pending:
+		d.Status, d.Message, d.ExpiresAt = "pending", "A person has not decided yet. Go on with your work and ask again later.", stamp(a.Expires)
+		d.Missing = "1 approval"
+		if a.Approvers > 1 {
+			d.Missing = fmt.Sprintf("%d approvals, by different people", a.Approvers)
+		}
+	case oversight.Scheduled:
+		d.Status, d.Message = "pending", "It waits for its time; then a person is asked. email_cancel takes it back."
+		d.Missing = "its time, " + stamp(a.AskAt)
+	case oversight.Denied:
+		d.Status, d.Message, d.Reason = "denied", "A person rejected it; it was not sent. Do not propose the same again.", clean(a.Reason)
+		if a.Decider == "" {
+			d.Status, d.Message, d.Reason = "blocked", "Policy does not allow it; it was not sent.", clean(a.Verdict)
+		}
+	case oversight.Cancelled:
+		d.Status, d.Message = "denied", "It was taken back before it left; it was not sent."
+	case oversight.Approved, oversight.Executing:
+		d.Status, d.Message = "approved", "It is approved and being delivered."
+		if time.Until(a.Due) > time.Second && a.Attempts == 0 {
+			d.Message = "It is approved and leaves at " + a.Due.Format(time.RFC3339) + "; until then email_cancel takes it back."
+		}
+	case oversight.Done:
+		d.Status, d.Message = "approved", "It is approved and delivered: the recipients' servers have taken it."
+	case oversight.Failed:
+		d.Status, d.Message = "error", "It was approved and could not be delivered to all; the detail says to whom."
+	case oversight.Unknown:
+		d.Status, d.Message = "error", "It may or may not have been delivered. A person finds out; do not send it again."
+	}
+	// Who spoke for a delivery is between the reviewers.
+	d.Detail = clean(a.Result)
+	if _, said, ok := strings.Cut(d.Detail, " says: "); ok && strings.HasPrefix(d.Detail, string(auth.Person)+":") {
+		d.Detail = "a person says: " + said
+	}
+	text := fmt.Sprintf("status: %s\nstate: %s\n%s", d.Status, d.State, d.Message)
+	for _, l := range []struct{ name, value string }{{"missing", d.Missing}, {"expires", d.ExpiresAt}, {"reason", d.Reason}, {"detail", d.Detail}} {
+		if l.value != "" {
+			text += "\n" + l.name + ": " + l.value
+		}
+	}
+	for _, r := range d.Comments {
+		text += "\ncomment of a reviewer: " + r.Text
+	}
+	return reply[statusData]{Text: text, Data: d}
+}
+
+func (s *Server) cancel(ctx context.Context, c caller, in actionArgs) (out reply[sendData], err error) {
+	id, err := in.id()
+	if err != nil {
+		return out, err
+	}
+	a, err := s.post.Cancel(ctx, c.who, id)
+	if err != nil {
+		return out, err
+	}
+	out.Data = sendData{Status: "cancelled", State: a.State, ActionID: a.ID, ApprovalID: a.ID, Message: "It was taken back; it was not sent and will not be."}
+	out.Text = fmt.Sprintf("%s\nstatus: %s\nactionId: %s", out.Data.Message, out.Data.Status, out.Data.ActionID)
+	return out, nil
+}
