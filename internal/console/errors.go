@@ -72,6 +72,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusRequestEntityTooLarge, "Too large", fmt.Sprintf("A form may hold at most %d bytes. Nothing was changed.", tooBig.Limit), "/console/", "Go to the queue"}
 	case errors.Is(err, errForm):
 		f = failure{http.StatusBadRequest, "Not understood", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/", "Go to the queue"}
+	case errors.Is(err, errOther):
+		f = failure{http.StatusConflict, "Changed meanwhile", "The action has other content now than the page showed that led here, or its content is no longer kept. Look at the action again.", "/console/", "Go to the queue"}
 	case errors.Is(err, oversight.ErrStale):
 		f = failure{http.StatusConflict, "Changed meanwhile", sentence(oversight.ErrStale.Error()), "/console/", "Go to the queue"}
 	case errors.Is(err, errStreams):

@@ -1,5 +1,14 @@
 package console
 
+// SafeName is the name under which a file is saved.
+func SafeName(name string) string { return safeName(name) }
+
+// Rendered is a mail's HTML as the frame shows it.
+func Rendered(doc string) (string, int, int, error) {
+	r, err := rendered(doc)
+	return string(r.Document), r.Remote, r.Left, err
+}
+
 // ClosedRoutes returns the method and path of each route that needs a person.
 func ClosedRoutes() (out [][2]string) {
 	for _, rt := range table {

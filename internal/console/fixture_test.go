@@ -254,6 +254,15 @@ type answer struct {
 
 func (f *fixture) do(req *http.Request) answer {
 	f.t.Helper()
+	a := f.fetch(req)
+	if strings.HasPrefix(a.header.Get("Content-Type"), "text/html") && req.Method != http.MethodHead && a.status != http.StatusSeeOther {
+		wellFormed(f.t, req.Method+" "+req.URL.Path, a.body)
+	}
+	return a
+}
+
+func (f *fixture) fetch(req *http.Request) answer {
+	f.t.Helper()
 	resp, err := f.client.Do(req)
 	if err != nil {
 		f.t.Fatal(err)
@@ -263,13 +272,20 @@ func (f *fixture) do(req *http.Request) answer {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html") && req.Method != http.MethodHead && resp.StatusCode != http.StatusSeeOther {
-		wellFormed(f.t, req.Method+" "+req.URL.Path, string(b))
-	}
 	return answer{resp.StatusCode, string(b), resp.Header, resp.Header.Get("Location")}
 }
 
 func (f *fixture) get(path string) answer { return f.send(http.MethodGet, path, nil) }
+
+// bytes is get for what is no page.
+func (f *fixture) bytes(path string) answer {
+	f.t.Helper()
+	req, err := http.NewRequestWithContext(f.t.Context(), http.MethodGet, f.url+path, nil)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return f.fetch(req)
+}
 
 func (f *fixture) submit(path string, form url.Values) answer {
 	return f.send(http.MethodPost, path, form)

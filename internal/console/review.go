@@ -12,6 +12,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/store"
 )
 
 // A recipient is an address that will receive something. The address is what
@@ -30,11 +31,7 @@ func (r recipients) Count() int { return len(r.To) + len(r.Cc) + len(r.Hidden) }
 // recipientsOf reads who receives a. It does not go by the fields of the
 // action's view: there the list is one string, and a display name with a comma
 // in it would read as one more recipient.
-func recipientsOf(a *oversight.Action) (recipients, error) {
-	env, err := mail.ParsePayload(a.Payload)
-	if err != nil {
-		return recipients{}, err
-	}
+func recipientsOf(env mail.Envelope) (recipients, error) {
 	s, err := mail.Describe(env)
 	if err != nil {
 		return recipients{}, err
@@ -65,10 +62,31 @@ func split(s string, to []string) recipient {
 	return recipient{Addr: s}
 }
 
+// opened returns the email that an action would send.
+func opened(a *oversight.Action) (mail.Envelope, mail.Message, error) {
+	if a.Kind != mailbox.SendKind {
+		return mail.Envelope{}, mail.Message{}, fmt.Errorf("action %s is no email: %w", a.ID, store.ErrNotFound)
+	}
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil {
+		return mail.Envelope{}, mail.Message{}, fmt.Errorf("open action %s: %w", a.ID, err)
+	}
+	m, err := mail.Parse(env.Raw)
+	if err != nil {
+		return mail.Envelope{}, mail.Message{}, fmt.Errorf("open action %s: %w", a.ID, err)
+	}
+	return env, m, nil
+}
+
 // A review is an action as its page shows it.
 type review struct {
 	oversight.Action
 	recipients
+	Source   string // the email as it will leave, or the beginning of that
+	Cut      bool   // Source is only the beginning
+	html     string // as it came
+	HTML     bool   // it has HTML that can be rendered in a frame
+	Remote   int    // pictures in the HTML that are not fetched
 	View     oversight.View
 	Inbox    string // the address; empty if it is for none
 	Changed  bool   // what is stored is not what the digest says
@@ -82,11 +100,19 @@ func (r *review) Decidable() bool {
 	return r.State == oversight.Pending && !r.Changed && r.Unshown == ""
 }
 
+// Openable reports whether its files can be looked into.
+func (r *review) Openable() bool {
+	return r.Kind == mailbox.SendKind && r.Unshown == "" && !r.Changed && r.Dropped.IsZero()
+}
+
 // Cancellable reports whether it can be taken back without a decision on it:
 // one that waits for a decision is rejected instead.
 func (r *review) Cancellable() bool {
 	return r.State == oversight.Scheduled || r.State == oversight.Approved && r.Attempts == 0
 }
+
+// maxSource is how much of an email's source is on the action's page, in bytes.
+const maxSource = 16 << 10
 
 // maxText is how much of a text is on the action's page, in bytes. All of it is
 // on a page of its own.
@@ -101,6 +127,12 @@ func (s *Server) review(ctx context.Context, who auth.Principal, id string) (*re
 	r := s.look(a)
 	if r.TextSize = int64(len(r.View.Text)); r.TextSize > maxText {
 		r.TextCut, r.View.Text = true, strings.ToValidUTF8(r.View.Text[:maxText], "")
+	}
+	if strings.TrimSpace(r.html) != "" {
+		// What cannot be rendered is read as text, which is made from all of it.
+		if v, err := rendered(r.html); err == nil {
+			r.HTML, r.Remote = true, v.Remote
+		}
 	}
 	if gap := longestGap(r.View.Text); gap >= 12 {
 		// The attack: the sentence that matters, far below where the text seems to end.
@@ -121,7 +153,7 @@ func (s *Server) look(a oversight.Action) *review {
 	r.Changed = a.Dropped.IsZero() && !bytes.Equal(sum[:], a.Digest)
 	var err error
 	if r.View, err = s.gate.Show(a); err == nil && a.Kind == mailbox.SendKind && a.Dropped.IsZero() {
-		r.recipients, err = recipientsOf(&a)
+		err = r.open()
 		r.View.Fields = slices.DeleteFunc(r.View.Fields, func(f oversight.Field) bool {
 			return slices.Contains([]string{"To", "Cc", "Bcc", "Subject"}, f.Name) // shown for themselves
 		})
@@ -130,6 +162,21 @@ func (s *Server) look(a oversight.Action) *review {
 		r.Unshown, r.View, r.recipients = err.Error(), oversight.View{}, recipients{}
 	}
 	return r
+}
+
+// open reads the email that r would send.
+func (r *review) open() error {
+	env, m, err := opened(&r.Action)
+	if err != nil {
+		return err
+	}
+	if r.recipients, err = recipientsOf(env); err != nil {
+		return err
+	}
+	raw := slices.Concat(env.Prefix, env.Raw[:min(len(env.Raw), maxSource)])
+	r.Source, r.Cut = lines(strings.ToValidUTF8(string(raw), "\ufffd")), len(env.Raw) > maxSource
+	r.html = m.HTML
+	return nil
 }
 
 // longestGap returns the number of lines without anything in them between

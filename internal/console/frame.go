@@ -1,0 +1,245 @@
+package console
+
+import (
+	"bytes"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+)
+
+// The rendered view of an email is a document of its own, in a frame in which
+// nothing runs and which has no origin. What a stranger wrote is shown there
+// with his own styles, so three lines hold, of which each alone would do: the
+// frame's sandbox, the policy that comes with the document, and what [rendered]
+// leaves of it.
+
+// framePolicy lets a mail's own styles and the pictures inside it be shown, in
+// a frame of ours, and nothing be fetched, run, sent or opened.
+const framePolicy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; frame-ancestors 'self'; sandbox"
+
+// maxFrame bounds the HTML that is rendered, in bytes. What has more is read as
+// text, and as source.
+const maxFrame = 1 << 20
+
+var errFrame = errors.New("the HTML is too large or too deep to be rendered here")
+
+// A rendering is a mail's HTML as the frame shows it.
+type rendering struct {
+	Document []byte
+	Remote   int // pictures that are elsewhere, and are not fetched
+	Left     int // elements that are left out: scripts, frames, forms' targets
+}
+
+// dropped are elements that are left out with what is in them. The attack in
+// those that look harmless: a link element lets a browser connect somewhere, a
+// meta element leads elsewhere or changes how the rest is read, a base element
+// changes what every address means.
+var dropped = map[atom.Atom]bool{
+	atom.Script: true, atom.Link: true, atom.Meta: true, atom.Base: true, atom.Iframe: true, atom.Frame: true, atom.Frameset: true,
+	atom.Object: true, atom.Embed: true, atom.Applet: true, atom.Template: true, atom.Audio: true, atom.Video: true, atom.Source: true,
+	atom.Track: true, atom.Svg: true, atom.Math: true, atom.Title: true, atom.Noembed: true, atom.Noframes: true, atom.Plaintext: true, atom.Xmp: true,
+}
+
+// kept are the attributes that are kept: how it looks, and nothing that is an
+// address or a handler. An event's handler would not run, but there is no reason
+// to rely on that alone.
+var kept = []string{
+	"abbr", "align", "alt", "axis", "bgcolor", "border", "bordercolor", "cellpadding", "cellspacing", "char", "class", "clear", "color", "cols", "colspan",
+	"compact", "dir", "disabled", "face", "frame", "headers", "height", "hidden", "hspace", "id", "lang", "noshade", "nowrap", "open", "reversed", "role",
+	"rows", "rowspan", "rules", "scope", "size", "span", "start", "style", "summary", "title", "type", "valign", "value", "vspace", "width",
+}
+
+// rendered returns doc as the frame shows it.
+func rendered(doc string) (rendering, error) {
+	if len(doc) > maxFrame {
+		return rendering{}, fmt.Errorf("%w: it has %d bytes", errFrame, len(doc))
+	}
+	tree, err := html.ParseWithOptions(strings.NewReader(doc), html.ParseOptionEnableScripting(false))
+	if err != nil {
+		return rendering{}, fmt.Errorf("%w: %v", errFrame, err) //nolint:errorlint // nobody looks
+	}
+	var r rendering
+	r.clean(tree)
+	var b bytes.Buffer
+	b.WriteString(`<!doctype html><meta charset="utf-8"><style>html{background:#fff;color:#000;color-scheme:light}body{margin:1rem;font:15px/1.45 system-ui,"DejaVu Sans",sans-serif;overflow-wrap:anywhere}[title^="leads to"]{color:#0645ad;text-decoration:underline}.postern-left-out{border:1px dashed #888;color:#555;padding:0 .4em;font:13px system-ui,sans-serif}</style>`)
+	for n := range tree.Descendants() { // head and body alone: our own doctype and charset hold
+		if n.DataAtom == atom.Head || n.DataAtom == atom.Body {
+			for c := range n.ChildNodes() {
+				if err := html.Render(&b, c); err != nil {
+					return rendering{}, fmt.Errorf("%w: %v", errFrame, err) //nolint:errorlint // as above
+				}
+			}
+		}
+	}
+	r.Document = b.Bytes()
+	return r, nil
+}
+
+// clean leaves below n what a frame may show.
+func (r *rendering) clean(n *html.Node) {
+	for c := n.FirstChild; c != nil; {
+		next := c.NextSibling
+		switch {
+		case c.Type == html.CommentNode, c.Type == html.ElementNode && (dropped[c.DataAtom] || c.Namespace != ""):
+			if c.Type == html.ElementNode {
+				r.Left++
+			}
+			n.RemoveChild(c)
+		case c.Type == html.ElementNode && c.DataAtom == atom.Img && !inside(c):
+			r.Remote++
+			n.InsertBefore(instead(c), c)
+			n.RemoveChild(c)
+		default:
+			if c.Type == html.ElementNode {
+				dress(c)
+			}
+			r.clean(c)
+		}
+		c = next
+	}
+}
+
+// inside reports whether a picture is in the mail itself.
+func inside(img *html.Node) bool {
+	return strings.HasPrefix(strings.ToLower(strings.TrimSpace(value(img, "src"))), "data:image/")
+}
+
+// instead returns what stands where a picture is not fetched.
+func instead(img *html.Node) *html.Node {
+	text := "picture, not fetched"
+	if alt := strings.TrimSpace(value(img, "alt")); alt != "" {
+		text += ": " + mail.Printable(alt, 200)
+	}
+	span := &html.Node{Type: html.ElementNode, Data: "span", DataAtom: atom.Span, Attr: []html.Attribute{
+		{Key: "class", Val: "postern-left-out"}, {Key: "title", Val: mail.Printable(value(img, "src"), 500)},
+	}}
+	span.AppendChild(&html.Node{Type: html.TextNode, Data: text})
+	return span
+}
+
+func value(n *html.Node, key string) string {
+	for _, a := range n.Attr {
+		if a.Namespace == "" && strings.EqualFold(a.Key, key) {
+			return a.Val
+		}
+	}
+	return ""
+}
+
+// dress leaves the attributes of an element that say how it looks. A link says
+// where it leads, and leads nowhere.
+func dress(n *html.Node) {
+	href, src := value(n, "href"), value(n, "src")
+	n.Attr = slices.DeleteFunc(n.Attr, func(a html.Attribute) bool {
+		key := strings.ToLower(a.Key)
+		return a.Namespace != "" || !slices.Contains(kept, key) && !strings.HasPrefix(key, "aria-")
+	})
+	switch n.DataAtom {
+	case atom.A, atom.Area:
+		if href != "" {
+			n.Attr = slices.DeleteFunc(n.Attr, func(a html.Attribute) bool { return a.Key == "title" })
+			n.Attr = append(n.Attr, html.Attribute{Key: "title", Val: "leads to " + mail.Printable(href, 1000)})
+		}
+	case atom.Img:
+		n.Attr = append(n.Attr, html.Attribute{Key: "src", Val: src})
+	case atom.Input, atom.Button, atom.Select, atom.Textarea, atom.Fieldset:
+		n.Attr = append(n.Attr, html.Attribute{Key: "disabled"})
+	}
+}
+
+// frame is the rendered view of an email with the digest that the page around
+// it shows.
+func (s *Server) frame(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	l, err := s.letter(r, who, id)
+	w.Header().Set("Content-Security-Policy", framePolicy)
+	w.Header().Set("X-DNS-Prefetch-Control", "off")
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	say := func(status int, text string) error {
+		w.WriteHeader(status)
+		_, _ = fmt.Fprintf(w, "<!doctype html><meta charset=\"utf-8\"><p>%s</p>", text) // the browser may be gone
+		return nil
+	}
+	if errors.Is(err, errOther) {
+		return say(http.StatusConflict, "This has changed since the page around it was made. Look at that again.")
+	}
+	if err != nil {
+		return err
+	}
+	v, err := rendered(l.HTML)
+	if errors.Is(err, errFrame) {
+		return say(http.StatusOK, "This HTML is too large or too deep to be rendered here. Read it as text, and as source.")
+	}
+	if err != nil {
+		return err
+	}
+	_, _ = w.Write(v.Document) // as above
+	return nil
+}
+
+// errOther means that what is asked for is of other bytes than the page showed.
+var errOther = errors.New("the action has other content than the page showed")
+
+// letter returns the email that an action would send, read. The address has the
+// digest of what its page shows: a frame, or a file, of something else would be
+// looked at in its place.
+func (s *Server) letter(r *http.Request, who auth.Principal, id string) (mail.Message, error) {
+	a, err := s.gate.Action(r.Context(), who, id)
+	if err != nil {
+		return mail.Message{}, err
+	}
+	if subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("digest")), []byte(a.Hex())) != 1 || !a.Dropped.IsZero() {
+		return mail.Message{}, errOther
+	}
+	_, m, err := opened(&a)
+	return m, err
+}
+
+// raw is the source of the email that an action would send, as it will leave,
+// as a file.
+func (s *Server) raw(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	a, err := s.gate.Action(r.Context(), who, id)
+	if err != nil {
+		return err
+	}
+	env, _, err := opened(&a)
+	if err != nil {
+		return err
+	}
+	return download(w, id+".eml", slices.Concat(env.Prefix, env.Raw))
+}
+
+// file is one attachment, for a reviewer who looks into it.
+func (s *Server) file(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	m, err := s.letter(r, who, id)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(r.PathValue("n"))
+	if err != nil || n < 0 || n >= len(m.Attachments) {
+		return fmt.Errorf("file %q of action %s: %w", r.PathValue("n"), id, errNoFile)
+	}
+	f := m.Attachments[n]
+	return download(w, f.Name, f.Data)
+}
