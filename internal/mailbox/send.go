@@ -193,7 +193,14 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
-	v := oversight.View{Title: s.Subject, Text: s.Text, Notes: s.Notes}
+	v := oversight.View{Title: s.Subject, Text: s.Text, Notes: s.Notes, Raw: env.Raw}
+	if s.HTML {
+		p, err := mail.Parse(env.Raw)
+		if err != nil {
+			return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+		}
+		v.HTML = []byte(p.HTML)
+	}
 	// One field for each recipient. The attack: a display name that reads like
 	// further addresses, or hides one, in a list that is joined by commas.
 	add := func(name string, values ...string) {
@@ -210,7 +217,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	add("Reply-To", s.ReplyTo...)
 	add("Subject", s.Subject)
 	for _, f := range s.Attachments {
-		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256})
+		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256, Open: true})
 	}
 	return v, nil
 }

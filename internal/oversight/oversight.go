@@ -253,9 +253,9 @@ type Executor interface {
 
 // An Opener is an [Executor] that gives out the files of its views.
 type Opener interface {
-	// Open returns the file of Show(a).Files with this index and its content. It
+	// OpenFile returns the file of Show(a).Files with this index and its content. It
 	// returns [store.ErrNotFound] if there is none.
-	Open(a Action, index int) (File, []byte, error)
+	OpenFile(a Action, index int) (File, []byte, error)
 }
 
 // A Finisher is an [Executor] that keeps records of its own. Finish is called

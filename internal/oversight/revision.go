@@ -93,5 +93,5 @@ func (g *Gate) File(ctx context.Context, who auth.Principal, id string, index in
 	if !ok || !a.Dropped.IsZero() {
 		return File{}, nil, fmt.Errorf("file %d of action %s: %w", index, id, store.ErrNotFound)
 	}
-	return o.Open(a, index)
+	return o.OpenFile(a, index)
 }

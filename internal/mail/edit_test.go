@@ -1,0 +1,98 @@
+package mail_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/mail"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+// TestEdit: what a reviewer changes is what differs, and nothing else.
+func TestEdit(t *testing.T) {
+	d := mail.Draft{
+		From: `"Ana" <ana@example.com>`, To: []string{"Bob <bob@example.org>"}, Cc: []string{"carl@example.org"}, Bcc: []string{"dora@example.org"},
+		ReplyTo: "desk@example.com", Subject: "Offer", Text: "one\ntwo\nthree", InReplyTo: "<q@example.org>", References: []string{"<p@example.org>", "<q@example.org>"}, Replied: true,
+		Attachments: []mail.Attachment{{Name: "a.txt", ContentType: "text/plain", Data: []byte("a")}, {Name: "b.txt", ContentType: "text/plain", Data: []byte("b")}},
+	}
+	html := d
+	html.Text, html.HTML = "one two", "<p>one <b>two</b></p>"
+	marked := d
+	marked.Text, marked.Markdown = "", "one **two**"
+	tests := []struct {
+		name  string
+		draft mail.Draft
+		edit  mail.Edit
+		want  []string // changes, "Field: old → new"
+	}{
+		{"nothing", d, mail.Edit{}, nil},
+		{"nothing of HTML", html, mail.Edit{}, nil},
+		{"nothing of Markdown", marked, mail.Edit{}, nil},
+		{"the subject", d, mail.Edit{Subject: ptr("Our offer")}, []string{"Subject: Offer → Our offer"}},
+		{"a line", d, mail.Edit{Text: ptr("one\n2\nthree\nfour")}, []string{"text: two → ", "text:  → 2", "text:  → four"}},
+		{"a recipient", d, mail.Edit{To: ptr([]string{"eve@example.org"}), Bcc: ptr([]string{})},
+			[]string{"To: Bob <bob@example.org> → ", "To:  → eve@example.org", "Bcc: dora@example.org → "}},
+		{"a file", d, mail.Edit{Drop: []int{0}},
+			[]string{"file: a.txt (text/plain, 1 bytes, sha256 ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb) → "}},
+		{"the text of HTML", html, mail.Edit{Text: ptr("three")}, []string{"forms: plain and HTML → plain", "text: one two → ", "text:  → three"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			before, err := mail.Compose(tt.draft, time.Now(), "example.com")
+			if err != nil {
+				t.Fatal(err)
+			}
+			after, err := tt.edit.Apply(before, time.Now(), "example.com")
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := mail.Describe(before)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := mail.Describe(after)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, c := range mail.Diff(a, b) {
+				got = append(got, c.Field+": "+c.Old+" → "+c.New)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got  %q\nwant %q", got, tt.want)
+			}
+			if a.InReplyTo != b.InReplyTo {
+				t.Errorf("it answers %q, want %q", b.InReplyTo, a.InReplyTo)
+			}
+			if a.SHA256 == b.SHA256 {
+				t.Error("it has the digest of what it was")
+			}
+		})
+	}
+	before, err := mail.Compose(d, time.Now(), "example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []mail.Edit{
+		{Drop: []int{2}},
+		{Drop: []int{-1}},
+		{Subject: ptr("a\r\nBcc: eve@example.org")},
+		{To: ptr([]string{"bob@example.org\r\nX: y"})},
+		{To: ptr([]string{}), Cc: ptr([]string{}), Bcc: ptr([]string{})},
+	} {
+		if _, err := e.Apply(before, time.Now(), "example.com"); err == nil {
+			t.Errorf("%+v was taken", e)
+		}
+	}
+}
+
+// TestDiffIsBounded: a text of very many lines is not compared line by line.
+func TestDiffIsBounded(t *testing.T) {
+	a, b := strings.Repeat("a\n", 50_000), strings.Repeat("b\n", 50_000)
+	if n := len(mail.Diff(mail.Summary{Text: a}, mail.Summary{Text: b})); n != 100_000 {
+		t.Errorf("%d changes, want 100000", n)
+	}
+}

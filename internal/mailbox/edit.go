@@ -1,0 +1,118 @@
+package mailbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+// ReviseByPerson puts an email that a person edited in the place of one that
+// waits. Its proposer stays, policy is asked anew, and it leaves only when its
+// new digest is approved. The version must be the one that was shown. Besides
+// what [oversight.Gate.Revise] returns, a [mail.FieldError] says what cannot be
+// written.
+func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, action string, version int64, e mail.Edit) (a oversight.Action, err error) {
+	defer m.touch()
+	if !who.Decides() {
+		return oversight.Action{}, fmt.Errorf("%s does not edit what is proposed, only a person who reviews does: %w", who, auth.ErrForbidden)
+	}
+	if version < 1 {
+		return oversight.Action{}, fmt.Errorf("%w: version: must be the one that was shown, 1 or more", ErrInvalid)
+	}
+	if e.Empty() {
+		return oversight.Action{}, fmt.Errorf("%w: nothing is changed", ErrInvalid)
+	}
+	old, err := m.gate.Action(ctx, who, action)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	if old.Kind != SendKind {
+		return oversight.Action{}, fmt.Errorf("%w: only an email can be edited", ErrInvalid)
+	}
+	if old.Version != version || !old.Dropped.IsZero() {
+		return oversight.Action{}, fmt.Errorf("edit action %s at version %d: %w", action, version, oversight.ErrStale)
+	}
+	before, err := mail.ParsePayload(old.Payload)
+	if err != nil {
+		return oversight.Action{}, fmt.Errorf("edit action %s: %w", action, err)
+	}
+	env, err := e.Apply(before, time.Now(), mail.Domain(before.From))
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	payload, err := env.Payload()
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	facts, err := about(auth.Principal{}, Inbox{Address: before.From}, old.Via, env)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	facts.Sandbox, facts.Template = old.Request.Sandbox, old.Request.Template
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := m.find(ctx, tx, old.Inbox)
+		if err != nil {
+			return err
+		}
+		request := facts
+		if err := m.weigh(ctx, tx, b, &request); err != nil {
+			return err
+		}
+		a, err = m.gate.Revise(ctx, tx, who, action, version, oversight.Proposal{
+			Request: request, Inbox: old.Inbox, Via: old.Via, Payload: payload, NotBefore: old.SendAt, AskAt: old.AskAt, Undo: old.Undo, Note: old.Note, Context: old.Context,
+		})
+		if err != nil {
+			return err
+		}
+		return m.unqueue(ctx, tx, action)
+	})
+	return a, err
+}
+
+// Difference returns what a person sees differ between what an action was to
+// do in an earlier revision and in a later one.
+func Difference(before, after oversight.Revision) ([]mail.Change, error) {
+	var s [2]mail.Summary
+	for i, r := range []oversight.Revision{before, after} {
+		if r.Payload == nil {
+			return nil, fmt.Errorf("compare revisions: what version %d was is not kept: %w", r.Version, store.ErrNotFound)
+		}
+		env, err := mail.ParsePayload(r.Payload)
+		if err != nil {
+			return nil, fmt.Errorf("compare revisions: %w", err)
+		}
+		if s[i], err = mail.Describe(env); err != nil {
+			return nil, fmt.Errorf("compare revisions: %w", err)
+		}
+	}
+	return mail.Diff(s[0], s[1]), nil
+}
+
+var _ oversight.Opener = (*PostOffice)(nil)
+
+// OpenFile implements [oversight.Opener].
+func (m *PostOffice) OpenFile(a oversight.Action, index int) (oversight.File, []byte, error) {
+	m.touch()
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil {
+		return oversight.File{}, nil, fmt.Errorf("open file of action %s: %w", a.ID, err)
+	}
+	p, err := mail.Parse(env.Raw)
+	if err != nil {
+		return oversight.File{}, nil, fmt.Errorf("open file of action %s: %w", a.ID, err)
+	}
+	s, err := mail.Describe(env)
+	if err != nil {
+		return oversight.File{}, nil, fmt.Errorf("open file of action %s: %w", a.ID, err)
+	}
+	if index < 0 || index >= len(p.Attachments) || index >= len(s.Attachments) {
+		return oversight.File{}, nil, fmt.Errorf("file %d of action %s: %w", index, a.ID, store.ErrNotFound)
+	}
+	f := s.Attachments[index]
+	return oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256, Open: true}, p.Attachments[index].Data, nil
+}
