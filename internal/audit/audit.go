@@ -104,7 +104,7 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 		return fmt.Errorf("append audit entry: %w", err)
 	}
 	e := Entry{
-		Project: who.Project, Actor: who.String(), Verb: verb, Object: clean(object), Detail: string(detail),
+		Project: who.Project, Actor: clean(who.String()), Verb: verb, Object: clean(object), Detail: string(detail),
 	}
 	var prev, right []byte
 	var size int64
@@ -128,7 +128,7 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 	if size == e.Seq-1 {
 		t, err := parseEdge(size, right)
 		if err == nil {
-			err = insertNodes(ctx, tx, size, t.add(leaf))
+			err = insertNodes(ctx, tx, tlog.StoredHashIndex(0, size), t.add(leaf))
 		}
 		if err != nil {
 			return fmt.Errorf("append audit entry %d: %w", e.Seq, err)

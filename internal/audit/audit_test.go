@@ -98,6 +98,13 @@ func TestVerifyKnownHead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := verify(t, db, audit.Head{}); err == nil {
+		t.Fatal("the tree that is longer than the chain was not seen")
+	}
+	forgetTree(t, db)
+	if err := audit.Fill(t.Context(), db, nil); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := verify(t, db, audit.Head{}); err != nil {
 		t.Fatalf("the cut chain should look whole without a known head: %v", err)
 	}

@@ -74,25 +74,32 @@ func (t *edge) root() tlog.Hash {
 	return h
 }
 
-// insertNodes stores what the leaf of entry seq+1 completed, as part of tx.
-func insertNodes(ctx context.Context, tx *store.Tx, seq int64, done []tlog.Hash) error {
-	first := tlog.StoredHashIndex(0, seq)
-	q := make([]byte, 0, 256)
-	q = append(q, "insert into audit_node (idx, hash) values "...)
-	args := make([]any, 0, 2*len(done))
-	for i, h := range done {
-		if i > 0 {
-			q = append(q, ", "...)
+// perInsert bounds how many hashes one statement stores.
+const perInsert = 250
+
+// insertNodes stores hashes from the index first on, as part of tx.
+func insertNodes(ctx context.Context, tx *store.Tx, first int64, hashes []tlog.Hash) error {
+	for len(hashes) > 0 {
+		n := min(len(hashes), perInsert)
+		q := append(make([]byte, 0, 64+16*n), "insert into audit_node (idx, hash) values "...)
+		args := make([]any, 0, 2*n)
+		for i, h := range hashes[:n] {
+			if i > 0 {
+				q = append(q, ", "...)
+			}
+			q = append(q, "($"...)
+			q = strconv.AppendInt(q, int64(2*i+1), 10)
+			q = append(q, ", $"...)
+			q = strconv.AppendInt(q, int64(2*i+2), 10)
+			q = append(q, ')')
+			args = append(args, first+int64(i), h[:])
 		}
-		q = append(q, "($"...)
-		q = strconv.AppendInt(q, int64(2*i+1), 10)
-		q = append(q, ", $"...)
-		q = strconv.AppendInt(q, int64(2*i+2), 10)
-		q = append(q, ')')
-		args = append(args, first+int64(i), h[:])
+		if _, err := tx.ExecContext(ctx, string(q), args...); err != nil {
+			return err
+		}
+		first, hashes = first+int64(n), hashes[n:]
 	}
-	_, err := tx.ExecContext(ctx, string(q), args...)
-	return err
+	return nil
 }
 
 // nodes reads the stored hashes of the tree as part of tx.
@@ -239,23 +246,21 @@ func fill(ctx context.Context, db *store.DB, progress func(done, all int64)) (mo
 		if t, err = parseEdge(size, right); err != nil {
 			return err
 		}
-		v := verifier{last: Head{Seq: size}}
+		x := examiner{tree: t, last: Head{Seq: size}}
 		if size > 0 {
 			var sum []byte
 			if err := tx.One(ctx, `select hash from audit_entry where seq = $1`, []any{size}, &sum); err != nil {
-				return &BrokenError{size, "it is in the tree and not in the record"}
+				return &BrokenError{Seq: size, Reason: "it is in the tree and not in the record"}
 			}
-			copy(v.last.Hash[:], sum)
+			copy(x.last.Hash[:], sum)
 		}
 		n, err := page(ctx, tx, size, fillBatch, func(e Entry, hash Digest) error {
-			leaf, err := v.next(e, hash)
-			if err == nil {
-				done = append(done, t.add(leaf)...)
-			}
+			nodes, err := x.entry(e, hash)
+			done = append(done, nodes...)
 			return err
 		})
 		if err == nil && n == 0 {
-			return &BrokenError{size + 1, "it is missing"}
+			return &BrokenError{Seq: size + 1, Reason: "it is missing"}
 		}
 		return err
 	})
@@ -270,13 +275,7 @@ func fill(ctx context.Context, db *store.DB, progress func(done, all int64)) (mo
 		if err != nil || !ok {
 			return err // somebody else was quicker
 		}
-		first := tlog.StoredHashIndex(0, size)
-		for i, h := range done {
-			if _, err := tx.ExecContext(ctx, `insert into audit_node (idx, hash) values ($1, $2)`, first+int64(i), h[:]); err != nil {
-				return err
-			}
-		}
-		return nil
+		return insertNodes(ctx, tx, tlog.StoredHashIndex(0, size), done)
 	})
 	if err != nil {
 		return false, fmt.Errorf("fill tree from entry %d: %w", size+1, err)

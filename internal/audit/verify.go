@@ -1,9 +1,16 @@
 package audit
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"math"
+	"slices"
 
+	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
 
 	"postern/internal/store"
@@ -12,48 +19,186 @@ import (
 // A BrokenError says where a record does not hold.
 type BrokenError struct {
 	Seq    int64 // the first bad entry
+	To     int64 // where only a span is known that holds it: the last of that; otherwise zero
 	Reason string
 }
 
 func (e *BrokenError) Error() string {
+	if e.To > e.Seq {
+		return fmt.Sprintf("audit chain broken at one of the entries %d to %d: %s", e.Seq, e.To, e.Reason)
+	}
 	return fmt.Sprintf("audit chain broken at entry %d: %s", e.Seq, e.Reason)
 }
 
-// A verifier follows the chain, entry by entry.
-type verifier struct {
+// A Kept is a checkpoint that was kept outside of the record. Who makes one has
+// checked its signature: see [Keep].
+type Kept struct {
+	TreeHead
+	Source string   // where it is from, for people
+	Signed []string // by which keys: name and hash
+}
+
+// Keep opens a signed checkpoint with keys.
+func Keep(source string, signed []byte, keys note.Verifiers) (Kept, error) {
+	h, sigs, err := OpenCheckpoint(signed, keys)
+	if err != nil {
+		return Kept{}, fmt.Errorf("%s: %w", source, err)
+	}
+	k := Kept{TreeHead: h, Source: source}
+	for _, s := range sigs {
+		k.Signed = append(k.Signed, fmt.Sprintf("%s+%08x", s.Name, s.Hash))
+	}
+	return k, nil
+}
+
+// Options are what a record is held against.
+type Options struct {
+	Known Head   // the record must contain it; zero means none
+	Kept  []Kept // the record must go on from each
+	// Keys open the checkpoints that an export holds itself; nil means that
+	// they are counted only.
+	Keys note.Verifiers
+	// Partial takes an export that begins later or leaves entries out: what is
+	// missing is then not noticed.
+	Partial bool
+	// Progress is called now and then with how many entries were read; nil
+	// means never.
+	Progress func(done int64)
+}
+
+// A Report says what was found. All that it names holds.
+type Report struct {
+	Head    Head
+	Root    tlog.Hash // of the tree over all entries; zero of a part
+	Entries int64     // that were read
+	Gaps    int64     // of a part: how often entries are missing before one
+
+	Tree   int64    // entries whose stored hashes in the tree are theirs
+	Stored []Signed // checkpoints in the database, whose sizes and roots fit; their signatures are for the caller to check
+	Kept   []Kept   // those that were given, and those of an export that keys have signed; by size
+	Unread int      // checkpoints of an export that no key was given for
+}
+
+// ErrTwoRecords means that two checkpoints of one size differ, though both are
+// signed: somebody with the key has shown two records.
+var ErrTwoRecords = errors.New("two records were signed")
+
+// An examiner goes through a record.
+type examiner struct {
+	o    Options
+	r    Report
 	last Head
+	tree *edge // nil once an entry was left out
+	kept []Kept
+	good int64 // size of the largest kept checkpoint that fits
 	buf  []byte
 }
 
-// next checks that e, recorded with hash, follows, and returns its leaf.
-func (v *verifier) next(e Entry, hash Digest) (leaf tlog.Hash, err error) {
-	h, leaf, buf := e.hashes(v.buf)
-	v.buf = buf
-	switch {
-	case e.Seq != v.last.Seq+1:
-		return leaf, &BrokenError{v.last.Seq + 1, fmt.Sprintf("the next entry is %d", e.Seq)}
-	case e.Prev != v.last.Hash:
-		return leaf, &BrokenError{e.Seq, "it does not continue the entry before it"}
-	case h != hash:
-		return leaf, &BrokenError{e.Seq, "its content is not what was recorded"}
+func newExaminer(o Options) (*examiner, error) {
+	x := &examiner{o: o, tree: &edge{}}
+	for _, k := range o.Kept {
+		if err := x.keep(k); err != nil {
+			return nil, err
+		}
 	}
-	v.last = Head{e.Seq, hash}
-	return leaf, nil
+	return x, nil
+}
+
+// keep adds a checkpoint that the record must go on from.
+func (x *examiner) keep(k Kept) error {
+	at, _ := slices.BinarySearchFunc(x.kept, k, func(a, b Kept) int { return cmp.Compare(a.Size, b.Size) })
+	if at < len(x.kept) && x.kept[at].Size == k.Size && x.kept[at].Root != k.Root {
+		return fmt.Errorf("%s and %s are both signed, and their first %d entries differ: %w", x.kept[at].Source, k.Source, k.Size, ErrTwoRecords)
+	}
+	x.kept = slices.Insert(x.kept, at, k)
+	return nil
+}
+
+// entry takes the next entry, recorded with hash, and returns what it completes
+// in the tree.
+func (x *examiner) entry(e Entry, hash Digest) (done []tlog.Hash, err error) {
+	h, leaf, buf := e.hashes(x.buf)
+	x.buf = buf
+	gap := e.Seq != x.last.Seq+1
+	switch {
+	case gap && !x.o.Partial:
+		return nil, &BrokenError{Seq: x.last.Seq + 1, Reason: fmt.Sprintf("the next entry is %d", e.Seq)}
+	case gap && e.Seq <= x.last.Seq:
+		return nil, &BrokenError{Seq: e.Seq, Reason: fmt.Sprintf("it comes after entry %d", x.last.Seq)}
+	case !gap && e.Prev != x.last.Hash:
+		return nil, &BrokenError{Seq: e.Seq, Reason: "it does not continue the entry before it"}
+	case h != hash:
+		return nil, &BrokenError{Seq: e.Seq, Reason: "its content is not what was recorded"}
+	case e.Seq == x.o.Known.Seq && h != x.o.Known.Hash:
+		return nil, &BrokenError{Seq: e.Seq, Reason: "it is not the entry that was noted as head " + x.o.Known.String()}
+	}
+	if gap {
+		x.tree = nil
+		x.r.Gaps++
+	}
+	if x.tree != nil {
+		done = x.tree.add(leaf)
+		if err := x.compare(); err != nil {
+			return nil, err
+		}
+	}
+	x.last = Head{e.Seq, hash}
+	x.r.Entries++
+	if x.o.Progress != nil && x.r.Entries%10_000 == 0 {
+		x.o.Progress(x.r.Entries)
+	}
+	return done, nil
+}
+
+// compare holds the tree as it is against the kept checkpoints of its size.
+func (x *examiner) compare() error {
+	for len(x.kept) > 0 && x.kept[0].Size == x.tree.size {
+		k := x.kept[0]
+		if k.Root != x.tree.root() {
+			return &BrokenError{Seq: x.good + 1, To: k.Size, Reason: fmt.Sprintf("the first %d entries are not those that the checkpoint %s was signed for", k.Size, k.Source)}
+		}
+		x.good = k.Size
+		x.kept, x.r.Kept = x.kept[1:], append(x.r.Kept, k)
+	}
+	return nil
+}
+
+// end says what is known when there are no more entries.
+func (x *examiner) end() error {
+	x.r.Head = x.last
+	if x.tree != nil {
+		x.r.Root = x.tree.root()
+	}
+	if x.o.Partial {
+		return nil
+	}
+	if len(x.kept) > 0 {
+		k := x.kept[len(x.kept)-1]
+		return &BrokenError{Seq: x.last.Seq + 1, Reason: fmt.Sprintf("missing, though the checkpoint %s was signed for %d entries", k.Source, k.Size)}
+	}
+	if x.last.Seq < x.o.Known.Seq {
+		return &BrokenError{Seq: x.last.Seq + 1, Reason: "missing, though head " + x.o.Known.String() + " was noted"}
+	}
+	return nil
 }
 
 // page calls f with up to limit entries after seq, in order, each with the hash
 // that was recorded with it.
 func page(ctx context.Context, tx *store.Tx, seq int64, limit int, f func(Entry, Digest) error) (n int, err error) {
+	last := seq
+	if seq == 0 {
+		seq = math.MinInt64 // one that was put before the first is found, too
+	}
 	rows, err := tx.QueryContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash from audit_entry
 		where seq > $1 order by seq limit $2`, seq, limit)
 	if err != nil {
 		return 0, fmt.Errorf("read audit: %w", err)
 	}
 	defer rows.Close()
-	for last := seq; rows.Next(); n++ {
+	for ; rows.Next(); n++ {
 		e, hash, err := scan(rows.Scan)
 		if err != nil {
-			return n, &BrokenError{last + 1, "it cannot be read: " + err.Error()}
+			return n, &BrokenError{Seq: last + 1, Reason: "it cannot be read: " + err.Error()}
 		}
 		if err := f(e, hash); err != nil {
 			return n, err
@@ -63,45 +208,214 @@ func page(ctx context.Context, tx *store.Tx, seq int64, limit int, f func(Entry,
 	return n, rows.Err()
 }
 
-// verifyPage is how many entries are read at a time. A new query for each page
+// examinePage is how many entries are read at a time. A new query for each page
 // lets the stored hashes of the tree be read in between.
-const verifyPage = 2000
+const examinePage = 2000
 
 // Verify reads the whole chain and returns its head, or a [BrokenError] naming
 // the first entry that does not fit. If known is not zero the chain must also
 // contain it, which shows that nothing up to there was written anew.
 func Verify(ctx context.Context, tx *store.Tx, known Head) (Head, error) {
-	v := verifier{}
-	for {
-		n, err := page(ctx, tx, v.last.Seq, verifyPage, func(e Entry, hash Digest) error {
-			before := v.last
-			if _, err := v.next(e, hash); err != nil {
-				return err
-			}
-			if e.Seq == known.Seq && hash != known.Hash {
-				v.last = before
-				return &BrokenError{e.Seq, "it is not the entry that was noted as head " + known.String()}
-			}
-			return nil
-		})
-		if err != nil {
-			return v.last, err
-		}
-		if n < verifyPage {
-			break
-		}
+	r, err := Examine(ctx, tx, Options{Known: known})
+	return r.Head, err
+}
+
+// Examine reads the whole record in a database: the chain, the tree and the
+// checkpoints beside it, and holds it against o. It returns a [BrokenError]
+// that names the first entry that does not fit, with what holds up to there;
+// or [ErrTwoRecords].
+func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
+	o.Partial = false
+	x, err := newExaminer(o)
+	if err != nil {
+		return Report{}, err
 	}
-	if v.last.Seq < known.Seq {
-		return v.last, &BrokenError{v.last.Seq + 1, "missing, though head " + known.String() + " was noted"}
+	fail := func(err error) (Report, error) {
+		x.r.Head = x.last
+		return x.r, err
 	}
 	var head Head
-	var sum []byte
-	if err := tx.One(ctx, `select seq, hash from audit_head where id = 1`, nil, &head.Seq, &sum); err != nil {
-		return v.last, fmt.Errorf("read chain head: %w", err)
+	var sum, right []byte
+	var size int64
+	tree, err := hasTree(ctx, tx)
+	if err != nil {
+		return fail(err)
+	}
+	if tree {
+		err = tx.One(ctx, `select seq, hash, tree_size, tree_edge from audit_head where id = 1`, nil, &head.Seq, &sum, &size, &right)
+	} else {
+		err = tx.One(ctx, `select seq, hash from audit_head where id = 1`, nil, &head.Seq, &sum)
+	}
+	if err != nil {
+		return fail(fmt.Errorf("read chain head: %w", err))
 	}
 	copy(head.Hash[:], sum)
-	if head != v.last {
-		return v.last, &BrokenError{min(head.Seq, v.last.Seq) + 1, fmt.Sprintf("the chain ends at %d and its head says %d", v.last.Seq, head.Seq)}
+	var at []byte // the edge of the tree at its stored size
+	for more := true; more; {
+		from := x.last.Seq
+		var want []tlog.Hash
+		n, err := page(ctx, tx, from, examinePage, func(e Entry, hash Digest) error {
+			done, err := x.entry(e, hash)
+			if err == nil && e.Seq <= size {
+				want = append(want, done...)
+			}
+			if err == nil && e.Seq == size {
+				at = x.tree.bytes()
+			}
+			return err
+		})
+		// What is stored is compared also up to an entry that is broken: a hash
+		// before it may be the first.
+		if size > from {
+			if err := compareNodes(ctx, tx, from, want); err != nil {
+				return fail(err)
+			}
+			x.r.Tree = min(x.last.Seq, size)
+		}
+		if err != nil {
+			return fail(err)
+		}
+		more = n == examinePage
 	}
-	return v.last, nil
+	if err := x.end(); err != nil {
+		return x.r, err
+	}
+	if head != x.last {
+		return x.r, &BrokenError{Seq: min(head.Seq, x.last.Seq) + 1, Reason: fmt.Sprintf("the chain ends at %d and its head says %d", x.last.Seq, head.Seq)}
+	}
+	if !tree {
+		return x.r, nil
+	}
+	if size > x.last.Seq || !bytes.Equal(at, right) {
+		return x.r, &BrokenError{Seq: min(size, x.last.Seq) + 1, Reason: fmt.Sprintf("the chain ends at %d and its tree at %d, or elsewhere", x.last.Seq, size)}
+	}
+	return x.r, x.stored(ctx, tx, size)
+}
+
+// stored compares the checkpoints in the database with its tree.
+func (x *examiner) stored(ctx context.Context, tx *store.Tx, size int64) error {
+	var count int64
+	if err := tx.One(ctx, `select count(*) from audit_node`, nil, &count); err != nil {
+		return fmt.Errorf("count hashes of tree: %w", err)
+	}
+	if want := tlog.StoredHashCount(size); count != want {
+		return &BrokenError{Seq: size + 1, Reason: fmt.Sprintf("the tree has %d hashes, and %d entries make %d", count, size, want)}
+	}
+	list, err := Checkpoints(ctx, tx)
+	if err != nil {
+		return &BrokenError{Seq: 1, To: x.last.Seq, Reason: err.Error()}
+	}
+	for _, s := range list {
+		if s.Size > size {
+			return &BrokenError{Seq: size + 1, Reason: fmt.Sprintf("missing, though the database has a checkpoint of %d entries", s.Size)}
+		}
+		root, err := tlog.TreeHash(s.Size, nodes(ctx, tx))
+		if err != nil {
+			return fmt.Errorf("hash tree of %d entries: %w", s.Size, err)
+		}
+		if root != s.Root {
+			return &BrokenError{Seq: 1, To: s.Size, Reason: fmt.Sprintf("the first %d entries are not those that a checkpoint in the database was signed for", s.Size)}
+		}
+	}
+	x.r.Stored = list
+	return nil
+}
+
+// hasTree says whether a database, which may be a copy of an old one, has a tree.
+func hasTree(ctx context.Context, tx *store.Tx) (bool, error) {
+	n := 0
+	if err := tx.One(ctx, `select count(*) from migration where name = 'migrations/0011_audit.sql'`, nil, &n); err != nil {
+		return false, fmt.Errorf("read version of database: %w", err)
+	}
+	return n > 0, nil
+}
+
+// compareNodes compares the stored hashes that the entries after from complete
+// with those that they must be.
+func compareNodes(ctx context.Context, tx *store.Tx, from int64, want []tlog.Hash) error {
+	if len(want) == 0 {
+		return nil
+	}
+	first := tlog.StoredHashIndex(0, from)
+	// The entry that completes a hash, and so is the first that it can be wrong about.
+	entry := func(i int) int64 {
+		level, n := tlog.SplitStoredHashIndex(first + int64(i))
+		return (n + 1) << level
+	}
+	rows, err := tx.QueryContext(ctx, `select idx, hash from audit_node where idx >= $1 and idx < $2 order by idx`, first, first+int64(len(want)))
+	if err != nil {
+		return fmt.Errorf("read tree: %w", err)
+	}
+	defer rows.Close()
+	i := 0
+	for ; rows.Next(); i++ {
+		var idx int64
+		var sum []byte
+		if err := rows.Scan(&idx, &sum); err != nil {
+			return fmt.Errorf("read tree: %w", err)
+		}
+		if idx != first+int64(i) {
+			return &BrokenError{Seq: entry(i), Reason: "it is not in the tree"}
+		}
+		if !bytes.Equal(sum, want[i][:]) {
+			return &BrokenError{Seq: entry(i), Reason: "it is not the one that was put into the tree"}
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("read tree: %w", err)
+	}
+	if i < len(want) {
+		return &BrokenError{Seq: entry(i), Reason: "it is not in the tree"}
+	}
+	return nil
+}
+
+// ExamineExport is [Examine] of what [Export] wrote as JSON Lines.
+func ExamineExport(r io.Reader, o Options) (Report, error) {
+	x, err := newExaminer(o)
+	if err != nil {
+		return Report{}, err
+	}
+	number := 0
+	err = ReadExport(r, func(l Line) error {
+		number++
+		if l.Checkpoint == nil {
+			if x.r.Entries == 0 && o.Partial && l.Entry.Seq > 1 {
+				// Nothing is known of what was before it.
+				x.last = Head{l.Entry.Seq - 1, l.Entry.Prev}
+				x.tree = nil
+				x.r.Gaps++
+			}
+			_, err := x.entry(l.Entry, l.Hash)
+			return err
+		}
+		if o.Keys == nil {
+			x.r.Unread++
+			return nil
+		}
+		k, err := Keep(fmt.Sprintf("in line %d of the export", l.Number), l.Checkpoint, o.Keys)
+		if err != nil {
+			return err
+		}
+		if x.tree == nil {
+			return nil
+		}
+		// It stands after the entries that it is about, which were not kept.
+		if k.Size > x.tree.size {
+			return &BrokenError{Seq: x.tree.size + 1, Reason: fmt.Sprintf("missing, though the checkpoint %s was signed for %d entries", k.Source, k.Size)}
+		}
+		if k.Size < x.tree.size {
+			x.r.Unread++
+			return nil
+		}
+		if err := x.keep(k); err != nil {
+			return err
+		}
+		return x.compare()
+	})
+	if err != nil {
+		x.r.Head = x.last
+		return x.r, err
+	}
+	return x.r, x.end()
 }

@@ -54,12 +54,13 @@ const (
 	DKIMRSA     Kind = "dkim-rsa"
 	DKIMEd25519 Kind = "dkim-ed25519"
 	Statement   Kind = "statement"
+	Checkpoint  Kind = "checkpoint" // of the audit; not of a domain, see [Ring.CheckpointSigner]
 )
 
 var kinds = []Kind{DKIMRSA, DKIMEd25519, Statement}
 
 // letter ends the ids of a kind's keys: "p20261121r".
-var letter = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s"}
+var letter = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c"}
 
 // The errors of this package, one for each answer that a door can give.
 var (
@@ -137,7 +138,7 @@ func (k Key) InUse(t time.Time) bool {
 
 // Name is where the DKIM record of k is published; empty for other kinds.
 func (k Key) Name() string {
-	if k.Kind == Statement {
+	if k.Kind == Statement || k.Kind == Checkpoint {
 		return ""
 	}
 	return k.ID + "._domainkey." + k.Domain
@@ -150,7 +151,7 @@ func (k Key) Record() string {
 		return "v=DKIM1; k=rsa; p=" + base64.StdEncoding.EncodeToString(k.public)
 	case DKIMEd25519:
 		return "v=DKIM1; k=ed25519; p=" + base64.StdEncoding.EncodeToString(k.public)
-	case Statement:
+	case Statement, Checkpoint:
 	}
 	return ""
 }
@@ -174,7 +175,7 @@ func (r *Ring) PublicRecord(ctx context.Context, domain, selector string) (name,
 		return "", "", err
 	}
 	for _, k := range ks {
-		if k.ID == selector && k.Kind != Statement {
+		if k.ID == selector && k.Record() != "" {
 			return k.Name(), k.Record(), nil
 		}
 	}
@@ -319,12 +320,12 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([
 		return nil, fmt.Errorf("domain %q: %w", domain, ErrNotFound)
 	}
 	now := time.Now()
-	for _, kind := range kinds {
+	for _, kind := range kindsOf(domain) {
 		if slices.ContainsFunc(ks, func(k Key) bool { return k.Kind == kind && k.From.After(now) }) {
 			continue
 		}
 		wait := r.conf.Wait
-		if kind == Statement {
+		if kind == Statement || kind == Checkpoint {
 			wait = time.Hour // published by this server itself; as long as others may keep its document
 		}
 		if err := r.add(ctx, who, domain, kind, now, wait); err != nil {
@@ -385,7 +386,7 @@ func (r *Ring) Check(ctx context.Context, who auth.Principal, domain string) ([]
 	}
 	var out []Published
 	for _, k := range ks {
-		if k.Kind == Statement {
+		if k.Name() == "" {
 			continue
 		}
 		p := Published{Key: k}

@@ -36,6 +36,8 @@ var ErrNotFound = errors.New("not found")
 type DB struct {
 	write *sql.DB
 	read  *sql.DB // the same as write on PostgreSQL
+
+	postgres bool
 }
 
 // turn makes PostgreSQL's transactions that write take turns, as SQLite's do.
@@ -106,7 +108,7 @@ func open(source, mode string) (*DB, error) {
 			return nil, fmt.Errorf("open database: %w", err) // %v: the error may quote the URL's password to a caller that unwraps
 		}
 		db.SetMaxOpenConns(16)
-		return &DB{write: db, read: db}, nil
+		return &DB{write: db, read: db, postgres: true}, nil
 	}
 	// A path may hold ? or %, so it goes through url.URL, not fmt.
 	u := url.URL{Scheme: "file", OmitHost: true, Path: source}
@@ -206,7 +208,11 @@ func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
 // View runs fn in a transaction that sees one state of the database and
 // changes nothing.
 func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
-	return run(ctx, db.read, &sql.TxOptions{ReadOnly: true}, fn)
+	o := &sql.TxOptions{ReadOnly: true}
+	if db.postgres {
+		o.Isolation = sql.LevelRepeatableRead // each statement would see a state of its own; SQLite's never do
+	}
+	return run(ctx, db.read, o, fn)
 }
 
 func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) error) error {

@@ -1,0 +1,346 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/mod/sumdb/note"
+
+	"postern/internal/store"
+)
+
+// KeeperConfig is when checkpoints are made and where they are kept.
+type KeeperConfig struct {
+	// Signer returns the key in use. It is asked for each checkpoint: keys
+	// are rotated.
+	Signer func(context.Context) (note.Signer, error)
+	// Every is how many new entries make a checkpoint; zero means 1000.
+	Every int64
+	// Interval is how long a new entry waits for one at most; zero means 5
+	// minutes.
+	Interval time.Duration
+	// Memory is the file in which this server remembers what it signed last,
+	// outside of the database; empty means that it forgets as it ends.
+	Memory string
+	// Dir is a directory in which each checkpoint becomes a file, and File one
+	// that holds the newest; empty means none.
+	Dir, File string
+	// Poll is how often the record is looked at; zero means 2 seconds.
+	Poll time.Duration
+}
+
+// A Keeper makes the checkpoints of a record. It signs only what goes on from
+// what it signed before, which it remembers outside of the database. The
+// attack: somebody who can write the database, but has not the server's key,
+// writes the record anew and lets the server sign that.
+//
+// It is safe for concurrent use, and several servers may keep one record.
+type Keeper struct {
+	log  *slog.Logger
+	db   *store.DB
+	conf KeeperConfig
+
+	mu     sync.Mutex // guards what follows, and lets one checkpoint be made at a time
+	last   TreeHead   // what was signed or seen last; zero before
+	at     time.Time  // when that was
+	put    int64      // size of what is in Dir and File
+	failed error      // why the last attempt failed
+}
+
+// NewKeeper returns a keeper of the record in db. It reads the memory, which
+// may not be there yet.
+func NewKeeper(log *slog.Logger, db *store.DB, conf KeeperConfig) (*Keeper, error) {
+	if conf.Signer == nil {
+		return nil, errors.New("keep audit: no signer")
+	}
+	if conf.Every <= 0 {
+		conf.Every = 1000
+	}
+	if conf.Interval <= 0 {
+		conf.Interval = 5 * time.Minute
+	}
+	if conf.Poll <= 0 {
+		conf.Poll = 2 * time.Second
+	}
+	k := &Keeper{log: log, db: db, conf: conf}
+	if conf.Dir != "" {
+		if err := os.MkdirAll(conf.Dir, 0o755); err != nil { //nolint:gosec // checkpoints are for others to read
+			return nil, fmt.Errorf("keep checkpoints: %w", err)
+		}
+	}
+	// What is kept in any place is what the record must go on from.
+	for _, file := range append(k.newestIn(conf.Dir), conf.Memory, conf.File) {
+		if file == "" {
+			continue
+		}
+		h, err := readKept(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read kept checkpoint %s: %w", file, err)
+		}
+		if h.Size > k.last.Size {
+			k.last = h
+		}
+	}
+	return k, nil
+}
+
+func readKept(file string) (TreeHead, error) {
+	b, err := os.ReadFile(file) //nolint:gosec // the operator named it
+	if err != nil {
+		return TreeHead{}, err
+	}
+	return claimed(b)
+}
+
+// Extension ends the names of the files of checkpoints.
+const Extension = ".checkpoint"
+
+// newestIn returns the newest checkpoint's file in dir: their names sort by size.
+func (k *Keeper) newestIn(dir string) []string {
+	if dir == "" {
+		return nil
+	}
+	names, err := filepath.Glob(filepath.Join(dir, "*"+Extension))
+	if err != nil || len(names) == 0 {
+		return nil
+	}
+	return names[len(names)-1:] // Glob sorts
+}
+
+// State is what a keeper says of its work.
+type State struct {
+	Failed error // why no checkpoint can be made; nil if one can
+}
+
+// State returns how the last attempt went.
+func (k *Keeper) State() State {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return State{Failed: k.failed}
+}
+
+// Make makes a checkpoint of the record as it is, if its newest is not that
+// already, and returns it. It returns [ErrFork] if the record does not go on
+// from what was signed.
+func (k *Keeper) Make(ctx context.Context) (s Signed, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	defer func() { k.failed = err }()
+	signer, err := k.conf.Signer(ctx)
+	if err != nil {
+		return Signed{}, err
+	}
+	if err := Fill(ctx, k.db, nil); err != nil {
+		return Signed{}, err
+	}
+	err = k.db.Update(ctx, func(tx *store.Tx) error {
+		if k.last.Size > 0 {
+			if err := extends(ctx, tx, k.last); err != nil {
+				return err
+			}
+		}
+		if _, err := Checkpoint(ctx, tx, signer); err != nil {
+			return err
+		}
+		s, err = Latest(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return Signed{}, err
+	}
+	k.last, k.at = s.TreeHead, s.At
+	return s, k.keepLocked(s)
+}
+
+// keepLocked puts a checkpoint where it is kept outside of the database.
+func (k *Keeper) keepLocked(s Signed) error {
+	if s.Size == k.put {
+		return nil
+	}
+	if k.conf.Dir != "" {
+		path := filepath.Join(k.conf.Dir, fmt.Sprintf("%020d%s", s.Size, Extension))
+		switch old, err := readKept(path); {
+		case err == nil && old.Root != s.Root:
+			return fmt.Errorf("keep checkpoint: %s is another of %d entries: %w", path, s.Size, ErrFork)
+		case err == nil:
+		case errors.Is(err, fs.ErrNotExist):
+			if err := replace(path, s.Note, 0o644); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("keep checkpoint: %s: %w", path, err)
+		}
+	}
+	if k.conf.File != "" {
+		if err := replace(k.conf.File, s.Note, 0o644); err != nil {
+			return err
+		}
+	}
+	if k.conf.Memory != "" {
+		if err := replace(k.conf.Memory, s.Note, 0o600); err != nil {
+			return err
+		}
+	}
+	k.put = s.Size
+	return nil
+}
+
+// replace writes a file durably, all of it or none.
+func replace(path string, data []byte, mode fs.FileMode) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, ".checkpoint-*")
+	if err != nil {
+		return fmt.Errorf("keep checkpoint: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("keep checkpoint: %w", err), f.Close(), os.Remove(f.Name()))
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := errors.Join(f.Chmod(mode), f.Sync()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	d, err := os.Open(dir) //nolint:gosec // the operator named it
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// due says whether it is time for a checkpoint.
+func (k *Keeper) due(ctx context.Context) (bool, error) {
+	var size int64
+	var newest Signed
+	err := k.db.View(ctx, func(tx *store.Tx) (err error) {
+		if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &size); err != nil {
+			return err
+		}
+		newest, err = Latest(ctx, tx)
+		return err
+	})
+	if err != nil && !errors.Is(err, ErrNoCheckpoint) {
+		return false, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failed != nil {
+		return true, nil // also if nothing new has come: it says so again
+	}
+	// Another server's is kept by this one as well.
+	if newest.Size > k.put {
+		return true, nil
+	}
+	return size > newest.Size && (size-newest.Size >= k.conf.Every || time.Since(newest.At) >= k.conf.Interval), nil
+}
+
+// Run makes checkpoints until ctx is done, and a last one then. What it cannot
+// sign it logs, and tries again.
+func (k *Keeper) Run(ctx context.Context) error {
+	t := time.NewTicker(k.conf.Poll)
+	defer t.Stop()
+	wait, until := k.conf.Poll, time.Time{}
+	for {
+		select {
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			if _, err := k.Make(last); err != nil && !errors.Is(err, ErrNoCheckpoint) {
+				k.log.WarnContext(last, "make last checkpoint", "err", err)
+			}
+			return ctx.Err()
+		case <-t.C:
+		}
+		if time.Now().Before(until) {
+			continue
+		}
+		due, err := k.due(ctx)
+		if err == nil && due {
+			_, err = k.Make(ctx)
+		}
+		switch {
+		case err == nil:
+			wait, until = k.conf.Poll, time.Time{}
+		case errors.Is(err, ErrNoCheckpoint), ctx.Err() != nil:
+		default:
+			k.log.ErrorContext(ctx, "no checkpoint of the audit can be made", "err", err)
+			wait = min(2*wait, k.conf.Interval)
+			until = time.Now().Add(wait)
+		}
+	}
+}
+
+// ReadCheckpoints returns the signed checkpoints in a file, which may hold
+// several, or in the files of a directory, by where each is from.
+func ReadCheckpoints(path string) (map[string][]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint: %w", err)
+	}
+	files := []string{path}
+	if info.IsDir() {
+		if files, err = filepath.Glob(filepath.Join(path, "*"+Extension)); err != nil {
+			return nil, fmt.Errorf("read checkpoints: %w", err)
+		}
+		if len(files) == 0 {
+			return nil, fmt.Errorf("read checkpoints: %s has none: their names end in %s", path, Extension)
+		}
+	}
+	out := map[string][]byte{}
+	for _, f := range files {
+		b, err := os.ReadFile(f) //nolint:gosec // the caller named it
+		if err != nil {
+			return nil, fmt.Errorf("read checkpoint: %w", err)
+		}
+		for i, n := range SplitNotes(b) {
+			name := f
+			if i > 0 {
+				name = fmt.Sprintf("%s (no. %d)", f, i+1)
+			}
+			out[name] = n
+		}
+	}
+	return out, nil
+}
+
+// SplitNotes cuts a text of several signed notes, one after the other, apart.
+// A note is text, an empty line, and lines that begin with a dash.
+func SplitNotes(b []byte) (out [][]byte) {
+	var cur []byte
+	signed := false
+	for line := range bytes.Lines(b) {
+		sig := strings.HasPrefix(string(line), "— ")
+		if signed && !sig {
+			out, cur, signed = append(out, cur), nil, false
+			if len(bytes.TrimSpace(line)) == 0 {
+				continue
+			}
+		}
+		cur = append(cur, line...)
+		signed = signed || sig
+	}
+	if len(bytes.TrimSpace(cur)) > 0 {
+		out = append(out, cur)
+	}
+	return out
+}

@@ -1,0 +1,143 @@
+package signing
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/sumdb/note"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// CheckpointName returns the name of the record of the server with this mail
+// domain, and of the keys that sign its checkpoints. No domain has a slash, so
+// that these keys are never those of one.
+func CheckpointName(domain string) string { return strings.ToLower(domain) + "/audit" }
+
+// kindsOf returns which kinds of keys a domain, or a record, has.
+func kindsOf(domain string) []Kind {
+	if strings.Contains(domain, "/") {
+		return []Kind{Checkpoint}
+	}
+	return kinds
+}
+
+// A CheckpointKey checks checkpoints.
+type CheckpointKey struct {
+	VKey  string    // as package note writes it: name, hash and public key
+	From  time.Time // when it began to sign, or will
+	Until time.Time // when it ended to; zero while it signs
+}
+
+// CheckpointSigner returns the key that signs the checkpoints of the record
+// name, making it if there is none. Two servers may ask at the same time.
+func (r *Ring) CheckpointSigner(ctx context.Context, name string) (note.Signer, error) {
+	for range 2 {
+		ks, err := r.Keys(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		now := time.Now()
+		for i := range ks {
+			if ks[i].Kind == Checkpoint && ks[i].InUse(now) {
+				return r.noteSigner(&ks[i])
+			}
+		}
+		if err := r.add(ctx, auth.Principal{Kind: auth.System, ID: "signing"}, name, Checkpoint, now, 0); err != nil {
+			return nil, fmt.Errorf("make key of checkpoints: %w", err)
+		}
+	}
+	return nil, fmt.Errorf("sign checkpoint: %s has no key in use: %w", name, ErrNotFound)
+}
+
+// A noteSigner signs notes with a key of the ring.
+type noteSigner struct {
+	note.Verifier
+	key ed25519.PrivateKey
+}
+
+var _ note.Signer = noteSigner{}
+
+// Sign implements [note.Signer].
+func (s noteSigner) Sign(msg []byte) ([]byte, error) { return ed25519.Sign(s.key, msg), nil }
+
+func (r *Ring) noteSigner(k *Key) (note.Signer, error) {
+	opened, err := r.open(k)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := opened.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("sign checkpoint: key %s of %s is a %T", k.ID, k.Domain, opened)
+	}
+	vkey, err := k.vkey()
+	if err != nil {
+		return nil, err
+	}
+	v, err := note.NewVerifier(vkey)
+	if err != nil {
+		return nil, fmt.Errorf("sign checkpoint: %w", err)
+	}
+	return noteSigner{v, key}, nil
+}
+
+func (k *Key) vkey() (string, error) {
+	if len(k.public) != ed25519.PublicKeySize {
+		return "", fmt.Errorf("key %s of %s has %d bytes", k.ID, k.Domain, len(k.public))
+	}
+	vkey, err := note.NewEd25519VerifierKey(k.Domain, k.public)
+	if err != nil {
+		return "", fmt.Errorf("key %s of %s: %w", k.ID, k.Domain, err)
+	}
+	return vkey, nil
+}
+
+// CheckpointKeys returns the keys that sign or signed checkpoints of the record
+// name, or of all records in the database if it is empty, the newest first, as
+// part of tx. Removed ones are among them: what they signed before stays true.
+func CheckpointKeys(ctx context.Context, tx *store.Tx, name string) (out []CheckpointKey, err error) {
+	names := []string{name}
+	if name == "" {
+		names, err = tx.Strings(ctx, `select distinct domain from signing_key where kind = $1 order by domain`, Checkpoint)
+		if err != nil {
+			return nil, fmt.Errorf("list keys of checkpoints: %w", err)
+		}
+	}
+	for _, name := range names {
+		ks, err := list(ctx, tx, name)
+		if err != nil {
+			return nil, fmt.Errorf("list keys of checkpoints: %w", err)
+		}
+		for _, k := range ks {
+			if k.Kind != Checkpoint {
+				continue
+			}
+			vkey, verr := k.vkey()
+			err = errors.Join(err, verr)
+			until := k.Until
+			if !k.Removed.IsZero() && (until.IsZero() || k.Removed.Before(until)) {
+				until = k.Removed
+			}
+			out = append(out, CheckpointKey{VKey: vkey, From: k.From, Until: until})
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// CheckpointKeys is [CheckpointKeys] of the record name, in a transaction of
+// its own.
+func (r *Ring) CheckpointKeys(ctx context.Context, name string) (out []CheckpointKey, err error) {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
+		out, err = CheckpointKeys(ctx, tx, name)
+		return err
+	})
+	return out, err
+}
