@@ -33,6 +33,7 @@ import (
 	"postern/internal/notary"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/policy"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
@@ -401,6 +402,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	}
 	d.book = rulebook.New(d.log, d.db)
 	d.gate = oversight.NewGate(d.log, d.db, d.book)
+	d.gate.Handle(policy.KindChange, d.book)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err

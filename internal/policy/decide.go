@@ -18,13 +18,33 @@ import (
 //
 // A condition that cannot be evaluated never lets anything through: the request
 // is asked about, or denied where a later rule denies it. A nil d has no rules.
-func Decide(d *Document, r Request) Verdict {
+func Decide(d *Document, r Request) Verdict { return decide(d, r, func(Step) {}) }
+
+// A Step is what became of one rule when a request was judged.
+type Step struct {
+	Rule    string
+	Line    int
+	Kind    bool   // it is about requests of this kind; else it was not tried
+	Matched bool   // it said what happens
+	Error   string // why its condition could not be evaluated; empty if it could
+	Cost    uint64 // of its condition, in CEL's units
+}
+
+// Explain is [Decide] with what it did rule by rule, up to the one that
+// matched.
+func Explain(d *Document, r Request) (Verdict, []Step) {
+	steps := []Step{}
+	v := decide(d, r, func(s Step) { steps = append(steps, s) })
+	return v, steps
+}
+
+func decide(d *Document, r Request, tell func(Step)) Verdict {
 	if r.Kind == KindSend && r.Mode == ReadOnly {
 		return deny(string(ReadOnly), "the inbox is in mode read_only: it sends nothing")
 	}
 	v, ok := Verdict{}, false
 	if d != nil {
-		v, ok = d.match(r)
+		v, ok = d.match(r, tell)
 	}
 	if !ok {
 		v = byMode(r)
@@ -84,13 +104,15 @@ func byPerson(v Verdict, r Request) Verdict {
 }
 
 // match returns what the first rule says that matches r.
-func (d *Document) match(r Request) (Verdict, bool) {
+func (d *Document) match(r Request, tell func(Step)) (Verdict, bool) {
 	var facts map[string]any
 	var doubt *Verdict // what is asked since a condition could not be evaluated
 	spent := uint64(0)
 	for i := range d.clauses {
 		c := &d.clauses[i]
-		if !c.about(r.Kind) {
+		step := Step{Rule: c.ID, Line: c.Line, Kind: c.about(r.Kind)}
+		if !step.Kind {
+			tell(step)
 			continue
 		}
 		if c.cond != nil {
@@ -102,7 +124,10 @@ func (d *Document) match(r Request) (Verdict, bool) {
 			}
 			ok, cost, err := c.cond.holds(facts)
 			spent += cost
+			step.Cost = cost
 			if err != nil {
+				step.Error = clip(err.Error())
+				tell(step)
 				// An agent chooses much of what a condition sees, and so may choose
 				// that it fails: the rules below are heard all the same, so that it
 				// gains nothing by it.
@@ -110,9 +135,12 @@ func (d *Document) match(r Request) (Verdict, bool) {
 				continue
 			}
 			if !ok {
+				tell(step)
 				continue
 			}
 		}
+		step.Matched = true
+		tell(step)
 		v := c.verdict()
 		if doubt != nil && v.Effect != Deny {
 			v = *stricter(doubt, v)
@@ -121,9 +149,6 @@ func (d *Document) match(r Request) (Verdict, bool) {
 	}
 	if doubt == nil {
 		return Verdict{}, false
-	}
-	if v := byMode(r); v.Effect == Deny {
-		return v, true
 	}
 	return *doubt, true
 }
