@@ -130,8 +130,8 @@ func returnPath(r *http.Request) string {
 // that of the queue. The attack: a sign-in link that ends on another site, on
 // a page that looks like this one.
 func localPath(next string) string {
-	const home = "/console/"
-	if len(next) > 2000 || strings.ContainsFunc(next, func(r rune) bool { return r <= ' ' || r == '\\' || r == 0x7f }) {
+	const home, most = "/console/", 2000 // bytes
+	if len(next) > most || strings.ContainsFunc(next, func(r rune) bool { return r <= ' ' || r == '\\' || r == 0x7f }) {
 		return home
 	}
 	u, err := url.Parse(next)
@@ -148,5 +148,9 @@ func localPath(next string) string {
 	case "/console/signin", "/console/signout", "/console/setup":
 		return home
 	}
-	return (&url.URL{Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}).String()
+	local := (&url.URL{Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}).String()
+	if len(local) > most { // escaped it is longer
+		return home
+	}
+	return local
 }

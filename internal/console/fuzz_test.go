@@ -12,6 +12,7 @@ func FuzzLocalPath(f *testing.F) {
 	for _, s := range []string{
 		"", "/console/", "/console/audit?verb=a%20b", "//evil.example/console/", "/\\evil.example", "https://evil.example/console/", "/console/../x",
 		"/console/%2e%2e/x", "/console/..%2fx", "/console//x", "/console/\t/x", "/console/x#y", "console/", "/console/%00", "/console/?\r\nx", "/console/%zz", "/console/;/..", "\u2028/console/",
+		"/console/" + strings.Repeat("\xbb", 1500),
 	} {
 		f.Add(s)
 	}
