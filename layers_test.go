@@ -23,7 +23,7 @@ var layers = [][]string{
 	{"oversight", "domain"},
 	{"mailbox", "rulebook", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "webhook", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
-	{"e2bapi", "mailapi", "mcpserver", "console", "notary"}, // the doors
+	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors
 }
 
 // only restricts what a package may import from outside the standard library.

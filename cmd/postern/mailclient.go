@@ -26,7 +26,7 @@ const (
 )
 
 // clientVariables are no settings of the server, and no mistyped ones either.
-var clientVariables = []string{keyVariable, recoveryVariable, urlVariable}
+var clientVariables = []string{keyVariable, recoveryVariable, urlVariable, mcpKeyVariable}
 
 // A keyed is the way of a command that shows a credential.
 type keyed struct {
@@ -60,13 +60,8 @@ func (k *keyed) client(variable string) (*local, error) {
 	if base == "" {
 		return l, nil
 	}
-	u, err := url.Parse(base)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("%s is not a URL such as https://api.example.com", urlVariable)
-	}
-	// The attack: whoever listens on the way has the key.
-	if addr, err := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && u.Hostname() != "localhost" && (err != nil || !addr.IsLoopback()) {
-		return nil, fmt.Errorf("%s is http: a key is sent to another machine over https only", urlVariable)
+	if _, err := serverURL(urlVariable, base); err != nil {
+		return nil, err
 	}
 	l.base = strings.TrimSuffix(base, "/")
 	l.http = &http.Client{
@@ -75,6 +70,19 @@ func (k *keyed) client(variable string) (*local, error) {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the key is for this server
 	}
 	return l, nil
+}
+
+// serverURL reads the URL of a server that is shown a key.
+func serverURL(variable, base string) (*url.URL, error) {
+	u, err := url.Parse(base)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("%s is not a URL such as https://api.example.com", variable)
+	}
+	// The attack: whoever listens on the way has the key.
+	if addr, err := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && u.Hostname() != "localhost" && (err != nil || !addr.IsLoopback()) {
+		return nil, fmt.Errorf("%s is http: a key is sent to another machine over https only", variable)
+	}
+	return u, nil
 }
 
 // withKey is a command's function that shows the inbox's key. It is given the

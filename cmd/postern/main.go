@@ -53,7 +53,7 @@ type command struct {
 func commands() []*command {
 	return []*command{
 		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), cancelCommand(), resolveCommand(), auditCommand(), inboxCommand(), grantCommand(), accountCommand(), domainCommand(), messageCommand(), quarantineCommand(), sendCommand(), draftCommand(), verifyMessageCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(),
-		sandboxCommand(), volumeCommand(), webhookCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
+		sandboxCommand(), volumeCommand(), webhookCommand(), mcpCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
 	}
 }
 
@@ -152,8 +152,8 @@ usage: postern COMMAND [flags]
 	}
 	fmt.Fprint(out, `
 "postern help COMMAND" explains one. To begin: "postern up", and follow the
-link that it prints. The other commands, but "template", "verify-message" and
-"version", talk to the running server over its local socket in the data
+link that it prints. The other commands, but "mcp", "template", "verify-message"
+and "version", talk to the running server over its local socket in the data
 directory, or open its database there: whoever may open that directory acts as a
 person.
 `)

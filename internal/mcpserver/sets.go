@@ -45,6 +45,12 @@ func chosen(r *http.Request) ([]*tool, error) {
 	return choose(names)
 }
 
+// CheckTools returns an error unless each of names is a set or a tool.
+func CheckTools(names []string) error {
+	_, err := choose(names)
+	return err
+}
+
 // choose returns the tools that names, of sets and of tools, mean. email_help is
 // always one of them.
 func choose(names []string) ([]*tool, error) {

@@ -1,0 +1,418 @@
+// Package bridge lets a desktop program that speaks the Model Context Protocol
+// over standard input and output use the tools of a Postern server elsewhere,
+// with a person's key and, if that person wishes, files of one folder.
+//
+// It must not read a file outside of that folder on an agent's word, whatever
+// the path or the links in it, must not send the key to anybody but the server,
+// and writes nothing but the protocol to its output. A call that may have had an
+// effect is made again only if that is certain not to have it twice.
+package bridge
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// A Config says which server the bridge leads to.
+type Config struct {
+	Endpoint     string   // URL of the server's tools, "https://api.example.com/mcp"
+	Key          string   // of an inbox, or a grant
+	Tools        []string // sets and tools that are shown; empty means the server's default
+	Root         *os.Root // the folder that files may be attached from; nil means none
+	Instructions string   // what the host is told about all tools
+
+	HTTP    *http.Client  // nil means a client of its own; its redirects are not followed
+	Retries int           // how often a lost connection is tried again; 0 means 5
+	Wait    time.Duration // before the first of these, each next takes twice as long; 0 means half a second
+}
+
+// A Bridge is one host's way to the server. It is safe for concurrent use.
+type Bridge struct {
+	log  *slog.Logger
+	conf Config
+	way  *bearer // of conf.HTTP
+
+	mu      sync.Mutex // guards what follows
+	server  *mcp.ClientSession
+	safe    map[string]bool // tools that can be called again without harm, as the server says
+	keyed   map[string]bool // tools that take an idempotencyKey
+	started map[string]call // calls that want to hear of progress, by the token that the server was given
+}
+
+// A call is one that the host wants to hear the progress of.
+type call struct {
+	host  *mcp.ServerSession
+	token any
+}
+
+// New returns a bridge. It connects when the host asks for something.
+func New(log *slog.Logger, c Config) (*Bridge, error) {
+	if c.Endpoint == "" || c.Key == "" {
+		return nil, errors.New("make bridge: the server's URL and a key are needed")
+	}
+	if c.HTTP == nil {
+		c.HTTP = &http.Client{}
+	}
+	client := *c.HTTP
+	// The attack: an answer that sends the key on to somebody else.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	way := &bearer{key: c.Key, tools: strings.Join(c.Tools, ","), next: client.Transport}
+	client.Transport = way
+	c.HTTP = &client
+	if c.Retries == 0 {
+		c.Retries = 5
+	}
+	if c.Wait == 0 {
+		c.Wait = 500 * time.Millisecond
+	}
+	return &Bridge{log: log, conf: c, way: way, safe: map[string]bool{}, keyed: map[string]bool{}, started: map[string]call{}}, nil
+}
+
+// maxLine bounds what the host sends at once: files of 25 MB in base64, and text.
+const maxLine = 40 << 20 // bytes
+
+// Run serves the host at in and out until in ends or ctx is done.
+func (b *Bridge) Run(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
+	srv := mcp.NewServer(&mcp.Implementation{Name: "postern", Title: "Postern: email with oversight", Version: "1"}, &mcp.ServerOptions{
+		Instructions: b.conf.Instructions, Logger: b.log,
+		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
+	})
+	srv.AddReceivingMiddleware(b.forward)
+	err := srv.Run(ctx, &mcp.IOTransport{Reader: in, Writer: out, MaxLineLength: maxLine})
+	b.mu.Lock()
+	server := b.server
+	b.server = nil
+	b.mu.Unlock()
+	if server != nil {
+		_ = server.Close()
+	}
+	if ctx.Err() != nil || errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// forward hands what is about tools on to the server. The rest is between the
+// host and us.
+func (b *Bridge) forward(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+		switch method {
+		case "tools/list":
+			cursor := ""
+			if p, ok := req.GetParams().(*mcp.ListToolsParams); ok && p != nil {
+				cursor = p.Cursor
+			}
+			return b.list(ctx, cursor)
+		case "tools/call":
+			host, _ := req.GetSession().(*mcp.ServerSession)
+			if p, ok := req.GetParams().(*mcp.CallToolParamsRaw); ok && p != nil {
+				return b.call(ctx, host, p)
+			}
+		}
+		return next(ctx, method, req)
+	}
+}
+
+// errRefused means that the server does not let this key in; the text says why.
+var errRefused = errors.New("the server refuses")
+
+// bearer shows the key to the server, and to nobody else.
+type bearer struct {
+	key, tools string
+	next       http.RoundTripper // nil means the default
+
+	mu      sync.Mutex // guards trouble
+	trouble error      // what the last request failed with, or nil
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.send(r)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.trouble = err
+	return resp, err
+}
+
+// cause returns what is behind err, of which the SDK says only that there was
+// something.
+func (t *bearer) cause(err error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.trouble != nil {
+		return t.trouble
+	}
+	return err
+}
+
+func (t *bearer) send(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+t.key)
+	if t.tools != "" {
+		r.Header.Set("Postern-Tools", t.tools)
+	}
+	next := t.next
+	if next == nil {
+		next = http.DefaultTransport
+	}
+	resp, err := next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500:
+		return nil, closing(resp, fmt.Errorf("the server answered %s", resp.Status))
+	case resp.StatusCode >= 300 && !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json"), resp.StatusCode == http.StatusUnauthorized,
+		resp.StatusCode == http.StatusForbidden, resp.StatusCode >= 300 && resp.StatusCode < 400:
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 10_000))
+		var said struct{ Message string }
+		if json.Unmarshal(text, &said) != nil || said.Message == "" {
+			said.Message = resp.Status
+		}
+		return nil, closing(resp, fmt.Errorf("%w: %s", errRefused, said.Message))
+	}
+	return resp, nil
+}
+
+func closing(resp *http.Response, err error) error {
+	return errors.Join(err, resp.Body.Close())
+}
+
+// session returns the connection to the server, and makes it if there is none.
+func (b *Bridge) session(ctx context.Context) (*mcp.ClientSession, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.server != nil {
+		return b.server, nil
+	}
+	client := mcp.NewClient(&mcp.Implementation{Name: "postern-bridge", Version: "1"}, &mcp.ClientOptions{
+		Capabilities: &mcp.ClientCapabilities{}, Logger: b.log, ProgressNotificationHandler: b.progress,
+	})
+	// What one call gave up must not end the connection of the others.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	s, err := client.Connect(ctx, &mcp.StreamableClientTransport{Endpoint: b.conf.Endpoint, HTTPClient: b.conf.HTTP, DisableStandaloneSSE: true, MaxRetries: -1}, nil)
+	if err != nil {
+		return nil, err
+	}
+	b.server = s
+	b.log.InfoContext(ctx, "connected", "server", b.conf.Endpoint, "protocol", s.InitializeResult().ProtocolVersion)
+	return s, nil
+}
+
+// lost forgets a connection that does not work any more.
+func (b *Bridge) lost(s *mcp.ClientSession) {
+	b.mu.Lock()
+	if b.server == s {
+		b.server = nil
+	}
+	b.mu.Unlock()
+	if s != nil {
+		_ = s.Close()
+	}
+}
+
+// errUnsure means that nobody knows whether a call was carried out.
+var errUnsure = errors.New("the connection to the server was lost, and whether this was done is not known: look before you do it again")
+
+// answered returns the error that the server answered with, or nil if there was
+// no answer.
+func answered(err error) *jsonrpc.Error {
+	said, ok := errors.AsType[*jsonrpc.Error](err)
+	// -32003 to -32005 are the SDK's own, for a connection that ends.
+	if !ok || said.Code <= -32003 && said.Code >= -32005 {
+		return nil
+	}
+	return said
+}
+
+// ask does f on a connection to the server. What may be done again is, on a new
+// connection, if one is lost.
+func ask[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.ClientSession) (T, error)) (out T, err error) {
+	wait := b.conf.Wait
+	for try := 0; ; try++ {
+		s, cerr := b.session(ctx)
+		err = cerr
+		if err == nil {
+			out, err = f(s)
+		}
+		if err == nil || cerr == nil && answered(err) != nil {
+			return out, err
+		}
+		if ctx.Err() != nil {
+			return out, ctx.Err()
+		}
+		if err = b.way.cause(err); errors.Is(err, errRefused) {
+			return out, err
+		}
+		b.lost(s)
+		b.log.WarnContext(ctx, "the server does not answer", "err", err, "try", try+1)
+		if cerr == nil && !again {
+			return out, errUnsure
+		}
+		if try >= b.conf.Retries {
+			return out, fmt.Errorf("reach %s: %w", b.conf.Endpoint, err)
+		}
+		select {
+		case <-time.After(wait):
+			wait = min(2*wait, 5*time.Second)
+		case <-ctx.Done():
+			return out, ctx.Err()
+		}
+	}
+}
+
+// list returns the server's tools as this host can use them.
+func (b *Bridge) list(ctx context.Context, cursor string) (*mcp.ListToolsResult, error) {
+	res, err := ask(ctx, b, true, func(s *mcp.ClientSession) (*mcp.ListToolsResult, error) {
+		return s.ListTools(ctx, &mcp.ListToolsParams{Cursor: cursor})
+	})
+	if err != nil {
+		return nil, told(err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, t := range res.Tools {
+		b.safe[t.Name] = t.Annotations != nil && (t.Annotations.ReadOnlyHint || t.Annotations.IdempotentHint)
+		if properties, ok := property(t.InputSchema, "properties"); ok {
+			_, b.keyed[t.Name] = properties["idempotencyKey"]
+			if files, ok := properties["attachments"].(map[string]any); ok {
+				b.describe(files)
+			}
+		}
+	}
+	return res, nil
+}
+
+func property(v any, name string) (map[string]any, bool) {
+	m, _ := v.(map[string]any)
+	out, ok := m[name].(map[string]any)
+	return out, ok
+}
+
+// describe says where files can be attached from here: not from a sandbox.
+func (b *Bridge) describe(files map[string]any) {
+	objects := map[string]any{}
+	if items, ok := property(files, "items"); ok {
+		if either, ok := items["anyOf"].([]any); ok && len(either) == 2 {
+			objects, _ = either[1].(map[string]any)
+		}
+	}
+	if b.conf.Root == nil {
+		files["description"] = "Files to attach, at most 25 MB together: objects with the content. Paths are not taken: the person has chosen no folder."
+		files["items"] = objects
+		return
+	}
+	files["description"] = "Files to attach, at most 25 MB together: paths in the folder " + b.conf.Root.Name() + ", which the person has chosen, or objects with the content."
+	files["items"] = map[string]any{"anyOf": []any{
+		map[string]any{"type": "string", "description": "A path in that folder, absolute or from there on, \"reports/march.pdf\"."}, objects,
+	}}
+}
+
+// learn reads what the tools are like, if the host has not asked yet.
+func (b *Bridge) learn(ctx context.Context, tool string) (safe, keyed bool, err error) {
+	b.mu.Lock()
+	_, known := b.safe[tool]
+	b.mu.Unlock()
+	if !known {
+		if _, err := b.list(ctx, ""); err != nil {
+			return false, false, err
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.safe[tool], b.keyed[tool], nil
+}
+
+// call makes one call of the host's at the server.
+func (b *Bridge) call(ctx context.Context, host *mcp.ServerSession, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
+	safe, keyed, err := b.learn(ctx, p.Name)
+	if err != nil {
+		return failed(err), nil //nolint:nilerr // the model reads it
+	}
+	arguments := map[string]json.RawMessage{}
+	if len(p.Arguments) > 0 && string(p.Arguments) != "null" {
+		if err := json.Unmarshal(p.Arguments, &arguments); err != nil {
+			return failed(errors.New("arguments: must be an object")), nil //nolint:nilerr // the model reads it
+		}
+	}
+	files, err := b.attach(arguments)
+	if err != nil {
+		return failed(err), nil //nolint:nilerr // the model reads it
+	}
+	if _, given := arguments["idempotencyKey"]; keyed && !given {
+		// So that a proposal can be made again after its answer was lost, and
+		// is made once.
+		arguments["idempotencyKey"] = json.RawMessage(`"bridge-` + rand.Text() + `"`)
+	}
+	out := &mcp.CallToolParams{Name: p.Name, Arguments: arguments}
+	if token := p.GetProgressToken(); token != nil {
+		own := rand.Text()
+		out.SetProgressToken(own)
+		b.mu.Lock()
+		b.started[own] = call{host, token}
+		b.mu.Unlock()
+		defer func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			delete(b.started, own)
+		}()
+	}
+	res, err := ask(ctx, b, safe || keyed, func(s *mcp.ClientSession) (*mcp.CallToolResult, error) { return s.CallTool(ctx, out) })
+	if err != nil {
+		if said := answered(err); said != nil {
+			return nil, said
+		}
+		return failed(err), nil
+	}
+	if len(files) > 0 && !res.IsError {
+		lines := []string{"Read and attached from " + b.conf.Root.Name() + ":"}
+		for _, f := range files {
+			lines = append(lines, fmt.Sprintf("- %s: %d bytes, sha256 %s", f.name, f.size, f.sha256))
+		}
+		res.Content = append(slices.Clone(res.Content), &mcp.TextContent{Text: strings.Join(lines, "\n")})
+	}
+	return res, nil
+}
+
+// progress hands on how far a call has come.
+func (b *Bridge) progress(ctx context.Context, req *mcp.ProgressNotificationClientRequest) {
+	own, _ := req.Params.ProgressToken.(string)
+	b.mu.Lock()
+	c, ok := b.started[own]
+	b.mu.Unlock()
+	if !ok {
+		return
+	}
+	err := c.host.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: c.token, Progress: req.Params.Progress, Total: req.Params.Total, Message: req.Params.Message})
+	if err != nil {
+		b.log.DebugContext(ctx, "tell host of progress", "err", err)
+	}
+}
+
+// failed is a call that did not work, for the model to read.
+func failed(err error) *mcp.CallToolResult {
+	return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}
+}
+
+// told is an error as the host's person reads it.
+func told(err error) error {
+	if said := answered(err); said != nil {
+		return said
+	}
+	return &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: err.Error()}
+}

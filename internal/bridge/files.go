@@ -1,0 +1,125 @@
+package bridge
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"mime"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+const (
+	maxFiles = 100      // attachments of one call
+	maxBytes = 25 << 20 // of all of them together
+	maxPath  = 4096     // bytes
+)
+
+// A file is one that was attached.
+type file struct {
+	name   string // its path in the folder
+	size   int
+	sha256 string // hexadecimal
+}
+
+// attach puts the content of files in the place of their paths in arguments,
+// and returns which those were.
+func (b *Bridge) attach(arguments map[string]json.RawMessage) ([]file, error) {
+	raw, ok := arguments["attachments"]
+	if !ok {
+		return nil, nil
+	}
+	var list []json.RawMessage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, nil //nolint:nilerr // the server says what is wrong with it
+	}
+	if len(list) > maxFiles {
+		return nil, fmt.Errorf("attachments: are %d, more than %d", len(list), maxFiles)
+	}
+	var out []file
+	left := maxBytes
+	for i, one := range list {
+		var path string
+		if json.Unmarshal(one, &path) != nil {
+			continue // an object, which the server checks
+		}
+		data, f, err := b.read(path, left)
+		if err != nil {
+			return nil, fmt.Errorf("attachments[%d]: %w", i, err)
+		}
+		left -= len(data)
+		object := map[string]string{"name": filepath.Base(f.name), "content_base64": base64.StdEncoding.EncodeToString(data)}
+		if kind := mime.TypeByExtension(filepath.Ext(f.name)); kind != "" {
+			object["content_type"] = kind
+		}
+		if list[i], err = json.Marshal(object); err != nil {
+			return nil, fmt.Errorf("attachments[%d]: %w", i, err)
+		}
+		out = append(out, f)
+	}
+	var err error
+	arguments["attachments"], err = json.Marshal(list)
+	return out, err
+}
+
+// read returns one file of the folder that the person has chosen. The attack: a
+// model that was talked into attaching the person's keys, by a path that leads
+// out of the folder, by "..", through a link, or through one that is put there
+// while we look: so the system, and not we, keeps each step inside.
+func (b *Bridge) read(path string, most int) ([]byte, file, error) {
+	failed := func(why string) ([]byte, file, error) {
+		return nil, file{}, fmt.Errorf("%s: %s", strconv.Quote(short(path)), why)
+	}
+	switch {
+	case b.conf.Root == nil:
+		return failed("is a path, and the person has chosen no folder that files may be attached from (postern mcp --root DIR): give an object {name, content_base64, content_type}")
+	case path == "" || len(path) > maxPath || strings.IndexByte(path, 0) >= 0:
+		return failed(fmt.Sprintf("a path has 1 to %d bytes and no NUL", maxPath))
+	}
+	name := path
+	if filepath.IsAbs(path) {
+		var err error
+		if name, err = filepath.Rel(b.conf.Root.Name(), path); err != nil {
+			return failed("is not in the folder " + b.conf.Root.Name())
+		}
+	}
+	// Without waiting: a pipe that somebody put there has no end.
+	f, err := b.conf.Root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return failed("there is no such file in " + b.conf.Root.Name())
+	case errors.Is(err, fs.ErrPermission):
+		return failed("may not be read")
+	case err != nil:
+		return failed("is not in the folder " + b.conf.Root.Name() + ", or leads out of it")
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return failed("is not a regular file")
+	}
+	data, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err != nil {
+		return failed("could not be read")
+	}
+	if len(data) > most {
+		return failed("the attachments have together more than 25 MB")
+	}
+	sum := sha256.Sum256(data)
+	return data, file{name: filepath.ToSlash(filepath.Clean(name)), size: len(data), sha256: hex.EncodeToString(sum[:])}, nil
+}
+
+func short(s string) string {
+	if r := []rune(s); len(r) > 200 {
+		return string(r[:200]) + "…"
+	}
+	return s
+}
