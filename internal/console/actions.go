@@ -104,11 +104,6 @@ func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
 	return slices.ContainsFunc(a.Request.To, func(to string) bool { return strings.Contains(strings.ToLower(to), f.To) })
 }
 
-// asks reports whether who is among those whom policy wants to decide on a.
-func asks(who auth.Principal, a *oversight.Action) bool {
-	return who.Decides() && (len(a.Who) == 0 || slices.Contains(a.Who, who.ID) || slices.Contains(a.Who, "role:"+string(who.Role)))
-}
-
 // queue shows what waits, the longest first: a flood of new ones cannot push
 // the old out of sight.
 func (s *Server) queue(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -239,10 +234,12 @@ func pathAction(r *http.Request) (string, error) {
 // An actionPage is one action in full.
 type actionPage struct {
 	*review
+	council
 	History    []audit.Entry      // oldest first
 	Deliveries []mailbox.Delivery // of an email that was carried out
 	Notice     string             // what became of the form that was just sent
-	Reason     string             // as typed into a form that could not be taken
+	Typed      string             // into a form that could not be taken
+	Comment    string             // likewise
 }
 
 func (s *Server) action(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -255,7 +252,7 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 	if err != nil {
 		return err
 	}
-	v := actionPage{Notice: notice, Reason: r.PostForm.Get("reason")}
+	v := actionPage{Notice: notice, Typed: r.PostForm.Get("reason"), Comment: r.PostForm.Get("text")}
 	if v.review, err = s.review(ctx, who, id); err != nil {
 		return err
 	}
@@ -264,14 +261,12 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 			return err
 		}
 	}
-	err = s.db.View(ctx, func(tx *store.Tx) error {
-		v.History, err = audit.List(ctx, tx, audit.Query{Project: who.Project, Object: id})
-		return err
-	})
-	if err != nil {
+	if v.council, err = s.council(ctx, who, &v.Action); err != nil {
 		return err
 	}
-	slices.Reverse(v.History)
+	if v.History, err = s.history(ctx, who, id); err != nil {
+		return err
+	}
 	p := page{Name: "action", Title: v.View.Title, Who: who, Here: "queue", Body: v}
 	if p.Title == "" {
 		p.Title = "(no subject)"
@@ -283,7 +278,7 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 	if p.Mark, err = s.watched(ctx, who, id); err != nil {
 		return err
 	}
-	if v.State == oversight.Executing || v.State == oversight.Approved {
+	if v.Moving() {
 		// Soon at first; one that is tried again for an hour need not be watched.
 		p.Refresh = 2
 		if time.Until(v.Due) > time.Minute || len(v.History) > 0 && time.Since(v.History[len(v.History)-1].At) > time.Minute {
@@ -385,6 +380,12 @@ func (s *Server) after(w http.ResponseWriter, r *http.Request, who auth.Principa
 			"It is not approved: its time to leave has passed by more than an hour. Look at it again; approved once more, it leaves at once.")
 	case errors.Is(err, oversight.ErrTooLate):
 		return s.showAction(w, r, who, http.StatusConflict, "It was not taken back: it has begun to leave, or is settled. This is how it stands now.")
+	case errors.Is(err, oversight.ErrNotAsked):
+		return s.showAction(w, r, who, http.StatusForbidden, "Your click changed nothing: policy asks others to decide on this.")
+	case errors.Is(err, oversight.ErrStepUp):
+		return s.showAction(w, r, who, http.StatusForbidden, "It is not approved: policy asks here that you prove a second factor first. Do that, look at this again, and approve.")
+	case errors.Is(err, oversight.ErrStopped):
+		return s.showAction(w, r, who, http.StatusConflict, "It is not approved: a kill switch stops it. It keeps waiting, and can be rejected.")
 	case errors.Is(err, oversight.ErrStale):
 		return s.showAction(w, r, who, http.StatusConflict,
 			"Your click changed nothing: somebody has decided already, or the action has changed since your page was made. This is how it stands now.")

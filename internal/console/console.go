@@ -136,6 +136,7 @@ var table = []route{
 	{"GET", "/console/actions/{id}/files/{n}", looks, (*Server).file},
 	{"POST", "/console/actions/{id}/decision", decides, (*Server).decide},
 	{"POST", "/console/actions/{id}/resolution", decides, (*Server).resolve},
+	{"POST", "/console/actions/{id}/comment", decides, (*Server).comment},
 	{"POST", "/console/actions/{id}/cancel", decides, (*Server).cancel},
 	{"GET", "/console/decided", looks, (*Server).decided},
 	{"GET", "/console/sandboxes", looks, (*Server).sandboxes},

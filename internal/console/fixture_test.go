@@ -128,10 +128,19 @@ func (m *machine) Wait(ctx context.Context, id string) (string, error) {
 
 func (m *machine) List(context.Context) ([]string, error) { return nil, nil }
 
+// A bench judges as a test tells it: everything is asked about, and verdict
+// says of whom.
+type bench struct{ verdict policy.Verdict }
+
+func (b *bench) Judge(context.Context, *store.Tx, string, policy.Request) (policy.Verdict, error) {
+	return b.verdict, nil
+}
+
 // A fixture is a console with an agent that asks, and a person who decides.
 type fixture struct {
 	t       *testing.T
 	db      *store.DB
+	judge   *bench
 	gate    *oversight.Gate
 	post    *mailbox.PostOffice
 	people  *people.People
@@ -163,13 +172,13 @@ func setup(t *testing.T) *fixture {
 
 func setupAt(t *testing.T, l net.Listener) *fixture {
 	t.Helper()
-	f := &fixture{t: t, db: storetest.SQLite(t), hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
+	f := &fixture{t: t, db: storetest.SQLite(t), judge: &bench{policy.Verdict{Effect: policy.Ask, Reason: "no rule allows it: a person decides"}}, hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	blobs, err := store.OpenBlobs(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, f.db, oversight.Fixed(nil))
+	f.gate = oversight.NewGate(log, f.db, f.judge)
 	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
 	t.Cleanup(guest.Close)

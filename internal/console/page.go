@@ -21,6 +21,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
 
@@ -94,6 +95,10 @@ var funcs = template.FuncMap{
 	"detail":        detail,
 	"stateOf":       stateOf,
 	"meaning":       meaning,
+	"asked":         asked,
+	"facts":         facts,
+	"flag":          func(f string) string { return strings.ReplaceAll(f, "_", " ") },
+	"mode":          func(m policy.Mode) string { return or(modeNames[m], string(m)) },
 	"kind":          func(k string) string { return or(kinds[k], k) },
 	"domainMeaning": domainMeaning,
 	"recordName":    func(k domain.Kind) string { return or(recordNames[k], string(k)) },
@@ -227,6 +232,12 @@ var kinds = map[string]string{
 	"policy.change": "Change of policy", "mailbox.receive": "Email that arrived",
 }
 
+// modeNames say what an inbox's mode means.
+var modeNames = map[policy.Mode]string{
+	policy.ReadOnly: "reads only", policy.GatedAll: "a person sees all that arrives and all that leaves", policy.GatedSend: "a person sees all that leaves",
+	policy.Monitored: "sends, and its overseer gets a copy", policy.Autonomous: "sends by itself",
+}
+
 // doors are the ways in which something was asked for.
 var doors = map[string]string{"mcp": "MCP", "rest": "REST", "smtp": "SMTP"}
 
@@ -246,6 +257,10 @@ var verbs = map[string]string{
 	"action.defer":   "put off",
 	"action.cancel":  "cancelled",
 	"action.revise":  "written anew",
+	"action.vote":    "approved, as one of several",
+	"action.comment": "commented on",
+	"action.expire":  "denied, because nobody decided in time",
+	"action.stop":    "stopped by a kill switch",
 }
 
 // A pair is one detail of an entry.

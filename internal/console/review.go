@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/mail"
@@ -98,6 +99,12 @@ type review struct {
 // Decidable reports whether a person who reads the page may approve.
 func (r *review) Decidable() bool {
 	return r.State == oversight.Pending && !r.Changed && r.Unshown == ""
+}
+
+// Moving reports whether it changes by itself in a moment, so that its page
+// looks again, and holds no form that would be lost.
+func (r *review) Moving() bool {
+	return r.State == oversight.Executing || r.State == oversight.Approved && time.Until(r.Due) < 5*time.Minute
 }
 
 // Openable reports whether its files can be looked into.

@@ -51,18 +51,18 @@ func (g *Gate) Pulse(ctx context.Context, who auth.Principal) (p Pulse, err erro
 }
 
 // Mark returns how one action of who's project stands: another text whenever
-// it moved, was tried or got one more approval.
+// it moved, was tried, or got one more approval or comment.
 func (g *Gate) Mark(ctx context.Context, who auth.Principal, id string) (mark string, err error) {
 	if who.Kind != auth.Person {
 		return "", fmt.Errorf("%s does not watch actions: %w", who, auth.ErrForbidden)
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		var state string
-		var version, attempts, votes int64
-		err := tx.One(ctx, `select state, version, attempts,
+		var version, attempts, votes, remarks int64
+		err := tx.One(ctx, `select state, version, attempts, (select count(*) from remark where remark.action_id = action.id),
 				(select count(*) from approval where approval.action_id = action.id and approval.version = action.version)
-			from action where project_id = $1 and id = $2`, []any{who.Project, id}, &state, &version, &attempts, &votes)
-		mark = fmt.Sprintf("%s-%d-%d-%d", state, version, attempts, votes)
+			from action where project_id = $1 and id = $2`, []any{who.Project, id}, &state, &version, &attempts, &remarks, &votes)
+		mark = fmt.Sprintf("%s-%d-%d-%d-%d", state, version, attempts, votes, remarks)
 		return err
 	})
 	if err != nil {

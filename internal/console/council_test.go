@@ -1,0 +1,150 @@
+package console_test
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/oversight"
+	"postern/internal/policy"
+)
+
+// TestTwoPeople: an action that two must approve says who has, does not let
+// one of them count twice, and leaves after the second.
+func TestTwoPeople(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Reason: "rule big: two people", Rule: "big", Approvers: 2, Within: 3 * time.Hour}
+	a := f.propose(draft())
+	path := "/console/actions/" + a.ID
+	contains(t, "queue", f.get("/console/").body, "<strong>0 of 2</strong> approvals", "Denied if nobody decides", "in 2 h")
+	page := f.get(path)
+	contains(t, "page", page.body, "2 people must approve it: whoever reviews.", "Approve as one of 2")
+	if got := f.submit(path+"/decision", f.form(page.body, "approve-form")); got.status != http.StatusSeeOther {
+		t.Fatalf("first approval: %d\n%s", got.status, got.body)
+	}
+	if got := f.state(a.ID); got.State != oversight.Pending || got.Approvals != 1 {
+		t.Fatalf("after one of two it is %s with %d approvals", got.State, got.Approvals)
+	}
+	page2 := f.get(path)
+	contains(t, "page", page2.body, "You have approved it. One more person is needed.", "So far 1 of 2:", "ann")
+	if strings.Contains(page2.body, `id="approve-form"`) {
+		t.Error("who has approved is offered to approve again")
+	}
+	// The same click again, from a page of before: it counts once.
+	f.submit(path+"/decision", f.form(page.body, "approve-form"))
+	if got := f.state(a.ID); got.State != oversight.Pending || got.Approvals != 1 {
+		t.Errorf("after the same click again it is %s with %d approvals", got.State, got.Approvals)
+	}
+	contains(t, "queue", f.get("/console/").body, "<strong>1 of 2</strong> approvals")
+	bob := f.person
+	bob.ID = "bob"
+	if err := f.gate.Decide(t.Context(), bob, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
+		t.Fatal(err)
+	}
+	f.drain()
+	contains(t, "page", f.get(path).body, `data-state="done"`, "2 of 2 that it needed", "approved, as one of several")
+}
+
+// TestNotAsked: a person whom policy does not ask is told so, and their click,
+// sent all the same, changes nothing.
+func TestNotAsked(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Reason: "rule money", Who: []string{"bob", "carol"}}
+	a := f.propose(draft())
+	path := "/console/actions/" + a.ID
+	page := f.get(path)
+	contains(t, "page", page.body, "One person must approve it: bob or carol.", "Policy asks others to decide on this")
+	if strings.Contains(page.body, "approve-form") || strings.Contains(page.body, "reject-form") {
+		t.Error("who is not asked has buttons")
+	}
+	for _, d := range []string{"approve", "reject"} {
+		got := f.submit(path+"/decision", url.Values{"version": {"1"}, "digest": {a.Hex()}, "decision": {d}, "reason": {"x"}})
+		if got.status != http.StatusForbidden || !strings.Contains(got.body, "asks others") {
+			t.Errorf("%s by who is not asked: %d", d, got.status)
+		}
+	}
+	contains(t, "queue", f.get("/console/").body, "asks bob or carol")
+	if got := f.get("/console/?asked=me"); !strings.Contains(got.body, "Nothing that waits is of this kind") {
+		t.Error("what others are asked is among what one is asked oneself")
+	}
+	if got := f.state(a.ID); got.State != oversight.Pending {
+		t.Errorf("it is %s", got.State)
+	}
+}
+
+// TestSecondFactor: where policy asks for one, the page leads there, and a click
+// without it changes nothing.
+func TestSecondFactor(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Reason: "rule money", StepUp: true}
+	a := f.propose(draft())
+	path := "/console/actions/" + a.ID
+	page := f.get(path)
+	contains(t, "page", page.body, "Who approves proves a second factor first", `id="prove"`, "next=%2Fconsole%2Factions%2F"+a.ID)
+	if strings.Contains(page.body, "approve-form") {
+		t.Error("the button to approve is there before the proof")
+	}
+	click := url.Values{"version": {"1"}, "digest": {a.Hex()}, "decision": {"approve"}}
+	if got := f.submit(path+"/decision", click); got.status != http.StatusForbidden || !strings.Contains(got.body, "second factor first") {
+		t.Errorf("approval without a second factor: %d", got.status)
+	}
+	f.exec(`update session set strong_at = $1`, time.Now().UnixMicro())
+	if got := f.submit(path+"/decision", f.form(f.get(path).body, "approve-form")); got.status != http.StatusSeeOther {
+		t.Errorf("approval with a second factor: %d", got.status)
+	}
+}
+
+// TestComments: what people say is shown as text, and to the agent only what was
+// meant for it.
+func TestComments(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	a := f.propose(draft())
+	path := "/console/actions/" + a.ID
+	for _, form := range []url.Values{{"text": {"is <b>this</b> ours?\r\nlook"}}, {"text": {"name the region"}, "agent": {"yes"}}} {
+		if got := f.submit(path+"/comment", form); got.status != http.StatusSeeOther || got.location != path+"#s-talk" {
+			t.Errorf("comment: %d to %q", got.status, got.location)
+		}
+	}
+	page := f.get(path)
+	contains(t, "page", page.body, "is &lt;b&gt;this&lt;/b&gt; ours?\nlook", "the agent reads it", "commented on")
+	rs, err := f.gate.Remarks(t.Context(), f.agent, a.ID)
+	if err != nil || len(rs) != 1 || rs[0].Text != "name the region" {
+		t.Errorf("the agent reads %v, %v", rs, err)
+	}
+	for _, text := range []string{"", " ", strings.Repeat("x", 2001)} {
+		got := f.submit(path+"/comment", url.Values{"text": {text}})
+		if got.status != http.StatusBadRequest {
+			t.Errorf("comment of %d bytes: %d", len(text), got.status)
+		}
+		if text != "" && text != " " {
+			contains(t, "the page after it", got.body, text)
+		}
+	}
+}
+
+// TestSwitchStopsApproval: while a switch is on nothing can be approved, and
+// the page says why.
+func TestSwitchStopsApproval(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	a := f.propose(draft())
+	path := "/console/actions/" + a.ID
+	before := f.form(f.get(path).body, "approve-form")
+	if _, err := f.gate.SwitchOn(t.Context(), f.person, oversight.Switch{Scope: oversight.ScopeInbox, Target: f.inbox.ID, Reason: "it <i>spams</i>"}); err != nil {
+		t.Fatal(err)
+	}
+	page := f.get(path)
+	contains(t, "page", page.body, "cannot be approved now", "it &lt;i&gt;spams&lt;/i&gt;", "reject-form")
+	if strings.Contains(page.body, "approve-form") {
+		t.Error("the button to approve is there while a switch stops it")
+	}
+	if got := f.submit(path+"/decision", before); got.status != http.StatusConflict || !strings.Contains(got.body, "kill switch stops it") {
+		t.Errorf("a click from before: %d", got.status)
+	}
+}
