@@ -2,15 +2,89 @@ package mailbox
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"golang.org/x/net/publicsuffix"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/domain"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
-// listed reports whether the allow list of an inbox has every one of to, in
-// lower case. An empty list has nobody.
+// An AllowEntry is somebody to whom an inbox in mode gated_send writes without
+// a person's word. An inbox without entries writes so to nobody.
+type AllowEntry struct {
+	ID        string
+	Inbox     string
+	Pattern   string // "bob@example.com", or "*@example.com": all of that domain and none below it
+	Created   time.Time
+	CreatedBy string    // the person who allowed it
+	Action    string    // by which the agent asked for it, or empty
+	Expires   time.Time // zero means never
+}
+
+const (
+	// maxAllowed is how many entries an allow list has at most.
+	maxAllowed = 1000
+	// allowRequests is how many entries an hour an inbox may ask for.
+	allowRequests = 20
+)
+
+// ErrNoEntry means that an allow list has no such entry.
+var ErrNoEntry = fmt.Errorf("no such entry of the allow list (%w)", store.ErrNotFound)
+
+// ParseAllowed returns a pattern as it is kept: in lower case, its domain in
+// ASCII. It returns an error that wraps [ErrInvalid] for what is no pattern, or
+// one that could mean somebody else than it seems. The attacks: letters that
+// look like others before the @; a whole public suffix; a name that a server
+// takes as the way to another.
+func ParseAllowed(pattern string) (string, error) {
+	bad := func(why string) (string, error) {
+		return "", fmt.Errorf("%w: pattern: %s", ErrInvalid, why)
+	}
+	pattern = strings.TrimSpace(pattern)
+	if len(pattern) > 320 {
+		return bad("is longer than an address")
+	}
+	at := strings.LastIndexByte(pattern, '@')
+	if at < 1 {
+		return bad("must be an address, bob@example.com, or all of a domain, *@example.com")
+	}
+	local, host := strings.ToLower(pattern[:at]), pattern[at+1:]
+	name, err := domain.ASCII(host)
+	if err != nil || !strings.Contains(name, ".") {
+		return bad("what follows the @ is not a domain")
+	}
+	if suffix, _ := publicsuffix.PublicSuffix(name); suffix == name && local == "*" {
+		return bad(name + " is a public suffix, under which everybody has domains")
+	}
+	if local == "*" {
+		return "*@" + name, nil
+	}
+	for i := range len(local) {
+		if c := local[i]; c <= ' ' || c >= 0x7f || strings.IndexByte(`*%!"(),:;<>[\]@`, c) >= 0 {
+			return bad("before the @ may stand ASCII letters, digits and . _ - + and the like; a * only alone, as in *@example.com")
+		}
+	}
+	if _, err := mail.CheckAddr("pattern", local+"@"+name); err != nil {
+		return bad("is not an address")
+	}
+	return local + "@" + name, nil
+}
+
+// listed reports whether the allow list of an inbox has every one of to. An
+// empty list has nobody.
 func listed(ctx context.Context, tx *store.Tx, inbox string, to []string) (bool, error) {
 	if len(to) == 0 {
 		return false, nil
@@ -31,17 +105,222 @@ func listed(ctx context.Context, tx *store.Tx, inbox string, to []string) (bool,
 	return true, nil
 }
 
-// allows reports whether patterns have an address.
+// allows reports whether patterns have an address. Who is not exactly on the
+// list is not: bob+x@ is another than bob@, and a domain below another one is
+// another. What cannot be compared surely is not on any list.
 func allows(patterns map[string]bool, address string) bool {
-	address = strings.ToLower(address)
-	at := strings.LastIndexByte(address, '@')
-	if at < 1 || len(patterns) == 0 {
+	if len(patterns) == 0 {
 		return false
 	}
-	if patterns[address] {
-		return true
+	exact, err := ParseAllowed(address)
+	if err != nil || strings.HasPrefix(exact, "*") {
+		return false
 	}
-	// The attack: an address at an allowed domain that its server takes as the
-	// way to another, eve%evil.example@example.com.
-	return !strings.ContainsAny(address[:at], "%!@\"") && patterns["*"+address[at:]]
+	return patterns[exact] || patterns["*"+exact[strings.LastIndexByte(exact, '@'):]]
+}
+
+func scanAllowed(row func(...any) error) (AllowEntry, error) {
+	var e AllowEntry
+	var created, expires int64
+	err := row(&e.ID, &e.Inbox, &e.Pattern, &created, &e.CreatedBy, &e.Action, &expires)
+	e.Created, e.Expires = store.FromTime(created), store.FromTime(expires)
+	return e, err
+}
+
+// Allowed returns the allow list of an inbox, without what has expired. Who
+// manages it, or has a credential of it.
+func (m *PostOffice) Allowed(ctx context.Context, who auth.Principal, inbox string) (out []AllowEntry, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		b, err := m.knownTo(ctx, tx, who, inbox)
+		if err != nil {
+			return err
+		}
+		out, err = store.List(ctx, tx, scanAllowed, `select id, inbox_id, pattern, created_at, created_by, action_id, expires_at from allow_entry
+			where inbox_id = $1 and (expires_at = 0 or expires_at > $2)`, b.ID, store.Time(time.Now()))
+		if err != nil {
+			return fmt.Errorf("read allow list of inbox %s: %w", b.ID, err)
+		}
+		return nil
+	})
+	slices.SortFunc(out, func(a, b AllowEntry) int { return strings.Compare(a.Pattern, b.Pattern) })
+	return out, err
+}
+
+// knownTo returns an inbox that who manages or has a part in.
+func (m *PostOffice) knownTo(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (Inbox, error) {
+	if who.Kind == auth.Person || who.Kind == auth.Project {
+		return m.findFor(ctx, tx, who, inbox)
+	}
+	b, _, err := m.reach(ctx, tx, who, inbox)
+	return b, err
+}
+
+// Allow puts a pattern on an inbox's allow list, until a time or for ever. If it
+// is there already, its end is changed. Who is an owner.
+func (m *PostOffice) Allow(ctx context.Context, who auth.Principal, inbox, pattern string, until time.Time) (e AllowEntry, err error) {
+	if !who.Manages() {
+		return AllowEntry{}, fmt.Errorf("%s may not add to an allow list: an owner does, or approves a request: %w", who, auth.ErrForbidden)
+	}
+	if pattern, err = checkAllowed(pattern, until); err != nil {
+		return AllowEntry{}, err
+	}
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := m.findFor(ctx, tx, who, inbox)
+		if err != nil {
+			return err
+		}
+		e, err = m.allow(ctx, tx, who, b, pattern, until, "")
+		return err
+	})
+	return e, err
+}
+
+func checkAllowed(pattern string, until time.Time) (string, error) {
+	pattern, err := ParseAllowed(pattern)
+	if err == nil && !until.IsZero() && !until.After(time.Now()) {
+		err = fmt.Errorf("%w: expires_at: must be in the future", ErrInvalid)
+	}
+	return pattern, err
+}
+
+func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, pattern string, until time.Time, action string) (AllowEntry, error) {
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	// What has expired takes no room.
+	if _, err := tx.ExecContext(ctx, `delete from allow_entry where inbox_id = $1 and expires_at > 0 and expires_at <= $2`, b.ID, store.Time(now)); err != nil {
+		return AllowEntry{}, fmt.Errorf("tidy allow list of inbox %s: %w", b.ID, err)
+	}
+	var n int
+	if err := tx.One(ctx, `select count(*) from allow_entry where inbox_id = $1 and pattern <> $2`, []any{b.ID, pattern}, &n); err != nil {
+		return AllowEntry{}, fmt.Errorf("count allow list of inbox %s: %w", b.ID, err)
+	}
+	if n >= maxAllowed {
+		return AllowEntry{}, fmt.Errorf("%w: the allow list has %d entries, which is the most", ErrInvalid, n)
+	}
+	e, err := scanAllowed(tx.QueryRowContext(ctx, `insert into allow_entry (id, inbox_id, pattern, created_at, created_by, action_id, expires_at) values ($1, $2, $3, $4, $5, $6, $7)
+		on conflict (inbox_id, pattern) do update set created_at = excluded.created_at, created_by = excluded.created_by, action_id = excluded.action_id, expires_at = excluded.expires_at
+		returning id, inbox_id, pattern, created_at, created_by, action_id, expires_at`,
+		"alw_"+rand.Text(), b.ID, pattern, store.Time(now), who.String(), action, store.Time(until)).Scan)
+	if err != nil {
+		return AllowEntry{}, fmt.Errorf("add to allow list of inbox %s: %w", b.ID, err)
+	}
+	return e, audit.Append(ctx, tx, who, "inbox.allow", b.ID, audit.Fields{"pattern": pattern, "expires_at": ends(until), "entry": e.ID, "action": action})
+}
+
+// Disallow takes an entry, named by its id or its pattern, off an inbox's allow
+// list. Whoever may lower its mode may. It returns [ErrNoEntry].
+func (m *PostOffice) Disallow(ctx context.Context, who auth.Principal, inbox, entry string) error {
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := m.steered(ctx, tx, who, inbox)
+		if err != nil {
+			return err
+		}
+		var id, pattern string
+		err = tx.One(ctx, `delete from allow_entry where inbox_id = $1 and (id = $2 or pattern = $3) returning id, pattern`, []any{b.ID, entry, strings.ToLower(entry)}, &id, &pattern)
+		if errors.Is(err, store.ErrNotFound) {
+			return ErrNoEntry
+		}
+		if err != nil {
+			return fmt.Errorf("remove from allow list of inbox %s: %w", b.ID, err)
+		}
+		return audit.Append(ctx, tx, who, "inbox.disallow", b.ID, audit.Fields{"pattern": pattern, "entry": id})
+	})
+}
+
+// An allowRequest is the payload of an action of kind [AllowKind].
+type allowRequest struct {
+	Inbox   string    `json:"inbox"`
+	Address string    `json:"address"`
+	Pattern string    `json:"pattern"`
+	Until   time.Time `json:"until,omitzero"`
+	Reason  string    `json:"reason"` // the agent's
+}
+
+// RequestAllow asks the owners to put a pattern on an inbox's allow list. Who
+// proposes for it. Twenty an hour are taken of one inbox; more are a [LimitError].
+func (m *PostOffice) RequestAllow(ctx context.Context, who auth.Principal, via, inbox, pattern string, until time.Time, why string) (a oversight.Action, err error) {
+	if pattern, err = checkAllowed(pattern, until); err != nil {
+		return oversight.Action{}, err
+	}
+	if why, err = checkWhy(why); err != nil {
+		return oversight.Action{}, err
+	}
+	b, err := m.sender(ctx, who, inbox)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	return m.request(ctx, who, via, b, AllowKind, allowRequests, func(b Inbox) (any, policy.Request, error) {
+		r := allowRequest{Inbox: b.ID, Address: b.Address, Pattern: pattern, Until: until.UTC().Truncate(time.Second), Reason: why}
+		return r, policy.Request{To: []string{pattern}, Detail: map[string]string{"pattern": pattern, "until": ends(r.Until)}}, nil
+	})
+}
+
+// allowExecutor adds to allow lists after an owner's decision.
+type allowExecutor struct{ m *PostOffice }
+
+var (
+	_ oversight.Executor  = allowExecutor{}
+	_ oversight.Recoverer = allowExecutor{}
+	_ oversight.Watcher   = allowExecutor{}
+)
+
+// Execute implements [oversight.Executor].
+func (x allowExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	var r allowRequest
+	err := json.Unmarshal(a.Payload, &r)
+	if p, perr := ParseAllowed(r.Pattern); err != nil || perr != nil || p != r.Pattern || r.Inbox != a.Inbox {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+	}
+	return x.m.grantRequest(ctx, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
+		if !r.Until.IsZero() && !r.Until.After(time.Now()) {
+			return "the time until which it asked has passed", nil
+		}
+		_, err := x.m.allow(ctx, tx, who, b, r.Pattern, r.Until, a.ID)
+		if errors.Is(err, ErrInvalid) {
+			return err.Error(), nil
+		}
+		return "", err
+	})
+}
+
+// Interrupted implements [oversight.Recoverer].
+func (x allowExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
+	return interrupted(ctx, tx, `select count(*) from allow_entry where inbox_id = $1 and action_id = $2`, a)
+}
+
+// Moved implements [oversight.Watcher].
+func (x allowExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	return x.m.announceMove(ctx, tx, a)
+}
+
+// Show implements [oversight.Executor].
+func (x allowExecutor) Show(a oversight.Action) (oversight.View, error) {
+	var r allowRequest
+	if err := json.Unmarshal(a.Payload, &r); err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	v := oversight.View{Title: r.Address + " asks to write to " + r.Pattern + " without a person's word", Text: r.Reason, Fields: []oversight.Field{
+		{Name: "Inbox", Value: r.Address}, {Name: "Allow", Value: r.Pattern}, {Name: "Until", Value: ends(r.Until)},
+	}}
+	if r.Reason == "" {
+		v.Text = "(it gives no reason)"
+	}
+	_, host, _ := strings.Cut(r.Pattern, "@")
+	if strings.HasPrefix(r.Pattern, "*") {
+		v.Notes = append(v.Notes, "this is everybody at "+host+", whoever that is")
+		if slices.Contains(providers, host) {
+			v.Notes = append(v.Notes, host+" gives addresses to everybody who asks")
+		}
+	}
+	if strings.Contains("."+host, ".xn--") {
+		v.Notes = append(v.Notes, "the domain is an international one, and may look like another when a mail program shows it: "+strconv.Quote(host))
+	}
+	v.Notes = append(v.Notes, "the reason is the agent's, and may be what a mail made it say")
+	return v, nil
+}
+
+// providers are domains where anybody gets an address.
+var providers = []string{
+	"gmail.com", "googlemail.com", "outlook.com", "hotmail.com", "live.com", "msn.com", "yahoo.com", "icloud.com", "me.com", "aol.com",
+	"proton.me", "protonmail.com", "gmx.de", "gmx.net", "gmx.com", "web.de", "mail.com", "mail.ru", "yandex.ru", "yandex.com", "qq.com", "163.com",
+	"126.com", "zoho.com", "tutanota.com", "tuta.com", "fastmail.com", "orange.fr", "free.fr", "libero.it", "seznam.cz", "wp.pl", "naver.com",
 }

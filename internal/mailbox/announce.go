@@ -55,9 +55,21 @@ func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b Inbox, t 
 
 var _ oversight.Watcher = (*PostOffice)(nil)
 
-// Moved implements [oversight.Watcher]: it tells of actions that wait for a
-// person and of how they were decided, with the reason that the agent is given.
+// Moved implements [oversight.Watcher]: it follows what becomes of mail, and
+// tells of it.
 func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	if err := m.deliveryMoved(ctx, tx, a); err != nil {
+		return err
+	}
+	if err := m.demoteDenied(ctx, tx, a); err != nil {
+		return err
+	}
+	return m.announceMove(ctx, tx, a)
+}
+
+// announceMove tells of actions that wait for a person and of how they were
+// decided, with the reason that the agent is given.
+func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	var t event.Type
 	switch a.State {
 	case oversight.Pending:
@@ -77,9 +89,6 @@ func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action
 		t = event.OversightCancelled
 	case oversight.Scheduled, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown:
 		// What becomes of it is told by the events of its message.
-	}
-	if err := m.deliveryMoved(ctx, tx, a); err != nil {
-		return err
 	}
 	if a.Inbox == "" || t == "" {
 		return nil

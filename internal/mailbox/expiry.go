@@ -323,7 +323,8 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 			return err
 		}
 		for _, table := range []string{"send_rule", "send_use"} {
-			if _, err := tx.ExecContext(ctx, `delete from `+table+` where scope = $1`, b.ID); err != nil {
+			// Requests for a mode or an entry are counted beside sends.
+			if _, err := tx.ExecContext(ctx, `delete from `+table+` where scope in ($1, $2, $3)`, b.ID, b.ID+" "+ModeKind, b.ID+" "+AllowKind); err != nil {
 				return err
 			}
 		}

@@ -72,6 +72,7 @@ type Config struct {
 	Secret          []byte         // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
 	Signer          *signing.Ring  // signs what leaves; nil means that nothing is signed
 	Delivery        DeliveryConfig // bounds how mail leaves
+	Demotion        Demotion       // what puts an inbox that sends by itself back to gated_send
 
 	// ProjectModes says that a project's key makes inboxes in modes looser than
 	// gated_send, too; else only an owner does.
@@ -112,12 +113,15 @@ var (
 )
 
 // New returns the post office of the inboxes in db and makes it the executor of
-// [SendKind].
+// what concerns them: [SendKind], [ModeKind], [AllowKind].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
 	cfg.Delivery.fill()
+	cfg.Demotion.fill()
 	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), searching: NewTurns(maxSearching, maxSearchingEach), reading: NewTurns(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax, lent: map[string]loan{}}
 	gate.Handle(SendKind, m)
+	gate.Handle(ModeKind, modeExecutor{m})
+	gate.Handle(AllowKind, allowExecutor{m})
 	return m
 }
 

@@ -161,6 +161,9 @@ func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b Inbox, now time.
 		}
 		suspended[s.scope] = reason
 	}
+	if err := m.demoteBad(ctx, tx, b, now); err != nil {
+		return err
+	}
 	who := auth.Principal{Kind: auth.System, ID: "reputation", Project: b.Project}
 	for _, scope := range slices.Sorted(maps.Keys(suspended)) {
 		if err := audit.Append(ctx, tx, who, "sending.suspend", scope, audit.Fields{"reason": suspended[scope]}); err != nil {

@@ -1,0 +1,312 @@
+package mailbox
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// An inbox's mode says how closely it is watched, see [policy.Mode]. It goes
+// down, to one that watches more closely, freely: by a key that manages the
+// inbox, the project's key, a person who decides, and by itself (demote.go). It
+// goes up by an owner alone: by their own hand, by a single-use code that they
+// give to the agent, or by an action of kind inbox.mode that the agent proposes
+// and they approve. Each change ends what was meant for the mode before it: the
+// open codes at once, and a request when it is carried out. The attack: an agent
+// that keeps a code for the time after it was demoted.
+
+// The kinds of the actions by which agents ask for more.
+const (
+	ModeKind  = "inbox.mode"
+	AllowKind = "inbox.allow"
+)
+
+const (
+	// CodeTime is how long a code that raises a mode is good for.
+	CodeTime = 24 * time.Hour
+	// codeTries is how many wrong codes end all that are open.
+	codeTries = 5
+	// codeSize is the length of a code: 80 random bits in base32.
+	codeSize = 16
+	// maxCodes is how many codes of one inbox may be open.
+	maxCodes = 5
+	// modeRequests is how many times an hour an inbox may ask for another mode.
+	modeRequests = 3
+	// maxWhy bounds a reason, in characters.
+	maxWhy = 500
+)
+
+// ErrCode means that a code raises nothing: it is wrong, was used, or has ended.
+var ErrCode = fmt.Errorf("the code is wrong, was used, or has ended: ask a person for another (%w)", auth.ErrForbidden)
+
+// checkWhy returns a reason as it is kept, or an error that wraps [ErrInvalid].
+func checkWhy(why string) (string, error) {
+	why = strings.TrimSpace(why)
+	if !utf8.ValidString(why) || utf8.RuneCountInString(why) > maxWhy {
+		return "", fmt.Errorf("%w: reason: must be at most %d characters", ErrInvalid, maxWhy)
+	}
+	return mail.Printable(why, 4*maxWhy), nil
+}
+
+func checkMode(mode policy.Mode) error {
+	if !slices.Contains(policy.Modes, mode) {
+		return fmt.Errorf("%w: mode: must be one of %v", ErrInvalid, policy.Modes)
+	}
+	return nil
+}
+
+// SetMode puts an inbox into a mode. To one that watches more closely whoever
+// manages the inbox may, and a person who decides; to one that watches less an
+// owner. To the mode that it has changes nothing.
+func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode, why string) (b Inbox, err error) {
+	if err := checkMode(mode); err != nil {
+		return Inbox{}, err
+	}
+	if why, err = checkWhy(why); err != nil {
+		return Inbox{}, err
+	}
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		if b, err = m.steered(ctx, tx, who, inbox); err != nil {
+			return err
+		}
+		if looser(mode, b.Mode) && !who.Manages() {
+			return fmt.Errorf("%s may not raise inbox %s from %s to %s: an owner does, gives a code for it, or approves a request: %w", who, b.ID, b.Mode, mode, auth.ErrForbidden)
+		}
+		b, err = m.change(ctx, tx, who, b, mode, "inbox.mode", why, "")
+		return err
+	})
+	return b, err
+}
+
+// steered returns an inbox of which who may lower the mode and shorten the
+// allow list.
+func (m *PostOffice) steered(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (Inbox, error) {
+	if who.Kind == auth.Person && !who.Decides() {
+		return Inbox{}, fmt.Errorf("%s looks and changes nothing: %w", who, auth.ErrForbidden)
+	}
+	return m.managed(ctx, tx, who, inbox)
+}
+
+// change moves b, which was read in tx, to a mode, ends the codes that were made
+// for the mode before, and says so in the audit and to programs.
+func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, mode policy.Mode, verb, why, action string) (Inbox, error) {
+	if b.Mode == mode {
+		return b, nil
+	}
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	ok, err := tx.Changed(ctx, `update inbox set mode = $1, mode_at = $2, mode_by = $3, mode_reason = $4, mode_action = $5 where id = $6 and mode = $7 and deleted_at = 0`,
+		mode, store.Time(now), who.String(), why, action, b.ID, b.Mode)
+	if err != nil {
+		return Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, err)
+	}
+	if !ok {
+		return Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, ErrNoInbox)
+	}
+	if _, err := tx.ExecContext(ctx, `update mode_code set ended_at = $1 where inbox_id = $2 and ended_at = 0`, store.Time(now), b.ID); err != nil {
+		return Inbox{}, fmt.Errorf("end codes of inbox %s: %w", b.ID, err)
+	}
+	from := b.Mode
+	b.Mode, b.ModeAt, b.ModeBy, b.ModeReason = mode, now, who.String(), why
+	if err := audit.Append(ctx, tx, who, verb, b.ID, audit.Fields{"from": string(from), "to": string(mode), "reason": why, "action": action}); err != nil {
+		return Inbox{}, err
+	}
+	data := map[string]any{"from": string(from), "mode": string(mode)}
+	if why != "" {
+		data["reason"] = why
+	}
+	var objects []string
+	if action != "" {
+		objects = []string{action}
+	}
+	return b, m.announceWith(ctx, tx, b, event.InboxModeChanged, data, objects...)
+}
+
+// ModeCode makes a code by which a holder of the inbox's key raises it to a
+// mode, once, within [CodeTime]. Who is an owner. Any change of the mode ends it,
+// and so do five wrong ones.
+func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode) (code auth.Secret, expires time.Time, err error) {
+	if !who.Manages() {
+		return "", time.Time{}, fmt.Errorf("%s may not make a code that raises a mode, an owner may: %w", who, auth.ErrForbidden)
+	}
+	if err := checkMode(mode); err != nil {
+		return "", time.Time{}, err
+	}
+	bare := rand.Text()[:codeSize]
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	expires = now.Add(CodeTime)
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := m.findFor(ctx, tx, who, inbox)
+		if err != nil {
+			return err
+		}
+		if !looser(mode, b.Mode) {
+			return fmt.Errorf("%w: mode: the inbox is in mode %s, from which %s is no step up: it needs no code", ErrInvalid, b.Mode, mode)
+		}
+		var open int
+		if err := tx.One(ctx, `select count(*) from mode_code where inbox_id = $1 and ended_at = 0 and expires_at > $2`, []any{b.ID, store.Time(now)}, &open); err != nil {
+			return fmt.Errorf("count codes of inbox %s: %w", b.ID, err)
+		}
+		if open >= maxCodes {
+			return fmt.Errorf("%w: the inbox has %d codes that nobody has used, which is the most: a change of its mode ends them", ErrInvalid, open)
+		}
+		id := "cod_" + rand.Text()
+		_, err = tx.ExecContext(ctx, `insert into mode_code (id, inbox_id, mode, hash, created_at, created_by, expires_at, tries, ended_at) values ($1, $2, $3, $4, $5, $6, $7, 0, 0)`,
+			id, b.ID, mode, m.codeHash(b.ID, bare), store.Time(now), who.String(), store.Time(expires))
+		if err != nil {
+			return fmt.Errorf("insert code: %w", err)
+		}
+		return audit.Append(ctx, tx, who, "inbox.code", b.ID, audit.Fields{"code": id, "from": string(b.Mode), "to": string(mode), "expires_at": ends(expires)})
+	})
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	return auth.Secret(bare[:4] + "-" + bare[4:8] + "-" + bare[8:12] + "-" + bare[12:]), expires, nil
+}
+
+// codeHash is what a code is kept as. It is under a key of the server's, so that
+// a copy of the database is nothing to search in.
+func (m *PostOffice) codeHash(inbox, bare string) []byte {
+	return m.keyed(inbox, "postern mode code v1", bare)
+}
+
+// bareCode returns a code as it was drawn, however a person has typed it.
+func bareCode(code auth.Secret) (string, bool) {
+	if len(code) > 100 {
+		return "", false
+	}
+	bare := strings.ToUpper(strings.NewReplacer("-", "", " ", "", "\t", "", "\n", "", "\r", "").Replace(code.Reveal()))
+	return bare, len(bare) == codeSize && strings.Trim(bare, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
+}
+
+// RaiseMode raises an inbox by a code that an owner has made. Who holds a key
+// that manages it. Of two who use one code at once, in whatever processes, one
+// does. Anything that is wrong with the code is [ErrCode].
+func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox string, code auth.Secret) (b Inbox, err error) {
+	if who.Kind != auth.Agent && who.Kind != auth.Grant {
+		return Inbox{}, fmt.Errorf("a code is for the inbox's own key, which %s is not: %w", who, auth.ErrForbidden)
+	}
+	bare, formed := bareCode(code)
+	wrong := false
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		wrong = false
+		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
+			return err
+		}
+		if !formed { // it can be none, and nobody guesses so
+			return ErrCode
+		}
+		now := store.Time(time.Now())
+		var id, by string
+		var mode policy.Mode
+		err = tx.One(ctx, `update mode_code set ended_at = $1 where inbox_id = $2 and hash = $3 and ended_at = 0 and expires_at > $1 returning id, mode, created_by`,
+			[]any{now, b.ID, m.codeHash(b.ID, bare)}, &id, &mode, &by)
+		if errors.Is(err, store.ErrNotFound) {
+			wrong = true // and that is written down, so it is no error yet
+			return m.wrongCode(ctx, tx, who, b, now)
+		}
+		if err != nil {
+			return fmt.Errorf("use code: %w", err)
+		}
+		if !looser(mode, b.Mode) {
+			return ErrCode // unreachable: a change of the mode ends its codes
+		}
+		b, err = m.change(ctx, tx, who, b, mode, "inbox.mode", "raised by a code of "+by, "")
+		return err
+	})
+	if err == nil && wrong {
+		err = ErrCode
+	}
+	if err != nil {
+		return Inbox{}, err
+	}
+	return b, nil
+}
+
+// wrongCode counts a wrong code against all that are open.
+func (m *PostOffice) wrongCode(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, now int64) error {
+	tries, err := store.List(ctx, tx, func(row func(...any) error) (n int64, err error) { return n, row(&n) },
+		`update mode_code set tries = tries + 1, ended_at = case when tries + 1 >= $1 then $2 else 0 end
+		where inbox_id = $3 and ended_at = 0 and expires_at > $2 returning tries`, codeTries, now, b.ID)
+	if err != nil {
+		return fmt.Errorf("count wrong code: %w", err)
+	}
+	if len(tries) == 0 { // none was open: nothing could be guessed, and nothing is to be told
+		return nil
+	}
+	return audit.Append(ctx, tx, who, "inbox.code_wrong", b.ID, audit.Fields{"tries": strconv.FormatInt(slices.Max(tries), 10), "of": strconv.Itoa(codeTries)})
+}
+
+// A modeRequest is the payload of an action of kind [ModeKind].
+type modeRequest struct {
+	Inbox   string      `json:"inbox"`
+	Address string      `json:"address"`
+	From    policy.Mode `json:"from"`
+	To      policy.Mode `json:"to"`
+	Reason  string      `json:"reason"` // the agent's
+}
+
+// RequestMode asks the owners to raise an inbox to a mode. Who proposes for it.
+// At most three requests an hour are taken of one inbox; more are a [LimitError].
+func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, inbox string, mode policy.Mode, why string) (a oversight.Action, err error) {
+	if err := checkMode(mode); err != nil {
+		return oversight.Action{}, err
+	}
+	if why, err = checkWhy(why); err != nil {
+		return oversight.Action{}, err
+	}
+	b, err := m.sender(ctx, who, inbox)
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	return m.request(ctx, who, via, b, ModeKind, modeRequests, func(b Inbox) (any, policy.Request, error) {
+		if !looser(mode, b.Mode) {
+			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s; to go to %s takes nobody's word", ErrInvalid, b.Mode, mode)
+		}
+		r := modeRequest{Inbox: b.ID, Address: b.Address, From: b.Mode, To: mode, Reason: why}
+		return r, policy.Request{Detail: map[string]string{"from": string(b.Mode), "to": string(mode)}}, nil
+	})
+}
+
+// request proposes what an owner decides on, at most so many times an hour.
+// What returns its payload, and what policy is asked besides.
+func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string, b Inbox, kind string, perHour int64, what func(Inbox) (any, policy.Request, error)) (a oversight.Action, err error) {
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		now, err := m.find(ctx, tx, b.ID)
+		if err != nil {
+			return err
+		}
+		v, r, err := what(now)
+		if err != nil {
+			return err
+		}
+		if _, err := count(ctx, tx, kind, b.ID+" "+kind, Limits{PerHour: perHour}, 0, 0); err != nil {
+			return err
+		}
+		payload, err := marshal(v)
+		if err != nil {
+			return err
+		}
+		r.Kind, r.Inbox, r.Via, r.Mode, r.Size = kind, b.Address, via, now.Mode, int64(len(payload))
+		if who.Kind == auth.Sandbox {
+			r.Sandbox, r.Template = who.ID, who.Template
+		}
+		// Ask: no rule gives an agent what takes its overseers' word.
+		a, err = m.gate.Propose(ctx, tx, who, oversight.Proposal{Request: r, Inbox: b.ID, Via: via, Payload: payload, Ask: true})
+		return err
+	})
+	return a, err
+}

@@ -1,0 +1,146 @@
+package mailbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// What an agent asks its overseers for, a looser mode or an entry on its allow
+// list, is an action like a mail: proposed by the agent, shown to people, decided
+// by one, carried out once. Its effect is a row of our own, so that a crash
+// leaves no doubt about it.
+
+func marshal(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("write request: %w", err)
+	}
+	return b, nil
+}
+
+// decided returns the person who approved a, and whether one did. The gate asks
+// a person for these kinds whatever a rule says; that it did is looked at once
+// more where the mode is changed. The attack: a policy that allows everything,
+// by which agents raise their own mode.
+func decided(a oversight.Action) (auth.Principal, bool) {
+	id, ok := strings.CutPrefix(a.Decider, string(auth.Person)+":")
+	return auth.Principal{Kind: auth.Person, ID: id, Project: a.Project}, ok && id != ""
+}
+
+// grantRequest carries out a within one transaction and says what came of it.
+// Do returns why it cannot be done any more, or nothing.
+func (m *PostOffice) grantRequest(ctx context.Context, a oversight.Action, do func(tx *store.Tx, who auth.Principal, b Inbox) (refused string, err error)) oversight.Outcome {
+	who, ok := decided(a)
+	if !ok {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: no person approved it"}
+	}
+	var refused string
+	err := m.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := m.find(ctx, tx, a.Inbox)
+		if err == nil {
+			refused, err = do(tx, who, b)
+		}
+		return err
+	})
+	switch {
+	case errors.Is(err, ErrNoInbox):
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the inbox has been deleted"}
+	case err != nil:
+		m.log.ErrorContext(ctx, "carry out request", "action", a.ID, "err", err)
+		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Detail: "nothing was changed: the server's records could not be written"}
+	case refused != "":
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: " + refused}
+	}
+	return oversight.Outcome{State: oversight.Done, Detail: "done"}
+}
+
+// modeExecutor raises modes after an owner's decision.
+type modeExecutor struct{ m *PostOffice }
+
+var (
+	_ oversight.Executor  = modeExecutor{}
+	_ oversight.Recoverer = modeExecutor{}
+	_ oversight.Watcher   = modeExecutor{}
+)
+
+// Execute implements [oversight.Executor].
+func (x modeExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	var r modeRequest
+	if err := json.Unmarshal(a.Payload, &r); err != nil || checkMode(r.To) != nil || r.Inbox != a.Inbox {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+	}
+	return x.m.grantRequest(ctx, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
+		if b.Mode != r.From {
+			// The attack: a request that waits until after a demotion, and undoes it.
+			return fmt.Sprintf("the inbox has been put into mode %s since it asked, in mode %s", b.Mode, r.From), nil
+		}
+		_, err := x.m.change(ctx, tx, who, b, r.To, "inbox.mode", "the agent asked for it: "+r.Reason, a.ID)
+		return "", err
+	})
+}
+
+// Interrupted implements [oversight.Recoverer].
+func (x modeExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
+	return interrupted(ctx, tx, `select count(*) from inbox where id = $1 and mode_action = $2`, a)
+}
+
+// interrupted says whether the effect of a is there, by a query for its row.
+func interrupted(ctx context.Context, tx *store.Tx, query string, a oversight.Action) (oversight.Outcome, error) {
+	var n int
+	if err := tx.One(ctx, query, []any{a.Inbox, a.ID}, &n); err != nil {
+		return oversight.Outcome{}, fmt.Errorf("recover request: %w", err)
+	}
+	if n > 0 {
+		return oversight.Outcome{State: oversight.Done, Detail: "done"}, nil
+	}
+	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before anything was changed"}, nil
+}
+
+// Moved implements [oversight.Watcher].
+func (x modeExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	return x.m.announceMove(ctx, tx, a)
+}
+
+// Show implements [oversight.Executor].
+func (x modeExecutor) Show(a oversight.Action) (oversight.View, error) {
+	var r modeRequest
+	if err := json.Unmarshal(a.Payload, &r); err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	v := oversight.View{Title: r.Address + " asks to be in mode " + string(r.To), Text: r.Reason, Fields: []oversight.Field{
+		{Name: "Inbox", Value: r.Address},
+		{Name: "Mode now", Value: string(r.From) + ": " + meaning(r.From)},
+		{Name: "Asked for", Value: string(r.To) + ": " + meaning(r.To)},
+	}}
+	if r.Reason == "" {
+		v.Text = "(it gives no reason)"
+	}
+	v.Notes = append(v.Notes, "the reason is the agent's, and may be what a mail made it say")
+	return v, nil
+}
+
+// meaning says what a mode is, for whoever decides about it.
+func meaning(m policy.Mode) string {
+	switch m {
+	case policy.ReadOnly:
+		return "nothing is sent"
+	case policy.GatedAll:
+		return "what is sent and what arrives waits for a person"
+	case policy.GatedSend:
+		return "what is sent waits for a person, but to those on the allow list"
+	case policy.Monitored:
+		return "what is sent leaves at once, and its overseers get a copy"
+	case policy.Autonomous:
+		return "what is sent leaves at once, and nobody is told"
+	}
+	return "unknown"
+}
