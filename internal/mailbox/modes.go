@@ -31,8 +31,8 @@ import (
 
 // The kinds of the actions by which agents ask for more.
 const (
-	ModeKind  = "inbox.mode"
-	AllowKind = "inbox.allow"
+	ModeKind  = policy.KindMode
+	AllowKind = policy.KindAllow
 )
 
 const (

@@ -438,3 +438,53 @@ func TestDemoted(t *testing.T) {
 		}
 	})
 }
+
+// TestStopped: a switch puts inboxes where nothing sends by itself, and turning
+// it off does not raise them.
+func TestStopped(t *testing.T) {
+	offices(t, everything, mailbox.Config{}, func(t *testing.T, f *fixture, _, _ office) {
+		ctx := t.Context()
+		inbox := func(who auth.Principal) string {
+			t.Helper()
+			b, _, err := f.post.CreateInbox(ctx, who, mailbox.NewInbox{Mode: policy.Autonomous}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b.ID
+		}
+		stranger := f.person
+		stranger.Project = f.other.Project
+		one, two, foreign := inbox(f.person), inbox(f.person), inbox(stranger)
+		modeOf := func(who auth.Principal, id string) policy.Mode {
+			t.Helper()
+			b, err := f.post.Find(ctx, who, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b.Mode
+		}
+		on := func(scope oversight.Scope, target string) oversight.Switch {
+			t.Helper()
+			s, err := f.gate.SwitchOn(ctx, f.person, oversight.Switch{Scope: scope, Target: target, Reason: "it writes nonsense"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		on(oversight.ScopeInbox, foreign) // of another project: it stops nothing
+		s := on(oversight.ScopeInbox, one)
+		if modeOf(f.person, one) != policy.ReadOnly || modeOf(f.person, two) != policy.Autonomous || modeOf(stranger, foreign) != policy.Autonomous {
+			t.Errorf("modes %s, %s, %s", modeOf(f.person, one), modeOf(f.person, two), modeOf(stranger, foreign))
+		}
+		if err := f.gate.SwitchOff(ctx, f.person, s.ID); err != nil {
+			t.Fatal(err)
+		}
+		if got := modeOf(f.person, one); got != policy.ReadOnly {
+			t.Errorf("mode %s once the switch is off", got)
+		}
+		on(oversight.ScopeProject, "")
+		if modeOf(f.person, one) != policy.ReadOnly || modeOf(f.person, two) != policy.GatedSend || modeOf(stranger, foreign) != policy.Autonomous {
+			t.Errorf("modes %s, %s, %s", modeOf(f.person, one), modeOf(f.person, two), modeOf(stranger, foreign))
+		}
+	})
+}
