@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"postern/internal/audit"
@@ -58,28 +57,16 @@ func (g *Gate) Cancel(ctx context.Context, who auth.Principal, id string) (a Act
 
 func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Action, error) {
 	a, err := g.read(ctx, tx, who, id)
-	if err == nil {
-		err = mayChange(who, &a)
-	}
-	if err != nil || a.State == Cancelled {
+	if err != nil {
 		return a, err
 	}
-	if !a.changeable() {
-		return Action{}, fmt.Errorf("cancel action %s, which is %s: %w", id, a.State, ErrTooLate)
-	}
 	from := a.State
-	if err := move(ctx, tx, a.ID, a.Version, from, Cancelled); err != nil {
-		return Action{}, err
+	a, err = advance(ctx, tx, a, cancelled{who: who, now: time.Now()})
+	if errors.Is(err, errStays) {
+		return a, nil
 	}
-	a.State, a.Version, a.Due, a.Settled, a.Result = Cancelled, a.Version+1, time.Time{}, stored(time.Now()), "cancelled by its inbox"
-	switch {
-	case who.String() == a.Proposer:
-		a.Result = "cancelled by its proposer"
-	case who.Kind == auth.Person:
-		a.Result = "cancelled by a person"
-	}
-	if _, err := tx.ExecContext(ctx, `update action set result = $1, not_before = 0, settled_at = $2 where id = $3`, a.Result, store.Time(a.Settled), a.ID); err != nil {
-		return Action{}, fmt.Errorf("record cancellation: %w", err)
+	if err != nil {
+		return Action{}, fmt.Errorf("cancel action %s: %w", id, err)
 	}
 	if err := audit.Append(ctx, tx, who, "action.cancel", a.ID, audit.Fields{"from": string(from), "digest": a.Hex()}); err != nil {
 		return Action{}, err
@@ -96,54 +83,32 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 // needs what [Gate.Cancel] needs. It returns [ErrTooLate], [ErrStale], [auth.ErrForbidden] or
 // [store.ErrNotFound].
 func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id string, version int64, p Proposal) (Action, error) {
-	a, err := g.read(ctx, tx, who, id)
-	if err == nil {
-		err = mayChange(who, &a)
-	}
-	switch {
-	case err != nil:
-		return Action{}, err
-	case version != 0 && version != a.Version:
-		return Action{}, fmt.Errorf("revise action %s at version %d: %w", id, version, ErrStale)
-	case !a.changeable():
-		return Action{}, fmt.Errorf("revise action %s, which is %s: %w", id, a.State, ErrTooLate)
-	case p.Request.Kind != a.Kind || p.Inbox != a.Inbox:
-		return Action{}, fmt.Errorf("revise action %s of kind %s: as %s of another kind or inbox: %w", id, a.Kind, p.Request.Kind, ErrStale)
-	}
-	from, was, old := a.State, a.Hex(), a.Version
-	if err := keep(ctx, tx, a); err != nil {
-		return Action{}, err
-	}
-	author, proposer := "", who.String()
-	if who.Kind == auth.Person {
-		// Who edits has said what is to leave, and not that it may.
-		p.Ask = true
-		author, proposer = who.String(), a.Proposer
-	}
-	if err := g.weigh(ctx, tx, &a, p); err != nil {
-		return Action{}, err
-	}
-	a.Author, a.Written, a.Approvals = author, stored(time.Now()), 0
-	a.Version, a.Proposer, a.Via, a.Decider, a.Decided, a.Reason, a.Result = old+1, proposer, p.Via, "", time.Time{}, "", ""
-	request, err := a.request()
+	before, err := g.read(ctx, tx, who, id)
 	if err != nil {
 		return Action{}, err
 	}
-	ok, err := tx.Changed(ctx, `update action set version = version + 1, payload = $1, digest = $2, state = $3, rule = $4, verdict = $5,
-			decider = '', decided_at = 0, reason = '', result = '', not_before = $6, send_at = $7, ask_at = $8, undo = $9, note = $10, settled_at = $11,
-			proposer = $12, via = $13, author = $14, written_at = $15, request = $16, context = $17, approvers = $18, who = $19, step_up = $20, expires_at = $21
-		where id = $22 and version = $23 and state = $24`,
-		a.Payload, a.Digest, a.State, a.Rule, a.Verdict, store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note,
-		store.Time(a.Settled), a.Proposer, a.Via, a.Author, store.Time(a.Written),
-		request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires), a.ID, old, from)
+	an, err := g.ask(ctx, tx, before, &p)
 	if err != nil {
-		return Action{}, fmt.Errorf("revise action: %w", err)
+		return Action{}, err
 	}
-	if !ok {
-		return Action{}, fmt.Errorf("revise action %s: %w", id, ErrStale)
+	a, err := (revised{answer: an, p: p, who: who, version: version}).next(before)
+	if err != nil {
+		return Action{}, fmt.Errorf("revise action %s: %w", id, err)
 	}
-	f := proposed(&a, p)
-	f["from"], f["was"], f["version"] = string(from), was, strconv.FormatInt(a.Version, 10)
+	if err := room(ctx, tx, a); err != nil {
+		return Action{}, err
+	}
+	if err := keep(ctx, tx, before); err != nil {
+		return Action{}, err
+	}
+	if err := save(ctx, tx, before, a); err != nil {
+		return Action{}, err
+	}
+	if _, err := tx.ExecContext(ctx, `update action set payload = $1, digest = $2 where id = $3`, a.Payload, a.Digest, a.ID); err != nil {
+		return Action{}, fmt.Errorf("revise action %s: %w", id, err)
+	}
+	f := proposal(&a)
+	f["from"], f["was"], f["version"] = string(before.State), before.Hex(), strconv.FormatInt(a.Version, 10)
 	if err := audit.Append(ctx, tx, who, "action.revise", a.ID, f); err != nil {
 		return Action{}, err
 	}

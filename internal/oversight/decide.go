@@ -1,9 +1,7 @@
 package oversight
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strconv"
@@ -73,83 +71,52 @@ func (g *Gate) decideOne(ctx context.Context, who auth.Principal, d Decision) er
 }
 
 func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d Decision) (late bool, err error) {
-	now := time.Now()
-	a, err := g.read(ctx, tx, who, d.ID)
+	before, err := g.read(ctx, tx, who, d.ID)
 	if err != nil {
 		return false, err
 	}
-	// What is decided on is what is stored now, and what was shown.
-	if sum := sha256.Sum256(a.Payload); !bytes.Equal(sum[:], a.Digest) || a.Hex() != d.Digest {
-		return false, fmt.Errorf("decide on %s: digest: %w", d.ID, ErrStale)
+	e := decided{Decision: d, who: who, now: time.Now()}
+	if e.votes, err = tx.Strings(ctx, `select person from approval where action_id = $1 and version = $2`, before.ID, before.Version); err != nil {
+		return false, fmt.Errorf("read approvals: %w", err)
 	}
-	switch {
-	case a.State != Pending || a.Version != d.Version:
-		return false, fmt.Errorf("decide on %s: %w", d.ID, ErrStale)
-	case !a.Expires.IsZero() && !a.Expires.After(now):
-		return false, fmt.Errorf("decide on %s: the time to decide ended %s: %w", d.ID, a.Expires.Format(time.RFC1123), ErrStale)
-	case !a.asks(who):
-		return false, fmt.Errorf("decide on %s: it asks %s: %w", d.ID, strings.Join(a.Who, ", "), ErrNotAsked)
-	}
-	if !d.Approve {
-		return false, g.decided(ctx, tx, who, a, d, Denied, now)
-	}
-	if a.StepUp && now.Sub(who.Strong) > StepUpTime {
-		return false, fmt.Errorf("decide on %s: %w", d.ID, ErrStepUp)
-	}
-	if s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, a.Request); err != nil || on {
-		if err == nil {
-			err = fmt.Errorf("decide on %s: %s: %w", d.ID, s, ErrStopped)
-		}
+	if e.stop, err = g.stop(ctx, tx, before.Project, before.Inbox, before.Request); err != nil {
 		return false, err
 	}
-	// One that was asked about only at its time is late by the reviewer's own pace.
-	if !a.SendAt.IsZero() && a.AskAt.IsZero() && now.Sub(a.SendAt) > MaxLate {
-		return true, g.askAgain(ctx, tx, who, a, d)
-	}
-	fresh, err := tx.Changed(ctx, `insert into approval (action_id, version, person, at, reason) values ($1, $2, $3, $4, $5) on conflict do nothing`,
-		a.ID, a.Version, who.String(), store.Time(now), d.Reason)
+	a, err := advance(ctx, tx, before, e)
 	if err != nil {
-		return false, fmt.Errorf("record approval: %w", err)
-	}
-	if fresh {
-		a.Approvals++
-	}
-	if a.Approvals < a.Approvers {
-		if !fresh {
-			return false, nil // said before: it counts once
-		}
-		return false, audit.Append(ctx, tx, who, "action.vote", a.ID, audit.Fields{
-			"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason, "approvals": fmt.Sprintf("%d of %d", a.Approvals, a.Approvers),
-		})
-	}
-	return false, g.decided(ctx, tx, who, a, d, Approved, now)
-}
-
-// decided moves a to where a decision brought it.
-func (g *Gate) decided(ctx context.Context, tx *store.Tx, who auth.Principal, a Action, d Decision, to State, now time.Time) error {
-	if err := move(ctx, tx, a.ID, d.Version, Pending, to); err != nil {
-		return err
-	}
-	verb := "action.reject"
-	a.State, a.Version, a.Decider, a.Decided, a.Reason = to, d.Version+1, who.String(), stored(now), d.Reason
-	if d.Approve {
-		verb, a.Due = "action.approve", a.leaves(now)
-	} else {
-		a.Settled = stored(now)
-	}
-	_, err := tx.ExecContext(ctx, `update action set decider = $1, decided_at = $2, reason = $3, not_before = $4, settled_at = $5 where id = $6`,
-		a.Decider, store.Time(a.Decided), a.Reason, store.Time(a.Due), store.Time(a.Settled), a.ID)
-	if err != nil {
-		return fmt.Errorf("record decision: %w", err)
+		return false, fmt.Errorf("decide on %s: %w", d.ID, err)
 	}
 	f := audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason}
-	if d.Approve && a.Approvers > 1 {
-		f["approvals"] = fmt.Sprintf("%d of %d", a.Approvals, a.Approvers)
+	verb, voted := "", false
+	switch {
+	case !d.Approve:
+		verb = "action.reject"
+	case a.State == Pending && a.Version != before.Version:
+		verb, late, f["note"] = "action.late", true, a.Note
+	case slices.Contains(e.votes, who.String()):
+		return false, nil // said before: it counts once
+	case a.State == Pending:
+		verb, voted = "action.vote", true
+	default:
+		verb, voted = "action.approve", true
+	}
+	if voted {
+		_, err := tx.ExecContext(ctx, `insert into approval (action_id, version, person, at, reason) values ($1, $2, $3, $4, $5)`,
+			a.ID, before.Version, who.String(), store.Time(e.now), d.Reason)
+		if err != nil {
+			return false, fmt.Errorf("record approval: %w", err)
+		}
+		if a.Approvers > 1 {
+			f["approvals"] = fmt.Sprintf("%d of %d", a.Approvals, a.Approvers)
+		}
 	}
 	if err := audit.Append(ctx, tx, who, verb, a.ID, f); err != nil {
-		return err
+		return false, err
 	}
-	return g.moved(ctx, tx, a)
+	if verb == "action.vote" {
+		return false, nil // it is where it was
+	}
+	return late, g.moved(ctx, tx, a)
 }
 
 // asks reports whether policy asks who to decide on a.
@@ -196,34 +163,12 @@ func (g *Gate) Votes(ctx context.Context, who auth.Principal, id string) (out []
 	return out, err
 }
 
-// askAgain leaves a pending action that was approved too late pending, with a
-// note and without its time, so that the next approval is of what it now is.
-func (g *Gate) askAgain(ctx context.Context, tx *store.Tx, who auth.Principal, a Action, d Decision) error {
-	if err := move(ctx, tx, a.ID, d.Version, Pending, Pending); err != nil {
-		return err
-	}
-	a.State, a.Version = Pending, d.Version+1
-	a.Note = strings.TrimSpace(a.Note + "\nit was to leave at " + a.SendAt.Format(time.RFC1123) + " and was approved too late for that: approved now, it leaves at once")
-	a.SendAt = time.Time{}
-	if _, err := tx.ExecContext(ctx, `update action set send_at = 0, note = $1 where id = $2`, a.Note, a.ID); err != nil {
-		return fmt.Errorf("ask again: %w", err)
-	}
-	err := audit.Append(ctx, tx, who, "action.late", a.ID, audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "note": a.Note})
-	if err != nil {
-		return err
-	}
-	return g.moved(ctx, tx, a)
-}
-
 // Resolve records what a person found out about an action whose effect is
 // unknown: that it happened (Done), that it did not and is given up (Failed),
 // or that it did not and is to be tried again (Approved).
 func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, version int64, to State, reason string) error {
 	if !who.Decides() {
 		return fmt.Errorf("%s cannot resolve, only a person who reviews can: %w", who, auth.ErrForbidden)
-	}
-	if to != Done && to != Failed && to != Approved {
-		return fmt.Errorf("resolve action as %q: want %s, %s or %s: %w", to, Done, Failed, Approved, auth.ErrInvalid)
 	}
 	reason = strings.TrimSpace(reason)
 	if reason == "" || len(reason) > 1000 {
@@ -234,23 +179,12 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		if err != nil {
 			return err
 		}
-		if to == Approved {
-			if s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, a.Request); err != nil || on {
-				if err == nil {
-					err = fmt.Errorf("resolve %s: %s: %w", id, s, ErrStopped)
-				}
-				return err
-			}
-		}
-		if err := move(ctx, tx, a.ID, version, Unknown, to); err != nil {
+		e := resolved{who: who, version: version, to: to, reason: reason, now: time.Now()}
+		if e.stop, err = g.stop(ctx, tx, a.Project, a.Inbox, a.Request); err != nil {
 			return err
 		}
-		a.State, a.Version, a.Result, a.Due = to, version+1, who.String()+" says: "+reason, time.Time{}
-		if to.settled() {
-			a.Settled = stored(time.Now())
-		}
-		if _, err := tx.ExecContext(ctx, `update action set result = $1, not_before = 0, settled_at = $2, stopped = '' where id = $3`, a.Result, store.Time(a.Settled), id); err != nil {
-			return fmt.Errorf("record result: %w", err)
+		if a, err = advance(ctx, tx, a, e); err != nil {
+			return fmt.Errorf("resolve action %s: %w", id, err)
 		}
 		if err := audit.Append(ctx, tx, who, "action.resolve", id, audit.Fields{"state": string(to), "reason": reason}); err != nil {
 			return err

@@ -38,9 +38,7 @@ package oversight
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -146,10 +144,13 @@ type Action struct {
 	StepUp    bool           // who decides proves a second factor
 	Expires   time.Time      // when it is denied if nobody decided; zero means never
 	Approvals int            // how many people have approved this version so far
-	Stopped   string         // why nothing more of it may begin while it is being executed; else empty
+	Stopped   string         // why nothing more of it may begin, of one that was being executed; else empty
 
 	Settled time.Time // when it was denied, cancelled, done or failed; else zero
 	Dropped time.Time // when its payload was dropped; zero while it is kept
+
+	lease time.Time // of one that is being executed: until when its program need say nothing
+	waits bool      // its last execution began nothing, and no later one has yet
 }
 
 // Hex returns the action's digest as people and doors write it.
@@ -307,79 +308,37 @@ func (g *Gate) Handle(kind string, e Executor) { g.exec[kind] = e }
 func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p Proposal) (Action, error) {
 	a := Action{
 		ID: "act_" + rand.Text(), Project: who.Project, Kind: p.Request.Kind, Proposer: who.String(), Inbox: p.Inbox, Via: p.Via,
-		Version: 1, Created: stored(time.Now()),
+		Created: stored(time.Now()),
 	}
-	a.Written = a.Created
-	if err := g.weigh(ctx, tx, &a, p); err != nil {
-		return Action{}, err
-	}
-	request, err := a.request()
+	an, err := g.ask(ctx, tx, a, &p)
 	if err != nil {
 		return Action{}, err
 	}
-	_, err = tx.ExecContext(ctx, `insert into action
-		(id, project_id, kind, proposer, inbox_id, via, payload, digest, state, version, rule, verdict, created_at, decider, decided_at, reason,
-			attempts, not_before, result, send_at, ask_at, undo, note, settled_at, request, context, approvers, who, step_up, expires_at, written_at)
-		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, $14, '', $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $13)`,
-		a.ID, a.Project, a.Kind, a.Proposer, a.Inbox, a.Via, a.Payload, a.Digest, a.State, a.Version, a.Rule, a.Verdict, store.Time(a.Created),
-		store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note, store.Time(a.Settled),
-		request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires))
-	if err != nil {
-		return Action{}, fmt.Errorf("insert action: %w", err)
+	if a, err = (proposed{an, p}).next(a); err != nil {
+		return Action{}, fmt.Errorf("propose action: %w", err)
 	}
-	if err := audit.Append(ctx, tx, who, "action.propose", a.ID, proposed(&a, p)); err != nil {
+	if err := room(ctx, tx, a); err != nil {
+		return Action{}, err
+	}
+	if err := insert(ctx, tx, a); err != nil {
+		return Action{}, err
+	}
+	if err := audit.Append(ctx, tx, who, "action.propose", a.ID, proposal(&a)); err != nil {
 		return Action{}, err
 	}
 	return a, g.moved(ctx, tx, a)
 }
 
-// weigh fills in what p makes of a: its payload, times and state.
-func (g *Gate) weigh(ctx context.Context, tx *store.Tx, a *Action, p Proposal) error {
-	now := time.Now()
-	digest := sha256.Sum256(p.Payload)
-	p.Request.Time = stored(now)
-	v, err := g.judge.Judge(ctx, tx, a.Project, p.Request)
-	if err != nil {
-		return fmt.Errorf("judge action: %w", err)
+// ask asks policy and the switches about what p proposes for a.
+func (g *Gate) ask(ctx context.Context, tx *store.Tx, a Action, p *Proposal) (answer, error) {
+	an := answer{now: time.Now()}
+	p.Request.Time, p.Context = stored(an.now), cut(p.Context, maxContext)
+	var err error
+	if an.verdict, err = g.judge.Judge(ctx, tx, a.Project, p.Request); err != nil {
+		return answer{}, fmt.Errorf("judge action: %w", err)
 	}
-	if v.Effect != policy.Deny {
-		s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, p.Request)
-		if err != nil {
-			return err
-		}
-		if on {
-			v = policy.Verdict{Effect: policy.Deny, Rule: "switch:" + s.ID, Reason: s.String()}
-		}
-	}
-	a.Request, a.Context, a.Approvers, a.Who, a.StepUp = p.Request, cut(p.Context, maxContext), max(v.Approvers, 1), v.Who, v.StepUp
-	a.Payload, a.Digest, a.Rule, a.Verdict = p.Payload, digest[:], v.Rule, v.Reason
-	a.SendAt, a.AskAt, a.Undo, a.Note = stored(p.NotBefore), stored(p.AskAt), p.Undo, p.Note
-	a.Due, a.Settled, a.Expires = time.Time{}, time.Time{}, time.Time{}
-	switch {
-	case v.Effect == policy.Deny:
-		a.State, a.Settled = Denied, stored(now)
-	case v.Effect == policy.Allow && !p.Ask:
-		a.State, a.Due = Approved, a.leaves(now)
-	case a.AskAt.After(now):
-		a.State = Scheduled
-	default:
-		a.State = Pending
-	}
-	if a.State == Scheduled || a.State == Pending {
-		within := v.Within
-		if within <= 0 {
-			within = DefaultWithin
-		}
-		asked := now
-		if a.State == Scheduled {
-			asked = a.AskAt
-		}
-		a.Expires = stored(asked.Add(within))
-	}
-	if a.State == Scheduled || a.State == Pending || a.State == Approved && a.SendAt.After(now) {
-		return room(ctx, tx, *a)
-	}
-	return nil
+	an.stop, err = g.stop(ctx, tx, a.Project, a.Inbox, p.Request)
+	return an, err
 }
 
 // maxContext bounds what a proposer shows beside an action, in bytes.
@@ -392,15 +351,6 @@ func cut(s string, most int) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:most], "") + "…"
-}
-
-// request returns the action's request as it is stored.
-func (a *Action) request() (string, error) {
-	b, err := json.Marshal(a.Request)
-	if err != nil {
-		return "", fmt.Errorf("write request: %w", err)
-	}
-	return string(b), nil
 }
 
 func flag(b bool) int {
@@ -422,10 +372,11 @@ func (a *Action) leaves(now time.Time) time.Time {
 // stored returns t as the database gives it back.
 func stored(t time.Time) time.Time { return store.FromTime(store.Time(t)) }
 
-func proposed(a *Action, p Proposal) audit.Fields {
+// proposal is what the audit says of what a would do.
+func proposal(a *Action) audit.Fields {
 	f := audit.Fields{
 		"kind": a.Kind, "state": string(a.State), "rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex(),
-		"inbox": a.Inbox, "via": a.Via, "to": strings.Join(p.Request.To, ", "), "note": a.Note,
+		"inbox": a.Inbox, "via": a.Via, "to": strings.Join(a.Request.To, ", "), "note": a.Note,
 	}
 	if !a.SendAt.IsZero() {
 		f["send_at"] = a.SendAt.Format(time.RFC3339)
@@ -456,8 +407,11 @@ const (
 	maxPendingBytes = 512 << 20
 )
 
-// room returns [ErrFull] if a would be too much.
+// room returns [ErrFull] if a waits and would be too much.
 func room(ctx context.Context, tx *store.Tx, a Action) error {
+	if a.State != Scheduled && a.State != Pending && (a.State != Approved || !a.SendAt.After(time.Now())) {
+		return nil
+	}
 	var n, size int64
 	err := tx.QueryRowContext(ctx, `select count(*), coalesce(sum(length(payload)), 0) from action
 		where project_id = $1 and inbox_id = $2 and id <> $3 and (state in ($4, $5) or state = $6 and send_at > $7)`,

@@ -2,7 +2,6 @@ package oversight
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,43 +10,6 @@ import (
 	"postern/internal/auth"
 	"postern/internal/store"
 )
-
-// columns are those of an action without its payload, in scanOne's order.
-const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result,
-	send_at, ask_at, undo, not_before, note, settled_at, dropped_at, request, context, approvers, who, step_up, expires_at, stopped, author, written_at,
-	(select count(*) from approval v where v.action_id = action.id and v.version = action.version)`
-
-func scanOne(row func(...any) error, extra ...any) (Action, error) {
-	var a Action
-	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written int64
-	var request, asked string
-	dest := []any{
-		&a.ID, &a.Project, &a.Kind, &a.Proposer, &a.Inbox, &a.Via, &a.Digest, &a.State, &a.Version, &a.Rule, &a.Verdict,
-		&created, &a.Decider, &decided, &a.Reason, &a.Attempts, &a.Result,
-		&sendAt, &askAt, &undo, &due, &a.Note, &settled, &dropped,
-		&request, &a.Context, &a.Approvers, &asked, &stepUp, &expires, &a.Stopped, &a.Author, &written, &a.Approvals,
-	}
-	if extra == nil {
-		extra = []any{&a.Payload}
-	}
-	err := store.NotFound(row(append(dest, extra...)...))
-	if err == nil {
-		if err = json.Unmarshal([]byte(request), &a.Request); err != nil {
-			err = fmt.Errorf("read request of action %s: %w", a.ID, err)
-		}
-	}
-	if asked != "" {
-		a.Who = strings.Split(asked, ",")
-	}
-	a.StepUp, a.Expires, a.Written = stepUp == 1, store.FromTime(expires), store.FromTime(written)
-	a.Created, a.Decided = store.FromTime(created), store.FromTime(decided)
-	a.SendAt, a.AskAt, a.Undo = store.FromTime(sendAt), store.FromTime(askAt), time.Duration(undo)*time.Microsecond
-	a.Settled, a.Dropped = store.FromTime(settled), store.FromTime(dropped)
-	if a.State == Approved {
-		a.Due = store.FromTime(due)
-	}
-	return a, err
-}
 
 // maySee reports whether who may look at a: a person or key of its project, or
 // the agent or sandbox that proposed it or shares its inbox.
@@ -75,6 +37,16 @@ func (g *Gate) read(ctx context.Context, tx *store.Tx, who auth.Principal, id st
 	if err == nil && !maySee(who, &a) {
 		err = store.ErrNotFound
 	}
+	if err != nil {
+		return Action{}, fmt.Errorf("action %s: %w", id, err)
+	}
+	return a, nil
+}
+
+// peek returns one action without its payload.
+func peek(ctx context.Context, tx *store.Tx, id string) (Action, error) {
+	var size int64
+	a, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, length(payload) from action where id = $1`, id).Scan, &size)
 	if err != nil {
 		return Action{}, fmt.Errorf("action %s: %w", id, err)
 	}

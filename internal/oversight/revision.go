@@ -25,7 +25,7 @@ const maxKept = 5
 
 // keep puts what a would have done until now beside its revision.
 func keep(ctx context.Context, tx *store.Tx, a Action) error {
-	author, at := a.Author, a.Created
+	author, at := a.Author, a.Written
 	if author == "" {
 		author = a.Proposer
 	}

@@ -1,9 +1,7 @@
 package oversight
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strconv"
@@ -12,6 +10,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -29,7 +28,8 @@ const (
 // [Unknown]. It is called once before [Gate.Run]; alone says that no other
 // program executes for the same database, so that no lease need run out first.
 func (g *Gate) Recover(ctx context.Context, alone bool) error {
-	before := store.Time(time.Now())
+	now := time.Now()
+	before := store.Time(now)
 	if alone {
 		before = 1<<63 - 1
 	}
@@ -45,7 +45,7 @@ func (g *Gate) Recover(ctx context.Context, alone bool) error {
 					return fmt.Errorf("recover action %s: %w", a.ID, err)
 				}
 			}
-			if err := g.settle(ctx, tx, a, o, true); err != nil {
+			if err := g.settle(ctx, tx, a, ended{Outcome: o, version: a.Version, left: true, alone: alone}, true); err != nil {
 				return err
 			}
 		}
@@ -148,7 +148,7 @@ func (g *Gate) RunOne(ctx context.Context) (bool, error) {
 // oldest approved one that is due and for whose payload there is room, if there
 // is one. Its room is given back by release.
 func (g *Gate) next(ctx context.Context) (a Action, release func(), ok bool, err error) {
-	if err := g.ask(ctx); err != nil {
+	if err := g.come(ctx); err != nil {
 		return Action{}, nil, false, err
 	}
 	if err := g.expire(ctx); err != nil {
@@ -193,7 +193,7 @@ func (g *Gate) carryOut(ctx context.Context, a Action) error {
 			if err := f.Finish(done, tx, a, o); err != nil {
 				return err
 			}
-			return g.settle(done, tx, a, o, true)
+			return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, true)
 		})
 		if err == nil {
 			return nil
@@ -201,12 +201,12 @@ func (g *Gate) carryOut(ctx context.Context, a Action) error {
 		// What happened outside is recorded even where the executor's own
 		// records cannot be kept.
 		g.log.ErrorContext(done, "finish action", "action", a.ID, "err", err)
-		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, false) })
+		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, false) })
 		return err
 	}
-	err := g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, true) })
+	err := g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, true) })
 	if err != nil && !errors.Is(err, ErrStale) {
-		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, o, false) })
+		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, false) })
 	}
 	return err
 }
@@ -224,9 +224,15 @@ func (g *Gate) hold(ctx context.Context, lost context.CancelFunc, a Action) {
 		case <-t.C:
 		}
 		ours := true
-		err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
-			ours, err = tx.Changed(ctx, `update action set lease = $1 where id = $2 and version = $3 and state = $4`,
-				store.Time(time.Now().Add(leaseTime)), a.ID, a.Version, Executing)
+		err := g.db.Update(ctx, func(tx *store.Tx) error {
+			now, err := peek(ctx, tx, a.ID)
+			if err != nil {
+				return err
+			}
+			_, err = advance(ctx, tx, now, held{version: a.Version, now: time.Now()})
+			if ours = !errors.Is(err, ErrStale); !ours {
+				return nil
+			}
 			return err
 		})
 		if err != nil && ctx.Err() == nil {
@@ -244,9 +250,8 @@ func (g *Gate) execute(ctx context.Context, a Action) Outcome {
 	if !ok {
 		return Outcome{State: Failed, Detail: fmt.Sprintf("there is no executor for kind %q", a.Kind)}
 	}
-	// The attack: a payload changed in the database after it was approved.
-	if sum := sha256.Sum256(a.Payload); !bytes.Equal(sum[:], a.Digest) {
-		return Outcome{State: Failed, Detail: "the stored payload is not what was approved; nothing was executed"}
+	if err := a.intact(); err != nil {
+		return Outcome{State: Failed, Detail: err.Error()}
 	}
 	return e.Execute(ctx, a)
 }
@@ -262,8 +267,13 @@ func (g *Gate) expire(ctx context.Context) error {
 		return err
 	}
 	for _, a := range late {
-		why := "nobody decided until " + a.Expires.Format(time.RFC1123)
-		err := g.db.Update(ctx, func(tx *store.Tx) error { return g.end(ctx, tx, a, "action.expire", why) })
+		err := g.db.Update(ctx, func(tx *store.Tx) error {
+			a, err := advance(ctx, tx, a, timeEnded{time.Now()})
+			if err != nil {
+				return err
+			}
+			return g.refused(ctx, tx, a, "action.expire")
+		})
 		if err != nil && !errors.Is(err, ErrStale) { // somebody decided, or another Run was faster
 			return err
 		}
@@ -271,8 +281,8 @@ func (g *Gate) expire(ctx context.Context) error {
 	return nil
 }
 
-// ask moves the scheduled actions whose time has come to pending.
-func (g *Gate) ask(ctx context.Context) error {
+// come moves the scheduled actions whose time has come to pending.
+func (g *Gate) come(ctx context.Context) error {
 	var due []Action
 	err := g.db.View(ctx, func(tx *store.Tx) (err error) {
 		due, err = list(ctx, tx, `where state = $1 and ask_at <= $2 order by ask_at, id limit 100`, Scheduled, store.Time(time.Now()))
@@ -283,10 +293,10 @@ func (g *Gate) ask(ctx context.Context) error {
 	}
 	for _, a := range due {
 		err := g.db.Update(ctx, func(tx *store.Tx) error {
-			if err := move(ctx, tx, a.ID, a.Version, Scheduled, Pending); err != nil {
+			a, err := advance(ctx, tx, a, timeCame{time.Now()})
+			if err != nil {
 				return err
 			}
-			a.State, a.Version = Pending, a.Version+1
 			if err := audit.Append(ctx, tx, system(a), "action.ask", a.ID, audit.Fields{"digest": a.Hex()}); err != nil {
 				return err
 			}
@@ -337,24 +347,34 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		if err != nil {
 			return err
 		}
-		if s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, a.Request); err != nil {
-			return err
-		} else if moved = on; on {
-			return g.end(ctx, tx, a, "action.stop", s.String())
-		}
-		if err := move(ctx, tx, a.ID, a.Version, Approved, Executing); err != nil {
+		e := claimed{answer: answer{now: now}}
+		if e.stop, err = g.stop(ctx, tx, a.Project, a.Inbox, a.Request); err != nil {
 			return err
 		}
-		a.State, a.Version, a.Attempts = Executing, a.Version+1, a.Attempts+1
-		if _, err := tx.ExecContext(ctx, `update action set attempts = $1, lease = $2 where id = $3`, a.Attempts, store.Time(now.Add(leaseTime)), a.ID); err != nil {
+		if err := g.rejudge(ctx, tx, a, &e); err != nil {
 			return err
+		}
+		if a, err = advance(ctx, tx, a, e); err != nil {
+			return err
+		}
+		switch a.State {
+		case Pending:
+			moved = true
+			if err := audit.Append(ctx, tx, system(a), "action.ask", a.ID, audit.Fields{"rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex()}); err != nil {
+				return err
+			}
+			return g.moved(ctx, tx, a)
+		case Denied, Failed:
+			moved = true
+			return g.refused(ctx, tx, a, "action.stop")
+		case Executing, Scheduled, Approved, Done, Unknown, Cancelled:
 		}
 		// What waits is looked at again and again, every look the same: the
 		// attack is a thousand mails to a slow destination, which fill the audit
 		// until nobody reads it. The entry comes with the intent, if it comes to
 		// that, see [Gate.Begin].
-		if w, err := waits(ctx, tx, a.ID); err != nil || w {
-			return err
+		if a.waits {
+			return nil
 		}
 		if err := executes(ctx, tx, a); err != nil {
 			return err
@@ -371,14 +391,28 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 	return a, release, nil
 }
 
-// waits reports whether the last execution of an action began nothing, and no
-// later one has begun anything yet.
-func waits(ctx context.Context, tx *store.Tx, id string) (bool, error) {
-	var n int
-	if err := tx.One(ctx, `select waits from action where id = $1`, []any{id}, &n); err != nil {
-		return false, fmt.Errorf("look at action %s: %w", id, err)
+// rejudge asks policy once more about what a rule approved, if its executor knows
+// what has changed since.
+func (g *Gate) rejudge(ctx context.Context, tx *store.Tx, a Action, e *claimed) (err error) {
+	r, ok := g.exec[a.Kind].(Refresher)
+	if !ok || a.Decider != "" || e.stop != "" {
+		return nil
 	}
-	return n == 1, nil
+	e.judge = true
+	if e.request, err = r.Refresh(ctx, tx, a); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("refresh action %s: %w", a.ID, err)
+		}
+		// What cannot be told anew is for a person, and holds up nothing else.
+		g.log.ErrorContext(ctx, "refresh action", "action", a.ID, "err", err)
+		e.request, e.verdict = a.Request, policy.Verdict{Effect: policy.Ask, Reason: "what has changed since it was proposed cannot be told: a person decides"}
+		return nil
+	}
+	e.request.Time = stored(e.now)
+	if e.verdict, err = g.judge.Judge(ctx, tx, a.Project, e.request); err != nil {
+		return fmt.Errorf("judge action %s: %w", a.ID, err)
+	}
+	return nil
 }
 
 func executes(ctx context.Context, tx *store.Tx, a Action) error {
@@ -390,88 +424,59 @@ func executes(ctx context.Context, tx *store.Tx, a Action) error {
 // with [ErrStale] what another program has taken over. An executor calls it in
 // each transaction that makes its intent durable, before each part of its effect.
 func (g *Gate) Begin(ctx context.Context, tx *store.Tx, a Action) error {
-	now, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, a.ID).Scan)
+	now, err := peek(ctx, tx, a.ID)
 	if err != nil {
-		return fmt.Errorf("begin action %s: %w", a.ID, err)
+		return fmt.Errorf("begin: %w", err)
 	}
-	// The attack on going on: this program stood still and was taken for dead,
-	// and the action has been stopped, or tried again, since.
-	if now.State != Executing || now.Version != a.Version {
-		return fmt.Errorf("begin action %s, which is %s: %w", a.ID, now.State, ErrStale)
-	}
-	if now.Stopped != "" {
-		return fmt.Errorf("begin action %s: %s: %w", a.ID, now.Stopped, ErrStopped)
-	}
-	if s, on, err := g.Stopped(ctx, tx, now.Project, now.Inbox, now.Request); err != nil || on {
-		if err == nil {
-			err = fmt.Errorf("begin action %s: %s: %w", a.ID, s, ErrStopped)
-		}
+	e := begun{version: a.Version}
+	if e.stop, err = g.stop(ctx, tx, now.Project, now.Inbox, now.Request); err != nil {
 		return err
 	}
-	waited, err := tx.Changed(ctx, `update action set waits = 0 where id = $1 and version = $2 and waits = 1`, a.ID, a.Version)
-	if err != nil {
+	waited := now.waits
+	if now, err = advance(ctx, tx, now, e); err != nil {
 		return fmt.Errorf("begin action %s: %w", a.ID, err)
 	}
 	if !waited {
 		return nil
 	}
-	return executes(ctx, tx, a)
+	return executes(ctx, tx, now)
 }
 
 // settle moves an executing action to what its execution brought, and tells the
 // executor if tell.
-func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, tell bool) error {
-	now := time.Now()
-	verb := "action." + string(o.State)
-	if o.State == Approved {
-		if why, err := g.stopping(ctx, tx, a); err != nil {
-			return err
-		} else if why != "" {
-			// Turning the switch off again releases nothing: it ends here.
-			if o.Free {
-				a.Attempts--
-			}
-			a.Result = o.Detail
-			return g.end(ctx, tx, a, "action.stop", why)
-		}
-	}
-	if err := move(ctx, tx, a.ID, a.Version, Executing, o.State); err != nil {
-		return err
-	}
-	waited, err := waits(ctx, tx, a.ID)
+func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended, tell bool) error {
+	before, err := peek(ctx, tx, claimed.ID)
 	if err != nil {
-		return err
+		return fmt.Errorf("settle: %w", err)
 	}
-	free := o.State == Approved && o.Free
-	if waited && !free { // its executor did not say that it began
-		if err := executes(ctx, tx, a); err != nil {
+	o.now = time.Now()
+	if o.State == Approved {
+		if o.stop, err = g.stop(ctx, tx, before.Project, before.Inbox, before.Request); err != nil {
 			return err
 		}
 	}
-	same := waited && free && a.Result == o.Detail
-	a.State, a.Version, a.Result, a.Due = o.State, a.Version+1, o.Detail, time.Time{}
-	if o.State == Approved {
-		verb, a.Due = "action.retry", stored(now.Add(o.After))
-		if o.Free {
-			verb, a.Attempts = "action.defer", a.Attempts-1
+	a, err := advance(ctx, tx, before, o)
+	if err != nil {
+		return fmt.Errorf("settle action %s: %w", before.ID, err)
+	}
+	free := a.waits && a.State == Approved
+	if before.waits && !free { // its executor did not say that it began
+		if err := executes(ctx, tx, before); err != nil {
+			return err
 		}
 	}
-	if o.State.settled() {
-		a.Settled = stored(now)
-	}
-	nowWaits := 0
-	if free {
-		nowWaits = 1
-	}
-	_, err = tx.ExecContext(ctx, `update action set result = $1, not_before = $2, attempts = $3, settled_at = $4, waits = $5 where id = $6`,
-		a.Result, store.Time(a.Due), a.Attempts, store.Time(a.Settled), nowWaits, a.ID)
-	if err != nil {
-		return fmt.Errorf("record result: %w", err)
-	}
-	if same {
+	verb := "action." + string(a.State)
+	switch {
+	case free && before.waits && before.Result == a.Result:
 		return nil // it waits, as the audit says already
+	case free:
+		verb = "action.defer"
+	case a.State == Approved:
+		verb = "action.retry"
+	case o.State == Approved:
+		return g.refused(ctx, tx, a, "action.stop")
 	}
-	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"result": o.Detail}); err != nil {
+	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"result": a.Result}); err != nil {
 		return err
 	}
 	if !tell || free { // it is where it was: approved, which its executor has heard
@@ -480,37 +485,8 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, a Action, o Outcome, te
 	return g.moved(ctx, tx, a)
 }
 
-// stopping says why an executing action must not be tried again, or is empty.
-func (g *Gate) stopping(ctx context.Context, tx *store.Tx, a Action) (why string, err error) {
-	if err := tx.One(ctx, `select stopped from action where id = $1`, []any{a.ID}, &why); err != nil {
-		return "", fmt.Errorf("look at action %s: %w", a.ID, err)
-	}
-	if why != "" {
-		return why, nil
-	}
-	s, on, err := g.Stopped(ctx, tx, a.Project, a.Inbox, a.Request)
-	if err != nil || !on {
-		return "", err
-	}
-	return s.String(), nil
-}
-
 func system(a Action) auth.Principal {
 	return auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}
-}
-
-// move changes the state of one action, failing with ErrStale unless it is
-// still at version and in state from.
-func move(ctx context.Context, tx *store.Tx, id string, version int64, from, to State) error {
-	ok, err := tx.Changed(ctx,
-		`update action set state = $1, version = version + 1 where id = $2 and version = $3 and state = $4`, to, id, version, from)
-	if err != nil {
-		return fmt.Errorf("move action %s to %s: %w", id, to, err)
-	}
-	if !ok {
-		return fmt.Errorf("move action %s to %s: %w", id, to, ErrStale)
-	}
-	return nil
 }
 
 func (g *Gate) poke() {

@@ -3,6 +3,7 @@ package oversight
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -155,7 +156,7 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 // stopAll denies what had been approved and s stops, and marks what is being
 // executed, of which nothing more begins.
 func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, who auth.Principal, s Switch) (n int64, err error) {
-	as, err := list(ctx, tx, `where state in ($1, $2) and (project_id = $3 or $3 = '') order by created_at, id`, Approved, Executing, s.Project)
+	as, err := list(ctx, tx, `where state in ($1, $2, $3) and (project_id = $4 or $4 = '') order by created_at, id`, Approved, Executing, Unknown, s.Project)
 	if err != nil {
 		return 0, err
 	}
@@ -163,13 +164,18 @@ func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, who auth.Principal, s 
 		if !s.stops(a.Inbox, a.Request) {
 			continue
 		}
-		if a.State == Executing {
-			if _, err := tx.ExecContext(ctx, `update action set stopped = $1 where id = $2 and version = $3`, s.String(), a.ID, a.Version); err != nil {
-				return 0, fmt.Errorf("stop action %s: %w", a.ID, err)
-			}
+		from := a.State
+		a, err := advance(ctx, tx, a, switched{why: s.String(), now: time.Now()})
+		if errors.Is(err, errStays) {
 			continue
 		}
-		if err := g.end(ctx, tx, a, "action.stop", s.String()); err != nil {
+		if err != nil {
+			return 0, fmt.Errorf("stop action %s: %w", a.ID, err)
+		}
+		if from != Approved {
+			continue // the outcome of its execution tells
+		}
+		if err := g.refused(ctx, tx, a, "action.stop"); err != nil {
 			return 0, err
 		}
 		n++
@@ -177,25 +183,9 @@ func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, who auth.Principal, s 
 	return n, nil
 }
 
-// end denies an action by rule, with its reason, or ends it as failed where some
-// of it may have left.
-func (g *Gate) end(ctx context.Context, tx *store.Tx, a Action, verb, why string) error {
-	to := Denied
-	if a.Attempts > 0 {
-		to = Failed
-	}
-	if err := move(ctx, tx, a.ID, a.Version, a.State, to); err != nil {
-		return err
-	}
-	now := stored(time.Now())
-	a.State, a.Version, a.Due, a.Settled = to, a.Version+1, time.Time{}, now
-	a.Decider, a.Decided, a.Reason, a.Result = system(a).String(), now, why, strings.TrimSpace(a.Result+"\n"+why)
-	_, err := tx.ExecContext(ctx, `update action set decider = $1, decided_at = $2, reason = $3, result = $4, not_before = 0, settled_at = $2, attempts = $5 where id = $6`,
-		a.Decider, store.Time(now), a.Reason, a.Result, a.Attempts, a.ID)
-	if err != nil {
-		return fmt.Errorf("end action %s: %w", a.ID, err)
-	}
-	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"state": string(to), "reason": why, "digest": a.Hex()}); err != nil {
+// refused records that an action was ended by rule.
+func (g *Gate) refused(ctx context.Context, tx *store.Tx, a Action, verb string) error {
+	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"state": string(a.State), "reason": a.Reason, "digest": a.Hex()}); err != nil {
 		return err
 	}
 	return g.moved(ctx, tx, a)
@@ -265,4 +255,13 @@ func (g *Gate) Stopped(ctx context.Context, tx *store.Tx, project, inbox string,
 		}
 	}
 	return Switch{}, false, nil
+}
+
+// stop says why a switch stops what r asks for, or is empty.
+func (g *Gate) stop(ctx context.Context, tx *store.Tx, project, inbox string, r policy.Request) (string, error) {
+	s, on, err := g.Stopped(ctx, tx, project, inbox, r)
+	if err != nil || !on {
+		return "", err
+	}
+	return s.String(), nil
 }

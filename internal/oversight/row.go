@@ -1,0 +1,113 @@
+package oversight
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/store"
+)
+
+// columns are those of an action without its payload, in scanOne's order; insert
+// and save write them.
+const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result,
+	send_at, ask_at, undo, not_before, note, settled_at, dropped_at, request, context, approvers, who, step_up, expires_at, stopped, author, written_at, lease, waits,
+	(select count(*) from approval v where v.action_id = action.id and v.version = action.version)`
+
+func scanOne(row func(...any) error, extra ...any) (Action, error) {
+	var a Action
+	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written, lease, waits int64
+	var request, asked string
+	dest := []any{
+		&a.ID, &a.Project, &a.Kind, &a.Proposer, &a.Inbox, &a.Via, &a.Digest, &a.State, &a.Version, &a.Rule, &a.Verdict,
+		&created, &a.Decider, &decided, &a.Reason, &a.Attempts, &a.Result,
+		&sendAt, &askAt, &undo, &due, &a.Note, &settled, &dropped,
+		&request, &a.Context, &a.Approvers, &asked, &stepUp, &expires, &a.Stopped, &a.Author, &written, &lease, &waits, &a.Approvals,
+	}
+	if extra == nil {
+		extra = []any{&a.Payload}
+	}
+	err := store.NotFound(row(append(dest, extra...)...))
+	if err == nil {
+		if err = json.Unmarshal([]byte(request), &a.Request); err != nil {
+			err = fmt.Errorf("read request of action %s: %w", a.ID, err)
+		}
+	}
+	if asked != "" {
+		a.Who = strings.Split(asked, ",")
+	}
+	a.StepUp, a.Expires, a.Written = stepUp == 1, store.FromTime(expires), store.FromTime(written)
+	a.lease, a.waits = store.FromTime(lease), waits == 1
+	a.Created, a.Decided = store.FromTime(created), store.FromTime(decided)
+	a.SendAt, a.AskAt, a.Undo = store.FromTime(sendAt), store.FromTime(askAt), time.Duration(undo)*time.Microsecond
+	a.Settled, a.Dropped = store.FromTime(settled), store.FromTime(dropped)
+	if a.State == Approved {
+		a.Due = store.FromTime(due)
+	}
+	return a, err
+}
+
+// request returns the action's request as it is stored.
+func (a *Action) request() (string, error) {
+	b, err := json.Marshal(a.Request)
+	if err != nil {
+		return "", fmt.Errorf("write request: %w", err)
+	}
+	return string(b), nil
+}
+
+func insert(ctx context.Context, tx *store.Tx, a Action) error {
+	request, err := a.request()
+	if err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, `insert into action
+		(id, project_id, kind, proposer, inbox_id, via, payload, digest, state, version, rule, verdict, created_at, decider, decided_at, reason,
+			attempts, not_before, result, send_at, ask_at, undo, note, settled_at, request, context, approvers, who, step_up, expires_at, written_at)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, $14, '', $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)`,
+		a.ID, a.Project, a.Kind, a.Proposer, a.Inbox, a.Via, a.Payload, a.Digest, a.State, a.Version, a.Rule, a.Verdict, store.Time(a.Created),
+		store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note, store.Time(a.Settled),
+		request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires), store.Time(a.Written))
+	if err != nil {
+		return fmt.Errorf("insert action: %w", err)
+	}
+	return nil
+}
+
+// save writes an action down as an event has left it, but for its payload,
+// unless somebody else has changed it since it was read as before: then it is
+// [ErrStale].
+func save(ctx context.Context, tx *store.Tx, before, a Action) error {
+	request, err := a.request()
+	if err != nil {
+		return err
+	}
+	ok, err := tx.Changed(ctx, `update action set state = $1, version = $2, proposer = $3, author = $4, via = $5, rule = $6, verdict = $7,
+			decider = $8, decided_at = $9, reason = $10, attempts = $11, result = $12, send_at = $13, ask_at = $14, undo = $15, not_before = $16, note = $17,
+			settled_at = $18, request = $19, context = $20, approvers = $21, who = $22, step_up = $23, expires_at = $24, stopped = $25, written_at = $26,
+			lease = $27, waits = $28
+		where id = $29 and version = $30 and state = $31 and stopped = $32`,
+		a.State, a.Version, a.Proposer, a.Author, a.Via, a.Rule, a.Verdict,
+		a.Decider, store.Time(a.Decided), a.Reason, a.Attempts, a.Result, store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), store.Time(a.Due), a.Note,
+		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
+		store.Time(a.lease), flag(a.waits),
+		before.ID, before.Version, before.State, before.Stopped)
+	if err != nil {
+		return fmt.Errorf("move action %s to %s: %w", a.ID, a.State, err)
+	}
+	if !ok {
+		return fmt.Errorf("move action %s to %s: %w", a.ID, a.State, ErrStale)
+	}
+	return nil
+}
+
+// advance lets e happen to a, as it was read in tx, and writes it down.
+func advance(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
+	b, err := e.next(a)
+	if err != nil {
+		return a, err
+	}
+	return b, save(ctx, tx, a, b)
+}
