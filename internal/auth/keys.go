@@ -27,6 +27,9 @@ func (Secret) GoString() string { return "[secret]" }
 // Reveal returns the secret itself.
 func (s Secret) Reveal() string { return string(s) }
 
+// Digest returns what is stored of a secret that has many random bits.
+func (s Secret) Digest() []byte { return s.hash() }
+
 func (s Secret) hash() []byte {
 	// A key has 160 random bits or more, so that no salt or slow hash is needed.
 	h := sha256.Sum256([]byte(s))

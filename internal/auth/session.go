@@ -148,10 +148,13 @@ func EndSession(ctx context.Context, tx *store.Tx, token Secret) error {
 }
 
 // EndSessions ends all sessions of the person with this id but the one that is
-// named, which may be empty.
+// named, which may be empty, and sign-ins that are half done.
 func EndSessions(ctx context.Context, tx *store.Tx, person, but string) error {
 	if _, err := tx.ExecContext(ctx, `delete from session where person_id = $1 and id <> $2`, person, but); err != nil {
 		return fmt.Errorf("end sessions: %w", err)
+	}
+	if _, err := tx.ExecContext(ctx, `delete from challenge where person_id = $1`, person); err != nil {
+		return fmt.Errorf("end sign-ins: %w", err)
 	}
 	return nil
 }

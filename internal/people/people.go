@@ -37,7 +37,23 @@ var (
 	ErrNotFound = errors.New("no such person")
 	// ErrLastOwner means that the project would be without an owner who can come in.
 	ErrLastOwner = errors.New("a project keeps an owner: make somebody else one first")
+	// ErrChallenge means that what is answered was not asked, was answered
+	// already, or too long ago; or that the answer is none.
+	ErrChallenge = errors.New("what this answers was not asked, or too long ago: begin anew")
+	// ErrCode means that a code is wrong, was used already, or is too old.
+	ErrCode = fmt.Errorf("%w code: it is wrong, was used already, or is too old", auth.ErrInvalid)
+	// ErrPassword means that who is signed in typed a wrong password.
+	ErrPassword = fmt.Errorf("%w password: it is not right", auth.ErrInvalid)
+	// ErrNoFactor means that somebody who has no second factor is asked for one.
+	ErrNoFactor = errors.New("there is no second factor yet: set one up")
 )
+
+func wrongPassword(err error) error {
+	if errors.Is(err, auth.ErrUnauthenticated) {
+		return ErrPassword
+	}
+	return err
+}
 
 // Config is what [People] work with.
 type Config struct {
@@ -51,6 +67,9 @@ type People struct {
 	db     *store.DB
 	aead   cipher.AEAD
 	signIn *auth.SignIn
+
+	mu       sync.Mutex // guards what follows
+	failures failures
 }
 
 // New returns the people in db.
@@ -86,14 +105,14 @@ type Person struct {
 	Codes    int // recovery codes that are left
 	Sessions int // that have not ended
 
-	id string
+	id, project string
 }
 
 // Strong reports whether p has a second factor, so that a password alone does
 // not sign in.
 func (p Person) Strong() bool { return p.TOTP || p.Passkeys > 0 }
 
-const selectPerson = `select p.id, p.name, p.role, p.email, p.telegram, p.created_at, p.disabled_at,
+const selectPerson = `select p.id, p.project_id, p.name, p.role, p.email, p.telegram, p.created_at, p.disabled_at,
 	(select count(*) from totp t where t.person_id = p.id), (select count(*) from passkey k where k.person_id = p.id),
 	(select count(*) from recovery_code c where c.person_id = p.id and c.used_at = 0),
 	(select count(*) from session s where s.person_id = p.id and s.expires_at > $1) from person p `
@@ -101,7 +120,7 @@ const selectPerson = `select p.id, p.name, p.role, p.email, p.telegram, p.create
 func scanPerson(row func(...any) error) (p Person, err error) {
 	var created, disabled int64
 	var totp int
-	err = row(&p.id, &p.Name, &p.Role, &p.Email, &p.Telegram, &created, &disabled, &totp, &p.Passkeys, &p.Codes, &p.Sessions)
+	err = row(&p.id, &p.project, &p.Name, &p.Role, &p.Email, &p.Telegram, &created, &disabled, &totp, &p.Passkeys, &p.Codes, &p.Sessions)
 	p.Created, p.Disabled, p.TOTP = store.FromTime(created), store.FromTime(disabled), totp > 0
 	return p, err
 }

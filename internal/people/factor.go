@@ -1,0 +1,293 @@
+package people
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pquerna/otp"
+	"github.com/pquerna/otp/totp"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+const (
+	step       = 30 // seconds of a code (RFC 6238 section 4.1)
+	drift      = 1  // steps that a phone's clock may be off, each way
+	codeCount  = 10 // recovery codes
+	codeLength = 16 // characters of 5 random bits each
+)
+
+// An Enrolment is an authenticator app that is being set up.
+type Enrolment struct {
+	Token  auth.Secret // for the answer
+	Secret auth.Secret // for who types it, base32
+	URL    auth.Secret // for who scans it, as a QR code
+}
+
+// BeginTOTP makes the secret of a new authenticator app, which counts as one
+// once [People.ConfirmTOTP] has seen a code of it. Who has a second factor must
+// have proved it now, who has none shows the password again: a stolen session
+// alone adds nothing. Site is what the app shows beside the name.
+func (p *People) BeginTOTP(ctx context.Context, session auth.Secret, password, site string, v Visit) (e Enrolment, err error) {
+	in, err := p.again(ctx, session, password, v)
+	if err != nil {
+		return e, err
+	}
+	key, err := totp.Generate(totp.GenerateOpts{Issuer: "Postern " + strings.ReplaceAll(site, ":", " "), AccountName: in.me.Name, SecretSize: 20})
+	if err != nil {
+		return e, fmt.Errorf("make secret: %w", err)
+	}
+	e.Secret, e.URL = auth.Secret(key.Secret()), auth.Secret(key.URL())
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		e.Token, err = ask(ctx, tx, challenge{forTOTP, in.me.id, in.id, p.seal(in.me.id, key.Secret())})
+		return err
+	})
+	return e, err
+}
+
+// Enrolling returns an enrolment again, for a page that is shown once more
+// after a wrong code.
+func (p *People) Enrolling(ctx context.Context, session, token auth.Secret, site string) (e Enrolment, err error) {
+	err = p.db.View(ctx, func(tx *store.Tx) error {
+		who, id, err := auth.InSession(ctx, tx, session, auth.Browser)
+		if err != nil {
+			return err
+		}
+		c, err := look(ctx, tx, token, challenge{purpose: forTOTP, session: id})
+		if err != nil {
+			return err
+		}
+		secret, err := p.unseal(c.person, c.data)
+		if err != nil {
+			return err
+		}
+		raw, err := totp.Generate(totp.GenerateOpts{Issuer: "Postern " + strings.ReplaceAll(site, ":", " "), AccountName: who.ID, Secret: decode32(secret)})
+		if err != nil {
+			return fmt.Errorf("make address of secret: %w", err)
+		}
+		e = Enrolment{Token: token, Secret: auth.Secret(secret), URL: auth.Secret(raw.URL())}
+		return nil
+	})
+	return e, err
+}
+
+// ConfirmTOTP sets up the authenticator app that gave a code, in place of a
+// former one. It ends all other sessions, and returns recovery codes, this once,
+// if there were none.
+func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, code string, v Visit) (codes []string, err error) {
+	var c challenge
+	var me Person
+	var who auth.Principal
+	err = p.db.View(ctx, func(tx *store.Tx) (err error) {
+		if who, c.session, err = auth.InSession(ctx, tx, session, v.Kind); err != nil {
+			return err
+		}
+		if me, err = itself(ctx, tx, who); err != nil {
+			return err
+		}
+		c, err = look(ctx, tx, token, challenge{purpose: forTOTP, session: c.session})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	secret, err := p.unseal(me.id, c.data)
+	if err != nil {
+		return nil, err
+	}
+	n, ok := matches(secret, strings.ReplaceAll(code, " ", ""), time.Now(), 0)
+	if !ok { // no guess: who is shown a code to type knows the secret
+		return nil, ErrCode
+	}
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := use(ctx, tx, token, c); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, `insert into totp (person_id, secret, step, created_at) values ($1, $2, $3, $4)
+			on conflict (person_id) do update set secret = $2, step = $3, created_at = $4`, me.id, p.seal(me.id, secret), n, store.Time(time.Now()))
+		if err != nil {
+			return fmt.Errorf("insert second factor: %w", err)
+		}
+		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, "person.totp_add", nil)
+		return err
+	})
+	return codes, err
+}
+
+// enrolled does what follows a new second factor: the session has proved it, all
+// others end, since who set up none may have begun them, and there are recovery
+// codes.
+func (p *People) enrolled(ctx context.Context, tx *store.Tx, who auth.Principal, me Person, session auth.Secret, id, verb string, f audit.Fields) (codes []string, err error) {
+	if err := auth.EndSessions(ctx, tx, me.id, id); err != nil {
+		return nil, err
+	}
+	if err := audit.Append(ctx, tx, who, verb, me.Name, f); err != nil {
+		return nil, err
+	}
+	if err := strengthen(ctx, tx, who, session, strings.TrimSuffix(strings.TrimPrefix(verb, "person."), "_add")); err != nil {
+		return nil, err
+	}
+	if me.Strong() && me.Codes > 0 {
+		return nil, nil
+	}
+	return newCodes(ctx, tx, who, me)
+}
+
+// RemoveTOTP takes the authenticator app away.
+func (p *People) RemoveTOTP(ctx context.Context, who auth.Principal) error {
+	return p.lose(ctx, who, func(tx *store.Tx, me Person) error {
+		ok, err := tx.Changed(ctx, `delete from totp where person_id = $1`, me.id)
+		if err == nil && !ok {
+			err = fmt.Errorf("authenticator app: %w", ErrNotFound)
+		}
+		if err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "person.totp_remove", me.Name, nil)
+	})
+}
+
+// lose takes one of who's second factors away, by f, and with the last one what
+// stands in for it.
+func (p *People) lose(ctx context.Context, who auth.Principal, f func(*store.Tx, Person) error) error {
+	return p.db.Update(ctx, func(tx *store.Tx) error {
+		me, err := itself(ctx, tx, who)
+		if err != nil {
+			return err
+		}
+		if err := fresh(who, me); err != nil {
+			return err
+		}
+		if err := f(tx, me); err != nil {
+			return err
+		}
+		if me, err = itself(ctx, tx, who); err != nil || me.Strong() {
+			return err
+		}
+		return forget(ctx, tx, me.id)
+	})
+}
+
+// NewCodes replaces who's recovery codes and returns them, this once.
+func (p *People) NewCodes(ctx context.Context, who auth.Principal) (codes []string, err error) {
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		me, err := itself(ctx, tx, who)
+		if err != nil {
+			return err
+		}
+		if !me.Strong() {
+			return ErrNoFactor
+		}
+		if err := fresh(who, me); err != nil {
+			return err
+		}
+		codes, err = newCodes(ctx, tx, who, me)
+		return err
+	})
+	return codes, err
+}
+
+func newCodes(ctx context.Context, tx *store.Tx, who auth.Principal, me Person) (codes []string, err error) {
+	if _, err := tx.ExecContext(ctx, `delete from recovery_code where person_id = $1`, me.id); err != nil {
+		return nil, fmt.Errorf("replace recovery codes: %w", err)
+	}
+	for range codeCount {
+		c := rand.Text()[:codeLength]
+		if _, err := tx.ExecContext(ctx, `insert into recovery_code (person_id, hash, used_at) values ($1, $2, 0)`, me.id, auth.Secret(c).Digest()); err != nil {
+			return nil, fmt.Errorf("insert recovery code: %w", err)
+		}
+		var parts []string
+		for part := range slices.Chunk([]byte(c), 4) {
+			parts = append(parts, string(part))
+		}
+		codes = append(codes, strings.Join(parts, "-"))
+	}
+	return codes, audit.Append(ctx, tx, who, "person.recovery_codes", me.Name, nil)
+}
+
+var sixDigits = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]{6}$`) })
+
+// code takes a code of a person's authenticator app or a recovery code, once,
+// and returns which it was.
+func (p *People) code(ctx context.Context, tx *store.Tx, them Person, code string) (factor string, err error) {
+	code = strings.ToUpper(strings.NewReplacer(" ", "", "-", "").Replace(code))
+	if !sixDigits().MatchString(code) {
+		if len(code) != codeLength {
+			return "", auth.ErrUnauthenticated
+		}
+		// Searched by digest: timing tells about digests, not codes.
+		ok, err := tx.Changed(ctx, `update recovery_code set used_at = $1 where person_id = $2 and hash = $3 and used_at = 0`,
+			store.Time(time.Now()), them.id, auth.Secret(code).Digest())
+		if err != nil {
+			return "", fmt.Errorf("use recovery code: %w", err)
+		}
+		if !ok {
+			return "", auth.ErrUnauthenticated
+		}
+		return "recovery code", nil
+	}
+	var sealed []byte
+	var last int64
+	err = tx.One(ctx, `select secret, step from totp where person_id = $1`, []any{them.id}, &sealed, &last)
+	if errors.Is(err, store.ErrNotFound) {
+		return "", auth.ErrUnauthenticated
+	}
+	if err != nil {
+		return "", fmt.Errorf("find second factor: %w", err)
+	}
+	secret, err := p.unseal(them.id, sealed)
+	if err != nil {
+		return "", err
+	}
+	n, ok := matches(secret, code, time.Now(), last)
+	if !ok {
+		return "", auth.ErrUnauthenticated
+	}
+	// The attack: who looks over a shoulder types the same code at once, perhaps
+	// at another server of this database.
+	ok, err = tx.Changed(ctx, `update totp set step = $1 where person_id = $2 and step < $1`, n, them.id)
+	if err != nil {
+		return "", fmt.Errorf("use code: %w", err)
+	}
+	if !ok {
+		return "", auth.ErrUnauthenticated
+	}
+	return "totp", nil
+}
+
+// matches returns the step that a code is of, if it is one of now's, give or
+// take the drift, and later than last. All are compared: how long it takes does
+// not tell which.
+func matches(secret, code string, now time.Time, last int64) (n int64, ok bool) {
+	for i := int64(-drift); i <= drift; i++ {
+		at := now.Unix()/step + i
+		want, err := totp.GenerateCodeCustom(secret, time.Unix(at*step, 0), totp.ValidateOpts{Period: step, Digits: otp.DigitsSix, Algorithm: otp.AlgorithmSHA1})
+		if err == nil && subtle.ConstantTimeCompare([]byte(want), []byte(code)) == 1 && at > last {
+			n, ok = at, true
+		}
+	}
+	return n, ok
+}
+
+// seal encrypts the secret of a person's authenticator app; it is no other's.
+func (p *People) seal(person, secret string) []byte {
+	return p.aead.Seal(nil, nil, []byte(secret), []byte("totp\x00"+person)) //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
+}
+
+func (p *People) unseal(person string, sealed []byte) (string, error) {
+	b, err := p.aead.Open(nil, nil, sealed, []byte("totp\x00"+person))
+	if err != nil {
+		return "", fmt.Errorf("open second factor of %s: is server.key another's? %w", person, err)
+	}
+	return string(b), nil
+}

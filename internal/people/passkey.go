@@ -1,0 +1,519 @@
+package people
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-webauthn/webauthn/protocol"
+	"github.com/go-webauthn/webauthn/webauthn"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+const (
+	maxPasskeys = 20       // of a person
+	maxResponse = 32 << 10 // bytes of what a browser answers
+)
+
+// A Site is the name under which a person opened the console. A passkey is for
+// one name alone: another site cannot ask for it, which is what makes it proof
+// against phishing.
+type Site struct {
+	Host   string // with the port, if there is one; one that the console knows
+	Secure bool   // https
+}
+
+// ErrSite means that passkeys cannot be used under the name by which the console
+// was opened.
+var ErrSite = errors.New("passkeys need the console to be opened by a name over https, or as localhost")
+
+// party returns the relying party (W3C Web Authentication Level 3) of a site.
+func (s Site) party() (*webauthn.WebAuthn, error) {
+	name, scheme := strings.ToLower(s.Host), "http"
+	if h, _, err := net.SplitHostPort(name); err == nil {
+		name = h
+	}
+	if s.Secure {
+		scheme = "https"
+	}
+	_, err := netip.ParseAddr(strings.Trim(name, "[]"))
+	if err == nil || name == "" || !s.Secure && name != "localhost" && !strings.HasSuffix(name, ".localhost") {
+		return nil, ErrSite
+	}
+	w, err := webauthn.New(&webauthn.Config{
+		RPID: name, RPDisplayName: "Postern", RPOrigins: []string{scheme + "://" + strings.ToLower(s.Host)},
+		AttestationPreference: protocol.PreferNoAttestation,
+		AuthenticatorSelection: protocol.AuthenticatorSelection{
+			// The key is found without a name being typed, and its device has made
+			// sure of who holds it: it stands for a password and a second factor.
+			ResidentKey: protocol.ResidentKeyRequirementRequired, RequireResidentKey: new(true),
+			UserVerification: protocol.VerificationRequired,
+		},
+		// What a browser adds by itself is no reason to lock somebody out.
+		ExtensionsUnsolicitedOutputPolicy: protocol.UnsolicitedOutputPolicyIgnore,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %v", ErrSite, err)
+	}
+	return w, nil
+}
+
+// Usable returns [ErrSite] if there can be no passkeys on s.
+func (s Site) Usable() error {
+	_, err := s.party()
+	return err
+}
+
+// A Passkey is one of a person's, without its public key.
+type Passkey struct {
+	ID      string
+	Name    string // what the person calls it
+	Host    string // the name of the console that it is for
+	Created time.Time
+	Used    time.Time // zero means never
+	Cloned  time.Time // when its counter went back, since when it is refused; zero means never
+	Synced  bool      // copies of it may be on other devices of the person
+
+	credential webauthn.Credential
+	stored     string // the credential as it was read
+}
+
+func scanPasskey(row func(...any) error) (k Passkey, err error) {
+	var created, used, cloned int64
+	if err := row(&k.ID, &k.Name, &k.Host, &k.stored, &created, &used, &cloned); err != nil {
+		return k, err
+	}
+	if err := json.Unmarshal([]byte(k.stored), &k.credential); err != nil {
+		return k, fmt.Errorf("read passkey %s: %w", k.ID, err)
+	}
+	k.Created, k.Used, k.Cloned, k.Synced = store.FromTime(created), store.FromTime(used), store.FromTime(cloned), k.credential.Flags.BackupEligible
+	return k, nil
+}
+
+func passkeys(ctx context.Context, tx *store.Tx, person string) ([]Passkey, error) {
+	out, err := store.List(ctx, tx, scanPasskey, `select id, name, host, credential, created_at, used_at, cloned_at from passkey where person_id = $1 order by created_at, id`, person)
+	if err != nil {
+		return nil, fmt.Errorf("list passkeys: %w", err)
+	}
+	return out, nil
+}
+
+// Passkeys returns who's passkeys, oldest first.
+func (p *People) Passkeys(ctx context.Context, who auth.Principal) (out []Passkey, err error) {
+	err = p.db.View(ctx, func(tx *store.Tx) error {
+		me, err := itself(ctx, tx, who)
+		if err == nil {
+			out, err = passkeys(ctx, tx, me.id)
+		}
+		return err
+	})
+	return out, err
+}
+
+// A user is a person as package webauthn asks about one.
+type user struct {
+	Person
+	keys []Passkey
+}
+
+var _ webauthn.User = user{}
+
+// WebAuthnID returns the person's id: an authenticator keeps it, and tells it to
+// whoever holds it, so it is no name.
+func (u user) WebAuthnID() []byte { return []byte(u.id) }
+
+// WebAuthnName returns what an authenticator shows beside the console's name.
+func (u user) WebAuthnName() string { return u.Name }
+
+// WebAuthnDisplayName returns the same.
+func (u user) WebAuthnDisplayName() string { return u.Name }
+
+// WebAuthnCredentials returns the passkeys that are not refused.
+func (u user) WebAuthnCredentials() (out []webauthn.Credential) {
+	for _, k := range u.keys {
+		if k.Cloned.IsZero() {
+			out = append(out, k.credential)
+		}
+	}
+	return out
+}
+
+// at returns a person with their passkeys for a relying party.
+func at(ctx context.Context, tx *store.Tx, them Person, party *webauthn.WebAuthn) (user, error) {
+	u := user{Person: them}
+	keys, err := passkeys(ctx, tx, them.id)
+	for _, k := range keys {
+		if k.Host == party.Config.RPID {
+			u.keys = append(u.keys, k)
+		}
+	}
+	return u, err
+}
+
+// A Question is what a browser is asked.
+type Question struct {
+	Token   auth.Secret // for the answer
+	Options string      // JSON, for navigator.credentials
+}
+
+// question stores what the answer will be checked against.
+func question(ctx context.Context, tx *store.Tx, c challenge, options any, data *webauthn.SessionData) (q Question, err error) {
+	b, err := json.Marshal(options)
+	if err != nil {
+		return q, fmt.Errorf("write question: %w", err)
+	}
+	if c.data, err = json.Marshal(data); err != nil {
+		return q, fmt.Errorf("write question: %w", err)
+	}
+	q.Options = string(b)
+	q.Token, err = ask(ctx, tx, c)
+	return q, err
+}
+
+// BeginPasskey asks the browser of who is signed in to make a passkey. Like
+// [People.BeginTOTP] it needs more than a session.
+func (p *People) BeginPasskey(ctx context.Context, session auth.Secret, password string, site Site, v Visit) (q Question, err error) {
+	party, err := site.party()
+	if err != nil {
+		return q, err
+	}
+	in, err := p.again(ctx, session, password, v)
+	if err != nil {
+		return q, err
+	}
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		u, err := at(ctx, tx, in.me, party)
+		if err != nil {
+			return err
+		}
+		if in.me.Passkeys >= maxPasskeys {
+			return fmt.Errorf("%w passkey: there are %d, remove one first", auth.ErrInvalid, in.me.Passkeys)
+		}
+		var have []protocol.CredentialDescriptor
+		for _, k := range u.keys {
+			have = append(have, k.credential.Descriptor())
+		}
+		creation, data, err := party.BeginRegistration(u, webauthn.WithExclusions(have))
+		if err != nil {
+			return fmt.Errorf("ask for passkey: %w", err)
+		}
+		q, err = question(ctx, tx, challenge{purpose: forPasskey, person: in.me.id, session: in.id}, creation.Response, data)
+		return err
+	})
+	return q, err
+}
+
+// FinishPasskey adds the passkey that a browser has made. It ends all other
+// sessions, and returns recovery codes, this once, if there were none.
+func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token auth.Secret, name string, response []byte, site Site, v Visit) (codes []string, err error) {
+	party, err := site.party()
+	if err != nil {
+		return nil, err
+	}
+	if name = strings.TrimSpace(name); name == "" {
+		name = "passkey"
+	}
+	if len(name) > 60 || !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return nil, fmt.Errorf("%w name: use 60 characters at most", auth.ErrInvalid)
+	}
+	var who auth.Principal
+	var me Person
+	c := challenge{purpose: forPasskey}
+	// Used up before it is looked at: a second answer is none, whatever the first was.
+	err = p.db.Update(ctx, func(tx *store.Tx) (err error) {
+		if who, c.session, err = auth.InSession(ctx, tx, session, v.Kind); err != nil {
+			return err
+		}
+		if me, err = itself(ctx, tx, who); err != nil {
+			return err
+		}
+		c.person = me.id
+		c, err = use(ctx, tx, token, c)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	made, err := created(party, me, c.data, response)
+	if err != nil {
+		return nil, err
+	}
+	stored, err := json.Marshal(made)
+	if err != nil {
+		return nil, fmt.Errorf("write passkey: %w", err)
+	}
+	id := base64.RawURLEncoding.EncodeToString(made.ID)
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		if me, err = itself(ctx, tx, who); err != nil {
+			return err
+		}
+		// Two persons do not share one, nor does one have it twice.
+		ok, err := tx.Changed(ctx, `insert into passkey (id, person_id, host, name, credential, created_at, used_at, cloned_at)
+			values ($1, $2, $3, $4, $5, $6, 0, 0) on conflict do nothing`, id, me.id, party.Config.RPID, name, string(stored), store.Time(time.Now()))
+		if err != nil {
+			return fmt.Errorf("insert passkey: %w", err)
+		}
+		if !ok {
+			return ErrChallenge
+		}
+		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, "person.passkey_add", audit.Fields{"name": name, "passkey": id})
+		return err
+	})
+	return codes, err
+}
+
+// created checks a browser's answer to the question for a new passkey.
+func created(party *webauthn.WebAuthn, me Person, data, response []byte) (*webauthn.Credential, error) {
+	var asked webauthn.SessionData
+	if err := json.Unmarshal(data, &asked); err != nil {
+		return nil, fmt.Errorf("read question: %w", err)
+	}
+	if len(response) > maxResponse {
+		return nil, ErrChallenge
+	}
+	answer, err := protocol.ParseCredentialCreationResponseBytes(response)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%v)", ErrChallenge, err)
+	}
+	made, err := party.CreateCredential(user{Person: me}, asked, answer)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%v)", ErrChallenge, err)
+	}
+	if len(made.ID) == 0 || len(made.ID) > 1023 { // W3C Web Authentication Level 3, section 7.1 step 25
+		return nil, ErrChallenge
+	}
+	made.Attestation = webauthn.CredentialAttestation{} // not asked for, and not kept
+	return made, nil
+}
+
+// RemovePasskey takes one of who's passkeys away.
+func (p *People) RemovePasskey(ctx context.Context, who auth.Principal, id string) error {
+	return p.lose(ctx, who, func(tx *store.Tx, me Person) error {
+		ok, err := tx.Changed(ctx, `delete from passkey where id = $1 and person_id = $2`, id, me.id)
+		if err == nil && !ok {
+			err = fmt.Errorf("passkey: %w", ErrNotFound)
+		}
+		if err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "person.passkey_remove", me.Name, audit.Fields{"passkey": id})
+	})
+}
+
+// AskPasskey asks a browser for a passkey of anybody, to sign in.
+func (p *People) AskPasskey(ctx context.Context, site Site, v Visit) (q Question, err error) {
+	party, err := site.party()
+	if err != nil {
+		return q, err
+	}
+	if err := auth.Take(ctx, p.db, auth.TryRemote(v.Remote), auth.TryAll()); err != nil {
+		return q, err
+	}
+	assertion, data, err := party.BeginDiscoverableLogin()
+	if err != nil {
+		return q, fmt.Errorf("ask for passkey: %w", err)
+	}
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		q, err = question(ctx, tx, challenge{purpose: forSignIn}, assertion.Response, data)
+		return err
+	})
+	return q, err
+}
+
+// Passkey signs in whose passkey answered the question of [People.AskPasskey].
+func (p *People) Passkey(ctx context.Context, token auth.Secret, response []byte, site Site, v Visit) (out Started, err error) {
+	c := challenge{purpose: forSignIn}
+	them, key, err := p.shown(ctx, token, c, response, site, func(tx *store.Tx, id []byte) (Person, error) { return byID(ctx, tx, string(id)) })
+	if err == nil {
+		err = p.db.Update(ctx, func(tx *store.Tx) error {
+			if them, err = byID(ctx, tx, them.id); err != nil {
+				return err
+			}
+			if err := key.use(ctx, tx); err != nil {
+				return err
+			}
+			who := auth.Principal{Kind: auth.Person, ID: them.Name, Project: them.project, Role: them.Role}
+			out, err = begin(ctx, tx, who, v, "passkey")
+			return err
+		})
+	}
+	if err == nil {
+		return out, auth.GiveBack(ctx, p.db, auth.TryRemote(v.Remote), auth.TryAll())
+	}
+	if errors.Is(err, ErrChallenge) {
+		if err := p.failed(ctx, them.Name, v.Remote, "passkey"); !errors.Is(err, auth.ErrUnauthenticated) {
+			return out, err
+		}
+	}
+	return out, err
+}
+
+// AskStepUp asks the browser of who is signed in for one of their passkeys.
+func (p *People) AskStepUp(ctx context.Context, session auth.Secret, kind auth.SessionKind, site Site) (q Question, err error) {
+	party, err := site.party()
+	if err != nil {
+		return q, err
+	}
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		who, id, err := auth.InSession(ctx, tx, session, kind)
+		if err != nil {
+			return err
+		}
+		me, err := itself(ctx, tx, who)
+		if err != nil {
+			return err
+		}
+		u, err := at(ctx, tx, me, party)
+		if err != nil {
+			return err
+		}
+		if len(u.WebAuthnCredentials()) == 0 {
+			return ErrNoFactor
+		}
+		assertion, data, err := party.BeginLogin(u)
+		if err != nil {
+			return fmt.Errorf("ask for passkey: %w", err)
+		}
+		q, err = question(ctx, tx, challenge{purpose: forStepUp, person: me.id, session: id}, assertion.Response, data)
+		return err
+	})
+	return q, err
+}
+
+// StepUpPasskey proves a second factor again in a session, with the passkey that
+// answered the question of [People.AskStepUp].
+func (p *People) StepUpPasskey(ctx context.Context, session auth.Secret, kind auth.SessionKind, token auth.Secret, response []byte, site Site) error {
+	var who auth.Principal
+	var me Person
+	c := challenge{purpose: forStepUp}
+	err := p.db.View(ctx, func(tx *store.Tx) (err error) {
+		if who, c.session, err = auth.InSession(ctx, tx, session, kind); err != nil {
+			return err
+		}
+		me, err = itself(ctx, tx, who)
+		c.person = me.id
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	_, key, err := p.shown(ctx, token, c, response, site, func(tx *store.Tx, id []byte) (Person, error) {
+		if len(id) > 0 && string(id) != me.id {
+			return Person{}, ErrChallenge
+		}
+		return me, nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.db.Update(ctx, func(tx *store.Tx) error {
+		if err := key.use(ctx, tx); err != nil {
+			return err
+		}
+		return strengthen(ctx, tx, who, session, "passkey")
+	})
+}
+
+// shown uses up a question and checks the passkey that was shown in answer to
+// it. Whose it is, holder says of the id that the authenticator kept.
+func (p *People) shown(ctx context.Context, token auth.Secret, c challenge, response []byte, site Site, holder func(*store.Tx, []byte) (Person, error)) (them Person, key Passkey, err error) {
+	party, err := site.party()
+	if err != nil {
+		return them, key, err
+	}
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		c, err = use(ctx, tx, token, c)
+		return err
+	})
+	if err != nil {
+		return them, key, err
+	}
+	var asked webauthn.SessionData
+	if err := json.Unmarshal(c.data, &asked); err != nil {
+		return them, key, fmt.Errorf("read question: %w", err)
+	}
+	if len(response) > maxResponse {
+		return them, key, ErrChallenge
+	}
+	answer, err := protocol.ParseCredentialRequestResponseBytes(response)
+	if err != nil {
+		return them, key, fmt.Errorf("%w (%v)", ErrChallenge, err)
+	}
+	var u user
+	err = p.db.View(ctx, func(tx *store.Tx) error {
+		if them, err = holder(tx, answer.Response.UserHandle); err != nil {
+			return err
+		}
+		u, err = at(ctx, tx, them, party)
+		return err
+	})
+	if err != nil {
+		return them, key, err
+	}
+	var got *webauthn.Credential
+	if c.purpose == forSignIn {
+		_, got, err = party.ValidatePasskeyLogin(func(_, _ []byte) (webauthn.User, error) { return u, nil }, asked, answer)
+	} else {
+		got, err = party.ValidateLogin(u, asked, answer)
+	}
+	if err != nil {
+		return them, key, fmt.Errorf("%w (%v)", ErrChallenge, err)
+	}
+	for _, k := range u.keys {
+		if bytes.Equal(k.credential.ID, got.ID) {
+			key = k
+		}
+	}
+	key.credential = *got
+	if got.Authenticator.CloneWarning {
+		return them, key, p.cloned(ctx, them, key)
+	}
+	return them, key, nil
+}
+
+// cloned refuses a passkey from now on: its counter went back, so that there
+// are two of what there should be one of, and one of them may be a thief's.
+func (p *People) cloned(ctx context.Context, them Person, key Passkey) error {
+	err := p.db.Update(ctx, func(tx *store.Tx) error {
+		ok, err := tx.Changed(ctx, `update passkey set cloned_at = $1 where id = $2 and cloned_at = 0`, store.Time(time.Now()), key.ID)
+		if err != nil || !ok {
+			return err
+		}
+		who := auth.Principal{Kind: auth.System, ID: "signin", Project: them.project}
+		return audit.Append(ctx, tx, who, "person.passkey_cloned", them.Name, audit.Fields{"passkey": key.ID, "name": key.Name})
+	})
+	if err != nil {
+		return fmt.Errorf("refuse passkey: %w", err)
+	}
+	return ErrChallenge
+}
+
+// use notes that a passkey was used, with its counter. Of two answers that were
+// checked against the same counter one is refused: the attack is a copy of the
+// key, used at the same moment at another server of the database.
+func (k Passkey) use(ctx context.Context, tx *store.Tx) error {
+	stored, err := json.Marshal(k.credential)
+	if err != nil {
+		return fmt.Errorf("write passkey: %w", err)
+	}
+	ok, err := tx.Changed(ctx, `update passkey set credential = $1, used_at = $2 where id = $3 and credential = $4 and cloned_at = 0`,
+		string(stored), store.Time(time.Now()), k.ID, k.stored)
+	if err != nil {
+		return fmt.Errorf("use passkey: %w", err)
+	}
+	if !ok {
+		return ErrChallenge
+	}
+	return nil
+}

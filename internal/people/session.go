@@ -1,0 +1,157 @@
+package people
+
+import (
+	"context"
+	"encoding/base32"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// An inSession is somebody who is signed in.
+type inSession struct {
+	who auth.Principal
+	me  Person
+	id  string // of the session
+}
+
+// again checks that it is the person of a session, and not only their session,
+// who asks: by a second factor that was proved now, or, where there is none, by
+// the password.
+func (p *People) again(ctx context.Context, session auth.Secret, password string, v Visit) (in inSession, err error) {
+	err = p.db.View(ctx, func(tx *store.Tx) error {
+		if in.who, in.id, err = auth.InSession(ctx, tx, session, v.Kind); err != nil {
+			return err
+		}
+		in.me, err = itself(ctx, tx, in.who)
+		return err
+	})
+	if err != nil {
+		return in, err
+	}
+	if in.me.Strong() {
+		return in, fresh(in.who, in.me)
+	}
+	return in, p.same(ctx, in.me.Name, password, v)
+}
+
+// same checks the password of who is signed in.
+func (p *People) same(ctx context.Context, name, password string, v Visit) error {
+	if _, err := p.signIn.Check(ctx, name, v.Remote, password); err != nil {
+		return wrongPassword(err)
+	}
+	return nil
+}
+
+// SetPassword gives who is signed in another password. It needs the former one,
+// and a second factor that was proved now where there is one, and ends all other
+// sessions.
+func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, password string, v Visit) error {
+	in, err := p.again(ctx, session, former, v)
+	if err != nil {
+		return err
+	}
+	if in.me.Strong() { // again looked at that alone
+		if err := p.same(ctx, in.me.Name, former, v); err != nil {
+			return err
+		}
+	}
+	hash, err := auth.HashPassword(password)
+	if err != nil {
+		return err
+	}
+	return p.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := tx.ExecContext(ctx, `update person set password = $1 where id = $2`, hash, in.me.id); err != nil {
+			return fmt.Errorf("set password: %w", err)
+		}
+		if err := auth.EndSessions(ctx, tx, in.me.id, in.id); err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, in.who, "person.password", in.me.Name, nil)
+	})
+}
+
+// Sessions returns who's sessions, newest first.
+func (p *People) Sessions(ctx context.Context, who auth.Principal) (out []auth.Session, err error) {
+	err = p.db.View(ctx, func(tx *store.Tx) error {
+		me, err := itself(ctx, tx, who)
+		if err != nil {
+			return err
+		}
+		out, err = store.List(ctx, tx, func(row func(...any) error) (s auth.Session, err error) {
+			var created, expires, strong int64
+			err = row(&s.ID, &s.Kind, &created, &expires, &strong, &s.Factor, &s.Remote, &s.Agent)
+			s.Created, s.Expires, s.Strong = store.FromTime(created), store.FromTime(expires), store.FromTime(strong)
+			return s, err
+		}, `select id, kind, created_at, expires_at, strong_at, factor, remote, agent from session where person_id = $1 and expires_at > $2 order by created_at desc, id`,
+			me.id, store.Time(time.Now()))
+		return err
+	})
+	return out, err
+}
+
+// Current returns the id of the session of a token.
+func (p *People) Current(ctx context.Context, session auth.Secret, kind auth.SessionKind) (id string, err error) {
+	err = p.db.View(ctx, func(tx *store.Tx) error {
+		_, id, err = auth.InSession(ctx, tx, session, kind)
+		return err
+	})
+	return id, err
+}
+
+// EndSession ends one of who's sessions.
+func (p *People) EndSession(ctx context.Context, who auth.Principal, id string) error {
+	return p.db.Update(ctx, func(tx *store.Tx) error {
+		me, err := itself(ctx, tx, who)
+		if err != nil {
+			return err
+		}
+		ok, err := tx.Changed(ctx, `delete from session where id = $1 and person_id = $2`, id, me.id)
+		if err != nil {
+			return fmt.Errorf("end session: %w", err)
+		}
+		if !ok {
+			return fmt.Errorf("session %q: %w", id, ErrNotFound)
+		}
+		return audit.Append(ctx, tx, who, "person.session_end", me.Name, audit.Fields{"session": id})
+	})
+}
+
+// SignOut ends the session of a token, if there is one.
+func (p *People) SignOut(ctx context.Context, session auth.Secret, kind auth.SessionKind) error {
+	return p.db.Update(ctx, func(tx *store.Tx) error {
+		who, id, err := auth.InSession(ctx, tx, session, kind)
+		if err != nil {
+			return err
+		}
+		if err := auth.EndSession(ctx, tx, session); err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "person.signout", who.ID, audit.Fields{"session": id})
+	})
+}
+
+// byID returns a person who may come in.
+func byID(ctx context.Context, tx *store.Tx, id string) (Person, error) {
+	list, err := store.List(ctx, tx, scanPerson, selectPerson+`where p.id = $2 and p.disabled_at = 0`, store.Time(time.Now()), id)
+	if err != nil {
+		return Person{}, fmt.Errorf("find person: %w", err)
+	}
+	if len(list) == 0 {
+		return Person{}, ErrChallenge
+	}
+	return list[0], nil
+}
+
+// decode32 reads a secret as it is shown.
+func decode32(s string) []byte {
+	b, err := base32.StdEncoding.WithPadding(base32.NoPadding).DecodeString(strings.ToUpper(s))
+	if err != nil {
+		return nil // unreachable: it was written so
+	}
+	return b
+}
