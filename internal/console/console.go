@@ -64,7 +64,6 @@ type Server struct {
 	post    *mailbox.PostOffice
 	domains *domain.Registry
 	conf    Config
-	signIn  *auth.SignIn
 	// verifying has room for one: reading the whole record is work.
 	verifying chan struct{}
 	closed    chan struct{} // by Close
@@ -72,7 +71,6 @@ type Server struct {
 
 	mu     sync.Mutex // guards what follows
 	briefs map[string]brief
-	failed failures
 	pulses map[string]pulse // by project
 	live   map[string]int   // streams of events by person
 }
@@ -84,7 +82,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fl
 		conf.Hosts[i] = strings.ToLower(h)
 	}
 	return &Server{
-		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf, signIn: auth.NewSignIn(db),
+		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf,
 		verifying: make(chan struct{}, 1), closed: make(chan struct{}), briefs: map[string]brief{},
 		pulses: map[string]pulse{}, live: map[string]int{},
 	}
@@ -170,7 +168,35 @@ var table = []route{
 	{"POST", "/console/setup", open, (*Server).setup},
 	{"GET", "/console/signin", open, (*Server).signInPage},
 	{"POST", "/console/signin", open, (*Server).signin},
+	{"POST", "/console/signin/code", open, (*Server).signinCode},
+	{"POST", "/console/signin/passkey/ask", open, (*Server).askSignin},
+	{"POST", "/console/signin/passkey", open, (*Server).signinPasskey},
 	{"POST", "/console/signout", open, (*Server).signout},
+	// Everybody's own account, a viewer's too.
+	{"GET", "/console/stepup", looks, (*Server).stepUpPage},
+	{"POST", "/console/stepup", looks, (*Server).stepUp},
+	{"POST", "/console/stepup/passkey/ask", looks, (*Server).askStepUp},
+	{"POST", "/console/stepup/passkey", looks, (*Server).stepUpPasskey},
+	{"GET", "/console/account", looks, (*Server).account},
+	{"POST", "/console/account/password", looks, (*Server).setPassword},
+	{"POST", "/console/account/reach", looks, (*Server).setReach},
+	{"POST", "/console/account/app", looks, (*Server).beginApp},
+	{"POST", "/console/account/app/confirm", looks, (*Server).confirmApp},
+	{"POST", "/console/account/app/remove", looks, (*Server).removeApp},
+	{"POST", "/console/account/codes", looks, (*Server).newCodes},
+	{"POST", "/console/account/passkeys/ask", looks, (*Server).askPasskey},
+	{"POST", "/console/account/passkeys", looks, (*Server).addPasskey},
+	{"POST", "/console/account/passkeys/{id}/remove", looks, (*Server).removePasskey},
+	{"POST", "/console/account/sessions/{id}/end", looks, (*Server).endSession},
+	{"GET", "/console/people", manages, (*Server).people},
+	{"POST", "/console/people", manages, (*Server).invite},
+	{"POST", "/console/people/invitations/{id}/withdraw", manages, (*Server).withdraw},
+	{"GET", "/console/people/{id}", manages, (*Server).person},
+	{"POST", "/console/people/{id}/role", manages, (*Server).setRole},
+	{"POST", "/console/people/{id}/reach", manages, (*Server).setReachOf},
+	{"POST", "/console/people/{id}/disable", manages, (*Server).disablePerson},
+	{"POST", "/console/people/{id}/enable", manages, (*Server).enablePerson},
+	{"POST", "/console/people/{id}/reset", manages, (*Server).resetPerson},
 	{"GET", "/console/static/{name}", open, (*Server).static},
 }
 
@@ -281,7 +307,7 @@ func (s *Server) session(r *http.Request) (auth.Principal, error) {
 // version names the static files of this build, so that they may be kept.
 var version = func() string {
 	h := sha256.New()
-	for _, name := range []string{"style.css", "live.js"} {
+	for _, name := range []string{"style.css", "live.js", "passkey.js"} {
 		b, err := static.ReadFile("static/" + name)
 		if err != nil {
 			panic(err) // unreachable: it is embedded

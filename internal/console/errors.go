@@ -11,6 +11,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/sandbox"
 	"postern/internal/store"
 )
@@ -66,6 +67,16 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 			http.StatusGone, "This link cannot be used",
 			"A set-up link makes one account, once, within 24 hours. This one was used already, has expired, or is incomplete. If you did not use it yourself, tell the operator; \u201cpostern setup\u201d on the server makes a new one.", "/console/signin", "Sign in",
 		}
+	case errors.Is(err, auth.ErrStepUp):
+		back := "/console/stepup?" + url.Values{"next": {returnPath(r)}}.Encode()
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			http.Redirect(w, r, back, http.StatusSeeOther)
+			return
+		}
+		f = failure{
+			http.StatusForbidden, "Prove it is you",
+			"This asks for a second factor, proved a moment ago: a session may be stolen. Nothing was changed. Prove it, then do this again.", back, "Prove a second factor",
+		}
 	case errors.Is(err, auth.ErrForbidden):
 		f = failure{http.StatusForbidden, "Not allowed", "You may not do this. Nothing was changed.", "/console/", "Go to the queue"}
 	case errors.As(err, &tooBig):
@@ -80,7 +91,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusTooManyRequests, "Too many pages", "Many pages of yours are open and watch for changes. Close some.", "/console/", "Go to the queue"}
 	case errors.Is(err, errMethod):
 		f = failure{http.StatusMethodNotAllowed, "Not this way", "Nothing was changed. What changes anything is done with the buttons on a page, never by a link.", "/console/", "Go to the queue"}
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
 		f = failure{http.StatusNotFound, "Not found", "There is nothing at this address, or nothing that you may see.", "/console/", "Go to the queue"}
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
@@ -119,8 +130,12 @@ func returnPath(r *http.Request) string {
 		return "/console/quarantine"
 	case strings.HasPrefix(p, "/console/sending/"):
 		return "/console/sending"
+	case strings.HasPrefix(p, "/console/account/"):
+		return "/console/account"
+	case strings.HasPrefix(p, "/console/people/invitations/"):
+		return "/console/people"
 	}
-	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/limits", "/delete", "/restore", "/revoke"} {
+	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/limits", "/delete", "/restore", "/revoke", "/role", "/reach", "/disable", "/enable", "/reset"} {
 		p = strings.TrimSuffix(p, form)
 	}
 	return localPath(p)
@@ -144,9 +159,10 @@ func localPath(next string) string {
 			return home
 		}
 	}
-	switch u.Path {
-	case "/console/signin", "/console/signout", "/console/setup":
-		return home
+	for _, p := range []string{"/console/signin", "/console/signout", "/console/setup", "/console/stepup"} {
+		if u.Path == p || strings.HasPrefix(u.Path, p+"/") {
+			return home
+		}
 	}
 	local := (&url.URL{Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}).String()
 	if len(local) > most { // escaped it is longer

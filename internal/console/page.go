@@ -37,8 +37,12 @@ type page struct {
 	Refresh int            // seconds until it is asked for again where no script runs; 0 means never
 	Watch   string         // what the script watches: "queue", or the id of an action; empty means the count alone
 	Mark    string         // how what is watched stands, as [Server.events] would tell it
+	Passkey bool           // its script asks the browser for a passkey
 	Body    any
 }
+
+// PasskeyJS returns the address of the script that asks for a passkey.
+func (page) PasskeyJS() string { return "/console/static/passkey.js?v=" + version }
 
 // JS returns the address of the script.
 func (page) JS() string { return "/console/static/live.js?v=" + version }
@@ -108,6 +112,8 @@ var funcs = template.FuncMap{
 	"short":         short,
 	"days":          span,
 	"deliveryState": func(d mailbox.DeliveryState) string { return or(deliveryNames[d], string(d)) },
+	"roleMeans":     func(r auth.Role) string { return roleMeans[r] },
+	"factorName":    func(f string) string { return or(factorNames[f], f) },
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
 }
 

@@ -5,13 +5,10 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
-	"time"
-	"unicode/utf8"
 
-	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/people"
 	"postern/internal/store"
 )
 
@@ -22,64 +19,58 @@ type signInForm struct {
 	Name     string // as typed
 	Problem  string
 	Elsehow  bool // came by a link from elsewhere
+	Passkeys bool // can be used under the name by which the console was opened
 	MinBytes int  // of a password
+	Role     auth.Role
+	Person   string // whose new password it is; empty for a new account
 }
 
 func (s *Server) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	token := r.URL.Query().Get("token")
 	// Only looked at: whatever fetches the link, a chat program's preview for
 	// instance, must not use it up.
-	err := s.db.View(r.Context(), func(tx *store.Tx) error {
-		_, err := auth.CheckSetup(r.Context(), tx, auth.Secret(token)) //nolint:contextcheck // r's context is what is passed
-		return err
-	})
-	if errors.Is(err, auth.ErrUnauthenticated) {
-		return errLink
-	}
+	f, err := s.invited(r.Context(), token) //nolint:contextcheck // r's context is what is passed
 	if err != nil {
 		return err
 	}
-	return s.showSetup(w, http.StatusOK, signInForm{Token: token})
+	return s.showSetup(w, http.StatusOK, f)
+}
+
+// invited returns the form of a set-up link.
+func (s *Server) invited(ctx context.Context, token string) (f signInForm, err error) {
+	err = s.db.View(ctx, func(tx *store.Tx) error {
+		v, err := auth.CheckSetup(ctx, tx, auth.Secret(token))
+		f = signInForm{Token: token, Role: v.Role, Person: v.Person}
+		return err
+	})
+	if errors.Is(err, auth.ErrUnauthenticated) {
+		err = errLink
+	}
+	return f, err
 }
 
 func (s *Server) showSetup(w http.ResponseWriter, status int, f signInForm) error {
 	f.MinBytes = auth.MinPassword
-	return s.render(w, status, page{Name: "setup", Title: "Make your account", Body: f})
+	title := "Make your account"
+	if f.Person != "" {
+		title = "Choose a new password"
+	}
+	return s.render(w, status, page{Name: "setup", Title: title, Body: f})
 }
 
 func (s *Server) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	ctx := r.Context()
-	token, f := auth.Secret(r.PostForm.Get("token")), signInForm{Token: r.PostForm.Get("token"), Name: r.PostForm.Get("name")}
 	// First the link: hashing a password is work that no guesser gets done.
-	err := s.db.View(ctx, func(tx *store.Tx) error {
-		_, err := auth.CheckSetup(ctx, tx, token)
-		return err
-	})
-	if errors.Is(err, auth.ErrUnauthenticated) {
-		return errLink
-	}
+	f, err := s.invited(ctx, r.PostForm.Get("token"))
 	if err != nil {
 		return err
 	}
+	f.Name = r.PostForm.Get("name")
 	if r.PostForm.Get("password") != r.PostForm.Get("again") {
 		f.Problem = "The two passwords are not the same."
 		return s.showSetup(w, http.StatusBadRequest, f)
 	}
-	hash, err := auth.HashPassword(r.PostForm.Get("password"))
-	var session auth.Secret
-	if err == nil {
-		err = s.db.Update(ctx, func(tx *store.Tx) error {
-			who, err := auth.Redeem(ctx, tx, token, f.Name, hash)
-			if err != nil {
-				return err
-			}
-			if err := audit.Append(ctx, tx, who, "person.create", who.ID, audit.Fields{"by": "set-up link", "remote": remote(r)}); err != nil {
-				return err
-			}
-			session, err = auth.NewSession(ctx, tx, who)
-			return err
-		})
-	}
+	begun, err := s.conf.People.Redeem(ctx, auth.Secret(f.Token), f.Name, r.PostForm.Get("password"), s.visit(r))
 	switch {
 	case errors.Is(err, auth.ErrInvalid):
 		f.Problem = sentence(strings.TrimPrefix(err.Error(), auth.ErrInvalid.Error()+" "))
@@ -89,7 +80,11 @@ func (s *Server) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal)
 	case err != nil:
 		return err
 	}
-	s.setCookie(w, session)
+	if begun.Token == "" { // a new password, of who has a second factor
+		http.Redirect(w, r, "/console/signin", http.StatusSeeOther)
+		return nil
+	}
+	s.setCookie(w, begun.Token)
 	http.Redirect(w, r, "/console/", http.StatusSeeOther)
 	return nil
 }
@@ -103,67 +98,135 @@ func (s *Server) signInPage(w http.ResponseWriter, r *http.Request, _ auth.Princ
 	// The cookie is SameSite=Strict: who follows a link from elsewhere comes
 	// without it and seems to be signed out. One more click, from here, shows.
 	elsehow := r.Header.Get("Sec-Fetch-Site") == "cross-site"
-	return s.showSignIn(w, http.StatusOK, signInForm{Next: next, Elsehow: elsehow})
+	return s.showSignIn(w, r, http.StatusOK, signInForm{Next: next, Elsehow: elsehow})
 }
 
-func (s *Server) showSignIn(w http.ResponseWriter, status int, f signInForm) error {
+func (s *Server) showSignIn(w http.ResponseWriter, r *http.Request, status int, f signInForm) error {
+	f.Passkeys = s.site(r).Usable() == nil
 	return s.render(w, status, page{Name: "signin", Title: "Sign in", Body: f})
 }
 
-func (s *Server) signin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
-	ctx := r.Context()
-	name := r.PostForm.Get("name")
-	f := signInForm{Next: localPath(r.PostForm.Get("next")), Name: name}
-	who, err := auth.Principal{}, auth.ErrUnauthenticated
-	if len(name) <= 63 && utf8.ValidString(name) && !strings.Contains(name, "\x00") { // else it is nobody's
-		who, err = s.signIn.Check(ctx, name, remote(r), r.PostForm.Get("password"))
+// visit says how r comes to sign in.
+func (s *Server) visit(r *http.Request) people.Visit {
+	return people.Visit{Kind: auth.Browser, Remote: remote(r), Agent: r.UserAgent(), Former: s.token(r)}
+}
+
+// token returns the session that the browser keeps; it may be empty, or nobody's.
+func (s *Server) token(r *http.Request) auth.Secret {
+	c, err := r.Cookie(s.cookie())
+	if err != nil {
+		return ""
 	}
+	return auth.Secret(c.Value)
+}
+
+// site is the name under which the console was opened. It is one that the
+// operator has set: others are refused before anything is served.
+func (s *Server) site(r *http.Request) people.Site {
+	return people.Site{Host: r.Host, Secure: s.conf.Secure || r.TLS != nil}
+}
+
+func (s *Server) signin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	f := signInForm{Next: localPath(r.PostForm.Get("next")), Name: r.PostForm.Get("name")}
+	begun, err := s.conf.People.Password(r.Context(), f.Name, r.PostForm.Get("password"), s.visit(r))
+	if err == nil && begun.Token == "" {
+		return s.showSecond(w, r, http.StatusOK, secondForm{Next: f.Next, Token: begun.Next.Reveal(), TOTP: begun.TOTP, Passkey: begun.Passkey})
+	}
+	return s.entered(w, r, begun, f, err)
+}
+
+// entered gives the browser the session that a sign-in led to, or shows why there
+// is none.
+func (s *Server) entered(w http.ResponseWriter, r *http.Request, begun people.Started, f signInForm, err error) error {
 	switch {
 	case errors.Is(err, auth.ErrTooMany):
 		f.Problem = sentence(auth.ErrTooMany.Error())
-		return s.showSignIn(w, http.StatusTooManyRequests, f)
+		return s.showSignIn(w, r, http.StatusTooManyRequests, f)
 	case errors.Is(err, auth.ErrUnauthenticated):
-		if err := s.recordFailure(ctx, name, remote(r)); err != nil {
-			return err
-		}
 		f.Problem = "The name or the password is not right."
-		return s.showSignIn(w, http.StatusUnauthorized, f)
+		return s.showSignIn(w, r, http.StatusUnauthorized, f)
+	case errors.Is(err, people.ErrChallenge):
+		s.log.DebugContext(r.Context(), "sign in", "err", err)
+		f.Problem = "That took too long, was sent twice, or is a passkey that is not known here. Begin anew."
+		return s.showSignIn(w, r, http.StatusUnauthorized, f)
 	case err != nil:
 		return err
 	}
-	var session auth.Secret
-	err = s.db.Update(ctx, func(tx *store.Tx) error {
-		if c, err := r.Cookie(s.cookie()); err == nil { // one browser, one session
-			if err := auth.EndSession(ctx, tx, auth.Secret(c.Value)); err != nil {
-				return err
-			}
-		}
-		if session, err = auth.NewSession(ctx, tx, who); err != nil {
-			return err
-		}
-		return audit.Append(ctx, tx, who, "person.signin", who.ID, audit.Fields{"remote": remote(r)})
-	})
-	if err != nil {
-		return err
-	}
-	s.setCookie(w, session)
-	http.Redirect(w, r, f.Next, http.StatusSeeOther)
+	s.setCookie(w, begun.Token)
+	http.Redirect(w, r, f.Next, http.StatusSeeOther) //nolint:gosec // next was checked to be a path of ours
 	return nil
 }
 
-func (s *Server) signout(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
-	ctx := r.Context()
-	who, err := s.session(r)
-	if err == nil {
-		c, _ := r.Cookie(s.cookie()) // session read it
-		err = s.db.Update(ctx, func(tx *store.Tx) error {
-			if err := auth.EndSession(ctx, tx, auth.Secret(c.Value)); err != nil {
-				return err
-			}
-			return audit.Append(ctx, tx, who, "person.signout", who.ID, nil)
-		})
+// A secondForm asks for a second factor, after the password.
+type secondForm struct {
+	Next    string
+	Token   string // of the question
+	TOTP    bool
+	Passkey bool
+	Problem string
+}
+
+func (s *Server) showSecond(w http.ResponseWriter, r *http.Request, status int, f secondForm) error {
+	f.Passkey = f.Passkey && s.site(r).Usable() == nil
+	return s.render(w, status, page{Name: "second", Title: "One more proof", Body: f})
+}
+
+func (s *Server) signinCode(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	form := r.PostForm
+	f := secondForm{Next: localPath(form.Get("next")), Token: form.Get("token"), TOTP: form.Get("totp") != "", Passkey: form.Get("passkey") != ""}
+	begun, err := s.conf.People.Second(r.Context(), auth.Secret(f.Token), form.Get("code"), s.visit(r))
+	switch {
+	case errors.Is(err, auth.ErrUnauthenticated):
+		f.Problem = "The code is wrong, was used already, or is too old."
+		return s.showSecond(w, r, http.StatusUnauthorized, f)
+	case errors.Is(err, auth.ErrTooMany):
+		f.Problem = sentence(auth.ErrTooMany.Error())
+		return s.showSecond(w, r, http.StatusTooManyRequests, f)
 	}
-	if err != nil && !errors.Is(err, auth.ErrUnauthenticated) {
+	return s.entered(w, r, begun, signInForm{Next: f.Next}, err)
+}
+
+// An askPage has the browser ask for a passkey. It is the one page that needs
+// its script; whoever has none is told the other ways.
+type askPage struct {
+	Title, Text string
+	Action      string // where the answer goes
+	Kind        string // what the browser does: create or get
+	Options     string // for it, JSON
+	Token       string // of the question
+	Next        string
+	Label       string // what a new passkey will be called
+	Button      string
+}
+
+func (s *Server) showAsk(w http.ResponseWriter, who auth.Principal, a askPage, q people.Question) error {
+	a.Options, a.Token = q.Options, q.Token.Reveal()
+	return s.render(w, http.StatusOK, page{Name: "ask", Title: a.Title, Who: who, Passkey: true, Body: a})
+}
+
+func (s *Server) askSignin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	next := localPath(r.PostForm.Get("next"))
+	q, err := s.conf.People.AskPasskey(r.Context(), s.site(r), s.visit(r))
+	if errors.Is(err, people.ErrSite) {
+		return s.showSignIn(w, r, http.StatusBadRequest, signInForm{Next: next, Problem: sentence(err.Error())})
+	}
+	if err != nil {
+		return s.entered(w, r, people.Started{}, signInForm{Next: next}, err)
+	}
+	return s.showAsk(w, auth.Principal{}, askPage{
+		Title: "Sign in with a passkey", Text: "Your browser asks for it. It stands for the password and the second factor.",
+		Action: "/console/signin/passkey", Kind: "get", Next: next, Button: "Use a passkey",
+	}, q)
+}
+
+func (s *Server) signinPasskey(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	f := signInForm{Next: localPath(r.PostForm.Get("next"))}
+	begun, err := s.conf.People.Passkey(r.Context(), auth.Secret(r.PostForm.Get("token")), []byte(r.PostForm.Get("response")), s.site(r), s.visit(r))
+	return s.entered(w, r, begun, f, err)
+}
+
+func (s *Server) signout(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	if err := s.conf.People.SignOut(r.Context(), s.token(r), auth.Browser); err != nil && !errors.Is(err, auth.ErrUnauthenticated) {
 		return err
 	}
 	s.setCookie(w, "")
@@ -204,63 +267,4 @@ func remote(r *http.Request) string {
 		return r.RemoteAddr
 	}
 	return host
-}
-
-// failures bounds what guessing at passwords writes into the record.
-type failures struct {
-	minute   int64
-	recorded int // in this minute
-	left     int // not recorded since the last one that was
-}
-
-// maxFailures is how many failed sign-ins are recorded, a minute.
-const maxFailures = 30
-
-// next reports whether one more failure is recorded, and how many were not
-// before it.
-func (f *failures) next(now time.Time) (left int, ok bool) {
-	if m := now.Unix() / 60; m != f.minute {
-		f.minute, f.recorded = m, 0
-	}
-	if f.recorded >= maxFailures {
-		f.left++
-		return 0, false
-	}
-	f.recorded++
-	left, f.left = f.left, 0
-	return left, true
-}
-
-// recordFailure records a failed sign-in.
-func (s *Server) recordFailure(ctx context.Context, name, remote string) error {
-	s.mu.Lock()
-	left, ok := s.failed.next(time.Now())
-	s.mu.Unlock()
-	if !ok {
-		return nil
-	}
-	detail := audit.Fields{"remote": remote}
-	if left > 0 {
-		detail["unrecorded"] = strconv.Itoa(left)
-	}
-	return s.db.Update(ctx, func(tx *store.Tx) error {
-		project, err := auth.FirstProject(ctx, tx)
-		if err != nil {
-			return err
-		}
-		// People type passwords where the name goes, and the record is for
-		// good: only the name of somebody who has an account is written.
-		object := "(no such account)"
-		if utf8.ValidString(name) && !strings.Contains(name, "\x00") && name != "" {
-			made, err := audit.List(ctx, tx, audit.Query{Verb: "person.create", Object: name, Limit: 1})
-			if err != nil {
-				return err
-			}
-			if len(made) > 0 {
-				object, project = name, made[0].Project
-			}
-		}
-		who := auth.Principal{Kind: auth.System, ID: "console", Project: project}
-		return audit.Append(ctx, tx, who, "person.signin_failed", object, detail)
-	})
 }

@@ -99,7 +99,7 @@ var (
 	ErrNotAsked = fmt.Errorf("policy asks others to decide on this: %w", auth.ErrForbidden)
 	// ErrStepUp means that who decides must have proved a second factor a
 	// moment ago.
-	ErrStepUp = fmt.Errorf("policy asks for a second factor here: prove it, then decide within %v: %w", StepUpTime, auth.ErrForbidden)
+	ErrStepUp = fmt.Errorf("policy asks for a second factor here: prove it, then decide within %v: %w", StepUpTime, auth.ErrStepUp)
 	// ErrStopped means that a kill switch stops the action. It is an [ErrStale]
 	// where somebody wants to let it go.
 	ErrStopped = fmt.Errorf("a kill switch stops it: %w", ErrStale)
@@ -192,7 +192,7 @@ type Refresher interface {
 }
 
 // StepUpTime is how long after a person proved a second factor it counts.
-const StepUpTime = 10 * time.Minute
+const StepUpTime = auth.StepUpTime
 
 // DefaultWithin is how long an action waits for a person where policy says
 // nothing else.

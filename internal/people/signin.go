@@ -129,6 +129,45 @@ func (p *People) SignIn(ctx context.Context, name, password, code string, v Visi
 	return p.Second(ctx, out.Next, code, v)
 }
 
+// Redeem uses a set-up link: it makes an account and signs its person in, or
+// gives the person whom the link names a new password, and signs them in unless
+// they have a second factor to prove.
+func (p *People) Redeem(ctx context.Context, link auth.Secret, name, password string, v Visit) (out Started, err error) {
+	hash, err := auth.HashPassword(password)
+	if err != nil {
+		return out, err
+	}
+	err = p.db.Update(ctx, func(tx *store.Tx) error {
+		invitation, err := auth.CheckSetup(ctx, tx, link)
+		if err != nil {
+			return err
+		}
+		who, err := auth.Redeem(ctx, tx, link, name, hash)
+		if err != nil {
+			return err
+		}
+		if invitation.Person != "" {
+			them, err := find(ctx, tx, who, who.ID)
+			if err != nil {
+				return err
+			}
+			if err := audit.Append(ctx, tx, who, "person.password", who.ID, audit.Fields{"by": "link", "link": invitation.ID, "remote": v.Remote}); err != nil || them.Strong() {
+				return err
+			}
+			out, err = begin(ctx, tx, who, v, "")
+			return err
+		}
+		f := audit.Fields{"by": "set-up link", "link": invitation.ID, "invited_by": invitation.CreatedBy, "role": string(who.Role), "remote": v.Remote}
+		if err := audit.Append(ctx, tx, who, "person.create", who.ID, f); err != nil {
+			return err
+		}
+		out.Who = who
+		out.Session, out.Token, err = auth.BeginSession(ctx, tx, who, v.session(""))
+		return err
+	})
+	return out, err
+}
+
 // begin makes the session of who has proved everything.
 func begin(ctx context.Context, tx *store.Tx, who auth.Principal, v Visit, factor string) (out Started, err error) {
 	if v.Former != "" {

@@ -1,0 +1,278 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"strings"
+
+	"github.com/boombuler/barcode/qr"
+
+	"postern/internal/auth"
+	"postern/internal/people"
+)
+
+// roleMeans says what each role may, for people.
+var roleMeans = map[auth.Role]string{
+	auth.Owner:    "decides, stops things, and manages people, modes, policy, domains and keys",
+	auth.Reviewer: "decides on what waits, stops things, and lets mail out of quarantine",
+	auth.Viewer:   "looks, and changes nothing",
+}
+
+// factorNames are second factors in words.
+var factorNames = map[string]string{"totp": "code of an app", "recovery code": "recovery code", "passkey": "passkey", "": "password alone"}
+
+// An accountPage is a person's own account.
+type accountPage struct {
+	people.Person
+	Keys     []people.Passkey
+	List     []auth.Session
+	Current  string // id of the session that looks
+	Proved   bool   // a second factor was proved a moment ago
+	MinBytes int    // of a password
+	Usable   bool   // passkeys can be, under this name of the console
+	Notice   string
+}
+
+// Asks reports whether a form needs the password: of who has a second factor,
+// that is asked for instead.
+func (a accountPage) Asks() bool { return !a.Strong() }
+
+func (s *Server) account(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showAccount(w, r, who, http.StatusOK, "")
+}
+
+func (s *Server) showAccount(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+	ctx := r.Context()
+	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil}
+	var err1, err2, err3, err4 error
+	v.Person, err1 = s.conf.People.Me(ctx, who)
+	v.Keys, err2 = s.conf.People.Passkeys(ctx, who)
+	v.List, err3 = s.conf.People.Sessions(ctx, who)
+	v.Current, err4 = s.conf.People.Current(ctx, s.token(r), auth.Browser)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return err
+	}
+	return s.render(w, status, page{Name: "account", Title: "Your account", Who: who, Here: "account", Body: v})
+}
+
+// changed leads back to the account, or shows there why nothing was changed.
+func (s *Server) changed(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+	if why := declined(err); why != "" {
+		return s.showAccount(w, r, who, http.StatusBadRequest, why)
+	}
+	if err != nil {
+		return err
+	}
+	http.Redirect(w, r, "/console/account", http.StatusSeeOther)
+	return nil
+}
+
+// declined returns, for a person, why a form about people could not be taken, or
+// the empty string for an error that is not theirs.
+func declined(err error) string {
+	switch {
+	case errors.Is(err, auth.ErrInvalid):
+		return "Nothing was changed: " + strings.TrimPrefix(err.Error(), auth.ErrInvalid.Error()+" ") + "."
+	case errors.Is(err, people.ErrLastOwner), errors.Is(err, people.ErrNoFactor), errors.Is(err, people.ErrSite), errors.Is(err, auth.ErrTooMany):
+		return "Nothing was changed: " + err.Error() + "."
+	case errors.Is(err, people.ErrChallenge):
+		return "Nothing was changed: what was answered was not asked, was answered already, or too long ago. Begin anew."
+	}
+	return ""
+}
+
+func (s *Server) setPassword(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	form := r.PostForm
+	if form.Get("new") != form.Get("again") {
+		return s.showAccount(w, r, who, http.StatusBadRequest, "Nothing was changed: the two passwords are not the same.")
+	}
+	return s.changed(w, r, who, s.conf.People.SetPassword(r.Context(), s.token(r), form.Get("password"), form.Get("new"), s.visit(r)))
+}
+
+func (s *Server) setReach(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	email, telegram := strings.TrimSpace(r.PostForm.Get("email")), strings.TrimSpace(r.PostForm.Get("telegram"))
+	return s.changed(w, r, who, s.conf.People.SetReach(r.Context(), who, who.ID, email, telegram))
+}
+
+// An appPage shows the secret of an authenticator app that is being set up.
+type appPage struct {
+	Token   string
+	Secret  string // in groups of four
+	QR      qrCode
+	Problem string
+}
+
+// A qrCode is the picture of a QR code: no request to anybody makes it, since
+// whoever saw it would have the secret.
+type qrCode struct {
+	Side int
+	D    template.HTMLAttr
+}
+
+// draw draws a QR code, with the quiet zone of four modules that it needs.
+func draw(text string) (c qrCode, err error) {
+	code, err := qr.Encode(text, qr.M, qr.Auto)
+	if err != nil {
+		return c, fmt.Errorf("draw qr code: %w", err)
+	}
+	var d strings.Builder
+	side := code.Bounds().Dx()
+	for y := range side {
+		for x := range side {
+			if black, _, _, _ := code.At(x, y).RGBA(); black == 0 {
+				fmt.Fprintf(&d, "M%d %dh1v1h-1z", x+4, y+4)
+			}
+		}
+	}
+	return qrCode{Side: side + 8, D: template.HTMLAttr(`d="` + d.String() + `"`)}, nil //nolint:gosec // numbers and letters of ours
+}
+
+func (s *Server) showApp(w http.ResponseWriter, status int, who auth.Principal, e people.Enrolment, problem string) error {
+	v := appPage{Token: e.Token.Reveal(), Problem: problem}
+	var groups []string
+	for i, secret := 0, e.Secret.Reveal(); i < len(secret); i += 4 {
+		groups = append(groups, secret[i:min(i+4, len(secret))])
+	}
+	v.Secret = strings.Join(groups, " ")
+	var err error
+	if v.QR, err = draw(e.URL.Reveal()); err != nil {
+		return err
+	}
+	return s.render(w, status, page{Name: "app", Title: "Set up an authenticator app", Who: who, Here: "account", Body: v})
+}
+
+func (s *Server) beginApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	e, err := s.conf.People.BeginTOTP(r.Context(), s.token(r), r.PostForm.Get("password"), r.Host, s.visit(r))
+	if err != nil {
+		return s.changed(w, r, who, err)
+	}
+	return s.showApp(w, http.StatusOK, who, e, "")
+}
+
+func (s *Server) confirmApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	token := auth.Secret(r.PostForm.Get("token"))
+	codes, err := s.conf.People.ConfirmTOTP(r.Context(), s.token(r), token, r.PostForm.Get("code"), s.visit(r))
+	if errors.Is(err, people.ErrCode) {
+		e, err := s.conf.People.Enrolling(r.Context(), s.token(r), token, r.Host)
+		if err != nil {
+			return s.changed(w, r, who, err)
+		}
+		return s.showApp(w, http.StatusBadRequest, who, e, "That is not the code that the app shows now. Is the clock of the device right?")
+	}
+	if err != nil {
+		return s.changed(w, r, who, err)
+	}
+	return s.showCodes(w, r, who, codes)
+}
+
+// showCodes shows new recovery codes, this once; if there are none, the account.
+func (s *Server) showCodes(w http.ResponseWriter, r *http.Request, who auth.Principal, codes []string) error {
+	if len(codes) == 0 {
+		return s.changed(w, r, who, nil)
+	}
+	return s.render(w, http.StatusOK, page{Name: "codes", Title: "Recovery codes", Who: who, Here: "account", Body: codes})
+}
+
+func (s *Server) removeApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.changed(w, r, who, s.conf.People.RemoveTOTP(r.Context(), who))
+}
+
+func (s *Server) newCodes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	codes, err := s.conf.People.NewCodes(r.Context(), who)
+	if err != nil {
+		return s.changed(w, r, who, err)
+	}
+	return s.showCodes(w, r, who, codes)
+}
+
+func (s *Server) askPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	q, err := s.conf.People.BeginPasskey(r.Context(), s.token(r), r.PostForm.Get("password"), s.site(r), s.visit(r))
+	if err != nil {
+		return s.changed(w, r, who, err)
+	}
+	return s.showAsk(w, who, askPage{
+		Title: "Make a passkey", Text: "Your browser makes it: on this device, on a phone, or on a security key. It is for this name of the console alone.",
+		Action: "/console/account/passkeys", Kind: "create", Label: r.PostForm.Get("name"), Button: "Make a passkey",
+	}, q)
+}
+
+func (s *Server) addPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	form := r.PostForm
+	codes, err := s.conf.People.FinishPasskey(r.Context(), s.token(r), auth.Secret(form.Get("token")), form.Get("name"), []byte(form.Get("response")), s.site(r), s.visit(r))
+	if err != nil {
+		s.log.DebugContext(r.Context(), "add passkey", "err", err)
+		return s.changed(w, r, who, err)
+	}
+	return s.showCodes(w, r, who, codes)
+}
+
+func (s *Server) removePasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.changed(w, r, who, s.conf.People.RemovePasskey(r.Context(), who, r.PathValue("id")))
+}
+
+func (s *Server) endSession(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.changed(w, r, who, s.conf.People.EndSession(r.Context(), who, r.PathValue("id")))
+}
+
+// A stepUpPage asks who is signed in for a second factor once more.
+type stepUpPage struct {
+	people.Person
+	Next    string
+	Usable  bool // passkeys can be, under this name of the console
+	Problem string
+}
+
+func (s *Server) stepUpPage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showStepUp(w, r, who, http.StatusOK, localPath(r.URL.Query().Get("next")), "")
+}
+
+func (s *Server) showStepUp(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, next, problem string) error {
+	me, err := s.conf.People.Me(r.Context(), who)
+	if err != nil {
+		return err
+	}
+	v := stepUpPage{Person: me, Next: next, Usable: me.Passkeys > 0 && s.site(r).Usable() == nil, Problem: problem}
+	return s.render(w, status, page{Name: "stepup", Title: "Prove it is you", Who: who, Body: v})
+}
+
+// steppedUp leads to where the proof was asked for, or asks again.
+func (s *Server) steppedUp(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+	next := localPath(r.PostForm.Get("next"))
+	switch {
+	case err == nil:
+		http.Redirect(w, r, next, http.StatusSeeOther) //nolint:gosec // next is checked to be a path of ours
+		return nil
+	case errors.Is(err, people.ErrCode):
+		return s.showStepUp(w, r, who, http.StatusForbidden, next, "The code is wrong, was used already, or is too old.")
+	case errors.Is(err, people.ErrChallenge):
+		s.log.DebugContext(r.Context(), "step up", "err", err)
+		return s.showStepUp(w, r, who, http.StatusForbidden, next, "That took too long, was sent twice, or is another’s passkey. Try again.")
+	case errors.Is(err, auth.ErrTooMany):
+		return s.showStepUp(w, r, who, http.StatusTooManyRequests, next, sentence(err.Error()))
+	case errors.Is(err, people.ErrNoFactor), errors.Is(err, people.ErrSite):
+		return s.showStepUp(w, r, who, http.StatusBadRequest, next, sentence(err.Error()))
+	}
+	return err
+}
+
+func (s *Server) stepUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.steppedUp(w, r, who, s.conf.People.StepUp(r.Context(), s.token(r), auth.Browser, r.PostForm.Get("code"), remote(r)))
+}
+
+func (s *Server) askStepUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	q, err := s.conf.People.AskStepUp(r.Context(), s.token(r), auth.Browser, s.site(r))
+	if err != nil {
+		return s.steppedUp(w, r, who, err)
+	}
+	return s.showAsk(w, who, askPage{
+		Title: "Prove it is you", Text: "Your browser asks for your passkey.",
+		Action: "/console/stepup/passkey", Kind: "get", Next: localPath(r.PostForm.Get("next")), Button: "Use a passkey",
+	}, q)
+}
+
+func (s *Server) stepUpPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	form := r.PostForm
+	return s.steppedUp(w, r, who, s.conf.People.StepUpPasskey(r.Context(), s.token(r), auth.Browser, auth.Secret(form.Get("token")), []byte(form.Get("response")), s.site(r)))
+}

@@ -1,0 +1,122 @@
+package console
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/people"
+	"postern/internal/store"
+)
+
+// A peoplePage is who may come in, and who was invited.
+type peoplePage struct {
+	People      []people.Person
+	Invitations []auth.Invitation
+	Roles       []auth.Role
+	Link        string // of an invitation that was made now, this once
+	For         auth.Role
+	Notice      string
+}
+
+func (s *Server) people(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showPeople(w, r, who, http.StatusOK, peoplePage{})
+}
+
+func (s *Server) showPeople(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v peoplePage) error {
+	var err1, err2 error
+	v.Roles = []auth.Role{auth.Reviewer, auth.Viewer, auth.Owner} // the first is chosen
+	v.People, err1 = s.conf.People.List(r.Context(), who)
+	v.Invitations, err2 = s.conf.People.Invitations(r.Context(), who)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	return s.render(w, status, page{Name: "people", Title: "People", Who: who, Here: "people", Body: v})
+}
+
+func (s *Server) invite(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	form := r.PostForm
+	v, token, err := s.conf.People.Invite(r.Context(), who, auth.Invitation{
+		Role: auth.Role(form.Get("role")), Email: strings.TrimSpace(form.Get("email")), Telegram: strings.TrimSpace(form.Get("telegram")),
+	})
+	if why := declined(err); why != "" {
+		return s.showPeople(w, r, who, http.StatusBadRequest, peoplePage{Notice: why})
+	}
+	if err != nil {
+		return err
+	}
+	site := s.site(r)
+	link := url.URL{Scheme: "http", Host: site.Host, Path: "/console/setup", RawQuery: url.Values{"token": {token.Reveal()}}.Encode()}
+	if site.Secure {
+		link.Scheme = "https"
+	}
+	return s.showPeople(w, r, who, http.StatusCreated, peoplePage{Link: link.String(), For: v.Role})
+}
+
+func (s *Server) withdraw(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	if err := s.conf.People.Withdraw(r.Context(), who, r.PathValue("id")); err != nil {
+		return err
+	}
+	http.Redirect(w, r, "/console/people", http.StatusSeeOther)
+	return nil
+}
+
+// A personPage is one person, as owners see them.
+type personPage struct {
+	people.Person
+	Roles  []auth.Role
+	Self   bool // it is who looks
+	Notice string
+}
+
+func (s *Server) person(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showPerson(w, r, who, http.StatusOK, "")
+}
+
+func (s *Server) showPerson(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+	list, err := s.conf.People.List(r.Context(), who)
+	if err != nil {
+		return err
+	}
+	for _, p := range list {
+		if p.Name == r.PathValue("id") {
+			return s.render(w, status, page{Name: "person", Title: p.Name, Who: who, Here: "people", Body: personPage{p, auth.Roles, p.Name == who.ID, notice}})
+		}
+	}
+	return store.ErrNotFound
+}
+
+// did leads back to the person, or shows there why nothing was changed.
+func (s *Server) did(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+	if why := declined(err); why != "" {
+		return s.showPerson(w, r, who, http.StatusConflict, why)
+	}
+	if err != nil {
+		return err
+	}
+	http.Redirect(w, r, "/console/people/"+url.PathEscape(r.PathValue("id")), http.StatusSeeOther)
+	return nil
+}
+
+func (s *Server) setRole(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.did(w, r, who, s.conf.People.SetRole(r.Context(), who, r.PathValue("id"), auth.Role(r.PostForm.Get("role"))))
+}
+
+func (s *Server) setReachOf(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	email, telegram := strings.TrimSpace(r.PostForm.Get("email")), strings.TrimSpace(r.PostForm.Get("telegram"))
+	return s.did(w, r, who, s.conf.People.SetReach(r.Context(), who, r.PathValue("id"), email, telegram))
+}
+
+func (s *Server) disablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.did(w, r, who, s.conf.People.Disable(r.Context(), who, r.PathValue("id")))
+}
+
+func (s *Server) enablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.did(w, r, who, s.conf.People.Enable(r.Context(), who, r.PathValue("id")))
+}
+
+func (s *Server) resetPerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.did(w, r, who, s.conf.People.Reset(r.Context(), who, r.PathValue("id")))
+}
