@@ -69,12 +69,12 @@ func (d *daemon) newWall() (*egress.Wall, error) {
 		}
 	}
 	return egress.New(d.log, egress.Config{
-		Ceiling: d.conf.ceiling(), Resolver: resolver, Record: d.record, Inner: d.inner, SMTP: d.smtp.ServeConn,
+		Ceiling: d.conf.ceiling(), Resolver: resolver, Record: d.note, Inner: d.inner, SMTP: d.smtp.ServeConn,
 	})
 }
 
-// record puts what happened at the wall on the record.
-func (d *daemon) record(ctx context.Context, who auth.Principal, e egress.Event) error {
+// note puts what happened at the wall on the record.
+func (d *daemon) note(ctx context.Context, who auth.Principal, e egress.Event) error {
 	f := audit.Fields{"proto": e.Proto, "name": e.Name, "reason": e.Reason}
 	if e.Dst.IsValid() {
 		f["dst"] = e.Dst.String()

@@ -112,6 +112,7 @@ type daemon struct {
 	resolver *net.Resolver // asked for all that mail needs
 
 	ring   *signing.Ring
+	record *audit.Keeper
 	book   *rulebook.Book
 	gate   *oversight.Gate
 	people *people.People
@@ -397,6 +398,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err := d.buildSigning(ctx, key); err != nil {
 		return err
 	}
+	if err := d.buildRecord(ctx); err != nil {
+		return err
+	}
 	if d.people, err = people.New(d.db, people.Config{Key: key}); err != nil {
 		return err
 	}
@@ -479,7 +483,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Signup: d.conf.Signup})
-	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style()})
+	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys})
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people,
 	})
@@ -609,6 +613,7 @@ func (d *daemon) unanswered(ctx context.Context) (out []string) {
 func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.gate.Run(ctx) })
+	g.Go(func() error { return d.record.Run(ctx) })
 	if d.conf.KeepActions > 0 {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}

@@ -1,5 +1,5 @@
 // Package notary serves what anybody may ask without a key: the public keys of
-// statements, and a page that checks a message against them.
+// statements and of the audit's checkpoints, and a page that checks a message.
 //
 // Who asks is nobody, and may be an attacker. Nothing is fetched for him, from
 // no address; what he brings is bounded in size and in how many may bring it at
@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/mail"
 	"postern/internal/statement"
 )
@@ -41,6 +42,9 @@ type Keys interface {
 type Config struct {
 	Domain string // whose keys are given to who asks under a name that has none; required
 	Style  []byte // of the pages
+	// Record returns the keys of the audit's checkpoints; nil means that there
+	// are none to publish.
+	Record func(context.Context) ([]audit.Key, error)
 }
 
 const (
@@ -62,7 +66,7 @@ func New(log *slog.Logger, keys Keys, conf Config) *Server {
 }
 
 // Paths are those that [Server.Handler] serves, as patterns of a mux.
-var Paths = []string{statement.KeysPath, "/verify", "/verify/"}
+var Paths = []string{statement.KeysPath, audit.KeysPath, "/verify", "/verify/"}
 
 // Handler returns the routes.
 func (s *Server) Handler() http.Handler {
@@ -75,6 +79,7 @@ func (s *Server) Handler() http.Handler {
 		})
 	}
 	handle("GET "+statement.KeysPath, s.publish)
+	handle("GET "+audit.KeysPath, s.publishRecord)
 	handle("GET /verify", func(w http.ResponseWriter, _ *http.Request) error {
 		return s.render(w, http.StatusOK, "verify", verdict{Domain: s.conf.Domain})
 	})
@@ -122,12 +127,35 @@ func (s *Server) publish(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	toEverybody(w, b)
+	return nil
+}
+
+// publishRecord answers with the keys of the audit's checkpoints. A checkpoint
+// itself is for those who may read the record: it tells how much happens here.
+func (s *Server) publishRecord(w http.ResponseWriter, r *http.Request) error {
+	var keys []audit.Key
+	var err error
+	if s.conf.Record != nil {
+		if keys, err = s.conf.Record(r.Context()); err != nil {
+			return err
+		}
+	}
+	b, err := audit.KeysDocument(keys)
+	if err != nil {
+		return err
+	}
+	toEverybody(w, b)
+	return nil
+}
+
+// toEverybody answers with a document of public keys.
+func toEverybody(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Access-Control-Allow-Origin", "*") // they are for everybody
 	w.Header().Set("Cross-Origin-Resource-Policy", "cross-origin")
 	w.Header().Set("Cache-Control", "public, max-age=600")
 	_, _ = w.Write(append(b, '\n')) //nolint:gosec // it is JSON of keys, of that type and with nosniff
-	return nil
 }
 
 // A verdict is what the page shows of a check.

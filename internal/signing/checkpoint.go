@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/mod/sumdb/note"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/store"
 )
@@ -25,13 +26,6 @@ func kindsOf(domain string) []Kind {
 		return []Kind{Checkpoint}
 	}
 	return kinds
-}
-
-// A CheckpointKey checks checkpoints.
-type CheckpointKey struct {
-	VKey  string    // as package note writes it: name, hash and public key
-	From  time.Time // when it began to sign, or will
-	Until time.Time // when it ended to; zero while it signs
 }
 
 // CheckpointSigner returns the key that signs the checkpoints of the record
@@ -100,7 +94,7 @@ func (k *Key) vkey() (string, error) {
 // CheckpointKeys returns the keys that sign or signed checkpoints of the record
 // name, or of all records in the database if it is empty, the newest first, as
 // part of tx. Removed ones are among them: what they signed before stays true.
-func CheckpointKeys(ctx context.Context, tx *store.Tx, name string) (out []CheckpointKey, err error) {
+func CheckpointKeys(ctx context.Context, tx *store.Tx, name string) (out []audit.Key, err error) {
 	names := []string{name}
 	if name == "" {
 		names, err = tx.Strings(ctx, `select distinct domain from signing_key where kind = $1 order by domain`, Checkpoint)
@@ -123,7 +117,7 @@ func CheckpointKeys(ctx context.Context, tx *store.Tx, name string) (out []Check
 			if !k.Removed.IsZero() && (until.IsZero() || k.Removed.Before(until)) {
 				until = k.Removed
 			}
-			out = append(out, CheckpointKey{VKey: vkey, From: k.From, Until: until})
+			out = append(out, audit.Key{VKey: vkey, From: k.From, Until: until})
 		}
 		if err != nil {
 			return nil, err
@@ -134,7 +128,7 @@ func CheckpointKeys(ctx context.Context, tx *store.Tx, name string) (out []Check
 
 // CheckpointKeys is [CheckpointKeys] of the record name, in a transaction of
 // its own.
-func (r *Ring) CheckpointKeys(ctx context.Context, name string) (out []CheckpointKey, err error) {
+func (r *Ring) CheckpointKeys(ctx context.Context, name string) (out []audit.Key, err error) {
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		out, err = CheckpointKeys(ctx, tx, name)
 		return err
