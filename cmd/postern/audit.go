@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -10,104 +13,192 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"postern/internal/audit"
+	"postern/internal/mail"
+	"postern/internal/signing"
 	"postern/internal/store"
 )
 
+// auditing is what the command audit was asked.
+type auditing struct {
+	conf Config
+	file string // a SQLite database, or an export; empty means the server's database
+
+	head        string
+	checkpoints []string
+	keys        []string
+	partial     bool
+
+	verb, object, actor, project, since, until string
+
+	limit  int
+	after  int64
+	format string
+	out    string
+	resume bool
+}
+
+const auditHelp = `
+postern audit list              prints the newest entries, oldest of them first
+postern audit verify            reads the whole record and says what that shows
+postern audit checkpoint        signs the record as it is and prints the checkpoint
+postern audit keys              prints the public keys of checkpoints
+postern audit prove SEQ         writes a proof that an entry is in the record
+postern audit check FILE        checks such a proof, with the public key alone
+postern audit export            writes the entries, with their hashes
+
+Every verdict, decision and effect is an entry. Each holds the hash of the one
+before it, and all are the leaves of a Merkle tree (RFC 6962). Verify names the
+first entry that does not fit, and then exits with status 1.
+
+Whoever can write the whole database can write a whole new record, which fits
+as well. Against that the server signs checkpoints: the size and the root of the
+tree. Keep them, and the public key, where he cannot write:
+
+  postern up --checkpoints /mnt/elsewhere/postern ...
+  postern audit keys > postern-audit.key              # once, and by hand
+  postern audit verify --checkpoint /mnt/elsewhere/postern --key postern-audit.key
+
+--checkpoint takes a file or a directory of them, --key a key, a file of keys or
+an https URL (https://HOST/.well-known/postern-audit-keys.json).
+
+To show a stranger that one thing was decided, give him a proof; he needs this
+program, or any that reads c2sp.org/tlog-proof, and the public key:
+
+  postern audit prove 812 --out 812.tlog-proof
+  postern audit check 812.tlog-proof --key postern-audit.key
+
+An export is JSON Lines, which verify reads as well (--file); --format cef and
+syslog are for other programs alone. It goes to standard output, or with --out
+to a file; --resume goes on where that ends. Filters (--verb, --object, --actor,
+--project, --since, --until) hold for list and export. What leaves entries out
+can be verified with --partial only: that each line is what was recorded, not
+that none is missing.
+
+All but checkpoint read the database without changing it, whether the server
+runs or not; --file examines a copy. The format is in docs/audit.md.`
+
 func auditCommand() *command {
-	var c Config
-	var file, head, verb, object string
-	var limit int
-	open := func(ctx context.Context) (*store.DB, error) {
-		source := c.source()
-		if file != "" {
-			// The working directory of whoever typed the path is what it is relative to.
-			abs, err := filepath.Abs(file)
-			if err != nil {
-				return nil, err
+	a := &auditing{}
+	verb := func(f func(context.Context, io.Writer) error) func(context.Context, []string, io.Writer) error {
+		return func(ctx context.Context, args []string, out io.Writer) error {
+			if err := noArgs(args); err != nil {
+				return err
 			}
-			source = abs
+			return f(ctx, out)
 		}
-		if file != "" || c.Database == "" {
-			// SQLite says no more than that it was unable to open the file.
-			f, err := os.Open(source)
-			if err != nil {
-				return nil, fmt.Errorf("open database: %w", err)
-			}
-			if err := f.Close(); err != nil {
-				return nil, err
-			}
-		}
-		return store.OpenReadOnly(ctx, source)
 	}
-	return group("audit", "list|verify [flags]", "show or verify the record of what happened", `
-postern audit list     prints the newest entries, oldest of them first
-postern audit verify   checks the whole chain and prints its head
-
-Every verdict, decision and effect is an entry, chained to the one before it by
-a SHA-256, so that a change to any entry shows. Verify names the first bad one
-and then exits with status 1. Whoever can write the whole database could also
-write a new chain: note the head that verify prints somewhere else and give it
-to a later verify with --head.
-
-Both read the database without changing it; --file examines a copy.`,
-		func(fs *flag.FlagSet) {
-			c.location(fs)
-			fs.StringVar(&file, "file", "", "read this SQLite `file` instead of the server's database")
-			fs.StringVar(&head, "head", "", "verify: `SEQ:HASH` that an earlier verify printed and that the chain must contain")
-			fs.StringVar(&verb, "verb", "", "list: only entries whose verb begins with `text`, such as egress. or action.approve")
-			fs.StringVar(&object, "object", "", "list: only entries about the thing with this `id`")
-			fs.IntVar(&limit, "limit", 200, "list: at most so many `entries`")
-		}, map[string]func(context.Context, []string, io.Writer) error{
-			"verify": func(ctx context.Context, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				var known audit.Head
-				if head != "" {
-					var err error
-					if known, err = audit.ParseHead(head); err != nil {
-						return fmt.Errorf("%w: --head: %w", errUsage, err)
-					}
-				}
-				db, err := open(ctx)
-				if err != nil {
-					return err
-				}
-				defer db.Close()
-				return db.View(ctx, func(tx *store.Tx) error {
-					h, err := audit.Verify(ctx, tx, known)
-					if err != nil {
-						return err
-					}
-					_, err = fmt.Fprintf(out, "the audit chain holds: %d entries\nhead %s\n", h.Seq, h)
-					return err
-				})
-			},
-			"list": func(ctx context.Context, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				db, err := open(ctx)
-				if err != nil {
-					return err
-				}
-				defer db.Close()
-				return db.View(ctx, func(tx *store.Tx) error {
-					entries, err := audit.List(ctx, tx, audit.Query{Verb: verb, Object: object, Limit: limit})
-					if err != nil {
-						return err
-					}
-					for _, e := range slices.Backward(entries) {
-						printEntry(out, e)
-					}
-					return nil
-				})
-			},
+	return group("audit", "list|verify|checkpoint|keys|prove SEQ|check FILE|export [flags]", "show, verify, prove or export the record of what happened", auditHelp,
+		a.flags, map[string]func(context.Context, []string, io.Writer) error{
+			"verify": verb(a.verify), "list": verb(a.list), "checkpoint": verb(a.checkpoint), "keys": verb(a.printKeys), "export": verb(a.export),
+			"prove": a.prove, "check": a.check,
 		})
+}
+
+func (a *auditing) flags(fs *flag.FlagSet) {
+	a.conf.location(fs)
+	fs.StringVar(&a.file, "file", "", "read this SQLite `file`, or for verify this export, instead of the server's database")
+	fs.StringVar(&a.head, "head", "", "verify: `SEQ:HASH` that an earlier verify printed and that the chain must contain")
+	fs.Var(&list{values: &a.checkpoints}, "checkpoint", "verify: `file` of a kept checkpoint, or directory of such, that the record must go on from; may be repeated")
+	fs.Var(&list{values: &a.keys}, "key", "verify, check: public `key` of checkpoints, or a file or https URL of keys; may be repeated (default for verify: those in the database)")
+	fs.BoolVar(&a.partial, "partial", false, "verify: the export leaves entries out; what is missing is then not noticed")
+	fs.StringVar(&a.verb, "verb", "", "only entries whose verb begins with `text`, such as egress. or action.approve")
+	fs.StringVar(&a.object, "object", "", "only entries about the thing with this `id`")
+	fs.StringVar(&a.actor, "actor", "", "only entries of this `principal`, such as person:ann, or of a kind, such as person:")
+	fs.StringVar(&a.project, "project", "", "only entries of the project with this `id`")
+	fs.StringVar(&a.since, "since", "", "only entries from this `time` on: 2026-11-21, 2026-11-21T15:04:05Z, or 24h for that long ago")
+	fs.StringVar(&a.until, "until", "", "only entries before this `time`")
+	fs.IntVar(&a.limit, "limit", 200, "list: at most so many `entries`")
+	fs.Int64Var(&a.after, "after", 0, "export: only entries after this `number`: where another export ended")
+	fs.StringVar(&a.format, "format", "jsonl", "export: `jsonl`, cef or syslog (RFC 5424, a message a line)")
+	fs.StringVar(&a.out, "out", "", "export, prove: write to this `file` (default: standard output)")
+	fs.BoolVar(&a.resume, "resume", false, "export: --out has the beginning already; go on where it ends")
+}
+
+// open opens the database that is meant, for reading.
+func (a *auditing) open(ctx context.Context) (*store.DB, error) {
+	source := a.conf.source()
+	if a.file != "" {
+		// The working directory of whoever typed the path is what it is relative to.
+		abs, err := filepath.Abs(a.file)
+		if err != nil {
+			return nil, err
+		}
+		source = abs
+	}
+	if a.file != "" || a.conf.Database == "" {
+		// SQLite says no more than that it was unable to open the file.
+		f, err := os.Open(source)
+		if err != nil {
+			return nil, fmt.Errorf("open database: %w", err)
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return store.OpenReadOnly(ctx, source)
+}
+
+// view opens the database and runs f in a transaction that sees one state.
+func (a *auditing) view(ctx context.Context, f func(tx *store.Tx) error) error {
+	db, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.View(ctx, f)
+}
+
+// query returns the filters.
+func (a *auditing) query() (q audit.Query, err error) {
+	q = audit.Query{Project: a.project, Verb: a.verb, Object: a.object, Actor: a.actor, After: a.after, Limit: a.limit}
+	if q.Since, err = timeOf(a.since); err != nil {
+		return q, fmt.Errorf("%w: --since: %w", errUsage, err)
+	}
+	if q.Until, err = timeOf(a.until); err != nil {
+		return q, fmt.Errorf("%w: --until: %w", errUsage, err)
+	}
+	if a.limit < 1 || a.after < 0 {
+		return q, fmt.Errorf("%w: --limit: want 1 or more, and --after 0 or more", errUsage)
+	}
+	return q, nil
+}
+
+// timeOf reads a time as people type it; empty is the zero one.
+func timeOf(s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	for _, layout := range []string{time.RFC3339Nano, time.DateTime, time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, s, time.UTC); err == nil {
+			return t, nil
+		}
+	}
+	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+		return time.Now().Add(-d), nil
+	}
+	return time.Time{}, fmt.Errorf("%q: want a time such as 2026-11-21 or 2026-11-21T15:04:05Z (UTC), or 24h", s)
+}
+
+func (a *auditing) list(ctx context.Context, out io.Writer) error {
+	q, err := a.query()
+	if err != nil {
+		return err
+	}
+	return a.view(ctx, func(tx *store.Tx) error {
+		entries, err := audit.List(ctx, tx, q)
+		if err != nil {
+			return err
+		}
+		for _, e := range slices.Backward(entries) {
+			printEntry(out, e)
+		}
+		return nil
+	})
 }
 
 func printEntry(out io.Writer, e audit.Entry) {
@@ -120,4 +211,163 @@ func printEntry(out io.Writer, e audit.Entry) {
 		parts = append(parts, fmt.Sprintf("%s=%q", k, f[k])) // %q: hostile text stays on its line
 	}
 	fmt.Fprintf(out, "%6d  %s  %-34s %-18s %-30q %s\n", e.Seq, e.At.UTC().Format(time.DateTime), e.Actor, e.Verb, e.Object, strings.Join(parts, " "))
+}
+
+// readKeys reads what --key says.
+func (a *auditing) readKeys(ctx context.Context) (out []audit.Key, err error) {
+	for _, k := range a.keys {
+		var text []byte
+		switch {
+		case strings.HasPrefix(k, "https://"), strings.HasPrefix(k, "http://"):
+			text, err = fetchKeys(ctx, k)
+		case strings.Count(k, "+") >= 2:
+			text = []byte(k)
+		default:
+			text, err = readBounded(k, audit.MaxKeys)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--key: %w", err)
+		}
+		keys, err := audit.ParseKeys(text)
+		if err != nil {
+			return nil, fmt.Errorf("--key %s: %w", k, err)
+		}
+		out = append(out, keys...)
+	}
+	return out, nil
+}
+
+func (a *auditing) printKeys(ctx context.Context, out io.Writer) error {
+	return a.view(ctx, func(tx *store.Tx) error {
+		keys, err := signing.CheckpointKeys(ctx, tx, "")
+		if err != nil {
+			return err
+		}
+		for _, k := range keys {
+			if k.Until.IsZero() {
+				fmt.Fprintf(out, "# signs since %s\n", k.From.Format(time.RFC3339))
+			} else {
+				fmt.Fprintf(out, "# signed from %s to %s\n", k.From.Format(time.RFC3339), k.Until.Format(time.RFC3339))
+			}
+			fmt.Fprintln(out, k.VKey)
+		}
+		return nil
+	})
+}
+
+// A pointJSON is what the server tells of a checkpoint.
+type pointJSON struct {
+	Size       int64
+	Checkpoint string
+}
+
+func (a *auditing) checkpoint(ctx context.Context, out io.Writer) error {
+	if a.file == "" {
+		var p pointJSON
+		if err := newLocal(a.conf).call(ctx, "POST", "/v1/audit/checkpoint", nil, &p); err != nil {
+			return err
+		}
+		_, err := fmt.Fprint(out, p.Checkpoint)
+		return err
+	}
+	return a.view(ctx, func(tx *store.Tx) error {
+		s, err := audit.Latest(ctx, tx)
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(s.Note)
+		return err
+	})
+}
+
+func (a *auditing) prove(ctx context.Context, args []string, out io.Writer) error {
+	arg, err := oneArg(args, "SEQ")
+	if err != nil {
+		return err
+	}
+	seq, err := strconv.ParseInt(arg, 10, 64)
+	if err != nil || seq < 1 {
+		return fmt.Errorf("%w: %q is not the number of an entry", errUsage, arg)
+	}
+	p, err := a.proof(ctx, seq)
+	if errors.Is(err, audit.ErrNoCheckpoint) && a.file == "" {
+		// It is younger than the newest checkpoint: the server makes one.
+		if err := newLocal(a.conf).call(ctx, "POST", "/v1/audit/checkpoint", nil, nil); err != nil {
+			return fmt.Errorf("entry %d is newer than each checkpoint, and none can be made now: %w", seq, err)
+		}
+		p, err = a.proof(ctx, seq)
+	}
+	if errors.Is(err, store.ErrNotFound) {
+		return fmt.Errorf("there is no entry %d", seq)
+	}
+	if err != nil {
+		return err
+	}
+	b, err := p.Marshal()
+	if err != nil {
+		return err
+	}
+	if a.out != "" {
+		return os.WriteFile(a.out, b, 0o644) //nolint:gosec // a proof is for giving away
+	}
+	_, err = out.Write(b)
+	return err
+}
+
+func (a *auditing) proof(ctx context.Context, seq int64) (p audit.Proof, err error) {
+	err = a.view(ctx, func(tx *store.Tx) error {
+		p, err = audit.ProveEntry(ctx, tx, a.project, seq)
+		return err
+	})
+	return p, err
+}
+
+func (a *auditing) check(ctx context.Context, args []string, out io.Writer) error {
+	file, err := oneArg(args, "FILE")
+	if err != nil {
+		return err
+	}
+	if len(a.keys) == 0 {
+		return fmt.Errorf("%w: --key is missing: a proof is worth what the key is, which the one who shows it must not choose", errUsage)
+	}
+	keys, err := a.readKeys(ctx)
+	if err != nil {
+		return err
+	}
+	known, err := audit.Verifiers(keys)
+	if err != nil {
+		return err
+	}
+	b, err := readBounded(file, 4<<20)
+	if err != nil {
+		return err
+	}
+	p, err := audit.ParseProof(b)
+	if err != nil {
+		return err
+	}
+	k, err := p.Check(known)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "The proof holds: entry %d is in the record of %s, as it is here.\n", p.Entry.Seq, mail.Printable(k.Origin, 300))
+	printEntry(out, p.Entry)
+	fmt.Fprintf(out, "  signed by  %s, over %d entries\n", mail.Printable(strings.Join(k.Signed, ", "), 1000), k.Size)
+	fmt.Fprintf(out, "  root       %s\n", base64.StdEncoding.EncodeToString(k.Root[:]))
+	return nil
+}
+
+// isDatabase says whether a file is one of SQLite, and not an export.
+func isDatabase(file string) (bool, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	magic := []byte("SQLite format 3\x00")
+	b := make([]byte, len(magic))
+	if _, err := io.ReadFull(f, b); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return false, err
+	}
+	return bytes.Equal(b, magic), nil
 }

@@ -16,21 +16,28 @@ func versionCommand() *command {
 			if err := noArgs(args); err != nil {
 				return err
 			}
-			version, gvisor := "development", "unknown"
+			gvisor := "unknown"
 			if b, ok := debug.ReadBuildInfo(); ok {
-				for _, s := range b.Settings {
-					if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-						version = s.Value[:12]
-					}
-				}
 				for _, d := range b.Deps {
 					if d.Path == "gvisor.dev/gvisor" {
 						gvisor = d.Version
 					}
 				}
 			}
-			_, err := fmt.Fprintf(out, "postern %s (%s %s/%s, gVisor %s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, gvisor)
+			_, err := fmt.Fprintf(out, "postern %s (%s %s/%s, gVisor %s)\n", revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH, gvisor)
 			return err
 		},
 	}
+}
+
+// revision returns the version of this program.
+func revision() string {
+	if b, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range b.Settings {
+			if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+				return s.Value[:12]
+			}
+		}
+	}
+	return "development"
 }

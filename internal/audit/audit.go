@@ -21,6 +21,8 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -188,35 +190,86 @@ func scan(row func(...any) error) (e Entry, hash Digest, err error) {
 
 // A Query selects entries. The zero Query selects the newest 100 of all.
 type Query struct {
-	Project string // only this project's; empty means all
-	Object  string // only about this; empty means all
-	Verb    string // only verbs with this prefix, "egress."; empty means all
-	Before  int64  // only entries with a lower Seq; 0 means no bound
-	Limit   int    // at most so many; 0 means 100
+	Project string    // only this project's; empty means all
+	Object  string    // only about this; empty means all
+	Actor   string    // only by this principal, "person:ann", or by all of a kind, "person:"; empty means all
+	Verb    string    // only verbs with this prefix, "egress."; empty means all
+	Since   time.Time // only from then on; zero means no bound
+	Until   time.Time // only before then; zero means no bound
+	Before  int64     // only entries with a lower Seq; 0 means no bound
+	After   int64     // only entries with a higher Seq; 0 means no bound
+	Limit   int       // at most so many; 0 means 100
+}
+
+// where returns the condition of q and its arguments. It names only what is
+// asked for, so that both databases see which index fits.
+func (q Query) where() (string, []any) {
+	cond, args := "seq > $1", []any{int64(math.MinInt64)}
+	if q.After > 0 {
+		args[0] = q.After
+	}
+	add := func(c string, v any) {
+		args = append(args, v)
+		cond += " and " + strings.ReplaceAll(c, "?", "$"+strconv.Itoa(len(args)))
+	}
+	prefix := func(column, p string) {
+		add(fmt.Sprintf("substr(%s, 1, %d) = ?", column, utf8.RuneCountInString(p)), p)
+	}
+	if q.Before > 0 {
+		add("seq < ?", q.Before)
+	}
+	if q.Project != "" {
+		add("project_id = ?", q.Project)
+	}
+	if q.Object != "" {
+		add("object = ?", q.Object)
+	}
+	if strings.HasSuffix(q.Actor, ":") {
+		prefix("actor", q.Actor)
+	} else if q.Actor != "" {
+		add("actor = ?", q.Actor)
+	}
+	if q.Verb != "" {
+		prefix("verb", q.Verb)
+	}
+	if !q.Since.IsZero() {
+		add("at >= ?", store.Time(q.Since))
+	}
+	if !q.Until.IsZero() {
+		add("at < ?", store.Time(q.Until))
+	}
+	return cond, args
 }
 
 // List returns the entries that q selects, newest first.
-func List(ctx context.Context, tx *store.Tx, q Query) ([]Entry, error) {
+func List(ctx context.Context, tx *store.Tx, q Query) (out []Entry, err error) {
+	err = q.each(ctx, tx, "desc", func(e Entry, _ Digest) error {
+		out = append(out, e)
+		return nil
+	})
+	return out, err
+}
+
+// each calls f with the entries that q selects, in an order.
+func (q Query) each(ctx context.Context, tx *store.Tx, order string, f func(Entry, Digest) error) error {
 	if q.Limit <= 0 {
 		q.Limit = 100
 	}
-	if q.Before <= 0 {
-		q.Before = 1<<63 - 1
-	}
+	cond, args := q.where()
 	rows, err := tx.QueryContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash from audit_entry
-		where seq < $1 and ($2 = '' or project_id = $2) and ($3 = '' or object = $3) and substr(verb, 1, $4) = $5
-		order by seq desc limit $6`, q.Before, q.Project, q.Object, len(q.Verb), q.Verb, q.Limit)
+		where `+cond+` order by seq `+order+` limit `+strconv.Itoa(q.Limit), args...)
 	if err != nil {
-		return nil, fmt.Errorf("list audit: %w", err)
+		return fmt.Errorf("list audit: %w", err)
 	}
 	defer rows.Close()
-	var out []Entry
 	for rows.Next() {
-		e, _, err := scan(rows.Scan)
+		e, hash, err := scan(rows.Scan)
 		if err != nil {
-			return nil, fmt.Errorf("list audit: %w", err)
+			return fmt.Errorf("list audit: %w", err)
 		}
-		out = append(out, e)
+		if err := f(e, hash); err != nil {
+			return err
+		}
 	}
-	return out, rows.Err()
+	return rows.Err()
 }

@@ -3,12 +3,15 @@ package audit
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"time"
+
+	"postern/internal/store"
 )
 
 // lineTime is how the time of an entry is written: to the microsecond, as it
@@ -156,4 +159,36 @@ func ReadExport(r io.Reader, f func(Line) error) error {
 			return err
 		}
 	}
+}
+
+// exportPage is how many entries are read in one transaction: an export of
+// years must not keep one open, behind which nothing can be cleaned up.
+const exportPage = 1000
+
+// Export calls write with each entry that q selects, the oldest first, and
+// returns the number of the last. What is appended meanwhile is left out, so
+// that it ends. q.After resumes one; q.Before and q.Limit are not heeded.
+func Export(ctx context.Context, db *store.DB, q Query, write func(Entry, Digest) error) (last int64, err error) {
+	var end int64
+	err = db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select coalesce(max(seq), 0) from audit_entry`, nil, &end)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("export audit: %w", err)
+	}
+	last = q.After
+	q.Limit = exportPage
+	for last < end {
+		// A span of numbers at a time, not of matches: a rare verb would
+		// otherwise be looked for through the whole record in one transaction.
+		q.After, q.Before = last, min(last+exportPage, end)+1
+		err := db.View(ctx, func(tx *store.Tx) error {
+			return q.each(ctx, tx, "asc", write)
+		})
+		if err != nil {
+			return last, err
+		}
+		last = q.Before - 1
+	}
+	return last, nil
 }

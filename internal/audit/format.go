@@ -1,0 +1,112 @@
+package audit
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// details returns the detail of e as fields.
+func (e Entry) details() Fields {
+	var f Fields
+	if err := json.Unmarshal([]byte(e.Detail), &f); err != nil {
+		return Fields{"detail": e.Detail}
+	}
+	return f
+}
+
+// Severity is how much a person should look at an entry, on the scale of
+// syslog (RFC 5424, section 6.2.1): 4 is a warning, 5 of note, 6 for information.
+func (e Entry) Severity() int {
+	_, last, _ := strings.Cut(e.Verb, ".")
+	switch {
+	case strings.HasSuffix(last, "failed"), strings.HasSuffix(last, "suspend"), last == "unknown", last == "deny", last == "lost":
+		return 4
+	case e.Verb == "action.approve", e.Verb == "action.reject", strings.HasPrefix(e.Verb, "switch."), strings.HasPrefix(e.Verb, "person."), strings.HasPrefix(e.Verb, "policy."):
+		return 5
+	}
+	return 6
+}
+
+// CEF returns e, recorded with hash, as a line of the Common Event Format
+// without its end. It is for looking at: not all fields come back from it.
+func CEF(e Entry, hash Digest, version string) string {
+	var b strings.Builder
+	head := strings.NewReplacer(`\`, `\\`, `|`, `\|`, "\n", " ", "\r", " ")
+	value := strings.NewReplacer(`\`, `\\`, `=`, `\=`, "\n", `\n`, "\r", `\r`)
+	fmt.Fprintf(&b, "CEF:0|Postern|postern|%s|%s|%s|%d|", head.Replace(version), head.Replace(e.Verb), head.Replace(e.Verb), 10-e.Severity()-1)
+	pair := func(k, v string) {
+		if v != "" {
+			fmt.Fprintf(&b, "%s=%s ", k, value.Replace(v))
+		}
+	}
+	pair("rt", fmt.Sprint(e.At.UnixMilli()))
+	pair("externalId", fmt.Sprint(e.Seq))
+	pair("suser", e.Actor)
+	pair("cs1Label", "project")
+	pair("cs1", e.Project)
+	if e.Object != "" {
+		pair("cs2Label", "object")
+		pair("cs2", e.Object)
+	}
+	pair("cs3Label", "hash")
+	pair("cs3", hex.EncodeToString(hash[:]))
+	f := e.details()
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(f)) {
+		parts = append(parts, k+": "+f[k])
+	}
+	pair("msg", strings.Join(parts, "; "))
+	return strings.TrimSuffix(b.String(), " ")
+}
+
+// structured is the number under which the fields of an entry stand in syslog.
+// It is the one that is reserved for documentation (RFC 5612): this program has
+// none of its own.
+const structured = "postern@32473"
+
+// Syslog returns e, recorded with hash, as a message of RFC 5424 from host,
+// facility 13 (log audit). Its text is the line of an export, from which a log
+// of them can be verified; where that would be longer than limit bytes, which
+// receivers may cut, the detail is left out.
+func Syslog(e Entry, hash Digest, host string, limit int) ([]byte, error) {
+	line, err := MarshalLine(e, hash)
+	if err != nil {
+		return nil, err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "<%d>1 %s %s postern - %s [%s seq=\"%d\"", 13*8+e.Severity(), e.At.UTC().Format(lineTime), name(host, 255), name(e.Verb, 32), structured, e.Seq)
+	value := strings.NewReplacer(`\`, `\\`, `"`, `\"`, `]`, `\]`, "\n", " ", "\r", " ", "\x00", " ")
+	for _, p := range [][2]string{{"project", e.Project}, {"actor", e.Actor}, {"object", e.Object}, {"hash", hex.EncodeToString(hash[:])}} {
+		if p[1] != "" {
+			fmt.Fprintf(&b, ` %s="%s"`, p[0], value.Replace(strings.ToValidUTF8(p[1], "\uFFFD")))
+		}
+	}
+	if b.Len()+len(line)+1 > limit {
+		fmt.Fprintf(&b, ` omitted="%d"]`, len(e.Detail))
+		return []byte(b.String()), nil
+	}
+	b.WriteString("] ")
+	b.Write(line)
+	return []byte(b.String()), nil
+}
+
+// name makes s a field of a syslog header: printable ASCII without spaces.
+func name(s string, most int) string {
+	s = strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' {
+			return '_'
+		}
+		return r
+	}, s)
+	if len(s) > most {
+		s = s[:most]
+	}
+	if s == "" {
+		return "-"
+	}
+	return s
+}
