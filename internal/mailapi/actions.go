@@ -2,20 +2,14 @@ package mailapi
 
 import (
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
-	"postern/internal/store"
 )
 
 var actionRoutes = []route{
@@ -23,7 +17,6 @@ var actionRoutes = []route{
 	{"GET", "/v1/actions/{id}", 0, (*Server).getAction},
 	{"POST", "/v1/actions/{id}/decision", maxBody, (*Server).decide},
 	{"POST", "/v1/actions/{id}/resolution", maxBody, (*Server).resolve},
-	{"GET", "/v1/audit", 0, (*Server).listAudit},
 }
 
 // An actionJSON is an action as its proposer may see it, and the rest of it for
@@ -263,59 +256,5 @@ func (s *Server) answerAction(w http.ResponseWriter, r *http.Request, c caller, 
 		return err
 	}
 	answer(w, http.StatusOK, actionOf(c, a))
-	return nil
-}
-
-type entryJSON struct {
-	Seq    int64           `json:"seq"`
-	At     time.Time       `json:"at"`
-	Actor  string          `json:"actor"`
-	Verb   string          `json:"verb"`
-	Object string          `json:"object"`
-	Detail json.RawMessage `json:"detail"`
-	Prev   string          `json:"prev"` // hexadecimal
-	Hash   string          `json:"hash"` // hexadecimal; of the entry as it reads now
-}
-
-var auditFilter = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_.-]{0,64}$`) })
-
-func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) error {
-	if c.Kind != auth.Person {
-		return fmt.Errorf("no key reads the record: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
-	}
-	v := r.URL.Query()
-	n, err := limit(v, 100, 1000)
-	if err != nil {
-		return err
-	}
-	q := audit.Query{Project: c.Project, Object: v.Get("object"), Verb: v.Get("verb"), Limit: n}
-	if !auditFilter().MatchString(q.Object) || !auditFilter().MatchString(q.Verb) {
-		return fmt.Errorf("%w: object, verb: must be at most 64 of A-Z a-z 0-9 _ . -", errRequest)
-	}
-	if v.Has("before") {
-		if q.Before, err = strconv.ParseInt(v.Get("before"), 10, 64); err != nil || q.Before < 1 {
-			return fmt.Errorf("%w: before: must be the seq of an entry, 1 or more", errRequest)
-		}
-	}
-	var list []audit.Entry
-	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
-		list, err = audit.List(r.Context(), tx, q)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	out := []entryJSON{}
-	for _, e := range list {
-		h := e.Hash()
-		detail := json.RawMessage(e.Detail)
-		if !json.Valid(detail) { // somebody wrote into the database: show it all the same
-			if detail, err = json.Marshal(e.Detail); err != nil {
-				return err
-			}
-		}
-		out = append(out, entryJSON{e.Seq, e.At, e.Actor, e.Verb, e.Object, detail, hex.EncodeToString(e.Prev[:]), hex.EncodeToString(h[:])})
-	}
-	answer(w, http.StatusOK, map[string]any{"entries": out})
 	return nil
 }

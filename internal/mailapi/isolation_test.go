@@ -344,6 +344,10 @@ var operations = []operation{
 		x.body = strings.Replace(x.body, `"digest":"`+x.digest()+`",`, "", 1)
 	}},
 	{"GET", "/v1/audit", onlyPeople, 200, nil},
+	// The record is one, and its checkpoints are for all people in it; its entries are each project's.
+	{"GET", "/v1/audit/checkpoint", onlyPeople, 200, func(x *trial) { x.f.entry(x.t) }},
+	{"POST", "/v1/audit/checkpoint", onlyPeople, 200, nil},
+	{"GET", "/v1/audit/proof", ofOurPeople, 200, func(x *trial) { x.query = fmt.Sprintf("?seq=%d", x.f.entry(x.t)) }},
 
 	{"GET", "/v1/actions/{id}/deliveries", func(p principal, _ target, ok int) int {
 		if p.kind == auth.Person && !p.foreign || p.parts["a"] != "" {

@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mailbox"
@@ -65,6 +66,7 @@ type Config struct {
 	Domains  *domain.Registry // required
 	Webhooks *webhook.Hooks   // required
 	People   *people.People   // required
+	Record   *audit.Keeper    // makes checkpoints; nil means that this server makes none
 	Signup   bool             // anybody may make an account, in the oldest project
 }
 
@@ -150,6 +152,7 @@ var table = slices.Concat(
 	lobsterRoutes,
 	sendRoutes,
 	deliveryRoutes,
+	auditRoutes,
 )
 
 // openTable is what anybody may ask for, without a key.

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mail"
@@ -58,6 +59,7 @@ type fixture struct {
 	people *people.People
 	hop    *nextHop
 	srv    *Server
+	record *audit.Keeper
 	log    bytes.Buffer
 
 	dns     *dnstest.Server
@@ -97,7 +99,10 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if f.people, err = people.New(db, people.Config{Key: make([]byte, 32)}); err != nil {
 		t.Fatal(err)
 	}
-	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people})
+	if f.record, err = audit.NewKeeper(log, db, audit.KeeperConfig{Signer: checkpointSigner(t)}); err != nil {
+		t.Fatal(err)
+	}
+	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record})
 	f.srv = srv
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mail"
@@ -53,6 +54,8 @@ var kinds = map[string]kind{
 	"domain_not_verified":    {403, "Domain not verified", "The domain of this inbox is lost or another project's. GET /v1/domains/{id}/records says what is missing in the DNS."},
 	"domain_taken":           {409, "Domain taken", "This project has the domain already, or another one holds it or a domain above it."},
 	"domain_in_use":          {409, "Domain in use", "Delete the inboxes that have addresses in it first."},
+	"no_checkpoint":          {409, "No checkpoint yet", "The entry is newer than each checkpoint. One is made by itself after some minutes; POST /v1/audit/checkpoint makes one now."},
+	"record_broken":          {409, "The record does not hold", "It does not go on from what was signed, or its chain is broken, so nothing is signed. Keep a copy of the database as it is; see docs/audit.md."},
 	"key_in_use":             {409, "Key in use", "Rotate, and remove the key once the next one signs."},
 	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or ask with next: true for one like it."},
 	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; the mail that is there then opens for nobody."},
@@ -91,6 +94,7 @@ func classify(err error) (code, detail string) {
 	var tooBig *http.MaxBytesError
 	var field *mail.FieldError
 	var blocked *blockedError
+	var broken *audit.BrokenError
 	detail = err.Error()
 	for _, sentinel := range []error{errRequest, mailbox.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid} {
 		// What was being done stands before it in the log's words; the detail begins with the field.
@@ -109,7 +113,7 @@ func classify(err error) (code, detail string) {
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
@@ -121,6 +125,10 @@ func classify(err error) (code, detail string) {
 		return "stale", detail
 	case errors.Is(err, domain.ErrTaken), errors.Is(err, domain.ErrHeld):
 		return "domain_taken", detail
+	case errors.Is(err, audit.ErrNoCheckpoint):
+		return "no_checkpoint", detail
+	case errors.Is(err, audit.ErrFork), errors.As(err, &broken):
+		return "record_broken", detail
 	case errors.Is(err, signing.ErrInUse):
 		return "key_in_use", detail
 	case errors.Is(err, domain.ErrInUse):
