@@ -41,6 +41,11 @@ type Outgoing struct {
 	Undo   *time.Duration // 0 to [MaxUndo]; nil means what the inbox has
 	Bulk   bool           // it is bulk mail, with a way to get no more of it
 
+	// Context is what the reviewer is shown beside the mail and what does not
+	// leave, such as the thread that it belongs to. It is not part of what the
+	// request is known by.
+	Context string
+
 	// IdempotencyKey names the request: the same key within 24 hours is the
 	// same request, and is answered with the first one's action.
 	IdempotencyKey string
@@ -130,7 +135,7 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 	if err := m.wayOut(&d, b, o.Bulk); err != nil {
 		return Proposed{}, err
 	}
-	how.Note = note
+	how.Note, how.Context = note, o.Context
 	env, err := mail.Compose(d, time.Now(), mail.Domain(b.Address))
 	if err != nil {
 		return Proposed{}, err

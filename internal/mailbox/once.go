@@ -62,7 +62,7 @@ func checkKey(key string) error {
 // requestOf returns the digest of everything that o asks for, however it was
 // composed.
 func requestOf(o Outgoing) ([sha256.Size]byte, error) {
-	o.Key, o.IdempotencyKey = nil, ""
+	o.Key, o.IdempotencyKey, o.Context = nil, "", ""
 	type file struct{ Name, Type, SHA256 string }
 	var files []file
 	for _, a := range o.Attachments {

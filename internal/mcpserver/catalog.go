@@ -153,11 +153,11 @@ func writingTools() []*tool {
 		}, (*Server).trash),
 		offer(Core, mcp.Tool{
 			Name: "email_send", Title: "Propose an email", Annotations: reaches(),
-			InputSchema: object("to subject body", toProperty, subject, body, contentProperties, timingProperties, keyProperty, bulkProperty),
+			InputSchema: object("to subject body", toProperty, subject, body, contentProperties, timingProperties, keyProperty, bulkProperty, showThread),
 			Description: "Propose an email from your own address." + held + " Go on with your work, or ask email_action_status now and then. Do not send the same again.",
 		}, guide{
 			Usage: "Proposes an email from your own address; a person approves or rejects exactly what would be sent, Bcc and attachments included. Arguments: to, subject, body (required); cc, bcc, html or markdown (default false), attachments; " +
-				"sendAt and gateTiming for mail that leaves later; undoSeconds; idempotencyKey; allowDuplicate; bulk. At most 50 recipients, 998 characters of subject, 262144 of body, 25 MB of attachments. " +
+				"sendAt and gateTiming for mail that leaves later; undoSeconds; idempotencyKey; allowDuplicate; bulk; showThread: the thread that the person who approves is to see beside it. At most 50 recipients, 998 characters of subject, 262144 of body, 25 MB of attachments. " +
 				`The answer is {"status": "pending_approval", "actionId": "act_…", "approvalId": "act_…"}. That is success.`,
 			Examples: []string{
 				`{"to": ["Bob <bob@example.com>"], "subject": "Result", "body": "Attached.", "attachments": ["/home/user/result.csv"]}`,
@@ -176,10 +176,10 @@ func writingTools() []*tool {
 			InputSchema: object("messageId body", answeredID, body,
 				`"replyAll": {"type": "boolean", "default": false, "description": "Answer all who got the message, not its author alone."}`,
 				`"quote": {"type": "boolean", "default": false, "description": "Repeat the message below the answer. Everybody who gets the answer, and the person who approves it, then reads it."}`,
-				contentProperties, timingProperties, keyProperty),
+				contentProperties, timingProperties, keyProperty, showThis),
 			Description: "Propose an answer to a message of your inbox, to its author or with replyAll to all who got it." + held,
 		}, guide{
-			Usage:    "Proposes an answer to a message of your inbox. Whom it goes to, the subject and the thread come from the message; your own address is left out. Arguments: messageId, body (required); replyAll, quote (default false), and all of email_send but to, subject and bulk.",
+			Usage:    "Proposes an answer to a message of your inbox. Whom it goes to, the subject and the thread come from the message; your own address is left out. Arguments: messageId, body (required); replyAll, quote (default false); showThread: true lets the person who approves read what you answer; and all of email_send but to, subject and bulk.",
 			Examples: []string{`{"messageId": "msg_ABCDEFGHIJKLMNOPQRSTUVWXYZ", "body": "Thanks, received.", "replyAll": true}`},
 			Mistakes: []string{
 				"Giving the Message-ID (<…@…>) instead of the id (msg_…).",
@@ -189,7 +189,7 @@ func writingTools() []*tool {
 		offer(Core, mcp.Tool{
 			Name: "email_forward", Title: "Propose to forward a message", Annotations: reaches(),
 			InputSchema: object("messageId to", answeredID, toProperty, `"body": {"type": "string", "maxLength": 262144, "description": "What you say above the message. May be left out."}`,
-				contentProperties, timingProperties, keyProperty),
+				contentProperties, timingProperties, keyProperty, showThis),
 			Description: "Propose to pass a message of your inbox on, with its original attachments." + held,
 		}, guide{
 			Usage:    "Proposes to pass a message of your inbox on, with all of its original attachments; yours come after them. Arguments: messageId, to (required); body, what you say above it, and all of email_send but subject and bulk.",

@@ -46,7 +46,7 @@ func oversightTools() []*tool {
 		offer(Oversight, mcp.Tool{
 			Name: "email_edit", Title: "Change a proposal", Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), OpenWorldHint: yes()},
 			InputSchema: object("actionId to subject body", `"actionId": {"type": "string", "description": "The actionId, act_…, of an email that has not begun to leave."}`,
-				toProperty, subject, body, contentProperties, timingProperties, bulkProperty, keyProperty),
+				toProperty, subject, body, contentProperties, timingProperties, bulkProperty, keyProperty, showThread),
 			Description: "Put another email in the place of one that you proposed and that has not begun to leave, also a scheduled one. People are asked anew: what was approved was the other one.",
 		}, guide{
 			Usage:    "Replaces a proposed email whole, and asks anew. An answer stays an answer. Arguments: actionId, to, subject, body (required), and all of email_send.",
@@ -115,7 +115,7 @@ func (s *Server) actions(ctx context.Context, c caller, in actionsArgs) (out rep
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d proposals, newest first.\n", len(list))
 	for _, a := range list {
-		d := statusOf(a).Data
+		d := statusOf(a, nil).Data
 		out.Data.Actions = append(out.Data.Actions, d)
 		fmt.Fprintf(&b, "%s (%s, %s): %s, %s\n", d.ActionID, d.Kind, d.CreatedAt, d.Status, d.State)
 	}

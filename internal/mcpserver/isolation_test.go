@@ -294,7 +294,7 @@ func (f *fixture) ask(t *testing.T, h http.Handler, key auth.Secret, tool string
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://postern.example"+Path+"?tools=all", bytes.NewReader(body))
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://postern.example"+Path+"?tools="+tool, bytes.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	if key != "" {
 		r.Header.Set("Authorization", "Bearer "+key.Reveal())

@@ -1054,3 +1054,13 @@ func FuzzArguments(f *testing.F) {
 		}
 	})
 }
+
+// who returns whose key it is.
+func (f *fixture) who(t *testing.T, key auth.Secret) auth.Principal {
+	t.Helper()
+	who, err := auth.CheckKey(t.Context(), f.db, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return who
+}

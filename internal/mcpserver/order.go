@@ -59,30 +59,36 @@ type threadData struct {
 	Messages []messageData `json:"messages"`
 }
 
-func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (out reply[threadData], err error) {
+// threadOf returns a thread, which id or the id of one of its messages names, and
+// the key that opens it.
+func (s *Server) threadOf(ctx context.Context, c caller, inbox, field, id string) (thread string, ms []mailbox.Message, k *mailbox.Key, err error) {
 	prefix := "msg_"
-	if strings.HasPrefix(in.ID, "thr_") {
+	if strings.HasPrefix(id, "thr_") {
 		prefix = "thr_"
 	}
-	if err := checkID("id", prefix, in.ID); err != nil {
-		return out, err
+	if err := checkID(field, prefix, id); err != nil {
+		return "", nil, nil, err
 	}
-	k, err := c.key(ctx, in.Inbox)
-	if err != nil {
-		return out, err
+	if k, err = c.key(ctx, inbox); err != nil {
+		return "", nil, nil, err
 	}
 	var named []mailbox.Message
 	if prefix == "msg_" {
-		m, err := s.post.Listed(ctx, c.who, k, in.ID)
+		m, err := s.post.Listed(ctx, c.who, k, id)
 		if err != nil {
-			return out, err
+			return "", nil, nil, err
 		}
-		in.ID, named = m.Thread, []mailbox.Message{m}
+		id, named = m.Thread, []mailbox.Message{m}
 	}
-	ms, err := s.post.Thread(ctx, c.who, k, in.ID)
+	ms, err = s.post.Thread(ctx, c.who, k, id)
 	if errors.Is(err, store.ErrNotFound) && named != nil { // all of it is in the trash
 		ms, err = named, nil
 	}
+	return id, ms, k, err
+}
+
+func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (out reply[threadData], err error) {
+	id, ms, k, err := s.threadOf(ctx, c, in.Inbox, "id", in.ID)
 	if err != nil {
 		return out, err
 	}
@@ -92,7 +98,7 @@ func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (out repl
 	}
 	defer done()
 	f := scan.NewFence()
-	d := threadData{Notice: f.Notice(), ThreadID: in.ID, LeftOut: max(0, len(ms)-maxThread), Messages: []messageData{}}
+	d := threadData{Notice: f.Notice(), ThreadID: id, LeftOut: max(0, len(ms)-maxThread), Messages: []messageData{}}
 	var b strings.Builder
 	for _, m := range ms[d.LeftOut:] {
 		m, raw, err := s.post.Message(ctx, c.who, k, m.ID)
@@ -103,7 +109,7 @@ func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (out repl
 		d.Messages = append(d.Messages, one)
 		b.WriteString(one.text(f, text, maxThreadText) + "\n\n")
 	}
-	head := fmt.Sprintf("Thread %s, %d messages, oldest first.", in.ID, len(d.Messages))
+	head := fmt.Sprintf("Thread %s, %d messages, oldest first.", id, len(d.Messages))
 	if d.LeftOut > 0 {
 		head += fmt.Sprintf(" %d older ones are left out.", d.LeftOut)
 	}

@@ -63,6 +63,10 @@ const (
 	// keyProperty is of tools that can be called again after an answer was lost.
 	keyProperty = `"idempotencyKey": {"type": "string", "maxLength": 255, "description": "A name of yours for this call. If you do not know whether a call has worked, make it again with the same key: it is done once."}`
 
+	// An answer shows the thread of what it answers, other mail the one that it names.
+	showThis   = `"showThread": {"type": "boolean", "default": false, "description": "Show the thread of that message to the person who approves, who cannot read your inbox. It does not leave."}`
+	showThread = `"showThread": {"type": "string", "description": "The id of a thread, thr_…, or of one of its messages, msg_…: show it to the person who approves, who cannot read your inbox. It does not leave."}`
+
 	bulkProperty = `"bulk": {"type": "boolean", "default": false, "description": "Whether it is bulk mail, such as a newsletter: it then tells its one recipient how to get no more of it."}`
 )
 

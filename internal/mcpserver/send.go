@@ -56,7 +56,8 @@ type timing struct {
 type composed struct {
 	content
 	timing
-	IdempotencyKey string `json:"idempotencyKey"`
+	IdempotencyKey string    `json:"idempotencyKey"`
+	ShowThread     threadRef `json:"showThread"`
 }
 
 type sendArgs struct {
@@ -179,7 +180,10 @@ func (in *composed) compose(ctx context.Context, s *Server, c caller, what func(
 		if err := in.into(o); err != nil {
 			return err
 		}
-		return what(o)
+		if err := what(o); err != nil {
+			return err
+		}
+		return in.ShowThread.show(ctx, s, c, o)
 	})
 }
 

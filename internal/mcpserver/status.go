@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 )
@@ -18,6 +19,7 @@ type sendData struct {
 	ActionID   string          `json:"actionId"`
 	ApprovalID string          `json:"approvalId" jsonschema:"the same id: an action is what is approved"`
 	Message    string          `json:"message"`
+	Files      []fileInfo      `json:"attachments,omitempty" jsonschema:"what is attached, as it would leave"`
 	Expires    string          `json:"expiresAt,omitempty" jsonschema:"when it is denied if nobody decided by then"`
 	Replayed   bool            `json:"replayed,omitempty" jsonschema:"the same call was made before, and this is its answer"`
 }
@@ -50,7 +52,29 @@ func proposed(p mailbox.Proposed) reply[sendData] {
 	if p.Note != "" && !p.Replayed {
 		out.Message += " The person who decides is told: " + clean(p.Note) + "."
 	}
-	return reply[sendData]{Text: fmt.Sprintf("%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID), Data: out}
+	text := fmt.Sprintf("%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID)
+	out.Files = filesOf(p.Payload)
+	for _, f := range out.Files {
+		text += fmt.Sprintf("\nattached: %s (%s, %d bytes, sha256 %s)", f.Name, f.ContentType, f.Size, f.SHA256)
+	}
+	return reply[sendData]{Text: text, Data: out}
+}
+
+// filesOf returns the files of what would leave. Agents tell people that they
+// have attached something: they are told what really is.
+func filesOf(payload []byte) (out []fileInfo) {
+	env, err := mail.ParsePayload(payload)
+	if err != nil { // it is dropped, or no mail
+		return nil
+	}
+	m, err := mail.Parse(env.Raw)
+	if err != nil { // unreachable: we composed it
+		return nil
+	}
+	for _, a := range m.Attachments {
+		out = append(out, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: len(a.Data), SHA256: a.Digest()})
+	}
+	return out
 }
 
 // stamp returns t as text, or nothing for the zero Time.
@@ -90,6 +114,8 @@ type statusData struct {
 	Reason     string          `json:"reason,omitempty" jsonschema:"the reviewer's, or the policy's"`
 	Detail     string          `json:"detail,omitempty" jsonschema:"what the delivery brought"`
 	Missing    string          `json:"missing,omitempty" jsonschema:"of a pending one: what it waits for, such as 1 of 2 approvals"`
+	Approvals  int             `json:"approvals" jsonschema:"people who have approved it as it is"`
+	Approvers  int             `json:"approvers" jsonschema:"people who must approve it, if anybody must"`
 	Comments   []commentData   `json:"comments,omitempty" jsonschema:"what reviewers wrote about it"`
 	CreatedAt  string          `json:"createdAt"`
 	DecidedAt  string          `json:"decidedAt,omitempty"`
@@ -129,7 +155,20 @@ func (s *Server) status(ctx context.Context, c caller, in statusArgs) (out reply
 			return out, err
 		}
 	}
-	return statusOf(a), nil
+	said, err := s.remarks(ctx, c, a)
+	if err != nil {
+		return out, err
+	}
+	return statusOf(a, said), nil
+}
+
+// remarks returns what reviewers wrote for who proposed a, without their names.
+func (s *Server) remarks(ctx context.Context, c caller, a oversight.Action) ([]oversight.Remark, error) {
+	who, err := s.post.As(ctx, c.who, a.ID)
+	if err != nil {
+		return nil, err
+	}
+	return s.gate.Remarks(ctx, who, a.ID)
 }
 
 func undecided(a oversight.Action) bool {
@@ -146,8 +185,9 @@ func (s *Server) action(ctx context.Context, c caller, id string) (oversight.Act
 }
 
 // statusOf says how a is, in the five words of email-sandbox and exactly.
-func statusOf(a oversight.Action) reply[statusData] {
+func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	d := statusData{
+		Approvals: int(a.Approvals), Approvers: a.Approvers,
 		ActionID: a.ID, ApprovalID: a.ID, Kind: a.Kind, State: a.State, CreatedAt: stamp(a.Created), DecidedAt: stamp(a.Decided), SendAt: stamp(a.SendAt),
 	}
 	switch a.State {
@@ -155,15 +195,20 @@ func statusOf(a oversight.Action) reply[statusData] {
 		d.Status, d.Message, d.ExpiresAt = "pending", "A person has not decided yet. Go on with your work and ask again later.", stamp(a.Expires)
 		d.Missing = "1 approval"
 		if a.Approvers > 1 {
-			d.Missing = fmt.Sprintf("%d approvals, by different people", a.Approvers)
+			d.Missing = fmt.Sprintf("%d of %d approvals, by different people", a.Approvers-int(a.Approvals), a.Approvers)
 		}
 	case oversight.Scheduled:
 		d.Status, d.Message = "pending", "It waits for its time; then a person is asked. email_cancel takes it back."
 		d.Missing = "its time, " + stamp(a.AskAt)
 	case oversight.Denied:
 		d.Status, d.Message, d.Reason = "denied", "A person rejected it; it was not sent. Do not propose the same again.", clean(a.Reason)
-		if a.Decider == "" {
+		switch {
+		case a.Decider == "":
 			d.Status, d.Message, d.Reason = "blocked", "Policy does not allow it; it was not sent.", clean(a.Verdict)
+		case !a.Expires.IsZero() && strings.HasPrefix(a.Reason, "nobody decided"):
+			d.Message = "Nobody decided in time; it was not sent. If it still matters, tell the person whom you work for."
+		case !strings.HasPrefix(a.Decider, string(auth.Person)+":"): // somebody has stopped it all
+			d.Status, d.Message = "blocked", "Nobody rejected it, but it was stopped and will not be sent; the reason says why."
 		}
 	case oversight.Cancelled:
 		d.Status, d.Message = "denied", "It was taken back before it left; it was not sent."
@@ -190,8 +235,9 @@ func statusOf(a oversight.Action) reply[statusData] {
 			text += "\n" + l.name + ": " + l.value
 		}
 	}
-	for _, r := range d.Comments {
-		text += "\ncomment of a reviewer: " + r.Text
+	for _, r := range said {
+		d.Comments = append(d.Comments, commentData{stamp(r.At), clean(r.Text)})
+		text += "\ncomment of a reviewer: " + clean(r.Text)
 	}
 	return reply[statusData]{Text: text, Data: d}
 }

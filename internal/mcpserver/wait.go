@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -188,7 +190,8 @@ func (s *Server) mark(ctx context.Context, inbox, after string) (seq int64, err 
 		case idForm().MatchString(after):
 			seq, err = event.SeqOf(ctx, tx, inbox, after)
 		default:
-			if n, serr := fmt.Sscanf(after+"!", "evt:%d!", &seq); serr != nil || n != 1 || seq < 0 {
+			number, ok := strings.CutPrefix(after, "evt:")
+			if seq, err = strconv.ParseInt(number, 10, 64); !ok || err != nil || seq < 0 {
 				err = store.ErrNotFound
 			}
 		}
