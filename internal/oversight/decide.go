@@ -119,8 +119,8 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	return late, g.moved(ctx, tx, a)
 }
 
-// asks reports whether policy asks who to decide on a.
-func (a *Action) asks(who auth.Principal) bool {
+// Asks reports whether policy asks who to decide on a.
+func (a *Action) Asks(who auth.Principal) bool {
 	return len(a.Who) == 0 || slices.ContainsFunc(a.Who, func(name string) bool {
 		switch role, ok := strings.CutPrefix(name, "role:"); {
 		case !ok:

@@ -189,7 +189,7 @@ func (e decided) next(a Action) (Action, error) {
 		return a, ErrStale
 	case a.expired(e.now):
 		return a, fmt.Errorf("the time to decide ended %s: %w", a.Expires.Format(time.RFC1123), ErrStale)
-	case !a.asks(e.who):
+	case !a.Asks(e.who):
 		return a, fmt.Errorf("it asks %s: %w", strings.Join(a.Who, ", "), ErrNotAsked)
 	case !e.Approve:
 		a.refuse(e.who.String(), e.Reason, e.now)

@@ -1,0 +1,531 @@
+package notify
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	tg "github.com/go-telegram/bot"
+	"github.com/go-telegram/bot/models"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+// verb is what a button asks for.
+type verb string
+
+const (
+	approve verb = "a"
+	reject  verb = "r"
+)
+
+// data returns what a button of a's sends back: what is to be done, the action,
+// and the version and the beginning of the digest that were shown. Telegram
+// takes 64 bytes. It is no secret and proves nothing: a client can send any.
+func data(v verb, a oversight.Action) string {
+	return strings.Join([]string{string(v), strings.TrimPrefix(a.ID, "act_"), strconv.FormatInt(a.Version, 36), prefix(a)}, ":")
+}
+
+// A press is what a button sent.
+type press struct {
+	verb    verb
+	action  string
+	version int64
+	prefix  string
+}
+
+var pressed = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([ar]):([A-Z2-7]{26}):([0-9a-z]{1,12}):([0-9a-f]{16})$`)
+})
+
+// parsePress reads what a button sent. Anybody can send it.
+func parsePress(s string) (press, bool) {
+	m := pressed().FindStringSubmatch(s)
+	if m == nil {
+		return press{}, false
+	}
+	version, err := strconv.ParseInt(m[3], 36, 64)
+	if err != nil || version < 1 {
+		return press{}, false
+	}
+	return press{verb: verb(m[1]), action: "act_" + m[2], version: version, prefix: m[4]}, true
+}
+
+const (
+	pollLease  = 90 * time.Second // for which one server alone reads a bot's updates, without a word from it
+	pollRetry  = time.Second      // after the first failure; doubles
+	pollSilent = time.Minute      // at most
+	// pollIdle is how often a server looks whether the one that reads is still there.
+	pollIdle = 2 * time.Second
+	// questionTime is how long the bot waits for the reason of a rejection.
+	questionTime = time.Hour
+	// CodeTime is how long a code that links a chat is good for.
+	CodeTime = 15 * time.Minute
+)
+
+// RunTelegram reads what people write and press in their chats with the bot,
+// until ctx is done. Several servers of one database may run it: one of them
+// reads. An update is done with before the server is told so, and done again if
+// a program stops in between: each is one conditional change, and what it
+// changed once it does not change twice.
+//
+// A button decides as the person whose chat it is in, if chat and user are the
+// linked ones, the message is the very one that asked this person about this
+// version and digest, and nothing of it has changed; to approve, it must have
+// shown all that would leave, and no second factor be asked for.
+func (n *Notifier) RunTelegram(ctx context.Context) error {
+	if n.bot == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	holder, silence := rand.Text(), time.Duration(0)
+	for {
+		wait, err := n.poll(ctx, holder, longPoll)
+		if ctx.Err() != nil {
+			n.leave(context.WithoutCancel(ctx), holder)
+			return ctx.Err()
+		}
+		if err != nil {
+			silence = min(max(2*silence, pollRetry), pollSilent)
+			wait = max(wait, silence)
+			n.log.WarnContext(ctx, "read from telegram", "err", err, "again_in", wait)
+		} else {
+			silence = 0
+		}
+		if wait == 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// leave lets another server read at once.
+func (n *Notifier) leave(ctx context.Context, holder string) {
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	defer cancel()
+	err := n.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `update telegram_bot set until_at = 0 where bot = $1 and holder = $2`, n.bot.id, holder)
+		return err
+	})
+	if err != nil {
+		n.log.DebugContext(ctx, "leave telegram to another server", "err", err)
+	}
+}
+
+// poll asks once for updates and does what they say. It returns how long to
+// wait before it is called again.
+func (n *Notifier) poll(ctx context.Context, holder string, long time.Duration) (time.Duration, error) {
+	next, ours := int64(0), false
+	err := n.db.Update(ctx, func(tx *store.Tx) error {
+		now := time.Now()
+		_, err := tx.ExecContext(ctx, `insert into telegram_bot (bot, next_id, holder, until_at) values ($1, 0, '', 0) on conflict do nothing`, n.bot.id)
+		if err != nil {
+			return err
+		}
+		ours, err = tx.Changed(ctx, `update telegram_bot set holder = $1, until_at = $2 where bot = $3 and (holder = $1 or until_at < $4)`,
+			holder, store.Time(now.Add(pollLease)), n.bot.id, store.Time(now))
+		if err != nil || !ours {
+			return err
+		}
+		return tx.One(ctx, `select next_id from telegram_bot where bot = $1`, []any{n.bot.id}, &next)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("take turn at telegram: %w", err)
+	}
+	if !ours {
+		return pollIdle, nil
+	}
+	updates, wait, err := n.bot.updates(ctx, next, long)
+	if err != nil {
+		return wait, err
+	}
+	for _, u := range updates {
+		if u.ID < next { // replayed
+			continue
+		}
+		if err := n.update(ctx, u); err != nil {
+			if ctx.Err() != nil {
+				return 0, ctx.Err()
+			}
+			n.log.ErrorContext(ctx, "do what an update says", "update", u.ID, "err", err)
+		}
+		next = u.ID + 1
+		err := n.db.Update(ctx, func(tx *store.Tx) (err error) {
+			ours, err = tx.Changed(ctx, `update telegram_bot set next_id = $1, until_at = $2 where bot = $3 and holder = $4`, next, store.Time(time.Now().Add(pollLease)), n.bot.id, holder)
+			return err
+		})
+		if err != nil {
+			return 0, fmt.Errorf("record update: %w", err)
+		}
+		if !ours { // this program stood still, and another reads now
+			return pollIdle, nil
+		}
+	}
+	return 0, nil
+}
+
+// update does what one update says.
+func (n *Notifier) update(ctx context.Context, u *models.Update) error {
+	ctx, cancel := context.WithTimeout(ctx, telegramTime)
+	defer cancel()
+	switch {
+	case u.CallbackQuery != nil:
+		said, err := n.press(ctx, u.CallbackQuery)
+		if err != nil {
+			said = "Something went wrong here. Use the console."
+		}
+		// Telegram forgets a query after a while: that it was not answered changes nothing.
+		_, aerr := n.bot.api.AnswerCallbackQuery(ctx, &tg.AnswerCallbackQueryParams{CallbackQueryID: u.CallbackQuery.ID, Text: cut(said, 190), ShowAlert: said != ""})
+		if aerr != nil {
+			n.log.DebugContext(ctx, "answer a button", "err", n.bot.hide(aerr))
+		}
+		return err
+	case u.Message != nil && u.Message.From != nil && u.Message.Chat.Type == models.ChatTypePrivate && u.Message.Chat.ID == u.Message.From.ID:
+		return n.written(ctx, u.Message)
+	}
+	return nil // groups and channels: whoever is in them would read and press
+}
+
+// linked returns the person who linked this chat, as this user.
+func linked(ctx context.Context, tx *store.Tx, chat, user int64) (person, error) {
+	return scanPerson(tx.QueryRowContext(ctx, people+`and l.chat_id = $1 and l.user_id = $2`, chat, user).Scan)
+}
+
+const (
+	saidStale   = "It is decided already, or was changed since. The console has it as it is now."
+	saidUnknown = "This button is not one of this chat's. Use the console."
+	saidStepUp  = "This needs your second factor. Decide in the console."
+	saidUnseen  = "This message does not show all that would leave. Decide in the console."
+)
+
+// press does what a button asks for and returns what is said to who pressed it.
+func (n *Notifier) press(ctx context.Context, q *models.CallbackQuery) (string, error) {
+	p, ok := parsePress(q.Data)
+	var chat int64
+	var message int
+	switch {
+	case q.Message.Message != nil:
+		chat, message = q.Message.Message.Chat.ID, q.Message.Message.ID
+	case q.Message.InaccessibleMessage != nil: // too old for Telegram to have its text
+		chat, message = q.Message.InaccessibleMessage.Chat.ID, q.Message.InaccessibleMessage.MessageID
+	}
+	if !ok || chat == 0 || message == 0 {
+		return saidUnknown, nil
+	}
+	var who person
+	var whole int
+	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+		if who, err = linked(ctx, tx, chat, q.From.ID); err != nil {
+			return err
+		}
+		// The attack: what one message's button sends, sent as another's, or
+		// made up. It counts only from the message that asked this person this.
+		return tx.One(ctx, `select whole from notice where channel = $1 and person_id = $2 and chat_id = $3 and message_id = $4 and action_id = $5 and version = $6`,
+			[]any{Telegram, who.id, chat, message, p.action, p.version}, &whole)
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return saidUnknown, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	a, err := n.gate.Action(ctx, who.Principal, p.action)
+	if errors.Is(err, store.ErrNotFound) {
+		return saidUnknown, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case a.State != oversight.Pending || a.Version != p.version || prefix(a) != p.prefix:
+		return saidStale, nil
+	case p.verb == reject:
+		return "", n.question(ctx, who, a, chat)
+	case whole == 0:
+		return saidUnseen, nil
+	case a.StepUp:
+		return saidStepUp, nil
+	}
+	said, err := n.decide(ctx, who, oversight.Decision{ID: a.ID, Version: p.version, Digest: a.Hex(), Approve: true})
+	if said == "" && err == nil {
+		return n.after(ctx, a, "Approved."), nil
+	}
+	return said, err
+}
+
+// decide decides as who, and returns what is said if that may not be.
+func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision) (string, error) {
+	err := n.gate.Decide(ctx, who.Principal, d)
+	switch {
+	case err == nil:
+		return "", n.db.Update(ctx, func(tx *store.Tx) error {
+			return audit.Append(ctx, tx, who.Principal, "notify.decided", d.ID, audit.Fields{"channel": string(Telegram), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)})
+		})
+	case errors.Is(err, oversight.ErrStepUp):
+		return saidStepUp, nil
+	case errors.Is(err, oversight.ErrStopped):
+		return "A kill switch stops it.", nil
+	case errors.Is(err, oversight.ErrLate):
+		return "Its time to leave has passed. Look at it again in the console.", nil
+	case errors.Is(err, oversight.ErrStale):
+		return saidStale, nil
+	case errors.Is(err, oversight.ErrReason):
+		return "The reason must have 1 to 1000 characters. Answer my question once more.", nil
+	case errors.Is(err, auth.ErrForbidden):
+		return "You may not decide on this, or not any more.", nil
+	case errors.Is(err, store.ErrNotFound):
+		return saidUnknown, nil
+	}
+	return "", err
+}
+
+// after says what became of a decision; one of several approvals leaves it waiting.
+func (n *Notifier) after(ctx context.Context, a oversight.Action, done string) string {
+	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+		a, err = oversight.Waiting(ctx, tx, a.ID)
+		return err
+	})
+	if err == nil && a.State == oversight.Pending {
+		return fmt.Sprintf("Recorded: %d of %d approvals.", a.Approvals, a.Approvers)
+	}
+	return done
+}
+
+// question asks for the reason of a rejection, which the answer to it gives.
+func (n *Notifier) question(ctx context.Context, who person, a oversight.Action, chat int64) error {
+	m, err := n.bot.api.SendMessage(ctx, &tg.SendMessageParams{
+		ChatID: chat, LinkPreviewOptions: noPreview(),
+		Text:        what(a) + " with digest " + prefix(a) + ": why do you reject it? Answer this message. The agent reads the reason.",
+		ReplyMarkup: models.ForceReply{ForceReply: true, InputFieldPlaceholder: "Reason"},
+	})
+	if err != nil {
+		return n.bot.hide(err)
+	}
+	return n.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `insert into telegram_question (chat_id, message_id, person_id, action_id, version, digest, expires_at)
+			values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`,
+			chat, m.ID, who.id, a.ID, a.Version, a.Hex(), store.Time(time.Now().Add(questionTime)))
+		return err
+	})
+}
+
+// written does what a message to the bot says.
+func (n *Notifier) written(ctx context.Context, m *models.Message) error {
+	text := strings.TrimSpace(m.Text)
+	word, rest, _ := strings.Cut(text, " ")
+	switch {
+	case m.ReplyToMessage != nil:
+		return n.reason(ctx, m, text)
+	case word == "/start" && rest != "":
+		return n.linkChat(ctx, m, auth.Secret(strings.TrimSpace(rest)))
+	case word == "/stop":
+		return n.stop(ctx, m)
+	}
+	// Strangers get no answer: a bot that answers everybody can be made to write
+	// as often as anybody likes.
+	err := n.db.View(ctx, func(tx *store.Tx) error {
+		_, err := linked(ctx, tx, m.Chat.ID, m.From.ID)
+		return err
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return n.say(ctx, m.Chat.ID, "I tell you of what waits for your decision. Press a button under it, or answer my question with your reason. /stop ends this chat's link.")
+}
+
+func (n *Notifier) say(ctx context.Context, chat int64, text string) error {
+	_, err := n.bot.api.SendMessage(ctx, &tg.SendMessageParams{ChatID: chat, Text: text, LinkPreviewOptions: noPreview()})
+	return n.bot.hide(err)
+}
+
+// reason rejects what a question was about, if m answers one.
+func (n *Notifier) reason(ctx context.Context, m *models.Message, text string) error {
+	var who person
+	var d oversight.Decision
+	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+		if who, err = linked(ctx, tx, m.Chat.ID, m.From.ID); err != nil {
+			return err
+		}
+		return tx.One(ctx, `select action_id, version, digest from telegram_question where chat_id = $1 and message_id = $2 and person_id = $3 and expires_at > $4`,
+			[]any{m.Chat.ID, m.ReplyToMessage.ID, who.id, store.Time(time.Now())}, &d.ID, &d.Version, &d.Digest)
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil // it answers something else
+	}
+	if err != nil {
+		return err
+	}
+	d.Reason = strings.ReplaceAll(strings.ToValidUTF8(text, "\ufffd"), "\x00", "")
+	said, err := n.decide(ctx, who, d)
+	if err != nil {
+		return err
+	}
+	if said == "" {
+		said = "Rejected. The agent is told why."
+		err := n.db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `delete from telegram_question where chat_id = $1 and message_id = $2`, m.Chat.ID, m.ReplyToMessage.ID)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return n.say(ctx, m.Chat.ID, said)
+}
+
+// Code makes a single-use code with which a person links a chat with the bot to
+// themself. The person asks for it, or the operator at the machine; an owner may
+// not for others, or one person would decide as two.
+func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (code auth.Secret, bot string, err error) {
+	if n.bot == nil {
+		return "", "", ErrOff
+	}
+	if who.Kind != auth.Person || who.ID != name && !who.Operator {
+		return "", "", fmt.Errorf("%s cannot link a chat to %s: each person does for themself: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
+	}
+	code = auth.Secret(rand.Text())
+	err = n.db.Update(ctx, func(tx *store.Tx) error {
+		p, err := named(ctx, tx, who.Project, name)
+		if err != nil {
+			return err
+		}
+		// The newest counts alone.
+		if _, err := tx.ExecContext(ctx, `delete from telegram_code where person_id = $1`, p.id); err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, `insert into telegram_code (hash, person_id, expires_at, used_at) values ($1, $2, $3, 0)`, digest(code), p.id, store.Time(time.Now().Add(CodeTime)))
+		if err != nil {
+			return err
+		}
+		return audit.Append(ctx, tx, who, "notify.code", p.ID, nil)
+	})
+	if err != nil {
+		return "", "", fmt.Errorf("make code for %s: %w", mail.Printable(name, 80), err)
+	}
+	// Without its name the code is as good: the operator knows the bot.
+	if bot, err = n.bot.name(ctx); err != nil {
+		n.log.WarnContext(ctx, "ask for the bot's name", "err", err)
+	}
+	return code, bot, nil
+}
+
+// named returns the person of a project with this name.
+func named(ctx context.Context, tx *store.Tx, project, name string) (person, error) {
+	p, err := scanPerson(tx.QueryRowContext(ctx, people+`and p.project_id = $1 and p.name = $2`, project, name).Scan)
+	if err != nil {
+		return person{}, fmt.Errorf("person %s: %w", mail.Printable(name, 80), err)
+	}
+	return p, nil
+}
+
+// linkChat links the chat that m came from, if code is one.
+func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Secret) error {
+	if !linkToken().MatchString(code.Reveal()) {
+		return nil
+	}
+	said := "This code is not good: it was used, is older than 15 minutes, or was replaced by a newer one."
+	err := n.db.Update(ctx, func(tx *store.Tx) error {
+		now := time.Now()
+		var id string
+		err := tx.One(ctx, `update telegram_code set used_at = $1 where hash = $2 and used_at = 0 and expires_at > $1 returning person_id`, []any{store.Time(now), digest(code)}, &id)
+		if errors.Is(err, store.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		p, err := scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, id).Scan)
+		if errors.Is(err, store.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		// The attack: one account that is linked to two people approves twice.
+		var other int
+		err = tx.One(ctx, `select count(*) from telegram_link where user_id = $1 and person_id <> $2`, []any{m.From.ID, p.id}, &other)
+		if err != nil {
+			return err
+		}
+		if other > 0 {
+			said = "This account is linked to another person already. It says /stop first."
+			return nil
+		}
+		_, err = tx.ExecContext(ctx, `insert into telegram_link (person_id, user_id, chat_id, name, at) values ($1, $2, $3, $4, $5)
+			on conflict (person_id) do update set user_id = excluded.user_id, chat_id = excluded.chat_id, name = excluded.name, at = excluded.at`,
+			p.id, m.From.ID, m.Chat.ID, mail.Printable(m.From.Username, 64), store.Time(now))
+		if err != nil {
+			return err
+		}
+		said = "Linked: from now on I tell " + p.ID + " here of what waits. Whoever holds this phone decides as " + p.ID + ". /stop ends it."
+		return audit.Append(ctx, tx, p.Principal, "notify.link", p.ID, audit.Fields{"channel": string(Telegram), "user": strconv.FormatInt(m.From.ID, 10), "name": mail.Printable(m.From.Username, 64)})
+	})
+	if err != nil {
+		return fmt.Errorf("link chat: %w", err)
+	}
+	return n.say(ctx, m.Chat.ID, said)
+}
+
+// stop ends the link of the chat that m came from.
+func (n *Notifier) stop(ctx context.Context, m *models.Message) error {
+	var who person
+	err := n.db.Update(ctx, func(tx *store.Tx) (err error) {
+		if who, err = linked(ctx, tx, m.Chat.ID, m.From.ID); err != nil {
+			return err
+		}
+		return unlink(ctx, tx, who.Principal, who)
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("end link: %w", err)
+	}
+	return n.say(ctx, m.Chat.ID, "This chat is not linked any more.")
+}
+
+func unlink(ctx context.Context, tx *store.Tx, who auth.Principal, p person) error {
+	ok, err := tx.Changed(ctx, `delete from telegram_link where person_id = $1`, p.id)
+	if err != nil || !ok {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `delete from telegram_question where person_id = $1`, p.id); err != nil {
+		return err
+	}
+	return audit.Append(ctx, tx, who, "notify.unlink", p.ID, audit.Fields{"channel": string(Telegram)})
+}
+
+// Unlink ends the link of a person's chat: the person may, who manages the
+// project, and the operator. To end it again changes nothing.
+func (n *Notifier) Unlink(ctx context.Context, who auth.Principal, name string) error {
+	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
+		return fmt.Errorf("%s cannot end the link of %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
+	}
+	err := n.db.Update(ctx, func(tx *store.Tx) error {
+		p, err := named(ctx, tx, who.Project, name)
+		if err != nil {
+			return err
+		}
+		return unlink(ctx, tx, who, p)
+	})
+	if err != nil {
+		return fmt.Errorf("end link: %w", err)
+	}
+	return nil
+}

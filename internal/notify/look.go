@@ -1,0 +1,160 @@
+package notify
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"html/template"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+//go:embed templates
+var files embed.FS
+
+// Paths are those that [Notifier.Handler] serves, as patterns of a mux.
+var Paths = []string{lookPath}
+
+// Handler returns the page that links lead to. It shows one action to whoever
+// has the link, changes nothing and takes no form: mail servers, virus scanners
+// and chats fetch links before people do.
+func (n *Notifier) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+lookPath+"{token}", n.look)
+	mux.HandleFunc("GET "+lookPath+"style.css", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=3600")
+		http.ServeContent(w, r, "style.css", time.Time{}, bytes.NewReader(n.conf.Style))
+	})
+	mux.HandleFunc(lookPath+"{token}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Allow", "GET, HEAD")
+		n.render(w, http.StatusMethodNotAllowed, looked{Title: "Not this way", Text: "A link shows and decides nothing. Sign in to decide."})
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { n.render(w, http.StatusNotFound, noLink) })
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer") // the token is in the address
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Robots-Tag", "noindex, nofollow")
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// looked is what the page shows.
+type looked struct {
+	Title, Text string // instead of an action
+	Action      *oversight.Action
+	What        string
+	View        oversight.View
+	Cut         bool // the text is longer than what is shown
+	Link        string
+}
+
+var noLink = looked{Title: "This link cannot be used", Text: "It is not one of ours, or what it led to is long over. Sign in to see what waits."}
+
+var linkToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z2-7]{26}$`) })
+
+// maxShown is how much text the page shows, in bytes.
+const maxShown = 64 << 10
+
+func (n *Notifier) look(w http.ResponseWriter, r *http.Request) {
+	ctx, token := r.Context(), r.PathValue("token")
+	if !linkToken().MatchString(token) {
+		n.render(w, http.StatusNotFound, noLink)
+		return
+	}
+	var a oversight.Action
+	var version int64
+	err := n.db.View(ctx, func(tx *store.Tx) error {
+		var holder, action string
+		err := tx.One(ctx, `select person_id, action_id, version from notice where token = $1`, []any{digest(auth.Secret(token))}, &holder, &action, &version)
+		if err != nil {
+			return err
+		}
+		// Who has left sees nothing more, whatever mail they kept.
+		p, err := scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan)
+		if err != nil {
+			return err
+		}
+		a, err = n.gate.Find(ctx, tx, p.Principal, action)
+		return err
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		n.render(w, http.StatusNotFound, noLink)
+		return
+	}
+	if err != nil {
+		n.log.ErrorContext(ctx, "look up link", "err", err)
+		n.render(w, http.StatusInternalServerError, looked{Title: "Internal error", Text: "Something went wrong here. The server's log says what."})
+		return
+	}
+	l := looked{What: what(a), Link: "/console/actions/" + a.ID}
+	if a.State != oversight.Pending || a.Version != version || !a.Expires.IsZero() && !a.Expires.After(time.Now()) {
+		l.Title, l.Text = "It does not wait any more", outcome(a, version)
+		n.render(w, http.StatusGone, l)
+		return
+	}
+	sum := sha256.Sum256(a.Payload)
+	if l.View, err = n.gate.Show(a); err != nil || !bytes.Equal(sum[:], a.Digest) {
+		l.Title, l.Text = "It cannot be shown here", "What is stored cannot be shown, or is not what was proposed. Sign in to see more."
+		n.render(w, http.StatusOK, l)
+		return
+	}
+	if len(l.View.Text) > maxShown {
+		l.View.Text, l.Cut = strings.ToValidUTF8(l.View.Text[:maxShown], ""), true
+	}
+	l.Title, l.Action = what(a)+" waits for a decision", &a
+	n.render(w, http.StatusOK, l)
+}
+
+var page = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("look.html").Funcs(template.FuncMap{
+		"line":  func(s any) string { return mail.Printable(toString(s), 4096) },
+		"lines": lines,
+		"stamp": stamp,
+		"size":  func(n int64) string { return strconv.FormatInt(n, 10) + " bytes" },
+	}).ParseFS(files, "templates/look.html"))
+})
+
+func toString(s any) string {
+	if s, ok := s.(string); ok {
+		return s
+	}
+	return ""
+}
+
+// lines makes unseen characters visible and keeps the lines.
+func lines(s string) string {
+	ls := slices.Collect(strings.SplitSeq(strings.ReplaceAll(s, "\r\n", "\n"), "\n"))
+	for i, l := range ls {
+		ls[i] = mail.Printable(l, maxShown)
+	}
+	return strings.Join(ls, "\n")
+}
+
+// render answers with a page, which is made as a whole first.
+func (n *Notifier) render(w http.ResponseWriter, status int, l looked) {
+	var b bytes.Buffer
+	if err := page().Execute(&b, l); err != nil {
+		n.log.Error("render page of a link", "err", err)
+		http.Error(w, "internal error", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(b.Bytes()) // the browser may be gone
+}

@@ -1,0 +1,382 @@
+package notify
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf16"
+
+	tg "github.com/go-telegram/bot"
+	"github.com/go-telegram/bot/models"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+const (
+	telegramServer = "https://api.telegram.org"
+	// longPoll is for how long the server is asked to wait for an update.
+	longPoll = 25 * time.Second
+	// telegramTime bounds any other request.
+	telegramTime = 20 * time.Second
+	// maxAnswer bounds what is read of an answer, in bytes.
+	maxAnswer = 4 << 20
+)
+
+// A telegram is the way to the server that speaks for a bot. It is safe for
+// concurrent use.
+type telegram struct {
+	api   *tg.Bot
+	http  *http.Client
+	id    string // the bot's
+	base  string // with the token: in no error and no log
+	token auth.Secret
+}
+
+// bounded is an HTTP client of whose answers no more than maxAnswer is read:
+// the library reads them whole.
+type bounded struct{ *http.Client }
+
+func (c bounded) Do(r *http.Request) (*http.Response, error) {
+	resp, err := c.Client.Do(r)
+	if err == nil {
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(resp.Body, maxAnswer), resp.Body}
+	}
+	return resp, err
+}
+
+func newTelegram(token auth.Secret, server string) (*telegram, error) {
+	id, secret, ok := strings.Cut(token.Reveal(), ":")
+	if _, err := strconv.ParseUint(id, 10, 63); err != nil || !ok || secret == "" || strings.ContainsFunc(secret, func(r rune) bool {
+		return r != '_' && r != '-' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	}) {
+		return nil, errors.New("configure notices: the bot's token is not of the form 123456:ABC-def")
+	}
+	if server == "" {
+		server = telegramServer
+	}
+	u, err := url.Parse(server)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("configure notices: %q is no URL of a Telegram server", server)
+	}
+	server = strings.TrimSuffix(server, "/")
+	c := &http.Client{
+		Timeout: longPoll + telegramTime,
+		// The token is in the address: it goes to this server and to no other.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	api, err := tg.New(token.Reveal(), tg.WithSkipGetMe(), tg.WithServerURL(server), tg.WithHTTPClient(longPoll, bounded{c}),
+		tg.WithErrorsHandler(func(error) {}), tg.WithDebugHandler(func(string, ...any) {}))
+	if err != nil {
+		return nil, fmt.Errorf("configure notices: %s", strings.ReplaceAll(err.Error(), token.Reveal(), "..."))
+	}
+	return &telegram{api: api, http: c, id: id, base: server + "/bot" + token.Reveal() + "/", token: token}, nil
+}
+
+// hide returns err without the bot's token, which stands in addresses.
+func (t *telegram) hide(err error) error {
+	if err == nil || !strings.Contains(err.Error(), t.token.Reveal()) {
+		return err
+	}
+	return errors.New(strings.ReplaceAll(err.Error(), t.token.Reveal(), "..."))
+}
+
+// A keyboard is what the Bot API calls InlineKeyboardMarkup. The library's own
+// type writes an empty copy_text into each button.
+type keyboard struct {
+	Rows [][]button `json:"inline_keyboard"`
+}
+
+type button struct {
+	Text string `json:"text"`
+	Data string `json:"callback_data,omitempty"`
+	URL  string `json:"url,omitempty"`
+}
+
+// A note is a text for a chat, of which a part may be an agent's.
+type note struct {
+	b     strings.Builder
+	units int // of UTF-16, in which Telegram counts
+	marks []models.MessageEntity
+}
+
+func (t *note) add(s string) {
+	t.b.WriteString(s)
+	t.units += len(utf16.Encode([]rune(s)))
+}
+
+// quote adds what an agent wrote, marked as preformatted: nothing in it becomes
+// a link, a mention or a command, and no markup is read, since none is asked for.
+func (t *note) quote(s string) {
+	if s == "" {
+		return
+	}
+	from := t.units
+	t.add(s)
+	t.marks = append(t.marks, models.MessageEntity{Type: models.MessageEntityTypePre, Offset: from, Length: t.units - from})
+	t.add("\n")
+}
+
+// maxNote is how long a message may be: Telegram takes 4096.
+const maxNote = 3800
+
+// note returns the message for p, and whether it shows all that would leave.
+func (n *Notifier) note(ctx context.Context, p parcel) (t *note, whole bool) {
+	t = n.heading(p)
+	if p.others > 0 {
+		return t, false
+	}
+	tail := "\nLook at it, and sign in to decide: " + n.link(p) + "\n"
+	if p.last {
+		tail += fmt.Sprintf("\nThis is number %d within an hour. What else comes in that hour is told together at its end.\n", n.conf.PerHour)
+	}
+	if content, ok := n.content(ctx, p); ok {
+		full := n.heading(p)
+		full.add("\nWhat would leave, as an agent wrote it:\n")
+		full.quote(content)
+		full.add(tail)
+		if full.units <= maxNote {
+			return full, true
+		}
+	}
+	t.add("\nWhat would leave is not shown here, so it cannot be approved here.\n" + tail)
+	return t, false
+}
+
+func (n *Notifier) heading(p parcel) *note {
+	t := &note{}
+	t.add(headline(p) + ".\n")
+	if p.others > 0 {
+		t.add(fmt.Sprintf("You were told of %d in an hour and these came on top, so they are told together:\n%s/console/\n", n.conf.PerHour, n.conf.Base))
+		return t
+	}
+	for _, f := range facts(p.action) {
+		t.add(f.name + ": " + f.value + "\n")
+	}
+	return t
+}
+
+// content returns all that p's action would do, if text can show it. What has
+// files or an HTML part is looked at in the console, which shows these.
+func (n *Notifier) content(ctx context.Context, p parcel) (string, bool) {
+	if n.conf.TelegramFacts {
+		return "", false
+	}
+	a, err := n.gate.Action(ctx, p.to.Principal, p.action.ID)
+	if err != nil || a.Version != p.action.Version || a.Hex() != p.action.Hex() {
+		return "", false
+	}
+	v, err := n.gate.Show(a)
+	if err != nil || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Text) > maxNote {
+		return "", false
+	}
+	var b strings.Builder
+	for _, w := range v.Notes {
+		fmt.Fprintf(&b, "LOOK CLOSELY: %s\n", mail.Printable(w, maxNote))
+	}
+	for _, f := range v.Fields {
+		fmt.Fprintf(&b, "%s: %s\n", mail.Printable(f.Name, 80), mail.Printable(f.Value, maxNote))
+	}
+	b.WriteString("\n" + lines(v.Text))
+	return strings.TrimRight(b.String(), "\n"), true
+}
+
+// noPreview keeps Telegram's servers from fetching the link.
+func noPreview() *models.LinkPreviewOptions {
+	return &models.LinkPreviewOptions{IsDisabled: tg.True()}
+}
+
+func (n *Notifier) sendTelegram(ctx context.Context, p parcel) result {
+	t, whole := n.note(ctx, p)
+	params := &tg.SendMessageParams{ChatID: p.to.chat, Text: t.b.String(), Entities: t.marks, LinkPreviewOptions: noPreview()}
+	if p.others == 0 && p.to.asked(p.action) {
+		params.ReplyMarkup = n.buttons(p.action, whole)
+	}
+	m, err := n.bot.api.SendMessage(ctx, params)
+	if err != nil {
+		return n.bot.failed(err)
+	}
+	r := result{state: "sent", whole: whole}
+	if params.ReplyMarkup != nil {
+		r.chat, r.message = p.to.chat, m.ID
+	}
+	return r
+}
+
+// buttons are those under a message: to approve only what it shows, and what
+// asks for no second factor.
+func (n *Notifier) buttons(a oversight.Action, whole bool) keyboard {
+	row := []button{{Text: "Reject", Data: data(reject, a)}}
+	if whole && !a.StepUp {
+		row = append([]button{{Text: "Approve", Data: data(approve, a)}}, row...)
+	}
+	return keyboard{Rows: [][]button{row}}
+}
+
+// failed says what an error of the library means for a message that was sent.
+func (t *telegram) failed(err error) result {
+	r := result{err: t.hide(err)}
+	var many *tg.TooManyRequestsError
+	var op *net.OpError
+	switch {
+	case errors.As(err, &many):
+		r.state, r.after = "waiting", time.Duration(min(max(many.RetryAfter, 1), 3600))*time.Second
+	case errors.Is(err, tg.ErrorForbidden), errors.Is(err, tg.ErrorBadRequest): // the person has shut the bot out, or the chat is gone
+		r.state = "failed"
+	case errors.Is(err, tg.ErrorUnauthorized), errors.Is(err, tg.ErrorNotFound), errors.Is(err, tg.ErrorConflict): // the token is another's: the operator mends it
+		r.state = "waiting"
+	case errors.As(err, &op) && op.Op == "dial":
+		r.state = "waiting"
+	default: // it may be there: never twice
+		r.state = "sent"
+	}
+	return r
+}
+
+// close edits the messages whose action is decided, by whomever and wherever,
+// and takes their buttons away.
+func (n *Notifier) close(ctx context.Context) error {
+	if n.bot == nil {
+		return nil
+	}
+	type shown struct {
+		id, action       string
+		version          int64
+		chat, message    int64
+		notBefore, tries int64
+	}
+	var list []shown
+	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+		list, err = store.List(ctx, tx, func(row func(...any) error) (s shown, err error) {
+			err = row(&s.id, &s.action, &s.version, &s.chat, &s.message, &s.notBefore, &s.tries)
+			return s, err
+		}, `select n.id, n.action_id, n.version, n.chat_id, n.message_id, n.due_at, n.attempts from notice n join action a on a.id = n.action_id
+			where n.open = 1 and n.due_at <= $1 and (a.state <> 'pending' or a.version <> n.version) order by n.at, n.id limit 20`, store.Time(time.Now()))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("find messages about what is decided: %w", err)
+	}
+	for _, s := range list {
+		var a oversight.Action
+		err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+			a, err = oversight.Waiting(ctx, tx, s.action)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		// To edit twice is to edit once: two servers need not take turns.
+		open, due := 0, time.Time{}
+		if err := n.edit(ctx, s.chat, int(s.message), a, s.version); err != nil {
+			r := n.bot.failed(err)
+			n.log.WarnContext(ctx, "edit message", "action", s.action, "err", r.err)
+			if r.state != "failed" && s.tries < maxAttempts+3 {
+				open, due = 1, time.Now().Add(max(r.after, 10*time.Second*time.Duration(s.tries)))
+			}
+		}
+		err = n.db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `update notice set open = $1, due_at = $2, attempts = attempts + $1 where id = $3`, open, store.Time(due), s.id)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("record edit: %w", err)
+		}
+	}
+	return nil
+}
+
+// edit writes what became of a into the message that asked about it.
+func (n *Notifier) edit(ctx context.Context, chat int64, message int, a oversight.Action, version int64) error {
+	ctx, cancel := context.WithTimeout(ctx, telegramTime)
+	defer cancel()
+	t := &note{}
+	t.add(what(a) + ": " + outcome(a, version) + "\n")
+	for _, f := range facts(a) {
+		if f.name != "decide until" && f.name != "approvals" {
+			t.add(f.name + ": " + f.value + "\n")
+		}
+	}
+	// The error is told as it is: failed looks at what it wraps, and hides the token.
+	_, err := n.bot.api.EditMessageText(ctx, &tg.EditMessageTextParams{
+		ChatID: chat, MessageID: message, Text: t.b.String(), LinkPreviewOptions: noPreview(), ReplyMarkup: keyboard{Rows: [][]button{}},
+	})
+	if err != nil && strings.Contains(err.Error(), "not modified") { // the other server was faster
+		return nil
+	}
+	return err
+}
+
+// updates asks the server for what came with a number from next on. It is not
+// the library's own loop: that one tells the server that it has an update
+// before anybody has looked at it, so that a crash loses it.
+func (t *telegram) updates(ctx context.Context, next int64, wait time.Duration) ([]*models.Update, time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait+telegramTime)
+	defer cancel()
+	q := url.Values{"offset": {strconv.FormatInt(next, 10)}, "timeout": {strconv.Itoa(int(wait.Seconds()))}, "allowed_updates": {`["message","callback_query"]`}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.base+"getUpdates", strings.NewReader(q.Encode()))
+	if err != nil {
+		return nil, 0, t.hide(err)
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	resp, err := t.http.Do(req)
+	if err != nil {
+		return nil, 0, t.hide(err)
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		OK          bool              `json:"ok"`
+		Result      []json.RawMessage `json:"result"`
+		Description string            `json:"description"`
+		Parameters  struct {
+			RetryAfter int `json:"retry_after"`
+		} `json:"parameters"`
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer); err != nil {
+		return nil, 0, fmt.Errorf("read updates: status %d: %w", resp.StatusCode, err)
+	}
+	if !answer.OK {
+		return nil, time.Duration(min(max(answer.Parameters.RetryAfter, 0), 3600)) * time.Second,
+			fmt.Errorf("read updates: status %d: %s", resp.StatusCode, mail.Printable(answer.Description, 200))
+	}
+	var out []*models.Update
+	for _, raw := range answer.Result {
+		u := &models.Update{}
+		if err := json.Unmarshal(raw, u); err != nil {
+			// One that cannot be read is passed over, not waited at for ever.
+			var id struct {
+				ID int64 `json:"update_id"`
+			}
+			if json.Unmarshal(raw, &id) != nil || id.ID == 0 {
+				return nil, 0, fmt.Errorf("read updates: %w", err)
+			}
+			u = &models.Update{ID: id.ID}
+		}
+		out = append(out, u)
+	}
+	return out, 0, nil
+}
+
+// name returns the bot's name, with which a link opens a chat with it.
+func (t *telegram) name(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, telegramTime)
+	defer cancel()
+	u, err := t.api.GetMe(ctx)
+	if err != nil {
+		return "", t.hide(err)
+	}
+	return u.Username, nil
+}
