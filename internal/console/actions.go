@@ -93,6 +93,10 @@ func (f filter) Page(n int) string {
 	return "?" + q.Encode()
 }
 
+// Batch returns the address of the page on which what it selects is decided on
+// together.
+func (f filter) Batch() string { return "/console/batch" + f.Page(1) }
+
 // selects reports whether a passes.
 func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
 	switch {
@@ -235,6 +239,7 @@ func pathAction(r *http.Request) (string, error) {
 type actionPage struct {
 	*review
 	council
+	Edits      []difference       // newest first; empty if nobody revised it
 	History    []audit.Entry      // oldest first
 	Deliveries []mailbox.Delivery // of an email that was carried out
 	Notice     string             // what became of the form that was just sent
@@ -263,6 +268,13 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 	}
 	if v.council, err = s.council(ctx, who, &v.Action); err != nil {
 		return err
+	}
+	if v.Kind == mailbox.SendKind && v.Version > 1 {
+		revisions, err := s.gate.Revisions(ctx, who, id)
+		if err != nil {
+			return err
+		}
+		v.Edits = differences(revisions)
 	}
 	if v.History, err = s.history(ctx, who, id); err != nil {
 		return err

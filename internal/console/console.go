@@ -127,6 +127,8 @@ type route struct {
 var table = []route{
 	{"GET", "/console/{$}", looks, (*Server).queue},
 	{"GET", "/console/events", looks, (*Server).events},
+	{"GET", "/console/batch", decides, (*Server).batch},
+	{"POST", "/console/batch", decides, (*Server).decideBatch},
 	{"GET", "/console/actions/{id}", looks, (*Server).action},
 	{"GET", "/console/actions/{id}/text", looks, (*Server).text},
 	{"GET", "/console/actions/{id}/frame", looks, (*Server).frame},
@@ -134,6 +136,8 @@ var table = []route{
 	{"GET", "/console/actions/{id}/files/{n}", looks, (*Server).file},
 	{"POST", "/console/actions/{id}/decision", decides, (*Server).decide},
 	{"POST", "/console/actions/{id}/resolution", decides, (*Server).resolve},
+	{"GET", "/console/actions/{id}/edit", decides, (*Server).editForm},
+	{"POST", "/console/actions/{id}/edit", decides, (*Server).edit},
 	{"POST", "/console/actions/{id}/comment", decides, (*Server).comment},
 	{"POST", "/console/actions/{id}/cancel", decides, (*Server).cancel},
 	{"GET", "/console/decided", looks, (*Server).decided},

@@ -148,3 +148,117 @@ func TestSwitchStopsApproval(t *testing.T) {
 		t.Errorf("a click from before: %d", got.status)
 	}
 }
+
+// TestEdit: a reviewer's edit waits as a new revision whose difference is shown,
+// and what was shown before it cannot be approved any more.
+func TestEdit(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	a := f.propose(draft())
+	path := "/console/actions/" + a.ID
+	before := f.form(f.get(path).body, "approve-form")
+	page := f.get(path + "/edit")
+	contains(t, "form", page.body, "Bob Buyer &lt;bob@shop.example&gt;", "north 150", "totals.csv")
+	form := f.form(page.body, "edit-form")
+	write := func(changes url.Values) url.Values {
+		v := url.Values{
+			"version": form["version"], "digest": form["digest"], "to": {`"Bob Buyer" <bob@shop.example>`}, "cc": {"carol@shop.example"}, "bcc": {"eve@hidden.example"},
+			"subject": {"Totals by region"}, "text": {"north 150\r\nsouth 98\r\n"},
+		}
+		for k, x := range changes {
+			v[k] = x
+		}
+		return v
+	}
+	for _, tt := range []struct {
+		name   string
+		change url.Values
+		status int
+		text   string
+	}{
+		{"a recipient that is none", url.Values{"to": {"nobody"}}, http.StatusBadRequest, "Nothing was changed"},
+		{"a header of its own", url.Values{"subject": {"x\r\nBcc: y@evil.example"}}, http.StatusBadRequest, "Nothing was changed"},
+		{"a file that is not there", url.Values{"drop": {"7"}}, http.StatusBadRequest, "place of a file"},
+		{"of another version", url.Values{"version": {"9"}}, http.StatusConflict, "changed nothing"},
+		{"of other bytes", url.Values{"digest": {strings.Repeat("0", 64)}}, http.StatusConflict, "changed nothing"},
+	} {
+		if got := f.submit(path+"/edit", write(tt.change)); got.status != tt.status || !strings.Contains(got.body, tt.text) {
+			t.Errorf("%s: %d, %s", tt.name, got.status, got.body)
+		}
+	}
+	if got := f.state(a.ID); got.Version != 1 {
+		t.Fatalf("after what could not be taken it is at version %d", got.Version)
+	}
+	got := f.submit(path+"/edit", write(url.Values{"text": {"north 151\r\nsouth 98\r\n<script>x</script>\r\n"}, "bcc": {""}, "drop": {"0"}}))
+	if got.status != http.StatusSeeOther || got.location != path+"#s-changes" {
+		t.Fatalf("edit: %d to %q\n%s", got.status, got.location, got.body)
+	}
+	now := f.state(a.ID)
+	if now.Version != 2 || now.Hex() == a.Hex() || now.State != oversight.Pending || now.Proposer != a.Proposer || now.Author != "person:ann" {
+		t.Errorf("after the edit: %+v", now)
+	}
+	page = f.get(path)
+	contains(t, "page", page.body, "What was changed", "<del><bdi>north 150</bdi></del>", "<ins><bdi>north 151</bdi></ins>", "<del><bdi>eve@hidden.example</bdi></del>", "&lt;script&gt;x&lt;/script&gt;", "Edited by", "Every revision")
+	if got := f.submit(path+"/decision", before); got.status != http.StatusConflict || !strings.Contains(got.body, "changed nothing") {
+		t.Errorf("approval of what was there before the edit: %d", got.status)
+	}
+	if got := f.submit(path+"/decision", f.form(page.body, "approve-form")); got.status != http.StatusSeeOther {
+		t.Errorf("approval of the edit: %d", got.status)
+	}
+	f.drain()
+	if f.hop.sent() != 1 || strings.Contains(string(f.hop.got[0].Raw), "totals.csv") || !strings.Contains(string(f.hop.got[0].Raw), "north 151") {
+		t.Errorf("%d were sent", f.hop.sent())
+	}
+	if got := f.get(path + "/edit"); got.status != http.StatusConflict {
+		t.Errorf("the form of what has left: %d", got.status)
+	}
+}
+
+// TestBatch: what was each shown, and is still that, is decided on together;
+// what changed, what was not ticked and what needs a look of its own is left.
+func TestBatch(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	plain := func(subject string) oversight.Action {
+		d := draft()
+		d.Subject, d.Bcc, d.Attachments = subject, nil, nil
+		return f.propose(d)
+	}
+	one, two, three, changed := plain("one <script>1</script>"), plain("two"), plain("three"), plain("changed")
+	long := draft()
+	long.Subject, long.Text = "long", strings.Repeat("word ", 1000)
+	alone := f.propose(long)
+	contains(t, "queue", f.get("/console/").body, `href="/console/batch?page=1"`)
+	page := f.get("/console/batch").body
+	tick := func(a oversight.Action) string { return a.ID + ":1:" + a.Hex() }
+	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to be read here", one.Hex())
+	if strings.Contains(page, tick(alone)) {
+		t.Error("what is not shown in full can be ticked")
+	}
+	for name, form := range map[string]url.Values{
+		"nothing":      {"decision": {"approve"}},
+		"no reason":    {"decision": {"reject"}, "act": {tick(one)}},
+		"no decision":  {"act": {tick(one)}},
+		"no token":     {"decision": {"approve"}, "act": {"act_x:1:2"}},
+		"many":         {"decision": {"approve"}, "act": strings.Split(strings.Repeat("x", 26), "")},
+		"half a token": {"decision": {"approve"}, "act": {one.ID}},
+	} {
+		if got := f.submit("/console/batch", form); got.status != http.StatusBadRequest {
+			t.Errorf("%s: %d", name, got.status)
+		}
+	}
+	// One changes between look and click.
+	f.exec(`update action set version = 2 where id = $1`, changed.ID)
+	got := f.submit("/console/batch", url.Values{"decision": {"approve"}, "act": {tick(one), tick(two), tick(changed), tick(alone), tick(one)}})
+	contains(t, "answers", got.body, "approved", "changed since it was shown", "not approved: its text is too long")
+	for id, want := range map[string]oversight.State{one.ID: oversight.Approved, two.ID: oversight.Approved, three.ID: oversight.Pending, changed.ID: oversight.Pending, alone.ID: oversight.Pending} {
+		if got := f.state(id).State; got != want {
+			t.Errorf("%s is %s, want %s", id, got, want)
+		}
+	}
+	got = f.submit("/console/batch", url.Values{"decision": {"reject"}, "reason": {"not today"}, "act": {tick(three), tick(one)}})
+	contains(t, "answers", got.body, "rejected", "somebody has decided already")
+	if got := f.state(three.ID); got.State != oversight.Denied || got.Reason != "not today" {
+		t.Errorf("rejected: %+v", got)
+	}
+}

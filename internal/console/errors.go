@@ -135,7 +135,7 @@ func returnPath(r *http.Request) string {
 	case strings.HasPrefix(p, "/console/people/invitations/"):
 		return "/console/people"
 	}
-	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/limits", "/delete", "/restore", "/revoke", "/role", "/reach", "/disable", "/enable", "/reset"} {
+	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/limits", "/delete", "/restore", "/revoke", "/comment", "/cancel", "/edit", "/role", "/reach", "/disable", "/enable", "/reset"} {
 		p = strings.TrimSuffix(p, form)
 	}
 	return localPath(p)

@@ -1,0 +1,184 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+)
+
+// A difference is what one revision of an action changed of the one before.
+type difference struct {
+	Revision oversight.Revision
+	Changes  []mail.Change
+	Unkept   bool // one of both is kept no longer, or cannot be read
+	Cut      bool // there are more changes
+}
+
+// maxChanges bounds the changes that are shown of one revision.
+const maxChanges = 400
+
+// differences returns what each revision of an action changed, the newest
+// first. It is empty for one that was never revised.
+func differences(revisions []oversight.Revision) (out []difference) {
+	for i := len(revisions) - 1; i > 0; i-- {
+		d := difference{Revision: revisions[i]}
+		var err error
+		if d.Changes, err = mailbox.Difference(revisions[i-1], revisions[i]); err != nil {
+			d.Unkept = true
+		}
+		if d.Cut = len(d.Changes) > maxChanges; d.Cut {
+			d.Changes = d.Changes[:maxChanges]
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// An editPage is the form in which a reviewer edits an email that waits.
+type editPage struct {
+	ID, Digest    string
+	Version       int64
+	Notice        string
+	To, Cc, Bcc   string // a line each
+	Subject, Text string
+	HTML          bool // an edited text takes the place of its HTML, too
+	Files         []oversight.File
+	Drop          []int // of Files
+}
+
+// Drops reports whether the file with this place is to be taken out.
+func (p editPage) Drops(n int) bool { return slices.Contains(p.Drop, n) }
+
+// editable reads an action as its edit form shows it.
+func (s *Server) editable(r *http.Request, who auth.Principal, id string) (editPage, error) {
+	a, err := s.gate.Action(r.Context(), who, id)
+	if err != nil {
+		return editPage{}, err
+	}
+	env, m, err := opened(&a)
+	if err != nil {
+		return editPage{}, err
+	}
+	sum, err := mail.Describe(env)
+	if err != nil {
+		return editPage{}, err
+	}
+	if a.State != oversight.Pending {
+		return editPage{}, fmt.Errorf("edit action %s, which is %s: %w", id, a.State, oversight.ErrTooLate)
+	}
+	join := func(list []string) string { return strings.Join(list, "\n") }
+	p := editPage{
+		ID: id, Digest: a.Hex(), Version: a.Version, To: join(sum.To), Cc: join(sum.Cc), Bcc: join(sum.Bcc), Subject: sum.Subject, Text: lines(strings.TrimRight(m.Text, "\n")), // as the form shows it: what is not touched must come back the same
+		HTML: m.HTML != "",
+	}
+	if strings.TrimSpace(p.Text) == "" {
+		p.Text = sum.Text // made from the HTML
+	}
+	for _, f := range sum.Attachments {
+		p.Files = append(p.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size)})
+	}
+	return p, nil
+}
+
+func (s *Server) editForm(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	p, err := s.editable(r, who, id)
+	if errors.Is(err, oversight.ErrTooLate) {
+		return s.after(w, r, who, id, err)
+	}
+	if err != nil {
+		return err
+	}
+	return s.showEdit(w, http.StatusOK, who, p)
+}
+
+func (s *Server) showEdit(w http.ResponseWriter, status int, who auth.Principal, p editPage) error {
+	return s.render(w, status, page{Name: "edit", Title: "Edit " + or(p.Subject, "(no subject)"), Who: who, Here: "queue", Body: p})
+}
+
+// edit puts what a reviewer wrote in the place of what waits. Only what they
+// changed is taken from the form: the rest stays byte by byte what it was.
+func (s *Server) edit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	version, err := shownVersion(r)
+	if err != nil {
+		return err
+	}
+	shown, err := s.editable(r, who, id)
+	if errors.Is(err, oversight.ErrTooLate) || err == nil && (shown.Version != version || shown.Digest != r.PostForm.Get("digest")) {
+		return s.after(w, r, who, id, oversight.ErrStale)
+	}
+	if err != nil {
+		return err
+	}
+	p := shown
+	p.To, p.Cc, p.Bcc, p.Text = typed(r, "to"), typed(r, "cc"), typed(r, "bcc"), typed(r, "text")
+	p.Subject = strings.TrimSpace(typed(r, "subject"))
+	var e mail.Edit
+	for _, f := range []struct {
+		was, is string
+		to      **[]string
+	}{{shown.To, p.To, &e.To}, {shown.Cc, p.Cc, &e.Cc}, {shown.Bcc, p.Bcc, &e.Bcc}} {
+		if was, is := linesOf(f.was), linesOf(f.is); !slices.Equal(was, is) {
+			*f.to = &is
+		}
+	}
+	if p.Subject != shown.Subject {
+		e.Subject = &p.Subject
+	}
+	if strings.TrimRight(p.Text, "\n ") != strings.TrimRight(shown.Text, "\n ") {
+		e.Text = &p.Text
+	}
+	for _, v := range r.PostForm["drop"] {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 0 || n >= len(shown.Files) {
+			return fmt.Errorf("%w: drop must be the place of a file", errForm)
+		}
+		p.Drop = append(p.Drop, n)
+	}
+	e.Drop = p.Drop
+	if e.Empty() {
+		p.Notice = "You have changed nothing."
+		return s.showEdit(w, http.StatusBadRequest, who, p)
+	}
+	_, err = s.post.ReviseByPerson(r.Context(), who, id, version, e)
+	if field, ok := errors.AsType[*mail.FieldError](err); ok {
+		p.Notice = "Nothing was changed: " + field.Error() + "."
+		return s.showEdit(w, http.StatusBadRequest, who, p)
+	}
+	if why := refused(err); why != "" {
+		p.Notice = why
+		return s.showEdit(w, http.StatusBadRequest, who, p)
+	}
+	if err != nil {
+		return s.after(w, r, who, id, err)
+	}
+	http.Redirect(w, r, "/console/actions/"+url.PathEscape(id)+"#s-changes", http.StatusSeeOther)
+	return nil
+}
+
+// linesOf returns the lines of a text area that hold something.
+func linesOf(s string) []string {
+	out := []string{}
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" {
+			out = append(out, line)
+		}
+	}
+	return out
+}
