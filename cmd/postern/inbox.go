@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"strings"
 	"time"
@@ -16,6 +17,8 @@ type inbox struct {
 
 	DisplayName string     `json:"display_name"`
 	RecoveryKey string     `json:"recovery_key"`
+	ModeAt      *time.Time `json:"mode_at"`
+	ModeReason  string     `json:"mode_reason"`
 	CreatedAt   time.Time  `json:"created_at"`
 	ExpiresAt   *time.Time `json:"expires_at"`
 	DeletedAt   *time.Time `json:"deleted_at"`
@@ -52,7 +55,7 @@ postern inbox delete ADDRESS   it takes and shows no mail from now on; its mail
                                is gone for good after the grace time
 postern inbox restore ADDRESS  brings it back within that time
 postern inbox revoke ADDRESS CREDENTIAL   ends a key or a grant by its id
-
+` + inboxModeHelp + `
 The part of who holds the inbox's key, in $POSTERN_INBOX_KEY:
 
 postern inbox key add          makes another key: --name, --scope, --expires
@@ -89,16 +92,19 @@ func inboxCommand() *command {
 	c := &k.conf
 	var n struct {
 		mode, name, display, expires, scope string
+		reason                              string
 		maxBytes                            int64
 		recovery, next, deleted, evenLast   bool
 		revokeOthers                        bool
 	}
-	return group("inbox", "create [NAME]|list|show|update|delete|restore|revoke|key …|recover|webhook … [flags]", "make, change, recover and delete inboxes", inboxHelp,
+	below := modeVerbs(&k, &n.reason, &n.expires)
+	return group("inbox", "create [NAME]|list|show|update|delete|restore|revoke|mode|code|allow …|overseers …|key …|recover|upgrade|request …|webhook … [flags]", "make, change, watch, recover and delete inboxes", inboxHelp,
 		func(fs *flag.FlagSet) {
 			k.flags(fs)
 			fs.StringVar(&n.mode, "mode", "gated_send", "create: oversight `mode`: read_only, gated_all, gated_send, monitored or autonomous")
 			fs.StringVar(&n.display, "display-name", "", "create, update: what recipients see beside the address")
-			fs.StringVar(&n.expires, "expires", "", "create, update, key add: when it ends, as 36h, 30d or a `time`; update: never")
+			fs.StringVar(&n.reason, "reason", "", "mode, request: why, for the record and for who decides")
+			fs.StringVar(&n.expires, "expires", "", "create, update, key add, allow add, request allow: when it ends, as 36h, 30d or a `time`; update: never")
 			fs.Int64Var(&n.maxBytes, "max-bytes", 0, "create, update: `bytes` of mail that may arrive in it (default: 1 GiB)")
 			fs.BoolVar(&n.recovery, "recovery-key", false, "create: make a recovery key, too")
 			fs.BoolVar(&n.next, "next", false, "create: if the name is taken, take one like it")
@@ -107,7 +113,7 @@ func inboxCommand() *command {
 			fs.StringVar(&n.scope, "scope", "", "key add: read, propose (read and propose to send) or full (also manage keys); default full")
 			fs.BoolVar(&n.evenLast, "even-last", false, "revoke, key revoke: also the last key that manages the inbox, without which its mail is lost")
 			fs.BoolVar(&n.revokeOthers, "revoke-others", false, "recover: end every other key and grant of the inbox, as after a theft")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, merged(below, map[string]func(context.Context, []string, io.Writer) error{
 			"create": onServer(c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if len(args) > 1 {
 					return fmt.Errorf("%w: want one NAME at most, got %d arguments", errUsage, len(args))
@@ -216,7 +222,13 @@ func inboxCommand() *command {
 				return recoverInbox(ctx, &k, args, out, n.revokeOthers)
 			},
 			"webhook": inboxHooks(&k, &n.name),
-		})
+		}))
+}
+
+// merged returns the commands of both, of which none has a name of the other's.
+func merged(a, b map[string]func(context.Context, []string, io.Writer) error) map[string]func(context.Context, []string, io.Writer) error {
+	maps.Copy(a, b)
+	return a
 }
 
 func inboxPath(name string) string { return "/v1/inboxes/" + pathSegment(name) }

@@ -34,6 +34,8 @@ type inboxJSON struct {
 	Address     string      `json:"address"`
 	DisplayName string      `json:"display_name"`
 	Mode        policy.Mode `json:"mode"`
+	ModeAt      *time.Time  `json:"mode_at"`     // when it changed last; null: it has not
+	ModeReason  string      `json:"mode_reason"` // why; may be empty
 	CreatedAt   time.Time   `json:"created_at"`
 	ExpiresAt   *time.Time  `json:"expires_at"` // null: never
 	DeletedAt   *time.Time  `json:"deleted_at"` // null: it is not
@@ -57,7 +59,7 @@ type inboxJSON struct {
 func inboxOf(b mailbox.Inbox) inboxJSON {
 	_, host, _ := strings.Cut(b.Address, "@")
 	out := inboxJSON{
-		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: b.Mode, CreatedAt: b.Created,
+		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: b.Mode, ModeAt: moment(b.ModeAt), ModeReason: b.ModeReason, CreatedAt: b.Created,
 		ExpiresAt: moment(b.Expires), DeletedAt: moment(b.Deleted), PurgeAt: moment(b.Purge), MaxBytes: b.MaxBytes,
 		Domain: host, IsActive: b.Deleted.IsZero(), ExpiresAt2: moment(b.Expires), CreatedAt2: b.Created,
 	}
@@ -228,9 +230,25 @@ func (s *Server) updateInbox(w http.ResponseWriter, r *http.Request, c caller) e
 		DisplayName *string         `json:"display_name"`
 		ExpiresAt   json.RawMessage `json:"expires_at"` // null: never
 		MaxBytes    *int64          `json:"max_bytes"`
+		Mode        *policy.Mode    `json:"mode"`
+		ModeReason  string          `json:"mode_reason"`
 	}
 	if err := decode(r, &in); err != nil {
 		return err
+	}
+	switch {
+	case in.Mode != nil && (in.DisplayName != nil || in.MaxBytes != nil || len(in.ExpiresAt) > 0):
+		// Each is a change of its own, with who may make it: half of it must not be done.
+		return fmt.Errorf("%w: mode: is changed by itself; send the other fields in another request", errRequest)
+	case in.Mode != nil:
+		b, err := s.post.SetMode(r.Context(), c.Principal, r.PathValue("inbox"), *in.Mode, in.ModeReason)
+		if err != nil {
+			return err
+		}
+		answer(w, http.StatusOK, inboxOf(b))
+		return nil
+	case in.ModeReason != "":
+		return fmt.Errorf("%w: mode_reason: needs a mode", errRequest)
 	}
 	change := mailbox.Change{DisplayName: in.DisplayName, MaxBytes: in.MaxBytes}
 	if len(in.ExpiresAt) > 0 {

@@ -109,6 +109,13 @@ var (
 		}
 		return holds(p, t, ok)
 	}
+	// people of its project alone.
+	owned rule = func(p principal, t target, ok int) int {
+		if p.kind != auth.Person {
+			return http.StatusForbidden
+		}
+		return managed(p, t, ok)
+	}
 	// managers of its project, and any credential with a part in it.
 	known rule = func(p principal, t target, ok int) int {
 		if p.manages() {
@@ -192,6 +199,34 @@ var operations = []operation{
 			x.delete(x.f.deleted)
 		}
 	}},
+	// A looser mode and an entry on the allow list are an owner's to give, and a
+	// key's to ask for; the way back is free.
+	{"POST", "/v1/inboxes/{inbox}/mode-codes", owned, 201, func(x *trial) {
+		x.f.exec(x.t, `delete from mode_code`)
+		x.body = `{"mode":"monitored"}`
+	}},
+	{"POST", "/v1/inboxes/{inbox}/upgrade", holds, 403, body(`{"code":"AAAA-AAAA-AAAA-AAAA"}`)}, // a wrong one
+	{"POST", "/v1/inboxes/{inbox}/request-upgrade", proposes, 202, func(x *trial) {
+		x.f.exec(x.t, `delete from send_use`)
+		x.body = `{"target_mode":"monitored","reason":"please"}`
+	}},
+	{"GET", "/v1/inboxes/{inbox}/allowlist", known, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/allowlist", owned, 201, body(`{"pattern":"bob%d@example.com"}`)},
+	{"DELETE", "/v1/inboxes/{inbox}/allowlist/{id}", steered, 204, func(x *trial) {
+		e, err := x.f.post.Allow(x.t.Context(), x.manager(x.inbox), x.inbox.ID, "carl@example.com", time.Time{})
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		x.id = e.ID
+	}},
+	{"POST", "/v1/inboxes/{inbox}/allowlist/requests", proposes, 202, func(x *trial) {
+		x.f.exec(x.t, `delete from send_use`)
+		x.body = `{"pattern":"*@example.com"}`
+	}},
+	{"GET", "/v1/inboxes/{inbox}/overseers", managed, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/overseers", owned, 200, body(`{"addresses":["boss@example.com"]}`)},
+	{"GET", "/v1/overseers", onlyManagers, 200, nil},
+	{"POST", "/v1/overseers", onlyPeople, 200, body(`{"addresses":["boss@example.com"]}`)},
 	{"GET", "/v1/inboxes/{inbox}/keys", steered, 200, nil},
 	{"POST", "/v1/inboxes/{inbox}/keys", holds, 201, body(`{"scope":"read","name":"number %d"}`)},
 	{"POST", "/v1/inboxes/{inbox}/keys/{id}/rotate", holds, 201, (*trial).key},
@@ -593,6 +628,18 @@ func (f *fixture) tidy(t *testing.T) {
 			}
 		}
 		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exec changes the database behind the server's back.
+func (f *fixture) exec(t *testing.T, query string) {
+	t.Helper()
+	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
+		_, err := tx.ExecContext(t.Context(), query)
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

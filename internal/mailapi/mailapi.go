@@ -134,6 +134,7 @@ type offer struct {
 // this package declares the routes that it serves.
 var table = slices.Concat(
 	inboxRoutes,
+	modeRoutes,
 	keyRoutes,
 	grantRoutes,
 	domainRoutes,

@@ -497,7 +497,7 @@ func TestRequests(t *testing.T) {
 		{"address", "project", "POST", "/v1/inboxes", `{"address":"a"}`, nil, 400},
 		{"reserved", "project", "POST", "/v1/inboxes", `{"address":"postmaster"}`, nil, 400},
 		{"another domain", "project", "POST", "/v1/inboxes", `{"address":"bob@example.com"}`, nil, 400},
-		{"mode", "project", "POST", "/v1/inboxes", `{"address":"robert","mode":"autonomous"}`, nil, 400},
+		{"mode", "project", "POST", "/v1/inboxes", `{"address":"robert","mode":"free"}`, nil, 400},
 		{"large", "project", "POST", "/v1/inboxes", `{"address":"` + strings.Repeat("x", maxBody) + `"}`, nil, 413},
 		{"body of a get", "key a", "GET", inbox + "/messages", strings.Repeat("x", 100), nil, 200},
 	} {

@@ -34,7 +34,7 @@ var (
 // A blockedError is a send that policy does not allow.
 type blockedError struct{ id, verdict string }
 
-func (e *blockedError) Error() string { return "policy does not allow this email: " + e.verdict }
+func (e *blockedError) Error() string { return "policy does not allow this: " + e.verdict }
 
 // A kind is one sort of problem, by its code.
 type kind struct {

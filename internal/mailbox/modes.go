@@ -224,7 +224,11 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 		if !looser(mode, b.Mode) {
 			return ErrCode // unreachable: a change of the mode ends its codes
 		}
-		b, err = m.change(ctx, tx, who, b, mode, "inbox.mode", "raised by a code of "+by, "")
+		if err := audit.Append(ctx, tx, who, "inbox.code_used", b.ID, audit.Fields{"code": id, "by": by}); err != nil {
+			return err
+		}
+		// Whose code it was is for the audit: the reason is the agent's to read.
+		b, err = m.change(ctx, tx, who, b, mode, "inbox.mode", "raised by a person's code", "")
 		return err
 	})
 	if err == nil && wrong {

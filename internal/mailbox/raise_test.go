@@ -174,7 +174,7 @@ func TestCodes(t *testing.T) {
 		}
 		code := fresh()
 		typed := auth.Secret(" " + strings.ToLower(strings.ReplaceAll(code.Reveal(), "-", " ")) + "\n")
-		if got, err := f.post.RaiseMode(ctx, agent, "", typed); err != nil || got.Mode != policy.Autonomous || !strings.Contains(got.ModeReason, "person:ann") {
+		if got, err := f.post.RaiseMode(ctx, agent, "", typed); err != nil || got.Mode != policy.Autonomous || got.ModeReason != "raised by a person's code" {
 			t.Errorf("as a person types it: %+v, %v", got, err)
 		}
 		back()

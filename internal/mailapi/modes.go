@@ -1,0 +1,189 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+)
+
+var modeRoutes = []route{
+	{"POST", "/v1/inboxes/{inbox}/mode-codes", maxBody, (*Server).makeModeCode},
+	{"POST", "/v1/inboxes/{inbox}/upgrade", maxBody, (*Server).raiseMode},
+	{"POST", "/v1/inboxes/{inbox}/request-upgrade", maxBody, (*Server).requestUpgrade},
+	{"GET", "/v1/inboxes/{inbox}/allowlist", 0, (*Server).listAllowed},
+	{"POST", "/v1/inboxes/{inbox}/allowlist", maxBody, (*Server).addAllowed},
+	{"DELETE", "/v1/inboxes/{inbox}/allowlist/{id}", 0, (*Server).removeAllowed},
+	{"POST", "/v1/inboxes/{inbox}/allowlist/requests", maxBody, (*Server).requestAllowed},
+	{"GET", "/v1/inboxes/{inbox}/overseers", 0, (*Server).getOverseers},
+	{"POST", "/v1/inboxes/{inbox}/overseers", maxBody, (*Server).setOverseers},
+	{"GET", "/v1/overseers", 0, (*Server).getOverseers},
+	{"POST", "/v1/overseers", maxBody, (*Server).setOverseers},
+}
+
+func (s *Server) makeModeCode(w http.ResponseWriter, r *http.Request, c caller) error {
+	if !c.Manages() {
+		return fmt.Errorf("no key makes a code that raises a mode, only an owner does: %w", auth.ErrForbidden)
+	}
+	var in struct {
+		Mode policy.Mode `json:"mode"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	code, expires, err := s.post.ModeCode(r.Context(), c.Principal, r.PathValue("inbox"), in.Mode)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusCreated, map[string]any{"code": code.Reveal(), "mode": in.Mode, "expires_at": expires})
+	return nil
+}
+
+func (s *Server) raiseMode(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in struct {
+		Code string `json:"code"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	b, err := s.post.RaiseMode(r.Context(), c.Principal, r.PathValue("inbox"), auth.Secret(in.Code))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, inboxOf(b))
+	return nil
+}
+
+func (s *Server) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in struct {
+		TargetMode policy.Mode `json:"target_mode"`
+		Reason     string      `json:"reason"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	a, err := s.post.RequestMode(r.Context(), c.Principal, "rest", r.PathValue("inbox"), in.TargetMode, in.Reason)
+	return s.asked(w, c, a, err)
+}
+
+// asked answers who has asked an owner for something.
+func (s *Server) asked(w http.ResponseWriter, c caller, a oversight.Action, err error) error {
+	if err != nil {
+		return err
+	}
+	if a.State == oversight.Denied {
+		return &blockedError{a.ID, a.Verdict}
+	}
+	answer(w, http.StatusAccepted, actionOf(c, a))
+	return nil
+}
+
+// An allowedJSON is an entry of an allow list.
+type allowedJSON struct {
+	ID        string     `json:"id"`
+	Pattern   string     `json:"pattern"`
+	CreatedAt time.Time  `json:"created_at"`
+	CreatedBy string     `json:"created_by,omitempty"` // for managers
+	Action    string     `json:"action"`               // by which the agent asked for it, or empty
+	ExpiresAt *time.Time `json:"expires_at"`           // null: never
+}
+
+func allowedOf(c caller, e mailbox.AllowEntry) allowedJSON {
+	out := allowedJSON{ID: e.ID, Pattern: e.Pattern, CreatedAt: e.Created, Action: e.Action, ExpiresAt: moment(e.Expires)}
+	if c.Kind == auth.Person || c.Kind == auth.Project {
+		out.CreatedBy = e.CreatedBy
+	}
+	return out
+}
+
+func (s *Server) listAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.post.Allowed(r.Context(), c.Principal, r.PathValue("inbox"))
+	if err != nil {
+		return err
+	}
+	out := []allowedJSON{}
+	for _, e := range list {
+		out = append(out, allowedOf(c, e))
+	}
+	answer(w, http.StatusOK, map[string]any{"allowlist": out})
+	return nil
+}
+
+func (s *Server) addAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+	if !c.Manages() {
+		return fmt.Errorf("only an owner adds to an allow list; ask for it with POST …/allowlist/requests: %w", auth.ErrForbidden)
+	}
+	var in struct {
+		Pattern   string     `json:"pattern"`
+		ExpiresAt *time.Time `json:"expires_at"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	e, err := s.post.Allow(r.Context(), c.Principal, r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusCreated, allowedOf(c, e))
+	return nil
+}
+
+func orZero(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+func (s *Server) removeAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+	// An entry goes by its id, or by its pattern.
+	if err := s.post.Disallow(r.Context(), c.Principal, r.PathValue("inbox"), r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) requestAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+	var in struct {
+		Pattern   string     `json:"pattern"`
+		ExpiresAt *time.Time `json:"expires_at"`
+		Reason    string     `json:"reason"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	a, err := s.post.RequestAllow(r.Context(), c.Principal, "rest", r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt), in.Reason)
+	return s.asked(w, c, a, err)
+}
+
+func (s *Server) getOverseers(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.post.Overseers(r.Context(), c.Principal, r.PathValue("inbox"))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"addresses": append([]string{}, list...)})
+	return nil
+}
+
+func (s *Server) setOverseers(w http.ResponseWriter, r *http.Request, c caller) error {
+	if !c.Manages() {
+		return fmt.Errorf("only an owner says who oversees: %w", auth.ErrForbidden)
+	}
+	var in struct {
+		Addresses []string `json:"addresses"`
+	}
+	if err := decode(r, &in); err != nil {
+		return err
+	}
+	list, err := s.post.SetOverseers(r.Context(), c.Principal, r.PathValue("inbox"), in.Addresses)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"addresses": append([]string{}, list...)})
+	return nil
+}
