@@ -139,7 +139,9 @@ func TestConditions(t *testing.T) {
 // lets nothing through, and takes nothing from what the rules below ask.
 func TestInDoubt(t *testing.T) {
 	const fails = "detail['x'] == 'y'"
-	rule := func(id, when, rest string) string { return "  - id: " + id + "\n    when: " + when + "\n    " + rest + "\n" }
+	rule := func(id, when, rest string) string {
+		return "  - id: " + id + "\n    when: " + when + "\n    " + rest + "\n"
+	}
 	send := policy.Request{Kind: policy.KindSend, Mode: policy.Autonomous, To: []string{"bob@example.com"}}
 	tests := []struct {
 		name, rules string
