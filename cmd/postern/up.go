@@ -482,7 +482,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Signup: d.conf.Signup})
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Signup: d.conf.Signup})
 	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys})
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people,

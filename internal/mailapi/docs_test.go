@@ -20,6 +20,7 @@ import (
 	"postern/internal/mcpserver"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
@@ -72,7 +73,7 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := mailapi.New(log, db, gate, post, mailapi.Config{Domains: domains, Webhooks: hooks, People: persons})
+	api := mailapi.New(log, db, gate, post, mailapi.Config{Domains: domains, Webhooks: hooks, People: persons, Book: rulebook.New(log, db)})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api.Handler())
 	mux.Handle("/mcp", mcpserver.New(log, db, gate, post, fleet).Handler())

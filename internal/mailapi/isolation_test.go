@@ -383,6 +383,12 @@ var operations = []operation{
 	{"GET", "/v1/audit/checkpoint", onlyPeople, 200, func(x *trial) { x.f.entry(x.t) }},
 	{"POST", "/v1/audit/checkpoint", onlyPeople, 200, nil},
 	{"GET", "/v1/audit/proof", ofOurPeople, 200, func(x *trial) { x.query = fmt.Sprintf("?seq=%d", x.f.entry(x.t)) }},
+	// No key looks up what is not noticed, and none writes what it is judged by.
+	{"GET", "/v1/policy", onlyPeople, 200, nil},
+	{"POST", "/v1/policy", onlyPeople, 202, body(`{"text":"rules: [] # %d"}`)},
+	{"GET", "/v1/policy/versions", onlyPeople, 200, nil},
+	{"GET", "/v1/policy/versions/{id}", onlyPeople, 200, func(x *trial) { x.id = "0" }},
+	{"POST", "/v1/policy/evaluation", onlyPeople, 200, body(`{"request":{"kind":"email.send"}}`)},
 
 	{"GET", "/v1/actions/{id}/deliveries", func(p principal, _ target, ok int) int {
 		if p.kind == auth.Person && !p.foreign || p.parts["a"] != "" {

@@ -31,6 +31,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/rulebook"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -65,6 +66,7 @@ type Server struct {
 type Config struct {
 	Domains  *domain.Registry // required
 	Webhooks *webhook.Hooks   // required
+	Book     *rulebook.Book   // required
 	People   *people.People   // required
 	Record   *audit.Keeper    // makes checkpoints; nil means that this server makes none
 	Signup   bool             // anybody may make an account, in the oldest project
@@ -147,6 +149,7 @@ var table = slices.Concat(
 	contactRoutes,
 	exportRoutes,
 	actionRoutes,
+	policyRoutes,
 	eventRoutes,
 	webhookRoutes,
 	accountRoutes,

@@ -25,6 +25,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/policy"
+	"postern/internal/rulebook"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/webhook"
@@ -102,7 +103,9 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if f.record, err = audit.NewKeeper(log, db, audit.KeeperConfig{Signer: checkpointSigner(t)}); err != nil {
 		t.Fatal(err)
 	}
-	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record})
+	book := rulebook.New(log, db)
+	f.gate.Handle(policy.KindChange, book)
+	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book})
 	f.srv = srv
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {

@@ -16,6 +16,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/rulebook"
 	"postern/internal/signing"
 	"postern/internal/store"
 	"postern/internal/webhook"
@@ -96,7 +97,7 @@ func classify(err error) (code, detail string) {
 	var blocked *blockedError
 	var broken *audit.BrokenError
 	detail = err.Error()
-	for _, sentinel := range []error{errRequest, mailbox.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid} {
+	for _, sentinel := range []error{errRequest, mailbox.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid} {
 		// What was being done stands before it in the log's words; the detail begins with the field.
 		if _, after, ok := strings.Cut(detail, sentinel.Error()+": "); ok && errors.Is(err, sentinel) {
 			detail = after
@@ -113,7 +114,7 @@ func classify(err error) (code, detail string) {
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
@@ -121,7 +122,7 @@ func classify(err error) (code, detail string) {
 		return "last_key", detail
 	case errors.Is(err, mailbox.ErrTaken):
 		return "address_collision", detail
-	case errors.Is(err, oversight.ErrStale), errors.Is(err, mailbox.ErrDraft):
+	case errors.Is(err, oversight.ErrStale), errors.Is(err, rulebook.ErrStale), errors.Is(err, mailbox.ErrDraft):
 		return "stale", detail
 	case errors.Is(err, domain.ErrTaken), errors.Is(err, domain.ErrHeld):
 		return "domain_taken", detail

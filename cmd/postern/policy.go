@@ -1,0 +1,332 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	_ "time/tzdata" // a policy's zone holds on a machine without the package tzdata, too
+
+	"postern/internal/policy"
+)
+
+// A policyVersion is what the API tells of a version of the policy.
+type policyVersion struct {
+	Version   int64
+	Digest    string
+	CreatedAt time.Time `json:"created_at"`
+	Author    string
+	Decider   string
+	Action    string
+	Reason    string
+	Text      string
+	Tests     string
+}
+
+// A policyTool is the policy command with its flags.
+type policyTool struct {
+	conf                  Config
+	policy, tests, reason string
+}
+
+func policyCommand() *command {
+	var p policyTool
+	onServer := func(f func(context.Context, *local, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+		return onServer(&p.conf, f)
+	}
+	return group("policy", "show|check|test|diff|propose|history [FILE] [flags]", "rules that allow, ask and deny", `
+postern policy show [VERSION]     prints the policy that holds, or held
+postern policy history            prints its versions: who wrote and who approved them
+postern policy check FILE         says whether a policy can be taken, and where not
+postern policy test TESTS [--policy FILE]
+                                  says whether tests pass, by FILE or by what holds
+postern policy diff FILE          prints in what FILE differs from what holds
+postern policy propose FILE [--tests TESTS] [--reason TEXT]
+                                  proposes FILE as the policy; an owner approves it
+
+A policy is a list of rules. The first that matches an action says what happens:
+allow, ask or deny. Where none does, the mode of the inbox says it, and what is
+no email is asked. Begin with what holds:
+
+  postern policy show > policy.yaml
+
+and write rules such as these:
+
+  version: 1
+  zone: Europe/Berlin               # of hour and weekday; UTC if left out
+  rules:
+    - id: programs
+      kind: email.send              # or a list of kinds; left out: all
+      when: files.exists(f, f.ext in ['.exe', '.scr'])
+      then: deny
+      reason: we send no programs
+    - id: night
+      when: hour < 7 || weekday in ['sat', 'sun']
+      then: ask
+      who: [anna, "role:owner"]     # left out: whoever decides
+      approvers: 2                  # so many of them
+      within: 12h                   # then it is denied
+      step_up: true                 # who decides proves a second factor
+    - id: own
+      kind: email.send
+      when: to.all(a, a.under('example.com'))
+      then: allow
+
+A condition is a CEL expression over these:
+
+`+variables()+`
+
+A file of tests says what is to come of requests:
+
+  tests:
+    - name: nobody sends programs
+      request:
+        kind: email.send
+        to: [bob@example.com]
+        files: [{name: setup.exe, type: application/octet-stream, size: 9000}]
+      want: deny
+      rule: programs                # may be left out, as may approvers, who …
+
+No rule opens an inbox that is read_only or gated_all, and none decides in place
+of a person on a mode, an allow list or the policy itself. A condition that
+cannot be evaluated never lets anything through. docs/policy.md tells more.`,
+		func(fs *flag.FlagSet) {
+			p.conf.location(fs)
+			fs.StringVar(&p.policy, "policy", "", "test: the policy's `file`; empty means what holds on the server")
+			fs.StringVar(&p.tests, "tests", "", "propose: a `file` of tests that come with it; empty means those of the version that holds")
+			fs.StringVar(&p.reason, "reason", "", "propose: `text` for who decides")
+		}, map[string]func(context.Context, []string, io.Writer) error{
+			"check": p.check,
+			"test":  p.test,
+			"show":  onServer(p.show), "history": onServer(p.history), "diff": onServer(p.diff), "propose": onServer(p.propose),
+		})
+}
+
+// variables lists what conditions can ask of.
+func variables() string {
+	var b strings.Builder
+	for _, v := range policy.Variables {
+		fmt.Fprintf(&b, "  %-9s %-20s %s\n", v.Name, v.Type, v.Meaning)
+	}
+	b.WriteString("  under()   string.under(domain) whether an address or a name is of a domain or below it")
+	return b.String()
+}
+
+// text reads a file as small as a policy is.
+func (p *policyTool) text(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, policy.MaxText+1)) // one more: it is then refused with its limit
+}
+
+func (p *policyTool) check(_ context.Context, args []string, out io.Writer) error {
+	path, err := oneArg(args, "FILE")
+	if err != nil {
+		return err
+	}
+	b, err := p.text(path)
+	if err != nil {
+		return err
+	}
+	d, err := policy.Parse(b)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	rows := [][]string{{"RULE", "LINE", "KINDS", "SAYS", "IF"}}
+	for _, c := range d.Clauses() {
+		kinds, when := strings.Join(c.Kinds, ", "), strings.Join(strings.Fields(c.When), " ")
+		if kinds == "" {
+			kinds = "all"
+		}
+		if when == "" {
+			when = "always"
+		}
+		rows = append(rows, []string{c.ID, strconv.Itoa(c.Line), kinds, string(c.Then), printable(when)})
+	}
+	if err := table(out, rows); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s is in order; its digest is %x\n", path, d.Digest())
+	return err
+}
+
+// errTests means that tests fail; they have been printed.
+var errTests = errors.New("tests fail")
+
+func (p *policyTool) test(ctx context.Context, args []string, out io.Writer) error {
+	path, err := oneArg(args, "TESTS")
+	if err != nil {
+		return err
+	}
+	b, err := p.text(path)
+	if err != nil {
+		return err
+	}
+	trials, err := policy.ParseTrials(b)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	d, err := p.document(ctx)
+	if err != nil {
+		return err
+	}
+	failed := 0
+	for _, t := range trials {
+		v, err := t.Check(d)
+		by := v.Rule
+		if by == "" {
+			by = "no rule"
+		}
+		if err != nil {
+			failed++
+			fmt.Fprintf(out, "FAIL  %s: %s\n", path, printable(err.Error()))
+			continue
+		}
+		fmt.Fprintf(out, "ok    %s: %s by %s\n", printable(t.Name), v.Effect, by)
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d %w", failed, len(trials), errTests)
+	}
+	_, err = fmt.Fprintf(out, "%d of %d tests pass\n", len(trials), len(trials))
+	return err
+}
+
+// document returns the document to be tested.
+func (p *policyTool) document(ctx context.Context) (*policy.Document, error) {
+	name, text := p.policy, []byte(nil)
+	if name != "" {
+		b, err := p.text(name)
+		if err != nil {
+			return nil, err
+		}
+		text = b
+	} else {
+		v, err := newLocal(p.conf).policy(ctx, "")
+		if err != nil {
+			return nil, fmt.Errorf("%w; --policy FILE tests a file without a server", err)
+		}
+		name, text = "the server's policy", []byte(v.Text)
+	}
+	d, err := policy.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return d, nil
+}
+
+// policy returns the version that holds, or the one with the given number.
+func (l *local) policy(ctx context.Context, number string) (v policyVersion, err error) {
+	path := "/v1/policy"
+	if number != "" {
+		path += "/versions/" + pathSegment(number)
+	}
+	err = l.call(ctx, "GET", path, nil, &v)
+	if errors.Is(err, errNotFound) {
+		err = fmt.Errorf("there is no version %q; postern policy history lists them", number)
+	}
+	return v, err
+}
+
+func (p *policyTool) show(ctx context.Context, l *local, args []string, out io.Writer) error {
+	if len(args) > 1 {
+		return fmt.Errorf("%w: want at most one VERSION, got %d arguments", errUsage, len(args))
+	}
+	number := ""
+	if len(args) == 1 {
+		number = args[0]
+	}
+	v, err := l.policy(ctx, number)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(out, v.Text)
+	return err
+}
+
+func (p *policyTool) history(ctx context.Context, l *local, args []string, out io.Writer) error {
+	if err := noArgs(args); err != nil {
+		return err
+	}
+	var list struct{ Versions []policyVersion }
+	if err := l.call(ctx, "GET", "/v1/policy/versions?limit=500", nil, &list); err != nil {
+		return err
+	}
+	rows := [][]string{{"VERSION", "SINCE", "BY", "APPROVED BY", "ACTION", "DIGEST", "REASON"}}
+	for _, v := range list.Versions {
+		if v.Version == 0 {
+			rows = append(rows, []string{"0", "", "the program's own", "", "", v.Digest[:min(12, len(v.Digest))], ""})
+			continue
+		}
+		rows = append(rows, []string{
+			strconv.FormatInt(v.Version, 10), ago(v.CreatedAt), v.Author, v.Decider, v.Action, v.Digest[:min(12, len(v.Digest))], printable(v.Reason),
+		})
+	}
+	return table(out, rows)
+}
+
+func (p *policyTool) diff(ctx context.Context, l *local, args []string, out io.Writer) error {
+	path, err := oneArg(args, "FILE")
+	if err != nil {
+		return err
+	}
+	b, err := p.text(path)
+	if err != nil {
+		return err
+	}
+	v, err := l.policy(ctx, "")
+	if err != nil {
+		return err
+	}
+	if d := policy.Diff(v.Text, string(b)); d != "" {
+		_, err = fmt.Fprintf(out, "--- version %d\n+++ %s\n%s", v.Version, path, d)
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s is what holds, version %d\n", path, v.Version)
+	return err
+}
+
+func (p *policyTool) propose(ctx context.Context, l *local, args []string, out io.Writer) error {
+	path, err := oneArg(args, "FILE")
+	if err != nil {
+		return err
+	}
+	b, err := p.text(path)
+	if err != nil {
+		return err
+	}
+	if _, err := policy.Parse(b); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	was, err := l.policy(ctx, "")
+	if err != nil {
+		return err
+	}
+	tests := was.Tests
+	if p.tests != "" {
+		t, err := p.text(p.tests)
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("--tests: %w", err)
+		}
+		if err != nil {
+			return err
+		}
+		tests = string(t)
+	}
+	var a action
+	in := map[string]any{"text": string(b), "tests": tests, "reason": p.reason, "replaces": was.Digest}
+	if err := l.call(ctx, "POST", "/v1/policy", in, &a); err != nil {
+		return err
+	}
+	a.print(out, nil)
+	_, err = fmt.Fprintf(out, "It holds once it is approved: postern approve %s\n", a.ID)
+	return err
+}
