@@ -53,6 +53,8 @@ type Config struct {
 
 	DeliverTo // how mail leaves
 
+	Notices Notices // how people are told of what waits
+
 	RecordTo // where the record is kept besides
 
 	MailHost string // name by which other mail servers reach this one: the MX of projects' domains; empty means MailDomain
@@ -128,6 +130,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Float64Var(&c.QuarantineScore, "quarantine-score", 0.75, "`score`, 0 to 1, from which mail that arrives waits for a person instead of getting to the agent; 0 means that none waits for its score. See docs/scan.md")
 	fs.StringVar(&c.Relay, "relay", "", "`host:port` of the SMTP server through which mail leaves (default: mail leaves only for the mail domain and for routes)")
 	c.DeliverTo.flags(fs)
+	c.Notices.flags(fs)
 	c.RecordTo.flags(fs)
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.DMARC, "dmarc", "enforce", "enforce or note: whether mail is refused when it is not proved to be from the domain in its From field and that domain asks to refuse it (p=reject)")
@@ -229,6 +232,7 @@ func (c *Config) validate() error {
 		bad("mail-domain", "%q is not a domain", c.MailDomain)
 	}
 	c.DeliverTo.validate(c.Relay, bad)
+	c.Notices.validate(bad)
 	c.RecordTo.validate(bad)
 	if _, err := domain.ASCII(cmp.Or(c.MailHost, c.MailDomain)); err != nil {
 		bad("mail-host", "%q is not a host name", c.MailHost)

@@ -20,6 +20,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/notary"
+	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
@@ -34,6 +35,11 @@ func (d *daemon) handler() http.Handler {
 	mux.Handle("/v1/", d.mailAPI.Handler())
 	for _, p := range notary.Paths {
 		mux.Handle(p, d.notary.Handler())
+	}
+	if d.notify != nil {
+		for _, p := range notify.Paths {
+			mux.Handle(p, strictTransport(d.notify.Handler()))
+		}
 	}
 	mux.Handle("/", d.e2b.Handler())
 	mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))

@@ -31,6 +31,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
 	"postern/internal/notary"
+	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/policy"
@@ -134,6 +135,7 @@ type daemon struct {
 	mailAPI *mailapi.Server
 	console *console.Server
 	notary  *notary.Server
+	notify  *notify.Notifier // nil unless people are told of what waits
 	smtp    *smtpserver.Server
 
 	zone  *zone.Server                // nil without --listen-dns
@@ -482,7 +484,10 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Signup: d.conf.Signup})
+	if d.notify, err = d.newNotifier(lis, client); err != nil {
+		return err
+	}
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Signup: d.conf.Signup})
 	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys})
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people,
@@ -566,13 +571,19 @@ func consoleHosts(c Config, listen, tls string) []string {
 	return hosts
 }
 
+// pages returns the URL under which people reach this server.
+func (l *listeners) pages(c Config) string {
+	if port := l.tlsPort(); port != "" && c.Domain != "" {
+		return "https://" + tlsName("api."+c.Domain, port)
+	}
+	return "http://" + l.web.Addr().String()
+}
+
 // announce tells the operator where everything is.
 func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
-	base := "http://" + lis.web.Addr().String()
-	pages := base
+	base, pages := "http://"+lis.web.Addr().String(), lis.pages(c)
 	fmt.Fprintf(out, "Postern is running.\n  API, proxy, MCP  %s\n", base)
 	if port := lis.tlsPort(); port != "" && c.Domain != "" {
-		pages = "https://" + tlsName("api."+c.Domain, port)
 		fmt.Fprintf(out, "  over TLS         %s, https://%s (E2B_DOMAIN=%s)\n", pages, tlsName("<port>-<id>."+c.Domain, port), tlsName(c.Domain, port))
 	}
 	fmt.Fprintf(out, "  console          %s/console/\n  SMTP             %s, for addresses in %s and in domains of projects\n",
@@ -628,6 +639,10 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.post.Events().Run(ctx) })
 	g.Go(func() error { return d.post.RunSweep(ctx) })
 	g.Go(func() error { return d.doms.Run(ctx) })
+	if d.notify != nil {
+		g.Go(func() error { return d.notify.Run(ctx) })
+		g.Go(func() error { return d.notify.RunTelegram(ctx) })
+	}
 	g.Go(func() error { return event.Run(ctx, d.log, d.db, event.Retention{}) })
 	g.Go(func() error { return d.web.Serve(lis.web) })
 	if lis.tls != nil {

@@ -305,6 +305,12 @@ var operations = []operation{
 	// Who may finds that there is no such delivery.
 	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries/{delivery}/redelivery", holds, 404, (*trial).webhook},
 
+	// In this test nobody is told of anything.
+	{"GET", "/v1/notify", onlyPeople, 501, nil},
+	{"POST", "/v1/notify/test", onlyPeople, 501, body(`{"person":"ann"}`)},
+	{"POST", "/v1/notify/telegram", onlyPeople, 501, body(`{"person":"ann"}`)},
+	{"DELETE", "/v1/notify/telegram/{person}", onlyPeople, 501, nil},
+
 	{"GET", "/v1/accounts", onlyManagers, 200, nil},
 	{"POST", "/v1/accounts", onlyManagers, 201, body(`{"name":"number %d"}`)},
 	{"GET", "/v1/account", anybody, 200, nil},

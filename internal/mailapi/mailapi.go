@@ -29,6 +29,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mailbox"
+	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/rulebook"
@@ -69,6 +70,7 @@ type Config struct {
 	Book     *rulebook.Book   // required
 	People   *people.People   // required
 	Record   *audit.Keeper    // makes checkpoints; nil means that this server makes none
+	Notify   *notify.Notifier // tells people of what waits; nil means that nobody is told
 	Signup   bool             // anybody may make an account, in the oldest project
 }
 
@@ -152,6 +154,7 @@ var table = slices.Concat(
 	policyRoutes,
 	eventRoutes,
 	webhookRoutes,
+	notifyRoutes,
 	accountRoutes,
 	lobsterRoutes,
 	sendRoutes,

@@ -15,6 +15,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/rulebook"
 	"postern/internal/signing"
@@ -136,7 +137,7 @@ func classify(err error) (code, detail string) {
 		return "domain_in_use", detail
 	case errors.Is(err, domain.ErrTooSoon), errors.Is(err, domain.ErrFull):
 		return "too_many_requests", detail
-	case errors.Is(err, errNotOffered):
+	case errors.Is(err, errNotOffered), errors.Is(err, notify.ErrOff):
 		return "not_offered", detail
 	case errors.Is(err, errUpgrade):
 		return "upgrade_required", detail

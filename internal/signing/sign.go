@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,6 +60,29 @@ func (r *Ring) Sign(ctx context.Context, raw []byte, s statement.Statement) (pre
 	prefix = []byte(field)
 	for _, kind := range []Kind{DKIMRSA, DKIMEd25519} {
 		field, err := r.dkim(use[kind], []byte(field), raw)
+		if err != nil {
+			return nil, err
+		}
+		prefix = append(field, prefix...)
+	}
+	return prefix, nil
+}
+
+// SignOwn returns DKIM signatures of a domain for a message that this program
+// itself wrote, such as a notice to a reviewer: it has no statement, since no
+// agent wrote it. They go before the message, which stays as it is.
+func (r *Ring) SignOwn(ctx context.Context, domain string, raw []byte) (prefix []byte, err error) {
+	ks, err := r.Keys(ctx, domain)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	for _, kind := range []Kind{DKIMRSA, DKIMEd25519} {
+		i := slices.IndexFunc(ks, func(k Key) bool { return k.Kind == kind && k.InUse(now) })
+		if i < 0 {
+			return nil, fmt.Errorf("sign message: %s has no key of kind %s: %w", domain, kind, ErrNotFound)
+		}
+		field, err := r.dkim(&ks[i], nil, raw)
 		if err != nil {
 			return nil, err
 		}

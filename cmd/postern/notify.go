@@ -1,0 +1,184 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/mail"
+	"net/url"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/console"
+	"postern/internal/mailbox"
+	"postern/internal/notify"
+)
+
+// Notices is how people are told of what waits for them.
+type Notices struct {
+	From string // address that mail is sent from; empty means that none is sent
+	URL  string // under which people reach this server; empty means PublicURL, or where it listens
+
+	TelegramToken string // of the bot; empty means that there is none
+	TelegramFacts bool   // what would leave is not shown in Telegram
+	TelegramURL   string // of the server that speaks for the bot; for labs and tests
+
+	PerHour int     // notices to a person over one channel, before they are told together
+	Remind  float64 // after which part of the time to decide a person is told once more; 0 means never
+}
+
+func (c *Notices) flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.From, "notify-from", "", "`address` from which people are mailed a link to what waits for their decision, such as \"Postern <postern@agents.example>\" (default: none are). See docs/notify.md")
+	fs.StringVar(&c.URL, "notify-url", "", "`URL` under which people reach this server, with which links to them begin (default: --public-url, or where it listens)")
+	fs.StringVar(&c.TelegramToken, "telegram-token", "", "`token` of a Telegram bot that tells people what waits and takes their decisions; better in the environment, which no list of processes shows (default: no bot)")
+	fs.BoolVar(&c.TelegramFacts, "telegram-facts", false, "show nothing of what would leave in Telegram, whose servers see what is shown there; then it can be rejected there and not approved")
+	fs.StringVar(&c.TelegramURL, "telegram-url", "", "for labs: `URL` of the server that speaks for the bot (default: Telegram's)")
+	fs.IntVar(&c.PerHour, "notify-rate", 20, "notices to one person over one channel in an hour; what comes on top is told together at its end")
+	fs.Float64Var(&c.Remind, "notify-remind", 0.5, "after which `part` of the time to decide those who have not are told once more, from 0 (never) to less than 1")
+}
+
+func (c *Notices) validate(bad func(flag, format string, args ...any)) {
+	if _, err := mail.ParseAddress(c.From); err != nil && c.From != "" {
+		bad("notify-from", "%q is not an address", c.From)
+	}
+	for flag, v := range map[string]string{"notify-url": c.URL, "telegram-url": c.TelegramURL} {
+		if u, err := url.Parse(v); v != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "") {
+			bad(flag, "%q is not a URL without a query", v)
+		}
+	}
+	if c.PerHour < 1 {
+		bad("notify-rate", "want 1 or more")
+	}
+	if c.Remind < 0 || c.Remind >= 1 {
+		bad("notify-remind", "want 0 to less than 1")
+	}
+}
+
+// newNotifier returns what tells people, or nil if the operator has set no way.
+func (d *daemon) newNotifier(lis *listeners, transport mailbox.Transport) (*notify.Notifier, error) {
+	c := d.conf.Notices
+	if c.From == "" && c.TelegramToken == "" {
+		return nil, nil //nolint:nilnil // nobody is told
+	}
+	return notify.New(d.log, d.db, d.gate, notify.Config{
+		Base: cmp.Or(c.URL, d.conf.PublicURL, lis.pages(d.conf)), Style: console.Style(),
+		From: c.From, Transport: transport, Serves: d.serves, Sign: d.signNotice,
+		TelegramToken: auth.Secret(c.TelegramToken), TelegramURL: c.TelegramURL, TelegramFacts: c.TelegramFacts,
+		PerHour: c.PerHour, Remind: c.Remind,
+	})
+}
+
+// signNotice signs for the server's own domain, whose name is then proved as
+// that of other mail from it; another's it leaves to the relay.
+func (d *daemon) signNotice(ctx context.Context, domain string, raw []byte) ([]byte, error) {
+	if domain != strings.ToLower(d.conf.MailDomain) {
+		return nil, nil
+	}
+	return d.ring.SignOwn(ctx, domain, raw)
+}
+
+const notifyHelp = `
+postern notify list          shows how each person is told of what waits for them
+postern notify test NAME     sends that person a test, and says what became of it
+postern notify link NAME     makes a code that links that person's chat with the
+                             Telegram bot: the person writes it to the bot
+postern notify unlink NAME   ends that
+
+The server tells those whom policy asks: by mail, with --notify-from, if they have
+an address ("postern person" sets it); in Telegram, with --telegram-token, if they
+have linked a chat. A mail's link shows what waits and decides nothing. In
+Telegram there are buttons: whoever holds that person's phone decides as that
+person, where no second factor is asked for. docs/notify.md has more.
+`
+
+func notifyCommand() *command {
+	var c Config
+	person := func(f func(context.Context, *local, string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			name, err := oneArg(args, "NAME")
+			if err != nil {
+				return err
+			}
+			return notFoundAs(f(ctx, l, name, out), "there is no person %q", name)
+		})
+	}
+	return group("notify", "list|test NAME|link NAME|unlink NAME [flags]", "how people are told of what waits", notifyHelp, c.location, map[string]func(context.Context, []string, io.Writer) error{
+		"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			if err := noArgs(args); err != nil {
+				return err
+			}
+			return l.reaches(ctx, out)
+		}),
+		"test": person(func(ctx context.Context, l *local, name string, out io.Writer) error {
+			var in struct {
+				Channels []struct {
+					Channel, Detail string
+					Sent            bool
+				}
+			}
+			if err := l.call(ctx, "POST", "/v1/notify/test", map[string]string{"person": name}, &in); err != nil {
+				return err
+			}
+			sent := false
+			for _, t := range in.Channels {
+				said := "sent"
+				if !t.Sent {
+					said = "not sent: " + printable(t.Detail)
+				}
+				sent = sent || t.Sent
+				fmt.Fprintf(out, "%-9s %s\n", t.Channel, said)
+			}
+			if !sent {
+				return errors.New("nothing reached this person")
+			}
+			return nil
+		}),
+		"link": person(func(ctx context.Context, l *local, name string, out io.Writer) error {
+			var in struct {
+				Code, Bot string
+				Expires   time.Time `json:"expires_at"`
+			}
+			if err := l.call(ctx, "POST", "/v1/notify/telegram", map[string]string{"person": name}, &in); err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "Until %s, %s writes this to the bot, once:\n  /start %s\n", in.Expires.Local().Format("15:04"), printable(name), in.Code)
+			if in.Bot != "" {
+				fmt.Fprintf(out, "or opens, on the phone that is to be linked:\n  https://t.me/%s?start=%s\n", printable(in.Bot), in.Code)
+			}
+			return nil
+		}),
+		"unlink": person(func(ctx context.Context, l *local, name string, _ io.Writer) error {
+			return l.call(ctx, "DELETE", "/v1/notify/telegram/"+url.PathEscape(name), nil, nil)
+		}),
+	})
+}
+
+func (l *local) reaches(ctx context.Context, out io.Writer) error {
+	var in struct {
+		Mail, Telegram bool
+		People         []struct {
+			Person, Role, Email, Telegram, Failed string
+		}
+	}
+	if err := l.call(ctx, "GET", "/v1/notify", nil, &in); err != nil {
+		return err
+	}
+	rows := [][]string{{"PERSON", "ROLE", "MAIL", "TELEGRAM", "LAST FAILURE"}}
+	way := func(on bool, to string) string {
+		switch {
+		case !on:
+			return "(off)"
+		case to == "":
+			return "-"
+		}
+		return printable(to)
+	}
+	for _, p := range in.People {
+		rows = append(rows, []string{printable(p.Person), p.Role, way(in.Mail, p.Email), way(in.Telegram, p.Telegram), strings.ReplaceAll(printable(p.Failed), "\t", " ")})
+	}
+	return table(out, rows)
+}

@@ -1,0 +1,128 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/notify"
+)
+
+var notifyRoutes = []route{
+	{"GET", "/v1/notify", 0, (*Server).listReaches},
+	{"POST", "/v1/notify/test", maxBody, (*Server).testNotify},
+	{"POST", "/v1/notify/telegram", maxBody, (*Server).telegramCode},
+	{"DELETE", "/v1/notify/telegram/{person}", 0, (*Server).telegramUnlink},
+}
+
+// notifier returns what tells people, for a person.
+func (s *Server) notifier(c caller) (*notify.Notifier, error) {
+	if c.Kind != auth.Person {
+		return nil, fmt.Errorf("no key says how people are told, only a person does: %w", auth.ErrForbidden)
+	}
+	if s.conf.Notify == nil {
+		return nil, fmt.Errorf("%w: the server tells nobody of what waits: start it with --notify-from or --telegram-token", errNotOffered)
+	}
+	return s.conf.Notify, nil
+}
+
+type reachJSON struct {
+	Person   string     `json:"person"`
+	Role     auth.Role  `json:"role"`
+	Email    string     `json:"email"`
+	Telegram string     `json:"telegram"` // the account whose chat is linked, as it was named then
+	LinkedAt *time.Time `json:"linked_at"`
+	Failed   string     `json:"failed"` // why the newest notice did not reach them
+}
+
+func (s *Server) listReaches(w http.ResponseWriter, r *http.Request, c caller) error {
+	n, err := s.notifier(c)
+	if err != nil {
+		return err
+	}
+	list, err := n.Reaches(r.Context(), c.Principal)
+	if err != nil {
+		return err
+	}
+	people := []reachJSON{}
+	for _, p := range list {
+		people = append(people, reachJSON{p.Name, p.Role, p.Email, p.Telegram, moment(p.Linked), p.Failed})
+	}
+	answer(w, http.StatusOK, map[string]any{"mail": n.On(notify.Mail), "telegram": n.On(notify.Telegram), "people": people})
+	return nil
+}
+
+// aPerson reads the name of a person from a request's body.
+func aPerson(r *http.Request) (string, error) {
+	var in struct {
+		Person string `json:"person"`
+	}
+	if err := decode(r, &in); err != nil {
+		return "", err
+	}
+	if in.Person == "" || len(in.Person) > 63 {
+		return "", fmt.Errorf("%w: person: must be the name of a person, 1 to 63 characters", errRequest)
+	}
+	return in.Person, nil
+}
+
+type sentTestJSON struct {
+	Channel notify.Channel `json:"channel"`
+	Sent    bool           `json:"sent"`
+	Detail  string         `json:"detail"`
+}
+
+func (s *Server) testNotify(w http.ResponseWriter, r *http.Request, c caller) error {
+	n, err := s.notifier(c)
+	if err != nil {
+		return err
+	}
+	name, err := aPerson(r)
+	if err != nil {
+		return err
+	}
+	list, err := n.Try(r.Context(), c.Principal, name)
+	if err != nil {
+		return err
+	}
+	out := []sentTestJSON{}
+	for _, t := range list {
+		out = append(out, sentTestJSON(t))
+	}
+	answer(w, http.StatusOK, map[string]any{"channels": out})
+	return nil
+}
+
+func (s *Server) telegramCode(w http.ResponseWriter, r *http.Request, c caller) error {
+	n, err := s.notifier(c)
+	if err != nil {
+		return err
+	}
+	name, err := aPerson(r)
+	if err != nil {
+		return err
+	}
+	code, bot, err := n.Code(r.Context(), c.Principal, name)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusCreated, map[string]any{"code": code.Reveal(), "bot": bot, "expires_at": time.Now().Add(notify.CodeTime).UTC()})
+	return nil
+}
+
+func (s *Server) telegramUnlink(w http.ResponseWriter, r *http.Request, c caller) error {
+	n, err := s.notifier(c)
+	if err != nil {
+		return err
+	}
+	name := r.PathValue("person")
+	if len(name) > 63 {
+		return fmt.Errorf("%w: person: must be the name of a person, 1 to 63 characters", errRequest)
+	}
+	if err := n.Unlink(r.Context(), c.Principal, name); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

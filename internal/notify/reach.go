@@ -1,0 +1,126 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	tg "github.com/go-telegram/bot"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/store"
+)
+
+// Reach is how one person is told.
+type Reach struct {
+	Name     string
+	Role     auth.Role
+	Email    string    // where mail goes; empty means nowhere
+	Telegram string    // the account whose chat is linked, as it was named then; empty means none
+	Linked   time.Time // since when
+	Failed   string    // why the newest notice did not reach them; empty if it did
+}
+
+// Reaches returns how each person of who's project is told. Who is a person.
+func (n *Notifier) Reaches(ctx context.Context, who auth.Principal) (out []Reach, err error) {
+	if who.Kind != auth.Person {
+		return nil, fmt.Errorf("%s does not see how people are told: %w", who, auth.ErrForbidden)
+	}
+	err = n.db.View(ctx, func(tx *store.Tx) error {
+		out, err = store.List(ctx, tx, func(row func(...any) error) (r Reach, err error) {
+			var at, user int64
+			err = row(&r.Name, &r.Role, &r.Email, &r.Telegram, &user, &at, &r.Failed)
+			if r.Linked = store.FromTime(at); user != 0 && r.Telegram == "" {
+				r.Telegram = fmt.Sprintf("user %d", user)
+			}
+			return r, err
+		}, `select p.name, p.role, p.email, coalesce(l.name, ''), coalesce(l.user_id, 0), coalesce(l.at, 0),
+				coalesce((select n.error from notice n where n.person_id = p.id and n.state in ('sent', 'failed') order by n.sent_at desc, n.id limit 1), '')
+			from person p left join telegram_link l on l.person_id = p.id where p.project_id = $1 and p.disabled_at = 0 order by p.name`, who.Project)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list how people are told: %w", err)
+	}
+	return out, nil
+}
+
+// A Trial is what became of a test over one channel.
+type Trial struct {
+	Channel Channel
+	Sent    bool
+	Detail  string // why not
+}
+
+// errUnreached means that a channel is there and leads nowhere for a person.
+var errUnreached = errors.New("this person has no address or linked chat there")
+
+// Try sends a person a test over each channel that the server has, and returns
+// what became of it. The person may, and who manages the project. It counts
+// among the notices of the hour.
+func (n *Notifier) Try(ctx context.Context, who auth.Principal, name string) (out []Trial, err error) {
+	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
+		return nil, fmt.Errorf("%s cannot have a test sent to %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
+	}
+	if !n.On(Mail) && !n.On(Telegram) {
+		return nil, ErrOff
+	}
+	for _, c := range []Channel{Mail, Telegram} {
+		if !n.On(c) {
+			continue
+		}
+		var to person
+		room := false
+		err := n.db.Update(ctx, func(tx *store.Tx) (err error) {
+			if to, err = named(ctx, tx, who.Project, name); err != nil || !n.reachedBy(to, c) {
+				return err
+			}
+			if room, _, err = n.count(ctx, tx, to.id, c, time.Now()); err != nil || !room {
+				return err
+			}
+			return audit.Append(ctx, tx, who, "notify.test", to.ID, audit.Fields{"channel": string(c)})
+		})
+		if err != nil {
+			return nil, err
+		}
+		t := Trial{Channel: c}
+		switch {
+		case !n.reachedBy(to, c):
+			err = errUnreached
+		case !room:
+			err = fmt.Errorf("this person was told %d times within an hour already", n.conf.PerHour)
+		default:
+			r := n.sendTest(ctx, to, c)
+			if err = r.err; r.state == "sent" && err == nil {
+				t.Sent = true
+			} else if err == nil {
+				err = errors.New(r.state)
+			}
+		}
+		if err != nil {
+			t.Detail = mail.Printable(err.Error(), 300)
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+func (n *Notifier) sendTest(ctx context.Context, to person, c Channel) result {
+	ctx, cancel := context.WithTimeout(ctx, sendTime)
+	defer cancel()
+	text := "This is a test. You are told here of what waits for your decision.\nThe console: " + n.conf.Base + "/console/\n"
+	switch c {
+	case Mail:
+		return n.post(ctx, to, "Postern: a test", text)
+	case Telegram:
+		_, err := n.bot.api.SendMessage(ctx, &tg.SendMessageParams{ChatID: to.chat, Text: text, LinkPreviewOptions: noPreview()})
+		if err != nil {
+			return n.bot.failed(err)
+		}
+		return result{state: "sent"}
+	}
+	return result{state: "failed"}
+}
