@@ -48,6 +48,15 @@ type Request struct {
 	Detail   map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
 }
 
+// What content checks find in what leaves, as a [Request]'s Flags have it.
+const (
+	FlagSecret   = "secret"        // a password, a token, an API key
+	FlagKey      = "private_key"   // a private key
+	FlagPersonal = "personal_data" // card numbers, IBANs, many addresses
+	FlagHidden   = "hidden_text"   // text that a reader does not see
+	FlagTracking = "tracking"      // a picture that tells when the mail is read
+)
+
 // An Attachment is a file of a [Request].
 type Attachment struct {
 	Name string `json:"name"`
