@@ -20,6 +20,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/mail"
 	"postern/internal/signing"
+	"postern/internal/sink"
 	"postern/internal/store"
 )
 
@@ -50,6 +51,7 @@ postern audit keys              prints the public keys of checkpoints
 postern audit prove SEQ         writes a proof that an entry is in the record
 postern audit check FILE        checks such a proof, with the public key alone
 postern audit export            writes the entries, with their hashes
+postern audit sinks             says how far the systems are that get them as well
 
 Every verdict, decision and effect is an entry. Each holds the hash of the one
 before it, and all are the leaves of a Merkle tree (RFC 6962). Verify names the
@@ -92,9 +94,9 @@ func auditCommand() *command {
 			return f(ctx, out)
 		}
 	}
-	return group("audit", "list|verify|checkpoint|keys|prove SEQ|check FILE|export [flags]", "show, verify, prove or export the record of what happened", auditHelp,
+	return group("audit", "list|verify|checkpoint|keys|prove SEQ|check FILE|export|sinks [flags]", "show, verify, prove or export the record of what happened", auditHelp,
 		a.flags, map[string]func(context.Context, []string, io.Writer) error{
-			"verify": verb(a.verify), "list": verb(a.list), "checkpoint": verb(a.checkpoint), "keys": verb(a.printKeys), "export": verb(a.export),
+			"verify": verb(a.verify), "list": verb(a.list), "checkpoint": verb(a.checkpoint), "keys": verb(a.printKeys), "export": verb(a.export), "sinks": verb(a.sinks),
 			"prove": a.prove, "check": a.check,
 		})
 }
@@ -252,6 +254,24 @@ func (a *auditing) printKeys(ctx context.Context, out io.Writer) error {
 			fmt.Fprintln(out, k.VKey)
 		}
 		return nil
+	})
+}
+
+func (a *auditing) sinks(ctx context.Context, out io.Writer) error {
+	return a.view(ctx, func(tx *store.Tx) error {
+		list, err := sink.List(ctx, tx)
+		if err != nil {
+			return err
+		}
+		rows := [][]string{{"SINK", "ARRIVED", "BEHIND", "LAST", "WHY NOT"}}
+		for _, s := range list {
+			last := "never"
+			if !s.Arrived.IsZero() {
+				last = ago(s.Arrived)
+			}
+			rows = append(rows, []string{printable(s.ID), strconv.FormatInt(s.Seq, 10), strconv.FormatInt(s.Behind, 10), last, printable(s.Error)})
+		}
+		return table(out, rows)
 	})
 }
 

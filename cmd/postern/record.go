@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"flag"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/signing"
+	"postern/internal/sink"
 )
 
 // RecordTo is when the audit's checkpoints are made, and where they are kept
@@ -20,6 +22,8 @@ type RecordTo struct {
 	CheckpointTo       string        // file that holds the newest; empty means none
 	CheckpointEvery    int64         // new entries that make a checkpoint
 	CheckpointInterval time.Duration // how long a new entry waits for one at most
+
+	Sinks []string // URLs of the systems to which entries are sent as well, see package sink
 }
 
 func (c *RecordTo) flags(fs *flag.FlagSet) {
@@ -27,11 +31,17 @@ func (c *RecordTo) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.CheckpointTo, "checkpoint-to", "", "`file` that holds the newest checkpoint of the audit")
 	fs.Int64Var(&c.CheckpointEvery, "checkpoint-every", 1000, "new `entries` of the audit that make a checkpoint")
 	fs.DurationVar(&c.CheckpointInterval, "checkpoint-interval", 5*time.Minute, "how long a new entry of the audit waits for a checkpoint at most")
+	fs.Var(&list{values: &c.Sinks}, "audit-sink", "`URL` of a system to which entries of the audit are sent as well, such as syslog+tls://log.example:6514 or otlp+https://collector.example:4318; may be repeated. See docs/audit.md")
 }
 
 func (c *RecordTo) validate(bad func(flag, format string, args ...any)) {
 	if c.CheckpointEvery <= 0 || c.CheckpointInterval <= 0 {
 		bad("checkpoint-every", "neither it nor --checkpoint-interval may be 0 or less")
+	}
+	for _, u := range c.Sinks {
+		if err := sink.Check(u); err != nil {
+			bad("audit-sink", "%v", err)
+		}
 	}
 }
 
@@ -59,6 +69,10 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 		Every:  d.conf.CheckpointEvery, Interval: d.conf.CheckpointInterval,
 		Memory: filepath.Join(d.conf.Data, memory), Dir: d.conf.Checkpoints, File: d.conf.CheckpointTo,
 	})
+	if err != nil {
+		return err
+	}
+	d.sinks, err = sink.New(d.log, d.db, sink.Config{URLs: d.conf.Sinks, Host: hostname(), Version: revision(), Holder: rand.Text()})
 	return err
 }
 

@@ -40,6 +40,7 @@ import (
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
 	"postern/internal/signing"
+	"postern/internal/sink"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
 	"postern/internal/template"
@@ -114,6 +115,7 @@ type daemon struct {
 
 	ring   *signing.Ring
 	record *audit.Keeper
+	sinks  *sink.Forwarder
 	book   *rulebook.Book
 	gate   *oversight.Gate
 	people *people.People
@@ -625,6 +627,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.gate.Run(ctx) })
 	g.Go(func() error { return d.record.Run(ctx) })
+	g.Go(func() error { return d.sinks.Run(ctx) })
 	if d.conf.KeepActions > 0 {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}

@@ -192,3 +192,13 @@ func Export(ctx context.Context, db *store.DB, q Query, write func(Entry, Digest
 	}
 	return last, nil
 }
+
+// After calls f with up to limit entries after seq, in order, and returns how
+// many that were.
+func After(ctx context.Context, db *store.DB, seq int64, limit int, f func(Entry, Digest) error) (n int, err error) {
+	err = db.View(ctx, func(tx *store.Tx) error {
+		n, err = page(ctx, tx, seq, limit, f)
+		return err
+	})
+	return n, err
+}

@@ -1,0 +1,174 @@
+package sink
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/textproto"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploghttp"
+	otellog "go.opentelemetry.io/otel/log"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	"go.opentelemetry.io/otel/sdk/resource"
+
+	"postern/internal/audit"
+)
+
+// An otlp sends log records of OpenTelemetry over HTTP.
+type otlp struct {
+	options  []otlploghttp.Option
+	resource *resource.Resource
+	exporter *otlploghttp.Exporter // nil until the first Send
+}
+
+var _ target = (*otlp)(nil)
+
+func newOTLP(network string, u *url.URL, conf Config) (*otlp, error) {
+	if network != "http" && network != "https" || u.Host == "" {
+		return nil, errors.New("sink otlp: want otlp+http://host:4318 or otlp+https://host:4318")
+	}
+	path := u.Path
+	if path == "" || path == "/" {
+		path = "/v1/logs"
+	}
+	headers, err := readHeaders(u.Query().Get("headers"))
+	if err != nil {
+		return nil, err
+	}
+	to := url.URL{Scheme: network, Host: u.Host, Path: path}
+	o := &otlp{
+		options: []otlploghttp.Option{
+			otlploghttp.WithEndpointURL(to.String()), otlploghttp.WithHeaders(headers), otlploghttp.WithCompression(otlploghttp.GzipCompression),
+			otlploghttp.WithTimeout(15 * time.Second),
+			// Sending again is decided in one place, with the cursor.
+			otlploghttp.WithRetry(otlploghttp.RetryConfig{Enabled: false}),
+		},
+		resource: resource.NewSchemaless(attribute.String("service.name", "postern"), attribute.String("service.version", conf.Version), attribute.String("host.name", conf.Host)),
+	}
+	if network == "https" {
+		c, err := tlsConfig(u.Query())
+		if err != nil {
+			return nil, err
+		}
+		o.options = append(o.options, otlploghttp.WithTLSClientConfig(c))
+	}
+	return o, nil
+}
+
+// readHeaders reads a file of "Name: value" lines. What is secret is in a file,
+// since a command line can be seen by all on the machine.
+func readHeaders(file string) (map[string]string, error) {
+	out := map[string]string{}
+	if file == "" {
+		return out, nil
+	}
+	b, err := os.ReadFile(file) //nolint:gosec // the operator named it
+	if err != nil {
+		return nil, fmt.Errorf("sink: headers: %w", err)
+	}
+	h, err := textproto.NewReader(bufio.NewReader(bytes.NewReader(append(bytes.TrimSpace(b), "\r\n\r\n"...)))).ReadMIMEHeader()
+	if err != nil {
+		return nil, fmt.Errorf("sink: headers: %s: want lines such as Authorization: Bearer …", file)
+	}
+	for k, v := range h {
+		out[k] = strings.Join(v, ", ")
+	}
+	return out, nil
+}
+
+// A collector takes the records that a logger makes. There is no other way to
+// make one with its resource and scope.
+type collector struct{ list []sdklog.Record }
+
+var _ sdklog.Processor = (*collector)(nil)
+
+// Enabled implements [sdklog.Processor].
+func (*collector) Enabled(context.Context, sdklog.EnabledParameters) bool { return true }
+
+// OnEmit implements [sdklog.Processor].
+func (c *collector) OnEmit(_ context.Context, r *sdklog.Record) error {
+	c.list = append(c.list, r.Clone())
+	return nil
+}
+
+// Shutdown implements [sdklog.Processor].
+func (*collector) Shutdown(context.Context) error { return nil }
+
+// ForceFlush implements [sdklog.Processor].
+func (*collector) ForceFlush(context.Context) error { return nil }
+
+// Send implements [target].
+func (o *otlp) Send(ctx context.Context, list []Record) (err error) {
+	if o.exporter == nil {
+		if o.exporter, err = otlploghttp.New(ctx, o.options...); err != nil {
+			return fmt.Errorf("send to otlp: %w", err)
+		}
+	}
+	c := &collector{}
+	// No limits: a value that is cut would have another hash.
+	provider := sdklog.NewLoggerProvider(sdklog.WithResource(o.resource), sdklog.WithProcessor(c), sdklog.WithAttributeCountLimit(-1), sdklog.WithAttributeValueLengthLimit(-1))
+	logger := provider.Logger("postern/internal/audit")
+	for _, r := range list {
+		rec, err := record(r)
+		if err != nil {
+			return err
+		}
+		logger.Emit(ctx, rec)
+	}
+	err = o.exporter.Export(ctx, c.list)
+	// The library has no other name for it.
+	if err != nil && strings.Contains(err.Error(), "OTLP partial success") {
+		return fmt.Errorf("%w: %w", errRejected, err)
+	}
+	if err != nil {
+		return fmt.Errorf("send to otlp: %w", err)
+	}
+	return nil
+}
+
+// record makes a log record of an entry. Its body is the line of an export.
+func record(r Record) (out otellog.Record, err error) {
+	line, err := audit.MarshalLine(r.Entry, r.Hash)
+	if err != nil {
+		return out, err
+	}
+	out.SetTimestamp(r.At)
+	out.SetObservedTimestamp(r.At)
+	out.SetEventName("postern." + r.Verb)
+	switch r.Severity() {
+	case 4:
+		out.SetSeverity(otellog.SeverityWarn)
+	case 5:
+		out.SetSeverity(otellog.SeverityInfo2)
+	default:
+		out.SetSeverity(otellog.SeverityInfo)
+	}
+	out.SetBody(attribute.StringValue(string(line)))
+	out.AddAttributes(
+		attribute.Int64("postern.seq", r.Seq), attribute.String("postern.project", r.Project), attribute.String("postern.actor", r.Actor),
+		attribute.String("postern.verb", r.Verb), attribute.String("postern.object", r.Object), attribute.String("postern.hash", hex.EncodeToString(r.Hash[:])),
+	)
+	var f audit.Fields
+	if json.Unmarshal([]byte(r.Detail), &f) != nil {
+		f = audit.Fields{"text": r.Detail}
+	}
+	for _, k := range slices.Sorted(maps.Keys(f)) {
+		out.AddAttributes(attribute.String("postern.detail."+k, strings.ToValidUTF8(f[k], "\uFFFD")))
+	}
+	return out, nil
+}
+
+// Close implements [target]. The exporter keeps its connections: it has none
+// that a failure could have left in between.
+func (o *otlp) Close() error { return nil }

@@ -1,0 +1,351 @@
+// Package sink sends the entries of the audit to other systems: syslog (RFC
+// 5424 over UDP, TCP, TLS and the local socket) and OpenTelemetry logs.
+//
+// Entries go in order and at least once. How far each sink is is a row of the
+// database, which is moved on after an entry has arrived: what arrives twice
+// has the same number. One server at a time sends to a sink; another takes over
+// when it has not been heard of for a minute.
+//
+// Nothing waits for a sink: entries are read from the database after they were
+// committed, and one that is away is tried again, less and less often. This
+// package must not change what it sends, nor leave an entry out.
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"postern/internal/audit"
+	"postern/internal/store"
+)
+
+// A Record is an entry with the hash that was recorded with it.
+type Record struct {
+	audit.Entry
+	Hash audit.Digest
+}
+
+// A target is where the records of one sink go. It is used by one goroutine.
+type target interface {
+	// Send returns nil if all of list has arrived, as far as the protocol can
+	// tell. Otherwise all of it is sent again later.
+	Send(ctx context.Context, list []Record) error
+	// Close lets go of what Send has opened. Send may be called again.
+	Close() error
+}
+
+// errRejected means that a receiver has refused records for good: its protocol
+// says not to send them again, and nothing after them would ever go.
+var errRejected = errors.New("the receiver has rejected records")
+
+// Config is where entries are sent.
+type Config struct {
+	// URLs name the sinks: see [Check].
+	URLs []string
+	// Host is the name of this machine, and Version that of this program, as
+	// receivers see them.
+	Host, Version string
+	// Holder names this server among those of one database.
+	Holder string
+	// Poll is how often the record is looked at; zero means a second.
+	Poll time.Duration
+	// Batch is how many entries are sent at a time; zero means 200.
+	Batch int
+	// Lease is after how long another server takes over; zero means a minute.
+	// One attempt to send may take a third of it.
+	Lease time.Duration
+	// Backoff is how long the first wait after a failure is, and MaxBackoff the
+	// longest; zero means a second, and five minutes.
+	Backoff, MaxBackoff time.Duration
+}
+
+// A sink is one of them.
+type sink struct {
+	id   string // the URL without what is secret or a setting
+	from string // "start" or "now": which entries a new sink gets
+	to   target
+}
+
+// A Forwarder sends entries to all sinks.
+type Forwarder struct {
+	log   *slog.Logger
+	db    *store.DB
+	conf  Config
+	sinks []*sink
+}
+
+// New returns a forwarder of the record in db. It connects to nothing yet.
+func New(log *slog.Logger, db *store.DB, conf Config) (*Forwarder, error) {
+	for _, d := range []struct {
+		at  *time.Duration
+		std time.Duration
+	}{{&conf.Poll, time.Second}, {&conf.Lease, time.Minute}, {&conf.Backoff, time.Second}, {&conf.MaxBackoff, 5 * time.Minute}} {
+		if *d.at <= 0 {
+			*d.at = d.std
+		}
+	}
+	if conf.Batch <= 0 {
+		conf.Batch = 200
+	}
+	f := &Forwarder{log: log, db: db, conf: conf}
+	seen := map[string]bool{}
+	for _, u := range conf.URLs {
+		s, err := parse(u, conf)
+		if err != nil {
+			return nil, err
+		}
+		if seen[s.id] {
+			return nil, fmt.Errorf("sink %s is named twice", s.id)
+		}
+		seen[s.id] = true
+		f.sinks = append(f.sinks, s)
+	}
+	return f, nil
+}
+
+// Check says whether raw names a sink:
+//
+//	syslog+udp://host:514       syslog+tcp://host:601     syslog+unix:///dev/log
+//	syslog+tls://host:6514?ca=FILE&cert=FILE&key=FILE
+//	otlp+http://host:4318       otlp+https://host:4318/v1/logs?ca=FILE&headers=FILE
+//
+// With from=now a new sink gets what comes from now on, and not the whole
+// record. The file of headers has lines such as "Authorization: Bearer …".
+func Check(raw string) error {
+	_, err := parse(raw, Config{})
+	return err
+}
+
+func parse(raw string, conf Config) (*sink, error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, errors.New("sink: the URL cannot be read") // the error would quote it, with what may be secret in it
+	}
+	q := u.Query()
+	known := map[string]bool{"from": true}
+	s := &sink{from: "start"}
+	if q.Has("from") {
+		if s.from = q.Get("from"); s.from != "start" && s.from != "now" {
+			return nil, fmt.Errorf("sink: from=%q: want start or now", s.from)
+		}
+	}
+	if u.User != nil || u.Fragment != "" {
+		return nil, errors.New("sink: no name, password or fragment belongs into the URL; headers=FILE holds what is secret")
+	}
+	scheme, network, _ := strings.Cut(u.Scheme, "+")
+	switch {
+	case scheme == "syslog":
+		for _, k := range []string{"ca", "cert", "key"} {
+			known[k] = network == "tls"
+		}
+		s.to, err = newSyslog(network, u, conf.Host)
+	case scheme == "otlp":
+		known["ca"], known["headers"] = network == "https", true
+		s.to, err = newOTLP(network, u, conf)
+	default:
+		return nil, fmt.Errorf("sink %q: want syslog+udp, syslog+tcp, syslog+tls, syslog+unix, otlp+http or otlp+https", u.Scheme)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for k := range q {
+		if !known[k] {
+			return nil, fmt.Errorf("sink %s: %s is no setting of it", u.Scheme, k)
+		}
+	}
+	bare := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
+	s.id = bare.String()
+	return s, nil
+}
+
+// Run sends until ctx is done.
+func (f *Forwarder) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, s := range f.sinks {
+		g.Go(func() error { return f.run(ctx, s) })
+	}
+	g.Go(func() error { // also without sinks it blocks
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	return g.Wait()
+}
+
+func (f *Forwarder) run(ctx context.Context, s *sink) error {
+	defer s.to.Close()
+	defer f.release(context.WithoutCancel(ctx), s)
+	wait := f.conf.Backoff
+	for {
+		more, err := f.step(ctx, s)
+		pause := f.conf.Poll
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			f.log.WarnContext(ctx, "audit entries do not arrive and wait", "sink", s.id, "again_in", wait.String(), "err", err)
+			pause = wait
+			wait = min(2*wait, f.conf.MaxBackoff)
+		default:
+			wait = f.conf.Backoff
+			if more {
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// step sends one batch, if there is one and nobody else sends. It says whether
+// there may be more.
+func (f *Forwarder) step(ctx context.Context, s *sink) (more bool, err error) {
+	var end, at int64
+	err = f.db.View(ctx, func(tx *store.Tx) error {
+		if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &end); err != nil {
+			return err
+		}
+		err := tx.One(ctx, `select seq from audit_sink where id = $1`, []any{s.id}, &at)
+		if errors.Is(err, store.ErrNotFound) {
+			at = -1
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("read cursor: %w", err)
+	}
+	if at >= end {
+		return false, nil // nothing is written while nothing happens
+	}
+	at, held, err := f.hold(ctx, s, end)
+	if err != nil || !held {
+		return false, err
+	}
+	var list []Record
+	_, err = audit.After(ctx, f.db, at, f.conf.Batch, func(e audit.Entry, hash audit.Digest) error {
+		list = append(list, Record{e, hash})
+		return nil
+	})
+	if err != nil || len(list) == 0 {
+		return false, err
+	}
+	sctx, cancel := context.WithTimeout(ctx, f.conf.Lease/3)
+	defer cancel()
+	serr := s.to.Send(sctx, list)
+	if errors.Is(serr, errRejected) {
+		f.log.ErrorContext(ctx, "a receiver of audit entries does not want some", "sink", s.id, "from", list[0].Seq, "to", list[len(list)-1].Seq, "err", serr)
+		serr = nil
+	}
+	if serr != nil {
+		s.to.Close()
+		return false, errors.Join(serr, f.note(ctx, s, serr))
+	}
+	return true, f.arrived(ctx, s, at, list[len(list)-1].Seq)
+}
+
+// hold takes the sink for this server and returns how far it is.
+func (f *Forwarder) hold(ctx context.Context, s *sink, end int64) (at int64, held bool, err error) {
+	err = f.db.Update(ctx, func(tx *store.Tx) error {
+		now := time.Now()
+		first := int64(0)
+		if s.from == "now" {
+			first = end
+		}
+		_, err := tx.ExecContext(ctx, `insert into audit_sink (id, seq, holder, until, at, error) values ($1, $2, '', 0, 0, '') on conflict do nothing`, s.id, first)
+		if err != nil {
+			return err
+		}
+		held, err = tx.Changed(ctx, `update audit_sink set holder = $1, until = $2 where id = $3 and (holder = $1 or until < $4)`,
+			f.conf.Holder, store.Time(now.Add(f.conf.Lease)), s.id, store.Time(now))
+		if err != nil || !held {
+			return err
+		}
+		return tx.One(ctx, `select seq from audit_sink where id = $1`, []any{s.id}, &at)
+	})
+	if err != nil {
+		return 0, false, fmt.Errorf("take sink: %w", err)
+	}
+	return at, held, nil
+}
+
+// release lets another server go on at once: this one ends.
+func (f *Forwarder) release(ctx context.Context, s *sink) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	err := f.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `update audit_sink set holder = '', until = 0 where id = $1 and holder = $2`, s.id, f.conf.Holder)
+		return err
+	})
+	if err != nil {
+		f.log.DebugContext(ctx, "release sink", "sink", s.id, "err", err)
+	}
+}
+
+// arrived moves the cursor on, unless another server has it by now.
+func (f *Forwarder) arrived(ctx context.Context, s *sink, from, to int64) error {
+	// What has arrived is noted also if the server ends in this moment.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	err := f.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `update audit_sink set seq = $1, at = $2, error = '' where id = $3 and holder = $4 and seq = $5`,
+			to, store.Time(time.Now()), s.id, f.conf.Holder, from)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("move cursor: %w", err)
+	}
+	return nil
+}
+
+// note writes down why a sink does not go on, for the operator.
+func (f *Forwarder) note(ctx context.Context, s *sink, why error) error {
+	text := strings.ToValidUTF8(strings.ReplaceAll(why.Error(), "\x00", ""), "\uFFFD")
+	if len(text) > 500 {
+		text = strings.ToValidUTF8(text[:500], "")
+	}
+	err := f.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `update audit_sink set error = $1 where id = $2 and holder = $3`, text, s.id, f.conf.Holder)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("note failure: %w", err)
+	}
+	return nil
+}
+
+// A Status is how far a sink is.
+type Status struct {
+	ID      string
+	Seq     int64     // the last entry that has arrived
+	Behind  int64     // how many have not
+	Arrived time.Time // when the last did; zero before
+	Error   string    // why it does not go on; empty if it does
+}
+
+// List returns all sinks that ever were, as part of tx.
+func List(ctx context.Context, tx *store.Tx) ([]Status, error) {
+	var end int64
+	if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &end); err != nil {
+		return nil, fmt.Errorf("list sinks: %w", err)
+	}
+	list, err := store.List(ctx, tx, func(row func(...any) error) (s Status, err error) {
+		var at int64
+		err = row(&s.ID, &s.Seq, &at, &s.Error)
+		s.Arrived, s.Behind = store.FromTime(at), end-s.Seq
+		return s, err
+	}, `select id, seq, at, error from audit_sink order by id`)
+	if err != nil {
+		return nil, fmt.Errorf("list sinks: %w", err)
+	}
+	return list, nil
+}
