@@ -7,7 +7,9 @@
 package auth
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -85,3 +87,13 @@ func (p Principal) Proved() bool {
 
 // String returns the principal as the audit writes it, "sandbox:i3k…".
 func (p Principal) String() string { return string(p.Kind) + ":" + p.ID }
+
+// Need returns [ErrForbidden] for a person whose role is below least. Whatever
+// else asks is not a person's role's matter: what keys may do is said where it
+// is done.
+func Need(who Principal, least Role) error {
+	if who.Kind != Person || least == Viewer || who.Manages() || least == Reviewer && who.Decides() {
+		return nil
+	}
+	return fmt.Errorf("%s is a %s, and this takes a %s: %w", who, cmp.Or(who.Role, Viewer), least, ErrForbidden)
+}

@@ -263,6 +263,9 @@ func mayManage(who auth.Principal) error {
 // Add claims the domain called name for who's project. Nothing but a look at
 // the DNS makes it the project's.
 func (g *Registry) Add(ctx context.Context, who auth.Principal, name string) (Domain, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Domain{}, err
+	}
 	if err := mayManage(who); err != nil {
 		return Domain{}, err
 	}
@@ -354,6 +357,9 @@ func (g *Registry) Find(ctx context.Context, who auth.Principal, id string) (d D
 
 // Remove gives up a domain in which no inbox has its address any more.
 func (g *Registry) Remove(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	d, err := g.Find(ctx, who, id)
 	if err != nil {
 		return err

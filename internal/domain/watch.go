@@ -19,6 +19,9 @@ import (
 // returns [ErrTooSoon] where that was done moments ago: whoever has a key could
 // otherwise make this server ask others' DNS servers without an end.
 func (g *Registry) Check(ctx context.Context, who auth.Principal, id string) (Domain, error) {
+	if err := auth.Need(who, auth.Reviewer); err != nil {
+		return Domain{}, err
+	}
 	d, err := g.Find(ctx, who, id)
 	if err != nil {
 		return Domain{}, err

@@ -127,6 +127,7 @@ var (
 	// What names no inbox.
 
 	anybody       rule = func(_ principal, _ target, ok int) int { return ok }
+	nobody        rule = func(principal, target, int) int { return http.StatusForbidden }
 	onlyManagers  rule = func(p principal, _ target, ok int) int { return when(p.manages(), ok) }
 	onlyPeople    rule = func(p principal, _ target, ok int) int { return when(p.kind == auth.Person, ok) }
 	ofOurManagers rule = func(p principal, _ target, ok int) int { // an object of the project
@@ -421,6 +422,25 @@ var operations = []operation{
 	{"GET", "/v1/domains/{id}/records", ofOurManagers, 200, (*trial).domain},
 	{"POST", "/v1/domains/{id}/verify", ofOurManagers, 200, (*trial).domain},
 	{"DELETE", "/v1/domains/{id}", ofOurManagers, 200, (*trial).domain},
+	// Sessions are shown by none of these: the socket's person has none.
+	{"GET", "/v1/session", onlyPeople, 200, nil},
+	{"DELETE", "/v1/session", nobody, 204, nil},
+	{"POST", "/v1/session/step-up", nobody, 200, body(`{"code":"123456"}`)},
+	{"GET", "/v1/people", onlyPeople, 200, nil},
+	{"GET", "/v1/invitations", onlyPeople, 200, nil},
+	{"POST", "/v1/invitations", onlyPeople, 201, func(x *trial) {
+		x.body, x.after = `{"role":"viewer"}`, x.f.clearInvitations
+	}},
+	{"DELETE", "/v1/invitations/{id}", ofOurPeople, 204, (*trial).invitation},
+	{"PATCH", "/v1/people/{id}", ofOurPeople, 204, func(x *trial) {
+		x.id, x.body = x.f.someone(x.t), `{"email":"vic@example.com","telegram":""}`
+	}},
+	{"POST", "/v1/people/{id}/disable", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
+	{"POST", "/v1/people/{id}/enable", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
+	{"POST", "/v1/people/{id}/reset", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
+	{"POST", "/v1/people/{id}/password-link", nobody, 201, func(x *trial) {
+		x.id, x.after = x.f.someone(x.t), x.f.clearInvitations
+	}},
 }
 
 // body prepares a request with this body, in which %d is another number each

@@ -1,8 +1,8 @@
 // Package mailapi serves inboxes and oversight over REST, under /v1.
 //
 // Outside, callers show a key: an inbox's, which reads and proposes for that
-// inbox alone, or a project's, which manages inboxes and opens none. Over the
-// operator's local socket the caller is a person. Deciding is a person's: no
+// inbox alone, or a project's, which manages inboxes and opens none. A person
+// shows a session (pse_…), and over the operator's local socket the caller is one. Deciding is a person's: no
 // key decides, whatever it may do otherwise.
 //
 // Nothing here sends mail. A send is answered with 202 when it is held, which
@@ -89,7 +89,8 @@ func (s *Server) Close() { close(s.closing) }
 // A caller is who asks, with the credential that opens its inbox if it has one.
 type caller struct {
 	auth.Principal
-	key auth.Secret
+	key     auth.Secret // empty if it has none, as people do
+	session auth.Secret // of a person who signed in over REST; else empty
 }
 
 // Handler returns the routes for callers that show a key.
@@ -106,6 +107,9 @@ func (s *Server) HandlerFor(who func(*http.Request) (auth.Principal, error)) htt
 
 func (s *Server) byKey(r *http.Request) (caller, error) {
 	key := r.Header.Get("X-Api-Key")
+	if auth.IsBearer(auth.Secret(key)) {
+		return caller{}, auth.ErrUnauthenticated // a session is no key
+	}
 	if h := r.Header.Get("Authorization"); h != "" {
 		scheme, bearer, _ := strings.Cut(h, " ")
 		if bearer = strings.TrimSpace(bearer); !strings.EqualFold(scheme, "Bearer") || key != "" && key != bearer {
@@ -113,12 +117,16 @@ func (s *Server) byKey(r *http.Request) (caller, error) {
 		}
 		key = bearer
 	}
+	if auth.IsBearer(auth.Secret(key)) {
+		p, err := auth.CheckBearer(r.Context(), s.db, auth.Secret(key))
+		return caller{Principal: p, session: auth.Secret(key)}, err
+	}
 	return s.withKey(r.Context(), auth.Secret(key))
 }
 
 func (s *Server) withKey(ctx context.Context, key auth.Secret) (caller, error) {
 	p, err := auth.CheckKey(ctx, s.db, key)
-	return caller{p, key}, err
+	return caller{Principal: p, key: key}, err
 }
 
 // A route is one method of one path.
@@ -156,6 +164,7 @@ var table = slices.Concat(
 	webhookRoutes,
 	notifyRoutes,
 	accountRoutes,
+	peopleRoutes,
 	lobsterRoutes,
 	sendRoutes,
 	deliveryRoutes,
@@ -168,6 +177,7 @@ var openTable = slices.Concat(
 	unsubscribeRoutes,
 	socketRoutes,
 	lobsterOpenRoutes,
+	sessionOpenRoutes,
 )
 
 func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
@@ -204,6 +214,44 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	return p.Handler(mux)
 }
 
+// lesser are the roles that suffice a person for what changes something, where
+// it is not an owner's: a route that is in no row is one. The nouns look once
+// more; here nothing that somebody forgets there is open.
+var lesser = map[string]auth.Role{
+	"DELETE /v1/session":                        auth.Viewer, // their own
+	"POST /v1/session/step-up":                  auth.Viewer,
+	"POST /v1/notify/test":                      auth.Viewer, // likewise
+	"POST /v1/notify/telegram":                  auth.Viewer,
+	"DELETE /v1/notify/telegram/{person}":       auth.Viewer,
+	"POST /v1/policy/evaluation":                auth.Viewer,   // it changes nothing
+	"POST /v1/policy":                           auth.Reviewer, // an owner decides on what is proposed
+	"PATCH /v1/inboxes/{inbox}":                 auth.Reviewer, // its mode goes down; the rest is an owner's
+	"DELETE /v1/inboxes/{inbox}/allowlist/{id}": auth.Reviewer,
+	"POST /v1/actions/{id}/decision":            auth.Reviewer,
+	"POST /v1/actions/{id}/resolution":          auth.Reviewer,
+	"POST /v1/actions/{id}/cancel":              auth.Reviewer,
+	"POST /v1/actions/{id}/revision":            auth.Reviewer,
+	"POST /v1/quarantine/{id}/release":          auth.Reviewer,
+	"POST /v1/quarantine/{id}/drop":             auth.Reviewer,
+	"POST /v1/suppression":                      auth.Reviewer,
+	"POST /v1/suppression/lookup":               auth.Reviewer,
+	"POST /v1/domains/{id}/verify":              auth.Reviewer,
+	"POST /v1/signing/{id}/check":               auth.Reviewer,
+	"POST /v1/audit/checkpoint":                 auth.Reviewer,
+}
+
+// mayAsk refuses a person whose role is not enough for a route.
+func mayAsk(c caller, method, path string) error {
+	if method == http.MethodGet {
+		return nil
+	}
+	least, ok := lesser[method+" "+path]
+	if !ok {
+		least = auth.Owner
+	}
+	return auth.Need(c.Principal, least)
+}
+
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), methods map[string]offer) error {
 	method := r.Method
 	if method == http.MethodHead {
@@ -223,6 +271,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 	if !rt.open {
 		var err error
 		if c, err = who(r); err != nil {
+			return err
+		}
+		if err := mayAsk(c, method, rt.path); err != nil {
 			return err
 		}
 	}

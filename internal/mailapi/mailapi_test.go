@@ -76,6 +76,7 @@ type fixture struct {
 	person                               auth.Principal
 	clients                              map[string]client
 	secrets                              []string
+	hash                                 string
 }
 
 func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {

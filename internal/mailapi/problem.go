@@ -17,6 +17,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/notify"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/rulebook"
 	"postern/internal/signing"
 	"postern/internal/store"
@@ -29,6 +30,8 @@ var (
 	errUpgrade   = errors.New("header Upgrade: must be websocket")
 	// errCrowded means that too many wait for events already.
 	errCrowded = errors.New("too many wait for events already")
+	// errSignIn means that a name, a password or a code is not right.
+	errSignIn = errors.New("the name, the password or the code is not right")
 	// errRequest means that a request cannot be taken; the text names the field.
 	errRequest = errors.New("invalid request")
 )
@@ -49,6 +52,9 @@ type kind struct {
 var kinds = map[string]kind{
 	"invalid_request":        {400, "Invalid request", "Correct what the detail names: the field and the limit. Nothing was stored."},
 	"unauthorized":           {401, "No valid key", "Send a key in the header Authorization: Bearer, or in X-API-Key."},
+	"sign_in_failed":         {401, "Not signed in", "The name, the password or the code is not right, or the code was used already. Too many failures are refused for a while."},
+	"step_up_required":       {403, "Second factor needed", "Prove a second factor at POST /v1/session/step-up, with a code that was not used before, then ask again within ten minutes."},
+	"last_owner":             {409, "The last owner", "Make somebody else an owner first."},
 	"forbidden":              {403, "Not allowed", "This caller may not do this; the detail says who may. Another inbox is answered so whether it exists or not."},
 	"blocked_by_policy":      {403, "Blocked by policy", "A rule denies this email. Its id is the action that records it. Do not try again: ask a person."},
 	"not_found":              {404, "Not found", "There is nothing here, or it is somebody else's."},
@@ -105,6 +111,12 @@ func classify(err error) (code, detail string) {
 		}
 	}
 	switch {
+	case errors.Is(err, errSignIn):
+		return "sign_in_failed", detail
+	case errors.Is(err, auth.ErrStepUp):
+		return "step_up_required", detail
+	case errors.Is(err, people.ErrLastOwner):
+		return "last_owner", detail
 	case errors.Is(err, auth.ErrUnauthenticated):
 		return "unauthorized", "send a valid key in the header Authorization: Bearer, or in X-API-Key"
 	case errors.As(err, &blocked):
@@ -115,7 +127,7 @@ func classify(err error) (code, detail string) {
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, people.ErrNoFactor):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
@@ -149,9 +161,9 @@ func classify(err error) (code, detail string) {
 		return "idempotency_key_reused", detail
 	case errors.Is(err, mailbox.ErrLimit):
 		return "limit_reached", detail
-	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded):
+	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded), errors.Is(err, auth.ErrTooMany):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, signing.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, signing.ErrNotFound):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail
@@ -173,7 +185,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		Error: code, Message: detail, RequestID: "req_" + rand.Text(),
 	}
 	switch code {
-	case "unauthorized":
+	case "unauthorized", "sign_in_failed":
 		w.Header().Set("WWW-Authenticate", `Bearer realm="postern"`)
 	case "blocked_by_policy":
 		var blocked *blockedError

@@ -39,6 +39,9 @@ type Change struct {
 // is for its project to say, not for its own keys: an agent must not prolong
 // its own life.
 func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox string, c Change) (b Inbox, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Inbox{}, err
+	}
 	if (c.Expires != nil || c.MaxBytes != nil) && mayManage(who) != nil {
 		return Inbox{}, fmt.Errorf("expires_at and max_bytes are for the inbox's project to change: %w", mayManage(who))
 	}
@@ -80,6 +83,9 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 // now on; [PostOffice.Undelete] brings it back for [Grace], after which what is
 // in it is gone.
 func (m *PostOffice) Delete(ctx context.Context, who auth.Principal, inbox string) (b Inbox, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Inbox{}, err
+	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
 			return err
@@ -121,6 +127,9 @@ func (m *PostOffice) Deleted(ctx context.Context, who auth.Principal) (out []Inb
 // Undelete brings a deleted inbox of who's project back, with its keys and its
 // mail. One that had expired has no end then.
 func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox string) (b Inbox, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Inbox{}, err
+	}
 	if err := mayManage(who); err != nil {
 		return Inbox{}, err
 	}

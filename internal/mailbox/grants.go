@@ -353,6 +353,9 @@ func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *Key, id 
 // after. The last key that manages the inbox stays unless evenLast, which only
 // its project or a person may say: its mail is lost with it.
 func (m *PostOffice) Revoke(ctx context.Context, who auth.Principal, inbox, id string, evenLast bool) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		b, err := m.managed(ctx, tx, who, inbox)
 		if err != nil {
@@ -387,6 +390,9 @@ func (m *PostOffice) Revoke(ctx context.Context, who auth.Principal, inbox, id s
 
 // RevokeGrant ends a grant of who's project in every inbox.
 func (m *PostOffice) RevokeGrant(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	if err := mayManage(who); err != nil {
 		return err
 	}
@@ -603,6 +609,9 @@ func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *Key, gra
 // NewAccount makes an account in a project: a grant that gets a part with every
 // right in each inbox that it makes, and in no other. It is shown this once.
 func (m *PostOffice) NewAccount(ctx context.Context, who auth.Principal, name string) (id string, key auth.Secret, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return "", "", err
+	}
 	n := NewKey{Name: name, Scope: Read}
 	if err := n.check(); err != nil {
 		return "", "", err

@@ -245,6 +245,9 @@ func (m *PostOffice) scope(ctx context.Context, who auth.Principal, inbox string
 // SetSending says how an inbox sends, or for an empty name how the project
 // does. Who must be a project key or a person: no inbox gives itself more.
 func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox string, s Sending) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	scope, id, _, err := m.scope(ctx, who, inbox, true)
 	if err != nil {
 		return err

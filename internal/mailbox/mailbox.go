@@ -167,6 +167,9 @@ type NewInbox struct {
 // part in each inbox that it makes, for which it shows its credential. That the
 // address is taken is a [TakenError].
 func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n NewInbox, credential auth.Secret) (Inbox, auth.Secret, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Inbox{}, "", err
+	}
 	account, err := m.account(ctx, who, credential)
 	if err != nil {
 		return Inbox{}, "", err

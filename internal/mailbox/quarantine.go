@@ -237,6 +237,9 @@ func mayJudge(who auth.Principal) error {
 // arrived now. Who is a person. It returns an error that wraps
 // [store.ErrNotFound] if it is not held, or not any more.
 func (m *PostOffice) Release(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Reviewer); err != nil {
+		return err
+	}
 	return m.settle(ctx, who, id, "message.release", func(ctx context.Context, tx *store.Tx, l letter) error {
 		return m.keep(ctx, tx, l)
 	}, func(ctx context.Context, tx *store.Tx, l letter) error {
@@ -246,6 +249,9 @@ func (m *PostOffice) Release(ctx context.Context, who auth.Principal, id string)
 
 // Drop removes a held message for good. Who is a person.
 func (m *PostOffice) Drop(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Reviewer); err != nil {
+		return err
+	}
 	none := func(context.Context, *store.Tx, letter) error { return nil }
 	if err := m.settle(ctx, who, id, "message.drop", none, none); err != nil {
 		return err

@@ -213,6 +213,9 @@ func (m *PostOffice) Suspensions(ctx context.Context, who auth.Principal) (out [
 // before counts no more. Only a person may: an agent's key, or whoever holds
 // the project's, could else write on.
 func (m *PostOffice) Lift(ctx context.Context, who auth.Principal, scope, reason string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	if who.Kind != auth.Person {
 		return fmt.Errorf("%s may not lift a suspension, only a person may: %w", who, auth.ErrForbidden)
 	}

@@ -123,6 +123,9 @@ func (m *PostOffice) Suppressions(ctx context.Context, who auth.Principal) (map[
 
 // Suppress puts an address on the list of who's project.
 func (m *PostOffice) Suppress(ctx context.Context, who auth.Principal, address string) error {
+	if err := auth.Need(who, auth.Reviewer); err != nil {
+		return err
+	}
 	address, err := m.suppressible(who, address)
 	if err != nil {
 		return err
@@ -138,6 +141,9 @@ func (m *PostOffice) Suppress(ctx context.Context, who auth.Principal, address s
 // Unsuppress takes an address off the list of who's project. It returns an
 // error that wraps [store.ErrNotFound] if it is not there.
 func (m *PostOffice) Unsuppress(ctx context.Context, who auth.Principal, address string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	address, err := m.suppressible(who, address)
 	if err != nil {
 		return err

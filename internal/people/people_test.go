@@ -31,7 +31,7 @@ func each(t *testing.T, run func(f *fixture)) {
 		t.Fatal(err)
 	}
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := &fixture{t: t, db: db, hash: hash, operator: auth.Principal{Kind: auth.Person, ID: "local-root", Role: auth.Owner}}
+		f := &fixture{t: t, db: db, hash: hash, operator: auth.Principal{Kind: auth.Person, ID: "local-root", Role: auth.Owner, Operator: true}}
 		f.people, err = people.New(db, people.Config{Key: []byte("0123456789abcdef0123456789abcdef")})
 		if err != nil {
 			t.Fatal(err)

@@ -263,6 +263,9 @@ func checkMap(field string, m map[string]string) error {
 
 // Create makes a sandbox for who's project and returns when its guest answers.
 func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Info{}, err
+	}
 	if err := f.check(r); err != nil {
 		return Info{}, err
 	}
@@ -530,6 +533,9 @@ func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, 
 // Kill ends a sandbox of who's project, paused or not. It returns
 // [ErrNotFound] if there is none, or no longer.
 func (f *Fleet) Kill(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Reviewer); err != nil {
+		return err
+	}
 	if _, err := f.Get(ctx, who, id); err != nil {
 		return err
 	}
@@ -557,6 +563,9 @@ func (f *Fleet) kill(ctx context.Context, who auth.Principal, id, reason string,
 // SetTimeout makes a sandbox of who's project end after d from now. With
 // extend it never makes the life shorter.
 func (f *Fleet) SetTimeout(ctx context.Context, who auth.Principal, id string, d time.Duration, extend bool) (Info, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Info{}, err
+	}
 	if d > f.conf.MaxTimeout {
 		return Info{}, f.CheckTimeout(d)
 	}
@@ -587,6 +596,9 @@ func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d ti
 // SetEgress replaces where a sandbox of who's project may connect. Connections
 // that it may no longer have are cut.
 func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e policy.Egress) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	if err := e.Validate(); err != nil {
 		return err
 	}

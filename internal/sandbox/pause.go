@@ -20,6 +20,9 @@ import (
 // machine. Its error wraps [ErrPaused] if it is paused already. If it cannot be
 // frozen it runs on as if nothing had happened.
 func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesOnly bool) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
 		return err
@@ -118,6 +121,9 @@ func (f *Fleet) savedSource(s Info) (source, initBody, error) {
 // makes a running one live at least that long. With reboot a paused sandbox
 // keeps its files and starts anew. It reports whether it was resumed.
 func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, timeout time.Duration, reboot bool) (_ Info, resumed bool, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Info{}, false, err
+	}
 	if err := f.CheckTimeout(timeout); err != nil {
 		return Info{}, false, err
 	}

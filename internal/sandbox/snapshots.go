@@ -43,6 +43,9 @@ var ErrNoSnapshot = errors.New("snapshot not found")
 // Snapshot copies a running sandbox of who's project, which goes on. An older
 // snapshot of the same name, if it is not empty, is replaced.
 func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name string) (Snapshot, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Snapshot{}, err
+	}
 	if !f.conf.Snapshots {
 		return Snapshot{}, ErrSnapshotsOff
 	}
@@ -196,6 +199,9 @@ func (f *Fleet) snapshot(ctx context.Context, who auth.Principal, id string) (Sn
 // DeleteSnapshot removes a snapshot of who's project. Sandboxes that were
 // started from it go on.
 func (f *Fleet) DeleteSnapshot(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	n, err := f.snapshot(ctx, who, id)
 	if err != nil {
 		return err
@@ -225,6 +231,9 @@ type Forked struct {
 // Fork makes count sandboxes that go on from where a running sandbox of who's
 // project is now, which goes on itself.
 func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout time.Duration, count int) ([]Forked, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return nil, err
+	}
 	const most = 100
 	if count < 1 || count > most {
 		return nil, fmt.Errorf("%w: count is %d, not between 1 and %d", ErrInvalid, count, most)

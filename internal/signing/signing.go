@@ -308,6 +308,9 @@ func mayManage(who auth.Principal) error {
 // wait of the configuration, or once [Ring.Check] has seen their records. It
 // does nothing while there are keys that wait already.
 func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([]Key, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return nil, err
+	}
 	if err := mayManage(who); err != nil {
 		return nil, err
 	}
@@ -337,6 +340,9 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([
 
 // Remove takes a former key out of what is published.
 func (r *Ring) Remove(ctx context.Context, who auth.Principal, domain, id string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	if err := mayManage(who); err != nil {
 		return err
 	}
@@ -374,6 +380,9 @@ var keyTag = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(
 // Check asks DNS for the records of a domain's DKIM keys. Those that wait to be
 // used and were found sign from now on.
 func (r *Ring) Check(ctx context.Context, who auth.Principal, domain string) ([]Published, error) {
+	if err := auth.Need(who, auth.Reviewer); err != nil {
+		return nil, err
+	}
 	if err := mayManage(who); err != nil {
 		return nil, err
 	}

@@ -206,6 +206,9 @@ var idPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 
 // Create makes an empty volume.
 func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Volume, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Volume{}, err
+	}
 	if !namePattern().MatchString(name) {
 		return Volume{}, fmt.Errorf("%w: name: want 1 to 128 letters, digits, _ and -", ErrInvalid)
 	}
@@ -340,6 +343,9 @@ func get(ctx context.Context, tx *store.Tx, project, column, value string) (Volu
 // Delete removes a volume and its files. It refuses while a sandbox has it, or
 // is paused and could not be resumed without.
 func (s *Store) Delete(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	v, err := s.Get(ctx, who, id)
 	if err != nil {
 		return fmt.Errorf("delete volume: %w", err)

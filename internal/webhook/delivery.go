@@ -82,6 +82,9 @@ func (h *Hooks) Deliveries(ctx context.Context, who auth.Principal, webhook stri
 // Redeliver makes a delivery, whatever became of it, due now, with all its
 // attempts before it. The webhook must be enabled.
 func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id string) (d Delivery, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Delivery{}, err
+	}
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		w, err := get(ctx, tx, who, webhook)
 		if err != nil {

@@ -254,6 +254,9 @@ func (h *Hooks) Create(ctx context.Context, who auth.Principal, c Change) (Webho
 
 // CreateAs is [Hooks.Create] for a webhook that is told in a dialect.
 func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c Change) (Webhook, auth.Secret, error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Webhook{}, "", err
+	}
 	o, err := ownerOf(who)
 	if err != nil {
 		return Webhook{}, "", err
@@ -386,6 +389,9 @@ func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webh
 // Update changes a webhook that is who's. What waits for one that is
 // disabled fails, and can be redelivered. Enabling forgets former failures.
 func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Change) (w Webhook, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Webhook{}, err
+	}
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		if w, err = get(ctx, tx, who, id); err != nil {
 			return err
@@ -436,6 +442,9 @@ const MaxOverlap = 7 * 24 * time.Hour
 // For as long as overlap says, deliveries are signed with the one before too,
 // so that the receiver can change over without losing any.
 func (h *Hooks) Rotate(ctx context.Context, who auth.Principal, id string, overlap time.Duration) (w Webhook, secret auth.Secret, until time.Time, err error) {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return Webhook{}, "", time.Time{}, err
+	}
 	if overlap < 0 || overlap > MaxOverlap {
 		return Webhook{}, "", time.Time{}, fmt.Errorf("%w: overlap: must be 0 to %v", ErrInvalid, MaxOverlap)
 	}
@@ -465,6 +474,9 @@ func newSecret() auth.Secret {
 
 // Delete removes a webhook that is who's, with its deliveries.
 func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error {
+	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
 	return h.db.Update(ctx, func(tx *store.Tx) error {
 		w, err := get(ctx, tx, who, id)
 		if err != nil {
