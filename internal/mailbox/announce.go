@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"postern/internal/audit"
-	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -80,7 +79,7 @@ func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight
 		}
 	case oversight.Denied:
 		switch {
-		case expired(a):
+		case a.Lapsed():
 			t = event.OversightExpired
 		case a.Decider != "" || a.Version > 1: // else its proposer has the answer already
 			t = event.OversightRejected
@@ -105,12 +104,6 @@ func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight
 		data["expires_at"] = a.Expires.Format(time.RFC3339)
 	}
 	return m.announceWith(ctx, tx, Inbox{ID: a.Inbox, Project: a.Project}, t, data, a.ID)
-}
-
-// expired reports whether a was denied because nobody decided in time. No
-// person did, then, and its time is over.
-func expired(a oversight.Action) bool {
-	return !strings.HasPrefix(a.Decider, string(auth.Person)+":") && !a.Expires.IsZero() && !a.Settled.Before(a.Expires)
 }
 
 // Events returns what wakes those who wait for events of inboxes.

@@ -152,7 +152,7 @@ func outcome(a oversight.Action, version int64) string {
 		switch {
 		case by != "":
 			return "Rejected" + by + "."
-		case !a.Expires.IsZero() && !a.Settled.Before(a.Expires):
+		case a.Lapsed():
 			return "Nobody decided in time: it is denied."
 		}
 		return "Stopped by policy or by a switch."

@@ -159,7 +159,7 @@ func (e timeEnded) next(a Action) (Action, error) {
 	if a.State != Pending || !a.expired(e.now) {
 		return a, ErrStale
 	}
-	a.refuse(system(a).String(), "nobody decided until "+a.Expires.Format(time.RFC1123), e.now)
+	a.refuse(system(a).String(), lapsed+a.Expires.Format(time.RFC1123), e.now)
 	return a, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,7 +42,8 @@ func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string,
 	}
 	err = g.db.Update(ctx, func(tx *store.Tx) error {
 		r = Remark{ID: "rem_" + rand.Text(), Person: who.String(), At: stored(time.Now()), Text: text, Agent: agent}
-		if _, err := g.read(ctx, tx, who, id); err != nil {
+		a, err := g.read(ctx, tx, who, id)
+		if err != nil {
 			return err
 		}
 		fresh, err := tx.Changed(ctx, `insert into remark (id, action_id, person, at, text, agent)
@@ -53,7 +55,10 @@ func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string,
 		if !fresh {
 			return ErrRemark
 		}
-		return audit.Append(ctx, tx, who, "action.comment", id, audit.Fields{"comment": r.ID, "size": fmt.Sprint(len(text))})
+		if err := audit.Append(ctx, tx, who, "action.comment", id, audit.Fields{"comment": r.ID, "size": strconv.Itoa(len(text))}); err != nil {
+			return err
+		}
+		return g.commented(ctx, tx, a, r)
 	})
 	return r, err
 }

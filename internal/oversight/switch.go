@@ -145,7 +145,7 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 				}
 			}
 		}
-		return nil
+		return g.switched(ctx, tx, s, true)
 	})
 	if err != nil {
 		return Switch{}, err
@@ -198,20 +198,23 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 		return fmt.Errorf("%s cannot turn a switch off, only an owner can: %w", who, auth.ErrForbidden)
 	}
 	return g.db.Update(ctx, func(tx *store.Tx) error {
-		var project string
-		var off int64
-		err := tx.One(ctx, `select project_id, off_at from kill_switch where id = $1 and (project_id = $2 or project_id = '')`, []any{id, who.Project}, &project, &off)
+		s := Switch{ID: id}
+		err := tx.One(ctx, `select project_id, scope, target, reason from kill_switch where id = $1 and (project_id = $2 or project_id = '')`,
+			[]any{id, who.Project}, &s.Project, &s.Scope, &s.Target, &s.Reason)
 		if err != nil {
 			return fmt.Errorf("switch %s: %w", id, err)
 		}
-		if project == "" && !who.Operator {
+		if s.Project == "" && !who.Operator {
 			return fmt.Errorf("%s cannot let other projects go on, only the operator at the machine can: %w", who, auth.ErrForbidden)
 		}
 		changed, err := tx.Changed(ctx, `update kill_switch set off_at = $1, off_by = $2 where id = $3 and off_at = 0`, store.Time(time.Now()), who.String(), id)
 		if err != nil || !changed { // to turn it off again changes nothing
 			return err
 		}
-		return audit.Append(ctx, tx, who, "switch.off", id, nil)
+		if err := audit.Append(ctx, tx, who, "switch.off", id, nil); err != nil {
+			return err
+		}
+		return g.switched(ctx, tx, s, false)
 	})
 }
 
