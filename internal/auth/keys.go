@@ -55,11 +55,30 @@ func NewProject(ctx context.Context, tx *store.Tx, name string) (id string, key 
 
 // NewProjectKey makes another key of a project.
 func NewProjectKey(ctx context.Context, tx *store.Tx, project string) (id string, key Secret, err error) {
+	return NewKeyOf(ctx, tx, project, "", "")
+}
+
+// NewKeyOf makes another key of a project, which somebody named.
+func NewKeyOf(ctx context.Context, tx *store.Tx, project, name, by string) (id string, key Secret, err error) {
 	b := make([]byte, 20)
 	rand.Read(b) // never fails
 	key = Secret("e2b_" + hex.EncodeToString(b))
-	id, err = insertCredential(ctx, tx, Credential{Project: project, Kind: Project}, key)
+	id, err = insertCredential(ctx, tx, Credential{Project: project, Kind: Project, Name: name, CreatedBy: by}, key)
 	return id, key, err
+}
+
+// KeysOf returns the keys of a project that are for no one inbox, those of the
+// project itself and grants, oldest first.
+func KeysOf(ctx context.Context, tx *store.Tx, project string) ([]Credential, error) {
+	return store.List(ctx, tx, func(row func(...any) error) (Credential, error) {
+		c := Credential{Project: project}
+		var created, used, expires int64
+		err := row(&c.ID, &c.Kind, &c.Name, &created, &c.CreatedBy, &used, &expires, &c.Account)
+		c.Created, c.Used, c.Expires = store.FromTime(created), store.FromTime(used), store.FromTime(expires)
+		return c, err
+	}, `select id, kind, name, created_at, created_by, used_at, expires_at, account from credential
+		where project_id = $1 and kind in ($2, $3) and revoked_at = 0 and (expires_at = 0 or expires_at > $4) order by created_at, id`,
+		project, Project, Grant, store.Time(time.Now()))
 }
 
 // FirstProject returns the id of the oldest project, or [store.ErrNotFound] on

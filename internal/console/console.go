@@ -32,8 +32,10 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/store"
+	"postern/internal/webhook"
 )
 
 //go:embed static
@@ -50,6 +52,10 @@ type Config struct {
 	Secure bool
 	// People are those who may come in, and their second factors. Required.
 	People *people.People
+	// Book has the versions of the policy. Required.
+	Book *rulebook.Book
+	// Hooks are the webhooks. Required.
+	Hooks *webhook.Hooks
 }
 
 // maxForm bounds the body of a request, in bytes.
@@ -166,6 +172,24 @@ var table = []route{
 	{"GET", "/console/domains/{id}", looks, (*Server).domain},
 	{"POST", "/console/domains/{id}/check", decides, (*Server).checkDomain},
 	{"POST", "/console/domains/{id}/remove", manages, (*Server).removeDomain},
+	{"POST", "/console/inboxes/{id}/mode", decides, (*Server).setMode},
+	{"POST", "/console/inboxes/{id}/code", manages, (*Server).modeCode},
+	{"POST", "/console/inboxes/{id}/allow", manages, (*Server).allow},
+	{"POST", "/console/inboxes/{id}/disallow", decides, (*Server).disallow},
+	{"GET", "/console/policy", looks, (*Server).policy},
+	{"POST", "/console/policy", decides, (*Server).proposePolicy},
+	{"GET", "/console/policy/draft", decides, (*Server).draftPolicy},
+	{"GET", "/console/policy/versions/{n}", looks, (*Server).policyVersion},
+	{"GET", "/console/switches", looks, (*Server).switches},
+	{"POST", "/console/switches", decides, (*Server).switchOn},
+	{"POST", "/console/switches/{id}/off", manages, (*Server).switchOff},
+	{"GET", "/console/webhooks", looks, (*Server).webhooks},
+	{"POST", "/console/webhooks", manages, (*Server).createWebhook},
+	{"GET", "/console/webhooks/{id}", looks, (*Server).webhook},
+	{"POST", "/console/webhooks/{id}", manages, (*Server).changeWebhook},
+	{"GET", "/console/keys", looks, (*Server).keys},
+	{"POST", "/console/keys", manages, (*Server).createKey},
+	{"POST", "/console/keys/{id}/end", manages, (*Server).endKey},
 	{"GET", "/console/audit", looks, (*Server).audit},
 	{"POST", "/console/audit/verify", looks, (*Server).verify},
 	{"GET", "/console/setup", open, (*Server).setupPage},

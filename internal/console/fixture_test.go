@@ -26,10 +26,12 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/policy"
+	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
 	"postern/internal/storetest"
+	"postern/internal/webhook"
 )
 
 // A nextHop is a fake transport that answers as told.
@@ -207,7 +209,13 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if f.people, err = people.New(f.db, people.Config{Key: make([]byte, 32)}); err != nil {
 		t.Fatal(err)
 	}
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people})
+	book := rulebook.New(log, f.db)
+	f.gate.Handle(policy.KindChange, book)
+	hooks, err := webhook.New(log, f.db, webhook.Config{Key: []byte(strings.Repeat("k", 32)), Private: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: 5 * time.Second}}
 	s.Start()

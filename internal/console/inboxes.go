@@ -184,6 +184,9 @@ type inboxPage struct {
 	Sending   mailbox.Sending
 	Quotas    []mailbox.Quota
 	Suspended *mailbox.Suspension // nil while it sends
+
+	Modes   []modeChoice
+	Allowed []mailbox.AllowEntry
 }
 
 // quota says what is left of a limit: its name is for programs.
@@ -261,6 +264,10 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 			return err
 		}
 		if v.Sending, v.Quotas, err = s.post.Sends(r.Context(), who, b.ID); err != nil {
+			return err
+		}
+		v.Modes = modeChoices(b.Mode)
+		if v.Allowed, err = s.post.Allowed(r.Context(), who, b.ID); err != nil {
 			return err
 		}
 		ss, err := s.post.Suspensions(r.Context(), who)

@@ -99,6 +99,9 @@ var funcs = template.FuncMap{
 	"detail":        detail,
 	"stateOf":       stateOf,
 	"meaning":       meaning,
+	"scopeName":     func(x oversight.Scope) string { return or(scopeNames[x], string(x)) },
+	"ago1":          func(t time.Time) string { return ago(time.Since(t)) },
+	"dict":          dict,
 	"asked":         asked,
 	"facts":         facts,
 	"flag":          func(f string) string { return strings.ReplaceAll(f, "_", " ") },
@@ -115,6 +118,16 @@ var funcs = template.FuncMap{
 	"roleMeans":     func(r auth.Role) string { return roleMeans[r] },
 	"factorName":    func(f string) string { return or(factorNames[f], f) },
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
+}
+
+// dict is what a template is called with that takes more than one thing: names
+// and values in turn.
+func dict(pairs ...any) map[string]any {
+	out := map[string]any{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		out[fmt.Sprint(pairs[i])] = pairs[i+1]
+	}
+	return out
 }
 
 func or(s, otherwise string) string {

@@ -1,0 +1,88 @@
+package console
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// A modeChoice is a mode that an inbox may be put into.
+type modeChoice struct {
+	Mode    policy.Mode
+	Means   string
+	Current bool
+	Looser  bool // than the one that it has
+}
+
+// modeChoices are the modes, as seen from one of them.
+func modeChoices(now policy.Mode) (out []modeChoice) {
+	past := false
+	for _, m := range policy.Modes {
+		out = append(out, modeChoice{m, modeNames[m], m == now, past})
+		past = past || m == now
+	}
+	return out
+}
+
+// setMode puts an inbox into a mode: to watch it more closely takes who
+// decides, to watch it less an owner.
+func (s *Server) setMode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	_, err = s.post.SetMode(r.Context(), who, b.ID, policy.Mode(r.PostForm.Get("mode")), typed(r, "reason"))
+	if errors.Is(err, auth.ErrForbidden) {
+		return s.showInbox(w, r, who, http.StatusForbidden, "Nothing was changed: only an owner lets an inbox be watched less.", "")
+	}
+	return s.back(w, r, who, err)
+}
+
+// modeCode makes a code with which the inbox's key raises its mode, once.
+func (s *Server) modeCode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	code, expires, err := s.post.ModeCode(r.Context(), who, b.ID, policy.Mode(r.PostForm.Get("mode")))
+	if err != nil {
+		return s.back(w, r, who, err)
+	}
+	return s.showSecret(w, who, secretPage{
+		What: "Code for " + r.PostForm.Get("mode"), Name: b.Address, Secret: code.Reveal(), Back: "/console/inboxes/" + url.PathEscape(b.ID),
+		Note: "Who holds a key of the inbox puts it into this mode with it, once, " + until(time.Until(expires)) + " at the latest. Give it to the agent that you mean.",
+	})
+}
+
+// allow puts somebody on an inbox's allow list.
+func (s *Server) allow(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	ends, err := formDate(r, "until")
+	if err == nil {
+		_, err = s.post.Allow(r.Context(), who, b.ID, strings.TrimSpace(r.PostForm.Get("pattern")), ends)
+	}
+	return s.back(w, r, who, err)
+}
+
+// disallow takes an entry off an inbox's allow list.
+func (s *Server) disallow(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	b, err := s.findInbox(r, who)
+	if err != nil {
+		return err
+	}
+	err = s.post.Disallow(r.Context(), who, b.ID, r.PostForm.Get("entry"))
+	if errors.Is(err, store.ErrNotFound) && !errors.Is(err, mailbox.ErrNoInbox) {
+		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such entry any more.", "")
+	}
+	return s.back(w, r, who, err)
+}
