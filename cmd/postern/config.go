@@ -81,6 +81,10 @@ type Config struct {
 	ListenDNS       string   // address on which questions about Domain are answered, UDP and TCP; empty means none
 	PublicAddresses []string // IP addresses that all names of Domain have
 
+	// OAuthIssuers are the URLs of the authorization servers that give out inbox
+	// keys as access tokens; clients of the MCP tools are told of them.
+	OAuthIssuers []string
+
 	HTTPS bool // people reach the console through a TLS proxy: its cookie is marked Secure
 
 	Egress      string   // "deny" or "allow": the most that sandboxes may be allowed
@@ -145,6 +149,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Float64Var(&c.CreateRate, "create-rate", 100, "`sandboxes` a second that each project makes, and 10 times as many at once; 0 means no limit")
 	fs.Float64Var(&c.UnknownRate, "unknown-rate", 5, "control `calls` a second of each address without a valid key, and 20 times as many at once; 0 means no limit")
 	c.tlsFlags(fs)
+	fs.Var(&list{values: &c.OAuthIssuers}, "oauth-issuer", "`URL` of an authorization server (OAuth 2.1) of yours that gives out inbox keys as access tokens; clients of the MCP tools are told of it (RFC 9728); may be repeated. See docs/mcp.md")
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
@@ -262,6 +267,11 @@ func (c *Config) validate() error {
 	}
 	if u, err := url.Parse(c.PublicURL); c.PublicURL != "" && (err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "") {
 		bad("public-url", "%q is not an https URL without a query", c.PublicURL)
+	}
+	for _, v := range c.OAuthIssuers {
+		if u, err := url.Parse(v); err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+			bad("oauth-issuer", "%q is not an https URL without a query", v)
+		}
 	}
 	for flag, v := range map[string]string{"inbox-limits": c.InboxLimits, "project-limits": c.ProjectLimits} {
 		if _, err := parseLimits(v); err != nil {

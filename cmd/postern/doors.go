@@ -19,6 +19,7 @@ import (
 	"postern/internal/egress"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/mcpserver"
 	"postern/internal/notary"
 	"postern/internal/notify"
 	"postern/internal/oversight"
@@ -32,6 +33,9 @@ func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/console/", strictTransport(d.console.Handler()))
 	mux.Handle("/mcp", d.mcp.Handler())
+	for _, p := range mcpserver.MetadataPaths {
+		mux.Handle(p, d.mcp.Metadata())
+	}
 	mux.Handle("/v1/", d.mailAPI.Handler())
 	for _, p := range notary.Paths {
 		mux.Handle(p, d.notary.Handler())

@@ -485,7 +485,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
 	})
-	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet)
+	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
+		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers,
+	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func setup(t *testing.T) *fixture {
 	if f.inbox, f.key, err = f.post.CreateInbox(ctx, project, mailbox.NewInbox{Address: "analyst"}, ""); err != nil {
 		t.Fatal(err)
 	}
-	srv := mcpserver.New(f.log, db, f.gate, f.post, fleet)
+	srv := mcpserver.New(f.log, db, f.gate, f.post, fleet, mcpserver.Config{})
 	h := srv.Handler()
 	f.web = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.asked.Add(1)

@@ -14,7 +14,9 @@ var (
 // catalog returns every tool, in the order in which they are listed. They are
 // built when they are first needed: this program executes itself for each sandbox.
 func catalog() []*tool {
-	catalogOnce.Do(func() { theCatalog = concat(readingTools(), writingTools(), draftTools(), oversightTools()) })
+	catalogOnce.Do(func() {
+		theCatalog = concat(readingTools(), writingTools(), draftTools(), oversightTools(), askingTools())
+	})
 	return theCatalog
 }
 

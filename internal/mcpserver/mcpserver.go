@@ -22,9 +22,11 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/time/rate"
 
 	"postern/internal/auth"
 	"postern/internal/mailbox"
@@ -54,6 +56,7 @@ type Server struct {
 	gate  *oversight.Gate
 	post  *mailbox.PostOffice
 	fleet *sandbox.Fleet
+	conf  Config
 	files *http.Client // into sandboxes
 
 	closing chan struct{} // closed when waiting is to end
@@ -62,15 +65,16 @@ type Server struct {
 	busy    map[string]load // by principal, while anything is in progress
 	waiting map[string]int  // calls that wait, by principal
 	waits   int             // all of them
+	rates   map[string]*rate.Limiter
 }
 
 type load struct{ calls, big int }
 
 // New returns a server of the mail in post. Attachments that a sandbox names by
 // their paths are read from that sandbox, through fleet.
-func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, fleet *sandbox.Fleet) *Server {
+func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, fleet *sandbox.Fleet, conf Config) *Server {
 	return &Server{
-		log: log, db: db, gate: gate, post: post, fleet: fleet, closing: make(chan struct{}), busy: map[string]load{}, waiting: map[string]int{},
+		log: log, db: db, gate: gate, post: post, fleet: fleet, conf: conf, rates: map[string]*rate.Limiter{}, closing: make(chan struct{}), busy: map[string]load{}, waiting: map[string]int{},
 		files: &http.Client{
 			Transport: fleet.Transport(),
 			// The attack: a guest whose answer sends us, with its channel's
@@ -114,6 +118,11 @@ func (s *Server) Handler() http.Handler {
 	return s.guarded(func(w http.ResponseWriter, r *http.Request) {
 		who, key, err := s.authenticate(r)
 		if err != nil {
+			// The attack: keys that are tried out, and questions to the database
+			// without number.
+			if often := s.often("from "+remote(r), time.Minute/strangersPerMin, strangersAtOnce); often != nil {
+				err = often
+			}
 			s.refuse(w, r, err)
 			return
 		}
@@ -125,7 +134,13 @@ func (s *Server) Handler() http.Handler {
 
 func (s *Server) guarded(h http.HandlerFunc) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc(Path, h)
+	mux.HandleFunc(Path, func(w http.ResponseWriter, r *http.Request) {
+		if !s.ownOrigin(r) {
+			s.refuse(w, r, errOrigin)
+			return
+		}
+		h(w, r)
+	})
 	return http.NewCrossOriginProtection().Handler(mux)
 }
 
@@ -150,6 +165,10 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 func (s *Server) bounded(w http.ResponseWriter, r *http.Request, c caller) {
 	var err error
 	if c.tools, err = chosen(r); err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	if err := s.often(c.who.String(), time.Second/callsPerSecond, callsAtOnce); err != nil {
 		s.refuse(w, r, err)
 		return
 	}
@@ -197,6 +216,8 @@ func (f failing) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
+var errOrigin = errors.New("pages of another server do not call these tools (the header Origin says whose page it is; --host names further hosts of this one)")
+
 var errBusy = fmt.Errorf("too much at once: at most %d calls, and %d with attachments or more than 1 MB, may be in progress; wait for one to end", maxCalls, maxBig)
 
 // begin counts one more in progress for who, until done is called.
@@ -234,13 +255,15 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, auth.ErrUnauthenticated):
 		status, code, msg = http.StatusUnauthorized, "unauthorized", "send the header Authorization: Bearer with an inbox key (pib_…)"
-		w.Header().Set("WWW-Authenticate", `Bearer realm="postern", error="invalid_token"`)
+		w.Header().Set("WWW-Authenticate", s.challenge(r, "invalid_token"))
 	case errors.Is(err, auth.ErrForbidden):
 		status, code, msg = http.StatusForbidden, "forbidden", err.Error()
-		w.Header().Set("WWW-Authenticate", `Bearer realm="postern", error="insufficient_scope"`)
+		w.Header().Set("WWW-Authenticate", s.challenge(r, "insufficient_scope"))
 	case errors.Is(err, errArgument):
 		status, code, msg = http.StatusBadRequest, "bad_request", strings.TrimPrefix(err.Error(), errArgument.Error()+": ")
-	case errors.Is(err, errBusy):
+	case errors.Is(err, errOrigin):
+		status, code, msg = http.StatusForbidden, "forbidden", err.Error()
+	case errors.Is(err, errBusy), errors.Is(err, errTooOften):
 		status, code, msg = http.StatusTooManyRequests, "too_many_requests", err.Error()
 		w.Header().Set("Retry-After", "1")
 	case r.Context().Err() != nil:
@@ -272,8 +295,8 @@ func (s *Server) handler(c caller, stream bool) http.Handler {
 		Stateless:           true,
 		JSONResponse:        !stream,
 		MaxRequestBodyBytes: maxBody,
-		// Which hosts are ours is checked once for all doors, in cmd, and a
-		// page that rebinds its name to us has no key to show.
+		// Whose pages may call is checked before; programs behind a proxy on
+		// this machine name the host that they called.
 		DisableLocalhostProtection: true,
 	})
 }

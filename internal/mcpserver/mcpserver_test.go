@@ -257,7 +257,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.srv = New(log, db, f.gate, f.post, f.fleet)
+	f.srv = New(log, db, f.gate, f.post, f.fleet, Config{Hosts: []string{"postern.example", "127.0.0.1:9"}})
 	return f
 }
 
