@@ -76,7 +76,7 @@ func TestDocs(t *testing.T) {
 	api := mailapi.New(log, db, gate, post, mailapi.Config{Domains: domains, Webhooks: hooks, People: persons, Book: rulebook.New(log, db)})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api.Handler())
-	mux.Handle("/mcp", mcpserver.New(log, db, gate, post, fleet).Handler())
+	mux.Handle("/mcp", mcpserver.New(log, db, gate, post, fleet, mcpserver.Config{}).Handler())
 	outside := httptest.NewServer(mux)
 	defer outside.Close()
 
