@@ -12,6 +12,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/scan"
 	"postern/internal/store"
 )
 
@@ -31,10 +32,23 @@ func about(who auth.Principal, b Inbox, via string, env mail.Envelope) (policy.R
 	for _, f := range m.Attachments {
 		r.Files = append(r.Files, policy.Attachment{Name: f.Name, Type: mediaType(f.ContentType), Size: int64(len(f.Data))})
 	}
+	for _, f := range leaks(m).Flags {
+		r.Flags = append(r.Flags, string(f))
+	}
 	if who.Kind == auth.Sandbox {
 		r.Sandbox, r.Template = who.ID, who.Template
 	}
 	return r, nil
+}
+
+// leaks returns what the content checks find in a message that is proposed to
+// leave.
+func leaks(m mail.Message) scan.Leak {
+	o := scan.Outgoing{Subject: m.Subject, Text: m.Text, HTML: m.HTML}
+	for _, f := range m.Attachments {
+		o.Files = append(o.Files, scan.OutgoingFile{Name: f.Name, Type: mediaType(f.ContentType), Data: f.Data})
+	}
+	return scan.Outbound(o)
 }
 
 // mediaType returns a content type without its parameters, as rules name it.

@@ -1,12 +1,17 @@
 package mailbox_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -147,6 +152,51 @@ func TestReadOnly(t *testing.T) {
 		}
 		if list, err := f.gate.Actions(t.Context(), f.person, oversight.Query{}); err != nil || len(list) != 0 {
 			t.Errorf("%d actions, %v", len(list), err)
+		}
+	})
+}
+
+// TestFlags: what the content checks find is told to policy and, masked, to the
+// reviewer; nothing of it is in the audit.
+func TestFlags(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		judge := &asked{}
+		f.judgedBy(t, judge)
+		_, who, _ := f.inbox(t, "alice")
+		const secret = "pib_ABCDEFGHIJKLMNOPQRSTUVWX23"
+		o := letter("password: Xk29!vmQp2")
+		o.Text = "the key is " + secret + " and no other"
+		o.Attachments = []mail.Attachment{{Name: "id_rsa", Data: []byte("x")}}
+		p, err := f.post.Send(t.Context(), who, "rest", o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := judge.got[0].Flags; !slices.Contains(got, "secret") {
+			t.Errorf("flags %v", got)
+		}
+		v, err := f.gate.Show(p.Action)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown := v.Title + v.Text + strings.Join(v.Notes, "\n") + fmt.Sprint(v.Fields)
+		if strings.Contains(shown, secret) || strings.Contains(shown, "Xk29!vmQp2") || !strings.Contains(v.Text, "pib_… [30 characters] and no other") || !slices.Contains(v.Flags, "secret") {
+			t.Errorf("shown as %s %v", shown, v.Flags)
+		}
+		if !bytes.Contains(v.Raw, []byte(secret)) {
+			t.Error("the source is not what leaves")
+		}
+		err = db.View(t.Context(), func(tx *store.Tx) error {
+			list, err := audit.List(t.Context(), tx, audit.Query{Limit: 1000})
+			for _, e := range list {
+				if strings.Contains(e.Detail, secret[4:]) || strings.Contains(e.Detail, "Xk29") {
+					t.Errorf("the audit tells: %s", e.Detail)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
 		}
 	})
 }

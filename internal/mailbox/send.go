@@ -11,6 +11,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/scan"
 	"postern/internal/store"
 )
 
@@ -193,13 +194,27 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
-	v := oversight.View{Title: s.Subject, Text: s.Text, Notes: s.Notes, Raw: env.Raw}
+	p, err := mail.Parse(env.Raw)
+	if err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	v := oversight.View{Title: scan.Redact(s.Subject), Text: scan.Redact(s.Text), Notes: s.Notes, Raw: env.Raw}
+	s.Subject = v.Title
 	if s.HTML {
-		p, err := mail.Parse(env.Raw)
-		if err != nil {
-			return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
-		}
 		v.HTML = []byte(p.HTML)
+	}
+	// What the checks found is said with as much of a secret as it takes to know
+	// it again; so is the text shown, which goes further than this page: to logs
+	// of terminals, to mails that ask for a decision. The source has all of it.
+	found := leaks(p)
+	for _, f := range found.Flags {
+		v.Flags = append(v.Flags, string(f))
+	}
+	for _, r := range found.Remarks {
+		v.Notes = append(v.Notes, "found: "+r.String())
+	}
+	if v.Text != s.Text {
+		v.Notes = append(v.Notes, "secrets are masked in the text as it is shown here; approved, they leave as they are in the source")
 	}
 	// One field for each recipient. The attack: a display name that reads like
 	// further addresses, or hides one, in a list that is joined by commas.

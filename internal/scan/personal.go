@@ -1,0 +1,393 @@
+package scan
+
+import (
+	"math/big"
+	"strings"
+	"time"
+)
+
+// numbers finds what is about people and money and has a checksum: cards, bank
+// accounts, and numbers that states give. A number without a checksum or a form
+// of its own is not looked for: any mail has some.
+func numbers(text string, found func(trace)) {
+	for i := 0; i < len(text); {
+		c := text[i]
+		if !digit(c) && (c < 'A' || c > 'Z') || i > 0 && (wordByte(text[i-1]) || text[i-1] == '.' && i > 1 && digit(text[i-2])) {
+			i++
+			continue
+		}
+		if n := iban(text[i:]); n > 0 {
+			found(trace{i, i + n, FlagIBAN, "iban", text[i : i+2]})
+			i += n
+			continue
+		}
+		if n := card(text[i:]); n > 0 {
+			found(trace{i, i + n, FlagCard, "payment_card", ""})
+			i += n
+			continue
+		}
+		if n, rule := national(text[i:], text[max(0, i-40):i]); n > 0 {
+			found(trace{i, i + n, FlagNationalID, rule, ""})
+			i += n
+			continue
+		}
+		for i < len(text) && wordByte(text[i]) {
+			i++
+		}
+	}
+}
+
+func digit(c byte) bool { return c >= '0' && c <= '9' }
+
+func wordByte(c byte) bool {
+	return digit(c) || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' || c >= 0x80
+}
+
+// group returns the digits at the beginning of s, of which single spaces or
+// single dashes may part groups, and how long they are with these.
+func group(s string, most int) (digits string, n int) {
+	var b strings.Builder
+	for i := 0; i < len(s) && b.Len() <= most; i++ {
+		switch {
+		case digit(s[i]):
+			b.WriteByte(s[i])
+			n = i + 1
+		case (s[i] == ' ' || s[i] == '-') && i > 0 && digit(s[i-1]) && i+1 < len(s) && digit(s[i+1]):
+		default:
+			return b.String(), n
+		}
+	}
+	return b.String(), n
+}
+
+// luhn checks ISO/IEC 7812's digit.
+func luhn(digits string) bool {
+	sum := 0
+	for i := range len(digits) {
+		d := int(digits[len(digits)-1-i] - '0')
+		if i%2 == 1 {
+			if d *= 2; d > 9 {
+				d -= 9
+			}
+		}
+		sum += d
+	}
+	return sum%10 == 0
+}
+
+// testCards are numbers that payment services publish to try things with.
+var testCards = []string{
+	"4111111111111111", "4242424242424242", "4000056655665556", "5555555555554444", "5105105105105100", "2223003122003222", "378282246310005", "371449635398431",
+	"6011111111111117", "6011000990139424", "3530111333300000", "30569309025904", "38520000023237", "4012888888881881", "4222222222222",
+}
+
+// card returns the length of a payment card's number at the beginning of s.
+func card(s string) int {
+	d, n := group(s, 19)
+	if n < len(s) && wordByte(s[n]) || len(d) < 13 || len(d) > 19 {
+		return 0
+	}
+	head := func(k int) (v int) {
+		for i := range k {
+			v = v*10 + int(d[i]-'0')
+		}
+		return v
+	}
+	h2, h4 := head(2), head(4)
+	known := false
+	switch {
+	case d[0] == '4':
+		known = len(d) == 13 || len(d) == 16 || len(d) == 19
+	case h2 >= 51 && h2 <= 55, h4 >= 2221 && h4 <= 2720:
+		known = len(d) == 16
+	case h2 == 34, h2 == 37:
+		known = len(d) == 15
+	case h4 == 6011, h2 == 65, h2 == 62, h2 == 35:
+		known = len(d) >= 16
+	case h2 == 36, h2 == 38, h2 == 30:
+		known = len(d) == 14
+	}
+	if !known || !luhn(d) || strings.Count(d, d[:1]) == len(d) {
+		return 0
+	}
+	for _, t := range testCards {
+		if d == t {
+			return 0
+		}
+	}
+	return n
+}
+
+// ibanLength are the lengths of each country's account numbers (ISO 13616).
+var ibanLength = map[string]int{
+	"AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22, "BR": 29, "BY": 28, "CH": 21, "CR": 22, "CY": 28, "CZ": 24,
+	"DE": 22, "DK": 18, "DO": 28, "EE": 20, "EG": 29, "ES": 24, "FI": 18, "FO": 18, "FR": 27, "GB": 22, "GE": 22, "GI": 23, "GL": 18, "GR": 27, "GT": 28,
+	"HR": 21, "HU": 28, "IE": 22, "IL": 23, "IQ": 23, "IS": 26, "IT": 27, "JO": 30, "KW": 30, "KZ": 20, "LB": 28, "LC": 32, "LI": 21, "LT": 20, "LU": 20,
+	"LV": 21, "LY": 25, "MC": 27, "MD": 24, "ME": 22, "MK": 19, "MR": 27, "MT": 31, "MU": 30, "NL": 18, "NO": 15, "PK": 24, "PL": 28, "PS": 29, "PT": 25,
+	"QA": 29, "RO": 24, "RS": 22, "SA": 24, "SC": 31, "SE": 24, "SI": 19, "SK": 24, "SM": 27, "ST": 25, "SV": 28, "TL": 23, "TN": 24, "TR": 26, "UA": 29,
+	"VA": 22, "VG": 24, "XK": 20,
+}
+
+// iban returns the length of an account number at the beginning of s.
+func iban(s string) int {
+	if len(s) < 15 || s[0] < 'A' || s[0] > 'Z' || s[1] < 'A' || s[1] > 'Z' || !digit(s[2]) || !digit(s[3]) {
+		return 0
+	}
+	length := ibanLength[s[:2]]
+	if length == 0 {
+		return 0
+	}
+	var b strings.Builder
+	n := 0
+	for i := 0; i < len(s) && b.Len() < length; i++ {
+		switch c := s[i]; {
+		case digit(c), c >= 'A' && c <= 'Z':
+			b.WriteByte(c)
+			n = i + 1
+		case (c == ' ' || c == '-') && i >= 4 && s[i-1] != ' ':
+		default:
+			return 0
+		}
+	}
+	v := b.String()
+	if len(v) != length || n < len(s) && wordByte(s[n]) {
+		return 0
+	}
+	var num strings.Builder
+	for _, c := range []byte(v[4:] + v[:4]) {
+		if digit(c) {
+			num.WriteByte(c)
+			continue
+		}
+		c -= 'A' - 10
+		num.WriteByte('0' + c/10)
+		num.WriteByte('0' + c%10)
+	}
+	x, _ := new(big.Int).SetString(num.String(), 10)
+	if new(big.Int).Mod(x, big.NewInt(97)).Int64() != 1 {
+		return 0
+	}
+	return n
+}
+
+// form returns the length of pattern at the beginning of s, in which 9 is a
+// digit, A a capital letter, X either, and everything else itself.
+func form(s, pattern string) (v string, ok bool) {
+	if len(s) < len(pattern) || len(s) > len(pattern) && wordByte(s[len(pattern)]) {
+		return "", false
+	}
+	for i := range len(pattern) {
+		c := s[i]
+		letter := c >= 'A' && c <= 'Z'
+		switch pattern[i] {
+		case '9':
+			ok = digit(c)
+		case 'A':
+			ok = letter
+		case 'X':
+			ok = digit(c) || letter
+		default:
+			ok = c == pattern[i]
+		}
+		if !ok {
+			return "", false
+		}
+	}
+	return s[:len(pattern)], true
+}
+
+func number(s string) (v int64) {
+	for i := range len(s) {
+		if digit(s[i]) {
+			v = v*10 + int64(s[i]-'0')
+		}
+	}
+	return v
+}
+
+func weighted(digits string, weights ...int) (sum int) {
+	for i, w := range weights {
+		sum += w * int(digits[i]-'0')
+	}
+	return sum
+}
+
+func date(yyyymmdd string) bool {
+	t, err := time.Parse("20060102", yyyymmdd)
+	return err == nil && t.Year() >= 1900 && t.Year() <= 2100
+}
+
+// national returns the length of a number that a state gave a person, at the
+// beginning of s; before is what stands in front of it. Those whose checksum is
+// weak count only after a word that names them.
+func national(s, before string) (n int, rule string) {
+	named := func(words ...string) bool {
+		low := strings.ToLower(before)
+		for _, w := range words {
+			if strings.Contains(low, w) {
+				return true
+			}
+		}
+		return false
+	}
+	if v, ok := form(s, "999-99-9999"); ok { // USA: no checksum, but a form of its own
+		if a, g, e := v[:3], v[4:6], v[7:]; a != "000" && a != "666" && a < "900" && g != "00" && e != "0000" && v != "078-05-1120" && v != "123-45-6789" {
+			return len(v), "us_social_security"
+		}
+	}
+	if v, ok := form(s, "999.999.999-99"); ok { // Brazil
+		d := v[:3] + v[4:7] + v[8:11] + v[12:]
+		check := func(k int) bool {
+			sum := 0
+			for i := range k {
+				sum += int(d[i]-'0') * (k + 1 - i)
+			}
+			return sum*10%11%10 == int(d[k]-'0')
+		}
+		if check(9) && check(10) && strings.Count(d, d[:1]) < 11 {
+			return len(v), "br_cpf"
+		}
+	}
+	const dni = "TRWAGMYFPDXBNJZSQVHLCKE"
+	if v, ok := form(s, "99999999A"); ok && dni[number(v[:8])%23] == v[8] { // Spain
+		return len(v), "es_dni"
+	}
+	if v, ok := form(s, "A9999999A"); ok && strings.IndexByte("XYZ", v[0]) >= 0 && dni[(int64(v[0]-'X')*10000000+number(v[1:8]))%23] == v[8] {
+		return len(v), "es_nie"
+	}
+	if v, ok := form(s, "AAAAAAXXAXXAXXXA"); ok && codiceFiscale(v) { // Italy
+		return len(v), "it_codice_fiscale"
+	}
+	for _, p := range []string{"9 99 99 99 999 999 99", "999999999999999"} { // France
+		if v, ok := form(s, p); ok {
+			d := strings.ReplaceAll(v, " ", "")
+			if (d[0] == '1' || d[0] == '2') && 97-number(d[:13])%97 == number(d[13:]) && d[3:5] >= "01" && d[3:5] <= "12" {
+				return len(v), "fr_social_security"
+			}
+		}
+	}
+	if v, ok := form(s, "99999999999999999X"); ok && date(v[6:14]) { // China
+		sum := weighted(v, 7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
+		if "10X98765432"[sum%11] == v[17] {
+			return len(v), "cn_resident_id"
+		}
+	}
+	for _, sep := range []string{"-", "+", "A"} { // Finland
+		if v, ok := form(s, "999999"+sep+"999X"); ok && date("19"+v[4:6]+v[2:4]+v[:2]) {
+			if "0123456789ABCDEFHJKLMNPRSTUVWXY"[number(v[:6]+v[7:10])%31] == v[10] {
+				return len(v), "fi_personal_id"
+			}
+		}
+	}
+	if v, ok := form(s, "999999-9999"); ok && date("19"+v[:6]) && luhn(v[:6]+v[7:]) { // Sweden
+		return len(v), "se_personal_number"
+	}
+	if v, ok := form(s, "99999999999"); ok {
+		if named("pesel") && weighted(v, 1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1)%10 == 0 { // Poland
+			return len(v), "pl_pesel"
+		}
+		if named("steuer", "tax id", "tin", "identifikationsnummer") && steuerID(v) { // Germany
+			return len(v), "de_tax_id"
+		}
+	}
+	if v, ok := form(s, "999999999"); ok && named("bsn", "burgerservice") && weighted(v, 9, 8, 7, 6, 5, 4, 3, 2, -1)%11 == 0 { // Netherlands
+		return len(v), "nl_bsn"
+	}
+	if v, ok := form(s, "AA999999A"); ok && strings.IndexByte("ABCD", v[8]) >= 0 && strings.IndexByte("DFIQUV", v[0]) < 0 && named("national insurance", "nino", " ni ", "ni number") { // Britain
+		return len(v), "uk_national_insurance"
+	}
+	return 0, ""
+}
+
+func codiceFiscale(v string) bool {
+	const odd = "BAKPLCQDREVOSFTGUHMINJWZYX" // letter whose place is the value, in odd places
+	sum := 0
+	for i := range 15 {
+		k := int(v[i] - 'A')
+		if digit(v[i]) {
+			k = int(v[i] - '0')
+		}
+		if i%2 == 1 {
+			sum += k
+			continue
+		}
+		sum += strings.IndexByte(odd, byte('A'+k))
+	}
+	return byte('A'+sum%26) == v[15]
+}
+
+func steuerID(d string) bool {
+	if d[0] == '0' {
+		return false
+	}
+	p := 10
+	for i := range 10 {
+		s := (int(d[i]-'0') + p) % 10
+		if s == 0 {
+			s = 10
+		}
+		p = s * 2 % 11
+	}
+	check := 11 - p
+	if check == 10 {
+		check = 0
+	}
+	return check == int(d[10]-'0')
+}
+
+// people counts the different addresses and telephone numbers of a text.
+type people struct{ addresses, phones map[string]bool }
+
+// maxPeople is how many are counted.
+const maxPeople = 2000
+
+func (p *people) count(text string) {
+	text = lowerASCII(text)
+	for i := 0; len(p.addresses) < maxPeople; {
+		j := strings.IndexByte(text[i:], '@')
+		if j < 0 {
+			break
+		}
+		j += i
+		from, to := j, j+1
+		for from > 0 && j-from < 64 && addressByte(text[from-1]) {
+			from--
+		}
+		for to < len(text) && to-j < 255 && addressByte(text[to]) {
+			to++
+		}
+		i = j + 1
+		if host := strings.TrimRight(text[j+1:to], ".-"); from < j && strings.Contains(host, ".") {
+			p.addresses[text[from:j]+"@"+host] = true
+			i = to
+		}
+	}
+	for i := 0; i < len(text) && len(p.phones) < maxPeople; i++ {
+		if text[i] != '+' && text[i] != '0' && text[i] != '(' || i > 0 && (wordByte(text[i-1]) || strings.IndexByte("+-./:", text[i-1]) >= 0) {
+			continue
+		}
+		var b strings.Builder
+		j := i
+		for ; j < len(text) && b.Len() < 17; j++ {
+			if digit(text[j]) {
+				b.WriteByte(text[j])
+			} else if strings.IndexByte("+ ()-/.", text[j]) < 0 || text[j] == '+' && j > i {
+				break
+			}
+		}
+		if b.Len() >= 8 && b.Len() <= 15 && (j == len(text) || !wordByte(text[j])) && strings.Trim(b.String(), b.String()[:1]) != "" {
+			p.phones[b.String()] = true
+			i = j
+		}
+	}
+}
+
+// lowerASCII is strings.ToLower for ASCII: it keeps places where they are.
+func lowerASCII(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'A' && r <= 'Z' {
+			return r + 'a' - 'A'
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,368 @@
+package scan
+
+import (
+	"encoding/base64"
+	"hash/crc32"
+	"math"
+	"strings"
+)
+
+// A trace is a place in a text where something stands that should not leave by
+// itself.
+type trace struct {
+	from, to int // in bytes
+	flag     Flag
+	rule     string
+	detail   string // may be empty
+}
+
+// A shape is how the tokens of one service look.
+type shape struct {
+	prefix  string
+	rule    string
+	charset string // of what follows the prefix
+	min     int    // characters that follow
+	max     int
+	checked func(token string) (detail string, sure bool) // a checksum or the like; nil where there is none
+}
+
+const (
+	alnum = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+	urlen = alnum + "-_"
+	lhex  = "0123456789abcdef"
+	b32   = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+)
+
+// shapes are tokens of well-known services, by how they begin. Only what is
+// unlikely to be anything else: a row of hexadecimal digits is a hash, too.
+var shapes = []shape{
+	{"AKIA", "aws_access_key", b32 + "0189", 16, 16, nil},
+	{"ASIA", "aws_access_key", b32 + "0189", 16, 16, nil},
+	{"ghp_", "github_token", alnum, 36, 36, checksum62},
+	{"gho_", "github_token", alnum, 36, 36, checksum62},
+	{"ghu_", "github_token", alnum, 36, 36, checksum62},
+	{"ghs_", "github_token", alnum, 36, 36, checksum62},
+	{"ghr_", "github_token", alnum, 36, 76, nil},
+	{"github_pat_", "github_token", alnum + "_", 82, 82, nil},
+	{"npm_", "npm_token", alnum, 36, 36, checksum62},
+	{"glpat-", "gitlab_token", urlen + ".", 20, 60, nil},
+	{"gldt-", "gitlab_token", urlen, 20, 60, nil},
+	{"glrt-", "gitlab_token", urlen, 20, 60, nil},
+	{"xoxb-", "slack_token", alnum + "-", 20, 200, nil},
+	{"xoxp-", "slack_token", alnum + "-", 20, 200, nil},
+	{"xoxa-", "slack_token", alnum + "-", 20, 200, nil},
+	{"xoxs-", "slack_token", alnum + "-", 20, 200, nil},
+	{"xoxe-", "slack_token", alnum + "-", 20, 250, nil},
+	{"xapp-", "slack_token", alnum + "-", 20, 200, nil},
+	{"sk_live_", "stripe_key", alnum, 16, 250, nil},
+	{"sk_test_", "stripe_key", alnum, 16, 250, nil},
+	{"rk_live_", "stripe_key", alnum, 16, 250, nil},
+	{"rk_test_", "stripe_key", alnum, 16, 250, nil},
+	{"whsec_", "webhook_secret", alnum + "+/=", 24, 100, nil},
+	{"AIza", "google_api_key", urlen, 35, 35, nil},
+	{"GOCSPX-", "google_client_secret", urlen, 28, 28, nil},
+	{"ya29.", "google_access_token", urlen + ".", 40, 2048, nil},
+	{"sk-ant-", "anthropic_key", urlen, 32, 200, nil},
+	{"sk-proj-", "openai_key", urlen, 32, 250, nil},
+	{"sk-svcacct-", "openai_key", urlen, 32, 250, nil},
+	{"sk-", "openai_key", alnum, 48, 48, nil},
+	{"hf_", "huggingface_token", alnum, 34, 40, nil},
+	{"SG.", "sendgrid_key", urlen + ".", 60, 70, nil},
+	{"key-", "mailgun_key", lhex, 32, 32, nil},
+	{"pypi-AgEIcHlwaS5vcmc", "pypi_token", urlen, 50, 500, nil},
+	{"dop_v1_", "digitalocean_token", lhex, 64, 64, nil},
+	{"doo_v1_", "digitalocean_token", lhex, 64, 64, nil},
+	{"shpat_", "shopify_token", lhex, 32, 32, nil},
+	{"shpss_", "shopify_token", lhex, 32, 32, nil},
+	{"hvs.", "vault_token", urlen, 24, 300, nil},
+	{"dapi", "databricks_token", lhex, 32, 34, nil},
+	{"lin_api_", "linear_key", alnum, 40, 40, nil},
+	{"ntn_", "notion_token", alnum, 43, 50, nil},
+	{"sq0atp-", "square_token", urlen, 22, 22, nil},
+	{"sq0csp-", "square_token", urlen, 43, 43, nil},
+	{"EAAA", "square_token", urlen, 60, 60, nil},
+	{"NRAK-", "newrelic_key", alnum, 27, 27, nil},
+	{"ATATT3", "atlassian_token", urlen + "=", 150, 250, nil},
+	{"glsa_", "grafana_token", alnum + "_", 41, 41, nil},
+	{"dp.pt.", "doppler_token", alnum, 40, 44, nil},
+	{"AGE-SECRET-KEY-1", "age_key", "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58, 58, nil},
+	{"tskey-", "tailscale_key", alnum + "-", 20, 80, nil},
+	{"rubygems_", "rubygems_key", lhex, 48, 48, nil},
+	{"e2b_", "postern_project_key", lhex, 40, 40, nil},
+	{"pib_", "postern_inbox_key", b32, 26, 26, nil},
+	{"pgr_", "postern_grant", b32, 26, 26, nil},
+	{"prk_", "postern_recovery_key", b32, 26, 26, nil},
+	{"eyJ", "json_web_token", urlen + ".", 40, 8000, jsonWebToken},
+}
+
+// checksum62 knows tokens that end in the CRC-32 of the rest, in base 62: those
+// of GitHub and npm.
+func checksum62(token string) (string, bool) {
+	_, body, _ := strings.Cut(token, "_")
+	const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	sum, out := crc32.ChecksumIEEE([]byte(body[:len(body)-6])), make([]byte, 6)
+	for i := 5; i >= 0; i-- {
+		out[i] = digits[sum%62]
+		sum /= 62
+	}
+	if string(out) == body[len(body)-6:] {
+		return "its checksum is right", true
+	}
+	return "", false
+}
+
+// jsonWebToken knows tokens of three parts, of which the first is a JSON header.
+func jsonWebToken(token string) (string, bool) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 || len(parts[1]) < 4 || len(parts[2]) < 16 {
+		return "", false
+	}
+	header, err := base64.RawURLEncoding.DecodeString(parts[0])
+	return "signed", err == nil && strings.Contains(string(header), `"alg"`) && !strings.Contains(strings.ToLower(string(header)), `"none"`)
+}
+
+// minEntropy is how many bits each character of a token has at least. Random
+// ones of these lengths have 3.5 and more; "xxxxxxxx" and "YOUR_KEY_HERE" less.
+const minEntropy = 2.8
+
+// entropy returns the bits of information in each byte of s.
+func entropy(s string) float64 {
+	if s == "" {
+		return 0
+	}
+	var count [256]int
+	for i := range len(s) {
+		count[s[i]]++
+	}
+	e := 0.0
+	for _, n := range count {
+		if n > 0 {
+			p := float64(n) / float64(len(s))
+			e -= p * math.Log2(p)
+		}
+	}
+	return e
+}
+
+// tokens finds tokens by their shapes.
+func tokens(text string, found func(trace)) {
+	for i := 0; i < len(text); {
+		if !tokenByte(text[i]) {
+			i++
+			continue
+		}
+		from := i
+		for i < len(text) && (tokenByte(text[i]) || text[i] == '.') {
+			i++
+		}
+		run := strings.TrimRight(text[from:i], ".")
+		if len(run) < 18 {
+			continue
+		}
+		for _, s := range shapes {
+			rest, ok := strings.CutPrefix(run, s.prefix)
+			if !ok {
+				continue
+			}
+			n := 0
+			for n < len(rest) && strings.IndexByte(s.charset, rest[n]) >= 0 {
+				n++
+			}
+			if n < s.min || n > s.max {
+				continue
+			}
+			token := run[:len(s.prefix)+n]
+			detail, sure := "", false
+			if s.checked != nil {
+				detail, sure = s.checked(token)
+			}
+			if s.rule == "json_web_token" && !sure || !sure && (entropy(rest[:n]) < minEntropy || placeholder(rest[:n])) {
+				continue
+			}
+			found(trace{from, from + len(token), FlagSecret, s.rule, detail})
+			break
+		}
+	}
+}
+
+func tokenByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'
+}
+
+// placeholder says whether a value stands for another, as in instructions.
+func placeholder(s string) bool {
+	low := strings.ToLower(s)
+	for _, w := range []string{"example", "your", "xxxx", "change", "placeholder", "insert", "redacted", "dummy", "sample", "****", "....", "todo", "secret_here", "1234567890123456"} {
+		if strings.Contains(low, w) {
+			return true
+		}
+	}
+	return strings.HasPrefix(s, "<") || strings.HasPrefix(s, "$") || strings.HasPrefix(s, "{") || strings.HasPrefix(s, "%")
+}
+
+// keyBlocks finds private keys in the armours that programs write them in.
+func keyBlocks(text string, found func(trace)) {
+	for i := 0; i < len(text); {
+		j := strings.Index(text[i:], "-----BEGIN ")
+		if j < 0 {
+			break
+		}
+		j += i
+		head, _, ok := strings.Cut(cut(text[j+len("-----BEGIN "):], 60), "-----")
+		i = j + 11
+		if !ok || !strings.Contains(head, "PRIVATE KEY") {
+			continue
+		}
+		end := strings.Index(text[i:], "-----END ")
+		to := i
+		if end >= 0 {
+			to = i + end
+		} else {
+			to = min(len(text), i+4096)
+		}
+		if to-i < 60+len(head) { // the words alone, as in instructions
+			continue
+		}
+		found(trace{j, to, FlagPrivateKey, "private_key", strings.ToLower(head)})
+		i = to
+	}
+	if j := strings.Index(text, "PuTTY-User-Key-File-"); j >= 0 && strings.Contains(text[j:], "Private-Lines:") {
+		found(trace{j, min(len(text), j+4096), FlagPrivateKey, "private_key", "putty"})
+	}
+}
+
+// secretNames are ends and parts of names whose values are secrets.
+var secretNames = []string{
+	"password", "passwd", "passphrase", "secret", "token", "api_key", "apikey", "api-key", "access_key", "accesskey", "private_key", "privatekey",
+	"client_secret", "auth_key", "credential", "credentials", "pwd", "passwort", "kennwort", "contraseña", "mot de passe", "wachtwoord", "пароль", "密码", "パスワード",
+}
+
+// assignments finds values that are given to names of secrets: lines of .env
+// files, of configurations, and of prose.
+func assignments(text string, found func(trace)) {
+	at := 0
+	for line := range strings.Lines(text) {
+		from := at
+		at += len(line)
+		if len(line) > 4000 {
+			line = cut(line, 4000)
+		}
+		i := strings.IndexAny(line, "=:")
+		for i >= 0 && i < len(line) {
+			name := strings.ToLower(strings.Trim(lastWords(line[:i], 40), " \t\"'`,{*"))
+			rest := line[i+1:]
+			value := strings.TrimLeft(rest, " \t\"'`=>")
+			start := i + 1 + len(rest) - len(value)
+			if end := strings.IndexAny(value, " \t\r\n\"'`,;<"); end >= 0 {
+				value = value[:end]
+			}
+			if secretName(name) && secretValue(value, line[i] == '=') {
+				found(trace{from + start, from + start + len(value), FlagSecret, "assigned_secret", "a value of " + printable(cut(name, 40))})
+			}
+			next := strings.IndexAny(line[i+1:], "=:")
+			if next < 0 {
+				break
+			}
+			i += 1 + next
+		}
+	}
+}
+
+func lastWords(s string, n int) string { return strings.ToValidUTF8(s[max(0, len(s)-n):], "") }
+
+func secretName(name string) bool {
+	for _, w := range secretNames {
+		if strings.HasSuffix(name, w) {
+			return true
+		}
+	}
+	return false
+}
+
+// secretValue says whether a value could be a secret: not a word, and not what
+// stands for one. In prose, after a colon, it takes more than in a file.
+func secretValue(v string, assigned bool) bool {
+	if name, _, call := strings.Cut(v, "("); call && strings.Trim(name, alnum+"_.") == "" { // a program that asks for it
+		return false
+	}
+	v = strings.TrimRight(v, ".)]}")
+	if len(v) < 8 || len(v) > 500 || placeholder(v) || strings.Contains(v, "://") {
+		return false
+	}
+	digits, upper, other := 0, 0, 0
+	for i := range len(v) {
+		switch c := v[i]; {
+		case c >= '0' && c <= '9':
+			digits++
+		case c >= 'A' && c <= 'Z':
+			upper++
+		case c < 'a' || c > 'z':
+			other++
+		}
+	}
+	kinds := 0
+	for _, n := range []int{digits, upper, other, len(v) - digits - upper - other} {
+		if n > 0 {
+			kinds++
+		}
+	}
+	return entropy(v) >= 2.5 && (kinds >= 2 && digits > 0 || kinds >= 3 || assigned && len(v) >= 16 && digits+upper > 0)
+}
+
+// credentialURLs finds passwords in URLs: postgres://app:hunter2@db.example.
+func credentialURLs(text string, found func(trace)) {
+	for i := 0; ; {
+		j := strings.Index(text[i:], "://")
+		if j < 0 {
+			return
+		}
+		j += i + 3
+		i = j
+		end := strings.IndexAny(text[j:], "/ \t\r\n\"'<>")
+		if end < 0 {
+			end = len(text) - j
+		}
+		authority := text[j : j+min(end, 500)]
+		at := strings.LastIndexByte(authority, '@')
+		if at < 0 {
+			continue
+		}
+		user, password, ok := strings.Cut(authority[:at], ":")
+		if !ok || len(password) < 4 || placeholder(password) || strings.EqualFold(password, "password") || strings.EqualFold(password, "pass") {
+			continue
+		}
+		from := j + len(user) + 1
+		found(trace{from, from + len(password), FlagSecret, "url_password", "in a URL"})
+	}
+}
+
+// Redact returns text with the secrets that [Outbound] finds in it replaced by
+// how they begin and how long they are: what a person needs to judge that one is
+// there, and not what somebody else needs to use it.
+func Redact(text string) string {
+	return redact(text, keyBlocks, tokens, assignments, credentialURLs)
+}
+
+// redact masks what the given finders find.
+func redact(text string, finders ...func(string, func(trace))) string {
+	var list []trace
+	for _, find := range finders {
+		find(text, func(t trace) { list = append(list, t) })
+	}
+	if len(list) == 0 {
+		return text
+	}
+	sortTraces(list)
+	var b strings.Builder
+	at := 0
+	for _, t := range list {
+		if t.from < at { // within one that is masked already
+			continue
+		}
+		b.WriteString(text[at:t.from])
+		b.WriteString(mask(text[t.from:t.to], t.flag))
+		at = t.to
+	}
+	b.WriteString(text[at:])
+	return b.String()
+}
