@@ -386,6 +386,7 @@ func (m *PostOffice) deliver(ctx context.Context, a oversight.Action, b Inbox, e
 // begin records the intent to send x, unless it must wait; then it records for
 // how long. Holder is who uses the destination.
 func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env mail.Envelope, x batch) (holder string, ok bool, err error) {
+	sent := m.sentHash(b.ID, messageIDOf(env.Raw)) // read from a large message, while others can write
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
 		var wait time.Time
@@ -435,7 +436,7 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 			return nil
 		}
 		_, err := tx.ExecContext(ctx, `insert into sent_message (inbox_id, hash, action_id, sent_at, copied) values ($1, $2, $3, $4, 0) on conflict do nothing`,
-			b.ID, m.sentHash(b.ID, messageIDOf(env.Raw)), a.ID, store.Time(now))
+			b.ID, sent, a.ID, store.Time(now))
 		if err != nil {
 			return fmt.Errorf("note sent message: %w", err)
 		}
