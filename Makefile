@@ -39,6 +39,7 @@ deps-test: deps-demo
 	@test/install-npm test/conformance
 	@test/install-npm test/webhook
 	@test/install-npm test/mail
+	@test/install-npm test/mcp
 
 template: build deps-demo
 	bin/postern template build
