@@ -495,6 +495,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys})
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks,
+		Record: d.record, RecordKeys: d.recordKeys,
 	})
 	return d.buildWeb(lis)
 }

@@ -15,6 +15,7 @@ package console
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -27,6 +28,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mailbox"
@@ -56,6 +58,10 @@ type Config struct {
 	Book *rulebook.Book
 	// Hooks are the webhooks. Required.
 	Hooks *webhook.Hooks
+	// Record makes the audit's checkpoints; nil means that none are made.
+	Record *audit.Keeper
+	// RecordKeys returns their public keys; nil means that there are none.
+	RecordKeys func(context.Context) ([]audit.Key, error)
 }
 
 // maxForm bounds the body of a request, in bytes.
@@ -192,6 +198,9 @@ var table = []route{
 	{"POST", "/console/keys/{id}/end", manages, (*Server).endKey},
 	{"GET", "/console/audit", looks, (*Server).audit},
 	{"POST", "/console/audit/verify", looks, (*Server).verify},
+	{"GET", "/console/audit/checkpoint", looks, (*Server).checkpoint},
+	{"GET", "/console/audit/{id}", looks, (*Server).entry},
+	{"GET", "/console/audit/{id}/proof", looks, (*Server).proof},
 	{"GET", "/console/setup", open, (*Server).setupPage},
 	{"POST", "/console/setup", open, (*Server).setup},
 	{"GET", "/console/signin", open, (*Server).signInPage},

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/console"
 	"postern/internal/domain"
@@ -140,6 +141,9 @@ func (b *bench) Judge(context.Context, *store.Tx, string, policy.Request) (polic
 
 // A fixture is a console with an agent that asks, and a person who decides.
 type fixture struct {
+	record *audit.Keeper
+	vkey   string // of its checkpoints
+
 	t       *testing.T
 	db      *store.DB
 	judge   *bench
@@ -201,6 +205,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if f.agent, err = auth.CheckKey(t.Context(), f.db, f.inboxKey); err != nil {
 		t.Fatal(err)
 	}
+	f.newRecord()
 	f.dns = dnstest.Start(t)
 	f.domains, err = domain.New(log, f.db, domain.Config{Domain: "agents.test", Host: "mx.agents.test", Resolver: f.dns.Resolver(), Gap: time.Nanosecond, InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses})
 	if err != nil {
@@ -215,7 +220,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Record: f.record, RecordKeys: f.recordKeys})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: 5 * time.Second}}
 	s.Start()

@@ -1,6 +1,9 @@
 package console
 
 import (
+	"bytes"
+	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,8 +13,11 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/mod/sumdb/note"
+
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/sink"
 	"postern/internal/store"
 )
 
@@ -22,19 +28,59 @@ const perAuditPage = 50
 type auditPage struct {
 	Entries      []audit.Entry
 	Verb, Object string
+	Actor        string
+	Since, Until string // as the form has them: UTC, to the minute
 	Older        string // address of the next page, or empty
 	Paged        bool   // this is not the newest part
+
+	Kept keptState
 }
+
+// Filtered says whether the page shows a part only.
+func (p auditPage) Filtered() bool {
+	return p.Paged || p.Verb != "" || p.Object != "" || p.Actor != "" || p.Since != "" || p.Until != ""
+}
+
+// A keptState is what is known of the record without reading all of it.
+type keptState struct {
+	Size   int64        // of the record
+	Newest audit.Signed // checkpoint
+	Any    bool         // there is one
+	Failed string       // why no checkpoint can be made; empty if one can
+	Sinks  []sink.Status
+}
+
+// Newer returns how many entries no checkpoint covers yet.
+func (k keptState) Newer() int { return int(k.Size - k.Newest.Size) }
+
+// formTime is how a form sends a time.
+const formTime = "2006-01-02T15:04"
 
 func (s *Server) audit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx, query := r.Context(), r.URL.Query()
-	v := auditPage{Verb: strings.TrimSpace(query.Get("verb")), Object: strings.TrimSpace(query.Get("object"))}
-	for name, f := range map[string]string{"verb": v.Verb, "object": v.Object} {
-		if len(f) > 300 || !utf8.ValidString(f) || strings.Contains(f, "\x00") {
-			return fmt.Errorf("%w: %s must be text of at most 300 bytes", errForm, name)
+	get := func(name string) string { return strings.TrimSpace(query.Get(name)) }
+	v := auditPage{Verb: get("verb"), Object: get("object"), Actor: get("actor"), Since: get("since"), Until: get("until")}
+	q := audit.Query{Project: who.Project, Verb: v.Verb, Object: v.Object, Actor: v.Actor, Limit: perAuditPage + 1}
+	next := url.Values{}
+	for _, f := range []struct {
+		name, value string
+		to          *time.Time // of what is a time
+	}{{"verb", v.Verb, nil}, {"object", v.Object, nil}, {"actor", v.Actor, nil}, {"since", v.Since, &q.Since}, {"until", v.Until, &q.Until}} {
+		if len(f.value) > 300 || !utf8.ValidString(f.value) || strings.Contains(f.value, "\x00") {
+			return fmt.Errorf("%w: %s must be text of at most 300 bytes", errForm, f.name)
+		}
+		if f.value == "" {
+			continue
+		}
+		next.Set(f.name, f.value)
+		if f.to != nil {
+			t, err := time.ParseInLocation(formTime, f.value, time.UTC)
+			if err != nil {
+				return fmt.Errorf("%w: %s must be a time like 2026-11-21T15:04", errForm, f.name)
+			}
+			*f.to = t
 		}
 	}
-	q := audit.Query{Project: who.Project, Verb: v.Verb, Object: v.Object, Limit: perAuditPage + 1}
 	if before := query.Get("before"); before != "" {
 		n, err := strconv.ParseInt(before, 10, 64)
 		if err != nil || n < 1 {
@@ -43,7 +89,10 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, who auth.Principa
 		q.Before, v.Paged = n, true
 	}
 	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
-		v.Entries, err = audit.List(ctx, tx, q)
+		if v.Entries, err = audit.List(ctx, tx, q); err != nil {
+			return err
+		}
+		v.Kept, err = s.kept(ctx, tx)
 		return err
 	})
 	if err != nil {
@@ -51,38 +100,166 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, who auth.Principa
 	}
 	if len(v.Entries) > perAuditPage {
 		v.Entries = v.Entries[:perAuditPage]
-		next := url.Values{"before": {strconv.FormatInt(v.Entries[perAuditPage-1].Seq, 10)}}
-		if v.Verb != "" {
-			next.Set("verb", v.Verb)
-		}
-		if v.Object != "" {
-			next.Set("object", v.Object)
-		}
+		next.Set("before", strconv.FormatInt(v.Entries[perAuditPage-1].Seq, 10))
 		v.Older = "/console/audit?" + next.Encode()
 	}
 	return s.render(w, http.StatusOK, page{Name: "audit", Title: "Record", Who: who, Here: "audit", Body: v})
 }
 
+// kept returns what is known of the record without reading all of it.
+func (s *Server) kept(ctx context.Context, tx *store.Tx) (k keptState, err error) {
+	if k.Size, err = audit.Size(ctx, tx); err != nil {
+		return k, err
+	}
+	k.Newest, err = audit.Latest(ctx, tx)
+	if k.Any = err == nil; err != nil && !errors.Is(err, audit.ErrNoCheckpoint) {
+		// Somebody has changed it: that is for people to see, and no failure of the page.
+		k.Failed = err.Error()
+	}
+	if s.conf.Record != nil {
+		if failed := s.conf.Record.State().Failed; failed != nil && !errors.Is(failed, audit.ErrNoCheckpoint) {
+			k.Failed = failed.Error()
+		}
+	}
+	k.Sinks, err = sink.List(ctx, tx)
+	return k, err
+}
+
+// An entryPage is one entry of the record.
+type entryPage struct {
+	audit.Entry
+	Recorded audit.Digest
+	Prior    audit.Digest // [audit.Entry.Prev], of which a template makes hexadecimal
+	Covered  bool         // a checkpoint covers it, so there is a proof
+	By       audit.Signed // the first that does
+	Changed  bool         // it is not what was recorded
+}
+
+// entryOf returns the number that a path names.
+func entryOf(r *http.Request) (int64, error) {
+	n, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("entry %q: %w", r.PathValue("id"), store.ErrNotFound)
+	}
+	return n, nil
+}
+
+func (s *Server) entry(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	seq, err := entryOf(r)
+	if err != nil {
+		return err
+	}
+	var v entryPage
+	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
+		if v.Entry, v.Recorded, err = audit.Read(r.Context(), tx, who.Project, seq); err != nil {
+			return err
+		}
+		if v.By, err = audit.Covering(r.Context(), tx, seq); errors.Is(err, audit.ErrNoCheckpoint) {
+			return nil
+		}
+		v.Covered = err == nil
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	v.Prior, v.Changed = v.Prev, v.Hash() != v.Recorded
+	return s.render(w, http.StatusOK, page{Name: "entry", Title: "Entry " + strconv.FormatInt(seq, 10), Who: who, Here: "audit", Body: v})
+}
+
+// proof answers with the file that shows a stranger that an entry is in the record.
+func (s *Server) proof(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	seq, err := entryOf(r)
+	if err != nil {
+		return err
+	}
+	var b []byte
+	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
+		p, err := audit.ProveEntry(r.Context(), tx, who.Project, seq)
+		if errors.Is(err, audit.ErrNoCheckpoint) {
+			return fmt.Errorf("proof of entry %d: %w", seq, store.ErrNotFound)
+		}
+		if err == nil {
+			b, err = p.Marshal()
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	save(w, fmt.Sprintf("entry-%d.tlog-proof", seq), b)
+	return nil
+}
+
+// checkpoint answers with the newest checkpoint, to be kept elsewhere.
+func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	var newest audit.Signed
+	err := s.db.View(r.Context(), func(tx *store.Tx) (err error) { //nolint:contextcheck // r's context is what is passed
+		newest, err = audit.Latest(r.Context(), tx)
+		return err
+	})
+	if errors.Is(err, audit.ErrNoCheckpoint) {
+		return fmt.Errorf("checkpoint: %w", store.ErrNotFound)
+	}
+	if err != nil {
+		return err
+	}
+	save(w, fmt.Sprintf("postern-%d%s", newest.Size, audit.Extension), newest.Note)
+	return nil
+}
+
+// save answers with a file of text that the browser saves, whatever is in it.
+func save(w http.ResponseWriter, name string, b []byte) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Content-Disposition", `attachment; filename="`+name+`"`)
+	_, _ = w.Write(b) // the browser may be gone
+}
+
 // A verification is what reading the whole record brought.
 type verification struct {
-	Head   string
-	Count  int    // entries that hold
-	Known  string // the head that it had to contain, or empty
-	Broken string // what does not hold; empty if all does
-	At     time.Time
+	Head    string
+	Root    string // of the tree, base64
+	Count   int    // entries that hold
+	Known   string // the head that it had to contain, or empty
+	Pasted  bool   // a kept checkpoint was given
+	Broken  string // what does not hold; empty if all does
+	At      time.Time
+	Covered int64 // entries up to here are those that a kept checkpoint, or the noted head, says
+	Stored  int   // checkpoints in the database
+	Signed  int   // of them, those that a known key has signed
+	Source  string
 }
+
+// Newer returns how many entries what was kept says nothing about.
+func (v verification) Newer() int { return v.Count - int(v.Covered) }
 
 // verify reads the whole record. It is a POST although it changes nothing: it
 // is much work, which no link and no prefetch should start.
 func (s *Server) verify(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	v := verification{Known: strings.TrimSpace(r.PostForm.Get("known")), At: time.Now()}
-	var known audit.Head
+	var o audit.Options
 	if v.Known != "" {
 		var err error
-		if known, err = audit.ParseHead(v.Known); err != nil {
+		if o.Known, err = audit.ParseHead(v.Known); err != nil {
 			return fmt.Errorf("%w: the noted head must look like 123:0a1b…, as a former verification showed it", errForm)
 		}
+	}
+	keys, err := s.recordKeys(ctx)
+	if err != nil {
+		return err
+	}
+	// A browser sends line ends as CR LF.
+	pasted := bytes.TrimLeft([]byte(strings.ReplaceAll(r.PostForm.Get("checkpoint"), "\r\n", "\n")), " \n\t")
+	for i, b := range audit.SplitNotes(pasted) {
+		if !bytes.HasSuffix(b, []byte("\n")) {
+			b = append(b, '\n')
+		}
+		k, err := audit.Keep(fmt.Sprintf("that was pasted (no. %d)", i+1), b, keys)
+		if err != nil {
+			return fmt.Errorf("%w: checkpoint: it is no checkpoint that this server has signed", errForm)
+		}
+		o.Kept, v.Pasted = append(o.Kept, k), true
 	}
 	select {
 	case s.verifying <- struct{}{}:
@@ -90,16 +267,40 @@ func (s *Server) verify(w http.ResponseWriter, r *http.Request, who auth.Princip
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	var head audit.Head
-	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
-		head, err = audit.Verify(ctx, tx, known)
+	var report audit.Report
+	err = s.db.View(ctx, func(tx *store.Tx) (err error) {
+		report, err = audit.Examine(ctx, tx, o)
 		return err
 	})
 	if broken, ok := errors.AsType[*audit.BrokenError](err); ok {
 		v.Broken = broken.Error()
+	} else if errors.Is(err, audit.ErrTwoRecords) {
+		v.Broken = err.Error()
 	} else if err != nil {
 		return err
 	}
-	v.Head, v.Count = head.String(), int(head.Seq)
+	v.Head, v.Count, v.Stored = report.Head.String(), int(report.Head.Seq), len(report.Stored)
+	v.Root = base64.StdEncoding.EncodeToString(report.Root[:])
+	for _, c := range report.Stored {
+		if _, _, err := audit.OpenCheckpoint(c.Note, keys); err == nil {
+			v.Signed++
+		}
+	}
+	v.Covered = o.Known.Seq
+	if n := len(report.Kept); n > 0 {
+		v.Covered = max(v.Covered, report.Kept[n-1].Size)
+	}
 	return s.render(w, http.StatusOK, page{Name: "verify", Title: "Record verified", Who: who, Here: "audit", Body: v})
+}
+
+// recordKeys are the public keys of checkpoints.
+func (s *Server) recordKeys(ctx context.Context) (note.Verifiers, error) {
+	if s.conf.RecordKeys == nil {
+		return audit.Verifiers(nil)
+	}
+	keys, err := s.conf.RecordKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return audit.Verifiers(keys)
 }
