@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -115,10 +116,18 @@ func failure(resp *http.Response, body []byte) error {
 	return fmt.Errorf("the server answered %s", resp.Status)
 }
 
-// onServer is a command's function that talks to the running server.
+// onServer is a command's function that talks to the running server: as the
+// person whose session the environment has, and as its operator otherwise.
 func onServer(c *Config, f func(ctx context.Context, l *local, args []string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
 	return func(ctx context.Context, args []string, out io.Writer) error {
-		return f(ctx, newLocal(*c), args, out)
+		l := newLocal(*c)
+		if os.Getenv(sessionVariable) != "" {
+			var err error
+			if l, err = (&keyed{conf: *c}).client(sessionVariable); err != nil {
+				return err
+			}
+		}
+		return f(ctx, l, args, out)
 	}
 }
 

@@ -52,8 +52,17 @@ Without POSTERN_URL the server is asked over the local socket in --data.`
 func (k *keyed) client(variable string) (*local, error) {
 	key := strings.TrimSpace(os.Getenv(variable))
 	if key == "" {
+		if variable == sessionVariable {
+			return nil, fmt.Errorf("the environment has no %s: sign in first (export %s=$(postern login NAME))", variable, variable)
+		}
 		return nil, fmt.Errorf("the environment has no %s: a key of the inbox is needed (export %s=...)", variable, variable)
 	}
+	return k.remote(key)
+}
+
+// remote returns the way to the server, on another machine or this one, with a
+// credential; none where that is empty.
+func (k *keyed) remote(key string) (*local, error) {
 	l := newLocal(k.conf)
 	l.key = key
 	base := os.Getenv(urlVariable)

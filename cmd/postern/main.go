@@ -53,7 +53,7 @@ type command struct {
 func commands() []*command {
 	return []*command{
 		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), cancelCommand(), resolveCommand(), auditCommand(), policyCommand(), inboxCommand(), grantCommand(), accountCommand(), domainCommand(), messageCommand(), quarantineCommand(), sendCommand(), draftCommand(), verifyMessageCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(),
-		sandboxCommand(), volumeCommand(), webhookCommand(), notifyCommand(), mcpCommand(), setupCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
+		sandboxCommand(), volumeCommand(), webhookCommand(), notifyCommand(), mcpCommand(), setupCommand(), personCommand(), loginCommand(), logoutCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
 	}
 }
 

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+const personHelp = `
+postern person list              lists the persons of the project
+postern person invite            prints a one-time link for a new account:
+                                 --role owner, reviewer or viewer, and, if
+                                 wished, --email and --telegram
+postern person invitations       lists links that can still be used
+postern person withdraw ID       ends one of them
+postern person role NAME ROLE    gives a person another role
+postern person disable NAME      lets a person in no more
+postern person enable NAME       lets them in again
+postern person reset NAME        removes second factors that a person has lost
+postern person password NAME     prints a one-time link with which a person who
+                                 forgot their password chooses another
+
+An owner manages people, modes, policy, domains and keys. A reviewer decides on
+what waits, stops things and lets mail out of quarantine. A viewer looks, and
+changes nothing. A project keeps an owner who can come in. Nobody is deleted:
+the record names people. Changing a role, disabling and resetting end the
+person's sessions at once.
+
+Hand a link to the person it is for and nobody else: whoever opens it first, has
+what it gives. It works once, within a day.
+
+Examples:
+
+  postern person invite --role reviewer --email rita@example.com
+  postern person role rita owner
+` + personalHelp
+
+type person struct {
+	Name, Role, Email string
+
+	CreatedAt  time.Time  `json:"created_at"`
+	DisabledAt *time.Time `json:"disabled_at"`
+	TOTP       bool
+	Passkeys   int
+	Sessions   int
+}
+
+type invitation struct {
+	ID, Role, Person, Email, Path string
+
+	CreatedBy string    `json:"created_by"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+func personCommand() *command {
+	var p personal
+	var role, email, telegram string
+	on := func(verb, done string) func(context.Context, []string, io.Writer) error {
+		return p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			name, err := oneArg(args, "NAME")
+			if err != nil {
+				return err
+			}
+			if err := l.call(ctx, "POST", "/v1/people/"+url.PathEscape(name)+"/"+verb, nil, nil); err != nil {
+				return noPerson(err, name)
+			}
+			_, err = fmt.Fprintln(out, done)
+			return err
+		})
+	}
+	return group("person", "list|invite|invitations|withdraw ID|role NAME ROLE|disable NAME|enable NAME|reset NAME|password NAME [flags]", "manage who may decide", personHelp,
+		func(fs *flag.FlagSet) {
+			p.flags(fs)
+			fs.StringVar(&role, "role", "reviewer", "invite: owner, reviewer or viewer")
+			fs.StringVar(&email, "email", "", "invite: where to write to them of what waits")
+			fs.StringVar(&telegram, "telegram", "", "invite: the `number` of their chat with the bot, likewise")
+		}, map[string]func(context.Context, []string, io.Writer) error{
+			"list": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				var list struct{ People []person }
+				if err := l.call(ctx, "GET", "/v1/people", nil, &list); err != nil {
+					return err
+				}
+				rows := [][]string{{"NAME", "ROLE", "SECOND FACTOR", "SESSIONS", "MADE", "EMAIL"}}
+				for _, p := range list.People {
+					rows = append(rows, []string{p.Name, p.standing(), p.factors(), strconv.Itoa(p.Sessions), ago(p.CreatedAt), printable(p.Email)})
+				}
+				return table(out, rows)
+			}),
+			"invite": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				var v invitation
+				if err := l.call(ctx, "POST", "/v1/invitations", map[string]string{"role": role, "email": email, "telegram": telegram}, &v); err != nil {
+					return err
+				}
+				return v.print(out, "a new "+v.Role)
+			}),
+			"invitations": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				var list struct{ Invitations []invitation }
+				if err := l.call(ctx, "GET", "/v1/invitations", nil, &list); err != nil {
+					return err
+				}
+				rows := [][]string{{"ID", "FOR", "BY", "ENDS"}}
+				for _, v := range list.Invitations {
+					what := "a new " + v.Role
+					if v.Person != "" {
+						what = "a new password of " + v.Person
+					}
+					rows = append(rows, []string{v.ID, what, first(v.CreatedBy, "the first start"), v.ExpiresAt.Local().Format("2006-01-02 15:04")})
+				}
+				return table(out, rows)
+			}),
+			"withdraw": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				id, err := oneArg(args, "ID")
+				if err != nil {
+					return err
+				}
+				if err := l.call(ctx, "DELETE", "/v1/invitations/"+pathSegment(id), nil, nil); err != nil {
+					return notFoundAs(err, "there is no link %q that can be used; postern person invitations lists them", id)
+				}
+				_, err = fmt.Fprintln(out, "It opens nothing now.")
+				return err
+			}),
+			"role": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				if len(args) != 2 {
+					return fmt.Errorf("%w: want NAME ROLE, got %d arguments", errUsage, len(args))
+				}
+				if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"role": args[1]}, nil); err != nil {
+					return noPerson(err, args[0])
+				}
+				_, err := fmt.Fprintf(out, "%s is %s now. Their sessions have ended.\n", args[0], args[1])
+				return err
+			}),
+			"disable": on("disable", "Disabled. Their sessions have ended."),
+			"enable":  on("enable", "Enabled."),
+			"reset":   on("reset", "Reset. Their sessions have ended; their password alone signs in until they set a second factor up."),
+			"password": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				name, err := oneArg(args, "NAME")
+				if err != nil {
+					return err
+				}
+				var v invitation
+				if err := l.call(ctx, "POST", "/v1/people/"+url.PathEscape(name)+"/password-link", nil, &v); err != nil {
+					return noPerson(err, name)
+				}
+				return v.print(out, "a new password of "+name)
+			}),
+		})
+}
+
+func noPerson(err error, name string) error {
+	return notFoundAs(err, "there is nobody called %q; postern person list shows who there is", name)
+}
+
+// print shows a link, this once: its path goes below the console's address.
+func (v invitation) print(out io.Writer, what string) error {
+	_, err := fmt.Fprintf(out, "%s\nThis is the link for %s, below the console's address, until %s:\n  %s\n", v.ID, what, v.ExpiresAt.Local().Format("2006-01-02 15:04"), v.Path)
+	return err
+}
+
+func (p person) standing() string {
+	if p.DisabledAt != nil {
+		return p.Role + ", disabled"
+	}
+	return p.Role
+}
+
+func (p person) factors() string {
+	switch {
+	case p.TOTP && p.Passkeys > 0:
+		return fmt.Sprintf("app, %d passkeys", p.Passkeys)
+	case p.TOTP:
+		return "app"
+	case p.Passkeys > 0:
+		return fmt.Sprintf("%d passkeys", p.Passkeys)
+	}
+	return "none"
+}
