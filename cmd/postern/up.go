@@ -113,17 +113,18 @@ type daemon struct {
 
 	resolver *net.Resolver // asked for all that mail needs
 
-	ring   *signing.Ring
-	record *audit.Keeper
-	sinks  *sink.Forwarder
-	book   *rulebook.Book
-	gate   *oversight.Gate
-	people *people.People
-	post   *mailbox.PostOffice
-	doms   *domain.Registry
-	fleet  *sandbox.Fleet
-	wall   *egress.Wall
-	vols   *volume.Store
+	ring        *signing.Ring
+	record      *audit.Keeper
+	sinks       *sink.Forwarder
+	book        *rulebook.Book
+	connections *rulebook.Connections
+	gate        *oversight.Gate
+	people      *people.People
+	post        *mailbox.PostOffice
+	doms        *domain.Registry
+	fleet       *sandbox.Fleet
+	wall        *egress.Wall
+	vols        *volume.Store
 
 	runtime *gvisor.Runtime
 	keeper  *keeper.Keeper // told goodbye only by who has served: until then sandboxes of a former process may hang on it
@@ -411,6 +412,8 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.book = rulebook.New(d.log, d.db)
 	d.gate = oversight.NewGate(d.log, d.db, d.book)
 	d.gate.Handle(policy.KindChange, d.book)
+	d.connections = rulebook.NewConnections(d.log, d.db, d.book, d.gate, 0)
+	d.gate.Handle(policy.KindConnect, d.connections)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err
@@ -634,6 +637,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	if d.conf.KeepActions > 0 {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}
+	g.Go(func() error { return d.connections.Run(ctx) })
 	g.Go(func() error { return d.post.RunForget(ctx) })
 	g.Go(func() error { return d.fleet.Run(ctx) })
 	g.Go(func() error { return d.vols.Run(ctx) })

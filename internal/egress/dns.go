@@ -183,6 +183,9 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]netip.Addr, policy.Verdict, error) {
 	rules := a.rules.Load()
 	v := rules.Resolve(name)
+	if v.Effect == policy.Allow && a.w.cfg.Permit != nil {
+		v = a.w.cfg.Permit.Look(ctx, a.who, name)
+	}
 	if v.Effect != policy.Allow {
 		return nil, v, nil
 	}

@@ -90,7 +90,27 @@ type Config struct {
 	// that verifies certificates will not send. Nil: mail ports are refused.
 	SMTP func(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte)
 
+	// Permit has the last word on what the lists allow. Nil: the lists have it.
+	Permit Permitter
+
 	Limits Limits // for each sandbox
+}
+
+// A Permitter has the last word on what the lists of a sandbox allow: it can
+// only take from it. Implementations are safe for concurrent use and, but where
+// they wait for a person, as quick as memory: they are asked for each
+// connection.
+type Permitter interface {
+	// Names reports whether the word on who's connections goes by the names of
+	// hosts, so that a name is looked for on those to the web's ports, too,
+	// which are allowed by address.
+	Names(ctx context.Context, who auth.Principal) bool
+	// Look says whether a name may be looked up outside.
+	Look(ctx context.Context, who auth.Principal, name string) policy.Verdict
+	// Permit says whether a connection may be made. To has the names that we
+	// resolved it by, or none. It may wait, for as long as it bounds itself, and
+	// returns soon when ctx is done.
+	Permit(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
 }
 
 // Limits bounds what one sandbox can make this process do. Zero fields have

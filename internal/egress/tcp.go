@@ -100,10 +100,17 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 	}
 	c := a.connection(dst, nil)
 	v := rules.Connect(c)
+	web := dst.Port() == 80 || dst.Port() == 443
+	if v.Effect == policy.Allow && web && a.w.cfg.Permit != nil && a.w.cfg.Permit.Names(ctx, a.who) {
+		if in := accept(r); in != nil {
+			a.handleNamed(ctx, in, dst)
+		}
+		return
+	}
 	if v.Effect != policy.Allow && rules.MayByName(c) {
 		// Only a name can open it: one that our resolver gave this address
 		// for, or, on the web's ports, one that is seen on the connection.
-		if dst.Port() == 80 || dst.Port() == 443 {
+		if web {
 			if in := accept(r); in != nil {
 				a.handleNamed(ctx, in, dst)
 			}
@@ -113,6 +120,11 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		v = rules.Connect(c)
 	}
 	if v.Effect != policy.Allow {
+		a.refuse(ctx, "tcp", dst, strings.Join(c.Names, " "), v.Reason)
+		r.Complete(true)
+		return
+	}
+	if v := a.permit(ctx, c); v.Effect != policy.Allow {
 		a.refuse(ctx, "tcp", dst, strings.Join(c.Names, " "), v.Reason)
 		r.Complete(true)
 		return
@@ -138,6 +150,18 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 	a.splice(ctx, f, in, up, nil)
 }
 
+// permit asks who has the last word. A connection that its address alone allows
+// is asked about by the names that our resolver gave for it.
+func (a *attached) permit(ctx context.Context, c policy.Connection) policy.Verdict {
+	if a.w.cfg.Permit == nil {
+		return policy.Verdict{Effect: policy.Allow}
+	}
+	if len(c.Names) == 0 {
+		c.Names = a.names.of(c.Addr.Addr())
+	}
+	return a.w.cfg.Permit.Permit(ctx, a.who, c)
+}
+
 // handleNamed decides on a web connection by the name that it names itself.
 func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.AddrPort) {
 	defer in.Close()
@@ -154,19 +178,27 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		s.refuse(in, reason)
 	}
 	c := a.connection(dst, nil)
+	// Its address may be allowed whatever its name is, see handleOut.
+	anyName := a.rules.Load().Connect(c).Effect == policy.Allow
 	switch {
-	case s.problem != "":
+	case s.problem != "" && !anyName:
 		refuse(s.name, s.problem)
 		return
-	case s.name != "":
+	case s.name != "" && s.problem == "":
 		// The sandbox may send any name to any address. The name counts, and
 		// what we find it to be is dialled.
 		to, v := a.resolveFor(ctx, s.name, dst)
-		if v.Effect != policy.Allow {
+		switch {
+		case v.Effect == policy.Allow:
+			c = a.connection(to, []string{s.name})
+		case anyName && a.mayLook(ctx, s.name):
+			// The name is not one that it may look up, so it says nothing of
+			// the address, which it may connect to.
+		default:
 			refuse(s.name, v.Reason)
 			return
 		}
-		c = a.connection(to, []string{s.name})
+	case anyName: // no name is proved, and none is needed
 	case s.tls || s.http:
 		// Many names share an address, and one of them is asked for without
 		// saying which.
@@ -180,6 +212,10 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 			return
 		}
 	}
+	if v := a.permit(ctx, c); v.Effect != policy.Allow {
+		refuse(strings.Join(c.Names, " "), v.Reason)
+		return
+	}
 	ctx, f := a.open(ctx, c, dst)
 	if f == nil {
 		return
@@ -191,6 +227,11 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		return
 	}
 	a.splice(ctx, f, in, up, s.head)
+}
+
+// mayLook reports whether it is the lists alone that a name is not on.
+func (a *attached) mayLook(ctx context.Context, name string) bool {
+	return a.w.cfg.Permit == nil || a.w.cfg.Permit.Look(ctx, a.who, name).Effect == policy.Allow
 }
 
 // resolveFor returns the address to dial for a name that was seen on a

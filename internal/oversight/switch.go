@@ -55,8 +55,8 @@ func (s Switch) String() string {
 	return "stopped by the kill switch for " + what + ": " + s.Reason
 }
 
-// stops reports whether s stops what r asks for, of the given inbox.
-func (s Switch) stops(inbox string, r policy.Request) bool {
+// Stops reports whether s stops what r asks for, of the given inbox.
+func (s Switch) Stops(inbox string, r policy.Request) bool {
 	switch s.Scope {
 	case ScopeInbox:
 		return s.Target == inbox
@@ -161,7 +161,7 @@ func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, who auth.Principal, s 
 		return 0, err
 	}
 	for _, a := range as {
-		if !s.stops(a.Inbox, a.Request) {
+		if !s.Stops(a.Inbox, a.Request) {
 			continue
 		}
 		from := a.State
@@ -231,6 +231,12 @@ func (g *Gate) Switches(ctx context.Context, who auth.Principal) (out []Switch, 
 	return out, err
 }
 
+// SwitchesOf returns the switches that are on for a project, newest first, for
+// who has to look at them often and so keeps them for a moment.
+func (g *Gate) SwitchesOf(ctx context.Context, tx *store.Tx, project string) ([]Switch, error) {
+	return switches(ctx, tx, project)
+}
+
 func switches(ctx context.Context, tx *store.Tx, project string) ([]Switch, error) {
 	out, err := store.List(ctx, tx, func(row func(...any) error) (s Switch, err error) {
 		var at, until int64
@@ -253,7 +259,7 @@ func (g *Gate) Stopped(ctx context.Context, tx *store.Tx, project, inbox string,
 		return Switch{}, false, err
 	}
 	for _, s := range list {
-		if s.stops(inbox, r) {
+		if s.Stops(inbox, r) {
 			return s, true, nil
 		}
 	}

@@ -42,10 +42,7 @@ func decide(d *Document, r Request, tell func(Step)) Verdict {
 	if r.Kind == KindSend && r.Mode == ReadOnly {
 		return deny(string(ReadOnly), "the inbox is in mode read_only: it sends nothing")
 	}
-	v, ok := Verdict{}, false
-	if d != nil {
-		v, ok = d.match(r, tell)
-	}
+	v, ok := d.match(r, tell)
 	if !ok {
 		v = byMode(r)
 	}
@@ -103,8 +100,15 @@ func byPerson(v Verdict, r Request) Verdict {
 	return v
 }
 
+// Match returns what the rules say of r, without the modes, and whether any
+// does.
+func (d *Document) Match(r Request) (Verdict, bool) { return d.match(r, func(Step) {}) }
+
 // match returns what the first rule says that matches r.
 func (d *Document) match(r Request, tell func(Step)) (Verdict, bool) {
+	if d == nil {
+		return Verdict{}, false
+	}
 	var facts map[string]any
 	var doubt *Verdict // what is asked since a condition could not be evaluated
 	spent := uint64(0)
