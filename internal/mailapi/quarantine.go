@@ -31,6 +31,7 @@ type heldJSON struct {
 	DKIM       string                    `json:"dkim"`
 	DMARC      string                    `json:"dmarc"`
 	ARC        string                    `json:"arc"`
+	Action     string                    `json:"action"` // by which it is let in; empty where release and drop do
 }
 
 func (s *Server) listQuarantine(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -47,7 +48,7 @@ func (s *Server) listQuarantine(w http.ResponseWriter, r *http.Request, c caller
 	for _, h := range list {
 		out = append(out, heldJSON{
 			ID: h.ID, Inbox: h.Inbox, CreatedAt: h.At, Size: h.Size, Score: h.Score, Reason: h.Reason, Categories: h.Categories,
-			SPF: h.Checks["spf"], DKIM: h.Checks["dkim"], DMARC: h.Checks["dmarc"], ARC: h.Checks["arc"],
+			SPF: h.Checks["spf"], DKIM: h.Checks["dkim"], DMARC: h.Checks["dmarc"], ARC: h.Checks["arc"], Action: h.Action,
 		})
 	}
 	answer(w, http.StatusOK, map[string]any{"held": out, "next_cursor": next})

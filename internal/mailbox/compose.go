@@ -326,8 +326,12 @@ func (m *PostOffice) Cancel(ctx context.Context, who auth.Principal, action stri
 		if err != nil {
 			return oversight.Action{}, err
 		}
-		if _, err := m.gate.Action(ctx, a, action); err != nil {
+		what, err := m.gate.Action(ctx, a, action)
+		if err != nil {
 			return oversight.Action{}, err
+		}
+		if what.Kind == ReceiveKind { // to cancel it would be to drop it, which is for who lets it in
+			return oversight.Action{}, fmt.Errorf("mail that waits to be let in is let in or dropped by a person: %w", auth.ErrForbidden)
 		}
 		if _, err := m.sender(ctx, who, a.Inbox); err != nil {
 			return oversight.Action{}, err

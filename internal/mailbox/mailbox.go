@@ -113,7 +113,7 @@ var (
 )
 
 // New returns the post office of the inboxes in db and makes it the executor of
-// what concerns them: [SendKind], [ModeKind], [AllowKind].
+// what concerns them: [SendKind], [ReceiveKind], [ModeKind], [AllowKind].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
 	cfg.Delivery.fill()
@@ -122,6 +122,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	gate.Handle(SendKind, m)
 	gate.Handle(ModeKind, modeExecutor{m})
 	gate.Handle(AllowKind, allowExecutor{m})
+	gate.Handle(ReceiveKind, arrivalExecutor{m})
 	return m
 }
 

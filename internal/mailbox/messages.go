@@ -19,6 +19,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/mail"
+	"postern/internal/policy"
 	"postern/internal/scan"
 	"postern/internal/store"
 )
@@ -134,6 +135,8 @@ type letter struct {
 	size      int
 	refs      [][]byte // hashes of Message-IDs, nearest first; see threads.go
 	summary   []byte   // sealed
+
+	held QuarantineReason // why it waits for a person; empty means that it does not
 }
 
 // seal seals a message for b and makes its blob durable. What fails after it
@@ -239,7 +242,6 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 	p := mail.Read(e.Raw)
 	s := summarise(p)
 	security := m.inspect(e, p)
-	s.Security = &security
 	// What takes long, sealing and the blobs, is done before the transaction:
 	// there is one writer at a time.
 	var letters []letter
@@ -252,6 +254,8 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 		}
 	}()
 	for _, b := range inboxes {
+		shown := security.in(b)
+		s.Security = &shown
 		l, err := m.seal(b, In, e.Raw, p, s)
 		if l.id != "" {
 			letters = append(letters, l)
@@ -263,13 +267,13 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 	report, isReport := mail.ParseReport(e.Raw)
 	sender := provedSender(e, p)
 	return m.db.Update(ctx, func(tx *store.Tx) error {
-		for _, l := range letters {
-			if err := m.admit(ctx, tx, l, security); err != nil {
+		for i := range letters {
+			if err := m.admit(ctx, tx, &letters[i], security); err != nil {
 				return err
 			}
 		}
 		for _, l := range letters {
-			if sender != "" && !security.Quarantined {
+			if sender != "" && l.held == "" {
 				if err := m.exchanged(ctx, tx, l.inbox.ID, sender, 0, 1); err != nil {
 					return err
 				}
@@ -281,9 +285,14 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			}
 		}
 		for _, l := range letters {
-			if security.Quarantined {
+			if l.held != "" {
 				if err := m.announceHeld(ctx, tx, l, security, e.Remote); err != nil {
 					return err
+				}
+				if l.inbox.Mode == policy.GatedAll {
+					if err := m.askIn(ctx, tx, l, security); err != nil {
+						return err
+					}
 				}
 				continue
 			}
@@ -319,7 +328,7 @@ func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []Inbox, er
 
 // admit stores l, or holds it for a person, unless its inbox is full, gone, or has another key than l was
 // sealed to.
-func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l letter, security Security) error {
+func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l *letter, security Security) error {
 	used, err := m.lock(ctx, tx, l.inbox.ID)
 	if err != nil {
 		return err
@@ -334,10 +343,12 @@ func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l letter, security
 	if used+int64(l.size) > b.MaxBytes {
 		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, b.MaxBytes, ErrFull)
 	}
-	if security.Quarantined {
-		return m.confine(ctx, tx, l, security)
+	l.inbox = b // in the mode of now
+	if security = security.in(b); security.Quarantined {
+		l.held = security.Reason
+		return m.confine(ctx, tx, *l, security)
 	}
-	return m.keep(ctx, tx, l)
+	return m.keep(ctx, tx, *l)
 }
 
 // errRetry makes a door answer with a temporary error.

@@ -14,6 +14,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/mail"
+	"postern/internal/policy"
 	"postern/internal/scan"
 	"postern/internal/store"
 )
@@ -36,6 +37,7 @@ type QuarantineReason string
 const (
 	ForScore  QuarantineReason = "score"  // the scan's score reached the server's threshold
 	ForPolicy QuarantineReason = "policy" // DMARC failed, and the sender's domain asks for it
+	ForMode   QuarantineReason = "mode"   // the inbox is in mode gated_all
 )
 
 // Held is a message in quarantine as those see it who manage inboxes: nothing
@@ -49,6 +51,7 @@ type Held struct {
 	Reason     QuarantineReason
 	Categories map[scan.Category]float64
 	Checks     map[string]string // "spf", "dkim", "dmarc", "arc" → a word of RFC 8601
+	Action     string            // by which it is let in or dropped; empty means by [PostOffice.Release] and Drop
 }
 
 const (
@@ -90,6 +93,14 @@ func (m *PostOffice) inspect(e Arrival, p mail.Message) Security {
 	return s
 }
 
+// in returns s as it is for an inbox: in mode gated_all everything waits.
+func (s Security) in(b Inbox) Security {
+	if b.Mode == policy.GatedAll && !s.Quarantined {
+		s.Quarantined, s.Reason = true, ForMode
+	}
+	return s
+}
+
 // hundredths keeps a score as a number that both databases store alike.
 func hundredths(score float64) int64 { return int64(math.Round(score * 100)) }
 
@@ -99,15 +110,8 @@ func (m *PostOffice) confine(ctx context.Context, tx *store.Tx, l letter, s Secu
 	for c, v := range s.Categories {
 		categories[c] = hundredths(v)
 	}
-	checks := map[string]string{}
-	for name, c := range map[string]mail.Check{"spf": s.Auth.SPF, "dkim": s.Auth.DKIM, "dmarc": s.Auth.DMARC, "arc": s.Auth.ARC} {
-		// Only the words of RFC 8601: what else a check says may be the sender's.
-		if slices.Contains(resultWords, c.Result) {
-			checks[name] = c.Result
-		}
-	}
 	var encoded [3][]byte
-	for i, v := range []any{categories, checks, l.refs} {
+	for i, v := range []any{categories, checkWords(s), l.refs} {
 		b, err := json.Marshal(v)
 		if err != nil {
 			return fmt.Errorf("hold message: %w", err)
@@ -126,24 +130,36 @@ func (m *PostOffice) confine(ctx context.Context, tx *store.Tx, l letter, s Secu
 	return nil
 }
 
+// checkWords returns what was proved of a sender, in the words of RFC 8601
+// alone: what else a check says may be the sender's.
+func checkWords(s Security) map[string]string {
+	checks := map[string]string{}
+	for name, c := range map[string]mail.Check{"spf": s.Auth.SPF, "dkim": s.Auth.DKIM, "dmarc": s.Auth.DMARC, "arc": s.Auth.ARC} {
+		if slices.Contains(resultWords, c.Result) {
+			checks[name] = c.Result
+		}
+	}
+	return checks
+}
+
 var resultWords = []string{"none", "pass", "fail", "softfail", "neutral", "policy", "temperror", "permerror"}
 
 // announceHeld records, as part of tx, that l waits for a person.
 func (m *PostOffice) announceHeld(ctx context.Context, tx *store.Tx, l letter, s Security, remote string) error {
 	who := auth.Principal{Kind: auth.System, ID: "scan", Project: l.inbox.Project}
-	f := audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": remote, "score": strconv.FormatFloat(s.Score, 'f', 2, 64), "reason": string(s.Reason)}
+	f := audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": remote, "score": strconv.FormatFloat(s.Score, 'f', 2, 64), "reason": string(l.held)}
 	if err := audit.Append(ctx, tx, who, "message.quarantine", l.id, f); err != nil {
 		return err
 	}
 	return m.announce(ctx, tx, l.inbox, event.MessageQuarantined, l.id)
 }
 
-const heldColumns = `id, inbox_id, at, size, score, reason, categories, checks`
+const heldColumns = `id, inbox_id, at, size, score, reason, categories, checks, action_id`
 
 func scanHeld(row func(...any) error, more ...any) (h Held, err error) {
 	var at, score int64
 	var categories, checks string
-	if err := row(append([]any{&h.ID, &h.Inbox, &at, &h.Size, &score, &h.Reason, &categories, &checks}, more...)...); err != nil {
+	if err := row(append([]any{&h.ID, &h.Inbox, &at, &h.Size, &score, &h.Reason, &categories, &checks, &h.Action}, more...)...); err != nil {
 		return Held{}, err
 	}
 	h.At, h.Score = store.FromTime(at), float64(score)/100
@@ -227,8 +243,8 @@ func (m *PostOffice) HeldMessage(ctx context.Context, who auth.Principal, k *Key
 
 // mayJudge returns an error unless who is a person: no key lets its own mail in.
 func mayJudge(who auth.Principal) error {
-	if who.Kind != auth.Person {
-		return fmt.Errorf("%s may not release or drop mail that is held, only a person may: %w", who, auth.ErrForbidden)
+	if !who.Decides() {
+		return fmt.Errorf("%s may not release or drop mail that is held, only a person who reviews may: %w", who, auth.ErrForbidden)
 	}
 	return nil
 }
@@ -240,11 +256,10 @@ func (m *PostOffice) Release(ctx context.Context, who auth.Principal, id string)
 	if err := auth.Need(who, auth.Reviewer); err != nil {
 		return err
 	}
-	return m.settle(ctx, who, id, "message.release", func(ctx context.Context, tx *store.Tx, l letter) error {
-		return m.keep(ctx, tx, l)
-	}, func(ctx context.Context, tx *store.Tx, l letter) error {
-		return m.announce(ctx, tx, l.inbox, event.MessageReceived, l.id)
-	})
+	if err := mayJudge(who); err != nil {
+		return err
+	}
+	return m.settle(ctx, who, id, "message.release", "", m.letIn, m.tellIn)
 }
 
 // Drop removes a held message for good. Who is a person.
@@ -252,8 +267,11 @@ func (m *PostOffice) Drop(ctx context.Context, who auth.Principal, id string) er
 	if err := auth.Need(who, auth.Reviewer); err != nil {
 		return err
 	}
+	if err := mayJudge(who); err != nil {
+		return err
+	}
 	none := func(context.Context, *store.Tx, letter) error { return nil }
-	if err := m.settle(ctx, who, id, "message.drop", none, none); err != nil {
+	if err := m.settle(ctx, who, id, "message.drop", "", none, none); err != nil {
 		return err
 	}
 	// After the commit: a crash in between leaves a sealed blob that no row
@@ -261,16 +279,16 @@ func (m *PostOffice) Drop(ctx context.Context, who auth.Principal, id string) er
 	return m.cfg.Blobs.Delete(blobID(id))
 }
 
-// settle takes a message out of quarantine. Of two who do it at once, in
-// whatever processes, one finds it.
-func (m *PostOffice) settle(ctx context.Context, who auth.Principal, id, verb string, change, tell func(context.Context, *store.Tx, letter) error) error {
-	if err := mayJudge(who); err != nil {
-		return err
-	}
+// settle takes a message out of quarantine, by an action or by none. Of two who
+// do it at once, in whatever processes, one finds it.
+func (m *PostOffice) settle(ctx context.Context, who auth.Principal, id, verb, action string, change, tell func(context.Context, *store.Tx, letter) error) error {
 	err := m.db.Update(ctx, func(tx *store.Tx) error {
-		var inbox string
-		if err := tx.One(ctx, `select inbox_id from quarantine where id = $1 and project_id = $2`, []any{id, who.Project}, &inbox); err != nil {
+		var inbox, waits string
+		if err := tx.One(ctx, `select inbox_id, action_id from quarantine where id = $1 and project_id = $2`, []any{id, who.Project}, &inbox, &waits); err != nil {
 			return err
+		}
+		if waits != action { // it has one decision, where everybody looks for it
+			return fmt.Errorf("%w: message: it waits as action %s: decide on that", ErrInvalid, waits)
 		}
 		if _, err := m.lock(ctx, tx, inbox); err != nil {
 			return err

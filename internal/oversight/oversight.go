@@ -414,8 +414,8 @@ func room(ctx context.Context, tx *store.Tx, a Action) error {
 	}
 	var n, size int64
 	err := tx.QueryRowContext(ctx, `select count(*), coalesce(sum(length(payload)), 0) from action
-		where project_id = $1 and inbox_id = $2 and id <> $3 and (state in ($4, $5) or state = $6 and send_at > $7)`,
-		a.Project, a.Inbox, a.ID, Pending, Scheduled, Approved, store.Time(time.Now())).Scan(&n, &size)
+		where project_id = $1 and inbox_id = $2 and id <> $3 and (state in ($4, $5) or state = $6 and send_at > $7) and kind = $8`,
+		a.Project, a.Inbox, a.ID, Pending, Scheduled, Approved, store.Time(time.Now()), a.Kind).Scan(&n, &size)
 	if err != nil {
 		return fmt.Errorf("count waiting actions: %w", err)
 	}

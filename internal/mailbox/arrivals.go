@@ -1,0 +1,197 @@
+package mailbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/event"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/scan"
+	"postern/internal/store"
+)
+
+// Mail that arrives for an inbox in mode gated_all is held as mail in quarantine
+// is, sealed to the inbox's key, and an action of kind [ReceiveKind] asks a
+// person to let it in. Who decides sees what quarantine shows and nothing that
+// the sender wrote: when it came, its size, the scan's score, and the words for
+// what was proved of its sender. Approved, it is released into the inbox;
+// rejected, cancelled or decided by nobody, it is dropped.
+
+// ReceiveKind is the kind of the actions that let mail into an inbox.
+const ReceiveKind = policy.KindReceive
+
+// An arrival is the payload of an action of kind [ReceiveKind]. It holds nothing
+// that is sealed.
+type arrival struct {
+	Message    string                    `json:"message"` // its id
+	Inbox      string                    `json:"inbox"`
+	Address    string                    `json:"address"` // the inbox's
+	At         time.Time                 `json:"at"`
+	Size       int                       `json:"size"` // bytes, before sealing
+	Score      float64                   `json:"score"`
+	Categories map[scan.Category]float64 `json:"categories,omitempty"`
+	Checks     map[string]string         `json:"checks,omitempty"` // as in [Held]
+}
+
+// askIn asks a person to let l in, which tx has held.
+func (m *PostOffice) askIn(ctx context.Context, tx *store.Tx, l letter, s Security) error {
+	v := arrival{Message: l.id, Inbox: l.inbox.ID, Address: l.inbox.Address, At: l.at, Size: l.size, Score: s.Score, Categories: s.Categories, Checks: checkWords(s)}
+	payload, err := marshal(v)
+	if err != nil {
+		return err
+	}
+	r := policy.Request{
+		Kind: ReceiveKind, Mode: l.inbox.Mode, Inbox: l.inbox.Address, Via: "smtp", Size: int64(l.size),
+		Detail: map[string]string{"score": strconv.FormatFloat(s.Score, 'f', 2, 64)},
+	}
+	maps.Copy(r.Detail, v.Checks)
+	for _, c := range scan.Categories() {
+		if s.Categories[c] >= scan.Flagged {
+			r.Flags = append(r.Flags, string(c))
+		}
+	}
+	// What is stopped comes again: the sender's server keeps it for days, and
+	// here it would be lost.
+	if sw, on, err := m.gate.Stopped(ctx, tx, l.inbox.Project, l.inbox.ID, r); err != nil || on {
+		if err == nil {
+			err = fmt.Errorf("receive for %s: %s: %w", l.inbox.ID, sw, ErrFull)
+		}
+		return err
+	}
+	who := auth.Principal{Kind: auth.System, ID: "smtp", Project: l.inbox.Project}
+	a, err := m.gate.Propose(ctx, tx, who, oversight.Proposal{Request: r, Inbox: l.inbox.ID, Via: "smtp", Payload: payload})
+	if errors.Is(err, oversight.ErrFull) {
+		return fmt.Errorf("receive for %s: %w: %w", l.inbox.ID, err, ErrFull)
+	}
+	if err != nil {
+		return err
+	}
+	if a.State == oversight.Denied { // by policy, of which Moved could not know the message yet
+		return m.dropHeld(ctx, tx, a, l.id)
+	}
+	if _, err := tx.ExecContext(ctx, `update quarantine set action_id = $1 where id = $2`, a.ID, l.id); err != nil {
+		return fmt.Errorf("hold message: %w", err)
+	}
+	return nil
+}
+
+// arrivalExecutor lets mail in after a decision.
+type arrivalExecutor struct{ m *PostOffice }
+
+var (
+	_ oversight.Executor  = arrivalExecutor{}
+	_ oversight.Recoverer = arrivalExecutor{}
+	_ oversight.Watcher   = arrivalExecutor{}
+)
+
+// Execute implements [oversight.Executor].
+func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	var v arrival
+	if err := json.Unmarshal(a.Payload, &v); err != nil || v.Inbox != a.Inbox {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was let in: the action cannot be read"}
+	}
+	who, ok := decided(a)
+	if !ok {
+		who = auth.Principal{Kind: auth.System, ID: "policy", Project: a.Project}
+	}
+	err := x.m.settle(ctx, who, v.Message, "message.release", a.ID, x.m.letIn, x.m.tellIn)
+	switch {
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, ErrNoInbox):
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was let in: the message is not there any more"}
+	case err != nil:
+		x.m.log.ErrorContext(ctx, "release message", "action", a.ID, "err", err)
+		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Detail: "nothing was let in yet: the server's records could not be written"}
+	}
+	return oversight.Outcome{State: oversight.Done, Detail: "it is in the inbox"}
+}
+
+// Interrupted implements [oversight.Recoverer].
+func (x arrivalExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
+	var n int
+	if err := tx.One(ctx, `select count(*) from quarantine where action_id = $1`, []any{a.ID}, &n); err != nil {
+		return oversight.Outcome{}, fmt.Errorf("recover arrival: %w", err)
+	}
+	if n > 0 {
+		return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before it was let in"}, nil
+	}
+	return oversight.Outcome{State: oversight.Done, Detail: "it is in the inbox"}, nil
+}
+
+// Moved implements [oversight.Watcher]: what nobody lets in is dropped.
+func (x arrivalExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	switch a.State {
+	case oversight.Denied, oversight.Cancelled, oversight.Failed:
+		var id string
+		err := tx.One(ctx, `select id from quarantine where action_id = $1`, []any{a.ID}, &id)
+		if err == nil {
+			err = x.m.dropHeld(ctx, tx, a, id)
+		}
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("drop message of %s: %w", a.ID, err)
+		}
+	case oversight.Scheduled, oversight.Pending, oversight.Approved, oversight.Executing, oversight.Done, oversight.Unknown:
+	}
+	return x.m.announceMove(ctx, tx, a)
+}
+
+// dropHeld removes a held message as part of tx, and its blob afterwards: a
+// crash in between leaves a sealed blob that no row names, which a sweep removes.
+func (m *PostOffice) dropHeld(ctx context.Context, tx *store.Tx, a oversight.Action, id string) error {
+	var size int64
+	if err := tx.One(ctx, `delete from quarantine where id = $1 returning size`, []any{id}, &size); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `update inbox_use set bytes = bytes - $1 where inbox_id = $2`, size, a.Inbox); err != nil {
+		return fmt.Errorf("measure inbox %s: %w", a.Inbox, err)
+	}
+	tx.AfterCommit(func() {
+		if err := m.cfg.Blobs.Delete(blobID(id)); err != nil {
+			m.log.WarnContext(ctx, "remove dropped message", "message", id, "err", err) // the sweep will
+		}
+	})
+	return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}, "message.drop", id, audit.Fields{"inbox": a.Inbox, "action": a.ID})
+}
+
+// letIn and tellIn put a held message into its inbox, and say so.
+func (m *PostOffice) letIn(ctx context.Context, tx *store.Tx, l letter) error {
+	return m.keep(ctx, tx, l)
+}
+
+func (m *PostOffice) tellIn(ctx context.Context, tx *store.Tx, l letter) error {
+	return m.announce(ctx, tx, l.inbox, event.MessageReceived, l.id)
+}
+
+// Show implements [oversight.Executor].
+func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
+	var v arrival
+	if err := json.Unmarshal(a.Payload, &v); err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	view := oversight.View{Title: "Mail for " + v.Address + " waits to be let in", Fields: []oversight.Field{
+		{Name: "Inbox", Value: v.Address}, {Name: "Arrived", Value: v.At.Format(time.RFC1123)}, {Name: "Size", Value: strconv.Itoa(v.Size) + " bytes"},
+		{Name: "Score", Value: fmt.Sprintf("%.2f of 1: how much it looks like an attack", v.Score)},
+	}}
+	for _, c := range scan.Categories() {
+		if s := v.Categories[c]; s > 0 {
+			view.Fields = append(view.Fields, oversight.Field{Name: "Found", Value: fmt.Sprintf("%s %.2f", c, s)})
+		}
+		if v.Categories[c] >= scan.Flagged {
+			view.Flags = append(view.Flags, string(c))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.Checks)) {
+		view.Fields = append(view.Fields, oversight.Field{Name: strings.ToUpper(name), Value: v.Checks[name]})
+	}
+	view.Text = "Who it is from and what it says is sealed to the inbox's key: only its reader can look at it (the inbox's quarantine), before it is let in, too."
+	return view, nil
+}
