@@ -34,6 +34,8 @@ func TestRendered(t *testing.T) {
 		{"forms send nothing", `<form action=//evil.example><input name=p type=password autofocus formaction=//evil.example><button>Approve</button></form>`, []string{"disabled"}, []string{"evil", "autofocus", "action="}, 0, 0},
 		{"a body's picture goes", `<body background="https://evil.example/b.png" bgcolor=#fff><table background=//evil.example>`, nil, []string{"evil"}, 0, 0},
 		{"what a noscript holds is shown, as where no script runs", `<noscript><p>seen</p></noscript>`, []string{"seen"}, nil, 0, 0},
+		{"a style fetches nothing", `<style>@IMPORT url(//evil.example/x);p{background:URL( "//evil.example/p")}b{background:url(data:image/png;base64,AA)}</style><p style="background:image-set('//evil.example' 1x)">`, []string{"url(data:image/png;base64,AA)", "left-out("}, []string{"@import", "@IMPORT", "URL(", "image-set"}, 0, 0},
+		{"nor in escapes", `<p style="background:u\72l(//evil.example)">t</p>`, []string{`<p style="">t</p>`}, []string{"evil"}, 0, 0},
 		{"comments go", `<!--[if mso]>hidden<![endif]-->z`, []string{"z"}, []string{"hidden"}, 0, 0},
 		{"nothing at all", ``, []string{"<!doctype html>"}, nil, 0, 0},
 	} {

@@ -1,0 +1,141 @@
+package console_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// A stage lets a script in a browser have agents ask and others decide while
+// it looks.
+type stage struct {
+	*fixture
+	proposed map[string]oversight.Action // by the name that the script gave
+}
+
+// hostile is a mail that tries everything on who looks at it.
+func hostile() mail.Draft {
+	return mail.Draft{
+		To: []string{`"<img src=x onerror=alert(1)>" <bob@shop.example>`}, Subject: `<script>document.title='owned'</script> Invoice`,
+		Text: "Please pay.\n<script>document.title='owned'</script>\n",
+		HTML: `<p>Please pay.</p><script>parent.document.title='owned'</script><img src="https://evil.example/open.gif" onerror="parent.document.title='owned'">` +
+			`<a id="bait" href="https://evil.example/">click</a><meta http-equiv="refresh" content="0;url=https://evil.example/"><style>@import url(https://evil.example/x.css);p{background:url(https://evil.example/p.png)}</style>` +
+			`<form action="https://evil.example/"><button id="lure">Approve</button></form><iframe src="https://evil.example/"></iframe><svg onload="parent.document.title='owned'"></svg>`,
+		Attachments: []mail.Attachment{{Name: "<svg onload=alert(1)>.html", ContentType: "text/html", Data: []byte("<script>document.title='owned'</script>")}},
+	}
+}
+
+func (s *stage) play(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	name, ctx := q.Get("name"), s.t.Context()
+	a := s.proposed[name]
+	var err error
+	switch do := strings.TrimPrefix(r.URL.Path, "/"); do {
+	case "verdict":
+		s.judge.verdict = policy.Verdict{Effect: policy.Ask, Rule: q.Get("rule"), Reason: q.Get("reason"), StepUp: q.Get("stepup") != ""}
+		fmt.Sscan(q.Get("approvers"), &s.judge.verdict.Approvers)
+		if who := q.Get("who"); who != "" {
+			s.judge.verdict.Who = strings.Split(who, ",")
+		}
+	case "propose":
+		var d mail.Draft
+		var context string
+		switch q.Get("kind") {
+		case "hostile":
+			d, context = hostile(), "</pre><script>document.title='owned'</script>\n> On Monday you wrote: pay"
+		case "report":
+			d = draft()
+			d.HTML = `<h2 style="color:#1f5a8a;margin:0 0 8px">Totals by region</h2><p>Dear Bob, here is <b>last week</b>.</p><table cellpadding="6" style="border-collapse:collapse"><tr style="background:#eef"><th>Region</th><th>Total</th></tr><tr><td>north</td><td>150</td></tr><tr><td>south</td><td>98</td></tr></table><p>Details are in the file. <a href="https://shop.example/reports/47">The report</a></p><img src="https://shop.example/logo.png" alt="Shop">`
+			d.Text = "Totals by region\n\nDear Bob, here is last week.\n\nnorth 150\nsouth 98\n\nDetails are in the file. The report <https://shop.example/reports/47>\n"
+			context = "On Mon, 16 Nov 2026, Bob Buyer <bob@shop.example> wrote:\n> Could you send me the totals by region,\n> as a file, before the meeting on Friday?"
+		default:
+			d = mail.Draft{To: []string{"dora@partner.example"}, Subject: or(q.Get("subject"), "A short note"), Text: "Hello Dora,\n\nthe parcel has left.\n"}
+		}
+		s.update(func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `delete from send_content`)
+			return err
+		})
+		var p mailbox.Proposed
+		if p, err = s.post.Send(ctx, s.agent, "mcp", mailbox.Outgoing{Draft: d, Context: context}); err == nil {
+			s.proposed[name] = p.Action
+			a = p.Action
+		}
+	case "mode":
+		a, err = s.post.RequestMode(ctx, s.agent, "mcp", "", policy.Monitored, "two weeks without a rejection")
+	case "allow":
+		a, err = s.post.RequestAllow(ctx, s.agent, "mcp", "", "*@partner.example", time.Time{}, "we write to them daily")
+	case "revise": // between look and click
+		d := draft()
+		d.Subject, d.Text = "Changed", "Something else entirely.\n"
+		_, err = s.post.Revise(ctx, s.agent, "mcp", a.ID, 0, mailbox.Outgoing{Draft: d})
+	case "decide":
+		bob := s.person
+		bob.ID = "bob"
+		now := s.state(a.ID)
+		err = s.gate.Decide(ctx, bob, oversight.Decision{ID: a.ID, Version: now.Version, Digest: now.Hex(), Approve: q.Get("reject") == "", Reason: q.Get("reject")})
+	case "drain":
+		s.drain()
+	case "strong":
+		s.exec(`update session set strong_at = $1`, time.Now().UnixMicro())
+	case "role":
+		s.exec(`update person set role = $1 where name = $2`, auth.Role(q.Get("role")), "ann")
+	case "state":
+		a = s.state(a.ID)
+	default:
+		err = fmt.Errorf("no such deed: %s", do)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"id": a.ID, "state": a.State, "version": a.Version, "sent": s.hop.sent(), "inbox": s.inbox.ID})
+}
+
+func or(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// TestBrowser plays the decision flows in headless Chromium, with and without
+// JavaScript, on wide and narrow screens, light and dark. With
+// POSTERN_TEST_SCREENSHOTS it keeps the pictures there.
+func TestBrowser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a browser is for whole runs")
+	}
+	s := &stage{fixture: setup(t), proposed: map[string]oversight.Action{}}
+	for _, name := range []string{"orders", "newsletter"} {
+		s.newInbox(name)
+	}
+	server := httptest.NewServer(http.HandlerFunc(s.play))
+	defer server.Close()
+	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
+	if shots == "" {
+		shots = t.TempDir()
+	}
+	script, err := filepath.Abs("../../test/browser/oversight.mjs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "node", script, s.url, s.url+"/console/setup?token="+s.link.Reveal(), shots, server.URL).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatalf("the browser's test: %v (it needs node, chromium and test/install-npm test/browser)", err)
+	}
+}

@@ -1,0 +1,304 @@
+// People watch over what leaves, in a real browser:
+//
+//   node oversight.mjs BASE_URL SETUP_LINK OUT_DIR STAGE_URL
+//
+// The stage lets agents ask and other people decide while this looks. First
+// without JavaScript: every page, and every decision. Then with it: what the
+// one script does, and that it takes nothing away. Pictures of every page go
+// to OUT_DIR. It prints a line for each check; the exit status says whether all
+// passed.
+import { base, check, complaints, fill, finish, foreign, link, name, open, out, password, pictures, rest } from './kit.mjs'
+import { join } from 'node:path'
+import { mkdirSync } from 'node:fs'
+
+const stage = rest[0]
+async function play(deed, args = {}) {
+  const answer = await fetch(`${stage}/${deed}?${new URLSearchParams(args)}`)
+  if (!answer.ok) throw new Error(`${deed}: ${await answer.text()}`)
+  return answer.json()
+}
+const usual = { reason: 'no rule allows it: a person decides' }
+const at = (path) => new URL(path, base).href
+const action = (a) => at(`/console/actions/${a.id}`)
+const text = (page) => page.locator('main').innerText()
+const state = (page) => page.locator('.standing .state').getAttribute('data-state')
+
+// eventually waits for a condition, with room for a machine that is busy.
+async function eventually(what, ask) {
+  for (let i = 0; i < 150; i++) {
+    if (await ask().catch(() => false)) return check(what, true)
+    await new Promise((resolve) => setTimeout(resolve, 200))
+  }
+  return check(what, false, 'not within 30 s')
+}
+
+async function decisions(context) {
+  const page = await context.newPage()
+  await page.goto(at('/console/'))
+  check('an empty queue says what it is for', (await text(page)).includes('Nothing waits.'))
+
+  // A report with all that a mail can have, and a comment on it.
+  const report = await play('propose', { name: 'report', kind: 'report' })
+  await page.goto(action(report))
+  const frame = page.frameLocator('iframe.mail')
+  check('the rendered view stands beside the text', await frame.getByRole('heading', { name: 'Totals by region' }).isVisible() && (await page.locator('pre.text').first().innerText()).includes('north 150'))
+  const [left, right] = [await page.locator('.pane').nth(0).boundingBox(), await page.locator('.pane').nth(1).boundingBox()]
+  check('side by side', left.x + left.width <= right.x && Math.abs(left.y - right.y) < 5)
+  check('a picture elsewhere is not fetched, and that is said', (await text(page)).includes('not fetched') && await frame.getByText('picture, not fetched: Shop').isVisible())
+  check('what the agent shows beside it is there', (await page.getByLabel('Context').innerText()).includes('before the meeting on Friday'))
+  await page.locator('#d-source summary').click()
+  check('and the source', (await page.getByLabel('Source').innerText()).includes('Content-Type: multipart/'))
+  const [saved] = await Promise.all([page.waitForEvent('download'), page.getByRole('link', { name: 'Save this file' }).click()])
+  check('a file is saved under its name', saved.suggestedFilename() === 'totals.csv', saved.suggestedFilename())
+  await page.getByLabel('Say something about it').fill('Is <b>this</b> the last one?')
+  await page.getByRole('button', { name: 'Comment' }).click()
+  check('a comment is there, as text', (await page.locator('.talk').innerText()).includes('Is <b>this</b> the last one?'))
+
+  // An edit, and its difference.
+  await page.goto(action(report))
+  await page.locator('#edit').click()
+  await page.locator('#text').fill('Dear Bob,\n\nhere is last week.\n\nnorth 151\nsouth 98\n')
+  await page.locator('#bcc').fill('')
+  await page.getByRole('button', { name: /agent’s place/ }).click()
+  const changes = page.locator('.changes .diff')
+  check('an edit shows what went and what came', (await changes.locator('del').allInnerTexts()).join('|').includes('eve@hidden.example') && (await changes.locator('ins').allInnerTexts()).join('|').includes('north 151'))
+
+  // Changed between look and click.
+  const swapped = await play('propose', { name: 'swapped', kind: 'note', subject: 'Before' })
+  await page.goto(action(swapped))
+  await play('revise', { name: 'swapped' })
+  await page.locator('#approve').click()
+  check('a click on what has changed is refused, in words', /changed nothing/.test(await page.getByRole('alert').innerText()) && await state(page) === 'pending', await text(page))
+  check('and shows what it is now', (await text(page)).includes('Something else entirely'))
+
+  // Two persons at once.
+  const both = await play('propose', { name: 'both', kind: 'note', subject: 'Two at once' })
+  const [one, two] = [await context.newPage(), await context.newPage()]
+  await one.goto(action(both))
+  await two.goto(action(both))
+  await two.locator('#reason').fill('not today')
+  await Promise.all([one.locator('#approve').click(), two.locator('#reject').click()])
+  const told = (await one.getByRole('alert').count()) + (await two.getByRole('alert').count())
+  check('of two who decide at once one is told that it changed nothing', told === 1, `${told} were told`)
+  const settled = (await play('state', { name: 'both' })).state
+  check('and the other’s word holds', ['approved', 'denied'].includes(settled), settled)
+  await one.close()
+  await two.close()
+
+  // Two people are asked.
+  await play('verdict', { rule: 'large', reason: 'more than ten thousand: two people', approvers: '2' })
+  const large = await play('propose', { name: 'large', kind: 'note', subject: 'An order of 12,000' })
+  await page.goto(action(large))
+  await page.locator('#approve').click()
+  check('the first of two approvals is counted', /You have approved it/.test(await text(page)) && await state(page) === 'pending')
+  check('with the name', /So far 1 of 2:\s*ann/.test(await text(page)), await text(page))
+  await play('decide', { name: 'large' })
+  await play('drain')
+  await page.goto(action(large))
+  check('after the second it leaves', await state(page) === 'done', await state(page))
+
+  // A second factor, and others who are asked.
+  await play('verdict', { rule: 'money', reason: 'about money: with a second factor', stepup: '1' })
+  const money = await play('propose', { name: 'money', kind: 'note', subject: 'Transfer' })
+  await page.goto(action(money))
+  check('a second factor comes first', await page.locator('#prove').isVisible() && await page.locator('#approve').count() === 0)
+  await page.locator('#prove').click()
+  check('and has a page', new URL(page.url()).pathname === '/console/stepup', page.url())
+  await play('verdict', { rule: 'legal', reason: 'legal looks at contracts', who: 'carol,role:reviewer' })
+  await play('propose', { name: 'legal', kind: 'note', subject: 'A contract' })
+  await play('verdict', { rule: 'legal', reason: 'legal looks at contracts', who: 'carol' })
+  const legal = await play('propose', { name: 'others', kind: 'note', subject: 'Another contract' })
+  await page.goto(action(legal))
+  check('who is not asked has no buttons', await page.locator('#approve, #reject').count() === 0 && (await text(page)).includes('Policy asks others'))
+  await play('verdict', usual)
+
+  // Filters, and several together.
+  const many = []
+  for (const n of [1, 2, 3]) many.push(await play('propose', { name: `many${n}`, kind: 'note', subject: `Note ${n}` }))
+  await play('mode')
+  await play('allow')
+  await page.goto(at('/console/'))
+  const all = await page.locator('article.card').count()
+  await page.getByLabel('Kind').selectOption('inbox.mode')
+  await page.getByRole('button', { name: 'Filter' }).click()
+  check('the filter leaves one kind', await page.locator('article.card').count() === 1 && all > 5, `${await page.locator('article.card').count()} of ${all}`)
+  await page.goto(at('/console/batch'))
+  for (const a of many.slice(0, 2)) await page.locator(`#c-${a.id}`).check()
+  await play('revise', { name: 'many2' })
+  await page.locator('#approve-all').click()
+  const answers = await text(page)
+  check('of several, what is as it was shown is approved, and what changed is not', /approved\s+Note 1/.test(answers) && /changed since it was shown/.test(answers), answers)
+  check('and what was not ticked is left', (await play('state', { name: 'many3' })).state === 'pending')
+  await play('drain')
+
+  // Modes, the allow list, a policy, a switch.
+  const inbox = `/console/inboxes/${report.inbox}`
+  await page.goto(at(inbox))
+  await page.getByLabel('Address, or *@domain').fill('*@shop.example')
+  await page.getByRole('button', { name: 'Allow', exact: true }).click()
+  check('the allow list has what an owner put on it', (await text(page)).includes('*@shop.example'))
+  await page.getByLabel(/^gated_all/).check()
+  await page.getByRole('button', { name: 'Put it into this mode' }).click()
+  check('an inbox is watched more closely', /Mode\s*gated_all/.test(await text(page)), await text(page))
+  await page.goto(at('/console/policy/draft'))
+  await page.locator('#try').click()
+  check('a policy is tried', /1 of 1 test passes|1 of 1 tests pass/.test(await page.locator('#tried').innerText()), await text(page))
+  const was = await page.locator('#text').inputValue()
+  await page.locator('#text').fill(`# weekly review\n${was}`)
+  await page.locator('#why').fill('a comment for those who come after')
+  await page.locator('#propose').click()
+  check('and proposed, as an action', /Change of policy/.test(await text(page)) && /\/console\/actions\/act_/.test(page.url()), await text(page))
+  const change = new URL(page.url()).pathname
+  await page.goto(at('/console/switches'))
+  await page.getByLabel('Everything to one domain and those below it').check()
+  await page.locator('#domain').fill('partner.example')
+  await page.locator('#reason').fill('They say that they were flooded.')
+  await page.getByRole('button', { name: 'Stop it now' }).click()
+  check('a domain is stopped', (await text(page)).includes('Stopped: everything to one domain partner.example'), await text(page))
+  await page.goto(at(`/console/actions/${many[2].id}`))
+  check('what it stops cannot be approved', await page.locator('#approve').count() === 0 && (await text(page)).includes('cannot be approved now'))
+  await page.close()
+  return { report, inbox, change, legal, large, money }
+}
+
+async function attacks(context) {
+  const page = await context.newPage()
+  const evil = await play('propose', { name: 'evil', kind: 'hostile' })
+  const before = foreign.length
+  for (const path of ['/console/', '/console/batch', `/console/actions/${evil.id}`, `/console/actions/${evil.id}/edit`]) {
+    await page.goto(at(path))
+    check(`a script in a subject, a name and a file runs nowhere: ${path.replace(evil.id, 'ID')}`, (await page.title()) !== 'owned' && (await page.content()).includes('&lt;script&gt;document.title'), await page.title())
+  }
+  await page.goto(action(evil))
+  const inner = page.frames().find((f) => f.url().includes('/frame'))
+  await page.frameLocator('iframe.mail').locator('#bait').click()
+  await page.frameLocator('iframe.mail').locator('#lure').click({ force: true, timeout: 5000 }).catch(() => {})
+  check('a link and a button in a mail lead nowhere', inner.url().includes(`/console/actions/${evil.id}/frame?digest=`) && page.url() === action(evil), `${inner.url()} ${page.url()}`)
+  check('nothing was fetched for it', foreign.length === before, foreign.join(' '))
+  const direct = await page.goto(`${action(evil)}/frame?digest=${'0'.repeat(64)}`)
+  check('the rendered view is of the bytes that the page shows alone', direct.status() === 409, direct.status())
+  await page.close()
+  return evil
+}
+
+async function live(signedIn) {
+  const context = await open({ javaScriptEnabled: true, storageState: signedIn })
+  const page = await context.newPage()
+  await page.goto(at('/console/'))
+  const waiting = () => page.title().then((t) => Number(/^\((\d+)\)/.exec(t)?.[1] ?? 0))
+  const first = await waiting()
+  await play('propose', { name: 'live', kind: 'note', subject: 'Live one' })
+  await eventually('a new action comes to the page by itself', () => page.getByRole('link', { name: 'Live one' }).isVisible())
+  await eventually('and the title counts it', async () => await waiting() === first + 1)
+  await eventually('so does the navigation', async () => Number(await page.locator('#waiting').innerText()) === first + 1)
+
+  // Nothing that is being typed is lost.
+  await page.getByLabel('Recipient or domain').fill('part')
+  await play('propose', { name: 'live2', kind: 'note', subject: 'Live two' })
+  await eventually('the list is renewed beside a field that is being filled in', () => page.getByRole('link', { name: 'Live two' }).isVisible())
+  check('and the field is left alone', await page.getByLabel('Recipient or domain').inputValue() === 'part')
+
+  // What is decided on does not change under the pointer.
+  const a = await play('propose', { name: 'live3', kind: 'note', subject: 'Live three' })
+  await page.goto(action(a))
+  await page.locator('#reason').fill('I am writing this')
+  await play('revise', { name: 'live3' })
+  await eventually('a page to decide on says that it is not true any more', () => page.locator('#changed').isVisible())
+  check('and keeps what it showed and what was typed', (await text(page)).includes('Live three') && await page.locator('#reason').inputValue() === 'I am writing this')
+  await page.screenshot({ path: join(out, 'changed.png') })
+  await page.locator('#look').click()
+  check('until the person asks for it', (await text(page)).includes('Something else entirely'))
+  await page.goto(at('/console/batch'))
+  const boxes = page.locator('input[name=act]')
+  await boxes.first().check()
+  await play('propose', { name: 'live4', kind: 'note', subject: 'Live four' })
+  await eventually('so does the page of several', () => page.locator('#changed').isVisible())
+  check('with what was ticked', await boxes.first().isChecked())
+
+  // Elsewhere the count alone changes.
+  await page.goto(at('/console/keys'))
+  const n = await page.title()
+  await play('decide', { name: 'live4', reject: 'no' })
+  await eventually('the count is in the title of every page', async () => /^\(\d+\)/.test(await page.title()) && await page.title() !== n)
+  await context.close()
+}
+
+// shown takes the small set of pictures that docs/console.md shows, if asked to:
+// what a person sees at first of a page, before anything is scrolled.
+async function shown(pages, signedIn) {
+  const dir = process.env.POSTERN_DOCS_SCREENSHOTS
+  if (!dir) return
+  mkdirSync(dir, { recursive: true })
+  for (const [kind, viewport, colorScheme] of [['wide', { width: 1100, height: 800 }, 'light'], ['narrow', { width: 360, height: 740 }, 'dark']]) {
+    const context = await open({ viewport, colorScheme, storageState: signedIn })
+    const page = await context.newPage()
+    for (const [title, path, act] of pages) {
+      await page.goto(at(path))
+      if (act) await act(page)
+      await page.screenshot({ path: join(dir, `${title}-${kind}.png`) })
+    }
+    await context.close()
+  }
+}
+
+async function viewer(context) {
+  const page = await context.newPage()
+  await play('role', { role: 'viewer' })
+  const a = await play('propose', { name: 'seen', kind: 'note', subject: 'Seen' })
+  for (const path of ['/console/', `/console/actions/${a.id}`, '/console/switches', '/console/policy', '/console/keys', '/console/webhooks', `/console/inboxes/${a.inbox}`]) {
+    const answer = await page.goto(at(path))
+    check(`who only looks sees no button: ${path.replace(a.id, 'ID').replace(a.inbox, 'INBOX')}`, answer.status() === 200 && await page.locator('main form[method=post]').count() === 0)
+  }
+  for (const path of ['/console/batch', '/console/policy/draft', '/console/people']) check(`and is refused ${path}`, (await page.goto(at(path))).status() === 403)
+  await play('role', { role: 'owner' })
+  await page.close()
+}
+
+async function run() {
+  const context = await open({ acceptDownloads: true })
+  const page = await context.newPage()
+  await page.goto(link)
+  await fill(page, { Name: name, Password: password, 'The same password again': password })
+  await page.getByRole('button', { name: 'Make the account' }).click()
+  const signedIn = await context.storageState()
+  await pictures([['queue-none', '/console/'], ['switches-none', '/console/switches'], ['webhooks-none', '/console/webhooks']], signedIn)
+  const seen = await decisions(context)
+  const evil = await attacks(context)
+
+  // A webhook and a key, for their pages.
+  await page.goto(at('/console/webhooks'))
+  await page.locator('#name').fill('reviewers’ chat')
+  await page.locator('#url').fill('https://hooks.example.com/postern')
+  await page.getByLabel('oversight.pending').check()
+  await page.getByRole('button', { name: 'Make it' }).click()
+  check('a webhook’s secret is shown once', (await text(page)).includes('shown this once'))
+  await page.getByRole('link', { name: 'I have copied it' }).click()
+  const webhook = new URL(page.url()).pathname
+  await page.goto(at('/console/keys'))
+  await page.locator('#name').fill('continuous integration')
+  await page.getByRole('button', { name: 'Make it' }).click()
+  check('so is a key', /e2b_[0-9a-f]{40}/.test(await text(page)))
+  await pictures([
+    ['queue', '/console/'], ['filtered', '/console/?kind=inbox.mode'], ['batch', '/console/batch'], ['action', `/console/actions/${seen.report.id}`],
+    ['edit', `/console/actions/${seen.report.id}/edit`], ['hostile', `/console/actions/${evil.id}`], ['asked-others', `/console/actions/${seen.legal.id}`],
+    ['second-factor', `/console/actions/${seen.money.id}`], ['done', `/console/actions/${seen.large.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'],
+    ['draft', '/console/policy/draft', (p) => p.locator('#try').click()], ['policy-change', seen.change], ['switches', '/console/switches'], ['webhooks', '/console/webhooks'],
+    ['webhook', webhook], ['keys', '/console/keys'], ['sending', '/console/sending'], ['quarantine', '/console/quarantine'], ['decided', '/console/decided'], ['audit', '/console/audit'],
+  ], signedIn)
+  await play('propose', { name: 'fresh', kind: 'report' })
+  const fresh = await play('state', { name: 'fresh' })
+  await shown([
+    ['queue', '/console/'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').scrollIntoViewIfNeeded()], ['edited', `/console/actions/${seen.report.id}`],
+    ['hostile', `/console/actions/${evil.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'], ['draft', '/console/policy/draft', (p) => p.locator('#try').click()],
+    ['switches', '/console/switches'], ['webhook', webhook], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
+  ], signedIn)
+  await page.goto(at('/console/switches'))
+  await page.getByRole('button', { name: /^Turn off/ }).click()
+  check('an owner lets it go on', (await text(page)).includes('Nothing is stopped.'))
+  await live(signedIn)
+  await viewer(context)
+  check('nothing was asked of another host', foreign.length === 0, foreign.join(' '))
+  check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
+}
+
+await finish(run)
