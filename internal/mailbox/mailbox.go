@@ -123,6 +123,8 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	gate.Handle(ModeKind, modeExecutor{m})
 	gate.Handle(AllowKind, allowExecutor{m})
 	gate.Handle(ReceiveKind, arrivalExecutor{m})
+	gate.Handle(policy.KindArchive, arranger{m})
+	gate.Handle(policy.KindTrash, arranger{m})
 	return m
 }
 

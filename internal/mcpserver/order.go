@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/scan"
 	"postern/internal/store"
 )
@@ -148,21 +150,15 @@ func (s *Server) labels(ctx context.Context, c caller, in labelsArgs) (out reply
 	return out, nil
 }
 
-func (s *Server) archive(ctx context.Context, c caller, in messageArgs) (out reply[labelledData], err error) {
-	return s.label(ctx, c, in, mailbox.LabelArchived, "It is in the archive; email_search finds it with in:archive.")
+func (s *Server) archive(ctx context.Context, c caller, in messageArgs) (reply[sendData], error) {
+	return s.arrange(ctx, c, in, policy.KindArchive, "to put the message into the archive")
 }
 
-func (s *Server) trash(ctx context.Context, c caller, in messageArgs) (out reply[labelledData], err error) {
-	return s.label(ctx, c, in, mailbox.LabelTrash, "It is in the trash, and removed for good after 30 days.")
+func (s *Server) trash(ctx context.Context, c caller, in messageArgs) (reply[sendData], error) {
+	return s.arrange(ctx, c, in, policy.KindTrash, "to put the message into the trash")
 }
 
-type labelledData struct {
-	ID      string   `json:"id"`
-	Labels  []string `json:"labels" jsonschema:"those that it has now"`
-	Message string   `json:"message"`
-}
-
-func (s *Server) label(ctx context.Context, c caller, in messageArgs, label, done string) (out reply[labelledData], err error) {
+func (s *Server) arrange(ctx context.Context, c caller, in messageArgs, kind, what string) (out reply[sendData], err error) {
 	if err := checkID("id", "msg_", in.ID); err != nil {
 		return out, err
 	}
@@ -170,10 +166,14 @@ func (s *Server) label(ctx context.Context, c caller, in messageArgs, label, don
 	if err != nil {
 		return out, err
 	}
-	is, err := s.post.Label(ctx, c.who, k, []string{in.ID}, []string{label}, nil)
+	a, err := s.post.Arrange(ctx, c.who, via, k, kind, in.ID)
 	if err != nil {
 		return out, err
 	}
-	out.Text, out.Data = done, labelledData{in.ID, append([]string{}, is[0].Labels...), done}
+	out = requested(a, "You have asked "+what+".")
+	if a.State == oversight.Approved {
+		out.Data.Status, out.Data.Message = "approved", "You have asked "+what+", and need nobody's word: it is being done."
+		out.Text = fmt.Sprintf("%s\nstatus: approved\nactionId: %s\napprovalId: %s", out.Data.Message, a.ID, a.ID)
+	}
 	return out, nil
 }

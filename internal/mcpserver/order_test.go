@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,11 +47,28 @@ func TestOrder(t *testing.T) {
 	if again := call(t, cs, "email_thread_get", args{"id": r.field("threadId")}); again.isErr || len(again.data["messages"].([]any)) != 2 {
 		t.Errorf("thread by its id = %+v", again)
 	}
-	if r := call(t, cs, "email_archive", args{"id": ids[0]}); r.isErr {
-		t.Error(r.text)
-	}
-	if r := call(t, cs, "email_trash", args{"id": ids[1]}); r.isErr {
-		t.Error(r.text)
+	for tool, id := range map[string]string{"email_archive": ids[0], "email_trash": ids[1]} {
+		r := call(t, cs, tool, args{"id": id})
+		if r.isErr || r.field("status") != "pending_approval" { // by these rules everything waits
+			t.Errorf("%s: %+v", tool, r)
+		}
+		a, err := f.gate.Action(t.Context(), f.person, r.field("actionId"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := f.gate.Show(a); err != nil || !strings.Contains(fmt.Sprint(v.Fields), "Bob") || !strings.Contains(v.Title, "Put a message") {
+			t.Errorf("%s: the reviewer sees %+v, %v", tool, v, err)
+		}
+		if got := found("in:inbox"); !slices.Contains(got, id) {
+			t.Errorf("%s: it was done unasked", tool)
+		}
+		f.decide(t, a.ID, true, "")
+		if ran, err := f.gate.RunOne(t.Context()); !ran || err != nil {
+			t.Fatal(ran, err)
+		}
+		if r := call(t, cs, "email_action_status", args{"actionId": a.ID}); r.field("state") != "done" || r.field("kind") != strings.Replace(tool, "_", ".", 1) {
+			t.Errorf("%s: %+v", tool, r)
+		}
 	}
 	if got := found("in:inbox"); len(got) != 1 || got[0] != ids[2] {
 		t.Errorf("in:inbox = %v", got)

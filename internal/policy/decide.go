@@ -78,6 +78,16 @@ func byMode(r Request) Verdict {
 			return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: mail arrives freely", r.Mode)}
 		}
 		return ask(GatedAll, "what arrives waits for a person")
+	case KindArchive:
+		if slices.Contains(Modes, r.Mode) && r.Mode != GatedAll {
+			return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: "what is in the archive is not lost, and nothing leaves"}
+		}
+		return ask(GatedAll, "what is put away waits for a person")
+	case KindTrash:
+		if r.Mode == Monitored || r.Mode == Autonomous {
+			return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: it puts mail into the trash by itself", r.Mode)}
+		}
+		return ask(r.Mode, "what is thrown away waits for a person")
 	}
 	return Verdict{Effect: Ask, Reason: "no rule allows it: a person decides"}
 }

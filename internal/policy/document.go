@@ -18,6 +18,8 @@ import (
 const (
 	KindSend    = "email.send"    // a mail leaves
 	KindReceive = "email.receive" // a mail arrives
+	KindArchive = "email.archive" // an agent puts a mail away by a tool
+	KindTrash   = "email.trash"   // an agent puts a mail into the trash by a tool
 	KindMode    = "inbox.mode"    // an inbox is to be watched less closely
 	KindAllow   = "inbox.allow"   // an entry more on an inbox's allow list
 	KindChange  = "policy.change" // another document takes this one's place

@@ -1,0 +1,131 @@
+package mailbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// An arrangement is the payload of an action of kind [policy.KindArchive] or
+// [policy.KindTrash]: what a person who cannot read the inbox needs to know of
+// the message, as whoever proposed it could read it.
+type arrangement struct {
+	Inbox   string    `json:"inbox"`
+	Address string    `json:"address"`
+	Message string    `json:"message"`
+	From    string    `json:"from"`
+	Subject string    `json:"subject"`
+	At      time.Time `json:"at"`
+}
+
+// arrangements are the labels that the kinds give.
+var arrangements = map[string]string{policy.KindArchive: LabelArchived, policy.KindTrash: LabelTrash}
+
+// Arrange proposes to put a message into the archive or into the trash, by kind.
+// Policy says whether a person is asked; what is approved is done by the gate.
+// Programs that label by themselves use [PostOffice.Label]. Who needs a key that
+// proposes. A reviewer reads from whom the message is and its subject.
+func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *Key, kind, id string) (a oversight.Action, err error) {
+	if _, ok := arrangements[kind]; !ok {
+		return a, fmt.Errorf("%w: kind: %q arranges nothing", ErrInvalid, kind)
+	}
+	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
+		return a, err
+	}
+	msg, err := m.Listed(ctx, who, k, id)
+	if err != nil {
+		return a, err
+	}
+	err = m.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := m.find(ctx, tx, k.inbox)
+		if err != nil {
+			return err
+		}
+		payload, err := marshal(arrangement{Inbox: b.ID, Address: b.Address, Message: id, From: msg.From, Subject: msg.Subject, At: msg.At.UTC()})
+		if err != nil {
+			return err
+		}
+		r := policy.Request{Kind: kind, Inbox: b.Address, Via: via, Mode: b.Mode, Size: int64(len(payload)), Detail: map[string]string{"message": id}}
+		a, err = m.gate.Propose(ctx, tx, who, oversight.Proposal{Request: r, Inbox: b.ID, Via: via, Payload: payload})
+		return err
+	})
+	return a, err
+}
+
+// arranger labels messages after a decision, or a rule.
+type arranger struct{ m *PostOffice }
+
+var (
+	_ oversight.Executor  = arranger{}
+	_ oversight.Recoverer = arranger{}
+	_ oversight.Watcher   = arranger{}
+)
+
+// Execute implements [oversight.Executor].
+func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	var r arrangement
+	if err := json.Unmarshal(a.Payload, &r); err != nil || r.Inbox != a.Inbox || arrangements[a.Kind] == "" {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+	}
+	gone := false
+	err := x.m.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := x.m.lock(ctx, tx, r.Inbox); err != nil {
+			return err
+		}
+		found, err := readLabels(ctx, tx, r.Inbox, []string{r.Message})
+		if err != nil {
+			return err
+		}
+		if gone = found[r.Message] == nil; gone {
+			return nil
+		}
+		return relabel(ctx, tx, r.Inbox, found[r.Message], []string{arrangements[a.Kind]}, nil)
+	})
+	switch {
+	case errors.Is(err, ErrNoInbox), errors.Is(err, store.ErrNotFound), gone:
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the message is gone"}
+	case err != nil:
+		x.m.log.ErrorContext(ctx, "arrange message", "action", a.ID, "err", err)
+		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Detail: "nothing was changed: the server's records could not be written"}
+	}
+	return oversight.Outcome{State: oversight.Done, Detail: "done"}
+}
+
+// Interrupted implements [oversight.Recoverer]. To give a label twice is to give
+// it once, so it is done again.
+func (x arranger) Interrupted(context.Context, *store.Tx, oversight.Action) (oversight.Outcome, error) {
+	return oversight.Outcome{State: oversight.Approved, Detail: "it is done once more"}, nil
+}
+
+// Moved implements [oversight.Watcher].
+func (x arranger) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	return x.m.announceMove(ctx, tx, a)
+}
+
+// Show implements [oversight.Executor].
+func (x arranger) Show(a oversight.Action) (oversight.View, error) {
+	var r arrangement
+	if err := json.Unmarshal(a.Payload, &r); err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	what := "Put a message into the archive"
+	note := "nothing is lost: it is found in the archive"
+	if a.Kind == policy.KindTrash {
+		what, note = "Put a message into the trash", "it is removed for good after 30 days, and until then can be taken back"
+	}
+	v := oversight.View{Title: what, Notes: []string{note}}
+	for _, f := range []oversight.Field{{Name: "Inbox", Value: r.Address}, {Name: "Message", Value: r.Message}, {Name: "From", Value: r.From}, {Name: "Subject", Value: r.Subject}, {Name: "Stored", Value: r.At.Format(time.RFC1123)}} {
+		if strings.TrimSpace(f.Value) != "" {
+			v.Fields = append(v.Fields, f)
+		}
+	}
+	return v, nil
+}
