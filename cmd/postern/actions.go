@@ -15,7 +15,14 @@ import (
 type action struct {
 	ID, Kind, State, Inbox, Via, Digest, Proposer, Verdict, Decider, Reason, Result string
 
-	CreatedAt time.Time `json:"created_at"`
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt *time.Time `json:"expires_at"`
+	Missing   string
+	Who       []string
+	StepUp    bool `json:"step_up"`
+	Stopped   string
+	Context   string
+	Author    string
 	Version   int64
 	View      struct {
 		Title  string
@@ -96,6 +103,28 @@ func (a *action) print(out io.Writer, addresses map[string]string) {
 	}
 	line("asked by", fmt.Sprintf("%s for inbox %s, over %s", a.Proposer, from, a.Via))
 	line("policy", a.Verdict)
+	if a.Author != "" {
+		line("edited by", a.Author+"   (postern revisions "+a.ID+" shows what was changed)")
+	}
+	if a.Missing != "" {
+		needs := a.Missing
+		if len(a.Who) > 0 {
+			needs += ", of " + strings.Join(a.Who, ", ")
+		}
+		if a.StepUp {
+			needs += ", with a second factor: in the console"
+		}
+		line("needs", needs)
+	}
+	if a.ExpiresAt != nil {
+		line("until", a.ExpiresAt.Local().Format(time.RFC1123)+", then it is denied")
+	}
+	if a.Stopped != "" {
+		line("stopped", a.Stopped)
+	}
+	if a.Context != "" {
+		line("context", a.Context)
+	}
 	for _, f := range a.View.Fields {
 		if f.Name == "Bcc" {
 			f.Value += "   (hidden from the other recipients)"
@@ -173,10 +202,18 @@ func decision(name, short, long string, approve bool) *command {
 				verdict = "approved"
 			}
 			fmt.Fprintf(out, "%s %s: %s, digest %s\n", verdict, a.ID, printable(a.View.Title), a.Digest)
-			if approve {
-				return l.await(ctx, a.ID, out)
+			if !approve {
+				return nil
 			}
-			return nil
+			now, err := l.action(ctx, a.ID)
+			if err != nil {
+				return err
+			}
+			if now.State == "pending" && now.Version == a.Version {
+				_, err := fmt.Fprintln(out, "it still needs", now.Missing)
+				return err
+			}
+			return l.await(ctx, a.ID, out)
 		}),
 	}
 }

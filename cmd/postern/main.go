@@ -52,7 +52,7 @@ type command struct {
 
 func commands() []*command {
 	return []*command{
-		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), cancelCommand(), resolveCommand(), auditCommand(), policyCommand(), inboxCommand(), grantCommand(), accountCommand(), domainCommand(), messageCommand(), quarantineCommand(), sendCommand(), draftCommand(), verifyMessageCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(),
+		upCommand(), pendingCommand(), approveCommand(), rejectCommand(), cancelCommand(), resolveCommand(), commentCommand(), editCommand(), revisionsCommand(), stopCommand(), resumeCommand(), auditCommand(), policyCommand(), inboxCommand(), grantCommand(), accountCommand(), domainCommand(), messageCommand(), quarantineCommand(), sendCommand(), draftCommand(), verifyMessageCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(),
 		sandboxCommand(), volumeCommand(), webhookCommand(), notifyCommand(), mcpCommand(), setupCommand(), personCommand(), loginCommand(), logoutCommand(), keyCommand(), backupCommand(), templateCommand(), versionCommand(),
 	}
 }

@@ -1,7 +1,6 @@
 package mailapi
 
 import (
-	"encoding/hex"
 	"fmt"
 	"net/http"
 	"slices"
@@ -37,6 +36,11 @@ type actionJSON struct {
 	DueAt     *time.Time      `json:"due_at"`  // of an approved one: when it leaves; until then it can be cancelled
 	Note      string          `json:"note"`    // what the reviewer is warned of
 
+	ExpiresAt *time.Time `json:"expires_at"` // of one that waits for a person: when it is denied
+	Approvals int        `json:"approvals"`  // people who have approved it as it is now
+	Approvers int        `json:"approvers"`  // how many must
+	Missing   string     `json:"missing"`    // what it still waits for, in words; else empty
+
 	*reviewJSON
 }
 
@@ -47,6 +51,11 @@ type reviewJSON struct {
 	Verdict  string    `json:"verdict"`
 	Decider  string    `json:"decider"`
 	Attempts int64     `json:"attempts"`
+	Author   string    `json:"author"`         // the person who edited it last; else empty
+	Who      []string  `json:"who"`            // who is asked; empty means whoever decides
+	StepUp   bool      `json:"step_up"`        // who approves proves a second factor
+	Stopped  string    `json:"stopped"`        // why nothing more of it begins
+	Context  string    `json:"context"`        // what its proposer chose to show beside it
 	View     *viewJSON `json:"view,omitempty"` // of one action, not in lists
 }
 
@@ -64,8 +73,15 @@ func actionOf(c caller, a oversight.Action) actionJSON {
 		ID: a.ID, Kind: a.Kind, State: a.State, Inbox: a.Inbox, Via: a.Via, Digest: a.Hex(), CreatedAt: a.Created, Reason: a.Reason, Result: a.Result,
 	}
 	out.DecidedAt, out.SendAt, out.AskAt, out.DueAt, out.Note = moment(a.Decided), moment(a.SendAt), moment(a.AskAt), moment(a.Due), a.Note
+	out.Approvals, out.Approvers, out.Missing = a.Approvals, a.Approvers, a.Missing()
+	if a.State == oversight.Pending || a.State == oversight.Scheduled {
+		out.ExpiresAt = moment(a.Expires)
+	}
 	if c.Kind == auth.Person {
-		out.reviewJSON = &reviewJSON{Version: a.Version, Proposer: a.Proposer, Rule: a.Rule, Verdict: a.Verdict, Decider: a.Decider, Attempts: a.Attempts}
+		out.reviewJSON = &reviewJSON{
+			Version: a.Version, Proposer: a.Proposer, Rule: a.Rule, Verdict: a.Verdict, Decider: a.Decider, Attempts: a.Attempts,
+			Author: a.Author, Who: append([]string{}, a.Who...), StepUp: a.StepUp, Stopped: a.Stopped, Context: a.Context,
+		}
 		return out
 	}
 	if a.State == oversight.Denied && a.Decider == "" {
@@ -197,22 +213,12 @@ func (s *Server) decide(w http.ResponseWriter, r *http.Request, c caller) error 
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	sum, err := hex.DecodeString(in.Digest)
-	switch {
-	case in.Version < 1:
-		return fmt.Errorf("%w: version: must be the one that was shown, 1 or more", errRequest)
-	case err != nil || len(sum) != 32:
-		return fmt.Errorf("%w: digest: must be the one that was shown, 64 hexadecimal digits", errRequest)
-	case in.Approve == nil:
-		return fmt.Errorf("%w: approve: must be true or false", errRequest)
-	}
-	if err := checkReason(in.Reason); err != nil {
+	one := decisionJSON{id, in.Version, in.Digest, in.Approve, in.Reason}
+	d, err := one.decision(id)
+	if err != nil {
 		return err
 	}
-	err = s.gate.Decide(r.Context(), c.Principal, oversight.Decision{
-		ID: id, Version: in.Version, Digest: strings.ToLower(in.Digest), Approve: *in.Approve, Reason: in.Reason,
-	})
-	if err != nil {
+	if err := s.gate.Decide(r.Context(), c.Principal, d); err != nil {
 		return err
 	}
 	return s.answerAction(w, r, c, id)

@@ -385,6 +385,43 @@ var operations = []operation{
 		x.body = strings.Replace(x.body, `"approve":false`, `"state":"failed"`, 1)
 		x.body = strings.Replace(x.body, `"digest":"`+x.digest()+`",`, "", 1)
 	}},
+	// A batch answers each by itself.
+	{"POST", "/v1/actions/decisions", onlyPeople, 200, func(x *trial) {
+		x.action()
+		x.body = `{"decisions":[` + strings.Replace(x.body, "{", fmt.Sprintf(`{"id":%q,`, x.id), 1) + `]}`
+		x.id = ""
+	}},
+	{"GET", "/v1/actions/{id}/approvals", ofOurPeople, 200, (*trial).action},
+	{"GET", "/v1/actions/{id}/comments", func(p principal, _ target, ok int) int {
+		if p.kind == auth.Person && !p.foreign || p.parts["a"] != "" {
+			return ok
+		}
+		return http.StatusNotFound
+	}, 200, (*trial).action},
+	{"POST", "/v1/actions/{id}/comments", ofOurPeople, 201, func(x *trial) {
+		x.action()
+		x.body = `{"text":"why?"}`
+	}},
+	{"POST", "/v1/actions/{id}/edit", ofOurPeople, 200, func(x *trial) {
+		x.action()
+		x.body = `{"version":1,"subject":"another"}`
+	}},
+	{"GET", "/v1/actions/{id}/revisions", ofOurPeople, 200, (*trial).action},
+	{"GET", "/v1/actions/{id}/files/{index}", ofOurPeople, 200, func(x *trial) {
+		x.id = x.f.do(x.t, "key a", "POST", "/v1/inboxes/"+x.f.a.ID+"/messages",
+			fmt.Sprintf(`{"to":["bob@example.com"],"subject":"f %d","text":"t","attachments":[{"name":"a.txt","content_type":"text/plain","content_base64":"YQ=="}]}`, x.n)).field(x.t, "id")
+		x.body = ""
+	}},
+	// No key stops anything, nor lets it go.
+	{"GET", "/v1/switches", onlyPeople, 200, nil},
+	{"POST", "/v1/switches", onlyPeople, 201, body(`{"scope":"domain","target":"nobody%d.example","reason":"a trial"}`)},
+	{"DELETE", "/v1/switches/{id}", ofOurPeople, 204, func(x *trial) {
+		s, err := x.f.gate.SwitchOn(x.t.Context(), x.f.person, oversight.Switch{Scope: oversight.ScopeDomain, Target: "nobody.example", Reason: "a trial"})
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		x.id = s.ID
+	}},
 	{"GET", "/v1/audit", onlyPeople, 200, nil},
 	// The record is one, and its checkpoints are for all people in it; its entries are each project's.
 	{"GET", "/v1/audit/checkpoint", onlyPeople, 200, func(x *trial) { x.f.entry(x.t) }},

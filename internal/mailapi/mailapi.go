@@ -159,6 +159,7 @@ var table = slices.Concat(
 	contactRoutes,
 	exportRoutes,
 	actionRoutes,
+	reviewRoutes,
 	policyRoutes,
 	eventRoutes,
 	webhookRoutes,
@@ -229,6 +230,10 @@ var lesser = map[string]auth.Role{
 	"DELETE /v1/inboxes/{inbox}/allowlist/{id}": auth.Reviewer,
 	"POST /v1/actions/{id}/decision":            auth.Reviewer,
 	"POST /v1/actions/{id}/resolution":          auth.Reviewer,
+	"POST /v1/actions/decisions":                auth.Reviewer,
+	"POST /v1/actions/{id}/comments":            auth.Reviewer,
+	"POST /v1/actions/{id}/edit":                auth.Reviewer,
+	"POST /v1/switches":                         auth.Reviewer, // an owner turns it off
 	"POST /v1/actions/{id}/cancel":              auth.Reviewer,
 	"POST /v1/actions/{id}/revision":            auth.Reviewer,
 	"POST /v1/quarantine/{id}/release":          auth.Reviewer,

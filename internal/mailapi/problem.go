@@ -67,6 +67,7 @@ var kinds = map[string]kind{
 	"key_in_use":             {409, "Key in use", "Rotate, and remove the key once the next one signs."},
 	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or ask with next: true for one like it."},
 	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; the mail that is there then opens for nobody."},
+	"stopped":                {409, "Stopped", "A kill switch stops it; the detail says which and why. An owner turns it off."},
 	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
 	"too_late":               {409, "Too late", "It has begun to leave, or is settled. Read the action for what became of it."},
 	"duplicate":              {409, "The same email", "The same was proposed a moment ago, as the action named by id: most likely you need do nothing. If it is meant, send it with allow_duplicate: true; a person then decides."},
@@ -135,6 +136,10 @@ func classify(err error) (code, detail string) {
 		return "last_key", detail
 	case errors.Is(err, mailbox.ErrTaken):
 		return "address_collision", detail
+	case errors.Is(err, oversight.ErrRemark):
+		return "invalid_request", "text: " + oversight.ErrRemark.Error()
+	case errors.Is(err, oversight.ErrStopped):
+		return "stopped", detail
 	case errors.Is(err, oversight.ErrStale), errors.Is(err, rulebook.ErrStale), errors.Is(err, mailbox.ErrDraft):
 		return "stale", detail
 	case errors.Is(err, domain.ErrTaken), errors.Is(err, domain.ErrHeld):

@@ -106,6 +106,19 @@ func (g *Gate) Show(a Action) (View, error) {
 	return v, nil
 }
 
+// Missing says in words what a waits for, or is empty.
+func (a *Action) Missing() string {
+	switch {
+	case a.State == Scheduled:
+		return "its time: a person is asked " + a.AskAt.Format(time.RFC1123)
+	case a.State != Pending:
+		return ""
+	case a.Approvers > 1:
+		return fmt.Sprintf("%d of %d approvals", a.Approvers-a.Approvals, a.Approvers)
+	}
+	return "an approval"
+}
+
 // A Query selects actions. The zero Query selects the newest 100.
 type Query struct {
 	States []State // any of these; empty means all

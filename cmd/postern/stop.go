@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// A killSwitch is one that is on, as the API tells it.
+type killSwitch struct {
+	ID, Scope, Target, Reason, By string
+
+	At      time.Time
+	Until   *time.Time
+	Stopped int64
+}
+
+func (s *killSwitch) print(out io.Writer) {
+	what := strings.TrimSpace(s.Scope + " " + printable(s.Target))
+	until := ""
+	if s.Until != nil {
+		until = ", until " + s.Until.Format(time.RFC3339)
+	}
+	fmt.Fprintf(out, "%s  %s, by %s %s%s: %s\n", s.ID, what, printable(s.By), ago(s.At), until, printable(s.Reason))
+}
+
+func stopCommand() *command {
+	var c Config
+	var reason string
+	var within time.Duration
+	return &command{
+		name: "stop", args: "[SCOPE [TARGET]] [flags]", short: "stop actions at once with a kill switch",
+		long: `
+Turns a kill switch on. From then on what it stops is denied when it is proposed;
+what had been approved is denied now; of what is just being executed nothing more
+begins; and what waits for a person keeps waiting and cannot be approved. Turning
+it off ("postern resume ID") releases nothing that it stopped. Without arguments
+it lists the switches that are on.
+
+  postern stop inbox ADDRESS       what one inbox proposes
+  postern stop capability KIND     one kind of action: email.send, net.connect
+  postern stop domain DOMAIN       what goes to a domain, or to one below it
+  postern stop project             everything of this project
+  postern stop everything          everything of all projects of this server`,
+		flags: func(fs *flag.FlagSet) {
+			c.location(fs)
+			fs.StringVar(&reason, "reason", "", "`text` for the record and the agents; needed")
+			fs.DurationVar(&within, "for", 0, "turn it off by itself after this `time`, such as 2h; 0 means that somebody does")
+		},
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			if len(args) == 0 {
+				return l.printSwitches(ctx, out)
+			}
+			if len(args) > 2 {
+				return fmt.Errorf("%w: want SCOPE and TARGET, got %d arguments", errUsage, len(args))
+			}
+			if strings.TrimSpace(reason) == "" {
+				return fmt.Errorf("%w: --reason is missing: say why, the agents are told", errUsage)
+			}
+			in := map[string]any{"scope": args[0], "reason": reason}
+			if len(args) == 2 {
+				in["target"] = args[1]
+			}
+			if within > 0 {
+				in["until"] = time.Now().Add(within).UTC().Format(time.RFC3339Nano)
+			}
+			var s killSwitch
+			if err := l.call(ctx, "POST", "/v1/switches", in, &s); err != nil {
+				return err
+			}
+			s.print(out)
+			_, err := fmt.Fprintf(out, "%d actions had been approved and are denied; turn it off with postern resume %s\n", s.Stopped, s.ID)
+			return err
+		}),
+	}
+}
+
+func (l *local) printSwitches(ctx context.Context, out io.Writer) error {
+	var list struct{ Switches []killSwitch }
+	if err := l.call(ctx, "GET", "/v1/switches", nil, &list); err != nil {
+		return err
+	}
+	if len(list.Switches) == 0 {
+		fmt.Fprintln(out, "No kill switch is on.")
+	}
+	for _, s := range list.Switches {
+		s.print(out)
+	}
+	return nil
+}
+
+func resumeCommand() *command {
+	var c Config
+	return &command{
+		name: "resume", args: "ID", short: "turn a kill switch off",
+		long: `
+Turns off the kill switch with this ID, which "postern stop" lists. What it
+stopped stays stopped: agents propose it anew, if it is still wanted. An inbox
+that it put into a closer mode stays there.`,
+		flags: c.location,
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+			id, err := oneArg(args, "ID")
+			if err != nil {
+				return err
+			}
+			if err := l.call(ctx, "DELETE", "/v1/switches/"+pathSegment(id), nil, nil); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(out, "off:", printable(id))
+			return err
+		}),
+	}
+}
