@@ -142,7 +142,7 @@ func report(out io.Writer, r audit.Report, o audit.Options, f found) {
 		say("the tree in the database is that of the entries 1 to %d", r.Tree)
 	}
 	if len(r.Stored) > 0 {
-		say("the %d checkpoints in the database, %d of them signed by a known key, are of this record", len(r.Stored), f.signed)
+		say("what is signed in the database is of this record: %d of %d checkpoints are by a known key", f.signed, len(r.Stored))
 	}
 	if o.Known.Seq > 0 && !partial {
 		say("the noted head %s is in it: the entries 1 to %d are those of then", o.Known, o.Known.Seq)
@@ -151,7 +151,7 @@ func report(out io.Writer, r audit.Report, o audit.Options, f found) {
 	if n := len(r.Kept); n > 0 {
 		k := r.Kept[n-1]
 		most = max(most, k.Size)
-		say("the entries 1 to %d are exactly those that %s has signed: %d kept checkpoints fit, the newest is %s", k.Size, mail.Printable(fmt.Sprint(k.Signed), 300), n, k.Source)
+		say("the entries 1 to %d are exactly those that %s has signed: of what was kept, %d fit, the newest %s", k.Size, mail.Printable(fmt.Sprint(k.Signed), 300), n, k.Source)
 	}
 	fmt.Fprintln(out, "not shown:")
 	switch {
@@ -270,7 +270,7 @@ func (a *auditing) export(ctx context.Context, out io.Writer) (err error) {
 	if ferr := w.Flush(); err == nil {
 		err = ferr
 	}
-	fmt.Fprintf(os.Stderr, "exported %d entries; what comes later is what is after %d\n", count, last)
+	fmt.Fprintf(os.Stderr, "exported %d entries, up to %d; --after goes on from there\n", count, last)
 	return err
 }
 
