@@ -14,10 +14,11 @@ const personHelp = `
 postern person list              lists the persons of the project
 postern person invite            prints a one-time link for a new account:
                                  --role owner, reviewer or viewer, and, if
-                                 wished, --email and --telegram
+                                 wished, --email
 postern person invitations       lists links that can still be used
 postern person withdraw ID       ends one of them
 postern person role NAME ROLE    gives a person another role
+postern person email NAME ADDR   says where to write to them of what waits
 postern person disable NAME      lets a person in no more
 postern person enable NAME       lets them in again
 postern person reset NAME        removes second factors that a person has lost
@@ -58,7 +59,7 @@ type invitation struct {
 
 func personCommand() *command {
 	var p personal
-	var role, email, telegram string
+	var role, email string
 	on := func(verb, done string) func(context.Context, []string, io.Writer) error {
 		return p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			name, err := oneArg(args, "NAME")
@@ -72,12 +73,11 @@ func personCommand() *command {
 			return err
 		})
 	}
-	return group("person", "list|invite|invitations|withdraw ID|role NAME ROLE|disable NAME|enable NAME|reset NAME|password NAME [flags]", "manage who may decide", personHelp,
+	return group("person", "list|invite|invitations|withdraw ID|role NAME ROLE|email NAME ADDR|disable NAME|enable NAME|reset NAME|password NAME [flags]", "manage who may decide", personHelp,
 		func(fs *flag.FlagSet) {
 			p.flags(fs)
 			fs.StringVar(&role, "role", "reviewer", "invite: owner, reviewer or viewer")
 			fs.StringVar(&email, "email", "", "invite: where to write to them of what waits")
-			fs.StringVar(&telegram, "telegram", "", "invite: the `number` of their chat with the bot, likewise")
 		}, map[string]func(context.Context, []string, io.Writer) error{
 			"list": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
@@ -98,7 +98,7 @@ func personCommand() *command {
 					return err
 				}
 				var v invitation
-				if err := l.call(ctx, "POST", "/v1/invitations", map[string]string{"role": role, "email": email, "telegram": telegram}, &v); err != nil {
+				if err := l.call(ctx, "POST", "/v1/invitations", map[string]string{"role": role, "email": email}, &v); err != nil {
 					return err
 				}
 				return v.print(out, "a new "+v.Role)
@@ -140,6 +140,16 @@ func personCommand() *command {
 					return noPerson(err, args[0])
 				}
 				_, err := fmt.Fprintf(out, "%s is %s now. Their sessions have ended.\n", args[0], args[1])
+				return err
+			}),
+			"email": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+				if len(args) != 2 {
+					return fmt.Errorf("%w: want NAME ADDRESS, got %d arguments", errUsage, len(args))
+				}
+				if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"email": args[1]}, nil); err != nil {
+					return noPerson(err, args[0])
+				}
+				_, err := fmt.Fprintln(out, "That is where they are told of what waits.")
 				return err
 			}),
 			"disable": on("disable", "Disabled. Their sessions have ended."),

@@ -42,7 +42,6 @@ type Invitation struct {
 	Project   string
 	Role      Role   // of the account
 	Email     string // where the account's person is told of what waits; may be empty
-	Telegram  string // likewise, the id of a chat
 	Person    string // whose password it is for, by name; empty for a new account
 	CreatedBy string // a principal, or empty: the server's own first link
 	Created   time.Time
@@ -71,9 +70,9 @@ func NewInvitation(ctx context.Context, tx *store.Tx, v Invitation) (Invitation,
 			return v, "", fmt.Errorf("find person %s: %w", v.Person, err)
 		}
 	}
-	_, err := tx.ExecContext(ctx, `insert into setup (hash, project_id, expires_at, used_at, id, role, email, telegram, person_id, created_by, created_at)
-		values ($1, $2, $3, 0, $4, $5, $6, $7, $8, $9, $10)`,
-		token.hash(), v.Project, store.Time(v.Expires), v.ID, v.Role, v.Email, v.Telegram, person, v.CreatedBy, store.Time(now))
+	_, err := tx.ExecContext(ctx, `insert into setup (hash, project_id, expires_at, used_at, id, role, email, person_id, created_by, created_at)
+		values ($1, $2, $3, 0, $4, $5, $6, $7, $8, $9)`,
+		token.hash(), v.Project, store.Time(v.Expires), v.ID, v.Role, v.Email, person, v.CreatedBy, store.Time(now))
 	if err != nil {
 		return v, "", fmt.Errorf("insert set-up link: %w", err)
 	}
@@ -84,9 +83,9 @@ func NewInvitation(ctx context.Context, tx *store.Tx, v Invitation) (Invitation,
 // [ErrUnauthenticated].
 func CheckSetup(ctx context.Context, tx *store.Tx, token Secret) (v Invitation, err error) {
 	var created, expires int64
-	err = tx.One(ctx, `select s.id, s.project_id, s.role, s.email, s.telegram, s.created_by, s.created_at, s.expires_at, coalesce(p.name, '')
+	err = tx.One(ctx, `select s.id, s.project_id, s.role, s.email, s.created_by, s.created_at, s.expires_at, coalesce(p.name, '')
 		from setup s left join person p on p.id = s.person_id where s.hash = $1 and s.used_at = 0 and s.expires_at > $2`,
-		[]any{token.hash(), store.Time(time.Now())}, &v.ID, &v.Project, &v.Role, &v.Email, &v.Telegram, &v.CreatedBy, &created, &expires, &v.Person)
+		[]any{token.hash(), store.Time(time.Now())}, &v.ID, &v.Project, &v.Role, &v.Email, &v.CreatedBy, &created, &expires, &v.Person)
 	v.Created, v.Expires = store.FromTime(created), store.FromTime(expires)
 	if errors.Is(err, store.ErrNotFound) {
 		return v, ErrUnauthenticated
@@ -123,8 +122,8 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	if v.Person != "" {
 		return v.renew(ctx, tx, passwordHash)
 	}
-	ok, err = tx.Changed(ctx, `insert into person (id, project_id, name, password, created_at, role, email, telegram) values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict do nothing`,
-		"per_"+rand.Text(), v.Project, name, passwordHash, now, v.Role, v.Email, v.Telegram)
+	ok, err = tx.Changed(ctx, `insert into person (id, project_id, name, password, created_at, role, email) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`,
+		"per_"+rand.Text(), v.Project, name, passwordHash, now, v.Role, v.Email)
 	if err != nil {
 		return Principal{}, fmt.Errorf("insert person: %w", err)
 	}

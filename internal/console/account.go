@@ -92,8 +92,7 @@ func (s *Server) setPassword(w http.ResponseWriter, r *http.Request, who auth.Pr
 }
 
 func (s *Server) setReach(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	email, telegram := strings.TrimSpace(r.PostForm.Get("email")), strings.TrimSpace(r.PostForm.Get("telegram"))
-	return s.changed(w, r, who, s.conf.People.SetReach(r.Context(), who, who.ID, email, telegram))
+	return s.changed(w, r, who, s.conf.People.SetReach(r.Context(), who, who.ID, strings.TrimSpace(r.PostForm.Get("email"))))
 }
 
 // An appPage shows the secret of an authenticator app that is being set up.

@@ -28,3 +28,13 @@ func ChangingForms() (out []string) {
 	}
 	return out
 }
+
+// Forms returns the path of each form.
+func Forms() (out []string) {
+	for _, rt := range table {
+		if rt.method == "POST" {
+			out = append(out, rt.path)
+		}
+	}
+	return out
+}

@@ -39,7 +39,7 @@ func (s *Server) showPeople(w http.ResponseWriter, r *http.Request, who auth.Pri
 func (s *Server) invite(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	form := r.PostForm
 	v, token, err := s.conf.People.Invite(r.Context(), who, auth.Invitation{
-		Role: auth.Role(form.Get("role")), Email: strings.TrimSpace(form.Get("email")), Telegram: strings.TrimSpace(form.Get("telegram")),
+		Role: auth.Role(form.Get("role")), Email: strings.TrimSpace(form.Get("email")),
 	})
 	if why := declined(err); why != "" {
 		return s.showPeople(w, r, who, http.StatusBadRequest, peoplePage{Notice: why})
@@ -105,8 +105,7 @@ func (s *Server) setRole(w http.ResponseWriter, r *http.Request, who auth.Princi
 }
 
 func (s *Server) setReachOf(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	email, telegram := strings.TrimSpace(r.PostForm.Get("email")), strings.TrimSpace(r.PostForm.Get("telegram"))
-	return s.did(w, r, who, s.conf.People.SetReach(r.Context(), who, r.PathValue("id"), email, telegram))
+	return s.did(w, r, who, s.conf.People.SetReach(r.Context(), who, r.PathValue("id"), strings.TrimSpace(r.PostForm.Get("email"))))
 }
 
 func (s *Server) disablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

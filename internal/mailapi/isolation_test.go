@@ -470,7 +470,7 @@ var operations = []operation{
 	}},
 	{"DELETE", "/v1/invitations/{id}", ofOurPeople, 204, (*trial).invitation},
 	{"PATCH", "/v1/people/{id}", ofOurPeople, 204, func(x *trial) {
-		x.id, x.body = x.f.someone(x.t), `{"email":"vic@example.com","telegram":""}`
+		x.id, x.body = x.f.someone(x.t), `{"email":"vic@example.com"}`
 	}},
 	{"POST", "/v1/people/{id}/disable", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
 	{"POST", "/v1/people/{id}/enable", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},

@@ -130,7 +130,6 @@ type personJSON struct {
 	Name          string     `json:"name"`
 	Role          auth.Role  `json:"role"`
 	Email         string     `json:"email"`
-	Telegram      string     `json:"telegram"`
 	CreatedAt     time.Time  `json:"created_at"`
 	DisabledAt    *time.Time `json:"disabled_at"` // null: may come in
 	TOTP          bool       `json:"totp"`
@@ -141,7 +140,7 @@ type personJSON struct {
 
 func personOf(p people.Person) personJSON {
 	return personJSON{
-		Name: p.Name, Role: p.Role, Email: p.Email, Telegram: p.Telegram, CreatedAt: p.Created, DisabledAt: moment(p.Disabled),
+		Name: p.Name, Role: p.Role, Email: p.Email, CreatedAt: p.Created, DisabledAt: moment(p.Disabled),
 		TOTP: p.TOTP, Passkeys: p.Passkeys, RecoveryCodes: p.Codes, Sessions: p.Sessions,
 	}
 }
@@ -161,7 +160,6 @@ type invitationJSON struct {
 	Role      auth.Role  `json:"role"`
 	Person    string     `json:"person"` // whose new password it is for; empty: a new account
 	Email     string     `json:"email"`
-	Telegram  string     `json:"telegram"`
 	CreatedBy string     `json:"created_by"`
 	CreatedAt *time.Time `json:"created_at"` // null: not known
 	ExpiresAt time.Time  `json:"expires_at"`
@@ -170,7 +168,7 @@ type invitationJSON struct {
 
 func invitationOf(v auth.Invitation) invitationJSON {
 	return invitationJSON{
-		ID: v.ID, Role: v.Role, Person: v.Person, Email: v.Email, Telegram: v.Telegram, CreatedBy: v.CreatedBy, CreatedAt: moment(v.Created), ExpiresAt: v.Expires.UTC(),
+		ID: v.ID, Role: v.Role, Person: v.Person, Email: v.Email, CreatedBy: v.CreatedBy, CreatedAt: moment(v.Created), ExpiresAt: v.Expires.UTC(),
 	}
 }
 
@@ -185,14 +183,13 @@ func (s *Server) listInvitations(w http.ResponseWriter, r *http.Request, c calle
 
 func (s *Server) invite(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
-		Role     auth.Role `json:"role"`
-		Email    string    `json:"email"`
-		Telegram string    `json:"telegram"`
+		Role  auth.Role `json:"role"`
+		Email string    `json:"email"`
 	}
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	v, token, err := s.conf.People.Invite(r.Context(), c.Principal, auth.Invitation{Role: in.Role, Email: in.Email, Telegram: in.Telegram})
+	v, token, err := s.conf.People.Invite(r.Context(), c.Principal, auth.Invitation{Role: in.Role, Email: in.Email})
 	if err != nil {
 		return err
 	}
@@ -218,20 +215,18 @@ func (s *Server) withdraw(w http.ResponseWriter, r *http.Request, c caller) erro
 // changePerson changes a role, or where a person is told of what waits.
 func (s *Server) changePerson(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
-		Role     *auth.Role `json:"role"`
-		Email    *string    `json:"email"`
-		Telegram *string    `json:"telegram"`
+		Role  *auth.Role `json:"role"`
+		Email *string    `json:"email"`
 	}
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	reach := in.Email != nil && in.Telegram != nil
-	if (in.Role != nil) == reach || (in.Email != nil) != (in.Telegram != nil) {
-		return fmt.Errorf("%w: role: name it alone, or email and telegram together", errRequest)
+	if (in.Role != nil) == (in.Email != nil) {
+		return fmt.Errorf("%w: role: name it or email, one of them", errRequest)
 	}
 	var err error
-	if reach {
-		err = s.conf.People.SetReach(r.Context(), c.Principal, r.PathValue("id"), *in.Email, *in.Telegram)
+	if in.Email != nil {
+		err = s.conf.People.SetReach(r.Context(), c.Principal, r.PathValue("id"), *in.Email)
 	} else {
 		err = s.conf.People.SetRole(r.Context(), c.Principal, r.PathValue("id"), *in.Role)
 	}

@@ -163,7 +163,7 @@ func TestTOTP(t *testing.T) {
 		for name, err := range map[string]error{
 			"remove":       p.RemoveTOTP(ctx, f.who(in.Token)),
 			"invite":       second(p.Invite(ctx, f.who(in.Token), auth.Invitation{Role: auth.Owner})),
-			"redirect":     p.SetReach(ctx, f.who(in.Token), "ann", "eve@evil.example", ""),
+			"redirect":     p.SetReach(ctx, f.who(in.Token), "ann", "eve@evil.example"),
 			"new password": p.SetPassword(ctx, in.Token, password, password+"!", browser),
 			"another app":  first(p.BeginTOTP(ctx, in.Token, password, "localhost", browser)),
 			"new codes":    first(p.NewCodes(ctx, f.who(in.Token))),

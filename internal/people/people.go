@@ -21,7 +21,6 @@ import (
 	"errors"
 	"fmt"
 	"net/mail"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -97,7 +96,6 @@ type Person struct {
 	Name     string
 	Role     auth.Role
 	Email    string // where to write of what waits; may be empty
-	Telegram string // id of the chat for the same; may be empty
 	Created  time.Time
 	Disabled time.Time // since when the person may not come in; zero means they may
 	TOTP     bool      // an authenticator app is set up
@@ -112,7 +110,7 @@ type Person struct {
 // not sign in.
 func (p Person) Strong() bool { return p.TOTP || p.Passkeys > 0 }
 
-const selectPerson = `select p.id, p.project_id, p.name, p.role, p.email, p.telegram, p.created_at, p.disabled_at,
+const selectPerson = `select p.id, p.project_id, p.name, p.role, p.email, p.created_at, p.disabled_at,
 	(select count(*) from totp t where t.person_id = p.id), (select count(*) from passkey k where k.person_id = p.id),
 	(select count(*) from recovery_code c where c.person_id = p.id and c.used_at = 0),
 	(select count(*) from session s where s.person_id = p.id and s.expires_at > $1) from person p `
@@ -120,7 +118,7 @@ const selectPerson = `select p.id, p.project_id, p.name, p.role, p.email, p.tele
 func scanPerson(row func(...any) error) (p Person, err error) {
 	var created, disabled int64
 	var totp int
-	err = row(&p.id, &p.project, &p.Name, &p.Role, &p.Email, &p.Telegram, &created, &disabled, &totp, &p.Passkeys, &p.Codes, &p.Sessions)
+	err = row(&p.id, &p.project, &p.Name, &p.Role, &p.Email, &created, &disabled, &totp, &p.Passkeys, &p.Codes, &p.Sessions)
 	p.Created, p.Disabled, p.TOTP = store.FromTime(created), store.FromTime(disabled), totp > 0
 	return p, err
 }
@@ -200,7 +198,7 @@ func (p *People) Me(ctx context.Context, who auth.Principal) (me Person, err err
 // Invite makes a one-time link with which somebody makes an account of a role,
 // and returns it and its token, this once.
 func (p *People) Invite(ctx context.Context, who auth.Principal, v auth.Invitation) (out auth.Invitation, token auth.Secret, err error) {
-	if err := reachable(v.Email, v.Telegram); err != nil {
+	if err := reachable(v.Email); err != nil {
 		return out, "", err
 	}
 	v.Project, v.Person, v.CreatedBy = who.Project, "", who.String()
@@ -256,10 +254,10 @@ func (p *People) Invitations(ctx context.Context, who auth.Principal) (out []aut
 	err = p.db.View(ctx, func(tx *store.Tx) error {
 		out, err = store.List(ctx, tx, func(row func(...any) error) (v auth.Invitation, err error) {
 			var created, expires int64
-			err = row(&v.ID, &v.Project, &v.Role, &v.Email, &v.Telegram, &v.CreatedBy, &created, &expires, &v.Person)
+			err = row(&v.ID, &v.Project, &v.Role, &v.Email, &v.CreatedBy, &created, &expires, &v.Person)
 			v.Created, v.Expires = store.FromTime(created), store.FromTime(expires)
 			return v, err
-		}, `select s.id, s.project_id, s.role, s.email, s.telegram, s.created_by, s.created_at, s.expires_at, coalesce(p.name, '')
+		}, `select s.id, s.project_id, s.role, s.email, s.created_by, s.created_at, s.expires_at, coalesce(p.name, '')
 			from setup s left join person p on p.id = s.person_id where s.project_id = $1 and s.used_at = 0 and s.expires_at > $2 order by s.created_at desc, s.id`,
 			who.Project, store.Time(time.Now()))
 		return err
@@ -373,17 +371,18 @@ func forget(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// SetReach says where a person is told of what waits. Their own, everybody may;
+// SetReach says where a person is written to of what waits; package notify has
+// their chat. Their own, everybody may;
 // those of others, an owner.
-func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email, telegram string) error {
-	if err := reachable(email, telegram); err != nil {
+func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email string) error {
+	if err := reachable(email); err != nil {
 		return err
 	}
 	set := func(tx *store.Tx, them Person) error {
-		if _, err := tx.ExecContext(ctx, `update person set email = $1, telegram = $2 where id = $3`, email, telegram, them.id); err != nil {
+		if _, err := tx.ExecContext(ctx, `update person set email = $1 where id = $2`, email, them.id); err != nil {
 			return fmt.Errorf("set where to write: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "person.reach", them.Name, audit.Fields{"email": email, "telegram": telegram})
+		return audit.Append(ctx, tx, who, "person.reach", them.Name, audit.Fields{"email": email})
 	}
 	if who.Kind == auth.Person && name == who.ID {
 		return p.db.Update(ctx, func(tx *store.Tx) error {
@@ -432,18 +431,13 @@ func notLast(ctx context.Context, tx *store.Tx, who auth.Principal, them Person)
 	return nil
 }
 
-var telegramID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^-?[0-9]{1,20}$`) })
-
 // reachable checks where a person wants to be told of what waits.
-func reachable(email, telegram string) error {
+func reachable(email string) error {
 	if email != "" {
 		a, err := mail.ParseAddress(email)
 		if err != nil || a.Address != email || len(email) > 254 || strings.ContainsFunc(email, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 			return fmt.Errorf("%w email: want an address such as anna@example.com, without a name", auth.ErrInvalid)
 		}
-	}
-	if telegram != "" && !telegramID().MatchString(telegram) {
-		return fmt.Errorf("%w telegram: want the number of a chat, as the bot tells it", auth.ErrInvalid)
 	}
 	return nil
 }

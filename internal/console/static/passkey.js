@@ -6,6 +6,7 @@
   const form = document.getElementById('passkey')
   const button = document.getElementById('ask')
   const problem = document.getElementById('problem')
+  document.getElementById('scriptless').hidden = true
   const say = (text) => {
     problem.textContent = text
     problem.parentElement.hidden = text === ''

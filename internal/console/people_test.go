@@ -1,0 +1,202 @@
+package console_test
+
+import (
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pquerna/otp/totp"
+
+	"postern/internal/auth"
+	"postern/internal/console"
+	"postern/internal/store"
+)
+
+// least says which role each form of the console needs. It is written here once
+// more: the table of routes is what is tested.
+var least = map[string]auth.Role{
+	"/console/account/app":                      auth.Viewer,
+	"/console/account/app/confirm":              auth.Viewer,
+	"/console/account/app/remove":               auth.Viewer,
+	"/console/account/codes":                    auth.Viewer,
+	"/console/account/passkeys":                 auth.Viewer,
+	"/console/account/passkeys/ask":             auth.Viewer,
+	"/console/account/passkeys/{id}/remove":     auth.Viewer,
+	"/console/account/password":                 auth.Viewer,
+	"/console/account/reach":                    auth.Viewer,
+	"/console/account/sessions/{id}/end":        auth.Viewer,
+	"/console/actions/{id}/cancel":              auth.Reviewer,
+	"/console/actions/{id}/comment":             auth.Reviewer,
+	"/console/actions/{id}/decision":            auth.Reviewer,
+	"/console/actions/{id}/edit":                auth.Reviewer,
+	"/console/actions/{id}/resolution":          auth.Reviewer,
+	"/console/audit/verify":                     auth.Viewer,
+	"/console/batch":                            auth.Reviewer,
+	"/console/domains":                          auth.Owner,
+	"/console/domains/{id}/check":               auth.Reviewer,
+	"/console/domains/{id}/remove":              auth.Owner,
+	"/console/inboxes":                          auth.Owner,
+	"/console/inboxes/{id}/allow":               auth.Owner,
+	"/console/inboxes/{id}/code":                auth.Owner,
+	"/console/inboxes/{id}/delete":              auth.Owner,
+	"/console/inboxes/{id}/disallow":            auth.Reviewer,
+	"/console/inboxes/{id}/limits":              auth.Owner,
+	"/console/inboxes/{id}/mode":                auth.Reviewer,
+	"/console/inboxes/{id}/restore":             auth.Owner,
+	"/console/inboxes/{id}/revoke":              auth.Owner,
+	"/console/inboxes/{id}/settings":            auth.Owner,
+	"/console/keys":                             auth.Owner,
+	"/console/keys/{id}/end":                    auth.Owner,
+	"/console/people":                           auth.Owner,
+	"/console/people/invitations/{id}/withdraw": auth.Owner,
+	"/console/people/{id}/disable":              auth.Owner,
+	"/console/people/{id}/enable":               auth.Owner,
+	"/console/people/{id}/reach":                auth.Owner,
+	"/console/people/{id}/reset":                auth.Owner,
+	"/console/people/{id}/role":                 auth.Owner,
+	"/console/policy":                           auth.Reviewer,
+	"/console/quarantine/{id}/drop":             auth.Reviewer,
+	"/console/quarantine/{id}/release":          auth.Reviewer,
+	"/console/recover":                          auth.Owner,
+	"/console/sandboxes/{id}/kill":              auth.Reviewer,
+	"/console/sending/lift":                     auth.Owner,
+	"/console/sending/lookup":                   auth.Reviewer,
+	"/console/sending/suppression":              auth.Reviewer,
+	"/console/setup":                            "",
+	"/console/signin":                           "",
+	"/console/signin/code":                      "",
+	"/console/signin/passkey":                   "",
+	"/console/signin/passkey/ask":               "",
+	"/console/signout":                          "",
+	"/console/stepup":                           auth.Viewer,
+	"/console/stepup/passkey":                   auth.Viewer,
+	"/console/stepup/passkey/ask":               auth.Viewer,
+	"/console/switches":                         auth.Reviewer,
+	"/console/switches/{id}/off":                auth.Owner,
+	"/console/webhooks":                         auth.Owner,
+	"/console/webhooks/{id}":                    auth.Owner,
+}
+
+// TestRoles tries each role on every form, and fails for one that is in no row.
+func TestRoles(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	as := map[auth.Role]*http.Client{}
+	for _, role := range []auth.Role{auth.Owner, auth.Reviewer, auth.Viewer} {
+		f.client = f.browser()
+		f.update(func(tx *store.Tx) (err error) {
+			_, f.link, err = auth.NewInvitation(t.Context(), tx, auth.Invitation{Project: f.project.Project, Role: role})
+			return err
+		})
+		if a := f.submit("/console/setup", url.Values{"token": {f.link.Reveal()}, "name": {"an-" + string(role)}, "password": {password}, "again": {password}}); a.status != http.StatusSeeOther {
+			t.Fatalf("make a %s: %d", role, a.status)
+		}
+		as[role] = f.client
+	}
+	nobody := f.browser()
+	rank := map[auth.Role]int{"": 0, auth.Viewer: 1, auth.Reviewer: 2, auth.Owner: 3}
+	for _, path := range console.Forms() {
+		want, ok := least[path]
+		if !ok {
+			t.Errorf("%s is in no row of least: which role does it need?", path)
+			continue
+		}
+		// Of something that there is not: who may is told that, or what is wrong
+		// with the form, and nothing is changed.
+		p := strings.NewReplacer("{id}", "act_"+strings.Repeat("A", 26), "{name}", "x", "{version}", "1").Replace(path)
+		if want == "" { // it is shown that each answers who is nobody, by the tests of what it does
+			continue
+		}
+		for role, client := range as {
+			f.client = client
+			if got := f.submit(p, url.Values{}); (got.status == http.StatusForbidden) != (rank[role] < rank[want]) {
+				t.Errorf("POST %s as %s: status %d, and it needs %q", path, role, got.status, want)
+			}
+		}
+		f.client = nobody
+		if got := f.submit(p, url.Values{}); got.status != http.StatusUnauthorized {
+			t.Errorf("POST %s as nobody: status %d, want 401", path, got.status)
+		}
+	}
+}
+
+// TestSecondFactorSignIn: a person sets up an app, signs in with it, and is asked for
+// it again where it matters; every way back is to a page of ours.
+func TestSecondFactorSignIn(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	shown := f.submit("/console/account/app", url.Values{"password": {password}})
+	secret := regexp.MustCompile(`<code class="copy">([A-Z2-7 ]+)</code>`).FindStringSubmatch(shown.body)
+	if shown.status != http.StatusOK || secret == nil || !strings.Contains(shown.body, `<svg class="qr"`) {
+		t.Fatalf("set up an app: %d\n%s", shown.status, shown.body)
+	}
+	now := func() string {
+		f.exec(`update totp set step = 0`) // as time would
+		code, err := totp.GenerateCode(strings.ReplaceAll(secret[1], " ", ""), time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return code
+	}
+	form := f.form(shown.body, "app-form")
+	code, err := totp.GenerateCode(strings.ReplaceAll(secret[1], " ", ""), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	form.Set("code", code)
+	if a := f.submit("/console/account/app/confirm", form); a.status != http.StatusOK || strings.Count(a.body, `<code class="copy">`) != 10 {
+		t.Fatalf("confirm: %d\n%s", a.status, a.body)
+	}
+	f.submit("/console/signout", url.Values{})
+
+	ask := func() url.Values {
+		a := f.submit("/console/signin", url.Values{"name": {"ann"}, "password": {password}, "next": {"/console/decided"}})
+		if a.status != http.StatusOK || len(a.header["Set-Cookie"]) > 0 {
+			t.Fatalf("the password alone: %d, %v", a.status, a.header)
+		}
+		return f.form(a.body, "code-form")
+	}
+	second := ask()
+	second.Set("code", "000000")
+	if a := f.submit("/console/signin/code", second); a.status != http.StatusUnauthorized || len(a.header["Set-Cookie"]) > 0 {
+		t.Errorf("a wrong code: %d", a.status)
+	}
+	second.Set("code", now())
+	second.Set("next", "https://evil.example/")
+	if a := f.submit("/console/signin/code", second); a.status != http.StatusSeeOther || a.location != "/console/" {
+		t.Errorf("the right code, and a way to another site: %d to %q", a.status, a.location)
+	}
+	second.Set("code", now())
+	if a := f.submit("/console/signin/code", second); a.status != http.StatusUnauthorized {
+		t.Errorf("the question a second time: %d", a.status)
+	}
+	f.submit("/console/signout", url.Values{})
+	second = ask()
+	second.Set("code", now())
+	if a := f.submit("/console/signin/code", second); a.location != "/console/decided" {
+		t.Errorf("the right code leads to %q", a.location)
+	}
+
+	// Long after: people are not managed without another proof.
+	f.exec(`update session set strong_at = 1`)
+	a := f.submit("/console/people", url.Values{"role": {"owner"}})
+	if a.status != http.StatusForbidden || !strings.Contains(a.body, `href="/console/stepup?next=%2Fconsole%2Fpeople"`) {
+		t.Fatalf("invite: %d\n%s", a.status, a.body)
+	}
+	for _, next := range []string{"https://evil.example/", "//evil.example/console/", "/console/../v1/", "javascript:alert(1)", "/console/signout", "/console/stepup/passkey", "/console/%2e%2e/"} {
+		page := f.get("/console/stepup?" + url.Values{"next": {next}}.Encode())
+		if got := f.form(page.body, "code-form").Get("next"); got != "/console/" {
+			t.Errorf("a proof would lead to %q, for %q", got, next)
+		}
+		f.update(func(tx *store.Tx) error { _, err := tx.Exec(`delete from sign_in_try`); return err })
+		if a := f.submit("/console/stepup", url.Values{"next": {next}, "code": {now()}}); a.status != http.StatusSeeOther || a.location != "/console/" {
+			t.Errorf("a proof leads to %q (%d), for %q", a.location, a.status, next)
+		}
+	}
+	if a := f.submit("/console/people", url.Values{"role": {"reviewer"}}); a.status != http.StatusCreated {
+		t.Errorf("invite after the proof: %d\n%s", a.status, a.body)
+	}
+}
