@@ -100,10 +100,10 @@ func (b *Bridge) Run(ctx context.Context, in io.ReadCloser, out io.WriteCloser) 
 	if server != nil {
 		_ = server.Close()
 	}
-	if ctx.Err() != nil || errors.Is(err, io.EOF) {
-		return nil
+	if ctx.Err() == nil && !errors.Is(err, io.EOF) { // else it ends as it should
+		return err
 	}
-	return err
+	return nil
 }
 
 // forward hands what is about tools on to the server. The rest is between the
@@ -342,17 +342,17 @@ func (b *Bridge) learn(ctx context.Context, tool string) (safe, keyed bool, err 
 func (b *Bridge) call(ctx context.Context, host *mcp.ServerSession, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
 	safe, keyed, err := b.learn(ctx, p.Name)
 	if err != nil {
-		return failed(err), nil //nolint:nilerr // the model reads it
+		return failed(err), nil
 	}
 	arguments := map[string]json.RawMessage{}
 	if len(p.Arguments) > 0 && string(p.Arguments) != "null" {
 		if err := json.Unmarshal(p.Arguments, &arguments); err != nil {
-			return failed(errors.New("arguments: must be an object")), nil //nolint:nilerr // the model reads it
+			return failed(errors.New("arguments: must be an object")), nil
 		}
 	}
 	files, err := b.attach(arguments)
 	if err != nil {
-		return failed(err), nil //nolint:nilerr // the model reads it
+		return failed(err), nil
 	}
 	if _, given := arguments["idempotencyKey"]; keyed && !given {
 		// So that a proposal can be made again after its answer was lost, and

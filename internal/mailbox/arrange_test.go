@@ -64,8 +64,15 @@ func TestArrangeByMode(t *testing.T) {
 		mode policy.Mode
 		want policy.Effect
 	}{
-		{policy.KindArchive, policy.GatedSend, policy.Allow}, {policy.KindArchive, policy.GatedAll, policy.Ask}, {policy.KindArchive, policy.Autonomous, policy.Allow}, {policy.KindArchive, "", policy.Ask},
-		{policy.KindTrash, policy.GatedSend, policy.Ask}, {policy.KindTrash, policy.GatedAll, policy.Ask}, {policy.KindTrash, policy.Monitored, policy.Allow}, {policy.KindTrash, policy.ReadOnly, policy.Ask}, {policy.KindTrash, "", policy.Ask},
+		{policy.KindArchive, policy.GatedSend, policy.Allow},
+		{policy.KindArchive, policy.GatedAll, policy.Ask},
+		{policy.KindArchive, policy.Autonomous, policy.Allow},
+		{policy.KindArchive, "", policy.Ask},
+		{policy.KindTrash, policy.GatedSend, policy.Ask},
+		{policy.KindTrash, policy.GatedAll, policy.Ask},
+		{policy.KindTrash, policy.Monitored, policy.Allow},
+		{policy.KindTrash, policy.ReadOnly, policy.Ask},
+		{policy.KindTrash, "", policy.Ask},
 	} {
 		if got := policy.Decide(nil, policy.Request{Kind: tt.kind, Mode: tt.mode}).Effect; got != tt.want {
 			t.Errorf("%s in mode %q: %s, want %s", tt.kind, tt.mode, got, tt.want)

@@ -120,8 +120,10 @@ func (s *Server) oversight(ctx context.Context, c caller, in inboxOnly) (out rep
 
 // requested answers with an action that a person decides on.
 func requested(a oversight.Action, what string) (out reply[sendData]) {
-	out.Data = sendData{Status: "pending_approval", State: a.State, ActionID: a.ID, ApprovalID: a.ID, Expires: stamp(a.Expires),
-		Message: what + " A person decides; nothing has changed yet. This is the normal course: go on with your work, or ask email_action_status with this actionId now and then."}
+	out.Data = sendData{
+		Status: "pending_approval", State: a.State, ActionID: a.ID, ApprovalID: a.ID, Expires: stamp(a.Expires),
+		Message: what + " A person decides; nothing has changed yet. This is the normal course: go on with your work, or ask email_action_status with this actionId now and then.",
+	}
 	if a.State == oversight.Denied {
 		out.Data.Status, out.Data.Message = "blocked", "Policy does not allow to ask for this: "+clean(a.Verdict)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -227,12 +229,19 @@ func TestNoToolDecides(t *testing.T) {
 				continue
 			}
 			for _, a := range []args{
-				{"actionId": id, "approve": true}, {"actionId": id, "decision": "approve"}, {"id": id, "state": "approved"}, {"actionId": id, "version": before.Version, "digest": before.Hex(), "approve": true},
-				{"actionId": id}, {"approvalId": id, "waitSeconds": 0}, {"code": id}, {"mode": "autonomous", "reason": "r"}, {"pattern": "*@example.com", "reason": "r"},
+				{"actionId": id, "approve": true},
+				{"actionId": id, "decision": "approve"},
+				{"id": id, "state": "approved"},
+				{"actionId": id, "version": before.Version, "digest": before.Hex(), "approve": true},
+				{"actionId": id},
+				{"approvalId": id, "waitSeconds": 0},
+				{"code": id},
+				{"mode": "autonomous", "reason": "r"},
+				{"pattern": "*@example.com", "reason": "r"},
 			} {
-				for _, cs := range []*result{ptr(call(t, outside, tool.Name, a)), ptr(call(t, inside, tool.Name, a))} {
-					if cs.field("status") == "approved" {
-						t.Errorf("%s %v: %+v", tool.Name, a, cs)
+				for _, cs := range []*mcp.ClientSession{outside, inside} {
+					if r := call(t, cs, tool.Name, a); r.field("status") == "approved" {
+						t.Errorf("%s %v: %+v", tool.Name, a, r)
 					}
 				}
 			}
@@ -255,8 +264,6 @@ func TestNoToolDecides(t *testing.T) {
 		}
 	})
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // TestAsking: an agent asks for more and gets it by a person's word alone; less
 // it may always have.

@@ -52,12 +52,13 @@ func proposed(p mailbox.Proposed) reply[sendData] {
 	if p.Note != "" && !p.Replayed {
 		out.Message += " The person who decides is told: " + clean(p.Note) + "."
 	}
-	text := fmt.Sprintf("%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID)
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID)
 	out.Files = filesOf(p.Payload)
 	for _, f := range out.Files {
-		text += fmt.Sprintf("\nattached: %s (%s, %d bytes, sha256 %s)", f.Name, f.ContentType, f.Size, f.SHA256)
+		fmt.Fprintf(&text, "\nattached: %s (%s, %d bytes, sha256 %s)", f.Name, f.ContentType, f.Size, f.SHA256)
 	}
-	return reply[sendData]{Text: text, Data: out}
+	return reply[sendData]{Text: text.String(), Data: out}
 }
 
 // filesOf returns the files of what would leave. Agents tell people that they
@@ -187,7 +188,7 @@ func (s *Server) action(ctx context.Context, c caller, id string) (oversight.Act
 // statusOf says how a is, in the five words of email-sandbox and exactly.
 func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	d := statusData{
-		Approvals: int(a.Approvals), Approvers: a.Approvers,
+		Approvals: a.Approvals, Approvers: a.Approvers,
 		ActionID: a.ID, ApprovalID: a.ID, Kind: a.Kind, State: a.State, CreatedAt: stamp(a.Created), DecidedAt: stamp(a.Decided), SendAt: stamp(a.SendAt),
 	}
 	switch a.State {
@@ -195,7 +196,7 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 		d.Status, d.Message, d.ExpiresAt = "pending", "A person has not decided yet. Go on with your work and ask again later.", stamp(a.Expires)
 		d.Missing = "1 approval"
 		if a.Approvers > 1 {
-			d.Missing = fmt.Sprintf("%d of %d approvals, by different people", a.Approvers-int(a.Approvals), a.Approvers)
+			d.Missing = fmt.Sprintf("%d of %d approvals, by different people", a.Approvers-a.Approvals, a.Approvers)
 		}
 	case oversight.Scheduled:
 		d.Status, d.Message = "pending", "It waits for its time; then a person is asked. email_cancel takes it back."
@@ -229,17 +230,18 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	if _, said, ok := strings.Cut(d.Detail, " says: "); ok && strings.HasPrefix(d.Detail, string(auth.Person)+":") {
 		d.Detail = "a person says: " + said
 	}
-	text := fmt.Sprintf("status: %s\nstate: %s\n%s", d.Status, d.State, d.Message)
+	var text strings.Builder
+	fmt.Fprintf(&text, "status: %s\nstate: %s\n%s", d.Status, d.State, d.Message)
 	for _, l := range []struct{ name, value string }{{"missing", d.Missing}, {"expires", d.ExpiresAt}, {"reason", d.Reason}, {"detail", d.Detail}} {
 		if l.value != "" {
-			text += "\n" + l.name + ": " + l.value
+			text.WriteString("\n" + l.name + ": " + l.value)
 		}
 	}
 	for _, r := range said {
 		d.Comments = append(d.Comments, commentData{stamp(r.At), clean(r.Text)})
-		text += "\ncomment of a reviewer: " + clean(r.Text)
+		text.WriteString("\ncomment of a reviewer: " + clean(r.Text))
 	}
-	return reply[statusData]{Text: text, Data: d}
+	return reply[statusData]{Text: text.String(), Data: d}
 }
 
 func (s *Server) cancel(ctx context.Context, c caller, in actionArgs) (out reply[sendData], err error) {

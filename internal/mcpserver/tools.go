@@ -48,7 +48,7 @@ func offer[In, Out any](set Set, t mcp.Tool, g guide, f func(*Server, context.Co
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			// Who closes its connection waits no longer, in each revision.
-			defer context.AfterFunc(c.gone, cancel)()
+			defer context.AfterFunc(c.gone, cancel)() //nolint:contextcheck // of the connection, which is another
 			c := c
 			c.progress = progressOf(req)
 			var in In
