@@ -60,6 +60,7 @@ type attached struct {
 type flow struct {
 	conn   policy.Connection // what it was allowed as
 	dst    netip.AddrPort    // where the sandbox aimed at
+	why    string            // the last word's reason; empty if the lists' is enough
 	cancel context.CancelFunc
 	last   atomic.Int64 // Unix nanoseconds of the last byte
 }

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -124,8 +125,9 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		r.Complete(true)
 		return
 	}
-	if v := a.permit(ctx, c); v.Effect != policy.Allow {
-		a.refuse(ctx, "tcp", dst, strings.Join(c.Names, " "), v.Reason)
+	word := a.permit(ctx, c)
+	if word.Effect != policy.Allow {
+		a.refuse(ctx, "tcp", dst, strings.Join(c.Names, " "), word.Reason)
 		r.Complete(true)
 		return
 	}
@@ -134,6 +136,7 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		r.Complete(true)
 		return
 	}
+	f.why = word.Reason
 	defer a.done(f)
 	// The handshake is answered when the outside has answered ours, so that a
 	// refusal or a time-out there is one inside.
@@ -212,14 +215,16 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 			return
 		}
 	}
-	if v := a.permit(ctx, c); v.Effect != policy.Allow {
-		refuse(strings.Join(c.Names, " "), v.Reason)
+	word := a.permit(ctx, c)
+	if word.Effect != policy.Allow {
+		refuse(strings.Join(c.Names, " "), word.Reason)
 		return
 	}
 	ctx, f := a.open(ctx, c, dst)
 	if f == nil {
 		return
 	}
+	f.why = word.Reason
 	defer a.done(f)
 	up, err := a.dialOut(ctx, f, c.Addr)
 	if err != nil {
@@ -258,7 +263,7 @@ func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net
 		a.log.DebugContext(ctx, "allowed connection failed", "dst", f.dst, "dialed", to, "err", err)
 		return nil, err
 	}
-	a.ledger.addLater(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: a.rules.Load().Connect(f.conn).Reason}, func() {})
+	a.ledger.addLater(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: cmp.Or(f.why, a.rules.Load().Connect(f.conn).Reason)}, func() {})
 	return up, nil
 }
 

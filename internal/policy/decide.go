@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // Decide says what d makes of r. It is the one place where rules and modes
@@ -49,11 +50,18 @@ func decide(d *Document, r Request, tell func(Step)) Verdict {
 	if slices.Contains(personal, r.Kind) {
 		return byPerson(v, r)
 	}
+	if v.Effect == Ask && r.Kind == KindConnect && v.Within == 0 {
+		v.Within = connectWithin
+	}
 	if v.Effect == Allow && (r.Mode == GatedAll || r.Mode == ReadOnly && r.Kind != KindReceive) {
 		return Verdict{Effect: Ask, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: a person decides, also where a rule allows it", r.Mode)}
 	}
 	return v
 }
+
+// connectWithin is for how long a person is asked about a connection that no
+// rule says more of: code that waits for it does not wait for days.
+const connectWithin = time.Hour
 
 // byMode says what happens where no rule matches.
 func byMode(r Request) Verdict {
@@ -98,7 +106,7 @@ func byPerson(v Verdict, r Request) Verdict {
 	if v.Effect == Deny && r.Kind != KindChange {
 		return v
 	}
-	if v.Effect != Ask {
+	if v.Effect != Ask || v.Rule == "" && v.Approvers == 0 { // not where the rules cost too much
 		v = Verdict{Effect: Ask, Rule: v.Rule, Reason: r.Kind + " is always decided by a person"}
 	}
 	// Whom a rule names by a role that is below an owner's it does not loosen.

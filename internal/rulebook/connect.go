@@ -59,7 +59,7 @@ type Connections struct {
 	mu       sync.RWMutex
 	projects map[string]*standing // by project; each is replaced, never changed but for used
 	waiting  map[string]int       // by sandbox: connections that are held
-	passes   map[pass]time.Time   // until when
+	passes   map[pass]permission  // what people let through
 }
 
 // A standing is what holds in a project, as it was read.
@@ -69,6 +69,12 @@ type standing struct {
 	switches []oversight.Switch
 	read     time.Time
 	used     time.Time // guarded by Connections.mu
+}
+
+// A permission is a person's yes.
+type permission struct {
+	action string // its id
+	until  time.Time
 }
 
 type pass struct {
@@ -94,7 +100,7 @@ func NewConnections(log *slog.Logger, db *store.DB, book *Book, gate *oversight.
 	}
 	return &Connections{
 		log: log, db: db, book: book, gate: gate, hold: hold,
-		projects: map[string]*standing{}, waiting: map[string]int{}, passes: map[pass]time.Time{},
+		projects: map[string]*standing{}, waiting: map[string]int{}, passes: map[pass]permission{},
 	}
 }
 
@@ -129,8 +135,8 @@ func (c *Connections) inUse() (out []string) {
 		}
 		out = append(out, project)
 	}
-	for p, until := range c.passes {
-		if now.After(until) {
+	for p, yes := range c.passes {
+		if now.After(yes.until) {
 			delete(c.passes, p)
 		}
 	}
@@ -219,7 +225,7 @@ func (s *standing) stopped(r policy.Request) policy.Verdict {
 			return refused(w.String())
 		}
 	}
-	return policy.Verdict{Effect: policy.Allow, Reason: "no rule speaks of it"}
+	return policy.Verdict{Effect: policy.Allow}
 }
 
 // Permit says whether who may make connection to, which its lists allow. Where a
@@ -240,11 +246,11 @@ func (c *Connections) Permit(ctx context.Context, who auth.Principal, to policy.
 		return refused("the project's policy cannot be read: nothing connects until an owner has put that right")
 	}
 	if !s.doc.Mentions(policy.KindConnect) {
-		return policy.Verdict{Effect: policy.Allow, Reason: "no rule speaks of it"}
+		return policy.Verdict{Effect: policy.Allow}
 	}
 	v, matched := s.doc.Match(r)
 	if !matched {
-		return policy.Verdict{Effect: policy.Allow, Reason: "no rule speaks of it"}
+		return policy.Verdict{Effect: policy.Allow}
 	}
 	if v.Effect != policy.Ask {
 		return v
@@ -283,14 +289,15 @@ func (c *Connections) ask(ctx context.Context, who auth.Principal, r policy.Requ
 	}
 	p := pass{who.Project, who.ID, sha256.Sum256(body)}
 	c.mu.Lock()
-	until := c.passes[p]
+	yes := c.passes[p]
+	through := time.Now().Before(yes.until)
 	waiting := c.waiting[who.ID]
-	if !time.Now().Before(until) && waiting < maxWaiting {
+	if !through && waiting < maxWaiting {
 		c.waiting[who.ID]++
 	}
 	c.mu.Unlock()
-	if time.Now().Before(until) {
-		return allowed(until)
+	if through {
+		return yes.verdict()
 	}
 	if waiting >= maxWaiting {
 		// The attack: code that opens connections until all that a sandbox may
@@ -333,21 +340,21 @@ func (c *Connections) ask(ctx context.Context, who auth.Principal, r policy.Requ
 
 func byPerson(a oversight.Action) bool { return strings.HasPrefix(a.Decider, string(auth.Person)+":") }
 
-func allowed(until time.Time) policy.Verdict {
-	return policy.Verdict{Effect: policy.Allow, Reason: "a person has let it connect there until " + until.UTC().Format(time.TimeOnly) + " UTC"}
+func (y permission) verdict() policy.Verdict {
+	return policy.Verdict{Effect: policy.Allow, Reason: "a person has let it connect there until " + y.until.UTC().Format(time.TimeOnly) + " UTC (" + y.action + ")"}
 }
 
 // verdict is what an action says by now; known is false while it is open.
 func (c *Connections) verdict(a oversight.Action, p pass) (v policy.Verdict, known bool) {
 	switch a.State {
 	case oversight.Done:
-		until := a.Settled.Add(PassTime)
+		yes := permission{a.ID, a.Settled.Add(PassTime)}
 		c.mu.Lock()
 		if len(c.passes) < maxPasses {
-			c.passes[p] = until
+			c.passes[p] = yes
 		}
 		c.mu.Unlock()
-		return allowed(until), true
+		return yes.verdict(), true
 	case oversight.Denied:
 		switch {
 		case byPerson(a):
