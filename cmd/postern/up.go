@@ -436,6 +436,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.wall, err = d.newWall(); err != nil {
 		return err
 	}
+	d.connections.Watch(d.wall.Projects, d.wall.Recheck)
 	d.vols, err = volume.New(d.log, d.db, volume.Config{Dir: filepath.Join(d.conf.Data, "volumes"), Key: key, SizeMB: d.conf.VolumeMB, MaxVolumes: d.conf.MaxVolumes, Wanted: d.wanted})
 	if err != nil {
 		return err

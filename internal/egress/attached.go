@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -60,7 +62,8 @@ type attached struct {
 type flow struct {
 	conn   policy.Connection // what it was allowed as
 	dst    netip.AddrPort    // where the sandbox aimed at
-	why    string            // the last word's reason; empty if the lists' is enough
+	asked  policy.Connection // what the last word was asked about
+	why    string            // its reason; empty if the lists' is enough
 	cancel context.CancelFunc
 	last   atomic.Int64 // Unix nanoseconds of the last byte
 }
@@ -235,18 +238,44 @@ func (a *attached) connection(dst netip.AddrPort, names []string) policy.Connect
 
 // open registers a flow before it is dialled, so that update finds it. It is
 // nil if the rules have changed so that it is no longer allowed.
-func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.AddrPort) (context.Context, *flow) {
+func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.AddrPort, w word) (context.Context, *flow) {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &flow{conn: c, dst: dst, cancel: cancel}
+	f := &flow{conn: c, dst: dst, cancel: cancel, asked: w.asked, why: w.verdict.Reason}
 	f.last.Store(time.Now().UnixNano())
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.closed || a.rules.Load().Connect(c).Effect != policy.Allow {
+		a.mu.Unlock()
 		cancel()
 		return ctx, nil
 	}
 	a.flows[f] = struct{}{}
+	a.mu.Unlock()
+	// A switch that was turned on since Permit spoke has either met this flow
+	// where it is now, or is met here.
+	if a.w.cfg.Permit != nil {
+		if v := a.w.cfg.Permit.Still(ctx, a.who, f.asked); v.Effect != policy.Allow {
+			a.refuse(ctx, "tcp", dst, strings.Join(f.asked.Names, " "), v.Reason)
+			a.done(f)
+			return ctx, nil
+		}
+	}
 	return ctx, f
+}
+
+// recheck cuts the connections that may not go on.
+func (a *attached) recheck(ctx context.Context) {
+	if a.w.cfg.Permit == nil {
+		return
+	}
+	a.mu.Lock()
+	flows := slices.Collect(maps.Keys(a.flows))
+	a.mu.Unlock()
+	for _, f := range flows {
+		if v := a.w.cfg.Permit.Still(ctx, a.who, f.asked); v.Effect != policy.Allow {
+			f.cancel()
+			a.ledger.add(ctx, Event{Kind: Cut, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.asked.Names, " "), Reason: v.Reason})
+		}
+	}
 }
 
 func (a *attached) done(f *flow) {

@@ -111,6 +111,9 @@ type Permitter interface {
 	// resolved it by, or none. It may wait, for as long as it bounds itself, and
 	// returns soon when ctx is done.
 	Permit(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
+	// Still says whether a connection that Permit allowed may go on. It never
+	// asks a person.
+	Still(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
 }
 
 // Limits bounds what one sandbox can make this process do. Zero fields have
@@ -255,6 +258,34 @@ func (w *Wall) rules(who auth.Principal, e policy.Egress) (*policy.Outbound, err
 		return nil, err
 	}
 	return rules, nil
+}
+
+// Projects returns the projects whose sandboxes have a link, each once.
+func (w *Wall) Projects() (out []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range w.attached {
+		if !slices.Contains(out, a.who.Project) {
+			out = append(out, a.who.Project)
+		}
+	}
+	return out
+}
+
+// Recheck cuts, and records, the connections of a project's sandboxes that the
+// last word says may not go on. Whoever has it calls this when it has changed.
+func (w *Wall) Recheck(ctx context.Context, project string) {
+	w.mu.Lock()
+	var of []*attached
+	for _, a := range w.attached {
+		if a.who.Project == project {
+			of = append(of, a)
+		}
+	}
+	w.mu.Unlock()
+	for _, a := range of {
+		a.recheck(ctx)
+	}
 }
 
 // Handle implements [sandbox.Network].

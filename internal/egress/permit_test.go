@@ -15,27 +15,37 @@ import (
 	"postern/internal/policy"
 )
 
-// A word is a Permitter that refuses some hosts and ports.
-type word struct {
+// A lastWord is a Permitter that refuses some hosts and ports.
+type lastWord struct {
 	names bool
 	hosts []string // refused; an address where no name is known
 	ports []uint16 // refused
 	hold  chan struct{}
 
-	mu  sync.Mutex
-	got []policy.Connection
+	mu   sync.Mutex
+	got  []policy.Connection
+	ends bool // nothing goes on
 }
 
-func (w *word) Names(context.Context, auth.Principal) bool { return w.names }
+func (w *lastWord) Still(context.Context, auth.Principal, policy.Connection) policy.Verdict {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ends {
+		return policy.Verdict{Effect: policy.Deny, Reason: "a switch is on"}
+	}
+	return policy.Verdict{Effect: policy.Allow}
+}
 
-func (w *word) Look(_ context.Context, _ auth.Principal, name string) policy.Verdict {
+func (w *lastWord) Names(context.Context, auth.Principal) bool { return w.names }
+
+func (w *lastWord) Look(_ context.Context, _ auth.Principal, name string) policy.Verdict {
 	if slices.Contains(w.hosts, name) {
 		return policy.Verdict{Effect: policy.Deny, Reason: "a switch is on"}
 	}
 	return policy.Verdict{Effect: policy.Allow}
 }
 
-func (w *word) Permit(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict {
+func (w *lastWord) Permit(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict {
 	w.mu.Lock()
 	w.got = append(w.got, to)
 	w.mu.Unlock()
@@ -62,21 +72,21 @@ func TestPermit(t *testing.T) {
 	const other = "93.184.216.35"
 	for _, tc := range []struct {
 		name, to, request string
-		word              *word
+		word              *lastWord
 		egress            policy.Egress
 		want              string // the answer; empty: refused at once
 		reason            string // on record
 	}{
-		{"allowed", site + ":7", "hi", &word{}, policy.Egress{Internet: true}, "hi", ""},
-		{"a port", site + ":7", "", &word{ports: []uint16{7}}, policy.Egress{Internet: true}, "", "a rule of i1 says no"},
-		{"by address", site + ":80", "", &word{hosts: []string{site}}, policy.Egress{Internet: true}, "", "a rule of i1 says no"},
-		{"by the name in the request", site + ":80", "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", &word{names: true, hosts: []string{"example.com"}}, policy.Egress{Internet: true}, "403 ", "a switch is on"},
-		{"by another name", site + ":80", "GET / HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n", &word{names: true, hosts: []string{"evil.test"}}, policy.Egress{Internet: true}, "200 hello example.com", ""},
-		{"a name that is not the address's: ours is dialled", "8.8.4.4:80", "GET / HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n", &word{names: true, hosts: []string{"8.8.4.4"}}, policy.Egress{Internet: true}, "200 hello example.com", ""},
-		{"a name that is none", other + ":80", "GET / HTTP/1.1\r\nHost: no.such.test\r\n\r\n", &word{names: true, hosts: []string{other}}, policy.Egress{Internet: true}, "403 ", "a rule of i1 says no"},
-		{"no name, allowed by its address", site + ":80", "GET / HTTP/1.1\r\nHost: " + site + "\r\nConnection: close\r\n\r\n", &word{names: true}, policy.Egress{Internet: true}, "200 hello " + site, ""},
-		{"a list that names it", site + ":80", "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", &word{ports: []uint16{80}}, named, "403 ", "a rule of i1 says no"},
-		{"what no list allows is not asked about", site + ":7", "", &word{}, policy.Egress{}, "", "has no Internet access"},
+		{"allowed", site + ":7", "hi", &lastWord{}, policy.Egress{Internet: true}, "hi", ""},
+		{"a port", site + ":7", "", &lastWord{ports: []uint16{7}}, policy.Egress{Internet: true}, "", "a rule of i1 says no"},
+		{"by address", site + ":80", "", &lastWord{hosts: []string{site}}, policy.Egress{Internet: true}, "", "a rule of i1 says no"},
+		{"by the name in the request", site + ":80", "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", &lastWord{names: true, hosts: []string{"example.com"}}, policy.Egress{Internet: true}, "403 ", "a switch is on"},
+		{"by another name", site + ":80", "GET / HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n", &lastWord{names: true, hosts: []string{"evil.test"}}, policy.Egress{Internet: true}, "200 hello example.com", ""},
+		{"a name that is not the address's: ours is dialled", "8.8.4.4:80", "GET / HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n", &lastWord{names: true, hosts: []string{"8.8.4.4"}}, policy.Egress{Internet: true}, "200 hello example.com", ""},
+		{"a name that is none", other + ":80", "GET / HTTP/1.1\r\nHost: no.such.test\r\n\r\n", &lastWord{names: true, hosts: []string{other}}, policy.Egress{Internet: true}, "403 ", "a rule of i1 says no"},
+		{"no name, allowed by its address", site + ":80", "GET / HTTP/1.1\r\nHost: " + site + "\r\nConnection: close\r\n\r\n", &lastWord{names: true}, policy.Egress{Internet: true}, "200 hello " + site, ""},
+		{"a list that names it", site + ":80", "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", &lastWord{ports: []uint16{80}}, named, "403 ", "a rule of i1 says no"},
+		{"what no list allows is not asked about", site + ":7", "", &lastWord{}, policy.Egress{}, "", "has no Internet access"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t, func(c *Config) {
@@ -124,7 +134,7 @@ func TestPermit(t *testing.T) {
 // TestPermitKnowsNames: who has the last word hears the names that our resolver
 // gave for an address, and a name of which it says no is not asked for outside.
 func TestPermitKnowsNames(t *testing.T) {
-	p := &word{hosts: []string{"evil.test"}}
+	p := &lastWord{hosts: []string{"evil.test"}}
 	w := newWorld(t, func(c *Config) {
 		open(c)
 		c.Permit = p
@@ -151,7 +161,7 @@ func TestPermitKnowsNames(t *testing.T) {
 // TestHeldConnection: one that waits for a person hangs, holds up no other, and
 // ends with its sandbox.
 func TestHeldConnection(t *testing.T) {
-	p := &word{hold: make(chan struct{})}
+	p := &lastWord{hold: make(chan struct{})}
 	w := newWorld(t, func(c *Config) {
 		open(c)
 		c.Permit = p
@@ -178,5 +188,38 @@ func TestHeldConnection(t *testing.T) {
 	close(p.hold)
 	if err := <-made; err != nil {
 		t.Errorf("got %v once it is let through", err)
+	}
+}
+
+// TestRecheck: what may not go on is cut and on record; of two projects, one's.
+func TestRecheck(t *testing.T) {
+	p := &lastWord{}
+	w := newWorld(t, func(c *Config) {
+		open(c)
+		c.Permit = p
+	})
+	w.at(site+":7", echo)
+	c := w.box("i1", policy.Egress{Internet: true}).mustDial(site + ":7")
+	io.WriteString(c, "hi")
+	if _, err := io.ReadFull(c, make([]byte, 2)); err != nil {
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	p.ends = true
+	p.mu.Unlock()
+	w.wall.Recheck(t.Context(), "another project")
+	io.WriteString(c, "hi")
+	if _, err := io.ReadFull(c, make([]byte, 2)); err != nil {
+		t.Fatalf("another project's change cut it: %v", err)
+	}
+	w.wall.Recheck(t.Context(), w.principal("i1", "").Project)
+	if _, err := io.ReadFull(c, make([]byte, 2)); err == nil {
+		t.Error("it goes on")
+	}
+	w.wait("cut", func(e Event) bool { return e.Kind == Cut && e.Reason == "a switch is on" })
+	// What was permitted before the switch and is made after it is refused.
+	if c, err := w.box("i2", policy.Egress{Internet: true}).dial(site + ":7"); err == nil {
+		c.Close()
+		t.Error("connected")
 	}
 }

@@ -125,18 +125,17 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		r.Complete(true)
 		return
 	}
-	word := a.permit(ctx, c)
-	if word.Effect != policy.Allow {
-		a.refuse(ctx, "tcp", dst, strings.Join(c.Names, " "), word.Reason)
+	w := a.permit(ctx, c)
+	if w.verdict.Effect != policy.Allow {
+		a.refuse(ctx, "tcp", dst, strings.Join(w.asked.Names, " "), w.verdict.Reason)
 		r.Complete(true)
 		return
 	}
-	ctx, f := a.open(ctx, c, dst)
+	ctx, f := a.open(ctx, c, dst, w)
 	if f == nil {
 		r.Complete(true)
 		return
 	}
-	f.why = word.Reason
 	defer a.done(f)
 	// The handshake is answered when the outside has answered ours, so that a
 	// refusal or a time-out there is one inside.
@@ -153,16 +152,22 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 	a.splice(ctx, f, in, up, nil)
 }
 
+// A word is the last one on a connection.
+type word struct {
+	asked   policy.Connection
+	verdict policy.Verdict
+}
+
 // permit asks who has the last word. A connection that its address alone allows
 // is asked about by the names that our resolver gave for it.
-func (a *attached) permit(ctx context.Context, c policy.Connection) policy.Verdict {
+func (a *attached) permit(ctx context.Context, c policy.Connection) word {
 	if a.w.cfg.Permit == nil {
-		return policy.Verdict{Effect: policy.Allow}
+		return word{c, policy.Verdict{Effect: policy.Allow}}
 	}
 	if len(c.Names) == 0 {
 		c.Names = a.names.of(c.Addr.Addr())
 	}
-	return a.w.cfg.Permit.Permit(ctx, a.who, c)
+	return word{c, a.w.cfg.Permit.Permit(ctx, a.who, c)}
 }
 
 // handleNamed decides on a web connection by the name that it names itself.
@@ -215,16 +220,15 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 			return
 		}
 	}
-	word := a.permit(ctx, c)
-	if word.Effect != policy.Allow {
-		refuse(strings.Join(c.Names, " "), word.Reason)
+	w := a.permit(ctx, c)
+	if w.verdict.Effect != policy.Allow {
+		refuse(strings.Join(w.asked.Names, " "), w.verdict.Reason)
 		return
 	}
-	ctx, f := a.open(ctx, c, dst)
+	ctx, f := a.open(ctx, c, dst, w)
 	if f == nil {
 		return
 	}
-	f.why = word.Reason
 	defer a.done(f)
 	up, err := a.dialOut(ctx, f, c.Addr)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -56,6 +57,9 @@ type Connections struct {
 	gate *oversight.Gate
 	hold time.Duration
 
+	attached func() []string                           // may be nil
+	changed  func(ctx context.Context, project string) // may be nil
+
 	mu       sync.RWMutex
 	projects map[string]*standing // by project; each is replaced, never changed but for used
 	waiting  map[string]int       // by sandbox: connections that are held
@@ -64,6 +68,7 @@ type Connections struct {
 
 // A standing is what holds in a project, as it was read.
 type standing struct {
+	version  string           // changes with what follows
 	doc      *policy.Document // nil where it cannot be read
 	named    bool             // something in it goes by names
 	switches []oversight.Switch
@@ -104,36 +109,59 @@ func NewConnections(log *slog.Logger, db *store.DB, book *Book, gate *oversight.
 	}
 }
 
+// Watch has [Connections.Run] read what holds in the projects that attached
+// returns, too, and call changed where that has changed, so that connections
+// which may not go on can be cut. It must be called before Run.
+func (c *Connections) Watch(attached func() []string, changed func(ctx context.Context, project string)) {
+	c.attached, c.changed = attached, changed
+}
+
 // Run reads what holds in the projects whose sandboxes connect, until ctx is
 // done.
 func (c *Connections) Run(ctx context.Context) error {
 	t := time.NewTicker(refreshed)
 	defer t.Stop()
+	told := map[string]string{} // by project: the version of its standing that was heeded last
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-t.C:
 		}
-		for _, project := range c.inUse() {
-			if _, err := c.read(ctx, project); err != nil && ctx.Err() == nil {
-				c.log.ErrorContext(ctx, "read what holds of connections", "project", project, "err", err)
+		used := c.inUse()
+		maps.DeleteFunc(told, func(project, _ string) bool { return !slices.Contains(used, project) })
+		for _, project := range used {
+			s, err := c.read(ctx, project)
+			if err != nil {
+				if ctx.Err() == nil {
+					c.log.ErrorContext(ctx, "read what holds of connections", "project", project, "err", err)
+				}
+				continue
 			}
+			if was, ok := told[project]; (!ok || was != s.version) && c.changed != nil {
+				c.changed(ctx, project)
+			}
+			told[project] = s.version
 		}
 	}
 }
 
 // inUse returns the projects whose standing is to be read, and forgets others.
 func (c *Connections) inUse() (out []string) {
+	if c.attached != nil {
+		out = c.attached()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	for project, s := range c.projects {
-		if now.Sub(s.used) > unused {
+		switch {
+		case slices.Contains(out, project):
+		case now.Sub(s.used) > unused:
 			delete(c.projects, project)
-			continue
+		default:
+			out = append(out, project)
 		}
-		out = append(out, project)
 	}
 	for p, yes := range c.passes {
 		if now.After(yes.until) {
@@ -178,6 +206,10 @@ func (c *Connections) read(ctx context.Context, project string) (*standing, erro
 	}
 	if s.doc, err = c.book.document(v); err != nil {
 		c.log.ErrorContext(ctx, "read policy", "project", project, "version", v.Number, "err", err)
+	}
+	s.version = v.Hex()
+	for _, w := range s.switches {
+		s.version += " " + w.ID
 	}
 	s.named = s.doc != nil && s.doc.Mentions(policy.KindConnect) || slices.ContainsFunc(s.switches, func(w oversight.Switch) bool { return w.Scope == oversight.ScopeDomain })
 	c.mu.Lock()
@@ -256,6 +288,23 @@ func (c *Connections) Permit(ctx context.Context, who auth.Principal, to policy.
 		return v
 	}
 	return c.ask(ctx, who, r, d)
+}
+
+// Still says whether a connection that Permit allowed may go on: not if a
+// switch or a rule stops it by now. Who would be asked by now is not cut off.
+func (c *Connections) Still(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict {
+	s, err := c.standing(ctx, who.Project)
+	if err != nil {
+		return refused(unknown)
+	}
+	r := request(who, destination(who, to))
+	v := s.stopped(r)
+	if v.Effect == policy.Allow && s.doc != nil && s.doc.Mentions(policy.KindConnect) {
+		if said, ok := s.doc.Match(r); ok && said.Effect == policy.Deny {
+			return said
+		}
+	}
+	return v
 }
 
 func destination(who auth.Principal, to policy.Connection) Destination {

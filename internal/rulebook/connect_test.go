@@ -187,15 +187,19 @@ func TestSwitchesOnConnections(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.owner.Project}
 	c := f.connections(time.Millisecond)
+	changes := make(chan string, 100)
+	c.Watch(func() []string { return []string{box.Project} }, func(_ context.Context, project string) { changes <- project })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 	allows := func(names ...string) bool { return c.Permit(ctx, box, to(443, names...)).Effect == policy.Allow }
 	looks := func(name string) bool { return c.Look(ctx, box, name).Effect == policy.Allow }
-	if !allows("a.example") || !looks("a.example") {
+	goesOn := func() bool { return c.Still(ctx, box, to(443, "a.example")).Effect == policy.Allow }
+	if !allows("a.example") || !looks("a.example") || !goesOn() {
 		t.Fatal("it is refused from the beginning")
 	}
+	<-changes // what holds is read for the first time
 	for _, tt := range []struct {
 		scope  oversight.Scope
 		target string
@@ -209,7 +213,9 @@ func TestSwitchesOnConnections(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		until(t, "it is refused", func() bool { return !allows("a.example") })
+		if project := <-changes; project != box.Project || goesOn() || allows("a.example") {
+			t.Errorf("%s: of project %s it is told, and a connection goes on: %v", tt.scope, project, goesOn())
+		}
 		if v := c.Permit(ctx, box, to(443, "a.example")); !strings.Contains(v.Reason, "enough") {
 			t.Errorf("got %+v, want the switch's reason", v)
 		}
@@ -222,7 +228,9 @@ func TestSwitchesOnConnections(t *testing.T) {
 		if err := f.gate.SwitchOff(ctx, f.owner, s.ID); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "it is allowed again", func() bool { return allows("a.example") && looks("a.example") })
+		if <-changes; !allows("a.example") || !looks("a.example") || !goesOn() {
+			t.Errorf("%s: it is refused still", tt.scope)
+		}
 	}
 }
 
