@@ -316,12 +316,67 @@ equal('and no other', (await api(`/v1/inboxes/${analyst.address}/messages`, loan
 equal('the loan is called back', (await api(`/v1/inboxes/${buyer.address}/grants/${grant.body.id}`, buyer.key, { method: 'DELETE' })).status, 204)
 equal('and opens nothing more', (await api(`/v1/inboxes/${buyer.address}/messages`, loan.key)).status, 401)
 
-step('9. The record proves it')
+step('9. Oversight: what leaves unasked, what two must see, what stops everything')
+const as = (who, ...a) => execFileSync(postern, [...a, '--data', data], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'], env: { ...process.env, POSTERN_INBOX_KEY: who.key } })
+const propose = async (who, to, subject, text, more) => (await post(`/v1/inboxes/${who.address}/messages`, who.key, { to: [to], subject, text, ...more })).body
+const stateOf = async (who, a) => (await api(`/v1/actions/${a.id}`, who.key)).body
+const actionIn = (text) => text.match(/act_[A-Z2-7]{26}/)[0]
+const wish = as(analyst, 'inbox', 'request', 'allow', buyer.address, '--reason', 'figures, each week')
+check('an agent asks to write to one address without asking each time', /pending/.test(wish), wish)
+check('an owner allows that', /approved/.test(cli('approve', actionIn(wish))))
+await until(async () => cli('inbox', 'allow', 'list', analyst.address).includes(buyer.address))
+const weekly = await propose(analyst, buyer.address, 'Week 47', 'north 150\n')
+equal('what it sends there now leaves by itself', (await until(async () => ((await stateOf(analyst, weekly)).state === 'done' ? 'done' : ''))), 'done')
+const leak = await propose(analyst, buyer.address, 'Access', 'Use this: -----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA0Z3VS5JJcds3xfn/ygWyF8PbnGy0AHB7MhgHcTz6sE2I2yPB\n-----END RSA PRIVATE KEY-----\n')
+equal('but a private key waits for a person, also there', (await stateOf(analyst, leak)).state, 'pending')
+check('who sees why, and refuses', /secret|private_key|private key/i.test(cli('pending')) && /rejected/.test(cli('reject', leak.id, '--reason', 'No keys by mail.')))
+equal('the agent learns the reason', (await stateOf(analyst, leak)).reason, 'No keys by mail.')
+const rules = join(dir, 'policy.yaml')
+writeFileSync(rules, `${cli('policy', 'show').trimEnd()}
+  - id: customers
+    kind: email.send
+    when: to.exists(a, a.under('customer.example'))
+    then: ask
+    approvers: 2
+    within: 4h
+`)
+const trials = join(dir, 'policy.test.yaml')
+writeFileSync(trials, `tests:
+  - name: two look at what customers get, whatever the mode
+    request: {kind: email.send, mode: autonomous, to: [bob@customer.example]}
+    want: ask
+    rule: customers
+`)
+check('a rule is written, and tested', /1 of 1/.test(cli('policy', 'test', trials, '--policy', rules)))
+const change = actionIn(cli('policy', 'propose', rules, '--tests', trials, '--reason', 'four eyes'))
+check('it is an action like any other, whose difference a person sees', /\+ +approvers: 2/.test(cli('pending')))
+check('and approves', /approved/.test(cli('approve', change)))
+await until(async () => cli('policy', 'show').includes('customers'))
+const offer = await propose(analyst, 'bob@customer.example', 'Offer', 'As discussed.')
+cli('approve', offer.id)
+equal('one approval of two: it still waits', (await stateOf(analyst, offer)).state, 'pending')
+const soon = await propose(analyst, buyer.address, 'Week 48', 'north 160', { undo_seconds: 60 })
+equal('something is about to leave', (await stateOf(analyst, soon)).state, 'approved')
+cli('stop', 'inbox', analyst.address, '--reason', 'it writes nonsense')
+equal('a kill switch stops that', (await stateOf(analyst, soon)).state, 'denied')
+const stopped = await propose(analyst, buyer.address, 'Week 49', 'north 170')
+check('and its inbox, read_only from then on, sends nothing more', stopped.status === 403 && /read_only/.test(stopped.detail), JSON.stringify(stopped))
+const raise = await api(`/v1/inboxes/${analyst.address}`, analyst.key, { method: 'PATCH', body: JSON.stringify({ mode: 'autonomous' }) })
+check('the agent cannot raise its own mode', raise.status === 403, JSON.stringify(raise))
+
+step('10. The record proves it')
 const verified = cli('audit', 'verify')
 check(verified.trim().replace('\n', ', '), /holds/.test(verified))
 const story = cli('audit', 'list', '--verb', 'action.')
 console.log(story.replace(/^/gm, '    | '))
 for (const verb of ['action.propose', 'action.approve', 'action.reject', 'action.execute', 'action.done']) check(`${verb} is in it`, story.includes(verb))
+const approval = cli('audit', 'list', '--verb', 'action.approve').trim().split('\n').at(-1).trim().split(' ')[0]
+const proof = join(dir, 'approval.tlog-proof')
+const auditKey = join(dir, 'audit.key')
+rmSync(proof, { force: true })
+cli('audit', 'prove', approval, '--out', proof)
+writeFileSync(auditKey, cli('audit', 'keys'))
+check('a stranger checks one approval, with a public key alone', /holds/.test(alone('audit', 'check', proof, '--key', auditKey)))
 const copy = join(dir, 'copy.db')
 rmSync(copy, { force: true })
 cli('backup', copy)
