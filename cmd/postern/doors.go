@@ -110,6 +110,8 @@ func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst ne
 	if errors.Is(err, oversight.ErrFull) || errors.Is(err, mailbox.ErrLimit) {
 		// The program is told to try later, and no loop of its fills our log.
 		err = &smtpserver.RefusalError{Code: 452, Enhanced: [3]int{4, 7, 1}, Reason: err.Error()}
+	} else if errors.Is(err, mailbox.ErrReadOnly) { // for good: it is told why
+		err = &smtpserver.RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: err.Error()}
 	}
 	return a.ID, err
 }

@@ -222,9 +222,17 @@ func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.
 		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Free: true, Detail: "nothing was sent: the server's records could not be written"}
 	}
 	before := attempts(ds)
+	due := m.batches(ctx, env, ds)
+	if len(due) > 0 {
+		// Its overseers' copy is durable before anything leaves.
+		if err := m.ensureCopy(ctx, a, b, env); err != nil {
+			m.log.WarnContext(ctx, "make copy for overseers", "action", a.ID, "err", err)
+			return oversight.Outcome{State: oversight.Approved, After: copyWait, Free: true, Detail: "waits: the copy for its overseers cannot be made or may not leave"}
+		}
+	}
 	var g errgroup.Group
 	g.SetLimit(4)
-	for _, x := range m.batches(ctx, env, ds) {
+	for _, x := range due {
 		g.Go(func() error {
 			if err := m.deliver(ctx, a, b, env, x); err != nil && !errors.Is(err, oversight.ErrStopped) {
 				m.log.ErrorContext(ctx, "deliver", "action", a.ID, "destination", x.hop.Name, "err", err)
@@ -259,11 +267,15 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 		if b, err = m.find(ctx, tx, a.Inbox); err != nil {
 			return err
 		}
+		owner, domain := b.ID, mail.Domain(b.Address)
+		if a.Kind == CopyKind { // whether an overseer can be reached says nothing of the inbox
+			owner, domain = "", ""
+		}
 		for n := range env.To {
 			_, err := tx.ExecContext(ctx, `insert into delivery (action_id, n, inbox_id, domain, state, asked, code, status, detail, remote, outside,
 				attempts, first_at, last_at, next_at, settled_at, told_at, complained_at)
 				values ($1, $2, $3, $4, $5, 0, 0, '', '', '', 0, 0, 0, 0, $6, 0, 0, 0) on conflict do nothing`,
-				a.ID, n, b.ID, mail.Domain(b.Address), DeliveryQueued, store.Time(time.Now()))
+				a.ID, n, owner, domain, DeliveryQueued, store.Time(time.Now()))
 			if err != nil {
 				return fmt.Errorf("queue delivery: %w", err)
 			}
@@ -287,7 +299,7 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 				return err
 			case lost != nil:
 				d.State, d.Detail = DeliveryBounced, "not sent: "+lost.Error()
-			case reason != "":
+			case reason != "" && a.Kind != CopyKind:
 				d.State = DeliverySuppressed
 				d.Detail = "not sent: this project writes to this address no more (" + string(reason) + "); a person or the project's key can take it off the suppression list"
 			default:
@@ -435,6 +447,9 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		if ok = wait.IsZero(); !ok {
 			return nil
 		}
+		if a.Kind == CopyKind { // nobody reports of it: it has no reverse path
+			return m.gate.Begin(ctx, tx, a)
+		}
 		_, err := tx.ExecContext(ctx, `insert into sent_message (inbox_id, hash, action_id, sent_at, copied) values ($1, $2, $3, $4, 0) on conflict do nothing`,
 			b.ID, sent, a.ID, store.Time(now))
 		if err != nil {
@@ -577,12 +592,12 @@ func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Actio
 		if err := m.note(ctx, tx, a, d); err != nil {
 			return err
 		}
-		if d.State == DeliveryDelivered {
+		if d.State == DeliveryDelivered && a.Kind != CopyKind {
 			if err := m.exchanged(ctx, tx, b.ID, d.Recipient, 1, 0); err != nil {
 				return err
 			}
 		}
-		if d.State == DeliveryBounced && r.Gone {
+		if d.State == DeliveryBounced && r.Gone && a.Kind != CopyKind {
 			if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedBounce); err != nil {
 				return err
 			}

@@ -113,7 +113,7 @@ var (
 )
 
 // New returns the post office of the inboxes in db and makes it the executor of
-// what concerns them: [SendKind], [ReceiveKind], [ModeKind], [AllowKind].
+// what concerns them: [SendKind], [CopyKind], [ReceiveKind], [ModeKind], [AllowKind].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
 	cfg.Delivery.fill()
@@ -125,6 +125,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	gate.Handle(ReceiveKind, arrivalExecutor{m})
 	gate.Handle(policy.KindArchive, arranger{m})
 	gate.Handle(policy.KindTrash, arranger{m})
+	gate.Handle(CopyKind, copyExecutor{m})
 	return m
 }
 

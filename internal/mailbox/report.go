@@ -17,6 +17,9 @@ import (
 
 // announceDelivery tells programs what became of one recipient.
 func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, d Delivery) error {
+	if a.Kind == CopyKind { // the agent is told nothing of it
+		return nil
+	}
 	var t event.Type
 	switch d.State {
 	case DeliveryDelivered:

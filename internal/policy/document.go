@@ -20,6 +20,7 @@ const (
 	KindReceive = "email.receive" // a mail arrives
 	KindArchive = "email.archive" // an agent puts a mail away by a tool
 	KindTrash   = "email.trash"   // an agent puts a mail into the trash by a tool
+	KindCopy    = "email.copy"    // overseers get a copy of what a monitored inbox sends
 	KindMode    = "inbox.mode"    // an inbox is to be watched less closely
 	KindAllow   = "inbox.allow"   // an entry more on an inbox's allow list
 	KindChange  = "policy.change" // another document takes this one's place

@@ -1,0 +1,136 @@
+package mailbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// What a monitored inbox sends, its overseers get a copy of. The copy is an
+// action of its own, of kind [CopyKind], which is durable before the first server
+// is spoken to about the original, and is delivered, tried again and recorded as
+// any mail is. There is one for each action: its row is unique. A copy makes no
+// copy, is in no inbox's list, counts in nobody's reputation, and belongs to no
+// inbox, so that no agent sees it or takes it back.
+
+// CopyKind is the kind of the actions that bring copies to overseers.
+const CopyKind = policy.KindCopy
+
+// copyWait is when what waits for its copy looks again.
+const copyWait = 2 * time.Minute
+
+var errNoCopy = errors.New("the copy for its overseers may not leave")
+
+// ensureCopy makes the copy of what b is about to send, if it must have one and
+// has none yet.
+func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b Inbox, env mail.Envelope) error {
+	if a.Kind != SendKind || b.Mode != policy.Monitored && a.Request.Mode != policy.Monitored {
+		return nil
+	}
+	var made int
+	var to []string
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		if err := tx.One(ctx, `select count(*) from sent_copy where action_id = $1`, []any{a.ID}, &made); err != nil {
+			return err
+		}
+		to, err = overseers(ctx, tx, b)
+		return err
+	})
+	if err != nil || made > 0 || len(to) == 0 { // none: then a person has approved it
+		return err
+	}
+	now := time.Now()
+	c, err := mail.ComposeCopy(mail.Copy{Inbox: b.Address, To: to, Action: a.ID, Original: env, At: now}, now)
+	if err != nil {
+		return fmt.Errorf("compose copy: %w", err)
+	}
+	payload, err := c.Payload()
+	if err != nil {
+		return fmt.Errorf("compose copy: %w", err)
+	}
+	return m.db.Update(ctx, func(tx *store.Tx) error {
+		fresh, err := tx.Changed(ctx, `insert into sent_copy (action_id, copy_id, inbox_id, at) values ($1, '', $2, $3) on conflict do nothing`, a.ID, b.ID, store.Time(now))
+		if err != nil || !fresh { // another program made it just now
+			return err
+		}
+		who := auth.Principal{Kind: auth.System, ID: "copies", Project: b.Project}
+		made, err := m.gate.Propose(ctx, tx, who, oversight.Proposal{
+			Request: policy.Request{Kind: CopyKind, Mode: b.Mode, Inbox: b.Address, Via: "copy", To: lowered(c.To), Size: int64(len(c.Raw)), Detail: map[string]string{"of": a.ID}},
+			Via:     "copy", Payload: payload,
+		})
+		if err != nil {
+			return err
+		}
+		if made.State != oversight.Approved {
+			return errNoCopy // and nothing of it stays: the original waits, and so does its copy
+		}
+		_, err = tx.ExecContext(ctx, `update sent_copy set copy_id = $1 where action_id = $2`, made.ID, a.ID)
+		return err
+	})
+}
+
+// copyExecutor delivers copies.
+type copyExecutor struct{ m *PostOffice }
+
+var (
+	_ oversight.Executor  = copyExecutor{}
+	_ oversight.Recoverer = copyExecutor{}
+	_ oversight.Watcher   = copyExecutor{}
+)
+
+// Execute implements [oversight.Executor].
+func (x copyExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	b, err := x.of(ctx, a)
+	if err != nil {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: it is not known what it is a copy of"}
+	}
+	a.Inbox = b // whose name it is sent in
+	return x.m.Execute(ctx, a)
+}
+
+// of returns the inbox whose mail a is a copy of.
+func (x copyExecutor) of(ctx context.Context, a oversight.Action) (inbox string, err error) {
+	err = x.m.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select inbox_id from sent_copy where copy_id = $1`, []any{a.ID}, &inbox)
+	})
+	return inbox, err
+}
+
+// Interrupted implements [oversight.Recoverer].
+func (x copyExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
+	return x.m.Interrupted(ctx, tx, a)
+}
+
+// Moved implements [oversight.Watcher]. An inbox whose overseers get nothing is
+// not monitored: where a copy cannot be delivered, it waits for a person again.
+func (x copyExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	if err := x.m.deliveryMoved(ctx, tx, a); err != nil || a.State != oversight.Failed {
+		return err
+	}
+	var id string
+	err := tx.One(ctx, `select inbox_id from sent_copy where copy_id = $1`, []any{a.ID}, &id)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find inbox of copy %s: %w", a.ID, err)
+	}
+	b, err := x.m.find(ctx, tx, id)
+	if errors.Is(err, ErrNoInbox) {
+		return nil
+	}
+	if err != nil || b.Mode != policy.Monitored {
+		return err
+	}
+	return x.m.demote(ctx, tx, demoter(b.Project), b, policy.GatedSend, "a copy for its overseers could not be delivered")
+}
+
+// Show implements [oversight.Executor].
+func (x copyExecutor) Show(a oversight.Action) (oversight.View, error) { return x.m.Show(a) }
