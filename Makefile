@@ -9,7 +9,7 @@ export POSTERN_CACHE ?= /var/cache/postern
 GOFLAGS_BUILD := -trimpath -ldflags='-s -w'
 LINT := go tool -modfile=tools/go.mod golangci-lint
 
-.PHONY: help demo test build template deps-demo deps-test vet lint generate check-generated unit race e2e bench fuzz clean
+.PHONY: help demo test build screenshots template deps-demo deps-test vet lint generate check-generated unit race e2e bench fuzz clean
 
 help:
 	@echo 'make demo    build everything, start Postern and play the whole story'
@@ -17,6 +17,7 @@ help:
 	@echo 'make build   bin/postern, with the guest inside'
 	@echo 'make bench   measure, as ratios in one run'
 	@echo 'make fuzz    each fuzz target for FUZZTIME (10s)'
+	@echo 'make screenshots  the pictures in docs/console.md, anew'
 	@echo 'make lint    golangci-lint, as configured in .golangci.yml'
 
 build: cmd/postern/guestbin/postern-guest
@@ -49,6 +50,16 @@ demo: template
 
 test: deps-test template
 	test/run
+
+# The pictures in docs/console.md, taken anew.
+screenshots:
+	@test/install chromium fonts-dejavu-core
+	@test/install-npm test/browser
+	rm -rf .screenshots
+	POSTERN_DOCS_SCREENSHOTS=$(CURDIR)/.screenshots go test -count=1 -run 'TestBrowser$$' ./internal/console
+	rm -f docs/screenshots/*.png
+	go run ./test/screenshots .screenshots docs/screenshots
+	rm -rf .screenshots
 
 vet:
 	go vet ./...

@@ -42,7 +42,7 @@ var reserved = []string{"con", "prn", "aux", "nul", "com1", "com2", "com3", "com
 
 // safeName returns the name under which a file may be saved. The attacks: a
 // folder, a hidden file, a device, and letters that turn round what follows
-// them, so that "invoice‮fdp.exe" reads as a PDF.
+// them, so that "invoice\u202efdp.exe" reads as a PDF.
 func safeName(name string) string {
 	name = strings.ToValidUTF8(name, "_")
 	name = name[strings.LastIndexAny(name, `/\`)+1:]

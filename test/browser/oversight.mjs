@@ -119,6 +119,7 @@ async function decisions(context) {
   await play('allow')
   await page.goto(at('/console/'))
   const all = await page.locator('article.card').count()
+  await page.locator('#d-filter summary').click()
   await page.getByLabel('Kind').selectOption('inbox.mode')
   await page.getByRole('button', { name: 'Filter' }).click()
   check('the filter leaves one kind', await page.locator('article.card').count() === 1 && all > 5, `${await page.locator('article.card').count()} of ${all}`)
@@ -193,6 +194,7 @@ async function live(signedIn) {
   await eventually('so does the navigation', async () => Number(await page.locator('#waiting').innerText()) === first + 1)
 
   // Nothing that is being typed is lost.
+  await page.locator('#d-filter summary').click()
   await page.getByLabel('Recipient or domain').fill('part')
   await play('propose', { name: 'live2', kind: 'note', subject: 'Live two' })
   await eventually('the list is renewed beside a field that is being filled in', () => page.getByRole('link', { name: 'Live two' }).isVisible())
@@ -229,7 +231,7 @@ async function shown(pages, signedIn) {
   const dir = process.env.POSTERN_DOCS_SCREENSHOTS
   if (!dir) return
   mkdirSync(dir, { recursive: true })
-  for (const [kind, viewport, colorScheme] of [['wide', { width: 1100, height: 800 }, 'light'], ['narrow', { width: 360, height: 740 }, 'dark']]) {
+  for (const [kind, viewport, colorScheme] of [['wide', { width: 1000, height: 760 }, 'light'], ['narrow', { width: 360, height: 740 }, 'dark']]) {
     const context = await open({ viewport, colorScheme, storageState: signedIn })
     const page = await context.newPage()
     for (const [title, path, act] of pages) {
@@ -288,9 +290,10 @@ async function run() {
   await play('propose', { name: 'fresh', kind: 'report' })
   const fresh = await play('state', { name: 'fresh' })
   await shown([
-    ['queue', '/console/'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').scrollIntoViewIfNeeded()], ['edited', `/console/actions/${seen.report.id}`],
+    ['queue', '/console/'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').evaluate((e) => e.scrollIntoView())], ['edited', `/console/actions/${seen.report.id}`],
     ['hostile', `/console/actions/${evil.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'], ['draft', '/console/policy/draft', (p) => p.locator('#try').click()],
-    ['switches', '/console/switches'], ['webhook', webhook], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
+    ['switches', '/console/switches'], ['webhooks', '/console/webhooks'], ['webhook', webhook], ['decided', '/console/decided'], ['done', `/console/actions/${seen.large.id}`], ['inboxes', '/console/inboxes'],
+    ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['sandboxes', '/console/sandboxes'], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
   ], signedIn)
   await page.goto(at('/console/switches'))
   await page.getByRole('button', { name: /^Turn off/ }).click()
