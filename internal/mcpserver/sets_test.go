@@ -354,8 +354,8 @@ func TestWaiting(t *testing.T) {
 				t.Errorf("%v: %+v", a, r)
 			}
 		}
-		if f.srv.waits != 0 || len(f.srv.waiting) != 0 {
-			t.Errorf("%d wait still: %v", f.srv.waits, f.srv.waiting)
+		if n := f.srv.count(); n != 0 {
+			t.Errorf("%d wait still", n)
 		}
 	})
 }

@@ -185,6 +185,25 @@ func (s *Server) action(ctx context.Context, c caller, id string) (oversight.Act
 	return s.gate.Action(ctx, who, id)
 }
 
+// doing returns what to say of an action that sends no mail, where what is said
+// of mail does not fit.
+func doing(a oversight.Action, ofMail string) string {
+	switch a.State {
+	case oversight.Approved, oversight.Executing:
+		return "It is approved and being done."
+	case oversight.Done:
+		return "It is approved and done."
+	case oversight.Failed:
+		return "It was approved and could not be done; the detail says why."
+	case oversight.Unknown:
+		return "It may or may not have been done. A person finds out."
+	case oversight.Denied, oversight.Cancelled:
+		return strings.NewReplacer("it was not sent", "nothing was changed", "will not be sent", "will not be done").Replace(ofMail)
+	case oversight.Pending, oversight.Scheduled:
+	}
+	return ofMail
+}
+
 // statusOf says how a is, in the five words of email-sandbox and exactly.
 func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	d := statusData{
@@ -224,6 +243,9 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 		d.Status, d.Message = "error", "It was approved and could not be delivered to all; the detail says to whom."
 	case oversight.Unknown:
 		d.Status, d.Message = "error", "It may or may not have been delivered. A person finds out; do not send it again."
+	}
+	if a.Kind != mailbox.SendKind {
+		d.Message = doing(a, d.Message)
 	}
 	// Who spoke for a delivery is between the reviewers.
 	d.Detail = clean(a.Result)
