@@ -89,8 +89,8 @@ postern notify link NAME     makes a code that links that person's chat with the
 postern notify unlink NAME   ends that
 
 The server tells those whom policy asks: by mail, with --notify-from, if they have
-an address ("postern person" sets it); in Telegram, with --telegram-token, if they
-have linked a chat. A mail's link shows what waits and decides nothing. In
+an address ("postern person email" sets it); in Telegram, with --telegram-token, if
+they have linked a chat. A mail's link shows what waits and decides nothing. In
 Telegram there are buttons: whoever holds that person's phone decides as that
 person, where no second factor is asked for. docs/notify.md has more.
 `

@@ -405,6 +405,16 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		if err != nil {
 			return err
 		}
+		// The attack: a session that was stolen, with which a thief's phone comes
+		// to decide for good. What lets somebody in takes the second factor anew.
+		var factors int
+		err = tx.One(ctx, `select (select count(*) from totp where person_id = $1) + (select count(*) from passkey where person_id = $1)`, []any{p.id}, &factors)
+		if err != nil {
+			return err
+		}
+		if factors > 0 && !who.Operator && !who.Proved() {
+			return auth.ErrStepUp
+		}
 		// The newest counts alone.
 		if _, err := tx.ExecContext(ctx, `delete from telegram_code where person_id = $1`, p.id); err != nil {
 			return err

@@ -16,6 +16,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/notify"
 	"postern/internal/oversight"
+	"postern/internal/people"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -611,6 +612,48 @@ func eventually(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("%s did not come", what)
 		}
 	}
+}
+
+// TestLostPhone: a stolen session links no phone where there is a second factor,
+// and whose factors are reset, or who is disabled, has no chat any more.
+func TestLostPhone(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := chatting(t, db, nil)
+		bob := f.who("bob", auth.Reviewer)
+		f.exec(`insert into passkey (id, person_id, host, name, credential, created_at, used_at, cloned_at) values ('x', 'per_bob', 'h', 'n', '{}', 1, 0, 0)`)
+		if _, _, err := f.n.Code(t.Context(), bob, "bob"); !errors.Is(err, auth.ErrStepUp) {
+			t.Errorf("without the second factor: %v", err)
+		}
+		bob.Strong = time.Now().Add(-time.Hour)
+		if _, _, err := f.n.Code(t.Context(), bob, "bob"); !errors.Is(err, auth.ErrStepUp) {
+			t.Errorf("with one of an hour ago: %v", err)
+		}
+		bob.Strong = time.Now()
+		if _, _, err := f.n.Code(t.Context(), bob, "bob"); err != nil {
+			t.Errorf("with the second factor: %v", err)
+		}
+		persons, err := people.New(db, people.Config{Key: make([]byte, 32)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ann := f.who("ann", auth.Owner)
+		if err := persons.Reset(t.Context(), ann, "bob"); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.count(`select count(*) from telegram_link`) + f.count(`select count(*) from telegram_code`); got != 0 {
+			t.Error("the phone that was lost is still linked")
+		}
+		f.link("bob", auth.Reviewer, bobs)
+		if err := persons.Disable(t.Context(), ann, "bob"); err != nil {
+			t.Fatal(err)
+		}
+		if err := persons.Enable(t.Context(), ann, "bob"); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.count(`select count(*) from telegram_link`); got != 0 {
+			t.Error("who was disabled and let in again decides in the old chat")
+		}
+	})
 }
 
 func FuzzParsePress(f *testing.F) {

@@ -330,6 +330,9 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 		if _, err := tx.ExecContext(ctx, `update setup set expires_at = 0 where person_id = $1 and used_at = 0`, them.id); err != nil {
 			return fmt.Errorf("disable person: %w", err)
 		}
+		if err := hangUp(ctx, tx, them.id); err != nil {
+			return err
+		}
 		return audit.Append(ctx, tx, who, "person.disable", them.Name, nil)
 	})
 }
@@ -348,7 +351,7 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 }
 
 // Reset takes all second factors from a person who has lost them, and ends
-// their sessions. Their password is then enough until they set one up again.
+// their sessions and the link of their chat. Their password is then enough until they set one up again.
 func (p *People) Reset(ctx context.Context, who auth.Principal, name string) error {
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
 		if err := forget(ctx, tx, them.id); err != nil {
@@ -357,8 +360,22 @@ func (p *People) Reset(ctx context.Context, who auth.Principal, name string) err
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {
 			return err
 		}
+		if err := hangUp(ctx, tx, them.id); err != nil {
+			return err
+		}
 		return audit.Append(ctx, tx, who, "person.reset", them.Name, nil)
 	})
+}
+
+// hangUp ends the link of a person's chat with the bot. The attack: who found
+// the phone decides there.
+func hangUp(ctx context.Context, tx *store.Tx, id string) error {
+	for _, table := range []string{"telegram_link", "telegram_code", "telegram_question"} {
+		if _, err := tx.ExecContext(ctx, `delete from `+table+` where person_id = $1`, id); err != nil {
+			return fmt.Errorf("end link of chat: %w", err)
+		}
+	}
+	return nil
 }
 
 // forget removes the second factors of a person.
