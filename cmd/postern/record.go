@@ -55,8 +55,7 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	err = audit.Fill(ctx, d.db, func(done, all int64) {
 		d.log.InfoContext(ctx, "put the audit's entries into its tree", "done", done, "all", all)
 	})
-	var broken *audit.BrokenError
-	if errors.As(err, &broken) {
+	if _, broken := errors.AsType[*audit.BrokenError](err); broken {
 		// The server starts all the same: the attack would otherwise be to stop
 		// it. It signs nothing, and says so again and again.
 		d.log.ErrorContext(ctx, "the audit does not hold", "err", err)

@@ -105,7 +105,7 @@ func claimed(signed []byte) (TreeHead, error) {
 	_, err := note.Open(signed, note.VerifierList())
 	unverified, ok := errors.AsType[*note.UnverifiedNoteError](err)
 	if !ok {
-		return TreeHead{}, fmt.Errorf("read checkpoint: %v", err)
+		return TreeHead{}, fmt.Errorf("read checkpoint: %w", err)
 	}
 	return ParseTreeHead(unverified.Note.Text)
 }

@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 // details returns the detail of e as fields.
-func (e Entry) details() Fields {
+func (e *Entry) details() Fields {
 	var f Fields
 	if err := json.Unmarshal([]byte(e.Detail), &f); err != nil {
 		return Fields{"detail": e.Detail}
@@ -20,7 +21,7 @@ func (e Entry) details() Fields {
 
 // Severity is how much a person should look at an entry, on the scale of
 // syslog (RFC 5424, section 6.2.1): 4 is a warning, 5 of note, 6 for information.
-func (e Entry) Severity() int {
+func (e *Entry) Severity() int {
 	_, last, _ := strings.Cut(e.Verb, ".")
 	switch {
 	case strings.HasSuffix(last, "failed"), strings.HasSuffix(last, "suspend"), last == "unknown", last == "deny", last == "lost":
@@ -43,8 +44,8 @@ func CEF(e Entry, hash Digest, version string) string {
 			fmt.Fprintf(&b, "%s=%s ", k, value.Replace(v))
 		}
 	}
-	pair("rt", fmt.Sprint(e.At.UnixMilli()))
-	pair("externalId", fmt.Sprint(e.Seq))
+	pair("rt", strconv.FormatInt(e.At.UnixMilli(), 10))
+	pair("externalId", strconv.FormatInt(e.Seq, 10))
 	pair("suser", e.Actor)
 	pair("cs1Label", "project")
 	pair("cs1", e.Project)

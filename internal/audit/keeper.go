@@ -97,7 +97,7 @@ func NewKeeper(log *slog.Logger, db *store.DB, conf KeeperConfig) (*Keeper, erro
 }
 
 func readKept(file string) (TreeHead, error) {
-	b, err := os.ReadFile(file) //nolint:gosec // the operator named it
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return TreeHead{}, err
 	}
@@ -218,7 +218,7 @@ func replace(path string, data []byte, mode fs.FileMode) (err error) {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	d, err := os.Open(dir) //nolint:gosec // the operator named it
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
@@ -308,7 +308,7 @@ func ReadCheckpoints(path string) (map[string][]byte, error) {
 	}
 	out := map[string][]byte{}
 	for _, f := range files {
-		b, err := os.ReadFile(f) //nolint:gosec // the caller named it
+		b, err := os.ReadFile(f)
 		if err != nil {
 			return nil, fmt.Errorf("read checkpoint: %w", err)
 		}

@@ -65,7 +65,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) err
 		return fmt.Errorf("%w: object, verb: must be at most 64 of A-Z a-z 0-9 _ . -", errRequest)
 	}
 	if !actorFilter().MatchString(q.Actor) {
-		return fmt.Errorf("%w: actor: must be a principal such as person:ann, or a kind such as person:", errRequest)
+		return fmt.Errorf("%w: actor: must be a principal such as person:ann, or person: for all of a kind", errRequest)
 	}
 	if q.Before, err = number(v, "before"); err != nil {
 		return err

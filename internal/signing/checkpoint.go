@@ -80,7 +80,7 @@ func (r *Ring) noteSigner(k *Key) (note.Signer, error) {
 	return noteSigner{v, key}, nil
 }
 
-func (k *Key) vkey() (string, error) {
+func (k Key) vkey() (string, error) {
 	if len(k.public) != ed25519.PublicKeySize {
 		return "", fmt.Errorf("key %s of %s has %d bytes", k.ID, k.Domain, len(k.public))
 	}

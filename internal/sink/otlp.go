@@ -73,7 +73,7 @@ func readHeaders(file string) (map[string]string, error) {
 	if file == "" {
 		return out, nil
 	}
-	b, err := os.ReadFile(file) //nolint:gosec // the operator named it
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("sink: headers: %w", err)
 	}

@@ -140,13 +140,13 @@ func parse(raw string, conf Config) (*sink, error) {
 		return nil, errors.New("sink: no name, password or fragment belongs into the URL; headers=FILE holds what is secret")
 	}
 	scheme, network, _ := strings.Cut(u.Scheme, "+")
-	switch {
-	case scheme == "syslog":
+	switch scheme {
+	case "syslog":
 		for _, k := range []string{"ca", "cert", "key"} {
 			known[k] = network == "tls"
 		}
 		s.to, err = newSyslog(network, u, conf.Host)
-	case scheme == "otlp":
+	case "otlp":
 		known["ca"], known["headers"] = network == "https", true
 		s.to, err = newOTLP(network, u, conf)
 	default:

@@ -529,7 +529,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("Check(%q) = %v, want %q", raw, err, want)
 		}
 	}
-	if _, err := sink.New(slog.Default(), nil, sink.Config{URLs: []string{"syslog+udp://a:1", "syslog+udp://a:1?from=now"}}); err == nil {
+	if _, err := sink.New(slog.New(slog.DiscardHandler), nil, sink.Config{URLs: []string{"syslog+udp://a:1", "syslog+udp://a:1?from=now"}}); err == nil {
 		t.Error("a sink that is named twice was taken")
 	}
 }

@@ -72,7 +72,7 @@ func newSyslog(network string, u *url.URL, host string) (*syslog, error) {
 func tlsConfig(q url.Values) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca := q.Get("ca"); ca != "" {
-		b, err := os.ReadFile(ca) //nolint:gosec // the operator named it
+		b, err := os.ReadFile(ca)
 		if err != nil {
 			return nil, fmt.Errorf("sink: ca: %w", err)
 		}
