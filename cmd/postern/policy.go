@@ -202,7 +202,8 @@ func (p *policyTool) test(ctx context.Context, args []string, out io.Writer) err
 
 // document returns the document to be tested.
 func (p *policyTool) document(ctx context.Context) (*policy.Document, error) {
-	name, text := p.policy, []byte(nil)
+	name := p.policy
+	var text []byte
 	if name != "" {
 		b, err := p.text(name)
 		if err != nil {

@@ -40,14 +40,14 @@ type condition struct {
 	err     error // of the program
 }
 
-// errSyntax says where an expression is wrong: line and column of the
+// syntaxError says where an expression is wrong: line and column of the
 // expression, the first being 1.
-type errSyntax struct {
+type syntaxError struct {
 	line, column int
 	text         string
 }
 
-func (e *errSyntax) Error() string { return e.text }
+func (e *syntaxError) Error() string { return e.text }
 
 // fileFacts is an [Attachment] as conditions see it.
 type fileFacts struct {
@@ -131,10 +131,10 @@ func (c *condition) check() error {
 	ast, issues := env.Compile(c.source)
 	if issues.Err() != nil {
 		e := issues.Errors()[0]
-		return &errSyntax{max(e.Location.Line(), 1), max(e.Location.Column()+1, 1), clip(e.Message)}
+		return &syntaxError{max(e.Location.Line(), 1), max(e.Location.Column()+1, 1), clip(e.Message)}
 	}
 	if ast.OutputType() != cel.BoolType {
-		return &errSyntax{1, 1, fmt.Sprintf("is a %s; a condition is true or false", ast.OutputType())}
+		return &syntaxError{1, 1, fmt.Sprintf("is a %s; a condition is true or false", ast.OutputType())}
 	}
 	c.ast = ast
 	return nil
@@ -142,13 +142,13 @@ func (c *condition) check() error {
 
 // locate says where in text the error of c is.
 func (c *condition) locate(rule string, text []byte, err error) error {
-	var e *errSyntax
+	var e *syntaxError
 	if !errors.As(err, &e) {
 		return fmt.Errorf("%w: line %d: rule %s: when: %w", ErrDocument, c.node.Line, rule, err)
 	}
 	line, column := c.node.Line, e.column
 	switch {
-	case c.node.Style&(yaml.LiteralStyle) != 0:
+	case c.node.Style&yaml.LiteralStyle != 0:
 		line += e.line
 		if lines := strings.Split(string(text), "\n"); line-1 < len(lines) {
 			column += len(lines[line-1]) - len(strings.TrimLeft(lines[line-1], " "))

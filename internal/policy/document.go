@@ -4,9 +4,9 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"errors"
-	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -308,8 +308,8 @@ func parseKind(n *yaml.Node, path string) (string, error) {
 // duration is [time.ParseDuration] with days.
 func duration(s string) (time.Duration, error) {
 	if days, ok := strings.CutSuffix(s, "d"); ok {
-		var n int
-		if _, err := fmt.Sscanf(days, "%d", &n); err != nil || fmt.Sprint(n) != days || n > 1000 {
+		n, err := strconv.Atoi(days)
+		if err != nil || n < 0 || n > 1000 {
 			return 0, errors.New("not a number of days")
 		}
 		return time.Duration(n) * 24 * time.Hour, nil
