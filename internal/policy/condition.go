@@ -76,7 +76,7 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"listed", "bool", "the inbox's allow list has all recipients"},
 	{"size", "int", "bytes"},
 	{"files", "list(file)", "attachments, each with name, type, size (bytes) and ext (\".pdf\")"},
-	{"flags", "list(string)", "what content checks found: secret, private_key, hidden_text, …"},
+	{"flags", "list(string)", "what content checks found: secret, private_key, personal_data, hidden_text, …"},
 	{"sandbox", "string", "id of the sandbox that proposed it, or empty"},
 	{"template", "string", "what that sandbox was started from"},
 	{"history", "history", "sent (mails that each recipient got before), known (recipients that got one), replies (each has written to the inbox)"},

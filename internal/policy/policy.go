@@ -40,22 +40,13 @@ type Request struct {
 	Listed   bool              `json:"listed,omitempty"` // the inbox's allow list has them all
 	Size     int64             `json:"size,omitempty"`   // bytes
 	Files    []Attachment      `json:"files,omitempty"`
-	Flags    []string          `json:"flags,omitempty"`    // what content checks found, see Flags
+	Flags    []string          `json:"flags,omitempty"`    // what content checks found, as package scan names it
 	Sandbox  string            `json:"sandbox,omitempty"`  // that proposed it
 	Template string            `json:"template,omitempty"` // that the sandbox is of
 	History  History           `json:"history,omitzero"`
 	Time     time.Time         `json:"time,omitzero"`
 	Detail   map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
 }
-
-// What content checks find in what leaves, as a [Request]'s Flags have it.
-const (
-	FlagSecret   = "secret"        // a password, a token, an API key
-	FlagKey      = "private_key"   // a private key
-	FlagPersonal = "personal_data" // card numbers, IBANs, many addresses
-	FlagHidden   = "hidden_text"   // text that a reader does not see
-	FlagTracking = "tracking"      // a picture that tells when the mail is read
-)
 
 // An Attachment is a file of a [Request].
 type Attachment struct {
