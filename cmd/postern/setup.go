@@ -24,7 +24,7 @@ nobody else. A link that was made before stays valid until it is used.`,
 				return err
 			}
 			return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
-				token, err := auth.NewSetup(ctx, tx, who.Project)
+				_, token, err := auth.NewInvitation(ctx, tx, auth.Invitation{Project: who.Project, Role: auth.Owner, CreatedBy: who.String()})
 				if err != nil {
 					return err
 				}

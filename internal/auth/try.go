@@ -41,7 +41,11 @@ func TrySecond(name string) Try {
 // TryRemote is a guess that comes from an address. The attack: one password
 // tried on a thousand names.
 func TryRemote(remote string) Try {
+	most := 60
 	if a, err := netip.ParseAddr(remote); err == nil {
+		if a.IsLoopback() { // a proxy, and behind it everybody
+			most = 1000
+		}
 		a = a.Unmap().WithZone("")
 		remote = a.String()
 		if a.Is6() { // who has one has as many as he likes of its network
@@ -49,7 +53,7 @@ func TryRemote(remote string) Try {
 			remote = p.String()
 		}
 	}
-	return Try{"remote:" + cut(remote, 80), 60, time.Minute}
+	return Try{"remote:" + cut(remote, 80), most, time.Minute}
 }
 
 // TryAll is a guess of anybody at anything.

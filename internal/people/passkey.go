@@ -64,7 +64,7 @@ func (s Site) party() (*webauthn.WebAuthn, error) {
 		ExtensionsUnsolicitedOutputPolicy: protocol.UnsolicitedOutputPolicyIgnore,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrSite, err)
+		return nil, fmt.Errorf("%w (%w)", ErrSite, err)
 	}
 	return w, nil
 }
@@ -284,11 +284,11 @@ func created(party *webauthn.WebAuthn, me Person, data, response []byte) (*webau
 	}
 	answer, err := protocol.ParseCredentialCreationResponseBytes(response)
 	if err != nil {
-		return nil, fmt.Errorf("%w (%v)", ErrChallenge, err)
+		return nil, fmt.Errorf("%w (%w)", ErrChallenge, err)
 	}
 	made, err := party.CreateCredential(user{Person: me}, asked, answer)
 	if err != nil {
-		return nil, fmt.Errorf("%w (%v)", ErrChallenge, err)
+		return nil, fmt.Errorf("%w (%w)", ErrChallenge, err)
 	}
 	if len(made.ID) == 0 || len(made.ID) > 1023 { // W3C Web Authentication Level 3, section 7.1 step 25
 		return nil, ErrChallenge
@@ -448,7 +448,7 @@ func (p *People) shown(ctx context.Context, token auth.Secret, c challenge, resp
 	}
 	answer, err := protocol.ParseCredentialRequestResponseBytes(response)
 	if err != nil {
-		return them, key, fmt.Errorf("%w (%v)", ErrChallenge, err)
+		return them, key, fmt.Errorf("%w (%w)", ErrChallenge, err)
 	}
 	var u user
 	err = p.db.View(ctx, func(tx *store.Tx) error {
@@ -468,7 +468,7 @@ func (p *People) shown(ctx context.Context, token auth.Secret, c challenge, resp
 		got, err = party.ValidateLogin(u, asked, answer)
 	}
 	if err != nil {
-		return them, key, fmt.Errorf("%w (%v)", ErrChallenge, err)
+		return them, key, fmt.Errorf("%w (%w)", ErrChallenge, err)
 	}
 	for _, k := range u.keys {
 		if bytes.Equal(k.credential.ID, got.ID) {
