@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,7 +33,8 @@ var arrangements = map[string]string{policy.KindArchive: LabelArchived, policy.K
 // Arrange proposes to put a message into the archive or into the trash, by kind.
 // Policy says whether a person is asked; what is approved is done by the gate.
 // Programs that label by themselves use [PostOffice.Label]. Who needs a key that
-// proposes. A reviewer reads from whom the message is and its subject.
+// proposes. A reviewer reads from whom the message is and its subject. What waits
+// already is not asked twice: its action is returned.
 func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *Key, kind, id string) (a oversight.Action, err error) {
 	if _, ok := arrangements[kind]; !ok {
 		return a, fmt.Errorf("%w: kind: %q arranges nothing", ErrInvalid, kind)
@@ -52,6 +54,19 @@ func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string
 		payload, err := marshal(arrangement{Inbox: b.ID, Address: b.Address, Message: id, From: msg.From, Subject: msg.Subject, At: msg.At.UTC()})
 		if err != nil {
 			return err
+		}
+		var waits string
+		digest := sha256.Sum256(payload)
+		err = tx.One(ctx, `select id from action where project_id = $1 and inbox_id = $2 and kind = $3 and digest = $4 and state = $5 order by id limit 1`,
+			[]any{b.Project, b.ID, kind, digest[:], oversight.Pending}, &waits)
+		if err == nil {
+			reader := who
+			reader.Inbox = b.ID
+			a, err = m.gate.Find(ctx, tx, reader, waits)
+			return err
+		}
+		if !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("look for action: %w", err)
 		}
 		r := policy.Request{Kind: kind, Inbox: b.Address, Via: via, Mode: b.Mode, Size: int64(len(payload)), Detail: map[string]string{"message": id}}
 		a, err = m.gate.Propose(ctx, tx, who, oversight.Proposal{Request: r, Inbox: b.ID, Via: via, Payload: payload})

@@ -41,6 +41,9 @@ func TestArrange(t *testing.T) {
 			if err != nil || a.State != oversight.Pending {
 				t.Fatalf("%s: %+v, %v", kind, a, err)
 			}
+			if again, err := f.post.Arrange(ctx, who, "test", k, kind, id); err != nil || again.ID != a.ID {
+				t.Errorf("%s: asked twice: %+v, %v", kind, again, err)
+			}
 			if err := f.gate.Decide(ctx, f.person, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
 				t.Fatal(err)
 			}

@@ -40,7 +40,7 @@ func askingTools() []*tool {
 			},
 		}, (*Server).askAllow),
 		offer(Oversight, mcp.Tool{
-			Name: "email_mode_request", Title: "Ask for another mode", Annotations: &mcp.ToolAnnotations{DestructiveHint: no(), IdempotentHint: true, OpenWorldHint: no()},
+			Name: "email_mode_request", Title: "Ask for another mode", Annotations: saves(),
 			InputSchema: object("mode reason", `"mode": {"type": "string", "enum": ["read_only", "gated_all", "gated_send", "monitored", "autonomous"], "description": "The mode that you ask for, from the closest watched to the freest."}`, reason, inboxProperty),
 			Description: "Ask an owner to put your own inbox into a freer mode; nothing changes before a person decides, and the normal answer is status pending_approval. A mode that watches you more closely is set at once.",
 		}, guide{
