@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,11 +41,19 @@ func hostile() mail.Draft {
 }
 
 func (s *stage) play(w http.ResponseWriter, r *http.Request) {
-	q := r.URL.Query()
+	a, err := s.deed(strings.TrimPrefix(r.URL.Path, "/"), r.URL.Query()) //nolint:contextcheck // the fixture lives in the test's
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"id": a.ID, "state": a.State, "version": a.Version, "sent": s.hop.sent(), "inbox": s.inbox.ID})
+}
+
+// deed does what the script asks for, and returns the action that it is about.
+func (s *stage) deed(do string, q url.Values) (a oversight.Action, err error) {
 	name, ctx := q.Get("name"), s.t.Context()
-	a := s.proposed[name]
-	var err error
-	switch do := strings.TrimPrefix(r.URL.Path, "/"); do {
+	a = s.proposed[name]
+	switch do {
 	case "verdict":
 		s.judge.verdict = policy.Verdict{Effect: policy.Ask, Rule: q.Get("rule"), Reason: q.Get("reason"), StepUp: q.Get("stepup") != ""}
 		fmt.Sscan(q.Get("approvers"), &s.judge.verdict.Approvers)
@@ -98,11 +107,7 @@ func (s *stage) play(w http.ResponseWriter, r *http.Request) {
 	default:
 		err = fmt.Errorf("no such deed: %s", do)
 	}
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"id": a.ID, "state": a.State, "version": a.Version, "sent": s.hop.sent(), "inbox": s.inbox.ID})
+	return a, err
 }
 
 func or(s, otherwise string) string {

@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -165,9 +166,7 @@ func TestEdit(t *testing.T) {
 			"version": form["version"], "digest": form["digest"], "to": {`"Bob Buyer" <bob@shop.example>`}, "cc": {"carol@shop.example"}, "bcc": {"eve@hidden.example"},
 			"subject": {"Totals by region"}, "text": {"north 150\r\nsouth 98\r\n"},
 		}
-		for k, x := range changes {
-			v[k] = x
-		}
+		maps.Copy(v, changes)
 		return v
 	}
 	for _, tt := range []struct {

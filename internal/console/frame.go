@@ -149,19 +149,17 @@ func dress(n *html.Node) {
 			n.Attr[i].Val = calmed(a.Val)
 		}
 	}
-	switch n.DataAtom {
-	case atom.Style:
+	switch e := n.DataAtom; {
+	case e == atom.Style:
 		for c := range n.ChildNodes() {
 			c.Data = calmed(c.Data)
 		}
-	case atom.A, atom.Area:
-		if href != "" {
-			n.Attr = slices.DeleteFunc(n.Attr, func(a html.Attribute) bool { return a.Key == "title" })
-			n.Attr = append(n.Attr, html.Attribute{Key: "title", Val: "leads to " + mail.Printable(href, 1000)})
-		}
-	case atom.Img:
+	case (e == atom.A || e == atom.Area) && href != "":
+		n.Attr = slices.DeleteFunc(n.Attr, func(a html.Attribute) bool { return a.Key == "title" })
+		n.Attr = append(n.Attr, html.Attribute{Key: "title", Val: "leads to " + mail.Printable(href, 1000)})
+	case e == atom.Img:
 		n.Attr = append(n.Attr, html.Attribute{Key: "src", Val: src})
-	case atom.Input, atom.Button, atom.Select, atom.Textarea, atom.Fieldset:
+	case slices.Contains([]atom.Atom{atom.Input, atom.Button, atom.Select, atom.Textarea, atom.Fieldset}, e):
 		n.Attr = append(n.Attr, html.Attribute{Key: "disabled"})
 	}
 }

@@ -154,7 +154,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, who auth.Princip
 		if time.Since(checked) > recheck {
 			// Signed out, or revoked, meanwhile. And a proxy ends what says nothing.
 			if _, err := s.session(r); err != nil || say(": here\n\n") != nil {
-				return nil //nolint:nilerr // the status was sent: the stream ends, and the browser asks again
+				return nil // the status was sent: the stream ends, and the browser asks again
 			}
 			checked = time.Now()
 		}
@@ -163,7 +163,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, who auth.Princip
 			if ctx.Err() == nil && !errors.Is(err, store.ErrNotFound) {
 				s.log.ErrorContext(ctx, "watch for changes", "err", err)
 			}
-			return nil //nolint:nilerr // as above
+			return nil // as above
 		}
 		if e != now {
 			if now = e; tell(e) != nil {

@@ -36,7 +36,7 @@ func (f *fixture) listen(watch string) *stream {
 	}
 	client := *f.client
 	client.Timeout = 0
-	resp, err := client.Do(req) //nolint:bodyclose // below
+	resp, err := client.Do(req)
 	if err != nil {
 		f.t.Fatal(err)
 	}

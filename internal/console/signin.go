@@ -29,7 +29,7 @@ func (s *Server) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Princi
 	token := r.URL.Query().Get("token")
 	// Only looked at: whatever fetches the link, a chat program's preview for
 	// instance, must not use it up.
-	f, err := s.invited(r.Context(), token) //nolint:contextcheck // r's context is what is passed
+	f, err := s.invited(r.Context(), token)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (s *Server) entered(w http.ResponseWriter, r *http.Request, begun people.St
 		return err
 	}
 	s.setCookie(w, begun.Token)
-	http.Redirect(w, r, f.Next, http.StatusSeeOther) //nolint:gosec // next was checked to be a path of ours
+	http.Redirect(w, r, f.Next, http.StatusSeeOther) // next was checked to be a path of ours
 	return nil
 }
 

@@ -37,7 +37,7 @@ func run() error {
 	if err != nil || len(names) == 0 {
 		return fmt.Errorf("no picture in %s: %w", os.Args[1], err)
 	}
-	if err := os.MkdirAll(os.Args[2], 0o755); err != nil {
+	if err := os.MkdirAll(os.Args[2], 0o750); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -77,7 +77,7 @@ func shrink(b []byte) ([]byte, error) {
 	out := image.NewPaletted(r, color.Palette(most[:min(len(most), 256)]))
 	place := map[color.Color]uint8{}
 	for c := range count {
-		place[c] = uint8(out.Palette.Index(c)) //nolint:gosec // at most 255
+		place[c] = uint8(out.Palette.Index(c)) // at most 255
 	}
 	for y := r.Min.Y; y < r.Max.Y; y++ {
 		for x := r.Min.X; x < r.Max.X; x++ {
