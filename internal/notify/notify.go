@@ -96,6 +96,7 @@ const (
 	asked     = "asked"     // it waits for this person
 	reminder  = "reminder"  // it still does
 	unclaimed = "unclaimed" // it waits, and policy asks nobody who is there: owners are told
+	forgotten = "forgotten" // and it still does
 )
 
 // ErrOff means that the server was not told how to reach people that way.
@@ -289,9 +290,7 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 				to = append(to, p)
 			}
 		}
-		if kind == asked {
-			kind = unclaimed
-		}
+		kind = map[string]string{asked: unclaimed, reminder: forgotten}[kind]
 	}
 	reached := 0
 	for _, p := range to {
@@ -313,7 +312,7 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 			}
 		}
 	}
-	if reached == 0 && kind != reminder {
+	if reached == 0 && kind != reminder && kind != forgotten {
 		n.log.WarnContext(ctx, "an action waits and nobody whom it asks can be told", "action", a.ID, "asked", strings.Join(a.Who, ", "))
 		return audit.Append(ctx, tx, system(a), "notify.nobody", a.ID, audit.Fields{"asked": strings.Join(a.Who, ", ")})
 	}

@@ -154,6 +154,21 @@ func TestCrashLosesOneAtMost(t *testing.T) {
 	})
 }
 
+// TestNobodyIsAsked: what asks nobody who is there is told to the owners, and
+// once more when half its time is over.
+func TestNobodyIsAsked(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	f.judge.say(policy.Verdict{Who: []string{"zoe"}, Within: time.Hour})
+	f.propose("text")
+	f.step()
+	f.exec(`update notice_round set remind_at = 1`)
+	f.step()
+	to, text := f.mailed()
+	if !slices.Equal(to, []string{"ann@people.example", "ann@people.example"}) || !strings.Contains(text, "nobody whom the policy asks is there") {
+		t.Errorf("mail to %v\n%s", to, text)
+	}
+}
+
 // TestUndelivered: what is certainly not sent is tried again, what is refused or
 // may be there is not.
 func TestUndelivered(t *testing.T) {

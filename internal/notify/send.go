@@ -151,7 +151,7 @@ func (n *Notifier) take(ctx context.Context, id string) (p parcel, err error) {
 			return err
 		}
 		// Rights change: who was an owner when it began to wait may be none now.
-		asks := p.to.asked(p.action) || p.kind == unclaimed && p.to.Manages()
+		asks := p.to.asked(p.action) || (p.kind == unclaimed || p.kind == forgotten) && p.to.Manages()
 		if said || !asks || !n.reachedBy(p.to, p.channel) {
 			return to("dropped")
 		}

@@ -123,7 +123,7 @@ func headline(p parcel) string {
 		return plural(p.others) + " more wait for a decision"
 	case p.kind == reminder:
 		return what(p.action) + " still waits for your decision"
-	case p.kind == unclaimed:
+	case p.kind == unclaimed, p.kind == forgotten:
 		return what(p.action) + " waits, and nobody whom the policy asks is there"
 	}
 	return what(p.action) + " waits for your decision"
