@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"postern/internal/policy"
+	"postern/internal/scan"
 )
 
 // TestDocumentation runs the tests in docs/policy.md on the policy above each.
@@ -38,6 +39,30 @@ func TestDocumentation(t *testing.T) {
 	for _, v := range policy.Variables { // of all that there is to ask there is an example
 		if !regexp.MustCompile(`(?s)when:[^\n]*\b`+v.Name+`\b`).Match(page) && v.Name != "kind" {
 			t.Errorf("docs/policy.md has no condition with %s", v.Name)
+		}
+	}
+}
+
+// TestFlags: rules and the page ask about flags that the content checks set.
+func TestFlags(t *testing.T) {
+	page, err := os.ReadFile("../../docs/policy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, f := range scan.Flags() {
+		known[string(f)] = true
+		if !strings.Contains(string(page), "`"+string(f)+"`") {
+			t.Errorf("docs/policy.md does not tell of the flag %s", f)
+		}
+	}
+	for _, text := range []string{policy.Default().Text(), string(page)} {
+		for _, list := range regexp.MustCompile(`f in \[([^]]*)\]|'([a-z_]+)' in flags`).FindAllStringSubmatch(text, -1) {
+			for name := range strings.SplitSeq(list[1]+list[2], ",") {
+				if name = strings.Trim(name, " '"); !known[name] && !strings.HasPrefix(name, ".") {
+					t.Errorf("a rule asks about the flag %q, which no check sets", name)
+				}
+			}
 		}
 	}
 }
