@@ -91,6 +91,9 @@ func TestKeysComeFromTheEnvironment(t *testing.T) {
 			c.flags(fs)
 		}
 		fs.VisitAll(func(f *flag.Flag) {
+			if c.name == "audit" && f.Name == "key" && strings.Contains(f.Usage, "public `key`") {
+				return // of checkpoints: it is no secret
+			}
 			if slices.Contains([]string{"key", "inbox-key", "token"}, f.Name) {
 				t.Errorf("%s has the flag --%s", c.name, f.Name)
 			}
