@@ -42,7 +42,7 @@ async function run() {
 
   // The queue, and in it the action to approve.
   await page.goto(new URL('/console/', base).href)
-  const cards = page.locator('main > article.card') // those below want another answer
+  const cards = page.locator('#live > article.card') // those below want another answer
   const count = await cards.count()
   if (!check('something waits', count > 0, 'the queue is empty')) return
   let card = cards.first()
