@@ -178,7 +178,9 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	view := oversight.View{Title: "Mail for " + v.Address + " waits to be let in", Fields: []oversight.Field{
-		{Name: "Inbox", Value: v.Address}, {Name: "Arrived", Value: v.At.Format(time.RFC1123)}, {Name: "Size", Value: strconv.Itoa(v.Size) + " bytes"},
+		{Name: "Inbox", Value: v.Address},
+		{Name: "Arrived", Value: v.At.Format(time.RFC1123)},
+		{Name: "Size", Value: strconv.Itoa(v.Size) + " bytes"},
 		{Name: "Score", Value: fmt.Sprintf("%.2f of 1: how much it looks like an attack", v.Score)},
 	}}
 	for _, c := range scan.Categories() {

@@ -180,9 +180,9 @@ func TestModeMatrix(t *testing.T) {
 		}
 		// What a rule approved is judged again when it leaves: the list was
 		// shortened, and the mode lowered, meanwhile.
-		late := func(mode policy.Mode, to string, change func(b mailbox.Inbox, agent auth.Principal)) oversight.State {
+		late := func(mode policy.Mode, to string, change func(agent auth.Principal)) oversight.State {
 			t.Helper()
-			b, agent, _ := f.agentIn(t, "", mode)
+			b, agent, _ := f.agentIn(t, "", mode) //nolint:contextcheck // the test's own
 			if _, err := f.post.Allow(ctx, f.person, b.ID, "*@listed.example", noEnd); err != nil {
 				t.Fatal(err)
 			}
@@ -190,15 +190,15 @@ func TestModeMatrix(t *testing.T) {
 			if err != nil || p.State != oversight.Approved {
 				t.Fatalf("%s, %v", p.State, err)
 			}
-			change(b, agent)
-			f.runAll(t)
+			change(agent)
+			f.runAll(t) //nolint:contextcheck // the test's own
 			a, err := f.gate.Action(ctx, f.person, p.ID)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return a.State
 		}
-		if got := late(policy.GatedSend, "bob@listed.example", func(b mailbox.Inbox, agent auth.Principal) {
+		if got := late(policy.GatedSend, "bob@listed.example", func(agent auth.Principal) {
 			if err := f.post.Disallow(ctx, agent, "", "*@listed.example"); err != nil {
 				t.Fatal(err)
 			}
@@ -206,7 +206,7 @@ func TestModeMatrix(t *testing.T) {
 			t.Errorf("off the list before it left: %s, want pending", got)
 		}
 		for mode, want := range map[policy.Mode]oversight.State{policy.GatedSend: oversight.Pending, policy.ReadOnly: oversight.Denied} {
-			got := late(policy.Autonomous, "bob@example.com", func(b mailbox.Inbox, agent auth.Principal) {
+			got := late(policy.Autonomous, "bob@example.com", func(agent auth.Principal) {
 				if _, err := f.post.SetMode(ctx, agent, "", mode, ""); err != nil {
 					t.Fatal(err)
 				}

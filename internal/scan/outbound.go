@@ -103,8 +103,8 @@ type Leak struct {
 // reads, never fails and never panics.
 func Outbound(o Outgoing) Leak {
 	s := sniffer{seen: map[string]bool{}, people: people{map[string]bool{}, map[string]bool{}}, left: maxOutText, unpack: maxUnpacked}
-	s.text("subject", o.Subject, 0)
-	s.text("text", o.Text, 0)
+	s.text("subject", o.Subject)
+	s.text("text", o.Text)
 	if o.HTML != "" {
 		s.html(o.HTML)
 	}
@@ -175,7 +175,7 @@ func (s *sniffer) take(where, text string) string {
 }
 
 // text looks at one text, and at what is encoded in it.
-func (s *sniffer) text(where, text string, depth int) {
+func (s *sniffer) text(where, text string) {
 	if text == "" {
 		return
 	}
@@ -183,9 +183,7 @@ func (s *sniffer) text(where, text string, depth int) {
 	s.unseen(where, text)
 	plain := bare(text)
 	s.look(where, "", plain)
-	if depth == 0 {
-		s.people.count(plain)
-	}
+	s.people.count(plain)
 	s.encoded(where, plain, 1)
 }
 
@@ -226,11 +224,11 @@ func redactAll(text string) string {
 // it is.
 func mask(s string, f Flag) string {
 	n := utf8.RuneCountInString(s)
-	switch f {
-	case FlagPrivateKey:
+	if f == FlagPrivateKey {
 		head, _, _ := strings.Cut(s, "\n")
 		return cut(strings.TrimSpace(head), 50) + fmt.Sprintf(" … [%d characters]", n)
-	case FlagCard, FlagIBAN, FlagNationalID:
+	}
+	if f == FlagCard || f == FlagIBAN || f == FlagNationalID {
 		return "… " + s[len(s)-2:] + fmt.Sprintf(" [%d characters]", n)
 	}
 	return cut(s, min(4, len(s)/4)) + fmt.Sprintf("… [%d characters]", n)
@@ -290,7 +288,7 @@ func (s *sniffer) unseen(where, text string) {
 func (s *sniffer) html(doc string) {
 	doc = s.take("html", doc)
 	r := readHTML(doc)
-	s.text("html", r.visible, 0)
+	s.text("html", r.visible)
 	// Comments, attributes and styles as they stand, entities read.
 	s.look("html", "not shown", bare(html.UnescapeString(doc)))
 	hidden := 0
@@ -346,7 +344,7 @@ func (s *sniffer) loads(doc string) {
 			}
 			s.css(a["style"])
 			for _, k := range []string{"src", "srcset", "background", "poster", "data"} {
-				if v := a[k]; v != "" && !(k == "data" && t.DataAtom != atom.Object) {
+				if v := a[k]; v != "" && (k != "data" || t.DataAtom == atom.Object) {
 					s.load(v, tiny(a))
 				}
 			}
@@ -484,7 +482,7 @@ func (s *sniffer) content(where string, f OutgoingFile) {
 	if f.Type == "text/html" || strings.HasPrefix(strings.ToLower(strings.TrimSpace(text[:min(len(text), 200)])), "<!doctype html") {
 		text = html.UnescapeString(s.take(where, text))
 	}
-	s.text(where, text, 0)
+	s.text(where, text)
 }
 
 // packed looks at one file of an archive.
@@ -565,7 +563,7 @@ func (s *sniffer) tar(where string, r io.Reader, depth int) {
 	for {
 		h, err := t.Next()
 		if err != nil {
-			if err != io.EOF { //nolint:errorlint // tar returns it as it is
+			if err != io.EOF {
 				s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: where, Detail: "an archive too large, or not whole"})
 			}
 			return

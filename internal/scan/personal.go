@@ -2,6 +2,7 @@ package scan
 
 import (
 	"math/big"
+	"slices"
 	"strings"
 	"time"
 )
@@ -110,10 +111,8 @@ func card(s string) int {
 	if !known || !luhn(d) || strings.Count(d, d[:1]) == len(d) {
 		return 0
 	}
-	for _, t := range testCards {
-		if d == t {
-			return 0
-		}
+	if slices.Contains(testCards, d) {
+		return 0
 	}
 	return n
 }

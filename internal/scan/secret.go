@@ -213,12 +213,9 @@ func keyBlocks(text string, found func(trace)) {
 		if !ok || !strings.Contains(head, "PRIVATE KEY") {
 			continue
 		}
-		end := strings.Index(text[i:], "-----END ")
-		to := i
-		if end >= 0 {
+		to := min(len(text), i+4096)
+		if end := strings.Index(text[i:], "-----END "); end >= 0 {
 			to = i + end
-		} else {
-			to = min(len(text), i+4096)
 		}
 		if to-i < 60+len(head) { // the words alone, as in instructions
 			continue
