@@ -12,6 +12,8 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/console"
+	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -198,5 +200,46 @@ func TestSecondFactorSignIn(t *testing.T) {
 	}
 	if a := f.submit("/console/people", url.Values{"role": {"reviewer"}}); a.status != http.StatusCreated {
 		t.Errorf("invite after the proof: %d\n%s", a.status, a.body)
+	}
+}
+
+// TestWithdrawnVote: of two who have to approve one is let in no more: his yes
+// counts no more either.
+func TestWithdrawnVote(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Approvers: 2}
+	approve := func(a oversight.Action, who auth.Principal) {
+		if err := f.gate.Decide(t.Context(), who, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		act  func() error
+	}{
+		{"disabled", func() error { return f.people.Disable(t.Context(), f.person, "disabled") }},
+		{"demoted", func() error { return f.people.SetRole(t.Context(), f.person, "demoted", auth.Viewer) }},
+	} {
+		var him auth.Principal
+		f.update(func(tx *store.Tx) error {
+			_, link, err := auth.NewInvitation(t.Context(), tx, auth.Invitation{Project: f.project.Project, Role: auth.Reviewer})
+			if err == nil {
+				him, err = auth.Redeem(t.Context(), tx, link, tt.name, "x")
+			}
+			return err
+		})
+		a := f.propose(draft())
+		approve(a, him)
+		if got := f.state(a.ID); got.Approvals != 1 {
+			t.Fatalf("%s: %d approvals before", tt.name, got.Approvals)
+		}
+		if err := tt.act(); err != nil {
+			t.Fatal(err)
+		}
+		approve(a, f.person)
+		if got := f.state(a.ID); got.Approvals != 1 || got.State != oversight.Pending {
+			t.Errorf("%s: %d approvals, state %s; want the owner's alone, pending", tt.name, got.Approvals, got.State)
+		}
 	}
 }

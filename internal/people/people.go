@@ -304,6 +304,11 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 		if _, err := tx.ExecContext(ctx, `update person set role = $1 where id = $2`, role, them.id); err != nil {
 			return fmt.Errorf("set role: %w", err)
 		}
+		if role == auth.Viewer {
+			if err := unvote(ctx, tx, who, them); err != nil {
+				return err
+			}
+		}
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {
 			return err
 		}
@@ -323,6 +328,9 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 		if _, err := tx.ExecContext(ctx, `update person set disabled_at = $1 where id = $2`, store.Time(time.Now()), them.id); err != nil {
 			return fmt.Errorf("disable person: %w", err)
 		}
+		if err := unvote(ctx, tx, who, them); err != nil {
+			return err
+		}
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {
 			return err
 		}
@@ -335,6 +343,18 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 		}
 		return audit.Append(ctx, tx, who, "person.disable", them.Name, nil)
 	})
+}
+
+// unvote takes back what a person approved of that still waits for others. The
+// attack: of two who have to approve one is found out and let in no more, and
+// his yes would still count. That he gave it stays in the record.
+func unvote(ctx context.Context, tx *store.Tx, who auth.Principal, them Person) error {
+	_, err := tx.ExecContext(ctx, `delete from approval where person = $1 and action_id in (select id from action where project_id = $2 and state = 'pending')`,
+		auth.Principal{Kind: auth.Person, ID: them.Name}.String(), who.Project)
+	if err != nil {
+		return fmt.Errorf("take approvals back: %w", err)
+	}
+	return nil
 }
 
 // Enable lets a person in again.
