@@ -23,14 +23,8 @@ import (
 )
 
 // An action is one message to several recipients, and each of these is
-// delivered, and recorded, by itself:
-//
-//	queued ──── sending ──┬─ delivered
-//	  │ ↑           ↑     ├─ bounced     refused, or given up after days
-//	  │ └─ deferred ┘ ←───┤
-//	  │                   └─ uncertain   all was sent and no reply came
-//	  ├─ suppressed   it must not be written to
-//	  └─ cancelled
+// delivered, and recorded, by itself: it is an [oversight.Part], whose rules say
+// how it moves.
 //
 // The intent (sending) is durable before the next server is spoken to, and each
 // result before the next. The action goes back to the gate as approved for as
@@ -39,18 +33,18 @@ import (
 // asked when all others are settled.
 
 // A DeliveryState is where one recipient of an action is.
-type DeliveryState string
+type DeliveryState = oversight.PartState
 
 // The states of a delivery.
 const (
-	DeliveryQueued     DeliveryState = "queued"
-	DeliverySending    DeliveryState = "sending"
-	DeliveryDelivered  DeliveryState = "delivered"
-	DeliveryDeferred   DeliveryState = "deferred"
-	DeliveryBounced    DeliveryState = "bounced"
-	DeliverySuppressed DeliveryState = "suppressed"
-	DeliveryUncertain  DeliveryState = "uncertain"
-	DeliveryCancelled  DeliveryState = "cancelled"
+	DeliveryQueued     = oversight.PartQueued
+	DeliverySending    = oversight.PartSending
+	DeliveryDelivered  = oversight.PartDelivered
+	DeliveryDeferred   = oversight.PartDeferred
+	DeliveryBounced    = oversight.PartBounced
+	DeliverySuppressed = oversight.PartSuppressed
+	DeliveryUncertain  = oversight.PartUncertain
+	DeliveryCancelled  = oversight.PartCancelled
 )
 
 // A Delivery is what became of one recipient of an action.
@@ -75,7 +69,20 @@ type Delivery struct {
 }
 
 // open says whether there is still something to do for d without a person.
-func (d *Delivery) open() bool { return d.State == DeliveryQueued || d.State == DeliveryDeferred }
+func (d *Delivery) open() bool { return d.part().Open() }
+
+// part returns what the rules of d look at.
+func (d *Delivery) part() oversight.Part {
+	return oversight.Part{State: d.State, Asked: d.asked, Attempts: d.Attempts}
+}
+
+// among returns the one of ds that has the place n.
+func among(ds []Delivery, n int) (Delivery, error) {
+	if i := slices.IndexFunc(ds, func(d Delivery) bool { return d.n == n }); i >= 0 {
+		return ds[i], nil
+	}
+	return Delivery{}, fmt.Errorf("delivery %d: %w", n, oversight.ErrStale)
+}
 
 // A HopKind says whose server a message goes to next.
 type HopKind string
@@ -401,6 +408,10 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 	sent := m.sentHash(b.ID, messageIDOf(env.Raw)) // read from a large message, while others can write
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
+		ds, err := deliveries(ctx, tx, a.ID, nil)
+		if err != nil {
+			return err
+		}
 		var wait time.Time
 		var why string
 		if wait, why, err = m.mayLeave(ctx, tx, b, x, now); err != nil {
@@ -434,14 +445,22 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 			if first.IsZero() {
 				first = now
 			}
-			taken, err := tx.Changed(ctx, `update delivery set state = $1, attempts = attempts + 1, first_at = $2, last_at = $3, outside = $4
-				where action_id = $5 and n = $6 and state in ('queued', 'deferred')`,
-				DeliverySending, store.Time(first), store.Time(now), flag(x.hop.Kind != HopLocal), a.ID, d.n)
+			is, err := among(ds, d.n)
+			if err != nil {
+				return err
+			}
+			p, err := is.part().Begin()
+			if err != nil {
+				return fmt.Errorf("begin delivery %d of %s: %w", d.n, a.ID, err)
+			}
+			taken, err := tx.Changed(ctx, `update delivery set state = $1, attempts = $2, first_at = $3, last_at = $4, outside = $5
+				where action_id = $6 and n = $7 and state = $8 and attempts = $9`,
+				p.State, p.Attempts, store.Time(first), store.Time(now), flag(x.hop.Kind != HopLocal), a.ID, d.n, is.State, is.Attempts)
 			if err != nil {
 				return fmt.Errorf("begin delivery: %w", err)
 			}
 			if !taken {
-				return fmt.Errorf("begin delivery %d of %s: it is no longer due", d.n, a.ID)
+				return fmt.Errorf("begin delivery %d of %s: %w", d.n, a.ID, oversight.ErrStale)
 			}
 		}
 		if ok = wait.IsZero(); !ok {
@@ -450,7 +469,7 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		if a.Kind == CopyKind { // nobody reports of it: it has no reverse path
 			return m.gate.Begin(ctx, tx, a)
 		}
-		_, err := tx.ExecContext(ctx, `insert into sent_message (inbox_id, hash, action_id, sent_at, copied) values ($1, $2, $3, $4, 0) on conflict do nothing`,
+		_, err = tx.ExecContext(ctx, `insert into sent_message (inbox_id, hash, action_id, sent_at, copied) values ($1, $2, $3, $4, 0) on conflict do nothing`,
 			b.ID, sent, a.ID, store.Time(now))
 		if err != nil {
 			return fmt.Errorf("note sent message: %w", err)
@@ -550,21 +569,14 @@ func (m *PostOffice) sign(ctx context.Context, a oversight.Action, b Inbox, raw 
 func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, x batch, holder string, results []mail.Delivery) error {
 	now := time.Now()
 	answered := false
+	ds, err := deliveries(ctx, tx, a.ID, nil)
+	if err != nil {
+		return err
+	}
 	x.to = slices.Clone(x.to) // it may be tried again
 	for i, r := range results {
 		d := x.to[i]
 		d.Attempts++
-		// The attack on writing it down as it is: this program stood still, was
-		// taken for dead, and another has sent it since. Its word stays, or the
-		// recipient is written to once more.
-		ours, err := tx.Changed(ctx, `update delivery set asked = asked where action_id = $1 and n = $2 and attempts = $3 and (state = 'sending' or $4 = 1)`,
-			a.ID, d.n, d.Attempts, flag(r.Outcome == mail.Accepted))
-		if err != nil {
-			return fmt.Errorf("record delivery: %w", err)
-		}
-		if !ours {
-			continue
-		}
 		if d.First.IsZero() {
 			d.First = now
 		}
@@ -587,6 +599,13 @@ func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Actio
 					d.Status = "4.4.7" // RFC 3463: delivery time expired
 				}
 			}
+		}
+		is, err := among(ds, d.n)
+		if err != nil {
+			return err
+		}
+		if _, ours := is.part().End(d.Attempts, d.State); !ours {
+			continue // this program stood still, and another has sent it since
 		}
 		x.to[i] = d
 		if err := m.note(ctx, tx, a, d); err != nil {
@@ -639,11 +658,11 @@ func (m *PostOffice) note(ctx context.Context, tx *store.Tx, a oversight.Action,
 
 // outcome says what the deliveries of an action amount to.
 func outcome(ds []Delivery, now time.Time) oversight.Outcome {
-	count := map[DeliveryState]int{}
 	var lines []string
+	var parts []oversight.Part
 	var next time.Time
 	for _, d := range ds {
-		count[d.State]++
+		parts = append(parts, d.part())
 		if d.open() && (next.IsZero() || d.Next.Before(next)) {
 			next = d.Next
 		}
@@ -653,14 +672,9 @@ func outcome(ds []Delivery, now time.Time) oversight.Outcome {
 		}
 		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s: %s %s", d.Recipient, word, d.Detail)))
 	}
-	o := oversight.Outcome{State: oversight.Failed, Detail: strings.Join(lines, "\n")}
-	switch {
-	case count[DeliveryQueued]+count[DeliveryDeferred] > 0:
-		o.State, o.After = oversight.Approved, max(next.Sub(now), 0)
-	case count[DeliveryUncertain]+count[DeliverySending] > 0:
-		o.State = oversight.Unknown
-	case count[DeliveryDelivered] == len(ds):
-		o.State = oversight.Done
+	o := oversight.Outcome{State: oversight.Sum(parts), Detail: strings.Join(lines, "\n")}
+	if o.State == oversight.Approved {
+		o.After = max(next.Sub(now), 0)
 	}
 	return o
 }
@@ -669,11 +683,6 @@ func outcome(ds []Delivery, now time.Time) oversight.Outcome {
 // send to when the program stopped get the message all the same; the others
 // are uncertain.
 func (m *PostOffice) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
-	_, err := tx.ExecContext(ctx, `update delivery set state = $1, detail = $2 where action_id = $3 and state = $4`,
-		DeliveryUncertain, "the program stopped while this was being sent: it may or may not have arrived", a.ID, DeliverySending)
-	if err != nil {
-		return oversight.Outcome{}, fmt.Errorf("recover deliveries: %w", err)
-	}
 	var env *mail.Envelope
 	var payload []byte
 	if err := tx.One(ctx, `select payload from action where id = $1`, []any{a.ID}, &payload); err != nil {
@@ -686,6 +695,18 @@ func (m *PostOffice) Interrupted(ctx context.Context, tx *store.Tx, a oversight.
 	if err != nil {
 		return oversight.Outcome{}, err
 	}
+	for i := range ds {
+		d := &ds[i]
+		left := d.part().Left().State
+		if left == d.State {
+			continue
+		}
+		d.State, d.Detail = left, "the program stopped while this was being sent: it may or may not have arrived"
+		_, err := tx.ExecContext(ctx, `update delivery set state = $1, detail = $2 where action_id = $3 and n = $4`, d.State, d.Detail, a.ID, d.n)
+		if err != nil {
+			return oversight.Outcome{}, fmt.Errorf("recover deliveries: %w", err)
+		}
+	}
 	if len(ds) == 0 {
 		return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before anything was sent"}, nil
 	}
@@ -694,34 +715,37 @@ func (m *PostOffice) Interrupted(ctx context.Context, tx *store.Tx, a oversight.
 
 // deliveryMoved follows an action that a person or the gate has moved.
 func (m *PostOffice) deliveryMoved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
-	now := store.Time(time.Now())
-	exec := func(query string, args ...any) error {
-		if _, err := tx.ExecContext(ctx, query, args...); err != nil {
+	ds, err := deliveries(ctx, tx, a.ID, nil)
+	if err != nil {
+		return err
+	}
+	arrived := false
+	now := time.Now()
+	for _, d := range ds {
+		p := d.part().Follow(a.State)
+		if p == d.part() {
+			continue
+		}
+		d.State, d.asked = p.State, p.Asked
+		switch d.State {
+		case DeliveryQueued:
+			d.Next = now
+		case DeliveryDelivered:
+			d.Detail, d.Settled, arrived = "a person says that it arrived", now, true
+		case DeliveryBounced:
+			d.Detail, d.Settled, d.told = "a person gave it up", now, now
+		case DeliveryCancelled:
+			d.Next, d.Settled = time.Time{}, now
+		case DeliverySending, DeliveryDeferred, DeliverySuppressed, DeliveryUncertain:
+		}
+		_, err := tx.ExecContext(ctx, `update delivery set state = $1, asked = $2, detail = $3, next_at = $4, settled_at = $5, told_at = $6 where action_id = $7 and n = $8`,
+			d.State, flag(d.asked), d.Detail, store.Time(d.Next), store.Time(d.Settled), store.Time(d.told), a.ID, d.n)
+		if err != nil {
 			return fmt.Errorf("follow action %s: %w", a.ID, err)
 		}
-		return nil
 	}
-	switch a.State {
-	case oversight.Unknown:
-		return exec(`update delivery set state = 'uncertain', asked = 1 where action_id = $1 and state in ('uncertain', 'sending')`, a.ID)
-	case oversight.Approved: // a person said that it did not arrive
-		return exec(`update delivery set state = 'queued', asked = 0, next_at = $1 where action_id = $2 and asked = 1`, now, a.ID)
-	case oversight.Done:
-		asked, err := tx.Changed(ctx, `update delivery set state = 'delivered', asked = 0, detail = 'a person says that it arrived', settled_at = $1 where action_id = $2 and asked = 1`, now, a.ID)
-		if err != nil || !asked {
-			return err
-		}
+	if a.State == oversight.Done && arrived {
 		return m.copyOf(ctx, tx, a)
-	case oversight.Failed:
-		err := exec(`update delivery set state = 'bounced', asked = 0, detail = 'a person gave it up', settled_at = $1, told_at = $1 where action_id = $2 and asked = 1`, now, a.ID)
-		if err != nil {
-			return err
-		}
-		// Where a switch, or a rule, stopped it in its middle some had not begun.
-		return exec(`update delivery set state = 'cancelled', next_at = 0, settled_at = $1 where action_id = $2 and state in ('queued', 'deferred')`, now, a.ID)
-	case oversight.Denied, oversight.Cancelled:
-		return exec(`update delivery set state = 'cancelled', next_at = 0, settled_at = $1 where action_id = $2 and state in ('queued', 'deferred')`, now, a.ID)
-	case oversight.Scheduled, oversight.Pending, oversight.Executing:
 	}
 	return nil
 }
