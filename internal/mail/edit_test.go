@@ -9,8 +9,6 @@ import (
 	"postern/internal/mail"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // TestEdit: what a reviewer changes is what differs, and nothing else.
 func TestEdit(t *testing.T) {
 	d := mail.Draft{
@@ -31,13 +29,19 @@ func TestEdit(t *testing.T) {
 		{"nothing", d, mail.Edit{}, nil},
 		{"nothing of HTML", html, mail.Edit{}, nil},
 		{"nothing of Markdown", marked, mail.Edit{}, nil},
-		{"the subject", d, mail.Edit{Subject: ptr("Our offer")}, []string{"Subject: Offer → Our offer"}},
-		{"a line", d, mail.Edit{Text: ptr("one\n2\nthree\nfour")}, []string{"text: two → ", "text:  → 2", "text:  → four"}},
-		{"a recipient", d, mail.Edit{To: ptr([]string{"eve@example.org"}), Bcc: ptr([]string{})},
-			[]string{"To: Bob <bob@example.org> → ", "To:  → eve@example.org", "Bcc: dora@example.org → "}},
-		{"a file", d, mail.Edit{Drop: []int{0}},
-			[]string{"file: a.txt (text/plain, 1 bytes, sha256 ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb) → "}},
-		{"the text of HTML", html, mail.Edit{Text: ptr("three")}, []string{"forms: plain and HTML → plain", "text: one two → ", "text:  → three"}},
+		{"the subject", d, mail.Edit{Subject: new("Our offer")}, []string{"Subject: Offer → Our offer"}},
+		{"a line", d, mail.Edit{Text: new("one\n2\nthree\nfour")}, []string{"text: two → ", "text:  → 2", "text:  → four"}},
+		{
+			"a recipient", d,
+			mail.Edit{To: new([]string{"eve@example.org"}), Bcc: new([]string{})},
+			[]string{"To: Bob <bob@example.org> → ", "To:  → eve@example.org", "Bcc: dora@example.org → "},
+		},
+		{
+			"a file", d,
+			mail.Edit{Drop: []int{0}},
+			[]string{"file: a.txt (text/plain, 1 bytes, sha256 ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb) → "},
+		},
+		{"the text of HTML", html, mail.Edit{Text: new("three")}, []string{"forms: plain and HTML → plain", "text: one two → ", "text:  → three"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -79,9 +83,9 @@ func TestEdit(t *testing.T) {
 	for _, e := range []mail.Edit{
 		{Drop: []int{2}},
 		{Drop: []int{-1}},
-		{Subject: ptr("a\r\nBcc: eve@example.org")},
-		{To: ptr([]string{"bob@example.org\r\nX: y"})},
-		{To: ptr([]string{}), Cc: ptr([]string{}), Bcc: ptr([]string{})},
+		{Subject: new("a\r\nBcc: eve@example.org")},
+		{To: new([]string{"bob@example.org\r\nX: y"})},
+		{To: new([]string{}), Cc: new([]string{}), Bcc: new([]string{})},
 	} {
 		if _, err := e.Apply(before, time.Now(), "example.com"); err == nil {
 			t.Errorf("%+v was taken", e)

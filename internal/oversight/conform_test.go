@@ -301,10 +301,10 @@ func TestConforms(t *testing.T) {
 		names := []string{"gated_send, no rule", "gated_send, ask two", "autonomous, no rule", "step-up of one", "at a time", "asked at a time", "allowed at a time", "changes of what a rule allows"}
 		seed := uint64(1)
 		if *deep > 0 {
-			seed = rand.Uint64() //nolint:gosec // traces, no secrets
+			seed = rand.Uint64()
 		}
 		t.Logf("seed %d", seed)
-		r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // traces, no secrets
+		r := rand.New(rand.NewPCG(seed, 1))
 		steps, met := 0, map[State]bool{}
 		for n := range 40 {
 			i := slices.IndexFunc(in, func(s setting) bool { return s.name == names[n%len(names)] })
@@ -320,7 +320,7 @@ func TestConforms(t *testing.T) {
 				kinds := map[op][]step{}
 				var refused []step
 				m.steps(&w, func(st step) {
-					if _, err, _ := m.take(&w, st); err != nil {
+					if _, _, err := m.take(&w, st); err != nil {
 						refused = append(refused, st)
 					} else {
 						kinds[st.op] = append(kinds[st.op], st)
@@ -340,7 +340,7 @@ func TestConforms(t *testing.T) {
 					can = kinds[ops[r.IntN(len(ops))]]
 				}
 				st := can[r.IntN(len(can))]
-				next, err, violation := m.take(&w, st)
+				next, violation, err := m.take(&w, st)
 				if violation != "" {
 					t.Fatalf("%s:\n%s", violation, strings.Join(trace, "\n"))
 				}

@@ -87,10 +87,9 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 		return false, fmt.Errorf("decide on %s: %w", d.ID, err)
 	}
 	f := audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason}
-	verb, voted := "", false
+	verb, voted := "action.reject", false
 	switch {
 	case !d.Approve:
-		verb = "action.reject"
 	case a.State == Pending && a.Version != before.Version:
 		verb, late, f["note"] = "action.late", true, a.Note
 	case slices.Contains(e.votes, who.String()):

@@ -447,7 +447,7 @@ var errRefused = errors.New("refused")
 
 // take returns w after s, errRefused where nothing happened, and as violation
 // what must not have happened.
-func (m *model) take(before *world, s step) (w world, err error, violation string) {
+func (m *model) take(before *world, s step) (w world, violation string, err error) {
 	w = *before
 	now := clocks[w.clock]
 	stop := ""
@@ -551,7 +551,7 @@ func (m *model) take(before *world, s step) (w world, err error, violation strin
 		}
 	case opClaim:
 		if p.at != idle {
-			return w, errRefused, ""
+			return w, "", errRefused
 		}
 		if !before.person {
 			w.allowed = w.allowed && v.Effect == policy.Allow // what a rule allows now
@@ -588,7 +588,7 @@ func (m *model) take(before *world, s step) (w world, err error, violation strin
 			w.programs[i].begun = w.programs[i].at != idle
 		}
 		if violation = before.mayBegin(p.payload); violation != "" {
-			return w, nil, violation
+			return w, violation, nil
 		}
 	case opSend:
 		p.at, p.result = sent, s.result
@@ -597,7 +597,7 @@ func (m *model) take(before *world, s step) (w world, err error, violation strin
 		}
 		if s.arrived {
 			if !p.old && w.may[p.part] == 0 {
-				return w, nil, fmt.Sprintf("recipient %d got it twice", p.part)
+				return w, fmt.Sprintf("recipient %d got it twice", p.part), nil
 			}
 			if !p.old {
 				w.may[p.part]--
@@ -620,7 +620,7 @@ func (m *model) take(before *world, s step) (w world, err error, violation strin
 			err = nil // its program goes on, with nothing
 			break
 		}
-		if !(o.Free && States[w.state] == Approved) {
+		if !o.Free || States[w.state] != Approved {
 			moved()
 		}
 	case opCrash:
@@ -692,24 +692,29 @@ func (m *model) take(before *world, s step) (w world, err error, violation strin
 		w.payload = evil
 	}
 	if err != nil {
-		return *before, errRefused, ""
+		return *before, "", errRefused
 	}
 	if w.state != before.state && before.version > 0 {
 		switch {
 		case States[before.state].settled():
-			return w, nil, fmt.Sprintf("it went from %s, which is settled, to %s", States[before.state], States[w.state])
+			return w, fmt.Sprintf("it went from %s, which is settled, to %s", States[before.state], States[w.state]), nil
 		case w.version <= before.version:
-			return w, nil, fmt.Sprintf("it went from %s to %s at version %d", States[before.state], States[w.state], w.version)
+			return w, fmt.Sprintf("it went from %s to %s at version %d", States[before.state], States[w.state], w.version), nil
 		}
 	}
-	return w, nil, ""
+	return w, "", nil
 }
 
 // canonical returns the one of all worlds that go on as w does which the search
 // looks at. Versions and attempts only grow and are only compared with what a
 // program holds, so that which of them are equal is all of them that counts; the
 // two programs are alike; and what cannot happen any more need not be counted.
-func (w world) canonical() world {
+func (w *world) canonical() world {
+	c := *w
+	return c.reduced()
+}
+
+func (w *world) reduced() world {
 	for i := range w.programs {
 		p := &w.programs[i]
 		if p.at == idle {
@@ -741,7 +746,7 @@ func (w world) canonical() world {
 	if less(w.programs[1], w.programs[0]) {
 		w.programs[0], w.programs[1] = w.programs[1], w.programs[0]
 	}
-	return w
+	return *w
 }
 
 // same returns 2 where a program holds what is there, and 1 where not.
@@ -830,7 +835,7 @@ func (m *model) search() found {
 			if out.violation != "" {
 				return
 			}
-			next, err, violation := m.take(&w, s)
+			next, violation, err := m.take(&w, s)
 			if err != nil {
 				return
 			}

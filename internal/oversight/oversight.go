@@ -7,7 +7,7 @@
 //	            ├─ scheduled ─┐ its time has come: a person is asked
 //	(propose) ──┤      ┌──────┘
 //	            ├─ pending ── denied
-//	            │      │
+//	            │   │  ↑
 //	            └─ approved ─── executing ─┬─ done
 //	                   ↑            │      ├─ failed
 //	                   └────────────┴──────┴─ unknown ─┬─ done
@@ -16,6 +16,11 @@
 //
 //	scheduled, pending, approved ── cancelled   until it has begun to leave
 //	scheduled, pending, approved ── as if it were proposed now, by a revision
+//	approved ── pending, denied     what a rule approved is judged again when it is due
+//	approved, executing ── denied   by a kill switch; failed where some of it may have left
+//
+// life.go has all rules about these moves, part.go those of an effect that has
+// several parts, and docs/oversight.md says what holds of them and how that is shown.
 //
 // An approved action that is not due waits: until the time at which it is to
 // leave, for as long as it can be undone, or until it is tried again. One that

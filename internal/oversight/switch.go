@@ -121,7 +121,7 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 		s.Project = ""
 	}
 	err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
-		if s.Stopped, err = g.stopAll(ctx, tx, who, s); err != nil {
+		if s.Stopped, err = g.stopAll(ctx, tx, s); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `insert into kill_switch (id, project_id, scope, target, reason, person, at, until_at, off_at, off_by, stopped)
@@ -155,7 +155,7 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 
 // stopAll denies what had been approved and s stops, and marks what is being
 // executed, of which nothing more begins.
-func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, who auth.Principal, s Switch) (n int64, err error) {
+func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, s Switch) (n int64, err error) {
 	as, err := list(ctx, tx, `where state in ($1, $2, $3) and (project_id = $4 or $4 = '') order by created_at, id`, Approved, Executing, Unknown, s.Project)
 	if err != nil {
 		return 0, err
