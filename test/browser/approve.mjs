@@ -111,7 +111,8 @@ async function run() {
   await pictures([
     ['done', path], ['decided', '/console/decided'], ...sandboxes, ['inboxes', '/console/inboxes'], ['audit', '/console/audit'],
     ['verified', '/console/audit', async (p) => {
-      await p.getByRole('button', { name: 'Verify the whole record' }).click()
+      await p.getByText('Verify the whole record', { exact: true }).click()
+      await p.getByRole('button', { name: 'Verify', exact: true }).click()
       await p.getByRole('heading', { name: 'The record holds' }).waitFor()
     }],
     ['not-found', '/console/nothing'], ['link-used', link],
