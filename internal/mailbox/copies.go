@@ -76,6 +76,18 @@ func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b Inbox
 	})
 }
 
+// recopy lets an action that was revised make a copy of what it is now. The
+// attack: an agent has a harmless mail copied, keeps it from leaving by what
+// makes mail wait, and revises it into another, of which there would be no copy.
+// The copy that was made goes on: it tells of what was about to leave.
+func recopy(ctx context.Context, tx *store.Tx, action string) error {
+	_, err := tx.ExecContext(ctx, `update sent_copy set action_id = copy_id where action_id = $1 and copy_id <> ''`, action)
+	if err != nil {
+		return fmt.Errorf("forget copy of %s: %w", action, err)
+	}
+	return nil
+}
+
 // copyExecutor delivers copies.
 type copyExecutor struct{ m *PostOffice }
 

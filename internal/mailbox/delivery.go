@@ -17,6 +17,7 @@ import (
 	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/signing"
 	"postern/internal/statement"
 	"postern/internal/store"
@@ -224,6 +225,9 @@ func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.
 	if errors.Is(err, ErrNoInbox) {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: the inbox has been deleted"}
 	}
+	if errors.Is(err, ErrReadOnly) {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing more was sent: the inbox is in mode read_only"}
+	}
 	if err != nil {
 		m.log.ErrorContext(ctx, "queue deliveries", "action", a.ID, "err", err)
 		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Free: true, Detail: "nothing was sent: the server's records could not be written"}
@@ -271,8 +275,21 @@ func attempts(ds []Delivery) (n int64) {
 // those who must not be written to.
 func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.Envelope) (b Inbox, ds []Delivery, err error) {
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if b, err = m.find(ctx, tx, a.Inbox); err != nil {
+		if a.Kind == CopyKind {
+			// The attack: an agent that sends and deletes its inbox at once, before
+			// its overseers have the copy.
+			b, err = m.stored(ctx, tx, a.Inbox)
+		} else {
+			b, err = m.find(ctx, tx, a.Inbox)
+		}
+		if err != nil {
 			return err
+		}
+		if b.Mode == policy.ReadOnly && a.Kind == SendKind {
+			// Policy judges no more what a person has approved. The attack on leaving
+			// it at that: what was approved for later leaves an inbox that somebody has
+			// silenced meanwhile.
+			return ErrReadOnly
 		}
 		owner, domain := b.ID, mail.Domain(b.Address)
 		if a.Kind == CopyKind { // whether an overseer can be reached says nothing of the inbox
@@ -329,8 +346,11 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 
 // unqueue forgets the recipients of an action that was put off before anything
 // was sent, and is now about another message: each is known by its place among
-// those of the message that there was.
+// those of the message that there was. Its overseers' copy is made anew, too.
 func (m *PostOffice) unqueue(ctx context.Context, tx *store.Tx, action string) error {
+	if err := recopy(ctx, tx, action); err != nil {
+		return err
+	}
 	if _, err := tx.ExecContext(ctx, `delete from delivery where action_id = $1`, action); err != nil {
 		return fmt.Errorf("forget deliveries of %s: %w", action, err)
 	}
@@ -414,8 +434,10 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		}
 		var wait time.Time
 		var why string
-		if wait, why, err = m.mayLeave(ctx, tx, b, x, now); err != nil {
-			return err
+		if a.Kind != CopyKind { // an inbox that is suspended does not keep its overseers from knowing why
+			if wait, why, err = m.mayLeave(ctx, tx, b, x, now); err != nil {
+				return err
+			}
 		}
 		if wait.IsZero() {
 			if holder, wait, why, err = m.acquire(ctx, tx, x.hop, len(x.to), now); err != nil {
