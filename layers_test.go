@@ -29,7 +29,7 @@ var layers = [][]string{
 // only restricts what a package may import from outside the standard library.
 var only = map[string][]string{
 	"policy": {
-		"cel.dev/cel-go/cel", "cel.dev/cel-go/common/types", "cel.dev/cel-go/common/types/ref", "cel.dev/cel-go/ext", "go.yaml.in/yaml/v3",
+		"cel.dev/cel-go/cel", "cel.dev/cel-go/common/types", "cel.dev/cel-go/common/types/ref", "cel.dev/cel-go/ext", "go.yaml.in/yaml/v3", "golang.org/x/net/idna",
 	},
 	"mail": {
 		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset",

@@ -61,7 +61,7 @@ func ParseAllowed(pattern string) (string, error) {
 	if at < 1 {
 		return bad("must be an address, bob@example.com, or all of a domain, *@example.com")
 	}
-	local, host := strings.ToLower(pattern[:at]), pattern[at+1:]
+	local, host := pattern[:at], pattern[at+1:]
 	name, err := domain.ASCII(host)
 	if err != nil || !strings.Contains(name, ".") {
 		return bad("what follows the @ is not a domain")
@@ -77,6 +77,8 @@ func ParseAllowed(pattern string) (string, error) {
 			return bad("before the @ may stand ASCII letters, digits and . _ - + and the like; a * only alone, as in *@example.com")
 		}
 	}
+	// Not before: in lower case the sign for kelvin is a k, and its mailbox another.
+	local = strings.ToLower(local)
 	if _, err := mail.CheckAddr("pattern", local+"@"+name); err != nil {
 		return bad("is not an address")
 	}

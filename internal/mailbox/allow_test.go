@@ -29,6 +29,7 @@ func TestParseAllowed(t *testing.T) {
 		{"a host for everybody", "*@github.io", ""},
 		{"an address at one of these", "me@github.io", "me@github.io"},
 		{"a Cyrillic o", "b\u043eb@example.com", ""},
+		{"the sign for kelvin", "\u212aim@example.com", ""}, // in lower case a k
 		{"an unseen character", "bob\u200b@example.com", ""},
 		{"a literal", "bob@[192.0.2.1]", ""},
 		{"a number", "bob@192.0.2.1", ""},

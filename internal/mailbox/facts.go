@@ -60,7 +60,7 @@ func mediaType(s string) string {
 func lowered(list []string) []string {
 	out := make([]string, len(list))
 	for i, s := range list {
-		out[i] = strings.ToLower(s)
+		out[i] = policy.Address(s)
 	}
 	return out
 }
@@ -124,7 +124,7 @@ func (m *PostOffice) watched(ctx context.Context, tx *store.Tx, b Inbox) (policy
 // address that he guesses.
 
 func (m *PostOffice) correspondent(inbox, address string) []byte {
-	return m.keyed(inbox, "postern correspondent v1", strings.ToLower(strings.TrimSpace(address)))
+	return m.keyed(inbox, "postern correspondent v1", policy.Address(strings.TrimSpace(address)))
 }
 
 // history returns what the inbox has had with all of to.

@@ -40,12 +40,14 @@ func cut(s string, most int) string {
 
 // kinds are what an action is, for a person.
 var kinds = map[string]string{
-	"email.send":      "An email",
-	"mailbox.receive": "An email that arrived",
-	"inbox.mode":      "A change of how closely an inbox is watched",
-	"inbox.allow":     "An addition to an allow list",
-	"policy.change":   "A change of the policy",
-	"net.connect":     "A connection out of a sandbox",
+	"email.send":    "An email",
+	"email.receive": "An email that arrived",
+	"email.archive": "A message that is put away",
+	"email.trash":   "A message that is thrown away",
+	"inbox.mode":    "A change of how closely an inbox is watched",
+	"inbox.allow":   "An addition to an allow list",
+	"policy.change": "A change of the policy",
+	"net.connect":   "A connection out of a sandbox",
 }
 
 // what names an action's kind in words.

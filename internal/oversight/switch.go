@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -64,8 +65,9 @@ func (s Switch) Stops(inbox string, r policy.Request) bool {
 		return s.Target == r.Kind
 	case ScopeDomain:
 		for _, to := range r.To {
-			host := strings.ToLower(strings.TrimSuffix(to[strings.LastIndexByte(to, '@')+1:], "."))
-			if host == s.Target || strings.HasSuffix(host, "."+s.Target) {
+			host, ok := policy.Host(to[strings.LastIndexByte(to, '@')+1:])
+			// What is no name cannot be told from the target: it is stopped, too.
+			if !ok || host == s.Target || strings.HasSuffix(host, "."+s.Target) {
 				return true
 			}
 		}
@@ -93,13 +95,21 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 	s.Target, s.Reason = strings.TrimSpace(s.Target), strings.TrimSpace(s.Reason)
 	now := time.Now()
 	switch s.Scope {
-	case ScopeInbox, ScopeCapability:
+	case ScopeInbox:
 		if s.Target == "" || len(s.Target) > 200 {
 			return Switch{}, fmt.Errorf("turn switch on: target: name the %s: %w", s.Scope, auth.ErrInvalid)
 		}
+	case ScopeCapability:
+		// A switch of a kind that there is not stops nothing, and whoever turned it
+		// on believes that it does.
+		s.Target = strings.ToLower(s.Target)
+		if _, ok := g.exec[s.Target]; !ok && !slices.Contains(policy.Kinds, s.Target) {
+			return Switch{}, fmt.Errorf("turn switch on: target: want a kind of action, one of %s: %w", strings.Join(policy.Kinds, ", "), auth.ErrInvalid)
+		}
 	case ScopeDomain:
-		s.Target = strings.ToLower(strings.Trim(s.Target, "."))
-		if s.Target == "" || len(s.Target) > 253 || strings.ContainsAny(s.Target, "@*/ ") {
+		name, ok := policy.Host(strings.Trim(s.Target, ". "))
+		s.Target = name
+		if !ok || len(s.Target) > 253 || strings.ContainsAny(s.Target, "@*/: ") {
 			return Switch{}, fmt.Errorf("turn switch on: target: name a domain, such as example.com: %w", auth.ErrInvalid)
 		}
 	case ScopeProject, ScopeEverything:

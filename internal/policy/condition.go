@@ -71,8 +71,8 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"inbox", "string", "its address"},
 	{"via", "string", "the door: rest, mcp, smtp, …"},
 	{"from", "string", "of mail that arrives: the proved sender, or empty"},
-	{"to", "list(string)", "every recipient, Bcc too, lower case"},
-	{"domains", "list(string)", "the recipients' domains, each once"},
+	{"to", "list(string)", "every recipient, Bcc too, lower case, the domain in ASCII"},
+	{"domains", "list(string)", "the recipients' domains, each once, in ASCII: xn--mnchen-3ya.de"},
 	{"listed", "bool", "the inbox's allow list has all recipients"},
 	{"size", "int", "bytes"},
 	{"files", "list(file)", "attachments, each with name, type, size (bytes) and ext (\".pdf\")"},
@@ -115,9 +115,13 @@ func under(name, domain ref.Val) bool {
 	if !ok || !ok2 || d == "" {
 		return false
 	}
-	n, d = strings.ToLower(n), strings.ToLower(strings.TrimPrefix(d, "."))
 	if i := strings.LastIndexByte(n, '@'); i >= 0 { // of an address
 		n = n[i+1:]
+	}
+	n, _ = Host(n)
+	d, _ = Host(strings.TrimPrefix(d, "."))
+	if d == "" {
+		return false
 	}
 	return n == d || strings.HasSuffix(n, "."+d)
 }
@@ -202,7 +206,7 @@ func (d *Document) facts(r Request) map[string]any {
 	}
 	local := r.Time.In(d.zone)
 	return map[string]any{
-		"kind": r.Kind, "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": lower(r.To), "domains": domains(r.To),
+		"kind": r.Kind, "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": addresses(r.To), "domains": domains(r.To),
 		"listed": r.Listed, "size": r.Size, "files": files, "flags": lower(r.Flags), "sandbox": r.Sandbox, "template": r.Template,
 		"history": historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
 		"time":    r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,
@@ -219,12 +223,20 @@ func lower(list []string) []string {
 	return out
 }
 
+func addresses(list []string) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = Address(s)
+	}
+	return out
+}
+
 // domains returns those of addresses, each once and in their order.
 func domains(addresses []string) []string {
 	out := []string{}
 	seen := map[string]bool{}
 	for _, a := range addresses {
-		d := strings.ToLower(a[strings.LastIndexByte(a, '@')+1:])
+		d, _ := Host(a[strings.LastIndexByte(a, '@')+1:])
 		if !seen[d] {
 			seen[d] = true
 			out = append(out, d)

@@ -27,6 +27,9 @@ const (
 	KindConnect = "net.connect"   // a sandbox connects to the outside
 )
 
+// Kinds are all of them.
+var Kinds = []string{KindSend, KindReceive, KindArchive, KindTrash, KindCopy, KindMode, KindAllow, KindChange, KindConnect}
+
 // personal are the kinds that a person decides, whatever a document says. The
 // attack: a rule, written in haste or slipped in, by which an agent raises its
 // own mode or changes what it is judged by.
