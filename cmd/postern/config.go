@@ -41,6 +41,8 @@ type Config struct {
 	InboxLimits     string  // what an inbox may send, as parseLimits reads it
 	ProjectLimits   string  // what all inboxes of a project may send together
 
+	Demote string // what puts an inbox that sends by itself back to gated_send, as parseDemotion reads it
+
 	ProjectModes bool // a project's key makes inboxes that are monitored or autonomous, too
 
 	KeepActions time.Duration // how long the content of actions that are settled is kept; 0 means for ever
@@ -129,6 +131,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.PublicURL, "public-url", "", "https `URL` under which everybody reaches this server: the links to unsubscribe in bulk mail lead there (default: none, bulk mail names its inbox)")
 	fs.StringVar(&c.InboxLimits, "inbox-limits", inboxLimits, "`limits` of what an inbox proposes to send: messages a minute, an hour and a day, recipients and bytes a day; or none. A manager may say otherwise for an inbox")
 	fs.StringVar(&c.ProjectLimits, "project-limits", projectLimits, "`limits` of what all inboxes of a project propose to send together, or none")
+	fs.StringVar(&c.Demote, "demote", demotion, "what puts an inbox in mode monitored or autonomous back to gated_send: so many `thresholds` of recipients that bounced or complained within the window, if they were more than that share of all; of proposals that people denied in a row. What is left out never does; or none")
 	fs.BoolVar(&c.ProjectModes, "project-modes", false, "let a project's key make inboxes in the modes monitored and autonomous, which send without asking; otherwise only an owner does. ")
 	fs.DurationVar(&c.KeepActions, "keep-actions", oversight.KeepPayloads, "how long the content of proposals that are sent, refused or cancelled can still be read by reviewers; their digests stay. 0 means for ever")
 	fs.Float64Var(&c.QuarantineScore, "quarantine-score", 0.75, "`score`, 0 to 1, from which mail that arrives waits for a person instead of getting to the agent; 0 means that none waits for its score. See docs/scan.md")
@@ -277,6 +280,9 @@ func (c *Config) validate() error {
 		if _, err := parseLimits(v); err != nil {
 			bad(flag, "%v", err)
 		}
+	}
+	if _, err := parseDemotion(c.Demote); err != nil {
+		bad("demote", "%v", err)
 	}
 	if c.KeepActions < 0 {
 		bad("keep-actions", "want 0 or more")

@@ -422,10 +422,14 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
+	demote, err := parseDemotion(d.conf.Demote)
+	if err != nil {
+		return err
+	}
 	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{
 		InboxLimits: inbox, ProjectLimits: project, PublicURL: d.conf.PublicURL,
 		Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, Signer: d.ring, Delivery: d.delivery(),
-		QuarantineScore: d.conf.QuarantineScore, ProjectModes: d.conf.ProjectModes,
+		QuarantineScore: d.conf.QuarantineScore, ProjectModes: d.conf.ProjectModes, Demotion: demote,
 	})
 	if d.doms, err = d.domains(); err != nil {
 		return err
@@ -499,7 +503,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys})
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks,
-		Record: d.record, RecordKeys: d.recordKeys,
+		Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify,
 	})
 	return d.buildWeb(lis)
 }

@@ -1,6 +1,7 @@
 package mailbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
+	"postern/internal/storetest"
 )
 
 func (f *fixture) mode(t *testing.T, inbox string) policy.Mode {
@@ -485,6 +487,43 @@ func TestStopped(t *testing.T) {
 		on(oversight.ScopeProject, "")
 		if modeOf(f.person, one) != policy.ReadOnly || modeOf(f.person, two) != policy.GatedSend || modeOf(stranger, foreign) != policy.Autonomous {
 			t.Errorf("modes %s, %s, %s", modeOf(f.person, one), modeOf(f.person, two), modeOf(stranger, foreign))
+		}
+	})
+}
+
+// TestDemotedByComplaints: what two readers complain of sends no more by itself;
+// a complaint counts once, and one that takes it back does not.
+func TestDemotedByComplaints(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		ctx := t.Context()
+		d := deliver(t, db, mailbox.DeliveryConfig{})
+		owner := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: d.project.Project}
+		if _, err := d.post.SetMode(ctx, owner, d.inbox.ID, policy.Autonomous, "it writes well"); err != nil {
+			t.Fatal(err)
+		}
+		d.send([]string{"bob@b.test", "carol@b.test"}, nil)
+		d.run(1)
+		sent := d.w.copies[0].Raw
+		kept := bytes.ReplaceAll(complaint(sent, "carol@b.test"), []byte("Feedback-Type: abuse"), []byte("Feedback-Type: not-spam"))
+		for _, tt := range []struct {
+			name   string
+			report []byte
+			want   policy.Mode
+		}{
+			{"one reader", complaint(sent, "bob@b.test"), policy.Autonomous},
+			{"the same once more", complaint(sent, "bob@b.test"), policy.Autonomous},
+			{"one who wants it", kept, policy.Autonomous},
+			{"somebody who did not get it", complaint(sent, "eve@b.test"), policy.Autonomous},
+			{"a second reader", complaint(sent, "carol@b.test"), policy.GatedSend},
+		} {
+			d.arrive(tt.report)
+			got, err := d.post.Find(ctx, owner, d.inbox.ID)
+			if err != nil || got.Mode != tt.want {
+				t.Fatalf("%s: %s because %q, %v; want %s", tt.name, got.Mode, got.ModeReason, err, tt.want)
+			}
+			if tt.want == policy.GatedSend && (got.ModeBy != "system:demotion" || got.ModeReason != "2 of 2 recipients complained") {
+				t.Errorf("%s: by %s, because %q", tt.name, got.ModeBy, got.ModeReason)
+			}
 		}
 	})
 }
