@@ -6,6 +6,7 @@ import (
 	"html/template"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/boombuler/barcode/qr"
 
@@ -32,6 +33,9 @@ type accountPage struct {
 	Proved   bool   // a second factor was proved a moment ago
 	MinBytes int    // of a password
 	Usable   bool   // passkeys can be, under this name of the console
+	Telegram bool   // a chat can be linked
+	Chat     string // the account whose chat is; empty means none
+	Linked   time.Time
 	Notice   string
 }
 
@@ -46,12 +50,15 @@ func (s *Server) account(w http.ResponseWriter, r *http.Request, who auth.Princi
 func (s *Server) showAccount(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
 	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil}
-	var err1, err2, err3, err4 error
+	var err1, err2, err3, err4, err5 error
 	v.Person, err1 = s.conf.People.Me(ctx, who)
 	v.Keys, err2 = s.conf.People.Passkeys(ctx, who)
 	v.List, err3 = s.conf.People.Sessions(ctx, who)
 	v.Current, err4 = s.conf.People.Current(ctx, s.token(r), auth.Browser)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	if v.Telegram = s.telegram(); v.Telegram {
+		v.Chat, v.Linked, err5 = s.chatOf(ctx, who)
+	}
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
 	return s.render(w, status, page{Name: "account", Title: "Your account", Who: who, Here: "account", Body: v})

@@ -32,6 +32,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mailbox"
+	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/rulebook"
@@ -58,6 +59,8 @@ type Config struct {
 	Book *rulebook.Book
 	// Hooks are the webhooks. Required.
 	Hooks *webhook.Hooks
+	// Notify tells people of what waits; nil means that nobody is told.
+	Notify *notify.Notifier
 	// Record makes the audit's checkpoints; nil means that none are made.
 	Record *audit.Keeper
 	// RecordKeys returns their public keys; nil means that there are none.
@@ -225,6 +228,8 @@ var table = []route{
 	{"POST", "/console/account/passkeys", looks, (*Server).addPasskey},
 	{"POST", "/console/account/passkeys/{id}/remove", looks, (*Server).removePasskey},
 	{"POST", "/console/account/sessions/{id}/end", looks, (*Server).endSession},
+	{"POST", "/console/account/telegram", looks, (*Server).linkChat},
+	{"POST", "/console/account/telegram/unlink", looks, (*Server).unlinkChat},
 	{"GET", "/console/people", manages, (*Server).people},
 	{"POST", "/console/people", manages, (*Server).invite},
 	{"POST", "/console/people/invitations/{id}/withdraw", manages, (*Server).withdraw},

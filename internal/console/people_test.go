@@ -30,6 +30,8 @@ var least = map[string]auth.Role{
 	"/console/account/password":                 auth.Viewer,
 	"/console/account/reach":                    auth.Viewer,
 	"/console/account/sessions/{id}/end":        auth.Viewer,
+	"/console/account/telegram":                 auth.Viewer,
+	"/console/account/telegram/unlink":          auth.Viewer,
 	"/console/actions/{id}/cancel":              auth.Reviewer,
 	"/console/actions/{id}/comment":             auth.Reviewer,
 	"/console/actions/{id}/decision":            auth.Reviewer,

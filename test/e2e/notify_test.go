@@ -309,6 +309,34 @@ func TestNotify(t *testing.T) {
 		t.Errorf("the record:\n%s", out)
 	}
 
+	t.Run("linked anew in the console", func(t *testing.T) {
+		account := func() string {
+			resp, err := ann.Get(base + "/console/account")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			b, _ := io.ReadAll(resp.Body)
+			return string(b)
+		}
+		if page := account(); !strings.Contains(page, "Linked</span> with <bdi>") || !strings.Contains(page, `id="chat-remove"`) {
+			t.Errorf("the account does not say that a chat is linked:\n%s", page)
+		}
+		if status, _ := s.form(ann, "/console/account/telegram/unlink", nil); status != http.StatusSeeOther || strings.Contains(account(), `id="chat-remove"`) {
+			t.Fatalf("end the link: status %d", status)
+		}
+		status, page := s.form(ann, "/console/account/telegram", nil)
+		code := regexp.MustCompile(`/start ([A-Z2-7]{26})<`).FindStringSubmatch(page)
+		if status != http.StatusOK || code == nil || !strings.Contains(page, `href="https://t.me/postern_stub_bot?start=`+code[1]+`"`) {
+			t.Fatalf("link a chat: status %d\n%s", status, page)
+		}
+		stub.add(next, map[string]any{"message": map[string]any{"message_id": 2, "date": 1, "from": from, "chat": chat, "text": "/start " + code[1]}})
+		until(t, "the link", func() bool { return strings.Contains(account(), `id="chat-remove"`) })
+		if strings.Contains(s.log.String(), code[1]) {
+			t.Error("the log holds a code")
+		}
+	})
+
 	t.Run("a session that was ended", func(t *testing.T) {
 		u, _ := url.Parse(base)
 		old := ann.Jar.Cookies(u)

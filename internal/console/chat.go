@@ -1,0 +1,62 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/notify"
+)
+
+// telegram reports whether people are told in Telegram.
+func (s *Server) telegram() bool {
+	return s.conf.Notify != nil && s.conf.Notify.On(notify.Telegram)
+}
+
+// errNoTelegram is what is said where the server has no bot.
+var errNoTelegram = fmt.Errorf("%w: the server has no bot in Telegram: it is started with --telegram-token", errForm)
+
+// chatOf returns the account in Telegram whose chat is linked to who.
+func (s *Server) chatOf(ctx context.Context, who auth.Principal) (name string, since time.Time, err error) {
+	list, err := s.conf.Notify.Reaches(ctx, who)
+	for _, r := range list {
+		if r.Name == who.ID {
+			return r.Telegram, r.Linked, nil
+		}
+	}
+	return "", time.Time{}, err
+}
+
+// A chatPage shows a code that links a chat, this once.
+type chatPage struct {
+	Code    string
+	Bot     string // name of the bot; empty if it is not known
+	Minutes int    // for which the code is good
+}
+
+// linkChat makes a code for who is signed in, and for nobody else: one person
+// would decide as two.
+func (s *Server) linkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	if !s.telegram() {
+		return errNoTelegram
+	}
+	code, bot, err := s.conf.Notify.Code(r.Context(), who, who.ID)
+	if errors.Is(err, auth.ErrStepUp) {
+		return s.showStepUp(w, r, who, http.StatusForbidden, "/console/account", "A chat decides as you do: to link one takes your second factor anew.")
+	}
+	if err != nil {
+		return err
+	}
+	v := chatPage{Code: code.Reveal(), Bot: bot, Minutes: int(notify.CodeTime.Minutes())}
+	return s.render(w, http.StatusOK, page{Name: "chat", Title: "Link a chat in Telegram", Who: who, Here: "account", Body: v})
+}
+
+func (s *Server) unlinkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	if !s.telegram() {
+		return errNoTelegram
+	}
+	return s.changed(w, r, who, s.conf.Notify.Unlink(r.Context(), who, who.ID))
+}
