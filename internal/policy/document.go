@@ -112,7 +112,7 @@ var (
 	idPattern   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`) })
 	kindPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z]+\.[a-z_]+$`) })
 	whoPattern  = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`^(role:(owner|reviewer)|[^\s:\p{C}][^:\p{C}]{0,62})$`)
+		return regexp.MustCompile(`^(role:(owner|reviewer)|[^\s:,\p{C}][^:,\p{C}]{0,62})$`)
 	})
 )
 

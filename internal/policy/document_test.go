@@ -104,3 +104,23 @@ func TestDefault(t *testing.T) {
 		t.Errorf("got %+v, want that a secret is asked about", v)
 	}
 }
+
+// TestUnseen: what a person who approves a document does not see is in none.
+func TestUnseen(t *testing.T) {
+	for _, hidden := range []string{"\u2028", "\u2029", "\u0085", "\r", "\u202e", "\u200b", "\x1b", "\ufeff"} {
+		text := "rules: # none" + hidden + "\n  - id: all\n    then: deny\n"
+		if _, err := policy.Parse([]byte(text)); hidden != "\r" && !errors.Is(err, policy.ErrDocument) {
+			t.Errorf("%q in a comment: %v", hidden, err)
+		}
+		text = "rules: # none" + hidden + "  - {id: all, then: allow}\n  - {id: rest, then: deny}\n"
+		if _, err := policy.Parse([]byte(text)); !errors.Is(err, policy.ErrDocument) {
+			t.Errorf("%q before a rule: %v", hidden, err)
+		}
+		if _, err := policy.ParseTrials([]byte("tests: [] # " + hidden + "x\n")); !errors.Is(err, policy.ErrDocument) {
+			t.Errorf("%q in tests: %v", hidden, err)
+		}
+	}
+	if _, err := policy.Parse([]byte("rules:\r\n\t# ü – ok\r\n  - {id: rest, then: deny}\r\n")); err != nil && strings.Contains(err.Error(), "U+") {
+		t.Errorf("lines that end as Windows' do: %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unicode"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -31,6 +32,10 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 		return nil, fmt.Errorf("%w: has %d bytes; at most %d are allowed", ErrDocument, len(text), MaxText)
 	case !utf8.Valid(text) || bytes.IndexByte(text, 0) >= 0:
 		return nil, fmt.Errorf("%w: is not text in UTF-8", ErrDocument)
+	case unseen(text) >= 0:
+		at := unseen(text)
+		r, _ := utf8.DecodeRune(text[at:])
+		return nil, fmt.Errorf("%w: line %d: has the character U+%04X, which is not seen or ends a line where none is seen to end", ErrDocument, 1+bytes.Count(text[:at], []byte("\n")), r)
 	case nested(text):
 		return nil, fmt.Errorf("%w: is nested too deeply", ErrDocument)
 	}
@@ -47,6 +52,22 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 		return nil, fmt.Errorf("%w: something follows the document", ErrDocument)
 	}
 	return doc.Content[0], nil
+}
+
+// unseen returns where the first character of text is that a person who reads it
+// does not see, or -1. The attack: a rule behind a comment, after what YAML takes
+// for the end of the line (U+2028, U+0085, a lone carriage return) and a page does
+// not, which whoever approves the document takes for a part of the comment; or
+// words that are shown in another order than they are read in.
+func unseen(text []byte) int {
+	for i, r := range string(text) {
+		switch {
+		case r == '\n' || r == '\t' || r == '\r' && i+1 < len(text) && text[i+1] == '\n':
+		case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp):
+			return i
+		}
+	}
+	return -1
 }
 
 // nested reports whether text opens more brackets than any document of ours

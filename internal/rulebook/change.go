@@ -226,7 +226,12 @@ func (b *Book) Show(a oversight.Action) (oversight.View, error) {
 		Text: policy.Diff(p.Was, p.Text),
 	}
 	if v.Text == "" {
-		v.Text = "(the rules stay as they are; only the tests change)\n" + policy.Diff(p.WasTests, p.Tests)
+		v.Text = "(the rules stay as they are; only the tests change)\n"
+	}
+	// Both belong to what is approved. The attack: a change of a word in the rules,
+	// beside which the tests go that said what was promised.
+	if tests := policy.Diff(p.WasTests, p.Tests); tests != "" {
+		v.Text += "(tests)\n" + tests
 	}
 	d, err := policy.Parse([]byte(p.Text))
 	if err != nil { // it was made by another release of the program
@@ -276,7 +281,8 @@ func looser(was string, d *policy.Document) (notes []string) {
 		before = old.Clauses()
 	}
 	same := func(a, b policy.Clause) bool {
-		return a.When == b.When && a.Then == b.Then && slices.Equal(a.Kinds, b.Kinds)
+		return a.When == b.When && a.Then == b.Then && slices.Equal(a.Kinds, b.Kinds) &&
+			a.Approvers == b.Approvers && slices.Equal(a.Who, b.Who) && a.Within == b.Within && (a.StepUp || !b.StepUp) // fewer people are less, too
 	}
 	for _, c := range d.Clauses() {
 		if c.Then == policy.Allow && !slices.ContainsFunc(before, func(o policy.Clause) bool { return same(o, c) }) {

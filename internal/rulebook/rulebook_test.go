@@ -191,6 +191,9 @@ func TestChange(t *testing.T) {
 		if v, err = f.gate.Show(next); err != nil || field(v, "Tests") != "none came with it; of the 1 of the version before 1 fail" {
 			t.Errorf("got tests %q, %v", field(v, "Tests"), err)
 		}
+		if !strings.Contains(v.Text, "-  - name: bob may get mail") {
+			t.Errorf("the tests go, and the difference says nothing of it: %q", v.Text)
+		}
 		if notes := strings.Join(v.Notes, "\n"); !strings.Contains(notes, "bob may get mail: the verdict is deny, want allow") {
 			t.Errorf("got notes %q", notes)
 		}
