@@ -1,6 +1,8 @@
 package mail
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -33,6 +35,8 @@ type Summary struct {
 
 	Text        string // what it says: plain text, or the HTML turned into text
 	HTML        bool   // there is an HTML body too
+	Rendered    string // what the HTML body says, with where its links lead; empty without one
+	HTMLSHA256  string // digest of the HTML body; empty without one
 	Attachments []File
 	Size        int    // octets of the whole message
 	SHA256      string // digest of the payload: what is approved
@@ -163,6 +167,8 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 	s.Text = m.Text
 	if m.HTML != "" {
 		r := htmlText(m.HTML, true)
+		sum := sha256.Sum256([]byte(m.HTML))
+		s.Rendered, s.HTMLSHA256 = visible(r.text, true), hex.EncodeToString(sum[:])
 		for _, n := range r.notes {
 			note(n)
 		}

@@ -110,7 +110,7 @@ func unsubscribeOf(m Message) (u string, oneClick bool) {
 // that is there in one of them alone is in Old or in New; of all else both say
 // what it was and what it is.
 type Change struct {
-	Field    string // "To", "Subject", "text", "file"
+	Field    string // "To", "Subject", "text", "HTML", "file"
 	Old, New string // printable; empty where there was, or is, none
 }
 
@@ -151,7 +151,21 @@ func Diff(before, after Summary) (out []Change) {
 		return names
 	}
 	list("file", files(before), files(after))
-	return append(out, lines(before.Text, after.Text)...)
+	text := lines("text", before.Text, after.Text)
+	out = append(out, text...)
+	if !before.HTML || !after.HTML || before.HTMLSHA256 == after.HTMLSHA256 {
+		return out
+	}
+	// The attack: a plain text that stays what it was, beside HTML whose links lead
+	// elsewhere now, or that shows something else.
+	html := lines("HTML", before.Rendered, after.Rendered)
+	if len(html) == 0 {
+		html = []Change{{"HTML", "sha256 " + before.HTMLSHA256, "sha256 " + after.HTMLSHA256}}
+	}
+	if slices.EqualFunc(text, html, func(a, b Change) bool { return a.Old == b.Old && a.New == b.New }) {
+		return out // the text was made from it
+	}
+	return append(out, html...)
 }
 
 // maxCompared is how many lines of a text are compared with so many others: the
@@ -159,7 +173,7 @@ func Diff(before, after Summary) (out []Change) {
 const maxCompared = 2000
 
 // lines returns the lines that were taken away or added, in order.
-func lines(before, after string) (out []Change) {
+func lines(field, before, after string) (out []Change) {
 	a, b := strings.Split(strings.TrimRight(before, "\n"), "\n"), strings.Split(strings.TrimRight(after, "\n"), "\n")
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
@@ -167,8 +181,8 @@ func lines(before, after string) (out []Change) {
 	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
 		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
-	gone := func(s string) { out = append(out, Change{"text", s, ""}) }
-	come := func(s string) { out = append(out, Change{"text", "", s}) }
+	gone := func(s string) { out = append(out, Change{field, s, ""}) }
+	come := func(s string) { out = append(out, Change{field, "", s}) }
 	if len(a) > maxCompared || len(b) > maxCompared {
 		for _, s := range a {
 			gone(s)

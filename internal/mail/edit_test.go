@@ -100,3 +100,33 @@ func TestDiffIsBounded(t *testing.T) {
 		t.Errorf("%d changes, want 100000", n)
 	}
 }
+
+// TestDiffOfHTML: an agent revises a mail whose plain text stays what it was, and
+// whose HTML does not.
+func TestDiffOfHTML(t *testing.T) {
+	summary := func(html string) mail.Summary {
+		t.Helper()
+		env, err := mail.Compose(mail.Draft{From: "ana@example.com", To: []string{"bob@example.org"}, Subject: "s", Text: "Pay here", HTML: html}, time.Now(), "example.com")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := mail.Describe(env)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	good := summary(`<p><a href="https://bank.example/">Pay here</a></p>`)
+	for name, tt := range map[string]struct{ html, want string }{
+		"a link that leads elsewhere": {`<p><a href="https://evil.example/">Pay here</a></p>`, "https://evil.example/"},
+		"what it looks like":          {`<p><a style="color:red" href="https://bank.example/">Pay here</a></p>`, "sha256 "},
+	} {
+		got := mail.Diff(good, summary(tt.html))
+		if len(got) == 0 || got[len(got)-1].Field != "HTML" || !strings.Contains(got[len(got)-1].New, tt.want) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if got := mail.Diff(good, good); len(got) != 0 {
+		t.Errorf("the same: %+v", got)
+	}
+}
