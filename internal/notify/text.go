@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 )
 
 // What of an action is said outside. An agent chooses recipients, and with them
@@ -38,22 +39,27 @@ func cut(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// kinds are what an action is, for a person.
-var kinds = map[string]string{
-	"email.send":    "An email",
-	"email.receive": "An email that arrived",
-	"email.archive": "A message that is put away",
-	"email.trash":   "A message that is thrown away",
-	"inbox.mode":    "A change of how closely an inbox is watched",
-	"inbox.allow":   "An addition to an allow list",
-	"policy.change": "A change of the policy",
-	"net.connect":   "A connection out of a sandbox",
-}
-
 // what names an action's kind in words.
 func what(a oversight.Action) string {
-	if name := kinds[a.Kind]; name != "" {
-		return name
+	switch a.Kind {
+	case policy.KindSend:
+		return "An email"
+	case policy.KindReceive:
+		return "An email that arrived"
+	case policy.KindArchive:
+		return "A message that is put away"
+	case policy.KindTrash:
+		return "A message that is thrown away"
+	case policy.KindCopy:
+		return "A copy for overseers"
+	case policy.KindMode:
+		return "A change of how closely an inbox is watched"
+	case policy.KindAllow:
+		return "An addition to an allow list"
+	case policy.KindChange:
+		return "A change of the policy"
+	case policy.KindConnect:
+		return "A connection out of a sandbox"
 	}
 	return "Something of kind " + inert(a.Kind, 40)
 }
