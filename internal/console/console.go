@@ -347,7 +347,7 @@ func (s *Server) session(r *http.Request) (auth.Principal, error) {
 }
 
 // version names the static files of this build, so that they may be kept.
-var version = func() string {
+var version = sync.OnceValue(func() string {
 	h := sha256.New()
 	for _, name := range []string{"style.css", "live.js", "passkey.js"} {
 		b, err := static.ReadFile("static/" + name)
@@ -357,7 +357,7 @@ var version = func() string {
 		h.Write(b)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:6])
-}()
+})
 
 func (s *Server) static(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	name := r.PathValue("name")

@@ -74,18 +74,7 @@ func (s *Server) council(ctx context.Context, who auth.Principal, a *oversight.A
 }
 
 // asks reports whether who is among those whom policy wants to decide on a.
-func asks(who auth.Principal, a *oversight.Action) bool {
-	return who.Decides() && (len(a.Who) == 0 || slices.ContainsFunc(a.Who, func(name string) bool {
-		switch role, ok := strings.CutPrefix(name, "role:"); {
-		case !ok:
-			return name == who.ID
-		case role == string(auth.Reviewer):
-			return true
-		default:
-			return role == string(who.Role)
-		}
-	}))
-}
+func asks(who auth.Principal, a *oversight.Action) bool { return who.Decides() && a.Asks(who) }
 
 // asked says whom policy asks, in words.
 func asked(names []string) string {

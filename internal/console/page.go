@@ -42,13 +42,13 @@ type page struct {
 }
 
 // PasskeyJS returns the address of the script that asks for a passkey.
-func (page) PasskeyJS() string { return "/console/static/passkey.js?v=" + version }
+func (page) PasskeyJS() string { return "/console/static/passkey.js?v=" + version() }
 
 // JS returns the address of the script.
-func (page) JS() string { return "/console/static/live.js?v=" + version }
+func (page) JS() string { return "/console/static/live.js?v=" + version() }
 
 // CSS returns the address of the style.
-func (page) CSS() string { return "/console/static/style.css?v=" + version }
+func (page) CSS() string { return "/console/static/style.css?v=" + version() }
 
 // pages are the templates by name, each with the layout and the parts. They are
 // parsed when the first is shown: each part of a sandbox is this program, and
@@ -100,7 +100,6 @@ var funcs = template.FuncMap{
 	"stateOf":       stateOf,
 	"meaning":       meaning,
 	"scopeName":     func(x oversight.Scope) string { return or(scopeNames[x], string(x)) },
-	"ago1":          func(t time.Time) string { return ago(time.Since(t)) },
 	"dict":          dict,
 	"asked":         asked,
 	"facts":         facts,
@@ -247,8 +246,9 @@ func who(p string) principal {
 
 // kinds are what an action would do, in words.
 var kinds = map[string]string{
-	mailbox.SendKind: "Email", "net.connect": "Connection", "inbox.mode": "Change of mode", "inbox.allow": "Addition to an allow list",
-	"policy.change": "Change of policy", "mailbox.receive": "Email that arrived",
+	policy.KindSend: "Email", policy.KindReceive: "Email that arrived", policy.KindArchive: "Message into the archive", policy.KindTrash: "Message into the trash",
+	policy.KindCopy: "Copy for overseers", policy.KindConnect: "Connection", policy.KindMode: "Change of mode", policy.KindAllow: "Addition to an allow list",
+	policy.KindChange: "Change of policy",
 }
 
 // modeNames say what an inbox's mode means.
