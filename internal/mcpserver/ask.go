@@ -16,7 +16,7 @@ import (
 
 // askingTools ask people for more than an inbox may. None of them gives it.
 func askingTools() []*tool {
-	const reason = `"reason": {"type": "string", "maxLength": 1000, "description": "Why, for the person who decides."}`
+	const reason = `"reason": {"type": "string", "maxLength": 500, "description": "Why, for the person who decides."}`
 	return []*tool{
 		offer(Oversight, mcp.Tool{
 			Name: "email_oversight_get", Title: "How you are watched", InputSchema: object("", inboxProperty), Annotations: looks(),
@@ -80,7 +80,7 @@ type allowData struct {
 func meaning(m policy.Mode) string {
 	switch m {
 	case policy.ReadOnly:
-		return "you read and send nothing"
+		return "you read mail and send none"
 	case policy.GatedAll:
 		return "what arrives waits for a person before you see it, and so does everything that you send"
 	case policy.GatedSend:
