@@ -42,7 +42,7 @@ var (
 	actorFilter = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[^\x00-\x20\x7f]{0,300}$`) })
 )
 
-// reads says that who may read the record: each person of the project may, and
+// readsAudit returns an error unless c may read the record: each person of the project may, and
 // nobody else. A key that could would see what reviewers say about its owner.
 func readsAudit(c caller) error {
 	if c.Kind != auth.Person {

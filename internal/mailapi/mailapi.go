@@ -2,8 +2,8 @@
 //
 // Outside, callers show a key: an inbox's, which reads and proposes for that
 // inbox alone, or a project's, which manages inboxes and opens none. A person
-// shows a session (pse_…), and over the operator's local socket the caller is one. Deciding is a person's: no
-// key decides, whatever it may do otherwise.
+// shows a session (pse_…), and over the operator's local socket the caller is
+// one. Deciding is a person's: no key decides, whatever it may do otherwise.
 //
 // Nothing here sends mail. A send is answered with 202 when it is held, which
 // is success.

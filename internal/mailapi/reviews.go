@@ -84,7 +84,7 @@ func (s *Server) decideAll(w http.ResponseWriter, r *http.Request, c caller) err
 		if err != nil {
 			return fmt.Errorf("%w (in decisions[%d])", err, i)
 		}
-		if !validID(d.ID) {
+		if !idForm().MatchString(d.ID) {
 			return fmt.Errorf("%w: id: must be the id of an action (in decisions[%d])", errRequest, i)
 		}
 		ds[i] = d
@@ -106,10 +106,6 @@ func (s *Server) decideAll(w http.ResponseWriter, r *http.Request, c caller) err
 	}
 	answer(w, http.StatusOK, map[string]any{"decisions": out})
 	return nil
-}
-
-func validID(s string) bool {
-	return s != "" && len(s) <= 64 && strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
 }
 
 // An approvalJSON is one person's yes to one version of an action.
