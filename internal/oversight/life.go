@@ -56,7 +56,7 @@ func (a *Action) refuse(decider, why string, now time.Time) {
 	a.Decider, a.Decided, a.Reason = decider, stored(now), why
 }
 
-// asks takes over whom v asks, how many of them, and until when.
+// ask takes over whom v asks, how many of them, and until when.
 func (a *Action) ask(v policy.Verdict, from time.Time) {
 	within := v.Within
 	if within <= 0 {
@@ -163,6 +163,7 @@ func (e timeEnded) next(a Action) (Action, error) {
 	return a, nil
 }
 
+// expired reports whether the time to decide on a has ended.
 func (a *Action) expired(now time.Time) bool { return !a.Expires.IsZero() && !a.Expires.After(now) }
 
 // A decided is what a person says about an action.

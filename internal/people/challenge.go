@@ -73,7 +73,7 @@ func look(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (ch
 	return c, err
 }
 
-// use takes a challenge away and returns it: of two answers one comes to late,
+// use takes a challenge away and returns it: of two answers one comes too late,
 // also when the first was wrong. It has to be one of the purpose and the session
 // of c, and where c names a person, of them.
 func use(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (challenge, error) {

@@ -371,7 +371,8 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 }
 
 // Reset takes all second factors from a person who has lost them, and ends
-// their sessions and the link of their chat. Their password is then enough until they set one up again.
+// their sessions and the link of their chat. Their password is then enough until
+// they set one up again.
 func (p *People) Reset(ctx context.Context, who auth.Principal, name string) error {
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
 		if err := forget(ctx, tx, them.id); err != nil {
@@ -409,8 +410,7 @@ func forget(ctx context.Context, tx *store.Tx, id string) error {
 }
 
 // SetReach says where a person is written to of what waits; package notify has
-// their chat. Their own, everybody may;
-// those of others, an owner.
+// their chat. Everybody may for themself, and an owner for others.
 func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email string) error {
 	if err := reachable(email); err != nil {
 		return err

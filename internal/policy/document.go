@@ -130,8 +130,7 @@ func Parse(text []byte) (*Document, error) {
 	rules := false
 	err = mapping(root, "", fields{
 		"version": func(n *yaml.Node, path string) error {
-			v, err := number(n, path, 1, 1)
-			_ = v
+			_, err := number(n, path, 1, 1)
 			return err
 		},
 		"zone": func(n *yaml.Node, path string) (err error) {
