@@ -177,7 +177,14 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 			s.Text = r.text
 			note("there is only HTML; the text was made from it")
 		case rendered(m.Text, m.HTML):
-		case !slices.Equal(words(m.Text), words(r.text)) && !slices.Equal(words(m.Text), words(htmlText(m.HTML, false).text)):
+		case slices.Equal(words(m.Text), words(r.text)):
+		case slices.Equal(words(m.Text), words(htmlText(m.HTML, false).text)):
+			// The attack: words that are the same in both, and a link behind them that
+			// only the HTML has. Who decides where the text alone is shown, in a list, in
+			// a terminal, approves where it leads, too.
+			note("the HTML has links that the plain text does not show; the HTML is shown below the text")
+			s.Text = m.Text + "\n\n--- HTML ---\n" + r.text
+		default:
 			note("the plain text and the HTML do not say the same; the HTML is shown below the text")
 			s.Text = m.Text + "\n\n--- HTML ---\n" + r.text
 		}
