@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // details returns the detail of e as fields.
@@ -41,7 +42,7 @@ func CEF(e Entry, hash Digest, version string) string {
 	fmt.Fprintf(&b, "CEF:0|Postern|postern|%s|%s|%s|%d|", head.Replace(version), head.Replace(e.Verb), head.Replace(e.Verb), 10-e.Severity()-1)
 	pair := func(k, v string) {
 		if v != "" {
-			fmt.Fprintf(&b, "%s=%s ", k, value.Replace(v))
+			fmt.Fprintf(&b, "%s=%s ", k, calm(value.Replace(v)))
 		}
 	}
 	pair("rt", strconv.FormatInt(e.At.UnixMilli(), 10))
@@ -83,7 +84,7 @@ func Syslog(e Entry, hash Digest, host string, limit int) ([]byte, error) {
 	value := strings.NewReplacer(`\`, `\\`, `"`, `\"`, `]`, `\]`, "\n", " ", "\r", " ", "\x00", " ")
 	for _, p := range [][2]string{{"project", e.Project}, {"actor", e.Actor}, {"object", e.Object}, {"hash", hex.EncodeToString(hash[:])}} {
 		if p[1] != "" {
-			fmt.Fprintf(&b, ` %s="%s"`, p[0], value.Replace(strings.ToValidUTF8(p[1], "\uFFFD")))
+			fmt.Fprintf(&b, ` %s="%s"`, p[0], calm(value.Replace(p[1])))
 		}
 	}
 	if b.Len()+len(line)+1 > limit {
@@ -93,6 +94,18 @@ func Syslog(e Entry, hash Digest, host string, limit int) ([]byte, error) {
 	b.WriteString("] ")
 	b.Write(line)
 	return []byte(b.String()), nil
+}
+
+// calm returns s with what is not seen as spaces. The attack: a name or a reason
+// with what a terminal that shows the log obeys, or with what a reader of lines
+// takes for the end of one.
+func calm(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
 // name makes s a field of a syslog header: printable ASCII without spaces.
