@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/time/rate"
 
@@ -198,6 +199,10 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	mux := http.NewServeMux()
 	for path, methods := range byPath {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			if !text(r.URL.Path) {
+				s.fail(w, r, fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound))
+				return
+			}
 			if err := s.serve(w, r, who, methods); err != nil {
 				s.fail(w, r, err)
 			}
@@ -256,6 +261,10 @@ func mayAsk(c caller, method, path string) error {
 	}
 	return auth.Need(c.Principal, least)
 }
+
+// text reports whether a path is what a database takes. PostgreSQL refuses NUL
+// and what is no UTF-8, and who sends it would be told of an error of ours.
+func text(path string) bool { return utf8.ValidString(path) && strings.IndexByte(path, 0) < 0 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), methods map[string]offer) error {
 	method := r.Method

@@ -35,6 +35,8 @@ func TestModes(t *testing.T) {
 			{"the list", "key a", "GET", path + "/allowlist", "", 200, `"expires_at":null`},
 			{"off the list, by its pattern", "key a", "DELETE", path + "/allowlist/*@example.com", "", 204, ""},
 			{"once more", "key a", "DELETE", path + "/allowlist/*@example.com", "", 404, "allow list"},
+			{"a NUL, which PostgreSQL refuses", "key a", "DELETE", path + "/allowlist/%00", "", 404, ""},
+			{"what is no UTF-8", "key a", "DELETE", path + "/allowlist/%ff", "", 404, ""},
 			{"an overseer that is the inbox", "person", "POST", path + "/overseers", `{"addresses":["` + f.a.Address + `"]}`, 400, "itself"},
 			{"an overseer", "person", "POST", path + "/overseers", `{"addresses":["boss@example.com"]}`, 200, "boss@example.com"},
 			{"who it is", "key a", "GET", path + "/overseers", "", 403, "does not see"},

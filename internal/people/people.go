@@ -304,7 +304,9 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 		if _, err := tx.ExecContext(ctx, `update person set role = $1 where id = $2`, role, them.id); err != nil {
 			return fmt.Errorf("set role: %w", err)
 		}
-		if role == auth.Viewer {
+		// Also of who was an owner and reviews from now on: they may have been asked
+		// as an owner.
+		if role != auth.Owner {
 			if err := unvote(ctx, tx, who, them); err != nil {
 				return err
 			}
