@@ -103,6 +103,10 @@ func (s *Server) item(ctx context.Context, who auth.Principal, id string) (batch
 		b.Alone = "you have approved it, and it waits for others"
 	case r.StepUp:
 		b.Alone = "it asks for a second factor"
+	case len(r.View.Files) > 0:
+		// What is not shown here is not decided on here. The attack: one of twenty that
+		// reads as the others do, with another thing in its file.
+		b.Alone = "it has files to look into"
 	case len(r.View.Notes) > 0:
 		b.Alone = "there are warnings to read"
 	case len(r.View.Flags) > 0:

@@ -225,13 +225,16 @@ func TestBatch(t *testing.T) {
 	}
 	one, two, three, changed := plain("one <script>1</script>"), plain("two"), plain("three"), plain("changed")
 	long := draft()
-	long.Subject, long.Text = "long", strings.Repeat("word ", 1000)
+	long.Subject, long.Text, long.Attachments = "long", strings.Repeat("word ", 1000), nil
 	alone := f.propose(long)
+	files := draft()
+	files.Subject, files.Bcc = "with a file", nil
+	filed := f.propose(files)
 	contains(t, "queue", f.get("/console/").body, `href="/console/batch?page=1"`)
 	page := f.get("/console/batch").body
 	tick := func(a oversight.Action) string { return a.ID + ":1:" + a.Hex() }
-	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to be read here", one.Hex())
-	if strings.Contains(page, tick(alone)) {
+	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to be read here", "files to look into", one.Hex())
+	if strings.Contains(page, tick(alone)) || strings.Contains(page, tick(filed)) {
 		t.Error("what is not shown in full can be ticked")
 	}
 	for name, form := range map[string]url.Values{
@@ -248,9 +251,9 @@ func TestBatch(t *testing.T) {
 	}
 	// One changes between look and click.
 	f.exec(`update action set version = 2 where id = $1`, changed.ID)
-	got := f.submit("/console/batch", url.Values{"decision": {"approve"}, "act": {tick(one), tick(two), tick(changed), tick(alone), tick(one)}})
-	contains(t, "answers", got.body, "approved", "changed since it was shown", "not approved: its text is too long")
-	for id, want := range map[string]oversight.State{one.ID: oversight.Approved, two.ID: oversight.Approved, three.ID: oversight.Pending, changed.ID: oversight.Pending, alone.ID: oversight.Pending} {
+	got := f.submit("/console/batch", url.Values{"decision": {"approve"}, "act": {tick(one), tick(two), tick(changed), tick(alone), tick(filed), tick(one)}})
+	contains(t, "answers", got.body, "approved", "changed since it was shown", "not approved: its text is too long", "not approved: it has files")
+	for id, want := range map[string]oversight.State{one.ID: oversight.Approved, two.ID: oversight.Approved, three.ID: oversight.Pending, changed.ID: oversight.Pending, alone.ID: oversight.Pending, filed.ID: oversight.Pending} {
 		if got := f.state(id).State; got != want {
 			t.Errorf("%s is %s, want %s", id, got, want)
 		}

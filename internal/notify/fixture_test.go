@@ -387,14 +387,20 @@ func (f *fixture) who(name string, role auth.Role) auth.Principal {
 }
 
 // propose has the agent propose that text leaves.
-func (f *fixture) propose(text string, to ...string) (a oversight.Action) {
+func (f *fixture) propose(text string, to ...string) oversight.Action {
+	f.t.Helper()
+	return f.flagged(text, nil, to...)
+}
+
+// flagged proposes what the content checks found something in.
+func (f *fixture) flagged(text string, flags []string, to ...string) (a oversight.Action) {
 	f.t.Helper()
 	if to == nil {
 		to = []string{"bob@shop.example"}
 	}
 	f.update(func(tx *store.Tx) (err error) {
 		a, err = f.gate.Propose(f.t.Context(), tx, f.agent, oversight.Proposal{
-			Request: policy.Request{Kind: "email.send", Inbox: "analyst@agents.example", To: to}, Inbox: "ibx_1", Via: "rest", Payload: []byte(text),
+			Request: policy.Request{Kind: "email.send", Inbox: "analyst@agents.example", To: to, Flags: flags}, Inbox: "ibx_1", Via: "rest", Payload: []byte(text),
 		})
 		return err
 	})

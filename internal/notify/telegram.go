@@ -180,7 +180,9 @@ func (n *Notifier) content(ctx context.Context, p parcel) (string, bool) {
 		return "", false
 	}
 	v, err := n.gate.Show(a)
-	if err != nil || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Text) > maxNote {
+	// What the content checks found is masked where it is shown. The attack: words
+	// that look like a secret, which leave as they are and are stars here.
+	if err != nil || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Flags) > 0 || len(v.Text) > maxNote {
 		return "", false
 	}
 	var b strings.Builder

@@ -231,19 +231,21 @@ func TestTelegramShowsOrRefuses(t *testing.T) {
 		conf    func(*notify.Config)
 		view    func(*oversight.View)
 		text    string
+		flags   []string
 		says    string // to who presses all the same
 	}{
-		{"second factor", policy.Verdict{StepUp: true}, nil, nil, "text", "second factor"},
-		{"a file", policy.Verdict{}, nil, func(v *oversight.View) { v.Files = []oversight.File{{Name: "a.pdf"}} }, "text", "does not show all"},
-		{"HTML", policy.Verdict{}, nil, func(v *oversight.View) { v.HTML = []byte("<p>x") }, "text", "does not show all"},
-		{"long", policy.Verdict{}, nil, nil, strings.Repeat("\U0001F600", 1950), "does not show all"},
-		{"nothing leaves this server", policy.Verdict{}, func(c *notify.Config) { c.TelegramFacts = true }, nil, "SECRET", "does not show all"},
+		{"second factor", policy.Verdict{StepUp: true}, nil, nil, "text", nil, "second factor"},
+		{"what is masked", policy.Verdict{}, nil, nil, "the password is ****", []string{"secret"}, "does not show all"},
+		{"a file", policy.Verdict{}, nil, func(v *oversight.View) { v.Files = []oversight.File{{Name: "a.pdf"}} }, "text", nil, "does not show all"},
+		{"HTML", policy.Verdict{}, nil, func(v *oversight.View) { v.HTML = []byte("<p>x") }, "text", nil, "does not show all"},
+		{"long", policy.Verdict{}, nil, nil, strings.Repeat("\U0001F600", 1950), nil, "does not show all"},
+		{"nothing leaves this server", policy.Verdict{}, func(c *notify.Config) { c.TelegramFacts = true }, nil, "SECRET", nil, "does not show all"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := chatting(t, storetest.SQLite(t), tt.conf)
 			f.judge.say(tt.verdict)
 			f.effect.view = tt.view
-			a := f.propose(tt.text)
+			a := f.flagged(tt.text, tt.flags)
 			f.step()
 			m := f.chats.last(bobs)
 			if len(m.buttons()) != 1 || !strings.HasPrefix(m.buttons()[0], "Reject ") {
