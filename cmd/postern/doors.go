@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,12 +17,9 @@ import (
 	"postern/internal/auth"
 	"postern/internal/egress"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
 	"postern/internal/notary"
 	"postern/internal/notify"
-	"postern/internal/oversight"
-	"postern/internal/smtpserver"
 	"postern/internal/store"
 )
 
@@ -106,14 +102,7 @@ func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst ne
 	if name := d.wall.NameOf(who.ID, dst.Addr()); name != "" {
 		server = name + ":" + strconv.Itoa(int(dst.Port()))
 	}
-	a, err := d.post.SendRaw(ctx, who, "SMTP to "+server, env.From, env.To, env.Raw)
-	if errors.Is(err, oversight.ErrFull) || errors.Is(err, mailbox.ErrLimit) {
-		// The program is told to try later, and no loop of its fills our log.
-		err = &smtpserver.RefusalError{Code: 452, Enhanced: [3]int{4, 7, 1}, Reason: err.Error()}
-	} else if errors.Is(err, mailbox.ErrReadOnly) { // for good: it is told why
-		err = &smtpserver.RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: err.Error()}
-	}
-	return a.ID, err
+	return overSMTP(d.post.SendRaw(ctx, who, "SMTP to "+server, env.From, env.To, env.Raw))
 }
 
 // localHandler is the door at the unix socket: who opens it is a person at the

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -48,7 +49,13 @@ func (d *daemon) authenticate(ctx context.Context, user, password string, _ smtp
 // submit proposes to send a message that a program submitted: the same action
 // as at every other door.
 func (d *daemon) submit(ctx context.Context, a smtpserver.Account, env mail.Envelope, _ smtpserver.Peer) (string, error) {
-	p, err := d.post.SendRaw(ctx, a.Who, "smtp", a.Address, env.To, env.Raw)
+	return overSMTP(d.post.SendRaw(ctx, a.Who, "smtp", a.Address, env.To, env.Raw))
+}
+
+// overSMTP is what a program is told of what it proposed over SMTP: what is
+// denied is not taken, or it would believe that its mail waits. A limit is told
+// as one, so that no loop of a program fills our log.
+func overSMTP(p mailbox.Proposed, err error) (said string, _ error) {
 	refuse := func(code int, enhanced ...int) error {
 		return &smtpserver.RefusalError{Code: code, Enhanced: [3]int(enhanced), Reason: err.Error()}
 	}
@@ -64,12 +71,12 @@ func (d *daemon) submit(ctx context.Context, a smtpserver.Account, env mail.Enve
 	}
 	switch p.State {
 	case oversight.Denied:
-		return "", &smtpserver.RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: "denied, see " + p.ID + ": " + p.Verdict}
+		return "", &smtpserver.RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: "denied, see " + p.ID + ": " + cmp.Or(p.Reason, p.Verdict)}
 	case oversight.Pending:
-		return "held for approval " + p.ID, nil
+		return "held for approval as " + p.ID, nil
 	case oversight.Scheduled, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
 	}
-	return string(p.State) + " " + p.ID, nil
+	return string(p.State) + " as " + p.ID, nil
 }
 
 // mailTLS returns how mail is received over TLS: with the certificate of the

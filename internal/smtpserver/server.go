@@ -83,10 +83,10 @@ type Config struct {
 
 	// Propose takes a message that the sandbox who sent to dst. env is just as
 	// it came and nothing in it has been checked but that it has no bare CR or
-	// LF: Propose makes it safe with [mail.FromCaptured]. The id that it
-	// returns is told to the program. A [mail.FieldError] or a [RefusalError] is
+	// LF: Propose makes it safe with [mail.FromCaptured]. What it
+	// returns is told with 250. A [mail.FieldError] or a [RefusalError] is
 	// told too; of any other error only that it is temporary.
-	Propose func(ctx context.Context, who auth.Principal, dst netip.AddrPort, env mail.Envelope) (id string, err error)
+	Propose func(ctx context.Context, who auth.Principal, dst netip.AddrPort, env mail.Envelope) (said string, err error)
 
 	// Authenticate says who has the name and password, or [ErrCredentials].
 	// Needed for ServeSubmission, as is Submit.

@@ -70,7 +70,7 @@ func (b *box) propose(_ context.Context, who auth.Principal, dst netip.AddrPort,
 	b.envs = append(b.envs, e)
 	b.who = append(b.who, who)
 	b.dst = append(b.dst, dst)
-	return "act_TEST", nil
+	return "held for approval as act_TEST", nil
 }
 
 func (b *box) all() []mail.Envelope {

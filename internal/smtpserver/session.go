@@ -393,7 +393,7 @@ func (ses *session) peer() Peer {
 func (ses *session) propose(env mail.Envelope) error {
 	ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 	defer cancel()
-	id, err := ses.s.cfg.Propose(ctx, ses.link.who, ses.link.dst, env)
+	said, err := ses.s.cfg.Propose(ctx, ses.link.who, ses.link.dst, env)
 	var fe *mail.FieldError
 	var no *RefusalError
 	switch {
@@ -405,7 +405,7 @@ func (ses *session) propose(env mail.Envelope) error {
 		ses.s.log.Error("propose captured message", "err", err, "who", ses.link.who.String())
 		return errTemporary
 	}
-	return reply(250, smtp.EnhancedCode{2, 0, 0}, "held for approval as %s", id)
+	return reply(250, smtp.EnhancedCode{2, 0, 0}, "%s", said)
 }
 
 // trace returns the fields that RFC 5321 4.4 asks for. The name that the

@@ -33,8 +33,7 @@ func (b *box) submit(ctx context.Context, a Account, env mail.Envelope, _ Peer) 
 	if strings.Contains(string(env.Raw), "Subject: denied") {
 		return "", &RefusalError{Code: 550, Enhanced: [3]int{5, 7, 1}, Reason: "denied by policy: not to there"}
 	}
-	id, err := b.propose(ctx, a.Who, target, env)
-	return "held for approval " + id, err
+	return b.propose(ctx, a.Who, target, env)
 }
 
 func submission(t testing.TB, b *box, change func(*Config)) *Server {
@@ -122,7 +121,7 @@ func TestSubmission(t *testing.T) {
 			c.want("MAIL FROM:<AGENT@p.example>", "250 ")
 			c.want("RCPT TO:<b@x.example>", "250 ")
 			c.want("DATA", "354 ")
-			c.want(submitted, "250 2.0.0 held for approval act_TEST\r\n")
+			c.want(submitted, "250 2.0.0 held for approval as act_TEST\r\n")
 			c.want("MAIL FROM:<"+inbox+">", "250 ")
 			c.want("RCPT TO:<b@x.example>", "250 ")
 			c.want("DATA", "354 ")
@@ -355,9 +354,9 @@ func TestSwaksSubmission(t *testing.T) {
 		fails        bool
 		want         string
 	}{
-		{"STARTTLS, PLAIN", with, []string{"--tls", "--auth", "PLAIN", "--auth-user", inbox, "--auth-password", inboxKey}, false, "250 2.0.0 held for approval act_TEST"},
-		{"STARTTLS, LOGIN", with, []string{"--tls", "--auth", "LOGIN", "--auth-user", inbox, "--auth-password", inboxKey}, false, "250 2.0.0 held for approval act_TEST"},
-		{"TLS", without, []string{"--tlsc", "--auth", "PLAIN", "--auth-user", inbox, "--auth-password", inboxKey}, false, "250 2.0.0 held for approval act_TEST"},
+		{"STARTTLS, PLAIN", with, []string{"--tls", "--auth", "PLAIN", "--auth-user", inbox, "--auth-password", inboxKey}, false, "250 2.0.0 held for approval as act_TEST"},
+		{"STARTTLS, LOGIN", with, []string{"--tls", "--auth", "LOGIN", "--auth-user", inbox, "--auth-password", inboxKey}, false, "250 2.0.0 held for approval as act_TEST"},
+		{"TLS", without, []string{"--tlsc", "--auth", "PLAIN", "--auth-user", inbox, "--auth-password", inboxKey}, false, "250 2.0.0 held for approval as act_TEST"},
 		{"a wrong key", without, []string{"--tlsc", "--auth", "PLAIN", "--auth-user", inbox, "--auth-password", "x"}, true, "535 5.7.8"},
 		{"none", with, []string{"--tls"}, true, "530 5.7.0"},
 	} {

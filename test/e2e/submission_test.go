@@ -15,7 +15,7 @@ import (
 var (
 	submissionLine  = regexp.MustCompile(`submission +(\S+) `)
 	submissionsLine = regexp.MustCompile(`the same, in TLS (\S+)`)
-	heldLine        = regexp.MustCompile(`held for approval (act_\w+)`)
+	heldLine        = regexp.MustCompile(`held for approval as (act_\w+)`)
 )
 
 // submitTo opens a conversation over TLS and authenticates.
