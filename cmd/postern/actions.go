@@ -40,10 +40,11 @@ type action struct {
 
 func (l *local) action(ctx context.Context, id string) (a action, err error) {
 	err = l.call(ctx, "GET", "/v1/actions/"+pathSegment(id), nil, &a)
-	if errors.Is(err, errNotFound) {
-		err = fmt.Errorf("there is no action %q; postern pending shows those that wait", id)
-	}
-	return a, err
+	return a, noAction(err, id)
+}
+
+func noAction(err error, id string) error {
+	return notFoundAs(err, "there is no action %q; postern pending shows those that wait", id)
 }
 
 func pendingCommand() *command {
@@ -193,6 +194,9 @@ func decision(name, short, long string, approve bool) *command {
 			if !strings.HasPrefix(a.Digest, strings.ToLower(digest)) {
 				return fmt.Errorf("the action's digest is %s, not the one that you were shown; look at it again with postern pending", a.Digest)
 			}
+			if a.State != "pending" {
+				return a.over()
+			}
 			in := map[string]any{"version": a.Version, "digest": a.Digest, "approve": approve, "reason": reason}
 			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/decision", in, nil); err != nil {
 				return err
@@ -216,6 +220,18 @@ func decision(name, short, long string, approve bool) *command {
 			return l.await(ctx, a.ID, out)
 		}),
 	}
+}
+
+// over is the error of a decision that comes too late: it says who was sooner.
+func (a *action) over() error {
+	text := a.ID + " does not wait for a decision: it is " + a.State + " already"
+	if a.Decider != "" {
+		text += ", by " + printable(a.Decider)
+	}
+	if a.Reason != "" {
+		text += ": " + printable(a.Reason)
+	}
+	return errors.New(text)
 }
 
 // await tells what became of an approved action, if that is soon.

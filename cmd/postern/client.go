@@ -22,6 +22,9 @@ import (
 // errNotFound means that the server knows no such thing.
 var errNotFound = errors.New("not found")
 
+// errSession means that a session is over, or was never one.
+var errSession = errors.New("the session in " + sessionVariable + " is not valid, or has ended: sign in again (export " + sessionVariable + "=$(postern login NAME))")
+
 // A local is the way to the running server over its local socket, as a person,
 // or with a key as whoever that is, then also over the network.
 type local struct {
@@ -29,6 +32,8 @@ type local struct {
 	http *http.Client
 	base string // of the server's address; empty means the local socket
 	key  string // shown with each request; empty means none
+
+	ended error // what is said where the key is not good; nil means what the server says
 }
 
 func newLocal(c Config) *local {
@@ -67,6 +72,9 @@ func (l *local) call(ctx context.Context, method, path string, in, out any) erro
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 	if err != nil {
 		return fmt.Errorf("read answer: %w", err)
+	}
+	if resp.StatusCode == http.StatusUnauthorized && l.ended != nil {
+		return l.ended
 	}
 	if err := failure(resp, b); err != nil {
 		return err
@@ -126,6 +134,7 @@ func onServer(c *Config, f func(ctx context.Context, l *local, args []string, ou
 			if l, err = (&keyed{conf: *c}).client(sessionVariable); err != nil {
 				return err
 			}
+			l.ended = errSession
 		}
 		return f(ctx, l, args, out)
 	}

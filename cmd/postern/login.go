@@ -64,7 +64,11 @@ A passkey is a browser's: sign in at the console with it.`,
 				if err := noArgs(args); err != nil {
 					return err
 				}
-				return p.onServer(proveAgain)(ctx, args, out)
+				l, err := p.client(sessionVariable) // of which the proof is
+				if err != nil {
+					return err
+				}
+				return proveAgain(ctx, l, out)
 			}
 			name, err := oneArg(args, "NAME")
 			if err != nil {
@@ -109,7 +113,7 @@ func (l *local) signIn(ctx context.Context, name string, out io.Writer) error {
 	return err
 }
 
-func proveAgain(ctx context.Context, l *local, _ []string, out io.Writer) error {
+func proveAgain(ctx context.Context, l *local, out io.Writer) error {
 	code, err := secretLine(bufio.NewReader(os.Stdin), "Code: ")
 	if err != nil {
 		return err
@@ -137,6 +141,7 @@ twelve hours, and when its person's role or password changes.`,
 			if err != nil {
 				return err
 			}
+			l.ended = errSession
 			if err := l.call(ctx, "DELETE", "/v1/session", nil, nil); err != nil {
 				return err
 			}

@@ -30,7 +30,7 @@ that there is one.`,
 			}
 			in := map[string]any{"text": args[1], "to_agent": agent}
 			if err := l.call(ctx, "POST", "/v1/actions/"+pathSegment(args[0])+"/comments", in, nil); err != nil {
-				return err
+				return noAction(err, args[0])
 			}
 			_, err := fmt.Fprintln(out, "commented on", printable(args[0]))
 			return err
@@ -169,7 +169,7 @@ type revised struct {
 func (l *local) printChanges(ctx context.Context, id string, last bool, out io.Writer) error {
 	var list struct{ Revisions []revised }
 	if err := l.call(ctx, "GET", "/v1/actions/"+pathSegment(id)+"/revisions", nil, &list); err != nil {
-		return err
+		return noAction(err, id)
 	}
 	for i, r := range list.Revisions {
 		if last && i < len(list.Revisions)-1 {

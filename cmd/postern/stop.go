@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -18,8 +19,9 @@ type killSwitch struct {
 	Stopped int64
 }
 
-func (s *killSwitch) print(out io.Writer) {
-	what := strings.TrimSpace(s.Scope + " " + printable(s.Target))
+// print writes s for a person, who knows inboxes by their addresses.
+func (s *killSwitch) print(out io.Writer, addresses map[string]string) {
+	what := strings.TrimSpace(s.Scope + " " + printable(cmp.Or(addresses[s.Target], s.Target)))
 	until := ""
 	if s.Until != nil {
 		until = ", until " + s.Until.Format(time.RFC3339)
@@ -60,6 +62,9 @@ it lists the switches that are on.
 			if strings.TrimSpace(reason) == "" {
 				return fmt.Errorf("%w: --reason is missing: say why, the agents are told", errUsage)
 			}
+			if within < 0 {
+				return fmt.Errorf("%w: --for: want more than 0, or leave it out", errUsage)
+			}
 			in := map[string]any{"scope": args[0], "reason": reason}
 			if len(args) == 2 {
 				in["target"] = args[1]
@@ -69,10 +74,14 @@ it lists the switches that are on.
 			}
 			var s killSwitch
 			if err := l.call(ctx, "POST", "/v1/switches", in, &s); err != nil {
-				return err
+				return notFoundAs(err, "there is no %s %q; postern inbox list shows inboxes", args[0], args[len(args)-1])
 			}
-			s.print(out)
-			_, err := fmt.Fprintf(out, "%d actions had been approved and are denied; turn it off with postern resume %s\n", s.Stopped, s.ID)
+			addresses, err := l.addresses(ctx)
+			if err != nil { // it is on all the same
+				addresses = nil
+			}
+			s.print(out, addresses)
+			_, err = fmt.Fprintf(out, "%d actions had been approved and are denied; turn it off with postern resume %s\n", s.Stopped, s.ID)
 			return err
 		}),
 	}
@@ -86,8 +95,12 @@ func (l *local) printSwitches(ctx context.Context, out io.Writer) error {
 	if len(list.Switches) == 0 {
 		fmt.Fprintln(out, "No kill switch is on.")
 	}
+	addresses, err := l.addresses(ctx)
+	if err != nil {
+		return err
+	}
 	for _, s := range list.Switches {
-		s.print(out)
+		s.print(out, addresses)
 	}
 	return nil
 }
@@ -107,7 +120,7 @@ that it put into a closer mode stays there.`,
 				return err
 			}
 			if err := l.call(ctx, "DELETE", "/v1/switches/"+pathSegment(id), nil, nil); err != nil {
-				return err
+				return notFoundAs(err, "no kill switch %q is on; postern stop lists those that are", id)
 			}
 			_, err = fmt.Fprintln(out, "off:", printable(id))
 			return err

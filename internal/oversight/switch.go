@@ -113,7 +113,10 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 			return Switch{}, fmt.Errorf("turn switch on: target: name a domain, such as example.com: %w", auth.ErrInvalid)
 		}
 	case ScopeProject, ScopeEverything:
-		s.Target = ""
+		// Whoever names something means less than all of it.
+		if s.Target != "" {
+			return Switch{}, fmt.Errorf("turn switch on: target: a switch of the %s has none: %w", s.Scope, auth.ErrInvalid)
+		}
 	default:
 		return Switch{}, fmt.Errorf("turn switch on: scope: want one of %v: %w", Scopes, auth.ErrInvalid)
 	}
