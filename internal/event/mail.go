@@ -23,24 +23,7 @@ import (
 // are given in the order of commits also with several processes: a reader who
 // has seen one has missed none before it.
 func AppendMail(ctx context.Context, tx *store.Tx, e Event) error {
-	if !slices.Contains(MailTypes(), e.Type) || e.Inbox == "" || e.Sandbox != "" {
-		return fmt.Errorf("append event of type %q for inbox %q", e.Type, e.Inbox)
-	}
-	data, err := json.Marshal(e.Data)
-	if err != nil {
-		return fmt.Errorf("append event: %w", err)
-	}
-	var seq int64
-	if err := tx.One(ctx, `update event_head set seq = seq + 1 where id = 1 returning seq`, nil, &seq); err != nil {
-		return fmt.Errorf("append event: %w", err)
-	}
-	_, err = tx.ExecContext(ctx, `insert into event (id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at, routed_at)
-		values ($1, $2, $3, $4, $5, $6, '', '', '', '', $7, $8, 0)`,
-		"evt_"+rand.Text(), e.Project, e.Type, e.Inbox, e.Object, seq, string(data), store.Time(time.Now()))
-	if err != nil {
-		return fmt.Errorf("append event: %w", err)
-	}
-	return nil
+	return AppendEach(ctx, tx, e, []string{e.Inbox})
 }
 
 // AppendEach records one event for each of several inboxes, as part of tx: what
