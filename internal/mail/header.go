@@ -176,6 +176,16 @@ func Printable(s string, most int) string {
 	return s
 }
 
+// PrintableLines returns s with each line as [Printable] gives it, of at most
+// most octets, and the ends of the lines as they were.
+func PrintableLines(s string, most int) string {
+	lines := strings.Split(strings.ReplaceAll(s, "\r\n", "\n"), "\n")
+	for i, l := range lines {
+		lines[i] = Printable(l, most)
+	}
+	return strings.Join(lines, "\n")
+}
+
 func visible(s string, multiline bool) string {
 	var b strings.Builder
 	for _, r := range strings.ToValidUTF8(s, "\ufffd") {

@@ -8,7 +8,6 @@ import (
 	"html/template"
 	"net/http"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -138,13 +137,7 @@ func toString(s any) string {
 }
 
 // lines makes unseen characters visible and keeps the lines.
-func lines(s string) string {
-	ls := slices.Collect(strings.SplitSeq(strings.ReplaceAll(s, "\r\n", "\n"), "\n"))
-	for i, l := range ls {
-		ls[i] = mail.Printable(l, maxShown)
-	}
-	return strings.Join(ls, "\n")
-}
+func lines(s string) string { return mail.PrintableLines(s, maxShown) }
 
 // render answers with a page, which is made as a whole first.
 func (n *Notifier) render(w http.ResponseWriter, status int, l looked) {
