@@ -221,7 +221,7 @@ func (n *Notifier) finish(ctx context.Context, p parcel, r result) error {
 	}
 	return n.db.Update(ctx, func(tx *store.Tx) error {
 		_, err := tx.ExecContext(ctx, `update notice set state = $1, due_at = $2, sent_at = $3, error = $4, chat_id = $5, message_id = $6, whole = $7, open = $8 where id = $9 and state = 'sending'`,
-			r.state, store.Time(due), store.Time(time.Now()), why, r.chat, r.message, flag(r.whole), flag(r.message != 0), p.id)
+			r.state, store.Time(due), store.Time(time.Now()), why, r.chat, r.message, store.Flag(r.whole), store.Flag(r.message != 0), p.id)
 		if err != nil {
 			return fmt.Errorf("record notice: %w", err)
 		}
@@ -230,13 +230,6 @@ func (n *Notifier) finish(ctx context.Context, p parcel, r result) error {
 		}
 		return audit.Append(ctx, tx, system(p.action), "notify."+r.state, p.action.ID, audit.Fields{"person": p.to.ID, "channel": string(p.channel), "kind": p.kind})
 	})
-}
-
-func flag(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // digests tells together what was held for too many in an hour.

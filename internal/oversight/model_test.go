@@ -14,6 +14,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/policy"
+	"postern/internal/store"
 )
 
 // This is an exhaustive search, breadth first, through everything that can happen
@@ -759,7 +760,7 @@ func same(holds, is uint8) uint8 {
 
 func less(a, b program) bool {
 	key := func(p program) [10]uint8 {
-		return [10]uint8{p.at, p.version, p.payload, p.part, p.attempt, p.result, uint8(flag(p.begun)), p.outcome, uint8(flag(p.free)), uint8(flag(p.old))}
+		return [10]uint8{p.at, p.version, p.payload, p.part, p.attempt, p.result, uint8(store.Flag(p.begun)), p.outcome, uint8(store.Flag(p.free)), uint8(store.Flag(p.old))}
 	}
 	x, y := key(a), key(b)
 	return slices.Compare(x[:], y[:]) < 0

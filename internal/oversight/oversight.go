@@ -358,13 +358,6 @@ func cut(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-func flag(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // leaves returns when an action that may leave from now on does so.
 func (a *Action) leaves(now time.Time) time.Time {
 	due := stored(now.Add(a.Undo))

@@ -48,7 +48,7 @@ func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string,
 		}
 		fresh, err := tx.Changed(ctx, `insert into remark (id, action_id, person, at, text, agent)
 			select $1, $2, $3, $4, $5, $6 where (select count(*) from remark where action_id = $2) < $7`,
-			r.ID, id, r.Person, store.Time(r.At), r.Text, flag(agent), maxRemarks)
+			r.ID, id, r.Person, store.Time(r.At), r.Text, store.Flag(agent), maxRemarks)
 		if err != nil {
 			return fmt.Errorf("record comment: %w", err)
 		}
@@ -80,7 +80,7 @@ func (g *Gate) Remarks(ctx context.Context, who auth.Principal, id string) (out 
 				r.Person = string(auth.Person)
 			}
 			return r, err
-		}, `select id, person, at, text, agent from remark where action_id = $1 and agent >= $2 order by at, id`, id, flag(!person))
+		}, `select id, person, at, text, agent from remark where action_id = $1 and agent >= $2 order by at, id`, id, store.Flag(!person))
 		return err
 	})
 	return out, err

@@ -69,7 +69,7 @@ func insert(ctx context.Context, tx *store.Tx, a Action) error {
 		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, $14, '', $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)`,
 		a.ID, a.Project, a.Kind, a.Proposer, a.Inbox, a.Via, a.Payload, a.Digest, a.State, a.Version, a.Rule, a.Verdict, store.Time(a.Created),
 		store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note, store.Time(a.Settled),
-		request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires), store.Time(a.Written))
+		request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), store.Time(a.Written))
 	if err != nil {
 		return fmt.Errorf("insert action: %w", err)
 	}
@@ -91,8 +91,8 @@ func save(ctx context.Context, tx *store.Tx, before, a Action) error {
 		where id = $29 and version = $30 and state = $31 and stopped = $32`,
 		a.State, a.Version, a.Proposer, a.Author, a.Via, a.Rule, a.Verdict,
 		a.Decider, store.Time(a.Decided), a.Reason, a.Attempts, a.Result, store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), store.Time(a.Due), a.Note,
-		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
-		store.Time(a.lease), flag(a.waits),
+		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
+		store.Time(a.lease), store.Flag(a.waits),
 		before.ID, before.Version, before.State, before.Stopped)
 	if err != nil {
 		return fmt.Errorf("move action %s to %s: %w", a.ID, a.State, err)

@@ -315,6 +315,14 @@ func FromTime(us int64) time.Time {
 	return time.UnixMicro(us).UTC()
 }
 
+// Flag returns b as it is stored where it is summed or compared: 0 or 1.
+func Flag(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 func (db *DB) migrate(ctx context.Context) error {
 	names, err := fs.Glob(migrations, "migrations/*.sql")
 	if err != nil {
