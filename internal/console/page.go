@@ -137,16 +137,7 @@ func or(s, otherwise string) string {
 }
 
 // lines makes unseen characters visible and keeps the lines.
-func lines(s string) string {
-	var b strings.Builder
-	for i, l := range slices.Collect(strings.SplitSeq(strings.ReplaceAll(s, "\r\n", "\n"), "\n")) {
-		if i > 0 {
-			b.WriteByte('\n')
-		}
-		b.WriteString(mail.Printable(l, maxText))
-	}
-	return b.String()
-}
+func lines(s string) string { return mail.PrintableLines(s, maxText) }
 
 func ago(d time.Duration) string {
 	if d < 10*time.Second {
@@ -303,8 +294,14 @@ func stateOf(a oversight.Action) string {
 	case oversight.Pending:
 		return "waiting"
 	case oversight.Denied:
-		if a.Decider == "" {
+		_, byPerson := a.Person()
+		switch {
+		case a.Decider == "":
 			return "denied by policy"
+		case a.Lapsed():
+			return "denied: nobody decided in time"
+		case !byPerson:
+			return "stopped"
 		}
 		return "rejected"
 	case oversight.Approved:

@@ -87,10 +87,7 @@ func actionOf(c caller, a oversight.Action) actionJSON {
 	if a.State == oversight.Denied && a.Decider == "" {
 		out.Reason = a.Verdict
 	}
-	// Who spoke for a delivery is between the reviewers.
-	if _, said, ok := strings.Cut(out.Result, " says: "); ok && strings.HasPrefix(out.Result, string(auth.Person)+":") {
-		out.Result = "a person says: " + said
-	}
+	out.Result = a.Told()
 	return out
 }
 

@@ -477,7 +477,7 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 			}
 			taken, err := tx.Changed(ctx, `update delivery set state = $1, attempts = $2, first_at = $3, last_at = $4, outside = $5
 				where action_id = $6 and n = $7 and state = $8 and attempts = $9`,
-				p.State, p.Attempts, store.Time(first), store.Time(now), flag(x.hop.Kind != HopLocal), a.ID, d.n, is.State, is.Attempts)
+				p.State, p.Attempts, store.Time(first), store.Time(now), store.Flag(x.hop.Kind != HopLocal), a.ID, d.n, is.State, is.Attempts)
 			if err != nil {
 				return fmt.Errorf("begin delivery: %w", err)
 			}
@@ -499,13 +499,6 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		return m.gate.Begin(ctx, tx, a)
 	})
 	return holder, ok, err
-}
-
-func flag(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // messageIDOf returns the Message-ID of a message, or its digest.
@@ -571,7 +564,7 @@ func (m *PostOffice) sign(ctx context.Context, a oversight.Action, b Inbox, raw 
 	s := statement.Statement{
 		Domain: mail.Domain(b.Address), Inbox: b.Address, Project: b.Project, Mode: string(b.Mode), Approved: statement.ByPolicy, At: time.Now(),
 	}
-	if strings.HasPrefix(a.Decider, string(auth.Person)+":") {
+	if _, ok := a.Person(); ok {
 		s.Approved = statement.ByPerson
 	}
 	if hidden != "" {
@@ -761,7 +754,7 @@ func (m *PostOffice) deliveryMoved(ctx context.Context, tx *store.Tx, a oversigh
 		case DeliverySending, DeliveryDeferred, DeliverySuppressed, DeliveryUncertain:
 		}
 		_, err := tx.ExecContext(ctx, `update delivery set state = $1, asked = $2, detail = $3, next_at = $4, settled_at = $5, told_at = $6 where action_id = $7 and n = $8`,
-			d.State, flag(d.asked), d.Detail, store.Time(d.Next), store.Time(d.Settled), store.Time(d.told), a.ID, d.n)
+			d.State, store.Flag(d.asked), d.Detail, store.Time(d.Next), store.Time(d.Settled), store.Time(d.told), a.ID, d.n)
 		if err != nil {
 			return fmt.Errorf("follow action %s: %w", a.ID, err)
 		}

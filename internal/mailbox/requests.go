@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"postern/internal/auth"
@@ -32,8 +31,8 @@ func marshal(v any) ([]byte, error) {
 // more where the mode is changed. The attack: a policy that allows everything,
 // by which agents raise their own mode.
 func decided(a oversight.Action) (auth.Principal, bool) {
-	id, ok := strings.CutPrefix(a.Decider, string(auth.Person)+":")
-	return auth.Principal{Kind: auth.Person, ID: id, Project: a.Project}, ok && id != ""
+	id, ok := a.Person()
+	return auth.Principal{Kind: auth.Person, ID: id, Project: a.Project}, ok
 }
 
 // grantRequest carries out a within one transaction and says what came of it.

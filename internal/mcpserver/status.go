@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -222,12 +221,12 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 		d.Missing = "its time, " + stamp(a.AskAt)
 	case oversight.Denied:
 		d.Status, d.Message, d.Reason = "denied", "A person rejected it; it was not sent. Do not propose the same again.", clean(a.Reason)
-		switch {
+		switch _, byPerson := a.Person(); {
 		case a.Decider == "":
 			d.Status, d.Message, d.Reason = "blocked", "Policy does not allow it; it was not sent.", clean(a.Verdict)
-		case !a.Expires.IsZero() && strings.HasPrefix(a.Reason, "nobody decided"):
+		case a.Lapsed():
 			d.Message = "Nobody decided in time; it was not sent. If it still matters, tell the person whom you work for."
-		case !strings.HasPrefix(a.Decider, string(auth.Person)+":"): // somebody has stopped it all
+		case !byPerson: // somebody has stopped it all
 			d.Status, d.Message = "blocked", "Nobody rejected it, but it was stopped and will not be sent; the reason says why."
 		}
 	case oversight.Cancelled:
@@ -247,11 +246,7 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	if a.Kind != mailbox.SendKind {
 		d.Message = doing(a, d.Message)
 	}
-	// Who spoke for a delivery is between the reviewers.
-	d.Detail = clean(a.Result)
-	if _, said, ok := strings.Cut(d.Detail, " says: "); ok && strings.HasPrefix(d.Detail, string(auth.Person)+":") {
-		d.Detail = "a person says: " + said
-	}
+	d.Detail = clean(a.Told())
 	var text strings.Builder
 	fmt.Fprintf(&text, "status: %s\nstate: %s\n%s", d.Status, d.State, d.Message)
 	for _, l := range []struct{ name, value string }{{"missing", d.Missing}, {"expires", d.ExpiresAt}, {"reason", d.Reason}, {"detail", d.Detail}} {

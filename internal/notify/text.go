@@ -148,7 +148,7 @@ func plural(n int) string {
 // that it was about.
 func outcome(a oversight.Action, version int64) string {
 	by := ""
-	if name, ok := strings.CutPrefix(a.Decider, "person:"); ok {
+	if name, ok := a.Person(); ok {
 		by = " by " + inert(name, 80)
 	}
 	switch a.State {

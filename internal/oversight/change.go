@@ -42,16 +42,10 @@ func mayChange(who auth.Principal, a *Action) error {
 // keys. To cancel it again changes nothing. It returns [ErrTooLate],
 // [auth.ErrForbidden], or [store.ErrNotFound].
 func (g *Gate) Cancel(ctx context.Context, who auth.Principal, id string) (a Action, err error) {
-	// On PostgreSQL the action can move between our look at it and our update.
-	for range 5 {
-		err = g.db.Update(ctx, func(tx *store.Tx) error {
-			a, err = g.cancel(ctx, tx, who, id)
-			return err
-		})
-		if !errors.Is(err, ErrStale) {
-			break
-		}
-	}
+	err = g.db.Update(ctx, func(tx *store.Tx) error {
+		a, err = g.cancel(ctx, tx, who, id)
+		return err
+	})
 	return a, err
 }
 

@@ -401,7 +401,7 @@ func (e resolved) next(a Action) (Action, error) {
 		return a, fmt.Errorf("%s: %w", e.stop, ErrStopped)
 	}
 	a.to(e.to, e.now)
-	a.Result = e.who.String() + " says: " + e.reason
+	a.Result = e.who.String() + says + e.reason
 	return a, nil
 }
 

@@ -188,27 +188,24 @@ func (g *Gate) carryOut(ctx context.Context, a Action) error {
 	o := g.execute(ctx, a)
 	cancel()
 	<-held
-	if f, ok := g.exec[a.Kind].(Finisher); ok {
-		err := g.db.Update(done, func(tx *store.Tx) error {
-			if err := f.Finish(done, tx, a, o); err != nil {
-				return err
+	record := func(tell bool) error {
+		return g.db.Update(done, func(tx *store.Tx) error {
+			if f, ok := g.exec[a.Kind].(Finisher); ok && tell {
+				if err := f.Finish(done, tx, a, o); err != nil {
+					return err
+				}
 			}
-			return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, true)
+			return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, tell)
 		})
-		if err == nil {
-			return nil
-		}
-		// What happened outside is recorded even where the executor's own
-		// records cannot be kept.
-		g.log.ErrorContext(done, "finish action", "action", a.ID, "err", err)
-		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, false) })
-		return err
 	}
-	err := g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, true) })
-	if err != nil && !errors.Is(err, ErrStale) {
-		err = g.db.Update(done, func(tx *store.Tx) error { return g.settle(done, tx, a, ended{Outcome: o, version: a.Version}, false) })
+	err := record(true)
+	if err == nil {
+		return nil
 	}
-	return err
+	// What happened outside is recorded even where the executor's own records
+	// cannot be kept.
+	g.log.ErrorContext(done, "finish action", "action", a.ID, "err", err)
+	return record(false)
 }
 
 // hold renews the lease of an action that is being executed, until ctx is done.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"postern/internal/auth"
 	"postern/internal/store"
 )
 
@@ -45,6 +46,25 @@ func (g *Gate) commented(ctx context.Context, tx *store.Tx, a Action, r Remark) 
 	}
 	return nil
 }
+
+// Person returns the name of the person who decided on a, and whether one did: a
+// rule, the gate or a switch is none.
+func (a *Action) Person() (name string, ok bool) {
+	name, ok = strings.CutPrefix(a.Decider, string(auth.Person)+":")
+	return name, ok && name != ""
+}
+
+// Told returns a's result as who proposed it reads it: which person found out
+// what became of it is between the reviewers.
+func (a *Action) Told() string {
+	if _, said, ok := strings.Cut(a.Result, says); ok && strings.HasPrefix(a.Result, string(auth.Person)+":") {
+		return "a person" + says + said
+	}
+	return a.Result
+}
+
+// says stands in a result between a person and what they found out.
+const says = " says: "
 
 // lapsed begins the reason of what is denied because its time to decide ended.
 const lapsed = "nobody decided until "

@@ -12,7 +12,6 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -387,7 +386,10 @@ func (c *Connections) ask(ctx context.Context, who auth.Principal, r policy.Requ
 	}
 }
 
-func byPerson(a oversight.Action) bool { return strings.HasPrefix(a.Decider, string(auth.Person)+":") }
+func byPerson(a oversight.Action) bool {
+	_, ok := a.Person()
+	return ok
+}
 
 func (y permission) verdict() policy.Verdict {
 	return policy.Verdict{Effect: policy.Allow, Reason: "a person has let it connect there until " + y.until.UTC().Format(time.TimeOnly) + " UTC (" + y.action + ")"}
