@@ -169,7 +169,7 @@ func secretLine(in *bufio.Reader, prompt string) (string, error) {
 		}()
 	}
 	line, err := in.ReadString('\n')
-	if err != nil && !(errors.Is(err, io.EOF)) {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return "", fmt.Errorf("read what is typed: %w", err)
 	}
 	return strings.TrimRight(line, "\r\n"), nil

@@ -88,13 +88,14 @@ func (s *stage) who(p auth.Principal) auth.Principal {
 	return p
 }
 
-func (s *stage) update(program uint8, fn func(tx *store.Tx) error) error {
-	return s.db[program].Update(s.t.Context(), fn)
+func (s *stage) update(ctx context.Context, program uint8, fn func(tx *store.Tx) error) error {
+	return s.db[program].Update(ctx, fn)
 }
 
 func (s *stage) exec(query string, args ...any) error {
-	return s.update(0, func(tx *store.Tx) error {
-		_, err := tx.ExecContext(s.t.Context(), query, args...)
+	ctx := s.t.Context()
+	return s.update(ctx, 0, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, query, args...)
 		return err
 	})
 }
@@ -121,7 +122,7 @@ func (s *stage) play(w *world, st step) error {
 	ctx := s.t.Context()
 	g := s.gates[st.program]
 	revise := func(who auth.Principal, payload uint8, version int64) error {
-		return s.update(st.program, func(tx *store.Tx) error {
+		return s.update(ctx, st.program, func(tx *store.Tx) error {
 			parts := s.parts
 			s.parts = make([]Part, recipients)
 			for i := range s.parts {
@@ -147,7 +148,7 @@ func (s *stage) play(w *world, st step) error {
 	}
 	switch st.op {
 	case opPropose:
-		return s.update(0, func(tx *store.Tx) error {
+		return s.update(ctx, 0, func(tx *store.Tx) error {
 			for range recipients {
 				s.parts = append(s.parts, Part{State: PartQueued})
 			}
@@ -195,7 +196,7 @@ func (s *stage) play(w *world, st step) error {
 		if err != nil {
 			return nil //nolint:nilerr // the program passes it over
 		}
-		err = s.update(st.program, func(tx *store.Tx) error { return g.Begin(ctx, tx, s.held[st.program]) })
+		err = s.update(ctx, st.program, func(tx *store.Tx) error { return g.Begin(ctx, tx, s.held[st.program]) })
 		if err == nil {
 			s.parts[i] = part
 		}
@@ -211,7 +212,7 @@ func (s *stage) play(w *world, st step) error {
 	case opSettle:
 		p := &w.programs[st.program]
 		e := ended{Outcome: Outcome{State: States[p.outcome], Free: p.free}, version: s.held[st.program].Version}
-		err := s.update(st.program, func(tx *store.Tx) error { return g.settle(ctx, tx, s.held[st.program], e, true) })
+		err := s.update(ctx, st.program, func(tx *store.Tx) error { return g.settle(ctx, tx, s.held[st.program], e, true) })
 		if errors.Is(err, ErrStale) {
 			return nil
 		}
@@ -219,7 +220,7 @@ func (s *stage) play(w *world, st step) error {
 	case opLapse:
 		return s.exec(`update action set lease = 1`)
 	case opHold:
-		err := s.update(st.program, func(tx *store.Tx) error {
+		err := s.update(ctx, st.program, func(tx *store.Tx) error {
 			a, err := peek(ctx, tx, s.id)
 			if err == nil {
 				_, err = advance(ctx, tx, a, held{version: s.held[st.program].Version, now: time.Now()})

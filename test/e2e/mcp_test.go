@@ -26,7 +26,12 @@ func TestMCP(t *testing.T) {
 	t.Run("conformance", func(t *testing.T) { conform(t, s, key) })
 	t.Run("bridge", func(t *testing.T) { throughBridge(t, s, key) })
 	t.Run("metadata", func(t *testing.T) {
-		resp, err := http.Post("http://"+s.web+"/mcp", "application/json", strings.NewReader("{}"))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.web+"/mcp", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
