@@ -342,6 +342,11 @@ func TestSuppression(t *testing.T) {
 		if got, want := d.states(a.ID), "none@b.test:suppressed picky@b.test:delivered"; got != want {
 			t.Errorf("the next message: %s, want %s", got, want)
 		}
+		a = d.send([]string{"none@\uff42.test"}, nil) // the same domain, written with a wide letter
+		d.run(1)
+		if got, want := d.states(a.ID), "none@\uff42.test:suppressed"; got != want {
+			t.Errorf("the same address, written another way: %s, want %s", got, want)
+		}
 		// Who copies the database finds no address in the list.
 		err := db.View(ctx, func(tx *store.Tx) error {
 			var hash []byte

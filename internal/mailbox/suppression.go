@@ -12,6 +12,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -35,9 +36,10 @@ type Suppression struct {
 }
 
 // suppressionHash is what an address is kept as. The local part counts in lower
-// case: who bounced as Bob bounces as bob.
+// case: who bounced as Bob bounces as bob; and who asked for no more at a domain
+// did so however an agent writes it.
 func (m *PostOffice) suppressionHash(project, address string) []byte {
-	return m.keyed(project, "postern suppression v1", strings.ToLower(strings.TrimSpace(address)))
+	return m.keyed(project, "postern suppression v1", strings.ToLower(policy.Address(strings.TrimSpace(address))))
 }
 
 // suppressed returns why project writes to address no more, or nothing.

@@ -197,6 +197,11 @@ func (c *Client) next(ctx context.Context, domain string) (string, error) {
 	if addr, ok := c.cfg.Routes[domain]; ok {
 		return addr, nil
 	}
+	// The attack: a domain written another way, which goes round its route.
+	domain = known(domain)
+	if addr, ok := c.cfg.Routes[domain]; ok {
+		return addr, nil
+	}
 	if c.cfg.Serves != nil {
 		ok, err := c.cfg.Serves(ctx, domain)
 		if err != nil {
@@ -209,9 +214,18 @@ func (c *Client) next(ctx context.Context, domain string) (string, error) {
 	return c.cfg.Relay, nil
 }
 
-// Hop implements [mailbox.Router].
+// known returns a domain as DNS has it, if it can.
+func known(domain string) string {
+	if name, ok := policy.Host(domain); ok {
+		return name
+	}
+	return domain
+}
+
+// Hop implements [mailbox.Router]. One domain is one destination, however it is
+// written, or its limits would be one for each way to write it.
 func (c *Client) Hop(ctx context.Context, recipient string) mailbox.Hop {
-	domain := mail.Domain(recipient)
+	domain := known(mail.Domain(recipient))
 	switch addr, err := c.next(ctx, domain); {
 	case err == nil && addr == "" && c.cfg.Direct != nil:
 		return mailbox.Hop{Kind: mailbox.HopDirect, Name: domain}

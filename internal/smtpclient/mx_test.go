@@ -121,6 +121,9 @@ func TestDirect(t *testing.T) {
 			}
 			l := newLab(t, peers, tt.records...)
 			c := newClient(t, l.config())
+			if h := c.Hop(t.Context(), "x@ｄ.example"); h.Kind != mailbox.HopDirect || h.Name != "d.example" {
+				t.Errorf("a domain written another way goes by %+v", h)
+			}
 			if h := c.Hop(t.Context(), "x@D.example"); h.Kind != mailbox.HopDirect || h.Name != "d.example" {
 				t.Errorf("hop = %+v", h)
 			}
