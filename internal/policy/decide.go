@@ -113,7 +113,7 @@ func byPerson(v Verdict, r Request) Verdict {
 		return v
 	}
 	if v.Effect != Ask || v.Rule == "" && v.Approvers == 0 { // not where the rules cost too much
-		v = Verdict{Effect: Ask, Rule: v.Rule, Reason: r.Kind + " is always decided by a person"}
+		v = Verdict{Effect: Ask, Rule: v.Rule, Reason: inWords(r.Kind) + " is always decided by a person"}
 	}
 	// Whom a rule names by a role that is below an owner's it does not loosen.
 	who := slices.DeleteFunc(slices.Clone(v.Who), func(w string) bool { return w == "role:reviewer" })
@@ -122,6 +122,19 @@ func byPerson(v Verdict, r Request) Verdict {
 	}
 	v.Who = who
 	return v
+}
+
+// inWords says what an action of a personal kind is, for who decides.
+func inWords(kind string) string {
+	switch kind {
+	case KindMode:
+		return "a less closely watched inbox"
+	case KindAllow:
+		return "an addition to an allow list"
+	case KindChange:
+		return "a change of the policy"
+	}
+	return kind
 }
 
 // Match returns what the rules say of r, without the modes, and whether any

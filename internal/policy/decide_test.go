@@ -224,7 +224,7 @@ func (d dice) rule(id string, then ...string) string {
 	case 0:
 		fmt.Fprintf(&b, "    kind: %s\n", d.pick("email.send", "email.receive", "net.connect"))
 	case 1:
-		fmt.Fprintf(&b, "    kind: [%s, %s]\n", d.pick("email.send", "x.y"), d.pick("email.receive", "net.connect"))
+		fmt.Fprintf(&b, "    kind: [%s, %s]\n", d.pick("email.send", "email.trash"), d.pick("email.receive", "net.connect"))
 	}
 	if d.IntN(4) > 0 {
 		fmt.Fprintf(&b, "    when: |-\n      %s\n", d.pick(
@@ -250,7 +250,7 @@ func (d dice) document(first string, n int) string {
 
 func (d dice) request() policy.Request {
 	r := policy.Request{
-		Kind: d.pick(policy.KindSend, policy.KindSend, policy.KindReceive, policy.KindConnect, policy.KindMode, policy.KindAllow, policy.KindChange, "x.y"),
+		Kind: d.pick(policy.KindSend, policy.KindSend, policy.KindReceive, policy.KindConnect, policy.KindMode, policy.KindAllow, policy.KindChange, "x.y", policy.KindTrash),
 		Mode: policy.Mode(d.pick("read_only", "gated_all", "gated_send", "monitored", "autonomous", "", "other")), Inbox: d.pick("a@b.test", "1", ""),
 		Listed: d.IntN(2) == 0, Size: d.Int64N(200), Sandbox: d.pick("", "i1"), History: policy.History{Sent: d.Int64N(4)}, Time: time.Unix(d.Int64N(1<<31), 0),
 	}

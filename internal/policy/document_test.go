@@ -58,6 +58,7 @@ func TestParseRefuses(t *testing.T) {
 		{"the machine's zone", "zone: Local\nrules: []\n", []string{"zone"}},
 		{"a zone from a file", "zone: ../../etc/passwd\nrules: []\n", []string{"zone"}},
 
+		{"denies what there is not", rule("    then: deny\n    kind: net.conect\n"), []string{"net.conect", "net.connect"}},
 		{"allows its own change", rule("    then: allow\n    kind: policy.change\n"), []string{"line 3", "always decided by a person"}},
 		{"allows a mode", rule("    then: allow\n    kind: [email.send, inbox.mode]\n"), []string{"inbox.mode"}},
 		{"locks itself", rule("    then: deny\n    kind: policy.change\n"), []string{"never be changed"}},

@@ -43,8 +43,8 @@ func FuzzParse(f *testing.F) {
 func FuzzParseTrials(f *testing.F) {
 	for _, s := range []string{
 		"tests:\n  - {name: a, request: {kind: email.send}, want: ask}\n",
-		"tests:\n  - name: a\n    request:\n      kind: x.y\n      mode: autonomous\n      to: [a@b.test]\n      files: [{name: a, type: b, size: 1}]\n      flags: [secret]\n      history: {sent: 1, known: 1, replies: true}\n      time: 2026-01-01T00:00:00Z\n      detail: {a: b}\n      listed: true\n      size: 12\n    want: deny\n    rule: ''\n    approvers: 2\n    who: [a]\n    within: 1h\n    step_up: false\n",
-		"tests: []", "", "tests: [1]", "tests:\n- {name: a, request: {kind: a.b, detail: [1]}}",
+		"tests:\n  - name: a\n    request:\n      kind: email.send\n      mode: autonomous\n      to: [a@b.test]\n      files: [{name: a, type: b, size: 1}]\n      flags: [secret]\n      history: {sent: 1, known: 1, replies: true}\n      time: 2026-01-01T00:00:00Z\n      detail: {a: b}\n      listed: true\n      size: 12\n    want: deny\n    rule: ''\n    approvers: 2\n    who: [a]\n    within: 1h\n    step_up: false\n",
+		"tests: []", "", "tests: [1]", "tests:\n- {name: a, request: {kind: net.connect, detail: [1]}}",
 	} {
 		f.Add([]byte(s))
 	}

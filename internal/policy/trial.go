@@ -57,7 +57,11 @@ func (t *Trial) Check(d *Document) (Verdict, error) {
 		differs("who is asked", v.Who, t.Who)
 	}
 	if t.Within > 0 && v.Within != t.Within {
-		differs("the time to decide", v.Within, t.Within)
+		within := v.Within.String()
+		if v.Within == 0 {
+			within = "the usual one"
+		}
+		differs("the time to decide", within, t.Within)
 	}
 	if t.StepUp != nil && v.StepUp != *t.StepUp {
 		differs("step_up", v.StepUp, *t.StepUp)
