@@ -107,6 +107,9 @@ func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) e
 		return fmt.Errorf("a project key manages inboxes; what agents propose is shown to reviewers and to who proposed it: %w", auth.ErrForbidden)
 	}
 	q := r.URL.Query()
+	if err := onlyParameters(q, "state", "limit"); err != nil {
+		return err
+	}
 	n, err := limit(q, 100, 500)
 	if err != nil {
 		return err

@@ -56,6 +56,9 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	v := r.URL.Query()
+	if err := onlyParameters(v, "object", "verb", "actor", "before", "since", "until", "limit"); err != nil {
+		return err
+	}
 	n, err := limit(v, 100, 1000)
 	if err != nil {
 		return err
@@ -193,6 +196,9 @@ func (s *Server) getProof(w http.ResponseWriter, r *http.Request, c caller) erro
 		return err
 	}
 	v := r.URL.Query()
+	if err := onlyParameters(v, "seq", "from", "to"); err != nil {
+		return err
+	}
 	at := map[string]int64{}
 	for _, name := range []string{"seq", "from", "to"} {
 		n, err := number(v, name)

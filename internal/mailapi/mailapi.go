@@ -24,6 +24,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/text/encoding"
+	"golang.org/x/text/transform"
 	"golang.org/x/time/rate"
 
 	"postern/internal/audit"
@@ -304,7 +306,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 // decode reads the one JSON object of a request. Fields that this version does
 // not know are refused: who sets one believes that it has an effect.
 func decode(r *http.Request, v any) error {
-	d := json.NewDecoder(r.Body)
+	// JSON's decoder puts U+FFFD in the place of what is no UTF-8, so that
+	// something else would be stored than was sent.
+	d := json.NewDecoder(transform.NewReader(r.Body, encoding.UTF8Validator))
 	d.DisallowUnknownFields()
 	err := d.Decode(v)
 	if err == nil {
@@ -320,6 +324,8 @@ func decode(r *http.Request, v any) error {
 	switch {
 	case errors.As(err, &tooBig):
 		return err
+	case errors.Is(err, encoding.ErrInvalidUTF8):
+		return fmt.Errorf("%w: body: is not valid UTF-8", errRequest)
 	case errors.Is(err, io.EOF):
 		return fmt.Errorf("%w: body: is empty, a JSON object is needed", errRequest)
 	case errors.As(err, &wrong):

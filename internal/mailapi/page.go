@@ -2,8 +2,11 @@ package mailapi
 
 import (
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 // each returns what f makes of each element of in. It is never nil: clients
@@ -14,6 +17,17 @@ func each[In, Out any](in []In, f func(In) Out) []Out {
 		out[i] = f(in[i])
 	}
 	return out
+}
+
+// onlyParameters refuses a query with parameters that this version does not
+// know: who filters by one believes that nothing else was left.
+func onlyParameters(q url.Values, names ...string) error {
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		if !slices.Contains(names, name) {
+			return fmt.Errorf("%w: query: unknown parameter %q, want some of %s", errRequest, name[:min(len(name), 60)], strings.Join(names, ", "))
+		}
+	}
+	return nil
 }
 
 // limit returns the query's limit.
