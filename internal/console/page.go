@@ -244,7 +244,7 @@ var kinds = map[string]string{
 
 // modeNames say what an inbox's mode means.
 var modeNames = map[policy.Mode]string{
-	policy.ReadOnly: "reads only", policy.GatedAll: "a person sees all that arrives and all that leaves", policy.GatedSend: "a person sees all that leaves",
+	policy.ReadOnly: "reads only", policy.GatedAll: "a person sees all that arrives and all that leaves", policy.GatedSend: "a person sees what leaves, but to those on the allow list",
 	policy.Monitored: "sends, and its overseer gets a copy", policy.Autonomous: "sends by itself",
 }
 
