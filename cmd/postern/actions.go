@@ -102,7 +102,11 @@ func (a *action) print(out io.Writer, addresses map[string]string) {
 	if address := addresses[a.Inbox]; address != "" {
 		from = address
 	}
-	line("asked by", fmt.Sprintf("%s for inbox %s, over %s", a.Proposer, from, a.Via))
+	asked := a.Proposer
+	if from != "" { // what is the whole project's has none
+		asked += " for inbox " + from
+	}
+	line("asked by", asked+", over "+a.Via)
 	line("policy", a.Verdict)
 	if a.Author != "" {
 		line("edited by", a.Author+"   (postern revisions "+a.ID+" shows what was changed)")

@@ -234,7 +234,7 @@ func merged(a, b map[string]func(context.Context, []string, io.Writer) error) ma
 func inboxPath(name string) string { return "/v1/inboxes/" + pathSegment(name) }
 
 func noInbox(name string, err error) error {
-	return notFoundAs(err, "there is no inbox %q; postern inbox list shows them", name)
+	return notFoundAs(err, "there is no inbox %q; name its address or its id, as postern inbox list shows them", name)
 }
 
 // shownOnce prints an inbox with its keys, and what their loss means.

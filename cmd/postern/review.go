@@ -105,6 +105,14 @@ are left out leave things as they are.`,
 			if err := l.printChanges(ctx, a.ID, true, out); err != nil {
 				return err
 			}
+			// Policy was asked anew, and need not have asked a person.
+			if a, err = l.action(ctx, id); err != nil {
+				return err
+			}
+			if a.State != "pending" {
+				_, err = fmt.Fprintf(out, "it is %s now: %s\n", a.State, printable(a.Verdict))
+				return err
+			}
 			_, err = fmt.Fprintf(out, "it waits for an approval of what it is now: postern approve %s\n", a.ID)
 			return err
 		}),
