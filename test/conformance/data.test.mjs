@@ -167,8 +167,10 @@ describe('terminals', () => {
   test('send signals of the keyboard, are connected to again, and are killed', async () => {
     const out = collector()
     const pty = await box.pty.create({ cols: 80, rows: 24, onData: out.add, user: 'root', timeoutMs: 0 })
-    await box.pty.sendInput(pty.pid, Buffer.from('whoami; sleep 100\n'))
+    await box.pty.sendInput(pty.pid, Buffer.from('whoami; sleep 4321\n'))
     await eventually('the shell of root', () => /\rroot\r\n/.test(out.text()))
+    // Until then Ctrl-C is the shell's, which waits for it all the same.
+    await eventually('what it runs', async () => (await box.commands.run("grep -l '[4]321' /proc/[0-9]*/cmdline || true")).stdout !== '')
     await pty.disconnect()
     const more = collector()
     const again = await box.pty.connect(pty.pid, { onData: more.add, timeoutMs: 0 })
