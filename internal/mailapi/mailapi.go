@@ -201,10 +201,6 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	mux := http.NewServeMux()
 	for path, methods := range byPath {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			if !text(r.URL.Path) {
-				s.fail(w, r, fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound))
-				return
-			}
 			if err := s.serve(w, r, who, methods); err != nil {
 				s.fail(w, r, err)
 			}
@@ -264,9 +260,21 @@ func mayAsk(c caller, method, path string) error {
 	return auth.Need(c.Principal, least)
 }
 
-// text reports whether a path is what a database takes. PostgreSQL refuses NUL
-// and what is no UTF-8, and who sends it would be told of an error of ours.
-func text(path string) bool { return utf8.ValidString(path) && strings.IndexByte(path, 0) < 0 }
+// takes reports whether the path of a request has what a database takes in each
+// place that the route leaves open. PostgreSQL refuses NUL and what is no UTF-8,
+// and who sends it would be told of an error of ours. An inbox's name is looked
+// at where inboxes are found: that one is no name is told to those alone who
+// would be told that there is none.
+func (rt route) takes(r *http.Request) bool {
+	for part := range strings.SplitSeq(rt.path, "/") {
+		name, open := strings.CutPrefix(part, "{")
+		name = strings.TrimSuffix(name, "}")
+		if v := r.PathValue(name); open && name != "inbox" && (!utf8.ValidString(v) || strings.IndexByte(v, 0) >= 0) {
+			return false
+		}
+	}
+	return true
+}
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), methods map[string]offer) error {
 	method := r.Method
@@ -292,6 +300,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 		if err := mayAsk(c, method, rt.path); err != nil {
 			return err
 		}
+	}
+	if !rt.takes(r) {
+		return fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound)
 	}
 	if rt.body > 0 {
 		if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "application/json" {

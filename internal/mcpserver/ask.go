@@ -82,7 +82,7 @@ func meaning(m policy.Mode) string {
 	case policy.ReadOnly:
 		return "you read mail and send none"
 	case policy.GatedAll:
-		return "what arrives waits for a person before you see it, and so does everything that you send"
+		return "what arrives waits for a person before it is in your inbox, and so does everything that you send"
 	case policy.GatedSend:
 		return "everything that you send waits for a person, but for mail to the allow list"
 	case policy.Monitored:
