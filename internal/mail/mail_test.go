@@ -251,7 +251,7 @@ func TestFromCaptured(t *testing.T) {
 	if diff := cmp.Diff([]string{"hidden@x.example", "other@x.example"}, hidden); diff != "" {
 		t.Error(diff)
 	}
-	if s := string(e.Raw); strings.Contains(s, "Bcc") || !strings.HasPrefix(s, "Date: ") || !strings.Contains(s, "\r\nMessage-ID: <") || !strings.HasSuffix(s, "\r\n\r\nbody \xc3\xa4\r\n.\r\n") {
+	if s := string(e.Raw); strings.Contains(s, "\nBcc:") || !strings.HasPrefix(s, "Date: ") || !strings.Contains(s, "\r\nMessage-ID: <") || !strings.HasSuffix(s, "\r\n\r\nbody \xc3\xa4\r\n.\r\n") {
 		t.Errorf("got %q", s)
 	}
 

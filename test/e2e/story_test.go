@@ -109,7 +109,7 @@ func TestPostfix(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if text := string(b); !strings.Contains(text, "Subject: Yes\n") || !strings.Contains(text, "\nhello\n.\n..dots\n") || strings.Contains(text, "\nTo: c@") || strings.Contains(text, "Bcc") {
+		if text := string(b); !strings.Contains(text, "Subject: Yes\n") || !strings.Contains(text, "\nhello\n.\n..dots\n") || strings.Contains(text, "\nTo: c@") || strings.Contains(text, "\nBcc:") {
 			t.Errorf("%s got:\n%s", user, text)
 		}
 	}
