@@ -136,11 +136,7 @@ func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	out := []actionJSON{}
-	for _, a := range list {
-		out = append(out, actionOf(c, a))
-	}
-	answer(w, http.StatusOK, map[string]any{"actions": out})
+	answer(w, http.StatusOK, map[string]any{"actions": each(list, func(a oversight.Action) actionJSON { return actionOf(c, a) })})
 	return nil
 }
 

@@ -125,11 +125,7 @@ func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, c caller)
 	if err != nil {
 		return err
 	}
-	out := []approvalJSON{}
-	for _, v := range votes {
-		out = append(out, approvalJSON(v))
-	}
-	answer(w, http.StatusOK, map[string]any{"approvals": out})
+	answer(w, http.StatusOK, map[string]any{"approvals": each(votes, func(v oversight.Vote) approvalJSON { return approvalJSON(v) })})
 	return nil
 }
 
@@ -159,11 +155,7 @@ func (s *Server) listComments(w http.ResponseWriter, r *http.Request, c caller) 
 	if err != nil {
 		return err
 	}
-	out := []commentJSON{}
-	for _, m := range list {
-		out = append(out, commentOf(m))
-	}
-	answer(w, http.StatusOK, map[string]any{"comments": out})
+	answer(w, http.StatusOK, map[string]any{"comments": each(list, commentOf)})
 	return nil
 }
 
