@@ -21,6 +21,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -309,12 +310,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[strin
 	}
 	rt, ok := methods[method]
 	if !ok {
-		var allow []string
-		for m := range methods {
-			allow = append(allow, m)
-		}
-		slices.Sort(allow)
-		w.Header().Set("Allow", strings.Join(allow, ", "))
+		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		return errMethod
 	}
 	var who auth.Principal

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"net/http"
 	"reflect"
@@ -283,12 +284,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 	}
 	rt, ok := methods[method]
 	if !ok {
-		var allow []string
-		for m := range methods {
-			allow = append(allow, m)
-		}
-		slices.Sort(allow)
-		w.Header().Set("Allow", strings.Join(allow, ", "))
+		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		return errMethod
 	}
 	var c caller

@@ -361,20 +361,26 @@ func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 	env.Raw = append(ses.trace(env, time.Now()), raw...)
 	ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 	defer cancel()
-	peer := ses.peer()
-	err := ses.s.cfg.Deliver(ctx, env, peer)
+	if err := ses.s.cfg.Deliver(ctx, env, ses.peer()); err != nil {
+		return ses.notTaken(err, 554, ses.peer().Remote.String())
+	}
+	return nil
+}
+
+// notTaken is the reply to a message that was not taken. A field that is wrong
+// is answered with code: 554 to another server, 550 to who wrote the message
+// (RFC 5321, section 4.2.3). What went wrong on our side is logged, not told.
+func (ses *session) notTaken(err error, code int, from string) error {
 	var fe *mail.FieldError
 	var no *RefusalError
 	switch {
 	case errors.As(err, &no):
 		return no.reply()
 	case errors.As(err, &fe):
-		return reply(554, smtp.EnhancedCode{5, 6, 0}, "%v", fe)
-	case err != nil:
-		ses.s.log.Error("deliver message", "err", err, "remote", peer.Remote.String())
-		return errTemporary
+		return reply(code, smtp.EnhancedCode{5, 6, 0}, "%v", fe)
 	}
-	return nil
+	ses.s.log.Error("take message", "err", err, "from", from)
+	return errTemporary
 }
 
 func (r *RefusalError) reply() *smtp.SMTPError {

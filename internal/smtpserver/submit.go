@@ -182,16 +182,8 @@ func (ses *session) submit(env mail.Envelope) error {
 	ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 	defer cancel()
 	said, err := ses.s.cfg.Submit(ctx, account, env, ses.peer())
-	var fe *mail.FieldError
-	var no *RefusalError
-	switch {
-	case errors.As(err, &no):
-		return no.reply()
-	case errors.As(err, &fe):
-		return reply(550, smtp.EnhancedCode{5, 6, 0}, "%v", fe)
-	case err != nil:
-		ses.s.log.Error("submit message", "err", err, "who", account.Who.String())
-		return errTemporary
+	if err != nil {
+		return ses.notTaken(err, 550, account.Who.String())
 	}
 	return reply(250, smtp.EnhancedCode{2, 0, 0}, "%s", said)
 }
