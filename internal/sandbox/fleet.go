@@ -47,6 +47,7 @@ type Config struct {
 	MaxSandboxes int           // at the same time, all projects together; 0 means 50
 	MaxTimeout   time.Duration // longest life that can be asked for; 0 means 24 h
 	StartTimeout time.Duration // until the guest must answer; 0 means 30 s
+	WarmTimeout  time.Duration // until the shell of a guest that is nobody's must have run; 0 means StartTimeout
 	SaveTimeout  time.Duration // until a snapshot must be written; 0 means 2 min
 	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
 	MaxPaused    int           // paused at the same time, all projects together; 0 means 200
@@ -111,6 +112,7 @@ func (c *Config) setDefaults() error {
 	c.KeepFreeMB = or(c.KeepFreeMB, 512)
 	c.MaxTimeout = or(c.MaxTimeout, 24*time.Hour)
 	c.StartTimeout = or(c.StartTimeout, 30*time.Second)
+	c.WarmTimeout = or(c.WarmTimeout, c.StartTimeout)
 	c.SaveTimeout = or(c.SaveTimeout, 2*time.Minute)
 	c.CPUs = or(c.CPUs, 2)
 	c.MemoryMB = or(c.MemoryMB, 1024)
@@ -459,8 +461,9 @@ func (f *Fleet) watch(l *liveSandbox) {
 		}
 		f.mu.Unlock()
 		f.pool.poke()
-		// Whoever takes it down ends ctx first.
-		work, l, err := f.claim(ctx, l.id)
+		// Whoever takes it down ends ctx first. An end is not broken off for
+		// another, which might find the server closed.
+		_, l, err := f.claim(ctx, l.id)
 		if err != nil {
 			return
 		}
@@ -468,6 +471,7 @@ func (f *Fleet) watch(l *liveSandbox) {
 		if ctx.Err() != nil {
 			return
 		}
+		work := context.WithoutCancel(ctx)
 		s, err := f.row(work, l.id)
 		switch {
 		case errors.Is(err, ErrNotFound): // it waited to be asked for

@@ -31,12 +31,33 @@ type link struct {
 	mu       sync.Mutex // guards the three below
 	attached map[string]net.Listener
 	inits    map[string]initRequest
-
-	owners map[string]auth.Principal
+	owners   map[string]auth.Principal
 
 	deaf    bool // the guest never listens
 	stopped bool // the guest takes connections and never answers
 	cold    bool // the guest never has its shell warm
+
+	ask func() // called when a guest is asked for its environment; nil means nothing is
+}
+
+// told is what the guest of a sandbox was told last.
+func (l *link) told(id string) initRequest {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.inits[id]
+}
+
+func (l *link) owner(id string) auth.Principal {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.owners[id]
+}
+
+// links is how many there are.
+func (l *link) links() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.attached)
 }
 
 type initRequest struct {
@@ -58,6 +79,9 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 		go func() {
 			_ = http.Serve(lis, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/envs" {
+					if l.ask != nil {
+						l.ask()
+					}
 					l.mu.Lock()
 					defer l.mu.Unlock()
 					_ = json.NewEncoder(w).Encode(l.inits[who.ID].EnvVars)
@@ -156,7 +180,7 @@ func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
 		link: &link{attached: map[string]net.Listener{}, inits: map[string]initRequest{}, owners: map[string]auth.Principal{}},
 	}
 	f.conf = sandboxtest.Config(t)
-	f.conf.StartTimeout, f.conf.OnEnd = 2*time.Second, func(id string) { f.ended <- id }
+	f.conf.OnEnd = func(id string) { f.ended <- id }
 	if change != nil {
 		change(&f.conf)
 	}
@@ -211,7 +235,7 @@ func (f *fixture) open() {
 func (f *fixture) create(r sandbox.Request) sandbox.Info {
 	f.t.Helper()
 	if r.Options.Timeout == 0 {
-		r.Options.Timeout = time.Minute
+		r.Options.Timeout = time.Hour
 	}
 	s, err := f.fleet.Create(f.t.Context(), f.who, r)
 	if err != nil {
@@ -243,7 +267,7 @@ func TestLife(t *testing.T) {
 		s := f.create(sandbox.Request{Template: "base", Metadata: map[string]string{"k": "v"}, EnvVars: map[string]string{"A": "b"}, Inbox: "ibx_1"})
 
 		// The guest was told who it is over the channel, whose key it does not hold.
-		in := f.link.inits[s.ID]
+		in := f.link.told(s.ID)
 		spec, _ := f.runtime.Spec(s.ID)
 		sum := sha256.Sum256([]byte(in.channel))
 		if in.EnvVars["A"] != "b" || in.EnvVars["E2B_SANDBOX_ID"] != s.ID || !slices.Contains(spec.Env, "POSTERN_CHANNEL_SHA256="+hex.EncodeToString(sum[:])) {
@@ -318,8 +342,8 @@ func TestCreateFails(t *testing.T) {
 			}
 			// Nothing stays behind: no link, nothing on the machine, no live row.
 			left, _ := f.runtime.List(t.Context())
-			if len(f.link.attached) != 0 || len(left) != 0 || len(f.fleet.Live()) != 0 {
-				t.Errorf("left: links %d, machine %v, live %v", len(f.link.attached), left, f.fleet.Live())
+			if f.link.links() != 0 || len(left) != 0 || len(f.fleet.Live()) != 0 {
+				t.Errorf("left: links %d, machine %v, live %v", f.link.links(), left, f.fleet.Live())
 			}
 			all, err := f.fleet.List(t.Context(), f.who, true)
 			if err != nil || (len(all) == 1) != tt.traces || tt.traces && all[0].State != sandbox.Failed {
@@ -359,25 +383,27 @@ func TestFull(t *testing.T) {
 func TestTimeUp(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
-	short, long, extended := f.create(sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond}}), f.create(sandbox.Request{}), f.create(sandbox.Request{Options: sandbox.Options{Timeout: 400 * time.Millisecond}})
+	brief := sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond}}
+	extended, long, short := f.create(brief), f.create(sandbox.Request{}), f.create(brief)
 	if _, err := f.fleet.SetTimeout(ctx, f.who, extended.ID, time.Hour, false); err != nil {
 		t.Fatal(err)
 	}
 	// Connecting never shortens a life.
-	if s, err := f.fleet.SetTimeout(ctx, f.who, long.ID, time.Millisecond, true); err != nil || time.Until(s.Ends) < 30*time.Second {
-		t.Errorf("extending made it end at %v, %v", s.Ends, err)
+	if s, err := f.fleet.SetTimeout(ctx, f.who, long.ID, time.Millisecond, true); err != nil || !s.Ends.Equal(long.Ends) {
+		t.Errorf("extending made it end at %v, %v, want %v", s.Ends, err, long.Ends)
 	}
 	if _, err := f.fleet.SetTimeout(ctx, f.who, long.ID, 48*time.Hour, false); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a timeout of two days: %v", err)
 	}
+	// Only now is anybody's time looked at: the first life was over before the
+	// other's, but for what was made of it meanwhile.
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
 	if id := <-f.ended; id != short.ID {
 		t.Errorf("%s ended, want %s", id, short.ID)
 	}
-	time.Sleep(500 * time.Millisecond)
-	if live := f.fleet.Live(); len(live) != 2 {
-		t.Errorf("live: %v", live)
+	if live, want := f.fleet.Live(), slices.Sorted(slices.Values([]string{long.ID, extended.ID})); !slices.Equal(live, want) {
+		t.Errorf("live: %v, want %v", live, want)
 	}
 	// When the server stops, the rest is frozen, and Run waits for it.
 	cancel()
@@ -386,6 +412,24 @@ func TestTimeUp(t *testing.T) {
 	}
 	if left, _ := f.runtime.List(t.Context()); len(left) != 0 {
 		t.Errorf("left on the machine: %v", left)
+	}
+	for _, id := range []string{long.ID, extended.ID} {
+		if got := f.state(id); got != sandbox.Paused {
+			t.Errorf("%s is %s, want that it was frozen", id, got)
+		}
+	}
+}
+
+// TestEndInVain: one whose life was made longer just when it was to end can be
+// worked on as before.
+func TestEndInVain(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	s := f.create(sandbox.Request{})
+	if err := f.fleet.EndInVain(t.Context(), f.who, s.ID); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("an end in vain = %v", err)
+	}
+	if err := f.fleet.Pause(t.Context(), f.who, s.ID, false); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -398,7 +442,7 @@ func TestLost(t *testing.T) {
 	if err != nil || len(all) != 1 || all[0].State != sandbox.Lost || !strings.Contains(all[0].Reason, "out of memory") {
 		t.Errorf("List = %+v, %v", all, err)
 	}
-	if len(f.link.attached) != 0 {
+	if f.link.links() != 0 {
 		t.Error("its link is still there")
 	}
 }

@@ -110,7 +110,7 @@ func (f *Fleet) askGuest(ctx context.Context, id string, key auth.Secret, method
 func (f *Fleet) warmGuest(ctx context.Context, id string) {
 	// One that dies meanwhile hears of nothing and says nothing; the pool must
 	// not wait for it for ever.
-	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, f.conf.WarmTimeout)
 	defer cancel()
 	if _, err := f.askGuest(ctx, id, f.ChannelKey(id), http.MethodPost, "/warm", nil, http.StatusNoContent); err != nil {
 		f.log.DebugContext(ctx, "warm the guest", "sandbox", id, "err", err)

@@ -31,7 +31,7 @@ type liveSandbox struct {
 	onDeath context.CancelCauseFunc // of whoever waits for its guest
 
 	// Guarded by Fleet.mu.
-	ending bool               // someone wants to end it
+	ending int                // how many wait to end it
 	cancel context.CancelFunc // of the claimer's work
 }
 
@@ -65,7 +65,7 @@ func (f *Fleet) claim(ctx context.Context, id string) (context.Context, *liveSan
 			continue
 		}
 		work, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		if l.ending {
+		if l.ending > 0 {
 			cancel() // who ends it is waiting for its turn
 		}
 		l.cancel = cancel
@@ -109,14 +109,22 @@ func (f *Fleet) release(l *liveSandbox) {
 // the caller's own leaving breaks nothing off.
 func (f *Fleet) claimToEnd(ctx context.Context, id string) (*liveSandbox, error) {
 	f.mu.Lock()
-	if l := f.live[id]; l != nil {
-		l.ending = true
-		if l.cancel != nil {
-			l.cancel()
+	was := f.live[id]
+	if was != nil {
+		was.ending++
+		if was.cancel != nil {
+			was.cancel()
 		}
 	}
 	f.mu.Unlock()
 	_, l, err := f.claim(context.WithoutCancel(ctx), id)
+	if was != nil {
+		// Its turn has come. It may yet find that it should not end, and then
+		// others must be able to work on it.
+		f.mu.Lock()
+		was.ending--
+		f.mu.Unlock()
+	}
 	return l, err
 }
 

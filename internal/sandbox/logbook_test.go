@@ -57,7 +57,7 @@ func TestLogbookIsBounded(t *testing.T) {
 			t.Fatalf("Write: got %d, %v", n, err)
 		}
 	}
-	if took := time.Since(begun); took > 10*time.Second {
+	if took := time.Since(begun); took > time.Minute { // at the rate that is kept it would be five
 		t.Errorf("it waited for %v", took)
 	}
 	if err := w.Close(); err != nil {

@@ -146,7 +146,7 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 }
 
 // adoptTimeout is how long a guest that was left alone may take to answer.
-const adoptTimeout = 5 * time.Second
+const adoptTimeout = 10 * time.Second
 
 // adopt goes on with a sandbox that a former process started. It returns why it
 // cannot, or the empty string.

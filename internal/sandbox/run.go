@@ -147,7 +147,9 @@ func (f *Fleet) freezeAll(ctx context.Context) {
 }
 
 func (f *Fleet) freeze(ctx context.Context, id string) error {
-	ctx, l, err := f.claim(ctx, id)
+	// Not with the claim's context: who waits to end it may find the server
+	// closed when its turn comes, and would leave a row that says that it runs.
+	_, l, err := f.claim(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -109,13 +109,15 @@ func TestWakeFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.runtime.FailStart(errors.New("boom"))
+	begin := time.Now()
 	for range 5 {
 		if err := f.fleet.Wake(ctx, s.ID); !errors.Is(err, sandbox.ErrNotResumed) {
 			t.Errorf("Wake = %v", err)
 		}
 	}
-	if n := strings.Count(strings.Join(f.verbs(s.ID), " "), "sandbox.resume_failed"); n != 1 {
-		t.Errorf("five requests tried %d times", n)
+	most := 1 + int(time.Since(begin)/(10*time.Second)) // after ten seconds it may be tried again
+	if n := strings.Count(strings.Join(f.verbs(s.ID), " "), "sandbox.resume_failed"); n < 1 || n > most {
+		t.Errorf("five requests tried %d times, want at most %d", n, most)
 	}
 	f.runtime.FailStart(nil)
 	if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil || !resumed {
@@ -163,7 +165,7 @@ func TestFullCostsNothing(t *testing.T) {
 // the pool waiting for a while, and not for ever.
 func TestWarmStuck(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
-		c.Cold, c.Prepare, c.StartTimeout = false, []string{"base"}, 500*time.Millisecond
+		c.Cold, c.Prepare, c.WarmTimeout = false, []string{"base"}, 100*time.Millisecond
 		c.Pool = sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 100}
 	})
 	f.link.cold = true

@@ -10,7 +10,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -53,7 +55,7 @@ type Inside interface {
 
 // Run tests a Runtime.
 func Run(t *testing.T, subject Subject) {
-	const bound = 30 * time.Second
+	const bound = time.Minute
 	open, specFor := subject.Open, subject.Spec
 	start := func(t *testing.T, r sandbox.Runtime) sandbox.Spec {
 		t.Helper()
@@ -88,11 +90,11 @@ func Run(t *testing.T, subject Subject) {
 		ends := make(chan end)
 		for range 3 {
 			go func() {
-				reason, err := r.Wait(context.WithoutCancel(t.Context()), s.ID)
+				reason, err := waitForEnd(context.WithoutCancel(t.Context()), r, s.ID)
 				ends <- end{reason, err}
 			}()
 		}
-		time.Sleep(50 * time.Millisecond)
+		waiting(t, 3)
 		if err := r.Stop(t.Context(), s.ID); err != nil {
 			t.Fatalf("stop: %v", err)
 		}
@@ -245,6 +247,34 @@ func (subject Subject) start(t *testing.T, r sandbox.Runtime, s sandbox.Spec) sa
 		}
 	})
 	return s
+}
+
+// waitForEnd is r.Wait, with a name that waiting finds.
+func waitForEnd(ctx context.Context, r sandbox.Runtime, id string) (string, error) {
+	reason, err := r.Wait(ctx, id)
+	return reason, err
+}
+
+// waiting returns when n callers of waitForEnd wait: who comes when all is over
+// finds no such sandbox any more.
+func waiting(t *testing.T, n int) {
+	t.Helper()
+	b := make([]byte, 8<<20)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		got := 0
+		for g := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
+			head, frames, _ := strings.Cut(g, "\n")
+			if strings.Contains(head, "[select") && strings.Contains(frames, "sandboxtest.waitForEnd(") {
+				got++
+			}
+		}
+		if got >= n {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d wait for the end, want %d", got, n)
+		}
+	}
 }
 
 // lives says that a sandbox has not ended.

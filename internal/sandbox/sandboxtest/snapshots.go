@@ -158,20 +158,20 @@ func (subject Subject) testSnapshots(t *testing.T) {
 			}
 			ends := make(chan string, 1)
 			go func() {
-				reason, err := r.Wait(context.WithoutCancel(t.Context()), s.ID)
+				reason, err := waitForEnd(context.WithoutCancel(t.Context()), r, s.ID)
 				if err != nil {
 					t.Errorf("wait: %v", err)
 				}
 				ends <- reason
 			}()
-			time.Sleep(20 * time.Millisecond) // or Wait might come when all is over
+			waiting(t, 1)
 			dir := save(t, r, s.ID, sandbox.SaveOptions{})
 			select {
 			case reason := <-ends:
 				if reason != "saved" {
 					t.Errorf("wait: got %q, want %q", reason, "saved")
 				}
-			case <-time.After(20 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("the sandbox goes on after it was saved")
 			}
 			if err := r.Save(t.Context(), s.ID, dir+"-2", sandbox.SaveOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
@@ -376,7 +376,7 @@ func (subject Subject) testUsage(t *testing.T) {
 		if err := in.Remove("/etc/large"); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) { // it may take its time
+		for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // it may take its time
 			u, err := r.Usage(t.Context(), s.ID)
 			if err != nil {
 				t.Fatalf("usage: %v", err)
