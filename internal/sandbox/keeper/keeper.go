@@ -49,8 +49,9 @@ import (
 const (
 	argv0      = "postern-keeper"
 	socketName = "keeper.sock" // in the data directory
-	// patience is for one answer of a keeper, which has nothing else to do.
-	patience = 5 * time.Second
+	// patience is for one answer of a keeper, which has nothing else to do; but
+	// the machine may have, and the first answer is that of a program that starts.
+	patience = 15 * time.Second
 )
 
 // IsKeeper says whether args, a whole command line, are a keeper's and not a
