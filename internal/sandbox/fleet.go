@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -245,6 +246,12 @@ func (f *Fleet) check(r Request) error {
 	}
 	if err := checkMap("metadata", r.Metadata); err != nil {
 		return err
+	}
+	for k := range r.EnvVars {
+		// Asked by the guest too, for whom it is too late to be told by name.
+		if k == "" || strings.Contains(k, "=") {
+			return fmt.Errorf("%w: envVars: %q is not a name of an environment variable", ErrInvalid, k)
+		}
 	}
 	return checkMap("envVars", r.EnvVars)
 }

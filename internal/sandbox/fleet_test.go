@@ -328,6 +328,8 @@ func TestCreateFails(t *testing.T) {
 		{"no timeout", nil, sandbox.Request{}, sandbox.ErrInvalid, false},
 		{"too long", nil, sandbox.Request{Options: sandbox.Options{Timeout: 25 * time.Hour}}, sandbox.ErrInvalid, false},
 		{"too much metadata", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, Metadata: map[string]string{"x": strings.Repeat("x", 65<<10)}}, sandbox.ErrInvalid, false},
+		{"no name in the environment", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, EnvVars: map[string]string{"": "x"}}, sandbox.ErrInvalid, false},
+		{"no name either", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, EnvVars: map[string]string{"a=b": "x"}}, sandbox.ErrInvalid, false},
 		{"NUL in the environment", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, EnvVars: map[string]string{"x": "a\x00b"}}, sandbox.ErrInvalid, false},
 	}
 	for _, tt := range tests {
