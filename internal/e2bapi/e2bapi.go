@@ -182,7 +182,7 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	handle("POST /v2/sandboxes", s.create)
 	handle("POST /sandboxes", s.create)
 	handle("GET /v2/sandboxes", s.list)
-	handle("GET /sandboxes", s.list)
+	handle("GET /sandboxes", s.listRunning)
 	handle("GET /sandboxes/{id}", s.get)
 	handle("DELETE /sandboxes/{id}", s.kill)
 	handle("POST /sandboxes/{id}/timeout", s.setTimeout)

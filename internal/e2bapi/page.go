@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -19,6 +20,12 @@ type page struct {
 // place orders what a list shows: by time in microseconds, of fixed width, then by id.
 func place(at time.Time, id string) string { return fmt.Sprintf("%020d.%s", at.UnixMicro(), id) }
 
+// isPlace reports whether s may be what [place] returned.
+func isPlace(s string) bool {
+	at, id, _ := strings.Cut(s, ".")
+	return len(at) == 20 && strings.Trim(at, "0123456789") == "" && id != ""
+}
+
 // pageOf returns the page that the query's limit and nextToken name.
 func pageOf(q url.Values) (page, error) {
 	p := page{limit: 100}
@@ -30,7 +37,7 @@ func pageOf(q url.Values) (page, error) {
 		p.limit = n
 	}
 	after, err := base64.RawURLEncoding.DecodeString(q.Get("nextToken"))
-	if err != nil || len(after) > 64 {
+	if err != nil || len(after) > 64 || len(after) > 0 && !isPlace(string(after)) {
 		return page{}, fmt.Errorf("%w: nextToken: want one that an earlier page gave", errRequest)
 	}
 	p.after = string(after)

@@ -134,7 +134,7 @@ func TestParseListQuery(t *testing.T) {
 	if err != nil || got.metadata["a b"] != "c&d" || !got.running || got.limit != 7 || !got.ascending {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	for _, bad := range []string{"limit=0", "limit=101", "limit=x", "order=up", "state=dead", "nextToken=%21", "startedAfter=yesterday"} {
+	for _, bad := range []string{"limit=0", "limit=101", "limit=x", "order=up", "state=dead", "nextToken=%21", "nextToken=zz", "startedAfter=yesterday"} {
 		q, _ := url.ParseQuery(bad)
 		if _, err := parseListQuery(q); err == nil {
 			t.Errorf("%s was taken", bad)

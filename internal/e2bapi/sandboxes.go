@@ -332,13 +332,13 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	if err != nil {
 		return err
 	}
-	total := 0
+	all = slices.DeleteFunc(all, func(i sandbox.Info) bool { return !q.matches(i) })
+	total := 0 // on all pages
 	for _, i := range all {
 		if running(i) {
 			total++
 		}
 	}
-	all = slices.DeleteFunc(all, func(i sandbox.Info) bool { return !q.matches(i) })
 	slices.SortFunc(all, func(a, b sandbox.Info) int {
 		c := cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
 		if q.ascending {
@@ -358,7 +358,28 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 		goesOn(w, place(last.Started, last.ID))
 		all = all[:q.limit]
 	}
-	w.Header().Set("X-Total-Running", strconv.Itoa(total))
+	if q.running {
+		w.Header().Set("X-Total-Running", strconv.Itoa(total))
+	}
+	reply(w, http.StatusOK, each(all, listed))
+	return nil
+}
+
+// listRunning is E2B's v1 of list: what runs, newest first, without pages. Who
+// calls it knows no cursor and would miss what is on a second page.
+func (s *Server) listRunning(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	q, err := parseListQuery(url.Values{"metadata": r.URL.Query()["metadata"], "state": {"running"}})
+	if err != nil {
+		return err
+	}
+	all, err := s.fleet.List(r.Context(), who, false)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(i sandbox.Info) bool { return !q.matches(i) })
+	slices.SortFunc(all, func(a, b sandbox.Info) int {
+		return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
+	})
 	reply(w, http.StatusOK, each(all, listed))
 	return nil
 }

@@ -65,6 +65,9 @@ describe('create', () => {
       [{ templateID: 'base', timeout: 10_000_000 }, /timeout/i],
       [{ templateID: 'base', surprise: true }, /surprise/],
       [{ templateID: 'base', metadata: 'x' }, /metadata/],
+      [{ templateID: 'base', envVars: { 'A=B': '1' } }, /envVars.*A=B/],
+      [{ templateID: 'base', envVars: { '': '1' } }, /envVars/],
+      [{ templateID: 'base', envVars: { A: 'x\0y' } }, /envVars.*A/],
       [{ templateID: 'base', network: { denyOut: ['example.com'] } }, /denyOut/i],
       [{ templateID: 'base', network: { allowOut: ['example.com'] } }, /allowOut|denyOut/i],
     ]) {
@@ -93,8 +96,16 @@ describe('list', () => {
     const all = (await server.api('GET', '/v2/sandboxes?template=base')).json
     assert.ok(all.some((s) => s.sandboxID === box.sandboxId))
     assert.deepEqual((await server.api('GET', '/v2/sandboxes?template=no-such')).json, [])
-    const v1 = (await server.api('GET', '/sandboxes')).json
-    assert.ok(v1.some((s) => s.sandboxID === box.sandboxId))
+    // The total is of all pages, within what was asked for, and of what runs.
+    const total = async (query) => (await server.api('GET', `/v2/sandboxes?${query}`)).headers.get('x-total-running')
+    assert.equal(await total('metadata=find%3Dother&limit=1'), '1')
+    assert.equal(await total('state=paused'), null)
+    // The old path has what runs, without pages.
+    const v1 = async () => (await server.api('GET', '/sandboxes?metadata=also%3D%25C5%25BE')).json.map((s) => s.sandboxID)
+    assert.deepEqual(await v1(), [box.sandboxId])
+    await box.pause()
+    assert.deepEqual(await v1(), [])
+    assert.deepEqual(await ids({ metadata: { find: 'me & you = 100 %' }, state: ['paused'] }), [box.sandboxId])
   })
 
   test('goes page by page, newest first or oldest first, every sandbox once', async () => {
@@ -122,7 +133,7 @@ describe('list', () => {
   })
 
   test('refuses limits, orders, states and cursors that there are not', async () => {
-    for (const q of ['limit=0', 'limit=101', 'limit=x', 'order=up', 'state=flying', 'nextToken=%21%21'])
+    for (const q of ['limit=0', 'limit=101', 'limit=x', 'order=up', 'state=flying', 'nextToken=%21%21', 'nextToken=zz'])
       assert.equal((await server.api('GET', `/v2/sandboxes?${q}`)).status, 400, q)
   })
 })
