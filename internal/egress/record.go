@@ -128,7 +128,7 @@ func (l *ledger) put(ctx context.Context, s *sighting, e Event) {
 }
 
 func (l *ledger) putNow(ctx context.Context, e Event) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second) // a disk may stall
 	defer cancel()
 	if e.Count == 0 {
 		e.Count = 1
