@@ -32,8 +32,8 @@ def secrets():
 def attempt(host, port):
     start = time.monotonic()
     try:
-        with socket.create_connection((host, port), timeout=5) as s:
-            s.settimeout(3)
+        with socket.create_connection((host, port), timeout=30) as s:
+            s.settimeout(30)
             s.sendall(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
             got = s.recv(100)
             how = "closed without an answer" if not got else f"ANSWERED {got[:40]!r}"
@@ -60,7 +60,7 @@ def tool(name, arguments):
             json.dumps(message).encode(),
             {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"},
         )
-        with urllib.request.urlopen(req, timeout=20) as r:
+        with urllib.request.urlopen(req, timeout=120) as r:
             text = r.read().decode()
         for line in text.splitlines():
             if line.startswith("data:"):
@@ -88,7 +88,7 @@ def mail(sender, to, bcc):
     m = email.message.EmailMessage()
     m["From"], m["To"], m["Subject"] = sender, "press@example.com", "Sales figures, fresh from the agent"
     m.set_content(text)
-    with smtplib.SMTP("smtp.example.com", 25, timeout=20) as s:
+    with smtplib.SMTP("smtp.example.com", 25, timeout=120) as s:
         s.login("agent", "no password is needed here")
         s.send_message(m)
         print(json.dumps({"smtp": "accepted"}))

@@ -66,7 +66,7 @@ async function stopOld() {
     const cmd = readFileSync(`/proc/${pid}/cmdline`, 'utf8')
     if (!cmd.includes(data)) return
     process.kill(pid, 'SIGTERM')
-    for (let i = 0; i < 100 && existsSync(`/proc/${pid}`); i++) await sleep(100)
+    for (let i = 0; i < 600 && existsSync(`/proc/${pid}`); i++) await sleep(100)
   } catch {
     // It has ended already.
   }
@@ -85,7 +85,7 @@ async function start() {
   child.on('exit', () => (ended = true))
   // A story that breaks off leaves nothing running, where it was to stop.
   if (stopAtEnd) process.on('exit', () => ended || child.kill('SIGTERM'))
-  for (let i = 0; i < 600; i++) {
+  for (let i = 0; i < 1800; i++) {
     const text = readFileSync(log, 'utf8')
     if (text.includes('Postern is running.') && (await answers())) {
       return { pid: child.pid, key: text.match(/e2b_[0-9a-f]{40}/)?.[0], link: text.match(/http\S+\/console\/setup\?token=\S+/)?.[0] }
@@ -93,9 +93,13 @@ async function start() {
     if (ended) throw new Error(`the server ended:\n${text}`)
     await sleep(100)
   }
-  throw new Error(`the server did not come up within a minute:\n${readFileSync(log, 'utf8')}`)
+  throw new Error(`the server did not come up within three minutes:\n${readFileSync(log, 'utf8')}`)
 }
 const answers = () => fetch(`${base}/health`).then((r) => r.ok, () => false)
+
+async function messagesOf(who, path = 'messages') {
+  return (await api(`/v1/inboxes/${who.address}/${path}`, who.key)).body.messages ?? []
+}
 
 async function api(path, key, init = {}) {
   const r = await fetch(base + path, { ...init, headers: { Authorization: `Bearer ${key}`, 'Content-Type': 'application/json' } })
@@ -204,13 +208,13 @@ const targets = [
   `10.0.0.1:${ports[0]}`, '10.0.0.1:22', `${host}:${ports[0]}`, `${hostname()}:${ports[0]}`, // the host's own services
   '10.0.0.6:49983', `49983-${second.sandboxId}.localdomain:80`, `${second.sandboxId}:49983`, // another sandbox
 ]
-const red = await sbx.commands.run(`python3 agent.py redteam ${targets.join(' ')}`, { cwd: '/home/user', timeoutMs: 90_000 })
+const red = await sbx.commands.run(`python3 agent.py redteam ${targets.join(' ')}`, { cwd: '/home/user', timeoutMs: 600_000 })
 const lines = red.stdout.trim().split('\n').map((l) => JSON.parse(l))
 equal('no secret in any environment or command line inside', lines[0].secrets, [])
 const denials = cli('audit', 'list', '--object', sbx.sandboxId, '--verb', 'egress.')
 for (const a of lines.slice(1)) {
   const on = denials.includes(`${a.host}:${a.port}`) || denials.includes(`"${a.host}"`) || denials.includes(`${a.host}.`)
-  check(`${a.host}:${a.port} blocked after ${a.ms} ms and on the record`, a.blocked && a.ms < 4000 && on, `${a.how}${on ? '' : '; not on the record'}`)
+  check(`${a.host}:${a.port} blocked after ${a.ms} ms and on the record`, a.blocked && a.ms < 20_000 && on, `${a.how}${on ? '' : '; not on the record'}`)
 }
 const own = await sbx.commands.run(`python3 -c "import socket; s=socket.socket(); s.settimeout(3); print(s.connect_ex(('127.0.0.1', ${ports[0]})))"`)
 check('its loopback is its own: the host\'s port is closed there', own.stdout.trim() !== '0')
@@ -221,7 +225,7 @@ except Exception as e: print(e)"`)
 check('claiming to be another sandbox leads nowhere', /404/.test(probe.stdout), probe.stdout)
 
 step('5. The agent sends its result by mail, with no credential, in two ways')
-const sent = await sbx.commands.run(`python3 agent.py mail ${analyst.address} ${buyer.address} ${auditor.address}`, { cwd: '/home/user', timeoutMs: 60_000 })
+const sent = await sbx.commands.run(`python3 agent.py mail ${analyst.address} ${buyer.address} ${auditor.address}`, { cwd: '/home/user', timeoutMs: 300_000 })
 check('by the tool email_send: pending_approval', /pending_approval/.test(sent.stdout), sent.stdout + sent.stderr)
 check('by python\'s smtplib to smtp.example.com:25: held', /"smtp": "accepted"/.test(sent.stdout), sent.stdout + sent.stderr)
 const before = await api(`/v1/inboxes/${buyer.address}/messages`, buyer.key)
@@ -249,14 +253,10 @@ check('reject, with a reason', /rejected/.test(cli('reject', bySMTP, '--reason',
 check('a second decision is refused', /is denied already/.test(cliFails('approve', bySMTP)))
 
 step('7. What was approved arrives, once, by SMTP; sealed, for its reader alone')
-let list
-for (let i = 0; i < 100; i++) {
-  list = (await api(`/v1/inboxes/${buyer.address}/messages`, buyer.key)).body.messages
-  if (list?.length) break
-  await sleep(100)
-}
+await until(async () => (await messagesOf(buyer)).length)
+await until(async () => (await messagesOf(auditor)).length)
 await sleep(1000)
-list = (await api(`/v1/inboxes/${buyer.address}/messages`, buyer.key)).body.messages
+const list = (await api(`/v1/inboxes/${buyer.address}/messages`, buyer.key)).body.messages
 equal('it arrived once', list.length, 1)
 const got = await api(`/v1/inboxes/${buyer.address}/messages/${list[0].id}`, buyer.key)
 check('the second agent reads it with its own key', got.body.subject === 'Sales by region' && /north\s+150/.test(got.body.text), JSON.stringify(got.body).slice(0, 300))
@@ -267,7 +267,7 @@ equal('and so is the project\'s', (await api(`/v1/inboxes/${buyer.address}/messa
 const readIn = async (options) => {
   const reader = await PlainSandbox.create(options)
   await reader.files.write('/home/user/agent.py', agent)
-  const { stdout } = await reader.commands.run('python3 agent.py read', { cwd: '/home/user', timeoutMs: 60_000 })
+  const { stdout } = await reader.commands.run('python3 agent.py read', { cwd: '/home/user', timeoutMs: 300_000 })
   await reader.kill()
   return stdout
 }
@@ -283,7 +283,6 @@ const post = (path, key, body) => api(path, key, { method: 'POST', body: JSON.st
 const answer = await post(`/v1/inboxes/${buyer.address}/messages/${got.body.id}/reply`, buyer.key, { text: 'Thank you. East is low: why?' })
 equal('the second agent answers, and that waits as well', answer.status, 202)
 check('a person lets it out', /approved/.test(cli('approve', answer.body.id)))
-const messagesOf = async (who, path = 'messages') => (await api(`/v1/inboxes/${who.address}/${path}`, who.key)).body.messages ?? []
 const arrived = await until(async () => (await messagesOf(analyst)).find((m) => m.subject === 'Re: Sales by region' && m.direction === 'in'))
 check('it arrives', Boolean(arrived))
 const thread = await api(`/v1/inboxes/${analyst.address}/threads/${arrived.thread}`, analyst.key)
@@ -355,7 +354,7 @@ await until(async () => cli('policy', 'show').includes('customers'))
 const offer = await propose(analyst, 'bob@customer.example', 'Offer', 'As discussed.')
 cli('approve', offer.id)
 equal('one approval of two: it still waits', (await stateOf(analyst, offer)).state, 'pending')
-const soon = await propose(analyst, buyer.address, 'Week 48', 'north 160', { undo_seconds: 60 })
+const soon = await propose(analyst, buyer.address, 'Week 48', 'north 160', { undo_seconds: 120 })
 equal('something is about to leave', (await stateOf(analyst, soon)).state, 'approved')
 cli('stop', 'inbox', analyst.address, '--reason', 'it writes nonsense')
 equal('a kill switch stops that', (await stateOf(analyst, soon)).state, 'denied')
@@ -398,7 +397,7 @@ await sbx.kill()
 await second.kill()
 if (stopAtEnd) {
   process.kill(server.pid, 'SIGTERM')
-  for (let i = 0; i < 150 && existsSync(`/proc/${server.pid}`); i++) await sleep(100)
+  for (let i = 0; i < 1800 && existsSync(`/proc/${server.pid}`); i++) await sleep(100)
   check('SIGTERM ends it', !existsSync(`/proc/${server.pid}`))
 } else {
   console.log(`
@@ -412,9 +411,9 @@ Postern is still running (process ${server.pid}; stop it with: kill ${server.pid
 console.log(`\n${passed} passed, ${failed} failed`)
 process.exit(failed ? 1 : 0)
 
-// until returns what f does once that is something, or nothing after half a minute.
+// until returns what f does once that is something, or nothing after two minutes.
 async function until(f) {
-  for (let i = 0; i < 300; i++) {
+  for (let i = 0; i < 1200; i++) {
     const v = await f()
     if (v) return v
     await sleep(100)

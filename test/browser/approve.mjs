@@ -94,7 +94,7 @@ async function run() {
 
   const now = () => page.locator('.standing .state').getAttribute('data-state')
   let got = await now()
-  for (let i = 0; i < 60 && ['approved', 'executing'].includes(got); i++) {
+  for (let i = 0; i < 240 && ['approved', 'executing'].includes(got); i++) {
     await page.waitForTimeout(500)
     got = await now().catch(() => 'approved') // the page was looking again just now
   }

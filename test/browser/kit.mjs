@@ -38,19 +38,20 @@ const home = mkdtempSync(join(tmpdir(), 'postern-browser-')) // nothing of the b
 const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM || '/usr/bin/chromium',
   headless: true,
+  timeout: 180_000,
   env: { ...process.env, HOME: home },
   args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
 })
 // Whatever hangs, the test ends.
 const watchdog = setTimeout(() => {
-  console.log('FAIL the test took longer than 8 minutes')
+  console.log('FAIL the test took longer than 12 minutes')
   process.exit(1)
-}, 480_000)
+}, 720_000)
 
 export const foreign = [] // requests that left for somewhere else
 export const complaints = [] // of the browser: policy violations, unknown markup
 function watch(context) {
-  context.setDefaultTimeout(60_000)
+  context.setDefaultTimeout(120_000)
   context.on('request', (r) => {
     if (new URL(r.url()).origin !== new URL(base).origin) foreign.push(r.url())
   })

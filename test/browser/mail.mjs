@@ -59,7 +59,7 @@ async function run() {
 
   const look = async () => {
     await go(domain)
-    for (let i = 0; i < 10; i++) { // the server looks at most every few seconds
+    for (let i = 0; i < 40; i++) { // the server looks at most every few seconds
       await page.getByRole('button', { name: 'Look at the DNS now' }).click()
       if (await page.getByRole('alert').count() === 0) return
       await page.waitForTimeout(1500)

@@ -25,11 +25,11 @@ const state = (page) => page.locator('.standing .state').getAttribute('data-stat
 
 // eventually waits for a condition, with room for a machine that is busy.
 async function eventually(what, ask) {
-  for (let i = 0; i < 150; i++) {
+  for (let i = 0; i < 600; i++) {
     if (await ask().catch(() => false)) return check(what, true)
     await new Promise((resolve) => setTimeout(resolve, 200))
   }
-  return check(what, false, 'not within 30 s')
+  return check(what, false, 'not within 2 minutes')
 }
 
 async function decisions(context) {

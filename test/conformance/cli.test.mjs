@@ -70,7 +70,7 @@ describe('e2b sandbox', () => {
 
   test('connect is a terminal', async () => {
     const cli = e2bCLI(['sandbox', 'connect', box.sandboxId], { terminal: true })
-    await eventually('the prompt', () => /\$ /.test(cli.text()), 30)
+    await eventually('the prompt', () => /\$ /.test(cli.text()))
     cli.type('echo the answer is $((6 * 7)); whoami; tty\n')
     await eventually('the answer', () => /the answer is 42[^]*user[^]*\/dev\/pts/.test(cli.text()))
     cli.type('exit\n')
@@ -88,7 +88,7 @@ describe('e2b sandbox', () => {
     await assert.rejects(e2b.Sandbox.getInfo(id), e2b.SandboxNotFoundError)
 
     const cli = e2bCLI(['sandbox', 'create', 'base'], { terminal: true })
-    await eventually('the prompt', () => /\$ /.test(cli.text()), 30)
+    await eventually('the prompt', () => /\$ /.test(cli.text()))
     cli.type('hostname; exit\n')
     assert.equal((await cli.end).code, 0)
 

@@ -26,7 +26,7 @@ describe('metrics', () => {
     })
     for (const k of ['cpuCount', 'cpuUsedPct', 'memUsed', 'memTotal', 'diskUsed', 'diskTotal']) assert.equal(typeof m[k], 'number', k)
     assert.ok(m.memTotal >= m.memUsed && m.memUsed > 0 && m.diskTotal >= m.diskUsed)
-    assert.ok(Math.abs(m.timestamp - began) < 60_000)
+    assert.ok(Math.abs(m.timestamp - began) < 300_000)
     assert.deepEqual(await box.getMetrics({ start: new Date(began - 3600_000), end: new Date(began - 1800_000) }), [])
     const many = await server.api('GET', `/sandboxes/metrics?sandbox_ids=${box.sandboxId},inosuch`)
     assert.equal(many.status, 200, many.text)
@@ -40,8 +40,8 @@ describe('metrics', () => {
     handle.wait().catch(() => {})
     await eventually('the use', async () => {
       const m = (await box.getMetrics()).at(-1)
-      return m.memUsed > 200 << 20 && m.cpuUsedPct > 20 && m.diskUsed > 40_000_000
-    }, 40)
+      return m.memUsed > 200 << 20 && m.cpuUsedPct > 10 && m.diskUsed > 40_000_000
+    }, 180)
     await handle.kill()
   })
 })
@@ -92,7 +92,7 @@ describe('webhooks', () => {
       assert.equal(made.status, 201, made.text)
       const hook = made.json
       const other = await Sandbox.create({ timeoutMs: 60_000 })
-      await eventually('two attempts', () => got.length >= 2, 60)
+      await eventually('two attempts', () => got.length >= 2)
       for (const { headers, body } of got) {
         const event = JSON.parse(body)
         assert.deepEqual([event.type, event.sandboxId], ['sandbox.lifecycle.created', other.sandboxId])
@@ -113,7 +113,7 @@ describe('webhooks', () => {
       const before = got.length
       const again = await server.api('POST', `/events/webhooks/${hook.id}/deliveries/${log[0].id}/redeliver`)
       assert.ok(again.status < 300, again.text)
-      await eventually('the redelivery', () => got.length > before, 30)
+      await eventually('the redelivery', () => got.length > before)
       assert.ok((await server.api('GET', '/events/webhooks')).json.some((h) => h.id === hook.id))
       const off = await server.api('PATCH', `/events/webhooks/${hook.id}`, { enabled: false })
       assert.deepEqual([off.status, off.json.enabled], [200, false])

@@ -20,24 +20,25 @@ while True:
             out.write(host + ' ' + type(e).__name__ + '\\n')
     time.sleep(0.05)
 `
-const counter = 'i=0; while :; do i=$((i+1)); echo $i >/home/user/count.new; mv /home/user/count.new /home/user/count; sleep 0.05; done'
+const counter = 'i=0; while :; do i=$((i+1)); echo $i >/home/user/count.new; mv /home/user/count.new /home/user/count; echo $EPOCHREALTIME >>/home/user/beats; sleep 0.05; done'
 
 if (phase === 'begin') {
   const s = await Sandbox.create({ timeoutMs: 600_000, network: { allowOut: ['203.0.113.10'], denyOut: ['0.0.0.0/0'] } })
   await s.runCode('x = 41')
   await s.files.write('/home/user/attacker.py', attacker)
-  const a = await s.commands.run(counter, { background: true })
-  const b = await s.commands.run('python3 /home/user/attacker.py', { background: true })
+  const a = await s.commands.run(counter, { background: true, timeoutMs: 0 })
+  const b = await s.commands.run('python3 /home/user/attacker.py', { background: true, timeoutMs: 0 })
   say({ id: s.sandboxId, pids: [a.pid, b.pid] })
 } else {
   const s = await Sandbox.connect(id)
   const { text } = await s.runCode('x + 1')
   const read = async () => Number(await s.files.read('/home/user/count'))
   const first = await read()
-  await new Promise((done) => setTimeout(done, 500))
-  const second = await read()
+  let second = first
+  for (const end = Date.now() + 60_000; second === first && Date.now() < end; second = await read()) await new Promise((done) => setTimeout(done, 300))
   const attempts = await s.files.read('/home/user/attempts')
+  const beats = (await s.files.read('/home/user/beats')).trim().split('\n').map(Number)
   const running = await s.commands.list()
-  say({ text, first, second, attempts: attempts.trim().split('\n'), pids: running.map((p) => p.pid) })
+  say({ text, first, second, attempts: attempts.trim().split('\n'), beats, pids: running.map((p) => p.pid) })
 }
 process.exit(0)

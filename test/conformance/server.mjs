@@ -23,7 +23,7 @@ export async function start(...flags) {
   child.stderr.on('data', (b) => (log += b))
   const ended = new Promise((done) => child.on('exit', done))
   for (let i = 0; !/  data  .*\n[^]*e2b_[0-9a-f]{40}/.test(log); i++) {
-    if (i > 1200 || child.exitCode !== null) throw new Error(`postern up: ${log}`)
+    if (i > 3600 || child.exitCode !== null) throw new Error(`postern up: ${log}`)
     await sleep(50)
   }
   const url = log.match(/API, proxy, MCP +(http:\/\/\S+)/)[1]
@@ -63,7 +63,7 @@ export async function start(...flags) {
       // What the server could not explain to a client it explains here.
       for (const line of log.split('\n')) if (line.includes('level=ERROR')) console.log(line)
       child.kill('SIGTERM')
-      const status = await Promise.race([ended, sleep(60_000, 'did not end', { ref: false })])
+      const status = await Promise.race([ended, sleep(180_000, 'did not end', { ref: false })])
       rmSync(data, { recursive: true, force: true })
       if (status !== 0) throw new Error(`postern up ended with ${status}: ${log.slice(-4000)}`)
     },
@@ -71,7 +71,7 @@ export async function start(...flags) {
 }
 
 /** eventually waits until f returns something true, for at most seconds. */
-export async function eventually(what, f, seconds = 20) {
+export async function eventually(what, f, seconds = 120) {
   const end = Date.now() + seconds * 1000
   for (;;) {
     const got = await f()

@@ -29,14 +29,14 @@ const headers = (more = {}) => ({
   ...more,
 })
 
-/** over makes one POST by HTTP/1.1 or by h2c with prior knowledge. */
-function over(version, path, body, more) {
+/** over makes one POST by HTTP/1.1 or by h2c with prior knowledge. By HTTP/1.1 it tells seen what comes, as it comes. */
+function over(version, path, body, more, seen = () => {}) {
   const url = new URL(server.url + path)
   if (version === 1)
     return new Promise((done, failed) => {
       const r = http.request(url, { method: 'POST', headers: headers(more) }, (res) => {
         const parts = []
-        res.on('data', (b) => parts.push(b))
+        res.on('data', (b) => (parts.push(b), seen(Buffer.concat(parts).toString())))
         res.on('error', failed)
         res.on('end', () => done({ status: res.statusCode, headers: res.headers, body: Buffer.concat(parts) }))
       })
@@ -217,9 +217,10 @@ describe('what the Python SDKs send', () => {
       return JSON.parse(l.body).processes?.find((p) => p.tag === 'orphan')?.pid
     })
     r.destroy()
-    const connected = over(1, '/process.Process/Connect', envelope(JSON.stringify({ process: { pid } })), { 'content-type': 'application/connect+json' })
+    let seen = ''
+    const connected = over(1, '/process.Process/Connect', envelope(JSON.stringify({ process: { pid } })), { 'content-type': 'application/connect+json' }, (text) => (seen = text))
+    await eventually('the connection', () => seen.includes('"start"'))
     await eventually('input', async () => (await over(1, '/process.Process/SendInput', JSON.stringify({ process: { pid }, input: { stdin: btoa('late') } }), { 'content-type': 'application/json' })).status === 200)
-    await new Promise((done) => setTimeout(done, 200))
     await over(1, '/process.Process/CloseStdin', JSON.stringify({ process: { pid } }), { 'content-type': 'application/json' })
     const events = envelopes((await connected).body).slice(0, -1).map((e) => JSON.parse(e.data).event)
     assert.equal(events[0].start.pid, pid)
@@ -228,9 +229,16 @@ describe('what the Python SDKs send', () => {
 
   test('deadlines by Connect-Timeout-Ms end the process, keep-alives come when asked for', async () => {
     const start = envelope(JSON.stringify({ process: { cmd: '/bin/sleep', args: ['300'] }, tag: 'deadline' }))
-    const r = await over(1, '/process.Process/Start', start, { 'content-type': 'application/connect+json', 'connect-timeout-ms': '2500', 'keepalive-ping-interval': '1' })
+    const alive = http.request(server.url + '/process.Process/Start', { method: 'POST', headers: headers({ 'content-type': 'application/connect+json', 'keepalive-ping-interval': '1' }) }, (res) =>
+      res.on('data', (b) => (text += b)).on('error', () => {}),
+    )
+    let text = ''
+    alive.on('error', () => {})
+    alive.end(envelope(JSON.stringify({ process: { cmd: '/bin/sleep', args: ['300'] }, tag: 'kept' })))
+    await eventually('a keep-alive', () => text.includes('"keepalive"'))
+    alive.destroy()
+    const r = await over(1, '/process.Process/Start', start, { 'content-type': 'application/connect+json', 'connect-timeout-ms': '1000' })
     const all = envelopes(r.body)
-    assert.ok(all.slice(0, -1).some((e) => JSON.parse(e.data).event.keepalive), 'no keep-alive')
     assert.equal(JSON.parse(all.at(-1).data).error?.code, 'deadline_exceeded')
     await eventually('the end of the process', async () => {
       const l = await over(1, '/process.Process/List', '{}', { 'content-type': 'application/json' })
@@ -309,11 +317,9 @@ describe('addresses', () => {
   })
 
   test('a closed port is 502 and says which', async () => {
-    const began = Date.now()
     const r = await at(box.sandboxID, 8123, box.trafficAccessToken ? { 'e2b-traffic-access-token': box.trafficAccessToken } : {})
     const body = await r.json()
     assert.deepEqual([r.status, body.message, body.port, body.code], [502, 'The sandbox is running but port is not open', 8123, 502])
-    assert.ok(Date.now() - began < 5000)
   })
 
   test('what is no sandbox or no port is refused', async () => {

@@ -38,7 +38,7 @@ func (s *server) project(method, path, body string) (status int, header http.Hea
 func TestControlPlane(t *testing.T) {
 	s := start(t, t.TempDir(), "--domain", "sandboxes.test")
 
-	status, _, b := s.project("POST", "/sandboxes", `{"templateID": "base", "timeout": 60, "envVars": {"X": "1"}, "metadata": {"n": "0"}}`)
+	status, _, b := s.project("POST", "/sandboxes", `{"templateID": "base", "timeout": 600, "envVars": {"X": "1"}, "metadata": {"n": "0"}}`)
 	var v1 struct{ SandboxID, EnvdAccessToken string }
 	if err := json.Unmarshal(b, &v1); err != nil || status != http.StatusCreated {
 		t.Fatalf("create, v1: %d %s", status, b)
@@ -107,9 +107,9 @@ func TestControlPlane(t *testing.T) {
 		name, target string
 		want         int
 	}{
-		{"valid", signed(first.access, time.Now().Add(time.Minute)), 200},
+		{"valid", signed(first.access, time.Now().Add(10*time.Minute)), 200},
 		{"expired", signed(first.access, time.Now().Add(-time.Minute)), 401},
-		{"by another token", signed("x", time.Now().Add(time.Minute)), 401},
+		{"by another token", signed("x", time.Now().Add(10*time.Minute)), 401},
 	} {
 		req := first.request("GET", tt.target, nil)
 		req.Header = http.Header{}

@@ -84,6 +84,7 @@ func (s *sinkSession) Data(r io.Reader) error {
 // and then shows that no message was delivered twice, none that was approved is
 // lost, and every one that was interrupted is unknown.
 func TestCrash(t *testing.T) {
+	t.Parallel() // it waits for the disk most of the time, and has all for itself
 	kills := 300
 	if s := os.Getenv("POSTERN_TEST_KILLS"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -102,6 +103,7 @@ func TestCrash(t *testing.T) {
 // proposed at one is approved at the other, executed by either, and one or the
 // other is killed.
 func TestCrashTwoServers(t *testing.T) {
+	t.Parallel()
 	url := database(t)
 	crash(t, 16, func(flags []string) []func() *server { return pair(t, url, flags...) }, "--database", url)
 }
@@ -120,7 +122,7 @@ func database(t *testing.T) string {
 // the key and the blobs of one.
 func pair(t *testing.T, url string, flags ...string) []func() *server {
 	t.Helper()
-	flags = append(flags, "--database", url, "--cold")
+	flags = append(flags, "--database", url, "--cold", "--pool-max", "0")
 	one, other := t.TempDir(), t.TempDir()
 	key := make([]byte, 32)
 	crand.Read(key)
@@ -144,7 +146,7 @@ func pair(t *testing.T, url string, flags ...string) []func() *server {
 
 func crash(t *testing.T, kills int, servers func(flags []string) []func() *server, where ...string) {
 	out, addr := listen(t)
-	starts := servers([]string{"--route", "sink.test=" + addr, "--log", "warn", "--inbox-limits", "none", "--project-limits", "none"})
+	starts := servers([]string{"--route", "sink.test=" + addr, "--log", "warn", "--inbox-limits", "none", "--project-limits", "none", "--cold", "--pool-max", "0"})
 	alive := make([]*server, len(starts))
 	for i, start := range starts {
 		alive[i] = start()
@@ -221,7 +223,7 @@ func crash(t *testing.T, kills int, servers func(flags []string) []func() *serve
 
 	// What was approved and not begun is delivered now.
 	states := map[string]string{}               // by action
-	deadline := time.Now().Add(2 * time.Minute) // with two servers, leases run out first
+	deadline := time.Now().Add(5 * time.Minute) // with two servers, leases run out first
 	for {
 		var list struct{ Actions []struct{ ID, State string } }
 		clear(states)
@@ -280,7 +282,7 @@ func TestCrashSchedule(t *testing.T) {
 	const mails, kills = 24, 6
 	out, addr := listen(t)
 	data := t.TempDir()
-	flags := []string{"--route", "sink.test=" + addr, "--log", "warn", "--inbox-limits", "none", "--project-limits", "none"}
+	flags := []string{"--route", "sink.test=" + addr, "--log", "warn", "--inbox-limits", "none", "--project-limits", "none", "--cold", "--pool-max", "0"}
 	s := start(t, data, flags...)
 	address, key := s.inbox("crash")
 
@@ -369,7 +371,7 @@ func TestCrashSchedule(t *testing.T) {
 	end := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() { work(s, end) })
-	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		var waits, all struct{ Actions []struct{ ID, State string } }
 		if _, err := call(s.local(), "GET", "http://x/v1/actions?state=scheduled,pending,approved,executing", "", nil, &waits); err != nil {
 			t.Fatal(err)

@@ -14,10 +14,10 @@ saw.code = (await s.runCode('6*7')).text
 const url = await s.downloadUrl('/home/user/site/index.html')
 saw.download = new URL(url).protocol + ' ' + (await (await fetch(url)).text())
 
-await s.commands.run('cd /home/user/site && exec python3 -m http.server 3000 --bind 0.0.0.0', { background: true })
+await s.commands.run('cd /home/user/site && exec python3 -m http.server 3000 --bind 0.0.0.0', { background: true, timeoutMs: 0 })
 const host = s.getHost(3000)
 const token = { 'e2b-traffic-access-token': s.trafficAccessToken }
-for (let i = 0; i < 100; i++) {
+for (let i = 0; i < 600; i++) {
   const r = await fetch(`https://${host}/`, { headers: token })
   saw.page = `${r.status} ${(await r.text()).trim()}`
   if (r.status === 200) break

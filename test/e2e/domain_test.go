@@ -53,7 +53,7 @@ func TestDomain(t *testing.T) {
 	if err := os.WriteFile(conf, []byte("nameserver "+ca.ip+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	// In a mount namespace of its own the SDK asks this server's DNS.
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "sh", "-c", `mount --bind "$1" "$(readlink -f /etc/resolv.conf)" && exec node domain.mjs`, "sh", conf)
@@ -126,7 +126,7 @@ func startAuthority(t *testing.T) *authority {
 	}
 	key := filepath.Join(dir, "own.key")
 	pool := selfSigned(t, a.own, key)
-	a.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	a.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
 	listen, manage := "127.0.0.1:"+freePort(t), "127.0.0.1:"+freePort(t)
 	a.directory, a.manage = "https://"+listen+"/dir", "https://"+manage
 	conf, err := json.Marshal(map[string]any{"pebble": map[string]any{
@@ -153,6 +153,17 @@ func startAuthority(t *testing.T) *authority {
 			t.Logf("pebble's log:\n%s", tail(a.log.String(), 40))
 		}
 	})
+	// A server that finds no authority asks again only after a while.
+	eventually(t, "pebble listens", func() bool {
+		for _, addr := range []string{listen, manage} {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				return false
+			}
+			c.Close()
+		}
+		return true
+	})
 	return a
 }
 
@@ -162,14 +173,7 @@ func (a *authority) count(what string) int { return strings.Count(a.log.String()
 // roots returns a file of the authority's root certificate.
 func (a *authority) roots(t *testing.T) string {
 	t.Helper()
-	var resp *http.Response
-	var err error
-	for range 100 {
-		if resp, err = a.client.Get(a.manage + "/roots/0"); err == nil {
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	resp, err := a.client.Get(a.manage + "/roots/0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +203,7 @@ func (a *authority) leaf(t *testing.T, roots, name string) *x509.Certificate {
 		conf.RootCAs.AppendCertsFromPEM(b)
 	}
 	var err error
-	for range 600 {
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		var c *tls.Conn
 		if c, err = tls.Dial("tcp", a.ip+":443", conf); err == nil {
 			defer c.Close()
@@ -208,7 +212,6 @@ func (a *authority) leaf(t *testing.T, roots, name string) *x509.Certificate {
 			}
 			return c.ConnectionState().PeerCertificates[0]
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 	t.Fatalf("no certificate for %s: %v", name, err)
 	return nil

@@ -84,7 +84,7 @@ func TestEgress(t *testing.T) {
 				tt.body = map[string]any{}
 			}
 			b := tt.s.sandbox(tt.body)
-			r := b.run("curl -sS -m 10 " + tt.url)
+			r := b.run("curl -sS -m 60 " + tt.url)
 			if got := strings.HasPrefix(r.stdout, "outside "); got != tt.open {
 				t.Errorf("got %q, %q (exit %d); want it open: %v", r.stdout, r.stderr, r.exit, tt.open)
 			}

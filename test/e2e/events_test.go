@@ -25,6 +25,7 @@ type taken struct {
 	Raw     bool              `json:"raw"`
 	Headers map[string]string `json:"headers"`
 	Body    string            `json:"body"`
+	At      int64             `json:"at"` // milliseconds since 1970: when it came
 }
 
 // A hookReceiver takes deliveries of webhooks.
@@ -49,7 +50,7 @@ func newHookReceiver(t *testing.T) *hookReceiver {
 		for k := range req.Header {
 			h[strings.ToLower(k)] = req.Header.Get(k)
 		}
-		r.got = append(r.got, taken{Headers: h, Body: string(b)})
+		r.got = append(r.got, taken{Headers: h, Body: string(b), At: time.Now().UnixMilli()})
 	}))
 	t.Cleanup(r.Close)
 	return r
@@ -65,6 +66,15 @@ func (r *hookReceiver) all() []taken {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]taken(nil), r.got...)
+}
+
+// different returns how many deliveries there were, of which one may come twice.
+func (r *hookReceiver) different() int {
+	seen := map[string]bool{}
+	for _, d := range r.all() {
+		seen[d.Headers["e2b-webhook-id"]+" "+d.Headers["webhook-id"]] = true
+	}
+	return len(seen)
 }
 
 var whsecText = regexp.MustCompile(`whsec_\S+`)
@@ -129,7 +139,7 @@ func TestObserve(t *testing.T) {
 	x.run("head -c 20000000 /dev/zero >/home/user/file; true")
 	type metric struct{ CPUCount, CPUUsedPct, MemUsed, MemTotal, DiskUsed, DiskTotal, TimestampUnix float64 }
 	var ms []metric
-	within(t, 20*time.Second, "a metric with what was written", func() bool {
+	within(t, 2*time.Minute, "a metric with what was written", func() bool {
 		status, _, b := s.project("GET", "/sandboxes/"+x.id+"/metrics", "")
 		if status != http.StatusOK || json.Unmarshal(b, &ms) != nil {
 			t.Fatalf("metrics: %d %s", status, b)
@@ -198,7 +208,7 @@ func TestObserve(t *testing.T) {
 		t.Errorf("the log says:\n%s", text)
 	}
 
-	within(t, 20*time.Second, "three deliveries", func() bool { return len(r.all()) == 3 })
+	within(t, 2*time.Minute, "three deliveries", func() bool { return r.different() == 3 })
 	ds := r.all()
 	for i := range ds {
 		if ds[i].Secret = made; ds[i].Headers["e2b-webhook-id"] == hook.ID {
@@ -206,12 +216,13 @@ func TestObserve(t *testing.T) {
 		}
 	}
 	verifyWithLibrary(t, ds)
-	within(t, 10*time.Second, "it on record", func() bool {
+	within(t, 2*time.Minute, "it on record", func() bool {
 		return strings.Contains(s.mustCLI("webhook", "deliveries", hook.ID), "delivered")
 	})
 	delivery := regexp.MustCompile(`dlv_\w+`).FindString(s.mustCLI("webhook", "deliveries", hook.ID))
+	before := len(r.all())
 	s.mustCLI("webhook", "redeliver", hook.ID, delivery)
-	within(t, 20*time.Second, "redelivery", func() bool { return len(r.all()) == 4 })
+	within(t, 2*time.Minute, "redelivery", func() bool { return len(r.all()) > before })
 	s.mustCLI("webhook", "delete", hook.ID)
 	if out, err := s.cli("webhook", "deliveries", hook.ID); err == nil {
 		t.Errorf("a deleted webhook has deliveries: %s", out)
@@ -224,6 +235,7 @@ func TestObserve(t *testing.T) {
 // TestWebhookCrash kills the server again and again between an event and its
 // delivery. Every event of the record is delivered, and verifies.
 func TestWebhookCrash(t *testing.T) {
+	t.Parallel()
 	r := newHookReceiver(t)
 	data := t.TempDir()
 	s := start(t, data, "--webhook-private", "--log", "warn")
@@ -265,7 +277,7 @@ func TestWebhookCrash(t *testing.T) {
 	if len(want) < acknowledged {
 		t.Errorf("%d events are on record after %d changes were acknowledged", len(want), acknowledged)
 	}
-	within(t, 3*time.Minute, "every event delivered", func() bool {
+	within(t, 10*time.Minute, "every event delivered", func() bool {
 		got := map[string]bool{}
 		for _, d := range r.all() {
 			got[d.Headers["webhook-id"]] = true
@@ -303,7 +315,7 @@ func TestWebhookAttackers(t *testing.T) {
 	// A name cannot be refused by its text.
 	id := regexp.MustCompile(`whk_\w+`).FindString(s.mustCLI("webhook", "create", "https://localhost:"+port+"/"))
 	x := s.sandbox(nil)
-	within(t, 20*time.Second, "refusal", func() bool {
+	within(t, 2*time.Minute, "refusal", func() bool {
 		return strings.Contains(s.mustCLI("webhook", "deliveries", id), "127.0.0.1 is loopback and never reachable") ||
 			strings.Contains(s.mustCLI("webhook", "deliveries", id), "::1 is loopback and never reachable")
 	})

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 )
 
 // cell runs python code in the sandbox's interpreter and returns what it
@@ -17,7 +16,7 @@ func (b *box) cell(code string) []string {
 	if err != nil {
 		b.s.t.Fatal(err)
 	}
-	r := b.run("curl -sS --max-time 50 127.0.0.1:49999/execute -d '" + strings.ReplaceAll(string(body), "'", `'\''`) + "'")
+	r := b.run("curl -sS --max-time 170 127.0.0.1:49999/execute -d '" + strings.ReplaceAll(string(body), "'", `'\''`) + "'")
 	var out strings.Builder
 	for l := range strings.Lines(r.stdout) {
 		var e struct{ Type, Text, Name, Value string }
@@ -39,12 +38,7 @@ func (b *box) cell(code string) []string {
 func TestCopiesShareNoRandomState(t *testing.T) {
 	s := start(t, t.TempDir(), "--snapshots")
 	// Before there is one, sandboxes are booted and are no copies.
-	for i := 0; !strings.Contains(s.log.String(), "made snapshot of template"); i++ {
-		if i > 600 {
-			t.Fatal("there is no snapshot of the template after a minute")
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+	s.await("made snapshot of template")
 
 	// Each line: what it is, and a value that two sandboxes must not have alike.
 	const draw = `

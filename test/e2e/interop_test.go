@@ -158,7 +158,7 @@ func TestInterop(t *testing.T) {
 	d := startDovecot(t)
 	ours := net.JoinHostPort("127.0.0.1", freePort(t))
 	addr, _ := postfixtest.Run(t, postfixtest.Config{LMTP: d.lmtp, Routes: map[string]string{"agents.internal": ours}})
-	s := start(t, t.TempDir(), "--smtp", ours, "--route", postfixtest.Domain+"="+addr, "--submissions", "127.0.0.1:0")
+	s := start(t, t.TempDir(), "--smtp", ours, "--route", postfixtest.Domain+"="+addr, "--submissions", "127.0.0.1:0", "--cold", "--pool-max", "0")
 	agent, key := s.inbox("analyst")
 
 	// The person writes first.

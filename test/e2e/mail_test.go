@@ -17,7 +17,7 @@ type mailer struct {
 
 // dialMail begins a conversation.
 func dialMail(addr string) (*mailer, error) {
-	conn, err := net.DialTimeout("tcp", addr, 10*time.Second)
+	conn, err := net.DialTimeout("tcp", addr, time.Minute)
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ func TestBrowserMail(t *testing.T) {
 		}
 	}))
 	defer provider.Close()
-	s = start(t, t.TempDir(), "--resolver", dns.Addr, "--mail-host", "mx.postern.example")
+	s = start(t, t.TempDir(), "--resolver", dns.Addr, "--mail-host", "mx.postern.example", "--cold", "--pool-max", "0")
 	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
 	if shots == "" {
 		shots = t.TempDir()

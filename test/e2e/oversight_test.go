@@ -33,7 +33,7 @@ func (sh shell) join(t *testing.T, name, role string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &http.Client{Jar: jar, Timeout: 20 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	c := &http.Client{Jar: jar, Timeout: time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	form := url.Values{"token": {token[1]}, "name": {name}, "password": {firstPassword}, "again": {firstPassword}}
 	if status, page := sh.s.form(c, "/console/setup", form); status != http.StatusSeeOther {
 		t.Fatalf("make %s: status %d\n%s", name, status, page)

@@ -11,7 +11,7 @@ import (
 // authenticator app without JavaScript, and with passkeys on a virtual
 // authenticator. Passkeys need a name, so the console is opened as localhost.
 func TestBrowserPeople(t *testing.T) {
-	s := start(t, t.TempDir())
+	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
 	if shots == "" {
 		shots = t.TempDir()

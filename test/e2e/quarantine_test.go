@@ -11,7 +11,7 @@ import (
 // and nothing of what it says; the inbox's key can look and not release it; what
 // is released is in the inbox, fenced.
 func TestQuarantine(t *testing.T) {
-	s := start(t, t.TempDir())
+	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	op := shell{s: s}
 	out := op.must(t, []string{"inbox", "create", "analyst"})
 	key := inboxKeyForm.FindString(out)

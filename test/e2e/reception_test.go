@@ -22,10 +22,11 @@ import (
 // each message that was answered with 250 is there, whole, once; that none is
 // there twice; and that nothing is left of those that were cut off.
 func TestReceptionCrash(t *testing.T) {
+	t.Parallel()
 	kills := times(t, "POSTERN_TEST_KILLS", 30)
 	data := t.TempDir()
-	s := start(t, data, "--cold", "--log", "warn")
-	address, key := s.inbox("crash")
+	s := start(t, data, "--cold", "--pool-max", "0", "--log", "warn")
+	address, key := s.inbox("reception")
 	var taken sync.Map // subject → true
 	var next, acked atomic.Int64
 	// A slow machine may answer nothing within so short a time: then more and
@@ -52,7 +53,7 @@ func TestReceptionCrash(t *testing.T) {
 		time.Sleep(rand.N(80 * time.Millisecond * time.Duration(1+round/kills*10)))
 		_ = s.kill(syscall.SIGKILL)
 		all.Wait()
-		s = start(t, data, "--cold", "--log", "warn")
+		s = start(t, data, "--cold", "--pool-max", "0", "--log", "warn")
 	}
 
 	count := map[string]int{}
@@ -109,7 +110,7 @@ func TestReceptionCrash(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	start(t, data, "--cold")
+	start(t, data, "--cold", "--pool-max", "0")
 	eventually(t, "what is stored is what rows name", func() bool {
 		files := stored()
 		for i := range files {

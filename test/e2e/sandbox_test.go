@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-var client = &http.Client{Timeout: 60 * time.Second}
+var client = &http.Client{Timeout: 2 * time.Minute}
 
 // A box is a sandbox, reached as the SDKs reach it.
 type box struct {
@@ -20,13 +20,17 @@ type box struct {
 	access, traffic string
 }
 
-// sandbox creates one. The body's fields are E2B's.
+// sandbox creates one, which lives for longer than a test unless the body says
+// otherwise. The body's fields are E2B's.
 func (s *server) sandbox(body map[string]any) *box {
 	s.t.Helper()
 	if body == nil {
 		body = map[string]any{}
 	}
 	body["templateID"] = "base"
+	if _, ok := body["timeout"]; !ok {
+		body["timeout"] = 3600
+	}
 	status, b, err := s.create(body)
 	if err != nil || status != http.StatusCreated {
 		s.t.Fatalf("create sandbox: status %d, %v", status, err)
@@ -72,11 +76,11 @@ type result struct {
 	failure        string // of the process, such as "signal: killed"
 }
 
-// run runs a command as the SDKs do, within a minute, and fails the test if it
-// cannot be run.
+// run runs a command as the SDKs do, within three minutes, and fails the test if
+// it cannot be run.
 func (b *box) run(command string) result {
 	b.s.t.Helper()
-	r, err := b.try(command, time.Minute)
+	r, err := b.try(command, 3*time.Minute)
 	if err != nil {
 		b.s.t.Fatalf("run %q in %s: %v", command, b.id, err)
 	}
@@ -100,7 +104,7 @@ func (b *box) try(command string, timeout time.Duration) (r result, err error) {
 	req.Header.Set("Content-Type", "application/connect+json")
 	req.Header.Set("Connect-Protocol-Version", "1")
 	req.Header.Set("Connect-Timeout-Ms", fmt.Sprint(timeout.Milliseconds()))
-	c := &http.Client{Timeout: timeout + 5*time.Second}
+	c := &http.Client{Timeout: timeout + 30*time.Second}
 	resp, err := c.Do(req)
 	if err != nil {
 		return r, err

@@ -87,7 +87,7 @@ Content-Transfer-Encoding: base64
 	}
 	// It is read in every way that there is. The connections are not kept: what
 	// the last answer on one was is in its buffer for as long as it is open.
-	read := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	read := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	ask := func(method, path, body string, want int) []byte {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.web+path, strings.NewReader(body))
@@ -145,7 +145,7 @@ Content-Transfer-Encoding: base64
 	}
 	// The memory, once the server has had time to notice that it is idle.
 	var found map[string]int
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	for try := 1; ; try++ {
 		found = scan(t, s.cmd.Process.Pid, hidden)

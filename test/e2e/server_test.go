@@ -130,8 +130,8 @@ func start(t testing.TB, data string, flags ...string) *server {
 	case err := <-s.done:
 		s.done <- err
 		t.Fatalf("postern up ended: %v\n%s", err, s.log)
-	case <-time.After(60 * time.Second):
-		t.Fatalf("postern up was not ready within a minute\n%s", s.log)
+	case <-time.After(3 * time.Minute):
+		t.Fatalf("postern up was not ready within three minutes\n%s", s.log)
 	}
 	text := s.log.String()
 	s.web, s.smtp = webLine.FindStringSubmatch(text)[1], smtpLine.FindStringSubmatch(text)[1]
@@ -172,9 +172,9 @@ func (s *server) kill(sig syscall.Signal) error {
 	case err := <-s.done:
 		s.done <- err
 		return err
-	case <-time.After(60 * time.Second):
+	case <-time.After(3 * time.Minute):
 		_ = s.cmd.Process.Kill()
-		return fmt.Errorf("%v did not end it within a minute", sig)
+		return fmt.Errorf("%v did not end it within three minutes", sig)
 	}
 }
 
@@ -204,7 +204,7 @@ func (s *server) inbox(name string) (address, key string) {
 
 // local returns a client on the server's local socket.
 func (s *server) local() *http.Client {
-	return &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{
+	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", filepath.Join(s.data, "postern.sock"))

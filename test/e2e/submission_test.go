@@ -42,7 +42,7 @@ func submitTo(t *testing.T, addr, address, key string, code int) *mailer {
 // sends at every other door; once approved it arrives, and what its reader is
 // told of its sender is proved.
 func TestSubmission(t *testing.T) {
-	s := start(t, t.TempDir(), "--submission", "127.0.0.1:0", "--submissions", "127.0.0.1:0")
+	s := start(t, t.TempDir(), "--submission", "127.0.0.1:0", "--submissions", "127.0.0.1:0", "--cold", "--pool-max", "0")
 	alice, aliceKey := s.inbox("alice")
 	bob, bobKey := s.inbox("bobby")
 	addr := submissionsLine.FindStringSubmatch(s.log.String())[1]

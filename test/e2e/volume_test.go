@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // volumeOf makes a volume and returns its id and token.
@@ -85,13 +84,13 @@ func TestVolumesSurvive(t *testing.T) {
 	again := func(how string, sig syscall.Signal) {
 		t.Helper()
 		_ = s.kill(sig)
-		if m, _ := diskOf(t, data); sig == syscall.SIGTERM && m != 0 {
-			t.Errorf("%s: %d mounts are left", how, m)
+		if sig == syscall.SIGTERM {
+			eventually(t, how+": no mount is left", func() bool { m, _ := diskOf(t, data); return m == 0 })
 		}
 		s = start(t, data)
 		s.key = key
 		b.s, bystander.s = s, s
-		if r := b.run("cat /mnt/data/f; n=$(wc -l </mnt/data/beats); sleep 1; [ $(wc -l </mnt/data/beats) -gt $n ] && echo beats; echo " + how + " >>/mnt/data/f"); !strings.HasSuffix(r.stdout, "beats\n") {
+		if r := b.run("cat /mnt/data/f; n=$(wc -l </mnt/data/beats); for i in $(seq 600); do sleep 0.1; [ $(wc -l </mnt/data/beats) -gt $n ] && echo beats && break; done; echo " + how + " >>/mnt/data/f"); !strings.HasSuffix(r.stdout, "beats\n") {
 			t.Errorf("%s: the sandbox: %+v", how, r)
 		}
 		if status, text := s.volumeFile(id, token, "/f"); status != 200 || !strings.HasSuffix(text, how+"\n") {
@@ -100,9 +99,8 @@ func TestVolumesSurvive(t *testing.T) {
 		if status, _, body := s.project("DELETE", "/volumes/"+id, ""); status != http.StatusConflict {
 			t.Errorf("%s: delete while it is mounted: %d %s", how, status, body)
 		}
-		if _, l := diskOf(t, data); l != 1 {
-			t.Errorf("%s: %d loop devices, want 1", how, l)
-		}
+		// That of before goes a moment after its last mount.
+		eventually(t, how+": one loop device", func() bool { _, l := diskOf(t, data); return l == 1 })
 	}
 	again("killed", syscall.SIGKILL)
 	again("stopped", syscall.SIGTERM)
@@ -128,18 +126,17 @@ func TestVolumesSurvive(t *testing.T) {
 	if status, text := s.volumeFile(id, token, "/f"); status != http.StatusNotFound {
 		t.Errorf("the token of a deleted volume: %d %q", status, text)
 	}
-	for range 50 { // a loop device goes a moment after its last mount
-		if m, l := diskOf(t, data); m == 0 && l == 0 {
-			break
+	eventually(t, "of a deleted volume no mounts and loop devices are left", func() bool {
+		m, l := diskOf(t, data)
+		return m == 0 && l == 0
+	})
+	eventually(t, "nor files", func() bool {
+		es, err := os.ReadDir(filepath.Join(data, "volumes"))
+		if err != nil {
+			t.Fatal(err)
 		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	if m, l := diskOf(t, data); m != 0 || l != 0 {
-		t.Errorf("of a deleted volume %d mounts and %d loop devices are left", m, l)
-	}
-	if es, err := os.ReadDir(filepath.Join(data, "volumes")); err != nil || len(es) > 0 {
-		t.Errorf("files that are left: %v, %v", es, err)
-	}
+		return len(es) == 0
+	})
 	if r := bystander.run("echo alive"); r.stdout != "alive\n" {
 		t.Errorf("the bystander: %+v", r)
 	}
