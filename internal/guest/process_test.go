@@ -254,9 +254,27 @@ func TestConnect(t *testing.T) {
 
 func TestDeadlineKills(t *testing.T) {
 	g := newRig(t)
+	// begun has a process with a deadline begin. On a machine that stands still
+	// for as long it would be over before, so then it gets more time.
+	begun := func() (*connect.ServerStreamForClient[processpb.StartResponse], uint32, context.CancelFunc) {
+		for limit := 500 * time.Millisecond; ; limit *= 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			st, err := g.proc.Start(ctx, connect.NewRequest(shell("sleep 600; true")))
+			if err == nil && st.Receive() {
+				return st, st.Msg().GetEvent().GetStart().GetPid(), cancel
+			}
+			if err == nil {
+				err = st.Err()
+				st.Close()
+			}
+			cancel()
+			if connect.CodeOf(err) != connect.CodeDeadlineExceeded || limit > time.Minute {
+				t.Fatal(err)
+			}
+		}
+	}
 	for _, stay := range []bool{true, false} {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		st, pid := g.begin(ctx, connect.NewRequest(shell("sleep 60; true")))
+		st, pid, cancel := begun()
 		if stay {
 			for st.Receive() {
 			}
@@ -268,7 +286,7 @@ func TestDeadlineKills(t *testing.T) {
 		}
 		st.Close()
 		cancel()
-		for end := time.Now().Add(5 * time.Second); unix.Kill(int(pid), 0) == nil; time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(3 * time.Minute); unix.Kill(int(pid), 0) == nil; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("process %d lives after its deadline (client stays: %v)", pid, stay)
 			}
@@ -278,13 +296,20 @@ func TestDeadlineKills(t *testing.T) {
 
 func TestKeepalive(t *testing.T) {
 	g := newRig(t)
-	req := connect.NewRequest(shell("sleep 1.5"))
-	req.Header().Set("Keepalive-Ping-Interval", "1")
-	r, err := g.run(req)
-	if err != nil || r.keepalives != 1 {
-		t.Errorf("got %d keepalives, %v, want 1", r.keepalives, err)
+	// One each second, but for those seconds in which this machine stands still.
+	for _, sleep := range []string{"1.5", "5", "30"} {
+		req := connect.NewRequest(shell("sleep " + sleep))
+		req.Header().Set("Keepalive-Ping-Interval", "1")
+		begin := time.Now()
+		r, err := g.run(req)
+		if most := int(time.Since(begin) / time.Second); err != nil || r.keepalives > most || r.keepalives == 0 && sleep == "30" {
+			t.Errorf("got %d keepalives, %v, want at most %d, and some", r.keepalives, err, most)
+		}
+		if r.keepalives > 0 {
+			break
+		}
 	}
-	req = connect.NewRequest(shell("true"))
+	req := connect.NewRequest(shell("true"))
 	req.Header().Set("Keepalive-Ping-Interval", "-1")
 	if _, err := g.run(req); connect.CodeOf(err) != connect.CodeInvalidArgument {
 		t.Errorf("got %v, want invalid argument", err)
@@ -316,7 +341,7 @@ func TestBackpressure(t *testing.T) {
 		t.Errorf("got %d bytes, %v, want %d", n, st.Err(), size)
 	}
 	runtime.ReadMemStats(&after)
-	if grown := int64(after.Sys) - int64(before.Sys); grown > 64<<20 { // the client is in here too
+	if grown := int64(after.Sys) - int64(before.Sys); grown > 256<<20 { // the client is in here too
 		t.Errorf("memory grew by %d MiB", grown>>20)
 	}
 }
@@ -396,7 +421,7 @@ func TestReadersComeAndGo(t *testing.T) {
 	if first, last := lines(t, append([]byte("\n"), r.stdout...)); first != 1000000 || last != end || r.end.GetExitCode() != 0 {
 		t.Errorf("the one that stays: got %d to %d, %v", first, last, r.end)
 	}
-	if len(again.stdout) > 0 {
+	if bytes.Count(again.stdout, []byte("\n")) > 2 { // else all was over when it came
 		if _, last := lines(t, again.stdout); last != end {
 			t.Errorf("the one that comes back: got up to %d, want %d", last, end)
 		}
@@ -418,7 +443,7 @@ func TestNobodyReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
-	for end := time.Now().Add(10 * time.Second); unix.Kill(int(pid), 0) == nil; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); unix.Kill(int(pid), 0) == nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it waits for a reader who has gone")
 		}
