@@ -45,7 +45,7 @@ func BenchmarkSave(b *testing.B) {
 		if err := r.Start(b.Context(), s); err != nil {
 			b.Fatal(err)
 		}
-		h.ping(b, 10*time.Second)
+		h.ping(b)
 		for _, c := range []struct {
 			name string
 			o    sandbox.SaveOptions
@@ -106,7 +106,7 @@ func (m measures) cycle(b *testing.B, r *Runtime, name, from string) {
 		b.Fatal(err)
 	}
 	m.add(name+"-start", begin)
-	h.ping(b, 10*time.Second)
+	h.ping(b)
 	m.add(name+"-answer", begin)
 	begin = time.Now()
 	if err := r.Stop(context.Background(), s.ID); err != nil {

@@ -336,14 +336,18 @@ func (g *cgroups) pids(id string) ([]int, error) {
 // ones may appear while it looks, so it looks until there is none.
 func (g *cgroups) kill(ctx context.Context, id string) error {
 	held := map[int]int{} // process → pidfd
+	ends := time.Duration(0)
 	defer func() {
 		for _, fd := range held {
-			reap(fd)
+			reap(fd, ends)
 			unix.Close(fd)
 		}
 	}()
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		pids, err := g.pids(id)
+		if err == nil && len(pids) == 0 {
+			ends = time.Second // each has left its cgroup, which it does before its end
+		}
 		if err != nil || len(pids) == 0 {
 			return err
 		}
@@ -390,8 +394,11 @@ func (g *cgroups) killOne(id string, p int, held map[int]int) error {
 }
 
 // reap takes the last of a process that has ended, if it was given to us: in a
-// container we may be process 1, which inherits all that lose their parent.
-func reap(pidfd int) {
+// container we may be process 1, which inherits all that lose their parent. It
+// waits as long as within for one that is about to end.
+func reap(pidfd int, within time.Duration) {
+	for end := time.Now().Add(within); !hasEnded(pidfd, 10) && time.Now().Before(end); {
+	}
 	_ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil) // ECHILD: somebody else's
 }
 

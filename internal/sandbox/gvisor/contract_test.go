@@ -28,7 +28,7 @@ func TestContract(t *testing.T) {
 			return s
 		},
 		Inside: func(t *testing.T, id string) sandboxtest.Inside {
-			hosts[id].ping(t, 10*time.Second)
+			hosts[id].ping(t)
 			return inside{t, hosts[id]}
 		},
 	})
@@ -41,7 +41,7 @@ type inside struct {
 }
 
 func (i inside) ask(path string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	return i.h.get(ctx, path)
 }

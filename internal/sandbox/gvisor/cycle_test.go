@@ -3,6 +3,7 @@ package gvisor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -55,6 +56,35 @@ func holdings(t *testing.T) (files, goroutines int) {
 	return files, goroutines
 }
 
+// holdsNoMore says that this process has not more than before. What ends in a
+// moment is no leak: a goroutine has told of the end before it returns.
+func holdsNoMore(t *testing.T, files, goroutines int) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		f, g := holdings(t)
+		if f <= files+1 && g <= goroutines {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("open files %d, before %d; goroutines %d, before %d", f, files, g, goroutines)
+		}
+	}
+}
+
+// instanceOf is what a runtime knows of a sandbox.
+func instanceOf(r *Runtime, id string) *instance {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all[id]
+}
+
+// instances are the sandboxes that a runtime knows of.
+func instances(r *Runtime) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.all))
+}
+
 // TestSaveAndRestoreCyclesLeaveNothing: one sandbox that is paused and resumed
 // again and again, each time with changes. POSTERN_TEST_CYCLES=15 makes it 300.
 func TestSaveAndRestoreCyclesLeaveNothing(t *testing.T) {
@@ -66,7 +96,7 @@ func TestSaveAndRestoreCyclesLeaveNothing(t *testing.T) {
 	if err := r.Start(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	h.ping(t, 10*time.Second)
+	h.ping(t)
 	files, goroutines := 0, 0
 	for n := range times(t, 20) {
 		mark := strconv.Itoa(n)
@@ -98,7 +128,7 @@ func TestSaveAndRestoreCyclesLeaveNothing(t *testing.T) {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
-		h.ping(t, 10*time.Second)
+		h.ping(t)
 		in = inside{t, h}
 		if got, err := in.Remembered(); err != nil || got != mark {
 			t.Fatalf("round %d: remembered %q, %v", n, got, err)
@@ -112,15 +142,12 @@ func TestSaveAndRestoreCyclesLeaveNothing(t *testing.T) {
 	if err := r.Stop(t.Context(), s.ID); err != nil {
 		t.Fatal(err)
 	}
-	f, g := holdings(t)
-	if f > files+1 || g > goroutines {
-		t.Errorf("open files %d, before %d; goroutines %d, before %d", f, files, g, goroutines)
-	}
+	holdsNoMore(t, files, goroutines)
 	if es, err := os.ReadDir(parent); err != nil || len(es) != 0 {
 		t.Errorf("beside the snapshots: %v, %v", es, err)
 	}
-	if len(r.all) != 0 {
-		t.Errorf("instances left: %v", r.all)
+	if all := instances(r); len(all) != 0 {
+		t.Errorf("instances left: %v", all)
 	}
 }
 
@@ -163,10 +190,9 @@ func TestPartsKilledWhileStarting(t *testing.T) {
 				}
 			}
 		})
-		begin := time.Now()
 		err := r.Start(t.Context(), s)
-		if took := time.Since(begin); took > 20*time.Second {
-			t.Errorf("%s killed: start took %v", name, took)
+		if err != nil && strings.Contains(err.Error(), "not started within") {
+			t.Errorf("%s killed: the start went on as long as it may: %v", name, err)
 		}
 		close(stop)
 		wg.Wait()
@@ -245,7 +271,7 @@ func TestManyAlive(t *testing.T) {
 	}
 	var memory int64
 	for i, h := range hosts {
-		h.ping(t, 20*time.Second)
+		h.ping(t)
 		u, err := r.Usage(t.Context(), specs[i].ID)
 		if err != nil {
 			t.Error(err)

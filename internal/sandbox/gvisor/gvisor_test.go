@@ -124,7 +124,9 @@ func newLink(t testing.TB) (*host, *os.File) {
 	}}}
 	t.Cleanup(func() {
 		h.http.CloseIdleConnections()
-		s.Close()
+		// It waits for whoever reads the link. They read by its number, which is
+		// soon another link's: they would take that one's packets.
+		s.Destroy()
 		unix.Close(p[0])
 	})
 	return h, os.NewFile(uintptr(p[1]), "link")
@@ -144,13 +146,16 @@ func (h *host) get(ctx context.Context, path string) (string, error) {
 	return string(b), err
 }
 
-// ping waits until the guest answers.
-func (h *host) ping(t testing.TB, within time.Duration) {
+// ping waits until the guest answers. What was sent before the sandbox had its
+// link is lost, so it asks anew, and each time waits for longer: the machine may
+// have much else to do.
+func (h *host) ping(t testing.TB) {
 	t.Helper()
+	const within = 2 * time.Minute
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	for {
-		try, stop := context.WithTimeout(ctx, 2*time.Second)
+	for patience := 2 * time.Second; ; patience *= 2 {
+		try, stop := context.WithTimeout(ctx, patience)
 		got, err := h.get(try, "/ping")
 		stop()
 		if err == nil && got == "pong" {
@@ -166,7 +171,7 @@ func (h *host) ping(t testing.TB, within time.Duration) {
 // do runs a command of the test's guest as a user.
 func (h *host) do(t testing.TB, uid int, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	got, err := h.get(ctx, "/do?"+url.Values{"uid": {fmt.Sprint(uid)}, "a": args}.Encode())
 	if err != nil {
@@ -203,7 +208,7 @@ func start(t testing.TB, r *Runtime, change func(*sandbox.Spec)) (sandbox.Spec, 
 			t.Error(err)
 		}
 	})
-	h.ping(t, 10*time.Second)
+	h.ping(t)
 	return s, h
 }
 

@@ -99,7 +99,7 @@ func (i *instance) release() {
 	}
 	for _, f := range []*os.File{i.sentryFD, i.goferFD} {
 		if f != nil {
-			reap(int(f.Fd()))
+			reap(int(f.Fd()), time.Second)
 			f.Close()
 		}
 	}

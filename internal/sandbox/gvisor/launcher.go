@@ -129,8 +129,8 @@ func (l *launcher) launch(ctx context.Context, order launchOrder, link, out, fro
 	})
 	defer func() {
 		stop()
-		if derr := l.dismiss(); err == nil {
-			err = derr
+		if derr := l.dismiss(); err == nil && derr != nil {
+			err = because(ctx, derr) // it may have been killed with its answer given
 		}
 		said = l.errs.String()
 	}()

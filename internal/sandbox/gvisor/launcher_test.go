@@ -2,9 +2,17 @@ package gvisor
 
 import (
 	"log/slog"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 )
+
+// awaiting says whether launchers are being started for later.
+func awaiting() bool {
+	b := make([]byte, 4<<20)
+	return strings.Contains(string(b[:runtime.Stack(b, true)]), "gvisor.(*Runtime).await(")
+}
 
 // TestLaunchersWait: starts that find a launcher waiting, starts that find one
 // that somebody has ended, and many at once.
@@ -15,7 +23,8 @@ func TestLaunchersWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { // after the last await, also if the test fails
-		time.Sleep(100 * time.Millisecond)
+		for end := time.Now().Add(time.Minute); awaiting() && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		}
 		for len(r.waiting) > 0 {
 			if err := (<-r.waiting).dismiss(); err == nil {
 				t.Error("a launcher without an order ends: got no error")
@@ -24,7 +33,7 @@ func TestLaunchersWait(t *testing.T) {
 	})
 	wait := func(n int) {
 		t.Helper()
-		for end := time.Now().Add(10 * time.Second); len(r.waiting) < n; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); len(r.waiting) < n; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%d launchers wait, want %d", len(r.waiting), n)
 			}
@@ -40,14 +49,16 @@ func TestLaunchersWait(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	for end := time.Now().Add(time.Minute); awaiting() && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	}
 	for range 2 { // all that wait
 		l := <-r.waiting
 		if err := l.cmd.Process.Kill(); err != nil {
 			t.Error(err)
 		}
+		awaitEnd(t, l.cmd.Process.Pid) // or it would still take an order
 		r.waiting <- l
 	}
-	time.Sleep(50 * time.Millisecond)
 	for range 3 {
 		start(t, r, nil)
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,14 +47,21 @@ func TestSaveToAFullDisk(t *testing.T) {
 			if es, err := os.ReadDir(disk); err != nil || len(es) != 0 {
 				t.Errorf("save %+v to %s: left %v, %v", o, size, es, err)
 			}
-			h.ping(t, 5*time.Second)
+			h.ping(t)
 			if got, err := in.Remembered(); err != nil || got != "here" {
 				t.Errorf("after a save that failed: got %q, %v", got, err)
 			}
 		}
-		var st unix.Statfs_t
-		if err := unix.Statfs(disk, &st); err != nil || st.Blocks-st.Bfree > 1 {
-			t.Errorf("the full disk: %d of %d blocks are still used, %v", st.Blocks-st.Bfree, st.Blocks, err)
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			var st unix.Statfs_t
+			err := unix.Statfs(disk, &st)
+			if err == nil && st.Blocks-st.Bfree <= 1 {
+				break
+			}
+			if err != nil || time.Now().After(end) {
+				t.Errorf("the full disk: %d of %d blocks are still used, %v", st.Blocks-st.Bfree, st.Blocks, err)
+				break
+			}
 		}
 		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil { // gVisor may have an empty file open
 			t.Errorf("unmount: %v", err)
@@ -80,14 +88,19 @@ func TestSentryKilledWhileSaving(t *testing.T) {
 			t.Fatalf("dirty: %q, %v", got, err)
 		}
 		parent := t.TempDir()
-		go func() {
+		sentry, err := unix.PidfdOpen(instanceOf(r, s.ID).sentry, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var killing sync.WaitGroup
+		killing.Go(func() {
 			time.Sleep(rand.N(60 * time.Millisecond))
-			_ = unix.Kill(r.all[s.ID].sentry, unix.SIGKILL) // it may have ended
-		}()
+			_ = unix.PidfdSendSignal(sentry, unix.SIGKILL, nil, 0) // it may have ended
+		})
 		begin := time.Now()
 		o := allOptions[n%len(allOptions)]
-		err := r.Save(t.Context(), s.ID, parent+"/snapshot", o)
-		if took := time.Since(begin); took > 5*time.Second {
+		err = r.Save(t.Context(), s.ID, parent+"/snapshot", o)
+		if took := time.Since(begin); took > time.Minute { // it may be five
 			t.Errorf("save %+v: took %v", o, took)
 		}
 		es, _ := os.ReadDir(parent)
@@ -100,6 +113,8 @@ func TestSentryKilledWhileSaving(t *testing.T) {
 		if reason, err := r.Wait(t.Context(), s.ID); err != nil || reason != reasonKilled && reason != reasonSaved {
 			t.Errorf("save %+v: ended: got %q, %v", o, reason, err)
 		}
+		killing.Wait()
+		unix.Close(sentry)
 	}
 }
 
@@ -178,13 +193,10 @@ func TestSnapshotsThatDoNotFit(t *testing.T) {
 			_, link := newLink(t)
 			s := specWith(t, link)
 			s.From = dir
-			begin := time.Now()
+			// And soon: else it would be said that it had not started in time.
 			err := r.Start(t.Context(), s)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q in it", err, c.want)
-			}
-			if took := time.Since(begin); took > 10*time.Second {
-				t.Errorf("took %v", took)
 			}
 		})
 	}
