@@ -190,7 +190,7 @@ func TestCreateRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The disk could keep one promise of this size and not two.
-	big, who := newStore(t, db, Config{Dir: filepath.Join(t.TempDir(), "v"), SizeMB: (free - 2048) / 3 * 2})
+	big, who := newStore(t, db, Config{Dir: filepath.Join(t.TempDir(), "v"), SizeMB: free / 3 * 2, ReserveMB: 1})
 	create(t, big, who, "one")
 	if _, err := big.Create(t.Context(), who, "two"); !errors.Is(err, ErrFull) {
 		t.Errorf("more than the disk can hold: %v", err)
@@ -372,8 +372,15 @@ func TestIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer image.Close()
-	if dev, err := attached(image); dev != nil || err != nil {
-		t.Errorf("its loop device is left: %v, %v", dev, err)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // it goes when nobody has it open, who looks at it for a moment included
+		dev, err := attached(image)
+		if dev == nil && err == nil {
+			break
+		}
+		dev.Close()
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("its loop device is left: %v, %v", dev, err)
+		}
 	}
 	write(t, content(t, s, v.ID), "/f", "x") // and back
 }
