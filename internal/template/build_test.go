@@ -72,7 +72,7 @@ func TestBuildKilled(t *testing.T) {
 			t.Fatalf("the build never said %q", at)
 		}
 		for wait := time.Now(); len(processesBelow(t, dir)) > 0; time.Sleep(20 * time.Millisecond) {
-			if time.Since(wait) > 5*time.Second {
+			if time.Since(wait) > time.Minute {
 				t.Fatalf("killed at %q: still running: %v", at, processesBelow(t, dir))
 			}
 		}
@@ -170,7 +170,7 @@ func TestBuildFails(t *testing.T) {
 		if _, err := c.Base(ctx); err == nil {
 			t.Error("got no error")
 		}
-		if d := time.Since(began); d > 10*time.Second {
+		if d := time.Since(began); d > time.Minute {
 			t.Errorf("took %v", d)
 		}
 		if left, err := filepath.Glob(filepath.Join(c.cfg.Dir, "build-*")); err != nil || len(left) != 0 {
