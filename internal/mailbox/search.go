@@ -104,11 +104,14 @@ type search struct {
 func (s *search) run(ctx context.Context) (Found, error) {
 	m, found := s.post, Found{}
 	s.hits = nil
-	// First what is in no segment, then the segments: what another program folds
-	// in between is seen twice and not never.
+	// First what is in no segment, and how much of it is not looked at, then the
+	// segments: what another program folds in between is seen twice and not never.
 	list, err := m.unfolded(ctx, s.k.inbox, s.from, s.maxOpen()+1)
 	if err != nil {
 		return Found{}, err
+	}
+	if list, found.Pending, err = s.first(ctx, list); err != nil {
+		return Found{}, fmt.Errorf("search: %w", err)
 	}
 	segments, err := m.segments(ctx, s.k.inbox, `s.oldest_at <= $2`, s.from.at)
 	if err != nil {
@@ -117,7 +120,7 @@ func (s *search) run(ctx context.Context) (Found, error) {
 	if segments, err = s.require(ctx, segments); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
-	if found.Pending, err = s.unfolded(ctx, list); err != nil {
+	if err := s.unfolded(ctx, list); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
 	width := runtime.GOMAXPROCS(0)
@@ -195,20 +198,22 @@ func (s *search) require(ctx context.Context, segments []segment) ([]segment, er
 	return slices.DeleteFunc(segments, func(s segment) bool { return !in[s.id] }), nil
 }
 
-// unfolded looks at messages that are in no segment, and returns how many it
-// did not look at.
-func (s *search) unfolded(ctx context.Context, list []unfolded) (pending int, err error) {
+// first returns those messages of list, which are in no segment, that are looked
+// at, and how many there are after them.
+func (s *search) first(ctx context.Context, list []unfolded) (looked []unfolded, pending int, err error) {
 	maxOpen := s.maxOpen()
-	if len(list) > maxOpen {
-		list = list[:maxOpen]
-		last := list[maxOpen-1]
-		err = s.post.db.View(ctx, func(tx *store.Tx) error {
-			return tx.One(ctx, `select count(*) from message where inbox_id = $1 and segment_id = '' and (at, id) < ($2, $3)`, []any{s.k.inbox, last.at, last.id}, &pending)
-		})
-		if err != nil {
-			return 0, err
-		}
+	if len(list) <= maxOpen {
+		return list, 0, nil
 	}
+	last := list[maxOpen-1]
+	err = s.post.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select count(*) from message where inbox_id = $1 and segment_id = '' and (at, id) < ($2, $3)`, []any{s.k.inbox, last.at, last.id}, &pending)
+	})
+	return list[:maxOpen], pending, err
+}
+
+// unfolded looks at messages that are in no segment.
+func (s *search) unfolded(ctx context.Context, list []unfolded) error {
 	if s.only != nil {
 		list = slices.DeleteFunc(list, func(u unfolded) bool { return !s.only[u.id] })
 	}
@@ -217,11 +222,11 @@ func (s *search) unfolded(ctx context.Context, list []unfolded) (pending int, er
 	for part := range slices.Chunk(entries, foldMax) {
 		hits, err := s.judge(ctx, part)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		s.hits = append(s.hits, hits...)
 	}
-	return pending, nil
+	return nil
 }
 
 // wave looks at some segments at a time.
