@@ -111,9 +111,14 @@ func TestGatedAllArrivals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := json.Marshal([]any{a, v, string(a.Payload)})
+		shown := a
+		shown.Payload, shown.Digest = nil, nil // which JSON has in base64, where any three letters come up some day
+		all, err := json.Marshal([]any{shown, v, string(a.Payload)})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if v.Raw != nil || v.HTML != nil {
+			t.Errorf("the reviewer sees source: %q, %q", v.Raw, v.HTML)
 		}
 		for _, word := range []string{secretWord, "bob", "Bob", "example.com"} {
 			if bytes.Contains(all, []byte(word)) {

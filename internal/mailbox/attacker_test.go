@@ -58,7 +58,7 @@ func TestLateRecord(t *testing.T) {
 				d.due()
 				done := make(chan error, 1)
 				go func() { _, err := d.gate.RunOne(t.Context()); done <- err }()
-				for end := time.Now().Add(30 * time.Second); !strings.Contains(d.states(a.ID), "sending"); time.Sleep(5 * time.Millisecond) {
+				for end := time.Now().Add(2 * time.Minute); !strings.Contains(d.states(a.ID), "sending"); time.Sleep(5 * time.Millisecond) {
 					if time.Now().After(end) {
 						t.Fatalf("it is not sent: %s", d.states(a.ID))
 					}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/mail"
@@ -24,7 +25,7 @@ func (f *fixture) outside(t *testing.T) *world {
 	}
 	w, log := newWorld(), slog.New(slog.NewTextHandler(t.Output(), nil))
 	f.gate = oversight.NewGate(log, f.db, modes{})
-	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: w, Domain: "agents.test", Secret: []byte("s")})
+	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: w, Domain: "agents.test", Secret: []byte("s"), Delivery: mailbox.DeliveryConfig{FirstRetry: time.Hour}})
 	return w
 }
 
