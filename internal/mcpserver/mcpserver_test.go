@@ -216,28 +216,35 @@ type fixture struct {
 	fleet *sandbox.Fleet
 	host  *machine
 	srv   *Server
-	log   *bytes.Buffer
+	log   *logged
 
 	project, person auth.Principal
 	projectKey      auth.Secret
 }
 
-type syncWriter struct {
+// logged is what was logged so far; requests may be at it still.
+type logged struct {
 	mu sync.Mutex
-	w  io.Writer
+	b  bytes.Buffer
 }
 
-func (s *syncWriter) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.w.Write(b)
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	t.Helper()
 	ctx := t.Context()
-	f := &fixture{db: db, hop: &nextHop{}, log: &bytes.Buffer{}, host: &machine{dir: t.TempDir(), guests: map[string]*guest{}}}
-	log := slog.New(slog.NewTextHandler(&syncWriter{w: io.MultiWriter(f.log, t.Output())}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	f := &fixture{db: db, hop: &nextHop{}, log: &logged{}, host: &machine{dir: t.TempDir(), guests: map[string]*guest{}}}
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(f.log, t.Output()), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	blobs, err := store.OpenBlobs(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +281,7 @@ func (f *fixture) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Secret) 
 // directory of its files.
 func (f *fixture) sandbox(t *testing.T, inbox string) (auth.Principal, string) {
 	t.Helper()
-	s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Minute}, Inbox: inbox})
+	s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Hour}, Inbox: inbox})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -999,7 +1006,10 @@ func TestLimits(t *testing.T) {
 	if r.isErr {
 		t.Errorf("25 MB: %+v", r)
 	}
-	// So many at once, and one more.
+	// So many at once, and one more: of who has no other call, whose end would
+	// come when it likes.
+	who, _ = f.sandbox(t, b.ID)
+	h = f.srv.HandlerFor(who)
 	var ends []func()
 	for range maxCalls {
 		done, err := f.srv.begin(who, false)
@@ -1021,8 +1031,12 @@ func TestLimits(t *testing.T) {
 	for _, done := range ends {
 		done()
 	}
-	if len(f.srv.busy) != 0 {
-		t.Errorf("busy = %v, want nothing", f.srv.busy)
+	f.srv.mu.Lock()
+	defer f.srv.mu.Unlock()
+	for _, p := range []auth.Principal{who, neighbour} {
+		if l, ok := f.srv.busy[p.String()]; ok {
+			t.Errorf("%s is busy with %v, want nothing", p, l)
+		}
 	}
 }
 
