@@ -126,7 +126,7 @@ func FuzzConversation(f *testing.F) {
 				t.Errorf("accepted envelope %q %q: %v", e.From, e.To, err)
 			}
 		}
-		for range 2000 { // a message cut off within BDAT ends in a goroutine of go-smtp
+		for range 30_000 { // a message cut off within BDAT ends in a goroutine of go-smtp
 			if s.buffered.Load() == 0 {
 				break
 			}

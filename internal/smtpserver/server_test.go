@@ -167,7 +167,7 @@ func dial(t testing.TB, addr string) *client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	return &client{t, c, bufio.NewReader(c)}
@@ -444,9 +444,9 @@ func TestOneHost(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 20 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }
@@ -504,6 +504,25 @@ func TestEndlessCommands(t *testing.T) {
 	}
 }
 
+// untilReading waits until the text of n messages is being read: a client may
+// have its 354 a moment before that.
+func untilReading(t *testing.T, s *Server, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d messages are being read", n), func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		reading := 0
+		for k := range s.links {
+			k.mu.Lock()
+			if k.phase == data {
+				reading++
+			}
+			k.mu.Unlock()
+		}
+		return reading == n
+	})
+}
+
 func TestShutdownFinishesMessage(t *testing.T) {
 	b := &box{gate: make(chan struct{}), begun: make(chan struct{}, 2)}
 	s := newServer(t, b, nil)
@@ -515,6 +534,7 @@ func TestShutdownFinishesMessage(t *testing.T) {
 	sending.begin("a@x.example", "a@p.example")
 	sending.send("Subject: two\r\n")
 	<-b.begun
+	untilReading(t, s, 1)
 	done := make(chan error, 1)
 	go func() { done <- s.Shutdown(context.Background()) }()
 	idle.want("", "421 ")
@@ -541,6 +561,7 @@ func TestShutdownCutsOff(t *testing.T) {
 	addr := serve(t, s)
 	c := dial(t, addr)
 	c.begin("a@x.example", "a@p.example")
+	untilReading(t, s, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if err := s.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -665,7 +686,7 @@ m = EmailMessage()
 m["From"] = "agent@p.example"; m["To"] = "Zoë <z@x.example>"; m["Bcc"] = "boss@x.example"; m["Subject"] = "Grüße"
 m.set_content("Hallo Welt ä\n.\n..\n" + "long " * 400)
 m.add_attachment(b"a,b\n1,2\n", maintype="text", subtype="csv", filename="data.csv")
-s = smtplib.SMTP("127.0.0.1", int(sys.argv[1]), timeout=20)
+s = smtplib.SMTP("127.0.0.1", int(sys.argv[1]), timeout=60)
 s.ehlo(); s.login("user@gmail.com", "hunter2")
 print("sent", s.send_message(m))
 try:
@@ -717,7 +738,7 @@ func TestSwaks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			host, port, _ := net.SplitHostPort(c.server)
-			out, err := exec.CommandContext(t.Context(), path, append([]string{"--server", host, "--port", port, "--timeout", "20"}, c.args...)...).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), path, append([]string{"--server", host, "--port", port, "--timeout", "60"}, c.args...)...).CombinedOutput()
 			if (err != nil) != c.fails || !strings.Contains(string(out), c.want) {
 				t.Errorf("got %v\n%s\nwant %q", err, out, c.want)
 			}
@@ -746,15 +767,18 @@ func TestNewRefuses(t *testing.T) {
 // that wait too long stay with their sender, and small ones wait for nobody.
 func TestHandedOver(t *testing.T) {
 	b := &box{}
-	s := newServer(t, b, func(c *Config) { c.HandTimeout = 100 * time.Millisecond })
+	s := newServer(t, b, nil)
 	ctx := t.Context()
 	first, err := s.enter(ctx, s.brought, maxHandled-smallMessage)
 	if err != nil {
 		t.Fatal(err)
 	}
+	long := s.cfg.HandTimeout
+	s.cfg.HandTimeout = 100 * time.Millisecond // of the one that waits for nothing; the others have their time
 	if _, err := s.enter(ctx, s.brought, 2*smallMessage); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("no room: %v, want %v", err, context.DeadlineExceeded)
 	}
+	s.cfg.HandTimeout = long
 	leave, err := s.enter(ctx, s.brought, smallMessage)
 	if err != nil {
 		t.Errorf("a small one: %v", err)
@@ -790,7 +814,7 @@ func TestBufferIsShared(t *testing.T) {
 	line := strings.Repeat("x", 98) + "\r\n"
 	slow := begin()
 	fmt.Fprintf(slow, "Subject: slow\r\n\r\n%s", strings.Repeat(line, 3000))
-	for end := time.Now().Add(30 * time.Second); s.buffered.Load() < 300_000; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); s.buffered.Load() < 300_000; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d octets are held", s.buffered.Load())
 		}
@@ -804,7 +828,7 @@ func TestBufferIsShared(t *testing.T) {
 	ours, theirs := net.Pipe()
 	go s.ServeConn(t.Context(), auth.Principal{Kind: auth.Sandbox, ID: "sbx"}, netip.AddrPort{}, ours, nil)
 	c := &client{t, theirs, bufio.NewReader(theirs)}
-	if err := theirs.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := theirs.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	c.reply()
@@ -821,7 +845,7 @@ func TestBufferIsShared(t *testing.T) {
 	if r := slow.reply(); !strings.HasPrefix(r, "250") {
 		t.Errorf("the slow one: %q", r)
 	}
-	for end := time.Now().Add(30 * time.Second); s.buffered.Load() != 0; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); s.buffered.Load() != 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d octets are still counted", s.buffered.Load())
 		}

@@ -285,20 +285,21 @@ func TestGuesserBlocksNobody(t *testing.T) {
 	for range 30 {
 		s.names.strike(hostKey("127.0.0.1"))
 	}
-	guesser := dial(t, in)
-	guesser.want("", "220 ")
-	guesser.want("EHLO x", "250-")
-	guesser.want("MAIL FROM:<a@x.example>", "250 ")
-	guesser.send("RCPT TO:<nobody1@p.example>\r\n") // is answered after ten seconds
-	for s.pausing.Load() == 0 {
-		time.Sleep(time.Millisecond)
+	for range 5 { // once, unless the machine stands still for ten seconds
+		guesser := dial(t, in)
+		guesser.want("", "220 ")
+		guesser.want("EHLO x", "250-")
+		guesser.want("MAIL FROM:<a@x.example>", "250 ")
+		guesser.send("RCPT TO:<nobody1@p.example>\r\n") // is answered after ten seconds
+		eventually(t, "the guesser is slowed down", func() bool { return s.pausing.Load() > 0 })
+		c := dial(t, in)
+		c.begin("b@x.example", inbox)
+		c.want("Subject: s\r\n\r\nx\r\n.", "250 ")
+		if s.pausing.Load() > 0 {
+			return
+		}
 	}
-	c := dial(t, in)
-	c.begin("b@x.example", inbox)
-	c.want("Subject: s\r\n\r\nx\r\n.", "250 ")
-	if s.pausing.Load() == 0 {
-		t.Error("the guesser has been answered already")
-	}
+	t.Error("the guesser has been answered already")
 }
 
 // TestExtensions looks at what is offered, and that each does what it says.
@@ -362,7 +363,7 @@ func TestSwaksSubmission(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			host, port, _ := net.SplitHostPort(c.server)
-			args := append([]string{"--server", host, "--port", port, "--timeout", "20", "--from", inbox, "--to", "b@x.example"}, c.args...)
+			args := append([]string{"--server", host, "--port", port, "--timeout", "60", "--from", inbox, "--to", "b@x.example"}, c.args...)
 			out, err := exec.CommandContext(t.Context(), path, args...).CombinedOutput()
 			if (err != nil) != c.fails || !strings.Contains(string(out), c.want) {
 				t.Errorf("got %v\n%s\nwant %q", err, out, c.want)
