@@ -18,7 +18,7 @@ import (
 func stored(t *testing.T, maildir, user string, n int) [][]byte {
 	t.Helper()
 	var names []string
-	for range 200 {
+	for range 1200 { // a minute
 		names, _ = filepath.Glob(filepath.Join(maildir, user, "new", "*"))
 		if len(names) >= n {
 			break
@@ -42,7 +42,7 @@ func stored(t *testing.T, maildir, user string, n int) [][]byte {
 // Postfix stores exactly the bytes that were approved.
 func TestPostfix(t *testing.T) {
 	addr, maildir := postfixtest.Start(t)
-	c := newClient(t, Config{Routes: map[string]string{"y.example": addr, "x.example": addr}, CommandTimeout: 20 * time.Second, FinalTimeout: 20 * time.Second})
+	c := newClient(t, Config{Routes: map[string]string{"y.example": addr, "x.example": addr}, CommandTimeout: time.Minute, FinalTimeout: time.Minute})
 	file := make([]byte, 8<<20)
 	if _, err := rand.Read(file); err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ package postfixtest
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -68,12 +69,19 @@ func Run(t testing.TB, c Config) (addr, maildir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	for range 100 {
+		// Below the ports that the system gives to whoever asks for any: no other
+		// test takes it before Postfix does.
+		addr = fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(12_000))
+		var l net.Listener
+		if l, err = net.Listen("tcp", addr); err == nil {
+			l.Close()
+			break
+		}
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr = l.Addr().String()
-	l.Close()
 	routes, virtual := "", "virtual"
 	for domain, next := range c.Routes {
 		routes += fmt.Sprintf(" { %s = smtp:%s }", domain, bracket(next))
@@ -165,7 +173,7 @@ postlog unix-dgram n - n - 1 postlogd
 	if err := run("start"); err != nil {
 		t.Fatalf("start postfix: %v\n%s", err, logs())
 	}
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		if c, err := net.Dial("tcp", addr); err == nil {
 			c.Close()
 			return addr, mailDir
