@@ -24,7 +24,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func (f *fixture) receive(t *testing.T, b mailbox.Inbox, subject string) {
 	t.Helper()

