@@ -558,7 +558,7 @@ func TestWatch(t *testing.T) {
 		d := f.add(t, f.one, "example.org")
 		f.publish(t, d)
 		ok := false
-		for range 600 { // half a minute
+		for range 2400 { // two minutes
 			a, err1 := f.reg.Find(ctx, f.one, d.ID)
 			b, err2 := f.reg.Find(ctx, f.one, old.ID)
 			if err := errors.Join(err1, err2); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -366,6 +367,17 @@ func TestParseHostile(t *testing.T) {
 	}
 }
 
+// cpuTime returns for how long this process has computed: a machine that is busy
+// with other things does not count.
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 // Hostile messages of the largest size are read in bounded time.
 func TestParseIsBounded(t *testing.T) {
 	const size = 20 << 20
@@ -382,12 +394,12 @@ func TestParseIsBounded(t *testing.T) {
 		"words":     "Subject: " + strings.Repeat("=?utf-8?q?a?= ", 18_000) + "\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			start := time.Now()
+			start := cpuTime(t)
 			if _, err := Describe(Envelope{From: "a@x.example", To: []string{"b@x.example"}, Raw: []byte(raw)}); err != nil {
 				t.Fatal(err)
 			}
-			if d := time.Since(start); d > 10*time.Second {
-				t.Errorf("took %v, want less than 10s", d)
+			if d := cpuTime(t) - start; d > 10*time.Second {
+				t.Errorf("took %v of computing, want less than 10s", d)
 			}
 		})
 	}
