@@ -214,6 +214,11 @@ func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id strin
 			d.Version, store.Time(now), d.Size, summary, blob, id)
 		return err
 	})
+	if errors.Is(err, store.ErrCommit) {
+		// The attack, or the accident: a client that hangs up while the database
+		// commits, and has then a draft of which nothing is left.
+		return Draft{}, fmt.Errorf("save draft: %w", err)
+	}
 	if err != nil {
 		return Draft{}, errors.Join(fmt.Errorf("save draft: %w", err), m.cfg.Blobs.Delete(blob))
 	}

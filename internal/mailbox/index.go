@@ -344,7 +344,7 @@ func (m *PostOffice) putSegment(ctx context.Context, k *Key, entries []*indexed,
 		s.oldest, s.newest = min(s.oldest, f.at), max(s.newest, f.at)
 	}
 	defer func() {
-		if !done {
+		if !done && !errors.Is(err, store.ErrCommit) {
 			err = errors.Join(err, m.cfg.Blobs.Delete(s.blob), m.cfg.Blobs.Delete(s.textBlob))
 		}
 	}()

@@ -246,7 +246,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 	// there is one writer at a time.
 	var letters []letter
 	defer func() {
-		if err == nil {
+		if err == nil || errors.Is(err, store.ErrCommit) { // then the sweep looks for their rows
 			return
 		}
 		for _, l := range letters {

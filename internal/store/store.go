@@ -32,6 +32,11 @@ var migrations embed.FS
 // ErrNotFound is returned, possibly wrapped, when no row matches.
 var ErrNotFound = errors.New("not found")
 
+// ErrCommit means that a transaction failed in its last step: it may be in the
+// database all the same, where the answer was lost, or who asked for it left
+// before PostgreSQL had said so. What it refers to must not be removed.
+var ErrCommit = errors.New("commit")
+
 // DB is an open database. It is safe for concurrent use.
 type DB struct {
 	write *sql.DB
@@ -191,7 +196,7 @@ func private(path string, flags int) error {
 }
 
 // Update runs fn in a transaction, committing if fn returns nil and rolling
-// back otherwise. It must not be called from within fn. Transactions that write
+// back otherwise; of an [ErrCommit] it is not known which. It must not be called from within fn. Transactions that write
 // take turns, whoever runs them: keep what takes long out of fn.
 func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if db.read != db.write {
@@ -229,7 +234,7 @@ func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) erro
 		return ended(ctx, err)
 	}
 	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("commit: %w", ended(ctx, err))
+		return fmt.Errorf("%w: %w", ErrCommit, ended(ctx, err))
 	}
 	for _, f := range tx.after {
 		f()

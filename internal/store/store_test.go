@@ -55,6 +55,30 @@ func TestUpdateRollsBack(t *testing.T) {
 	})
 }
 
+// TestCommitFails: who is told so knows that it may be there, and the next is
+// not in its way.
+func TestCommitFails(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		insert := func(ctx context.Context) error {
+			return db.Update(ctx, func(tx *store.Tx) error {
+				_, err := tx.ExecContext(ctx, `insert into overseer (scope, address, created_at, created_by) values ('x', 'y', 0, '')`)
+				return err
+			})
+		}
+		again := storetest.NoCommit(t, db, "overseer")
+		if err := insert(t.Context()); !errors.Is(err, store.ErrCommit) {
+			t.Errorf("a commit that fails is %v, want an ErrCommit", err)
+		}
+		again()
+		if err := insert(t.Context()); err != nil {
+			t.Errorf("the next: %v", err)
+		}
+		if err := insert(t.Context()); err == nil || errors.Is(err, store.ErrCommit) {
+			t.Errorf("the same once more is %v, want an error that is no ErrCommit", err)
+		}
+	})
+}
+
 // TestCancelled: who leaves in the middle of a transaction is told so, and not
 // what the driver makes of it.
 func TestCancelled(t *testing.T) {

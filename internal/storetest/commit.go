@@ -1,0 +1,40 @@
+package storetest
+
+import (
+	"testing"
+
+	"postern/internal/store"
+)
+
+// NoCommit makes every transaction that puts a row into table, or changes one,
+// fail as it is committed, until again is called.
+func NoCommit(t testing.TB, db *store.DB, table string) (again func()) {
+	t.Helper()
+	exec := func(statements ...string) {
+		t.Helper()
+		err := db.Update(t.Context(), func(tx *store.Tx) error {
+			for _, s := range statements {
+				if _, err := tx.ExecContext(t.Context(), s); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	sqlite := db.View(t.Context(), func(tx *store.Tx) error {
+		var version string
+		return tx.One(t.Context(), `select sqlite_version()`, nil, &version)
+	}) == nil
+	if sqlite {
+		exec(`create table no_commit (x text references project (id) deferrable initially deferred)`,
+			`create trigger no_insert after insert on `+table+` begin insert into no_commit values ('nobody'); end`,
+			`create trigger no_update after update on `+table+` begin insert into no_commit values ('nobody'); end`)
+		return func() { exec(`drop trigger no_insert`, `drop trigger no_update`, `drop table no_commit`) }
+	}
+	exec(`create function no_commit() returns trigger language plpgsql as 'begin raise exception ''no commit''; end'`,
+		`create constraint trigger no_commit after insert or update on `+table+` deferrable initially deferred for each row execute function no_commit()`)
+	return func() { exec(`drop trigger no_commit on `+table, `drop function no_commit()`) }
+}
