@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/mod/sumdb/tlog"
 
@@ -67,7 +68,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) err
 	if !auditFilter().MatchString(q.Object) || !auditFilter().MatchString(q.Verb) {
 		return fmt.Errorf("%w: object, verb: must be at most 64 of A-Z a-z 0-9 _ . -", errRequest)
 	}
-	if !actorFilter().MatchString(q.Actor) {
+	if !utf8.ValidString(q.Actor) || !actorFilter().MatchString(q.Actor) { // PostgreSQL refuses what is no UTF-8
 		return fmt.Errorf("%w: actor: must be a principal such as person:ann, or person: for all of a kind", errRequest)
 	}
 	if q.Before, err = number(v, "before"); err != nil {

@@ -143,7 +143,7 @@ func TestAuditProofs(t *testing.T) {
 				t.Errorf("proof%s: %d %s", bad, got.code, got.body)
 			}
 		}
-		for _, bad := range []string{"?since=yesterday", "?until=1", "?actor=%00", "?before=-1"} {
+		for _, bad := range []string{"?since=yesterday", "?until=1", "?actor=%00", "?actor=%ff", "?before=-1"} {
 			if got := f.do(t, "person", "GET", "/v1/audit"+bad, ""); got.code != 400 {
 				t.Errorf("audit%s: %d %s", bad, got.code, got.body)
 			}
