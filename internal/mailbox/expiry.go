@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"postern/internal/audit"
@@ -138,7 +139,7 @@ func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox str
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
-		list, err := inboxes(ctx, tx, `(id = $1 or address = $1) and project_id = $2 and deleted_at > 0 and purge_at > $3`, inbox, who.Project, store.Time(now))
+		list, err := inboxes(ctx, tx, `(id = $1 or address = $4) and project_id = $2 and deleted_at > 0 and purge_at > $3`, inbox, who.Project, store.Time(now), strings.ToLower(inbox))
 		if err != nil {
 			return err
 		}

@@ -79,7 +79,7 @@ func TestLife(t *testing.T) {
 		if err := f.post.Expire(ctx); err != nil { // within the grace
 			t.Fatal(err)
 		}
-		if _, err := f.post.Undelete(ctx, f.project, b.Address); err != nil {
+		if _, err := f.post.Undelete(ctx, f.project, strings.ToUpper(b.Address)); err != nil {
 			t.Fatal(err)
 		}
 		f.reads(t, key, "", "one one one")
