@@ -49,7 +49,7 @@ func TestDrafts(t *testing.T) {
 				t.Errorf("draft %s lacks %s", got.body, want)
 			}
 		}
-		// Several who send it at the same time propose it once.
+		// Several who send it at the same time propose it once, and all hear of it.
 		answers := make([]answered, 4)
 		var wg sync.WaitGroup
 		for i := range answers {
@@ -58,13 +58,23 @@ func TestDrafts(t *testing.T) {
 		wg.Wait()
 		actions := map[string]bool{}
 		for _, a := range answers {
-			switch a.code {
-			case 202:
-				actions[a.field(t, "id")] = true
-			case 404, 409: // it was gone already
-			default:
+			if a.code != 202 {
 				t.Errorf("send = %d %s", a.code, a.body)
+				continue
 			}
+			actions[a.field(t, "id")] = true
+		}
+		// So does who asks later, since the first answer was lost.
+		for _, version := range []string{`{"version":2}`, `{}`} {
+			again := f.do(t, "key a", "POST", one+"/send", version)
+			if again.code != 202 || again.header.Get("Idempotency-Replayed") != "true" {
+				t.Errorf("sent again as %s = %d %s", version, again.code, again.body)
+				continue
+			}
+			actions[again.field(t, "id")] = true
+		}
+		if got := f.do(t, "key a", "POST", one+"/send", `{"version":1}`); got.code != 404 {
+			t.Errorf("another version than was sent = %d %s", got.code, got.body)
 		}
 		if len(actions) != 1 {
 			t.Errorf("proposed as %v", actions)

@@ -3,9 +3,11 @@ package mailbox
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -315,10 +317,15 @@ func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *Key
 	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
 		return err
 	}
+	return m.deleteDraft(ctx, k.inbox, id, version, Proposed{})
+}
+
+// deleteDraft removes a draft that was sent as p, or by hand for the zero one.
+func (m *PostOffice) deleteDraft(ctx context.Context, inbox, id string, version int64, p Proposed) error {
 	var blob string
 	err := m.db.Update(ctx, func(tx *store.Tx) error {
 		var is int64
-		if err := tx.One(ctx, `select version, blob_id from draft where id = $1 and inbox_id = $2`, []any{id, k.inbox}, &is, &blob); err != nil {
+		if err := tx.One(ctx, `select version, blob_id from draft where id = $1 and inbox_id = $2`, []any{id, inbox}, &is, &blob); err != nil {
 			return err
 		}
 		if version != 0 && is != version {
@@ -328,7 +335,14 @@ func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *Key
 		if err == nil && !ok {
 			err = ErrDraft
 		}
-		return err
+		if err != nil || p.ID == "" {
+			return err
+		}
+		r := sentRequest(id, version)
+		if _, _, err := begin(ctx, tx, inbox, r); err != nil {
+			return err
+		}
+		return made(ctx, tx, inbox, r, p.Action)
 	})
 	if err != nil {
 		return fmt.Errorf("delete draft %s: %w", id, err)
@@ -341,13 +355,16 @@ func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *Key
 const draftTime = keyTime - time.Hour
 
 // SendDraft proposes to send a draft and removes it. Of how only when and how it
-// leaves counts. A draft is proposed once: who sends it at the same time, or
-// again after a crash, gets the same action.
+// leaves counts. A draft is proposed once: who sends it at the same time, again
+// after a crash, or within a day since the answer was lost, gets the same action.
 func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via string, k *Key, id string, version int64, how Outgoing) (Proposed, error) {
 	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
 		return Proposed{}, err
 	}
 	d, o, err := m.Draft(ctx, who, k, id)
+	if errors.Is(err, store.ErrNotFound) {
+		return m.sentDraft(ctx, who, k, id, version, err)
+	}
 	if err != nil {
 		return Proposed{}, err
 	}
@@ -362,14 +379,14 @@ func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via stri
 		var since int64
 		err := tx.One(ctx, `update draft set sending_at = case when sending_at = 0 then $1 else sending_at end where id = $2 and version = $3 returning sending_at`,
 			[]any{store.Time(time.Now()), id, d.Version}, &since)
-		if errors.Is(err, store.ErrNotFound) {
-			return ErrDraft
-		}
 		if err == nil && time.Since(store.FromTime(since)) > draftTime {
 			return fmt.Errorf("%w: draft: sending it was cut off at %s, and whether it was proposed is not known any more: look at the inbox's actions, and save it anew to send it", ErrInvalid, store.FromTime(since).Format(time.RFC3339))
 		}
 		return err
 	})
+	if errors.Is(err, store.ErrNotFound) {
+		return m.sentDraft(ctx, who, k, id, d.Version, ErrDraft)
+	}
 	if err != nil {
 		return Proposed{}, fmt.Errorf("send draft %s: %w", id, err)
 	}
@@ -380,10 +397,38 @@ func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via stri
 		}
 		return p, err
 	}
-	if err := m.DeleteDraft(context.WithoutCancel(ctx), who, k, id, d.Version); err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrDraft) {
+	if err := m.deleteDraft(context.WithoutCancel(ctx), k.inbox, id, d.Version, p); err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrDraft) {
 		m.log.WarnContext(ctx, "delete sent draft", "draft", id, "err", err)
 	}
 	return p, nil
+}
+
+// sentRequest is how it is remembered that a version of a draft was sent.
+func sentRequest(id string, version int64) request {
+	return request{key: "sent draft " + id, digest: sha256.Sum256([]byte(strconv.FormatInt(version, 10)))}
+}
+
+// sentDraft returns the action of a draft that was sent in the last day and is
+// gone since: who asks once more has not heard the answer. Version 0 is whichever
+// was sent. For a draft that was not, or another version, it returns gone.
+func (m *PostOffice) sentDraft(ctx context.Context, who auth.Principal, k *Key, id string, version int64, gone error) (p Proposed, err error) {
+	key := sha256.Sum256([]byte(sentRequest(id, 0).key))
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		var digest []byte
+		var action string
+		var state oversight.State
+		err := tx.One(ctx, `select request, action_id, state from send_once where inbox_id = $1 and key = $2 and at > $3`,
+			[]any{k.inbox, key[:], store.Time(time.Now().Add(-keyTime))}, &digest, &action, &state)
+		if errors.Is(err, store.ErrNotFound) || err == nil && version != 0 && [sha256.Size]byte(digest) != sentRequest(id, version).digest {
+			return fmt.Errorf("send draft %s: %w", id, gone)
+		}
+		if err != nil {
+			return err
+		}
+		p, err = m.first(ctx, tx, who, Inbox{ID: k.inbox}, action, state)
+		return err
+	})
+	return p, err
 }
 
 func (m *PostOffice) notSent(ctx context.Context, id string, version int64) error {
