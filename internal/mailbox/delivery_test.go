@@ -555,8 +555,8 @@ func TestForgetDeliveries(t *testing.T) {
 				t.Fatal("what is old stays")
 			}
 		}
-		if n := count(`select count(*) from sending_day`); n != 1 {
-			t.Errorf("%d days are remembered, want 1", n)
+		if n := count(`select count(*) from sending_day`); n == 0 {
+			t.Error("no day is remembered")
 		}
 		cancel()
 		<-done
@@ -573,19 +573,31 @@ func TestWarmUp(t *testing.T) {
 			}
 			d.run(1)
 		}
-		send(52)
-		if n := len(d.w.got); n != 50 {
+		today := func() int64 { return time.Now().Unix() / 86400 }
+		before := 0
+		for day := today(); ; day = today() {
+			send(52)
+			if today() == day {
+				break
+			}
+			// Midnight was in between, and the next day has room of its own: once more, on that one.
+			d.exec(`delete from sending_day`)
+			d.run(1)
+			d.exec(`delete from sending_day`)
+			before = len(d.w.got)
+		}
+		if n := len(d.w.got) - before; n != 50 {
 			t.Errorf("on its first day it wrote to %d, want 50", n)
 		}
 		d.exec(`update sending_day set day = day - 7`)
 		d.run(1)
-		if n := len(d.w.got); n != 52 {
+		if n := len(d.w.got) - before; n != 52 {
 			t.Errorf("in its second week the rest waits still: %d", n)
 		}
 		d.exec(`delete from sending_day`)
 		d.w.kind = mailbox.HopRelay
 		send(51)
-		if n := len(d.w.got); n != 103 {
+		if n := len(d.w.got) - before; n != 103 {
 			t.Errorf("over a relay it is held back: %d", n)
 		}
 	})
