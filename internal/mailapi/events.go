@@ -64,7 +64,7 @@ func (c *crowd) enterSocket(who caller) (leave func(), err error) {
 	if who.Inbox != "" {
 		return c.enter("sockets of "+who.Inbox, maxEach)
 	}
-	leave, err = c.enter("sockets of "+who.ID, maxEach)
+	one, err := c.enter("sockets of "+who.ID, maxEach)
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +75,11 @@ func (c *crowd) enterSocket(who caller) (leave func(), err error) {
 	}
 	c.mu.Unlock()
 	if full {
-		leave()
+		one()
 		return nil, fmt.Errorf("at most %d of all grants at the same time: %w", maxWaiting/2, errCrowded)
 	}
 	return sync.OnceFunc(func() {
-		leave()
+		one() // not leave, which is this function by then
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.granted--

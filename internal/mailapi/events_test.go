@@ -253,6 +253,20 @@ func TestCrowd(t *testing.T) {
 	if c.all != 0 || len(c.by) != 0 {
 		t.Errorf("left are %d %v", c.all, c.by)
 	}
+	// A socket's end makes room, too: a key's, and a grant's, which counts twice.
+	for _, who := range []auth.Principal{{Kind: auth.Agent, ID: "crd_a", Inbox: "ibx_A"}, {Kind: auth.Grant, ID: "crd_g"}} {
+		for range maxEach + 1 {
+			leave, err := c.enterSocket(caller{Principal: who})
+			if err != nil {
+				t.Fatalf("%s is not let in again: %v", who, err)
+			}
+			leave()
+			leave()
+		}
+	}
+	if c.all != 0 || c.granted != 0 || len(c.by) != 0 {
+		t.Errorf("left of sockets are %d, %d of grants, %v", c.all, c.granted, c.by)
+	}
 }
 
 // A socketClient is the other end of a WebSocket.
