@@ -333,8 +333,14 @@ func (db *DB) migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := db.write.ExecContext(ctx, `create table if not exists migration (name text primary key)`); err != nil {
-		return fmt.Errorf("create migration table: %w", err)
+	// Of programs that begin at the same time PostgreSQL tells all but one that
+	// the table is there already, whatever "if not exists" says, when it is: then
+	// they find it.
+	const table = `create table if not exists migration (name text primary key)`
+	if _, err := db.write.ExecContext(ctx, table); err != nil {
+		if _, again := db.write.ExecContext(ctx, table); again != nil {
+			return fmt.Errorf("create migration table: %w", err)
+		}
 	}
 	for _, name := range names { // Glob sorts.
 		err := db.Update(ctx, func(tx *Tx) error {

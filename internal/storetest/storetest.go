@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"postern/internal/store"
 )
@@ -95,11 +96,11 @@ func PostgresURL(t testing.TB) string {
 	}
 	t.Cleanup(func() { admin.Close() })
 	name := "test_" + strings.ToLower(rand.Text()) // letters and digits: safe in the statements below
-	if _, err := admin.ExecContext(ctx, "create database "+name); err != nil {
+	if err := insist(ctx, admin, "create database "+name); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := admin.ExecContext(ctx, "drop database "+name+" with (force)"); err != nil {
+		if err := insist(ctx, admin, "drop database if exists "+name+" with (force)"); err != nil {
 			t.Errorf("drop test database: %v", err)
 		}
 	})
@@ -109,4 +110,16 @@ func PostgresURL(t testing.TB) string {
 	}
 	u.Path = "/" + name
 	return u.String()
+}
+
+// insist runs a statement on a server that many tests use. PostgreSQL waits five
+// seconds for others to leave a database that it copies or drops, which is not
+// long on a machine that is busy.
+func insist(ctx context.Context, db *sql.DB, statement string) error {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+		_, err := db.ExecContext(ctx, statement)
+		if err == nil || time.Now().After(end) {
+			return err
+		}
+	}
 }
