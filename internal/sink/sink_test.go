@@ -29,6 +29,7 @@ import (
 	"time"
 
 	collogs "go.opentelemetry.io/proto/otlp/collector/logs/v1"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"postern/internal/audit"
@@ -91,7 +92,7 @@ func (r *received) seqs(t *testing.T) (out []int64) {
 // it, and checks that they are the record.
 func (r *received) await(t *testing.T, n int64) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); ; {
+	for deadline := time.Now().Add(3 * time.Minute); ; {
 		var last int64
 		for _, s := range r.seqs(t) {
 			if s > last+1 {
@@ -171,6 +172,37 @@ func listen(t *testing.T, network, addr string) net.Listener {
 	}
 	t.Cleanup(func() { l.Close() })
 	return l
+}
+
+// closed returns an address of TCP that nobody listens at and nobody else can
+// take, and what begins to listen there.
+func closed(t *testing.T) (addr string, begin func() net.Listener) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "closed")
+	t.Cleanup(func() { f.Close() })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := at.(*unix.SockaddrInet4).Port
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), func() net.Listener {
+		if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.FileListener(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
 }
 
 func packets(t *testing.T, network, addr string) net.PacketConn {
@@ -292,7 +324,7 @@ func TestSyslogTLSRefusesStrangers(t *testing.T) {
 // awaitError waits until the first sink says why it does not go on.
 func awaitError(t *testing.T, db *store.DB, want string) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); ; {
+	for deadline := time.Now().Add(3 * time.Minute); ; {
 		var list []sink.Status
 		err := db.View(t.Context(), func(tx *store.Tx) (err error) {
 			list, err = sink.List(t.Context(), tx)
@@ -315,14 +347,12 @@ func awaitError(t *testing.T, db *store.DB, want string) {
 // batch, is tried again, and no append waits for it.
 func TestAway(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		l := listen(t, "tcp", "127.0.0.1:0")
-		addr := l.Addr().String()
-		l.Close()
+		addr, begin := closed(t)
 		forward(t, db, "one", 0, "syslog+tcp://"+addr)
 		appendN(t, db, 10)
 		awaitError(t, db, "refused")
 		r := &received{}
-		l = listen(t, "tcp", addr)
+		l := begin()
 		for i := range 3 { // each connection breaks off after some messages
 			c, err := l.Accept()
 			if err != nil {
@@ -341,7 +371,7 @@ func TestAway(t *testing.T) {
 		go r.serve(l)
 		// What the receiver's kernel had acknowledged before it broke off may be
 		// gone: no protocol of syslog can tell. So not all are asked for here.
-		for deadline := time.Now().Add(60 * time.Second); ; {
+		for deadline := time.Now().Add(3 * time.Minute); ; {
 			got := r.seqs(t)
 			if len(got) > 0 && got[len(got)-1] == 25 {
 				break
@@ -396,7 +426,7 @@ func TestFromNow(t *testing.T) {
 	go r.serve(l)
 	appendN(t, db, 5)
 	forward(t, db, "one", 0, "syslog+tcp://"+l.Addr().String()+"?from=now")
-	for deadline := time.Now().Add(60 * time.Second); len(r.seqs(t)) == 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(3 * time.Minute); len(r.seqs(t)) == 0 && time.Now().Before(deadline); {
 		appendN(t, db, 1)
 	}
 	if got := r.seqs(t); len(got) == 0 || got[0] <= 5 {
@@ -483,7 +513,7 @@ func TestLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	forward(t, db, "one", 0, "syslog+udp://"+c.LocalAddr().String())
-	for deadline := time.Now().Add(60 * time.Second); ; {
+	for deadline := time.Now().Add(3 * time.Minute); ; {
 		r.mu.Lock()
 		got := strings.Join(r.whole, "")
 		r.mu.Unlock()

@@ -139,7 +139,7 @@ func TestServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", packets.LocalAddr().String())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,10 +147,10 @@ func TestServe(t *testing.T) {
 	ended := make(chan error, 2)
 	go func() { ended <- s.ServePackets(ctx, packets) }()
 	go func() { ended <- s.Serve(ctx, l) }()
-	for _, network := range []string{"udp", "tcp"} {
+	for network, addr := range map[string]string{"udp": packets.LocalAddr().String(), "tcp": l.Addr().String()} {
 		r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
-			return d.DialContext(ctx, network, l.Addr().String())
+			return d.DialContext(ctx, network, addr)
 		}}
 		got, err := r.LookupHost(ctx, "api.boxes.example.")
 		if err != nil || !slices.Equal(got, []string{"192.0.2.7"}) {
@@ -161,7 +161,7 @@ func TestServe(t *testing.T) {
 	for range 2 {
 		select {
 		case <-ended:
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("it does not end")
 		}
 	}
