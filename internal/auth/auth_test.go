@@ -121,6 +121,13 @@ func TestPeople(t *testing.T) {
 				if _, err := in.Check(ctx, name, "", "guess guess guess"); !errors.Is(err, want) {
 					t.Errorf("guess %d for %s: %v, want %v", i, name, err, want)
 				}
+				// However long it takes here, it is one minute.
+				if err := db.Update(ctx, func(tx *store.Tx) error {
+					_, err := tx.Exec(`update sign_in_try set ends_at = 4000000000000000`)
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 	})

@@ -222,7 +222,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	}
 	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Record: f.record, RecordKeys: f.recordKeys})
 	f.handler = f.console.Handler()
-	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: 5 * time.Second}}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()
 	t.Cleanup(s.Close)
 	f.url = "http://" + l.Addr().String()
@@ -263,7 +263,7 @@ func (f *fixture) browser() *http.Client {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return &http.Client{Jar: jar, Timeout: 20 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Jar: jar, Timeout: 2 * time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // An answer is a response, read.

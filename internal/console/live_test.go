@@ -28,7 +28,7 @@ type told struct {
 
 func (f *fixture) listen(watch string) *stream {
 	f.t.Helper()
-	ctx, stop := context.WithTimeout(f.t.Context(), 30*time.Second)
+	ctx, stop := context.WithTimeout(f.t.Context(), 5*time.Minute)
 	f.t.Cleanup(stop)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url+"/console/events?"+url.Values{"watch": {watch}}.Encode(), nil)
 	if err != nil {

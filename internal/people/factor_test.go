@@ -46,6 +46,15 @@ func (f *fixture) forgive() {
 	})
 }
 
+// still makes the minutes and days in which guesses are counted last for the
+// rest of the test, however long that takes here.
+func (f *fixture) still() {
+	f.update(func(tx *store.Tx) error {
+		_, err := tx.ExecContext(f.t.Context(), `update sign_in_try set ends_at = 4000000000000000`)
+		return err
+	})
+}
+
 // app sets up an authenticator app and returns its secret and recovery codes.
 func (f *fixture) app(session auth.Secret) (auth.Secret, []string) {
 	f.t.Helper()
@@ -206,8 +215,12 @@ func TestOneCodeAtOnce(t *testing.T) {
 	each(t, func(f *fixture) {
 		ctx := f.t.Context()
 		secret, codes := f.app(f.session(f.join("ann", auth.Owner)))
-		for name, code := range map[string]string{"a code": f.code(secret, 0), "a recovery code": codes[0]} {
+		for _, name := range []string{"a code", "a recovery code"} {
 			f.forgive()
+			code := codes[0]
+			if name == "a code" {
+				code = f.code(secret, 0)
+			}
 			var in atomic.Int64
 			var wg sync.WaitGroup
 			for range 4 {
@@ -244,10 +257,12 @@ func TestGuessing(t *testing.T) {
 		for i := range 3 {
 			_, err := p.Second(ctx, begun.Next, fmt.Sprintf("00000%d", i), browser)
 			f.is("a wrong code", err, auth.ErrUnauthenticated)
+			f.still()
 		}
 		for range 2 {
 			_, err := p.Password(ctx, "ann", "guess guess guess", browser)
 			f.is("a wrong password", err, auth.ErrUnauthenticated)
+			f.still()
 		}
 		_, err = p.Second(ctx, begun.Next, f.code(secret, 0), browser)
 		f.is("the right code after five wrong guesses", err, auth.ErrTooMany)
@@ -273,7 +288,9 @@ func TestGuessing(t *testing.T) {
 		tries := 0
 		for i := range 100 {
 			if err := auth.Take(ctx, f.db, auth.TryName(fmt.Sprint("name", i)), auth.TryRemote(fmt.Sprintf("2001:db8::%d", i)), auth.TryAll()); err == nil {
-				tries++
+				if tries++; tries == 1 {
+					f.still()
+				}
 			} else if !errors.Is(err, auth.ErrTooMany) {
 				f.t.Fatal(err)
 			}
