@@ -333,7 +333,7 @@ func TestKeeperRun(t *testing.T) {
 			t.Helper()
 			for _, name := range []string{"one", "two"} {
 				path := filepath.Join(dir, name, strings.Repeat("0", 20-len(size))+size+audit.Extension)
-				for deadline := time.Now().Add(30 * time.Second); ; {
+				for deadline := time.Now().Add(2 * time.Minute); ; {
 					if _, err := os.Stat(path); err == nil {
 						break
 					}
@@ -345,7 +345,7 @@ func TestKeeperRun(t *testing.T) {
 			}
 		}
 		var first int64
-		for deadline := time.Now().Add(30 * time.Second); first == 0; {
+		for deadline := time.Now().Add(2 * time.Minute); first == 0; {
 			view(t, db, func(ctx context.Context, tx *store.Tx) error {
 				c, err := audit.Latest(ctx, tx)
 				first = c.Size

@@ -149,7 +149,7 @@ func TestNoneIsMissed(t *testing.T) {
 			})
 		}
 		seen, after := map[string]bool{}, int64(0)
-		for end := time.Now().Add(60 * time.Second); len(seen) < writers*each && time.Now().Before(end); {
+		for end := time.Now().Add(5 * time.Minute); len(seen) < writers*each && time.Now().Before(end); {
 			for _, e := range ofInbox(t, db, "ibx_A", after, 10) {
 				if e.Seq <= after || seen[e.Object] {
 					t.Fatalf("%s with number %d after %d", e.Object, e.Seq, after)
@@ -223,8 +223,8 @@ func TestWatch(t *testing.T) {
 			t.Helper()
 			select {
 			case <-c:
-			case <-time.After(20 * time.Second):
-				t.Fatalf("not within 20 s: %s", what)
+			case <-time.After(2 * time.Minute):
+				t.Fatalf("not within two minutes: %s", what)
 			}
 		}
 		a, stopA := here.Wait("ibx_A")

@@ -173,7 +173,7 @@ func TestForgedLinks(t *testing.T) {
 		{"written anew", func(f *fixture, a oversight.Action) {
 			f.update(func(tx *store.Tx) error {
 				_, err := f.gate.Revise(f.t.Context(), tx, f.agent, a.ID, 1, oversight.Proposal{
-					Request: policy.Request{Kind: "email.send"}, Inbox: "ibx_1", Via: "rest", Payload: []byte("SECOND"),
+					Request: policy.Request{Kind: "email.send"}, Inbox: "ibx_1", Via: "rest", Payload: []byte("the second"),
 				})
 				return err
 			})
@@ -188,7 +188,7 @@ func TestForgedLinks(t *testing.T) {
 			}
 		}, 410, "Nobody decided in time"},
 		{"payload changed in the database", func(f *fixture, _ oversight.Action) {
-			f.exec(`update action set payload = $1`, []byte("SECOND"))
+			f.exec(`update action set payload = $1`, []byte("the second"))
 		}, 200, "not what was proposed"},
 		{"person disabled", func(f *fixture, _ oversight.Action) { f.exec(`update person set disabled_at = 1 where name = 'bob'`) }, 404, "cannot be used"},
 		{"person moved to another project", func(f *fixture, _ oversight.Action) {
@@ -204,7 +204,7 @@ func TestForgedLinks(t *testing.T) {
 			f := setup(t, storetest.SQLite(t), nil)
 			f.judge.say(policy.Verdict{Who: []string{"bob", "ann"}})
 			f.exec(`update person set email = '' where name = 'ann'`)
-			a := f.propose("FIRST")
+			a := f.propose("the first")
 			f.step()
 			link := f.links()[0]
 			tt.do(f, a)
@@ -212,14 +212,14 @@ func TestForgedLinks(t *testing.T) {
 			if code != tt.status || !strings.Contains(page, tt.says) {
 				t.Errorf("status %d, want %d and %q:\n%s", code, tt.status, tt.says, page)
 			}
-			if strings.Contains(page, "FIRST") || strings.Contains(page, "SECOND") {
+			if strings.Contains(page, "the first") || strings.Contains(page, "the second") {
 				t.Errorf("the page shows what it must not:\n%s", page)
 			}
 		})
 	}
 	f := setup(t, storetest.SQLite(t), nil)
 	f.judge.say(policy.Verdict{Who: []string{"bob"}})
-	a := f.propose("FIRST")
+	a := f.propose("the first")
 	f.step()
 	link := f.links()[0]
 	for _, path := range []string{
@@ -230,7 +230,7 @@ func TestForgedLinks(t *testing.T) {
 		r.URL.Path, r.URL.RawPath = path, ""
 		w := httptest.NewRecorder()
 		f.n.Handler().ServeHTTP(w, r)
-		if w.Code != 404 && w.Code != 307 && w.Code != 301 || strings.Contains(w.Body.String(), "FIRST") {
+		if w.Code != 404 && w.Code != 307 && w.Code != 301 || strings.Contains(w.Body.String(), "the first") {
 			t.Errorf("%s: status %d", path, w.Code)
 		}
 	}

@@ -58,7 +58,7 @@ func (f *fixture) connections(hold time.Duration) *rulebook.Connections {
 // until waits for something to become so.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it has not come to be: %s", what)
 		}
@@ -150,7 +150,7 @@ func TestHeld(t *testing.T) {
 		f := setup(t, db)
 		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.owner.Project}
 		f.holds(rulesOnConnections)
-		c := f.connections(time.Minute)
+		c := f.connections(time.Hour)
 		for _, approve := range []bool{true, false} {
 			var wg sync.WaitGroup
 			verdicts := make([]policy.Verdict, 3)
@@ -249,7 +249,7 @@ func TestFlood(t *testing.T) {
 	if n := len(f.waiting()); n != 20 {
 		t.Errorf("got %d actions that wait, want 20", n)
 	}
-	long := f.connections(time.Minute)
+	long := f.connections(time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	var mu sync.Mutex
