@@ -20,7 +20,7 @@ func TestOpenAtOnce(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			var wg sync.WaitGroup
-			for range 6 {
+			for range 4 {
 				wg.Go(func() {
 					db, err := store.Open(t.Context(), source)
 					if err != nil {
