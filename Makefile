@@ -30,7 +30,7 @@ cmd/postern/guestbin/postern-guest:
 	go build $(GOFLAGS_BUILD) -o $@ ./cmd/postern-guest
 
 deps-demo:
-	@test/install mmdebstrap mount e2fsprogs
+	@test/install mmdebstrap mount e2fsprogs debian-archive-keyring
 	@test/install-npm demo
 
 deps-test: deps-demo

@@ -79,6 +79,9 @@ func (c *Cache) build(ctx context.Context) (err error) {
 	return nil
 }
 
+// sources returns where the recipe's packages come from: none on a host of
+// another release, or of Ubuntu. mmdebstrap knows Debian's own places then,
+// and believes them by the keys in Debian's keyring.
 func (c *Cache) sources() ([]source, error) {
 	if c.cfg.Sources != "" {
 		s := parseSources(c.cfg.Sources, c.recipe.suite)
@@ -87,12 +90,9 @@ func (c *Cache) sources() ([]source, error) {
 		}
 		return s, nil
 	}
-	s, err := hostSources("/etc/apt", c.recipe.suite)
+	s, err := hostSources(c.etcApt, c.recipe.suite)
 	if err != nil {
 		return nil, fmt.Errorf("read the host's package sources: %w", err)
-	}
-	if len(s) == 0 {
-		return nil, fmt.Errorf("read the host's package sources: /etc/apt names none for Debian %[1]s, of whose packages the template is made: build it on a machine that runs Debian %[1]s", c.recipe.suite)
 	}
 	return s, nil
 }
@@ -128,10 +128,15 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 	for _, o := range opts {
 		args = append(args, "--aptopt="+o)
 	}
-	args = append(args, c.recipe.suite, rootfs, "-")
+	args = append(args, c.recipe.suite, rootfs)
 	var list strings.Builder
 	for _, s := range sources {
 		list.WriteString(s.line())
+	}
+	if list.Len() > 0 {
+		args = append(args, "-")
+	} else if keys, err := filepath.Glob(c.keyring); err != nil || len(keys) == 0 {
+		return fmt.Errorf("install packages: /etc/apt names no source of Debian %s, and there is no %s to verify other sources with; install it with: apt-get install --no-install-recommends debian-archive-keyring", c.recipe.suite, c.keyring)
 	}
 	// Namespaces of its own: mmdebstrap mounts /proc and parts of /dev below
 	// rootfs, and if it is killed these mounts must go with it. Else the
@@ -183,15 +188,16 @@ func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources 
 		return fmt.Errorf("set up: %w", err)
 	}
 	defer root.Close()
+	const script = "/opt/postern-finish.sh"
+	files := append([]file{{script, c.recipe.finish}}, c.recipe.files...)
 	var list strings.Builder
 	for _, s := range sources {
 		list.WriteString(s.public().line())
 	}
-	const script = "/opt/postern-finish.sh"
-	for _, f := range append([]file{
-		{script, c.recipe.finish},
-		{"/etc/apt/sources.list", list.String()},
-	}, c.recipe.files...) {
+	if list.Len() > 0 { // else mmdebstrap has written its own
+		files = append(files, file{"/etc/apt/sources.list", list.String()})
+	}
+	for _, f := range files {
 		name := f.path[1:]
 		if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 			return fmt.Errorf("set up: %w", err)

@@ -149,6 +149,17 @@ func TestBuildFails(t *testing.T) {
 			t.Errorf("got %v, want it to name the release", err)
 		}
 	})
+	t.Run("another host without Debian's keys", func(t *testing.T) {
+		c, _ := newCache(t, t.TempDir(), "guest")
+		c.etcApt, c.keyring = t.TempDir(), filepath.Join(t.TempDir(), "no-keyring.*")
+		_, err := c.Base(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "debian-archive-keyring") {
+			t.Errorf("got %v, want it to say what to install", err)
+		}
+		if left, err := filepath.Glob(filepath.Join(c.cfg.Dir, "build-*")); err != nil || len(left) != 0 {
+			t.Errorf("left: got %v, %v", left, err)
+		}
+	})
 	t.Run("source unreachable", func(t *testing.T) {
 		c, _ := newCache(t, t.TempDir(), "guest")
 		c.recipe = smallRecipe()

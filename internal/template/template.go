@@ -68,7 +68,7 @@ const ServicesPath = "/etc/postern/services"
 type Config struct {
 	Dir      string    // cache directory, such as /var/cache/postern; made if missing
 	Guest    []byte    // the guest: a static program, installed at GuestPath
-	Sources  string    // Debian's package sources, as in sources.list; "" takes them from the host's /etc/apt
+	Sources  string    // Debian's package sources, as in sources.list; "" takes them from the host's /etc/apt, and where that has none, mmdebstrap's own
 	Progress io.Writer // lines for a person while something takes long; nil for none
 }
 
@@ -101,6 +101,9 @@ type Cache struct {
 	recipe recipe
 	digest string // SHA-256 of cfg.Guest, in hex
 
+	etcApt  string // where the host's package sources are
+	keyring string // glob of Debian's keys on the host
+
 	mu       sync.Mutex
 	held     map[string]*os.File    // template id → its in-use file, locked shared
 	compared map[string]os.FileInfo // root file system → its guest, which was found to be ours
@@ -131,7 +134,11 @@ func New(log *slog.Logger, cfg Config) (*Cache, error) {
 		return nil, fmt.Errorf("open template cache: %w", err)
 	}
 	sum := sha256.Sum256(cfg.Guest)
-	return &Cache{log: log, cfg: cfg, recipe: r, digest: hex.EncodeToString(sum[:]), held: map[string]*os.File{}, compared: map[string]os.FileInfo{}}, nil
+	return &Cache{
+		log: log, cfg: cfg, recipe: r, digest: hex.EncodeToString(sum[:]),
+		etcApt: "/etc/apt", keyring: "/usr/share/keyrings/debian-archive-keyring.*",
+		held: map[string]*os.File{}, compared: map[string]os.FileInfo{},
+	}, nil
 }
 
 // Close gives up the templates that were returned: Prune of another process may
