@@ -128,15 +128,18 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 	for _, o := range opts {
 		args = append(args, "--aptopt="+o)
 	}
-	args = append(args, c.recipe.suite, rootfs)
 	var list strings.Builder
 	for _, s := range sources {
 		list.WriteString(s.line())
 	}
-	if list.Len() > 0 {
-		args = append(args, "-")
-	} else if keys, err := filepath.Glob(c.keyring); err != nil || len(keys) == 0 {
-		return fmt.Errorf("install packages: /etc/apt names no source of Debian %s, and there is no %s to verify other sources with; install it with: apt-get install --no-install-recommends debian-archive-keyring", c.recipe.suite, c.keyring)
+	if len(sources) > 0 {
+		args = append(args, c.recipe.suite, rootfs, "-")
+	} else {
+		keys, err := filepath.Glob(c.keyring)
+		if err != nil || len(keys) == 0 {
+			return fmt.Errorf("install packages: /etc/apt names no source of Debian %s, and there is no %s to verify other sources with; install it with: apt-get install --no-install-recommends debian-archive-keyring", c.recipe.suite, c.keyring)
+		}
+		args = append(args, "--keyring="+keys[0], c.recipe.suite, rootfs)
 	}
 	// Namespaces of its own: mmdebstrap mounts /proc and parts of /dev below
 	// rootfs, and if it is killed these mounts must go with it. Else the
@@ -190,11 +193,11 @@ func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources 
 	defer root.Close()
 	const script = "/opt/postern-finish.sh"
 	files := append([]file{{script, c.recipe.finish}}, c.recipe.files...)
-	var list strings.Builder
-	for _, s := range sources {
-		list.WriteString(s.public().line())
-	}
-	if list.Len() > 0 { // else mmdebstrap has written its own
+	if len(sources) > 0 { // else mmdebstrap has written its own
+		var list strings.Builder
+		for _, s := range sources {
+			list.WriteString(s.public().line())
+		}
 		files = append(files, file{"/etc/apt/sources.list", list.String()})
 	}
 	for _, f := range files {
