@@ -1,6 +1,6 @@
 # Everything that Postern needs is installed and built from here. The two
 # targets for a newcomer are demo and test; both work on a fresh Debian 12
-# machine with Go, Node and root.
+# machine with Go, Node and root, demo on Ubuntu 24.04 too.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

@@ -298,7 +298,7 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 	}
 	var f *os.File
 	created := false
-	err = s.withTop(a, path, func() error {
+	err = s.withTop(a, filepath.Dir(path), func() error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
@@ -337,21 +337,18 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 	return written{}, fmt.Errorf("write %s: %w", path, err)
 }
 
-// withTop calls f, which writes the file path, with a's rights. Where those do
-// not do because a directory like /data is not there, and a is the sandbox's
-// default user, it is made and given to a, and f is called again: clients of
-// E2B write there without a thought. It is the only thing that this does as
-// root for somebody else. Nobody but root can put anything in the way, and
-// what is there already, such as /etc, stays as closed as it is.
-func (s *Server) withTop(a account, path string, f func() error) error {
+// withTop calls f, which makes what is missing of dir, with a's rights. Where
+// those do not do because a directory like /data is not there, and a is the
+// sandbox's default user, it is made and given to a, and f is called again:
+// clients of E2B write there without a thought. It is the only thing that this
+// does as root for somebody else. Nobody but root can put anything in the way,
+// and what is there already, such as /etc, stays as closed as it is.
+func (s *Server) withTop(a account, dir string, f func() error) error {
 	err := as(a, f)
 	if !errors.Is(err, fs.ErrPermission) || a.uid == 0 || a.name != s.current().DefaultUser {
 		return err
 	}
-	top, _, nested := strings.Cut(strings.TrimPrefix(filepath.Clean(path), "/"), "/")
-	if !nested {
-		return err
-	}
+	top, _, _ := strings.Cut(strings.TrimPrefix(filepath.Clean(dir), "/"), "/")
 	top = "/" + top
 	if os.Mkdir(top, 0o755) != nil || os.Lchown(top, int(a.uid), int(a.gid)) != nil {
 		return err

@@ -19,7 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
+
+	"postern/internal/guest/filesystempb"
 )
 
 func gz(b []byte) []byte {
@@ -391,8 +394,28 @@ func TestTopDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fi, err := os.Stat(top)
-	if err != nil || fi.Sys().(*syscall.Stat_t).Uid != a.uid {
-		t.Errorf("owner of %s: got %v, %v, want %s", top, fi, err, testUser)
+	made := top + "-made"
+	t.Cleanup(func() { os.RemoveAll(made) })
+	for _, tt := range []struct {
+		name, path, user string
+		want             connect.Code
+	}{
+		{"attacker: another user makes", made, "daemon", connect.CodePermissionDenied},
+		{"attacker: makes in a directory of root's", "/etc/postern-" + rand.Text() + "/x", testUser, connect.CodePermissionDenied},
+		{"the default user makes", made, testUser, 0},
+		{"makes again", made, testUser, connect.CodeAlreadyExists},
+		{"makes below", made + "/a/b", testUser, 0},
+		{"attacker: another user makes below", made + "/c", "daemon", connect.CodePermissionDenied},
+	} {
+		req := asUser(connect.NewRequest(&filesystempb.MakeDirRequest{Path: tt.path}), tt.user)
+		if _, err := g.file.MakeDir(t.Context(), req); (err == nil) != (tt.want == 0) || err != nil && connect.CodeOf(err) != tt.want {
+			t.Errorf("%s: got %v, want %v", tt.name, err, tt.want)
+		}
+	}
+	for _, dir := range []string{top, made, made + "/a/b"} {
+		fi, err := os.Stat(dir)
+		if err != nil || fi.Sys().(*syscall.Stat_t).Uid != a.uid {
+			t.Errorf("owner of %s: got %v, %v, want %s", dir, fi, err, testUser)
+		}
 	}
 }

@@ -24,15 +24,24 @@ var _ filesystempb.FilesystemHandler = (*filesystem)(nil)
 
 // act calls f with the absolute form of path and the rights of the caller.
 func (h *filesystem) act(header http.Header, path string, f func(a account, path string) error) error {
-	a, err := h.s.caller(header)
+	a, abs, err := h.target(header, path)
 	if err != nil {
 		return err
 	}
+	return rpcError(as(a, func() error { return f(a, abs) }))
+}
+
+// target is who calls, and the absolute path of what is meant.
+func (h *filesystem) target(header http.Header, path string) (account, string, error) {
+	a, err := h.s.caller(header)
+	if err != nil {
+		return account{}, "", err
+	}
 	abs, err := h.s.resolve(a, path)
 	if err != nil {
-		return invalid("path: %w", err)
+		return account{}, "", invalid("path: %w", err)
 	}
-	return rpcError(as(a, func() error { return f(a, abs) }))
+	return a, abs, nil
 }
 
 // Stat implements [filesystempb.FilesystemHandler].
@@ -50,8 +59,11 @@ func (h *filesystem) Stat(_ context.Context, req *connect.Request[filesystempb.S
 
 // MakeDir implements [filesystempb.FilesystemHandler].
 func (h *filesystem) MakeDir(_ context.Context, req *connect.Request[filesystempb.MakeDirRequest]) (*connect.Response[filesystempb.MakeDirResponse], error) {
-	res := &filesystempb.MakeDirResponse{}
-	err := h.act(req.Header(), req.Msg.GetPath(), func(_ account, path string) error {
+	a, path, err := h.target(req.Header(), req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	if err := as(a, func() error {
 		switch fi, err := os.Stat(path); {
 		case err == nil && fi.IsDir():
 			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("directory %s already exists", path))
@@ -60,15 +72,20 @@ func (h *filesystem) MakeDir(_ context.Context, req *connect.Request[filesystemp
 		case !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
+		return nil
+	}); err != nil {
+		return nil, rpcError(err)
+	}
+	res := &filesystempb.MakeDirResponse{}
+	if err := h.s.withTop(a, path, func() error {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return err
 		}
 		var err error
 		res.Entry, err = h.s.newListing().entry(path)
 		return err
-	})
-	if err != nil {
-		return nil, err
+	}); err != nil {
+		return nil, rpcError(err)
 	}
 	return connect.NewResponse(res), nil
 }
