@@ -287,6 +287,10 @@ type Watcher interface {
 	Moved(ctx context.Context, tx *store.Tx, a Action) error
 }
 
+// maxPage is how many actions are read at a time where all of them are looked
+// at: with its request and what is shown beside it each may be of some 100 KB.
+const maxPage = 100
+
 // Gate is the one way out. It is safe for concurrent use.
 type Gate struct {
 	log   *slog.Logger
@@ -295,13 +299,14 @@ type Gate struct {
 	exec  map[string]Executor
 	wake  chan struct{}       // has room for one
 	room  int64               // maxHeld; a test makes it small
+	page  int                 // maxPage; a test makes it small
 	held  *semaphore.Weighted // of room, bytes of large payloads that are being executed
 }
 
 // NewGate returns a gate that asks judge. Every kind needs its executor, see
 // [Gate.Handle].
 func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
-	return &Gate{log: log, db: db, judge: judge, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, held: semaphore.NewWeighted(maxHeld)}
+	return &Gate{log: log, db: db, judge: judge, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, page: maxPage, held: semaphore.NewWeighted(maxHeld)}
 }
 
 // Handle sets the executor for a kind of action. It must not be called after

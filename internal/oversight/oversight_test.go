@@ -391,3 +391,64 @@ func BenchmarkPropose(b *testing.B) {
 		}
 	}
 }
+
+// TestPages: a switch stops, and a program that starts recovers, all that there
+// is, however few it looks at at a time and how much was proposed at one moment.
+func TestPages(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
+		f.gate.Page(3)
+		states := func() map[oversight.State]int {
+			t.Helper()
+			count := map[oversight.State]int{}
+			as, err := f.gate.Actions(t.Context(), f.person, oversight.Query{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range as {
+				count[a.State]++
+			}
+			return count
+		}
+		set := func(query string) {
+			t.Helper()
+			err := db.Update(t.Context(), func(tx *store.Tx) error {
+				_, err := tx.ExecContext(t.Context(), query)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 9 {
+			f.propose(fmt.Sprint(i))
+		}
+		set(`update action set state = 'executing', created_at = 1000`)
+		if err := f.gate.Recover(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		if got := states(); got[oversight.Unknown] != 9 {
+			t.Errorf("states after Recover: %v, want all unknown", got)
+		}
+		for i := range 10 {
+			f.propose(fmt.Sprint(i))
+		}
+		set(`update action set created_at = 2000 where state = 'approved'`)
+		s, err := f.gate.SwitchOn(t.Context(), f.person, oversight.Switch{Scope: oversight.ScopeProject, Reason: "enough"})
+		if err != nil || s.Stopped != 10 {
+			t.Errorf("the switch stopped %d, %v; want 10", s.Stopped, err)
+		}
+		if got := states(); got[oversight.Denied] != 10 || got[oversight.Unknown] != 9 {
+			t.Errorf("states after the switch: %v", got)
+		}
+		as, err := f.gate.Actions(t.Context(), f.person, oversight.Query{States: []oversight.State{oversight.Unknown}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range as {
+			if a.Stopped == "" {
+				t.Errorf("action %s was passed over", a.ID)
+			}
+		}
+	})
+}

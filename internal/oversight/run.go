@@ -33,24 +33,37 @@ func (g *Gate) Recover(ctx context.Context, alone bool) error {
 	if alone {
 		before = 1<<63 - 1
 	}
-	return g.db.Update(ctx, func(tx *store.Tx) error {
-		as, err := list(ctx, tx, `where state = $1 and lease < $2 order by created_at, id`, Executing, before)
-		if err != nil {
+	for {
+		var n int
+		err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
+			n, err = g.recoverSome(ctx, tx, before, alone)
+			return err
+		})
+		if err != nil || n < g.page { // each that was recovered is executing no more
 			return err
 		}
-		for _, a := range as {
-			o := Outcome{State: Unknown, Detail: "the program stopped while this was being executed: it may or may not have happened"}
-			if r, ok := g.exec[a.Kind].(Recoverer); ok {
-				if o, err = r.Interrupted(ctx, tx, a); err != nil {
-					return fmt.Errorf("recover action %s: %w", a.ID, err)
-				}
-			}
-			if err := g.settle(ctx, tx, a, ended{Outcome: o, version: a.Version, left: true, alone: alone}, true); err != nil {
-				return err
+	}
+}
+
+// recoverSome recovers a page of the actions whose lease is of before a time, and
+// reports how many it found.
+func (g *Gate) recoverSome(ctx context.Context, tx *store.Tx, before int64, alone bool) (int, error) {
+	as, err := list(ctx, tx, `where state = $1 and lease < $2 order by created_at, id limit $3`, Executing, before, g.page)
+	if err != nil {
+		return 0, err
+	}
+	for _, a := range as {
+		o := Outcome{State: Unknown, Detail: "the program stopped while this was being executed: it may or may not have happened"}
+		if r, ok := g.exec[a.Kind].(Recoverer); ok {
+			if o, err = r.Interrupted(ctx, tx, a); err != nil {
+				return 0, fmt.Errorf("recover action %s: %w", a.ID, err)
 			}
 		}
-		return nil
-	})
+		if err := g.settle(ctx, tx, a, ended{Outcome: o, version: a.Version, left: true, alone: alone}, true); err != nil {
+			return 0, err
+		}
+	}
+	return len(as), nil
 }
 
 // maxExecuting is how many actions one Run executes at the same time. An

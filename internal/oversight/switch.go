@@ -169,31 +169,47 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 // stopAll denies what had been approved and s stops, and marks what is being
 // executed, of which nothing more begins.
 func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, s Switch) (n int64, err error) {
-	as, err := list(ctx, tx, `where state in ($1, $2, $3) and (project_id = $4 or $4 = '') order by created_at, id`, Approved, Executing, Unknown, s.Project)
-	if err != nil {
-		return 0, err
-	}
-	for _, a := range as {
-		if !s.Stops(a.Inbox, a.Request) {
-			continue
-		}
-		from := a.State
-		a, err := advance(ctx, tx, a, switched{why: s.String(), now: time.Now()})
-		if errors.Is(err, errStays) {
-			continue
-		}
+	// A page at a time: there is no end to how many may wait for their time, each
+	// with as much as its proposer chose to show beside it.
+	var at int64
+	for id := ""; ; {
+		as, err := list(ctx, tx, `where state in ($1, $2, $3) and (project_id = $4 or $4 = '') and (created_at > $5 or created_at = $5 and id > $6)
+			order by created_at, id limit $7`, Approved, Executing, Unknown, s.Project, at, id, g.page)
 		if err != nil {
-			return 0, fmt.Errorf("stop action %s: %w", a.ID, err)
-		}
-		if from != Approved {
-			continue // the outcome of its execution tells
-		}
-		if err := g.refused(ctx, tx, a, "action.stop"); err != nil {
 			return 0, err
 		}
-		n++
+		for _, a := range as {
+			denied, err := g.stopOne(ctx, tx, s, a)
+			if err != nil {
+				return 0, err
+			}
+			if denied {
+				n++
+			}
+		}
+		if len(as) < g.page {
+			return n, nil
+		}
+		at, id = store.Time(as[len(as)-1].Created), as[len(as)-1].ID
 	}
-	return n, nil
+}
+
+// stopOne is [Gate.stopAll] of one action, and reports whether it was denied.
+func (g *Gate) stopOne(ctx context.Context, tx *store.Tx, s Switch, a Action) (denied bool, err error) {
+	if !s.Stops(a.Inbox, a.Request) {
+		return false, nil
+	}
+	from := a.State
+	a, err = advance(ctx, tx, a, switched{why: s.String(), now: time.Now()})
+	switch {
+	case errors.Is(err, errStays):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("stop action %s: %w", a.ID, err)
+	case from != Approved:
+		return false, nil // the outcome of its execution tells
+	}
+	return true, g.refused(ctx, tx, a, "action.stop")
 }
 
 // refused records that an action was ended by rule.
