@@ -55,24 +55,28 @@ func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string
 		if err != nil {
 			return err
 		}
-		var waits string
-		digest := sha256.Sum256(payload)
-		err = tx.One(ctx, `select id from action where project_id = $1 and inbox_id = $2 and kind = $3 and digest = $4 and state = $5 order by id limit 1`,
-			[]any{b.Project, b.ID, kind, digest[:], oversight.Pending}, &waits)
-		if err == nil {
-			reader := who
-			reader.Inbox = b.ID
-			a, err = m.gate.Find(ctx, tx, reader, waits)
+		if a, err = m.waiting(ctx, tx, who, b, kind, payload); !errors.Is(err, store.ErrNotFound) {
 			return err
-		}
-		if !errors.Is(err, store.ErrNotFound) {
-			return fmt.Errorf("look for action: %w", err)
 		}
 		r := policy.Request{Kind: kind, Inbox: b.Address, Via: via, Mode: b.Mode, Size: int64(len(payload)), Detail: map[string]string{"message": id}}
 		a, err = m.gate.Propose(ctx, tx, who, oversight.Proposal{Request: r, Inbox: b.ID, Via: via, Payload: payload})
 		return err
 	})
 	return a, err
+}
+
+// waiting returns the action by which people are asked for exactly this already,
+// whoever of b proposed it, or [store.ErrNotFound].
+func (m *PostOffice) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, kind string, payload []byte) (oversight.Action, error) {
+	var id string
+	digest := sha256.Sum256(payload)
+	err := tx.One(ctx, `select id from action where project_id = $1 and inbox_id = $2 and kind = $3 and digest = $4 and state = $5 order by id limit 1`,
+		[]any{b.Project, b.ID, kind, digest[:], oversight.Pending}, &id)
+	if err != nil {
+		return oversight.Action{}, fmt.Errorf("look for action: %w", err)
+	}
+	who.Inbox = b.ID
+	return m.gate.Find(ctx, tx, who, id)
 }
 
 // arranger labels messages after a decision, or a rule.

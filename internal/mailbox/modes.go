@@ -286,7 +286,8 @@ func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, i
 }
 
 // request proposes what an owner decides on, at most so many times an hour.
-// What returns its payload, and what policy is asked besides.
+// What returns its payload, and what policy is asked besides. What waits already,
+// word for word, is not asked twice: its action is returned.
 func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string, b Inbox, kind string, perHour int64, what func(Inbox) (any, policy.Request, error)) (a oversight.Action, err error) {
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		now, err := m.find(ctx, tx, b.ID)
@@ -302,6 +303,9 @@ func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string
 		}
 		payload, err := marshal(v)
 		if err != nil {
+			return err
+		}
+		if a, err = m.waiting(ctx, tx, who, now, kind, payload); !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
 		r.Kind, r.Inbox, r.Via, r.Mode, r.Size = kind, b.Address, via, now.Mode, int64(len(payload))

@@ -527,3 +527,53 @@ func TestDemotedByComplaints(t *testing.T) {
 		}
 	})
 }
+
+// TestAskedTwice: what an agent has asked for already, and nobody has decided, is
+// not put before people twice, whichever process it asks; but asking counts.
+func TestAskedTwice(t *testing.T) {
+	offices(t, everything, mailbox.Config{}, func(t *testing.T, f *fixture, one, two office) {
+		ctx := t.Context()
+		_, agent, _ := f.inbox(t, "alice")
+		_, other, _ := f.inbox(t, "bella")
+		ask := func(o office, who auth.Principal, mode policy.Mode, why string) oversight.Action {
+			t.Helper()
+			a, err := o.post.RequestMode(ctx, who, "rest", "", mode, why)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a
+		}
+		a := ask(one, agent, policy.Monitored, "please")
+		if again := ask(two, agent, policy.Monitored, "please"); again.ID != a.ID || again.State != oversight.Pending {
+			t.Errorf("the same once more is %s, %s; want %s", again.ID, again.State, a.ID)
+		}
+		if again := ask(two, agent, policy.Monitored, "for the reports"); again.ID == a.ID {
+			t.Error("another reason is not shown to whoever decides")
+		}
+		if _, err := one.post.RequestMode(ctx, agent, "rest", "", policy.Monitored, "please"); !errors.Is(err, mailbox.ErrLimit) {
+			t.Errorf("a fourth request in the hour: %v", err)
+		}
+		if foreign := ask(one, other, policy.Monitored, "please"); foreign.ID == a.ID {
+			t.Error("another inbox is answered with this one's request")
+		}
+		// What was decided is asked anew.
+		if err := f.decide(t, f.person, a.ID, false); err != nil {
+			t.Fatal(err)
+		}
+		f.shift(t, `delete from send_use`)
+		if again := ask(two, agent, policy.Monitored, "please"); again.ID == a.ID || again.State != oversight.Pending {
+			t.Errorf("after the decision it is %s, %s", again.ID, again.State)
+		}
+		allow := func(o office) oversight.Action {
+			t.Helper()
+			a, err := o.post.RequestAllow(ctx, agent, "rest", "", "bob@example.com", time.Time{}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a
+		}
+		if first, second := allow(one), allow(two); first.ID != second.ID {
+			t.Errorf("two requests for the allow list: %s, %s", first.ID, second.ID)
+		}
+	})
+}
