@@ -272,7 +272,7 @@ func (x allowExecutor) Execute(ctx context.Context, a oversight.Action) oversigh
 	if p, perr := ParseAllowed(r.Pattern); err != nil || perr != nil || p != r.Pattern || r.Inbox != a.Inbox {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
 	}
-	return x.m.grantRequest(ctx, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
+	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
 		if !r.Until.IsZero() && !r.Until.After(time.Now()) {
 			return "the time until which it asked has passed", nil
 		}

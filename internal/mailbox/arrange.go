@@ -106,14 +106,19 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 		if gone = found[r.Message] == nil; gone {
 			return nil
 		}
-		return relabel(ctx, tx, r.Inbox, found[r.Message], []string{arrangements[a.Kind]}, nil)
+		if err := relabel(ctx, tx, r.Inbox, found[r.Message], []string{arrangements[a.Kind]}, nil); err != nil {
+			return err
+		}
+		return x.m.gate.Begin(ctx, tx, a)
 	})
 	switch {
+	case errors.Is(err, oversight.ErrStopped):
+		return stoppedFirst("nothing was changed")
 	case errors.Is(err, ErrNoInbox), errors.Is(err, store.ErrNotFound), gone:
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the message is gone"}
 	case err != nil:
 		x.m.log.ErrorContext(ctx, "arrange message", "action", a.ID, "err", err)
-		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Detail: "nothing was changed: the server's records could not be written"}
+		return oversight.Outcome{State: oversight.Approved, After: a.Later(), Detail: "nothing was changed: the server's records could not be written"}
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: "done"}
 }

@@ -104,13 +104,21 @@ func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversi
 	if !ok {
 		who = auth.Principal{Kind: auth.System, ID: "policy", Project: a.Project}
 	}
-	err := x.m.settle(ctx, who, v.Message, "message.release", a.ID, x.m.letIn, x.m.tellIn)
+	in := func(ctx context.Context, tx *store.Tx, l letter) error {
+		if err := x.m.letIn(ctx, tx, l); err != nil {
+			return err
+		}
+		return x.m.gate.Begin(ctx, tx, a)
+	}
+	err := x.m.settle(ctx, who, v.Message, "message.release", a.ID, in, x.m.tellIn)
 	switch {
+	case errors.Is(err, oversight.ErrStopped):
+		return stoppedFirst("nothing was let in")
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, ErrNoInbox):
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was let in: the message is not there any more"}
 	case err != nil:
 		x.m.log.ErrorContext(ctx, "release message", "action", a.ID, "err", err)
-		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Detail: "nothing was let in yet: the server's records could not be written"}
+		return oversight.Outcome{State: oversight.Approved, After: a.Later(), Detail: "nothing was let in yet: the server's records could not be written"}
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: "it is in the inbox"}
 }

@@ -1,5 +1,7 @@
 package mailbox
 
+import "postern/internal/policy"
+
 // Emptied returns the tables that are emptied when an inbox goes.
 func Emptied() map[string]bool {
 	m := map[string]bool{"inbox_key": true, "inbox_wrap": true, "inbox_epoch": true}
@@ -28,3 +30,8 @@ func SealedForFuzz() (*Key, []byte, error) {
 
 // OpenForFuzz opens what SealedForFuzz sealed.
 func OpenForFuzz(k *Key, sealed []byte) ([]byte, error) { return k.open("msg_1", "summary", sealed) }
+
+// ExecutorOf returns what carries out the actions of a kind that has one effect.
+func (m *PostOffice) ExecutorOf(kind string) any {
+	return map[string]any{ModeKind: modeExecutor{m}, AllowKind: allowExecutor{m}, ReceiveKind: arrivalExecutor{m}, policy.KindArchive: arranger{m}}[kind]
+}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"postern/internal/auth"
 	"postern/internal/oversight"
@@ -36,8 +35,9 @@ func decided(a oversight.Action) (auth.Principal, bool) {
 }
 
 // grantRequest carries out a within one transaction and says what came of it.
-// Do returns why it cannot be done any more, or nothing.
-func (m *PostOffice) grantRequest(ctx context.Context, a oversight.Action, do func(tx *store.Tx, who auth.Principal, b Inbox) (refused string, err error)) oversight.Outcome {
+// Do returns why it cannot be done any more, or nothing; r is asked what there is
+// of it where the database fails again and again.
+func (m *PostOffice) grantRequest(ctx context.Context, r oversight.Recoverer, a oversight.Action, do func(tx *store.Tx, who auth.Principal, b Inbox) (refused string, err error)) oversight.Outcome {
 	who, ok := decided(a)
 	if !ok {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: no person approved it"}
@@ -45,21 +45,32 @@ func (m *PostOffice) grantRequest(ctx context.Context, a oversight.Action, do fu
 	var refused string
 	err := m.db.Update(ctx, func(tx *store.Tx) error {
 		b, err := m.find(ctx, tx, a.Inbox)
-		if err == nil {
-			refused, err = do(tx, who, b)
+		if err != nil {
+			return err
 		}
-		return err
+		if refused, err = do(tx, who, b); err != nil {
+			return err
+		}
+		return m.gate.Begin(ctx, tx, a)
 	})
 	switch {
+	case errors.Is(err, oversight.ErrStopped):
+		return stoppedFirst("nothing was changed")
 	case errors.Is(err, ErrNoInbox):
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the inbox has been deleted"}
 	case err != nil:
 		m.log.ErrorContext(ctx, "carry out request", "action", a.ID, "err", err)
-		return oversight.Outcome{State: oversight.Approved, After: 10 * time.Second, Detail: "nothing was changed: the server's records could not be written"}
+		return oversight.Again(ctx, m.db, r, a, "nothing was changed")
 	case refused != "":
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: " + refused}
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: "done"}
+}
+
+// stoppedFirst is the outcome of an execution that a switch was faster than: the
+// gate denies it.
+func stoppedFirst(nothing string) oversight.Outcome {
+	return oversight.Outcome{State: oversight.Approved, Free: true, Detail: nothing}
 }
 
 // modeExecutor raises modes after an owner's decision.
@@ -77,7 +88,7 @@ func (x modeExecutor) Execute(ctx context.Context, a oversight.Action) oversight
 	if err := json.Unmarshal(a.Payload, &r); err != nil || checkMode(r.To) != nil || r.Inbox != a.Inbox {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
 	}
-	return x.m.grantRequest(ctx, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
+	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
 		if b.Mode != r.From {
 			// The attack: a request that waits until after a demotion, and undoes it.
 			return fmt.Sprintf("the inbox has been put into mode %s since it asked, in mode %s", b.Mode, r.From), nil

@@ -154,11 +154,13 @@ func (b *Book) Execute(ctx context.Context, a oversight.Action) oversight.Outcom
 	switch {
 	case errors.Is(err, ErrStale):
 		return oversight.Outcome{State: oversight.Failed, Detail: ErrStale.Error()}
+	case errors.Is(err, oversight.ErrStopped):
+		return oversight.Outcome{State: oversight.Approved, Free: true, Detail: "the policy is as it was"} // the gate denies it
 	case err != nil:
 		b.log.ErrorContext(ctx, "change policy", "action", a.ID, "err", err)
 		// Whether it was committed is in the database alone, where the next
 		// execution looks first.
-		return oversight.Outcome{State: oversight.Approved, Detail: "the database could not be written; it is tried again", After: 5 * time.Second}
+		return oversight.Again(ctx, b.db, b, a, "the policy is as it was")
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("version %d of the policy holds", p.Version)}
 }
@@ -167,6 +169,12 @@ func (b *Book) Execute(ctx context.Context, a oversight.Action) oversight.Outcom
 func put(ctx context.Context, tx *store.Tx, a oversight.Action, p payload, d *policy.Document) error {
 	if done, err := stored(ctx, tx, a); err != nil || done {
 		return err
+	}
+	switch now, err := oversight.Waiting(ctx, tx, a.ID); {
+	case err != nil:
+		return err
+	case now.Stopped != "": // by a switch that was turned on since it was claimed
+		return fmt.Errorf("%s: %w", now.Stopped, oversight.ErrStopped)
 	}
 	was, err := active(ctx, tx, a.Project)
 	if err != nil {

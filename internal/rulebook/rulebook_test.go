@@ -1,11 +1,13 @@
 package rulebook_test
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -384,4 +386,81 @@ func TestTampered(t *testing.T) {
 	if v := f.judge(f.book, f.owner.Project, toBob); v.Effect != policy.Allow {
 		t.Errorf("got %+v, want allow", v)
 	}
+}
+
+// TestGivenUp: a change that the database does not take is tried again later and
+// later, and in the end is said to have failed: nobody could take it back else.
+func TestGivenUp(t *testing.T) {
+	db := storetest.SQLite(t)
+	f := setup(t, db)
+	a := f.propose(rulebook.Change{Text: open})
+	f.approve(a)
+	exec := func(query string) {
+		t.Helper()
+		err := db.Update(t.Context(), func(tx *store.Tx) error {
+			_, err := tx.ExecContext(t.Context(), query)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`create trigger broken before insert on policy_version begin select raise(abort, 'no'); end`)
+	a, err := f.gate.Action(t.Context(), f.owner, a.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := time.Duration(0)
+	for a.Attempts = 1; a.Attempts < 12; a.Attempts++ {
+		o := f.book.Execute(t.Context(), a)
+		if o.State != oversight.Approved || o.Free || o.After < waited || o.After <= 0 || o.After > 5*time.Minute {
+			t.Errorf("try %d: got %+v after %v", a.Attempts, o, waited)
+		}
+		waited = o.After
+	}
+	if o := f.book.Execute(t.Context(), a); o.State != oversight.Failed || !strings.Contains(o.Detail, "12 tries") || !strings.Contains(o.Detail, "propose it again") {
+		t.Errorf("got %+v, want that it is given up", o)
+	}
+	exec(`drop trigger broken`)
+	if o := f.book.Execute(t.Context(), a); o.State != oversight.Done {
+		t.Errorf("got %+v for a late try that is taken, want done", o)
+	}
+}
+
+// TestStoppedInBetween: a switch that is turned on when a change has been claimed
+// stops it.
+func TestStoppedInBetween(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		a := f.propose(rulebook.Change{Text: open})
+		f.approve(a)
+		s := oversight.Switch{}
+		f.gate.Handle(policy.KindChange, interrupted{f.book, func() {
+			var err error
+			if s, err = f.gate.SwitchOn(t.Context(), f.owner, oversight.Switch{Scope: oversight.ScopeCapability, Target: policy.KindChange, Reason: "not now"}); err != nil {
+				t.Error(err)
+			}
+		}})
+		f.run(a)
+		if err := f.gate.SwitchOff(t.Context(), f.owner, s.ID); err != nil {
+			t.Fatal(err)
+		}
+		if a = f.run(a); a.State != oversight.Denied || !strings.Contains(a.Reason, "not now") {
+			t.Errorf("it is %s: %s, want denied", a.State, a.Reason)
+		}
+		if v, err := f.book.Active(t.Context(), f.owner); err != nil || v.Number != 0 {
+			t.Errorf("version %d holds, %v", v.Number, err)
+		}
+	})
+}
+
+// An interrupted executor is one whose action was claimed when something else happens.
+type interrupted struct {
+	oversight.Executor
+	first func()
+}
+
+func (i interrupted) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	i.first()
+	return i.Executor.Execute(ctx, a)
 }
