@@ -266,13 +266,37 @@ func (g *Gate) SwitchesOf(ctx context.Context, tx *store.Tx, project string) ([]
 	return switches(ctx, tx, project)
 }
 
+// SwitchedOn returns when a switch of a project, or of everything, was turned on
+// last, whether it is on still or not; zero where none ever was.
+func (g *Gate) SwitchedOn(ctx context.Context, tx *store.Tx, project string) (time.Time, error) {
+	var at int64
+	if err := tx.One(ctx, `select coalesce(max(at), 0) from kill_switch where project_id in ($1, '')`, []any{project}, &at); err != nil {
+		return time.Time{}, fmt.Errorf("look for switches: %w", err)
+	}
+	return store.FromTime(at), nil
+}
+
+// StoppedSince reports whether a switch that stops what r asks for in a project,
+// of no inbox, was turned on since a time, whether it is on still or not.
+func (g *Gate) StoppedSince(ctx context.Context, tx *store.Tx, project string, r policy.Request, since time.Time) (bool, error) {
+	out, err := store.List(ctx, tx, scanSwitch, `select `+switchColumns+` from kill_switch where project_id in ($1, '') and at >= $2`, project, store.Time(since))
+	if err != nil {
+		return false, fmt.Errorf("look for switches: %w", err)
+	}
+	return slices.ContainsFunc(out, func(s Switch) bool { return s.Stops("", r) }), nil
+}
+
+const switchColumns = `id, project_id, scope, target, reason, person, at, until_at, stopped`
+
+func scanSwitch(row func(...any) error) (s Switch, err error) {
+	var at, until int64
+	err = row(&s.ID, &s.Project, &s.Scope, &s.Target, &s.Reason, &s.By, &at, &until, &s.Stopped)
+	s.At, s.Until = store.FromTime(at), store.FromTime(until)
+	return s, err
+}
+
 func switches(ctx context.Context, tx *store.Tx, project string) ([]Switch, error) {
-	out, err := store.List(ctx, tx, func(row func(...any) error) (s Switch, err error) {
-		var at, until int64
-		err = row(&s.ID, &s.Project, &s.Scope, &s.Target, &s.Reason, &s.By, &at, &until, &s.Stopped)
-		s.At, s.Until = store.FromTime(at), store.FromTime(until)
-		return s, err
-	}, `select id, project_id, scope, target, reason, person, at, until_at, stopped from kill_switch
+	out, err := store.List(ctx, tx, scanSwitch, `select `+switchColumns+` from kill_switch
 		where off_at = 0 and project_id in ($1, '') and (until_at = 0 or until_at > $2) order by at desc, id`, project, store.Time(time.Now()))
 	if err != nil {
 		return nil, fmt.Errorf("list switches: %w", err)

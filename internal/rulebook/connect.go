@@ -71,6 +71,7 @@ type standing struct {
 	doc      *policy.Document // nil where it cannot be read
 	named    bool             // something in it goes by names
 	switches []oversight.Switch
+	thrown   time.Time // when a switch was last turned on, on still or not
 	read     time.Time
 	used     time.Time // guarded by Connections.mu
 }
@@ -79,6 +80,7 @@ type standing struct {
 type permission struct {
 	action string // its id
 	until  time.Time
+	thrown time.Time // as in standing, before it was looked for: a later switch ends it
 }
 
 type pass struct {
@@ -197,7 +199,10 @@ func (c *Connections) read(ctx context.Context, project string) (*standing, erro
 		if v, err = active(ctx, tx, project); err != nil {
 			return err
 		}
-		s.switches, err = c.gate.SwitchesOf(ctx, tx, project)
+		if s.switches, err = c.gate.SwitchesOf(ctx, tx, project); err != nil {
+			return err
+		}
+		s.thrown, err = c.gate.SwitchedOn(ctx, tx, project)
 		return err
 	})
 	if err != nil {
@@ -286,7 +291,7 @@ func (c *Connections) Permit(ctx context.Context, who auth.Principal, to policy.
 	if v.Effect != policy.Ask {
 		return v
 	}
-	return c.ask(ctx, who, r, d)
+	return c.ask(ctx, who, r, d, s.thrown)
 }
 
 // Still says whether a connection that Permit allowed may go on: not if a
@@ -330,7 +335,7 @@ func request(who auth.Principal, d Destination) policy.Request {
 }
 
 // ask asks a person, and waits.
-func (c *Connections) ask(ctx context.Context, who auth.Principal, r policy.Request, d Destination) policy.Verdict {
+func (c *Connections) ask(ctx context.Context, who auth.Principal, r policy.Request, d Destination, thrown time.Time) policy.Verdict {
 	body, err := json.Marshal(d)
 	if err != nil { // unreachable: our own type
 		return refused(unknown)
@@ -338,7 +343,7 @@ func (c *Connections) ask(ctx context.Context, who auth.Principal, r policy.Requ
 	p := pass{who.Project, who.ID, sha256.Sum256(body)}
 	c.mu.Lock()
 	yes := c.passes[p]
-	through := time.Now().Before(yes.until)
+	through := time.Now().Before(yes.until) && yes.thrown.Equal(thrown)
 	waiting := c.waiting[who.ID]
 	if !through && waiting < maxWaiting {
 		c.waiting[who.ID]++
@@ -374,7 +379,7 @@ func (c *Connections) ask(ctx context.Context, who auth.Principal, r policy.Requ
 			c.log.ErrorContext(ctx, "ask about connection", "sandbox", who.ID, "err", err)
 			return refused("a person decides on it, and cannot be asked at the moment")
 		}
-		if v, known := c.verdict(a, p); known {
+		if v, known := c.verdict(a, p, thrown); known {
 			return v
 		}
 		select {
@@ -396,12 +401,12 @@ func (y permission) verdict() policy.Verdict {
 }
 
 // verdict is what an action says by now; known is false while it is open.
-func (c *Connections) verdict(a oversight.Action, p pass) (v policy.Verdict, known bool) {
+func (c *Connections) verdict(a oversight.Action, p pass, thrown time.Time) (v policy.Verdict, known bool) {
 	switch a.State {
 	case oversight.Done:
-		yes := permission{a.ID, a.Settled.Add(PassTime)}
+		yes := permission{a.ID, a.Settled.Add(PassTime), thrown}
 		c.mu.Lock()
-		if len(c.passes) < maxPasses {
+		if _, there := c.passes[p]; there || len(c.passes) < maxPasses {
 			c.passes[p] = yes
 		}
 		c.mu.Unlock()
@@ -453,7 +458,7 @@ func (c *Connections) asked(ctx context.Context, who auth.Principal, r policy.Re
 }
 
 // last returns the newest action about a destination that still counts, or
-// [store.ErrNotFound].
+// [store.ErrNotFound]: what was let through before a switch stopped it does not.
 func (c *Connections) last(ctx context.Context, tx *store.Tx, who auth.Principal, p pass) (oversight.Action, error) {
 	var id string
 	err := tx.One(ctx, `select id from action where project_id = $1 and kind = $2 and proposer = $3 and digest = $4 order by created_at desc, id limit 1`,
@@ -471,6 +476,16 @@ func (c *Connections) last(ctx context.Context, tx *store.Tx, who auth.Principal
 	}
 	if !a.Settled.IsZero() && time.Since(a.Settled) > counts {
 		return oversight.Action{}, store.ErrNotFound
+	}
+	if a.State == oversight.Done {
+		// A switch that is turned off releases nothing, also not what was let through before.
+		over, err := c.gate.StoppedSince(ctx, tx, who.Project, a.Request, a.Settled)
+		if err != nil {
+			return oversight.Action{}, err
+		}
+		if over || a.Stopped != "" { // since it was done, or since it was claimed
+			return oversight.Action{}, store.ErrNotFound
+		}
 	}
 	return a, nil
 }

@@ -272,3 +272,70 @@ func TestFlood(t *testing.T) {
 	cancel()
 	wg.Wait()
 }
+
+// TestSwitchEndsPasses: a switch that is off again releases nothing: neither a
+// connection that was let through before, nor one whose approval was being
+// carried out. A switch for something else ends none.
+func TestSwitchEndsPasses(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.owner.Project}
+		f.holds(rulesOnConnections)
+		c := f.connections(time.Millisecond)
+		ctx := t.Context()
+		allows := func(c *rulebook.Connections) bool {
+			return c.Permit(ctx, box, to(443, "api.example")).Effect == policy.Allow
+		}
+		throw := func(scope oversight.Scope, target string) {
+			t.Helper()
+			s, err := f.gate.SwitchOn(ctx, f.owner, oversight.Switch{Scope: scope, Target: target, Reason: "enough"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := f.gate.SwitchOff(ctx, f.owner, s.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		approved := func() oversight.Action {
+			t.Helper()
+			if allows(c) || len(f.waiting()) != 1 {
+				t.Fatalf("%d actions wait, want 1", len(f.waiting()))
+			}
+			a := f.read(f.waiting()[0].ID)
+			f.approve(a)
+			return a
+		}
+		f.run(approved())
+		if !allows(c) {
+			t.Fatal("it is refused although a person let it through")
+		}
+		throw(oversight.ScopeDomain, "other.example")
+		throw(oversight.ScopeCapability, policy.KindSend)
+		if fresh := f.connections(time.Millisecond); !allows(fresh) {
+			t.Error("a switch for something else has ended what was let through")
+		}
+		c = f.connections(time.Millisecond)
+		if !allows(c) {
+			t.Fatal("it is refused although a person let it through")
+		}
+		throw(oversight.ScopeDomain, "example")
+		if fresh := f.connections(time.Millisecond); allows(fresh) {
+			t.Error("it is let through by a program that saw no switch, on the word of before it")
+		}
+		watching, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- c.Run(watching) }()
+		until(t, "the program that let it through heeds the switch", func() bool { return !allows(c) })
+		stop()
+		<-done
+		a := f.read(f.waiting()[0].ID)
+		f.approve(a)
+		f.gate.Handle(policy.KindConnect, interrupted{c, func() { throw(oversight.ScopeProject, "") }})
+		if a = f.run(a); a.Stopped == "" {
+			t.Fatalf("the switch has not met it: %s", a.State)
+		}
+		if fresh := f.connections(time.Millisecond); allows(fresh) {
+			t.Error("it is let through although a switch was thrown while its approval was carried out")
+		}
+	})
+}
