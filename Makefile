@@ -78,7 +78,7 @@ DENSITY ?= 50
 bench: template
 	go test -run '^$$' -bench . -benchmem ./internal/oversight ./internal/mailbox ./internal/egress ./internal/guest/...
 	go test -run '^$$' -bench Inbound -benchtime 2000x ./test/e2e
-	go test -run '^$$' -bench Gate -benchtime 800x ./test/e2e
+	test/with-postgres go test -run '^$$' -bench Gate -benchtime 800x ./test/e2e
 	go test -run '^$$' -bench IdleInbox -benchtime 2000x ./test/e2e
 	node test/bench.mjs bin/postern 20 $(DENSITY)
 

@@ -118,38 +118,57 @@ func bytesIn(b *testing.B, dir string) (n int64) {
 	return n
 }
 
-// BenchmarkGate is what an agent and a reviewer meet at the gate of a server
-// with 400 others waiting: a proposal until it stands in the queue, proposals
-// over eight connections, and decisions over eight, each durable.
+// BenchmarkGate is what an agent and a reviewer meet at the gate of a server, or
+// of two on one database, with 400 others waiting: a proposal at either until it
+// stands in the queue of one, proposals over eight connections, and decisions
+// over eight. On SQLite each is durable; test/with-postgres syncs nothing.
 func BenchmarkGate(b *testing.B) {
-	s := start(b, b.TempDir(), "--cold", "--inbox-limits", "none", "--project-limits", "none")
-	local := s.local()
+	free := []string{"--cold", "--inbox-limits", "none", "--project-limits", "none"}
+	b.Run("sqlite", func(b *testing.B) {
+		s := start(b, b.TempDir(), free...)
+		gate(b, s, s)
+	})
+	b.Run("postgres", func(b *testing.B) {
+		s := pair(b, database(b), free[1:]...)[0]()
+		gate(b, s, s)
+	})
+	b.Run("postgres-two", func(b *testing.B) {
+		ss := pair(b, database(b), free[1:]...)
+		gate(b, ss[0](), ss[1]())
+	})
+}
+
+// gate measures with agents at both servers and reviewers at both.
+func gate(b *testing.B, one, other *server) {
+	locals := []*http.Client{one.local(), other.local()}
+	local := locals[1] // whose queue is looked at
 	web := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
 	type action struct {
 		ID, Digest string
 		Version    int64
 	}
 	propose := func(b *testing.B, address, key string, n int64) (a action) {
-		status, err := call(web, "POST", "http://"+s.web+"/v1/inboxes/"+address+"/messages", key,
+		at := []*server{one, other}[n%2]
+		status, err := call(web, "POST", "http://"+at.web+"/v1/inboxes/"+address+"/messages", key,
 			map[string]any{"to": []string{"someone@example.com"}, "subject": fmt.Sprintf("n-%d", n), "text": strings.Repeat("word ", 400)}, &a)
 		if err != nil || status != http.StatusAccepted {
 			b.Errorf("propose: %d, %v", status, err)
 		}
 		return a
 	}
-	reject := func(b *testing.B, a action) {
-		status, err := call(local, "POST", "http://x/v1/actions/"+a.ID+"/decision", "",
+	reject := func(b *testing.B, by *http.Client, a action) {
+		status, err := call(by, "POST", "http://x/v1/actions/"+a.ID+"/decision", "",
 			map[string]any{"version": a.Version, "digest": a.Digest, "approve": false, "reason": "no"}, nil)
 		if err != nil || status != http.StatusOK {
 			b.Errorf("decide: %d, %v", status, err)
 		}
 	}
 	var n atomic.Int64
-	address, key := s.inbox("waiting")
+	address, key := one.inbox("waiting")
 	for range 400 {
 		propose(b, address, key, n.Add(1))
 	}
-	address, key = s.inbox("busy")
+	address, key = one.inbox("busy")
 	b.Run("visible", func(b *testing.B) {
 		var took time.Duration
 		for range b.N {
@@ -163,7 +182,7 @@ func BenchmarkGate(b *testing.B) {
 			if len(list.Actions) == 0 || list.Actions[0].ID != a.ID {
 				b.Fatal("what was proposed does not stand in the queue")
 			}
-			reject(b, list.Actions[0])
+			reject(b, local, list.Actions[0])
 		}
 		b.ReportMetric(float64(took.Microseconds())/1000/float64(b.N), "ms-visible")
 	})
@@ -192,7 +211,7 @@ func BenchmarkGate(b *testing.B) {
 					if i < 0 {
 						return
 					}
-					reject(b, list.Actions[i])
+					reject(b, locals[i%2], list.Actions[i])
 				}
 			})
 			deciding += time.Since(began)

@@ -109,7 +109,7 @@ func TestCrashTwoServers(t *testing.T) {
 }
 
 // database returns the URL of an empty PostgreSQL database.
-func database(t *testing.T) string {
+func database(t testing.TB) string {
 	t.Helper()
 	url := storetest.PostgresURL(t)
 	if url == "" {
@@ -120,7 +120,7 @@ func database(t *testing.T) string {
 
 // pair returns what starts each of two servers on one PostgreSQL database, with
 // the key and the blobs of one.
-func pair(t *testing.T, url string, flags ...string) []func() *server {
+func pair(t testing.TB, url string, flags ...string) []func() *server {
 	t.Helper()
 	flags = append(flags, "--database", url, "--cold", "--pool-max", "0")
 	one, other := t.TempDir(), t.TempDir()
