@@ -782,6 +782,31 @@ func TestReports(t *testing.T) {
 	})
 }
 
+// TestReportsAtOnce: more bounces at the same moment than there are connections
+// to the database.
+func TestReportsAtOnce(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		d := deliver(t, db, mailbox.DeliveryConfig{})
+		a := d.send([]string{"bob@b.test"}, nil)
+		d.run(1)
+		raw := d.report("5.1.1", "bob@b.test")
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 40 {
+			wg.Go(func() {
+				if err := d.post.Receive(ctx, mailbox.Arrival{Envelope: mail.Envelope{To: []string{a.Request.Inbox}, Raw: raw}}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if got := d.states(a.ID); got != "bob@b.test:bounced" {
+			t.Errorf("got %s, want it bounced", got)
+		}
+	})
+}
+
 // TestWhatLeaves: signature fields, then exactly the approved bytes; a hidden
 // recipient gets a copy whose statement is for it alone.
 func TestWhatLeaves(t *testing.T) {

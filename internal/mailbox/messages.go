@@ -264,7 +264,10 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			return err
 		}
 	}
-	report, isReport := mail.ParseReport(e.Raw)
+	reports, err := m.reports(ctx, inboxes, e.Raw)
+	if err != nil {
+		return err
+	}
 	sender := provedSender(e, p)
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		for i := range letters {
@@ -278,8 +281,8 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 					return err
 				}
 			}
-			if isReport {
-				if err := m.noteReport(ctx, tx, l.inbox, report); err != nil {
+			if r, ok := reports[l.inbox.ID]; ok {
+				if err := m.noteReport(ctx, tx, l.inbox, r); err != nil {
 					return err
 				}
 			}

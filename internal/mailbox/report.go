@@ -34,8 +34,10 @@ func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a overs
 	return m.announce(ctx, tx, b, t, a.ID)
 }
 
-// noteReport takes a bounce or a complaint that arrived in b and notes it where
-// it is about something that b itself sent. Everything else changes nothing.
+// reports returns the bounce or the complaint that raw may be, for each of the
+// inboxes that it counts for, by their ids. Before the transaction: its keys are
+// read in one of their own, and each that writes has a connection while it waits
+// for its turn. Of those there are not enough for all to take a second.
 //
 // The attack: a report that somebody made up, so that an address is suppressed
 // or a sender suspended. It counts only if it returns the header of a message
@@ -43,13 +45,25 @@ func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a overs
 // header: who makes one up must have got the message. Who did get it can lie
 // about its other recipients; that is told to the reader of docs/delivery.md,
 // and stops at [Reputation.MinBad].
+func (m *PostOffice) reports(ctx context.Context, inboxes []Inbox, raw []byte) (map[string]mail.Report, error) {
+	r, ok := mail.ParseReport(raw)
+	if !ok || r.MessageID == "" {
+		return nil, nil
+	}
+	out := map[string]mail.Report{}
+	for _, b := range inboxes {
+		if ok, err := m.signedHere(ctx, b, r.Header); err != nil {
+			return nil, err
+		} else if ok {
+			out[b.ID] = r
+		}
+	}
+	return out, nil
+}
+
+// noteReport notes a bounce or a complaint that arrived in b where it is about
+// something that b itself sent. Everything else changes nothing.
 func (m *PostOffice) noteReport(ctx context.Context, tx *store.Tx, b Inbox, r mail.Report) error {
-	if r.MessageID == "" {
-		return nil
-	}
-	if ok, err := m.signedHere(ctx, b, r.Header); err != nil || !ok {
-		return err
-	}
 	var action string
 	err := tx.One(ctx, `select action_id from sent_message where inbox_id = $1 and hash = $2`, []any{b.ID, m.sentHash(b.ID, r.MessageID)}, &action)
 	if errors.Is(err, store.ErrNotFound) {

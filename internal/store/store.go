@@ -23,7 +23,8 @@ import (
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // driver "pgx"
-	_ "modernc.org/sqlite"             // driver "sqlite"
+	"golang.org/x/sync/semaphore"
+	_ "modernc.org/sqlite" // driver "sqlite"
 )
 
 //go:embed migrations/*.sql
@@ -43,7 +44,18 @@ type DB struct {
 	read  *sql.DB // the same as write on PostgreSQL
 
 	postgres bool
+	writers  *semaphore.Weighted // on PostgreSQL; nil on SQLite
 }
+
+// A process has so many connections to PostgreSQL, and so many of them may be
+// held by transactions that write, which mostly wait for their turn. The rest is
+// for who reads: nobody looks at a queue only after all that is being written,
+// and a transaction that has its turn and looks something up in another, which
+// it should not, does not wait for those that wait for it.
+const (
+	maxConnections = 16
+	maxWriters     = 8
+)
 
 // turn makes PostgreSQL's transactions that write take turns, as SQLite's do.
 // Nearly all of them append to the audit, whose one chain lets in one at a time
@@ -59,7 +71,8 @@ type Tx struct {
 }
 
 // AfterCommit has f called when the transaction is committed, and not if it is
-// rolled back. It is for waking who waits for what the transaction wrote.
+// rolled back. It is for waking who waits for what the transaction wrote; f must
+// not begin another.
 func (tx *Tx) AfterCommit(f func()) { tx.after = append(tx.after, f) }
 
 // Open opens the database that source names and applies pending migrations.
@@ -112,8 +125,8 @@ func open(source, mode string) (*DB, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open database: %w", err) // %v: the error may quote the URL's password to a caller that unwraps
 		}
-		db.SetMaxOpenConns(16)
-		return &DB{write: db, read: db, postgres: true}, nil
+		db.SetMaxOpenConns(maxConnections)
+		return &DB{write: db, read: db, postgres: true, writers: semaphore.NewWeighted(maxWriters)}, nil
 	}
 	// A path may hold ? or %, so it goes through url.URL, not fmt.
 	u := url.URL{Scheme: "file", OmitHost: true, Path: source}
@@ -196,12 +209,17 @@ func private(path string, flags int) error {
 }
 
 // Update runs fn in a transaction, committing if fn returns nil and rolling
-// back otherwise; of an [ErrCommit] it is not known which. It must not be called from within fn. Transactions that write
-// take turns, whoever runs them: keep what takes long out of fn.
+// back otherwise; of an [ErrCommit] it is not known which. It must not be called
+// from within fn. Transactions that write take turns, whoever runs them: keep
+// what takes long out of fn.
 func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
-	if db.read != db.write {
+	if db.writers == nil {
 		return run(ctx, db.write, nil, fn) // SQLite has one writer
 	}
+	if err := db.writers.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer db.writers.Release(1)
 	return run(ctx, db.write, nil, func(tx *Tx) error {
 		if _, err := tx.ExecContext(ctx, turn); err != nil {
 			return fmt.Errorf("wait for the turn to write: %w", err)

@@ -1,9 +1,11 @@
 package store_test
 
 import (
+	"context"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -35,4 +37,30 @@ func TestOpenAtOnce(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// TestReadersDoNotWaitForWriters: more transactions wait for their turn to write
+// than there are connections, and the one that has it needs somebody who reads.
+func TestReadersDoNotWaitForWriters(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		look := func(tx *store.Tx) error {
+			var one int
+			return tx.One(ctx, `select 1`, nil, &one)
+		}
+		var wg sync.WaitGroup
+		for range 40 {
+			wg.Go(func() {
+				read := make(chan error, 1)
+				if err := db.Update(ctx, func(*store.Tx) error {
+					go func() { read <- db.View(ctx, look) }()
+					return <-read
+				}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
 }
