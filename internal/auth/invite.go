@@ -122,13 +122,19 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	if v.Person != "" {
 		return v.renew(ctx, tx, passwordHash)
 	}
+	id := "per_" + rand.Text()
 	ok, err = tx.Changed(ctx, `insert into person (id, project_id, name, password, created_at, role, email) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`,
-		"per_"+rand.Text(), v.Project, name, passwordHash, now, v.Role, v.Email)
+		id, v.Project, name, passwordHash, now, v.Role, v.Email)
 	if err != nil {
 		return Principal{}, fmt.Errorf("insert person: %w", err)
 	}
 	if !ok {
 		return Principal{}, fmt.Errorf("%w name: %s is taken", ErrInvalid, name)
+	}
+	// The attack: somebody invites a second account for himself, and approves
+	// with both.
+	if err := noteJoined(ctx, tx, id, v.Project, v.CreatedBy, now); err != nil {
+		return Principal{}, err
 	}
 	return Principal{Kind: Person, ID: name, Project: v.Project, Role: v.Role}, nil
 }
@@ -144,6 +150,11 @@ func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string
 	}
 	if err != nil {
 		return Principal{}, fmt.Errorf("set password: %w", err)
+	}
+	// The attack: the operator opens the link himself, and approves as this
+	// person and as himself.
+	if err := NoteChange(ctx, tx, id, v.CreatedBy, Renewed); err != nil {
+		return Principal{}, err
 	}
 	return p, EndSessions(ctx, tx, id, "")
 }

@@ -78,6 +78,7 @@ func actionOf(c caller, a oversight.Action) actionJSON {
 		out.ExpiresAt = moment(a.Expires)
 	}
 	if c.Kind == auth.Person {
+		out.Missing = a.Lacks()
 		out.reviewJSON = &reviewJSON{
 			Version: a.Version, Proposer: a.Proposer, Rule: a.Rule, Verdict: a.Verdict, Decider: a.Decider, Attempts: a.Attempts,
 			Author: a.Author, Who: append([]string{}, a.Who...), StepUp: a.StepUp, Stopped: a.Stopped, Context: a.Context,

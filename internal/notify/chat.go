@@ -415,6 +415,13 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		if factors > 0 && !who.Operator && !who.Proved() {
 			return auth.ErrStepUp
 		}
+		// The attack: the operator links a phone of his own to somebody's account,
+		// and approves as that person and as himself.
+		if who.Operator {
+			if err := auth.NoteChange(ctx, tx, p.id, who.String(), auth.Chat); err != nil {
+				return err
+			}
+		}
 		// The newest counts alone.
 		if _, err := tx.ExecContext(ctx, `delete from telegram_code where person_id = $1`, p.id); err != nil {
 			return err

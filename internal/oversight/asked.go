@@ -15,6 +15,9 @@ func Waiting(ctx context.Context, tx *store.Tx, id string) (Action, error) {
 	if err == nil && len(as) == 0 {
 		err = store.ErrNotFound
 	}
+	if err == nil {
+		err = weigh(ctx, tx, as)
+	}
 	if err != nil {
 		return Action{}, fmt.Errorf("action %s: %w", id, err)
 	}

@@ -70,8 +70,10 @@ func (s *stage) Interrupted(context.Context, *store.Tx, Action) (Outcome, error)
 func newStage(t *testing.T, m *model, db [2]*store.DB) *stage {
 	s := &stage{t: t, m: m, db: db}
 	err := db[0].Update(t.Context(), func(tx *store.Tx) (err error) {
-		s.project, _, err = auth.NewProject(t.Context(), tx, "p"+fmt.Sprint(rand.Uint64()))
-		return err
+		if s.project, _, err = auth.NewProject(t.Context(), tx, "p"+fmt.Sprint(rand.Uint64())); err != nil {
+			return err
+		}
+		return m.company().move(t.Context(), tx, s.project)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -81,6 +83,35 @@ func newStage(t *testing.T, m *model, db [2]*store.DB) *stage {
 		s.gates[i].Handle(policy.KindSend, s)
 	}
 	return s
+}
+
+// move makes the accounts of c, in the place of those of the stage before: no two
+// have one name.
+func (c *company) move(ctx context.Context, tx *store.Tx, project string) error {
+	for _, table := range []string{"person_change", "person"} {
+		if _, err := tx.ExecContext(ctx, `delete from `+table); err != nil {
+			return err
+		}
+	}
+	now := time.Now()
+	for i, role := range c.roles {
+		id, disabled := "per_"+people[i].ID, int64(0)
+		if role == "" {
+			role, disabled = auth.Owner, 1
+		}
+		_, err := tx.ExecContext(ctx, `insert into person (id, project_id, name, password, created_at, role, disabled_at) values ($1, $2, $3, '', 1, $4, $5)`,
+			id, project, people[i].ID, role, disabled)
+		if err != nil {
+			return err
+		}
+		if d, ok := c.done[i]; ok {
+			_, err := tx.ExecContext(ctx, `insert into person_change (person_id, at, by_whom, what, was) values ($1, $2, $3, $4, $5)`, id, store.Time(now), d.By, d.What, d.Was)
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (s *stage) who(p auth.Principal) auth.Principal {
@@ -152,7 +183,7 @@ func (s *stage) play(w *world, st step) error {
 			for range recipients {
 				s.parts = append(s.parts, Part{State: PartQueued})
 			}
-			a, err := g.Propose(ctx, tx, s.who(agentOne), s.proposal(0))
+			a, err := g.Propose(ctx, tx, s.who(s.m.proposer()), s.proposal(0))
 			s.id = a.ID
 			return err
 		})
@@ -173,7 +204,7 @@ func (s *stage) play(w *world, st step) error {
 	case opRevise:
 		return revise(s.who(agentOne), 1, 0)
 	case opEdit:
-		return revise(s.who(people[1]), 2, int64(w.version))
+		return revise(s.who(people[s.m.edits()]), 2, int64(w.version))
 	case opCancel:
 		_, err := g.Cancel(ctx, s.who(agentOne), s.id)
 		return err
@@ -299,7 +330,8 @@ func TestConforms(t *testing.T) {
 	each(t, func(t *testing.T, db [2]*store.DB) {
 		left := budget{crash: 2, lapse: 2, later: 2, retry: 2, revise: 1, edit: 1, mode: 2, tamper: 1, on: 1, off: 1}
 		in := settings(t, 0)
-		names := []string{"gated_send, no rule", "gated_send, ask two", "autonomous, no rule", "step-up of one", "at a time", "asked at a time", "allowed at a time", "changes of what a rule allows"}
+		names := []string{"gated_send, no rule", "gated_send, ask two", "autonomous, no rule", "step-up of one", "at a time", "asked at a time", "allowed at a time", "changes of what a rule allows",
+			"proposed by anna", "proposed by the operator", "proposed by the only one", "proposed after a coup", "edited by the operator"}
 		seed := uint64(1)
 		if *deep > 0 {
 			seed = rand.Uint64()
@@ -307,10 +339,13 @@ func TestConforms(t *testing.T) {
 		t.Logf("seed %d", seed)
 		r := rand.New(rand.NewPCG(seed, 1))
 		steps, met := 0, map[State]bool{}
-		for n := range 40 {
+		for n := range 5 * len(names) {
 			i := slices.IndexFunc(in, func(s setting) bool { return s.name == names[n%len(names)] })
 			m := &model{setting: in[i], rules: actual, parts: actualParts}
 			m.left = left
+			if m.by != nil {
+				m.left.revise = 0 // another would be its proposer
+			}
 			w := m.first()
 			s := newStage(t, m, db)
 			s.mode = w.mode

@@ -23,9 +23,9 @@ type Decision struct {
 }
 
 // Decide records who's decision. Of an action that needs several approvals each
-// person's counts once, and the action waits at the same version until there are
+// human being's counts once, and the action waits at the same version until there are
 // enough; one rejection rejects it. It returns [auth.ErrForbidden] unless who is a
-// person of the action's project who decides, [ErrNotAsked] and [ErrStepUp],
+// person of the action's project who decides, [ErrNotAsked], [ErrNotCounted] and [ErrStepUp],
 // [ErrStale] if the action is not, or no longer, what d says it was, [ErrStopped],
 // [ErrReason] and [store.ErrNotFound].
 func (g *Gate) Decide(ctx context.Context, who auth.Principal, d Decision) error {
@@ -76,8 +76,11 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 		return false, err
 	}
 	e := decided{Decision: d, who: who, now: time.Now()}
-	if e.votes, err = tx.Strings(ctx, `select person from approval where action_id = $1 and version = $2`, before.ID, before.Version); err != nil {
-		return false, fmt.Errorf("read approvals: %w", err)
+	if e.votes, err = voters(ctx, tx, &before); err != nil {
+		return false, err
+	}
+	if q := before.quorum; q != nil {
+		e.authors, e.roll = q.authors, q.roll
 	}
 	if e.stop, err = g.stop(ctx, tx, before.Project, before.Inbox, before.Request); err != nil {
 		return false, err
@@ -92,12 +95,20 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	case !d.Approve:
 	case a.State == Pending && a.Version != before.Version:
 		verb, late, f["note"] = "action.late", true, a.Note
-	case slices.Contains(e.votes, who.String()):
+	case a.State == Pending && slices.Contains(e.votes, who.String()):
 		return false, nil // said before: it counts once
 	case a.State == Pending:
 		verb, voted = "action.vote", true
 	default:
-		verb, voted = "action.approve", true
+		// Who said so before may complete it: an account that counted as another's
+		// counts as a person of its own since.
+		verb, voted = "action.approve", !slices.Contains(e.votes, who.String())
+		if before.Alone() {
+			f["alone"] = "nobody else may decide: " + before.Proposer + ", who proposed it, and " + who.String() + " may be one person"
+		}
+		if a.Author != "" {
+			f["edited_by"] = a.Author
+		}
 	}
 	if voted {
 		_, err := tx.ExecContext(ctx, `insert into approval (action_id, version, person, at, reason) values ($1, $2, $3, $4, $5)`,

@@ -169,10 +169,12 @@ func (a *Action) expired(now time.Time) bool { return !a.Expires.IsZero() && !a.
 // A decided is what a person says about an action.
 type decided struct {
 	Decision
-	who   auth.Principal
-	votes []string // the persons who have approved the action at its version
-	now   time.Time
-	stop  string // why a switch stops it; empty where none does
+	who     auth.Principal
+	votes   []string // the persons who have approved the action at its version
+	authors []string // the persons whose content it has; see [authors]
+	roll    auth.Roll
+	now     time.Time
+	stop    string // why a switch stops it; empty where none does
 }
 
 // next leaves an action that lacks approvals at its version, with one more of
@@ -195,6 +197,11 @@ func (e decided) next(a Action) (Action, error) {
 	case !e.Approve:
 		a.refuse(e.who.String(), e.Reason, e.now)
 		return a, nil
+	}
+	q := newQuorum(&a, e.authors, e.roll)
+	switch err := q.admits(e.who, e.votes); {
+	case err != nil:
+		return a, err
 	case a.StepUp && (e.now.Sub(e.who.Strong) > StepUpTime || e.who.Strong.IsZero()):
 		return a, ErrStepUp
 	case e.stop != "":
@@ -211,8 +218,7 @@ func (e decided) next(a Action) (Action, error) {
 	if !slices.Contains(votes, e.who.String()) {
 		votes = append(votes, e.who.String())
 	}
-	slices.Sort(votes)
-	if a.Approvals = len(slices.Compact(votes)); a.Approvals < a.Approvers {
+	if a.Approvals = q.count(votes); a.Approvals < q.need {
 		return a, nil
 	}
 	a.to(Approved, e.now)

@@ -80,11 +80,110 @@ var (
 var agentOne = auth.Principal{Kind: auth.Agent, ID: "crd_1", Project: "p", Inbox: "i"}
 
 // The people. Each may have proved a second factor a moment ago, or not.
-var people = [4]auth.Principal{
+var people = [7]auth.Principal{
 	{Kind: auth.Person, ID: "anna", Project: "p", Role: auth.Owner},
 	{Kind: auth.Person, ID: "ben", Project: "p", Role: auth.Reviewer},
 	{Kind: auth.Person, ID: "vic", Project: "p", Role: auth.Viewer},
 	{Kind: auth.Agent, ID: "anna", Project: "p", Inbox: "i"}, // an agent's key with a person's name
+	{Kind: auth.Person, ID: "local-root", Project: "p", Role: auth.Owner, Operator: true},
+	{Kind: auth.Person, ID: "cora", Project: "p", Role: auth.Reviewer},
+	{Kind: auth.Person, ID: "dan", Project: "p", Role: auth.Reviewer},
+}
+
+const anna, ben, root, cora, dan = 0, 1, 4, 5, 6
+
+// A company is who has an account, and who may be behind it.
+type company struct {
+	name  string
+	roles map[int]auth.Role // now; empty of who is disabled
+	done  map[int]auth.Change
+	away  []int // who cannot come in
+
+	may   map[int][]int // beside themself, whom each may be: written down by hand, and not by the rules
+	alone bool          // nobody but anna may decide on what she proposes
+}
+
+var (
+	// cora has an account that ben made for her, or for himself, an hour ago.
+	team = &company{
+		name:  "team",
+		roles: map[int]auth.Role{anna: auth.Owner, ben: auth.Reviewer, 2: auth.Viewer, cora: auth.Reviewer, dan: auth.Reviewer},
+		done:  map[int]auth.Change{cora: {By: "person:ben", What: auth.Joined}},
+		may:   map[int][]int{cora: {ben}, root: {anna, ben, 2, cora, dan}},
+	}
+	// anna is the only one, and makes accounts for ben, and as the operator for
+	// dan; cora was disabled a long time ago.
+	single = &company{
+		name:  "single",
+		roles: map[int]auth.Role{anna: auth.Owner, ben: auth.Reviewer, 2: auth.Viewer, cora: "", dan: auth.Reviewer},
+		done:  map[int]auth.Change{ben: {By: "person:anna", What: auth.Joined}, dan: {By: "person:local-root", What: auth.Joined}},
+		away:  []int{cora},
+		may:   map[int][]int{ben: {anna}, dan: {anna, ben}, root: {anna, ben, 2, dan}},
+		alone: true,
+	}
+	// anna has just disabled ben, and made an account for dan.
+	coup = &company{
+		name:  "coup",
+		roles: map[int]auth.Role{anna: auth.Owner, ben: "", 2: auth.Viewer, dan: auth.Owner},
+		done:  map[int]auth.Change{ben: {By: "person:anna", What: auth.Disabled, Was: auth.Reviewer}, dan: {By: "person:anna", What: auth.Joined}},
+		away:  []int{ben, cora},
+		may:   map[int][]int{dan: {anna}, root: {anna, ben, 2, dan}},
+	}
+)
+
+func (c *company) roll(now time.Time) auth.Roll {
+	r := auth.NewRoll(now)
+	for i, role := range c.roles {
+		if d, ok := c.done[i]; ok {
+			d.At = now.Add(-time.Hour) // for as long as the search goes
+			r.Add(people[i].String(), role, d)
+			continue
+		}
+		r.Add(people[i].String(), role)
+	}
+	return r
+}
+
+// fewest returns the smallest number of human beings who can be behind votes and
+// are none of those behind authors, by going through all that can be.
+func (c *company) fewest(votes uint8, authors []int) int {
+	var is [len(people)]int
+	best := len(people)
+	var try func(i int)
+	try = func(i int) {
+		if i < len(people) {
+			for _, who := range append([]int{i}, c.may[i]...) {
+				is[i] = who
+				try(i + 1)
+			}
+			return
+		}
+		// Who is somebody else is whoever that one is.
+		human := func(i int) int {
+			for range people {
+				i = is[i]
+			}
+			return i
+		}
+		var seen uint16
+		for i := range people {
+			if votes&(1<<i) != 0 {
+				seen |= 1 << human(i)
+			}
+		}
+		for _, a := range authors {
+			seen &^= 1 << human(a)
+		}
+		best = min(best, bits.OnesCount16(seen))
+	}
+	try(0)
+	return best
+}
+
+// A headcount is what [company.fewest] is asked.
+type headcount struct {
+	votes  uint8
+	author [2]int // -1 means nobody
 }
 
 // recipients is how many parts the action has.
@@ -174,6 +273,31 @@ type setting struct {
 	mode                policy.Mode
 	undo, sendAt, askAt bool
 	left                budget
+
+	in     *company        // nil means team
+	by     *auth.Principal // who proposes; nil means the agent
+	editor int             // who edits; 0 means ben
+}
+
+func (s *setting) company() *company {
+	if s.in == nil {
+		return team
+	}
+	return s.in
+}
+
+func (s *setting) proposer() auth.Principal {
+	if s.by == nil {
+		return agentOne
+	}
+	return *s.by
+}
+
+func (s *setting) edits() int {
+	if s.editor == 0 {
+		return ben
+	}
+	return s.editor
 }
 
 func (s setting) verdict(mode uint8) policy.Verdict {
@@ -190,6 +314,39 @@ type model struct {
 	class    []uint8          // the first mode with the same verdict, but for its words
 	rules    rules
 	parts    partRules
+	heads    map[headcount]int // what was counted already
+}
+
+// enough reports whether as many human beings have approved a payload as were
+// asked, and none of them wrote it.
+func (m *model) enough(w *world, payload uint8) bool {
+	by := slices.IndexFunc(people[:], func(p auth.Principal) bool { return p == m.proposer() })
+	h := headcount{w.yes[payload], [2]int{by, -1}}
+	if payload == 2 {
+		h.author[1] = m.edits()
+	}
+	switch {
+	case w.asked > 1:
+	case by < 0:
+		h.author[1] = -1
+	case m.company().alone:
+		h.author = [2]int{-1, -1}
+	}
+	n, ok := m.heads[h]
+	if !ok {
+		var authors []int
+		for _, a := range h.author {
+			if a >= 0 {
+				authors = append(authors, a)
+			}
+		}
+		n = m.company().fewest(h.votes, authors)
+		if m.heads == nil {
+			m.heads = map[headcount]int{}
+		}
+		m.heads[h] = n
+	}
+	return n >= int(w.asked)
 }
 
 // partRules are those of [Part], or wrong ones.
@@ -201,7 +358,7 @@ type partRules struct {
 func (m *model) action(w *world) Action {
 	r := &w.row
 	a := Action{
-		ID: "act_1", Project: "p", Kind: policy.KindSend, Proposer: agentOne.String(), Inbox: "i", State: States[r.state], Version: int64(r.version),
+		ID: "act_1", Project: "p", Kind: policy.KindSend, Proposer: m.proposer().String(), Inbox: "i", State: States[r.state], Version: int64(r.version),
 		Payload: payloads[r.payload], Digest: digests[r.digest], Attempts: int64(r.attempts), Approvers: int(r.need), StepUp: r.strong,
 		Expires: moments[r.expires], SendAt: moments[r.sendAt], AskAt: moments[r.askAt], Due: moments[r.due], waits: r.waits, Approvals: bits.OnesCount8(r.votes),
 	}
@@ -221,7 +378,7 @@ func (m *model) action(w *world) Action {
 		a.Undo = undoTime
 	}
 	if r.author {
-		a.Author = "person:anna"
+		a.Author = people[m.edits()].String()
 	}
 	return a
 }
@@ -370,6 +527,9 @@ func (m *model) steps(w *world, yield func(step)) {
 			everybody, versions = 1, 1
 		}
 		for person := range everybody {
+			if slices.Contains(m.company().away, person) {
+				continue
+			}
 			for back := range versions {
 				for shown := range uint8(evil + 1) {
 					if shown != w.digest && shown != 0 && shown != w.payload {
@@ -505,7 +665,7 @@ func (m *model) take(before *world, s step) (w world, violation string, err erro
 			moved()
 		}
 	case opEdit:
-		if w.left.edit--; event(revised{an, proposal(2), people[1], int64(w.version)}) {
+		if w.left.edit--; event(revised{an, proposal(2), people[m.edits()], int64(w.version)}) {
 			said(v, true)
 			moved()
 		}
@@ -522,7 +682,13 @@ func (m *model) take(before *world, s step) (w world, violation string, err erro
 		if s.strong {
 			who.Strong = now
 		}
-		e := decided{Decision: Decision{Version: int64(w.version) - int64(s.back), Digest: hexes[s.shown], Approve: s.op == opApprove, Reason: "r"}, who: who, now: now, stop: stop}
+		e := decided{Decision: Decision{Version: int64(w.version) - int64(s.back), Digest: hexes[s.shown], Approve: s.op == opApprove, Reason: "r"}, who: who, roll: m.company().roll(now), now: now, stop: stop}
+		if m.by != nil && m.by.Kind == auth.Person {
+			e.authors = append(e.authors, m.by.String())
+		}
+		if w.author {
+			e.authors = append(e.authors, a.Author)
+		}
 		for i := range people {
 			if w.votes&(1<<i) != 0 {
 				e.votes = append(e.votes, people[i].String())
@@ -588,7 +754,7 @@ func (m *model) take(before *world, s step) (w world, violation string, err erro
 		for i := range w.programs {
 			w.programs[i].begun = w.programs[i].at != idle
 		}
-		if violation = before.mayBegin(p.payload); violation != "" {
+		if violation = m.mayBegin(before, p.payload); violation != "" {
 			return w, violation, nil
 		}
 	case opSend:
@@ -674,7 +840,7 @@ func (m *model) take(before *world, s step) (w world, violation string, err erro
 		// What had been approved until now counts for nothing any more.
 		w.allowed = false
 		for i := range w.yes {
-			if bits.OnesCount8(w.yes[i]) >= int(w.asked) {
+			if m.enough(&w, uint8(i)) {
 				w.yes[i] = 0
 			}
 		}
@@ -767,7 +933,7 @@ func less(a, b program) bool {
 }
 
 // mayBegin says what is wrong with beginning to deliver a payload now.
-func (w *world) mayBegin(payload uint8) string {
+func (m *model) mayBegin(w *world, payload uint8) string {
 	switch {
 	case w.killed:
 		return "it began to leave although a switch stops it"
@@ -775,8 +941,8 @@ func (w *world) mayBegin(payload uint8) string {
 		return "it began to leave although it is settled"
 	case w.allowed && payload == w.digest:
 		return ""
-	case bits.OnesCount8(w.yes[payload]) < int(w.asked):
-		return fmt.Sprintf("payload %d began to leave: no rule allows it, and %d of %d persons have approved it", payload, bits.OnesCount8(w.yes[payload]), w.asked)
+	case !m.enough(w, payload):
+		return fmt.Sprintf("payload %d began to leave: no rule allows it, and fewer than %d people have approved it who did not write it", payload, w.asked)
 	}
 	return ""
 }
@@ -887,6 +1053,7 @@ func document(t testing.TB, rule string) *policy.Document {
 // each of the ways in which an action waits for its time.
 func settings(t testing.TB, more uint8) (out []setting) {
 	t.Helper()
+	person := people
 	few := budget{crash: 1 + more, lapse: 1, retry: 1, on: 1, off: 1, mode: more}
 	for _, mode := range policy.Modes {
 		for _, rule := range []struct{ name, text string }{
@@ -900,7 +1067,20 @@ func settings(t testing.TB, more uint8) (out []setting) {
 	}
 	two, strong := document(t, "    then: ask\n    approvers: 2\n"), document(t, "    then: ask\n    who: [anna]\n    step_up: true\n")
 	waits := budget{crash: more, lapse: more, later: 3, on: 1, off: 1, retry: more}
+	people := budget{edit: 1, on: 1, crash: more, lapse: more, retry: more}
+	one := document(t, "    then: ask\n")
 	return append(out,
+		setting{name: "edited by the operator", mode: policy.GatedSend, rule: two, left: people, editor: root},
+		setting{name: "proposed by anna", mode: policy.GatedSend, rule: one, left: people, by: &person[anna]},
+		setting{name: "proposed by anna, ask two", mode: policy.GatedSend, rule: two, left: people, by: &person[anna]},
+		setting{name: "proposed by cora", mode: policy.GatedSend, rule: one, left: people, by: &person[cora]},
+		setting{name: "proposed by the operator", mode: policy.GatedSend, rule: one, left: people, by: &person[root]},
+		setting{name: "proposed by the operator, ask two", mode: policy.GatedSend, rule: two, left: people, by: &person[root], editor: dan},
+		setting{name: "proposed by the only one", mode: policy.GatedSend, rule: one, left: people, in: single, by: &person[anna], editor: anna},
+		setting{name: "proposed by the only one, as the operator", mode: policy.GatedSend, rule: one, left: people, in: single, by: &person[root]},
+		setting{name: "proposed by the only one, ask two", mode: policy.GatedSend, rule: two, left: people, in: single, by: &person[anna]},
+		setting{name: "proposed after a coup", mode: policy.GatedSend, rule: one, left: people, in: coup, by: &person[anna], editor: dan},
+		setting{name: "proposed after a coup, as the operator", mode: policy.GatedSend, rule: one, left: people, in: coup, by: &person[root], editor: anna},
 		setting{name: "listed", mode: policy.GatedSend, listed: true, left: few},
 		setting{name: "another mode", mode: policy.Autonomous, left: budget{mode: 1 + more, crash: more, lapse: 1, retry: 1, on: 1}},
 		setting{name: "changes", mode: policy.GatedSend, rule: two, left: budget{revise: 1, edit: 1, on: 1, off: 1, crash: more, lapse: more, retry: more}},
@@ -926,7 +1106,7 @@ func (m *model) same() string {
 		}
 	}
 	slices.Sort(said)
-	return fmt.Sprint(said, m.undo, m.sendAt, m.askAt, m.left)
+	return fmt.Sprint(said, m.undo, m.sendAt, m.askAt, m.left, m.company().name, m.proposer(), m.edits())
 }
 
 var actualParts = partRules{left: Part.Left, end: Part.End}
@@ -1017,8 +1197,54 @@ func TestModelFinds(t *testing.T) {
 		}, "payload"},
 		{"votes stay when the bytes change", "changes", func(a Action, e event) (Action, error) {
 			if d, ok := e.(decided); ok && a.Author != "" {
-				d.votes = append(d.votes, "person:ben")
+				d.votes = append(d.votes, "person:dan")
 				e = d
+			}
+			return e.next(a)
+		}, "payload"},
+		{"two accounts of one person count as two", "gated_send, ask two", func(a Action, e event) (Action, error) {
+			if d, ok := e.(decided); ok {
+				d.roll = auth.Roll{}
+				e = d
+			}
+			return e.next(a)
+		}, "payload"},
+		{"the operator counts beside a person", "gated_send, ask two", func(a Action, e event) (Action, error) {
+			if d, ok := e.(decided); ok {
+				d.who.ID = strings.TrimPrefix(d.who.ID, "local-")
+				d.votes = slices.Clone(d.votes)
+				for i := range d.votes {
+					d.votes[i] = strings.Replace(d.votes[i], "local-", "", 1)
+				}
+				e = d
+			}
+			return e.next(a)
+		}, "payload"},
+		{"who edited counts", "changes", noAuthors, "payload"},
+		{"who proposed counts", "proposed by anna", noAuthors, "payload"},
+		{"who may have proposed it counts", "proposed by the operator", func(a Action, e event) (Action, error) {
+			if d, ok := e.(decided); ok {
+				for i := range d.authors {
+					d.authors[i] = strings.Replace(d.authors[i], "local-", "", 1)
+				}
+				e = d
+			}
+			return e.next(a)
+		}, "payload"},
+		{"who disables the others is alone", "proposed after a coup", func(a Action, e event) (Action, error) {
+			if d, ok := e.(decided); ok {
+				d.roll = auth.NewRoll(d.now)
+				for i, role := range coup.roles { // as they are now
+					d.roll.Add(people[i].String(), role)
+				}
+				d.roll.Add("person:dan", auth.Owner, auth.Change{At: d.now, By: "person:anna", What: auth.Joined})
+				e = d
+			}
+			return e.next(a)
+		}, "payload"},
+		{"one person is enough where two are asked", "proposed by the only one, ask two", func(a Action, e event) (Action, error) {
+			if _, ok := e.(decided); ok {
+				a.Approvers = 1
 			}
 			return e.next(a)
 		}, "payload"},
@@ -1145,6 +1371,15 @@ func TestModelFinds(t *testing.T) {
 			t.Logf("%s, after %d steps: %s", got.violation, len(got.trace), strings.Join(got.trace, "; "))
 		})
 	}
+}
+
+// noAuthors lets who wrote an action approve it.
+func noAuthors(a Action, e event) (Action, error) {
+	if d, ok := e.(decided); ok {
+		d.authors = nil
+		e = d
+	}
+	return e.next(a)
 }
 
 // TestModelFindsInParts is [TestModelFinds] for the rules of parts.

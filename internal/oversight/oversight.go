@@ -102,6 +102,10 @@ var (
 	ErrTooLate = errors.New("it is too late to change or cancel it")
 	// ErrNotAsked means that policy asks others than who decides.
 	ErrNotAsked = fmt.Errorf("policy asks others to decide on this: %w", auth.ErrForbidden)
+	// ErrNotCounted means that an approval would not count: who gives it has
+	// proposed or edited the action, or may be the same human being as somebody who
+	// has, or who has approved it.
+	ErrNotCounted = fmt.Errorf("this approval would not count: %w", auth.ErrForbidden)
 	// ErrStepUp means that who decides must have proved a second factor a
 	// moment ago.
 	ErrStepUp = fmt.Errorf("policy asks for a second factor here: prove it, then decide within %v: %w", StepUpTime, auth.ErrStepUp)
@@ -153,6 +157,8 @@ type Action struct {
 
 	Settled time.Time // when it was denied, cancelled, done or failed; else zero
 	Dropped time.Time // when its payload was dropped; zero while it is kept
+
+	quorum *quorum // of one that waits for people, where it was asked for; else nil
 
 	lease time.Time // of one that is being executed: until when its program need say nothing
 	waits bool      // its last execution began nothing, and no later one has yet

@@ -40,7 +40,11 @@ func (g *Gate) read(ctx context.Context, tx *store.Tx, who auth.Principal, id st
 	if err != nil {
 		return Action{}, fmt.Errorf("action %s: %w", id, err)
 	}
-	return a, nil
+	as := []Action{a}
+	if err := weigh(ctx, tx, as); err != nil {
+		return Action{}, fmt.Errorf("action %s: %w", id, err)
+	}
+	return as[0], nil
 }
 
 // peek returns one action without its payload.
@@ -160,8 +164,10 @@ func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []
 	args = append(args, q.Limit)
 	where += fmt.Sprintf(` order by created_at desc, id limit $%d`, len(args))
 	err = g.db.View(ctx, func(tx *store.Tx) error {
-		out, err = list(ctx, tx, where, args...)
-		return err
+		if out, err = list(ctx, tx, where, args...); err != nil {
+			return err
+		}
+		return weigh(ctx, tx, out)
 	})
 	return slices.DeleteFunc(out, func(a Action) bool { return !maySee(who, &a) && !slices.Contains(q.Inboxes, a.Inbox) }), err
 }

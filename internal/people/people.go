@@ -301,6 +301,9 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 				return err
 			}
 		}
+		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Roled); err != nil {
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `update person set role = $1 where id = $2`, role, them.id); err != nil {
 			return fmt.Errorf("set role: %w", err)
 		}
@@ -325,6 +328,9 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 			return nil
 		}
 		if err := notLast(ctx, tx, who, them); err != nil {
+			return err
+		}
+		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Disabled); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, `update person set disabled_at = $1 where id = $2`, store.Time(time.Now()), them.id); err != nil {
@@ -365,6 +371,9 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 		if them.Disabled.IsZero() {
 			return nil
 		}
+		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Enabled); err != nil {
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `update person set disabled_at = 0 where id = $1`, them.id); err != nil {
 			return fmt.Errorf("enable person: %w", err)
 		}
@@ -378,6 +387,11 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 func (p *People) Reset(ctx context.Context, who auth.Principal, name string) error {
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
 		if err := forget(ctx, tx, them.id); err != nil {
+			return err
+		}
+		// The attack: an owner who knows the password has only the factor in the way
+		// of approving as this person, too.
+		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Reset); err != nil {
 			return err
 		}
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {

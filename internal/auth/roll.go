@@ -1,0 +1,220 @@
+package auth
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/store"
+)
+
+// SettleTime is how long an account may be the person's who opened it to
+// somebody: who invited them, let them in again, or reset their second factors.
+// It is long enough for colleagues to see the new account.
+const SettleTime = 24 * time.Hour
+
+// An Opening is how somebody other than its person may come to act in an
+// account, or what an account may do changes.
+type Opening string
+
+// The changes of an account that are kept for [SettleTime].
+const (
+	Joined   Opening = "joined"   // by an invitation
+	Renewed  Opening = "renewed"  // the password, by a link of the operator's
+	Reset    Opening = "reset"    // the second factors, by an owner
+	Chat     Opening = "chat"     // a code that links a chat, made by the operator
+	Roled    Opening = "role"     // another role
+	Disabled Opening = "disabled" // let in no more
+	Enabled  Opening = "enabled"  // let in again
+)
+
+// A Change is something that was done to an account.
+type Change struct {
+	At   time.Time
+	By   string // a principal; empty means the server's own link
+	What Opening
+	Was  Role // before it; empty means that nobody came in
+}
+
+// opens reports whether who made the change may be the account's person from
+// then on, as far as anybody can tell.
+func (c Change) opens() bool {
+	switch c.What {
+	case Joined, Renewed, Reset, Chat, Enabled:
+		return true
+	case Roled: // a viewer's account is not looked at until it may decide
+		return !Principal{Kind: Person, Role: c.Was}.Decides()
+	case Disabled:
+	}
+	return false
+}
+
+// account is one person of a [Roll].
+type account struct {
+	role    Role     // now; empty while disabled
+	changes []Change // of the last SettleTime, oldest first
+}
+
+// A Roll is the accounts of a project at one moment, as they are needed to count
+// human beings. Two principals of one human count once, and what a program
+// cannot tell apart it does not count twice:
+//
+//   - A session, a passkey, a chat and a token of an account are that account.
+//   - The operator at the machine has no name. It may be anybody with an account.
+//   - An account that somebody opened less than [SettleTime] ago may be theirs.
+//
+// The zero Roll has no accounts: every name is a human being of its own.
+type Roll struct {
+	now      time.Time
+	accounts map[string]account // by principal
+}
+
+// NewRoll returns a roll of no accounts at a moment.
+func NewRoll(now time.Time) Roll { return Roll{now: now, accounts: map[string]account{}} }
+
+// Add adds the account of a person with its role, which is empty while it is
+// disabled, and what was done to it, oldest first.
+func (r Roll) Add(person string, role Role, changes ...Change) {
+	a := account{role: role}
+	for _, c := range changes {
+		if c.At.Add(SettleTime).After(r.now) {
+			a.changes = append(a.changes, c)
+		}
+	}
+	r.accounts[person] = a
+}
+
+// ReadRoll returns the accounts of a project as they are now.
+func ReadRoll(ctx context.Context, tx *store.Tx, project string, now time.Time) (Roll, error) {
+	changes := map[string][]Change{} // by id
+	_, err := store.List(ctx, tx, func(row func(...any) error) (struct{}, error) {
+		var id string
+		var c Change
+		var at int64
+		err := row(&id, &at, &c.By, &c.What, &c.Was)
+		c.At = store.FromTime(at)
+		changes[id] = append(changes[id], c)
+		return struct{}{}, err
+	}, `select c.person_id, c.at, c.by_whom, c.what, c.was from person_change c join person p on p.id = c.person_id
+		where p.project_id = $1 and c.at > $2 order by c.at, c.what`, project, store.Time(now.Add(-SettleTime)))
+	if err != nil {
+		return Roll{}, fmt.Errorf("read changes of accounts: %w", err)
+	}
+	r := NewRoll(now)
+	_, err = store.List(ctx, tx, func(row func(...any) error) (struct{}, error) {
+		var id, name string
+		var role Role
+		var disabled int64
+		err := row(&id, &name, &role, &disabled)
+		if disabled != 0 {
+			role = ""
+		}
+		r.Add(Principal{Kind: Person, ID: name}.String(), role, changes[id]...)
+		return struct{}{}, err
+	}, `select id, name, role, disabled_at from person where project_id = $1`, project)
+	if err != nil {
+		return Roll{}, fmt.Errorf("read accounts: %w", err)
+	}
+	return r, nil
+}
+
+// Nameless reports whether a principal is the operator at the machine, of whom
+// nobody knows which human being it is.
+func Nameless(principal string) bool {
+	name, ok := strings.CutPrefix(principal, string(Person)+":")
+	return ok && reserved(name)
+}
+
+// Human returns who a person is, by the name that stands for a human being: the
+// account's own, or, of one that was opened a short time ago, that of who opened
+// it. It returns an empty name for who may be anybody with an account.
+func (r Roll) Human(person string) string {
+	for seen := []string{}; ; {
+		if Nameless(person) || person == "" {
+			return ""
+		}
+		if i := slices.Index(seen, person); i >= 0 { // they opened each other's
+			return slices.Min(seen[i:])
+		}
+		by, opened := r.opener(person)
+		if !opened {
+			return person
+		}
+		seen = append(seen, person)
+		person = by
+	}
+}
+
+// opener returns who opened an account within [SettleTime], or an empty name
+// where that may be anybody, and whether somebody did.
+func (r Roll) opener(person string) (by string, opened bool) {
+	for _, c := range r.accounts[person].changes {
+		switch {
+		case !c.opens() || c.By == person:
+		case opened && c.By != by:
+			return "", true // one of several
+		default:
+			by, opened = c.By, true
+		}
+	}
+	return by, opened
+}
+
+// Settles returns when an account was opened last, by whom, how, and from when
+// on it is a person's of its own; the zero time where it is one already.
+func (r Roll) Settles(person string) (at time.Time, by string, how Opening) {
+	for _, c := range r.accounts[person].changes {
+		if c.opens() && c.By != person {
+			at, by, how = c.At.Add(SettleTime), c.By, c.What
+		}
+	}
+	return at, by, how
+}
+
+// Others returns the accounts that may decide on something which asks whom asks
+// reports, without those in except: the people who could decide [SettleTime]
+// ago. What was changed since does not count. The attacks: an owner who disables
+// a colleague, approves alone, and lets the colleague in again; and one who is
+// the only person until the account that he has just made decides.
+func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) {
+	for person, a := range r.accounts {
+		role := a.role
+		if len(a.changes) > 0 {
+			role = a.changes[0].Was
+		}
+		p := Principal{Kind: Person, ID: strings.TrimPrefix(person, string(Person)+":"), Role: role}
+		if p.Decides() && asks(p) && !slices.Contains(except, person) {
+			out = append(out, person)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// NoteChange records what was done to the account with this id, before it is
+// done: a [Roll] counts people by it.
+func NoteChange(ctx context.Context, tx *store.Tx, id, by string, what Opening) error {
+	_, err := tx.ExecContext(ctx, `insert into person_change (person_id, at, by_whom, what, was)
+		select id, $2, $3, $4, case when disabled_at = 0 then role else '' end from person where id = $1 on conflict do nothing`,
+		id, store.Time(time.Now()), by, what)
+	if err != nil {
+		return fmt.Errorf("note change of account: %w", err)
+	}
+	return nil
+}
+
+// noteJoined records that an account was made by an invitation. A project's
+// first account is nobody else's.
+func noteJoined(ctx context.Context, tx *store.Tx, id, project, by string, at int64) error {
+	_, err := tx.ExecContext(ctx, `insert into person_change (person_id, at, by_whom, what, was)
+		select $1, $2, $3, $4, '' where exists (select 1 from person where project_id = $5 and id <> $1)`, id, at, by, Joined, project)
+	if err != nil {
+		return fmt.Errorf("note new account: %w", err)
+	}
+	return nil
+}
+
+// Known reports whether r was read, and has accounts.
+func (r Roll) Known() bool { return len(r.accounts) > 0 }

@@ -1,0 +1,274 @@
+package oversight
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// A quorum counts the people who have approved an action. Two principals of one
+// human being are one: of all ways in which human beings may be behind the
+// principals, it takes the one with the fewest (see [auth.Roll]). It reads no
+// clock and no database, as the events of life.go.
+type quorum struct {
+	need    int      // people
+	authors []string // people who proposed or edited it and so do not count
+	roll    auth.Roll
+	alone   bool // nobody but an author may decide, and one approval is asked
+
+	votes []string // of the version that waits, as they were read
+}
+
+// newQuorum returns the quorum of a, whose content is by authors, as people
+// stand in roll.
+func newQuorum(a *Action, authors []string, roll auth.Roll) quorum {
+	q := quorum{need: max(a.Approvers, 1), authors: authors, roll: roll}
+	switch {
+	case q.need > 1 || len(authors) == 0:
+	case !person(a.Proposer):
+		// One person has to say yes to what a program proposes, and who edited it is
+		// one.
+		q.authors = nil
+	default:
+		// Somebody who is the only one is not locked out of their own installation.
+		// Who has no name is taken for one of those who may decide. The attack: two
+		// names of one human being write it, and no colleague seems to be left.
+		named, _ := q.writers()
+		q.alone = len(named)+len(roll.Others(a.Asks, named)) <= 1
+	}
+	return q
+}
+
+// writers returns the human beings behind the authors, and how many authors may
+// be anybody.
+func (q *quorum) writers() (named []string, unknown int) {
+	for _, p := range q.authors {
+		switch h := q.roll.Human(p); {
+		case h == "":
+			unknown++
+		case !slices.Contains(named, h):
+			named = append(named, h)
+		}
+	}
+	return named, unknown
+}
+
+// humans returns the human beings behind votes by name, each once, and whether
+// there is a vote of somebody who may be anybody.
+func (q *quorum) humans(votes []string) (named []string, anybody bool) {
+	for _, v := range votes {
+		switch h := q.roll.Human(v); {
+		case h == "":
+			anybody = true
+		case !slices.Contains(named, h):
+			named = append(named, h)
+		}
+	}
+	return named, anybody
+}
+
+// count returns how many people, at the least, have approved with votes and are
+// no authors.
+func (q *quorum) count(votes []string) int {
+	named, anybody := q.humans(votes)
+	if len(q.authors) == 0 || q.alone {
+		if len(named) == 0 && anybody || q.alone && len(named) > 0 {
+			return 1
+		}
+		return len(named)
+	}
+	writers, unknown := q.writers()
+	named = slices.DeleteFunc(named, func(h string) bool { return slices.Contains(writers, h) })
+	// Each author without a name may be one of those who approved.
+	return max(0, len(named)-unknown)
+}
+
+// admits returns [ErrNotCounted] where who's approval would add nothing to votes,
+// with what to do instead.
+func (q *quorum) admits(who auth.Principal, votes []string) error {
+	if q.alone {
+		return nil
+	}
+	me := who.String()
+	h := q.roll.Human(me)
+	// The attack: one human being who approves what they proposed, or twice, under
+	// another name.
+	for _, p := range q.authors {
+		switch w := q.roll.Human(p); {
+		case p == me:
+			return fmt.Errorf("%s proposed or edited it, so that another person has to approve it: %w", me, ErrNotCounted)
+		case h == "" || h == w:
+			return fmt.Errorf("%s may be the same person as %s, who proposed or edited it: %s: %w", me, p, q.instead(me, p), ErrNotCounted)
+		}
+	}
+	if h == "" && q.need > 1 {
+		return fmt.Errorf("policy asks %d people, and %s may be one of the others: %s: %w", q.need, me, q.instead(me, ""), ErrNotCounted)
+	}
+	for _, v := range votes {
+		if v != me && h != "" && h == q.roll.Human(v) {
+			return fmt.Errorf("%s may be the same person as %s, who has approved it: %s: %w", me, v, q.instead(me, v), ErrNotCounted)
+		}
+	}
+	return nil
+}
+
+// instead says what somebody whose approval does not count can do.
+func (q *quorum) instead(me, other string) string {
+	if auth.Nameless(me) {
+		return "the operator at the machine has no name; sign in to an account (export POSTERN_SESSION=$(postern login NAME)), or ask another person"
+	}
+	for _, p := range []string{me, other} {
+		if at, by, how := q.roll.Settles(p); !at.IsZero() {
+			if by == "" || auth.Nameless(by) {
+				by = "the operator"
+			}
+			return fmt.Sprintf("the account of %s was opened by %s (%s), and counts as a person of its own from %s on; ask another person",
+				p, by, how, at.UTC().Format(time.RFC1123))
+		}
+	}
+	return "ask another person"
+}
+
+// lacks says in words what the action waits for, for a reviewer.
+func (q *quorum) lacks(a *Action) string {
+	have := q.count(q.votes)
+	text := "an approval"
+	if q.need > 1 {
+		text = fmt.Sprintf("%d of %d approvals, by different people", q.need-have, q.need)
+	}
+	if q.alone {
+		return text + "; nobody else may decide, so that who proposed it may approve it, and the record says so"
+	}
+	named, unknown := q.writers()
+	if len(q.authors) > 0 {
+		text += ", by somebody other than " + strings.Join(q.authors, " and ") + ", who proposed or edited it"
+	}
+	if unknown > 0 {
+		text += fmt.Sprintf(" and may be anybody with an account, so that it takes %d more", unknown)
+	}
+	people := len(q.roll.Others(a.Asks, named)) - unknown
+	if q.roll.Known() && people < q.need {
+		text += fmt.Sprintf("; the project has %d such people: invite another (postern person invite), who counts %d hours after they join", max(0, people), int(auth.SettleTime.Hours()))
+	}
+	return text
+}
+
+// Lacks is [Action.Missing] in full, for people who decide: whose approval it
+// takes, and whose does not count. It names reviewers.
+func (a *Action) Lacks() string {
+	if a.State == Pending && a.quorum != nil {
+		return a.quorum.lacks(a)
+	}
+	return a.Missing()
+}
+
+// Bars says why who's approval of a would not count; empty where it would.
+func (a *Action) Bars(who auth.Principal) string {
+	if a.quorum == nil {
+		return ""
+	}
+	if err := a.quorum.admits(who, a.quorum.votes); err != nil {
+		return strings.TrimSuffix(err.Error(), ": "+ErrNotCounted.Error())
+	}
+	return ""
+}
+
+// Uncounted says why an approval of a that somebody gave does not count, or not
+// by itself; empty where it does.
+func (a *Action) Uncounted(person string) string {
+	q := a.quorum
+	if q == nil || q.alone {
+		return ""
+	}
+	h := q.roll.Human(person)
+	switch writers, _ := q.writers(); {
+	case slices.Contains(writers, h) || slices.Contains(q.authors, person):
+		return "does not count: proposed or edited it"
+	case h == "" && (q.need > 1 || len(q.authors) > 0):
+		return "does not count: may be anybody with an account"
+	}
+	for _, v := range q.votes {
+		if v == person {
+			break
+		}
+		if h != "" && q.roll.Human(v) == h {
+			return "counts as one with " + v
+		}
+	}
+	return ""
+}
+
+// Alone reports whether a waits for the only person who may decide on it, who
+// may have proposed it.
+func (a *Action) Alone() bool { return a.quorum != nil && a.quorum.alone }
+
+// weigh counts the people who have approved those of as that wait, where more is
+// to be known for it than the number of approvals.
+func weigh(ctx context.Context, tx *store.Tx, as []Action) error {
+	rolls := map[string]auth.Roll{}
+	for i := range as {
+		a := &as[i]
+		if a.State != Pending || a.Approvers < 2 && !person(a.Proposer) {
+			continue
+		}
+		roll, ok := rolls[a.Project]
+		if !ok {
+			var err error
+			if roll, err = auth.ReadRoll(ctx, tx, a.Project, time.Now()); err != nil {
+				return err
+			}
+			rolls[a.Project] = roll
+		}
+		authors, err := authors(ctx, tx, a)
+		if err != nil {
+			return err
+		}
+		q := newQuorum(a, authors, roll)
+		if q.votes, err = voters(ctx, tx, a); err != nil {
+			return err
+		}
+		a.quorum, a.Approvals = &q, q.count(q.votes)
+	}
+	return nil
+}
+
+// voters returns who has approved a at its version.
+func voters(ctx context.Context, tx *store.Tx, a *Action) ([]string, error) {
+	out, err := tx.Strings(ctx, `select person from approval where action_id = $1 and version = $2 order by at, person`, a.ID, a.Version)
+	if err != nil {
+		return nil, fmt.Errorf("read approvals: %w", err)
+	}
+	return out, nil
+}
+
+// authors returns the people whose content a has: who proposed it, and who edited
+// it since somebody else than a person wrote all of it.
+func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err error) {
+	if person(a.Proposer) {
+		out = append(out, a.Proposer)
+	}
+	if a.Author == "" {
+		return out, nil
+	}
+	before, err := tx.Strings(ctx, `select author from revision where action_id = $1 order by version desc`, a.ID)
+	if err != nil {
+		return nil, fmt.Errorf("read authors: %w", err)
+	}
+	for _, author := range append([]string{a.Author}, before...) {
+		if !person(author) {
+			break
+		}
+		if !slices.Contains(out, author) {
+			out = append(out, author)
+		}
+	}
+	return out, nil
+}
+
+// person reports whether a principal is a person.
+func person(principal string) bool { return strings.HasPrefix(principal, string(auth.Person)+":") }
