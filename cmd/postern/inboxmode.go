@@ -16,14 +16,15 @@ const inboxModeHelp = `
 How closely an inbox is watched, over the local socket:
 
 postern inbox mode ADDRESS           prints its mode, since when and why
-postern inbox mode ADDRESS MODE      puts it into another; --reason says why
+postern inbox mode ADDRESS MODE      puts it into another; --reason says why, and
+                                     is needed to watch it less
       read_only     it sends nothing
       gated_all     what it sends and what arrives waits for a person
       gated_send    what it sends waits, but to those on its allow list
       monitored     what it sends leaves at once, and its overseers get a copy
       autonomous    what it sends leaves at once
 postern inbox code ADDRESS MODE      makes a code by which its agent raises it to
-                                     MODE, once, within a day
+                                     MODE, once, within a day; --reason says why
 postern inbox allow list ADDRESS     to whom it writes without a person's word
 postern inbox allow add ADDRESS PATTERN     an address, or '*@example.com';
                                      --expires says until when
@@ -63,7 +64,7 @@ func modeVerbs(k *keyed, reason, expires *string) map[string]func(context.Contex
 				Code      string
 				ExpiresAt time.Time `json:"expires_at"`
 			}
-			if err := l.call(ctx, "POST", inboxPath(args[0])+"/mode-codes", map[string]any{"mode": args[1]}, &v); err != nil {
+			if err := l.call(ctx, "POST", inboxPath(args[0])+"/mode-codes", map[string]any{"mode": args[1], "reason": *reason}, &v); err != nil {
 				return noInbox(args[0], err)
 			}
 			_, err := fmt.Fprintf(out, "%s\nGive it to who holds the inbox's key: it raises %s to %s, once, until %s.\nAny change of the mode ends it, and so do five wrong ones.\n", v.Code, args[0], args[1], orNever(&v.ExpiresAt))

@@ -392,6 +392,8 @@ func (s *Server) after(w http.ResponseWriter, r *http.Request, who auth.Principa
 			"It is not approved: its time to leave has passed by more than an hour. Look at it again; approved once more, it leaves at once.")
 	case errors.Is(err, oversight.ErrTooLate):
 		return s.showAction(w, r, who, http.StatusConflict, "It was not taken back: it has begun to leave, or is settled. This is how it stands now.")
+	case errors.Is(err, oversight.ErrNotCounted):
+		return s.showAction(w, r, who, http.StatusForbidden, "Your click changed nothing: your approval would not count. Below is why, and what is missing.")
 	case errors.Is(err, oversight.ErrNotAsked):
 		return s.showAction(w, r, who, http.StatusForbidden, "Your click changed nothing: policy asks others to decide on this.")
 	case errors.Is(err, oversight.ErrStepUp):

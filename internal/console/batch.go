@@ -208,6 +208,8 @@ func said(err error) string {
 	switch {
 	case err == nil:
 		return "recorded"
+	case errors.Is(err, oversight.ErrNotCounted):
+		return "not approved: your approval would not count; its page says why"
 	case errors.Is(err, oversight.ErrNotAsked):
 		return "not changed: policy asks others"
 	case errors.Is(err, oversight.ErrStepUp):

@@ -22,7 +22,7 @@ const stepUpPath = "/console/stepup"
 // A council is what people have to do with an action: who is asked, who said
 // what, and what the one who looks may do.
 type council struct {
-	Votes   []oversight.Vote // of the version that waits
+	Votes   []vote // of the version that waits
 	Remarks []oversight.Remark
 	Halt    string // by which kill switch, in words; empty if by none
 
@@ -33,6 +33,16 @@ type council struct {
 
 	ProofPath string // where
 	Missing   int    // approvals that are still needed
+
+	Lacks string // what it waits for, in words
+	Bars  string // why the approval of who looks would not count; empty if it would
+}
+
+// A vote is an approval, and why it does not count by itself.
+type vote struct {
+	oversight.Vote
+
+	Uncounted string // empty if it counts
 }
 
 // council reads what people have to do with a.
@@ -47,7 +57,7 @@ func (s *Server) council(ctx context.Context, who auth.Principal, a *oversight.A
 	}
 	for _, v := range votes {
 		if v.Version == version {
-			c.Votes = append(c.Votes, v)
+			c.Votes = append(c.Votes, vote{v, a.Uncounted(v.Person)})
 		}
 	}
 	if c.Remarks, err = s.gate.Remarks(ctx, who, a.ID); err != nil {
@@ -66,10 +76,14 @@ func (s *Server) council(ctx context.Context, who auth.Principal, a *oversight.A
 		}
 	}
 	c.Decides, c.Asked = who.Decides(), asks(who, a)
-	c.Voted = slices.ContainsFunc(c.Votes, func(v oversight.Vote) bool { return v.Person == who.String() })
+	c.Voted = slices.ContainsFunc(c.Votes, func(v vote) bool { return v.Person == who.String() })
 	c.Proof = a.StepUp && time.Since(who.Strong) > oversight.StepUpTime-30*time.Second // not while they read
 	c.ProofPath = stepUpPath + "?" + url.Values{"next": {"/console/actions/" + a.ID}}.Encode()
 	c.Missing = a.Approvers - len(c.Votes)
+	if a.State == oversight.Pending {
+		c.Missing, c.Lacks, c.Bars = a.Approvers-a.Approvals, a.Lacks(), a.Bars(who)
+		c.Voted = c.Voted && c.Missing > 0
+	}
 	return c, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/domain"
 	"postern/internal/mailbox"
+	"postern/internal/oversight"
 	"postern/internal/store"
 )
 
@@ -287,6 +288,9 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 func (s *Server) back(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	if why := refused(err); why != "" {
 		return s.showInbox(w, r, who, http.StatusBadRequest, why, "")
+	}
+	if errors.Is(err, oversight.ErrByHand) || errors.Is(err, oversight.ErrNotAsked) {
+		return s.showInbox(w, r, who, http.StatusForbidden, sentence(err.Error())+" Nothing was changed.", "")
 	}
 	if errors.Is(err, mailbox.ErrNoKey) {
 		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such key any more.", "")

@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mailbox"
+	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -39,6 +40,9 @@ func (s *Server) setMode(w http.ResponseWriter, r *http.Request, who auth.Princi
 		return err
 	}
 	_, err = s.post.SetMode(r.Context(), who, b.ID, policy.Mode(r.PostForm.Get("mode")), typed(r, "reason"))
+	if errors.Is(err, oversight.ErrByHand) || errors.Is(err, oversight.ErrNotAsked) || errors.Is(err, auth.ErrStepUp) {
+		return s.back(w, r, who, err)
+	}
 	if errors.Is(err, auth.ErrForbidden) {
 		return s.showInbox(w, r, who, http.StatusForbidden, "Nothing was changed: only an owner lets an inbox be watched less.", "")
 	}
@@ -51,7 +55,7 @@ func (s *Server) modeCode(w http.ResponseWriter, r *http.Request, who auth.Princ
 	if err != nil {
 		return err
 	}
-	code, expires, err := s.post.ModeCode(r.Context(), who, b.ID, policy.Mode(r.PostForm.Get("mode")))
+	code, expires, err := s.post.ModeCode(r.Context(), who, b.ID, policy.Mode(r.PostForm.Get("mode")), typed(r, "reason"))
 	if err != nil {
 		return s.back(w, r, who, err)
 	}

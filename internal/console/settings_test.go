@@ -208,7 +208,7 @@ func TestModePages(t *testing.T) {
 		}
 	}
 	f.exec(`update person set role = $1`, auth.Owner)
-	made := f.submit(path+"/code", url.Values{"mode": {"gated_send"}})
+	made := f.submit(path+"/code", url.Values{"mode": {"gated_send"}, "reason": {"it is over"}})
 	code := regexp.MustCompile(`[A-Z2-7]{4}(-[A-Z2-7]{4}){3}`).FindString(made.body)
 	if made.status != http.StatusCreated || code == "" {
 		t.Fatalf("code: %d\n%s", made.status, made.body)

@@ -204,7 +204,7 @@ var operations = []operation{
 	// key's to ask for; the way back is free.
 	{"POST", "/v1/inboxes/{inbox}/mode-codes", owned, 201, func(x *trial) {
 		x.f.exec(x.t, `delete from mode_code`)
-		x.body = `{"mode":"monitored"}`
+		x.body = `{"mode":"monitored","reason":"three good weeks"}`
 	}},
 	{"POST", "/v1/inboxes/{inbox}/upgrade", holds, 403, body(`{"code":"AAAA-AAAA-AAAA-AAAA"}`)}, // a wrong one
 	{"POST", "/v1/inboxes/{inbox}/request-upgrade", proposes, 202, func(x *trial) {

@@ -30,12 +30,13 @@ func (s *Server) makeModeCode(w http.ResponseWriter, r *http.Request, c caller) 
 		return fmt.Errorf("no key makes a code that raises a mode, only an owner does: %w", auth.ErrForbidden)
 	}
 	var in struct {
-		Mode policy.Mode `json:"mode"`
+		Mode   policy.Mode `json:"mode"`
+		Reason string      `json:"reason"`
 	}
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	code, expires, err := s.post.ModeCode(r.Context(), c.Principal, r.PathValue("inbox"), in.Mode)
+	code, expires, err := s.post.ModeCode(r.Context(), c.Principal, r.PathValue("inbox"), in.Mode, in.Reason)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,8 @@ func TestModes(t *testing.T) {
 			{"a send in read_only", "key a", "POST", path + "/messages", `{"to":["bob@example.com"],"subject":"s","text":"t"}`, 403, "read_only and sends nothing"},
 			{"LobsterMail's send", "key a", "POST", "/v1/emails/send", `{"from":"` + f.a.Address + `","to":["bob@example.com"],"subject":"s","body":{"text":"t"}}`, 403, "read_only and sends nothing"},
 			{"a code for no step up", "person", "POST", path + "/mode-codes", `{"mode":"read_only"}`, 400, "no step up"},
+			{"up by an owner who does not say why", "person", "PATCH", path, `{"mode":"autonomous"}`, 400, "reason: say why"},
+			{"a code of which nobody says why", "person", "POST", path + "/mode-codes", `{"mode":"autonomous","reason":" "}`, 400, "reason: say why"},
 			{"a request", "key a", "POST", path + "/request-upgrade", `{"target_mode":"gated_send","reason":"back"}`, 202, `"kind":"inbox.mode"`},
 			{"a pattern that is none", "person", "POST", path + "/allowlist", `{"pattern":"*@co.uk"}`, 400, "public suffix"},
 			{"a pattern", "person", "POST", path + "/allowlist", `{"pattern":"*@Example.com","expires_at":null}`, 201, `"pattern":"*@example.com"`},
@@ -46,7 +48,7 @@ func TestModes(t *testing.T) {
 				t.Errorf("%s: %d %s; want %d and %q", tt.name, got.code, got.body, tt.code, tt.says)
 			}
 		}
-		code := f.do(t, "person", "POST", path+"/mode-codes", `{"mode":"autonomous"}`).field(t, "code")
+		code := f.do(t, "person", "POST", path+"/mode-codes", `{"mode":"autonomous","reason":"three good weeks"}`).field(t, "code")
 		body := `{"code":"` + code + `"}`
 		if got := f.do(t, "key b", "POST", "/v1/inboxes/"+f.b.ID+"/upgrade", body); got.code != 403 {
 			t.Errorf("the code elsewhere: %d %s", got.code, got.body)

@@ -78,7 +78,7 @@ func TestAuditRedaction(t *testing.T) {
 		key := must(201, f.do(t, "key a", "POST", inbox+"/keys", `{"scope":"read","name":"n"}`)).field(t, "key")
 		recovery := must(201, f.do(t, "key a", "POST", inbox+"/recovery-key", "")).field(t, "key")
 		hook := must(201, f.do(t, "key a", "POST", inbox+"/webhooks", fmt.Sprintf(`{"url":"https://example.com/%s?token=%s"}`, m("path"), m("token")))).body
-		code := must(201, f.do(t, "person", "POST", inbox+"/mode-codes", `{"mode":"autonomous"}`)).field(t, "code")
+		code := must(201, f.do(t, "person", "POST", inbox+"/mode-codes", `{"mode":"autonomous","reason":"three good weeks"}`)).field(t, "code")
 		must(204, f.do(t, "project", "POST", "/v1/suppression", fmt.Sprintf(`{"address":"%s@example.com"}`, m("suppressed"))))
 		for _, part := range strings.FieldsFunc(hook, func(r rune) bool { return r == '"' || r == ',' || r == ':' }) {
 			if strings.HasPrefix(part, "whsec_") {

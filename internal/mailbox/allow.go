@@ -171,10 +171,18 @@ func (m *PostOffice) Allow(ctx context.Context, who auth.Principal, inbox, patte
 		if err != nil {
 			return err
 		}
+		if err := m.gate.ByHand(ctx, tx, who, listing(b, pattern, until)); err != nil {
+			return err
+		}
 		e, err = m.allow(ctx, tx, who, b, pattern, until, "")
 		return err
 	})
 	return e, err
+}
+
+// listing is what policy is asked where a pattern is to be on b's allow list.
+func listing(b Inbox, pattern string, until time.Time) policy.Request {
+	return policy.Request{Kind: AllowKind, Inbox: b.Address, Mode: b.Mode, To: []string{pattern}, Detail: map[string]string{"pattern": pattern, "until": ends(until)}}
 }
 
 func checkAllowed(pattern string, until time.Time) (string, error) {
@@ -252,7 +260,7 @@ func (m *PostOffice) RequestAllow(ctx context.Context, who auth.Principal, via, 
 	}
 	return m.request(ctx, who, via, b, AllowKind, allowRequests, func(b Inbox) (any, policy.Request, error) {
 		r := allowRequest{Inbox: b.ID, Address: b.Address, Pattern: pattern, Until: until.UTC().Truncate(time.Second), Reason: why}
-		return r, policy.Request{To: []string{pattern}, Detail: map[string]string{"pattern": pattern, "until": ends(r.Until)}}, nil
+		return r, listing(b, pattern, r.Until), nil
 	})
 }
 

@@ -296,6 +296,15 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if err := m.useDomain(ctx, tx, b.Project, b.Address); err != nil {
 		return "", err
 	}
+	// The attack: an owner makes an inbox anew in the mode to which policy lets
+	// nobody raise it alone. Whether a project's key may is the operator's word.
+	if looser(b.Mode, policy.GatedSend) && who.Kind == auth.Person {
+		from := b
+		from.Mode = policy.GatedSend
+		if err := m.gate.ByHand(ctx, tx, who, raising(from, b.Mode)); err != nil {
+			return "", err
+		}
+	}
 	former := b.Project // may have its own former addresses again; no account of it may
 	if account != nil {
 		former = ""

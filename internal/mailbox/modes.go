@@ -86,10 +86,26 @@ func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox stri
 		if looser(mode, b.Mode) && !who.Manages() {
 			return fmt.Errorf("%s may not raise inbox %s from %s to %s: an owner does, gives a code for it, or approves a request: %w", who, b.ID, b.Mode, mode, auth.ErrForbidden)
 		}
+		if looser(mode, b.Mode) {
+			if why == "" {
+				return errNoWhy
+			}
+			if err := m.gate.ByHand(ctx, tx, who, raising(b, mode)); err != nil {
+				return err
+			}
+		}
 		b, err = m.change(ctx, tx, who, b, mode, "inbox.mode", why, "")
 		return err
 	})
 	return b, err
+}
+
+// errNoWhy means that a mode is raised and nobody says why.
+var errNoWhy = fmt.Errorf("%w: reason: say why the inbox is to be watched less; --reason on the command line, mode_reason where the inbox is changed over REST", ErrInvalid)
+
+// raising is what policy is asked where b is to be put into a mode.
+func raising(b Inbox, mode policy.Mode) policy.Request {
+	return policy.Request{Kind: ModeKind, Inbox: b.Address, Mode: b.Mode, Detail: map[string]string{"from": string(b.Mode), "to": string(mode)}}
 }
 
 // steered returns an inbox of which who may lower the mode and shorten the
@@ -136,13 +152,16 @@ func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principa
 }
 
 // ModeCode makes a code by which a holder of the inbox's key raises it to a
-// mode, once, within [CodeTime]. Who is an owner. Any change of the mode ends it,
-// and so do five wrong ones.
-func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode) (code auth.Secret, expires time.Time, err error) {
+// mode, once, within [CodeTime]. Who is an owner, and says why. Any change of the
+// mode ends it, and so do five wrong ones.
+func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode, why string) (code auth.Secret, expires time.Time, err error) {
 	if !who.Manages() {
 		return "", time.Time{}, fmt.Errorf("%s may not make a code that raises a mode, an owner may: %w", who, auth.ErrForbidden)
 	}
 	if err := checkMode(mode); err != nil {
+		return "", time.Time{}, err
+	}
+	if why, err = checkWhy(why); err != nil {
 		return "", time.Time{}, err
 	}
 	bare := rand.Text()[:codeSize]
@@ -155,6 +174,12 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 		}
 		if !looser(mode, b.Mode) {
 			return fmt.Errorf("%w: mode: the inbox is in mode %s, from which %s is no step up: it needs no code", ErrInvalid, b.Mode, mode)
+		}
+		if why == "" {
+			return errNoWhy
+		}
+		if err := m.gate.ByHand(ctx, tx, who, raising(b, mode)); err != nil {
+			return err
 		}
 		var open int
 		if err := tx.One(ctx, `select count(*) from mode_code where inbox_id = $1 and ended_at = 0 and expires_at > $2`, []any{b.ID, store.Time(now)}, &open); err != nil {
@@ -169,7 +194,7 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 		if err != nil {
 			return fmt.Errorf("insert code: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "inbox.code", b.ID, audit.Fields{"code": id, "from": string(b.Mode), "to": string(mode), "expires_at": ends(expires)})
+		return audit.Append(ctx, tx, who, "inbox.code", b.ID, audit.Fields{"code": id, "from": string(b.Mode), "to": string(mode), "reason": why, "expires_at": ends(expires)})
 	})
 	if err != nil {
 		return "", time.Time{}, err
@@ -223,6 +248,11 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 		}
 		if !looser(mode, b.Mode) {
 			return ErrCode // unreachable: a change of the mode ends its codes
+		}
+		// The attack: a code that was made before policy asked two people for it.
+		maker := auth.Principal{Kind: auth.Person, ID: strings.TrimPrefix(by, string(auth.Person)+":"), Project: b.Project, Role: auth.Owner, Strong: time.Now()}
+		if err := m.gate.ByHand(ctx, tx, maker, raising(b, mode)); err != nil {
+			return err
 		}
 		if err := audit.Append(ctx, tx, who, "inbox.code_used", b.ID, audit.Fields{"code": id, "by": by}); err != nil {
 			return err
@@ -281,7 +311,7 @@ func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, i
 			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s; to go to %s takes nobody's word", ErrInvalid, b.Mode, mode)
 		}
 		r := modeRequest{Inbox: b.ID, Address: b.Address, From: b.Mode, To: mode, Reason: why}
-		return r, policy.Request{Detail: map[string]string{"from": string(b.Mode), "to": string(mode)}}, nil
+		return r, raising(b, mode), nil
 	})
 }
 

@@ -86,7 +86,7 @@ func TestRaise(t *testing.T) {
 					t.Errorf("%s sets %s: %v", name, to, err)
 				}
 			}
-			if _, _, err := f.post.ModeCode(ctx, who, b.ID, policy.Autonomous); !errors.Is(err, auth.ErrForbidden) {
+			if _, _, err := f.post.ModeCode(ctx, who, b.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("%s makes a code: %v", name, err)
 			}
 			if _, err := f.post.Allow(ctx, who, b.ID, "eve@example.com", time.Time{}); !errors.Is(err, auth.ErrForbidden) {
@@ -96,7 +96,7 @@ func TestRaise(t *testing.T) {
 		if _, err := f.post.SetMode(ctx, stranger, b.ID, policy.Autonomous, ""); !errors.Is(err, mailbox.ErrNoInbox) {
 			t.Errorf("another project's owner: %v", err)
 		}
-		if _, _, err := f.post.ModeCode(ctx, stranger, b.ID, policy.Autonomous); !errors.Is(err, mailbox.ErrNoInbox) {
+		if _, _, err := f.post.ModeCode(ctx, stranger, b.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, mailbox.ErrNoInbox) {
 			t.Errorf("another project's owner makes a code: %v", err)
 		}
 
@@ -130,7 +130,7 @@ func TestRaise(t *testing.T) {
 		}
 
 		// A code of another inbox, or for another mode, or guessed.
-		code, _, err := f.post.ModeCode(ctx, f.person, "bella@agents.test", policy.Monitored)
+		code, _, err := f.post.ModeCode(ctx, f.person, "bella@agents.test", policy.Monitored, "three good weeks")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +162,7 @@ func TestCodes(t *testing.T) {
 		box, agent, _ := f.inbox(t, "alice")
 		fresh := func() auth.Secret {
 			t.Helper()
-			code, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.Autonomous)
+			code, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.Autonomous, "three good weeks")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -214,13 +214,13 @@ func TestCodes(t *testing.T) {
 		if got := f.mode(t, box.ID); got != policy.ReadOnly {
 			t.Errorf("mode is %s", got)
 		}
-		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.ReadOnly); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.ReadOnly, "three good weeks"); !errors.Is(err, mailbox.ErrInvalid) {
 			t.Errorf("a code for no step up: %v", err)
 		}
 		for range 5 {
 			fresh()
 		}
-		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.Autonomous); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, mailbox.ErrInvalid) {
 			t.Errorf("a sixth open code: %v", err)
 		}
 
@@ -259,7 +259,7 @@ func TestCodeRace(t *testing.T) {
 	offices(t, everything, mailbox.Config{}, func(t *testing.T, f *fixture, a, b office) {
 		box, agent, _ := f.inbox(t, "alice")
 		for round := range 5 {
-			code, _, err := f.post.ModeCode(t.Context(), f.person, box.ID, policy.Monitored)
+			code, _, err := f.post.ModeCode(t.Context(), f.person, box.ID, policy.Monitored, "three good weeks")
 			if err != nil {
 				t.Fatal(err)
 			}

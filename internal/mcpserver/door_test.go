@@ -333,7 +333,7 @@ func TestAsking(t *testing.T) {
 			t.Errorf("status: %+v", r)
 		}
 		// A person's code, which a sandbox cannot use.
-		code, _, err := f.post.ModeCode(t.Context(), f.person, b.ID, policy.Autonomous)
+		code, _, err := f.post.ModeCode(t.Context(), f.person, b.ID, policy.Autonomous, "three good weeks")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -284,6 +284,8 @@ func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision)
 		return saidStale, nil
 	case errors.Is(err, oversight.ErrReason):
 		return "The reason must have 1 to 1000 characters. Answer my question once more.", nil
+	case errors.Is(err, oversight.ErrNotCounted):
+		return "Not approved: your approval would not count here. The console says why.", nil
 	case errors.Is(err, auth.ErrForbidden):
 		return "You may not decide on this, or not any more.", nil
 	case errors.Is(err, store.ErrNotFound):

@@ -103,7 +103,7 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 		// Who said so before may complete it: an account that counted as another's
 		// counts as a person of its own since.
 		verb, voted = "action.approve", !slices.Contains(e.votes, who.String())
-		if before.Alone() {
+		if before.Sole() {
 			f["alone"] = "nobody else may decide: " + before.Proposer + ", who proposed it, and " + who.String() + " may be one person"
 		}
 		if a.Author != "" {

@@ -203,9 +203,9 @@ func (a *Action) Uncounted(person string) string {
 	return ""
 }
 
-// Alone reports whether a waits for the only person who may decide on it, who
-// may have proposed it.
-func (a *Action) Alone() bool { return a.quorum != nil && a.quorum.alone }
+// Sole reports whether a waits for the only person who may decide on it, who may
+// have proposed it.
+func (a *Action) Sole() bool { return a.quorum != nil && a.quorum.alone }
 
 // weigh counts the people who have approved those of as that wait, where more is
 // to be known for it than the number of approvals.
