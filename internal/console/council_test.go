@@ -8,8 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/store"
 )
 
 // TestTwoPeople: an action that two must approve says who has, does not let
@@ -262,5 +264,48 @@ func TestBatch(t *testing.T) {
 	contains(t, "answers", got.body, "rejected", "somebody has decided already")
 	if got := f.state(three.ID); got.State != oversight.Denied || got.Reason != "not today" {
 		t.Errorf("rejected: %+v", got)
+	}
+}
+
+// TestNotCounted: a page says why an approval does not count and what is missing,
+// and a click that is sent all the same changes nothing.
+func TestNotCounted(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Approvers: 2}
+	var bob auth.Principal
+	f.update(func(tx *store.Tx) error {
+		_, link, err := auth.NewInvitation(t.Context(), tx, auth.Invitation{Project: f.project.Project, Role: auth.Reviewer, CreatedBy: f.person.String()})
+		if err == nil {
+			bob, err = auth.Redeem(t.Context(), tx, link, "bob", "x")
+		}
+		return err
+	})
+	a := f.propose(draft())
+	path := "/console/actions/" + a.ID
+	before := f.form(f.get(path).body, "approve-form")
+	if err := f.gate.Decide(t.Context(), bob, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
+		t.Fatal(err)
+	}
+	f.update(func(tx *store.Tx) error { // from before the operator's did not count
+		_, err := tx.ExecContext(t.Context(), `insert into approval (action_id, version, person, at, reason) values ($1, $2, 'person:local-root', 1, '')`, a.ID, a.Version)
+		return err
+	})
+	page := f.get(path).body
+	contains(t, "page", page, "So far 1 of 2:", "does not count: may be anybody with an account", "It needs 1 of 2 approvals, by different people",
+		`id="bars"`, "person:ann may be the same person as person:bob", "opened by person:ann (joined)")
+	if strings.Contains(page, `id="approve-form"`) || !strings.Contains(page, `id="reject-form"`) {
+		t.Error("want a button to reject, and none to approve")
+	}
+	if got := f.submit(path+"/decision", before); got.status != http.StatusForbidden || !strings.Contains(got.body, "your approval would not count") {
+		t.Errorf("a click of before: %d\n%s", got.status, got.body)
+	}
+	f.exec(`update person_change set at = 1`) // more than a day ago
+	page = f.get(path).body
+	if got := f.submit(path+"/decision", f.form(page, "approve-form")); got.status != http.StatusSeeOther {
+		t.Errorf("a day later: %d\n%s", got.status, got.body)
+	}
+	if got := f.state(a.ID); got.State == oversight.Pending {
+		t.Errorf("a day later it waits, with %d approvals", got.Approvals)
 	}
 }

@@ -8,9 +8,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"postern/internal/auth"
+	"postern/internal/store"
 )
 
 const firstPassword = "correct horse battery"
@@ -71,6 +75,24 @@ func file(t *testing.T, text string) string {
 	return name
 }
 
+// settle lets a day pass for the accounts that there are, which count as people
+// of their own from then on. The database is the server's file, or a URL.
+func settle(t *testing.T, database string) {
+	t.Helper()
+	db, err := store.Open(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	err = db.Update(t.Context(), func(tx *store.Tx) error {
+		_, err := tx.ExecContext(t.Context(), `update person_change set at = at - $1`, auth.SettleTime.Microseconds())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // changePolicy has a policy proposed by proposer and approved by an owner.
 func changePolicy(t *testing.T, proposer, owner shell, text string) {
 	t.Helper()
@@ -87,7 +109,9 @@ func TestOversightCommandLine(t *testing.T) {
 	s.person("ann")
 	op.join(t, "rita", "reviewer")
 	op.join(t, "vera", "viewer")
-	ann, rita, vera := op.as(t, "ann"), op.as(t, "rita"), op.as(t, "vera")
+	op.join(t, "dora", "reviewer")
+	settle(t, filepath.Join(s.data, "postern.db"))
+	ann, rita, vera, dora := op.as(t, "ann"), op.as(t, "rita"), op.as(t, "vera"), op.as(t, "dora")
 	alice, key := s.inbox("alice")
 	bob, bobKey := s.inbox("bob")
 	carol, carolKey := s.inbox("carol")
@@ -174,13 +198,14 @@ func TestOversightCommandLine(t *testing.T) {
 		rita.refused(t, []string{"edit", id, "--drop", "x"}, "want a number")
 		rita.refused(t, []string{"edit", id, "--text-file", "/nonexistent"}, "no such file")
 		rita.must(t, []string{"revisions", id}, "person:rita", "Kohlrabi", "Cabbage")
-		ann.must(t, []string{"pending"}, "2 of 2", "edited by", "person:rita", "Cabbage")
+		ann.must(t, []string{"pending"}, "2 of 2", "somebody other than person:rita", "edited by", "person:rita", "Cabbage")
 		ann.must(t, []string{"comment", id, "which one \x1b[2J is it?", "--agent"}, "commented")
 		ann.refused(t, []string{"comment", id, strings.Repeat("x", 20000)}, "text")
 		ann.refused(t, []string{"comment", id, " "}, "text")
-		rita.must(t, []string{"approve", id}, "it still needs", "1 of 2")
-		rita.must(t, []string{"approve", id}, "it still needs", "1 of 2") // of others
-		rita.refused(t, []string{"approve", id, "--digest", "0000"}, "not the one that you were shown")
+		rita.refused(t, []string{"approve", id}, "person:rita proposed or edited it, so that another person has to approve it")
+		dora.must(t, []string{"approve", id}, "it still needs", "1 of 2")
+		dora.must(t, []string{"approve", id}, "it still needs", "1 of 2") // of others
+		dora.refused(t, []string{"approve", id, "--digest", "0000"}, "not the one that you were shown")
 		ann.must(t, []string{"approve", id}, "done")
 		arrived(bobKey, "Cabbage")
 
@@ -239,7 +264,8 @@ func TestOversightCommandLine(t *testing.T) {
 		ann.must(t, []string{"resume", on}) // it is off already
 		ann.refused(t, []string{"resume", "swi_NONE"}, "is on; postern stop lists")
 		ann.must(t, []string{"approve", waits}, "1 of 2")
-		op.must(t, []string{"approve", waits}, "done")
+		op.refused(t, []string{"approve", waits}, "postern login") // who may be ann
+		rita.must(t, []string{"approve", waits}, "done")
 		arrived(bobKey, "Onions")
 		rita.must(t, []string{"stop", "inbox", bob, "--reason", "it is done"}, bob)
 		op.must(t, []string{"inbox", "mode", bob}, "read_only", "it is done")
@@ -314,5 +340,83 @@ func TestOversightCommandLine(t *testing.T) {
 			t.Errorf("a person who is disabled signs in: %s", out)
 		}
 	})
+	op.must(t, []string{"audit", "verify"}, "holds")
+}
+
+// TestTwoApproversAreTwoPeople: one human being at the root shell who has an
+// account, too, is one person at every door: he approves nothing twice, and
+// changes no policy alone as soon as somebody else may decide.
+func TestTwoApproversAreTwoPeople(t *testing.T) {
+	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
+	op := shell{s: s}
+	alice, key := s.inbox("alice")
+	agent := op.with("POSTERN_INBOX_KEY=" + key)
+	two := "version: 1\nrules:\n  - {id: two, kind: email.send, then: ask, approvers: 2}\n"
+	propose := func(who shell, text string) string {
+		t.Helper()
+		return actionID.FindString(who.must(t, []string{"policy", "propose", file(t, text)}, "It holds once it is approved"))
+	}
+	decide := func(c *http.Client, id string) (int, string) {
+		t.Helper()
+		var a struct {
+			Version int64
+			Digest  string
+		}
+		if status, err := call(s.local(), "GET", "http://x/v1/actions/"+id, "", nil, &a); err != nil || status != http.StatusOK {
+			t.Fatalf("action %s: %d, %v", id, status, err)
+		}
+		return s.form(c, "/console/actions/"+id+"/decision", url.Values{"decision": {"approve"}, "version": {strconv.FormatInt(a.Version, 10)}, "digest": {a.Digest}})
+	}
+
+	// Nobody is locked out who is alone, as the operator and with one account.
+	first := propose(op, "version: 1\nrules: []\n")
+	op.must(t, []string{"approve", first}, "done")
+	op.must(t, []string{"audit", "list", "--object", first}, "alone", "nobody else may decide")
+	annAtTheConsole := s.person("ann")
+	ann := op.as(t, "ann")
+	change := propose(ann, two)
+	if status, page := decide(annAtTheConsole, change); status != http.StatusSeeOther {
+		t.Fatalf("the only person approves: %d\n%s", status, page)
+	}
+	if got := s.outcome(change); got != "done" {
+		t.Fatalf("the change of the only person is %s", got)
+	}
+	op.must(t, []string{"audit", "list", "--object", change}, "nobody else may decide")
+
+	// ann is at the root shell and at the console, and makes herself an account.
+	id, _ := agent.sends(t, alice, "Apples")
+	if status, page := decide(annAtTheConsole, id); status != http.StatusSeeOther {
+		t.Fatalf("ann approves: %d\n%s", status, page)
+	}
+	op.refused(t, []string{"approve", id}, "policy asks 2 people, and person:local-root may be one of the others")
+	op.refused(t, []string{"approve", id}, "export POSTERN_SESSION=$(postern login NAME)")
+	op.join(t, "bob", "owner")
+	bob := op.as(t, "bob")
+	bob.refused(t, []string{"approve", id}, "the account of person:bob was opened by the operator (joined)")
+	op.must(t, []string{"pending"}, "1 of 2 approvals, by different people")
+
+	// Once bob is somebody, nobody approves what they proposed.
+	settle(t, filepath.Join(s.data, "postern.db"))
+	bob.must(t, []string{"approve", id}, "done")
+	change = propose(ann, "version: 1\nrules: []\n")
+	ann.refused(t, []string{"approve", change}, "person:ann proposed or edited it")
+	op.refused(t, []string{"approve", change}, "person:local-root may be the same person as person:ann, who proposed or edited it")
+	if status, page := decide(annAtTheConsole, change); status != http.StatusForbidden || !strings.Contains(page, "person:ann proposed or edited it") {
+		t.Errorf("ann approves her own at the console: %d\n%s", status, page)
+	}
+	ann.must(t, []string{"person", "disable", "bob"})
+	ann.refused(t, []string{"approve", change}, "person:ann proposed or edited it")
+	ann.must(t, []string{"person", "enable", "bob"})
+	ann.refused(t, []string{"approve", change}, "person:ann proposed or edited it")
+	bob = op.as(t, "bob")
+	bob.refused(t, []string{"approve", change}, "was opened by person:ann (enabled)")
+	settle(t, filepath.Join(s.data, "postern.db"))
+	bob.must(t, []string{"approve", change}, "done")
+
+	// The operator may be any of them.
+	change = propose(op, two)
+	op.refused(t, []string{"approve", change}, "person:local-root proposed or edited it")
+	ann.must(t, []string{"approve", change}, "it still needs", "anybody with an account")
+	bob.must(t, []string{"approve", change}, "done")
 	op.must(t, []string{"audit", "verify"}, "holds")
 }
