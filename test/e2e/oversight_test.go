@@ -253,7 +253,7 @@ func TestOversightCommandLine(t *testing.T) {
 		waits, _ := agent.sends(t, bob, "Onions")
 		on := switchID.FindString(rita.must(t, []string{"stop", "capability", "email.send", "--reason", "we look into it", "--for", "2h"}, "person:rita", "until", "postern resume"))
 		vera.must(t, []string{"stop"}, on, "we look into it")
-		op.refused(t, []string{"approve", waits}, "we look into it")
+		ann.refused(t, []string{"approve", waits}, "we look into it")
 		op.must(t, []string{"pending"}, waits)
 		out, _ := agent.run(t, "x\n", "send", "--to", carol, "--subject", "Garlic")
 		if !strings.Contains(out, "does not allow this") || !strings.Contains(out, "we look into it") {
