@@ -263,7 +263,11 @@ func approveCommand() *command {
 	return decision("approve", "let an action happen", `
 Approves one action: exactly the bytes whose digest "postern pending" shows.
 They are hashed again before they leave. If the action has changed or somebody
-has decided already, nothing happens and the exit status is 1.`, true)
+has decided already, nothing happens and the exit status is 1.
+
+Over the local socket you have no name and may be anybody with an account. Where
+policy asks two people, and where somebody else has to approve what a person
+proposed, sign in first: export POSTERN_SESSION=$(postern login NAME).`, true)
 }
 
 func rejectCommand() *command {
