@@ -382,6 +382,18 @@ func TestLinkingAChat(t *testing.T) {
 			if _, _, err := f.n.Code(t.Context(), tt.who, "bob"); !errors.Is(err, tt.err) {
 				t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
 			}
+			// The attack: the operator links his own phone to bob, and approves as both.
+			want := bob.String()
+			if tt.who.Operator {
+				want = "" // who may be anybody
+			}
+			f.update(func(tx *store.Tx) error {
+				roll, err := auth.ReadRoll(t.Context(), tx, f.project, time.Now())
+				if got := roll.Human(bob.String()); got != want {
+					t.Errorf("after %s has asked for a code bob counts as %q, want %q", tt.name, got, want)
+				}
+				return err
+			})
 		}
 		code := func(who auth.Principal) string {
 			c, _, err := f.n.Code(t.Context(), who, who.ID)
