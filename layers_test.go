@@ -21,9 +21,9 @@ var layers = [][]string{
 	{"audit", "event"},
 	{"signing", "people"},
 	{"oversight", "domain"},
-	{"mailbox", "rulebook", "sandbox", "volume"}, // the nouns
+	{"mailbox", "rulebook", "sandbox", "volume", "oversight/oversighttest"},                                                                                                       // the nouns
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
-	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors
+	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"},                                                                                                             // the doors
 }
 
 // only restricts what a package may import from outside the standard library.
@@ -43,7 +43,7 @@ var only = map[string][]string{
 }
 
 // kits are for tests: nothing else may import them.
-var kits = []string{"storetest", "mailauth/dnstest", "sandbox/sandboxtest", "smtpclient/postfixtest"}
+var kits = []string{"storetest", "oversight/oversighttest", "mailauth/dnstest", "sandbox/sandboxtest", "smtpclient/postfixtest"}
 
 func TestLayers(t *testing.T) {
 	const prefix = "postern/internal/"

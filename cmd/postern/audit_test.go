@@ -28,6 +28,9 @@ func TestAudit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
+	if err := db.UseKey(make([]byte, 32)); err != nil {
+		t.Fatal(err)
+	}
 	ring, err := signing.New(db, signing.Config{Key: make([]byte, 32)})
 	if err != nil {
 		t.Fatal(err)

@@ -72,6 +72,13 @@ func inDatabase(ctx context.Context, c Config, f func(*store.Tx, auth.Principal)
 		return err
 	}
 	defer db.Close()
+	key, err := serverKey(c.Data)
+	if err != nil {
+		return err
+	}
+	if err := db.UseKey(key); err != nil {
+		return err
+	}
 	return db.Update(ctx, func(tx *store.Tx) error {
 		project, err := auth.FirstProject(ctx, tx)
 		if err != nil {

@@ -166,6 +166,13 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	key, err := serverKey(c.Data)
+	if err != nil {
+		return err
+	}
+	if err := db.UseKey(key); err != nil {
+		return err
+	}
 
 	lis, err := listen(ctx, c)
 	if err != nil {
@@ -173,7 +180,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	defer lis.close()
 	d := &daemon{conf: c, log: log, db: db}
-	templates, err := d.build(ctx, lis, out)
+	templates, err := d.build(ctx, lis, key, out)
 	if err != nil {
 		return err
 	}
@@ -371,11 +378,7 @@ func listen(ctx context.Context, c Config) (_ *listeners, err error) {
 	return l, nil
 }
 
-func (d *daemon) build(ctx context.Context, lis *listeners, out io.Writer) (*template.Cache, error) {
-	key, err := serverKey(d.conf.Data)
-	if err != nil {
-		return nil, err
-	}
+func (d *daemon) build(ctx context.Context, lis *listeners, key []byte, out io.Writer) (*template.Cache, error) {
 	g, err := guest()
 	if err != nil {
 		return nil, err

@@ -17,11 +17,14 @@ package audit
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -119,9 +122,15 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 	copy(e.Prev[:], prev)
 	e.At = time.Now() // after the lock: times go with the numbers
 	h, leaf, _ := e.hashes(nil)
+	// The attack: whoever writes the database appends an entry which says that
+	// somebody approved, with all hashes as they should be.
+	seal, err := tx.MAC(sealed, h[:])
+	if err != nil {
+		return fmt.Errorf("seal audit entry %d: %w", e.Seq, err)
+	}
 	_, err = tx.ExecContext(ctx,
-		`insert into audit_entry (seq, at, project_id, actor, verb, object, detail, prev, hash) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
-		e.Seq, store.Time(e.At), e.Project, e.Actor, e.Verb, e.Object, e.Detail, e.Prev[:], h[:])
+		`insert into audit_entry (seq, at, project_id, actor, verb, object, detail, prev, hash, seal) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+		e.Seq, store.Time(e.At), e.Project, e.Actor, e.Verb, e.Object, e.Detail, e.Prev[:], h[:], seal)
 	if err != nil {
 		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
 	}
@@ -143,6 +152,64 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
 	}
 	return nil
+}
+
+// sealed is the purpose of the MAC over an entry's hash. The hash covers the one
+// before it, and so the seal every entry up to this one.
+const sealed = "audit_entry"
+
+// sealHolds reports whether seal is what the server wrote beside an entry with this hash.
+func sealHolds(tx *store.Tx, hash Digest, seal []byte) bool {
+	want, err := tx.MAC(sealed, hash[:])
+	return err == nil && hmac.Equal(want, seal)
+}
+
+// ErrUnsealed means that an entry is not one that this server wrote.
+var ErrUnsealed = errors.New("the entry is not one that this server wrote")
+
+// Last returns the newest entry about object with one of these verbs, as part
+// of tx. It returns [store.ErrNotFound] if there is none, and [ErrUnsealed] if
+// it is not as this server wrote it.
+func Last(ctx context.Context, tx *store.Tx, object string, verbs []string) (Entry, error) {
+	args, marks := []any{object}, make([]string, len(verbs))
+	for i, v := range verbs {
+		args = append(args, v)
+		marks[i] = "$" + strconv.Itoa(i+2)
+	}
+	// The object has an index of its own; a planner that prefers another reads the whole record.
+	row := tx.QueryRowContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry
+		where object = $1 and verb in (`+strings.Join(marks, ", ")+`) order by seq desc limit 1`, args...)
+	var seal []byte
+	e, hash, err := scan(func(dest ...any) error { return row.Scan(append(dest, &seal)...) })
+	if err != nil {
+		return Entry{}, fmt.Errorf("last entry about %s: %w", object, store.NotFound(err))
+	}
+	if e.Hash() != hash || !sealHolds(tx, hash, seal) {
+		return Entry{}, fmt.Errorf("entry %d about %s: %w", e.Seq, object, ErrUnsealed)
+	}
+	return e, nil
+}
+
+// Details returns the detail of e as fields.
+func (e *Entry) Details() Fields { return e.details() }
+
+// Sealed reports whether the first entry, and so each, has been sealed, or the
+// record says under verb from which on they are, as part of tx.
+func Sealed(ctx context.Context, tx *store.Tx, verb string) (bool, error) {
+	for _, where := range []string{`seq = 1`, `verb = '` + verb + `'`} {
+		rows, err := store.List(ctx, tx, func(row func(...any) error) (ok bool, err error) {
+			var seal []byte
+			e, hash, err := scan(func(dest ...any) error { return row(append(dest, &seal)...) })
+			return e.Hash() == hash && sealHolds(tx, hash, seal), err
+		}, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry where `+where)
+		if err != nil {
+			return false, fmt.Errorf("look for sealed entries: %w", err)
+		}
+		if slices.Contains(rows, true) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // Lock makes tx the only one that appends until it ends, as [Append] does. It

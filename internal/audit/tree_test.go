@@ -232,21 +232,13 @@ func TestTwoProcessesAppend(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for range 2 {
-		db, err := store.Open(t.Context(), source)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { db.Close() })
+		db := storetest.Open(t, source)
 		for range 4 {
 			wg.Go(func() { appendN(t, db, 25) })
 		}
 	}
 	wg.Wait()
-	db, err := store.Open(t.Context(), source)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
+	db := storetest.Open(t, source)
 	if h, err := verify(t, db, audit.Head{}); err != nil || h.Seq != 200 {
 		t.Fatalf("Verify = %v, %v; want 200 entries", h, err)
 	}

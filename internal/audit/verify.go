@@ -61,6 +61,9 @@ type Options struct {
 	// Partial takes an export that begins later or leaves entries out: what is
 	// missing is then not noticed.
 	Partial bool
+	// Each is called with each entry that fits, in order; nil means with none. Its
+	// error ends the reading.
+	Each func(Entry) error
 	// Progress is called now and then with how many entries were read; nil
 	// means never.
 	Progress func(done int64)
@@ -77,6 +80,8 @@ type Report struct {
 	Stored []Signed // checkpoints in the database, whose sizes and roots fit; their signatures are for the caller to check
 	Kept   []Kept   // those that were given, and those of an export that keys have signed; by size
 	Unread int      // checkpoints of an export that no key was given for
+
+	Sealed int64 // the first entry from which on each has the server's seal; 0 where none has, or seals cannot be checked
 }
 
 // ErrTwoRecords means that two checkpoints of one size differ, though both are
@@ -144,6 +149,11 @@ func (x *examiner) entry(e Entry, hash Digest) (done []tlog.Hash, err error) {
 	}
 	x.last = Head{e.Seq, hash}
 	x.r.Entries++
+	if x.o.Each != nil {
+		if err := x.o.Each(e); err != nil {
+			return nil, err
+		}
+	}
 	if x.o.Progress != nil && x.r.Entries%10_000 == 0 {
 		x.o.Progress(x.r.Entries)
 	}
@@ -250,6 +260,10 @@ func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 		return fail(fmt.Errorf("read chain head: %w", err))
 	}
 	copy(head.Hash[:], sum)
+	seals, err := hasMigration(ctx, tx, "0013_seal")
+	if err != nil {
+		return fail(err)
+	}
 	var at []byte // the edge of the tree at its stored size
 	for more := true; more; {
 		from := x.last.Seq
@@ -274,6 +288,11 @@ func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 		}
 		if err != nil {
 			return fail(err)
+		}
+		if seals && tx.Keyed() {
+			if err := x.seals(ctx, tx, from); err != nil {
+				return fail(err)
+			}
 		}
 		more = n == examinePage
 	}
@@ -321,10 +340,43 @@ func (x *examiner) stored(ctx context.Context, tx *store.Tx, size int64) error {
 	return nil
 }
 
+// seals checks the seals of the entries after from, up to the last that was
+// read. Those from before there were seals have none: the first that has one
+// covers them, since its hash does. After it each must have its own.
+func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
+	rows, err := tx.QueryContext(ctx, `select seq, hash, seal from audit_entry where seq > $1 and seq <= $2 order by seq`, from, x.last.Seq)
+	if err != nil {
+		return fmt.Errorf("read seals: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var seq int64
+		var sum, seal []byte
+		if err := rows.Scan(&seq, &sum, &seal); err != nil {
+			return fmt.Errorf("read seals: %w", err)
+		}
+		switch {
+		case len(seal) == 0 && x.r.Sealed == 0:
+		case len(sum) != len(Digest{}) || !sealHolds(tx, Digest(sum), seal):
+			// The attack: the newest entries written anew, after the last checkpoint.
+			return &BrokenError{Seq: seq, Reason: "it is not sealed with this server's key: the server did not write it"}
+		case x.r.Sealed == 0:
+			x.r.Sealed = seq
+		}
+	}
+	return rows.Err()
+}
+
 // hasTree says whether a database, which may be a copy of an old one, has a tree.
 func hasTree(ctx context.Context, tx *store.Tx) (bool, error) {
+	return hasMigration(ctx, tx, "0011_audit")
+}
+
+// hasMigration says whether a database, which may be a copy of an old one, has a
+// migration.
+func hasMigration(ctx context.Context, tx *store.Tx, name string) (bool, error) {
 	n := 0
-	if err := tx.One(ctx, `select count(*) from migration where name = 'migrations/0011_audit.sql'`, nil, &n); err != nil {
+	if err := tx.One(ctx, `select count(*) from migration where name = $1`, []any{"migrations/" + name + ".sql"}, &n); err != nil {
 		return false, fmt.Errorf("read version of database: %w", err)
 	}
 	return n > 0, nil

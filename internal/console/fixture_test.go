@@ -25,6 +25,7 @@ import (
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
@@ -253,7 +254,10 @@ func (f *fixture) exec(query string, args ...any) {
 		if err == nil && !ok {
 			err = errors.New("nothing was changed")
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return oversighttest.Settle(f.t.Context(), tx)
 	})
 }
 

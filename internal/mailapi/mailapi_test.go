@@ -24,6 +24,7 @@ import (
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
@@ -240,8 +241,10 @@ func fresh(n int) string { return strings.Replace(draft, `"s"`, fmt.Sprintf(`"s 
 func (f *fixture) setState(t *testing.T, id string, s oversight.State) {
 	t.Helper()
 	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := tx.ExecContext(t.Context(), `update action set state = $1 where id = $2`, s, id)
-		return err
+		if _, err := tx.ExecContext(t.Context(), `update action set state = $1 where id = $2`, s, id); err != nil {
+			return err
+		}
+		return oversighttest.Settle(t.Context(), tx)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/signing"
 	"postern/internal/statement"
@@ -153,8 +154,10 @@ func (d *delivering) due() {
 func (d *delivering) exec(query string, args ...any) {
 	d.t.Helper()
 	err := d.db.Update(d.t.Context(), func(tx *store.Tx) error {
-		_, err := tx.ExecContext(d.t.Context(), query, args...)
-		return err
+		if _, err := tx.ExecContext(d.t.Context(), query, args...); err != nil {
+			return err
+		}
+		return oversighttest.Settle(d.t.Context(), tx)
 	})
 	if err != nil {
 		d.t.Fatal(err)

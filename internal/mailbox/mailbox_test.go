@@ -15,6 +15,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -361,8 +362,10 @@ func TestOutcomes(t *testing.T) {
 				t.Fatal(err)
 			}
 			err = f.db.Update(t.Context(), func(tx *store.Tx) error {
-				_, err := tx.ExecContext(t.Context(), `update action set state = 'executing' where id = $1`, a.ID)
-				return err
+				if _, err := tx.ExecContext(t.Context(), `update action set state = 'executing' where id = $1`, a.ID); err != nil {
+					return err
+				}
+				return oversighttest.Settle(t.Context(), tx)
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -34,12 +35,7 @@ func offices(t *testing.T, rules policy.Rules, c mailbox.Config, fn func(t *test
 	run := func(t *testing.T, source string) {
 		var os []office
 		for range 2 {
-			db, err := store.Open(t.Context(), source)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { db.Close() })
-			os = append(os, office{db: db})
+			os = append(os, office{db: storetest.Open(t, source)})
 		}
 		f := setup(t, os[0].db)
 		log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -76,8 +72,10 @@ func letter(subject string, to ...string) mailbox.Outgoing {
 func (f *fixture) shift(t *testing.T, query string, args ...any) {
 	t.Helper()
 	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := tx.ExecContext(t.Context(), query, args...)
-		return err
+		if _, err := tx.ExecContext(t.Context(), query, args...); err != nil {
+			return err
+		}
+		return oversighttest.Settle(t.Context(), tx)
 	})
 	if err != nil {
 		t.Fatal(err)

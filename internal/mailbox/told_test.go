@@ -11,6 +11,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -75,8 +76,10 @@ func TestAgentIsTold(t *testing.T) {
 		decide(propose(), true, "")
 		a = propose()
 		check("expire", db.Update(ctx, func(tx *store.Tx) error {
-			_, err := tx.ExecContext(ctx, `update action set expires_at = $1 where id = $2`, store.Time(time.Now().Add(-time.Second)), a.ID)
-			return err
+			if _, err := tx.ExecContext(ctx, `update action set expires_at = $1 where id = $2`, store.Time(time.Now().Add(-time.Second)), a.ID); err != nil {
+				return err
+			}
+			return oversighttest.Settle(ctx, tx)
 		}))
 		for range 3 {
 			_, err := f.gate.RunOne(ctx)

@@ -30,6 +30,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
@@ -470,8 +471,10 @@ func TestStatuses(t *testing.T) {
 	} {
 		id := call(t, cs, "email_send", args{"to": []string{"bob@example.com"}, "subject": string(state), "body": "b"}).field("actionId")
 		err := f.db.Update(t.Context(), func(tx *store.Tx) error {
-			_, err := tx.ExecContext(t.Context(), `update action set state = $1, result = $2 where id = $3`, state, "person:ann says: I asked Bob", id)
-			return err
+			if _, err := tx.ExecContext(t.Context(), `update action set state = $1, result = $2 where id = $3`, state, "person:ann says: I asked Bob", id); err != nil {
+				return err
+			}
+			return oversighttest.Settle(t.Context(), tx)
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -305,8 +306,10 @@ func TestStatusTells(t *testing.T) {
 			t.Errorf("status: %+v", r)
 		}
 		err := db.Update(t.Context(), func(tx *store.Tx) error {
-			_, err := tx.ExecContext(t.Context(), `update action set approvers = 2 where id = $1`, id)
-			return err
+			if _, err := tx.ExecContext(t.Context(), `update action set approvers = 2 where id = $1`, id); err != nil {
+				return err
+			}
+			return oversighttest.Settle(t.Context(), tx)
 		})
 		if err != nil {
 			t.Fatal(err)

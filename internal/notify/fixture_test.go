@@ -19,6 +19,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/notify"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -370,7 +371,10 @@ func (f *fixture) exec(query string, args ...any) {
 		if err == nil && !ok {
 			err = errors.New("nothing was changed")
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return oversighttest.Settle(f.t.Context(), tx)
 	})
 }
 

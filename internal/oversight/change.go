@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -55,14 +56,14 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 		return a, err
 	}
 	from := a.State
-	a, err = advance(ctx, tx, a, cancelled{who: who, now: time.Now()})
+	a, err = g.advance(ctx, tx, a, cancelled{who: who, now: time.Now()})
 	if errors.Is(err, errStays) {
 		return a, nil
 	}
 	if err != nil {
 		return Action{}, fmt.Errorf("cancel action %s: %w", id, err)
 	}
-	if err := audit.Append(ctx, tx, who, "action.cancel", a.ID, audit.Fields{"from": string(from), "digest": a.Hex()}); err != nil {
+	if err := enter(ctx, tx, who, "action.cancel", a, audit.Fields{"from": string(from), "digest": a.Hex()}); err != nil {
 		return Action{}, err
 	}
 	return a, g.moved(ctx, tx, a)
@@ -89,6 +90,9 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	if err != nil {
 		return Action{}, fmt.Errorf("revise action %s: %w", id, err)
 	}
+	if err := g.trust(ctx, tx, &before); err != nil {
+		return Action{}, fmt.Errorf("revise action %s: %w", id, err)
+	}
 	if err := room(ctx, tx, a); err != nil {
 		return Action{}, err
 	}
@@ -101,9 +105,12 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	if _, err := tx.ExecContext(ctx, `update action set payload = $1, digest = $2 where id = $3`, a.Payload, a.Digest, a.ID); err != nil {
 		return Action{}, fmt.Errorf("revise action %s: %w", id, err)
 	}
+	if err := g.seal(ctx, tx, &a); err != nil {
+		return Action{}, err
+	}
 	f := proposal(&a)
 	f["from"], f["was"], f["version"] = string(before.State), before.Hex(), strconv.FormatInt(a.Version, 10)
-	if err := audit.Append(ctx, tx, who, "action.revise", a.ID, f); err != nil {
+	if err := enter(ctx, tx, who, "action.revise", a, f); err != nil {
 		return Action{}, err
 	}
 	return a, g.moved(ctx, tx, a)
@@ -128,12 +135,22 @@ func (g *Gate) DropPayloads(ctx context.Context, keep time.Duration) (n int64, e
 				return err
 			}
 			for _, id := range ids {
+				rows, err := tx.Rows(ctx, sealedActions(), true, `id = $1`, id)
+				if err != nil {
+					return err
+				}
 				// Who it was to, and what it was about, goes with it.
-				_, err := tx.ExecContext(ctx, `update action set payload = $1, dropped_at = $2, request = '{}', context = '' where id = $3`, []byte{}, store.Time(now), id)
+				_, err = tx.ExecContext(ctx, `update action set payload = $1, dropped_at = $2, request = '{}', context = '' where id = $3`, []byte{}, store.Time(now), id)
 				if err != nil {
 					return err
 				}
 				if _, err := tx.ExecContext(ctx, `update revision set payload = $1 where action_id = $2`, []byte{}, id); err != nil {
+					return err
+				}
+				if !slices.ContainsFunc(rows, func(r store.SealedRow) bool { return r.Holds }) {
+					continue // what was changed is not made good by removing its payload
+				}
+				if err := tx.Seal(ctx, sealedActions(), `id = $1`, id); err != nil {
 					return err
 				}
 			}

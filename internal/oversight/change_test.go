@@ -12,6 +12,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -38,8 +39,10 @@ func (f *fixture) proposeAs(p oversight.Proposal) (a oversight.Action) {
 func (f *fixture) exec(query string, args ...any) {
 	f.t.Helper()
 	err := f.db.Update(f.t.Context(), func(tx *store.Tx) error {
-		_, err := tx.ExecContext(f.t.Context(), query, args...)
-		return err
+		if _, err := tx.ExecContext(f.t.Context(), query, args...); err != nil {
+			return err
+		}
+		return oversighttest.Settle(f.t.Context(), tx)
 	})
 	if err != nil {
 		f.t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -126,8 +127,10 @@ func (s *stage) update(ctx context.Context, program uint8, fn func(tx *store.Tx)
 func (s *stage) exec(query string, args ...any) error {
 	ctx := s.t.Context()
 	return s.update(ctx, 0, func(tx *store.Tx) error {
-		_, err := tx.ExecContext(ctx, query, args...)
-		return err
+		if _, err := tx.ExecContext(ctx, query, args...); err != nil {
+			return err
+		}
+		return oversighttest.Settle(ctx, tx)
 	})
 }
 
@@ -254,7 +257,7 @@ func (s *stage) play(w *world, st step) error {
 		err := s.update(ctx, st.program, func(tx *store.Tx) error {
 			a, err := peek(ctx, tx, s.id)
 			if err == nil {
-				_, err = advance(ctx, tx, a, held{version: s.held[st.program].Version, now: time.Now()})
+				_, err = g.advance(ctx, tx, a, held{version: s.held[st.program].Version, now: time.Now()})
 			}
 			return err
 		})
@@ -416,11 +419,7 @@ func each(t *testing.T, fn func(t *testing.T, db [2]*store.DB)) {
 	t.Run("postgres", func(t *testing.T) {
 		var db [2]*store.DB
 		for i := range db {
-			var err error
-			if db[i], err = store.Open(t.Context(), source); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { db[i].Close() })
+			db[i] = storetest.Open(t, source)
 		}
 		fn(t, db)
 	})

@@ -2,6 +2,7 @@ package oversight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -59,11 +60,17 @@ func (g *Gate) decideOne(ctx context.Context, who auth.Principal, d Decision) er
 	if len(d.Reason) > 1000 || d.Reason == "" && !d.Approve {
 		return ErrReason
 	}
-	var late bool
+	var late, doubted bool
 	err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
 		late, err = g.decide(ctx, tx, who, d)
+		if doubted = errors.Is(err, errCommitted); doubted {
+			return nil
+		}
 		return err
 	})
+	if err == nil && doubted {
+		return fmt.Errorf("decide on %s: %w", d.ID, ErrTampered)
+	}
 	if err == nil && late {
 		return fmt.Errorf("decide on %s: %w", d.ID, ErrLate)
 	}
@@ -85,8 +92,10 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	if e.stop, err = g.stop(ctx, tx, before.Project, before.Inbox, before.Request); err != nil {
 		return false, err
 	}
-	a, err := advance(ctx, tx, before, e)
-	if err != nil {
+	a, err := g.advance(ctx, tx, before, e)
+	if doubted, derr := g.unlessTrusted(ctx, tx, d.ID, err); doubted {
+		return false, errCommitted
+	} else if err = derr; err != nil {
 		return false, fmt.Errorf("decide on %s: %w", d.ID, err)
 	}
 	f := audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason}
@@ -116,11 +125,14 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 		if err != nil {
 			return false, fmt.Errorf("record approval: %w", err)
 		}
+		if err := tx.Seal(ctx, sealedApprovals(), `action_id = $1 and version = $2 and person = $3`, a.ID, before.Version, who.String()); err != nil {
+			return false, err
+		}
 		if a.Approvers > 1 {
 			f["approvals"] = fmt.Sprintf("%d of %d", a.Approvals, a.Approvers)
 		}
 	}
-	if err := audit.Append(ctx, tx, who, verb, a.ID, f); err != nil {
+	if err := enter(ctx, tx, who, verb, a, f); err != nil {
 		return false, err
 	}
 	if verb == "action.vote" {
@@ -184,7 +196,9 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 	if reason == "" || len(reason) > 1000 {
 		return ErrReason
 	}
+	doubted := false
 	err := g.db.Update(ctx, func(tx *store.Tx) error {
+		doubted = false
 		a, err := g.read(ctx, tx, who, id)
 		if err != nil {
 			return err
@@ -193,14 +207,18 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		if e.stop, err = g.stop(ctx, tx, a.Project, a.Inbox, a.Request); err != nil {
 			return err
 		}
-		if a, err = advance(ctx, tx, a, e); err != nil {
-			return fmt.Errorf("resolve action %s: %w", id, err)
+		a, err = g.advance(ctx, tx, a, e)
+		if doubted, err = g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
+			return wrap("resolve action "+id, err)
 		}
-		if err := audit.Append(ctx, tx, who, "action.resolve", id, audit.Fields{"state": string(to), "reason": reason}); err != nil {
+		if err := enter(ctx, tx, who, "action.resolve", a, audit.Fields{"state": string(to), "reason": reason}); err != nil {
 			return err
 		}
 		return g.moved(ctx, tx, a)
 	})
+	if err == nil && doubted {
+		return fmt.Errorf("resolve action %s: %w", id, ErrTampered)
+	}
 	if err == nil {
 		g.poke()
 	}

@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/policy"
+	"postern/internal/store"
 )
 
 // This file has every rule about how an action moves, and nothing else does: the
@@ -410,6 +411,71 @@ func (e resolved) next(a Action) (Action, error) {
 	a.Result = e.who.String() + says + e.reason
 	return a, nil
 }
+
+// A distrusted is an action whose row is not what this program wrote there.
+type distrusted struct {
+	answer
+	why    string
+	detail string         // what an execution that has just ended brought, or empty
+	on     standing       // by the audit
+	asked  policy.Verdict // whom it asks, by the audit
+}
+
+// next puts a where nothing of it leaves before a person has looked at it. It
+// believes nothing that the row says of decisions and executions: what the audit
+// says has ended stays so, of what may have begun a person says what became of
+// it, and all else is asked again of as many as it ever asked.
+func (e distrusted) next(a Action) (Action, error) {
+	note := "the server's database was changed behind its back: " + e.why + ". Look at all of this as at something new"
+	if a.broken {
+		a.State = Pending
+		a.broken = false
+	}
+	was := a.State
+	a.Version = max(min(a.Version, maxVersion), e.on.version, 0)
+	a.Note = strings.TrimSpace(cut(a.Note, maxNote) + "\n" + note)
+	a.Decider, a.Decided, a.Reason, a.waits = "", time.Time{}, "", false
+	v := e.verdict
+	v.Approvers, v.StepUp = max(v.Approvers, e.asked.Approvers), v.StepUp || e.asked.StepUp
+	if len(e.asked.Who) > 0 {
+		v.Who = e.asked.Who
+	}
+	a.Approvers, a.Who, a.StepUp, a.Approvals = max(v.Approvers, 1), v.Who, v.StepUp, 0
+	began := e.on.began || e.detail != ""
+	if e.on.state == "" && (was == Executing || was == Unknown || a.Attempts > 0) {
+		began = true // without a record the row is believed in what holds it back
+	}
+	a.Attempts = max(a.Attempts, int64(store.Flag(began)))
+	switch {
+	case !e.on.entries:
+		a.refuse(system(a).String(), "nothing on the record says that it was proposed", e.now)
+	case e.on.state.settled():
+		a.to(e.on.state, e.now)
+		a.Decider, a.Reason = system(a).String(), note
+	case began:
+		a.to(Unknown, e.now)
+		a.Result = strings.TrimSpace(e.detail + "\n" + note)
+	case e.stop != "" || e.verdict.Effect == policy.Deny:
+		why := e.stop
+		if why == "" {
+			why = e.verdict.Reason
+		}
+		a.refuse(system(a).String(), why, e.now)
+	default:
+		a.Rule, a.Verdict = e.verdict.Rule, e.verdict.Reason
+		a.ask(v, e.now)
+		a.to(Pending, e.now)
+	}
+	return a, nil
+}
+
+const (
+	// maxVersion is more than any action has: what the database says above it is
+	// not one from which to count on.
+	maxVersion = 1 << 40
+	// maxNote bounds what stays of the notes on an action that is distrusted, in bytes.
+	maxNote = 4 << 10
+)
 
 // intact refuses to execute a payload that is not the one that was approved. The
 // attack: it was changed in the database since.

@@ -155,6 +155,8 @@ type Action struct {
 	Approvals int            // how many people have approved this version so far
 	Stopped   string         // why nothing more of it may begin, of one that was being executed; else empty
 
+	Doubt string // why its row in the database is not trusted, where [Gate.Action] found that; else empty
+
 	Settled time.Time // when it was denied, cancelled, done or failed; else zero
 	Dropped time.Time // when its payload was dropped; zero while it is kept
 
@@ -162,6 +164,8 @@ type Action struct {
 
 	lease time.Time // of one that is being executed: until when its program need say nothing
 	waits bool      // its last execution began nothing, and no later one has yet
+
+	broken bool // its row holds what this program never writes
 }
 
 // Hex returns the action's digest as people and doors write it.
@@ -307,12 +311,14 @@ type Gate struct {
 	room  int64               // maxHeld; a test makes it small
 	page  int                 // maxPage; a test makes it small
 	held  *semaphore.Weighted // of room, bytes of large payloads that are being executed
+
+	memory memory // of the versions that actions were moved to
 }
 
 // NewGate returns a gate that asks judge. Every kind needs its executor, see
 // [Gate.Handle].
 func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
-	return &Gate{log: log, db: db, judge: judge, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, page: maxPage, held: semaphore.NewWeighted(maxHeld)}
+	return &Gate{log: log, db: db, judge: judge, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, page: maxPage, held: semaphore.NewWeighted(maxHeld), memory: memory{new: map[string]int64{}}}
 }
 
 // Handle sets the executor for a kind of action. It must not be called after
@@ -339,7 +345,10 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	if err := insert(ctx, tx, a); err != nil {
 		return Action{}, err
 	}
-	if err := audit.Append(ctx, tx, who, "action.propose", a.ID, proposal(&a)); err != nil {
+	if err := g.seal(ctx, tx, &a); err != nil {
+		return Action{}, err
+	}
+	if err := enter(ctx, tx, who, "action.propose", a, proposal(&a)); err != nil {
 		return Action{}, err
 	}
 	return a, g.moved(ctx, tx, a)
@@ -387,6 +396,7 @@ func proposal(a *Action) audit.Fields {
 		"kind": a.Kind, "state": string(a.State), "rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex(),
 		"inbox": a.Inbox, "via": a.Via, "to": strings.Join(a.Request.To, ", "), "note": a.Note,
 	}
+	a.asking(f)
 	if !a.SendAt.IsZero() {
 		f["send_at"] = a.SendAt.Format(time.RFC3339)
 	}

@@ -13,6 +13,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -324,8 +325,10 @@ func TestRecover(t *testing.T) {
 		for i, s := range []oversight.State{oversight.Executing, oversight.Approved, oversight.Pending, oversight.Done} {
 			a := f.propose(fmt.Sprint(i))
 			err := db.Update(t.Context(), func(tx *store.Tx) error {
-				_, err := tx.ExecContext(t.Context(), `update action set state = $1 where id = $2`, s, a.ID)
-				return err
+				if _, err := tx.ExecContext(t.Context(), `update action set state = $1 where id = $2`, s, a.ID); err != nil {
+					return err
+				}
+				return oversighttest.Settle(t.Context(), tx)
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -413,8 +416,10 @@ func TestPages(t *testing.T) {
 		set := func(query string) {
 			t.Helper()
 			err := db.Update(t.Context(), func(tx *store.Tx) error {
-				_, err := tx.ExecContext(t.Context(), query)
-				return err
+				if _, err := tx.ExecContext(t.Context(), query); err != nil {
+					return err
+				}
+				return oversighttest.Settle(t.Context(), tx)
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -76,7 +76,10 @@ func (g *Gate) InboxOf(ctx context.Context, who auth.Principal, id string) (inbo
 // Action returns one action with its payload.
 func (g *Gate) Action(ctx context.Context, who auth.Principal, id string) (a Action, err error) {
 	err = g.db.View(ctx, func(tx *store.Tx) error {
-		a, err = g.read(ctx, tx, who, id)
+		if a, err = g.read(ctx, tx, who, id); err != nil {
+			return err
+		}
+		a.Doubt, err = g.doubt(ctx, tx, &a, false)
 		return err
 	})
 	return a, err
@@ -106,6 +109,9 @@ func (g *Gate) Show(a Action) (View, error) {
 	v.Context, v.Flags = a.Context, a.Request.Flags
 	if a.Note != "" {
 		v.Notes = append(strings.Split(a.Note, "\n"), v.Notes...)
+	}
+	if a.Doubt != "" {
+		v.Notes = append([]string{"the server's database was changed behind its back: " + a.Doubt + ". It cannot be decided on as it is here, and is asked again"}, v.Notes...)
 	}
 	return v, nil
 }

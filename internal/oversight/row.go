@@ -2,11 +2,14 @@ package oversight
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -18,23 +21,26 @@ const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, v
 
 func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	var a Action
-	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written, lease, waits int64
+	s := soft{&a.broken}
+	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written, lease, waits, approvers int64
 	var request, asked string
 	dest := []any{
-		&a.ID, &a.Project, &a.Kind, &a.Proposer, &a.Inbox, &a.Via, &a.Digest, &a.State, &a.Version, &a.Rule, &a.Verdict,
-		&created, &a.Decider, &decided, &a.Reason, &a.Attempts, &a.Result,
-		&sendAt, &askAt, &undo, &due, &a.Note, &settled, &dropped,
-		&request, &a.Context, &a.Approvers, &asked, &stepUp, &expires, &a.Stopped, &a.Author, &written, &lease, &waits, &a.Approvals,
+		s.text(&a.ID), s.text(&a.Project), s.text(&a.Kind), s.text(&a.Proposer), s.text(&a.Inbox), s.text(&a.Via), s.bytes(&a.Digest),
+		s.text((*string)(&a.State)), s.number(&a.Version), s.text(&a.Rule), s.text(&a.Verdict),
+		s.number(&created), s.text(&a.Decider), s.number(&decided), s.text(&a.Reason), s.number(&a.Attempts), s.text(&a.Result),
+		s.number(&sendAt), s.number(&askAt), s.number(&undo), s.number(&due), s.text(&a.Note), s.number(&settled), s.number(&dropped),
+		s.text(&request), s.text(&a.Context), s.number(&approvers), s.text(&asked), s.number(&stepUp), s.number(&expires), s.text(&a.Stopped),
+		s.text(&a.Author), s.number(&written), s.number(&lease), s.number(&waits), &a.Approvals,
 	}
 	if extra == nil {
-		extra = []any{&a.Payload}
+		extra = []any{s.bytes(&a.Payload)}
 	}
 	err := store.NotFound(row(append(dest, extra...)...))
-	if err == nil {
-		if err = json.Unmarshal([]byte(request), &a.Request); err != nil {
-			err = fmt.Errorf("read request of action %s: %w", a.ID, err)
-		}
+	if err == nil && json.Unmarshal([]byte(request), &a.Request) != nil {
+		a.Request, a.broken = policy.Request{Kind: a.Kind}, true
 	}
+	a.Approvers = int(max(min(approvers, maxApprovers), 0))
+	a.broken = a.broken || !slices.Contains(States, a.State) || a.Version < 1 || int64(a.Approvers) != approvers
 	if asked != "" {
 		a.Who = strings.Split(asked, ",")
 	}
@@ -47,6 +53,53 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 		a.Due = store.FromTime(due)
 	}
 	return a, err
+}
+
+// maxApprovers bounds how many people policy can ask.
+const maxApprovers = 1 << 16
+
+// soft scans columns whose values may be of any type: SQLite keeps what it is
+// given. The attack: one row that cannot be read, and the queue behind it stands
+// still. What does not fit is zero, and marks the action.
+type soft struct{ broken *bool }
+
+// A softly is a value that is scanned so.
+type softly func(v any) bool
+
+// Scan implements [sql.Scanner].
+func (f softly) Scan(v any) error {
+	f(v)
+	return nil
+}
+
+func (s soft) scan(f softly) sql.Scanner {
+	return softly(func(v any) bool {
+		ok := f(v)
+		*s.broken = *s.broken || !ok
+		return ok
+	})
+}
+
+func (s soft) text(p *string) sql.Scanner {
+	return s.scan(func(v any) (ok bool) {
+		*p, ok = v.(string)
+		return ok
+	})
+}
+
+func (s soft) number(p *int64) sql.Scanner {
+	return s.scan(func(v any) (ok bool) {
+		*p, ok = v.(int64)
+		return ok
+	})
+}
+
+func (s soft) bytes(p *[]byte) sql.Scanner {
+	return s.scan(func(v any) (ok bool) {
+		b, ok := v.([]byte)
+		*p = slices.Clone(b) // the driver's own otherwise
+		return ok
+	})
 }
 
 // request returns the action's request as it is stored.
@@ -103,11 +156,32 @@ func save(ctx context.Context, tx *store.Tx, before, a Action) error {
 	return nil
 }
 
-// advance lets e happen to a, as it was read in tx, and writes it down.
-func advance(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
-	b, err := e.next(a)
+// restore writes all of an action down whose row is not to be trusted, whatever
+// is there.
+func restore(ctx context.Context, tx *store.Tx, a Action) error {
+	request, err := a.request()
 	if err != nil {
-		return a, err
+		return err
 	}
-	return b, save(ctx, tx, a, b)
+	_, err = tx.ExecContext(ctx, `update action set state = $1, version = $2, proposer = $3, author = $4, via = $5, rule = $6, verdict = $7,
+			decider = $8, decided_at = $9, reason = $10, attempts = $11, result = $12, send_at = $13, ask_at = $14, undo = $15, not_before = $16, note = $17,
+			settled_at = $18, request = $19, context = $20, approvers = $21, who = $22, step_up = $23, expires_at = $24, stopped = $25, written_at = $26,
+			lease = $27, waits = $28, kind = $29, inbox_id = $30, digest = $31, payload = $32, created_at = $33, dropped_at = $34
+		where id = $35`,
+		a.State, a.Version, a.Proposer, a.Author, a.Via, a.Rule, a.Verdict,
+		a.Decider, store.Time(a.Decided), a.Reason, a.Attempts, a.Result, store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), store.Time(a.Due), a.Note,
+		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
+		store.Time(a.lease), store.Flag(a.waits), a.Kind, a.Inbox, bytesOf(a.Digest), bytesOf(a.Payload), store.Time(a.Created), store.Time(a.Dropped), a.ID)
+	if err != nil {
+		return fmt.Errorf("restore action %s: %w", a.ID, err)
+	}
+	return nil
+}
+
+// bytesOf returns b as a value that is not NULL.
+func bytesOf(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
 }

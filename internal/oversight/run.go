@@ -239,7 +239,7 @@ func (g *Gate) hold(ctx context.Context, lost context.CancelFunc, a Action) {
 			if err != nil {
 				return err
 			}
-			_, err = advance(ctx, tx, now, held{version: a.Version, now: time.Now()})
+			_, err = g.advance(ctx, tx, now, held{version: a.Version, now: time.Now()})
 			if ours = !errors.Is(err, ErrStale); !ours {
 				return nil
 			}
@@ -278,8 +278,12 @@ func (g *Gate) expire(ctx context.Context) error {
 	}
 	for _, a := range late {
 		err := g.db.Update(ctx, func(tx *store.Tx) error {
-			a, err := advance(ctx, tx, a, timeEnded{time.Now()})
-			if err != nil {
+			id := a.ID
+			a, err := peek(ctx, tx, id) // what was listed was read in another transaction
+			if err == nil {
+				a, err = g.advance(ctx, tx, a, timeEnded{time.Now()})
+			}
+			if doubted, err := g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
 				return err
 			}
 			return g.refused(ctx, tx, a, "action.expire")
@@ -303,11 +307,17 @@ func (g *Gate) come(ctx context.Context) error {
 	}
 	for _, a := range due {
 		err := g.db.Update(ctx, func(tx *store.Tx) error {
-			a, err := advance(ctx, tx, a, timeCame{time.Now()})
-			if err != nil {
+			id := a.ID
+			a, err := peek(ctx, tx, id) // what was listed was read in another transaction
+			if err == nil {
+				a, err = g.advance(ctx, tx, a, timeCame{time.Now()})
+			}
+			if doubted, err := g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
 				return err
 			}
-			if err := audit.Append(ctx, tx, system(a), "action.ask", a.ID, audit.Fields{"digest": a.Hex()}); err != nil {
+			f := audit.Fields{"digest": a.Hex()}
+			a.asking(f)
+			if err := enter(ctx, tx, system(a), "action.ask", a, f); err != nil {
 				return err
 			}
 			return g.moved(ctx, tx, a)
@@ -364,13 +374,17 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		if err := g.rejudge(ctx, tx, a, &e); err != nil {
 			return err
 		}
-		if a, err = advance(ctx, tx, a, e); err != nil {
+		a, err = g.advance(ctx, tx, a, e)
+		if doubted, err := g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
+			moved = doubted
 			return err
 		}
 		switch a.State {
 		case Pending:
 			moved = true
-			if err := audit.Append(ctx, tx, system(a), "action.ask", a.ID, audit.Fields{"rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex()}); err != nil {
+			f := audit.Fields{"rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex()}
+			a.asking(f)
+			if err := enter(ctx, tx, system(a), "action.ask", a, f); err != nil {
 				return err
 			}
 			return g.moved(ctx, tx, a)
@@ -426,7 +440,7 @@ func (g *Gate) rejudge(ctx context.Context, tx *store.Tx, a Action, e *claimed) 
 }
 
 func executes(ctx context.Context, tx *store.Tx, a Action) error {
-	return audit.Append(ctx, tx, system(a), "action.execute", a.ID, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
+	return enter(ctx, tx, system(a), "action.execute", a, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
 }
 
 // Begin records that an action which waited is executed in earnest, and refuses
@@ -443,7 +457,7 @@ func (g *Gate) Begin(ctx context.Context, tx *store.Tx, a Action) error {
 		return err
 	}
 	waited := now.waits
-	if now, err = advance(ctx, tx, now, e); err != nil {
+	if now, err = g.advance(ctx, tx, now, e); err != nil {
 		return fmt.Errorf("begin action %s: %w", a.ID, err)
 	}
 	if !waited {
@@ -465,7 +479,12 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 			return err
 		}
 	}
-	a, err := advance(ctx, tx, before, o)
+	a, err := g.advance(ctx, tx, before, o)
+	if d, ok := errors.AsType[*doubtError](err); ok {
+		// What was done was done, and is said; whether it is all, a person says.
+		_, err := g.distrust(ctx, tx, before.ID, d.why, string(o.State)+": "+o.Detail)
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("settle action %s: %w", before.ID, err)
 	}
@@ -486,7 +505,7 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 	case o.State == Approved:
 		return g.refused(ctx, tx, a, "action.stop")
 	}
-	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"result": a.Result}); err != nil {
+	if err := enter(ctx, tx, system(a), verb, a, audit.Fields{"result": a.Result}); err != nil {
 		return err
 	}
 	if !tell || free { // it is where it was: approved, which its executor has heard

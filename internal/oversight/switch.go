@@ -200,10 +200,13 @@ func (g *Gate) stopOne(ctx context.Context, tx *store.Tx, s Switch, a Action) (d
 		return false, nil
 	}
 	from := a.State
-	a, err = advance(ctx, tx, a, switched{why: s.String(), now: time.Now()})
+	a, err = g.advance(ctx, tx, a, switched{why: s.String(), now: time.Now()})
 	switch {
 	case errors.Is(err, errStays):
 		return false, nil
+	case errors.Is(err, ErrTampered):
+		_, err = g.unlessTrusted(ctx, tx, a.ID, err)
+		return false, err
 	case err != nil:
 		return false, fmt.Errorf("stop action %s: %w", a.ID, err)
 	case from != Approved:
@@ -214,7 +217,7 @@ func (g *Gate) stopOne(ctx context.Context, tx *store.Tx, s Switch, a Action) (d
 
 // refused records that an action was ended by rule.
 func (g *Gate) refused(ctx context.Context, tx *store.Tx, a Action, verb string) error {
-	if err := audit.Append(ctx, tx, system(a), verb, a.ID, audit.Fields{"state": string(a.State), "reason": a.Reason, "digest": a.Hex()}); err != nil {
+	if err := enter(ctx, tx, system(a), verb, a, audit.Fields{"state": string(a.State), "reason": a.Reason, "digest": a.Hex()}); err != nil {
 		return err
 	}
 	return g.moved(ctx, tx, a)

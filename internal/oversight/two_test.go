@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -196,8 +197,10 @@ func TestTwoExpire(t *testing.T) {
 			}
 		}
 		err := db[0].Update(t.Context(), func(tx *store.Tx) error {
-			_, err := tx.ExecContext(t.Context(), `update action set expires_at = 1`)
-			return err
+			if _, err := tx.ExecContext(t.Context(), `update action set expires_at = 1`); err != nil {
+				return err
+			}
+			return oversighttest.Settle(t.Context(), tx)
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -45,6 +45,8 @@ type DB struct {
 
 	postgres bool
 	writers  *semaphore.Weighted // on PostgreSQL; nil on SQLite
+
+	seals *sealer // nil before [DB.UseKey]
 }
 
 // A process has so many connections to PostgreSQL, and so many of them may be
@@ -68,6 +70,7 @@ const turn = `lock table migration in share row exclusive mode`
 type Tx struct {
 	*sql.Tx
 	after []func()
+	seals *sealer
 }
 
 // AfterCommit has f called when the transaction is committed, and not if it is
@@ -214,13 +217,13 @@ func private(path string, flags int) error {
 // what takes long out of fn.
 func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if db.writers == nil {
-		return run(ctx, db.write, nil, fn) // SQLite has one writer
+		return db.run(ctx, db.write, nil, fn) // SQLite has one writer
 	}
 	if err := db.writers.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
 	defer db.writers.Release(1)
-	return run(ctx, db.write, nil, func(tx *Tx) error {
+	return db.run(ctx, db.write, nil, func(tx *Tx) error {
 		if _, err := tx.ExecContext(ctx, turn); err != nil {
 			return fmt.Errorf("wait for the turn to write: %w", err)
 		}
@@ -235,15 +238,15 @@ func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if db.postgres {
 		o.Isolation = sql.LevelRepeatableRead // each statement would see a state of its own; SQLite's never do
 	}
-	return run(ctx, db.read, o, fn)
+	return db.run(ctx, db.read, o, fn)
 }
 
-func run(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(tx *Tx) error) error {
-	stx, err := db.BeginTx(ctx, o)
+func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(tx *Tx) error) error {
+	stx, err := conns.BeginTx(ctx, o)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	tx := &Tx{Tx: stx}
+	tx := &Tx{Tx: stx, seals: db.seals}
 	if err := fn(tx); err != nil {
 		// A transaction whose context ended is rolled back already.
 		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {

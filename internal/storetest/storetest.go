@@ -34,12 +34,42 @@ func SQLite(t testing.TB) *store.DB {
 	if err := os.WriteFile(path, file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	db, err := store.Open(t.Context(), path)
+	return Open(t, path)
+}
+
+// Open opens the database that source names, with [Key], until the test ends.
+func Open(t testing.TB, source string) *store.DB {
+	t.Helper()
+	db, err := store.Open(t.Context(), source)
+	if err == nil {
+		err = db.UseKey(Key)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { db.Close() })
 	return db
+}
+
+// Key is the server's key with which the databases of tests seal their rows.
+var Key = []byte("the key of tests seals their rows")
+
+// sealed are the tables whose rows are sealed. TestSealedTables compares this
+// with the schema.
+var sealed = []store.Sealed{
+	{Table: "action", Key: []string{"id"}, Omit: []string{"payload"}},
+	{Table: "approval", Key: []string{"action_id", "version", "person"}},
+}
+
+// Reseal seals all rows as they are, as if the server itself had written what a
+// test has just changed, such as a time that is to have come.
+func Reseal(ctx context.Context, tx *store.Tx) error {
+	for _, s := range sealed {
+		if err := tx.Seal(ctx, s, "seal is not null"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // migrated returns the file of an empty database. The migrations run once for
@@ -72,12 +102,7 @@ func Each(t *testing.T, fn func(t *testing.T, db *store.DB)) {
 		return
 	}
 	t.Run("postgres", func(t *testing.T) {
-		db, err := store.Open(t.Context(), source)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { db.Close() })
-		fn(t, db)
+		fn(t, Open(t, source))
 	})
 }
 

@@ -1,0 +1,300 @@
+package oversight
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// A Ledger goes through a whole audit, entry by entry, and says what of it, and
+// of the actions in the database, does not fit: an execution that nobody
+// approved, a row that is not how its last entry left it, a row without its seal.
+// It believes nothing but the entries, which [audit.Examine] shows to be whole.
+type Ledger struct {
+	accounts map[string]*account
+	disabled map[string]int64 // the last entry by which a person was disabled, by principal
+	found    []Finding
+	more     int // findings beyond maxFindings
+}
+
+// A Finding is one thing that does not fit.
+type Finding struct {
+	Action string // id
+	Seq    int64  // of the entry; 0 where it is a row
+	What   string // for a person
+}
+
+func (f Finding) String() string {
+	if f.Seq > 0 {
+		return fmt.Sprintf("action %q, entry %d: %s", f.Action, f.Seq, f.What)
+	}
+	return fmt.Sprintf("action %q: %s", f.Action, f.What)
+}
+
+// maxFindings bounds how many findings are kept: more say nothing new.
+const maxFindings = 1000
+
+// An account is what the entries say of one action so far.
+type account struct {
+	stands  string // how it stands, as [enter] writes it; empty before entries said so
+	digest  string // of what it would do, hexadecimal
+	allowed bool   // a rule, or as many persons as were asked, let it go
+	began   bool   // it is being executed
+	waits   bool   // its last entry is that it waits
+	voters  map[string]int64
+	row     bool // the database has its row
+}
+
+// NewLedger returns a ledger that has seen nothing yet.
+func NewLedger() *Ledger {
+	return &Ledger{accounts: map[string]*account{}, disabled: map[string]int64{}}
+}
+
+// Found returns what does not fit, in the order in which it was found, and how
+// many more findings there are.
+func (l *Ledger) Found() (list []Finding, more int) { return l.found, l.more }
+
+// Actions returns how many actions there are entries about.
+func (l *Ledger) Actions() int { return len(l.accounts) }
+
+func (l *Ledger) find(id string, seq int64, format string, args ...any) {
+	if len(l.found) == maxFindings {
+		l.more++
+		return
+	}
+	l.found = append(l.found, Finding{Action: id, Seq: seq, What: fmt.Sprintf(format, args...)})
+}
+
+// Entry takes the next entry. Its error is always nil; it has one so that it can
+// be an [audit.Options.Each].
+func (l *Ledger) Entry(e audit.Entry) error {
+	verb, ok := strings.CutPrefix(e.Verb, "action.")
+	if !ok {
+		if e.Verb == "person.disable" {
+			l.disabled[auth.Principal{Kind: auth.Person, ID: e.Object}.String()] = e.Seq
+		}
+		return nil
+	}
+	f := e.Details()
+	a := l.accounts[e.Object]
+	if verb == "propose" {
+		if a != nil {
+			l.find(e.Object, e.Seq, "it was proposed before")
+		}
+		a = &account{}
+		l.accounts[e.Object] = a
+	}
+	if a == nil {
+		if verb != "tampered" && verb != "stop" { // a row that nobody proposed is found so, and denied
+			l.find(e.Object, e.Seq, "%s, and nobody proposed it", e.Verb)
+		}
+		a = &account{}
+		l.accounts[e.Object] = a
+	}
+	l.follow(a, e, verb, f)
+	if s := f["stands"]; s != "" {
+		a.stands = s
+	}
+	return nil
+}
+
+// follow is what an entry about an action with a verb makes of its account.
+func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) {
+	person := strings.HasPrefix(e.Actor, string(auth.Person)+":")
+	state, _, _ := parseStands(f["stands"])
+	if f["stands"] == "" {
+		state = State(f["state"]) // before entries said how it stands
+	}
+	waited := a.waits
+	a.waits = false
+	switch verb {
+	case "propose", "revise":
+		a.digest, a.allowed, a.voters = f["digest"], state == Approved, nil
+		if person && verb == "revise" && a.allowed {
+			l.find(e.Object, e.Seq, "a person edited it, and it was approved by nobody")
+		}
+	case "ask", "late", "tampered", "reject", "expire", "stop", "cancel":
+		a.allowed, a.voters, a.began = false, nil, false
+		if verb == "tampered" {
+			a.digest = f["digest"]
+		}
+	case "vote":
+		a.vote(e)
+	case "approve":
+		a.vote(e)
+		switch need := wanted(f["approvals"]); {
+		case !person:
+			l.find(e.Object, e.Seq, "approved by %s, who is no person", e.Actor)
+		case f["digest"] != a.digest:
+			l.find(e.Object, e.Seq, "approved, but not what it would do: other bytes were shown")
+		case len(a.voters) < need:
+			l.find(e.Object, e.Seq, "approved by %d persons, and policy asked for %d", len(a.voters), need)
+		default:
+			a.allowed = true
+		}
+		a.voters = nil
+	case "execute":
+		if !a.allowed || f["digest"] != a.digest {
+			l.find(e.Object, e.Seq, "executed, and neither a person nor a rule had approved what it does")
+		}
+		a.began = true
+	case "defer":
+		a.waits = true
+	case "retry", "unknown":
+		if !a.began && !waited {
+			l.find(e.Object, e.Seq, "%s, and it was not being executed", e.Verb)
+		}
+	case "resolve":
+		if !person {
+			l.find(e.Object, e.Seq, "resolved by %s, who is no person", e.Actor)
+		}
+		a.allowed, a.began = a.allowed || state == Approved && person, false
+	case "done", "failed":
+		if !a.began {
+			l.find(e.Object, e.Seq, "%s, and it was not being executed", e.Verb)
+		}
+		a.allowed, a.began = false, false
+	}
+}
+
+// vote counts an approval, of a person once.
+func (a *account) vote(e audit.Entry) {
+	if a.voters == nil {
+		a.voters = map[string]int64{}
+	}
+	if strings.HasPrefix(e.Actor, string(auth.Person)+":") {
+		a.voters[e.Actor] = e.Seq
+	}
+}
+
+// wanted returns how many approvals "2 of 3" says are wanted; one where nothing
+// is said.
+func wanted(approvals string) int {
+	_, of, _ := strings.Cut(approvals, " of ")
+	if n, err := strconv.Atoi(of); err == nil {
+		return n
+	}
+	return 1
+}
+
+// ledgerPage is how many rows are read at a time.
+const ledgerPage = 500
+
+// Rows compares the actions and approvals in the database with the entries, all
+// of which must have been taken, and checks their seals if tx has the key.
+func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
+	for after := ""; ; {
+		scan := func(row func(...any) error) (a Action, err error) {
+			var size int64
+			return scanOne(row, &size)
+		}
+		page, err := store.List(ctx, tx, scan, `select `+columns+`, length(payload) from action where id > $1 order by id limit $2`, after, ledgerPage)
+		if err != nil {
+			return fmt.Errorf("read actions: %w", err)
+		}
+		for i := range page {
+			if err := l.row(ctx, tx, &page[i]); err != nil {
+				return err
+			}
+			after = page[i].ID
+		}
+		if len(page) < ledgerPage {
+			break
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(l.accounts)) {
+		if a := l.accounts[id]; !a.row {
+			l.find(id, 0, "the record has it, and the database has no row of it")
+		}
+	}
+	return l.approvals(ctx, tx)
+}
+
+// row compares one action with its entries.
+func (l *Ledger) row(ctx context.Context, tx *store.Tx, a *Action) error {
+	acc := l.accounts[a.ID]
+	if acc == nil {
+		l.find(a.ID, 0, "its row is in the database, and the record says nothing of it")
+		return nil
+	}
+	acc.row = true
+	if tx.Keyed() {
+		rows, err := tx.Rows(ctx, sealedActions(), false, `id = $1`, a.ID)
+		if err != nil {
+			return err
+		}
+		if len(rows) != 1 || !rows[0].Holds {
+			l.find(a.ID, 0, "its row is not as the server wrote it: the seal does not hold")
+		}
+	}
+	if on := (standing{}); acc.stands != "" {
+		on.state, on.version, _ = parseStands(acc.stands)
+		if !on.agrees(a) {
+			l.find(a.ID, 0, "its row says %s, and its last entry %s", stands(a.State, a.Version), acc.stands)
+		}
+	}
+	if acc.digest != a.Hex() {
+		l.find(a.ID, 0, "its row has another digest than its last entry")
+	}
+	if !a.Dropped.IsZero() {
+		return nil
+	}
+	var payload []byte
+	if err := tx.One(ctx, `select payload from action where id = $1`, []any{a.ID}, &payload); err != nil {
+		return fmt.Errorf("read payload of %s: %w", a.ID, err)
+	}
+	b := Action{Payload: payload, Digest: a.Digest}
+	if b.intact() != nil {
+		l.find(a.ID, 0, "its payload is not the one that its digest is of, %s", hex.EncodeToString(a.Digest))
+	}
+	return nil
+}
+
+// approvals compares the approvals in the database with the entries.
+func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
+	type vote struct {
+		action, person string
+		version        int64
+	}
+	there := map[vote]bool{}
+	scan := func(row func(...any) error) (v vote, err error) {
+		err = row(&v.action, &v.person, &v.version)
+		return v, err
+	}
+	list, err := store.List(ctx, tx, scan, `select action_id, person, version from approval`)
+	if err != nil {
+		return fmt.Errorf("read approvals: %w", err)
+	}
+	for _, v := range list {
+		there[v] = true
+	}
+	if tx.Keyed() {
+		rows, err := tx.Rows(ctx, sealedApprovals(), false, `seal is null or seal is not null`)
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			if id, _ := r.Values["action_id"].(string); !r.Holds {
+				l.find(id, 0, "the row of the approval by %q of version %v is not as the server wrote it: the seal does not hold", r.Values["person"], r.Values["version"])
+			}
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(l.accounts)) {
+		_, version, ok := parseStands(l.accounts[id].stands)
+		for person, seq := range l.accounts[id].voters {
+			// A person who is let in no more takes his approvals along.
+			if ok && l.disabled[person] < seq && !there[vote{id, person, version}] {
+				l.find(id, 0, "the record has an approval by %q of version %d, and the database has no row of it", person, version)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,55 @@
+// Package oversighttest lets a test change actions in the database as if the
+// server itself had written them. It is for tests only.
+package oversighttest
+
+import (
+	"context"
+	"strconv"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// Settle makes good what tx has just written to actions and approvals, such as
+// a time that is to have come or a state that a crash would leave: all rows are
+// sealed, and what moved is on the record.
+func Settle(ctx context.Context, tx *store.Tx) error {
+	type row struct {
+		id, project, state string
+		version            int64
+	}
+	rows, err := store.List(ctx, tx, func(scan func(...any) error) (r row, err error) {
+		err = scan(&r.id, &r.project, &r.state, &r.version)
+		return r, err
+	}, `select id, project_id, state, version from action`)
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		now := r.state + " " + strconv.FormatInt(r.version, 10)
+		list, err := audit.List(ctx, tx, audit.Query{Object: r.id, Verb: "action.", Limit: 1000})
+		if err != nil {
+			return err
+		}
+		last := ""
+		for _, e := range list {
+			if last = e.Details()["stands"]; last != "" {
+				break
+			}
+		}
+		if last == now {
+			continue
+		}
+		verb := "action.ask"
+		if r.state == "executing" {
+			verb = "action.execute"
+		}
+		who := auth.Principal{Kind: auth.System, ID: "test", Project: r.project}
+		if err := audit.Append(ctx, tx, who, verb, r.id, audit.Fields{"stands": now}); err != nil {
+			return err
+		}
+	}
+	return storetest.Reseal(ctx, tx)
+}

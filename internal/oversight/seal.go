@@ -1,0 +1,441 @@
+package oversight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// The attacker of this file can write any row of the database and has not the
+// server's key. Three things stand between a row that he has written and an
+// effect, and each move of an action asks all of them ([Gate.doubt]):
+//
+//   - the row's seal, a MAC over all its columns but the payload, for which its
+//     digest stands, and which is hashed again: against a changed, inserted or
+//     swapped row;
+//   - the last move that the audit has of the action, whose entry is sealed as
+//     well: against a former row of the same action, put back so that it is sent
+//     twice;
+//   - what this program remembers of its own moves: against a former row that is
+//     put back together with a former audit.
+//
+// An action that is in doubt moves nowhere but by [distrusted]: it is asked
+// about again, or ends as the audit says that it ended.
+
+// ErrTampered means that an action's row in the database is not what this
+// program wrote there. It is an [ErrStale]: the action has been put before
+// people again.
+var ErrTampered = fmt.Errorf("what the database says of it was changed behind the server's back, so it is asked again: look at all of it: %w", ErrStale)
+
+// A doubtError says why an action's row is not trusted.
+type doubtError struct{ why string }
+
+func (e *doubtError) Error() string { return e.why }
+
+// Unwrap makes it an [ErrTampered] for whoever does not deal with it.
+func (*doubtError) Unwrap() error { return ErrTampered }
+
+// The tables that are sealed.
+func sealedActions() store.Sealed {
+	return store.Sealed{Table: "action", Key: []string{"id"}, Omit: []string{"payload"}}
+}
+
+func sealedApprovals() store.Sealed {
+	return store.Sealed{Table: "approval", Key: []string{"action_id", "version", "person"}}
+}
+
+// moves are the verbs of the entries that say how an action stands, in their
+// field stands.
+func moves() []string {
+	return []string{
+		"action.propose", "action.revise", "action.ask", "action.approve", "action.late", "action.reject", "action.expire", "action.stop", "action.cancel",
+		"action.execute", "action.defer", "action.retry", "action.done", "action.failed", "action.unknown", "action.resolve", tampered,
+	}
+}
+
+// tampered is the verb of the entry about an action that was found changed.
+const tampered = "action.tampered"
+
+// enter appends an entry about a that says how it stands, for [Gate.doubt] and
+// for whoever verifies the record.
+func enter(ctx context.Context, tx *store.Tx, who auth.Principal, verb string, a Action, f audit.Fields) error {
+	if f == nil {
+		f = audit.Fields{}
+	}
+	f["stands"] = stands(a.State, a.Version)
+	return audit.Append(ctx, tx, who, verb, a.ID, f)
+}
+
+func stands(s State, version int64) string { return string(s) + " " + strconv.FormatInt(version, 10) }
+
+// A standing is how an action stands by the audit.
+type standing struct {
+	state   State // empty where no entry can be trusted
+	version int64
+	entries bool // there is one, trusted or not
+	began   bool // an execution of it began
+}
+
+// parseStands reads what [enter] wrote.
+func parseStands(s string) (State, int64, bool) {
+	state, number, ok := strings.Cut(s, " ")
+	version, err := strconv.ParseInt(number, 10, 64)
+	return State(state), version, ok && err == nil
+}
+
+// onRecord returns how an action stands by the audit.
+func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err error) {
+	e, err := audit.Last(ctx, tx, id, moves())
+	switch {
+	case err == nil:
+		s.state, s.version, _ = parseStands(e.Details()["stands"])
+		s.entries = true
+	case errors.Is(err, audit.ErrUnsealed):
+		s.entries = true
+	case !errors.Is(err, store.ErrNotFound):
+		return s, err
+	}
+	_, err = audit.Last(ctx, tx, id, []string{"action.execute"})
+	if s.began = !errors.Is(err, store.ErrNotFound); s.began && !errors.Is(err, audit.ErrUnsealed) && err != nil {
+		return s, err
+	}
+	return s, nil
+}
+
+// agrees reports whether a stands where the audit says. What waits is looked at
+// again and again, and has one entry for all looks.
+func (s standing) agrees(a *Action) bool {
+	if s.state == a.State && s.version == a.Version {
+		return true
+	}
+	return a.waits && (a.State == Approved || a.State == Executing) && s.state == Approved && a.Version > s.version
+}
+
+// doubt says why the row of a, as it was read, must not be trusted, or is empty.
+// It locks the row if lock, for who is about to change it.
+func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action, lock bool) (string, error) {
+	rows, err := tx.Rows(ctx, sealedActions(), lock, `id = $1`, a.ID)
+	if err != nil {
+		return "", fmt.Errorf("check action %s: %w", a.ID, err)
+	}
+	if len(rows) == 0 {
+		return "", fmt.Errorf("check action %s: %w", a.ID, ErrStale)
+	}
+	if !rows[0].Holds || a.broken {
+		return "its row in the database does not have this server's seal", nil
+	}
+	on, err := onRecord(ctx, tx, a.ID)
+	if err != nil {
+		return "", err
+	}
+	if !on.agrees(a) {
+		return fmt.Sprintf("its row in the database says that it is %s at version %d, and the record does not", a.State, a.Version), nil
+	}
+	if v, ok := g.memory.version(a.ID); ok && v > a.Version {
+		return fmt.Sprintf("its row in the database is at version %d again, and was at %d", a.Version, v), nil
+	}
+	if a.State != Pending {
+		return "", nil
+	}
+	rows, err = tx.Rows(ctx, sealedApprovals(), false, `action_id = $1 and version = $2`, a.ID, a.Version)
+	if err != nil {
+		return "", fmt.Errorf("check approvals of %s: %w", a.ID, err)
+	}
+	for _, r := range rows {
+		if !r.Holds {
+			return "an approval of it in the database does not have this server's seal", nil
+		}
+	}
+	return "", nil
+}
+
+// advance lets e happen to a, as it was read in tx, and writes it down. It
+// returns a [doubtError] where a's row is not what this program wrote.
+func (g *Gate) advance(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
+	if err := g.trust(ctx, tx, &a); err != nil {
+		return a, err
+	}
+	b, err := e.next(a)
+	if err != nil {
+		return a, err
+	}
+	if err := save(ctx, tx, a, b); err != nil {
+		return b, err
+	}
+	return b, g.seal(ctx, tx, &b)
+}
+
+// trust returns a [doubtError] where a's row is not what this program wrote.
+func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) error {
+	why, err := g.doubt(ctx, tx, a, true)
+	if err == nil && why != "" {
+		err = &doubtError{why}
+	}
+	return err
+}
+
+// seal seals a's row as tx has written it.
+func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {
+	if err := tx.Seal(ctx, sealedActions(), `id = $1`, a.ID); err != nil {
+		return fmt.Errorf("seal action %s: %w", a.ID, err)
+	}
+	id, version := a.ID, a.Version
+	tx.AfterCommit(func() { g.memory.moved(id, version) })
+	return nil
+}
+
+// distrust moves an action, whose row is not what this program wrote, to where
+// nothing of it leaves before a person has looked at it, and records that.
+// Detail is what this program knows of an execution of it, if it has just ended.
+func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail string) (Action, error) {
+	a, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
+	if err != nil {
+		return a, fmt.Errorf("distrust action %s: %w", id, err)
+	}
+	was := stands(a.State, a.Version)
+	on, err := onRecord(ctx, tx, id)
+	if err != nil {
+		return a, err
+	}
+	if v, ok := g.memory.version(id); ok {
+		on.version = max(on.version, v)
+	}
+	e := distrusted{answer: answer{now: time.Now()}, why: why, detail: detail, on: on}
+	if e.verdict, err = g.judge.Judge(ctx, tx, a.Project, a.Request); err != nil {
+		if ctx.Err() != nil {
+			return a, fmt.Errorf("judge action %s: %w", id, err)
+		}
+		// A request that policy cannot read is one that somebody else wrote.
+		e.verdict = policy.Verdict{Effect: policy.Ask, Reason: "what it asks for cannot be read"}
+	}
+	e.asked = asks(ctx, tx, id)
+	if a, err = e.next(a); err != nil {
+		return a, err
+	}
+	if err := restore(ctx, tx, a); err != nil {
+		return a, err
+	}
+	// Approvals that were put there for versions to come count no more than those of before.
+	if _, err := tx.ExecContext(ctx, `delete from approval where action_id = $1 and version >= $2`, id, a.Version); err != nil {
+		return a, fmt.Errorf("distrust action %s: %w", id, err)
+	}
+	if err := g.seal(ctx, tx, &a); err != nil {
+		return a, err
+	}
+	g.log.WarnContext(ctx, "an action was changed in the database behind the server's back", "action", id, "why", why, "was", was, "stands", stands(a.State, a.Version))
+	f := audit.Fields{"why": why, "row": was, "digest": a.Hex(), "rule": a.Rule, "verdict": a.Verdict, "result": detail}
+	a.asking(f)
+	if err := enter(ctx, tx, system(a), tampered, a, f); err != nil {
+		return a, err
+	}
+	if a.State.settled() && on.state == a.State {
+		return a, nil // its executor heard of that when it was so
+	}
+	return a, g.moved(ctx, tx, a)
+}
+
+// asking puts into f whom a asks: what policy said of it once is what it says of
+// it when its row can be trusted no more.
+func (a *Action) asking(f audit.Fields) {
+	f["approvers"], f["asked"] = strconv.Itoa(a.Approvers), strings.Join(a.Who, ",")
+	if a.StepUp {
+		f["step_up"] = "true"
+	}
+}
+
+// asks returns what the audit says of whom an action asks; without an entry,
+// nobody in particular.
+func asks(ctx context.Context, tx *store.Tx, id string) (v policy.Verdict) {
+	e, err := audit.Last(ctx, tx, id, []string{"action.propose", "action.revise", "action.ask", tampered})
+	if err != nil {
+		return v
+	}
+	f := e.Details()
+	v.Approvers, _ = strconv.Atoi(f["approvers"])
+	if f["asked"] != "" {
+		v.Who = strings.Split(f["asked"], ",")
+	}
+	v.StepUp = f["step_up"] == "true"
+	return v
+}
+
+// unlessTrusted distrusts the action with this id where err says that it is in
+// doubt: then it returns true. Other errors it returns as they are.
+func (g *Gate) unlessTrusted(ctx context.Context, tx *store.Tx, id string, err error) (bool, error) {
+	d, ok := errors.AsType[*doubtError](err)
+	if !ok {
+		return false, err
+	}
+	_, err = g.distrust(ctx, tx, id, d.why, "")
+	return err == nil, err
+}
+
+// errCommitted means that a decision was not taken, and that the action was put
+// before people again instead, which is to be committed.
+var errCommitted = errors.New("asked again")
+
+// wrap says what err, which may be nil, happened to.
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// memory is the versions that this program has moved actions to: it holds the
+// last of them, which are the ones that a former row is worth most for.
+type memory struct {
+	mu       sync.Mutex // guards what follows
+	new, old map[string]int64
+}
+
+// maxRemembered bounds each half of a memory.
+const maxRemembered = 50_000
+
+func (m *memory) moved(id string, version int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v, ok := m.versionLocked(id); ok && v > version {
+		return
+	}
+	if len(m.new) >= maxRemembered {
+		m.old, m.new = m.new, map[string]int64{}
+	}
+	m.new[id] = version
+}
+
+func (m *memory) version(id string) (int64, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.versionLocked(id)
+}
+
+func (m *memory) versionLocked(id string) (int64, bool) {
+	if v, ok := m.new[id]; ok {
+		return v, true
+	}
+	v, ok := m.old[id]
+	return v, ok
+}
+
+// sealBegins is the verb of the entry from which on rows are sealed, in a
+// database of before.
+const sealBegins = "record.seal"
+
+// Adopt deals with what is in a database from before rows were sealed, once: it
+// seals what is settled, and has [Gate.Sweep] ask about what waits or was
+// approved.
+func (g *Gate) Adopt(ctx context.Context) error {
+	n := 0
+	err := g.db.Update(ctx, func(tx *store.Tx) error {
+		var entries int64
+		if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &entries); err != nil {
+			return fmt.Errorf("read chain head: %w", err)
+		}
+		done, err := audit.Sealed(ctx, tx, sealBegins)
+		if err != nil || done || entries == 0 {
+			return err
+		}
+		ids, err := tx.Strings(ctx, `select id from action where state in ($1, $2, $3, $4)`, Denied, Done, Failed, Cancelled)
+		if err != nil {
+			return err
+		}
+		for _, id := range ids {
+			if err := tx.Seal(ctx, sealedActions(), `id = $1`, id); err != nil {
+				return err
+			}
+		}
+		n = len(ids)
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate"}, sealBegins, "", audit.Fields{"settled": strconv.Itoa(n)})
+	})
+	if err != nil {
+		return fmt.Errorf("seal actions from before: %w", err)
+	}
+	return nil
+}
+
+// Sweep looks at all actions that something may still come of, and distrusts
+// those whose rows are not what this program wrote. It returns how many.
+func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
+	var at int64
+	for id := ""; ; {
+		var page, doubtful []Action
+		var whys []string
+		err := g.db.View(ctx, func(tx *store.Tx) (err error) {
+			page, doubtful, whys = nil, nil, nil
+			page, err = list(ctx, tx, `where state not in ($1, $2, $3, $4) and (created_at > $5 or created_at = $5 and id > $6) order by created_at, id limit $7`,
+				Denied, Done, Failed, Cancelled, at, id, g.page)
+			if err != nil {
+				return err
+			}
+			for _, a := range page {
+				why, err := g.doubt(ctx, tx, &a, false)
+				if err != nil {
+					return err
+				}
+				if why != "" {
+					doubtful, whys = append(doubtful, a), append(whys, why)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return n, fmt.Errorf("look at actions: %w", err)
+		}
+		for i, a := range doubtful {
+			err := g.db.Update(ctx, func(tx *store.Tx) error {
+				a, err := peek(ctx, tx, a.ID)
+				if err != nil {
+					return err
+				}
+				// It may have moved since, as it should.
+				if why, err := g.doubt(ctx, tx, &a, true); err != nil || why == "" {
+					return err
+				}
+				_, err = g.distrust(ctx, tx, a.ID, whys[i], "")
+				return err
+			})
+			if err != nil {
+				return n, err
+			}
+			n++
+		}
+		if len(page) < g.page {
+			return n, nil
+		}
+		at, id = store.Time(page[len(page)-1].Created), page[len(page)-1].ID
+	}
+}
+
+// Distrust puts every action that something may still come of before people
+// again: the database is not the one that this program wrote last, such as a
+// copy that was put in its place. What was approved may have been carried out
+// since. It returns how many.
+func (g *Gate) Distrust(ctx context.Context, why string) (n int, err error) {
+	var ids []string
+	err = g.db.View(ctx, func(tx *store.Tx) (err error) {
+		ids, err = tx.Strings(ctx, `select id from action where state not in ($1, $2, $3, $4) order by created_at, id`, Denied, Done, Failed, Cancelled)
+		return err
+	})
+	for _, id := range ids {
+		if err == nil {
+			err = g.db.Update(ctx, func(tx *store.Tx) error {
+				_, err := g.distrust(ctx, tx, id, why, "")
+				return err
+			})
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("put actions before people again: %w", err)
+	}
+	return len(ids), nil
+}

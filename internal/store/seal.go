@@ -1,0 +1,216 @@
+package store
+
+import (
+	"context"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// ErrNoKey means that the database was opened without the server's key: its
+// seals can be neither made nor checked.
+var ErrNoKey = errors.New("the database was opened without the server's key (server.key in the data directory)")
+
+// A sealer holds the key under which rows are sealed.
+type sealer struct {
+	key []byte
+
+	mu      sync.Mutex          // guards columns
+	columns map[string][]string // of each table, as the database lists them
+}
+
+// UseKey makes db seal rows under a key that is derived from the server's, of
+// at least 32 bytes. It is called once, before the first transaction that seals
+// or checks. Servers that share a database share the key.
+func (db *DB) UseKey(server []byte) error {
+	if len(server) < 32 {
+		return fmt.Errorf("seal rows: the server's key has %d bytes, want 32 or more", len(server))
+	}
+	key, err := hkdf.Key(sha256.New, server, nil, "postern row seal v1", 32)
+	if err != nil {
+		return fmt.Errorf("derive key for seals: %w", err)
+	}
+	db.seals = &sealer{key: key, columns: map[string][]string{}}
+	return nil
+}
+
+// Keyed reports whether seals can be made and checked.
+func (tx *Tx) Keyed() bool { return tx.seals != nil }
+
+// MAC returns the HMAC-SHA-256 of data for one purpose, under a key that
+// whoever can only write the database has not.
+func (tx *Tx) MAC(purpose string, data []byte) ([]byte, error) {
+	if tx.seals == nil {
+		return nil, ErrNoKey
+	}
+	m := hmac.New(sha256.New, tx.seals.key)
+	m.Write(binary.BigEndian.AppendUint32(nil, uint32(len(purpose))))
+	m.Write([]byte(purpose))
+	m.Write(data)
+	return m.Sum(nil), nil
+}
+
+// A Sealed is a table whose rows carry a seal in their column seal: a MAC over
+// every other column, by name. The attack: somebody who can write the database
+// changes, inserts or swaps rows that decide what leaves.
+//
+// Columns that are zero or empty are not in it, so a migration that adds a
+// column with such a default breaks no seal. A seal does not show that a row is
+// the newest one: an old row was sealed as well.
+type Sealed struct {
+	Table string
+	Key   []string // columns of the primary key
+	Omit  []string // columns that the seal does not cover, such as those that only count
+}
+
+// A SealedRow is one row of a [Sealed] table.
+type SealedRow struct {
+	Values map[string]any // by column: int64, string, []byte, float64, bool or nil
+	Holds  bool           // its seal is that of Values
+}
+
+// Rows returns the rows of s that match where, with whether their seals hold.
+// It locks them if lock, so that nobody changes them before tx ends.
+func (tx *Tx) Rows(ctx context.Context, s Sealed, lock bool, where string, args ...any) (out []SealedRow, err error) {
+	columns, err := tx.sealedColumns(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	list := strings.Join(columns, ", ") + ", seal"
+	query := `select ` + list + ` from ` + s.Table + ` where ` + where
+	if lock { // both databases lack a lock of rows that the other has
+		query = `update ` + s.Table + ` set seal = seal where ` + where + ` returning ` + list
+	}
+	scan := func(row func(...any) error) (SealedRow, error) {
+		values, dest := make([]any, len(columns)+1), make([]any, len(columns)+1)
+		for i := range values {
+			dest[i] = &values[i]
+		}
+		if err := row(dest...); err != nil {
+			return SealedRow{}, err
+		}
+		r := SealedRow{Values: make(map[string]any, len(columns))}
+		for i, c := range columns {
+			r.Values[c] = values[i]
+		}
+		want, err := tx.MAC(s.Table, s.encode(r.Values))
+		got, ok := values[len(columns)].([]byte)
+		r.Holds = ok && hmac.Equal(got, want) // not NULL, which a seal of no bytes would be
+		return r, err
+	}
+	out, err = List(ctx, tx, scan, query, args...)
+	if err != nil {
+		return nil, fmt.Errorf("read sealed rows of %s: %w", s.Table, err)
+	}
+	return out, nil
+}
+
+// Seal seals the rows of s that match where as they are now, in the
+// transaction that has just written them.
+func (tx *Tx) Seal(ctx context.Context, s Sealed, where string, args ...any) error {
+	rows, err := tx.Rows(ctx, s, false, where, args...)
+	if err != nil {
+		return err
+	}
+	conds := make([]string, len(s.Key))
+	for i, k := range s.Key {
+		conds[i] = fmt.Sprintf("%s = $%d", k, i+2)
+	}
+	query := `update ` + s.Table + ` set seal = $1 where ` + strings.Join(conds, " and ")
+	for _, r := range rows {
+		if r.Holds {
+			continue
+		}
+		mac, err := tx.MAC(s.Table, s.encode(r.Values))
+		if err != nil {
+			return err
+		}
+		values := []any{mac}
+		for _, k := range s.Key {
+			values = append(values, r.Values[k])
+		}
+		if _, err := tx.ExecContext(ctx, query, values...); err != nil {
+			return fmt.Errorf("seal row of %s: %w", s.Table, err)
+		}
+	}
+	return nil
+}
+
+// sealedColumns returns the columns of s that its seal covers, and those of its
+// key, as the database lists them: one that is added later is among them.
+func (tx *Tx) sealedColumns(ctx context.Context, s Sealed) ([]string, error) {
+	if tx.seals == nil {
+		return nil, ErrNoKey
+	}
+	tx.seals.mu.Lock()
+	defer tx.seals.mu.Unlock()
+	if c, ok := tx.seals.columns[s.Table]; ok {
+		return c, nil
+	}
+	all, err := tx.Columns(ctx, s.Table)
+	if err != nil {
+		return nil, err
+	}
+	c := slices.DeleteFunc(all, func(c string) bool { return c == "seal" || slices.Contains(s.Omit, c) })
+	tx.seals.columns[s.Table] = c
+	return c, nil
+}
+
+// Columns returns the names of a table's columns.
+func (tx *Tx) Columns(ctx context.Context, table string) (_ []string, err error) {
+	rows, err := tx.QueryContext(ctx, `select * from `+table+` limit 0`)
+	if err != nil {
+		return nil, fmt.Errorf("list columns of %s: %w", table, err)
+	}
+	defer rows.Close()
+	names, err := rows.Columns()
+	return names, errors.Join(err, rows.Err())
+}
+
+// encode returns what is authenticated of a row: each column that is not zero,
+// in the order of their names, its name and value each after their lengths, so
+// that no two rows share an encoding.
+func (s Sealed) encode(values map[string]any) []byte {
+	var b []byte
+	put := func(kind byte, name string, value []byte) {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(name)))
+		b = append(b, name...)
+		b = append(b, kind)
+		b = binary.BigEndian.AppendUint32(b, uint32(len(value)))
+		b = append(b, value...)
+	}
+	number := func(kind byte, name string, n uint64) { put(kind, name, binary.BigEndian.AppendUint64(nil, n)) }
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		switch v := values[name].(type) {
+		case int64:
+			if v != 0 {
+				number('i', name, uint64(v))
+			}
+		case string:
+			if v != "" {
+				put('s', name, []byte(v))
+			}
+		case []byte:
+			if len(v) > 0 {
+				put('b', name, v)
+			}
+		case bool:
+			if v {
+				number('i', name, 1)
+			}
+		case float64: // SQLite keeps what it is given, whatever the column's type
+			number('f', name, math.Float64bits(v))
+		default:
+			put('n', name, fmt.Append(nil, v))
+		}
+	}
+	return b
+}
