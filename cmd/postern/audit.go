@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,6 +29,8 @@ import (
 type auditing struct {
 	conf Config
 	file string // a SQLite database, or an export; empty means the server's database
+
+	serverKey string // file of the server's key; empty means the one in the data directory, for the server's database
 
 	head        string
 	checkpoints []string
@@ -64,6 +67,11 @@ tree. Keep them, and the public key, where he cannot write:
   postern up --checkpoints /mnt/elsewhere/postern ...
   postern audit keys > postern-audit.key              # once, and by hand
   postern audit verify --checkpoint /mnt/elsewhere/postern --key postern-audit.key
+
+It also says whether each execution has an approval before it, whether the rows
+of actions and approvals are as the server wrote them (their seals need the
+server's key), and whether the database is an older copy than the one that the
+server signed last (audit.checkpoint in the data directory).
 
 --checkpoint takes a file or a directory of them, --key a key, a file of keys or
 an https URL (https://HOST/.well-known/postern-audit-keys.json).
@@ -104,6 +112,7 @@ func auditCommand() *command {
 func (a *auditing) flags(fs *flag.FlagSet) {
 	a.conf.location(fs)
 	fs.StringVar(&a.file, "file", "", "read this SQLite `file`, or for verify this export, instead of the server's database")
+	fs.StringVar(&a.serverKey, "server-key", "", "verify: `file` of the server's key, with which the seals of entries, actions and approvals are checked (default: server.key in the data directory, unless --file is given)")
 	fs.StringVar(&a.head, "head", "", "verify: `SEQ:HASH` that an earlier verify printed and that the chain must contain")
 	fs.Var(&list{values: &a.checkpoints}, "checkpoint", "verify: `file` of a kept checkpoint, or directory of such, that the record must go on from; may be repeated")
 	fs.Var(&list{values: &a.keys}, "key", "verify, check: public `key` of checkpoints, or a file or https URL of keys; may be repeated (default for verify: those in the database)")
@@ -142,7 +151,33 @@ func (a *auditing) open(ctx context.Context) (*store.DB, error) {
 			return nil, err
 		}
 	}
-	return store.OpenReadOnly(ctx, source)
+	db, err := store.OpenReadOnly(ctx, source)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.useKey(db); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+// useKey gives db the server's key, if there is one, so that seals are checked.
+func (a *auditing) useKey(db *store.DB) error {
+	path := a.serverKey
+	if path == "" {
+		if a.file != "" {
+			return nil // a copy may be of another server
+		}
+		path = filepath.Join(a.conf.Data, "server.key")
+	}
+	key, err := readBounded(path, 1<<10)
+	if a.serverKey == "" && errors.Is(err, fs.ErrNotExist) {
+		return nil // it is not shown then, and said not to be
+	}
+	if err != nil {
+		return fmt.Errorf("--server-key: %w", err)
+	}
+	return db.UseKey(key)
 }
 
 // view opens the database and runs f in a transaction that sees one state.

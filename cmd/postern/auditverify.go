@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/mail"
+	"postern/internal/oversight"
 	"postern/internal/signing"
 	"postern/internal/store"
 )
@@ -43,6 +47,13 @@ func (a *auditing) verify(ctx context.Context, out io.Writer) error {
 	if a.partial {
 		return fmt.Errorf("%w: --partial is for exports: a database has all entries", errUsage)
 	}
+	// What the server signed last is read before the database: it is never ahead of it.
+	beside, err := a.beside()
+	if err != nil {
+		return err
+	}
+	ledger := oversight.NewLedger()
+	o.Each = ledger.Entry
 	return a.view(ctx, func(tx *store.Tx) error {
 		given := len(keys) > 0
 		if !given {
@@ -54,7 +65,20 @@ func (a *auditing) verify(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
+		if beside != nil {
+			// The attack: an older copy of the database in the place of the one that
+			// the server wrote last.
+			k, err := audit.Keep("of the server, "+filepath.Join(a.conf.Data, memory), beside, known)
+			if err != nil {
+				return err
+			}
+			o.Kept = append(o.Kept, k)
+		}
 		r, err := audit.Examine(ctx, tx, o)
+		if err != nil {
+			return err
+		}
+		rows, err := a.rows(ctx, tx, ledger)
 		if err != nil {
 			return err
 		}
@@ -64,12 +88,60 @@ func (a *auditing) verify(ctx context.Context, out io.Writer) error {
 				signed++
 			}
 		}
-		report(out, r, o, found{given: given, signed: signed, database: true})
+		report(out, r, o, found{given: given, signed: signed, database: true, rows: rows, keyed: tx.Keyed(), actions: ledger.Actions(), fits: fits(ledger)})
+		if err := unfit(out, ledger); err != nil {
+			return err
+		}
 		if signed < len(r.Stored) {
 			return fmt.Errorf("%d of the %d checkpoints in the database are signed by no known key", len(r.Stored)-signed, len(r.Stored))
 		}
 		return nil
 	})
+}
+
+// beside returns the checkpoint in the data directory, of what the server signed
+// last; nil where there is none, or a copy is examined.
+func (a *auditing) beside() ([]byte, error) {
+	if a.file != "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(filepath.Join(a.conf.Data, memory))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+// rows compares the actions in the database with the record. It reports false
+// where the database is from before there was all that is compared.
+func (a *auditing) rows(ctx context.Context, tx *store.Tx, l *oversight.Ledger) (bool, error) {
+	columns, err := tx.Columns(ctx, "action")
+	if err != nil || !slices.Contains(columns, "seal") {
+		return false, err
+	}
+	return true, l.Rows(ctx, tx)
+}
+
+func fits(l *oversight.Ledger) bool {
+	list, _ := l.Found()
+	return len(list) == 0
+}
+
+// unfit prints what of the actions does not fit the record, and returns an error
+// if anything does not.
+func unfit(out io.Writer, l *oversight.Ledger) error {
+	list, more := l.Found()
+	if len(list) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out, "does not fit:")
+	for _, f := range list {
+		fmt.Fprintf(out, "  - %s\n", mail.Printable(f.String(), 1000))
+	}
+	if more > 0 {
+		fmt.Fprintf(out, "  - and %d more\n", more)
+	}
+	return fmt.Errorf("%d things do not fit the record: somebody has changed the database", len(list)+more)
 }
 
 func (a *auditing) verifyExport(out io.Writer, o audit.Options, keys []audit.Key) error {
@@ -85,12 +157,16 @@ func (a *auditing) verifyExport(out io.Writer, o audit.Options, keys []audit.Key
 		return err
 	}
 	defer f.Close()
+	ledger := oversight.NewLedger()
+	if !a.partial { // of a part it cannot be told what was approved
+		o.Each = ledger.Entry
+	}
 	r, err := audit.ExamineExport(f, o)
 	if err != nil {
 		return err
 	}
-	report(out, r, o, found{given: len(keys) > 0})
-	return nil
+	report(out, r, o, found{given: len(keys) > 0, actions: ledger.Actions(), fits: fits(ledger)})
+	return unfit(out, ledger)
 }
 
 // keep opens the checkpoints that were kept, with keys.
@@ -120,6 +196,10 @@ type found struct {
 	given    bool // keys were given, and not taken from the database
 	signed   int  // checkpoints in the database that are signed
 	database bool
+	rows     bool // the actions in the database were compared with the record
+	keyed    bool // and their seals were checked
+	actions  int  // of which there are entries
+	fits     bool // nothing of them does not fit
 }
 
 // report says what a verification has shown, and what it has not.
@@ -140,6 +220,18 @@ func report(out io.Writer, r audit.Report, o audit.Options, f found) {
 	}
 	if f.database && r.Tree > 0 {
 		say("the tree in the database is that of the entries 1 to %d", r.Tree)
+	}
+	if r.Sealed > 0 {
+		say("each entry from %d on was written by a server with this server's key, and so are those before it what they were then", r.Sealed)
+	}
+	if f.actions > 0 && !partial && f.fits {
+		say("each execution of the %d actions on the record has before it a person's approval of the same content, or a rule's", f.actions)
+	}
+	if f.rows && f.fits {
+		say("the actions in the database are as their last entries left them")
+	}
+	if f.rows && f.keyed && f.fits {
+		say("the rows of actions and approvals are as a server with this server's key wrote them")
 	}
 	if len(r.Stored) > 0 {
 		say("what is signed in the database is of this record: %d of %d checkpoints are by a known key", f.signed, len(r.Stored))
@@ -162,6 +254,9 @@ func report(out io.Writer, r audit.Report, o audit.Options, f found) {
 		say("that the record was not written anew as a whole, by somebody who can write it: nothing that was kept elsewhere was given (--checkpoint)")
 	case most < r.Head.Seq:
 		say("that the entries %d to %d, which are newer than what was kept, were not written anew", most+1, r.Head.Seq)
+	}
+	if f.rows && !f.keyed {
+		say("that the rows of actions and approvals are as the server wrote them: its key was not given (--server-key)")
 	}
 	if f.database && r.Tree < r.Entries {
 		say("that the entries %d to %d are in the tree: the server puts them there when it starts", r.Tree+1, r.Entries)

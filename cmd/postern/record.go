@@ -3,16 +3,23 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"flag"
+	"fmt"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/mod/sumdb/note"
 
 	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/oversight"
 	"postern/internal/signing"
 	"postern/internal/sink"
+	"postern/internal/store"
 )
 
 // RecordTo is when the audit's checkpoints are made, and where they are kept
@@ -23,6 +30,8 @@ type RecordTo struct {
 	CheckpointEvery    int64         // new entries that make a checkpoint
 	CheckpointInterval time.Duration // how long a new entry waits for one at most
 
+	AcceptRollback bool // the database may be an older copy of what was signed
+
 	Sinks []string // URLs of the systems to which entries are sent as well, see package sink
 }
 
@@ -31,6 +40,7 @@ func (c *RecordTo) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.CheckpointTo, "checkpoint-to", "", "`file` that holds the newest checkpoint of the audit")
 	fs.Int64Var(&c.CheckpointEvery, "checkpoint-every", 1000, "new `entries` of the audit that make a checkpoint")
 	fs.DurationVar(&c.CheckpointInterval, "checkpoint-interval", 5*time.Minute, "how long a new entry of the audit waits for a checkpoint at most")
+	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than what this server signed, or the audit was written anew, as after a backup was restored; all that waits or was approved is put before people again")
 	fs.Var(&list{values: &c.Sinks}, "audit-sink", "`URL` of a system to which entries of the audit are sent as well, such as syslog+tls://log.example:6514 or otlp+https://collector.example:4318; may be repeated. See docs/audit.md")
 }
 
@@ -73,6 +83,110 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	}
 	d.sinks, err = sink.New(d.log, d.db, sink.Config{URLs: d.conf.Sinks, Host: hostname(), Version: revision(), Holder: rand.Text()})
 	return err
+}
+
+// checkRecord holds the record against what this server signed last, and puts
+// before people what cannot be trusted. It is called before anything is carried
+// out. It returns an error where the record does not go on from what was signed,
+// unless the operator accepts that.
+func (d *daemon) checkRecord(ctx context.Context) error {
+	err := d.gate.Adopt(ctx, d.conf.AcceptRollback)
+	if errors.Is(err, audit.ErrOtherKey) {
+		return fmt.Errorf(`%w: servers that share a database share the file server.key: copy it from the other's data directory.
+  If it is lost, start once with --accept-rollback: what waits or was approved is put before people again`, err)
+	}
+	if err != nil {
+		return err
+	}
+	err = d.record.Check(ctx)
+	switch {
+	case errors.Is(err, audit.ErrFork) && !d.conf.AcceptRollback:
+		// The attack: an older copy of the database, in which what has been sent
+		// since is approved still.
+		d.log.ErrorContext(ctx, "the database is not the one that this server wrote last: it is an older copy, or the audit was changed", "err", err)
+		return fmt.Errorf(`the record in %s does not go on from the checkpoint that this server signed: %w
+  If you put a backup in its place, start once with --accept-rollback: what waits, or was approved and may have been sent since, is put before people again.
+  If you did not, somebody has changed the database: keep it as it is, with %s, and see docs/audit.md`,
+			store.Redact(d.conf.source()), err, filepath.Join(d.conf.Data, memory))
+	case errors.Is(err, audit.ErrFork):
+		if err := d.acceptRecord(ctx, err); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	}
+	n, err := d.gate.Sweep(ctx)
+	if n > 0 {
+		d.log.WarnContext(ctx, "actions whose rows this server had not written so are put before people again", "count", n)
+	}
+	return err
+}
+
+// acceptRecord goes on with a record that does not go on from what was signed.
+func (d *daemon) acceptRecord(ctx context.Context, why error) error {
+	was, err := d.record.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	n, err := d.gate.Distrust(ctx, "an older copy of the database was put in its place: it may have been carried out since")
+	if err != nil {
+		return err
+	}
+	d.log.WarnContext(ctx, "a record that does not go on from what was signed is accepted", "err", why, "asked_again", n)
+	return d.db.Update(ctx, func(tx *store.Tx) error {
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, "record.rollback", "", audit.Fields{
+			"signed_entries": strconv.FormatInt(was.Size, 10), "signed_root": base64.StdEncoding.EncodeToString(was.Root[:]), "why": why.Error(), "asked_again": strconv.Itoa(n),
+		})
+	})
+}
+
+// readRecord reads the whole record once, before anything is carried out: an
+// entry that was changed or taken out could be the one which says that a mail has
+// been sent. Where it does not hold, all that waits is put before people again,
+// once for each thing that is found.
+func (d *daemon) readRecord(ctx context.Context) error {
+	ledger := oversight.NewLedger()
+	var broken string
+	err := d.db.View(ctx, func(tx *store.Tx) error {
+		_, err := audit.Examine(ctx, tx, audit.Options{Each: ledger.Entry, Progress: func(done int64) {
+			d.log.DebugContext(ctx, "read the audit", "entries", done)
+		}})
+		if b, ok := errors.AsType[*audit.BrokenError](err); ok {
+			broken = b.Error()
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return ledger.Rows(ctx, tx)
+	})
+	if err != nil {
+		return fmt.Errorf("read the audit: %w", err)
+	}
+	found, more := ledger.Found()
+	for _, f := range found {
+		d.log.WarnContext(ctx, "an action does not fit the audit", "what", f.String())
+	}
+	if broken == "" {
+		return nil
+	}
+	d.log.ErrorContext(ctx, "the audit does not hold", "err", broken, "more", more)
+	said := false
+	err = d.db.View(ctx, func(tx *store.Tx) error {
+		es, err := audit.List(ctx, tx, audit.Query{Verb: "record.broken", Limit: 1000})
+		said = slices.ContainsFunc(es, func(e audit.Entry) bool { return e.Details()["why"] == broken })
+		return err
+	})
+	if err != nil || said {
+		return err
+	}
+	n, err := d.gate.Distrust(ctx, "the audit does not hold, so it cannot be told what has been carried out")
+	if err != nil {
+		return err
+	}
+	return d.db.Update(ctx, func(tx *store.Tx) error {
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, "record.broken", "", audit.Fields{"why": broken, "asked_again": strconv.Itoa(n)})
+	})
 }
 
 // recordKeys are the public keys of the audit's checkpoints.

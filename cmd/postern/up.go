@@ -185,6 +185,9 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, templates.Close()) }()
+	if err := d.checkRecord(ctx); err != nil {
+		return err
+	}
 	// What a former process left is dealt with before anything can be asked.
 	if err := errors.Join(d.fleet.Recover(ctx), d.post.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
 		return err
@@ -639,7 +642,12 @@ func (d *daemon) unanswered(ctx context.Context) (out []string) {
 // to end ends the others; what is in flight is finished.
 func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return d.gate.Run(ctx) })
+	g.Go(func() error {
+		if err := d.readRecord(ctx); err != nil {
+			return err
+		}
+		return d.gate.Run(ctx)
+	})
 	g.Go(func() error { return d.record.Run(ctx) })
 	g.Go(func() error { return d.sinks.Run(ctx) })
 	if d.conf.KeepActions > 0 {

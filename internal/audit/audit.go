@@ -193,21 +193,37 @@ func Last(ctx context.Context, tx *store.Tx, object string, verbs []string) (Ent
 // Details returns the detail of e as fields.
 func (e *Entry) Details() Fields { return e.details() }
 
+// ErrOtherKey means that the record was sealed with another server's key.
+var ErrOtherKey = errors.New("the record was sealed with another server's key")
+
 // Sealed reports whether the first entry, and so each, has been sealed, or the
-// record says under verb from which on they are, as part of tx.
+// record says under verb from which on they are, as part of tx. It returns
+// [ErrOtherKey] where another key has sealed them, and this one none.
 func Sealed(ctx context.Context, tx *store.Tx, verb string) (bool, error) {
-	for _, where := range []string{`seq = 1`, `verb = '` + verb + `'`} {
-		rows, err := store.List(ctx, tx, func(row func(...any) error) (ok bool, err error) {
+	type found struct{ ours, other bool }
+	other := false
+	for _, q := range []struct {
+		where string
+		arg   any
+	}{{`seq = $1`, 1}, {`verb = $1`, verb}} {
+		rows, err := store.List(ctx, tx, func(row func(...any) error) (f found, err error) {
 			var seal []byte
 			e, hash, err := scan(func(dest ...any) error { return row(append(dest, &seal)...) })
-			return e.Hash() == hash && sealHolds(tx, hash, seal), err
-		}, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry where `+where)
+			whole := e.Hash() == hash
+			f.ours = whole && sealHolds(tx, hash, seal)
+			f.other = whole && !f.ours && len(seal) > 0
+			return f, err
+		}, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry where `+q.where, q.arg)
 		if err != nil {
 			return false, fmt.Errorf("look for sealed entries: %w", err)
 		}
-		if slices.Contains(rows, true) {
+		if slices.ContainsFunc(rows, func(f found) bool { return f.ours }) {
 			return true, nil
 		}
+		other = other || slices.ContainsFunc(rows, func(f found) bool { return f.other })
+	}
+	if other {
+		return false, ErrOtherKey
 	}
 	return false, nil
 }

@@ -25,6 +25,8 @@ func (e *Entry) details() Fields {
 func (e *Entry) Severity() int {
 	_, last, _ := strings.Cut(e.Verb, ".")
 	switch {
+	case e.Verb == "action.tampered", e.Verb == "record.broken", e.Verb == "record.rollback":
+		return 3
 	case strings.HasSuffix(last, "failed"), strings.HasSuffix(last, "suspend"), last == "unknown", last == "deny", last == "lost":
 		return 4
 	case e.Verb == "action.approve", e.Verb == "action.reject", strings.HasPrefix(e.Verb, "switch."), strings.HasPrefix(e.Verb, "person."), strings.HasPrefix(e.Verb, "policy."):

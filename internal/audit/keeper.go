@@ -104,6 +104,72 @@ func readKept(file string) (TreeHead, error) {
 	return claimed(b)
 }
 
+// Check returns an error that wraps [ErrFork] if the record does not go on from
+// what was signed last: somebody has put an older copy of the database in its
+// place, or written it anew. What is kept outside is never ahead of the
+// database, since it is put there when the signed record is committed.
+func (k *Keeper) Check(ctx context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.last.Size == 0 {
+		return nil
+	}
+	err := k.db.View(ctx, func(tx *store.Tx) error { return extends(ctx, tx, k.last) })
+	if errors.Is(err, ErrFork) {
+		k.failed = err
+	}
+	return err
+}
+
+// Accept takes the record as it is, though [Keeper.Check] found that it does not
+// go on from what was signed, and returns what was signed last. It puts the
+// checkpoints that do not fit aside, beside where they are: they alone show what
+// the record was.
+func (k *Keeper) Accept(ctx context.Context) (was TreeHead, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var files []string
+	if k.conf.Dir != "" {
+		if files, err = filepath.Glob(filepath.Join(k.conf.Dir, "*"+Extension)); err != nil {
+			return was, fmt.Errorf("put checkpoints aside: %w", err)
+		}
+	}
+	for _, file := range append(files, k.conf.Memory, k.conf.File) {
+		if file == "" {
+			continue
+		}
+		h, err := readKept(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = k.db.View(ctx, func(tx *store.Tx) error { return extends(ctx, tx, h) })
+		}
+		if errors.Is(err, ErrFork) {
+			err = aside(file)
+		}
+		if err != nil {
+			return was, fmt.Errorf("put checkpoint aside: %s: %w", file, err)
+		}
+	}
+	was = k.last
+	k.last, k.put, k.failed = TreeHead{}, 0, nil
+	return was, nil
+}
+
+// aside gives a file a name under which nobody looks for checkpoints.
+func aside(file string) error {
+	for n := 1; ; n++ {
+		to := fmt.Sprintf("%s.replaced-%d", file, n)
+		if err := os.Link(file, to); errors.Is(err, fs.ErrExist) {
+			continue // of another time
+		} else if err != nil {
+			return err
+		}
+		return os.Remove(file)
+	}
+}
+
 // Extension ends the names of the files of checkpoints.
 const Extension = ".checkpoint"
 

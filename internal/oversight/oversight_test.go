@@ -59,12 +59,17 @@ type fixture struct {
 
 func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	t.Helper()
+	return setupNamed(t, db, rules, "one", "two")
+}
+
+func setupNamed(t *testing.T, db *store.DB, rules policy.Rules, names ...string) *fixture {
+	t.Helper()
 	f := &fixture{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil)), db: db, eff: &effect{}}
 	f.gate = oversight.NewGate(f.log, db, oversight.Fixed(rules))
 	f.gate.Handle("test.effect", f.eff)
 	var ids []string
 	err := db.Update(t.Context(), func(tx *store.Tx) error {
-		for _, name := range []string{"one", "two"} {
+		for _, name := range names {
 			id, _, err := auth.NewProject(t.Context(), tx, name)
 			if err != nil {
 				return err

@@ -20,6 +20,9 @@ const (
 	// leaseTime is how long an executing action belongs to the program that
 	// executes it, without a word from it.
 	leaseTime = 30 * time.Second
+	// sweepTime is how long it takes at most, where there is little to do, until
+	// people see that an action was changed in the database.
+	sweepTime = time.Minute
 	// shutdownGrace is how long an execution goes on when the program stops.
 	shutdownGrace = 5 * time.Second
 )
@@ -89,6 +92,7 @@ const (
 // finished first. Several Runs may work side by side, also in several programs.
 func (g *Gate) Run(ctx context.Context) error {
 	slots := make(chan struct{}, maxExecuting)
+	swept := time.Now()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for ctx.Err() == nil {
@@ -124,6 +128,12 @@ func (g *Gate) Run(ctx context.Context) error {
 			// Another program may have stopped in the middle of something.
 			if err := g.recoverOthers(ctx); err != nil && ctx.Err() == nil {
 				g.log.ErrorContext(ctx, "recover actions", "err", err)
+			}
+			if time.Since(swept) > sweepTime {
+				if _, err := g.Sweep(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrStale) {
+					g.log.ErrorContext(ctx, "look for changed actions", "err", err)
+				}
+				swept = time.Now()
 			}
 		}
 	}

@@ -51,6 +51,17 @@ func Open(t testing.TB, source string) *store.DB {
 	return db
 }
 
+// Another opens the database of db a second time, with another key than [Key],
+// as whoever writes it without the server's key can at the most.
+func Another(t testing.TB, db *store.DB) *store.DB {
+	t.Helper()
+	other := *db
+	if err := other.UseKey([]byte("a key that somebody made up himself")); err != nil {
+		t.Fatal(err)
+	}
+	return &other
+}
+
 // Key is the server's key with which the databases of tests seal their rows.
 var Key = []byte("the key of tests seals their rows")
 

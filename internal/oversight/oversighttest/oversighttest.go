@@ -5,6 +5,7 @@ package oversighttest
 import (
 	"context"
 	"strconv"
+	"strings"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -18,12 +19,12 @@ import (
 func Settle(ctx context.Context, tx *store.Tx) error {
 	type row struct {
 		id, project, state string
-		version            int64
+		version, waits     int64
 	}
 	rows, err := store.List(ctx, tx, func(scan func(...any) error) (r row, err error) {
-		err = scan(&r.id, &r.project, &r.state, &r.version)
+		err = scan(&r.id, &r.project, &r.state, &r.version, &r.waits)
 		return r, err
-	}, `select id, project_id, state, version from action`)
+	}, `select id, project_id, state, version, waits from action`)
 	if err != nil {
 		return err
 	}
@@ -39,7 +40,7 @@ func Settle(ctx context.Context, tx *store.Tx) error {
 				break
 			}
 		}
-		if last == now {
+		if last == now || r.waits == 1 && strings.HasPrefix(last, "approved ") && (r.state == "approved" || r.state == "executing") {
 			continue
 		}
 		verb := "action.ask"
