@@ -119,7 +119,19 @@ func (a *auditing) rows(ctx context.Context, tx *store.Tx, l *oversight.Ledger) 
 	if err != nil || !slices.Contains(columns, "seal") {
 		return false, err
 	}
-	return true, l.Rows(ctx, tx)
+	if err := l.Rows(ctx, tx); err != nil || !tx.Keyed() {
+		return true, err
+	}
+	for _, s := range append(sealedTables(), oversight.SealedSwitches()) {
+		n, err := tx.Broken(ctx, s)
+		if err != nil {
+			return true, err
+		}
+		if n > 0 {
+			l.Tell(fmt.Sprintf("%d rows of the table %s are not as the server wrote them: the seals do not hold", n, s.Table))
+		}
+	}
+	return true, nil
 }
 
 func fits(l *oversight.Ledger) bool {
@@ -231,7 +243,7 @@ func report(out io.Writer, r audit.Report, o audit.Options, f found) {
 		say("the actions in the database are as their last entries left them")
 	}
 	if f.rows && f.keyed && f.fits {
-		say("the rows of actions and approvals are as a server with this server's key wrote them")
+		say("the rows of actions, approvals, recipients, switches, policies, modes, allow lists, people, sessions and passkeys are as a server with this server's key wrote them")
 	}
 	if len(r.Stored) > 0 {
 		say("what is signed in the database is of this record: %d of %d checkpoints are by a known key", f.signed, len(r.Stored))

@@ -16,7 +16,10 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/people"
+	"postern/internal/rulebook"
 	"postern/internal/signing"
 	"postern/internal/sink"
 	"postern/internal/store"
@@ -90,7 +93,7 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 // out. It returns an error where the record does not go on from what was signed,
 // unless the operator accepts that.
 func (d *daemon) checkRecord(ctx context.Context) error {
-	err := d.gate.Adopt(ctx, d.conf.AcceptRollback)
+	err := d.gate.Adopt(ctx, d.conf.AcceptRollback, sealedTables()...)
 	if errors.Is(err, audit.ErrOtherKey) {
 		return fmt.Errorf(`%w: servers that share a database share the file server.key: copy it from the other's data directory.
   If it is lost, start once with --accept-rollback: what waits or was approved is put before people again`, err)
@@ -120,6 +123,14 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 		d.log.WarnContext(ctx, "actions whose rows this server had not written so are put before people again", "count", n)
 	}
 	return err
+}
+
+// sealedTables are those whose rows are sealed, but for the gate's own.
+func sealedTables() []store.Sealed {
+	return []store.Sealed{
+		auth.SealedPeople(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(),
+		rulebook.SealedVersions(), mailbox.SealedInboxes(), mailbox.SealedAllowed(), mailbox.SealedDeliveries(),
+	}
 }
 
 // acceptRecord goes on with a record that does not go on from what was signed.

@@ -76,7 +76,7 @@ func NewInvitation(ctx context.Context, tx *store.Tx, v Invitation) (Invitation,
 	if err != nil {
 		return v, "", fmt.Errorf("insert set-up link: %w", err)
 	}
-	return v, token, nil
+	return v, token, tx.Seal(ctx, SealedSetups(), `hash = $1`, token.hash())
 }
 
 // CheckSetup returns what a token opens, without using it up, or
@@ -90,7 +90,10 @@ func CheckSetup(ctx context.Context, tx *store.Tx, token Secret) (v Invitation, 
 	if errors.Is(err, store.ErrNotFound) {
 		return v, ErrUnauthenticated
 	}
-	return v, err
+	if err != nil {
+		return v, err
+	}
+	return v, genuine(ctx, tx, SealedSetups(), `hash = $1`, token.hash())
 }
 
 // HasPeople reports whether the project has an account.
@@ -136,12 +139,16 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	if err := noteJoined(ctx, tx, id, v.Project, v.CreatedBy, now); err != nil {
 		return Principal{}, err
 	}
-	return Principal{Kind: Person, ID: name, Project: v.Project, Role: v.Role}, nil
+	return Principal{Kind: Person, ID: name, Project: v.Project, Role: v.Role}, SealPerson(ctx, tx, id)
 }
 
 // renew gives the person of v a new password and ends their sessions.
 func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string) (Principal, error) {
 	p := Principal{Kind: Person, ID: v.Person}
+	// What is sealed anew must have been the server's before.
+	if err := genuine(ctx, tx, SealedPeople(), `name = $1`, v.Person); err != nil {
+		return Principal{}, err
+	}
 	var id string
 	err := tx.One(ctx, `update person set password = $1 where name = $2 and project_id = $3 and disabled_at = 0 returning id, project_id, role`,
 		[]any{passwordHash, v.Person, v.Project}, &id, &p.Project, &p.Role)
@@ -154,6 +161,9 @@ func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string
 	// The attack: the operator opens the link himself, and approves as this
 	// person and as himself.
 	if err := NoteChange(ctx, tx, id, v.CreatedBy, Renewed); err != nil {
+		return Principal{}, err
+	}
+	if err := SealPerson(ctx, tx, id); err != nil {
 		return Principal{}, err
 	}
 	return p, EndSessions(ctx, tx, id, "")

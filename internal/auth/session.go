@@ -70,8 +70,11 @@ func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (
 		return s, "", fmt.Errorf("remove old sessions: %w", err)
 	}
 	var id string
-	err := tx.One(ctx, `select id from person where name = $1 and project_id = $2 and disabled_at = 0`, []any{who.ID, who.Project}, &id)
-	if errors.Is(err, store.ErrNotFound) {
+	err := genuine(ctx, tx, SealedPeople(), `name = $1`, who.ID)
+	if err == nil {
+		err = tx.One(ctx, `select id from person where name = $1 and project_id = $2 and disabled_at = 0`, []any{who.ID, who.Project}, &id)
+	}
+	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrUnauthenticated) {
 		return s, "", ErrUnauthenticated
 	}
 	if err != nil {
@@ -83,7 +86,7 @@ func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (
 	if err != nil {
 		return s, "", fmt.Errorf("insert session: %w", err)
 	}
-	return s, token, nil
+	return s, token, SealSession(ctx, tx, token.hash())
 }
 
 func cut(s string, most int) string {
@@ -135,6 +138,13 @@ func InSession(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind
 		return Principal{}, "", ErrUnauthenticated
 	}
 	if err != nil {
+		return Principal{}, "", err
+	}
+	// The attack: a session, or a person, that somebody has put into the database.
+	if err := genuine(ctx, tx, SealedSessions(), `hash = $1`, token.hash()); err != nil {
+		return Principal{}, "", err
+	}
+	if err := genuine(ctx, tx, SealedPeople(), `name = $1`, p.ID); err != nil {
 		return Principal{}, "", err
 	}
 	p.Strong = store.FromTime(strong)

@@ -85,19 +85,27 @@ func ParseAllowed(pattern string) (string, error) {
 	return local + "@" + name, nil
 }
 
+// SealedAllowed are the entries of allow lists. The attack: somebody who can
+// write the database puts an address of his own on a list.
+func SealedAllowed() store.Sealed {
+	return store.Sealed{Table: "allow_entry", Key: []string{"id"}}
+}
+
 // listed reports whether the allow list of an inbox has every one of to. An
 // empty list has nobody.
 func listed(ctx context.Context, tx *store.Tx, inbox string, to []string) (bool, error) {
 	if len(to) == 0 {
 		return false, nil
 	}
-	patterns, err := tx.Strings(ctx, `select pattern from allow_entry where inbox_id = $1 and (expires_at = 0 or expires_at > $2)`, inbox, store.Time(time.Now()))
+	rows, err := tx.Rows(ctx, SealedAllowed(), false, `inbox_id = $1 and (expires_at = 0 or expires_at > $2)`, inbox, store.Time(time.Now()))
 	if err != nil {
 		return false, fmt.Errorf("read allow list of inbox %s: %w", inbox, err)
 	}
-	has := make(map[string]bool, len(patterns))
-	for _, p := range patterns {
-		has[p] = true
+	has := make(map[string]bool, len(rows))
+	for _, r := range rows {
+		if p, ok := r.Values["pattern"].(string); ok && r.Holds {
+			has[p] = true
+		}
 	}
 	for _, address := range to {
 		if !allows(has, address) {
@@ -212,6 +220,9 @@ func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal
 		"alw_"+rand.Text(), b.ID, pattern, store.Time(now), who.String(), action, store.Time(until)).Scan)
 	if err != nil {
 		return AllowEntry{}, fmt.Errorf("add to allow list of inbox %s: %w", b.ID, err)
+	}
+	if err := tx.Seal(ctx, SealedAllowed(), `id = $1`, e.ID); err != nil {
+		return AllowEntry{}, err
 	}
 	return e, audit.Append(ctx, tx, who, "inbox.allow", b.ID, audit.Fields{"pattern": pattern, "expires_at": ends(until), "entry": e.ID, "action": action})
 }

@@ -95,6 +95,7 @@ var (
 	_ oversight.Executor  = copyExecutor{}
 	_ oversight.Recoverer = copyExecutor{}
 	_ oversight.Watcher   = copyExecutor{}
+	_ oversight.Parter    = copyExecutor{}
 )
 
 // Execute implements [oversight.Executor].
@@ -118,6 +119,11 @@ func (x copyExecutor) of(ctx context.Context, a oversight.Action) (inbox string,
 // Interrupted implements [oversight.Recoverer].
 func (x copyExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
 	return x.m.Interrupted(ctx, tx, a)
+}
+
+// PartsOf implements [oversight.Parter].
+func (x copyExecutor) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Action) ([]oversight.Part, error) {
+	return x.m.PartsOf(ctx, tx, a)
 }
 
 // Moved implements [oversight.Watcher]. An inbox whose overseers get nothing is

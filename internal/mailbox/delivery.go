@@ -181,7 +181,61 @@ func deliveries(ctx context.Context, tx *store.Tx, action string, env *mail.Enve
 		}
 		out = append(out, d)
 	}
-	return out, rows.Err()
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("list deliveries: %w", err)
+	}
+	return out, doubtful(ctx, tx, action, out)
+}
+
+// SealedDeliveries are the recipients of actions.
+func SealedDeliveries() store.Sealed {
+	return store.Sealed{Table: "delivery", Key: []string{"action_id", "n"}}
+}
+
+// sealDelivery seals what tx has written of the recipient n of an action.
+func sealDelivery(ctx context.Context, tx *store.Tx, action string, n int) error {
+	return tx.Seal(ctx, SealedDeliveries(), `action_id = $1 and n = $2`, action, n)
+}
+
+// doubtful makes those of ds uncertain that would be sent to and whose rows are
+// not as this program wrote them: a person says what became of them. The attack:
+// one that was delivered is made one that waits, and gets the message twice.
+func doubtful(ctx context.Context, tx *store.Tx, action string, ds []Delivery) error {
+	if !slices.ContainsFunc(ds, func(d Delivery) bool { return d.open() }) {
+		return nil
+	}
+	rows, err := tx.Rows(ctx, SealedDeliveries(), false, `action_id = $1`, action)
+	if err != nil {
+		return fmt.Errorf("check deliveries: %w", err)
+	}
+	for i := range ds {
+		d := &ds[i]
+		held := slices.ContainsFunc(rows, func(r store.SealedRow) bool { return r.Holds && r.Values["n"] == int64(d.n) })
+		if d.open() && !held {
+			d.State, d.Detail = DeliveryUncertain, "its row in the database was changed behind the server's back: it may or may not have been sent"
+		}
+	}
+	return nil
+}
+
+// recall makes those of ds uncertain that this program knows to have begun more
+// often than their rows say: a former row was put back.
+func (m *PostOffice) recall(action string, ds []Delivery) {
+	for i := range ds {
+		if d := &ds[i]; d.open() && m.gate.PartBegun(action, d.n) > d.Attempts {
+			d.State, d.Detail = DeliveryUncertain, "its row in the database is a former one, put back behind the server's back: it may or may not have been sent"
+		}
+	}
+}
+
+// PartsOf implements [oversight.Parter].
+func (m *PostOffice) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Action) (out []oversight.Part, err error) {
+	ds, err := deliveries(ctx, tx, a.ID, nil)
+	m.recall(a.ID, ds)
+	for _, d := range ds {
+		out = append(out, d.part())
+	}
+	return out, err
 }
 
 // Deliveries returns what became of each recipient of an action that who may
@@ -254,6 +308,7 @@ func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.
 	_ = g.Wait() // nothing returns an error
 	err = m.db.View(done, func(tx *store.Tx) error {
 		ds, err = deliveries(done, tx, a.ID, &env)
+		m.recall(a.ID, ds)
 		return err
 	})
 	if err != nil {
@@ -296,17 +351,24 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 			owner, domain = "", ""
 		}
 		for n := range env.To {
-			_, err := tx.ExecContext(ctx, `insert into delivery (action_id, n, inbox_id, domain, state, asked, code, status, detail, remote, outside,
+			fresh, err := tx.Changed(ctx, `insert into delivery (action_id, n, inbox_id, domain, state, asked, code, status, detail, remote, outside,
 				attempts, first_at, last_at, next_at, settled_at, told_at, complained_at)
 				values ($1, $2, $3, $4, $5, 0, 0, '', '', '', 0, 0, 0, 0, $6, 0, 0, 0) on conflict do nothing`,
 				a.ID, n, owner, domain, DeliveryQueued, store.Time(time.Now()))
 			if err != nil {
 				return fmt.Errorf("queue delivery: %w", err)
 			}
+			if !fresh {
+				continue
+			}
+			if err := sealDelivery(ctx, tx, a.ID, n); err != nil {
+				return err
+			}
 		}
 		if ds, err = deliveries(ctx, tx, a.ID, &env); err != nil {
 			return err
 		}
+		m.recall(a.ID, ds)
 		lost := m.checkSends(ctx, tx, b)
 		if lost != nil && !errors.Is(lost, ErrDomain) {
 			return lost
@@ -432,6 +494,7 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		if err != nil {
 			return err
 		}
+		m.recall(a.ID, ds)
 		var wait time.Time
 		var why string
 		if a.Kind != CopyKind { // an inbox that is suspended does not keep its overseers from knowing why
@@ -456,10 +519,17 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		}
 		for _, d := range x.to {
 			if !wait.IsZero() {
+				// What is not to be trusted is not made good by being put off.
+				if is, err := among(ds, d.n); err != nil || !is.open() {
+					return fmt.Errorf("put delivery %d of %s off: %w", d.n, a.ID, errors.Join(err, oversight.ErrStale))
+				}
 				_, err := tx.ExecContext(ctx, `update delivery set next_at = $1, detail = $2 where action_id = $3 and n = $4 and settled_at = 0`,
 					store.Time(wait), why, a.ID, d.n)
 				if err != nil {
 					return fmt.Errorf("put delivery off: %w", err)
+				}
+				if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
+					return err
 				}
 				continue
 			}
@@ -484,6 +554,10 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 			if !taken {
 				return fmt.Errorf("begin delivery %d of %s: %w", d.n, a.ID, oversight.ErrStale)
 			}
+			if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
+				return err
+			}
+			m.gate.BeginPart(tx, a.ID, d.n, p.Attempts)
 		}
 		if ok = wait.IsZero(); !ok {
 			return nil
@@ -668,7 +742,7 @@ func (m *PostOffice) note(ctx context.Context, tx *store.Tx, a oversight.Action,
 	if err != nil {
 		return fmt.Errorf("record delivery: %w", err)
 	}
-	return nil
+	return sealDelivery(ctx, tx, a.ID, d.n)
 }
 
 // outcome says what the deliveries of an action amount to.
@@ -721,7 +795,11 @@ func (m *PostOffice) Interrupted(ctx context.Context, tx *store.Tx, a oversight.
 		if err != nil {
 			return oversight.Outcome{}, fmt.Errorf("recover deliveries: %w", err)
 		}
+		if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
+			return oversight.Outcome{}, err
+		}
 	}
+	m.recall(a.ID, ds)
 	if len(ds) == 0 {
 		return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before anything was sent"}, nil
 	}
@@ -757,6 +835,9 @@ func (m *PostOffice) deliveryMoved(ctx context.Context, tx *store.Tx, a oversigh
 			d.State, store.Flag(d.asked), d.Detail, store.Time(d.Next), store.Time(d.Settled), store.Time(d.told), a.ID, d.n)
 		if err != nil {
 			return fmt.Errorf("follow action %s: %w", a.ID, err)
+		}
+		if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
+			return err
 		}
 	}
 	if a.State == oversight.Done && arrived {
@@ -842,6 +923,9 @@ func (m *PostOffice) tell(ctx context.Context, tx *store.Tx, a oversight.Action,
 		failed = append(failed, mail.BouncedRecipient{Address: d.Recipient, Status: d.Status, Code: d.Code, Detail: d.Detail, Remote: d.Remote, Last: d.Last})
 		if _, err := tx.ExecContext(ctx, `update delivery set told_at = $1 where action_id = $2 and n = $3`, store.Time(time.Now()), a.ID, d.n); err != nil {
 			return fmt.Errorf("note bounce: %w", err)
+		}
+		if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
+			return err
 		}
 	}
 	if len(failed) == 0 {

@@ -150,6 +150,8 @@ type Inbox struct {
 
 	publicKey []byte // of its newest epoch
 	epoch     int64
+
+	rowMode policy.Mode // as its row says, also where that is not believed
 }
 
 // A NewInbox is a request for an inbox. The zero NewInbox asks for one whose
@@ -325,6 +327,9 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if !ok {
 		return "", &TakenError{Address: b.Address}
 	}
+	if err := tx.Seal(ctx, SealedInboxes(), `id = $1`, b.ID); err != nil {
+		return "", err
+	}
 	if _, err := tx.ExecContext(ctx, `insert into inbox_epoch (inbox_id, epoch, public_key, created_at) values ($1, $2, $3, $4)`,
 		b.ID, b.epoch, b.publicKey, store.Time(b.Created)); err != nil {
 		return "", fmt.Errorf("insert inbox: %w", err)
@@ -367,7 +372,7 @@ func scanInbox(row func(...any) error) (Inbox, error) {
 	var created, modeAt, expires, deleted, purge int64
 	err := row(&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.publicKey, &b.epoch)
 	b.Created, b.Expires, b.Deleted, b.Purge = store.FromTime(created), store.FromTime(expires), store.FromTime(deleted), store.FromTime(purge)
-	b.ModeAt = store.FromTime(modeAt)
+	b.ModeAt, b.rowMode = store.FromTime(modeAt), b.Mode
 	if b.MaxBytes == 0 { // from before it could be said
 		b.MaxBytes = MaxInboxBytes
 	}
@@ -433,12 +438,37 @@ func (m *PostOffice) findFor(ctx context.Context, tx *store.Tx, who auth.Princip
 
 // find returns an inbox that is there for mail.
 func (m *PostOffice) find(ctx context.Context, tx *store.Tx, name string) (Inbox, error) {
-	return first(inboxes(ctx, tx, `(id = $1 or address = $2) and `+live+`$3)`, name, strings.ToLower(name), store.Time(time.Now())))
+	return watched(ctx, tx)(first(inboxes(ctx, tx, `(id = $1 or address = $2) and `+live+`$3)`, name, strings.ToLower(name), store.Time(time.Now()))))
+}
+
+// SealedInboxes are the inboxes, in the columns that say how closely each is
+// watched.
+func SealedInboxes() store.Sealed {
+	return store.Sealed{Table: "inbox", Key: []string{"id"}, Only: []string{"id", "project_id", "mode"}}
+}
+
+// watched returns an inbox as it was read, and one whose mode somebody has
+// changed in the database as one in gated_all: a person decides on everything,
+// until a person or the agent changes its mode as one does.
+func watched(ctx context.Context, tx *store.Tx) func(Inbox, error) (Inbox, error) {
+	return func(b Inbox, err error) (Inbox, error) {
+		if err != nil {
+			return b, err
+		}
+		genuine, err := tx.Holding(ctx, SealedInboxes(), `id = $1`, b.ID)
+		if err != nil {
+			return Inbox{}, err
+		}
+		if !genuine {
+			b.Mode, b.ModeReason = policy.GatedAll, "its mode was changed in the database behind the server's back"
+		}
+		return b, nil
+	}
 }
 
 // stored returns an inbox by its id, also one that is deleted.
 func (m *PostOffice) stored(ctx context.Context, tx *store.Tx, id string) (Inbox, error) {
-	return first(inboxes(ctx, tx, `id = $1`, id))
+	return watched(ctx, tx)(first(inboxes(ctx, tx, `id = $1`, id)))
 }
 
 func first(list []Inbox, err error) (Inbox, error) {

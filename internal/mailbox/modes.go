@@ -125,18 +125,21 @@ func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principa
 	}
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	ok, err := tx.Changed(ctx, `update inbox set mode = $1, mode_at = $2, mode_by = $3, mode_reason = $4, mode_action = $5 where id = $6 and mode = $7 and deleted_at = 0`,
-		mode, store.Time(now), who.String(), why, action, b.ID, b.Mode)
+		mode, store.Time(now), who.String(), why, action, b.ID, b.rowMode)
 	if err != nil {
 		return Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, err)
 	}
 	if !ok {
 		return Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, ErrNoInbox)
 	}
+	if err := tx.Seal(ctx, SealedInboxes(), `id = $1`, b.ID); err != nil {
+		return Inbox{}, err
+	}
 	if _, err := tx.ExecContext(ctx, `update mode_code set ended_at = $1 where inbox_id = $2 and ended_at = 0`, store.Time(now), b.ID); err != nil {
 		return Inbox{}, fmt.Errorf("end codes of inbox %s: %w", b.ID, err)
 	}
 	from := b.Mode
-	b.Mode, b.ModeAt, b.ModeBy, b.ModeReason = mode, now, who.String(), why
+	b.Mode, b.rowMode, b.ModeAt, b.ModeBy, b.ModeReason = mode, mode, now, who.String(), why
 	if err := audit.Append(ctx, tx, who, verb, b.ID, audit.Fields{"from": string(from), "to": string(mode), "reason": why, "action": action}); err != nil {
 		return Inbox{}, err
 	}

@@ -135,6 +135,9 @@ func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.
 			if _, err := tx.ExecContext(ctx, `update delivery set told_at = $1 where action_id = $2 and n = $3`, store.Time(time.Now()), a.ID, d.n); err != nil {
 				return fmt.Errorf("note bounce: %w", err)
 			}
+			if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
+				return err
+			}
 			if gone(to.Status) {
 				if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedBounce); err != nil {
 					return err
@@ -173,6 +176,9 @@ func (m *PostOffice) noteComplaint(ctx context.Context, tx *store.Tx, a oversigh
 		}
 		if !fresh {
 			continue
+		}
+		if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
+			return err
 		}
 		if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedComplaint); err != nil {
 			return err

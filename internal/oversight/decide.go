@@ -214,7 +214,10 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		if err := enter(ctx, tx, who, "action.resolve", a, audit.Fields{"state": string(to), "reason": reason}); err != nil {
 			return err
 		}
-		return g.moved(ctx, tx, a)
+		if err := g.moved(ctx, tx, a); err != nil || a.State != Approved {
+			return err
+		}
+		return g.noteParts(ctx, tx, &a) // of whom the person said that it did not arrive, it is open again
 	})
 	if err == nil && doubted {
 		return fmt.Errorf("resolve action %s: %w", id, ErrTampered)

@@ -20,7 +20,9 @@ import (
 // It believes nothing but the entries, which [audit.Examine] shows to be whole.
 type Ledger struct {
 	accounts map[string]*account
-	disabled map[string]int64 // the last entry by which a person was disabled, by principal
+	disabled map[string]int64 // the last entry by which a person was let in no more, or in another role, by principal
+	switches map[string]bool  // that were ever turned on, by id
+	policies map[string]bool  // actions that have changed a policy
 	found    []Finding
 	more     int // findings beyond maxFindings
 }
@@ -35,6 +37,9 @@ type Finding struct {
 func (f Finding) String() string {
 	if f.Seq > 0 {
 		return fmt.Sprintf("action %q, entry %d: %s", f.Action, f.Seq, f.What)
+	}
+	if f.Action == "" {
+		return f.What
 	}
 	return fmt.Sprintf("action %q: %s", f.Action, f.What)
 }
@@ -55,7 +60,7 @@ type account struct {
 
 // NewLedger returns a ledger that has seen nothing yet.
 func NewLedger() *Ledger {
-	return &Ledger{accounts: map[string]*account{}, disabled: map[string]int64{}}
+	return &Ledger{accounts: map[string]*account{}, disabled: map[string]int64{}, switches: map[string]bool{}, policies: map[string]bool{}}
 }
 
 // Found returns what does not fit, in the order in which it was found, and how
@@ -64,6 +69,9 @@ func (l *Ledger) Found() (list []Finding, more int) { return l.found, l.more }
 
 // Actions returns how many actions there are entries about.
 func (l *Ledger) Actions() int { return len(l.accounts) }
+
+// Tell adds what somebody else has found that does not fit.
+func (l *Ledger) Tell(what string) { l.find("", 0, "%s", what) }
 
 func (l *Ledger) find(id string, seq int64, format string, args ...any) {
 	if len(l.found) == maxFindings {
@@ -78,8 +86,13 @@ func (l *Ledger) find(id string, seq int64, format string, args ...any) {
 func (l *Ledger) Entry(e audit.Entry) error {
 	verb, ok := strings.CutPrefix(e.Verb, "action.")
 	if !ok {
-		if e.Verb == "person.disable" {
+		switch e.Verb {
+		case "person.disable", "person.role":
 			l.disabled[auth.Principal{Kind: auth.Person, ID: e.Object}.String()] = e.Seq
+		case "switch.on":
+			l.switches[e.Object] = true
+		case "policy.change":
+			l.policies[e.Object] = true
 		}
 		return nil
 	}
@@ -215,7 +228,28 @@ func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 			l.find(id, 0, "the record has it, and the database has no row of it")
 		}
 	}
-	return l.approvals(ctx, tx)
+	if err := l.approvals(ctx, tx); err != nil {
+		return err
+	}
+	// Rows that are gone have no seal that could tell.
+	for _, t := range []struct {
+		what, query string
+		want        map[string]bool
+	}{
+		{"the kill switch", `select id from kill_switch`, l.switches},
+		{"the version of the policy that came by action", `select action_id from policy_version`, l.policies},
+	} {
+		have, err := tx.Strings(ctx, t.query)
+		if err != nil {
+			return fmt.Errorf("compare with the record: %w", err)
+		}
+		for _, id := range slices.Sorted(maps.Keys(t.want)) {
+			if !slices.Contains(have, id) {
+				l.Tell(fmt.Sprintf("the record has %s %q, and the database has no row of it", t.what, id))
+			}
+		}
+	}
+	return nil
 }
 
 // row compares one action with its entries.

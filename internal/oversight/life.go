@@ -78,7 +78,7 @@ func (a *Action) judged(an answer, p Proposal) {
 	a.Request, a.Context, a.Via = p.Request, p.Context, p.Via
 	a.SendAt, a.AskAt, a.Undo, a.Note = stored(p.NotBefore), stored(p.AskAt), p.Undo, p.Note
 	a.Settled, a.Expires, a.Written = time.Time{}, time.Time{}, stored(an.now)
-	a.Decider, a.Decided, a.Reason, a.Result = "", time.Time{}, "", ""
+	a.Decider, a.Decided, a.Reason, a.Result, a.parts = "", time.Time{}, "", "", ""
 	a.ask(v, an.now)
 	switch {
 	case v.Effect == policy.Deny:

@@ -165,7 +165,8 @@ type Action struct {
 	lease time.Time // of one that is being executed: until when its program need say nothing
 	waits bool      // its last execution began nothing, and no later one has yet
 
-	broken bool // its row holds what this program never writes
+	parts  string // how its parts stood when it was put back to be tried again, see [Parter]; or empty
+	broken bool   // its row holds what this program never writes
 }
 
 // Hex returns the action's digest as people and doors write it.

@@ -1,6 +1,13 @@
 package oversight
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"postern/internal/store"
+)
 
 // A Part is a part of an action's effect that is carried out and recorded by
 // itself: one recipient of a message. What an executor with several of them
@@ -119,4 +126,79 @@ func Sum(parts []Part) State {
 		return Done
 	}
 	return Failed
+}
+
+// A Parter is an [Executor] whose effect has parts. The gate keeps how they stand
+// where it puts an action back to be tried again, in the action's own sealed row:
+// a former row of a part that is put back is then one too few.
+type Parter interface {
+	// PartsOf returns the parts of an action in their order, as part of tx; none
+	// before it was carried out first.
+	PartsOf(ctx context.Context, tx *store.Tx, a Action) ([]Part, error)
+}
+
+// parts returns how the parts of a stand: of each how often it was begun, and
+// whether it is open.
+func (g *Gate) parts(ctx context.Context, tx *store.Tx, a *Action) (string, error) {
+	x, ok := g.exec[a.Kind].(Parter)
+	if !ok {
+		return "", nil
+	}
+	list, err := x.PartsOf(ctx, tx, *a)
+	if err != nil {
+		return "", fmt.Errorf("read parts of action %s: %w", a.ID, err)
+	}
+	words := make([]string, len(list))
+	for i, p := range list {
+		words[i] = strconv.FormatInt(p.Attempts, 10) + ":" + strconv.Itoa(store.Flag(p.Open()))
+	}
+	return strings.Join(words, " "), nil
+}
+
+// goOn reports whether parts that stand as now may follow on those that stood as
+// then: none is open again, and none was begun less often.
+func goOn(then, now string) bool {
+	if then == "" {
+		return true
+	}
+	was, is := strings.Fields(then), strings.Fields(now)
+	if len(was) != len(is) {
+		return false
+	}
+	for i := range was {
+		before, shut, _ := strings.Cut(was[i], ":")
+		after, open, _ := strings.Cut(is[i], ":")
+		b, err1 := strconv.ParseInt(before, 10, 64)
+		a, err2 := strconv.ParseInt(after, 10, 64)
+		if err1 != nil || err2 != nil || a < b || shut == "0" && open == "1" {
+			return false
+		}
+	}
+	return true
+}
+
+// noteParts keeps how the parts of a stand beside it, as part of tx, which has
+// just put it back to be tried again.
+func (g *Gate) noteParts(ctx context.Context, tx *store.Tx, a *Action) error {
+	now, err := g.parts(ctx, tx, a)
+	if err != nil || now == a.parts {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `update action set parts = $1 where id = $2`, now, a.ID); err != nil {
+		return fmt.Errorf("note parts of action %s: %w", a.ID, err)
+	}
+	a.parts = now
+	return g.seal(ctx, tx, a)
+}
+
+// BeginPart has this program remember, once tx is committed, that a part of an
+// action was begun so often.
+func (g *Gate) BeginPart(tx *store.Tx, action string, n int, attempts int64) {
+	tx.AfterCommit(func() { g.memory.moved(action+" "+strconv.Itoa(n), attempts) })
+}
+
+// PartBegun returns how often this program remembers to have begun a part.
+func (g *Gate) PartBegun(action string, n int) int64 {
+	attempts, _ := g.memory.version(action + " " + strconv.Itoa(n))
+	return attempts
 }

@@ -384,7 +384,7 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		if err := g.rejudge(ctx, tx, a, &e); err != nil {
 			return err
 		}
-		a, err = g.advance(ctx, tx, a, e)
+		a, err = g.claimParts(ctx, tx, a, e)
 		if doubted, err := g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
 			moved = doubted
 			return err
@@ -423,6 +423,19 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		return Action{}, nil, err
 	}
 	return a, release, nil
+}
+
+// claimParts lets e happen to a if its parts stand as they did when it was put
+// back, or further.
+func (g *Gate) claimParts(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
+	now, err := g.parts(ctx, tx, &a)
+	if err != nil {
+		return a, err
+	}
+	if !goOn(a.parts, now) {
+		return a, &doubtError{"of those to whom it goes, one who had got it waits for it again in the database"}
+	}
+	return g.advance(ctx, tx, a, e)
 }
 
 // rejudge asks policy once more about what a rule approved, if its executor knows
@@ -497,6 +510,11 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 	}
 	if err != nil {
 		return fmt.Errorf("settle action %s: %w", before.ID, err)
+	}
+	if a.State == Approved {
+		if err := g.noteParts(ctx, tx, &a); err != nil {
+			return err
+		}
 	}
 	free := a.waits && a.State == Approved
 	if before.waits && !free { // its executor did not say that it began

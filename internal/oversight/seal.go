@@ -334,8 +334,9 @@ const sealBegins = "record.seal"
 // Adopt deals with what is in a database from before rows were sealed, once: it
 // seals what is settled, and leaves what waits or was approved to [Gate.Sweep],
 // which asks about it. It returns [audit.ErrOtherKey] where the rows were sealed
-// with another server's key, unless anew: then they are sealed anew.
-func (g *Gate) Adopt(ctx context.Context, anew bool) error {
+// with another server's key, unless anew: then they are sealed anew. The rows of
+// others are sealed as they are.
+func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) error {
 	n := 0
 	err := g.db.Update(ctx, func(tx *store.Tx) error {
 		var entries int64
@@ -360,8 +361,10 @@ func (g *Gate) Adopt(ctx context.Context, anew bool) error {
 		}
 		n = len(ids)
 		// Those of actions that wait count no more once these are asked again.
-		if err := tx.Seal(ctx, sealedApprovals(), `seal is null or seal is not null`); err != nil {
-			return err
+		for _, s := range append(others, sealedApprovals(), SealedSwitches()) {
+			if err := tx.Seal(ctx, s, `seal is null or seal is not null`); err != nil {
+				return err
+			}
 		}
 		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate"}, sealBegins, "", audit.Fields{"settled": strconv.Itoa(n)})
 	})

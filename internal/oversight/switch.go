@@ -142,6 +142,9 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 		if err != nil {
 			return fmt.Errorf("turn switch on: %w", err)
 		}
+		if err := tx.Seal(ctx, SealedSwitches(), `id = $1`, s.ID); err != nil {
+			return err
+		}
 		f := audit.Fields{"scope": string(s.Scope), "target": s.Target, "reason": s.Reason, "stopped": strconv.FormatInt(s.Stopped, 10)}
 		if !s.Until.IsZero() {
 			f["until"] = s.Until.Format(time.RFC3339)
@@ -240,7 +243,15 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 			return fmt.Errorf("%s cannot let other projects go on, only the operator at the machine can: %w", who, auth.ErrForbidden)
 		}
 		changed, err := tx.Changed(ctx, `update kill_switch set off_at = $1, off_by = $2 where id = $3 and off_at = 0`, store.Time(time.Now()), who.String(), id)
-		if err != nil || !changed { // to turn it off again changes nothing
+		if err != nil {
+			return err
+		}
+		// One that was turned off in the database is on still, until it is turned off here.
+		genuine, err := tx.Holding(ctx, SealedSwitches(), `id = $1`, id)
+		if err != nil || !changed && genuine { // to turn it off again changes nothing
+			return err
+		}
+		if err := tx.Seal(ctx, SealedSwitches(), `id = $1`, id); err != nil {
 			return err
 		}
 		if err := audit.Append(ctx, tx, who, "switch.off", id, nil); err != nil {
@@ -304,7 +315,26 @@ func switches(ctx context.Context, tx *store.Tx, project string) ([]Switch, erro
 	if err != nil {
 		return nil, fmt.Errorf("list switches: %w", err)
 	}
+	// The attack: somebody who can write the database turns a switch off there, or
+	// has it end, or stop something else. What was changed stops its whole project.
+	rows, err := tx.Rows(ctx, SealedSwitches(), false, `project_id in ($1, '')`, project)
+	if err != nil {
+		return nil, fmt.Errorf("list switches: %w", err)
+	}
+	for _, r := range rows {
+		id, ok := r.Values["id"].(string)
+		if r.Holds || !ok {
+			continue
+		}
+		out = slices.DeleteFunc(out, func(s Switch) bool { return s.ID == id })
+		out = append(out, Switch{ID: id, Project: project, Scope: ScopeProject, Reason: "its row was changed in the database behind the server's back"})
+	}
 	return out, nil
+}
+
+// SealedSwitches are the kill switches.
+func SealedSwitches() store.Sealed {
+	return store.Sealed{Table: "kill_switch", Key: []string{"id"}}
 }
 
 // Stopped returns a switch that stops what r asks for in a project, of the inbox

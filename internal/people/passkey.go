@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -106,7 +107,23 @@ func passkeys(ctx context.Context, tx *store.Tx, person string) ([]Passkey, erro
 	if err != nil {
 		return nil, fmt.Errorf("list passkeys: %w", err)
 	}
+	for i := 0; i < len(out); i++ {
+		ok, err := tx.Holding(ctx, SealedPasskeys(), `id = $1`, out[i].ID)
+		if err != nil {
+			return nil, fmt.Errorf("list passkeys: %w", err)
+		}
+		if !ok {
+			out = slices.Delete(out, i, i+1)
+			i--
+		}
+	}
 	return out, nil
+}
+
+// SealedPasskeys are the passkeys of people. The attack: somebody who can write
+// the database gives a person a key of his own, and signs in with it.
+func SealedPasskeys() store.Sealed {
+	return store.Sealed{Table: "passkey", Key: []string{"id"}, Only: []string{"id", "person_id", "host", "credential", "created_at"}}
 }
 
 // Passkeys returns who's passkeys, oldest first.
@@ -266,6 +283,9 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 		}
 		if !ok {
 			return ErrChallenge
+		}
+		if err := tx.Seal(ctx, SealedPasskeys(), `id = $1`, id); err != nil {
+			return err
 		}
 		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, "person.passkey_add", audit.Fields{"name": name, "passkey": id})
 		return err
@@ -515,5 +535,5 @@ func (k Passkey) use(ctx context.Context, tx *store.Tx) error {
 	if !ok {
 		return ErrChallenge
 	}
-	return nil
+	return tx.Seal(ctx, SealedPasskeys(), `id = $1`, k.ID)
 }

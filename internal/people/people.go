@@ -463,7 +463,14 @@ func (p *People) change(ctx context.Context, who auth.Principal, name string, f 
 		if err != nil {
 			return err
 		}
-		return f(tx, them)
+		genuine, err := tx.Holding(ctx, auth.SealedPeople(), `id = $1`, them.id)
+		if err != nil {
+			return err
+		}
+		if err := f(tx, them); err != nil || !genuine {
+			return err // what somebody has put into the database is not made good by a change
+		}
+		return auth.SealPerson(ctx, tx, them.id)
 	})
 }
 

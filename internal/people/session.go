@@ -68,6 +68,9 @@ func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, p
 		if _, err := tx.ExecContext(ctx, `update person set password = $1 where id = $2`, hash, in.me.id); err != nil {
 			return fmt.Errorf("set password: %w", err)
 		}
+		if err := auth.SealPerson(ctx, tx, in.me.id); err != nil {
+			return err
+		}
 		if err := auth.EndSessions(ctx, tx, in.me.id, in.id); err != nil {
 			return err
 		}

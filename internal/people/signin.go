@@ -240,6 +240,9 @@ func strengthen(ctx context.Context, tx *store.Tx, who auth.Principal, session a
 	if !ok { // it has ended meanwhile
 		return auth.ErrUnauthenticated
 	}
+	if err := auth.SealSession(ctx, tx, session.Digest()); err != nil {
+		return err
+	}
 	return audit.Append(ctx, tx, who, "person.step_up", who.ID, audit.Fields{"factor": factor})
 }
 

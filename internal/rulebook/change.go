@@ -190,6 +190,9 @@ func put(ctx context.Context, tx *store.Tx, a oversight.Action, p payload, d *po
 	if err != nil {
 		return fmt.Errorf("insert version of policy: %w", err)
 	}
+	if err := tx.Seal(ctx, SealedVersions(), `project_id = $1 and version = $2`, a.Project, p.Version); err != nil {
+		return err
+	}
 	who := auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}
 	return audit.Append(ctx, tx, who, "policy.change", a.ID, audit.Fields{
 		"version": strconv.FormatInt(p.Version, 10), "digest": hex.EncodeToString(sum[:]), "replaces": p.Replaces, "author": p.Author, "decider": a.Decider,

@@ -34,6 +34,14 @@ type Version struct {
 	Decider string // a principal; empty for the program's own
 	Action  string // id of the action that made it hold; empty for the program's own
 	Reason  string // the author's
+
+	forged bool // its row is not as the server wrote it
+}
+
+// SealedVersions are the versions of policies. The attack: somebody who can write
+// the database puts in one that allows everything.
+func SealedVersions() store.Sealed {
+	return store.Sealed{Table: "policy_version", Key: []string{"project_id", "version"}}
 }
 
 // Hex returns the version's digest as people and doors write it.
@@ -93,6 +101,9 @@ func (b *Book) document(v Version) (*policy.Document, error) {
 	if v.Number == 0 {
 		return policy.Default(), nil
 	}
+	if v.forged {
+		return nil, errors.New("its row was changed in the database, or put there")
+	}
 	sum := sha256.Sum256([]byte(v.Text))
 	// The attack: a text changed in the database after people approved it.
 	if hex.EncodeToString(sum[:]) != v.Hex() {
@@ -142,6 +153,11 @@ func active(ctx context.Context, tx *store.Tx, project string) (Version, error) 
 	if err != nil {
 		return Version{}, fmt.Errorf("read policy of %s: %w", project, err)
 	}
+	genuine, err := tx.Holding(ctx, SealedVersions(), `project_id = $1 and version = $2`, project, v.Number)
+	if err != nil {
+		return Version{}, fmt.Errorf("read policy of %s: %w", project, err)
+	}
+	v.forged = !genuine
 	return v, nil
 }
 

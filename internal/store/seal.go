@@ -68,7 +68,8 @@ func (tx *Tx) MAC(purpose string, data []byte) ([]byte, error) {
 type Sealed struct {
 	Table string
 	Key   []string // columns of the primary key
-	Omit  []string // columns that the seal does not cover, such as those that only count
+	Omit  []string // columns that the seal does not cover
+	Only  []string // the columns that it covers, the key's among them; none means all but those of Omit
 }
 
 // A SealedRow is one row of a [Sealed] table.
@@ -111,6 +112,23 @@ func (tx *Tx) Rows(ctx context.Context, s Sealed, lock bool, where string, args 
 		return nil, fmt.Errorf("read sealed rows of %s: %w", s.Table, err)
 	}
 	return out, nil
+}
+
+// Holding reports whether the seals of all rows of s that match where hold.
+func (tx *Tx) Holding(ctx context.Context, s Sealed, where string, args ...any) (bool, error) {
+	rows, err := tx.Rows(ctx, s, false, where, args...)
+	return !slices.ContainsFunc(rows, func(r SealedRow) bool { return !r.Holds }), err
+}
+
+// Broken returns how many rows of s have a seal that does not hold.
+func (tx *Tx) Broken(ctx context.Context, s Sealed) (n int, err error) {
+	rows, err := tx.Rows(ctx, s, false, `seal is null or seal is not null`)
+	for _, r := range rows {
+		if !r.Holds {
+			n++
+		}
+	}
+	return n, err
 }
 
 // Seal seals the rows of s that match where as they are now, in the
@@ -159,7 +177,9 @@ func (tx *Tx) sealedColumns(ctx context.Context, s Sealed) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := slices.DeleteFunc(all, func(c string) bool { return c == "seal" || slices.Contains(s.Omit, c) })
+	c := slices.DeleteFunc(all, func(c string) bool {
+		return c == "seal" || slices.Contains(s.Omit, c) || len(s.Only) > 0 && !slices.Contains(s.Only, c)
+	})
 	tx.seals.columns[s.Table] = c
 	return c, nil
 }

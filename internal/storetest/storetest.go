@@ -70,6 +70,7 @@ var Key = []byte("the key of tests seals their rows")
 var sealed = []store.Sealed{
 	{Table: "action", Key: []string{"id"}, Omit: []string{"payload"}},
 	{Table: "approval", Key: []string{"action_id", "version", "person"}},
+	{Table: "delivery", Key: []string{"action_id", "n"}},
 }
 
 // Reseal seals all rows as they are, as if the server itself had written what a

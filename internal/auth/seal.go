@@ -1,0 +1,47 @@
+package auth
+
+import (
+	"context"
+	"fmt"
+
+	"postern/internal/store"
+)
+
+// Whoever can write the database could put in a person, a session or a link of
+// his own, and then decide as a person does. So the rows that let somebody in
+// are sealed, in the columns that say whom and as what.
+
+// SealedPeople are the accounts of people.
+func SealedPeople() store.Sealed {
+	return store.Sealed{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "disabled_at"}}
+}
+
+// SealedSessions are their sessions.
+func SealedSessions() store.Sealed {
+	return store.Sealed{Table: "session", Key: []string{"hash"}, Only: []string{"hash", "person_id", "id", "kind", "created_at", "expires_at", "strong_at"}}
+}
+
+// SealedSetups are the one-time links by which accounts and passwords are made.
+func SealedSetups() store.Sealed {
+	return store.Sealed{Table: "setup", Key: []string{"hash"}, Only: []string{"hash", "project_id", "id", "role", "person_id", "created_by"}}
+}
+
+// SealPerson seals the account with this id as tx has written it.
+func SealPerson(ctx context.Context, tx *store.Tx, id string) error {
+	return tx.Seal(ctx, SealedPeople(), `id = $1`, id)
+}
+
+// SealSession seals the session whose token has this digest as tx has written it.
+func SealSession(ctx context.Context, tx *store.Tx, digest []byte) error {
+	return tx.Seal(ctx, SealedSessions(), `hash = $1`, digest)
+}
+
+// genuine returns [ErrUnauthenticated] unless the rows of s that match where are
+// as the server wrote them.
+func genuine(ctx context.Context, tx *store.Tx, s store.Sealed, where string, args ...any) error {
+	ok, err := tx.Holding(ctx, s, where, args...)
+	if err == nil && !ok {
+		err = fmt.Errorf("a row of %s was changed in the database: %w", s.Table, ErrUnauthenticated)
+	}
+	return err
+}
