@@ -46,7 +46,7 @@ func TestAudit(t *testing.T) {
 		t.Helper()
 		err := db.Update(ctx, func(tx *store.Tx) error {
 			for range n {
-				if err := audit.Append(ctx, tx, auth.Principal{Kind: auth.Person, ID: "ann", Project: "prj_1"}, "inbox.update", "ibx_1", audit.Fields{"reason": "line\nbreak"}); err != nil {
+				if err := audit.Append(ctx, tx, auth.Principal{Kind: auth.Person, ID: "ann", Project: "prj_1"}, "person.renew", "ann", audit.Fields{"reason": "line\nbreak"}); err != nil {
 					return err
 				}
 			}
@@ -113,7 +113,7 @@ func TestAudit(t *testing.T) {
 	cli(0, at("export", "--out", whole, "--resume")...)
 	has(cli(0, "verify", "--file", whole, "--key", key, "--checkpoint", points), "26 entries")
 	part := filepath.Join(dir, "part.jsonl")
-	cli(0, at("export", "--out", part, "--verb", "inbox.", "--since", "1h", "--actor", "person:")...)
+	cli(0, at("export", "--out", part, "--verb", "person.", "--since", "1h", "--actor", "person:")...)
 	has(cli(1, "verify", "--file", part), "broken at entry 21")
 	has(cli(0, "verify", "--file", part, "--partial"), "each line of this part", "that no other entry was left out")
 	has(cli(0, at("export", "--format", "cef", "--after", "25")...), "CEF:0|Postern|", `msg=reason: line\nbreak`)

@@ -254,8 +254,11 @@ func (f *fixture) exec(query string, args ...any) {
 		if err == nil && !ok {
 			err = errors.New("nothing was changed")
 		}
-		if err != nil || !strings.HasPrefix(query, "update action") {
+		if err != nil {
 			return err
+		}
+		if !strings.HasPrefix(query, "update action") {
+			return storetest.Reseal(f.t.Context(), tx)
 		}
 		return oversighttest.Settle(f.t.Context(), tx)
 	})

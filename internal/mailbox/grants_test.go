@@ -347,7 +347,13 @@ func TestGrants(t *testing.T) {
 
 func (f *fixture) exec(t *testing.T, query string, args ...any) {
 	t.Helper()
-	if err := f.db.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.ExecContext(t.Context(), query, args...); return err }); err != nil {
+	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
+		if _, err := tx.ExecContext(t.Context(), query, args...); err != nil {
+			return err
+		}
+		return storetest.Reseal(t.Context(), tx)
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }

@@ -300,7 +300,9 @@ func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
 	}
 	there := map[vote]bool{}
 	scan := func(row func(...any) error) (v vote, err error) {
-		err = row(&v.action, &v.person, &v.version)
+		var broken bool
+		s := soft{&broken} // its seal tells
+		err = row(s.text(&v.action), s.text(&v.person), s.number(&v.version))
 		return v, err
 	}
 	list, err := store.List(ctx, tx, scan, `select action_id, person, version from approval`)

@@ -535,3 +535,36 @@ func TestBeforeSeals(t *testing.T) {
 		}
 	})
 }
+
+// TestForgedSwitch turns a switch off in the database, and moves its end there.
+func TestForgedSwitch(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		for _, change := range []string{
+			`update kill_switch set off_at = 1`, `update kill_switch set until_at = 1`, `update kill_switch set target = 'other.effect'`, `update kill_switch set seal = ''`,
+		} {
+			f := setupNamed(t, db, policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}, "one"+change, "two"+change)
+			if _, err := f.gate.SwitchOn(t.Context(), f.person, oversight.Switch{Scope: oversight.ScopeCapability, Target: "test.effect", Reason: "enough"}); err != nil {
+				t.Fatal(err)
+			}
+			f.raw(change)
+			if a := f.propose("x"); a.State != oversight.Denied {
+				t.Errorf("%s: proposed, it is %s", change, a.State)
+			}
+			list, err := f.gate.Switches(t.Context(), f.person)
+			if err != nil || len(list) != 1 {
+				t.Fatalf("%s: switches %+v, %v", change, list, err)
+			}
+			if err := f.gate.SwitchOff(t.Context(), f.person, list[0].ID); err != nil {
+				t.Fatal(err)
+			}
+			if a := f.propose("x"); a.State != oversight.Approved {
+				t.Errorf("%s: turned off by an owner, it is %s", change, a.State)
+			}
+			f.raw(`delete from kill_switch`)
+			if named := f.named(""); len(named) == 0 {
+				t.Error("a switch that is gone: verify says nothing")
+			}
+			f.clear()
+		}
+	})
+}

@@ -82,8 +82,10 @@ func (f *fixture) who(session auth.Secret) auth.Principal {
 // age makes it long ago that a session proved anything.
 func (f *fixture) age() {
 	f.update(func(tx *store.Tx) error {
-		_, err := tx.ExecContext(f.t.Context(), `update session set strong_at = $1`, store.Time(time.Now().Add(-auth.StepUpTime-time.Minute)))
-		return err
+		if _, err := tx.ExecContext(f.t.Context(), `update session set strong_at = $1`, store.Time(time.Now().Add(-auth.StepUpTime-time.Minute))); err != nil {
+			return err
+		}
+		return storetest.Reseal(f.t.Context(), tx)
 	})
 }
 
