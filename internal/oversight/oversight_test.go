@@ -462,3 +462,37 @@ func TestPages(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkLife is an action from its proposal over a person's decision to its
+// end: five transactions.
+func BenchmarkLife(b *testing.B) {
+	db := storetest.SQLite(b)
+	gate := oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil))
+	gate.Handle("email.send", &effect{})
+	who, ann := auth.Principal{Kind: auth.Agent, ID: "crd_1", Inbox: "ibx_1"}, auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
+	err := db.Update(b.Context(), func(tx *store.Tx) (err error) {
+		who.Project, _, err = auth.NewProject(b.Context(), tx, "one")
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ann.Project = who.Project
+	payload := make([]byte, 4096)
+	for b.Loop() {
+		var a oversight.Action
+		err := db.Update(b.Context(), func(tx *store.Tx) (err error) {
+			a, err = gate.Propose(b.Context(), tx, who, oversight.Proposal{Request: policy.Request{Kind: "email.send"}, Inbox: "ibx_1", Payload: payload})
+			return err
+		})
+		if err == nil {
+			err = gate.Decide(b.Context(), ann, oversight.Decision{ID: a.ID, Version: 1, Digest: a.Hex(), Approve: true})
+		}
+		if err == nil {
+			_, err = gate.RunOne(b.Context())
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/people"
 	"postern/internal/store"
+	"postern/internal/storetest"
 )
 
 var browser = people.Visit{Kind: auth.Browser, Remote: "192.0.2.1", Agent: "test"}
