@@ -21,12 +21,23 @@ import (
 )
 
 const (
-	answerTTL  = 30 // seconds
-	maxAnswers = 16 // addresses in an answer: it then fits in 512 bytes with any name
+	answerTTL  = 30   // seconds
+	maxReply   = 512  // bytes that every client takes (RFC 1035 §4.2.1)
+	maxAnswers = 14   // addresses in an answer: it then fits in maxReply with any name
+	maxWhy     = 200  // bytes of EXTRA-TEXT in a refusal, which then fits as well
+	udpSize    = 1232 // bytes of a question that we say to take; the DNS flag day's value
+)
+
+// Extended DNS errors (RFC 8914 §4), which say why a program got no address.
+const (
+	edeForged       = 4  // Forged Answer: an address that stands in for the name's
+	edeBlocked      = 15 // Blocked: policy does not allow the name
+	edeNotSupported = 21 // Not Supported: a question of this kind is answered for no name
 )
 
 // handleUDP takes a datagram to port 53, whatever its address: our resolver
-// answers in its place.
+// answers in its place. So programs with a DNS server of their own, as
+// "dig @8.8.8.8", work as far as policy lets them, and nothing is asked there.
 func (a *attached) handleUDP(ctx context.Context, r *udp.ForwarderRequest) bool {
 	id := r.ID()
 	dst := netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort)
@@ -93,88 +104,155 @@ func (a *attached) serveDNSStream(ctx context.Context, c *insideConn, dst netip.
 	}
 }
 
-// question parses a DNS question. drop says that it deserves no answer at all:
-// it is an answer itself, or cannot be read.
-func question(b []byte) (h dnsmessage.Header, q dnsmessage.Question, code dnsmessage.RCode, drop bool) {
-	var p dnsmessage.Parser
-	h, err := p.Start(b)
-	if err != nil || h.Response {
-		return h, q, 0, true
-	}
-	if h.OpCode != 0 {
-		return h, q, dnsmessage.RCodeNotImplemented, false
-	}
-	qs, err := p.AllQuestions()
-	if err != nil || len(qs) != 1 {
-		return h, q, dnsmessage.RCodeFormatError, false
-	}
-	return h, qs[0], dnsmessage.RCodeSuccess, false
+// A dnsRequest is a DNS question as it came.
+type dnsRequest struct {
+	header   dnsmessage.Header
+	question dnsmessage.Question
+	edns     bool // it had an OPT record; without one the answer may have none (RFC 6891 §7)
 }
 
-// answer returns the reply to a question that was sent to dst, or nil.
-func (a *attached) answer(ctx context.Context, b []byte, dst netip.AddrPort) []byte {
-	h, q, code, drop := question(b)
-	if drop {
-		a.ledger.count(ctx, Event{Kind: Denied, Proto: "dns", Dst: dst, Reason: "malformed DNS messages"})
-		return nil
+// An answer is what a dnsRequest gets.
+type answer struct {
+	code  dnsmessage.RCode
+	addrs []netip.Addr
+	ede   uint16 // an extended error of RFC 8914, if why is not empty
+	why   string // a sentence for a person; empty where policy is not the cause
+}
+
+const badVersion dnsmessage.RCode = 16 // BADVERS, RFC 6891 §9
+
+// question parses a DNS message. If problem has a reason the message is answered
+// with it. drop says that it deserves no answer at all: it is an answer itself,
+// or cannot be read.
+func question(b []byte) (r dnsRequest, problem answer, drop bool) {
+	var p dnsmessage.Parser
+	var err error
+	if r.header, err = p.Start(b); err != nil || r.header.Response {
+		return r, answer{why: "a DNS message that is not a question"}, true
 	}
+	bad := func(why string) (dnsRequest, answer, bool) {
+		return r, answer{code: dnsmessage.RCodeFormatError, ede: edeNotSupported, why: why}, false
+	}
+	if r.header.OpCode != 0 {
+		return r, answer{code: dnsmessage.RCodeNotImplemented, ede: edeNotSupported, why: fmt.Sprintf("a DNS message with operation code %d; only questions, 0, are answered", r.header.OpCode)}, false
+	}
+	switch qs, err := p.AllQuestions(); {
+	case err != nil:
+		return bad("a DNS message whose question cannot be read")
+	case len(qs) != 1:
+		return bad(fmt.Sprintf("a DNS message with %d questions; only one at a time is answered", len(qs)))
+	default:
+		r.question = qs[0]
+	}
+	if p.SkipAllAnswers() != nil || p.SkipAllAuthorities() != nil {
+		return bad("a DNS question whose other records cannot be read")
+	}
+	for {
+		h, err := p.AdditionalHeader()
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
+			return r, answer{}, false
+		}
+		if err == nil {
+			err = p.SkipAdditional()
+		}
+		switch {
+		case err != nil:
+			return bad("a DNS question whose other records cannot be read")
+		case h.Type != dnsmessage.TypeOPT:
+		case r.edns: // RFC 6891 §6.1.1
+			return bad("a DNS question with two OPT records")
+		default:
+			r.edns = true
+			if version := byte(h.TTL >> 16); version != 0 {
+				return r, answer{code: badVersion, ede: edeNotSupported, why: fmt.Sprintf("a DNS question of EDNS version %d; only version 0 is answered", version)}, false
+			}
+		}
+	}
+}
+
+// answer returns the reply to a message that was sent to dst, or nil.
+func (a *attached) answer(ctx context.Context, b []byte, dst netip.AddrPort) []byte {
 	if !a.questions.Allow() {
 		a.ledger.count(ctx, Event{Kind: Denied, Proto: "dns", Dst: dst, Reason: fmt.Sprintf("more than %d DNS questions a second", a.w.cfg.Limits.Questions)})
 		return nil
 	}
-	var addrs []netip.Addr
-	if code == dnsmessage.RCodeSuccess {
-		addrs, code = a.answerTo(ctx, q, dst)
+	r, ans, drop := question(b)
+	switch {
+	case ans.why != "":
+		// The attack: a message that we do not understand and another server
+		// would, to look for a way past the record.
+		a.refuse(ctx, "dns", dst, "", ans.why)
+	case !drop:
+		ans = a.answerTo(ctx, r.question, dst)
 	}
-	return reply(h, q, code, addrs)
+	if drop {
+		return nil
+	}
+	return reply(r, ans)
 }
 
-func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst netip.AddrPort) ([]netip.Addr, dnsmessage.RCode) {
+func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst netip.AddrPort) answer {
 	asked := q.Name.String()
-	refuse := func(code dnsmessage.RCode, reason string) ([]netip.Addr, dnsmessage.RCode) {
+	refuse := func(code dnsmessage.RCode, ede uint16, reason string) answer {
 		a.refuse(ctx, "dns", dst, asked, reason)
-		return nil, code
+		return answer{code: code, ede: ede, why: reason}
 	}
 	name, err := policy.Name(asked)
 	if err != nil {
-		return refuse(dnsmessage.RCodeNameError, err.Error())
+		return refuse(dnsmessage.RCodeNameError, edeBlocked, err.Error())
 	}
 	if q.Class != dnsmessage.ClassINET {
-		return refuse(dnsmessage.RCodeRefused, "the DNS class is not IN")
+		return refuse(dnsmessage.RCodeRefused, edeNotSupported, "the DNS class is not IN")
 	}
 	const svcb, https = 64, 65
 	switch q.Type {
 	case dnsmessage.TypeA, dnsmessage.TypeAAAA, svcb, https:
 	default:
 		// Types with free text carry a tunnel both ways.
-		return refuse(dnsmessage.RCodeRefused, fmt.Sprintf("DNS questions of type %s are not answered, only those for addresses", q.Type))
+		return refuse(dnsmessage.RCodeRefused, edeNotSupported, fmt.Sprintf("DNS questions of type %s are not answered, only those for addresses", q.Type))
 	}
 	if name == Name {
 		if q.Type == dnsmessage.TypeA {
-			return []netip.Addr{Gateway}, dnsmessage.RCodeSuccess
+			return answer{addrs: []netip.Addr{Gateway}}
 		}
-		return nil, dnsmessage.RCodeSuccess
+		return answer{}
 	}
-	if q.Type != dnsmessage.TypeA {
-		if v := a.rules.Load().Resolve(name); v.Effect != policy.Allow && !a.standsIn() {
-			return refuse(dnsmessage.RCodeNameError, v.Reason)
+	v := a.mayResolve(ctx, name)
+	var addrs []netip.Addr
+	if v.Effect == policy.Allow {
+		// Only IPv4 leaves a sandbox, so no name has other addresses, nor
+		// parameters of its service. No error: a program that asks for several
+		// types at once would take it for the end.
+		if q.Type != dnsmessage.TypeA {
+			return answer{}
 		}
-		return nil, dnsmessage.RCodeSuccess
+		addrs, v, err = a.lookup(ctx, name, 0)
 	}
-	addrs, v, err := a.lookup(ctx, name, 0)
 	var notFound *net.DNSError
 	switch {
 	case errors.As(err, &notFound) && notFound.IsNotFound:
-		return nil, dnsmessage.RCodeNameError
+		return answer{code: dnsmessage.RCodeNameError}
 	case err != nil:
-		return nil, dnsmessage.RCodeServerFailure
-	case v.Effect != policy.Allow && a.standsIn():
-		a.refuse(ctx, "dns", dst, asked, v.Reason+"; only mail for it is taken, and waits here")
-		return []netip.Addr{a.standIns.addr(name)}, dnsmessage.RCodeSuccess
-	case v.Effect != policy.Allow:
-		return refuse(dnsmessage.RCodeNameError, v.Reason)
+		return answer{code: dnsmessage.RCodeServerFailure}
+	case v.Effect == policy.Allow:
+		return answer{addrs: addrs}
+	case !a.standsIn():
+		return refuse(dnsmessage.RCodeNameError, edeBlocked, v.Reason)
 	}
-	return addrs, dnsmessage.RCodeSuccess
+	out := refuse(dnsmessage.RCodeSuccess, edeForged, v.Reason+"; only mail for it is taken, and waits here")
+	if q.Type == dnsmessage.TypeA {
+		out.addrs = []netip.Addr{a.standIns.addr(name)}
+	}
+	return out
+}
+
+// mayResolve says whether a name may be looked up outside.
+func (a *attached) mayResolve(ctx context.Context, name string) policy.Verdict {
+	v := a.rules.Load().Resolve(name)
+	if v.Effect == policy.Allow && a.w.cfg.Permit != nil {
+		v = a.w.cfg.Permit.Look(ctx, a.who, name)
+	}
+	return v
 }
 
 // lookup resolves a name that policy allows, and judges what it resolves to:
@@ -182,10 +260,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 // error either the verdict is not allow or there are addresses.
 func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]netip.Addr, policy.Verdict, error) {
 	rules := a.rules.Load()
-	v := rules.Resolve(name)
-	if v.Effect == policy.Allow && a.w.cfg.Permit != nil {
-		v = a.w.cfg.Permit.Look(ctx, a.who, name)
-	}
+	v := a.mayResolve(ctx, name)
 	if v.Effect != policy.Allow {
 		return nil, v, nil
 	}
@@ -226,24 +301,41 @@ func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]neti
 	return addrs, policy.Verdict{Effect: policy.Allow}, nil
 }
 
-func reply(h dnsmessage.Header, q dnsmessage.Question, code dnsmessage.RCode, addrs []netip.Addr) []byte {
-	b := dnsmessage.NewBuilder(make([]byte, 0, 512), dnsmessage.Header{
-		ID: h.ID, Response: true, OpCode: h.OpCode, RecursionDesired: h.RecursionDesired, RecursionAvailable: true, RCode: code,
+// reply returns the message that answers r, or nil.
+func reply(r dnsRequest, ans answer) []byte {
+	b := dnsmessage.NewBuilder(make([]byte, 0, maxReply), dnsmessage.Header{
+		ID: r.header.ID, Response: true, OpCode: r.header.OpCode, RecursionDesired: r.header.RecursionDesired, RecursionAvailable: true,
+		RCode: ans.code & 0xf, // its other bits are in the OPT record
 	})
 	b.EnableCompression()
+	q := r.question
 	if q.Name.Length != 0 {
 		if b.StartQuestions() != nil || b.Question(q) != nil {
 			return nil
 		}
 	}
-	if len(addrs) > 0 {
+	if len(ans.addrs) > 0 {
 		if b.StartAnswers() != nil {
 			return nil
 		}
-		for _, addr := range addrs {
+		for _, addr := range ans.addrs {
 			if b.AResource(dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: answerTTL}, dnsmessage.AResource{A: addr.As4()}) != nil {
 				return nil
 			}
+		}
+	}
+	if r.edns {
+		var h dnsmessage.ResourceHeader
+		var opt dnsmessage.OPTResource
+		if ans.why != "" {
+			why := printable("refused by Postern's policy: " + ans.why)
+			opt.Options = []dnsmessage.Option{{
+				Code: 15, // Extended DNS Error: its code and EXTRA-TEXT
+				Data: append(binary.BigEndian.AppendUint16(nil, ans.ede), why[:min(len(why), maxWhy)]...),
+			}}
+		}
+		if h.SetEDNS0(udpSize, ans.code, false) != nil || b.StartAdditionals() != nil || b.OPTResource(h, opt) != nil {
+			return nil
 		}
 	}
 	out, err := b.Finish()

@@ -8,7 +8,7 @@
 //
 //	sandbox ── socket pair ── filter ── stack ─┬─ refused and recorded
 //	                                           ├─ dialled by us and spliced
-//	                                           ├─ port 53: our resolver
+//	                                           ├─ DNS: our resolver
 //	                                           ├─ SMTP: handed to Config.SMTP
 //	                                           └─ 10.0.0.1:80: Config.Inner
 //
@@ -56,10 +56,11 @@ const (
 	Name = "postern.internal" // resolves to Gateway
 )
 
-// The two addresses of every link.
+// The two addresses of every link, and its network, which has no others.
 var (
 	Gateway = netip.AddrFrom4([4]byte{10, 0, 0, 1}) // this program
 	Inside  = netip.AddrFrom4([4]byte{10, 0, 0, 2}) // the sandbox
+	linkNet = netip.PrefixFrom(Gateway, 30)
 )
 
 // Config holds the settings of a [Wall].
@@ -87,7 +88,8 @@ type Config struct {
 	// empty these bytes were read from conn and the greeting has been sent; if
 	// it is empty the sandbox waits for the greeting. Port 465 arrives with
 	// its TLS taken off, under a certificate that nobody signed: a program
-	// that verifies certificates will not send. Nil: mail ports are refused.
+	// that verifies certificates will not send. Mail ports of a sandbox
+	// without an inbox are refused; nil: of every one.
 	SMTP func(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte)
 
 	// Permit has the last word on what the lists allow. Nil: the lists have it.

@@ -176,10 +176,11 @@ func (w *world) serveDNS() netip.AddrPort {
 			if err != nil {
 				return
 			}
-			h, q, _, drop := question(b[:n])
+			r, _, drop := question(b[:n])
 			if drop {
 				continue
 			}
+			q := r.question
 			name := strings.TrimSuffix(strings.ToLower(q.Name.String()), ".")
 			w.mu.Lock()
 			w.asked = append(w.asked, name)
@@ -192,7 +193,7 @@ func (w *world) serveDNS() netip.AddrPort {
 			if q.Type != dnsmessage.TypeA {
 				addrs = nil
 			}
-			pc.WriteTo(reply(h, q, code, addrs), from)
+			pc.WriteTo(reply(r, answer{code: code, addrs: addrs}), from)
 		}
 	}()
 	return netip.MustParseAddrPort(pc.LocalAddr().String())
@@ -629,7 +630,7 @@ func TestDNS(t *testing.T) {
 func TestDNSOverTCP(t *testing.T) {
 	w := newWorld(t, nil) // a closed project
 	b := w.box("i1", policy.Egress{Internet: true})
-	c := b.mustDial("8.8.8.8:53")
+	c := b.mustDial("10.0.0.1:53")
 	for _, name := range []string{"postern.internal.", "evil.test."} {
 		q := query(name, dnsmessage.TypeA)
 		c.Write(append([]byte{0, byte(len(q))}, q...))
@@ -647,7 +648,7 @@ func TestDNSOverTCP(t *testing.T) {
 			t.Errorf("%s: got %v", name, m.RCode)
 		}
 	}
-	if e := w.wait("denied", func(e Event) bool { return e.Kind == Denied }); e.Dst.String() != "8.8.8.8:53" || e.Name != "evil.test." {
+	if e := w.wait("denied", func(e Event) bool { return e.Kind == Denied }); e.Dst.String() != "10.0.0.1:53" || e.Name != "evil.test." {
 		t.Errorf("got %+v", e)
 	}
 	if _, asked := w.outside(); len(asked) > 0 {
@@ -1015,7 +1016,7 @@ func TestSMTPIsCaptured(t *testing.T) {
 		for _, host := range []string{"198.51.100.9", "10.0.0.1", "169.254.169.254"} {
 			t.Run("port "+port+" of "+host, func(t *testing.T) {
 				w := newWorld(t, nil) // a closed project: mail can be proposed all the same
-				c := w.box("i1", policy.Egress{}).mustDial(host + ":" + port)
+				c := w.boxFor("i1", "inb_1", policy.Egress{}).mustDial(host + ":" + port)
 				go func() {
 					if port == "465" {
 						io.WriteString(tls.Client(c, &tls.Config{InsecureSkipVerify: true}), "EHLO x\r\n")

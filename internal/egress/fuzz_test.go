@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -16,25 +17,45 @@ import (
 )
 
 func FuzzQuestion(f *testing.F) {
+	long := strings.Repeat(strings.Repeat("a", 62)+".", 4)
 	f.Add(query("example.com.", dnsmessage.TypeA))
 	f.Add(query(".", dnsmessage.TypeTXT))
+	f.Add(query(long, dnsmessage.TypeA))
+	for _, version := range []uint8{0, 1} {
+		f.Add(withEDNS(query(long, dnsmessage.TypeA), version))
+		f.Add(withEDNS(withEDNS(query("a.test.", 65), version), version))
+	}
 	f.Add([]byte{0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0xc0, 12, 0, 1, 0, 1})
 	f.Add(make([]byte, 12))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		h, q, code, drop := question(b)
+		r, problem, drop := question(b)
 		if drop {
 			return
 		}
-		out := reply(h, q, code, []netip.Addr{Gateway, Inside})
-		if out == nil {
-			return
+		answers := []answer{problem}
+		if problem.why == "" {
+			answers = []answer{
+				{addrs: slices.Repeat([]netip.Addr{Gateway}, maxAnswers)},
+				{addrs: []netip.Addr{Inside}, ede: edeForged, why: strings.Repeat("x", 1000)},
+				{code: dnsmessage.RCodeNameError, ede: edeBlocked, why: "no \xff\n"},
+			}
 		}
-		if len(out) > 512 {
-			t.Errorf("the reply has %d bytes", len(out))
-		}
-		var m dnsmessage.Message
-		if err := m.Unpack(out); err != nil || m.ID != h.ID || !m.Response {
-			t.Errorf("the reply cannot be read: %v %+v", err, m)
+		for _, ans := range answers {
+			out := reply(r, ans)
+			if out == nil {
+				continue
+			}
+			if len(out) > maxReply {
+				t.Errorf("the reply has %d bytes", len(out))
+			}
+			var m dnsmessage.Message
+			if err := m.Unpack(out); err != nil || m.ID != r.header.ID || !m.Response {
+				t.Errorf("the reply cannot be read: %v %+v", err, m)
+			}
+			// RFC 6891 §6.1.1: an OPT record in the answer if one was in the question.
+			if (len(m.Additionals) == 1) != r.edns || len(m.Additionals) > 1 {
+				t.Errorf("got %d additional records; the question had an OPT record: %v", len(m.Additionals), r.edns)
+			}
 		}
 	})
 }

@@ -204,7 +204,7 @@ func TestHandOver(t *testing.T) {
 	})
 	w.at(site+":7", echo)
 	w.says("example.com", site)
-	pool := auth.Principal{Kind: auth.Sandbox, ID: "i1"}
+	pool := auth.Principal{Kind: auth.Sandbox, ID: "i1", Inbox: "inb_0"}
 	f, err := w.wall.Attach(t.Context(), pool, policy.Egress{Internet: true})
 	if err != nil {
 		t.Fatal(err)

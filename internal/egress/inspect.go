@@ -83,14 +83,18 @@ func (a *attached) inspectSyn(ctx context.Context, p []byte, to netip.AddrPort) 
 	return true
 }
 
-// odd says whether a stack would drop packets to a without a word.
+// odd says whether a stack would drop packets to a without a word, or the
+// sandbox's own would drop a reset that comes from there: broadcasts, which the
+// last address of the link's network is one of, multicasts and what means one
+// machine's self.
 func odd(a netip.Addr) bool {
 	b := a.As4()
-	return b[0] == 0 || b[0] == 127 || b[0] >= 224 || a == Inside
+	return b[0] == 0 || b[0] == 127 || b[0] >= 224 || linkNet.Contains(a) && a != Gateway
 }
 
 // deny records a packet and then refuses it by ICMP, so that the program that
-// sent it need not wait for a time-out.
+// sent it need not wait for a time-out. The answer comes from the gateway: from
+// an odd address the sandbox would drop it.
 func (a *attached) deny(ctx context.Context, p []byte, to netip.AddrPort, reason string) {
 	refusal := unreachable(p)
 	a.ledger.addLater(ctx, Event{Kind: Denied, Proto: protoName(header.IPv4(p).TransportProtocol()), Dst: to, Reason: reason}, func() {
@@ -137,13 +141,16 @@ func protoName(p tcpip.TransportProtocolNumber) string {
 
 // unreachable returns the packet that refuses p, which has a whole header, or
 // nil if p must not be answered: RFC 1122 §3.2.2 forbids errors about errors,
-// about broadcasts and about fragments but the first.
+// about broadcasts and about fragments but the first. It forbids them for
+// broadcasts since many could answer; here one does, and a connection that is
+// asked for waits for the answer, so TCP always gets one.
 func unreachable(p []byte) []byte {
 	ip := header.IPv4(p)
 	body := p[header.IPv4MinimumSize:]
-	dst := ip.DestinationAddress().As4()
+	dst := netip.AddrFrom4(ip.DestinationAddress().As4())
 	icmp := ip.TransportProtocol() == header.ICMPv4ProtocolNumber
-	if ip.FragmentOffset() != 0 || dst[0] >= 224 || dst[0] == 0 || icmp && (len(body) == 0 || header.ICMPv4Type(body[0]) != header.ICMPv4Echo) {
+	tcp := ip.TransportProtocol() == header.TCPProtocolNumber
+	if ip.FragmentOffset() != 0 || odd(dst) && !tcp || icmp && (len(body) == 0 || header.ICMPv4Type(body[0]) != header.ICMPv4Echo) {
 		return nil
 	}
 	quote := p[:min(len(p), header.IPv4MinimumSize+8)]
@@ -157,9 +164,13 @@ func unreachable(p []byte) []byte {
 	m := header.ICMPv4(out[header.IPv4MinimumSize:])
 	copy(m[header.ICMPv4MinimumSize:], quote)
 	m.SetType(header.ICMPv4DstUnreachable)
-	m.SetCode(header.ICMPv4PortUnreachable)
-	if icmp {
+	switch {
+	case icmp:
 		m.SetCode(header.ICMPv4HostProhibited)
+	case tcp && odd(dst):
+		m.SetCode(header.ICMPv4NetProhibited) // ENETUNREACH, as Linux says without a wall
+	default:
+		m.SetCode(header.ICMPv4PortUnreachable)
 	}
 	m.SetChecksum(0)
 	m.SetChecksum(^checksum.Checksum(m, 0))

@@ -55,7 +55,7 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 	id := r.ID()
 	dst := netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort)
 	refuse := func(reason string) {
-		a.refuse(ctx, "tcp", dst, "", reason)
+		a.refuse(ctx, "tcp", dst, a.standIns.of(dst.Addr()), reason)
 		r.Complete(true)
 	}
 	select {
@@ -67,14 +67,24 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 	}
 	switch p := dst.Port(); {
 	case p == 53:
-		if c := accept(r); c != nil {
+		// Our resolver stands for every other one that the sandbox may connect
+		// to. Where it may not, it must not seem to: a program that tries
+		// 8.8.8.8 to see whether there is an Internet would find one.
+		if v := a.mayAsk(dst); v.Effect != policy.Allow {
+			refuse(v.Reason)
+		} else if c := accept(r); c != nil {
 			a.serveDNSStream(ctx, c, dst)
 		}
 	case smtpPort(p):
-		if a.w.cfg.SMTP == nil {
+		switch {
+		case a.w.cfg.SMTP == nil:
 			refuse("mail from this sandbox is not taken")
-		} else if c := accept(r); c != nil {
-			a.capture(ctx, c, dst, nil)
+		case a.who.Inbox == "":
+			refuse("this sandbox has no inbox to send mail for; its creator attaches one with the metadata entry postern.inbox")
+		default:
+			if c := accept(r); c != nil {
+				a.capture(ctx, c, dst, nil)
+			}
 		}
 	case dst.Addr() == Gateway:
 		if p != 80 || a.inner == nil {
@@ -85,6 +95,14 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 	default:
 		a.handleOut(ctx, r, dst)
 	}
+}
+
+// mayAsk decides on a connection to a DNS server.
+func (a *attached) mayAsk(dst netip.AddrPort) policy.Verdict {
+	if dst.Addr() == Gateway {
+		return policy.Verdict{Effect: policy.Allow}
+	}
+	return a.rules.Load().Connect(a.connection(dst, a.names.of(dst.Addr())))
 }
 
 // handleOut decides on a connection to the outside.
