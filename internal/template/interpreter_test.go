@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -58,7 +59,7 @@ func startInterpreter(t *testing.T) string {
 		printf '{"OF_SANDBOX": "from the creator"}' >root/run/postern/envs.json
 		echo one >root/run/postern/generation; echo machine1 >root/etc/machine-id
 		chown -R 1000 root/run/postern && chown 1000 root/etc root/etc/machine-id
-		chroot --userspec=1000:1000 --groups= root env -i HOME=/home/user USER=user PATH=/usr/local/bin:/usr/bin:/bin $3 --listen 127.0.0.1:0
+		chroot --userspec=1000:1000 --groups= root env -i HOME=/home/user USER=user LOGNAME=user LANG=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin $3 --listen 127.0.0.1:0
 		exit $?` // no exec: a process that changes its user outlives a test that crashes
 	cmd := jail(t.Context(), syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, script, tpl.Rootfs, t.TempDir(), strings.TrimSpace(string(service)))
 	cmd.Stdout = t.Output()
@@ -133,6 +134,7 @@ type answer struct {
 	stdout, stderr, text string // text is that of the main result
 	results, errors      []event
 	count, keepalives    int
+	order                []string // of all but keepalives: "stdout:text", "result:text" and so on
 }
 
 // run executes code and checks the form of what comes back.
@@ -167,6 +169,9 @@ func run(t *testing.T, url, code string, more ...string) answer {
 		if (e.Type == "end_of_execution") != (i == len(lines)-1) {
 			t.Errorf("line %d of %d: got %s", i, len(lines), e.Type)
 		}
+		if e.Type != "keepalive" {
+			a.order = append(a.order, strings.TrimSuffix(e.Type+":"+e.Text, ":"))
+		}
 		switch e.Type {
 		case "stdout":
 			a.stdout += e.Text
@@ -189,6 +194,20 @@ func run(t *testing.T, url, code string, more ...string) answer {
 		}
 	}
 	return a
+}
+
+// gathered puts together what follows each other on one stream: where in time it
+// is cut depends on the machine's other work.
+func gathered(order []string) (out []string) {
+	for _, e := range order {
+		kind, text, _ := strings.Cut(e, ":")
+		if n := len(out); n > 0 && strings.HasPrefix(kind, "std") && strings.HasPrefix(out[n-1], kind+":") {
+			out[n-1] += text
+		} else {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 func newContext(t *testing.T, url, body string) string {
@@ -255,6 +274,94 @@ func TestInterpreter(t *testing.T) {
 		}
 		if a := run(t, url, "'a string'"); a.text != "a string" {
 			t.Errorf("quotes: got %+v", a)
+		}
+	})
+
+	// One print is one event, and all events come in the order in which the cell
+	// made them, whoever wrote: the count first, the end last.
+	t.Run("output as it was written", func(t *testing.T) {
+		c := newContext(t, url, `{}`)
+		defer call(t, "DELETE", url+"/contexts/"+c, "")
+		long := strings.Repeat("x", 60_000)
+		for _, tt := range []struct {
+			name, code string
+			want       []string
+		}{
+			{"several values", `print("a", 1, sep="-")`, []string{"stdout:a-1\n"}},
+			{"several lines", `print("a\nb\nc")`, []string{"stdout:a\nb\nc\n"}},
+			{"a long line", `print("x" * 60000)`, []string{"stdout:" + long + "\n"}},
+			{"no end", `print("a", end="")`, []string{"stdout:a"}},
+			{"both streams", "import sys\nfor i in range(3):\n  print('o', i)\n  print('e', i, file=sys.stderr)", []string{"stdout:o 0\n", "stderr:e 0\n", "stdout:o 1\n", "stderr:e 1\n", "stdout:o 2\n", "stderr:e 2\n"}},
+			{"beginnings of lines on both", "print('a', end='')\nprint('b', end='', file=sys.stderr)\nprint('c')", []string{"stdout:a", "stderr:b", "stdout:c\n"}},
+			{"a program between", "import os\nprint('a', end='')\nos.system('echo b; echo c >&2') and None\nprint('d');", []string{"stdout:ab\n", "stderr:c\n", "stdout:d\n"}},
+			{"a program first", "os.system('echo a; echo b >&2')\nNone", nil}, // no order between the two; see below
+			{"results between", "print('a')\ndisplay(1)\nprint('b', file=sys.stderr)\ndisplay(2)\nos.system('echo c') and None\n3", []string{"stdout:a\n", "result:1", "stderr:b\n", "result:2", "stdout:c\n", "result:3"}},
+			{"an error after", "print('a')\nprint('b', end='')\n1/0", []string{"stdout:a\nb", "error"}},
+			{"a forked process", "print('a', end='')\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)\nprint('b')", []string{"stdout:ab\n"}},
+			{"threads", "import threading\nn = [threading.Thread(target=lambda: print('a', 'b')) for _ in range(3)]\nfor x in n: x.start()\nfor x in n: x.join()", []string{"stdout:a b\na b\na b\n"}},
+			{"bytes", "sys.stdout.buffer.write(b'\\xc3'); sys.stdout.buffer.write(b'\\xa9\\n');", []string{"stdout:\u00e9\n"}},
+			{"a death", "print('a')\nprint('b', end='')\nos.kill(os.getpid(), 9)", []string{"stdout:a\nb", "error"}},
+		} {
+			a := run(t, url, tt.code, "context_id", c)
+			if a.order[0] != "number_of_executions" || a.order[len(a.order)-1] != "end_of_execution" {
+				t.Errorf("%s: got %q; want the count first and the end last", tt.name, a.order)
+			}
+			got := gathered(a.order[1 : len(a.order)-1])
+			if want := tt.want; want != nil && !slices.Equal(got, want) {
+				t.Errorf("%s: got %.200q, want %.200q", tt.name, got, want)
+			}
+		}
+		// One print is one event indeed, and not put together by gathered.
+		for _, code := range []string{`print("a", "b", "c")`, `print("a\nb")`, `print(list(range(10000)))`} {
+			if a := run(t, url, code, "context_id", c); len(a.order) != 3 {
+				t.Errorf("%s: got %.200q", code, a.order)
+			}
+		}
+		// What is apart in time is apart.
+		if a := run(t, url, "import time\nprint(1); time.sleep(1); print(2)", "context_id", c); !slices.Contains(a.order, "stdout:1\n") || !slices.Contains(a.order, "stdout:2\n") {
+			t.Errorf("two prints, a second apart: got %q", a.order)
+		}
+		// Large output comes in pieces.
+		a := run(t, url, "print('x' * 500_000)", "context_id", c)
+		if len(a.stdout) != 500_001 {
+			t.Errorf("got %d characters", len(a.stdout))
+		}
+		for _, e := range a.order {
+			if len(e) > 200_000 {
+				t.Errorf("one event has %d characters", len(e))
+			}
+		}
+	})
+
+	// What a cell, and a program that it starts, finds in its environment is what
+	// the sandbox gives to every command: nothing of the interpreter's own.
+	t.Run("environment", func(t *testing.T) {
+		want := "HOME LOGNAME OF_SANDBOX PATH USER"
+		c := newContext(t, url, `{}`)
+		defer call(t, "DELETE", url+"/contexts/"+c, "")
+		for _, code := range []string{
+			"import os\nprint(*sorted(os.environ))",
+			"import subprocess\nprint(*sorted(l.split('=')[0] for l in subprocess.run(['env'], capture_output=True, text=True).stdout.splitlines()))",
+			"print(*sorted(l.split('=')[0] for l in open('/proc/self/environ').read().split('\\0')[:-1]))",
+			"import IPython, matplotlib.pyplot, pandas\n!true\nprint(*sorted(os.environ))",
+		} {
+			if a := run(t, url, code, "context_id", c); a.stdout != want+"\n" || len(a.errors) != 0 {
+				t.Errorf("%s: got %q %+v, want %q", code, a.stdout, a.errors, want)
+			}
+		}
+		// None of that was needed.
+		if a := run(t, url, "import locale\nprint(open('/tmp/é', 'w').encoding, subprocess.run(['ls', '/tmp/é'], capture_output=True, text=True).stdout, matplotlib.get_backend(), end='')\nos.remove('/tmp/é')", "context_id", c); a.stdout != "utf-8 /tmp/é\n module://matplotlib_inline.backend_inline" {
+			t.Errorf("got %q %+v", a.stdout, a.errors)
+		}
+		// Who chooses another backend gets it.
+		other := newContext(t, url, `{}`)
+		defer call(t, "DELETE", url+"/contexts/"+other, "")
+		if a := run(t, url, "import matplotlib\nmatplotlib.get_backend().lower()", "context_id", other, "env_vars", `{"MPLBACKEND": "svg"}`); a.text != "svg" {
+			t.Errorf("another backend: got %+v", a)
+		}
+		// A program in a terminal that nobody sits at must not wait for a key.
+		if a := run(t, url, "!echo $PAGER $TERM", "context_id", c); strings.TrimSpace(a.stdout) != "cat xterm-color" {
+			t.Errorf("in a terminal: got %q", a.stdout)
 		}
 	})
 

@@ -35,11 +35,23 @@ describe('python', () => {
       onError: (e) => (failure = e),
     })
     assert.deepEqual([out.text(), err.text(), results], ['out\n', 'err\n', ['shown']])
-    // print writes its text and its newline apart: they may come in one event or in two.
-    assert.deepEqual([run.logs.stdout.join(''), run.logs.stderr.join('')], ['out\n', 'err\n'])
+    assert.deepEqual([run.logs.stdout, run.logs.stderr], [['out\n'], ['err\n']])
     assert.equal(failure.name, 'ZeroDivisionError')
     assert.deepEqual([run.error.name, run.error.value], ['ZeroDivisionError', 'division by zero'])
     assert.match(run.error.traceback, /ZeroDivisionError/)
+  })
+
+  test('tells what was printed as it was printed', async () => {
+    for (const [code, want] of [
+      ['print("a", "b")', ['a b\n']],
+      ['print("two\\nlines")', ['two\nlines\n']],
+      ['import time\nprint(1); time.sleep(1); print(2)', ['1\n', '2\n']],
+    ]) assert.deepEqual((await box.runCode(code)).logs.stdout, want, code)
+    const order = []
+    await box.runCode('import sys, os\nfor i in range(3):\n  print(i); print(i, file=sys.stderr)\nos.system("echo child");', {
+      onStdout: (m) => void order.push(`out ${m.line}`), onStderr: (m) => void order.push(`err ${m.line}`),
+    })
+    assert.deepEqual(order, ['out 0\n', 'err 0\n', 'out 1\n', 'err 1\n', 'out 2\n', 'err 2\n', 'out child\n'])
   })
 
   test('shows results in every format', async () => {
@@ -76,6 +88,15 @@ Rich()`
     const show = 'import os; os.environ.get("COLOUR"), os.environ.get("MOOD")'
     assert.equal((await box.runCode(show, { envs: { MOOD: 'calm', COLOUR: 'red' } })).text, "('red', 'calm')")
     assert.equal((await box.runCode(show)).text, "('green', None)")
+  })
+
+  test('shows a cell the environment of a command, and nothing of its own', async () => {
+    // These are the shell's.
+    const names = (text) => text.trim().split('\n').filter((l) => !/^(SHLVL|PWD|OLDPWD|_)=/.test(l)).sort()
+    const command = names((await box.commands.run('env')).stdout)
+    const list = 'print(*(f"{k}={v}" for k, v in os.environ.items()), sep="\\n")'
+    assert.deepEqual(names((await box.runCode(`import os\n${list}`)).logs.stdout.join('')), command)
+    assert.deepEqual(names((await box.runCode('import os\nos.system("env");')).logs.stdout.join('')), command)
   })
 
   test('runs shell commands, awaits at the top level, reads what files.write wrote', async () => {

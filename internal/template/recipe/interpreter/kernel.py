@@ -6,6 +6,11 @@ output and errors as pipes, commands on 3 and events on 4, both JSON lines:
     {"op": "run", "code", "base", "call"}   →  busy, count, result*, error?, done
     {"op": "reseed", "all"}                 →  done
 
+What a cell prints goes into the pipe line by line, so that a crash loses none of
+it, and programs that it starts write to the same pipe. The server makes events
+of it. It reads three pipes, so what goes into one waits until it has read the
+others: only so does it know what came first.
+
 A cell of plain Python runs without IPython: importing that costs 250 ms and
 25 MB, more than all else in an idle sandbox together. What only IPython can do
 (magics, "!cmd", rich output, tracebacks, "import IPython") loads it, once, with
@@ -17,20 +22,27 @@ Nothing here defends anything: the code that it runs can change it.
 
 import ast
 import builtins
+import fcntl
 import io
 import json
 import linecache
 import os
 import signal
 import sys
+import termios
 import threading
+import time
 import types
 
 # Bound now: user code may rebind what is in these modules, by accident or to
 # see what happens, and its next cell should still run.
 loads, dumps, write, read = json.loads, json.dumps, os.write, os.read
 environ, modules = os.environ, sys.modules
-CMD, EVENTS = 3, 4
+ioctl, sleep, monotonic = fcntl.ioctl, time.sleep, time.monotonic
+OUT, ERR, CMD, EVENTS = 1, 2, 3, 4
+UNREAD, NOTHING = termios.FIONREAD, bytes(4)
+PATIENCE = 30  # seconds that one write waits until the server has read what came before
+INLINE = "module://matplotlib_inline.backend_inline"
 PID = os.getpid()
 MAX_PIXELS = 32 << 20  # of a saved picture that is shown; the server ends kernels that send more than it takes
 INTERACTIVE = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -48,11 +60,84 @@ cells = []  # (count, code, file name) of what ran before IPython came
 failed = False
 
 
-def send(event):
+def send(event, wait=True):
     b = dumps(event, default=str).encode() + b"\n"
     with lock:
         while b:
             b = b[write(EVENTS, b) :]
+    if wait:
+        taken(EVENTS)
+
+
+patient = True  # whether the server has kept up so far, in this cell
+
+
+def taken(fd):
+    """Waits until the server has read what is in one of the pipes."""
+    global patient
+    pause, until = 0.00005, None
+    try:
+        while patient and ioctl(fd, UNREAD, NOTHING) != NOTHING:
+            now = monotonic()
+            until = until or now + PATIENCE
+            if now > until:  # its client does not read: the order is given up, and nothing else
+                patient = False
+            sleep(pause)
+            pause = min(2 * pause, 0.005)
+    except OSError:
+        pass  # closed by the user's code
+
+
+class Output(io.FileIO):
+    """One of the user's two outputs, as bytes."""
+
+    def __init__(self, fd, name):
+        super().__init__(fd, "wb", closefd=False)
+        self.name, self.other = name, ERR if fd == OUT else OUT
+
+    def write(self, b):
+        taken(self.other)
+        view = memoryview(b).cast("B")
+        n = len(view)
+        while view:
+            view = view[super().write(view) :]
+        return n
+
+
+class Lines(io.TextIOWrapper):
+    """One of the user's two outputs, as text.
+
+    One print is several writes. They leave as one, so that those of two threads
+    or processes do not mix, and in time: Flusher, switching and leaving see to
+    what does not end in a line.
+    """
+
+    last = None  # the one that was written to last
+
+    def __init__(self, fd, name):
+        super().__init__(Output(fd, name), encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=False)
+        self.mode = "w"
+
+    def write(self, s):
+        last = Lines.last
+        if last is not self:
+            Lines.last = self
+            if last is not None and not last.closed:
+                last.flush()
+        n = super().write(s)
+        if s[-1:] == "\n":
+            self.flush()
+        return n
+
+
+# Programs that are started write after what was printed before, and a process
+# that is forked must not have it, too. "os.kill" may be of this one.
+LEAVING = {"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "signal.pthread_kill"}
+
+
+def leaving(event, args):
+    if event in LEAVING:
+        flush()
 
 
 class Flusher:
@@ -194,12 +279,13 @@ def load():
     return shell
 
 
-class Pictures:
-    """Shows what PIL saves to a file of a name, once somebody imports PIL, as E2B does."""
+class Hooks:
+    """Changes modules as they are imported, so that what they make is shown as E2B does."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name != "PIL.Image":
+        change = HOOKS.get(name)
+        if change is None:
             return None
         from importlib.machinery import PathFinder
 
@@ -210,10 +296,28 @@ class Pictures:
 
         def exec_module(module):
             execute(module)
-            module.Image.save = saving(module.Image.save)
+            change(module)
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def show_saved(module):
+    """Shows what PIL saves to a file of a name."""
+    module.Image.save = saving(module.Image.save)
+
+
+def show_figures(module):
+    """Makes matplotlib's figures results.
+
+    Jupyter sets MPLBACKEND for that. Programs that a cell starts would get it,
+    too, and have nobody to show a figure to.
+    """
+    if not environ.get("MPLBACKEND"):
+        module.rcParams["backend"] = INLINE
+
+
+HOOKS = {"PIL.Image": show_saved, "matplotlib": show_figures}
 
 
 def saving(save):
@@ -493,7 +597,9 @@ def run_rich(code):
 def handle(msg):
     op = msg["op"]
     if op == "run":
-        send({"t": "busy"})
+        global patient
+        patient = True
+        send({"t": "busy"}, False)
         saved = enter(msg["base"], msg["call"])
         try:
             with flusher:
@@ -509,7 +615,7 @@ def handle(msg):
     elif op == "reseed":
         reseed(msg["all"])
     flush()
-    send({"t": "done"})
+    send({"t": "done"}, False)
 
 
 def commands():
@@ -565,15 +671,16 @@ def start():
     signal.signal(signal.SIGRTMIN + 6, lambda *a: reseed(False))
     for fd in (CMD, EVENTS):
         os.set_inheritable(fd, False)
-    for f in (sys.stdout, sys.stderr):
-        f.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    # What ipykernel sets, and programs that cells start look at.
-    environ.update(TERM="xterm-color", CLICOLOR="1", PAGER="cat", GIT_PAGER="cat")
-    environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    sys.stdout = sys.__stdout__ = Lines(OUT, "<stdout>")
+    sys.stderr = sys.__stderr__ = Lines(ERR, "<stderr>")
+    sys.addaudithook(leaving)
+    # Python sets it for itself where there is no locale (PEP 538). It is not the
+    # user's, and -X utf8 does without.
+    environ.pop("LC_CTYPE", None)
     modules["__main__"] = main
     sys.argv = [""]
     sys.path.insert(0, "")
-    sys.meta_path[:0] = [Finder, Pictures]
+    sys.meta_path[:0] = [Finder, Hooks]
     sys.displayhook = show
     ns.update(__builtins__=builtins, __builtin__=builtins, get_ipython=get_ipython, In=inputs, Out=outputs, _ih=inputs, _oh=outputs, _dh=[os.getcwd()], _i="", _ii="", _iii="", **kept)
     builtins.__IPYTHON__ = True

@@ -5,6 +5,7 @@ the name of the class), and has neither its sockets nor its threads.
 """
 
 import json
+import os
 import sys
 import types
 
@@ -83,6 +84,26 @@ class ZMQInteractiveShell(InteractiveShell):
     def init_hooks(self):
         super().init_hooks()
         self.set_hook("show_in_pager", page.as_hook(page.display_page), 99)
+
+    def system_piped(self, cmd):
+        """Runs "!cmd", in a terminal that nobody sits at.
+
+        So its programs must not wait for a key. As in Jupyter they are told by
+        their environment, here theirs alone.
+        """
+        told = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
+        before = {k: os.environ.get(k) for k in told}
+        os.environ.update(told)
+        try:
+            super().system_piped(cmd)
+        finally:
+            for k, v in before.items():
+                if v is None:
+                    os.environ.pop(k, None)
+                else:
+                    os.environ[k] = v
+
+    system = system_piped
 
     def ask_exit(self):
         raise SystemExit

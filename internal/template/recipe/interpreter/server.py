@@ -66,6 +66,12 @@ INTERRUPTS = 30  # seconds of interrupts before an abandoned execution's kernel 
 BODY_TIMEOUT = 120  # seconds that a request may take to arrive
 IDLE_TIMEOUT = 600  # seconds that a connection may be idle
 MAX_EVENT = 256 << 20  # bytes of one event of a kernel
+# Output is gathered, so that what was printed as one is shown as one, however
+# many pieces it was written in. Jupyter gathers for 0.2 s.
+MAX_PIPE = 1 << 20  # bytes that a pipe holds at most (/proc/sys/fs/pipe-max-size)
+MAX_TEXT = 64 << 10  # characters of output in one event
+LINES_WAIT = 0.02  # seconds that whole lines wait for more
+REST_WAIT = 0.2  # seconds that the beginning of a line waits for its end
 # After a restore the sandbox's first command is on its way; a new process
 # would compete with it for the processor.
 CALM = 0.05
@@ -191,7 +197,11 @@ class Kernel:
 
     # Only the main thread calls it, see the package comment.
     def spawn(self):
-        env = dict(os.environ, PYTHONUNBUFFERED="1")
+        # The user's code has this environment, and should find in it what a
+        # command that is run in the sandbox finds, and nothing of ours.
+        env = dict(os.environ)
+        for k in ("LANG", "LC_CTYPE"):
+            env.pop(k, None)  # of this service, and what Python made of none
         env.setdefault("HOME", HOME)
         # What "pip install" puts there, as in a login shell.
         local = os.path.join(env["HOME"], ".local/bin")
@@ -214,7 +224,7 @@ class Kernel:
         try:
             # setpriv: if we die, the kernel must not stay: nobody could reach
             # it again.
-            args = ["/usr/bin/setpriv", "--pdeathsig", "KILL", sys.executable, "-P", "-c", LAUNCH, self.cwd]
+            args = ["/usr/bin/setpriv", "--pdeathsig", "KILL", sys.executable, "-X", "utf8", "-P", "-c", LAUNCH, self.cwd]
             self.pid = os.posix_spawn(
                 args[0], args, env, setsid=True, setsigdef=[signal.SIGINT, signal.SIGPIPE],
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(high)],
@@ -292,6 +302,14 @@ class Kernel:
         if not b:
             self.shut.add(fd)
         return self.decoders[fd][1].decode(b), bool(b)
+
+    def outputs(self, fd):
+        """Yields what has been written to fd, as much as a pipe can hold: a program that never stops must not keep us."""
+        more, size = True, 0
+        while more and fd not in self.shut and size <= MAX_PIPE:
+            text, more = self.output(fd)
+            size += len(text)
+            yield text
 
     def read_events(self):
         """Returns the events that have arrived whole, and whether the pipe is open."""
@@ -488,55 +506,52 @@ class Context:
         client.watch(p)
         heard = asked = time.monotonic()
         answered = False
-
-        def drain():
-            nonlocal heard
-            for fd in (k.out, k.err):
-                more = True
-                while more and fd not in k.shut:
-                    text, more = k.output(fd)
-                    if text:
-                        heard = time.monotonic()
-                        client.emit({"type": k.decoders[fd][0], "text": text, "timestamp": time.time_ns()})
-
+        said = Said(client)
         while True:
             now = time.monotonic()
-            left = heard + KEEPALIVE - now
+            left = max(heard, said.at) + KEEPALIVE - now
             if not answered:
                 left = min(left, asked + ANSWER - now)
+            if said.text:
+                left = min(left, said.due() - now)
             ready = dict(p.poll(max(0, left) * 1000))
             if client.socket.fileno() in ready and client.gone():
                 raise Gone
-            if k.out in ready or k.err in ready:
-                drain()
-                for fd in (k.out, k.err):
-                    if fd in ready and fd in k.shut:
-                        p.unregister(fd)  # or it would wake us for ever
+            # Before the events are read: what was printed before an event comes
+            # before it, and what is printed after it is written only when the
+            # event has been read, see kernel.py.
+            for fd in (k.out, k.err):
+                if fd in ready or k.events in ready or k.death in ready:
+                    for text in k.outputs(fd):
+                        said.add(k.decoders[fd][0], text)
+                if fd in ready and fd in k.shut:
+                    p.unregister(fd)  # or it would wake us for ever
             if k.events in ready:
                 events, open_ = k.read_events()
                 if not open_:
                     p.unregister(k.events)
-                # What was printed before an event comes before it.
-                drain()
                 for e in events:
                     answered = True
                     if e.get("t") == "done":
                         for fd in (k.out, k.err):
-                            if text := k.decoders[fd][1].decode(b"", True):
-                                client.emit({"type": k.decoders[fd][0], "text": text, "timestamp": time.time_ns()})
+                            said.add(k.decoders[fd][0], k.decoders[fd][1].decode(b"", True))
+                        said.tell()
                         return
                     if (event := to_event(e)) is not None:
+                        said.tell()
                         client.emit(event)
                         heard = time.monotonic()
             elif k.death in ready:
-                drain()
+                said.tell()
                 return
             now = time.monotonic()
+            if said.text and now >= said.due():
+                said.tell(lines=True)
             if not answered and now - asked >= ANSWER:
                 k.kill(f"did not answer for {ANSWER} s")
                 k.wait(ANSWER)
                 return
-            if now - heard >= KEEPALIVE:
+            if now - max(heard, said.at) >= KEEPALIVE:
                 client.emit({"type": "keepalive"})
                 heard = now
 
@@ -552,6 +567,42 @@ class Context:
                 return
         k.kill(f"did not react to interrupts for {INTERRUPTS} s after its client had gone")
         k.wait(ANSWER)
+
+
+class Said:
+    """Output that has been read and not yet sent: of one stream, since the order of the two is kept."""
+
+    def __init__(self, client):
+        self.client = client
+        self.kind = self.text = ""
+        self.since = 0  # when its first part was read
+        self.at = 0  # when some was sent last
+
+    def add(self, kind, text):
+        if not text:
+            return
+        if kind != self.kind:
+            self.tell()
+        if not self.text:
+            self.since = time.monotonic()
+        self.kind = kind
+        self.text += text
+        if len(self.text) >= MAX_TEXT:
+            self.tell(lines=True)
+
+    def due(self):
+        """When it has waited long enough."""
+        return self.since + (LINES_WAIT if "\n" in self.text else REST_WAIT)
+
+    def tell(self, lines=False):
+        """Sends it, but for the beginning of a line if lines is set and a whole line is there."""
+        n = len(self.text)
+        if lines and "\n" in self.text:
+            n = self.text.rindex("\n") + 1
+        now, self.text = self.text[:n], self.text[n:]
+        if now:
+            self.since = self.at = time.monotonic()
+            self.client.emit({"type": self.kind, "text": now, "timestamp": time.time_ns()})
 
 
 def to_event(e):
