@@ -248,8 +248,10 @@ func leave(t *testing.T, url, id, code string) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	for s := bufio.NewScanner(resp.Body); s.Scan(); {
-		if strings.Contains(s.Text(), "begun") {
+	lines := bufio.NewReader(resp.Body) // of any length
+	for err == nil {
+		var line string
+		if line, err = lines.ReadString('\n'); strings.Contains(line, "begun") {
 			time.Sleep(100 * time.Millisecond) // it is soon where it stays
 			return
 		}

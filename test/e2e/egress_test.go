@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -92,6 +93,79 @@ func TestEgress(t *testing.T) {
 			host := strings.Trim(strings.TrimPrefix(tt.url, "http:"), "/")
 			if !tt.open && !strings.Contains(record, host) {
 				t.Errorf("the refusal of %s is not on the record:\n%s", host, record)
+			}
+		})
+	}
+}
+
+// probe tries what a program tries that looks for a way out, each with a time
+// limit that only a hang reaches, and prints what it finds.
+const probe = `import errno, socket, struct
+def said(f):
+    try:
+        return f()
+    except TimeoutError:
+        return "hangs"
+    except OSError as e:
+        return errno.errorcode.get(e.errno, str(e))
+def connect(host, port):
+    c = socket.create_connection((host, port), timeout=60)
+    c.close()
+    return "connected"
+def ask(kind, opcode=0):
+    # With EDNS, so that the answer may say why (RFC 8914).
+    q = struct.pack(">HBBHHHH", 7, 1 | opcode << 3, 0, 1, 0, 0, 1) + b"\x04evil\x04test\0" + struct.pack(">HH", kind, 1) + b"\0\0\x29\x04\xd0\0\0\0\0\0\0"
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.settimeout(60)
+    s.sendto(q, ("10.0.0.1", 53))
+    b = s.recv(4096)
+    return "code %d%s" % (b[3] & 15, ", by policy" if b"refused by Postern's policy" in b else "")
+for host, port in [("8.8.8.8", 53), ("8.8.8.8", 443), ("8.8.8.8", 25), ("8.8.8.8", 587), ("10.0.0.1", 53), ("10.0.0.1", 25), ("10.0.0.0", 80), ("10.0.0.3", 80), ("10.0.0.3", 53), ("0.0.0.1", 80), ("224.0.0.1", 80), ("240.0.0.1", 80), ("255.255.255.255", 80)]:
+    print(host, port, said(lambda: connect(host, port)))
+for name, kind in [("A", 1), ("AAAA", 28), ("HTTPS", 65), ("TXT", 16)]:
+    print(name, said(lambda: ask(kind)))
+print("NOTIFY", said(lambda: ask(1, 4)))
+try:
+    print(socket.gethostbyname("evil.test").startswith("198.18."))
+except socket.gaierror as e:
+    print(e.errno == socket.EAI_NONAME)
+`
+
+// TestProbes tells what a program finds in a sandbox that may connect nowhere:
+// everything is refused at once, and only what Postern itself answers connects.
+func TestProbes(t *testing.T) {
+	s := start(t, t.TempDir())
+	address, _ := s.inbox("prober")
+	for _, tt := range []struct {
+		name     string
+		metadata map[string]string
+		mail     string   // what mail ports do
+		names    []string // what questions of a name's addresses get, and libc
+	}{
+		{"without an inbox", nil, "ECONNREFUSED", []string{"A code 3, by policy", "AAAA code 3, by policy", "HTTPS code 3, by policy"}},
+		{"with an inbox", map[string]string{"postern.inbox": address}, "connected", []string{"A code 0, by policy", "AAAA code 0, by policy", "HTTPS code 0, by policy"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			body := map[string]any{}
+			if tt.metadata != nil {
+				body["metadata"] = tt.metadata
+			}
+			b := s.sandbox(body)
+			r := b.run("python3 - <<'EOF'\n" + probe + "EOF\n")
+			want := []string{
+				"8.8.8.8 53 ECONNREFUSED", "8.8.8.8 443 ECONNREFUSED", "8.8.8.8 25 " + tt.mail, "8.8.8.8 587 " + tt.mail,
+				"10.0.0.1 53 connected", "10.0.0.1 25 " + tt.mail, "10.0.0.0 80 ENETUNREACH", "10.0.0.3 80 ENETUNREACH", "10.0.0.3 53 ENETUNREACH",
+				"0.0.0.1 80 ENETUNREACH", "224.0.0.1 80 ENETUNREACH", "240.0.0.1 80 ENETUNREACH", "255.255.255.255 80 ENETUNREACH",
+			}
+			want = append(append(want, tt.names...), "TXT code 5, by policy", "NOTIFY code 4, by policy", "True")
+			if got := strings.Split(strings.TrimSpace(r.stdout), "\n"); !slices.Equal(got, want) {
+				t.Errorf("got\n%s\n%s\nwant\n%s", r.stdout, r.stderr, strings.Join(want, "\n"))
+			}
+			record := s.mustCLI("audit", "list", "--object", b.id, "--verb", "egress.")
+			for _, what := range []string{"8.8.8.8:53", "10.0.0.3:80", "224.0.0.1:80", "255.255.255.255:80", "evil.test", "operation code 4"} {
+				if !strings.Contains(record, what) {
+					t.Errorf("%s is not on the record:\n%s", what, record)
+				}
 			}
 		})
 	}
