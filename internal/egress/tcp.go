@@ -1,18 +1,14 @@
 package egress
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -167,7 +163,7 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		up.Close()
 		return
 	}
-	a.splice(ctx, f, in, up, nil)
+	a.splice(ctx, f, in, up, nil, nil)
 }
 
 // A word is the last one on a connection.
@@ -193,9 +189,9 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 	defer in.Close()
 	defer context.AfterFunc(ctx, in.abort)()
 	_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.SniffTimeout))
-	s := sniff(in)
+	s := sniff(in, nil)
 	_ = in.SetReadDeadline(time.Time{})
-	if smtpStart(s.head, true) == smtpYes && a.w.cfg.SMTP != nil {
+	if s.mail && a.w.cfg.SMTP != nil {
 		a.captureLate(ctx, in, dst, s.head, false)
 		return
 	}
@@ -204,9 +200,13 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		s.refuse(in, reason)
 	}
 	c := a.connection(dst, nil)
+	var g gate
 	// Its address may be allowed whatever its name is, see handleOut.
 	anyName := a.rules.Load().Connect(c).Effect == policy.Allow
 	switch {
+	case s.mail && !anyName:
+		refuse("", "mail from this sandbox is not taken")
+		return
 	case s.problem != "" && !anyName:
 		refuse(s.name, s.problem)
 		return
@@ -216,7 +216,7 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		to, v := a.resolveFor(ctx, s.name, dst)
 		switch {
 		case v.Effect == policy.Allow:
-			c = a.connection(to, []string{s.name})
+			c, g = a.connection(to, []string{s.name}), a.gateFor(&s)
 		case anyName && a.mayLook(ctx, s.name):
 			// The name is not one that it may look up, so it says nothing of
 			// the address, which it may connect to.
@@ -231,11 +231,15 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		refuse("", "the connection names no host")
 		return
 	default:
-		// Not the web, for example SSH on port 443: what our resolver knows.
+		// SSH, or a protocol in which the server speaks first: what our
+		// resolver knows.
 		c.Names = a.names.of(dst.Addr())
 		if v := a.rules.Load().Connect(c); v.Effect != policy.Allow {
 			refuse(strings.Join(c.Names, " "), v.Reason)
 			return
+		}
+		if g = a.serverFirst; s.ssh {
+			g = sshOnly
 		}
 	}
 	w := a.permit(ctx, c)
@@ -253,7 +257,7 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		in.abort()
 		return
 	}
-	a.splice(ctx, f, in, up, s.head)
+	a.splice(ctx, f, in, up, s.head, g)
 }
 
 // mayLook reports whether it is the lists alone that a name is not on.
@@ -287,179 +291,6 @@ func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net
 	}
 	a.ledger.addLater(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: cmp.Or(f.why, a.rules.Load().Connect(f.conn).Reason)}, func() {})
 	return up, nil
-}
-
-// splice carries bytes both ways until both sides have ended theirs. It owns
-// both connections.
-func (a *attached) splice(ctx context.Context, f *flow, in *insideConn, up net.Conn, head []byte) {
-	s := &splicing{f: f, in: in, up: up, spoke: make(chan struct{}), downDone: make(chan struct{})}
-	stop := context.AfterFunc(ctx, s.abort)
-	defer stop()
-	defer f.idle(a.w.cfg.Limits.Idle).Stop()
-	go s.down()
-	held, captured := s.first(head, a.w.cfg.SMTP != nil)
-	if captured {
-		// Not a byte of it has left. The server is hung up on, and what it had
-		// said stands as the greeting, or else one is made up.
-		s.captured.Store(true)
-		up.Close()
-		_ = in.SetWriteDeadline(time.Now()) // a server that floods must not keep us
-		<-s.downDone
-		_ = in.SetWriteDeadline(time.Time{})
-		a.captureLate(ctx, in, f.dst, held, s.greeted())
-		return
-	}
-	err := s.send(held)
-	if err == nil {
-		err = pump(up, in, &f.last)
-	}
-	if err != nil {
-		s.abort()
-	} else {
-		closeWrite(up)
-	}
-	<-s.downDone
-	in.Close()
-	up.Close()
-}
-
-// splicing is the state of one splice.
-type splicing struct {
-	f        *flow
-	in       *insideConn
-	up       net.Conn
-	spoke    chan struct{} // closed when the server's first bytes have gone in
-	start    []byte        // those bytes; read after spoke
-	captured atomic.Bool
-	downDone chan struct{}
-}
-
-// down carries what the server says into the sandbox.
-func (s *splicing) down() {
-	defer close(s.downDone)
-	buf := make([]byte, 4<<10)
-	n, err := s.up.Read(buf)
-	if errors.Is(err, io.EOF) {
-		err = nil // the pump meets it again
-	}
-	if n > 0 {
-		s.f.last.Store(time.Now().UnixNano())
-		s.start = buf[:n]
-		_, werr := s.in.Write(s.start)
-		close(s.spoke)
-		err = errors.Join(err, werr)
-	}
-	if err == nil {
-		err = pump(s.in, s.up, &s.f.last)
-	}
-	switch {
-	case s.captured.Load(): // the connection goes on without us
-	case err == nil:
-		closeWrite(s.in)
-	default:
-		s.abort()
-	}
-}
-
-// greeted says whether the server began to speak.
-func (s *splicing) greeted() bool {
-	select {
-	case <-s.spoke:
-		return true
-	default:
-		return false
-	}
-}
-
-// first reads the program's first bytes, after head, until it is clear whether
-// they are the beginning of a mail conversation. Until then none leaves, be
-// they sent one by one.
-func (s *splicing) first(head []byte, watch bool) (held []byte, captured bool) {
-	held = head
-	if !watch {
-		return held, false
-	}
-	for {
-		if len(held) > 0 {
-			mail := s.greeted() && bytes.HasPrefix(s.start, []byte("220"))
-			v := smtpStart(held, mail)
-			if v == smtpAsk {
-				// "MAIL" begins a conversation with a mail server only, and its
-				// greeting tells: wait for it a while.
-				select {
-				case <-s.spoke:
-					v = smtpStart(held, bytes.HasPrefix(s.start, []byte("220")))
-				case <-s.downDone:
-				case <-time.After(handshake):
-				}
-			}
-			switch v {
-			case smtpYes:
-				return held, true
-			case smtpNo, smtpAsk:
-				return held, false
-			case smtpMore:
-			}
-		}
-		buf := make([]byte, 16<<10)
-		n, err := s.in.Read(buf)
-		held = append(held, buf[:n]...)
-		if n > 0 {
-			s.f.last.Store(time.Now().UnixNano())
-		}
-		if err != nil {
-			return held, false // the pump meets the error again
-		}
-	}
-}
-
-func (s *splicing) send(p []byte) error {
-	if len(p) == 0 {
-		return nil
-	}
-	_, err := s.up.Write(p)
-	return err
-}
-
-// abort resets both sides.
-func (s *splicing) abort() {
-	s.in.abort()
-	if t, ok := s.up.(*net.TCPConn); ok {
-		_ = t.SetLinger(0)
-	}
-	s.up.Close()
-}
-
-// pump copies until src ends. The buffer grows with the stream: most
-// connections are quiet, and each waits with its buffer.
-func pump(dst io.Writer, src io.Reader, last *atomic.Int64) error {
-	buf := make([]byte, 8<<10)
-	for {
-		n, err := src.Read(buf)
-		if n > 0 {
-			last.Store(time.Now().UnixNano())
-			if _, werr := dst.Write(buf[:n]); werr != nil {
-				return werr
-			}
-			if n == len(buf) && n < 256<<10 {
-				buf = make([]byte, 2*n)
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-func closeWrite(c io.Closer) {
-	if w, ok := c.(interface{ CloseWrite() error }); ok {
-		_ = w.CloseWrite()
-		return
-	}
-	c.Close()
 }
 
 // capture hands a connection to a mail port to Config.SMTP, wherever it aimed.

@@ -1,0 +1,308 @@
+package egress
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"postern/internal/policy"
+)
+
+// A gate reads what a program says on a connection, of which head was read, and
+// writes to s.toServer what may go on. It returns nil when the program has
+// ended its side. Its error may be a *refusal or errMail.
+//
+// Where a name alone opened the way, the name that a connection began with is
+// proved for its first message only. Gates see to it that no later one is for
+// another.
+type gate func(s *splicing, head []byte) error
+
+// A refusal is why a connection that was made does not go on.
+type refusal struct {
+	name   string // that was meant; empty if none is known
+	reason string
+	status int // of the answer in HTTP; zero: a reset
+}
+
+// Error implements error.
+func (r *refusal) Error() string { return r.reason }
+
+// anything lets everything pass.
+func anything(s *splicing, head []byte) error {
+	if len(head) > 0 {
+		if _, err := s.toServer.Write(head); err != nil {
+			return err
+		}
+	}
+	return pump(&s.toServer, s.in, &s.f.last)
+}
+
+// gateFor returns the gate for a connection that began as first did, with a
+// name that was allowed.
+func (a *attached) gateFor(first *sniffed) gate {
+	if first.tls {
+		return func(s *splicing, head []byte) error { return sameHello(s, head, first.name) }
+	}
+	return func(s *splicing, head []byte) error { return a.requests(s, head, first.name) }
+}
+
+// requests passes on requests for one host. It takes each apart itself, so
+// that there is none, be it on a kept connection or ahead of the answer to the
+// one before, which it has not judged.
+func (a *attached) requests(s *splicing, buf []byte, name string) error {
+	for n := 0; ; n++ {
+		var scan headScan
+		end, problem := scan.next(buf)
+		for end == 0 && problem == "" {
+			var err error
+			if buf, err = s.readOn(buf); errors.Is(err, io.EOF) {
+				return nil // half a request stays here
+			} else if err != nil {
+				return err
+			}
+			end, problem = scan.next(buf)
+		}
+		if problem != "" {
+			return &refusal{"", problem, http.StatusForbidden}
+		}
+		head := buf[:end]
+		r := parseRequest(head)
+		if err := a.judgeRequest(&r, name); err != nil {
+			return err
+		}
+		// After an upgrade nobody can tell whom a connection is for: in h2c each
+		// request has a host of its own. What belongs to the one that was named
+		// is WebSocket; and the answer to the first request is known for what it
+		// is without reading answers.
+		websocket := r.websocket && n == 0
+		if r.upgrade && !websocket {
+			head = withoutUpgrade(head)
+		}
+		if _, err := s.toServer.Write(head); err != nil {
+			return err
+		}
+		var err error
+		if buf, err = s.body(buf[end:], r.length); err != nil {
+			return err
+		}
+		if websocket {
+			const switching = "HTTP/1.1 101"
+			if b := s.listen(a.w.cfg.Limits.Idle, func(b []byte) bool { return len(b) >= len(switching) }); bytes.HasPrefix(b, []byte(switching)) {
+				return anything(s, buf)
+			}
+		}
+	}
+}
+
+// judgeRequest returns a *refusal if r is not for name.
+func (a *attached) judgeRequest(r *request, name string) error {
+	n, err := policy.Name(r.host)
+	v := a.rules.Load().Resolve(n)
+	switch {
+	case r.problem != "":
+		return &refusal{r.host, r.problem, http.StatusForbidden}
+	case r.host == "":
+		return &refusal{"", "the HTTP request names no host", http.StatusForbidden}
+	case err != nil:
+		return &refusal{r.host, err.Error(), http.StatusForbidden}
+	case n == name:
+		return nil
+	case v.Effect != policy.Allow:
+		return &refusal{n, v.Reason, http.StatusForbidden}
+	default:
+		// RFC 9110 §15.5.20: the client may ask again on another connection.
+		return &refusal{n, fmt.Sprintf("this connection is for %s: a request for %s needs its own", name, n), http.StatusMisdirectedRequest}
+	}
+}
+
+// body passes on a request's body of length bytes, or in chunks, which begins
+// in buf, and returns what was read after it.
+func (s *splicing) body(buf []byte, length int64) (rest []byte, err error) {
+	var c chunked
+	for {
+		n, over := len(buf), false
+		var problem string
+		if length < 0 {
+			n, over, problem = c.next(buf)
+		} else {
+			n = int(min(int64(n), length))
+			length -= int64(n)
+			over = length == 0
+		}
+		if problem != "" {
+			return nil, &refusal{"", problem, http.StatusForbidden}
+		}
+		if n > 0 {
+			if _, err := s.toServer.Write(buf[:n]); err != nil {
+				return nil, err
+			}
+		}
+		if over {
+			return buf[n:], nil
+		}
+		if n < cap(buf) || n >= 256<<10 {
+			buf = buf[:0]
+		} else {
+			buf = make([]byte, 0, 2*n) // it grows with the body, see pump
+		}
+		if buf, err = s.readOn(buf); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// readOn appends what the program says next.
+func (s *splicing) readOn(buf []byte) ([]byte, error) {
+	if cap(buf)-len(buf) < 512 {
+		buf = append(make([]byte, 0, max(8<<10, 2*len(buf))), buf...)
+	}
+	n, err := s.read(buf[len(buf):cap(buf)])
+	return buf[:len(buf)+n], err
+}
+
+// sameHello passes on a TLS connection that began with a ClientHello for name.
+// RFC 8446 §4.1.2 has the client send a second one, in clear text, where the
+// server asks it to: it must be for the same name. After that all is encrypted.
+func sameHello(s *splicing, buf []byte, name string) error {
+	_, _, end, _ := serverName(buf)
+	if _, err := s.toServer.Write(buf[:end]); err != nil {
+		return err
+	}
+	buf = slices.Clone(buf[end:])
+	left := 0 // bytes of a record that is passed on
+	for {
+		k := min(left, len(buf))
+		if k > 0 {
+			if _, err := s.toServer.Write(buf[:k]); err != nil {
+				return err
+			}
+			buf, left = buf[k:], left-k
+		}
+		start, _ := s.said()
+		if again, known := asksAgain(start); known && !again {
+			return anything(s, buf)
+		}
+		if len(buf) < 5 {
+			var err error
+			if buf, err = s.readOn(buf); errors.Is(err, io.EOF) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			continue
+		}
+		switch n := int(binary.BigEndian.Uint16(buf[3:])); buf[0] {
+		case 0x14, 0x15, 0x17: // for middleboxes, an alert, early data
+			left = 5 + n
+			continue
+		case 0x16:
+		default:
+			return &refusal{name: name, reason: "the TLS connection is malformed"}
+		}
+		start = s.listen(s.a.w.cfg.Limits.Idle, func(b []byte) bool { _, known := asksAgain(b); return known })
+		if again, known := asksAgain(start); known && !again {
+			continue
+		}
+		second, problem, end, need := serverName(buf)
+		if need > len(buf) && len(buf) < 2*maxHead {
+			var err error
+			if buf, err = s.readOn(buf); err != nil {
+				return err
+			}
+			continue
+		}
+		n, err := policy.Name(second)
+		if end == 0 || problem != "" || err != nil || n != name {
+			return &refusal{name: clip(second), reason: "the second TLS ClientHello is not for " + name}
+		}
+		return anything(s, buf)
+	}
+}
+
+// asksAgain reports whether a server's first bytes are a HelloRetryRequest.
+func asksAgain(start []byte) (yes, known bool) {
+	const at = 5 + 4 + 2 // headers of record and message, version
+	// RFC 8446 §4.1.3: it is a ServerHello with these random bytes.
+	random := [...]byte{
+		0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91,
+		0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
+	}
+	switch {
+	case len(start) > 0 && start[0] != 0x16:
+		return false, true // an alert, or no TLS
+	case len(start) < at+len(random):
+		return false, false
+	default:
+		return bytes.Equal(start[at:at+len(random)], random[:]), true
+	}
+}
+
+// sshOnly passes on a connection that began like SSH (RFC 4253 §4.2): its first
+// line, and the rest once the server has shown that it speaks SSH. A server for
+// the web could take what follows for a request.
+func sshOnly(s *splicing, buf []byte) error {
+	end := bytes.IndexByte(buf, '\n')
+	for ; end < 0; end = bytes.IndexByte(buf, '\n') {
+		if len(buf) > 255 {
+			return &refusal{reason: "the first line of the SSH connection is too long"}
+		}
+		var err error
+		if buf, err = s.readOn(buf); err != nil {
+			return err
+		}
+	}
+	if _, err := s.toServer.Write(buf[:end+1]); err != nil {
+		return err
+	}
+	const ssh = "SSH-"
+	if b := s.listen(handshake, func(b []byte) bool { return len(b) >= len(ssh) }); !bytes.HasPrefix(b, []byte(ssh)) {
+		return &refusal{reason: "the server does not speak SSH, as the program does"}
+	}
+	return anything(s, buf[end+1:])
+}
+
+// serverFirst passes on a connection on which the program said nothing at
+// first. If the server speaks before it does it is none for the web. If it does
+// not, what the program says is judged as it would have been at the beginning.
+func (a *attached) serverFirst(s *splicing, buf []byte) error {
+	buf, err := s.readOn(buf)
+	if errors.Is(err, io.EOF) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if start, _ := s.said(); len(start) > 0 {
+		if web := []byte("HTTP/"); bytes.HasPrefix(start, web[:min(len(web), len(start))]) || start[0] == 0x15 || start[0] == 0x16 {
+			return &refusal{reason: "the connection names no host"}
+		}
+		s.gated = false
+		return anything(s, buf)
+	}
+	first := sniff(s.in, buf)
+	v := a.rules.Load().Connect(a.connection(s.f.conn.Addr, []string{first.name}))
+	status := 0
+	if first.http {
+		status = http.StatusForbidden
+	}
+	switch {
+	case first.mail:
+		s.gated, s.toServer.held = false, first.head
+		return errMail
+	case first.problem != "":
+		return &refusal{first.name, first.problem, status}
+	case first.ssh:
+		return sshOnly(s, first.head)
+	case first.name == "":
+		return &refusal{"", "the connection names no host", status}
+	case v.Effect != policy.Allow:
+		return &refusal{first.name, v.Reason, status}
+	case !slices.Contains(s.f.conn.Names, first.name):
+		return &refusal{first.name, "the address is not known as one of " + first.name, status}
+	default:
+		return a.gateFor(&first)(s, first.head)
+	}
+}

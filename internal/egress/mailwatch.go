@@ -1,0 +1,309 @@
+package egress
+
+import (
+	"bytes"
+	"strings"
+)
+
+// A mailSign is what a program's bytes have in common with a mail conversation
+// (RFC 5321). Several may hold at once.
+type mailSign uint8
+
+const (
+	helloFirst mailSign = 1 << iota // the first word is EHLO, HELO or LHLO
+	helloMaybe                      // the bytes so far may become one
+	askFirst                        // the first word is a command of SMTP that other protocols may have, too
+	command                         // a line begins with a command of SMTP
+	delivery                        // what follows could reach a mailbox, or be hidden from us
+	recipient                       // a line begins with "RCPT" and what ends a word
+	hidden                          // what follows may be encrypted
+)
+
+const (
+	maxLead = 64  // white space that is held back before the first word
+	maxLine = 480 // after which a server may take the rest for another line: RFC 5321 §4.5.3.1.4 has 512
+	maxWord = 40  // bytes at the start of a line that are compared
+	maxTail = 24  // bytes at the end of one that are
+)
+
+// A mailWatch reads what a program sends, line by line, for as long as the
+// server could be one for mail. It goes by what every delivery needs, and not
+// by what a conversation has to begin with: servers pass over lines that they
+// do not know, such as "GET / HTTP/1.1", and take the mail that comes next. No
+// server delivers without a RCPT command, so no line that one could read as
+// RCPT passes; nor does what would hide such a line, TLS inside the
+// conversation.
+//
+// The zero mailWatch is at the start of a connection.
+type mailWatch struct {
+	opening []byte // the first bytes, at most 8
+	decided bool   // the first word is known
+	connect bool   // it was CONNECT
+	lead    int    // bytes before and of the first word
+	binary  bool   // some of them are not white space
+
+	line []byte // the start of the line: upper case, without what is not seen
+	dull bool   // line is of no interest
+	col  int    // bytes of the line
+	tail []byte // its last bytes
+}
+
+// read returns the signs in p, which follows what was read before.
+func (m *mailWatch) read(p []byte) (s mailSign) {
+	if n := 8 - len(m.opening); n > 0 {
+		m.opening = append(m.opening, p[:min(n, len(p))]...)
+	}
+	// A server that reads without looking for line ends takes each packet for
+	// a command.
+	var packet mailWatch
+	packet.decided = true
+	s |= packet.segment(p[:min(len(p), maxWord)]) & (delivery | recipient | hidden)
+	for len(p) > 0 {
+		end := len(p)
+		if i := bytes.IndexByte(p, '\n'); i >= 0 {
+			end = i
+		}
+		// Some servers end lines at a bare CR.
+		if i := bytes.IndexByte(p[:end], '\r'); i >= 0 {
+			end = i
+		}
+		s |= m.segment(p[:end])
+		if end == len(p) {
+			break
+		}
+		s |= m.endLine()
+		p = p[end+1:]
+	}
+	if !m.decided && !m.binary && couldHello(string(m.line)) {
+		s |= helloMaybe
+	}
+	return s
+}
+
+// segment reads a part of a line that holds no line end.
+func (m *mailWatch) segment(p []byte) (s mailSign) {
+	if !m.dull {
+		s |= m.start(p)
+	}
+	if !m.decided {
+		if m.lead += len(p); m.lead > maxLead {
+			m.decided = true
+		}
+	}
+	before := m.col
+	m.col += len(p)
+	if m.col > maxLine {
+		// A server with a short buffer begins a new command in the middle.
+		s |= longRecipient(m.tail, p)
+	}
+	if before == 0 || len(p) >= maxTail {
+		m.tail = append(m.tail[:0], p[max(0, len(p)-maxTail):]...)
+	} else {
+		m.tail = append(m.tail, p...)
+		m.tail = append(m.tail[:0], m.tail[max(0, len(m.tail)-maxTail):]...)
+	}
+	return s
+}
+
+// start reads on at the start of a line. Servers are known to skip white
+// space and bytes that are not seen, and to clear the eighth bit.
+func (m *mailWatch) start(p []byte) mailSign {
+	for _, c := range p {
+		c &= 0x7f
+		switch {
+		case c < ' ' && c != '\t' || c == 0x7f:
+			m.binary = m.binary || !m.decided
+			continue
+		case (c == ' ' || c == '\t') && len(m.line) == 0:
+			continue
+		case c >= 'a' && c <= 'z':
+			c -= 'a' - 'A'
+		case c == '\t':
+			c = ' '
+		}
+		m.line = append(m.line, c)
+		if strings.IndexByte("ABCDEHLMNRSVX", m.line[0]) < 0 || len(m.line) >= maxWord {
+			m.dull = true
+			break
+		}
+	}
+	return m.judge(false)
+}
+
+// endLine ends a line.
+func (m *mailWatch) endLine() (s mailSign) {
+	if !m.dull {
+		s |= m.judge(true)
+	}
+	// RFC 3207: after STARTTLS nobody sees what is said. It counts wherever it
+	// stands in a line, since a server may have begun to read there.
+	if t := bytes.TrimRight(m.tail, " \t\x00"); len(t) > 0 && t[len(t)-1]|0x20 == 's' {
+		if u := bytes.ToUpper(t); bytes.HasSuffix(u, []byte("STARTTLS")) || bytes.HasSuffix(u, []byte("ANONYMOUSTLS")) {
+			s |= delivery | hidden
+		}
+	}
+	m.line, m.dull, m.col, m.tail = m.line[:0], false, 0, m.tail[:0]
+	if !m.decided {
+		m.lead++ // the line was empty
+	}
+	return s
+}
+
+// judge returns the signs of the start of the line; over says that the line
+// has ended.
+func (m *mailWatch) judge(over bool) (s mailSign) {
+	line := string(m.line)
+	word := line
+	if i := strings.IndexFunc(line, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }); i >= 0 {
+		word, over = line[:i], true
+	} else {
+		over = over || m.dull
+	}
+	// A server may compare four letters and no more.
+	if strings.HasPrefix(word, "RCPT") {
+		s |= command | delivery
+		if over && len(word) == 4 && (len(line) == 4 || strings.IndexByte(" :<", line[4]) >= 0) {
+			s |= recipient
+		}
+	}
+	first := !m.decided
+	if !over {
+		if first && !couldHello(word) {
+			// Whatever it becomes it is no greeting.
+			m.decided = !couldAsk(word) && !strings.HasPrefix("CONNECT", word)
+		}
+		return s
+	}
+	if word == "" && len(line) == 0 {
+		return s
+	}
+	m.decided = true
+	switch word {
+	case "EHLO", "HELO", "LHLO":
+		if first {
+			return s | helloFirst | command
+		}
+		s |= command | delivery
+	case "CONNECT":
+		m.connect = m.connect || first
+	case "NOOP":
+		// FTP has it, too, but no client begins with it.
+		if first {
+			s |= askFirst
+		}
+	case "STARTTLS", "X-ANONYMOUSTLS":
+		s |= command | delivery | hidden
+		if first {
+			s |= askFirst
+		}
+	case "MAIL", "RCPT", "DATA", "BDAT", "SEND", "SOML", "SAML", "RSET", "VRFY", "EXPN", "ETRN", "XCLIENT", "XFORWARD":
+		s |= command
+		if first {
+			s |= askFirst
+		}
+	case "AUTH":
+		// RFC 4217: FTP's is TLS. The mechanisms of RFC 4954 that can hide
+		// what follows are these.
+		arg := strings.TrimLeft(line[len(word):], " ")
+		for _, a := range []string{"GSS", "DIGEST", "KERBEROS", "SRP"} {
+			if strings.HasPrefix(arg, a) {
+				s |= delivery | hidden
+			}
+		}
+		if arg != "" && !strings.HasPrefix(arg, "TLS") && !strings.HasPrefix(arg, "SSL") {
+			s |= command
+		}
+	}
+	return s
+}
+
+func couldHello(word string) bool {
+	for _, v := range []string{"EHLO", "HELO", "LHLO"} {
+		if strings.HasPrefix(v, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// couldAsk says whether the first word may still become one of askFirst.
+func couldAsk(word string) bool {
+	for _, v := range []string{"MAIL", "NOOP", "RCPT", "DATA", "BDAT", "RSET", "VRFY", "EXPN", "STARTTLS", "AUTH", "XCLIENT", "XFORWARD"} {
+		if strings.HasPrefix(v, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// longRecipient looks for RCPT anywhere in p, which follows tail.
+func longRecipient(tail, p []byte) mailSign {
+	edge := append(bytes.Clone(tail), p[:min(len(p), 5)]...)
+	for _, b := range [][]byte{edge, p} {
+		for _, blank := range []byte(" \t") {
+			for at := 0; ; {
+				i := bytes.IndexByte(b[at:], blank)
+				if i < 0 {
+					break
+				}
+				if at += i; at >= 4 && bytes.EqualFold(b[at-4:at], []byte("RCPT")) {
+					return delivery
+				}
+				at++
+			}
+		}
+	}
+	return 0
+}
+
+// A tongue is what a server speaks, as far as its first bytes tell.
+type tongue int
+
+const (
+	silent  tongue = iota // it has not said enough
+	replies               // replies of three digits, as SMTP has them; FTP, too
+	foreign               // another protocol
+)
+
+// tongueOf judges the first bytes of a server. A mail server speaks first, and
+// a program cannot change how it does (RFC 5321 §3.1).
+func tongueOf(b []byte) tongue {
+	b = bytes.TrimLeft(b, " \t\r\n\x00")
+	for i := range 3 {
+		if i == len(b) {
+			return silent
+		}
+		if b[i] < '0' || b[i] > '9' {
+			return foreign
+		}
+	}
+	switch {
+	case len(b) == 3:
+		return silent
+	case b[3] != ' ' && b[3] != '-' && b[3] != '\r' && b[3] != '\n' && b[3] != '\t':
+		return foreign
+	case string(b[:3]) == "200" || string(b[:3]) == "201":
+		return foreign // RFC 3977 §5.1: the greetings of news servers; SMTP has 220, 421 and 5xx
+	default:
+		return replies
+	}
+}
+
+// tunnels reports whether the server's first bytes accept what the program
+// asked for at first: to be led on to another server. The protocol of that one
+// cannot be told from them.
+func (m *mailWatch) tunnels(server []byte) bool {
+	if len(server) == 0 || len(m.opening) == 0 {
+		return false
+	}
+	switch {
+	case m.connect: // RFC 9110 §9.3.6
+		return bytes.HasPrefix(server, []byte("HTTP/"))
+	case m.opening[0] == 5: // SOCKS 5, RFC 1928
+		return server[0] == 5
+	case m.opening[0] == 4: // SOCKS 4
+		return server[0] == 0
+	default:
+		return false
+	}
+}
