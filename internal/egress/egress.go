@@ -128,7 +128,7 @@ type Limits struct {
 	Records        int           // distinct events on record in one window; 100. More are counted
 	Window         time.Duration // in which repeats are counted instead of recorded; one minute. Doubles, up to an hour, while Records is not enough
 	DialTimeout    time.Duration // for a connection to be made outside; 10 seconds
-	SniffTimeout   time.Duration // for a name to be seen on a new connection; 5 seconds
+	SniffTimeout   time.Duration // for a name, or the server's protocol, to be seen on a new connection; 5 seconds
 	Idle           time.Duration // after which a connection without a byte is cut; two hours
 }
 

@@ -15,7 +15,7 @@ const (
 	askFirst                        // the first word is a command of SMTP that other protocols may have, too
 	command                         // a line begins with a command of SMTP
 	delivery                        // what follows could reach a mailbox, or be hidden from us
-	recipient                       // a line begins with "RCPT" and what ends a word
+	recipient                       // a line begins with RCPT and what follows that word
 	hidden                          // what follows may be encrypted
 )
 
@@ -55,9 +55,9 @@ func (m *mailWatch) read(p []byte) (s mailSign) {
 	}
 	// A server that reads without looking for line ends takes each packet for
 	// a command.
-	var packet mailWatch
-	packet.decided = true
-	s |= packet.segment(p[:min(len(p), maxWord)]) & (delivery | recipient | hidden)
+	packet := mailWatch{decided: true}
+	s |= packet.segment(p[:min(len(p), maxWord)]) | packet.judge(true)
+	s &= delivery | recipient | hidden
 	for len(p) > 0 {
 		end := len(p)
 		if i := bytes.IndexByte(p, '\n'); i >= 0 {
@@ -162,7 +162,7 @@ func (m *mailWatch) judge(over bool) (s mailSign) {
 	// A server may compare four letters and no more.
 	if strings.HasPrefix(word, "RCPT") {
 		s |= command | delivery
-		if over && len(word) == 4 && (len(line) == 4 || strings.IndexByte(" :<", line[4]) >= 0) {
+		if endsRecipient(line[len("RCPT"):]) {
 			s |= recipient
 		}
 	}
@@ -238,22 +238,58 @@ func couldAsk(word string) bool {
 
 // longRecipient looks for RCPT anywhere in p, which follows tail.
 func longRecipient(tail, p []byte) mailSign {
-	edge := append(bytes.Clone(tail), p[:min(len(p), 5)]...)
-	for _, b := range [][]byte{edge, p} {
-		for _, blank := range []byte(" \t") {
-			for at := 0; ; {
-				i := bytes.IndexByte(b[at:], blank)
-				if i < 0 {
-					break
-				}
-				if at += i; at >= 4 && bytes.EqualFold(b[at-4:at], []byte("RCPT")) {
-					return delivery
-				}
-				at++
+	edge := append(bytes.Clone(tail), p[:min(len(p), maxTail)]...)
+	if recipientIn(edge) || recipientIn(p) {
+		return delivery | recipient
+	}
+	return 0
+}
+
+// recipientIn reports whether b has a RCPT command somewhere. It looks for the
+// rarest of its letters, in all forms, since it reads whole uploads.
+func recipientIn(b []byte) bool {
+	for _, t := range []byte{'T', 't', 'T' | 0x80, 't' | 0x80} {
+		for at := 0; ; at++ {
+			i := bytes.IndexByte(b[at:], t)
+			if i < 0 {
+				break
+			}
+			at += i
+			before, after := b[max(0, at-maxTail):at], b[at+1:min(len(b), at+maxTail)]
+			if len(before) >= 3 && before[len(before)-1]&0x5f|0x40 != 'P' && seen(before[len(before)-1]) {
+				continue
+			}
+			if bytes.HasSuffix(plain(before), []byte("RCP")) && endsRecipient(string(plain(after))) {
+				return true
 			}
 		}
 	}
-	return 0
+	return false
+}
+
+// endsRecipient says whether rest may follow the word RCPT.
+func endsRecipient(rest string) bool {
+	return rest != "" && strings.IndexByte(" :<", rest[0]) >= 0 || strings.HasPrefix(rest, "TO")
+}
+
+func seen(c byte) bool { return c&0x7f >= ' ' && c&0x7f != 0x7f || c == '\t' }
+
+// plain returns b in upper case, without what is not seen, and without the
+// eighth bit.
+func plain(b []byte) []byte {
+	out := make([]byte, 0, len(b))
+	for _, c := range b {
+		if !seen(c) {
+			continue
+		}
+		if c &= 0x7f; c >= 'a' && c <= 'z' {
+			c -= 'a' - 'A'
+		} else if c == '\t' {
+			c = ' '
+		}
+		out = append(out, c)
+	}
+	return out
 }
 
 // A tongue is what a server speaks, as far as its first bytes tell.

@@ -57,8 +57,14 @@ func (h *headScan) next(b []byte) (end int, problem string) {
 		case c < ' ' && c != '\t' || c == 0x7f:
 			return 0, "the HTTP request has control characters"
 		case h.lines == 0 && !h.space:
-			// RFC 9110 §9.1: a method is a token and may be in lower case.
-			if h.space = c == ' ' && col > 0; !h.space && (!tokenByte(c) || col >= 32) {
+			switch h.space = c == ' ' && col > 0; {
+			case h.space:
+			case c >= 'a' && c <= 'z':
+				// RFC 9110 §9.1: methods are case-sensitive. "get" is GET to some
+				// servers; others pass over its line, and would take its body for
+				// the next request.
+				return 0, "the HTTP request's method is not in upper case"
+			case !tokenByte(c) || col >= 32:
 				return 0, "the HTTP request line is malformed"
 			}
 		}

@@ -258,7 +258,7 @@ func (u *upward) judge(sign mailSign) (wait, mail bool) {
 		// It depends on the server, which we wait for a while. Whoever waits for
 		// an answer to the very bytes that we hold waits in vain; mail would be
 		// delivered otherwise by a server that is slow to greet.
-		start = u.s.listen(handshake, func(b []byte) bool { return tongueOf(b) != silent || u.watch.tunnels(b) })
+		start = u.s.listen(u.s.a.w.cfg.Limits.SniffTimeout, func(b []byte) bool { return tongueOf(b) != silent || u.watch.tunnels(b) })
 		t, tunnel = tongueOf(start), u.watch.tunnels(start)
 	}
 	switch {
