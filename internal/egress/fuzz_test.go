@@ -1,9 +1,12 @@
 package egress
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/tls"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -137,6 +140,97 @@ func FuzzInspect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte) {
 		if a.inspect(t.Context(), bytes.Clone(p)) && (len(p) < 28 || p[0] != 0x45 || !bytes.Equal(p[12:16], []byte{10, 0, 0, 2})) {
 			t.Errorf("let through %x", p)
+		}
+	})
+}
+
+// FuzzRequest: a head that is taken is read in the same way by Go's server, and
+// so is where its body ends; how the bytes come in pieces changes nothing.
+func FuzzRequest(f *testing.F) {
+	for _, s := range []string{
+		"GET / HTTP/1.1\r\nHost: example.com\r\n\r\nGET /",
+		"POST http://example.com/a HTTP/1.1\r\nHost: Example.com.:80\r\nContent-Length: 5\r\n\r\nhelloGET /",
+		"PUT /a HTTP/1.1\r\nhost:example.com\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nX: y\r\n\r\nGET /",
+		"OPTIONS * HTTP/1.0\r\nHost: example.com\r\nUpgrade: websocket\r\nExpect: 100-continue\r\nConnection: a, host\r\n\r\n",
+		"M-SEARCH / HTTP/1.1\r\nHost: a\rHost: b\r\n folded\r\n\r\n",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var scan, piecewise headScan
+		end, problem := scan.next(b)
+		for i := 1; i <= len(b) && len(b) <= maxRequestHead; i++ {
+			e, p := piecewise.next(b[:i])
+			if e > 0 || p != "" || i == len(b) {
+				if e != end || p != problem {
+					t.Fatalf("at once %d %q, one by one %d %q", end, problem, e, p)
+				}
+				break
+			}
+		}
+		if end == 0 || problem != "" {
+			return
+		}
+		r := parseRequest(b[:end])
+		if r.problem != "" {
+			return
+		}
+		rest := b[end:]
+		if r.length < 0 {
+			var c chunked
+			n, over, problem := c.next(rest)
+			if problem != "" || !over {
+				return
+			}
+			rest = rest[n:]
+		} else if r.length > int64(len(rest)) {
+			return
+		} else {
+			rest = rest[r.length:]
+		}
+		in := bufio.NewReaderSize(bytes.NewReader(b), len(b)+16)
+		theirs, err := http.ReadRequest(in)
+		if err != nil {
+			return // it is stricter, about paths
+		}
+		if got := authorityHost(theirs.Host); got != r.host && r.host != "" {
+			t.Errorf("the host is %q, Go's is %q", r.host, got)
+		}
+		if theirs.ContentLength != r.length {
+			t.Errorf("the length is %d, Go's is %d", r.length, theirs.ContentLength)
+		}
+		if _, err := io.Copy(io.Discard, theirs.Body); err != nil {
+			return
+		}
+		if left, _ := io.ReadAll(in); !bytes.Equal(left, rest) {
+			t.Errorf("%q is left, Go leaves %q", rest, left)
+		}
+	})
+}
+
+// FuzzMailWatch: no line that begins with RCPT passes unseen, however the bytes
+// come in pieces.
+func FuzzMailWatch(f *testing.F) {
+	f.Add([]byte("HELP\r\nRCPT TO:<a@b.test>\r\n"), uint16(7))
+	f.Add([]byte("\x00 \trC\x00pT\tTO:<a@b.test>"), uint16(3))
+	f.Add(append(bytes.Repeat([]byte("a"), 511), "RCPT TO:<a>"...), uint16(500))
+	f.Add([]byte("\x05\x01\x00\nSTARTTLS \r\n"), uint16(12))
+	f.Fuzz(func(t *testing.T, b []byte, cut uint16) {
+		var want bool
+		for _, l := range bytes.FieldsFunc(b, func(r rune) bool { return r == '\r' || r == '\n' }) {
+			l := bytes.TrimLeft(plain(l), " ")
+			want = want || bytes.HasPrefix(l, []byte("RCPT")) || bytes.HasPrefix(l, []byte("STARTTLS ")) || len(l) == 8 && string(l) == "STARTTLS"
+		}
+		k := min(int(cut), len(b))
+		for name, pieces := range map[string][][]byte{"at once": {b, []byte("\n")}, "in two": {b[:k], b[k:], []byte("\n")}, "one by one": append(slices.Collect(slices.Chunk(b, 1)), []byte("\n"))} {
+			var m mailWatch
+			var s mailSign
+			for _, p := range pieces {
+				s |= m.read(p)
+			}
+			if want && s&delivery == 0 {
+				t.Errorf("%s: not seen", name)
+			}
 		}
 	})
 }
