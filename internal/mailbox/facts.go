@@ -32,7 +32,7 @@ func about(who auth.Principal, b Inbox, via string, env mail.Envelope) (policy.R
 	for _, f := range m.Attachments {
 		r.Files = append(r.Files, policy.Attachment{Name: f.Name, Type: mediaType(f.ContentType), Size: int64(len(f.Data))})
 	}
-	for _, f := range leaks(m).Flags {
+	for _, f := range leaks(m, env.Raw).Flags {
 		r.Flags = append(r.Flags, string(f))
 	}
 	if who.Kind == auth.Sandbox {
@@ -42,9 +42,9 @@ func about(who auth.Principal, b Inbox, via string, env mail.Envelope) (policy.R
 }
 
 // leaks returns what the content checks find in a message that is proposed to
-// leave.
-func leaks(m mail.Message) scan.Leak {
-	o := scan.Outgoing{Subject: m.Subject, Text: m.Text, HTML: m.HTML}
+// leave: in its parts as they were read, and in each octet of its source.
+func leaks(m mail.Message, raw []byte) scan.Leak {
+	o := scan.Outgoing{Subject: m.Subject, Text: m.Text, HTML: m.HTML, Raw: raw}
 	for _, f := range m.Attachments {
 		o.Files = append(o.Files, scan.OutgoingFile{Name: f.Name, Type: mediaType(f.ContentType), Data: f.Data})
 	}

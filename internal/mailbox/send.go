@@ -206,7 +206,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	// What the checks found is said with as much of a secret as it takes to know
 	// it again; so is the text shown, which goes further than this page: to logs
 	// of terminals, to mails that ask for a decision. The source has all of it.
-	found := leaks(p)
+	found := leaks(p, env.Raw)
 	for _, f := range found.Flags {
 		v.Flags = append(v.Flags, string(f))
 	}

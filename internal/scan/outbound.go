@@ -1,13 +1,8 @@
 package scan
 
 import (
-	"archive/tar"
-	"archive/zip"
-	"bytes"
 	"cmp"
-	"compress/gzip"
 	"fmt"
-	"io"
 	"path"
 	"slices"
 	"strings"
@@ -33,25 +28,14 @@ const (
 	FlagTracking   Flag = "tracking"          // pictures from elsewhere that tell who reads when
 	FlagRemote     Flag = "remote_content"    // other pictures and styles from elsewhere
 	FlagLink       Flag = "link_mismatch"     // a link that shows one place and leads to another
-	FlagUnread     Flag = "unread"            // something that could not be looked into: too large, or encrypted
+	FlagUnread     Flag = "unread"            // something that could not be looked into: encrypted, too large, or in no format that is known
+	FlagMedia      Flag = "media"             // pictures, sound, films: known formats whose content is not looked at
 )
 
 // Flags returns all flags, in the order in which they are listed.
 func Flags() []Flag {
-	return []Flag{FlagSecret, FlagPrivateKey, FlagCard, FlagIBAN, FlagNationalID, FlagBulk, FlagHidden, FlagUnseen, FlagTracking, FlagRemote, FlagLink, FlagUnread}
+	return []Flag{FlagSecret, FlagPrivateKey, FlagCard, FlagIBAN, FlagNationalID, FlagBulk, FlagHidden, FlagUnseen, FlagTracking, FlagRemote, FlagLink, FlagUnread, FlagMedia}
 }
-
-// The limits of what is looked at of what leaves.
-const (
-	maxOutText   = 8 << 20   // bytes of text, of all parts and files together
-	maxOutOne    = 4 << 20   // bytes of one
-	maxUnpacked  = 4 << 20   // bytes of what is in archives
-	maxUnpackOne = 256 << 10 // bytes of one file in an archive
-	maxEntries   = 2000      // names in an archive
-	maxOutDepth  = 2         // encodings within each other
-	maxRemarks   = 40
-	manyPeople   = 25 // addresses or telephone numbers
-)
 
 // An Outgoing is a message that is proposed to leave, taken apart.
 type Outgoing struct {
@@ -59,6 +43,7 @@ type Outgoing struct {
 	Text    string
 	HTML    string
 	Files   []OutgoingFile
+	Raw     []byte // the message as it leaves, of which all octets are read; nil if there is none
 }
 
 // An OutgoingFile is an attachment of an [Outgoing].
@@ -102,15 +87,23 @@ type Leak struct {
 // So that it found nothing allows nothing. Like [Scan] it is linear in what it
 // reads, never fails and never panics.
 func Outbound(o Outgoing) Leak {
-	s := sniffer{seen: map[string]bool{}, people: people{map[string]bool{}, map[string]bool{}}, left: maxOutText, unpack: maxUnpacked}
-	s.text("subject", o.Subject)
-	s.text("text", o.Text)
+	size := len(o.Subject) + len(o.Text) + len(o.HTML) + len(o.Raw)
+	for _, f := range o.Files {
+		size += len(f.Data)
+	}
+	s := sniffer{
+		seen: map[string]bool{}, read: map[string]bool{}, found: map[string]bool{}, people: people{map[string]bool{}, map[string]bool{}},
+		left: baseReads + readsPerByte*size, unpacked: maxUnpacked, formats: formatTable(), wrappings: wrappingTable(),
+	}
+	s.prose(place{where: "subject"}, o.Subject)
+	s.prose(place{where: "text"}, o.Text)
 	if o.HTML != "" {
 		s.html(o.HTML)
 	}
 	for _, f := range o.Files {
-		s.file(f, 0)
+		s.file(f)
 	}
+	s.source(o.Raw, o.Files)
 	for _, n := range []struct {
 		what string
 		n    int
@@ -127,9 +120,15 @@ type sniffer struct {
 	flags   map[Flag]bool
 	seen    map[string]bool
 	people  people
-	left    int // bytes of text that are still read
-	unpack  int // bytes of archives that are still unpacked
-	entries int
+	read    map[string]bool // digests of what was read
+	found   map[string]bool // secrets and numbers, by rule
+	members int             // of archives, so far
+
+	left     int // octets that are still read
+	unpacked int // octets to which archives may still be unpacked
+
+	formats   []format
+	wrappings []wrapping
 }
 
 func (s *sniffer) add(r Remark) {
@@ -163,61 +162,9 @@ func (s *sniffer) leak() Leak {
 	return out
 }
 
-// take returns as much of a text as is read, from its beginning and its end.
-func (s *sniffer) take(where, text string) string {
-	most := min(maxOutOne, s.left)
-	if len(text) > most {
-		s.add(Remark{Flag: FlagUnread, Rule: "too_long", Where: where, Detail: "only a part of it was read"})
-		text = cut(text, most-most/4) + "\n" + strings.ToValidUTF8(text[len(text)-most/4:], "")
-	}
-	s.left -= min(len(text), s.left)
-	return text
-}
-
-// text looks at one text, and at what is encoded in it.
-func (s *sniffer) text(where, text string) {
-	if text == "" {
-		return
-	}
-	text = s.take(where, text)
-	s.unseen(where, text)
-	plain := bare(text)
-	s.look(where, "", plain)
-	s.people.count(plain)
-	s.encoded(where, plain, 1)
-}
-
-// encoded looks at what is written in base64 and the like.
-func (s *sniffer) encoded(where, text string, depth int) {
-	if depth > maxOutDepth {
-		return
-	}
-	for _, p := range payloads(text) {
-		if s.left -= len(p.text); s.left < 0 {
-			return
-		}
-		s.look(where, "written in "+p.how, p.text)
-		s.encoded(where, p.text, depth+1)
-	}
-}
-
-// look finds secrets and numbers in a text.
-func (s *sniffer) look(where, how, text string) {
-	found := func(t trace) {
-		r := Remark{Flag: t.flag, Rule: t.rule, Where: where, Detail: t.detail, Excerpt: mask(text[t.from:t.to], t.flag)}
-		if how != "" {
-			r.Detail = strings.TrimPrefix(r.Detail+", "+how, ", ")
-		}
-		s.add(r)
-	}
-	for _, find := range []func(string, func(trace)){keyBlocks, tokens, assignments, credentialURLs, numbers} {
-		find(text, found)
-	}
-}
-
 // redactAll masks secrets and numbers.
 func redactAll(text string) string {
-	return redact(text, keyBlocks, tokens, assignments, credentialURLs, numbers)
+	return redact(text, keyBlocks, tokens, infixes, assignments, sentences, credentialURLs, numbers)
 }
 
 // mask returns how something begins, or for a number how it ends, and how long
@@ -286,11 +233,10 @@ func (s *sniffer) unseen(where, text string) {
 // html looks at an HTML body: what it shows, what it hides, what it loads, where
 // its links lead.
 func (s *sniffer) html(doc string) {
-	doc = s.take("html", doc)
 	r := readHTML(doc)
-	s.text("html", r.visible)
-	// Comments, attributes and styles as they stand, entities read.
-	s.look("html", "not shown", bare(html.UnescapeString(doc)))
+	s.prose(place{where: "html"}, r.visible)
+	// Comments, attributes and styles as they stand.
+	s.prose(place{where: "html", how: "what it does not show"}, doc)
 	hidden := 0
 	for _, h := range r.hidden {
 		text := strings.TrimSpace(h.text.String())
@@ -304,7 +250,7 @@ func (s *sniffer) html(doc string) {
 		if hidden++; hidden <= 3 {
 			s.add(Remark{Flag: FlagHidden, Rule: "hidden_text", Where: "html", Detail: h.how, Excerpt: redactAll(cut(text, 2000))})
 		}
-		s.encoded("html", bare(text), 1)
+		s.prose(place{where: "html", how: "what it does not show"}, text)
 	}
 	for _, l := range r.links {
 		t, ok := parseTarget(l.href)
@@ -422,156 +368,9 @@ func secretFile(name string) bool {
 	return strings.HasPrefix(base, ".env.") && !strings.Contains(base, "example") && !strings.Contains(base, "sample")
 }
 
-// file looks at an attachment: its name, its text, and the names and texts of
-// what is packed in it.
-func (s *sniffer) file(f OutgoingFile, depth int) {
-	where := "the file " + cmp.Or(f.Name, "without a name")
-	s.unseen("the name of "+where, f.Name)
-	if secretFile(f.Name) {
-		s.add(Remark{Flag: FlagSecret, Rule: "file_of_secrets", Where: where, Detail: "by its name"})
-	}
-	switch {
-	case bytes.HasPrefix(f.Data, []byte("PK\x03\x04")) || bytes.HasPrefix(f.Data, []byte("PK\x05\x06")):
-		s.zip(where, f.Data, depth)
-	case bytes.HasPrefix(f.Data, []byte{0x1f, 0x8b}):
-		s.gzip(where, f, depth)
-	case len(f.Data) > 262 && bytes.Equal(f.Data[257:262], []byte("ustar")):
-		s.tar(where, bytes.NewReader(f.Data), depth)
-	case bytes.HasPrefix(f.Data, []byte("7z\xbc\xaf\x27\x1c")), bytes.HasPrefix(f.Data, []byte("Rar!\x1a\x07")):
-		s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: where, Detail: "an archive that is not looked into"})
-	case textual(f):
-		s.content(where, f)
-	default:
-		// A key in a picture's comment, or in a document of a kind that is not read.
-		if i := bytes.Index(f.Data, []byte("-----BEGIN ")); i >= 0 {
-			keyBlocks(strings.ToValidUTF8(string(f.Data[i:min(len(f.Data), i+16<<10)]), "\ufffd"), func(t trace) {
-				s.add(Remark{Flag: t.flag, Rule: t.rule, Where: where, Detail: t.detail})
-			})
-		}
-	}
-}
-
-// textual says whether a file reads as text, whatever it says that it is.
-func textual(f OutgoingFile) bool {
-	head := f.Data[:min(len(f.Data), 4096)]
-	if strings.HasPrefix(f.Type, "text/") || utf16Text(head) {
-		return true
-	}
-	odd := 0
-	for _, c := range head {
-		if c == 0 {
-			return false
-		}
-		if c < ' ' && c != '\n' && c != '\r' && c != '\t' && c != '\f' && c != 0x1b {
-			odd++
-		}
-	}
-	return odd*50 <= len(head)
-}
-
-func utf16Text(head []byte) bool {
-	return bytes.HasPrefix(head, []byte{0xff, 0xfe}) || bytes.HasPrefix(head, []byte{0xfe, 0xff})
-}
-
-func (s *sniffer) content(where string, f OutgoingFile) {
-	data := f.Data
-	if utf16Text(data) {
-		data = bytes.ReplaceAll(data[2:], []byte{0}, nil) // enough for what is looked for, which is ASCII
-	}
-	text := strings.ToValidUTF8(string(data[:min(len(data), maxOutText+1)]), "\ufffd")
-	if f.Type == "text/html" || strings.HasPrefix(strings.ToLower(strings.TrimSpace(text[:min(len(text), 200)])), "<!doctype html") {
-		text = html.UnescapeString(s.take(where, text))
-	}
-	s.text(where, text)
-}
-
-// packed looks at one file of an archive.
-func (s *sniffer) packed(where, name string, r io.Reader, depth int) {
-	if s.entries++; s.entries > maxEntries {
-		return
-	}
-	inside := where + ", in it " + name
-	if secretFile(name) {
-		s.add(Remark{Flag: FlagSecret, Rule: "file_of_secrets", Where: inside, Detail: "by its name"})
-	}
-	if r == nil || s.unpack <= 0 {
-		return
-	}
-	data, err := io.ReadAll(io.LimitReader(r, int64(min(maxUnpackOne, s.unpack))))
-	if err != nil && len(data) == 0 {
-		return
-	}
-	s.unpack -= len(data)
-	f := OutgoingFile{Name: name, Data: data}
-	switch {
-	case bytes.HasPrefix(data, []byte("PK\x03\x04")) || bytes.HasPrefix(data, []byte{0x1f, 0x8b}):
-		if depth < maxOutDepth {
-			s.file(f, depth+1)
-			return
-		}
-		s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: inside, Detail: "an archive within archives"})
-	case textual(f):
-		s.content(inside, f)
-	}
-}
-
-func (s *sniffer) zip(where string, data []byte, depth int) {
-	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
-	if err != nil {
-		s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: where, Detail: "an archive that cannot be read"})
-		return
-	}
-	for _, f := range z.File {
-		if f.Flags&1 != 0 {
-			s.add(Remark{Flag: FlagUnread, Rule: "encrypted", Where: where, Detail: "an encrypted archive"})
-			s.packed(where, f.Name, nil, depth)
-			continue
-		}
-		r, err := f.Open()
-		if err != nil {
-			s.packed(where, f.Name, nil, depth)
-			continue
-		}
-		s.packed(where, f.Name, r, depth)
-		r.Close()
-		if s.entries > maxEntries || s.unpack <= 0 {
-			s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: where, Detail: "an archive too large to be looked through"})
-			return
-		}
-	}
-}
-
-func (s *sniffer) gzip(where string, f OutgoingFile, depth int) {
-	r, err := gzip.NewReader(bytes.NewReader(f.Data))
-	if err != nil {
-		s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: where, Detail: "an archive that cannot be read"})
-		return
-	}
-	head := make([]byte, 512)
-	n, _ := io.ReadFull(r, head)
-	whole := io.MultiReader(bytes.NewReader(head[:n]), r)
-	if n > 262 && bytes.Equal(head[257:262], []byte("ustar")) {
-		s.tar(where, whole, depth)
-		return
-	}
-	s.packed(where, strings.TrimSuffix(f.Name, ".gz"), whole, depth)
-}
-
-func (s *sniffer) tar(where string, r io.Reader, depth int) {
-	// The attack: gigabytes of zeros, to be read over.
-	t := tar.NewReader(io.LimitReader(r, 4*maxUnpacked))
-	for {
-		h, err := t.Next()
-		if err != nil {
-			if err != io.EOF {
-				s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: where, Detail: "an archive too large, or not whole"})
-			}
-			return
-		}
-		s.packed(where, h.Name, t, depth)
-		if s.entries > maxEntries || s.unpack <= 0 {
-			s.add(Remark{Flag: FlagUnread, Rule: "packed", Where: where, Detail: "an archive too large to be looked through"})
-			return
-		}
-	}
+// file reads an attachment: its name, and what is in it.
+func (s *sniffer) file(f OutgoingFile) {
+	p := place{where: "the file " + cmp.Or(f.Name, "without a name")}
+	s.fileName(p, f.Name)
+	s.octets(p, f.Data)
 }

@@ -5,9 +5,17 @@ import (
 	"archive/zip"
 	"bytes"
 	"compress/gzip"
+	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/base64"
+	stdpem "encoding/pem"
 	"fmt"
 	"hash/crc32"
+	"image"
+	"image/color/palette"
+	"image/gif"
+	"image/jpeg"
+	"image/png"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -173,17 +181,19 @@ func outgoingCorpus(t testing.TB) []struct {
 		page("a key in an attribute", `<p data-x="`+githubToken(24)+`">Hi</p>`, FlagSecret),
 		text("an override of direction", "invoice\u202efdp.exe", FlagUnseen),
 		text("tag characters", "Hi\U000e0041\U000e0042\U000e0043", FlagUnseen),
-		file("a key file", "id_rsa", "application/octet-stream", []byte{0, 1, 2}, FlagSecret),
+		file("a key file", "id_rsa", "application/octet-stream", []byte{0, 1, 2}, FlagSecret, FlagUnread),
 		file("an env file by its name", "prod/.env", "application/octet-stream", []byte("A=1\n"), FlagSecret),
 		file("a text file", "notes.txt", "text/plain", []byte(token(githubToken(25))), FlagSecret),
 		file("text that says it is a picture", "a.png", "image/png", []byte(token(githubToken(26))), FlagSecret),
-		file("in UTF-16", "a.txt", "text/plain", utf16(token(githubToken(27))), FlagSecret),
+		file("in UTF-16", "a.txt", "text/plain", inUTF16(token(githubToken(27))), FlagSecret),
 		file("a name in an archive", "a.zip", "application/zip", zipped(t, "docs/a.txt", "hello", "home/.ssh/id_ed25519", "x"), FlagSecret),
 		file("a text in an archive", "a.zip", "application/zip", zipped(t, "docs/a.txt", token(githubToken(28))), FlagSecret),
 		file("an archive in an archive", "a.zip", "application/zip", zipped(t, "b.zip", string(zipped(t, "a.txt", token(githubToken(29))))), FlagSecret),
 		file("in a tar", "a.tgz", "application/gzip", tarred(t, "wallet.dat", "x"), FlagSecret),
 		file("in a tar, a text", "a.tgz", "application/gzip", tarred(t, "a.txt", pem("EC ")), key...),
-		file("a key in a picture", "a.jpg", "image/jpeg", append([]byte{0xff, 0xd8, 0, 1, 2, 3}, pem("RSA ")...), key...),
+		file("a key behind a picture", "a.jpg", "image/jpeg", append(photo(t), pem("RSA ")...), FlagSecret, FlagPrivateKey, FlagMedia),
+		file("a key in a picture's comment", "a.jpg", "image/jpeg", commented(t, pem("RSA ")), FlagSecret, FlagPrivateKey, FlagMedia),
+		file("half a picture", "a.png", "image/png", drawing(t)[:60], FlagUnread, FlagMedia),
 		file("an archive that is not read", "a.7z", "application/x-7z-compressed", []byte("7z\xbc\xaf\x27\x1c\x00\x04xxxxxxxxxx"), FlagUnread),
 		file("a list of customers", "customers.csv", "text/csv", []byte(people30("Person %d,p%d@example.org")), FlagBulk),
 
@@ -193,7 +203,7 @@ func outgoingCorpus(t testing.TB) []struct {
 		text("a documented key", "as in the manual, AKIAIOSFODNN7EXAMPLE and ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"),
 		text("about passwords", "Your password: reset it with the link below. The token: see the manual."),
 		text("the words of a key", "A file that begins with -----BEGIN RSA PRIVATE KEY----- is a key."),
-		text("a public key", strings.ReplaceAll(pem(""), "PRIVATE", "PUBLIC")),
+		text("a public key", publicKey(t)),
 		text("a hash", "sha256 "+random(30, lhex, 64)+"\ncommit "+random(31, lhex, 40)),
 		text("an identifier", "order 3f2504e0-4f89-41d3-9a0c-0305e82c3301 of act_"+random(32, b32, 26)),
 		text("a test card", "use 4242 4242 4242 4242 in the sandbox"),
@@ -216,7 +226,9 @@ func outgoingCorpus(t testing.TB) []struct {
 		page("an inline picture", `<img src="cid:logo@example.com" width=100><img src="data:image/png;base64,AAAA">`),
 		page("an alternative text", `<img src="cid:a" alt="A long description of a picture that nobody hides">`),
 		page("a comment of an editor", `<p>Hi</p><!--[if mso]><table><![endif]-->`),
-		file("a picture", "a.png", "image/png", append([]byte("\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"), random(33, "\x00\x01\x02abcdef\xff", 500)...)),
+		file("a picture", "a.png", "image/png", drawing(t), FlagMedia),
+		file("a photograph", "a.jpg", "image/jpeg", photo(t), FlagMedia),
+		file("an animation", "a.gif", "image/gif", animation(t), FlagMedia),
 		file("a public key", "id_rsa.pub", "text/plain", []byte("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"+random(34, alnum, 43)+" anna@laptop")),
 		file("an example", ".env.example", "text/plain", []byte("DB_PASSWORD=\nAPI_KEY=your_key\n")),
 		file("an archive of documents", "a.zip", "application/zip", zipped(t, "a/b.txt", "hello", "key-figures.xlsx", "x")),
@@ -225,7 +237,7 @@ func outgoingCorpus(t testing.TB) []struct {
 	return all
 }
 
-func utf16(s string) []byte {
+func inUTF16(s string) []byte {
 	out := []byte{0xff, 0xfe}
 	for i := range len(s) {
 		out = append(out, s[i], 0)
@@ -285,11 +297,11 @@ func TestRemarksAreRedacted(t *testing.T) {
 	}
 }
 
-// TestOutboundBounds: what is large is read in part, and says so; what is made
-// to be slow is not.
+// TestOutboundBounds: what is large is read whole, or flagged; what is made to be
+// slow is not.
 func TestOutboundBounds(t *testing.T) {
 	big := strings.Repeat("lorem ipsum dolor sit amet 12345 a@b ", 300_000) // 11 MB
-	if got := Outbound(Outgoing{Text: big}); !slices.Contains(got.Flags, FlagUnread) {
+	if got := Outbound(Outgoing{Text: big}); len(got.Flags) > 0 {
 		t.Errorf("flags %v", got.Flags)
 	}
 	if got := Outbound(Outgoing{Text: big + "\n" + githubToken(50)}); !slices.Contains(got.Flags, FlagSecret) {
@@ -316,6 +328,58 @@ func TestOutboundBounds(t *testing.T) {
 	}
 }
 
+func publicKey(t testing.TB) string {
+	t.Helper()
+	der, err := x509.MarshalPKIXPublicKey(ed25519.NewKeyFromSeed([]byte(random(60, alnum, 32))).Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(stdpem.EncodeToMemory(&stdpem.Block{Type: "PUBLIC KEY", Bytes: der}))
+}
+
+// noisy is a picture that does not compress.
+func noisy() image.Image {
+	m := image.NewPaletted(image.Rect(0, 0, 48, 48), palette.WebSafe)
+	copy(m.Pix, random(61, "\x00\x01\x02\x13\x44\x55\x66\x77", len(m.Pix)))
+	return m
+}
+
+func drawing(t testing.TB) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := png.Encode(&b, noisy()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func photo(t testing.TB) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := jpeg.Encode(&b, noisy(), nil); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func animation(t testing.TB) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	m, _ := noisy().(*image.Paletted)
+	if err := gif.EncodeAll(&b, &gif.GIF{Image: []*image.Paletted{m, m}, Delay: []int{1, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// commented is a JPEG file with a comment.
+func commented(t testing.TB, comment string) []byte {
+	t.Helper()
+	p := photo(t)
+	n := len(comment) + 2
+	return slices.Concat(p[:2], []byte{0xff, 0xfe, byte(n >> 8), byte(n)}, []byte(comment), p[2:])
+}
+
 func FuzzOutbound(f *testing.F) {
 	for _, tt := range outgoingCorpus(f) {
 		var data []byte
@@ -326,7 +390,7 @@ func FuzzOutbound(f *testing.F) {
 		f.Add(tt.o.Text, tt.o.HTML, name, data)
 	}
 	f.Fuzz(func(t *testing.T, text, doc, name string, data []byte) {
-		got := Outbound(Outgoing{Subject: text, Text: text, HTML: doc, Files: []OutgoingFile{{Name: name, Data: data}}})
+		got := Outbound(Outgoing{Subject: text, Text: text, HTML: doc, Files: []OutgoingFile{{Name: name, Data: data}}, Raw: data})
 		if len(got.Remarks) > maxRemarks || len(got.Remarks) > 0 && len(got.Flags) == 0 {
 			t.Errorf("%d remarks, flags %v", len(got.Remarks), got.Flags)
 		}

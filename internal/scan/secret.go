@@ -38,6 +38,8 @@ const (
 var shapes = []shape{
 	{"AKIA", "aws_access_key", b32 + "0189", 16, 16, nil},
 	{"ASIA", "aws_access_key", b32 + "0189", 16, 16, nil},
+	{"ABIA", "aws_access_key", b32 + "0189", 16, 16, nil},
+	{"ACCA", "aws_access_key", b32 + "0189", 16, 16, nil},
 	{"ghp_", "github_token", alnum, 36, 36, checksum62},
 	{"gho_", "github_token", alnum, 36, 36, checksum62},
 	{"ghu_", "github_token", alnum, 36, 36, checksum62},
@@ -48,6 +50,17 @@ var shapes = []shape{
 	{"glpat-", "gitlab_token", urlen + ".", 20, 60, nil},
 	{"gldt-", "gitlab_token", urlen, 20, 60, nil},
 	{"glrt-", "gitlab_token", urlen, 20, 60, nil},
+	{"glptt-", "gitlab_token", urlen, 20, 60, nil},
+	{"glcbt-", "gitlab_token", urlen, 20, 80, nil},
+	{"glft-", "gitlab_token", urlen, 20, 60, nil},
+	{"glimt-", "gitlab_token", urlen, 20, 60, nil},
+	{"glagent-", "gitlab_token", urlen, 40, 80, nil},
+	{"gloas-", "gitlab_token", urlen, 40, 80, nil},
+	{"glsoat-", "gitlab_token", urlen, 20, 60, nil},
+	{"GR1348941", "gitlab_token", urlen, 20, 20, nil},
+	{"xoxc-", "slack_token", alnum + "-", 20, 200, nil},
+	{"xoxd-", "slack_token", urlen + "%", 20, 300, nil},
+	{"xoxr-", "slack_token", alnum + "-", 20, 200, nil},
 	{"xoxb-", "slack_token", alnum + "-", 20, 200, nil},
 	{"xoxp-", "slack_token", alnum + "-", 20, 200, nil},
 	{"xoxa-", "slack_token", alnum + "-", 20, 200, nil},
@@ -65,10 +78,18 @@ var shapes = []shape{
 	{"sk-ant-", "anthropic_key", urlen, 32, 200, nil},
 	{"sk-proj-", "openai_key", urlen, 32, 250, nil},
 	{"sk-svcacct-", "openai_key", urlen, 32, 250, nil},
+	{"sk-admin-", "openai_key", urlen, 32, 250, nil},
+	{"sk-None-", "openai_key", urlen, 32, 250, nil},
+	{"sk-or-v1-", "openrouter_key", lhex, 64, 64, nil},
 	{"sk-", "openai_key", alnum, 48, 48, nil},
+	{"xai-", "xai_key", alnum, 70, 90, nil},
+	{"gsk_", "groq_key", alnum, 50, 60, nil},
+	{"r8_", "replicate_token", alnum, 37, 40, nil},
+	{"pplx-", "perplexity_key", alnum, 40, 56, nil},
 	{"hf_", "huggingface_token", alnum, 34, 40, nil},
 	{"SG.", "sendgrid_key", urlen + ".", 60, 70, nil},
 	{"key-", "mailgun_key", lhex, 32, 32, nil},
+	{"pypi-AgENdGVzdC5weXBpLm9yZ", "pypi_token", urlen, 50, 500, nil},
 	{"pypi-AgEIcHlwaS5vcmc", "pypi_token", urlen, 50, 500, nil},
 	{"dop_v1_", "digitalocean_token", lhex, 64, 64, nil},
 	{"doo_v1_", "digitalocean_token", lhex, 64, 64, nil},
@@ -88,6 +109,24 @@ var shapes = []shape{
 	{"AGE-SECRET-KEY-1", "age_key", "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58, 58, nil},
 	{"tskey-", "tailscale_key", alnum + "-", 20, 80, nil},
 	{"rubygems_", "rubygems_key", lhex, 48, 48, nil},
+	{"dckr_pat_", "docker_token", urlen, 27, 40, nil},
+	{"dckr_oat_", "docker_token", urlen, 27, 60, nil},
+	{"PMAK-", "postman_key", lhex + "-", 59, 59, nil},
+	{"pul-", "pulumi_token", lhex, 40, 40, nil},
+	{"sbp_", "supabase_token", lhex, 40, 40, nil},
+	{"sb_secret_", "supabase_token", urlen, 22, 60, nil},
+	{"nfp_", "netlify_token", alnum, 36, 40, nil},
+	{"HRKU-", "heroku_key", urlen, 36, 70, nil},
+	{"sntrys_", "sentry_token", alnum + "+/=_", 60, 500, nil},
+	{"sntryu_", "sentry_token", lhex, 64, 64, nil},
+	{"figd_", "figma_token", urlen, 38, 60, nil},
+	{"shpca_", "shopify_token", lhex, 32, 32, nil},
+	{"shppa_", "shopify_token", lhex, 32, 32, nil},
+	{"hvb.", "vault_token", urlen, 24, 300, nil},
+	{"CFPAT-", "contentful_token", urlen, 43, 43, nil},
+	{"fo1_", "fly_token", urlen, 43, 43, nil},
+	{"FlyV1", "fly_token", urlen, 60, 2000, nil},
+	{"secret_", "notion_token", alnum, 43, 43, nil},
 	{"e2b_", "postern_project_key", lhex, 40, 40, nil},
 	{"pib_", "postern_inbox_key", b32, 26, 26, nil},
 	{"pgr_", "postern_grant", b32, 26, 26, nil},
@@ -127,17 +166,19 @@ const minEntropy = 2.8
 
 // entropy returns the bits of information in each byte of s.
 func entropy(s string) float64 {
-	if s == "" {
-		return 0
-	}
 	var count [256]int
 	for i := range len(s) {
 		count[s[i]]++
 	}
-	e := 0.0
-	for _, n := range count {
-		if n > 0 {
-			p := float64(n) / float64(len(s))
+	return bits(count[:], len(s))
+}
+
+// bits returns the bits of information in each of n things, of which there are
+// so many of each kind.
+func bits(count []int, n int) (e float64) {
+	for _, c := range count {
+		if c > 0 {
+			p := float64(c) / float64(n)
 			e -= p * math.Log2(p)
 		}
 	}
@@ -231,7 +272,7 @@ func keyBlocks(text string, found func(trace)) {
 // secretNames are ends and parts of names whose values are secrets.
 var secretNames = []string{
 	"password", "passwd", "passphrase", "secret", "token", "api_key", "apikey", "api-key", "access_key", "accesskey", "private_key", "privatekey",
-	"client_secret", "auth_key", "credential", "credentials", "pwd", "passwort", "kennwort", "contraseña", "mot de passe", "wachtwoord", "пароль", "密码", "パスワード",
+	"client_secret", "auth_key", "accountkey", "account_key", "sharedaccesskey", "secret_key", "secretkey", "signing_key", "encryption_key", "credential", "credentials", "pwd", "passwort", "kennwort", "contraseña", "mot de passe", "wachtwoord", "пароль", "密码", "パスワード",
 }
 
 // assignments finds values that are given to names of secrets: lines of .env
@@ -247,13 +288,13 @@ func assignments(text string, found func(trace)) {
 		i := strings.IndexAny(line, "=:")
 		for i >= 0 && i < len(line) {
 			name := strings.ToLower(strings.Trim(lastWords(line[:i], 40), " \t\"'`,{*"))
-			rest := line[i+1:]
+			rest := cut(line[i+1:], 700) // no value that is a secret is longer
 			value := strings.TrimLeft(rest, " \t\"'`=>")
 			start := i + 1 + len(rest) - len(value)
 			if end := strings.IndexAny(value, " \t\r\n\"'`,;<"); end >= 0 {
 				value = value[:end]
 			}
-			if secretName(name) && secretValue(value, line[i] == '=') {
+			if secretName(name) && secretValue(value, line[i] == '=') || passwordName(name) && passwordValue(value) {
 				found(trace{from + start, from + start + len(value), FlagSecret, "assigned_secret", "a value of " + printable(cut(name, 40))})
 			}
 			next := strings.IndexAny(line[i+1:], "=:")
@@ -337,7 +378,7 @@ func credentialURLs(text string, found func(trace)) {
 // how they begin and how long they are: what a person needs to judge that one is
 // there, and not what somebody else needs to use it.
 func Redact(text string) string {
-	return redact(text, keyBlocks, tokens, assignments, credentialURLs)
+	return redact(text, keyBlocks, tokens, infixes, assignments, sentences, credentialURLs)
 }
 
 // redact masks what the given finders find.

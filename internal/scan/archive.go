@@ -1,0 +1,470 @@
+package scan
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"cmp"
+	"compress/bzip2"
+	"compress/flate"
+	"compress/gzip"
+	"compress/zlib"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz/lzma"
+)
+
+// member counts one more file of an archive. It returns false, and flags p,
+// where there are too many.
+func (s *sniffer) member(p place) bool {
+	if s.members++; s.members > maxMembers {
+		s.unread(p, "too_large", fmt.Sprintf("more than %d files in archives", maxMembers))
+		return false
+	}
+	return true
+}
+
+// unpack reads all of r, which decompresses. The attack: a few kilobytes that
+// become gigabytes. What is beyond the budget of the message is flagged, and so
+// is what cannot be unpacked to its end; what came until then is read.
+func (s *sniffer) unpack(p place, r io.Reader) (data []byte, whole bool) {
+	data, err := io.ReadAll(io.LimitReader(r, int64(s.unpacked)+1))
+	if len(data) > s.unpacked {
+		s.unread(p, "too_large", fmt.Sprintf("more than %d MiB once it is unpacked", maxUnpacked>>20))
+		data, err = data[:s.unpacked], io.ErrShortBuffer
+	} else if err != nil {
+		s.unread(p, "damaged", "packed, and cannot be unpacked to its end")
+	}
+	s.unpacked -= len(data)
+	return data, err == nil
+}
+
+// entry reads a file of an archive by its name and what is in it.
+func (s *sniffer) entry(p place, name string, data []byte) {
+	q := p.in(name)
+	s.fileName(q, name)
+	s.octets(q, data)
+}
+
+// zipEnd returns where the end of the directory of a ZIP archive is in data, which
+// is in its last 65,557 octets, or -1.
+func zipEnd(data []byte) int {
+	from := max(0, len(data)-22-0xffff)
+	if i := bytes.LastIndex(data[from:], []byte("PK\x05\x06")); i >= 0 && from+i+22 <= len(data) {
+		return from + i
+	}
+	return -1
+}
+
+// An extent is a part of some octets.
+type extent struct{ from, to int }
+
+// zip reads a ZIP archive: the files that its directory names, and whatever
+// stands between, before and behind them. The attack: two directories, a file
+// that no directory names, names that differ in the two places.
+func (s *sniffer) zip(p place, data []byte) {
+	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	if err != nil && !errors.Is(err, zip.ErrInsecurePath) {
+		s.unread(p, "damaged", "a ZIP archive that cannot be read")
+		return
+	}
+	var taken []extent
+	for _, f := range z.File {
+		if !s.member(p) {
+			return
+		}
+		q := p.in(f.Name)
+		s.fileName(q, f.Name)
+		at, err := f.DataOffset()
+		if err != nil || at < 0 || at > int64(len(data)) || f.CompressedSize64 > uint64(len(data))-uint64(at) {
+			s.unread(q, "damaged", "a file that is not where its archive says")
+			continue
+		}
+		taken = append(taken, extent{int(at), int(at) + int(f.CompressedSize64)})
+		packed := data[at : at+int64(f.CompressedSize64)]
+		switch {
+		case f.Flags&1 != 0:
+			s.unread(q, "encrypted", "encrypted in its archive")
+		case f.Method == zip.Store:
+			s.octets(q, packed)
+		case f.Method == zip.Deflate:
+			if !s.spend(q, 64<<10) {
+				return
+			}
+			// Without the checksum, which zip's reader looks at last: what is damaged is
+			// read as far as it goes, and flagged.
+			r := bytes.NewReader(packed)
+			text, whole := s.unpack(q, flate.NewReader(r))
+			if whole && (uint64(len(text)) != f.UncompressedSize64 || r.Len() > 0) {
+				s.unread(q, "damaged", "a file of another size than its archive says")
+			}
+			if r.Len() > 0 {
+				s.octets(q.in("what follows it"), packed[len(packed)-r.Len():])
+			}
+			s.octets(q, text)
+		default:
+			s.unread(q, "packed", fmt.Sprintf("packed by method %d, which is not looked into", f.Method))
+		}
+	}
+	s.between(p, data, taken, len(z.File))
+}
+
+// between reads what in a ZIP archive belongs to no file. The directory and the
+// heads of files are there, which have names and a few numbers.
+func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
+	slices.SortFunc(taken, func(a, b extent) int { return cmp.Compare(a.from, b.from) })
+	at, outside := 0, 0
+	gap := func(to int) {
+		if to <= at {
+			return
+		}
+		g := data[at:to]
+		outside += len(g)
+		// Before the first head of a file stands nothing, or a program that unpacks.
+		if at == 0 {
+			if i := bytes.Index(g, []byte("PK")); i > 0 {
+				s.octets(p.in("what precedes the archive"), g[:i])
+				outside -= i
+			}
+		}
+	}
+	for _, t := range taken {
+		if t.from < at {
+			s.unread(p, "damaged", "a ZIP archive whose files lie over each other")
+		}
+		gap(t.from)
+		at = max(at, t.to)
+	}
+	gap(len(data))
+	names := 0
+	end := zipEnd(data)
+	if end >= 0 {
+		comment := data[end+22:]
+		if len(comment) > 0 {
+			s.octets(p.in("the archive's comment"), comment)
+		}
+		names = 22 + len(comment)
+	}
+	// A head of 30 octets, 46 in the directory, up to 24 of sizes, 76 for the end of a
+	// large archive; and the names, twice, with times and owners.
+	if z, err := zip.NewReader(bytes.NewReader(data), int64(len(data))); err == nil || errors.Is(err, zip.ErrInsecurePath) {
+		for _, f := range z.File {
+			names += 2*len(f.Name) + 2*len(f.Extra) + len(f.Comment) + 40
+			if len(f.Extra) > 100 {
+				s.octets(p.in("what is added to the name "+f.Name), []byte(f.Extra))
+			}
+			if f.Comment != "" {
+				s.octets(p.in("the comment of "+f.Name), []byte(f.Comment))
+			}
+		}
+	}
+	if outside > names+100*files+76 {
+		s.unread(p, "surplus", fmt.Sprintf("%d octets that belong to no file of the archive", outside-names-100*files))
+	}
+}
+
+// gzip reads gzip streams, one behind the other (RFC 1952).
+func (s *sniffer) gzip(p place, data []byte) {
+	r := bytes.NewReader(data)
+	z, err := gzip.NewReader(r)
+	for n := 0; ; n++ {
+		switch {
+		case err != nil && n == 0:
+			s.unread(p, "damaged", "a gzip file that cannot be read")
+			return
+		case err != nil: // behind the last one
+			if rest := bytes.TrimRight(data[len(data)-r.Len():], "\x00"); len(rest) > 0 {
+				s.octets(p.in("what follows its end"), rest)
+			}
+			return
+		case !s.member(p) || !s.spend(p, 64<<10):
+			return
+		}
+		z.Multistream(false)
+		for what, text := range map[string]string{"its name": z.Name, "its comment": z.Comment, "its extra field": string(z.Extra)} {
+			s.octets(p.in(what), []byte(text))
+		}
+		q := p
+		q.depth++
+		out, whole := s.unpack(q, z)
+		s.octets(q, out)
+		if !whole {
+			return
+		}
+		before := r.Len()
+		if before == 0 {
+			return
+		}
+		if err = z.Reset(r); err != nil { // it has read some of what it did not know
+			_, _ = r.Seek(int64(len(data)-before), io.SeekStart)
+		}
+	}
+}
+
+// zlibbed says whether data begins with a zlib stream that unpacks to something.
+func zlibbed(data []byte) bool {
+	z, err := zlib.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return false
+	}
+	n, err := io.CopyN(io.Discard, z, 64)
+	return n == 64 || n > 0 && err == io.EOF
+}
+
+// zlib reads a zlib stream (RFC 1950).
+func (s *sniffer) zlib(p place, data []byte) {
+	r := bytes.NewReader(data)
+	z, err := zlib.NewReader(r)
+	if err != nil || !s.spend(p, 64<<10) {
+		s.unread(p, "damaged", "a zlib stream that cannot be read")
+		return
+	}
+	q := p
+	q.depth++
+	out, whole := s.unpack(q, z)
+	s.octets(q, out)
+	if rest := bytes.TrimRight(data[len(data)-r.Len():], "\x00\r\n"); whole && len(rest) > 0 {
+		s.octets(p.in("what follows its end"), rest)
+	}
+}
+
+// bzip2 reads bzip2 streams.
+func (s *sniffer) bzip2(p place, data []byte) {
+	if !s.member(p) || !s.spend(p, 1<<20) { // what its blocks take
+		return
+	}
+	q := p
+	q.depth++
+	out, _ := s.unpack(q, bzip2.NewReader(bytes.NewReader(data)))
+	s.octets(q, out)
+}
+
+// xz reads XZ streams block by block (the .xz file format 1.2.1). The attack: a
+// dictionary of 4 GiB in the head of a block, which a reader makes at once. Here
+// it has at most what the message may become.
+func (s *sniffer) xz(p place, data []byte) {
+	bad := func() { s.unread(p, "damaged", "an XZ file that cannot be read to its end") }
+	checks := []int{0, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64}
+	for at := 0; at < len(data); {
+		if len(data)-at < 12 || string(data[at:at+6]) != "\xfd7zXZ\x00" {
+			if rest := bytes.TrimRight(data[at:], "\x00"); len(rest) > 0 {
+				s.octets(p.in("what follows its end"), rest)
+			}
+			return
+		}
+		check := checks[data[at+7]&0x0f]
+		at += 12
+		for at < len(data) && data[at] != 0 {
+			size := (int(data[at]) + 1) * 4
+			// One filter, LZMA2, with or without the two sizes.
+			if size < 8 || size > len(data)-at {
+				bad()
+				return
+			}
+			head := data[at : at+size-4]
+			i := 2
+			for _, bit := range []byte{0x40, 0x80} {
+				if head[1]&bit != 0 {
+					_, n := binary.Uvarint(head[min(i, len(head)):])
+					i += max(n, 1)
+				}
+			}
+			if head[1]&0x03 != 0 || i+3 > len(head) || head[i] != 0x21 || head[i+1] != 1 || head[i+2] > 40 {
+				s.unread(p, "packed", "an XZ file with a filter that is not looked into")
+				return
+			}
+			dict, err := lzma.DecodeDictCap(head[i+2])
+			dict = min(dict, int64(max(s.unpacked, lzma.MinDictCap)))
+			if err != nil || !s.member(p) || !s.spend(p, int(dict/8)) {
+				bad()
+				return
+			}
+			r := bytes.NewReader(data[at+size:])
+			z, err := lzma.Reader2Config{DictCap: int(dict)}.NewReader2(r)
+			if err != nil {
+				bad()
+				return
+			}
+			q := p
+			q.depth++
+			out, whole := s.unpack(q, z)
+			s.octets(q, out)
+			if !whole {
+				return
+			}
+			used := len(data) - at - size - r.Len()
+			at += size + (used+3)&^3 + check
+		}
+		// The index and the foot: numbers alone.
+		end := bytes.Index(data[min(at, len(data)):], []byte("YZ"))
+		for end >= 0 && (at+end+2)%4 != 0 {
+			next := bytes.Index(data[at+end+1:], []byte("YZ"))
+			if next < 0 {
+				end = -1
+				break
+			}
+			end += 1 + next
+		}
+		if end < 0 || end > 64+s.members*20 {
+			bad()
+			return
+		}
+		at += end + 2
+		for at+4 <= len(data) && binary.LittleEndian.Uint32(data[at:]) == 0 {
+			at += 4
+		}
+	}
+}
+
+// skippable says whether data begins with a frame that zstd's readers leave out.
+func skippable(data []byte) bool {
+	return len(data) >= 8 && binary.LittleEndian.Uint32(data)&^0x0f == 0x184d2a50
+}
+
+// zstd reads Zstandard frames (RFC 8878), those that programs skip too.
+func (s *sniffer) zstd(p place, data []byte) {
+	for len(data) > 0 {
+		if skippable(data) {
+			n := int(binary.LittleEndian.Uint32(data[4:]))
+			if n > len(data)-8 {
+				s.unread(p, "damaged", "a Zstandard frame that is not whole")
+				return
+			}
+			s.octets(p.in("a frame that programs skip"), data[8:8+n])
+			data = data[8+n:]
+			continue
+		}
+		if len(data) < 4 || binary.LittleEndian.Uint32(data) != 0xfd2fb528 {
+			s.octets(p.in("what follows its end"), data)
+			return
+		}
+		n := zstdFrame(data)
+		var h zstd.Header
+		if n < 0 || h.Decode(data) != nil || h.WindowSize > maxUnpacked {
+			s.unread(p, "damaged", "a Zstandard frame that is not whole, or takes too much to unpack")
+			return
+		}
+		if !s.member(p) || !s.spend(p, 256<<10+int(h.WindowSize/8)) {
+			return
+		}
+		z, err := zstd.NewReader(bytes.NewReader(data[:n]), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxUnpacked))
+		if err != nil {
+			s.unread(p, "damaged", "a Zstandard frame that cannot be read")
+			return
+		}
+		q := p
+		q.depth++
+		out, _ := s.unpack(q, z)
+		z.Close()
+		s.octets(q, out)
+		data = data[n:]
+	}
+}
+
+// zstdFrame returns how long the frame is that data begins with, or -1.
+func zstdFrame(data []byte) int {
+	if len(data) < 6 {
+		return -1
+	}
+	d := data[4]
+	at := 5 + []int{0, 1, 2, 4}[d&3]
+	single := d&0x20 != 0
+	if !single {
+		at++
+	}
+	if size := d >> 6; size > 0 || single {
+		at += 1 << size
+	}
+	for at+3 <= len(data) {
+		h := int(data[at]) | int(data[at+1])<<8 | int(data[at+2])<<16
+		at += 3
+		if n := h >> 3; h>>1&3 == 1 {
+			at++
+		} else {
+			at += n
+		}
+		if h&1 != 0 {
+			if d&4 != 0 {
+				at += 4
+			}
+			if at > len(data) {
+				return -1
+			}
+			return at
+		}
+	}
+	return -1
+}
+
+// tarHeader says whether data begins with the head of a tar archive's file, of
+// any kind of tar: all have its checksum.
+func tarHeader(data []byte) bool {
+	if len(data) < 512 {
+		return false
+	}
+	sum := 8 * int(' ')
+	for i, c := range data[:512] {
+		if i < 148 || i >= 156 {
+			sum += int(c)
+		}
+	}
+	got, digits := 0, 0
+	for _, c := range data[148:156] {
+		if c >= '0' && c <= '7' {
+			got, digits = got*8+int(c-'0'), digits+1
+		}
+	}
+	return digits > 0 && got == sum && data[0] != 0
+}
+
+// tar reads a tar archive: its files, their extended heads, what fills them up,
+// and what follows its end.
+func (s *sniffer) tar(p place, data []byte) {
+	r := bytes.NewReader(data)
+	t := tar.NewReader(r)
+	for {
+		h, err := t.Next()
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+			if err != io.EOF {
+				s.unread(p, "damaged", "a tar archive that is not whole")
+			}
+			break
+		}
+		if !s.member(p) {
+			return
+		}
+		s.fileName(p.in(h.Name), h.Name)
+		for k, v := range h.PAXRecords {
+			s.octets(p.in("the record "+k+" of "+h.Name), []byte(v))
+		}
+		out, whole := s.unpack(p.in(h.Name), t)
+		s.octets(p.in(h.Name), out)
+		if !whole {
+			return
+		}
+		at := len(data) - r.Len()
+		if fill := bytes.Trim(data[at:min(len(data), (at+511)&^511)], "\x00"); len(fill) > 0 {
+			s.octets(p.in("what fills up "+h.Name), fill)
+		}
+	}
+	if rest := bytes.Trim(data[len(data)-r.Len():], "\x00"); len(rest) > 0 {
+		s.octets(p.in("what follows its end"), rest)
+	}
+}
+
+// fileName looks at the name of a file.
+func (s *sniffer) fileName(p place, name string) {
+	s.unseen("the name of "+p.where, name)
+	if secretFile(name) {
+		s.add(Remark{Flag: FlagSecret, Rule: "file_of_secrets", Where: p.where, Detail: "by its name"})
+	}
+	// The attack: names of empty files, that together are a letter.
+	p.where, p.ids = "the name of "+p.where, true
+	s.prose(p, strings.ToValidUTF8(name, "\ufffd"))
+}

@@ -1,0 +1,356 @@
+package scan
+
+import (
+	"bytes"
+	"compress/zlib"
+	"encoding/ascii85"
+	"encoding/hex"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf16"
+)
+
+// maxFonts is how many tables of characters of one PDF file are tried.
+const maxFonts = 40
+
+// pdf reads the streams of a PDF file (ISO 32000-1): it unpacks them, and reads
+// the text that pages show, also where it is written in numbers of glyphs. It
+// does not follow the file's structure: what no page shows is read like the
+// rest.
+func (s *sniffer) pdf(p place, data []byte) {
+	end := bytes.LastIndex(data, []byte("%%EOF"))
+	if end < 0 {
+		s.unread(p, "damaged", "a PDF file that is not whole")
+		end = len(data)
+	}
+	if rest := bytes.Trim(data[min(len(data), end+5):], "\x00 \r\n"); len(rest) > 0 {
+		s.octets(p.in("what follows its end"), rest)
+	}
+	if i := bytes.Index(data, []byte("/Encrypt")); i >= 0 && !wordByte(next(data, i+8)) {
+		s.unread(p, "encrypted", "an encrypted PDF file")
+		return
+	}
+	var pages [][]byte
+	var fonts []map[uint16]string
+	glyphs := bytes.Contains(data, []byte("/Identity-H"))
+	at, last := 0, 0
+	for {
+		i := bytes.Index(data[at:], []byte("stream"))
+		if i < 0 {
+			break
+		}
+		i += at
+		at = i + 6
+		if i >= 3 && string(data[i-3:i]) == "end" {
+			continue
+		}
+		from := i + 6
+		switch {
+		case bytes.HasPrefix(data[from:], []byte("\r\n")):
+			from += 2
+		case next(data, from) == '\n' || next(data, from) == '\r':
+			from++
+		default:
+			continue
+		}
+		n := bytes.Index(data[from:], []byte("endstream"))
+		if n < 0 {
+			s.unread(p, "damaged", "a PDF file that is not whole")
+			return
+		}
+		if !s.member(p) || !s.spend(p, 64<<10) {
+			return
+		}
+		dict := data[max(last, i-4096):i]
+		if k := bytes.LastIndex(dict, []byte(" obj")); k >= 0 {
+			dict = dict[k:]
+		}
+		body := data[from : from+n]
+		at = from + n + 9
+		last = at
+		out, read := s.pdfStream(p, dict, body)
+		if !read {
+			continue
+		}
+		glyphs = glyphs || bytes.Contains(out, []byte("/Identity-H"))
+		switch {
+		case bytes.Contains(out, []byte("beginbfchar")), bytes.Contains(out, []byte("beginbfrange")):
+			if len(fonts) < maxFonts {
+				fonts = append(fonts, cmap(out))
+			}
+		case oddBlock(out) < 0:
+			s.prose(p.in("a stream"), string(out))
+			pages = append(pages, out)
+		}
+	}
+	for _, page := range pages {
+		s.page(p, page, fonts)
+	}
+	if glyphs && len(fonts) == 0 {
+		s.unread(p, "glyphs", "a PDF file whose text is written in numbers of glyphs, without what they mean")
+	}
+}
+
+func next(data []byte, at int) byte {
+	if at >= len(data) {
+		return 0
+	}
+	return data[at]
+}
+
+// pdfStream undoes the filters of a stream. read is false for what is no text
+// by its kind, or was flagged.
+func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) {
+	name := func(n string) bool {
+		i := bytes.Index(dict, []byte(n))
+		return i >= 0 && !wordByte(next(dict, i+len(n)))
+	}
+	picture := name("/Image")
+	for _, f := range pdfFilters(dict) {
+		switch f {
+		case "FlateDecode", "Fl":
+			z, err := zlib.NewReader(bytes.NewReader(body))
+			if err != nil {
+				s.unread(p, "damaged", "a stream that cannot be unpacked")
+				return nil, false
+			}
+			// Programs that show PDF files are content with what comes until an error.
+			body, _ = s.unpack(p, z)
+		case "ASCIIHexDecode", "AHx":
+			h := bytes.Map(func(r rune) rune {
+				if r < 0x80 && isHexDigit(byte(r)) {
+					return r
+				}
+				return -1
+			}, body)
+			b := make([]byte, len(h)/2)
+			_, _ = hex.Decode(b, h[:len(h)&^1])
+			body = b
+		case "ASCII85Decode", "A85":
+			b, err := io.ReadAll(ascii85.NewDecoder(bytes.NewReader(bytes.TrimSuffix(bytes.TrimSpace(body), []byte("~>")))))
+			if err != nil {
+				s.unread(p, "damaged", "a stream that cannot be decoded")
+			}
+			body = b
+		case "DCTDecode", "DCT":
+			s.octets(p.in("a picture"), bytes.TrimRight(body, "\r\n"))
+			return nil, false
+		case "JPXDecode", "CCITTFaxDecode", "CCF", "JBIG2Decode":
+			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "a picture, which is not looked at"})
+			return nil, false
+		default:
+			s.unread(p, "packed", "a stream packed by "+printable(f)+", which is not looked into")
+			return nil, false
+		}
+	}
+	switch {
+	case picture, name("/FontFile"), name("/Length1"), name("/Type1C"), name("/CIDFontType0C"), name("/OpenType"), name("/XRef"), name("/FunctionType"), name("/N"), name("/ShadingType"):
+		if oddBlock(body) < 0 {
+			return body, true
+		}
+		if picture {
+			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "a picture, which is not looked at"})
+		}
+		s.strings(p, body)
+		return nil, false
+	case oddBlock(body) >= 0 && !bytes.Contains(body, []byte("Tj")) && !bytes.Contains(body, []byte("TJ")):
+		s.octets(p.in("a stream"), bytes.TrimRight(body, "\r\n")) // a file that is in it
+		return nil, false
+	}
+	if oddBlock(body) >= 0 {
+		s.strings(p, body)
+	}
+	return body, true
+}
+
+// pdfFilters returns the names of a stream's filters, in order.
+func pdfFilters(dict []byte) (list []string) {
+	i := bytes.Index(dict, []byte("/Filter"))
+	if i < 0 {
+		return nil
+	}
+	rest := strings.TrimLeft(string(dict[i+7:]), " \t\r\n")
+	if array, ok := strings.CutPrefix(rest, "["); ok {
+		rest, _, _ = strings.Cut(array, "]")
+	} else if len(rest) > 0 {
+		if j := strings.IndexAny(rest[1:], " \t\r\n/<>[]()"); j >= 0 {
+			rest = rest[:1+j]
+		}
+	}
+	for f := range strings.SplitSeq(rest, "/") {
+		if f = strings.TrimSpace(f); f != "" {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// page reads the text that a page shows. Its words stand in pieces, with moves
+// between; its characters are octets, or numbers that a font has a table for.
+func (s *sniffer) page(p place, content []byte, fonts []map[uint16]string) {
+	shown := shownStrings(content)
+	if len(shown) == 0 {
+		return
+	}
+	q := p.written("pieces of text")
+	s.prose(q, strings.ToValidUTF8(strings.Join(shown, ""), "\n"))
+	for _, font := range fonts {
+		for _, size := range []int{2, 1} {
+			var b strings.Builder
+			for _, piece := range shown {
+				if piece == "\n" {
+					b.WriteByte('\n')
+					continue
+				}
+				for i := 0; i+size <= len(piece); i += size {
+					n := uint16(piece[i])
+					if size == 2 {
+						n = n<<8 | uint16(piece[i+1])
+					}
+					b.WriteString(font[n])
+				}
+			}
+			if b.Len() > 0 {
+				s.prose(q, b.String())
+			}
+		}
+	}
+}
+
+// shownStrings returns the strings of a page's content, with a line end where
+// the page begins another line.
+func shownStrings(b []byte) (list []string) {
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case c == '(':
+			var piece []byte
+			deep := 1
+			for i++; i < len(b) && deep > 0; i++ {
+				switch b[i] {
+				case '\\':
+					i++
+					switch c := next(b, i); {
+					case c >= '0' && c <= '7':
+						n := 0
+						k := 0
+						for ; k < 3 && next(b, i+k) >= '0' && next(b, i+k) <= '7'; k++ {
+							n = n*8 + int(b[i+k]-'0')
+						}
+						i += k - 1
+						piece = append(piece, byte(n))
+					case c == 'n':
+						piece = append(piece, '\n')
+					case c == '\r' || c == '\n':
+					default:
+						piece = append(piece, c)
+					}
+					continue
+				case '(':
+					deep++
+				case ')':
+					deep--
+				}
+				if deep > 0 {
+					piece = append(piece, b[i])
+				}
+			}
+			i--
+			list = append(list, string(piece))
+		case c == '<' && next(b, i+1) != '<':
+			end := bytes.IndexByte(b[i:], '>')
+			if end < 0 {
+				return list
+			}
+			h := slices.DeleteFunc(slices.Clone(b[i+1:i+end]), func(c byte) bool { return !isHexDigit(c) })
+			piece := make([]byte, len(h)/2)
+			_, _ = hex.Decode(piece, h[:len(h)&^1])
+			list = append(list, string(piece))
+			i += end
+		case c == 'T' && (next(b, i+1) == 'd' || next(b, i+1) == 'D' || next(b, i+1) == '*' || next(b, i+1) == 'm') || c == 'E' && next(b, i+1) == 'T':
+			if len(list) > 0 && list[len(list)-1] != "\n" {
+				list = append(list, "\n")
+			}
+		}
+	}
+	return list
+}
+
+// cmap reads what a font's numbers mean (Adobe Technical Note 5411).
+func cmap(text []byte) map[uint16]string {
+	m := map[uint16]string{}
+	section := ""
+	var row []string
+	words := strings.Fields(strings.NewReplacer("<", " <", ">", "> ", "[", " [ ", "]", " ] ").Replace(string(text)))
+	put := func(code uint16, value string) {
+		if len(m) < 1<<16 {
+			m[code] = value
+		}
+	}
+	array := -1
+	for _, w := range words {
+		switch {
+		case w == "beginbfchar" || w == "beginbfrange":
+			section, row, array = w[5:], nil, -1
+			continue
+		case strings.HasPrefix(w, "end"):
+			section = ""
+			continue
+		case section == "":
+			continue
+		case w == "[":
+			array = 0
+			continue
+		case w == "]":
+			row, array = nil, -1
+			continue
+		}
+		v, ok := strings.CutPrefix(w, "<")
+		if !ok {
+			continue
+		}
+		b, err := hex.DecodeString(strings.TrimSuffix(v, ">"))
+		if err != nil || len(b) == 0 {
+			continue
+		}
+		if array >= 0 && len(row) == 2 {
+			put(code(row[0])+uint16(array), fromUTF16(b)) //nolint:gosec // it wraps as a font's numbers do
+			array++
+			continue
+		}
+		row = append(row, string(b))
+		switch {
+		case section == "bfchar" && len(row) == 2:
+			put(code(row[0]), fromUTF16(b))
+			row = nil
+		case section == "bfrange" && len(row) == 3:
+			lo, hi := int(code(row[0])), int(code(row[1]))
+			for k := lo; k <= hi; k++ {
+				out := slices.Clone(b)
+				out[len(out)-1] += byte(k - lo)
+				put(uint16(k), fromUTF16(out))
+			}
+			row = nil
+		}
+	}
+	return m
+}
+
+func code(s string) uint16 {
+	n := uint16(0)
+	for i := range len(s) {
+		n = n<<8 | uint16(s[i])
+	}
+	return n
+}
+
+func fromUTF16(b []byte) string {
+	if len(b) == 1 {
+		return string(rune(b[0]))
+	}
+	var u []uint16
+	for i := 0; i+1 < len(b); i += 2 {
+		u = append(u, uint16(b[i])<<8|uint16(b[i+1]))
+	}
+	return string(utf16.Decode(u))
+}

@@ -1,0 +1,235 @@
+package scan
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// An infix is a token that is known by something in its middle.
+type infix struct {
+	mark          string
+	rule          string
+	before, after string // characters of what stands on each side
+	minBefore     int
+	maxBefore     int
+	minAfter      int
+	maxAfter      int
+}
+
+// infixTable are tokens that do not begin with what they are known by.
+var infixTable = []infix{
+	{"8Q~", "azure_client_secret", urlen + "~.", urlen + "~.", 3, 3, 31, 34},
+	{"7Q~", "azure_client_secret", urlen + "~.", urlen + "~.", 3, 3, 31, 34},
+	{":AA", "telegram_bot_token", "0123456789", urlen, 8, 10, 33, 33},
+	{".atlasv1.", "terraform_token", alnum, urlen, 14, 14, 60, 70},
+	{"hooks.slack.com/services/", "slack_webhook", "", alnum + "/", 0, 0, 40, 60},
+	{"hooks.slack.com/workflows/", "slack_webhook", "", alnum + "/", 0, 0, 40, 90},
+	{"discord.com/api/webhooks/", "discord_webhook", "", urlen + "/", 0, 0, 80, 110},
+	{"discordapp.com/api/webhooks/", "discord_webhook", "", urlen + "/", 0, 0, 80, 110},
+	{".webhook.office.com/", "teams_webhook", alnum + "-", urlen + "/@", 1, 60, 60, 300},
+	{"-us", "mailchimp_key", lhex, "0123456789", 32, 32, 1, 2},
+	{"&sig=", "azure_shared_access", urlen + "%=&:.", urlen + "%=+/", 8, 300, 40, 80},
+	{"AccountKey=", "azure_storage_key", "", alnum + "+/=", 0, 0, 86, 88},
+	{"SharedAccessKey=", "azure_storage_key", "", alnum + "+/=", 0, 0, 43, 44},
+}
+
+// infixes finds the tokens of the table.
+func infixes(text string, found func(trace)) {
+	for _, f := range infixTable {
+		for i := 0; ; {
+			j := strings.Index(text[i:], f.mark)
+			if j < 0 {
+				break
+			}
+			j += i
+			i = j + len(f.mark)
+			from, to := j, i
+			for from > 0 && j-from <= f.maxBefore && strings.IndexByte(f.before, text[from-1]) >= 0 {
+				from--
+			}
+			for to < len(text) && to-i <= f.maxAfter && strings.IndexByte(f.after, text[to]) >= 0 {
+				to++
+			}
+			b, a := j-from, to-i
+			if b < f.minBefore || b > f.maxBefore || a < f.minAfter || a > f.maxAfter {
+				continue
+			}
+			if token := text[from:to]; entropy(token) >= minEntropy && !placeholder(text[i:to]) {
+				found(trace{from, to, FlagSecret, f.rule, ""})
+			}
+		}
+	}
+}
+
+// passwordNames are what people call a password. Its value may be short, and
+// have a form of no kind.
+var passwordNames = []string{
+	"password", "passwd", "passphrase", "passcode", "pwd", "passwort", "kennwort", "contraseña", "mot de passe", "senha", "wachtwoord", "hasło", "parola",
+	"lösenord", "adgangskode", "passord", "salasana", "heslo", "jelszó", "şifre", "пароль", "密码", "密碼", "パスワード", "비밀번호",
+}
+
+// linkWords stand between a password's name and the password.
+var linkWords = []string{
+	"is", "was", "are", "be", "to", "as", "now", "still", "currently", "set", "changed", "reset", "just", "simply", "of", "for", "the", "this", "that", "our", "your", "my", "their", "his", "her", "new", "old", "current",
+	"ist", "lautet", "jetzt", "nun", "für", "den", "das", "die", "der", "auf", "neue", "es", "ahora", "para", "el", "la", "est", "pour", "le", "maintenant", "è", "per", "il", "é", "o", "het", "voor", "de", "to", "jest", "это", "для", "är", "er", "on",
+	"user", "account", "login", "root", "admin", "database", "server", "wifi", "wi-fi", "router", "staging", "production", "test", "site", "vpn", "portal", "db", "email", "mail", "a", "an", "in", "at", "and", "there", "here", "network", "box", "host", "machine", "guest",
+}
+
+// sayWords say that what follows is the password.
+var sayWords = []string{"is", "was", "be", "to", "now", "are", "ist", "lautet", "es", "est", "è", "é", "jest", "это", "är", "er", "on", "="}
+
+// termWords are words with letters and digits, in the shape of a password, that
+// stand where one would: names of algorithms, formats and versions.
+var termWords = []string{
+	"oauth", "sha", "md5", "base64", "base32", "utf", "http", "win32", "x509", "pkcs", "aes", "rsa", "argon2", "bcrypt", "scrypt", "pbkdf2", "ed25519", "h264", "ipv4", "ipv6", "tls1", "ssl3",
+	"2fa", "mfa", "fido2", "u2f", "str0", "varchar", "int32", "int64", "uint8", "string", "none", "null", "true", "false", "required", "optional", "step", "version", "type", "field", "level", "python3", "latin1", "iso8859", "ntlmv", "wpa2", "wpa3", "wep", "k8s",
+}
+
+// sentences finds passwords that are said in a sentence: "the password for the
+// staging server is hunter2". That takes a name of passwords, then words that
+// link, one that says so, and a value that no sentence has by itself.
+func sentences(text string, found func(trace)) {
+	low := lowerASCII(text)
+	for _, name := range passwordNames {
+		for i := 0; ; {
+			j := strings.Index(low[i:], name)
+			if j < 0 {
+				break
+			}
+			j += i
+			i = j + len(name)
+			if before, _ := utf8.DecodeLastRuneInString(low[:j]); letterOrDigit(before) && name[0] < utf8.RuneSelf {
+				continue
+			}
+			if from, to := said(low, text, i); to > 0 {
+				found(trace{from, to, FlagSecret, "password_in_words", ""})
+				i = to
+			}
+		}
+	}
+}
+
+func letterOrDigit(r rune) bool {
+	return r != utf8.RuneError && (unicode.IsLetter(r) || unicode.IsDigit(r))
+}
+
+// said returns where the password is that the words from i on tell.
+func said(low, text string, i int) (from, to int) {
+	says := false
+	if r, _ := utf8.DecodeRuneInString(low[i:]); letterOrDigit(r) && r < 0x2e80 {
+		return 0, 0
+	}
+	for words := 0; words < 9; words++ {
+		for i < len(low) {
+			r, n := utf8.DecodeRuneInString(low[i:])
+			switch r {
+			case ':', '=', '：', '→':
+				says = true
+			case ' ', '\t', '\r', '\n', '"', '\'', '`', '*', '_', '“', '”', '„', '«', '»', '‘', '’', '(', '[', '>', '|', '\u00a0':
+			default:
+				n = 0
+			}
+			if n == 0 {
+				break
+			}
+			i += n
+		}
+		end := i
+		for end < len(low) && !strings.ContainsRune(" \t\r\n\"`<,;|”»““’", rune(low[end])) && end-i < 200 {
+			if r, n := utf8.DecodeRuneInString(low[end:]); r == '”' || r == '»' || r == '“' || r == '’' || r == '\u00a0' {
+				break
+			} else if n > 1 {
+				end += n - 1
+			}
+			end++
+		}
+		word := strings.TrimRight(low[i:min(end, len(low))], ".,;:!?)]}'*_")
+		if word == "" {
+			return 0, 0
+		}
+		if says && passwordValue(text[i:i+len(word)]) {
+			// A mark at its end may be its own.
+			return i, i + len(word)
+		}
+		if !among(linkWords, word) && !among(sayWords, word) {
+			return 0, 0
+		}
+		says = says || among(sayWords, word)
+		if end < len(low) && strings.IndexByte(",;|", low[end]) >= 0 || strings.HasSuffix(low[i:end], ".") {
+			return 0, 0
+		}
+		i = end
+	}
+	return 0, 0
+}
+
+func among(list []string, word string) bool {
+	for _, w := range list {
+		if w == word {
+			return true
+		}
+	}
+	return false
+}
+
+func passwordName(name string) bool {
+	for _, w := range passwordNames {
+		if strings.HasSuffix(name, w) {
+			return true
+		}
+	}
+	return false
+}
+
+// passwordValue says whether a word could be a password: letters with digits, or
+// with signs in their middle, and neither a date, an address, a count ("8-digit")
+// nor a name in a program.
+func passwordValue(v string) bool {
+	v = strings.TrimRight(v, ".,;:)]}")
+	if len(v) < 5 || len(v) > 200 || placeholder(v) || strings.Contains(v, "://") || strings.HasPrefix(v, "/") || strings.HasPrefix(v, ".") || strings.HasPrefix(v, "-") {
+		return false
+	}
+	if strings.ContainsAny(v, "(){}[]<>\\") || strings.Contains(v, "@") && strings.Contains(v[strings.IndexByte(v, '@'):], ".") {
+		return false
+	}
+	low := strings.ToLower(v)
+	for _, t := range termWords {
+		if strings.HasPrefix(low, t) {
+			return false
+		}
+	}
+	letters, digits, signs, other := 0, 0, 0, 0
+	lead := true // of digits
+	count := 0
+	for _, r := range v {
+		switch {
+		case digit(byte(min(r, 0x7f))) && r < 0x80:
+			digits++
+			if lead {
+				count++
+			}
+			continue
+		case unicode.IsLetter(r):
+			letters++
+		case r == '-' || r == '_' || r == '.' || r == '/' || r == '\'' || r == '’' || r == '+':
+			other++
+		default:
+			signs++
+		}
+		lead = false
+	}
+	switch {
+	case letters == 0:
+		return false
+	case count > 0 && digits == count && other > 0 && signs == 0: // 8-digit, 90-day, 12-character
+		return false
+	case count > 0 && digits == count && signs == 0 && letters <= 3: // 500ms, 1024px
+		return false
+	case strings.Contains(v, ".") && signs == 0 && strings.Trim(low, "abcdefghijklmnopqrstuvwxyz_.") == "": // a name in a program
+		return false
+	}
+	inner := strings.Trim(v, "!?#*&%$~^+=\"'`")
+	signed := strings.ContainsAny(inner, "!@#$%^&*~?") // in its middle
+	return digits > 0 && letters > 0 || signed && letters >= 3
+}

@@ -1,0 +1,392 @@
+package scan
+
+import (
+	"encoding/base32"
+	"encoding/base64"
+	"encoding/hex"
+	"mime"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"golang.org/x/net/html"
+)
+
+// A wrapping is an encoding of a whole text, which leaves most of it as it is.
+type wrapping struct {
+	how  string                                  // as a reviewer reads it; empty where it is no encoding
+	open func(text string) (out string, ok bool) // ok is false where the text has none of it
+	file bool                                    // it is of a file, in whatever format
+}
+
+// wrappingTable returns the encodings of texts that are undone, each on the text as
+// it is: one within another is found as the result is read in the same way.
+func wrappingTable() []wrapping {
+	return []wrapping{
+		{how: "quoted-printable", open: unquote},
+		{how: "percent encoding", open: func(s string) (string, bool) {
+			i := strings.IndexByte(s, '%')
+			if i < 0 {
+				return "", false
+			}
+			return unescape(s, '%'), true
+		}},
+		{how: "backslash encoding", open: func(s string) (string, bool) {
+			if !strings.Contains(s, `\x`) && !strings.Contains(s, `\u`) && !strings.Contains(s, `\'`) {
+				return "", false
+			}
+			return unbackslashAll(s), true
+		}},
+		{how: "", open: func(s string) (string, bool) { return html.UnescapeString(s), strings.IndexByte(s, '&') >= 0 }},
+		{how: "", open: untag},
+		{how: "", open: unfold},
+		{how: "encoded words", open: encodedWords},
+		{how: "UTF-7", open: utf7},
+		{how: "uuencode", open: uuencoded, file: true},
+	}
+}
+
+// unescape undoes %41, and =41 where mark is that; what is none of it stays.
+func unescape(s string, mark byte) string {
+	var b strings.Builder
+	b.Grow(len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] == mark && i+2 < len(s) && isHexDigit(s[i+1]) && isHexDigit(s[i+2]) {
+			n, _ := hexNumber(s[i+1 : i+3])
+			b.WriteByte(byte(n))
+			i += 2
+			continue
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// unquote undoes quoted-printable (RFC 2045, section 6.7), as leniently as any
+// mail program does.
+func unquote(s string) (string, bool) {
+	if strings.IndexByte(s, '=') < 0 {
+		return "", false
+	}
+	soft := strings.Contains(s, "=\n") || strings.Contains(s, "=\r") || strings.Contains(s, "= ") || strings.Contains(s, "=\t")
+	if soft {
+		var b strings.Builder
+		for rest := s; ; {
+			before, after, ok := strings.Cut(rest, "=")
+			b.WriteString(before)
+			if !ok {
+				break
+			}
+			if line := strings.TrimLeft(after, " \t\r"); strings.HasPrefix(line, "\n") {
+				rest = line[1:]
+				continue
+			}
+			b.WriteByte('=')
+			rest = after
+		}
+		s = b.String()
+	}
+	return unescape(s, '='), true
+}
+
+// unbackslashAll undoes \x41, \u0041, and \'41 of RTF.
+func unbackslashAll(s string) string {
+	var b strings.Builder
+	b.Grow(len(s))
+	for i := 0; i < len(s); {
+		if s[i] == '\\' && i+1 < len(s) {
+			digits := map[byte]int{'x': 2, 'u': 4, '\'': 2}[s[i+1]]
+			if digits > 0 && i+2+digits <= len(s) {
+				if n, ok := hexNumber(s[i+2 : i+2+digits]); ok {
+					b.WriteRune(n)
+					i += 2 + digits
+					continue
+				}
+			}
+		}
+		b.WriteByte(s[i])
+		i++
+	}
+	return b.String()
+}
+
+// untag returns the text of markup. The attack: a token with a tag in its
+// middle, which a reader does not see. Office documents have such by themselves.
+func untag(s string) (string, bool) {
+	if !strings.Contains(s, "</") && !strings.Contains(s, "/>") && !strings.Contains(s, "<!--") {
+		return "", false
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		if s[i] != '<' {
+			j := strings.IndexByte(s[i:], '<')
+			if j < 0 {
+				j = len(s) - i
+			}
+			b.WriteString(s[i : i+j])
+			i += j
+			continue
+		}
+		end := strings.IndexByte(s[i:], '>')
+		if end < 0 || end > 10_000 {
+			b.WriteByte('<')
+			i++
+			continue
+		}
+		if !inline(s[i+1 : i+end]) {
+			b.WriteByte('\n')
+		}
+		i += end + 1
+	}
+	return b.String(), true
+}
+
+// inline says whether an element stands within a line of text.
+func inline(tag string) bool {
+	name := strings.ToLower(strings.TrimLeft(tag, "/"))
+	if i := strings.IndexAny(name, " \t\r\n/"); i >= 0 {
+		name = name[:i]
+	}
+	if i := strings.LastIndexByte(name, ':'); i >= 0 {
+		name = name[i+1:]
+	}
+	switch name {
+	case "a", "b", "i", "u", "s", "em", "strong", "span", "font", "code", "tt", "wbr", "small", "big", "sub", "sup", "mark", "abbr", "kbd", "samp", "var", "bdi", "bdo",
+		"r", "t", "rpr", "rfonts", "sz", "szcs", "lang", "color", "prooferr", "bookmarkstart", "bookmarkend", "noproof", "bcs", "rstyle", "vertalign", "lastrenderedpagebreak":
+		return true
+	}
+	return strings.HasPrefix(name, "!--")
+}
+
+// unfold puts the lines of header fields together as if nothing had parted
+// them, and the pieces of a parameter (RFC 2231, section 3).
+func unfold(s string) (string, bool) {
+	if !strings.Contains(s, "\n ") && !strings.Contains(s, "\n\t") && !strings.Contains(s, "*1") {
+		return "", false
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		j := i
+		if s[j] == '\r' {
+			j++
+		}
+		if j+1 < len(s) && s[j] == '\n' && (s[j+1] == ' ' || s[j+1] == '\t') {
+			for j++; j < len(s) && (s[j] == ' ' || s[j] == '\t'); {
+				j++
+			}
+			i = j
+			continue
+		}
+		if n := continued(s[i:]); n > 0 {
+			i += n
+			continue
+		}
+		b.WriteByte(s[i])
+		i++
+	}
+	return b.String(), true
+}
+
+// continued returns how long what stands between two pieces of a parameter is:
+// `"; name*1="`.
+func continued(s string) int {
+	i := 0
+	if i < len(s) && s[i] == '"' {
+		i++
+	}
+	if i >= len(s) || s[i] != ';' {
+		return 0
+	}
+	for i++; i < len(s) && (s[i] == ' ' || s[i] == '\t' || s[i] == '\r' || s[i] == '\n'); {
+		i++
+	}
+	for from := i; i < len(s) && s[i] != '*'; i++ {
+		if !wordByte(s[i]) && s[i] != '-' || i-from > 40 {
+			return 0
+		}
+	}
+	digits := 0
+	for i++; i < len(s) && digit(s[i]); i++ {
+		digits++
+	}
+	if digits == 0 || digits > 3 {
+		return 0
+	}
+	if i < len(s) && s[i] == '*' {
+		i++
+	}
+	if i >= len(s) || s[i] != '=' {
+		return 0
+	}
+	i++
+	if i < len(s) && s[i] == '"' {
+		i++
+	}
+	return i
+}
+
+// encodedWords undoes RFC 2047, wherever such a word stands.
+func encodedWords(s string) (string, bool) {
+	if !strings.Contains(s, "=?") {
+		return "", false
+	}
+	var dec mime.WordDecoder
+	var b strings.Builder
+	found, joined := false, false
+	for s != "" {
+		i := strings.Index(s, "=?")
+		if i < 0 {
+			break
+		}
+		word, n := encodedWord(s[i:], &dec)
+		if n == 0 {
+			b.WriteString(s[:i+2])
+			s, joined = s[i+2:], false
+			continue
+		}
+		if !joined || strings.TrimSpace(s[:i]) != "" { // white space between two words is none
+			b.WriteString(s[:i])
+		}
+		b.WriteString(word)
+		s, found, joined = s[i+n:], true, true
+	}
+	b.WriteString(s)
+	return b.String(), found
+}
+
+// encodedWord decodes the word that s begins with, of n octets. Where the
+// charset is not known its octets are taken as they are.
+func encodedWord(s string, dec *mime.WordDecoder) (word string, n int) {
+	parts := strings.SplitN(s[2:min(len(s), 4096)], "?", 4)
+	if len(parts) < 4 || !strings.HasPrefix(parts[3], "=") || len(parts[1]) != 1 {
+		return "", 0
+	}
+	n = 2 + len(parts[0]) + 1 + 1 + 1 + len(parts[2]) + 2
+	if strings.HasPrefix(strings.ToLower(parts[0]), "utf-7") {
+		out, _ := utf7(unescape(strings.ReplaceAll(parts[2], "_", " "), '='))
+		return out, n
+	}
+	if out, err := dec.Decode(s[:n]); err == nil {
+		return out, n
+	}
+	if strings.EqualFold(parts[1], "b") {
+		return string(unbase64(parts[2])), n
+	}
+	return unescape(strings.ReplaceAll(parts[2], "_", " "), '='), n
+}
+
+// utf7 undoes RFC 2152, which some mail programs still read.
+func utf7(s string) (string, bool) {
+	var b strings.Builder
+	found := false
+	for i := 0; i < len(s); i++ {
+		if s[i] != '+' {
+			b.WriteByte(s[i])
+			continue
+		}
+		end := i + 1
+		for end < len(s) && end-i < 4096 && s[end] != '-' && (coded(s[end]) && s[end] != '_' && s[end] != '=') {
+			end++
+		}
+		text, ok := utf16BE(unbase64(s[i+1 : end]))
+		if !ok { // all of it is passed by, lest each plus of a long row is tried
+			b.WriteString(s[i:max(end, i+1)])
+			i = max(end, i+1) - 1
+			continue
+		}
+		found = true
+		b.WriteString(text)
+		if i = end - 1; end < len(s) && s[end] == '-' {
+			i = end
+		}
+	}
+	return b.String(), found
+}
+
+// utf16BE returns the text that octets are in UTF-16, if they are.
+func utf16BE(raw []byte) (string, bool) {
+	if len(raw) < 2 || len(raw)%2 != 0 {
+		return "", false
+	}
+	var units []uint16
+	for k := 0; k+1 < len(raw); k += 2 {
+		units = append(units, uint16(raw[k])<<8|uint16(raw[k+1]))
+	}
+	text := string(utf16.Decode(units))
+	return text, !strings.ContainsRune(text, utf8.RuneError)
+}
+
+// uuencoded returns the text of a uuencoded file, as its octets are.
+func uuencoded(s string) (string, bool) {
+	i := strings.Index(s, "begin ")
+	if i < 0 || i > 0 && s[i-1] != '\n' {
+		return "", false
+	}
+	_, rest, ok := strings.Cut(s[i:], "\n")
+	if !ok {
+		return "", false
+	}
+	var b strings.Builder
+	for line := range strings.Lines(rest) {
+		line = strings.TrimRight(line, "\r\n")
+		if line == "end" || line == "" {
+			break
+		}
+		n := int(line[0]-' ') & 63
+		for k := 1; k+3 < len(line) && n > 0; k += 4 {
+			v := 0
+			for _, c := range []byte(line[k : k+4]) {
+				v = v<<6 | int(c-' ')&63
+			}
+			for shift := 16; shift >= 0 && n > 0; shift -= 8 {
+				b.WriteByte(byte(v >> shift))
+				n--
+			}
+		}
+	}
+	return b.String(), b.Len() >= minRun
+}
+
+// A decoding is what a run of encoded characters may be.
+type decoding struct {
+	how    string
+	octets []byte
+	sure   bool // it is encoded, and no word or ornament
+}
+
+// decodings returns what a run may be, the likeliest first.
+func decodings(run string) (list []decoding) {
+	const upper = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+	only := func(set string) bool {
+		return strings.IndexFunc(run, func(r rune) bool { return !strings.ContainsRune(set, r) }) < 0
+	}
+	info := 0.0
+	if len(run) >= longRun {
+		info = entropy(run)
+	}
+	if len(run) >= 2*minRun && only("0123456789abcdefABCDEF") {
+		if b, err := hex.DecodeString(run[:len(run)&^1]); err == nil {
+			list = append(list, decoding{"hexadecimal", b, info > 3})
+		}
+	}
+	if len(run) >= 24 && (only(upper) || only(strings.ToLower(upper))) {
+		if b, err := base32.StdEncoding.WithPadding(base32.NoPadding).DecodeString(strings.ToUpper(run[:len(run)/8*8])); err == nil {
+			list = append(list, decoding{"base32", b, info > 4.3})
+		}
+	}
+	return append(list, decoding{"base64", unbase64(run), info > 5})
+}
+
+// unbase64 undoes base64 of either alphabet, as far as it goes.
+func unbase64(s string) []byte {
+	s = strings.TrimRight(s, "=")
+	if strings.ContainsAny(s, "-_") {
+		s = strings.NewReplacer("-", "+", "_", "/").Replace(s)
+	}
+	if len(s)%4 == 1 {
+		s = s[:len(s)-1]
+	}
+	out := make([]byte, base64.RawStdEncoding.DecodedLen(len(s)))
+	n, _ := base64.RawStdEncoding.Decode(out, []byte(s))
+	return out[:n]
+}
