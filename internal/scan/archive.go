@@ -179,9 +179,7 @@ func (s *sniffer) gzip(p place, data []byte) {
 			s.unread(p, "damaged", "a gzip file that cannot be read")
 			return
 		case err != nil: // behind the last one
-			if rest := bytes.TrimRight(data[len(data)-r.Len():], "\x00"); len(rest) > 0 {
-				s.octets(p.in("what follows its end"), rest)
-			}
+			s.behind(p, data[len(data)-r.Len():])
 			return
 		case !s.member(p) || !s.spend(p, 64<<10):
 			return
@@ -229,8 +227,8 @@ func (s *sniffer) zlib(p place, data []byte) {
 	q.depth++
 	out, whole := s.unpack(q, z)
 	s.octets(q, out)
-	if rest := bytes.TrimRight(data[len(data)-r.Len():], "\x00\r\n"); whole && len(rest) > 0 {
-		s.octets(p.in("what follows its end"), rest)
+	if whole {
+		s.behind(p, data[len(data)-r.Len():])
 	}
 }
 
@@ -253,9 +251,7 @@ func (s *sniffer) xz(p place, data []byte) {
 	checks := []int{0, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64}
 	for at := 0; at < len(data); {
 		if len(data)-at < 12 || string(data[at:at+6]) != "\xfd7zXZ\x00" {
-			if rest := bytes.TrimRight(data[at:], "\x00"); len(rest) > 0 {
-				s.octets(p.in("what follows its end"), rest)
-			}
+			s.behind(p, data[at:])
 			return
 		}
 		check := checks[data[at+7]&0x0f]
@@ -341,7 +337,7 @@ func (s *sniffer) zstd(p place, data []byte) {
 			continue
 		}
 		if len(data) < 4 || binary.LittleEndian.Uint32(data) != 0xfd2fb528 {
-			s.octets(p.in("what follows its end"), data)
+			s.behind(p, data)
 			return
 		}
 		n := zstdFrame(data)
@@ -453,9 +449,7 @@ func (s *sniffer) tar(p place, data []byte) {
 			s.octets(p.in("what fills up "+h.Name), fill)
 		}
 	}
-	if rest := bytes.Trim(data[len(data)-r.Len():], "\x00"); len(rest) > 0 {
-		s.octets(p.in("what follows its end"), rest)
-	}
+	s.behind(p, data[len(data)-r.Len():])
 }
 
 // fileName looks at the name of a file.

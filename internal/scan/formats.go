@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/binary"
-	"fmt"
 	"slices"
 )
 
@@ -57,8 +56,13 @@ func (s *sniffer) media(p place, f format, data []byte) {
 	for _, part := range within {
 		s.octets(p.in("a comment or an extension"), part)
 	}
-	if rest := bytes.TrimRight(data[end:], "\x00\r\n"); len(rest) > 0 {
-		s.octets(p.in(fmt.Sprintf("what follows its end at octet %d", end)), rest)
+	s.behind(p, data[end:])
+}
+
+// behind reads what follows the end of a file, but for what fills it up.
+func (s *sniffer) behind(p place, rest []byte) {
+	if rest = bytes.TrimLeft(rest, "\x00\r\n"); len(rest) > 0 {
+		s.octets(p.in("what follows its end"), rest)
 	}
 }
 

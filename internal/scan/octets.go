@@ -339,7 +339,7 @@ func windows(text string) iter.Seq[string] {
 
 // prose reads a text, and what is encoded in it.
 func (s *sniffer) prose(p place, text string) {
-	if text == "" || !s.fresh("text"+p.where, []byte(text)) {
+	if text == "" || !s.fresh(fmt.Sprint("text", p.raw, p.ids, p.where), []byte(text)) {
 		return
 	}
 	if p.depth > maxLayers {
@@ -373,8 +373,12 @@ func (s *sniffer) prose(p place, text string) {
 		if s.left <= 0 {
 			return
 		}
-		out, ok := w.open(text)
-		if !ok || out == text {
+		in := text
+		if w.masked {
+			in = masked
+		}
+		out, ok := w.open(in)
+		if !ok || out == in {
 			continue
 		}
 		q := p
@@ -385,11 +389,52 @@ func (s *sniffer) prose(p place, text string) {
 			s.octets(q, []byte(out))
 			continue
 		}
-		if at := carve([]byte(out)); at >= 0 && !p.raw && carve([]byte(text)) < 0 { // data:application/zip,%50%4b
-			s.octets(q, []byte(out[at:]))
-		}
 		s.prose(q, out)
 	}
+	if !p.raw {
+		s.escapes(p, text)
+	}
+}
+
+// escapes reads octets that are no text, in percent encoding or with backslashes:
+// data:application/zip,PK%03%04.
+func (s *sniffer) escapes(p place, text string) {
+	for _, e := range []struct {
+		mark, how string
+		undo      func(string) string
+	}{
+		{"%", "percent encoding", func(s string) string { return unescape(s, '%') }},
+		{`\x`, "backslash encoding", unbackslashAll},
+	} {
+		if strings.Count(text, e.mark) < minRun {
+			continue
+		}
+		for run := range strings.FieldsFuncSeq(text, func(r rune) bool { return r <= ' ' || strings.ContainsRune("\"'<>`", r) }) {
+			if strings.Count(run, e.mark) < minRun {
+				continue
+			}
+			// Behind the last mark of a URL that is not itself encoded, it begins.
+			head, _, _ := strings.Cut(run, e.mark)
+			from := strings.LastIndexAny(head, ",=:;?&") + 1
+			out := []byte(e.undo(run[from:]))
+			if oddBlock(out) < 0 {
+				continue
+			}
+			if e.mark != "%" { // \xff is one octet, and was written as a rune
+				out = latin1(string(out))
+			}
+			s.octets(p.written(e.how), out)
+		}
+	}
+}
+
+// latin1 returns the octets that the runes of a text are.
+func latin1(text string) []byte {
+	var b []byte
+	for _, r := range text {
+		b = append(b, byte(r)) //nolint:gosec // what is no octet is nothing here
+	}
+	return b
 }
 
 // withoutKeys returns text without the private keys that were found in it, which
@@ -456,26 +501,19 @@ func (s *sniffer) runs(p place, text string) (masked string) {
 		if len(run) < minRun {
 			continue
 		}
-		if lines >= 3 {
+		known := false
+		for piece := range strings.SplitSeq(run, "=") {
+			if len(piece) >= minRun && s.run(p, piece) {
+				known = known || len(piece) >= longRun
+			}
+		}
+		if known || lines >= 3 {
 			if mask == nil {
 				mask = []byte(text)
 			}
 			for k := from; k < to; k++ {
 				mask[k] = '\n'
 			}
-		}
-		for at := 0; at < len(run); {
-			for at < len(run) && run[at] == '=' {
-				at++
-			}
-			end := at
-			for end < len(run) && run[end] != '=' {
-				end++
-			}
-			if end-at >= minRun {
-				s.run(p, run[at:end])
-			}
-			at = end
 		}
 	}
 	s.pairs(p, text)
@@ -493,7 +531,7 @@ func (s *sniffer) pairs(p place, text string) {
 	flush := func() {
 		if len(row) >= minRun {
 			// Tables have rows of numbers; those of encrypted octets have letters.
-			all := base == 16 && len(row) >= longRun/2 && lettered*4 > len(row) && entropy(string(row)) > 5
+			all := base == 16 && len(row) >= longRun/2 && lettered*8 > len(row) && entropy(string(row)) > 3
 			s.decoded(p, map[int]string{2: "binary", 10: "decimal", 16: "hexadecimal"}[base], row, all)
 			if base == 16 && len(decimal) == len(row) {
 				s.decoded(p, "decimal", decimal, false)
@@ -586,22 +624,24 @@ func wholeRun(text string, from int) (run string, to, lines int) {
 	return run, to, lines
 }
 
-// run decodes one run, in each way that it could be meant.
-func (s *sniffer) run(p place, run string) {
+// run decodes one run, in each way that it could be meant, and says whether it
+// was something.
+func (s *sniffer) run(p place, run string) bool {
 	if s.left <= 0 {
-		return
+		return false
 	}
 	for _, d := range decodings(run) {
-		if s.decoded(p, d.how, d.octets, len(run) >= longRun && d.sure) {
-			return
+		if s.decoded(p, d.how, d.octets, d.sure) {
+			return true
 		}
 	}
 	// The attack: a letter before it, so that nothing is read where it should be.
 	for skip := 1; skip < 4 && len(run) > 2*minRun; skip++ {
-		if out := unbase64(run[skip:]); s.decoded(p, "base64", out, false) {
-			return
+		if s.decoded(p, "base64", unbase64(run[skip:]), false) {
+			return true
 		}
 	}
+	return false
 }
 
 // decoded reads what a run became if it is something. Where all says so it is
@@ -611,12 +651,21 @@ func (s *sniffer) decoded(p place, how string, data []byte, all bool) bool {
 		return false
 	}
 	q := p.written(how)
-	q.ids, q.source = false, p.source
-	if f := s.recognize(data); f.kind != kindNone || all {
+	q.ids, q.raw = false, false // it is no chance that it reads as something
+	if f := s.recognize(data); f.kind != kindNone || all || carve(data) >= 0 {
 		s.octets(q, data)
 		return true
 	}
+	// Chance makes control characters and no UTF-8 of what was never encoded.
+	if len(data) >= 2*minRun && oddBlock(data) < 0 && utf8.Valid(data) {
+		s.prose(q, string(data))
+		return true
+	}
 	if text, ok := readable(string(data)); ok {
+		s.prose(q, text)
+		return true
+	}
+	if text, ok := wide(data); ok {
 		s.prose(q, text)
 		return true
 	}

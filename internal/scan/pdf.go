@@ -24,9 +24,7 @@ func (s *sniffer) pdf(p place, data []byte) {
 		s.unread(p, "damaged", "a PDF file that is not whole")
 		end = len(data)
 	}
-	if rest := bytes.Trim(data[min(len(data), end+5):], "\x00 \r\n"); len(rest) > 0 {
-		s.octets(p.in("what follows its end"), rest)
-	}
+	s.behind(p, data[min(len(data), end+5):])
 	if i := bytes.Index(data, []byte("/Encrypt")); i >= 0 && !wordByte(next(data, i+8)) {
 		s.unread(p, "encrypted", "an encrypted PDF file")
 		return
@@ -79,8 +77,10 @@ func (s *sniffer) pdf(p place, data []byte) {
 			if len(fonts) < maxFonts {
 				fonts = append(fonts, cmap(out))
 			}
-		case oddBlock(out) < 0:
-			s.prose(p.in("a stream"), string(out))
+		default:
+			if oddBlock(out) < 0 {
+				s.prose(p.in("a stream"), string(out))
+			}
 			pages = append(pages, out)
 		}
 	}
@@ -154,13 +154,16 @@ func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) 
 		}
 		s.strings(p, body)
 		return nil, false
-	case oddBlock(body) >= 0 && !bytes.Contains(body, []byte("Tj")) && !bytes.Contains(body, []byte("TJ")):
-		s.octets(p.in("a stream"), bytes.TrimRight(body, "\r\n")) // a file that is in it
+	case oddBlock(body) < 0:
+		return body, true
+	}
+	// A page may have numbers of glyphs in its strings, as octets. Anything else is a
+	// file that is in this one.
+	if shown, rest := shownStrings(body); len(shown) == 0 || oddBlock(rest) >= 0 || !bytes.Contains(rest, []byte("Tj")) && !bytes.Contains(rest, []byte("TJ")) {
+		s.octets(p.in("a stream"), body)
 		return nil, false
 	}
-	if oddBlock(body) >= 0 {
-		s.strings(p, body)
-	}
+	s.strings(p, body)
 	return body, true
 }
 
@@ -189,7 +192,7 @@ func pdfFilters(dict []byte) (list []string) {
 // page reads the text that a page shows. Its words stand in pieces, with moves
 // between; its characters are octets, or numbers that a font has a table for.
 func (s *sniffer) page(p place, content []byte, fonts []map[uint16]string) {
-	shown := shownStrings(content)
+	shown, _ := shownStrings(content)
 	if len(shown) == 0 {
 		return
 	}
@@ -219,8 +222,8 @@ func (s *sniffer) page(p place, content []byte, fonts []map[uint16]string) {
 }
 
 // shownStrings returns the strings of a page's content, with a line end where
-// the page begins another line.
-func shownStrings(b []byte) (list []string) {
+// the page begins another line, and the rest of the content.
+func shownStrings(b []byte) (list []string, rest []byte) {
 	for i := 0; i < len(b); i++ {
 		switch c := b[i]; {
 		case c == '(':
@@ -260,7 +263,7 @@ func shownStrings(b []byte) (list []string) {
 		case c == '<' && next(b, i+1) != '<':
 			end := bytes.IndexByte(b[i:], '>')
 			if end < 0 {
-				return list
+				return list, append(rest, b[i:]...)
 			}
 			h := slices.DeleteFunc(slices.Clone(b[i+1:i+end]), func(c byte) bool { return !isHexDigit(c) })
 			piece := make([]byte, len(h)/2)
@@ -271,9 +274,12 @@ func shownStrings(b []byte) (list []string) {
 			if len(list) > 0 && list[len(list)-1] != "\n" {
 				list = append(list, "\n")
 			}
+			rest = append(rest, c)
+		default:
+			rest = append(rest, c)
 		}
 	}
-	return list
+	return list, rest
 }
 
 // cmap reads what a font's numbers mean (Adobe Technical Note 5411).

@@ -29,7 +29,7 @@ func (s *sniffer) source(raw []byte, files []OutgoingFile) {
 		name = strings.TrimSpace(name)
 		p := place{where: "the header " + cut(name, 100), source: true, ids: slices.Contains(idFields, strings.ToLower(name))}
 		s.prose(p, value)
-		if ok && len(name) > 60 { // The attack: the name is the message.
+		if ok && len(name) > minRun { // The attack: the name is the message.
 			s.prose(p, name)
 		}
 	}

@@ -14,9 +14,10 @@ import (
 
 // A wrapping is an encoding of a whole text, which leaves most of it as it is.
 type wrapping struct {
-	how  string                                  // as a reviewer reads it; empty where it is no encoding
-	open func(text string) (out string, ok bool) // ok is false where the text has none of it
-	file bool                                    // it is of a file, in whatever format
+	how    string                                  // as a reviewer reads it; empty where it is no encoding
+	open   func(text string) (out string, ok bool) // ok is false where the text has none of it
+	file   bool                                    // it is of a file, in whatever format
+	masked bool                                    // it is looked for beside what was decoded as base64 already
 }
 
 // wrappingTable returns the encodings of texts that are undone, each on the text as
@@ -41,7 +42,7 @@ func wrappingTable() []wrapping {
 		{how: "", open: untag},
 		{how: "", open: unfold},
 		{how: "encoded words", open: encodedWords},
-		{how: "UTF-7", open: utf7},
+		{how: "UTF-7", open: utf7, masked: true}, // base64 that was decoded has its signs by chance
 		{how: "uuencode", open: uuencoded, file: true},
 	}
 }
@@ -205,11 +206,12 @@ func continued(s string) int {
 			return 0
 		}
 	}
-	digits := 0
+	digits, first := 0, true // the first piece has the name before it
 	for i++; i < len(s) && digit(s[i]); i++ {
 		digits++
+		first = first && s[i] == '0'
 	}
-	if digits == 0 || digits > 3 {
+	if digits == 0 || digits > 3 || first {
 		return 0
 	}
 	if i < len(s) && s[i] == '*' {
@@ -303,7 +305,7 @@ func utf7(s string) (string, bool) {
 	return b.String(), found
 }
 
-// utf16BE returns the text that octets are in UTF-16, if they are.
+// utf16BE returns the ASCII text that octets are in UTF-16, if they are.
 func utf16BE(raw []byte) (string, bool) {
 	if len(raw) < 2 || len(raw)%2 != 0 {
 		return "", false
@@ -313,7 +315,8 @@ func utf16BE(raw []byte) (string, bool) {
 		units = append(units, uint16(raw[k])<<8|uint16(raw[k+1]))
 	}
 	text := string(utf16.Decode(units))
-	return text, !strings.ContainsRune(text, utf8.RuneError)
+	odd := func(r rune) bool { return r >= utf8.RuneSelf || r < ' ' && r != '\n' && r != '\r' && r != '\t' }
+	return text, strings.IndexFunc(text, odd) < 0
 }
 
 // uuencoded returns the text of a uuencoded file, as its octets are.
@@ -360,9 +363,10 @@ func decodings(run string) (list []decoding) {
 	only := func(set string) bool {
 		return strings.IndexFunc(run, func(r rune) bool { return !strings.ContainsRune(set, r) }) < 0
 	}
+	// The attack: a row of one letter around it, so that on average it is no secret.
 	info := 0.0
-	if len(run) >= longRun {
-		info = entropy(run)
+	for at := 0; at+longRun <= len(run); at += longRun {
+		info = max(info, entropy(run[at:at+longRun]))
 	}
 	if len(run) >= 2*minRun && only("0123456789abcdefABCDEF") {
 		if b, err := hex.DecodeString(run[:len(run)&^1]); err == nil {
