@@ -15,7 +15,7 @@ import (
 
 func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 	hostname := cmp.Or(d.conf.MailHost, d.conf.MailDomain)
-	proofs, err := mailauth.New(mailauth.Config{Resolver: d.resolver, Hostname: hostname, Own: d.ownRecord})
+	proofs, err := mailauth.New(mailauth.Config{Resolver: d.resolver, Hostname: hostname, Own: d.ownRecord, Ours: d.ownAddress})
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +64,17 @@ func (d *daemon) ownPolicy(ctx context.Context, name string) (texts []string, kn
 		return []string{"v=DMARC1; p=quarantine; psd=n"}, true
 	}
 	return texts, err == nil
+}
+
+// ownAddress says whether mail from an address goes out through this server
+// alone: it is in the mail domain, or that of an inbox. Where that cannot be
+// found out it is taken to be so: what is signed is let in all the same.
+func (d *daemon) ownAddress(ctx context.Context, address string) bool {
+	if strings.EqualFold(mail.Domain(address), d.conf.MailDomain) {
+		return true
+	}
+	err := d.accepts(ctx, address)
+	return !errors.Is(err, smtpserver.ErrRelay) && !errors.Is(err, smtpserver.ErrNoMailbox)
 }
 
 // accepts says whether there is an inbox for rcpt.

@@ -52,7 +52,7 @@ func TestReceive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proofs, err := mailauth.New(mailauth.Config{Resolver: dns.Resolver(), Hostname: "agents.test", Own: d.ownRecord})
+	proofs, err := mailauth.New(mailauth.Config{Resolver: dns.Resolver(), Hostname: "agents.test", Own: d.ownRecord, Ours: d.ownAddress})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,6 +77,10 @@ func TestReceive(t *testing.T) {
 		{"its DNS is broken", "enforce", "a@slow.example", "192.0.2.66", "", false, "dmarc=temperror"},
 		{"two authors", "enforce", "a@shop.example\r\nFrom: b@bank.example", "192.0.2.1", "nobody can prove", false, ""},
 		{"as a neighbour, from outside", "enforce", "b@agents.test", "192.0.2.66", "", true, "dmarc=fail"},
+		{"as a neighbour, from this machine", "enforce", "b@agents.test", "127.0.0.1", "", true, "dmarc=fail"},
+		{"as a neighbour in other letters", "enforce", "B <B@Agents.TEST>", "::1", "", true, "dmarc=fail"},
+		{"as the inbox itself", "enforce", b.Address, "::ffff:127.0.0.1", "", true, "dmarc=fail"},
+		{"with a neighbour beside another", "enforce", "c@agents.test, b@agents.test", "127.0.0.1", "", true, "dmarc=fail"},
 		{"through this machine", "enforce", "a@bank.example", "127.0.0.1", "", false, "dmarc=none"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

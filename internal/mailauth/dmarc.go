@@ -23,6 +23,7 @@ type author struct {
 	why    string // why there is not
 	many   bool   // there are several fields or domains
 	local  bool   // see [Message.local]; then the rest is not known
+	ours   bool   // local, and under an address that writes through this server alone
 	tree   tree
 	absent bool // the domain has neither address nor mail exchanger
 }
@@ -53,6 +54,9 @@ func findAuthor(ctx context.Context, ask *asker, m Message) author {
 	}
 	a := author{domain: domains[0], local: m.local()}
 	if a.local {
+		for _, from := range list {
+			a.ours = a.ours || ask.cfg.Ours != nil && ask.cfg.Ours(ctx, from.Addr)
+		}
 		return a
 	}
 	a.tree = walk(ctx, ask, a.domain)
@@ -252,6 +256,12 @@ func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []
 				c.Result, c.Detail = "pass", "by dkim of "+s.domain
 				return c, ""
 			}
+		}
+		if a.ours {
+			// The attack: a program on this machine, or a relay in front that checks
+			// nothing, writes to an agent as another inbox. What an inbox sends is signed.
+			c.Result, c.Detail = "fail", "it came from this machine under an address of this server, and is not signed by it"
+			return c, policyQuarantine
 		}
 		c.Result, c.Detail = "none", "it came from this machine"
 		return c, ""

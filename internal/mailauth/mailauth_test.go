@@ -1,6 +1,7 @@
 package mailauth
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"slices"
@@ -265,6 +266,40 @@ func TestSPF(t *testing.T) {
 		t.Run(tt.from+" "+tt.helo+" "+tt.remote, func(t *testing.T) {
 			r, field := v.Verify(context.Background(), Message{Remote: netip.MustParseAddr(tt.remote), Helo: tt.helo, From: tt.from, Raw: []byte("From: a@b.example\r\n\r\n")})
 			if got := r.SPF.Result + " " + r.SPF.Domain; got != tt.want {
+				t.Errorf("got %q, want %q\n%s", got, tt.want, field)
+			}
+		})
+	}
+}
+
+// TestOwnAddressFromThisMachine: a peer on this machine is believed about
+// strangers, whom a server in front has checked, and not about our own inboxes.
+func TestOwnAddressFromThisMachine(t *testing.T) {
+	dns := dnstest.Start(t, records...)
+	rfcKeys(dns)
+	signed := crlfs(rfc8463) // from joe@football.example.com
+	for _, tt := range []struct {
+		name, from, ours, remote string
+		raw                      []byte
+		want                     string
+	}{
+		{"a stranger", "a@good.example", "b@good.example", "127.0.0.1", nil, "none "},
+		{"an inbox", "b@good.example", "b@good.example", "127.0.0.1", nil, "fail quarantine"},
+		{"an inbox, over IPv6", "b@good.example", "b@good.example", "::1", nil, "fail quarantine"},
+		{"an inbox of two authors", "a@good.example, b@good.example", "b@good.example", "127.0.0.1", nil, "fail quarantine"},
+		{"an inbox whose server signed it", "", "joe@football.example.com", "127.0.0.1", signed, "pass "},
+		{"an inbox, signed and changed", "", "joe@football.example.com", "127.0.0.1", bytes.Replace(signed, []byte("lost"), []byte("won"), 1), "fail quarantine"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v, err := New(Config{Resolver: dns.Resolver(), Hostname: hostname, Ours: func(_ context.Context, a string) bool { return a == tt.ours }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.raw == nil {
+				tt.raw = []byte("From: " + tt.from + "\r\nSubject: s\r\n\r\nb\r\n")
+			}
+			r, field := v.Verify(t.Context(), Message{Remote: netip.MustParseAddr(tt.remote), Helo: "client.example", From: "a@x.example", Raw: tt.raw})
+			if got := r.DMARC.Result + " " + r.Policy; got != tt.want {
 				t.Errorf("got %q, want %q\n%s", got, tt.want, field)
 			}
 		})
