@@ -22,7 +22,6 @@ import (
 	"strings"
 	"time"
 
-	_ "github.com/jackc/pgx/v5/stdlib" // driver "pgx"
 	"golang.org/x/sync/semaphore"
 	_ "modernc.org/sqlite" // driver "sqlite"
 )
@@ -110,23 +109,15 @@ func OpenReadOnly(ctx context.Context, source string) (*DB, error) {
 	return db, nil
 }
 
-// Redact returns source without the password that a PostgreSQL URL may hold.
-func Redact(source string) string {
-	if u, err := url.Parse(source); err == nil && isPostgres(source) {
-		return u.Redacted()
-	}
-	return source
-}
-
 func isPostgres(source string) bool {
 	return strings.HasPrefix(source, "postgres://") || strings.HasPrefix(source, "postgresql://")
 }
 
 func open(source, mode string) (*DB, error) {
 	if isPostgres(source) {
-		db, err := sql.Open("pgx", source)
+		db, err := openPostgres(source)
 		if err != nil {
-			return nil, fmt.Errorf("open database: %w", err) // %v: the error may quote the URL's password to a caller that unwraps
+			return nil, err
 		}
 		db.SetMaxOpenConns(maxConnections)
 		return &DB{write: db, read: db, postgres: true, writers: semaphore.NewWeighted(maxWriters)}, nil
