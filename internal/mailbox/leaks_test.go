@@ -97,7 +97,7 @@ func TestNothingLeavesUnread(t *testing.T) {
 				if _, err := f.post.SetMode(t.Context(), f.person, b.ID, mode, "to try it"); err != nil {
 					t.Fatal(err)
 				}
-				p, err := f.post.SendRaw(t.Context(), who, "smtp", "box@agents.test", []string{"bob@example.com"}, []byte(tt.raw))
+				p, err := f.post.SendRaw(t.Context(), who, "smtp", "box@agents.test", []string{"bob@example.com"}, []byte(strings.Replace(tt.raw, "hello", tt.name+" "+string(mode), 1))) // the same again would be asked about
 				if err != nil {
 					t.Fatalf("%s: %v", tt.name, err)
 				}
