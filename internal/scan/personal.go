@@ -381,12 +381,14 @@ func (p *people) count(text string) {
 	}
 }
 
-// lowerASCII is strings.ToLower for ASCII: it keeps places where they are.
+// lowerASCII is strings.ToLower for ASCII: it keeps places where they are, in
+// what is no UTF-8 too.
 func lowerASCII(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= 'A' && r <= 'Z' {
-			return r + 'a' - 'A'
+	b := []byte(s)
+	for i, c := range b {
+		if c >= 'A' && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
 		}
-		return r
-	}, s)
+	}
+	return string(b)
 }

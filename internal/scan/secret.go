@@ -272,7 +272,7 @@ func keyBlocks(text string, found func(trace)) {
 // secretNames are ends and parts of names whose values are secrets.
 var secretNames = []string{
 	"password", "passwd", "passphrase", "secret", "token", "api_key", "apikey", "api-key", "access_key", "accesskey", "private_key", "privatekey",
-	"client_secret", "auth_key", "accountkey", "account_key", "sharedaccesskey", "secret_key", "secretkey", "signing_key", "encryption_key", "credential", "credentials", "pwd", "passwort", "kennwort", "contraseña", "mot de passe", "wachtwoord", "пароль", "密码", "パスワード",
+	"client_secret", "auth_key", "accountkey", "account_key", "sharedaccesskey", "secret_key", "secretkey", "signing_key", "encryption_key", "credential", "credentials", "passwort", "kennwort", "contraseña", "mot de passe", "wachtwoord", "пароль", "密码", "パスワード",
 }
 
 // assignments finds values that are given to names of secrets: lines of .env

@@ -136,7 +136,7 @@ func said(low, text string, i int) (from, to int) {
 			i += n
 		}
 		end := i
-		for end < len(low) && !strings.ContainsRune(" \t\r\n\"`<,;|”»““’", rune(low[end])) && end-i < 200 {
+		for end < len(low) && strings.IndexByte(" \t\r\n\"`<,;|", low[end]) < 0 && end-i < 200 {
 			if r, n := utf8.DecodeRuneInString(low[end:]); r == '”' || r == '»' || r == '“' || r == '’' || r == '\u00a0' {
 				break
 			} else if n > 1 {
