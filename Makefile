@@ -6,10 +6,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 export CGO_ENABLED := 0
 export POSTERN_CACHE ?= /var/cache/postern
-GOFLAGS_BUILD := -trimpath -ldflags='-s -w'
+# The version is the tag or commit, where this is a checkout and not a tarball in somebody else's.
+VERSION := $(shell [ -e .git ] && git describe --tags --always --dirty 2>/dev/null)
+GOFLAGS_BUILD := -trimpath -ldflags='-s -w -X main.stamp=$(VERSION)'
 LINT := go tool -modfile=tools/go.mod golangci-lint
 
-.PHONY: help demo test build screenshots template deps-demo deps-test vet lint generate check-generated unit race e2e bench fuzz clean
+.PHONY: help demo test build screenshots template deps-demo deps-test vet lint licenses generate check-generated unit race e2e bench fuzz clean
 
 help:
 	@echo 'make demo    build everything, start Postern and play the whole story'
@@ -19,6 +21,7 @@ help:
 	@echo 'make fuzz    each fuzz target for FUZZTIME (10s)'
 	@echo 'make screenshots  the pictures in docs/console.md, anew'
 	@echo 'make lint    golangci-lint, as configured in .golangci.yml'
+	@echo 'make licenses  bin/licenses: the texts that go with the built program'
 
 build: cmd/postern/guestbin/postern-guest
 	@[ -e bin/postern ] || echo 'building postern with gVisor inside; the first time this takes some minutes'
@@ -66,6 +69,17 @@ vet:
 
 lint:
 	$(LINT) run ./...
+
+# The licences and notices of all modules that are in the program, from these.
+licenses:
+	rm -rf bin/licenses
+	mkdir -p bin/licenses
+	cp LICENSE NOTICE bin/licenses/
+	cp "$$(go env GOROOT)/LICENSE" bin/licenses/go
+	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}' ./cmd/postern ./cmd/postern-guest | sort -u | while read -r name dir; do \
+		mkdir -p "bin/licenses/$$name"; \
+		find "$$dir" -maxdepth 1 -type f -iregex '.*/\(sqlite-\)?\(licen[sc]e\|copying\|notice\|copyright\|authors\|patents\).*' -exec cp -t "bin/licenses/$$name" {} +; \
+	done
 
 generate:
 	proto/generate.sh

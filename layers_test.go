@@ -35,7 +35,10 @@ var only = map[string][]string{
 		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset",
 		"github.com/yuin/goldmark", "github.com/yuin/goldmark/extension", "github.com/yuin/goldmark/parser", "github.com/yuin/goldmark/renderer/html", "github.com/yuin/goldmark/util",
 	},
-	"scan": {"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/unicode/norm"},
+	"scan": {
+		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/unicode/norm", "golang.org/x/text/encoding/charmap",
+		"github.com/klauspost/compress/zstd", "github.com/ulikunitz/xz/lzma",
+	},
 	"guest": {
 		"connectrpc.com/connect", "github.com/creack/pty", "github.com/fsnotify/fsnotify", "golang.org/x/sys/unix",
 		"google.golang.org/protobuf/types/known/timestamppb", "google.golang.org/protobuf/proto",

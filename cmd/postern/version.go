@@ -8,10 +8,17 @@ import (
 	"runtime/debug"
 )
 
+// stamp is what "git describe" says of the source, set by the linker (see
+// Makefile). It is empty where that was not asked.
+var stamp string
+
 func versionCommand() *command {
 	return &command{
 		name: "version", short: "print the version",
-		long: `Prints the version of Postern, of Go, and of the gVisor inside.`,
+		long: `Prints the version of Postern, of Go, and of the gVisor inside. Postern's is the
+tag it was built from, or the last tag with the number of commits since and the
+commit, or the commit alone; "dirty" means that files were changed. A build from
+source without version control says so.`,
 		run: func(_ context.Context, args []string, out io.Writer) error {
 			if err := noArgs(args); err != nil {
 				return err
@@ -32,12 +39,35 @@ func versionCommand() *command {
 
 // revision returns the version of this program.
 func revision() string {
-	if b, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range b.Settings {
-			if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-				return s.Value[:12]
-			}
+	b, _ := debug.ReadBuildInfo()
+	return versionOf(stamp, b)
+}
+
+// versionOf returns a version from what the linker was told, or else from what
+// Go noted; b may be nil.
+func versionOf(stamp string, b *debug.BuildInfo) string {
+	if stamp != "" {
+		return stamp
+	}
+	if b == nil {
+		return unversioned
+	}
+	if v := b.Main.Version; v != "" && v != "(devel)" { // go install MODULE@VERSION, or a tag that Go found
+		return v
+	}
+	commit, dirty := "", ""
+	for _, s := range b.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			commit = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = "-dirty"
 		}
 	}
-	return "development"
+	if commit == "" {
+		return unversioned
+	}
+	return commit + dirty
 }
+
+const unversioned = "unknown (built without version control)"
