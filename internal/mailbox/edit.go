@@ -49,7 +49,7 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	facts, err := about(auth.Principal{}, Inbox{Address: before.From}, old.Via, env)
+	facts, err := m.about(auth.Principal{}, Inbox{Address: before.From}, old.Via, env)
 	if err != nil {
 		return oversight.Action{}, err
 	}

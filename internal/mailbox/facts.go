@@ -12,7 +12,6 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
-	"postern/internal/scan"
 	"postern/internal/store"
 )
 
@@ -23,32 +22,22 @@ var _ oversight.Refresher = (*PostOffice)(nil)
 
 // about returns what can be said of an envelope without the database: all of
 // [policy.Request] that takes time, so that no transaction waits for it.
-func about(who auth.Principal, b Inbox, via string, env mail.Envelope) (policy.Request, error) {
-	m, err := mail.Parse(env.Raw)
+func (m *PostOffice) about(who auth.Principal, b Inbox, via string, env mail.Envelope) (policy.Request, error) {
+	p, err := mail.Parse(env.Raw)
 	if err != nil {
 		return policy.Request{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
 	}
 	r := policy.Request{Kind: SendKind, Inbox: b.Address, Via: via, To: lowered(env.To), Size: int64(len(env.Raw))}
-	for _, f := range m.Attachments {
+	for _, f := range p.Attachments {
 		r.Files = append(r.Files, policy.Attachment{Name: f.Name, Type: mediaType(f.ContentType), Size: int64(len(f.Data))})
 	}
-	for _, f := range leaks(m, env.Raw).Flags {
+	for _, f := range m.leaks(p, env.Raw).Flags {
 		r.Flags = append(r.Flags, string(f))
 	}
 	if who.Kind == auth.Sandbox {
 		r.Sandbox, r.Template = who.ID, who.Template
 	}
 	return r, nil
-}
-
-// leaks returns what the content checks find in a message that is proposed to
-// leave: in its parts as they were read, and in each octet of its source.
-func leaks(m mail.Message, raw []byte) scan.Leak {
-	o := scan.Outgoing{Subject: m.Subject, Text: m.Text, HTML: m.HTML, Raw: raw}
-	for _, f := range m.Attachments {
-		o.Files = append(o.Files, scan.OutgoingFile{Name: f.Name, Type: mediaType(f.ContentType), Data: f.Data})
-	}
-	return scan.Outbound(o)
 }
 
 // mediaType returns a content type without its parameters, as rules name it.
@@ -96,7 +85,7 @@ func (m *PostOffice) Refresh(ctx context.Context, tx *store.Tx, a oversight.Acti
 		if err != nil {
 			return policy.Request{}, fmt.Errorf("refresh action %s: %w", a.ID, err)
 		}
-		if r, err = about(auth.Principal{}, b, a.Via, env); err != nil {
+		if r, err = m.about(auth.Principal{}, b, a.Via, env); err != nil {
 			return policy.Request{}, err
 		}
 	}

@@ -98,6 +98,7 @@ type PostOffice struct {
 	touched atomic.Int64 // when mail was last open, in Unix nanoseconds
 	removed atomic.Bool  // since the database was last made to forget
 
+	found            *found // what the content checks found of late
 	searching        *Turns
 	reading          *Turns
 	foldMin, foldMax int // messages, see index.go; a test makes them small
@@ -118,7 +119,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	cfg.Domain = strings.ToLower(cfg.Domain)
 	cfg.Delivery.fill()
 	cfg.Demotion.fill()
-	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), searching: NewTurns(maxSearching, maxSearchingEach), reading: NewTurns(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax, lent: map[string]loan{}}
+	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), found: newFound(), searching: NewTurns(maxSearching, maxSearchingEach), reading: NewTurns(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax, lent: map[string]loan{}}
 	gate.Handle(SendKind, m)
 	gate.Handle(ModeKind, modeExecutor{m})
 	gate.Handle(AllowKind, allowExecutor{m})

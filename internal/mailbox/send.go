@@ -97,7 +97,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 	if err != nil {
 		return Proposed{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
 	}
-	request, err := about(who, b, how.Via, env)
+	request, err := m.about(who, b, how.Via, env)
 	if err != nil {
 		return Proposed{}, err
 	}
@@ -206,7 +206,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	// What the checks found is said with as much of a secret as it takes to know
 	// it again; so is the text shown, which goes further than this page: to logs
 	// of terminals, to mails that ask for a decision. The source has all of it.
-	found := leaks(p, env.Raw)
+	found := m.leaks(p, env.Raw)
 	for _, f := range found.Flags {
 		v.Flags = append(v.Flags, string(f))
 	}

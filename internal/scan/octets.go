@@ -41,6 +41,7 @@ type place struct {
 	source bool   // it is the message's source, of which the parts are read on their own as well
 	ids    bool   // it holds identifiers, whose digits mean nothing
 	raw    bool   // it is what is printable in octets of another kind: chance, mostly
+	last   bool   // it came of such by an encoding, whose signs chance has, too: no further one is undone
 }
 
 // in returns the place of something that p has in it.
@@ -101,6 +102,7 @@ func (s *sniffer) octets(p place, data []byte) {
 	if len(data) == 0 || !s.fresh("", data) {
 		return
 	}
+	p.raw, p.last = false, false
 	if p.depth > maxLayers {
 		s.unread(p, "too_deep", fmt.Sprintf("more than %d archives and encodings within each other", maxLayers))
 		return
@@ -349,10 +351,12 @@ func (s *sniffer) prose(p place, text string) {
 	if !s.spend(p, len(text)) {
 		text = cut(text, s.left)
 	}
-	if !p.raw {
-		s.unseen(p.where, text)
+	if !ascii(text) {
+		if !p.raw {
+			s.unseen(p.where, text)
+		}
+		text = bare(text)
 	}
-	text = bare(text)
 	for w := range windows(text) {
 		s.look(p, w, keyBlocks)
 	}
@@ -370,7 +374,7 @@ func (s *sniffer) prose(p place, text string) {
 		s.noise(p, masked)
 	}
 	for _, w := range s.wrappings {
-		if s.left <= 0 {
+		if s.left <= 0 || p.last {
 			return
 		}
 		in := text
@@ -385,6 +389,7 @@ func (s *sniffer) prose(p place, text string) {
 		if q.depth++; w.how != "" {
 			q = p.written(w.how)
 		}
+		q.last = p.raw
 		if w.file {
 			s.octets(q, []byte(out))
 			continue
@@ -452,6 +457,15 @@ func withoutKeys(text string) string {
 	return string(b)
 }
 
+func ascii(text string) bool {
+	for i := range len(text) {
+		if text[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
 // noise flags what has more information in each of its characters than people
 // or programs write: 1024 characters without spaces of which nearly all of the
 // printable ones are equally frequent. Base64 in lines, in pieces or behind a
@@ -489,7 +503,8 @@ func entropyOf(b []byte, count *[256]int) float64 {
 // It returns the text without the blocks of lines that it decoded: they are not
 // read as words as well, in which chance makes the most curious finds.
 func (s *sniffer) runs(p place, text string) (masked string) {
-	var mask []byte
+	var rest strings.Builder
+	kept := 0 // of text, up to where rest has what is read as words
 	for i := 0; i < len(text); {
 		if !coded(text[i]) {
 			i++
@@ -508,19 +523,17 @@ func (s *sniffer) runs(p place, text string) (masked string) {
 			}
 		}
 		if known || lines >= 3 {
-			if mask == nil {
-				mask = []byte(text)
-			}
-			for k := from; k < to; k++ {
-				mask[k] = '\n'
-			}
+			rest.WriteString(text[kept:from])
+			rest.WriteByte('\n')
+			kept = to
 		}
 	}
-	s.pairs(p, text)
-	if mask == nil {
-		return text
+	if masked = text; kept > 0 {
+		rest.WriteString(text[kept:])
+		masked = rest.String()
 	}
-	return string(mask)
+	s.pairs(p, masked)
+	return masked
 }
 
 // pairs decodes rows of numbers of one octet each: "49 67 6e", "0x49, 0x67",
@@ -651,7 +664,7 @@ func (s *sniffer) decoded(p place, how string, data []byte, all bool) bool {
 		return false
 	}
 	q := p.written(how)
-	q.ids, q.raw = false, false // it is no chance that it reads as something
+	q.ids, q.raw, q.last = false, false, false // it is no chance that it reads as something
 	if f := s.recognize(data); f.kind != kindNone || all || carve(data) >= 0 {
 		s.octets(q, data)
 		return true

@@ -84,13 +84,16 @@ func nextField(header string) (field, rest string) {
 // which programs put rows of digits.
 func withoutDelimiters(raw, body []byte) string {
 	text := string(body)
-	low := bytes.ToLower(raw)
 	for at, n := 0, 0; n < 100; n++ {
-		i := bytes.Index(low[at:], []byte("boundary="))
+		i := bytes.IndexByte(raw[at:], '=')
 		if i < 0 {
 			break
 		}
-		at += i + len("boundary=")
+		at += i + 1
+		if at < 9 || !strings.EqualFold(string(raw[at-9:at]), "boundary=") {
+			n--
+			continue
+		}
 		value := string(raw[at:min(len(raw), at+202)])
 		if quoted, ok := strings.CutPrefix(value, `"`); ok {
 			value, _, _ = strings.Cut(quoted, `"`)

@@ -1,0 +1,63 @@
+package mailbox
+
+import (
+	"crypto/sha256"
+	"sync"
+
+	"postern/internal/mail"
+	"postern/internal/scan"
+)
+
+const (
+	maxFound     = 256     // messages of which it is kept what was found; some kilobytes each, nothing of it a secret
+	heavyMessage = 1 << 20 // bytes from which on not many messages are looked through at a time
+	maxHeavy     = 2
+)
+
+// found keeps what the content checks found in messages, which are looked at
+// whenever a page shows them. It is safe for concurrent use.
+type found struct {
+	heavy chan struct{} // a place for each large message that is looked through
+
+	mu   sync.Mutex // guards what follows
+	by   map[[sha256.Size]byte]scan.Leak
+	keys [][sha256.Size]byte // of by, the oldest first
+}
+
+func newFound() *found {
+	return &found{heavy: make(chan struct{}, maxHeavy), by: map[[sha256.Size]byte]scan.Leak{}}
+}
+
+// leaks returns what the content checks find in a message that is proposed to
+// leave: in its parts as they were read, and in each octet of its source. The
+// attack: many large messages at once, each of which takes a hundred megabytes
+// and some seconds to look through.
+func (m *PostOffice) leaks(p mail.Message, raw []byte) scan.Leak {
+	key := sha256.Sum256(raw)
+	f := m.found
+	f.mu.Lock()
+	l, ok := f.by[key]
+	f.mu.Unlock()
+	if ok {
+		return l
+	}
+	if len(raw) > heavyMessage {
+		f.heavy <- struct{}{}
+		defer func() { <-f.heavy }()
+	}
+	o := scan.Outgoing{Subject: p.Subject, Text: p.Text, HTML: p.HTML, Raw: raw}
+	for _, a := range p.Attachments {
+		o.Files = append(o.Files, scan.OutgoingFile{Name: a.Name, Type: mediaType(a.ContentType), Data: a.Data})
+	}
+	l = scan.Outbound(o)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.by[key]; !ok {
+		if len(f.keys) == maxFound {
+			delete(f.by, f.keys[0])
+			f.keys = f.keys[1:]
+		}
+		f.by[key], f.keys = l, append(f.keys, key)
+	}
+	return l
+}
