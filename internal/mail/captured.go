@@ -14,9 +14,9 @@ import (
 // sending it. The sender may only be inbox, the address of the inbox that it
 // sends for, in MAIL FROM and in the one From header. The Bcc header is removed; the recipients are those
 // of the envelope, and [Envelope.Hidden] says which of them the message does
-// not show. Missing Date (now) and Message-ID are added. What mail programs
-// would not all read alike is refused: the person who approves must see what
-// the recipient will. The error is a [FieldError].
+// not show. Missing Date (now) and Message-ID are added. What [TakeAccount] cannot
+// account for is refused: the person who approves must see what the recipient
+// will, and all that leaves. The error is a [FieldError].
 func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string, now time.Time) (Envelope, error) {
 	inbox, err := CheckAddr("inbox", inbox)
 	if err != nil {
@@ -74,7 +74,10 @@ func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string,
 	b.WriteString("\r\n")
 	b.Write(body)
 	env.Raw = b.Bytes()
-	return env, CheckRaw(env.Raw)
+	if _, err := TakeAccount(env.Raw); err != nil {
+		return Envelope{}, err
+	}
+	return env, nil
 }
 
 func checkCapturedHeader(fields []field, inbox string) error {

@@ -49,6 +49,7 @@ type Attachment struct {
 	Name        string // a file name without any folder
 	ContentType string // media type; empty means application/octet-stream
 	Data        []byte
+	Inline      bool // of one that was read: mail programs show it with the text, if they can
 }
 
 // Compose returns exactly the bytes that will be sent for d, and to whom. The

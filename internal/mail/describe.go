@@ -37,12 +37,29 @@ type Summary struct {
 	HTML        bool   // there is an HTML body too
 	Rendered    string // what the HTML body says, with where its links lead; empty without one
 	HTMLSHA256  string // digest of the HTML body; empty without one
+	Markup      int    // octets of the HTML that only say how it looks, and are in no text here
 	Attachments []File
 	Size        int    // octets of the whole message
 	SHA256      string // digest of the payload: what is approved
 
+	// Fields are all fields of the header, and of the headers of parts, that say
+	// something which is not above.
+	Fields []HeaderField
+	// Unshown is how many octets are neither shown nor syntax: at most [MaxUnshown].
+	Unshown int
+	// Unclear says why the message cannot be accounted for, so that a recipient may
+	// be shown what is not shown here: of mail that arrived, or was stored by an
+	// earlier release. Empty if it can.
+	Unclear string
+
 	// Notes are what a reviewer should know before deciding.
 	Notes []string
+}
+
+// A HeaderField is a field of a header as a reviewer sees it.
+type HeaderField struct {
+	Field
+	Usual bool // ordinary mail programs write it, and no longer than this
 }
 
 // Hidden returns the recipients that are in no To or Cc header, in order.
@@ -114,53 +131,93 @@ func Describe(e Envelope) (Summary, error) {
 			case !listed[a.Addr]:
 				listed[a.Addr] = true
 				*l.to = append(*l.to, shown(a.String()))
+			default:
+				// The attack: words in the name of an address that stands there already.
+				note("the " + l.name + " header names once more " + a.String())
+			}
+		}
+	}
+	for _, list := range [][]Address{m.From, m.Sender, m.ReplyTo, m.To, m.Cc} {
+		for _, a := range list {
+			if n := foreign(a); n != "" {
+				note(n)
 			}
 		}
 	}
 	for _, r := range e.To {
 		if !isASCII(r) {
-			note("a recipient has letters outside ASCII: " + r)
+			note("a recipient has letters outside ASCII: " + r + ", which is " + wireForm(r))
 		}
 	}
-	for _, n := range unshownFields(e.Raw) {
-		note(n)
+	s.Fields = headerFields(e.Raw)
+	if a, err := TakeAccount(e.Raw); err != nil {
+		s.Unclear = shown(err.Error())
+	} else {
+		s.Unshown = a.Unshown
+		for _, f := range a.Parts {
+			s.Fields = append(s.Fields, HeaderField{Field: f})
+		}
 	}
 	s.describeBody(m, note)
+	s.describeFiles(m, note)
 	for _, a := range m.Attachments {
 		s.Attachments = append(s.Attachments, File{Name: shown(a.Name), ContentType: a.ContentType, Size: len(a.Data), SHA256: a.Digest()})
 	}
 	return s, nil
 }
 
-// quiet are the fields that are not shown and that most mail has; up to so many
-// octets each there is nothing to say about them.
-var quiet = []string{
-	"Date", "Message-ID", "In-Reply-To", "References", "Sender", "MIME-Version", "Content-Type", "Content-Transfer-Encoding", "Content-Language",
-	"User-Agent", "X-Mailer", "Auto-Submitted", "Importance", "Priority", "X-Priority", "List-Unsubscribe", "List-Unsubscribe-Post",
-}
-
-const maxQuiet = 1000 // octets
-
-// unshownFields names the fields of the header that a reviewer is not shown.
-// The attack: a harmless mail with a file in its X-Data header, or with one
-// that sends a receipt to somebody else.
-func unshownFields(raw []byte) (notes []string) {
+// headerFields returns the fields of the header that say something and have no
+// place of their own in a [Summary]. The attack: a harmless mail with a file in
+// its X-Mailer field, or with one that sends a receipt to somebody else.
+func headerFields(raw []byte) (list []HeaderField) {
 	fields, _, _, err := splitHeader(raw)
 	if err != nil {
 		return nil // unreachable: Parse has read it
 	}
+	unfold(fields)
+	seen := map[string]bool{}
 	for _, f := range fields {
+		name := strings.ToLower(f.name)
+		again := seen[name]
+		seen[name] = true
+		shownName, normal := shown(f.name), slices.ContainsFunc(usual, f.is) && len(f.raw) <= maxUsual
 		switch {
-		case slices.ContainsFunc([]string{"From", "To", "Cc", "Bcc", "Reply-To", "Subject"}, f.is):
-		case slices.ContainsFunc(quiet, f.is) && len(f.raw) <= maxQuiet:
-		case len(notes) == maxWarnings:
-			return append(notes, "the header has more fields that are not shown")
-		default:
-			value := string(f.raw[len(f.name):])
-			notes = append(notes, fmt.Sprintf("the header has a field that is not shown, of %d octets: %s %s", len(f.raw), f.name, quote(strings.TrimSpace(strings.TrimPrefix(value, ":")))))
+		case again:
+			normal = false
+		case f.is("Subject"), slices.ContainsFunc(told, f.is) && saysAll(f.value):
+			continue
+		case slices.ContainsFunc(told, f.is):
+			shownName, normal = shownName+" (as written)", true
+		case silent(f):
+			continue
 		}
+		list = append(list, HeaderField{Field: Field{Name: shownName, Value: shown(decodeWords(f.value))}, Usual: normal})
 	}
-	return notes
+	return list
+}
+
+// saysAll reports whether the list of addresses that is read from v says all
+// that v does. The attack: words in a comment, or in the name of a group.
+func saysAll(v string) bool {
+	name, rest, group := strings.Cut(v, ":")
+	if group && strings.TrimSpace(rest) == ";" {
+		n := strings.ToLower(strings.Trim(strings.TrimSpace(name), `"`))
+		return n == "undisclosed-recipients" || n == "undisclosed recipients"
+	}
+	bare := func(s string) string {
+		return strings.ToLower(strings.Map(func(r rune) rune {
+			if strings.ContainsRune(" \t\"\\<>,", r) {
+				return -1
+			}
+			return r
+		}, s))
+	}
+	list, ok := parseList(v)
+	var all string
+	for _, a := range list {
+		all += bare(a.Name) + bare(a.Addr)
+	}
+	return v == "" || ok && all == bare(decodeWords(v))
 }
 
 func (s *Summary) describeBody(m Message, note func(string)) {
@@ -168,7 +225,7 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 	if m.HTML != "" {
 		r := htmlText(m.HTML, true)
 		sum := sha256.Sum256([]byte(m.HTML))
-		s.Rendered, s.HTMLSHA256 = visible(r.text, true), hex.EncodeToString(sum[:])
+		s.Rendered, s.HTMLSHA256, s.Markup = visible(r.text, true), hex.EncodeToString(sum[:]), r.markup
 		for _, n := range r.notes {
 			note(n)
 		}
@@ -189,10 +246,32 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 			s.Text = m.Text + "\n\n--- HTML ---\n" + r.text
 		}
 	}
+	for _, name := range encodedFiles(m.Text) {
+		note("the text has the file " + name + " in it, in an old encoding that some mail programs decode and show as a file")
+	}
+	if n := trailing(m.Text); n > maxTrailing {
+		note(fmt.Sprintf("the text has %d spaces and tabs at the ends of its lines, where nobody sees them", n))
+	}
+	s.clean(note)
+}
+
+// clean makes what is unseen in the text visible.
+func (s *Summary) clean(note func(string)) {
 	if v := visible(s.Text, true); v != s.Text {
 		s.Text = v
 		note("the text has unseen characters; they are shown as \\u{…}")
 	}
+}
+
+// maxTrailing is how many spaces may stand at the ends of lines without a note:
+// a table that a program prints.
+const maxTrailing = 1000
+
+func trailing(text string) (n int) {
+	for line := range strings.SplitSeq(text, "\n") {
+		n += len(line) - len(strings.TrimRight(line, " \t"))
+	}
+	return n
 }
 
 func words(s string) []string {

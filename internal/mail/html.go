@@ -13,8 +13,9 @@ import (
 
 // htmlReading is what a reviewer is shown of an HTML body.
 type htmlReading struct {
-	text  string
-	notes []string
+	text   string
+	notes  []string
+	markup int // octets of comments, styles and attributes that are not in text
 }
 
 // htmlText turns HTML into text. It shows what styles would hide, since what
@@ -45,16 +46,20 @@ func htmlText(doc string, links bool) htmlReading {
 		switch z.Next() {
 		case html.ErrorToken:
 			endLink()
-			if unseen := len(doc) - w.b.Len(); unseen > maxUnseen {
-				note(fmt.Sprintf("the HTML has %d octets that are not shown here: comments, styles or attributes", unseen))
+			if r.markup > maxUnseen {
+				note(fmt.Sprintf("the HTML has %d octets that are not shown here: styles and other attributes", r.markup))
 			}
 			r.text = strings.TrimSpace(w.b.String())
 			return r
 		case html.DoctypeToken: // shows nothing
 		case html.CommentToken:
-			if text := string(z.Text()); strings.HasPrefix(strings.ToLower(strings.TrimSpace(text)), "[if") {
+			switch text := strings.TrimSpace(string(z.Text())); {
+			case strings.HasPrefix(strings.ToLower(text), "[if"):
 				note("the HTML has parts that only some mail programs show")
 				w.words(" " + text + " ")
+			case links && text != "":
+				// No program shows it; it leaves all the same.
+				w.words(" [comment: " + text + "] ")
 			}
 		case html.TextToken:
 			text := string(z.Text())
@@ -63,10 +68,16 @@ func htmlText(doc string, links bool) htmlReading {
 				w.words(text)
 			case skip == "style" && addsWords(text):
 				w.words(" [style sheet: " + text + "] ")
+			default:
+				r.markup += len(text)
 			}
 		case html.StartTagToken, html.SelfClosingTagToken:
 			t := z.Token()
 			loads(t, note)
+			said := attributes(t, &r.markup)
+			if !links {
+				said = ""
+			}
 			switch t.DataAtom {
 			case atom.Svg, atom.Math:
 				foreign = true
@@ -97,7 +108,7 @@ func htmlText(doc string, links bool) htmlReading {
 				}
 			case atom.Img:
 				if links {
-					w.words(" [picture: " + attr(t, "alt") + "] ")
+					w.words(" [picture: " + strings.TrimSpace(attr(t, "alt")+" "+pictureOf(attr(t, "src"))) + "] ")
 				} else {
 					w.words(" " + attr(t, "alt") + " ")
 				}
@@ -109,6 +120,7 @@ func htmlText(doc string, links bool) htmlReading {
 			default:
 				w.line(breaks(t.DataAtom))
 			}
+			w.words(said)
 		case html.EndTagToken:
 			t := z.Token()
 			switch {
@@ -123,9 +135,62 @@ func htmlText(doc string, links bool) htmlReading {
 	}
 }
 
-// maxUnseen is how many octets of HTML may be no text without a note: in
-// comments and attributes a file could leave that nobody approved.
+// maxUnseen is how many octets of styles and of attributes HTML may have without
+// a note: a file could leave in them that nobody approved. All of them are
+// counted beside the digest of the HTML.
 const maxUnseen = 16 << 10
+
+// looks are attributes that say how something looks or what it is to the program
+// alone; programs write much of it. What they say is counted.
+var looks = []string{
+	"style", "class", "id", "width", "height", "align", "valign", "bgcolor", "border", "cellpadding", "cellspacing", "color", "face", "size", "colspan", "rowspan",
+	"dir", "lang", "rel", "target", "type", "media", "role", "charset", "content", "http-equiv", "xmlns", "scope", "nowrap", "hspace", "vspace", "rules", "frame", "start",
+	"link", "vlink", "alink", "text", "marginheight", "marginwidth", "leftmargin", "topmargin", "http-equiv", "xml:lang", "version", "viewbox", "shape", "coords", "usemap",
+}
+
+// attributes returns what the attributes of an element say that is shown nowhere
+// else, and adds the octets of those that only say how it looks to markup. The
+// attack: words in a title or a data attribute.
+func attributes(t html.Token, markup *int) string {
+	var b strings.Builder
+	for i, a := range t.Attr {
+		twice := slices.ContainsFunc(t.Attr[:i], func(o html.Attribute) bool { return o.Key == a.Key })
+		switch {
+		case twice: // programs take the first
+		case slices.Contains(looks, a.Key), a.Key == "name" && t.DataAtom == atom.Meta:
+			*markup += len(a.Key) + len(a.Val)
+			continue
+		case a.Key == "href" && (t.DataAtom == atom.A || t.DataAtom == atom.Area), a.Key == "xlink:href" && t.DataAtom == atom.A:
+			continue
+		case a.Key == "src" && t.DataAtom == atom.Img, a.Key == "alt" && (t.DataAtom == atom.Img || t.DataAtom == atom.Area):
+			continue
+		case a.Key == "value" && (t.DataAtom == atom.Input || t.DataAtom == atom.Form), a.Key == "label" && (t.DataAtom == atom.Option || t.DataAtom == atom.Optgroup):
+			continue
+		}
+		if v := strings.TrimSpace(a.Val); v != "" || !slices.Contains(empty, a.Key) {
+			b.WriteString(" [" + a.Key + ": " + v + "] ")
+		}
+	}
+	if t.DataAtom == 0 {
+		*markup += len(t.Data) // an element of no known name
+	}
+	return b.String()
+}
+
+// empty are the attributes that say something by being there.
+var empty = []string{"alt", "title", "checked", "selected", "disabled", "readonly", "hidden", "open", "reversed", "multiple", "required", "summary", "src", "href"}
+
+// pictureOf returns where a picture is from, as it is shown.
+func pictureOf(src string) string {
+	switch {
+	case src == "":
+		return ""
+	case strings.HasPrefix(strings.ToLower(src), "data:"):
+		kind, _, _ := strings.Cut(src[len("data:"):], ",")
+		return fmt.Sprintf("<%s in the HTML itself, %d octets, sha256 %s>", kind, len(src), digest([]byte(src)))
+	}
+	return "<" + src + ">"
+}
 
 // loads notes what an element loads when the mail is read. It was not there to
 // be approved, it can be something else each time, and it tells who reads.

@@ -233,6 +233,9 @@ func (p *parser) mediaType(ct string, digestPart bool) (string, map[string]strin
 		}
 		return "text/plain", nil
 	}
+	if s, err := parseStructured(ct); err == nil && strings.Contains(s.value, "/") {
+		return s.value, s.params
+	}
 	t, params, err := mime.ParseMediaType(ct)
 	if err == nil && strings.Contains(t, "/") {
 		return t, params
@@ -352,8 +355,9 @@ func (p *parser) leaf(fields []field, mediaType string, params map[string]string
 	data := p.decode(first(fields, "Content-Transfer-Encoding"), body)
 	disposition, dparams := "", map[string]string(nil)
 	if cd := first(fields, "Content-Disposition"); cd != "" {
-		var err error
-		if disposition, dparams, err = mime.ParseMediaType(cd); err != nil {
+		if s, err := parseStructured(cd); err == nil {
+			disposition, dparams = s.value, s.params
+		} else if disposition, dparams, err = mime.ParseMediaType(cd); err != nil {
 			disposition, _, _ = strings.Cut(strings.ToLower(cd), ";")
 			disposition = strings.TrimSpace(disposition)
 			p.m.warn("a Content-Disposition is malformed: %s", quote(cd))
@@ -381,11 +385,12 @@ func (p *parser) leaf(fields []field, mediaType string, params map[string]string
 		Name:        safe,
 		ContentType: shown(mediaType),
 		Data:        data,
+		Inline:      disposition != "attachment",
 	})
 }
 
-// fileName makes a name safe to create in a folder: the sender wrote it.
-func (p *parser) fileName(name, mediaType string) string {
+// fileTitle returns a name that is safe to create in a folder: the sender wrote it.
+func fileTitle(name string) string {
 	safe := name[strings.LastIndexAny(name, `/\`)+1:]
 	safe = strings.Map(func(r rune) rune {
 		if hidden(r) || r == utf8.RuneError || r == ':' {
@@ -397,7 +402,11 @@ func (p *parser) fileName(name, mediaType string) string {
 		_, n := utf8.DecodeLastRuneInString(safe)
 		safe = safe[:len(safe)-n]
 	}
-	safe = strings.Trim(safe, " ")
+	return strings.Trim(safe, " ")
+}
+
+func (p *parser) fileName(name, mediaType string) string {
+	safe := fileTitle(name)
 	if safe != name {
 		p.m.warn("an attachment had an unsafe name: %s", quote(name))
 	}

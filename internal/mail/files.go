@@ -1,0 +1,198 @@
+package mail
+
+import (
+	"bytes"
+	"fmt"
+	"path"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/net/idna"
+)
+
+const (
+	maxFileText = 64 << 10 // octets of a file that are shown as text
+	maxNested   = 3        // messages within messages
+)
+
+// describeFiles adds what mail programs show of files as if it were the text: a
+// page, an invitation, a message that is passed on. What they show and this
+// program cannot read is named.
+func (s *Summary) describeFiles(m Message, note func(string)) {
+	var b strings.Builder
+	fileTexts(&b, m, note, 0)
+	if b.Len() > 0 {
+		s.Text = strings.TrimRight(s.Text, "\n") + b.String()
+		s.clean(note)
+	}
+}
+
+func fileTexts(b *strings.Builder, m Message, note func(string), depth int) {
+	for _, a := range m.Attachments {
+		text, what := fileText(a, note, depth)
+		switch {
+		case what == "":
+			continue
+		case text == "":
+			note("the file " + quote(a.Name) + " is " + what + ", of which mail programs may show what is not shown here")
+			continue
+		}
+		note("mail programs show the file " + quote(a.Name) + ", which is " + what + ", like the text itself: its text is shown below")
+		if len(text) > maxFileText {
+			text = strings.ToValidUTF8(text[:maxFileText], "") + "\n…"
+			note(fmt.Sprintf("of the file %s only the first %d octets are shown as text; open it to read the rest", quote(a.Name), maxFileText))
+		}
+		fmt.Fprintf(b, "\n\n--- file %s, as mail programs show it ---\n%s", quote(a.Name), text)
+	}
+}
+
+// fileText returns what a mail program shows of a file, and what kind of file it
+// is if programs show it at all. They go by the type, and by the name's ending
+// where the type says nothing.
+func fileText(a Attachment, note func(string), depth int) (text, what string) {
+	ext := strings.ToLower(path.Ext(a.Name))
+	main, sub, _ := strings.Cut(a.ContentType, "/")
+	switch {
+	case a.ContentType == "text/html", a.ContentType == "application/xhtml+xml", ext == ".html", ext == ".htm", ext == ".xhtml":
+		r := htmlText(plainText(a.Data), true)
+		return r.text + " ", "an HTML page"
+	case a.ContentType == "text/calendar", a.ContentType == "application/ics", ext == ".ics", ext == ".vcs":
+		return unfoldCalendar(plainText(a.Data)) + " ", "an invitation or a calendar"
+	case a.ContentType == "message/rfc822", a.ContentType == "message/global", ext == ".eml":
+		return innerMessage(a, note, depth), "a message"
+	case a.ContentType == "application/ms-tnef", a.ContentType == "application/vnd.ms-tnef", strings.EqualFold(a.Name, "winmail.dat"):
+		return "", "a package of Outlook (TNEF) with text and files of its own"
+	case sub == "pkcs7-mime", sub == "x-pkcs7-mime", ext == ".p7m":
+		return "", "a message in an S/MIME envelope"
+	case main == "message", main == "text" && a.Inline:
+		return plainText(a.Data) + " ", "text of the type " + a.ContentType
+	}
+	return "", ""
+}
+
+// plainText returns data as text. What is not UTF-8 is read as if each octet were a
+// character, as programs do that know no better.
+func plainText(data []byte) string {
+	data = data[:min(len(data), maxBody)]
+	s := string(data)
+	if !utf8.Valid(data) {
+		var b strings.Builder
+		for _, c := range data {
+			b.WriteRune(rune(c))
+		}
+		s = b.String()
+	}
+	return strings.NewReplacer("\r\n", "\n", "\r", "\n", "\x00", "\ufffd").Replace(s)
+}
+
+// unfoldCalendar joins the lines that RFC 5545 3.1 has folded: a word cut in two
+// is not read.
+func unfoldCalendar(s string) string {
+	return strings.NewReplacer("\n ", "", "\n\t", "").Replace(s)
+}
+
+// innerMessage returns a message that is passed on, as programs show it within
+// the one that it is in.
+func innerMessage(a Attachment, note func(string), depth int) string {
+	if depth >= maxNested {
+		return ""
+	}
+	raw := bytes.ReplaceAll(bytes.ReplaceAll(a.Data, []byte("\r\n"), []byte("\n")), []byte("\n"), []byte("\r\n"))
+	if !bytes.HasSuffix(raw, []byte("\r\n")) {
+		raw = append(raw, "\r\n"...)
+	}
+	if err := checkInner(raw); err != nil {
+		// The attack: a message within the message that is written so that only the
+		// recipient's program finds the text in it.
+		note("mail programs may not read the message in the file " + quote(a.Name) + " alike, so that some may show what is not shown here: " + shown(err.Error()))
+	}
+	m := Read(raw)
+	var b strings.Builder
+	for _, f := range m.Header {
+		fmt.Fprintf(&b, "%s: %s\n", f.Name, f.Value)
+	}
+	b.WriteString("\n" + m.Text)
+	if m.HTML != "" {
+		r := htmlText(m.HTML, true)
+		for _, n := range r.notes {
+			note("in the file " + quote(a.Name) + ": " + n)
+		}
+		b.WriteString("\n--- HTML ---\n" + r.text)
+	}
+	for _, f := range m.Attachments {
+		fmt.Fprintf(&b, "\n[file %s, %s, %d octets, sha256 %s]", quote(f.Name), f.ContentType, len(f.Data), f.Digest())
+	}
+	fileTexts(&b, m, note, depth+1)
+	return b.String()
+}
+
+// encodedFiles returns the names of files that stand in a text as uuencode or
+// yEnc, quoted.
+func encodedFiles(text string) (names []string) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if rest, ok := strings.CutPrefix(line, "begin "); ok {
+			mode, name, _ := strings.Cut(rest, " ")
+			if len(mode) >= 3 && len(mode) <= 4 && strings.Trim(mode, "01234567") == "" && name != "" {
+				names = append(names, quote(name))
+			}
+		} else if strings.HasPrefix(line, "begin-base64 ") || strings.HasPrefix(line, "=ybegin ") {
+			names = append(names, quote(line))
+		}
+		if len(names) == maxWarnings {
+			return names
+		}
+	}
+	return names
+}
+
+// alike are letters of other scripts that look like Latin ones.
+const alike = "аеорсухіјѕԁһӏԛԝкмтвнгАВЕКМНОРСТУХІЈЅԌԜһΑΒΕΖΗΙΚΜΝΟΡΤΥΧονικυωρταγӀ"
+
+// foreign says how an address that may look like another one is written, or
+// returns nothing: its domain has letters outside ASCII, or a word of its name
+// mixes scripts, or has no letter that is not like a Latin one.
+func foreign(a Address) string {
+	if !isASCII(a.Addr) {
+		return "the address " + a.Addr + " has letters outside ASCII; programs also write it as " + wireForm(a.Addr)
+	}
+	for _, w := range strings.FieldsFunc(a.Name, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsMark(r) }) {
+		latin, like, other := 0, 0, 0
+		for _, r := range w {
+			switch {
+			case unicode.Is(unicode.Latin, r):
+				latin++
+			case strings.ContainsRune(alike, r):
+				like++
+			case unicode.IsLetter(r):
+				other++
+			}
+		}
+		if latin > 0 && like > 0 || like > 2 && other == 0 {
+			form, err := idna.Punycode.ToASCII(strings.ToLower(w))
+			if err != nil {
+				continue
+			}
+			return "the name " + quote(a.Name) + " has letters that look like others: " + quote(w) + " is " + form
+		}
+	}
+	return ""
+}
+
+// wireForm returns an address with its domain in the ASCII form, and its local part
+// in that form, too, so that a letter that looks like another is seen to be none.
+func wireForm(addr string) string {
+	at := strings.LastIndexByte(addr, '@') + 1
+	domain, err := idna.Punycode.ToASCII(addr[at:])
+	if err != nil {
+		domain = addr[at:]
+	}
+	local := addr[:at]
+	if !isASCII(local) {
+		if form, err := idna.Punycode.ToASCII(strings.TrimSuffix(local, "@")); err == nil {
+			local = form + "@"
+		}
+	}
+	return local + domain
+}

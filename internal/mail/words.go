@@ -1,0 +1,95 @@
+package mail
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// checkWords returns an error unless every program reads the encoded words of a
+// header's value alike: each is whole, of a charset that is the same everywhere,
+// and decodes without a rest. What begins like an encoded word and is none is
+// refused as well: some program takes it for one.
+func checkWords(v string) error {
+	quoted := false
+	for i := 0; i < len(v); i++ {
+		switch {
+		case v[i] == '"':
+			quoted = !quoted
+		case quoted && v[i] == '\\':
+			i++
+		case strings.HasPrefix(v[i:], "=?"):
+			n, err := checkWord(v[i:])
+			if err != nil {
+				return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: %w", quote(v[i:]), err)
+			}
+			if !spaced(v, i, i+n) {
+				return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: no space is around it", quote(v[i:]))
+			}
+			i += n - 1
+		}
+	}
+	// The attack: words that decode to words, which a program that decodes twice
+	// shows as something else.
+	if strings.Contains(decodeWords(v), "=?") {
+		return errors.New("decodes to what looks like an encoded word")
+	}
+	return nil
+}
+
+// spaced reports whether the encoded word v[from:to] stands where RFC 2047
+// section 5 lets it: between spaces, the marks of a comment or a quoted string,
+// or before an address.
+func spaced(v string, from, to int) bool {
+	return (from == 0 || strings.IndexByte(" \t(\",:", v[from-1]) >= 0) && (to == len(v) || strings.IndexByte(" \t)\",;<", v[to]) >= 0)
+}
+
+// checkWord returns the length of the encoded word that v begins with.
+func checkWord(v string) (int, error) {
+	parts := strings.SplitN(v[len("=?"):], "?", 4)
+	if len(parts) < 4 || !strings.HasPrefix(parts[3], "=") {
+		return 0, errors.New("it is not whole")
+	}
+	label, kind, text := parts[0], strings.ToLower(parts[1]), parts[2]
+	n := len("=?") + len(label) + len("?q?") + len(text) + len("?=")
+	var octets []byte
+	switch kind {
+	case "b":
+		var err error
+		if octets, err = base64.StdEncoding.Strict().DecodeString(text); err != nil {
+			return 0, errors.New("it is not proper base64")
+		}
+	case "q":
+		for i := 0; i < len(text); i++ {
+			switch c := text[i]; {
+			case c == '_':
+				octets = append(octets, ' ')
+			case c <= ' ' || c >= 0x7f:
+				return 0, errors.New("it has a character that is not encoded")
+			case c != '=':
+				octets = append(octets, c)
+			case i+2 >= len(text):
+				return 0, errors.New("it is cut off")
+			default:
+				x, err := strconv.ParseUint(text[i+1:i+3], 16, 8)
+				if err != nil {
+					return 0, errors.New("it has a = that two hexadecimal digits do not follow")
+				}
+				octets = append(octets, byte(x))
+				i += 2
+			}
+		}
+	default:
+		return 0, errors.New("its encoding is neither B nor Q")
+	}
+	if _, err := decodeCharset(label, octets); err != nil {
+		return 0, err
+	}
+	if bytes.ContainsAny(octets, "\r\n\x00") {
+		return 0, errors.New("it decodes to a line break or a NUL")
+	}
+	return n, nil
+}
