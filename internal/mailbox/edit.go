@@ -45,6 +45,9 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	if err != nil {
 		return oversight.Action{}, err
 	}
+	if _, err := mail.TakeAccount(env.Raw); err != nil {
+		return oversight.Action{}, err
+	}
 	payload, err := env.Payload()
 	if err != nil {
 		return oversight.Action{}, err

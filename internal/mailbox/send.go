@@ -93,6 +93,11 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 	if err != nil {
 		return Proposed{}, err
 	}
+	// Here all ways in come together. In the modes that ask nobody, and for allow
+	// lists, this is the only one who looks.
+	if _, err := mail.TakeAccount(env.Raw); err != nil {
+		return Proposed{}, err
+	}
 	content, err := mail.Fingerprint(env)
 	if err != nil {
 		return Proposed{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
@@ -199,6 +204,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	v := oversight.View{Title: scan.Redact(s.Subject), Text: scan.Redact(s.Text), Notes: s.Notes, Raw: env.Raw}
+	subject := s.Subject
 	s.Subject = v.Title
 	if s.HTML {
 		v.HTML = []byte(p.HTML)
@@ -213,6 +219,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	for _, r := range found.Remarks {
 		v.Notes = append(v.Notes, "found: "+r.String())
 	}
+	masked := v.Text != s.Text || v.Title != subject
 	if v.Text != s.Text {
 		v.Notes = append(v.Notes, "secrets are masked in the text as it is shown here; approved, they leave as they are in the source")
 	}
@@ -231,6 +238,30 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	add("Bcc", s.Bcc...)
 	add("Reply-To", s.ReplyTo...)
 	add("Subject", s.Subject)
+	var odd []string
+	for _, f := range s.Fields {
+		value := scan.Redact(f.Value)
+		masked = masked || value != f.Value
+		add(f.Name, value)
+		if !f.Usual {
+			odd = append(odd, fmt.Sprintf("%s (%d octets)", f.Name, len(f.Value)))
+		}
+	}
+	if s.HTML {
+		add("HTML", fmt.Sprintf("sha256 %s, with %d octets of styles and other attributes that are not in the text shown", s.HTMLSHA256, s.Markup))
+	}
+	if len(odd) > 0 {
+		v.Notes = append(v.Notes, "it has fields that mail programs do not usually write; they are shown with the others: "+strings.Join(odd, ", "))
+	}
+	switch {
+	case s.Unclear != "":
+		v.Partial = "it was taken by an earlier release, and mail programs may show what is not shown here (" + s.Unclear + ")"
+		v.Notes = append(v.Notes, v.Partial)
+	case masked:
+		v.Partial = "secrets are masked"
+	case s.Unshown > 0:
+		v.Partial = fmt.Sprintf("%d octets of it are not shown, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown)
+	}
 	for _, f := range s.Attachments {
 		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256, Open: true})
 	}

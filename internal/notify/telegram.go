@@ -170,7 +170,8 @@ func (n *Notifier) heading(p parcel) *note {
 }
 
 // content returns all that p's action would do, if text can show it. What has
-// files or an HTML part is looked at in the console, which shows these.
+// files or an HTML part, or of which anything else is not in the fields and the
+// text, is looked at in the console, which shows these.
 func (n *Notifier) content(ctx context.Context, p parcel) (string, bool) {
 	if n.conf.TelegramFacts {
 		return "", false
@@ -182,7 +183,7 @@ func (n *Notifier) content(ctx context.Context, p parcel) (string, bool) {
 	v, err := n.gate.Show(a)
 	// What the content checks found is masked where it is shown. The attack: words
 	// that look like a secret, which leave as they are and are stars here.
-	if err != nil || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Flags) > 0 || len(v.Text) > maxNote {
+	if err != nil || v.Partial != "" || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Flags) > 0 || len(v.Text) > maxNote {
 		return "", false
 	}
 	var b strings.Builder
@@ -190,7 +191,7 @@ func (n *Notifier) content(ctx context.Context, p parcel) (string, bool) {
 		fmt.Fprintf(&b, "LOOK CLOSELY: %s\n", mail.Printable(w, maxNote))
 	}
 	for _, f := range v.Fields {
-		fmt.Fprintf(&b, "%s: %s\n", mail.Printable(f.Name, 80), mail.Printable(f.Value, maxNote))
+		fmt.Fprintf(&b, "%s: %s\n", mail.Printable(f.Name, maxNote), mail.Printable(f.Value, maxNote))
 	}
 	b.WriteString("\n" + lines(v.Text))
 	return strings.TrimRight(b.String(), "\n"), true

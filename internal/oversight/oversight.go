@@ -229,6 +229,9 @@ type View struct {
 	Raw     []byte   // what would leave, byte by byte; may be nil
 	Context string   // what the proposer chose to show beside it
 	Flags   []string // what content checks found
+	// Partial says why Fields, Text and Files are not all that leaves, for a person;
+	// empty if they are. What shows a View without its source offers no approval then.
+	Partial string
 }
 
 // A Field is one line of a [View].
