@@ -154,6 +154,8 @@ func Describe(e Envelope) (Summary, error) {
 		s.Unclear = shown(err.Error())
 	} else {
 		s.Unshown = a.Unshown
+		// The fields of parts are shown.
+		s.Notes = slices.DeleteFunc(s.Notes, func(n string) bool { return strings.HasPrefix(n, aboutPart) })
 		for _, f := range a.Parts {
 			s.Fields = append(s.Fields, HeaderField{Field: f})
 		}

@@ -298,15 +298,18 @@ const (
 	maxPartHeader = 2000 // octets
 )
 
+// aboutPart begins what is said of a part's header that is shown nowhere.
+const aboutPart = "a part has a header"
+
 func (p *parser) checkPartHeader(fields []field) {
 	size := 0
 	for _, f := range fields {
 		if size += len(f.raw); len(f.name) < 8 || !strings.EqualFold(f.name[:8], "Content-") {
-			p.m.warn("a part has a header field that is not shown: %s", quote(f.name))
+			p.m.warn(aboutPart+" field that is not shown: %s", quote(f.name))
 		}
 	}
 	if size > maxPartHeader {
-		p.m.warn("a part has a header of %d octets, which is not shown", size)
+		p.m.warn(aboutPart+" of %d octets, which is not shown", size)
 	}
 }
 

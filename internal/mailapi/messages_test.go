@@ -29,7 +29,7 @@ func TestAttachments(t *testing.T) {
 	}{
 		{"0", 200, "text/csv", `attachment; filename=x.csv`, "1,2"},
 		{"1", 200, "application/octet-stream", `attachment; filename=_.bashrc`, "<script>alert(1)</script>"},
-		{"2", 200, "application/octet-stream", `attachment; filename=attachment-3`, "<svg/>"},
+		{"2", 200, "application/octet-stream", `attachment; filename="gnp.exeSet-Cookie a=b"`, "<svg/>"},
 		{"3", 200, "application/pdf", `attachment; filename=_CON.pdf`, "%PDF-"},
 		{"4", 404, "", "", ""},
 		{"-1", 404, "", "", ""},

@@ -1,0 +1,142 @@
+package mail
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A reading is what somebody else's mail program shows of a message.
+type reading struct {
+	Words []string
+	HTML  string
+	Files []struct{ Name, SHA256, Text string }
+	Error string
+}
+
+// reader starts a program of test/mail that reads messages, and returns a
+// function that has it read one.
+func reader(t *testing.T, name string, args ...string) func(raw []byte) map[string]reading {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		_, _ = io.Copy(io.Discard, out)
+		_ = cmd.Wait()
+	})
+	enc, dec := json.NewEncoder(in), json.NewDecoder(out)
+	return func(raw []byte) (r map[string]reading) {
+		if err := enc.Encode(map[string][]byte{"raw": raw}); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := dec.Decode(&r); err != nil {
+			t.Fatalf("%s: %v (test/install-npm test/mail installs what it needs)", name, err)
+		}
+		return r
+	}
+}
+
+// TestOthersShowNothingMore: whatever npm's mailparser and postal-mime and
+// Python's email show a recipient of a message that is let in, its reviewer was
+// shown: each word that was hidden in it, and each file by its digest.
+func TestOthersShowNothingMore(t *testing.T) {
+	if _, err := os.Stat("../../test/mail/node_modules/postal-mime"); err != nil {
+		t.Fatalf("%v: test/install-npm test/mail installs it", err)
+	}
+	readers := []func([]byte) map[string]reading{
+		reader(t, "node", "../../test/mail/readers.mjs"),
+		reader(t, "python3", "../../test/mail/readers.py"),
+	}
+	wrong := 0
+	eachGenerated(t, 2, func(g *generator, e Envelope, s Summary) {
+		if wrong > 5 {
+			return
+		}
+		seen := shownToReviewer(s)
+		m, err := Parse(e.Raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, read := range readers {
+			for program, r := range read(e.Raw) {
+				if problem := shownMore(r, seen, m, s); problem != "" {
+					wrong++
+					t.Errorf("%s shows the recipient %s, and the reviewer did not see it:\n%s\n--- shown:\n%s\n", program, problem, e.Raw, seen)
+				}
+			}
+		}
+	})
+}
+
+// shownMore returns what a program shows that the reviewer was not shown.
+func shownMore(r reading, seen string, m Message, s Summary) string {
+	words := hiddenWord.FindAllString(strings.ToLower(strings.Join(r.Words, "\n")+"\n"+htmlText(r.HTML, false).text), -1)
+	for _, f := range r.Files {
+		words = append(words, hiddenWord.FindAllString(strings.ToLower(f.Name), -1)...)
+	}
+	for _, w := range words {
+		if !strings.Contains(seen, w) && !noted(s, m, w) {
+			return "the word " + w
+		}
+	}
+	for _, f := range r.Files {
+		known := slices.ContainsFunc(m.Attachments, func(a Attachment) bool { return sameFile(a, f.SHA256) })
+		if known || noted(s, m, "") || f.Text != "" && strings.Contains(seen, strings.TrimSpace(strings.ToLower(f.Text))) {
+			continue
+		}
+		// A text that it lists as a file is one that the reviewer read, if it says
+		// nothing that is hidden.
+		if sameText(m, s, f.SHA256) {
+			continue
+		}
+		return "the file " + quote(f.Name) + " with the digest " + f.SHA256
+	}
+	return ""
+}
+
+// sameFile compares digests, but for how the lines end: programs write their own
+// line ends into files that are text.
+func sameFile(a Attachment, sum string) bool {
+	if a.Digest() == sum {
+		return true
+	}
+	lf := strings.ReplaceAll(string(a.Data), "\r\n", "\n")
+	for _, v := range []string{lf, strings.TrimRight(lf, "\n"), lf + "\n", strings.TrimRight(string(a.Data), "\r\n"), string(a.Data) + "\r\n"} {
+		if digest([]byte(v)) == sum {
+			return true
+		}
+	}
+	return false
+}
+
+func sameText(m Message, s Summary, sum string) bool {
+	for _, text := range []string{m.Text, m.HTML} {
+		if sameFile(Attachment{Data: []byte(text)}, sum) || sameFile(Attachment{Data: []byte(strings.ReplaceAll(text, "\n", "\r\n"))}, sum) {
+			return true
+		}
+	}
+	return digest(nil) == sum
+}
+
+// noted reports whether the reviewer was told that a file of the message may show
+// more than is shown here, and w is in such a file.
+func noted(s Summary, m Message, w string) bool {
+	return slices.ContainsFunc(s.Notes, func(n string) bool { return strings.Contains(n, "what is not shown here") }) &&
+		slices.ContainsFunc(m.Attachments, func(a Attachment) bool { return strings.Contains(strings.ToLower(string(a.Data)), w) })
+}
