@@ -76,13 +76,14 @@ func TakeAccount(raw []byte) (Account, error) {
 	return c.Account, nil
 }
 
-// checkInner returns an error if a message that is a file of one that leaves is
+// checkInner takes the account of, and returns an error if, a message that is a file of one that leaves is
 // not read alike by all mail programs. It has come from elsewhere, with fields of
 // each server on its way; so there is no budget, and those may stand twice.
-func checkInner(raw []byte) error {
+func checkInner(raw []byte) (Account, error) {
 	c := newAccountant(raw)
 	c.inner = true
-	return c.run()
+	err := c.run()
+	return c.Account, err
 }
 
 func newAccountant(raw []byte) *accountant {

@@ -49,7 +49,10 @@ type Attachment struct {
 	Name        string // a file name without any folder
 	ContentType string // media type; empty means application/octet-stream
 	Data        []byte
-	Inline      bool // of one that was read: mail programs show it with the text, if they can
+
+	// Of one that was read.
+	Inline  bool   // mail programs show it with the text, if they can
+	Charset string // that its type names; may be empty
 }
 
 // Compose returns exactly the bytes that will be sent for d, and to whom. The

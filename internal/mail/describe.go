@@ -149,6 +149,8 @@ func Describe(e Envelope) (Summary, error) {
 			note("a recipient has letters outside ASCII: " + r + ", which is " + wireForm(r))
 		}
 	}
+	// Their text is shown below.
+	s.Notes = slices.DeleteFunc(s.Notes, func(n string) bool { return strings.HasSuffix(n, likeText) })
 	s.Fields = headerFields(e.Raw)
 	if a, err := TakeAccount(e.Raw); err != nil {
 		s.Unclear = shown(err.Error())

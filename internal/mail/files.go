@@ -2,11 +2,11 @@ package mail
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"path"
 	"strings"
 	"unicode"
-	"unicode/utf8"
 
 	"golang.org/x/net/idna"
 )
@@ -55,28 +55,35 @@ func fileText(a Attachment, note func(string), depth int) (text, what string) {
 	main, sub, _ := strings.Cut(a.ContentType, "/")
 	switch {
 	case a.ContentType == "text/html", a.ContentType == "application/xhtml+xml", ext == ".html", ext == ".htm", ext == ".xhtml":
-		r := htmlText(plainText(a.Data), true)
+		r := htmlText(plainText(a, note), true)
+		for _, n := range r.notes {
+			note("in the file " + quote(a.Name) + ": " + n)
+		}
 		return r.text + " ", "an HTML page"
 	case a.ContentType == "text/calendar", a.ContentType == "application/ics", ext == ".ics", ext == ".vcs":
-		return unfoldCalendar(plainText(a.Data)) + " ", "an invitation or a calendar"
+		return unfoldCalendar(plainText(a, note)) + " ", "an invitation or a calendar"
 	case a.ContentType == "message/rfc822", a.ContentType == "message/global", ext == ".eml":
-		return innerMessage(a, note, depth), "a message"
+		if text := innerMessage(a, note, depth); text != "" || main != "text" {
+			return text, "a message"
+		}
+		return plainText(a, note) + " ", "text that is called a message"
 	case a.ContentType == "application/ms-tnef", a.ContentType == "application/vnd.ms-tnef", strings.EqualFold(a.Name, "winmail.dat"):
 		return "", "a package of Outlook (TNEF) with text and files of its own"
 	case sub == "pkcs7-mime", sub == "x-pkcs7-mime", ext == ".p7m":
 		return "", "a message in an S/MIME envelope"
 	case main == "message", main == "text" && a.Inline:
-		return plainText(a.Data) + " ", "text of the type " + a.ContentType
+		return plainText(a, note) + " ", "text of the type " + a.ContentType
 	}
 	return "", ""
 }
 
-// plainText returns data as text. What is not UTF-8 is read as if each octet were a
-// character, as programs do that know no better.
-func plainText(data []byte) string {
-	data = data[:min(len(data), maxBody)]
-	s := string(data)
-	if !utf8.Valid(data) {
+// plainText returns what a file says as text. What is not in a charset that all
+// mail programs know is read as if each octet were a letter, and named.
+func plainText(a Attachment, note func(string)) string {
+	data := a.Data[:min(len(a.Data), maxBody)]
+	s, err := decodeCharset(cmp.Or(a.Charset, "utf-8"), data)
+	if err != nil {
+		note("the file " + quote(a.Name) + " may show what is not shown here: " + err.Error())
 		var b strings.Builder
 		for _, c := range data {
 			b.WriteRune(rune(c))
@@ -102,7 +109,11 @@ func innerMessage(a Attachment, note func(string), depth int) string {
 	if !bytes.HasSuffix(raw, []byte("\r\n")) {
 		raw = append(raw, "\r\n"...)
 	}
-	if err := checkInner(raw); err != nil {
+	account, err := checkInner(raw)
+	if err != nil {
+		if _, err := Parse(raw); err != nil {
+			return "" // no message, whatever it is called
+		}
 		// The attack: a message within the message that is written so that only the
 		// recipient's program finds the text in it.
 		note("mail programs may not read the message in the file " + quote(a.Name) + " alike, so that some may show what is not shown here: " + shown(err.Error()))
@@ -110,6 +121,9 @@ func innerMessage(a Attachment, note func(string), depth int) string {
 	m := Read(raw)
 	var b strings.Builder
 	for _, f := range m.Header {
+		fmt.Fprintf(&b, "%s: %s\n", f.Name, f.Value)
+	}
+	for _, f := range account.Parts {
 		fmt.Fprintf(&b, "%s: %s\n", f.Name, f.Value)
 	}
 	b.WriteString("\n" + m.Text)

@@ -52,15 +52,21 @@ func (g *generator) message() []byte {
 	for _, f := range []func() string{
 		func() string { return "Cc: " + g.addresses() },
 		func() string { return "Reply-To: " + g.addresses() },
-		func() string { return "Date: " + pick(g, "Sun, 22 Nov 2026 12:00:00 +0000", "22 Nov 2026 12:00:00 GMT", g.secret()) },
+		func() string {
+			return "Date: " + pick(g, "Sun, 22 Nov 2026 12:00:00 +0000", "22 Nov 2026 12:00:00 GMT", g.secret())
+		},
 		func() string { return "Message-ID: <" + g.secret() + "@p.example>" },
 		func() string { return "In-Reply-To: <" + g.secret() + "@x.example>" },
 		func() string { return "References: <" + g.secret() + "@x.example>\r\n <" + g.secret() + "@x.example>" },
-		func() string { return pick(g, "X-Mailer: ", "User-Agent: ", "X-Data: ", "Comments: ", "Organization: ", "x-lower: ") + g.unstructured() },
+		func() string {
+			return pick(g, "X-Mailer: ", "User-Agent: ", "X-Data: ", "Comments: ", "Organization: ", "x-lower: ") + g.unstructured()
+		},
 		func() string { return "List-Unsubscribe: <https://" + g.secret() + ".example/" + g.secret() + ">" },
 		func() string { return "MIME-Version: " + pick(g, "1.0", "1.0 ("+g.secret()+")") },
 		func() string { return pick(g, "X-Mailer: ", "Subject: ", "To: ", "Content-Type: ") + g.secret() },
-		func() string { return "X-Odd:" + pick(g, " \t \t ", "\r\n \t", "") + g.secret() + pick(g, "", "  ", "\t") },
+		func() string {
+			return "X-Odd:" + pick(g, " \t \t ", "\r\n \t", "") + g.secret() + pick(g, "", "  ", "\t")
+		},
 	} {
 		if g.IntN(4) == 0 {
 			fields = append(fields, f())

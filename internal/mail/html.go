@@ -68,8 +68,11 @@ func htmlText(doc string, links bool) htmlReading {
 				w.words(text)
 			case skip == "style" && addsWords(text):
 				w.words(" [style sheet: " + text + "] ")
-			default:
+			case skip == "style":
 				r.markup += len(text)
+			case links:
+				// Programs that turn HTML into text show a title, and some a script.
+				w.words(" [" + skip + ": " + text + "] ")
 			}
 		case html.StartTagToken, html.SelfClosingTagToken:
 			t := z.Token()

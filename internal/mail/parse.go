@@ -298,6 +298,9 @@ const (
 	maxPartHeader = 2000 // octets
 )
 
+// likeText ends what is said of a file that mail programs show.
+const likeText = " like the text itself: read it, too"
+
 // aboutPart begins what is said of a part's header that is shown nowhere.
 const aboutPart = "a part has a header"
 
@@ -382,13 +385,14 @@ func (p *parser) leaf(fields []field, mediaType string, params map[string]string
 	}
 	safe := p.fileName(decodeWords(name), mediaType)
 	if main, _, _ := strings.Cut(mediaType, "/"); disposition != "attachment" && (main == "text" || main == "message") {
-		p.m.warn("mail programs show the file %s like the text itself: read it, too", quote(safe))
+		p.m.warn("mail programs show the file %s"+likeText, quote(safe))
 	}
 	p.m.Attachments = append(p.m.Attachments, Attachment{
 		Name:        safe,
 		ContentType: shown(mediaType),
 		Data:        data,
 		Inline:      disposition != "attachment",
+		Charset:     params["charset"],
 	})
 }
 

@@ -96,16 +96,20 @@ func shownMore(r reading, seen string, m Message, s Summary) string {
 		}
 	}
 	for _, f := range r.Files {
-		known := slices.ContainsFunc(m.Attachments, func(a Attachment) bool { return sameFile(a, f.SHA256) })
-		if known || noted(s, m, "") || f.Text != "" && strings.Contains(seen, strings.TrimSpace(strings.ToLower(f.Text))) {
+		if strings.Contains(seen, f.SHA256) || slices.ContainsFunc(m.Attachments, func(a Attachment) bool { return sameFile(a, f.SHA256) }) || noted(s, m, "") {
 			continue
 		}
-		// A text that it lists as a file is one that the reviewer read, if it says
-		// nothing that is hidden.
-		if sameText(m, s, f.SHA256) {
-			continue
+		// It is what the reviewer read, or a part of it or of a file, as this program
+		// writes it down.
+		words := hiddenWord.FindAllString(strings.ToLower(f.Text), -1)
+		if len(words) == 0 && len(strings.TrimSpace(f.Text)) > 40 {
+			return "the file " + quote(f.Name) + " with the digest " + f.SHA256
 		}
-		return "the file " + quote(f.Name) + " with the digest " + f.SHA256
+		for _, w := range words {
+			if !strings.Contains(seen, w) && !slices.ContainsFunc(m.Attachments, func(a Attachment) bool { return strings.Contains(strings.ToLower(string(a.Data)), w) }) {
+				return "the word " + w + " in the file " + quote(f.Name)
+			}
+		}
 	}
 	return ""
 }
@@ -123,15 +127,6 @@ func sameFile(a Attachment, sum string) bool {
 		}
 	}
 	return false
-}
-
-func sameText(m Message, s Summary, sum string) bool {
-	for _, text := range []string{m.Text, m.HTML} {
-		if sameFile(Attachment{Data: []byte(text)}, sum) || sameFile(Attachment{Data: []byte(strings.ReplaceAll(text, "\n", "\r\n"))}, sum) {
-			return true
-		}
-	}
-	return digest(nil) == sum
 }
 
 // noted reports whether the reviewer was told that a file of the message may show

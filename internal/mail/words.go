@@ -32,6 +32,9 @@ func checkWords(v string) error {
 			i += n - 1
 		}
 	}
+	if strings.Contains(v, "=?") && !isASCII(v) {
+		return errors.New("mixes encoded words with letters outside ASCII, beside which some mail programs decode none; encode all of them")
+	}
 	// The attack: words that decode to words, which a program that decodes twice
 	// shows as something else.
 	if strings.Contains(decodeWords(v), "=?") {

@@ -26,7 +26,7 @@ async function withMailparser(raw) {
   return {
     words: [m.subject ?? '', m.text ?? '', ...people(m.from), ...people(m.to), ...people(m.cc), ...people(m.replyTo), ...people(m.sender)],
     html: m.html || '',
-    files: m.attachments.map((a) => ({ name: a.filename ?? '', sha256: digest(a.content), text: a.contentType.startsWith('text/') ? a.content.toString('utf8') : '' })),
+    files: m.attachments.map((a) => ({ name: a.filename ?? '', sha256: digest(a.content), text: a.content.toString('latin1') })),
   }
 }
 
@@ -35,7 +35,7 @@ async function withPostalMime(raw) {
   return {
     words: [m.subject ?? '', m.text ?? '', ...people(m.from), ...people(m.to), ...people(m.cc), ...people(m.replyTo), ...people(m.sender)],
     html: m.html ?? '',
-    files: m.attachments.map((a) => ({ name: a.filename ?? '', sha256: digest(a.content), text: '' })),
+    files: m.attachments.map((a) => ({ name: a.filename ?? '', sha256: digest(a.content), text: Buffer.from(a.content ?? []).toString('latin1') })),
   }
 }
 

@@ -37,7 +37,7 @@ def new(raw):
             words.append(clean(name))
         elif not part.is_multipart():
             data = part.get_payload(decode=True) or b""
-            files.append({"name": clean(name), "sha256": hashlib.sha256(data).hexdigest(), "text": ""})
+            files.append({"name": clean(name), "sha256": hashlib.sha256(data).hexdigest(), "text": data.decode("latin-1")})
     return {"words": words, "html": html, "files": files}
 
 
@@ -60,7 +60,7 @@ def old(raw):
                 words.append(s)
             words.append(clean(name))
         else:
-            files.append({"name": clean(name), "sha256": hashlib.sha256(data).hexdigest(), "text": ""})
+            files.append({"name": clean(name), "sha256": hashlib.sha256(data).hexdigest(), "text": data.decode("latin-1")})
     return {"words": words, "html": html, "files": files}
 
 
