@@ -54,6 +54,10 @@ func (c *accountant) entity(start, end, depth int, part string) error {
 			return fieldErr(in(part, "Content-Transfer-Encoding header"), "must be 7bit or 8bit for %s", quote(s.value))
 		}
 	}
+	if s.params["boundary"] != "" && main != "multipart" {
+		// The attack: some programs go by the boundary, whatever the type is.
+		return fieldErr(in(part, "Content-Type header"), "has a boundary, and %s is not a multipart", quote(s.value))
+	}
 	switch {
 	case main == "multipart":
 		return c.multipart(s, from, end, depth, part)

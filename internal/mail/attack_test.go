@@ -122,6 +122,7 @@ func TestPartsAreNoted(t *testing.T) {
 		refused("a delimiter with a space behind it", mixed, "--x\n\nhello\n--x \n\nPAY EVE\n--x--", "is no delimiter"),
 		refused("one boundary begins like another", mixed, "--x\nContent-Type: multipart/mixed; boundary=xy\n\n--xy\n\nhello\n--xy--\n\n--x--", "boundary"),
 		refused("a boundary of parts that have ended", mixed, "--x\nContent-Type: multipart/mixed; boundary=q\n\n--q\n\nhello\n--q--\n\n--x\n\n--q\n\nPAY EVE\n--x--", "is no delimiter where it stands"),
+		refused("a boundary of what is no multipart", "Content-Type: multipat/mixed; boundary=x", one, "is not a multipart"),
 		refused("no boundary", "Content-Type: multipart/mixed", one, "needs a boundary"),
 		refused("a part without an empty line", mixed, "--x\nContent-Type: text/plain\n--x--", "empty line"),
 		refused("many empty parts", mixed, strings.Repeat("--x\nContent-Type: text/plain; charset=utf-8\n\n\n", 20)+"--x--", "empty parts"),

@@ -51,7 +51,11 @@ func htmlText(doc string, links bool) htmlReading {
 			}
 			r.text = strings.TrimSpace(w.b.String())
 			return r
-		case html.DoctypeToken: // shows nothing
+		case html.DoctypeToken:
+			// No program shows it; it leaves all the same.
+			if d := strings.ToLower(string(z.Text())); links && d != "html" && !(strings.HasPrefix(d, `html public "-//w3c//dtd `) && len(d) < 120) {
+				w.words(" [doctype: " + d + "] ")
+			}
 		case html.CommentToken:
 			switch text := strings.TrimSpace(string(z.Text())); {
 			case strings.HasPrefix(strings.ToLower(text), "[if"):
@@ -126,6 +130,9 @@ func htmlText(doc string, links bool) htmlReading {
 			w.words(said)
 		case html.EndTagToken:
 			t := z.Token()
+			if said := attributes(t, &r.markup); links {
+				w.words(said)
+			}
 			switch {
 			case t.Data == skip:
 				skip = ""
@@ -174,8 +181,11 @@ func attributes(t html.Token, markup *int) string {
 			b.WriteString(" [" + a.Key + ": " + v + "] ")
 		}
 	}
-	if t.DataAtom == 0 {
-		*markup += len(t.Data) // an element of no known name
+	if prefix, name, ok := strings.Cut(t.Data, ":"); ok && len(name) < 20 && slices.Contains([]string{"o", "v", "w", "x", "m", "st1"}, prefix) {
+		*markup += len(name) // Office writes them
+	} else if t.DataAtom == 0 {
+		// An element that does not exist: often an address in angle brackets.
+		b.WriteString(" <" + t.Data + "> ")
 	}
 	return b.String()
 }
