@@ -153,7 +153,7 @@ func (c *accountant) checkReading() error {
 			return a.Name == b.Name && a.ContentType == b.ContentType && bytes.Equal(a.Data, b.Data)
 		})
 	if !same {
-		return fieldErr("message", "can be read in two ways")
+		return fieldErr("message", "can be read in two ways; give each part a Content-Type")
 	}
 	return nil
 }

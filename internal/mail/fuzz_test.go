@@ -148,3 +148,72 @@ func FuzzCaptured(f *testing.F) {
 		}
 	})
 }
+
+// FuzzAccount: what is accounted for is so to its last octet, and is shown by the
+// same reading.
+func FuzzAccount(f *testing.F) {
+	for _, s := range seeds {
+		f.Add(crlf(strings.ReplaceAll(s, "\r\n", "\n")))
+	}
+	g := newGenerator(3)
+	for range 40 {
+		f.Add(g.message())
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if _, err := TakeAccount(raw); err != nil {
+			if controls(err.Error()) != "" || !utf8.ValidString(err.Error()) {
+				t.Errorf("unprintable error %q", err)
+			}
+			return
+		}
+		checkAccount(t, raw)
+		s, err := Describe(Envelope{From: "a@b.example", To: []string{"c@d.example"}, Raw: raw})
+		if err != nil || s.Unclear != "" {
+			t.Errorf("accounted for, and %q, %v", s.Unclear, err)
+		}
+	})
+}
+
+// FuzzStructured: a parameter that is read has one value, and is read the same
+// again as a program would write it.
+func FuzzStructured(f *testing.F) {
+	for _, s := range []string{
+		"text/plain; charset=utf-8", `attachment; filename="a\"b"`, "attachment; filename*=utf-8'en'%e2%82%ac; filename=a", "attachment; filename*0*=iso-8859-1''%E4; filename*1=b",
+		"multipart/mixed; boundary=a; boundary*=b", "a/b;;", "a/b; c", "a/b (c)", `a/b; c="d`, "a; b=c; B=d",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, v string) {
+		s, err := parseStructured(v)
+		if err != nil {
+			return
+		}
+		if s.value != strings.ToLower(s.value) || strings.ContainsAny(s.value, " ;\"()") {
+			t.Errorf("%q: value %q", v, s.value)
+		}
+		for name, value := range s.params {
+			if name != strings.ToLower(name) || strings.ContainsAny(name, "* ;=") {
+				t.Errorf("%q: parameter %q", v, name)
+			}
+			again, err := parseStructured(s.value + "; " + name + `="` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(value) + `"`)
+			if err != nil || again.params[name] != value {
+				t.Errorf("%q: %s is %q, and again %q, %v", v, name, value, again.params[name], err)
+			}
+		}
+	})
+}
+
+// FuzzWords: encoded words that are let in decode to text in which none is left.
+func FuzzWords(f *testing.F) {
+	for _, s := range []string{"=?utf-8?q?=C3=A4?= =?utf-8?b?w6Q=?=", "=?utf-7?q?x?=", "=?utf-8?q?=3D=3F?=", `"=?utf-8?q?x?=" <a@b>`, "a=?utf-8?q?x?=", "=?iso-2022-jp?B?GyRCRnxLXBsoQg==?=", "=?"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, v string) {
+		if checkWords(v) != nil {
+			return
+		}
+		if d := decodeWords(v); strings.Contains(d, "=?") || strings.Contains(v, "=?") && strings.ContainsRune(d, utf8.RuneError) {
+			t.Errorf("%q decodes to %q", v, d)
+		}
+	})
+}

@@ -63,7 +63,6 @@ func (g *generator) message() []byte {
 		},
 		func() string { return "List-Unsubscribe: <https://" + g.secret() + ".example/" + g.secret() + ">" },
 		func() string { return "MIME-Version: " + pick(g, "1.0", "1.0 ("+g.secret()+")") },
-		func() string { return pick(g, "X-Mailer: ", "Subject: ", "To: ", "Content-Type: ") + g.secret() },
 		func() string {
 			return "X-Odd:" + pick(g, " \t \t ", "\r\n \t", "") + g.secret() + pick(g, "", "  ", "\t")
 		},
@@ -71,6 +70,9 @@ func (g *generator) message() []byte {
 		if g.IntN(4) == 0 {
 			fields = append(fields, f())
 		}
+	}
+	if g.odd() {
+		fields = append(fields, pick(g, "X-Mailer: ", "Subject: ", "To: ", "Content-Type: ")+g.secret())
 	}
 	if g.odd() {
 		fields = append(fields, pick(g, "X bad: ", "Xä: ", "X-Bad : ", " X-Cont: ", ": ", "Bcc: ", "Received: ")+g.secret())
@@ -136,7 +138,7 @@ func (g *generator) addresses() string {
 // word returns an encoded word.
 func (g *generator) word() string {
 	s := g.secret()
-	label := pick(g, "utf-8", "UTF-8", "iso-8859-1", "us-ascii", "windows-1252")
+	label := pick(g, "utf-8", "utf-8", "UTF-8", "iso-8859-1", "windows-1252")
 	if g.odd() {
 		label = pick(g, "utf-7", "utf-8*en", "cp850", "x-unknown", "utf-16", "")
 	}
@@ -144,15 +146,22 @@ func (g *generator) word() string {
 		return pick(g, "=?"+label+"?q?"+s, "=?"+label+"?x?"+s+"?=", "a=?"+label+"?q?"+s+"?=b", "=?"+label+"?b?"+s+"?=", "=?"+label+"?q?=3D=3Futf-8=3Fq=3F"+s+"=3F=3D?=", "=?"+label+"?q?"+s+" x?=")
 	}
 	if g.IntN(2) == 0 {
-		return "=?" + label + "?" + pick(g, "q", "Q") + "?" + s + pick(g, "", "_x", "=20x", "=E4") + "?="
+		umlaut := "=E4"
+		if strings.EqualFold(label, "utf-8") {
+			umlaut = "=C3=A4"
+		}
+		return "=?" + label + "?" + pick(g, "q", "Q") + "?" + s + pick(g, "", "_x", "=20x", umlaut) + "?="
 	}
 	return "=?" + label + "?" + pick(g, "b", "B") + "?" + base64.StdEncoding.EncodeToString([]byte(s)) + "?="
 }
 
 func (g *generator) unstructured() string {
 	var b strings.Builder
+	if g.IntN(12) == 0 {
+		return "ä " + g.secret()
+	}
 	for range 1 + g.IntN(3) {
-		b.WriteString(pick(g, g.secret(), g.word(), g.word()+" "+g.word(), "ä "+g.secret(), g.secret()+"\r\n\t"+g.secret()) + pick(g, " ", " ", "\r\n ", "\t"))
+		b.WriteString(pick(g, g.secret(), g.word(), g.word()+" "+g.word(), g.secret()+"\r\n\t"+g.secret()) + pick(g, " ", " ", "\r\n ", "\t"))
 	}
 	return b.String() + g.secret()
 }
