@@ -24,7 +24,7 @@ import (
 const MaxUnshown = 512
 
 const (
-	maxOutHeader = 32 << 10 // octets of the header of a message that leaves
+	maxOutHeader = 64 << 10 // octets of the header of a message that leaves
 	maxOutName   = 60       // octets of the name of a field
 )
 

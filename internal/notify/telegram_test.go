@@ -238,6 +238,7 @@ func TestTelegramShowsOrRefuses(t *testing.T) {
 		{"what is masked", policy.Verdict{}, nil, nil, "the password is ****", []string{"secret"}, "does not show all"},
 		{"a file", policy.Verdict{}, nil, func(v *oversight.View) { v.Files = []oversight.File{{Name: "a.pdf"}} }, "text", nil, "does not show all"},
 		{"HTML", policy.Verdict{}, nil, func(v *oversight.View) { v.HTML = []byte("<p>x") }, "text", nil, "does not show all"},
+		{"octets that are not shown", policy.Verdict{}, nil, func(v *oversight.View) { v.Partial = "40 octets of it are not shown" }, "text", nil, "does not show all"},
 		{"long", policy.Verdict{}, nil, nil, strings.Repeat("\U0001F600", 1950), nil, "does not show all"},
 		{"nothing leaves this server", policy.Verdict{}, func(c *notify.Config) { c.TelegramFacts = true }, nil, "SECRET", nil, "does not show all"},
 	} {
