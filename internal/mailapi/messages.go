@@ -153,6 +153,10 @@ func parsedOf(m mailbox.Message, raw []byte) parsedJSON {
 	p := mail.Read(raw)
 	out := parsedJSON{messageJSON: messageOf(m), Headers: []headerJSON{}, Text: p.Text, HTML: p.HTML}
 	out.Warnings = append([]string{}, p.Warnings...)
+	// A list of messages shows the first of many files and says so; here are all.
+	for _, a := range p.Attachments[min(len(p.Attachments), len(out.Attachments)):] {
+		out.Attachments = append(out.Attachments, fileJSON{a.Name, a.ContentType, int64(len(a.Data)), a.Digest()})
+	}
 	for _, f := range p.Header {
 		out.Headers = append(out.Headers, headerJSON{f.Name, f.Value})
 	}

@@ -17,6 +17,21 @@ const mixed = "From: Bob <bob@example.com>\r\nTo: alice@agents.test\r\nSubject: 
 	"--b\r\nContent-Type: image/svg+xml\r\nContent-Disposition: attachment; filename*=utf-8''%E2%80%AEgnp.exe%0D%0ASet-Cookie%3A%20a=b\r\n\r\n<svg/>\r\n" +
 	"--b\r\nContent-Type: application/pdf; name=CON.pdf\r\nContent-Transfer-Encoding: base64\r\n\r\nJVBERi0=\r\n--b--\r\n"
 
+// TestEveryAttachmentIsListed: a message with more files than a list of messages
+// shows has them all on its own page.
+func TestEveryAttachmentIsListed(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	raw := "From: bob@example.com\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n" +
+		strings.Repeat("--b\r\nContent-Type: text/csv\r\nContent-Disposition: attachment; filename=a.csv\r\n\r\n1,2\r\n", 200) + "--b--\r\n"
+	got := f.do(t, "key a", "GET", "/v1/inboxes/"+f.a.ID+"/messages/"+f.arrive(t, f.a, "key a", raw), "")
+	var m struct {
+		Attachments []struct{ Name, SHA256 string }
+	}
+	if err := json.Unmarshal([]byte(got.body), &m); err != nil || len(m.Attachments) != 200 || m.Attachments[199].SHA256 != m.Attachments[0].SHA256 {
+		t.Errorf("%d files of 200 are listed, %v", len(m.Attachments), err)
+	}
+}
+
 // TestAttachments is files as hostile senders name and type them.
 func TestAttachments(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)

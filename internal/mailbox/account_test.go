@@ -1,24 +1,14 @@
 package mailbox_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
 
 	"postern/internal/mail"
 	"postern/internal/oversight"
-	"postern/internal/policy"
-	"postern/internal/store"
 	"postern/internal/storetest"
 )
-
-// letsAll lets everything leave, as an inbox in mode autonomous does.
-type letsAll struct{}
-
-func (letsAll) Judge(context.Context, *store.Tx, string, policy.Request) (policy.Verdict, error) {
-	return policy.Verdict{Effect: policy.Allow}, nil
-}
 
 // TestNothingLeavesUnseen: an agent hides words where a reviewer would not look.
 // They are refused, also where no person is asked, or shown.
@@ -35,7 +25,7 @@ func TestNothingLeavesUnseen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t, storetest.SQLite(t))
-			f.judgedBy(t, letsAll{})
+			f.judgedBy(t, &asked{}) // it lets everything leave, as in mode autonomous
 			b, who, _ := f.inbox(t, "alice")
 			raw := strings.ReplaceAll("From: "+b.Address+"\nTo: bob@example.com\n"+tt.raw, "\n", "\r\n")
 			_, err := f.post.SendRaw(t.Context(), who, "smtp", b.Address, []string{"bob@example.com"}, []byte(raw))

@@ -227,7 +227,11 @@ func readingOf(m mailbox.Message, raw []byte, f scan.Fence, most int) (messageDa
 	}
 	d.ReplyTo = append(d.ReplyTo, cleanAll(r.ReplyTo)...)
 	d.Warnings = append(d.Warnings, cleanAll(r.Notes)...)
-	for _, a := range m.Attachments {
+	files := m.Attachments // the first of many, as in a list
+	if len(r.Attachments) > len(files) {
+		files = r.Attachments
+	}
+	for _, a := range files {
 		d.Attachments = append(d.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size, SHA256: a.SHA256})
 	}
 	d.Security = securityOf(m.Security, f)
