@@ -260,6 +260,10 @@ func (c *accountant) structured(f field, label string) error {
 	if err != nil {
 		return fieldErr(label, "is malformed: %v", err)
 	}
+	if f.is("Content-Disposition") && s.value != "inline" && s.value != "attachment" {
+		// Text to some programs, and a file to others.
+		return fieldErr(label, "is %s; use inline or attachment", quote(s.value))
+	}
 	for _, name := range []string{"name", "filename"} {
 		for _, v := range []string{s.params[name], s.other[name]} {
 			if err := checkWords(v); err != nil {

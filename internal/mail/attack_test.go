@@ -186,6 +186,7 @@ func TestFieldsAreNoted(t *testing.T) {
 		refused("a name of a file with a comment", "Content-Type: text/plain; name=a.txt (PAY EVE)", "malformed"),
 		taken("two names of a file", "Content-Type: application/pdf; name=secret.pdf\nContent-Disposition: attachment; filename=a.pdf", "other file name: secret.pdf"),
 		taken("two forms of a name", "Content-Type: application/pdf\nContent-Disposition: attachment; filename=secret.pdf; filename*=utf-8''a.pdf", "filename=secret.pdf"),
+		refused("neither text nor file", "Content-Disposition: x", "use inline or attachment"),
 		refused("a name in pieces that are missing", "Content-Type: application/pdf\nContent-Disposition: attachment; filename*0=a; filename*2=b", "in pieces"),
 	})
 	const ordinary = "User-Agent: x\nReferences: <a@b>\nX-Mailer: y"

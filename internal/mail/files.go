@@ -21,27 +21,45 @@ const (
 // program cannot read is named.
 func (s *Summary) describeFiles(m Message, note func(string)) {
 	var b strings.Builder
-	fileTexts(&b, m, note, 0)
+	fileTexts(&b, m, teller{note, note}, 0)
 	if b.Len() > 0 {
 		s.Text = strings.TrimRight(s.Text, "\n") + b.String()
 		s.clean(note)
 	}
 }
 
-func fileTexts(b *strings.Builder, m Message, note func(string), depth int) {
+// Doubts returns what a recipient of a message may be shown that no reviewer can
+// be: what is in packages that only some programs open, and in messages within it
+// that are not read alike. What sends without a person asks one for these.
+func Doubts(raw []byte) (list []string, err error) {
+	m, err := Parse(raw)
+	if err != nil {
+		return nil, err
+	}
+	fileTexts(&strings.Builder{}, m, teller{note: func(string) {}, doubt: func(n string) { list = append(list, shown(n)) }}, 0)
+	return list, nil
+}
+
+// A teller takes what a reviewer is told about files.
+type teller struct {
+	note  func(string) // what is shown as text, and what to look at in it
+	doubt func(string) // what may be shown to a recipient, and cannot be to a reviewer
+}
+
+func fileTexts(b *strings.Builder, m Message, say teller, depth int) {
 	for _, a := range m.Attachments {
-		text, what := fileText(a, note, depth)
+		text, what := fileText(a, say, depth)
 		switch {
 		case what == "":
 			continue
 		case text == "":
-			note("the file " + quote(a.Name) + " is " + what + ", of which mail programs may show what is not shown here")
+			say.doubt("the file " + quote(a.Name) + " is " + what + ", of which mail programs may show what is not shown here")
 			continue
 		}
-		note("mail programs show the file " + quote(a.Name) + ", which is " + what + ", like the text itself: its text is shown below")
+		say.note("mail programs show the file " + quote(a.Name) + ", which is " + what + ", like the text itself: its text is shown below")
 		if len(text) > maxFileText {
 			text = strings.ToValidUTF8(text[:maxFileText], "") + "\n…"
-			note(fmt.Sprintf("of the file %s only the first %d octets are shown as text; open it to read the rest", quote(a.Name), maxFileText))
+			say.doubt(fmt.Sprintf("of the file %s only the first %d octets are shown as text; open it to read the rest", quote(a.Name), maxFileText))
 		}
 		fmt.Fprintf(b, "\n\n--- file %s, as mail programs show it ---\n%s", quote(a.Name), text)
 	}
@@ -50,40 +68,40 @@ func fileTexts(b *strings.Builder, m Message, note func(string), depth int) {
 // fileText returns what a mail program shows of a file, and what kind of file it
 // is if programs show it at all. They go by the type, and by the name's ending
 // where the type says nothing.
-func fileText(a Attachment, note func(string), depth int) (text, what string) {
+func fileText(a Attachment, say teller, depth int) (text, what string) {
 	ext := strings.ToLower(path.Ext(a.Name))
 	main, sub, _ := strings.Cut(a.ContentType, "/")
 	switch {
 	case a.ContentType == "text/html", a.ContentType == "application/xhtml+xml", ext == ".html", ext == ".htm", ext == ".xhtml":
-		r := htmlText(plainText(a, note), true)
+		r := htmlText(plainText(a, say), true)
 		for _, n := range r.notes {
-			note("in the file " + quote(a.Name) + ": " + n)
+			say.note("in the file " + quote(a.Name) + ": " + n)
 		}
 		return r.text + " ", "an HTML page"
 	case a.ContentType == "text/calendar", a.ContentType == "application/ics", ext == ".ics", ext == ".vcs":
-		return unfoldCalendar(plainText(a, note)) + " ", "an invitation or a calendar"
+		return unfoldCalendar(plainText(a, say)) + " ", "an invitation or a calendar"
 	case a.ContentType == "message/rfc822", a.ContentType == "message/global", ext == ".eml":
-		if text := innerMessage(a, note, depth); text != "" || main != "text" {
+		if text := innerMessage(a, say, depth); text != "" || main != "text" {
 			return text, "a message"
 		}
-		return plainText(a, note) + " ", "text that is called a message"
+		return plainText(a, say) + " ", "text that is called a message"
 	case a.ContentType == "application/ms-tnef", a.ContentType == "application/vnd.ms-tnef", strings.EqualFold(a.Name, "winmail.dat"):
 		return "", "a package of Outlook (TNEF) with text and files of its own"
 	case sub == "pkcs7-mime", sub == "x-pkcs7-mime", ext == ".p7m":
 		return "", "a message in an S/MIME envelope"
 	case main == "message", main == "text" && a.Inline:
-		return plainText(a, note) + " ", "text of the type " + a.ContentType
+		return plainText(a, say) + " ", "text of the type " + a.ContentType
 	}
 	return "", ""
 }
 
 // plainText returns what a file says as text. What is not in a charset that all
 // mail programs know is read as if each octet were a letter, and named.
-func plainText(a Attachment, note func(string)) string {
+func plainText(a Attachment, say teller) string {
 	data := a.Data[:min(len(a.Data), maxBody)]
 	s, err := decodeCharset(cmp.Or(a.Charset, "utf-8"), data)
 	if err != nil {
-		note("the file " + quote(a.Name) + " may show what is not shown here: " + err.Error())
+		say.doubt("the file " + quote(a.Name) + " may show what is not shown here: " + err.Error())
 		var b strings.Builder
 		for _, c := range data {
 			b.WriteRune(rune(c))
@@ -101,7 +119,7 @@ func unfoldCalendar(s string) string {
 
 // innerMessage returns a message that is passed on, as programs show it within
 // the one that it is in.
-func innerMessage(a Attachment, note func(string), depth int) string {
+func innerMessage(a Attachment, say teller, depth int) string {
 	if depth >= maxNested {
 		return ""
 	}
@@ -116,7 +134,7 @@ func innerMessage(a Attachment, note func(string), depth int) string {
 		}
 		// The attack: a message within the message that is written so that only the
 		// recipient's program finds the text in it.
-		note("mail programs may not read the message in the file " + quote(a.Name) + " alike, so that some may show what is not shown here: " + shown(err.Error()))
+		say.doubt("mail programs may not read the message in the file " + quote(a.Name) + " alike, so that some may show what is not shown here: " + shown(err.Error()))
 	}
 	m := Read(raw)
 	var b strings.Builder
@@ -130,14 +148,14 @@ func innerMessage(a Attachment, note func(string), depth int) string {
 	if m.HTML != "" {
 		r := htmlText(m.HTML, true)
 		for _, n := range r.notes {
-			note("in the file " + quote(a.Name) + ": " + n)
+			say.note("in the file " + quote(a.Name) + ": " + n)
 		}
 		b.WriteString("\n--- HTML ---\n" + r.text)
 	}
 	for _, f := range m.Attachments {
 		fmt.Fprintf(&b, "\n[file %s, %s, %d octets, sha256 %s]", quote(f.Name), f.ContentType, len(f.Data), f.Digest())
 	}
-	fileTexts(&b, m, note, depth+1)
+	fileTexts(&b, m, say, depth+1)
 	return b.String()
 }
 

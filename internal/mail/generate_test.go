@@ -143,7 +143,7 @@ func (g *generator) word() string {
 		label = pick(g, "utf-7", "utf-8*en", "cp850", "x-unknown", "utf-16", "")
 	}
 	if g.odd() {
-		return pick(g, "=?"+label+"?q?"+s, "=?"+label+"?x?"+s+"?=", "a=?"+label+"?q?"+s+"?=b", "=?"+label+"?b?"+s+"?=", "=?"+label+"?q?=3D=3Futf-8=3Fq=3F"+s+"=3F=3D?=", "=?"+label+"?q?"+s+" x?=")
+		return pick(g, "=?"+label+"?q?"+s, "=?"+label+"?x?"+s+"?=", "a=?"+label+"?q?"+s+"?=b", "=?"+label+"?b?"+s+"x?=", "=?"+label+"?q?=3D=3Futf-8=3Fq=3F"+s+"=3F=3D?=", "=?"+label+"?q?"+s+" x?=")
 	}
 	if g.IntN(2) == 0 {
 		umlaut := "=E4"

@@ -129,9 +129,12 @@ func sameFile(a Attachment, sum string) bool {
 	return false
 }
 
-// noted reports whether the reviewer was told that a file of the message may show
-// more than is shown here, and w is in such a file.
+// noted reports whether a person is asked in every mode, and is told, since a
+// message in the message is not read alike. What a program shows of that one
+// cannot be said; of all other files the words are looked for.
 func noted(s Summary, m Message, w string) bool {
-	return slices.ContainsFunc(s.Notes, func(n string) bool { return strings.Contains(n, "what is not shown here") }) &&
-		slices.ContainsFunc(m.Attachments, func(a Attachment) bool { return strings.Contains(strings.ToLower(string(a.Data)), w) })
+	told := func(what string) bool {
+		return slices.ContainsFunc(s.Notes, func(n string) bool { return strings.Contains(n, "what is not shown here") && strings.Contains(n, what) })
+	}
+	return told("message") || told("") && slices.ContainsFunc(m.Attachments, func(a Attachment) bool { return strings.Contains(strings.ToLower(string(a.Data)), w) })
 }

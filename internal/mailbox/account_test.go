@@ -38,6 +38,16 @@ func TestNothingLeavesUnseen(t *testing.T) {
 			}
 		})
 	}
+	t.Run("held", func(t *testing.T) {
+		f := setup(t, storetest.SQLite(t))
+		f.judgedBy(t, &asked{}) // as above
+		b, who, _ := f.inbox(t, "alice")
+		raw := strings.ReplaceAll("From: "+b.Address+"\nTo: bob@example.com\n"+part+"--AA\nContent-Type: message/rfc822\n\nContent-Type: multipart/mixed; boundary=q\n\n--q\n\nhello\n--q--\n--q\n\nSECRET\n--q--\n--AA--\n", "\n", "\r\n")
+		p, err := f.post.SendRaw(t.Context(), who, "smtp", b.Address, []string{"bob@example.com"}, []byte(raw))
+		if err != nil || p.State != oversight.Pending || !strings.Contains(p.Note, "waits for a person in every mode") {
+			t.Errorf("a message that hides a part: %s, %q, %v", p.State, p.Note, err)
+		}
+	})
 	t.Run("shown", func(t *testing.T) {
 		f := setup(t, storetest.SQLite(t))
 		b, who, _ := f.inbox(t, "alice")

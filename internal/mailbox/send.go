@@ -98,6 +98,10 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 	if _, err := mail.TakeAccount(env.Raw); err != nil {
 		return Proposed{}, err
 	}
+	doubts, err := mail.Doubts(env.Raw)
+	if err != nil {
+		return Proposed{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // its account was taken
+	}
 	content, err := mail.Fingerprint(env)
 	if err != nil {
 		return Proposed{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
@@ -131,6 +135,12 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 		}
 		if b.Mode == policy.Monitored && p.Request.Mode != b.Mode {
 			p.Note = strings.TrimSpace(p.Note + "\nthis inbox is monitored, and nobody is set who gets the copies: so it waits for a person")
+		}
+		if len(doubts) > 0 {
+			// The attack: in a mode that asks nobody, words in what only the recipient's
+			// program opens.
+			p.Ask = true
+			p.Note = strings.TrimSpace(p.Note + "\nit waits for a person in every mode: " + doubts[0])
 		}
 		if err := m.checkSends(ctx, tx, b); err != nil {
 			return err
