@@ -260,6 +260,9 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	if s.HTML {
 		add("HTML", fmt.Sprintf("sha256 %s, with %d octets of styles and other attributes that are not in the text shown", s.HTMLSHA256, s.Markup))
 	}
+	if s.Unshown > 0 {
+		add("Unshown", fmt.Sprintf("%d octets, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown))
+	}
 	if len(odd) > 0 {
 		v.Notes = append(v.Notes, "it has fields that mail programs do not usually write; they are shown with the others: "+strings.Join(odd, ", "))
 	}
@@ -270,7 +273,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	case masked:
 		v.Partial = "secrets are masked"
 	case s.Unshown > 0:
-		v.Partial = fmt.Sprintf("%d octets of it are not shown, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown)
+		v.Partial = fmt.Sprintf("%d octets of it are not shown", s.Unshown)
 	}
 	for _, f := range s.Attachments {
 		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256, Open: true})
