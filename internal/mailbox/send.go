@@ -248,20 +248,30 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	add("Bcc", s.Bcc...)
 	add("Reply-To", s.ReplyTo...)
 	add("Subject", s.Subject)
+	showRest(&v, s, masked)
+	for _, f := range s.Attachments {
+		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256, Open: true})
+	}
+	return v, nil
+}
+
+// showRest adds to v the fields of a mail that have no place of their own, and
+// how much of it is not shown. Masked says that something is shown with stars.
+func showRest(v *oversight.View, s mail.Summary, masked bool) {
 	var odd []string
 	for _, f := range s.Fields {
 		value := scan.Redact(f.Value)
 		masked = masked || value != f.Value
-		add(f.Name, value)
+		v.Fields = append(v.Fields, oversight.Field{Name: f.Name, Value: value})
 		if !f.Usual {
 			odd = append(odd, fmt.Sprintf("%s (%d octets)", f.Name, len(f.Value)))
 		}
 	}
 	if s.HTML {
-		add("HTML", fmt.Sprintf("sha256 %s, with %d octets of styles and other attributes that are not in the text shown", s.HTMLSHA256, s.Markup))
+		v.Fields = append(v.Fields, oversight.Field{Name: "HTML", Value: fmt.Sprintf("sha256 %s, with %d octets of styles and other attributes that are not in the text shown", s.HTMLSHA256, s.Markup)})
 	}
 	if s.Unshown > 0 {
-		add("Unshown", fmt.Sprintf("%d octets, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown))
+		v.Fields = append(v.Fields, oversight.Field{Name: "Unshown", Value: fmt.Sprintf("%d octets, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown)})
 	}
 	if len(odd) > 0 {
 		v.Notes = append(v.Notes, "it has fields that mail programs do not usually write; they are shown with the others: "+strings.Join(odd, ", "))
@@ -275,8 +285,4 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	case s.Unshown > 0:
 		v.Partial = fmt.Sprintf("%d octets of it are not shown", s.Unshown)
 	}
-	for _, f := range s.Attachments {
-		v.Files = append(v.Files, oversight.File{Name: f.Name, Type: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256, Open: true})
-	}
-	return v, nil
 }
