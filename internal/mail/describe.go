@@ -227,7 +227,10 @@ func saysAll(v string) bool {
 func (s *Summary) describeBody(m Message, note func(string)) {
 	s.Text = m.Text
 	if m.HTML != "" {
-		r := htmlText(m.HTML, true)
+		r := m.htmlText(true)
+		if len(m.HTMLParts) > 1 {
+			note(fmt.Sprintf("it has %d parts of HTML, which mail programs show one after the other or one of them", len(m.HTMLParts)))
+		}
 		sum := sha256.Sum256([]byte(m.HTML))
 		s.Rendered, s.HTMLSHA256, s.Markup = visible(r.text, true), hex.EncodeToString(sum[:]), r.markup
 		for _, n := range r.notes {
@@ -239,7 +242,7 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 			note("there is only HTML; the text was made from it")
 		case rendered(m.Text, m.HTML):
 		case slices.Equal(words(m.Text), words(r.text)):
-		case slices.Equal(words(m.Text), words(htmlText(m.HTML, false).text)):
+		case slices.Equal(words(m.Text), words(m.htmlText(false).text)):
 			// The attack: words that are the same in both, and a link behind them that
 			// only the HTML has. Who decides where the text alone is shown, in a list, in
 			// a terminal, approves where it leads, too.

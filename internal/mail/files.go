@@ -59,7 +59,7 @@ func fileTexts(b *strings.Builder, m Message, say teller, depth int) {
 		say.note("mail programs show the file " + quote(a.Name) + ", which is " + what + ", like the text itself: its text is shown below")
 		if len(text) > maxFileText {
 			text = strings.ToValidUTF8(text[:maxFileText], "") + "\n…"
-			say.doubt(fmt.Sprintf("of the file %s only the first %d octets are shown as text; open it to read the rest", quote(a.Name), maxFileText))
+			say.note(fmt.Sprintf("of the file %s only the first %d octets are shown as text; open it to read the rest", quote(a.Name), maxFileText))
 		}
 		fmt.Fprintf(b, "\n\n--- file %s, as mail programs show it ---\n%s", quote(a.Name), text)
 	}
@@ -101,7 +101,11 @@ func plainText(a Attachment, say teller) string {
 	data := a.Data[:min(len(a.Data), maxBody)]
 	s, err := decodeCharset(cmp.Or(a.Charset, "utf-8"), data)
 	if err != nil {
-		say.doubt("the file " + quote(a.Name) + " may show what is not shown here: " + err.Error())
+		tell := say.note
+		if a.Inline {
+			tell = say.doubt
+		}
+		tell("the file " + quote(a.Name) + " may show what is not shown here: " + err.Error())
 		var b strings.Builder
 		for _, c := range data {
 			b.WriteRune(rune(c))
@@ -146,7 +150,7 @@ func innerMessage(a Attachment, say teller, depth int) string {
 	}
 	b.WriteString("\n" + m.Text)
 	if m.HTML != "" {
-		r := htmlText(m.HTML, true)
+		r := m.htmlText(true)
 		for _, n := range r.notes {
 			say.note("in the file " + quote(a.Name) + ": " + n)
 		}

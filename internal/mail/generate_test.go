@@ -229,7 +229,7 @@ func (g *generator) text() string {
 	}
 	body := g.secret() + " " + g.secret() + "\r\n"
 	if kind == "html" || kind == "x-amp-html" {
-		body = pick(g, "<p>%s</p>", "<p title='%s'>x</p>", "<a href='https://%s.example/'>x</a>", "<!-- %s -->x", "<style>p::after{content:'%s'}</style>x", "<img alt='%s'>", "<img src='https://%s.example/a.png'>", "<b data-x=%s>x</b>", "<svg><style><p>%s</p></style></svg>", "<!--[if mso]>%s<![endif]-->", "<title>%s</title>x", "<script>%s</script>x", "<textarea>%s</textarea>", "<noscript>%s</noscript>", "<template>%s</template>", "<xmp>%s</xmp>", "<select><option label='%s'></select>", "<unknown>%s", "<![CDATA[%s]]>")
+		body = pick(g, "<p>%s</p>", "<p title='%s'>x</p>", "<a href='https://%s.example/'>x</a>", "<!-- %s -->x", "<style>p::after{content:'%s'}</style>x", "<img alt='%s'>", "<img src='https://%s.example/a.png'>", "<b data-x=%s>x</b>", "<svg><style><p>%s</p></style></svg>", "<!--[if mso]>%s<![endif]-->", "<title>%s</title>x", "<script>%s</script>x", "<textarea>%s</textarea>", "<noscript>%s</noscript>", "<template>%s</template>", "<xmp>%s</xmp>", "<select><option label='%s'></select>", "<unknown>%s", "<style>%s</style>", "x<style>%s", "x<p title='%s", "x<title>%s", "<!-- %s", "<![CDATA[%s]]>")
 		body = strings.ReplaceAll(body, "%s", g.secret()) + " " + g.secret() + "\r\n"
 	}
 	if kind == "plain" && g.IntN(10) == 0 {

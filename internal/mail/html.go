@@ -35,6 +35,7 @@ func htmlText(doc string, links bool) htmlReading {
 	z.AllowCDATA(true) // within SVG it is text
 	foreign := false   // SVG or MathML was seen: <style> and <title> in it hold elements
 	skip, href, linkStart := "", "", 0
+	read := 0 // octets of doc
 	// A link leads where it does also if it is never closed, or only by the next.
 	endLink := func() {
 		if links && href != "" && strings.TrimSpace(w.b.String()[linkStart:]) != href {
@@ -43,9 +44,16 @@ func htmlText(doc string, links bool) htmlReading {
 		href = ""
 	}
 	for {
-		switch z.Next() {
+		token := z.Next()
+		read += len(z.Raw())
+		switch token {
 		case html.ErrorToken:
 			endLink()
+			// The attack: an element that does not end, which a browser leaves out and a
+			// program that makes text of HTML does not.
+			if rest := strings.TrimSpace(doc[min(len(doc), max(0, read-len(z.Raw()))):]); rest != "" {
+				w.words(" [unfinished: " + rest + "] ")
+			}
 			if r.markup > maxUnseen {
 				note(fmt.Sprintf("the HTML has %d octets that are not shown here: styles and other attributes", r.markup))
 			}
@@ -70,10 +78,9 @@ func htmlText(doc string, links bool) htmlReading {
 			switch {
 			case skip == "":
 				w.words(text)
-			case skip == "style" && addsWords(text):
+			case skip == "style" && (links || addsWords(text)):
+				// Programs that turn HTML into text by taking out the tags show it.
 				w.words(" [style sheet: " + text + "] ")
-			case skip == "style":
-				r.markup += len(text)
 			case links:
 				// Programs that turn HTML into text show a title, and some a script.
 				w.words(" [" + skip + ": " + text + "] ")
@@ -102,6 +109,9 @@ func htmlText(doc string, links bool) htmlReading {
 			case atom.Form, atom.Iframe, atom.Object, atom.Embed, atom.Input, atom.Base, atom.Meta:
 				if t.DataAtom != atom.Meta || attr(t, "http-equiv") != "" {
 					note("the HTML has a " + t.Data + " element")
+				}
+				if c := attr(t, "charset"); c != "" && !strings.EqualFold(c, "utf-8") {
+					note("the HTML says that its charset is " + quote(c))
 				}
 				w.words(" " + attr(t, "value") + " ")
 			case atom.Optgroup, atom.Option:
@@ -143,6 +153,24 @@ func htmlText(doc string, links bool) htmlReading {
 			}
 		}
 	}
+}
+
+// htmlText reads each HTML part for itself, as mail programs do. The attack: a part
+// that ends within a style sheet or an attribute, which swallows the next.
+func (m Message) htmlText(links bool) (all htmlReading) {
+	var texts []string
+	for _, part := range m.HTMLParts {
+		r := htmlText(part, links)
+		texts = append(texts, r.text)
+		all.markup += r.markup
+		for _, n := range r.notes {
+			if len(all.notes) < maxWarnings && !slices.Contains(all.notes, n) {
+				all.notes = append(all.notes, n)
+			}
+		}
+	}
+	all.text = strings.Join(texts, "\n")
+	return all
 }
 
 // maxUnseen is how many octets of styles and of attributes HTML may have without

@@ -44,8 +44,9 @@ type Message struct {
 
 	AutoSubmitted string // RFC 3834: empty or "no" for a person's mail
 
-	Text        string // all plain text parts, lines ending in LF
-	HTML        string // all HTML parts, as they came: never show it without cleaning it
+	Text        string   // all plain text parts, lines ending in LF
+	HTML        string   // all HTML parts, as they came: never show it without cleaning it
+	HTMLParts   []string // the same, each for itself
 	Attachments []Attachment
 
 	// Warnings say where the message is not what it seems, or where two mail
@@ -379,7 +380,9 @@ func (p *parser) leaf(fields []field, mediaType string, params map[string]string
 			p.m.Text = p.text(p.m.Text, params["charset"], data)
 			return
 		case "text/html":
+			before := len(p.m.HTML)
 			p.m.HTML = p.text(p.m.HTML, params["charset"], data)
+			p.m.HTMLParts = append(p.m.HTMLParts, p.m.HTML[before:])
 			return
 		}
 	}

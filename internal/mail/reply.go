@@ -117,7 +117,7 @@ func writable(a Address) string {
 func said(m Message) string {
 	text := m.Text
 	if strings.TrimSpace(text) == "" && m.HTML != "" {
-		text = htmlText(m.HTML, true).text
+		text = m.htmlText(true).text
 	}
 	text = visible(strings.NewReplacer("\r\n", "\n", "\r", "\n", "\x00", "").Replace(text), true)
 	return strings.TrimRight(text, "\n ")

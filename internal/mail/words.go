@@ -14,23 +14,19 @@ import (
 // and decodes without a rest. What begins like an encoded word and is none is
 // refused as well: some program takes it for one.
 func checkWords(v string) error {
-	quoted := false
-	for i := 0; i < len(v); i++ {
-		switch {
-		case v[i] == '"':
-			quoted = !quoted
-		case quoted && v[i] == '\\':
-			i++
-		case strings.HasPrefix(v[i:], "=?"):
-			n, err := checkWord(v[i:])
-			if err != nil {
-				return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: %w", quote(v[i:]), err)
-			}
-			if !spaced(v, i, i+n) {
-				return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: no space is around it", quote(v[i:]))
-			}
-			i += n - 1
+	for i := strings.Index(v, "=?"); i >= 0 && i < len(v); {
+		n, err := checkWord(v[i:])
+		if err != nil {
+			return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: %w", quote(v[i:]), err)
 		}
+		if !spaced(v, i, i+n) {
+			return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: no space is around it", quote(v[i:]))
+		}
+		next := strings.Index(v[i+n:], "=?")
+		if next < 0 {
+			break
+		}
+		i += n + next
 	}
 	if strings.Contains(v, "=?") && !isASCII(v) {
 		return errors.New("mixes encoded words with letters outside ASCII, beside which some mail programs decode none; encode all of them")
