@@ -273,7 +273,7 @@ func (c *accountant) preamble(from, to int) {
 // at the end.
 func (c *accountant) epilogue(from, to int, where string) error {
 	rest := c.raw[from:to]
-	if len(bytes.Trim(rest, "\r\n")) > 0 {
+	if len(bytes.Trim(rest, " \t\r\n")) > 0 {
 		return fieldErr(where, "goes on after its last part: leave out %s", quote(string(bytes.TrimSpace(rest))))
 	}
 	c.count(len(rest)-4, "empty lines")

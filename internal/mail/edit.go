@@ -144,6 +144,16 @@ func Diff(before, after Summary) (out []Change) {
 		forms := map[bool]string{true: "plain and HTML", false: "plain"}
 		out = append(out, Change{"forms", forms[before.HTML], forms[after.HTML]})
 	}
+	fields := func(s Summary) (all []string) {
+		for _, f := range s.Fields {
+			// Every version has its own.
+			if !strings.EqualFold(f.Name, "Date") && !strings.EqualFold(f.Name, "Message-ID") {
+				all = append(all, f.Name+": "+f.Value)
+			}
+		}
+		return all
+	}
+	list("field", fields(before), fields(after))
 	files := func(s Summary) (names []string) {
 		for _, f := range s.Attachments {
 			names = append(names, fmt.Sprintf("%s (%s, %d bytes, sha256 %s)", f.Name, f.ContentType, f.Size, f.SHA256))

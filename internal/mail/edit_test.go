@@ -93,6 +93,27 @@ func TestEdit(t *testing.T) {
 	}
 }
 
+// TestDiffOfFields: a field that only one of two mails has.
+func TestDiffOfFields(t *testing.T) {
+	summary := func(field string) mail.Summary {
+		t.Helper()
+		raw := "From: ana@example.com\r\nTo: bob@example.org\r\nSubject: s\r\n" + field + "\r\nhello\r\n"
+		env, err := mail.FromCaptured([]byte(raw), "ana@example.com", []string{"bob@example.org"}, "ana@example.com", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := mail.Describe(env)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	want := []mail.Change{{Field: "field", Old: "X-Data: a"}, {Field: "field", New: "X-Data: b"}}
+	if got := mail.Diff(summary("X-Data: a\r\n"), summary("X-Data: b\r\n")); !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
 // TestDiffIsBounded: a text of very many lines is not compared line by line.
 func TestDiffIsBounded(t *testing.T) {
 	a, b := strings.Repeat("a\n", 50_000), strings.Repeat("b\n", 50_000)

@@ -109,7 +109,8 @@ func (g *generator) mutated(raw []byte) []byte {
 				lines[i][g.IntN(n)] = byte(pick(g, ' ', '=', '?', '-', '"', ';', ':', '\t', '*', '(', '\\', 0xe4, '%', '\'', '<', ','))
 			}
 		case 5:
-			lines[i] = append([]byte(g.secret()+"\r\n"), lines[i]...)
+			// The mark keeps it from being base64, by which it would say something else.
+			lines[i] = append([]byte(g.secret()+"!\r\n"), lines[i]...)
 		case 6:
 			if n := len(lines[i]) - 2; n > 0 {
 				k := g.IntN(n)
