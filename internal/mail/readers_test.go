@@ -86,7 +86,8 @@ func TestOthersShowNothingMore(t *testing.T) {
 
 // shownMore returns what a program shows that the reviewer was not shown.
 func shownMore(r reading, seen string, m Message, s Summary) string {
-	words := hiddenWord.FindAllString(strings.ToLower(strings.Join(r.Words, "\n")+"\n"+htmlText(r.HTML, false).text), -1)
+	// All of the HTML, not only what we take for its words.
+	words := hiddenWord.FindAllString(strings.ToLower(strings.Join(r.Words, "\n")+"\n"+r.HTML), -1)
 	for _, f := range r.Files {
 		words = append(words, hiddenWord.FindAllString(strings.ToLower(f.Name), -1)...)
 	}
