@@ -32,7 +32,7 @@ var only = map[string][]string{
 		"cel.dev/cel-go/cel", "cel.dev/cel-go/common/types", "cel.dev/cel-go/common/types/ref", "cel.dev/cel-go/ext", "go.yaml.in/yaml/v3", "golang.org/x/net/idna",
 	},
 	"mail": {
-		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset",
+		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset", "golang.org/x/net/idna",
 		"github.com/yuin/goldmark", "github.com/yuin/goldmark/extension", "github.com/yuin/goldmark/parser", "github.com/yuin/goldmark/renderer/html", "github.com/yuin/goldmark/util",
 	},
 	"scan": {

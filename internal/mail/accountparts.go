@@ -177,6 +177,10 @@ func (c *accountant) quotedPrintable(body []byte) error {
 	return nil
 }
 
+// maxMultiparts bounds the multiparts of a message: each of its lines is compared
+// with each boundary.
+const maxMultiparts = 50
+
 // preambles are the sentences that programs write before the first part.
 var preambles = []string{
 	"This is a multi-part message in MIME format.",
@@ -201,7 +205,9 @@ func (c *accountant) multipart(s structured, from, end, depth int, part string) 
 	case boundary == "" || len(boundary) > 70 || strings.Trim(boundary, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'()+_,-./:=? ") != "" || strings.HasSuffix(boundary, " "):
 		return fieldErr(where, "needs a boundary of 1 to 70 of the characters that RFC 2046 allows")
 	}
-	c.boundaries = append(c.boundaries, boundary)
+	if c.boundaries = append(c.boundaries, boundary); len(c.boundaries) > maxMultiparts {
+		return fieldErr(where, "is one of more than %d", maxMultiparts)
+	}
 	delim := []byte("--" + boundary)
 	n, start := 0, -1 // of the part
 	for pos := from; pos < end; {

@@ -191,10 +191,12 @@ var looks = []string{
 // attack: words in a title or a data attribute.
 func attributes(t html.Token, markup *int) string {
 	var b strings.Builder
-	for i, a := range t.Attr {
-		twice := slices.ContainsFunc(t.Attr[:i], func(o html.Attribute) bool { return o.Key == a.Key })
+	seen := make(map[string]bool, min(len(t.Attr), 100))
+	for _, a := range t.Attr {
+		twice := seen[a.Key]
+		seen[a.Key] = true
 		switch {
-		case twice: // programs take the first
+		case twice: // programs take the first, and what is above shows that
 		case slices.Contains(looks, a.Key), a.Key == "name" && t.DataAtom == atom.Meta:
 			*markup += len(a.Key) + len(a.Val)
 			continue

@@ -378,20 +378,31 @@ func cpuTime(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// manyAttributes returns size octets of attributes, all of other names.
+func manyAttributes(size int) string {
+	var b strings.Builder
+	for i := 0; b.Len() < size; i++ {
+		fmt.Fprintf(&b, " a%d=b", i)
+	}
+	return b.String()
+}
+
 // Hostile messages of the largest size are read in bounded time.
 func TestParseIsBounded(t *testing.T) {
 	const size = 20 << 20
 	fill := func(s string) string { return strings.Repeat(s, size/len(s)) }
 	for name, raw := range map[string]string{
-		"parts":     "From: a@x.example\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n" + fill("--b\r\n\r\n"),
-		"base64":    "From: a@x.example\r\nContent-Transfer-Encoding: base64\r\n\r\n" + fill("===="),
-		"qp":        "From: a@x.example\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n" + fill("="),
-		"qp spaces": "From: a@x.example\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n" + fill("=                                                 "),
-		"html":      "From: a@x.example\r\nContent-Type: text/html\r\n\r\n" + fill("<a href=x>"),
-		"html open": "From: a@x.example\r\nContent-Type: text/html\r\n\r\n" + fill("<"),
-		"comments":  "From: " + strings.Repeat("(", 250_000) + "\r\n\r\n",
-		"addresses": "From: a@x.example\r\nTo: " + strings.Repeat("a@b,", 60_000) + "\r\n\r\n",
-		"words":     "Subject: " + strings.Repeat("=?utf-8?q?a?= ", 18_000) + "\r\n\r\n",
+		"parts":      "From: a@x.example\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n" + fill("--b\r\n\r\n"),
+		"base64":     "From: a@x.example\r\nContent-Transfer-Encoding: base64\r\n\r\n" + fill("===="),
+		"qp":         "From: a@x.example\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n" + fill("="),
+		"qp spaces":  "From: a@x.example\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n" + fill("=                                                 "),
+		"html":       "From: a@x.example\r\nContent-Type: text/html\r\n\r\n" + fill("<a href=x>"),
+		"attributes": "From: a@x.example\r\nContent-Type: text/html\r\n\r\n<p" + manyAttributes(size) + ">",
+		"dashes":     "From: a@x.example\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\n\r\n" + fill("--\r\n") + "--b--\r\n",
+		"html open":  "From: a@x.example\r\nContent-Type: text/html\r\n\r\n" + fill("<"),
+		"comments":   "From: " + strings.Repeat("(", 250_000) + "\r\n\r\n",
+		"addresses":  "From: a@x.example\r\nTo: " + strings.Repeat("a@b,", 60_000) + "\r\n\r\n",
+		"words":      "Subject: " + strings.Repeat("=?utf-8?q?a?= ", 18_000) + "\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			start := cpuTime(t)

@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/net/html/charset"
-	"golang.org/x/text/encoding"
 )
 
 // A structured value is what a Content-Type or Content-Disposition field says:
@@ -248,7 +247,7 @@ func decodeCharset(label string, octets []byte) (string, error) {
 	if err != nil || bytes.ContainsRune(out, utf8.RuneError) {
 		return "", bad
 	}
-	back, err := encoding.ReplaceUnsupported(e.NewEncoder()).Bytes(out)
+	back, err := e.NewEncoder().Bytes(out)
 	if err != nil || !bytes.Equal(back, octets) {
 		return "", bad
 	}
