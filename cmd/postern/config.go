@@ -18,6 +18,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/sandbox/gvisor"
 )
 
 // Config is all that can be set. Each field has a flag, and an environment
@@ -98,6 +99,7 @@ type Config struct {
 	MemoryMB     int64         // mebibytes of each sandbox
 	DiskMB       int64         // mebibytes that each sandbox may write
 	Processes    int64         // of each sandbox
+	SandboxIDs   string        // user ids of this machine that sandboxes run as, as gvisor.ParseIDRange reads it
 	MaxTimeout   time.Duration // longest life that can be asked for
 	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
 	MaxPaused    int           // paused sandboxes at the same time
@@ -122,7 +124,7 @@ type Config struct {
 // flags declares the flags.
 func (c *Config) flags(fs *flag.FlagSet) {
 	c.location(fs)
-	fs.StringVar(&c.Cache, "cache", "/var/cache/postern", "`directory` for templates; several servers may share it")
+	pathVar(fs, &c.Cache, "cache", "/var/cache/postern", "`directory` for templates; several servers may share it")
 	fs.StringVar(&c.Listen, "listen", "127.0.0.1:3000", "HTTP `address` of API, proxy, MCP and console")
 	fs.StringVar(&c.SMTP, "smtp", defaultSMTP, "`address` on which mail arrives")
 	fs.StringVar(&c.Submission, "submission", "auto", "`address` on which programs submit mail with the key of an inbox, after STARTTLS, such as :587; empty means none (auto: 127.0.0.1:2587, or none where --smtp is set)")
@@ -162,6 +164,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.Int64Var(&c.MemoryMB, "memory", 1024, "mebibytes of memory of each sandbox")
 	fs.Int64Var(&c.DiskMB, "disk", 2048, "mebibytes that each sandbox may write")
 	fs.Int64Var(&c.Processes, "processes", 512, "processes and threads of each sandbox")
+	fs.StringVar(&c.SandboxIDs, "sandbox-uids", gvisor.DefaultIDs().String(), "`FIRST-COUNT`: the user and group ids of this machine that sandboxes run as, each as one of its own; nothing else may have them, and servers on one machine may share them")
 	fs.Int64Var(&c.VolumeMB, "volume-size", 2048, "mebibytes that each new volume may hold; the disk must have room for all of them when full")
 	fs.IntVar(&c.MaxVolumes, "max-volumes", 50, "volumes of a project")
 	fs.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest life of a sandbox that can be asked for")
@@ -182,19 +185,19 @@ func (c *Config) flags(fs *flag.FlagSet) {
 // tlsFlags declares the flags of TLS and of the domain's DNS.
 func (c *Config) tlsFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ListenTLS, "listen-tls", "", "`address` on which the same is served over TLS, such as :443; --listen then serves only this machine, and sends browsers there (default: none)")
-	fs.StringVar(&c.TLSCert, "tls-cert", "", "`file` of the certificate for the domain and *.domain; it is read again when it changes")
-	fs.StringVar(&c.TLSKey, "tls-key", "", "`file` of its key")
+	pathVar(fs, &c.TLSCert, "tls-cert", "", "`file` of the certificate for the domain and *.domain; it is read again when it changes")
+	pathVar(fs, &c.TLSKey, "tls-key", "", "`file` of its key")
 	fs.BoolVar(&c.ACME, "acme", false, "get certificates for the domain and *.domain from an authority, to whose terms you agree; see docs/domains.md")
 	fs.StringVar(&c.ACMEDirectory, "acme-directory", "https://acme-v02.api.letsencrypt.org/directory", "`URL` of the authority")
 	fs.StringVar(&c.ACMEEmail, "acme-email", "", "`address` to which the authority may write (default: none)")
-	fs.StringVar(&c.ACMERoots, "acme-roots", "", "`file` of the certificates by which the authority itself is known (default: the system's)")
+	pathVar(fs, &c.ACMERoots, "acme-roots", "", "`file` of the certificates by which the authority itself is known (default: the system's)")
 	fs.StringVar(&c.ListenDNS, "listen-dns", "", "`address` on which DNS questions about the domain are answered, such as :53 (default: none)")
 	fs.Var(&list{values: &c.PublicAddresses}, "public-address", "IP `address` that --listen-dns gives for every name of the domain; may be repeated (default: only what --acme needs is answered)")
 }
 
 // location declares the flags that say which server is meant.
 func (c *Config) location(fs *flag.FlagSet) {
-	fs.StringVar(&c.Data, "data", "/var/lib/postern", "`directory` for the database, blobs, keys and the local socket")
+	pathVar(fs, &c.Data, "data", "/var/lib/postern", "`directory` for the database, blobs, keys and the local socket")
 	fs.StringVar(&c.Database, "database", "", "PostgreSQL `URL` (default: SQLite in the data directory)")
 }
 
@@ -280,6 +283,9 @@ func (c *Config) validate() error {
 		if _, err := parseLimits(v); err != nil {
 			bad(flag, "%v", err)
 		}
+	}
+	if _, err := gvisor.ParseIDRange(c.SandboxIDs); err != nil {
+		bad("sandbox-uids", "%v", err)
 	}
 	if _, err := parseDemotion(c.Demote); err != nil {
 		bad("demote", "%v", err)
@@ -377,6 +383,37 @@ func checkEnvironment() error {
 			return fmt.Errorf("the environment sets %s, which is no setting; postern help up lists them", name)
 		}
 	}
+	return nil
+}
+
+// A path is a flag that names a file or a directory. It is absolute from the
+// beginning: parts of this program run in other directories, and what is
+// written down of a path is read by the next server, which may start elsewhere.
+type path struct{ value *string }
+
+// pathVar declares a flag that names a file or a directory. An empty value
+// stays empty.
+func pathVar(fs *flag.FlagSet, p *string, name, value, usage string) {
+	*p = value
+	fs.Var(path{p}, name, usage)
+}
+
+// String implements [flag.Value].
+func (p path) String() string {
+	if p.value == nil {
+		return ""
+	}
+	return *p.value
+}
+
+// Set implements [flag.Value].
+func (p path) Set(s string) (err error) {
+	if s != "" {
+		if s, err = filepath.Abs(s); err != nil {
+			return fmt.Errorf("find the path %q: %w", s, err)
+		}
+	}
+	*p.value = s
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -40,7 +39,7 @@ func (c *DeliverTo) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.WarmUp, "warm-up", true, "with --deliver=mx: a domain that begins to send writes to at most 50 recipients a day in its first week, then 500, then 5000; others take a sudden flood for spam")
 	fs.BoolVar(&c.MXPrivate, "mx-private", false, "for labs: mail servers may have private addresses, so that whoever has a domain can make this server speak SMTP to its neighbours")
 	fs.StringVar(&c.MXPort, "mx-port", "25", "for labs: `port` of all mail servers")
-	fs.StringVar(&c.MXRoots, "mx-roots", "", "for labs: `file` of the certificates by which servers of domains with an MTA-STS policy are known (default: the system's)")
+	pathVar(fs, &c.MXRoots, "mx-roots", "", "for labs: `file` of the certificates by which servers of domains with an MTA-STS policy are known (default: the system's)")
 }
 
 func (c *DeliverTo) validate(relay string, bad func(flag, format string, args ...any)) {
@@ -84,16 +83,12 @@ func (d *daemon) dkimKeys(ctx context.Context, _, name string) (out []domain.Key
 
 // delivery says how mail leaves.
 func (d *daemon) delivery() mailbox.DeliveryConfig {
-	data, err := filepath.Abs(d.conf.Data)
-	if err != nil {
-		data = d.conf.Data
-	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "?"
 	}
 	return mailbox.DeliveryConfig{
-		Instance: fmt.Sprintf("%s:%s", host, data),
+		Instance: fmt.Sprintf("%s:%s", host, d.conf.Data),
 		Lifetime: d.conf.RetryFor, Connections: d.conf.Connections, PerMinute: d.conf.PerMinute, WarmUp: d.conf.WarmUp,
 	}
 }

@@ -39,8 +39,8 @@ type RecordTo struct {
 }
 
 func (c *RecordTo) flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.Checkpoints, "checkpoints", "", "`directory` in which each signed checkpoint of the audit becomes a file; best on another machine's disk, or one that only grows (default: they are in the database, and the last in the data directory)")
-	fs.StringVar(&c.CheckpointTo, "checkpoint-to", "", "`file` that holds the newest checkpoint of the audit")
+	pathVar(fs, &c.Checkpoints, "checkpoints", "", "`directory` in which each signed checkpoint of the audit becomes a file; best on another machine's disk, or one that only grows (default: they are in the database, and the last in the data directory)")
+	pathVar(fs, &c.CheckpointTo, "checkpoint-to", "", "`file` that holds the newest checkpoint of the audit")
 	fs.Int64Var(&c.CheckpointEvery, "checkpoint-every", 1000, "new `entries` of the audit that make a checkpoint")
 	fs.DurationVar(&c.CheckpointInterval, "checkpoint-interval", 5*time.Minute, "how long a new entry of the audit waits for a checkpoint at most")
 	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than what this server signed, or the audit was written anew, as after a backup was restored; all that waits or was approved is put before people again")

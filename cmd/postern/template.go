@@ -30,7 +30,7 @@ up" does the same when it starts. Paused sandboxes and snapshots need the
 template that they were started from: prune when those of older programs are
 gone.`,
 		func(fs *flag.FlagSet) {
-			fs.StringVar(&c.Cache, "cache", "/var/cache/postern", "`directory` for templates")
+			pathVar(fs, &c.Cache, "cache", "/var/cache/postern", "`directory` for templates")
 		}, map[string]func(context.Context, []string, io.Writer) error{
 			"build": func(ctx context.Context, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {

@@ -454,7 +454,11 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.logbook, err = sandbox.NewLogbook(d.log, d.db, filepath.Join(d.conf.Data, "logs")); err != nil {
 		return err
 	}
-	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), Output: d.logbook.Writer, Launchers: 2})
+	users, err := gvisor.ParseIDRange(d.conf.SandboxIDs)
+	if err != nil {
+		return fmt.Errorf("--sandbox-uids: %w", err)
+	}
+	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), IDs: users, Output: d.logbook.Writer, Launchers: 2})
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,8 @@
 //   - three or more processes in a cgroup of their own: the sentry, the gofer
 //     that serves it the read-only root file system, and the sentry's stubs
 //     in which the code of the sandbox runs. They have namespaces of their own
-//     for everything but users of the gofer; the sentry is nobody;
+//     for everything but users of the gofer. All run as one user of the host
+//     that nothing else on it is, and none as root (see ids);
 //   - a directory below the state directory, with its specification, control
 //     socket and log;
 //   - a file without a name for what the sandbox writes.
@@ -29,7 +30,7 @@
 // wrote, and files that the sentry wrote through descriptors that it was given,
 // and that only a sentry reads. A sentry may have been broken into, so they may
 // hold anything. This program takes no number, name or length from them. The
-// sentry that restores them is a new one, nobody and without capabilities, in
+// sentry that restores them is a new one, without capabilities, in
 // the namespaces and the cgroup of the new sandbox. It reads the header and the
 // list of pages before its seccomp filter is in force, and the state of the
 // kernel after that: what a snapshot can do to it is what code inside that has
@@ -77,6 +78,13 @@ type Config struct {
 	// ones: each takes some 10 MiB and saves a start 10 ms. They end with this
 	// process. 0 means none.
 	Launchers int
+	// IDs are the user and group ids of this machine that sandboxes run as, each
+	// as one of its own; the zero range means DefaultIDs. Nothing else on the
+	// machine may use them.
+	IDs IDRange
+	// IDDir is where it is noted which of them are in use; empty means
+	// /run/postern/uids. Runtimes that share a range must share it.
+	IDDir string
 	// CgroupParent is where the cgroups are made, below each mount; empty means
 	// "postern". Runtimes of other state directories may share it.
 	CgroupParent string
@@ -90,6 +98,7 @@ type Runtime struct {
 	log      *slog.Logger
 	conf     Config
 	cgroups  *cgroups
+	ids      *ids
 	starting chan struct{}  // holds one element for each start under way
 	waiting  chan *launcher // for the next starts
 
@@ -131,6 +140,15 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if !filepath.IsLocal(conf.CgroupParent) {
 		return nil, fmt.Errorf("cgroup parent %q is not a relative path", conf.CgroupParent)
 	}
+	if conf.IDs == (IDRange{}) {
+		conf.IDs = DefaultIDs()
+	}
+	if conf.IDDir == "" {
+		conf.IDDir = "/run/postern/uids"
+	}
+	if err := errors.Join(conf.IDs.check(), conf.IDs.checkUnused()); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(conf.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)
 	}
@@ -156,8 +174,12 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 		return nil, err
 	}
 	cg.tidy()
+	used, err := openIDs(conf.IDDir, conf.IDs, dir)
+	if err != nil {
+		return nil, err
+	}
 	return &Runtime{
-		log: log, conf: conf, cgroups: cg,
+		log: log, conf: conf, cgroups: cg, ids: used,
 		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{}, started: map[[2]uint64]int{},
 		waiting: make(chan *launcher, conf.Launchers),
 	}, nil
@@ -249,7 +271,11 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 		return context.Cause(ctx)
 	}
 	dir := r.dir(s.ID)
-	order := launchOrder{ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir), Cover: len(s.Mounts) > 0}
+	user, err := r.ids.take(s.ID)
+	if err != nil {
+		return err
+	}
+	order := launchOrder{User: user, ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir), Cover: len(s.Mounts) > 0}
 	var from *os.File
 	if s.From != "" {
 		f, snap, err := openSnapshot(s.From, s)
@@ -329,6 +355,9 @@ func (r *Runtime) remove(ctx context.Context, id string) error {
 		return err
 	}
 	if err := r.cgroups.remove(ctx, id); err != nil {
+		return err
+	}
+	if err := r.ids.give(id); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(r.dir(id)); err != nil {

@@ -49,6 +49,7 @@ type launchOrder struct {
 	From    kind     // of the snapshot that is the third file; empty: a boot without one
 	Direct  bool     // read the snapshot's pages past the page cache
 	Cover   bool     // the root file system, see coverRootfs
+	User    uint32   // user and group id of the host that the sandbox runs as, see newContainer
 }
 
 // A launchReply is what it answers. The processes exist until the launcher has
@@ -331,7 +332,7 @@ func serveLaunch(s *os.File) (r launchReply) {
 	if order.From == kindFiles {
 		args.FSRestoreImagePath = from
 	}
-	c, err := container.New(conf, args)
+	c, err := newContainer(conf, args, order.User)
 	if err != nil {
 		return fail("create sandbox", err)
 	}
@@ -356,6 +357,67 @@ func serveLaunch(s *os.File) (r launchReply) {
 		}
 	}
 	return launchReply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load()}
+}
+
+// newContainer starts the processes of a sandbox as the user and group id of
+// the host. The kernel lets processes of one user signal and trace each other,
+// so two sandboxes must not have the same, and nothing else on the host theirs.
+//
+// gVisor knows one user for all sandboxes, nobody. But with its option
+// "rootless" it takes the real user of whoever starts it: so this process makes
+// id its real user meanwhile, and stays root in effect. That option says two
+// more things, which are not true here. One is that the sentry cannot unmount
+// its /proc: see sentryArgs. The other is that the owner of what is standard
+// input and output inside cannot be changed; it need not be, since the sentry
+// does not open them anew, and as input it is the host's /dev/null.
+func newContainer(conf *config.Config, args container.Args, id uint32) (*container.Container, error) {
+	if id < leastID {
+		return nil, fmt.Errorf("%d is not a user for sandboxes", id)
+	}
+	// The groups of who started the server are not the sandbox's.
+	if err := syscall.Setgroups(nil); err != nil {
+		return nil, fmt.Errorf("leave groups: %w", err)
+	}
+	if err := realUser(int(id)); err != nil {
+		return nil, err
+	}
+	as := *conf
+	as.Rootless = true
+	c, err := container.New(&as, args)
+	return c, errors.Join(err, realUser(0))
+}
+
+// realUser makes id the real user and group of this process.
+func realUser(id int) error {
+	if err := syscall.Setregid(id, 0); err != nil {
+		return fmt.Errorf("set group: %w", err)
+	}
+	if err := syscall.Setreuid(id, 0); err != nil {
+		return fmt.Errorf("set user: %w", err)
+	}
+	return nil
+}
+
+// leaveRoot makes the real user of this process, which the launcher has set,
+// its only one. Capabilities stay: the gofer gives up by itself all but those
+// with which it serves files. As root it could also send signals to whatever
+// else of root's it saw.
+func leaveRoot() error {
+	uid, gid := os.Getuid(), os.Getgid()
+	if uid < leastID || gid < leastID {
+		return fmt.Errorf("%d:%d is not a user for sandboxes", uid, gid)
+	}
+	const noSetuidFixup = 1 << 2 // SECBIT_NO_SETUID_FIXUP, capabilities(7)
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, noSetuidFixup, 0); errno != 0 {
+		return fmt.Errorf("keep capabilities: %w", errno)
+	}
+	if err := syscall.Setresgid(gid, gid, gid); err != nil {
+		return fmt.Errorf("set group: %w", err)
+	}
+	if err := syscall.Setresuid(uid, uid, uid); err != nil {
+		return fmt.Errorf("set user: %w", err)
+	}
+	return nil
 }
 
 func configure(flags []string) (*config.Config, error) {

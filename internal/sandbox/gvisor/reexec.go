@@ -57,9 +57,13 @@ func Main() {
 		launcherMain() // exits
 	case argv0Sandbox:
 		if err := needNoTracing(); err != nil {
-			os.Exit(1) // its own words would be nobody's
+			os.Exit(1) // nobody reads its stderr
 		}
 		os.Args = sentryArgs(os.Args)
+	case argv0Gofer:
+		if err := leaveRoot(); err != nil {
+			os.Exit(1) // nobody reads its stderr
+		}
 	}
 	installSeccompPrograms()
 	cli.Run(nil, map[util.SubCommand]string{
@@ -109,7 +113,7 @@ func sentryArgs(args []string) []string {
 	if len(args) < 3 || !slices.Contains(args, "boot") {
 		return args
 	}
-	// It is nobody from the start, with the rights that it needs to make a root
+	// It has a user of its own from the start, with the rights that it needs to make a root
 	// for itself. gVisor gives them up by executing this program once more,
 	// 10 ms; with this flag it does so in all threads.
 	add := []string{"--apply-caps=true", "--product-name=postern"}
@@ -120,8 +124,11 @@ func sentryArgs(args []string) []string {
 	if n := s.Annotations[annotationCPUs]; n != "" {
 		add = append(add, "--cpu-num="+n)
 	}
+	// The launcher's option is not for the sentry: with it, the sentry would
+	// leave the host's /proc mounted in its own root.
+	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "--rootless=true" })
 	// The last flag of a name counts; the last argument is the sandbox's id.
-	return slices.Insert(slices.Clone(args), len(args)-1, add...)
+	return slices.Insert(args, len(args)-1, add...)
 }
 
 // donatedSpec reads the specification that the launcher left open for the

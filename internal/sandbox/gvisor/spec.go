@@ -192,7 +192,7 @@ func flags(s sandbox.Spec, dir string) []string {
 		"--gofer-network-namespace=new",
 		// Without it the sentry, if it were broken into, would be root with the
 		// right to open files of the root file system on the host. With it, it
-		// is nobody and asks the gofer.
+		// has a user of its own and asks the gofer.
 		"--directfs=false",
 		"--host-uds=none", "--host-fifo=none", "--character-device-policy=emulated-only",
 		"--ignore-cgroups",       // ours, see cgroup.go

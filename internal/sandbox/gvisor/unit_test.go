@@ -71,6 +71,7 @@ func TestSentryArgs(t *testing.T) {
 		{"no specification", []string{"runsc-sandbox", "boot", "id"}, []string{"runsc-sandbox", "boot", "--apply-caps=true", "--product-name=postern", "id"}},
 		{"no file", []string{"runsc-sandbox", "boot", "--spec-fd=999", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=999", "--apply-caps=true", "--product-name=postern", "id"}},
 		{"no number", []string{"runsc-sandbox", "boot", "--spec-fd=x", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=x", "--apply-caps=true", "--product-name=postern", "id"}},
+		{"the launcher's option", []string{"runsc-sandbox", "--rootless=true", "--root=/x", "boot", "id"}, []string{"runsc-sandbox", "--root=/x", "boot", "--apply-caps=true", "--product-name=postern", "id"}},
 		{"something else", []string{"runsc-sandbox", "other", fd, "id"}, []string{"runsc-sandbox", "other", fd, "id"}},
 	} {
 		if got := sentryArgs(c.args); !slices.Equal(got, c.want) {

@@ -1,0 +1,260 @@
+package gvisor
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// An IDRange is a range of the host's user and group ids. Each sandbox runs as
+// one of them: its user id and its group id are the same number.
+type IDRange struct {
+	First uint32
+	Count uint32
+}
+
+// DefaultIDs lie where neither Debian's adduser nor systemd assigns any
+// (https://systemd.io/UIDS-GIDS).
+func DefaultIDs() IDRange { return IDRange{First: 1_900_000_000, Count: 10_000} }
+
+// ParseIDRange reads "FIRST-COUNT".
+func ParseIDRange(s string) (IDRange, error) {
+	first, count, ok := strings.Cut(s, "-")
+	f, ferr := strconv.ParseUint(first, 10, 32)
+	n, nerr := strconv.ParseUint(count, 10, 32)
+	if !ok || ferr != nil || nerr != nil {
+		return IDRange{}, fmt.Errorf("%q is not FIRST-COUNT, such as %s", s, DefaultIDs())
+	}
+	r := IDRange{First: uint32(f), Count: uint32(n)}
+	return r, r.check()
+}
+
+// String returns what [ParseIDRange] reads.
+func (r IDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Count) }
+
+// end is the first id after the range.
+func (r IDRange) end() uint64 { return uint64(r.First) + uint64(r.Count) }
+
+const (
+	leastID = 1000    // below are the system's own users
+	endOfID = 1 << 31 // from here on signed numbers in other programs go wrong
+	nobody  = 65534   // shared by all that has no user of its own
+)
+
+func (r IDRange) check() error {
+	switch {
+	case r.Count == 0:
+		return fmt.Errorf("the range %s of user ids is empty", r)
+	case r.First < leastID || r.end() > endOfID:
+		return fmt.Errorf("the range %s of user ids must lie between %d and %d", r, leastID, endOfID-1)
+	case r.overlaps(nobody, 1):
+		return fmt.Errorf("the range %s of user ids holds %d, which is nobody", r, nobody)
+	}
+	return nil
+}
+
+func (r IDRange) overlaps(first, count uint64) bool {
+	return count > 0 && first < r.end() && uint64(r.First) < first+count
+}
+
+// idFiles are where a machine says which ids it has given away, with the fields
+// of the id and, where a line is about a range, of the number of ids.
+var idFiles = []struct {
+	path      string
+	id, count int
+}{{"/etc/passwd", 2, -1}, {"/etc/group", 2, -1}, {"/etc/subuid", 1, 2}, {"/etc/subgid", 1, 2}}
+
+// checkUnused refuses a range of which the machine has given something to
+// others: a process of theirs could signal and trace a sandbox.
+func (r IDRange) checkUnused() error {
+	for _, f := range idFiles {
+		file, err := os.Open(f.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("look for user ids that are in use: %w", err)
+		}
+		line, err := r.usedIn(file, f.id, f.count)
+		file.Close()
+		if err != nil {
+			return fmt.Errorf("look for user ids that are in use: read %s: %w", f.path, err)
+		}
+		if line != "" {
+			return fmt.Errorf("the range %s of user ids for sandboxes is in use: %s says %q; choose another", r, f.path, line)
+		}
+	}
+	for _, path := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("look for user ids: %w", err)
+		}
+		if !r.mapped(string(b)) {
+			return fmt.Errorf("the range %s of user ids for sandboxes is not in %s, the ids that this container has; choose one that is", r, path)
+		}
+	}
+	return nil
+}
+
+// usedIn returns the first line of one of the files that names an id of the
+// range. Lines that are none of theirs, such as those of NIS, name none.
+func (r IDRange) usedIn(f io.Reader, id, count int) (string, error) {
+	sc := bufio.NewScanner(f)
+	for sc.Scan() {
+		fields := strings.Split(sc.Text(), ":")
+		if len(fields) <= max(id, count) {
+			continue
+		}
+		first, err := strconv.ParseUint(fields[id], 10, 32)
+		if err != nil {
+			continue
+		}
+		n := uint64(1)
+		if count >= 0 {
+			if n, err = strconv.ParseUint(fields[count], 10, 32); err != nil {
+				continue
+			}
+		}
+		if r.overlaps(first, n) {
+			return sc.Text(), nil
+		}
+	}
+	return "", sc.Err()
+}
+
+// mapped reports whether all of the range is in one line of a user namespace's
+// map (user_namespaces(7)).
+func (r IDRange) mapped(idMap string) bool {
+	for l := range strings.Lines(idMap) {
+		f := strings.Fields(l)
+		if len(f) != 3 {
+			continue
+		}
+		first, err1 := strconv.ParseUint(f[0], 10, 32)
+		n, err2 := strconv.ParseUint(f[2], 10, 32)
+		if err1 == nil && err2 == nil && first <= uint64(r.First) && r.end() <= first+n {
+			return true
+		}
+	}
+	return false
+}
+
+// ids gives each sandbox an id of the host that no other sandbox has, not even
+// one of another server on this machine with the same range. Which are taken is
+// a directory: each entry is a symbolic link, whose name is the id and whose
+// target is the directory of the sandbox that has it. So it outlives this
+// process, as sandboxes do, and what a server left that is gone with all its
+// data can be told from what is in use.
+type ids struct {
+	dir    string // of the links
+	of     IDRange
+	within string // the state directory
+
+	mu   sync.Mutex
+	next uint32            // where to look first, from the range's first: what was given back rests
+	have map[string]uint32 // of this state directory, by sandbox
+}
+
+// openIDs finds which sandboxes of the state directory have an id.
+func openIDs(dir string, of IDRange, within string) (*ids, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory of user ids in use: %w", err)
+	}
+	s := &ids{dir: dir, of: of, within: within, have: map[string]uint32{}}
+	return s, s.read()
+}
+
+// errNoIDs means that each id of the range has a sandbox.
+var errNoIDs = errors.New("no user id is free")
+
+// take returns an id for a sandbox, whose directory must be there: until that
+// is gone, or give is called, no other sandbox gets it.
+func (s *ids) take(sandbox string) (uint32, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// One server at a time looks which are free.
+	d, err := os.Open(s.dir)
+	if err != nil {
+		return 0, fmt.Errorf("find a user id: %w", err)
+	}
+	defer d.Close()
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		return 0, fmt.Errorf("find a user id: %w", err)
+	}
+	for range s.of.Count {
+		id := s.of.First + s.next
+		s.next = (s.next + 1) % s.of.Count
+		link := s.link(id)
+		if old, err := os.Readlink(link); err == nil {
+			if _, err := os.Lstat(old); !errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err := os.Remove(link); err != nil {
+				return 0, fmt.Errorf("free user id %d: %w", id, err)
+			}
+		}
+		if err := os.Symlink(filepath.Join(s.within, sandbox), link); err != nil {
+			return 0, fmt.Errorf("take user id %d: %w", id, err)
+		}
+		s.have[sandbox] = id
+		return id, nil
+	}
+	return 0, fmt.Errorf("%w: all of %s have a sandbox; make the range of --sandbox-uids larger", errNoIDs, s.of)
+}
+
+// give takes an id back from a sandbox that has no process any more. One that
+// has none is left as it is.
+func (s *ids) give(sandbox string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.have[sandbox]; !ok { // perhaps another process of this program started it
+		if err := s.read(); err != nil {
+			return err
+		}
+	}
+	id, ok := s.have[sandbox]
+	if !ok {
+		return nil
+	}
+	delete(s.have, sandbox)
+	// What we believed to be ours may have been found without its directory.
+	if at, err := os.Readlink(s.link(id)); err != nil || at != filepath.Join(s.within, sandbox) {
+		return nil //nolint:nilerr // it is not ours to free
+	}
+	if err := os.Remove(s.link(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("free user id %d: %w", id, err)
+	}
+	return nil
+}
+
+// read notes which sandboxes of the state directory have an id.
+func (s *ids) read() error {
+	es, err := os.ReadDir(s.dir)
+	if err != nil {
+		return fmt.Errorf("list user ids in use: %w", err)
+	}
+	for _, e := range es {
+		id, err := strconv.ParseUint(e.Name(), 10, 32)
+		if err != nil {
+			continue
+		}
+		at, err := os.Readlink(filepath.Join(s.dir, e.Name()))
+		if err == nil && filepath.Dir(at) == s.within {
+			s.have[filepath.Base(at)] = uint32(id)
+		}
+	}
+	return nil
+}
+
+func (s *ids) link(id uint32) string {
+	return filepath.Join(s.dir, strconv.FormatUint(uint64(id), 10))
+}
