@@ -51,6 +51,7 @@ type attached struct {
 	slots     chan struct{} // one element for each TCP connection
 	udpSlots  chan struct{} // one element for each DNS socket
 	inner     *innerServer  // nil without Config.Inner
+	voice     voice
 	wg        sync.WaitGroup
 
 	mu     sync.Mutex
@@ -101,7 +102,7 @@ func newAttached(ctx context.Context, w *Wall, who auth.Principal, rules *policy
 	a.rules.Store(rules)
 	a.ledger = newLedger(a.log, lim.Records, lim.Window, func(ctx context.Context, e Event) error { return w.cfg.Record(ctx, who, e) })
 	var err error
-	if a.link, err = newLink(host, func(p []byte) bool { return a.inspect(ctx, p) }); err == nil {
+	if a.link, err = newLink(host, func(p []byte) bool { return a.inspect(ctx, p) && a.voice.may(p) }); err == nil {
 		err = a.newStack(ctx)
 	}
 	if err != nil {

@@ -341,22 +341,26 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base 
 	if err := f.insert(ctx, who, s); err != nil {
 		return Info{}, errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
 	}
+	whole, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
+	defer cancel()
 	if warm != nil {
-		if err = f.handOver(ctx, l, s, body); err != nil {
+		if err = f.handOver(whole, l, s, body); err != nil {
 			err = errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
 			f.log.WarnContext(ctx, "hand over a waiting sandbox", "sandbox", s.ID, "err", err)
 			from, warm = f.templateSource(s.Template, base), nil
 		}
 	}
-	if warm == nil {
-		err = f.bringUp(ctx, l, s, base, from, body)
-		if err != nil && from.template && ctx.Err() == nil {
+	if warm == nil && from.template {
+		err = f.bringUpFast(whole, l, s, base, from, body)
+		if err != nil && whole.Err() == nil {
 			// The template's snapshot is a means to be fast, not a condition.
 			err = errors.Join(err, f.takeDown(ctx, l))
 			f.log.WarnContext(ctx, "start from a template's snapshot; booting instead", "sandbox", s.ID, "err", err)
 			f.dropTemplateSnapshot(ctx, base.Key)
-			err = f.bringUp(ctx, l, s, base, source{}, body)
+			err = f.bringUp(whole, l, s, base, source{}, body)
 		}
+	} else if warm == nil {
+		err = f.bringUp(whole, l, s, base, from, body)
 	}
 	if err == nil {
 		s.Started = time.Now().UTC().Truncate(time.Microsecond)
@@ -380,53 +384,6 @@ type source struct {
 	channel  string // the sandbox whose channel key the guest in it has
 	files    bool   // it holds files only, so the guest boots
 	template bool   // it is its template's own
-}
-
-// bringUp makes the machine's part of a sandbox, until the guest has been told
-// who it is. What it made when it fails is for takeDown.
-func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
-	defer cancel()
-	ctx, done := f.untilDeath(ctx, l)
-	defer done()
-	defer func() {
-		if err != nil && ctx.Err() != nil {
-			err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
-		}
-	}()
-	f.mu.Lock()
-	l.up, l.since, l.mounted, l.traffic = true, time.Now(), len(s.Options.Volumes) > 0, s.Options.Traffic
-	f.mu.Unlock()
-	var mounts []Mount
-	for _, v := range s.Options.Volumes {
-		m, err := f.conf.Mount(ctx, s.Project, s.ID, v)
-		if err != nil {
-			return fmt.Errorf("mount volume %s: %w", v.Name, err)
-		}
-		mounts = append(mounts, m)
-	}
-	link, err := f.network.Attach(ctx, s.Principal(), s.Egress)
-	if err != nil {
-		return fmt.Errorf("attach network: %w", err)
-	}
-	if err := f.keepLink(ctx, s.ID); err != nil {
-		link.Close()
-		return err
-	}
-	err = f.runtime.Start(ctx, Spec{
-		ID: s.ID, Rootfs: base.Rootfs, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
-		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
-		Env: []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
-	})
-	if err != nil {
-		return fmt.Errorf("start runtime: %w", err)
-	}
-	f.watch(l)      //nolint:contextcheck // it lives as long as the sandbox
-	channel := s.ID // a guest that boots was told it by its environment
-	if from.dir != "" && !from.files {
-		channel, body.Restored = from.channel, true
-	}
-	return f.initGuest(ctx, s, channel, body)
 }
 
 // keepLink has the keeper hold the host's end of a sandbox's link.

@@ -33,6 +33,8 @@ type link struct {
 	inits    map[string]initRequest
 	owners   map[string]auth.Principal
 
+	silent  int  // so many of the guests to come take connections and never answer
+	spoke   bool // something has come out of each sandbox
 	deaf    bool // the guest never listens
 	stopped bool // the guest takes connections and never answers
 	cold    bool // the guest never has its shell warm
@@ -75,7 +77,11 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 	if err != nil {
 		return nil, err
 	}
-	if !l.deaf && !l.stopped {
+	l.mu.Lock()
+	silent := l.silent > 0
+	l.silent--
+	l.mu.Unlock()
+	if !l.deaf && !l.stopped && !silent {
 		go func() {
 			_ = http.Serve(lis, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/envs" {
@@ -135,6 +141,12 @@ func (l *link) Update(_ context.Context, who auth.Principal, _ policy.Egress) er
 	}
 	l.owners[who.ID] = who
 	return nil
+}
+
+func (l *link) Hush(id string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.attached[id] != nil && !l.spoke
 }
 
 func (l *link) Detach(id string) {

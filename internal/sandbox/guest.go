@@ -69,7 +69,7 @@ func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBod
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the guest did not answer within %s: %w", f.conf.StartTimeout, ctx.Err())
+			return fmt.Errorf("the guest does not listen: %w", ctx.Err())
 		case <-time.After(wait):
 		}
 	}

@@ -74,7 +74,7 @@ func (f *Fleet) takeWarm(key string) *warmSandbox {
 
 // handOver makes a sandbox that waited the one that s describes.
 func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, body initBody) error {
-	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout/firstShare) // the caller can start another
 	defer cancel()
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()

@@ -160,6 +160,15 @@ type Runtime interface {
 	List(ctx context.Context) ([]string, error)
 }
 
+// An Examiner is a [Runtime] that can say what a sandbox does that does not
+// answer.
+type Examiner interface {
+	// Examine writes down what the sandbox is doing and returns a summary of one
+	// line and the file in which the rest is. It takes a few seconds at most and
+	// returns what it has. Nothing of what it writes can be trusted.
+	Examine(ctx context.Context, id string) (summary, file string)
+}
+
 // A Keeper holds the host's ends of links while no server runs, so that the
 // next one can go on with the sandboxes that are left.
 type Keeper interface {
@@ -193,6 +202,10 @@ type Network interface {
 	// owner begins with none: all are reset, those of Dial too. It returns an
 	// error that wraps [ErrNotFound] if the sandbox is not attached.
 	Update(ctx context.Context, who auth.Principal, e policy.Egress) error
+	// Hush reports whether nothing has come out of the sandbox since it was
+	// attached, but answers to Dial, and lets nothing out any more if that is so.
+	// It is false for a sandbox that is not attached.
+	Hush(id string) bool
 	// Detach closes the link and every connection over it. Detaching a sandbox
 	// that is not attached does nothing.
 	Detach(id string)

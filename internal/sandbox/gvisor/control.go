@@ -28,6 +28,11 @@ var errNotAsked = errors.New("connect to sentry")
 // is errNotAsked, a [remoteError] that the sentry answers, or leaves unknown what
 // the sentry does.
 func (r *Runtime) call(ctx context.Context, id, method string, arg any, files ...*os.File) (json.RawMessage, error) {
+	return r.callFor(ctx, maxReply, id, method, arg, files...)
+}
+
+// callFor is call with an answer of at most so many bytes.
+func (r *Runtime) callFor(ctx context.Context, most int64, id, method string, arg any, files ...*os.File) (json.RawMessage, error) {
 	// As in the launcher: the path may be too long for a socket's address.
 	dir, err := os.Open(r.dir(id))
 	if err != nil {
@@ -61,7 +66,7 @@ func (r *Runtime) call(ctx context.Context, id, method string, arg any, files ..
 	if n, _, err := conn.WriteMsgUnix(b, rights, nil); err != nil || n < len(b) {
 		return nil, fmt.Errorf("ask sentry: %w", because(ctx, errors.Join(err, shortWrite(n, len(b)))))
 	}
-	result, err := readReply(conn)
+	result, err := readReply(conn, most)
 	if err != nil {
 		return nil, because(ctx, err)
 	}
@@ -81,14 +86,15 @@ type remoteError string
 
 func (e remoteError) Error() string { return "the sentry says: " + string(e) }
 
-// readReply reads a sentry's answer, which is not to be trusted.
-func readReply(r io.Reader) (json.RawMessage, error) {
+// readReply reads a sentry's answer, of at most so many bytes, which is not to
+// be trusted.
+func readReply(r io.Reader, most int64) (json.RawMessage, error) {
 	var reply struct {
 		Success bool            `json:"success"`
 		Err     string          `json:"err"`
 		Result  json.RawMessage `json:"result"`
 	}
-	if err := json.NewDecoder(io.LimitReader(r, maxReply)).Decode(&reply); err != nil {
+	if err := json.NewDecoder(io.LimitReader(r, most)).Decode(&reply); err != nil {
 		return nil, fmt.Errorf("hear from sentry: %w", err)
 	}
 	if !reply.Success {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/sandboxtest"
 )
 
 // times is how often a test does what it does: n, or as often as the
@@ -282,4 +283,42 @@ func TestManyAlive(t *testing.T) {
 	slices.Sort(took)
 	t.Logf("%d alive: start p50 %v, p95 %v; %.1f MiB each by the cgroups, %.1f MiB each by the machine", n, took[n/2], took[n*95/100],
 		float64(memory)/float64(n)/(1<<20), float64(before.memoryMB-after.memoryMB)/float64(n))
+}
+
+// TestExamine: what a sandbox is doing is said also while its guest, or its
+// whole kernel, stands still.
+func TestExamine(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	s, _ := start(t, r, nil)
+	for _, c := range []struct {
+		name, summary, file string
+		before              func() error
+	}{
+		{"alive", "its kernel answers", "goroutine ", func() error { return nil }},
+		{"its kernel stands still", "its kernel does not say", "no answer within", func() error {
+			return unix.Kill(r.all[s.ID].sentry, unix.SIGSTOP)
+		}},
+	} {
+		if err := c.before(); err != nil {
+			t.Fatal(err)
+		}
+		summary, file := r.Examine(t.Context(), s.ID)
+		b, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(b), c.file) || !strings.Contains(string(b), "guest up") || !strings.Contains(string(b), argv0Gofer) {
+			t.Errorf("%s: got %v and\n%s\nwant %q in it", c.name, err, b, c.file)
+		}
+		if !strings.Contains(summary, c.summary) || !strings.Contains(summary, argv0Sandbox) || strings.Contains(summary, "\n") {
+			t.Errorf("%s: got %q, want %q in it", c.name, summary, c.summary)
+		}
+	}
+	// It is no sandbox of which anything is left.
+	if ids, err := r.List(t.Context()); err != nil || !slices.Equal(ids, []string{s.ID}) {
+		t.Errorf("List: got %v, %v", ids, err)
+	}
+	for _, id := range []string{sandboxtest.NewID(), "../" + s.ID} {
+		if summary, _ := r.Examine(t.Context(), id); summary == "" {
+			t.Errorf("%q: got no word", id)
+		}
+	}
 }

@@ -359,7 +359,7 @@ func TestReadWaitStatus(t *testing.T) {
 		{"deep", strings.Repeat(`{"result":`, 1000), 0, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, err := readReply(strings.NewReader(c.said))
+			b, err := readReply(strings.NewReader(c.said), maxReply)
 			var got unix.WaitStatus
 			if err == nil {
 				got, err = readWaitStatus(b)

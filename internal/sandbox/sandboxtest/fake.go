@@ -25,6 +25,7 @@ type Fake struct {
 	fail     error
 	failSave error
 	usage    map[string]sandbox.Usage
+	examined []string
 }
 
 type fakeSandbox struct {
@@ -42,7 +43,10 @@ type fakeState struct {
 	Files     map[string]string `json:"files"`
 }
 
-var _ sandbox.Runtime = (*Fake)(nil)
+var (
+	_ sandbox.Runtime  = (*Fake)(nil)
+	_ sandbox.Examiner = (*Fake)(nil)
+)
 
 // fakeFile is the only file of a Fake's snapshot.
 const fakeFile = "fake.json"
@@ -244,6 +248,21 @@ func (f *Fake) List(context.Context) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Sorted(maps.Keys(f.all)), nil
+}
+
+// Examine implements [sandbox.Examiner].
+func (f *Fake) Examine(_ context.Context, id string) (summary, file string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.examined = append(f.examined, id)
+	return "nothing", ""
+}
+
+// Examined returns the sandboxes of which was asked what they do.
+func (f *Fake) Examined() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.examined)
 }
 
 // Inside is a sandbox of a Fake from the inside.
