@@ -11,7 +11,7 @@ VERSION := $(shell [ -e .git ] && git describe --tags --always --dirty 2>/dev/nu
 GOFLAGS_BUILD := -trimpath -ldflags='-s -w -X main.stamp=$(VERSION)'
 LINT := go tool -modfile=tools/go.mod golangci-lint
 
-.PHONY: help demo test build screenshots template deps-demo deps-test vet lint licenses generate check-generated unit race e2e bench fuzz clean
+.PHONY: help demo test build screenshots template deps-demo deps-test vet lint licenses generate check-generated unit race e2e bench fuzz soak-boot clean
 
 help:
 	@echo 'make demo    build everything, start Postern and play the whole story'
@@ -19,6 +19,7 @@ help:
 	@echo 'make build   bin/postern, with the guest inside'
 	@echo 'make bench   measure, as ratios in one run'
 	@echo 'make fuzz    each fuzz target for FUZZTIME (10s)'
+	@echo 'make soak-boot  boot BOOTS (3000) sandboxes beside LOAD (24) busy processes, and say which hung'
 	@echo 'make screenshots  the pictures in docs/console.md, anew'
 	@echo 'make lint    golangci-lint, as configured in .golangci.yml'
 	@echo 'make licenses  bin/licenses: the texts that go with the built program'
@@ -100,5 +101,15 @@ FUZZTIME ?= 10s
 fuzz:
 	test/fuzz $(FUZZTIME)
 
+# Boots of the base template, PARALLEL at a time. Of each that hangs, what it was
+# doing is in .soakboot.
+BOOTS ?= 3000
+LOAD ?= 24
+PARALLEL ?= 6
+soak-boot: template
+	go build -o bin/soakboot ./test/soakboot
+	nice bin/soakboot -boots $(BOOTS) -load $(LOAD) -parallel $(PARALLEL) -out .soakboot \
+		-rootfs "$$(ls -td $(POSTERN_CACHE)/templates/base-*/rootfs | head -n 1)"
+
 clean:
-	rm -rf bin .demo cmd/postern/guestbin/postern-guest
+	rm -rf bin .demo .soakboot cmd/postern/guestbin/postern-guest
