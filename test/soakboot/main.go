@@ -71,10 +71,11 @@ type settings struct {
 	load     int
 	nice     int
 	patience time.Duration
+	slow     time.Duration
 	rootfs   string
 	guest    string
 	out      string
-	restore  bool
+	source   string
 	whole    time.Duration
 }
 
@@ -88,9 +89,16 @@ func parse(args []string) (s settings, err error) {
 	fs.StringVar(&s.rootfs, "rootfs", "", "root file `system` of a template (default: one with nothing but the guest)")
 	fs.StringVar(&s.guest, "guest", "cmd/postern/guestbin/postern-guest", "`file` of the guest, for the default root file system")
 	fs.StringVar(&s.out, "out", "soakboot.out", "`directory` for what hung")
-	fs.BoolVar(&s.restore, "restore", false, "start from the memory of one that answered, instead of a boot")
+	fs.StringVar(&s.source, "from", "", "memory or files: start from those of one that answered (default: boot)")
+	fs.DurationVar(&s.slow, "slow", 10*time.Second, "from when on it is said where a boot spent its time")
 	fs.DurationVar(&s.whole, "for", 0, "end after this time, whatever was reached; 0 means never")
-	return s, fs.Parse(args)
+	if err := fs.Parse(args); err != nil {
+		return s, err
+	}
+	if s.source != "" && s.source != "memory" && s.source != "files" {
+		return s, fmt.Errorf("-from %q: want memory or files", s.source)
+	}
+	return s, nil
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -124,7 +132,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer stop()
-	if s.restore {
+	if s.source != "" {
 		if err := b.prepare(ctx); err != nil {
 			return err
 		}
@@ -264,9 +272,11 @@ func (b *bench) once(ctx context.Context, n int) {
 	id := newID(n)
 	begin := time.Now()
 	defer b.end(id)
+	var p phases
 	key, err := b.start(ctx, id)
+	p.started = time.Since(begin)
 	if err == nil {
-		err = b.ask(ctx, id, key, b.patience)
+		err = b.askNoting(ctx, id, key, b.patience, &p)
 	} else if ctx.Err() == nil {
 		b.failed.Add(1)
 		b.log.ErrorContext(ctx, "start", "sandbox", id, "err", err)
@@ -284,9 +294,21 @@ func (b *bench) once(ctx context.Context, n int) {
 		}
 		return
 	}
+	took := time.Since(begin)
+	if took > b.slow {
+		b.log.WarnContext(ctx, "a slow boot", "sandbox", id, "took", took, "started_after", p.started, "dials", p.dials, "last_dial_took", p.dial, "answer_took", took-p.started-p.dialed)
+	}
 	b.mu.Lock()
-	b.took = append(b.took, time.Since(begin))
+	b.took = append(b.took, took)
 	b.mu.Unlock()
+}
+
+// phases say where a boot spent its time.
+type phases struct {
+	started time.Duration // until the runtime said that the guest was started
+	dials   int           // attempts to connect
+	dial    time.Duration // that the last one took
+	dialed  time.Duration // from the start until it was done
 }
 
 func (b *bench) end(id string) {
@@ -309,7 +331,7 @@ func (b *bench) start(ctx context.Context, id string) (key string, err error) {
 		ID: id, Rootfs: b.rootfs, Hostname: id, CPUs: 2, MemoryMB: 1024, DiskMB: 256, Processes: 512, From: b.from,
 		Env: []string{"POSTERN_CHANNEL_SHA256=" + hex.EncodeToString(sum[:])}, Link: link,
 	})
-	if b.from != "" {
+	if b.from != "" && b.source == "memory" {
 		return b.channel, err
 	}
 	return id, err
@@ -328,7 +350,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	}
 	dir, err := filepath.Abs(filepath.Join(b.out, "snapshot"))
 	if err == nil {
-		err = errors.Join(os.RemoveAll(dir), b.runtime.Save(ctx, id, dir, sandbox.SaveOptions{}))
+		err = errors.Join(os.RemoveAll(dir), b.runtime.Save(ctx, id, dir, sandbox.SaveOptions{FilesOnly: b.source == "files"}))
 	}
 	b.from, b.channel = dir, id
 	return err
@@ -336,18 +358,26 @@ func (b *bench) prepare(ctx context.Context) error {
 
 // ask tells the guest who it is, as the server does.
 func (b *bench) ask(ctx context.Context, id, key string, within time.Duration) error {
+	return b.askNoting(ctx, id, key, within, &phases{})
+}
+
+func (b *bench) askNoting(ctx context.Context, id, key string, within time.Duration, p *phases) error {
+	begin := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	sum := sha256.Sum256([]byte(id))
 	body, err := json.Marshal(map[string]any{
-		"envVars": map[string]string{}, "restored": b.from != "", "channelSHA256": hex.EncodeToString(sum[:]), "defaultUser": "user",
+		"envVars": map[string]string{}, "restored": b.from != "" && b.source == "memory", "channelSHA256": hex.EncodeToString(sum[:]), "defaultUser": "user",
 		"sandboxID": id, "templateID": "soak", "timestamp": time.Now().UTC(),
 	})
 	if err != nil {
 		return err
 	}
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		err := b.init(ctx, id, key, body)
+		err := b.init(ctx, id, key, body, func(took time.Duration) {
+			p.dials++
+			p.dial, p.dialed = took, time.Since(begin)
+		})
 		if err == nil || !errors.Is(err, sandbox.ErrPortClosed) {
 			return err
 		}
@@ -359,13 +389,22 @@ func (b *bench) ask(ctx context.Context, id, key string, within time.Duration) e
 	}
 }
 
-func (b *bench) init(ctx context.Context, id, key string, body []byte) error {
+func (b *bench) init(ctx context.Context, id, key string, body []byte, dialed func(time.Duration)) error {
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/init", bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	q.Header.Set(sandbox.ChannelHeader, key)
-	a, err := b.client(id).Do(q)
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			begin := time.Now()
+			c, err := b.wall.Dial(ctx, id, sandbox.GuestPort)
+			dialed(time.Since(begin))
+			return c, err
+		},
+	}}
+	a, err := client.Do(q)
 	if err != nil {
 		return err
 	}
@@ -375,15 +414,6 @@ func (b *bench) init(ctx context.Context, id, key string, body []byte) error {
 		return fmt.Errorf("status %d: %q", a.StatusCode, said)
 	}
 	return err
-}
-
-func (b *bench) client(id string) *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return b.wall.Dial(ctx, id, sandbox.GuestPort)
-		},
-	}}
 }
 
 // collect writes down what a sandbox that hangs is doing.

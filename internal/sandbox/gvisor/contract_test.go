@@ -28,6 +28,7 @@ func TestContract(t *testing.T) {
 			return s
 		},
 		Inside: func(t *testing.T, id string) sandboxtest.Inside {
+			hosts[id].doing = doing(newRuntime(t, dir), id)
 			hosts[id].ping(t)
 			return inside{t, hosts[id]}
 		},

@@ -94,6 +94,7 @@ func newRuntime(t testing.TB, dir string) *Runtime {
 type host struct {
 	stack *stack.Stack
 	http  *http.Client
+	doing func() string // what the sandbox does; nil if that is not known
 }
 
 // newLink returns the host's end of a link and the sandbox's.
@@ -162,7 +163,11 @@ func (h *host) ping(t testing.TB) {
 			return
 		}
 		if ctx.Err() != nil {
-			t.Fatalf("the guest does not answer within %v: %q, %v", within, got, err)
+			doing := ""
+			if h.doing != nil {
+				doing = h.doing()
+			}
+			t.Fatalf("the guest does not answer within %v: %q, %v\n%s", within, got, err, doing)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -208,8 +213,19 @@ func start(t testing.TB, r *Runtime, change func(*sandbox.Spec)) (sandbox.Spec, 
 			t.Error(err)
 		}
 	})
+	h.doing = doing(r, s.ID)
 	h.ping(t)
 	return s, h
+}
+
+// doing returns what says all that can be known of a sandbox that does not
+// answer.
+func doing(r *Runtime, id string) func() string {
+	return func() string {
+		summary, file := r.Examine(context.Background(), id)
+		b, err := os.ReadFile(file)
+		return fmt.Sprintf("%s\n%s\n%v", summary, b, err)
+	}
 }
 
 func TestSandboxIsWhatTheSpecSays(t *testing.T) {
