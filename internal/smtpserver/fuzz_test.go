@@ -86,6 +86,7 @@ func FuzzConversation(f *testing.F) {
 		"EHLO x\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@p.example>\r\nBDAT 3\r\na\r\nRSET\r\nMAIL FROM:<b@x>\r\nBDAT 0 LAST\r\n",
 		"EHLO x\r\nAUTH PLAIN AGFnZW50QHAuZXhhbXBsZQBwaWJfa2V5\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@b.example>\r\nDATA\r\nFrom: agent@p.example\r\n\r\n.\r\n",
 		"EHLO x\r\nAUTH LOGIN\r\nYWdlbnRAcC5leGFtcGxl\r\ncGliX2tleQ==\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@b.example>\r\nBDAT 3 LAST\r\na\r\n",
+		"EHLO x\r\nMAIL FROM:<agent@p.example>\r\nRCPT TO:<a@p.example>\r\nDATA\r\nFrom: agent@p.example\r\n\r\n.\r.\r\r\n.\r\nQUIT\r\n",
 		"EHLO x\r\nAUTH PLAIN\r\nAGEAYg==\r\nAUTH LOGIN =\r\n*\r\nSTARTTLS\r\n",
 		"EHLO \r\x00x\nMAIL FROM:<\"a\\\"b\"@p.example>\nRCPT TO:<@a,@b:c@d>\nDATA\n\n.\n\r.\r\r\n.\r\n",
 	} {

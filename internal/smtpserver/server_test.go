@@ -335,6 +335,45 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
+// TestDotCR: go-smtp drops a dot and a CR at the beginning of a line if no LF
+// follows. Such a message is refused, and one whose lines only begin with dots
+// comes as it was written.
+func TestDotCR(t *testing.T) {
+	for _, text := range []string{"\r\n.\rx\r\n", ".\rx\r\n", "x\r\n.\r\r\n", "x\r\n.\r.\r\n", "x\r\n.\r.\r\r\n", "x\r\n..\r.\r\n", "x\r\n.\r\x00\n"} {
+		t.Run(fmt.Sprintf("%q", text), func(t *testing.T) {
+			b := &box{}
+			c := dial(t, serve(t, newServer(t, b, nil)))
+			c.begin("e@x.example", "a@p.example")
+			c.send(text + ".\r\n")
+			if got := c.reply(); !strings.HasPrefix(got, "550 5.6.0") {
+				t.Errorf("got %q, want a refusal", got)
+			}
+			if n := len(b.all()); n != 0 {
+				t.Errorf("got %d messages, want 0", n)
+			}
+		})
+	}
+	for _, text := range []string{".\r\n", "..\r\n", ".x\r\n...\r\n", "x\r\n\r\n.\r\n"} {
+		t.Run(fmt.Sprintf("whole/%q", text), func(t *testing.T) {
+			b := &box{}
+			c := dial(t, serve(t, newServer(t, b, nil)))
+			c.begin("e@x.example", "a@p.example")
+			var stuffed strings.Builder
+			for line := range strings.SplitAfterSeq("Subject: s\r\n\r\n"+text, "\r\n") {
+				if strings.HasPrefix(line, ".") {
+					line = "." + line
+				}
+				stuffed.WriteString(line)
+			}
+			c.send(stuffed.String() + ".\r\n")
+			c.want("", "250 ")
+			if all := b.all(); len(all) != 1 || !bytes.HasSuffix(all[0].Raw, []byte("\r\n\r\n"+text)) {
+				t.Errorf("got %q, want it to end in %q", all, text)
+			}
+		})
+	}
+}
+
 // A sender that waits after CR CR LF dot CR LF, which go-smtp does not take
 // for the end, is answered soon and not after the timeout.
 func TestRefusedMessageIsAnsweredSoon(t *testing.T) {

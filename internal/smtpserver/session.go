@@ -1,6 +1,7 @@
 package smtpserver
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -264,9 +266,7 @@ func (s *Server) enter(ctx context.Context, room *semaphore.Weighted, size int64
 // read reads a message to its end. go-smtp ends it only at CR LF dot CR LF and
 // undoes dot-stuffing; everything else that a server somewhere takes for an
 // end of line, and so perhaps for an end of message, is a bare CR or LF and
-// refused here. (Between the dots of its states go-smtp drops the CR of a line
-// that begins with dot CR: then that message is not ended, only two octets
-// shorter than it was sent.)
+// refused here. What go-smtp would drop unseen, dotCR looks for before.
 func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 	held := int64(0)
 	whose := ses.whose()
@@ -280,12 +280,20 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 	// that it has ended its message, has hung up.
 	var one [1]byte
 	prev := byte(0)
+	wire, err := wireOf(r)
+	if err != nil {
+		ses.s.log.Error("read message", "err", err)
+		return nil, release, errTemporary
+	}
 	for {
+		if (prev == '\n' || buf.Len() == 0) && dotCR(wire) {
+			return nil, release, errBare
+		}
 		n, err := r.Read(one[:])
 		if n == 1 {
 			c := one[0]
 			if (c == '\n') != (prev == '\r') {
-				return nil, release, reply(550, smtp.EnhancedCode{5, 6, 0}, "message has a bare CR or LF; every line must end in CR LF")
+				return nil, release, errBare
 			}
 			prev = c
 			buf.WriteByte(c)
@@ -318,6 +326,41 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 			return nil, release, reply(451, smtp.EnhancedCode{4, 4, 2}, "message was not received to its end")
 		}
 	}
+}
+
+var errBare = reply(550, smtp.EnhancedCode{5, 6, 0}, "message has a bare CR or LF; every line must end in CR LF")
+
+// wireOf returns what go-smtp reads a message of DATA from, in front of its
+// undoing of dots, or nil for one of BDAT, which has none. go-smtp does not
+// hand it out, so it is taken from its reader; that reader's type is not
+// exported either. Should it change, messages are refused until this follows.
+func wireOf(r io.Reader) (*bufio.Reader, error) {
+	if _, ok := r.(*io.PipeReader); ok {
+		return nil, nil //nolint:nilnil // chunks have no dots
+	}
+	if v := reflect.Indirect(reflect.ValueOf(r)); v.Kind() == reflect.Struct {
+		if f := v.FieldByName("r"); f.IsValid() && f.Type() == reflect.TypeFor[*bufio.Reader]() {
+			return (*bufio.Reader)(f.UnsafePointer()), nil
+		}
+	}
+	return nil, fmt.Errorf("go-smtp reads messages by a %T, which is not known here", r)
+}
+
+// dotCR reports whether the line that begins here is a dot and a CR without a
+// LF. go-smtp drops these two octets: the message would not be what was sent,
+// and CR LF dot CR CR LF, where some servers see an end, would be lines like
+// any other. It waits for no octet that the end of a message does not have.
+func dotCR(wire *bufio.Reader) bool {
+	if wire == nil {
+		return false
+	}
+	for n, want := range []byte(".\r") {
+		if b, err := wire.Peek(n + 1); err != nil || b[n] != want {
+			return false
+		}
+	}
+	b, err := wire.Peek(3)
+	return err == nil && b[2] != '\n'
 }
 
 // whose returns under whose name a message is counted while it is received, or
