@@ -16,7 +16,7 @@ import (
 // import only packages of layers below its own: so nothing passes a request
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
-	{"policy", "mail", "mailquery", "scan", "statement", "guest", "store", "zone"}, // pure rules, formats, and the database
+	{"policy", "mail", "mailquery", "scan", "statement", "guest", "store", "zone", "framing"}, // pure rules, formats, and the database
 	{"auth", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},

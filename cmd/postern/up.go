@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"embed"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/event"
+	"postern/internal/framing"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
@@ -541,6 +543,7 @@ func (d *daemon) buildWeb(lis *listeners) (err error) {
 		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
 		Protocols:         new(http.Protocols),
 	}
+	framing.Guard(d.web)
 	d.web.RegisterOnShutdown(d.mailAPI.Close) // or it would wait for who waits for mail
 	d.web.RegisterOnShutdown(d.console.Close)
 	d.web.RegisterOnShutdown(d.mcp.Close)
@@ -674,9 +677,9 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		g.Go(func() error { return d.notify.RunTelegram(ctx) })
 	}
 	g.Go(func() error { return event.Run(ctx, d.log, d.db, event.Retention{}) })
-	g.Go(func() error { return d.web.Serve(lis.web) })
+	g.Go(func() error { return d.web.Serve(framing.Listener(lis.web)) })
 	if lis.tls != nil {
-		g.Go(func() error { return d.web.ServeTLS(lis.tls, "", "") })
+		g.Go(func() error { return d.web.Serve(framing.Listener(tls.NewListener(lis.tls, d.web.TLSConfig))) })
 	}
 	if d.zone != nil {
 		g.Go(func() error { return serveZone(ctx, d.zone, lis.dnsPackets, lis.dnsConns) })

@@ -1,0 +1,153 @@
+// Package framing refuses HTTP/1 requests whose end two programs could see in
+// different places, and closes their connections.
+//
+// The attack is request smuggling: of a request with both Content-Length and
+// Transfer-Encoding, a proxy in front of this server may go by one and this
+// server by the other. What the proxy takes for the rest of a body is then a
+// request of its own here, which no rule of the proxy has judged, and whose
+// answer goes to somebody else who shares the connection. net/http goes by
+// Transfer-Encoding, takes Content-Length away before a handler could see it,
+// and keeps the connection. So the octets are looked at before net/http is.
+//
+// There is one rule instead of a list of tricks: what RFC 9112 does not say to
+// be the framing of a request is refused, also where it would let a recipient
+// be lenient. Nothing else about a request is judged here.
+package framing
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// Guard makes srv serve what [Listener] returns. Its Handler must be set.
+func Guard(srv *http.Server) {
+	next := srv.Handler
+	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(connKey{}).(*conn); ok && r.TLS == nil {
+			r.TLS = c.tlsState()
+		}
+		next.ServeHTTP(w, r)
+	})
+	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		return context.WithValue(ctx, connKey{}, c)
+	}
+	srv.ConnState = func(c net.Conn, s http.ConnState) {
+		if c, ok := c.(*conn); ok && s == http.StateHijacked {
+			c.released.Store(true) // a WebSocket, for example: no requests follow
+		}
+	}
+}
+
+type connKey struct{}
+
+// Listener returns l, whose connections speak HTTP or, if l is of package
+// crypto/tls, HTTP over TLS. A server that was not given to [Guard] would not
+// serve WebSockets from it. HTTP/2 has no such ambiguity and passes; the server
+// must have unencrypted HTTP/2 among its protocols, since it cannot see the TLS.
+func Listener(l net.Listener) net.Listener { return &listener{l} }
+
+type listener struct{ net.Listener }
+
+// Accept implements [net.Listener].
+func (l *listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &conn{Conn: c}, nil
+}
+
+// A conn looks at what is read from it.
+type conn struct {
+	net.Conn
+	watch watch // used by Read alone, which net/http never calls twice at a time
+
+	released atomic.Bool
+	refused  atomic.Pointer[Error] // why nothing more is read
+}
+
+// Read returns what is not refused. After that it returns an error that
+// net/http answers with 400, and closes the connection.
+func (c *conn) Read(p []byte) (int, error) {
+	if c.released.Load() {
+		return c.Conn.Read(p)
+	}
+	if err := c.refused.Load(); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(p)
+	if re, ok := errors.AsType[tls.RecordHeaderError](err); ok && re.Conn != nil {
+		_, _ = io.WriteString(re.Conn, "HTTP/1.0 400 Bad Request\r\nConnection: close\r\n\r\nthis port speaks https: begin the URL with https://\n")
+	}
+	if n == 0 {
+		return n, err
+	}
+	good, bad := c.watch.feed(p[:n])
+	if bad == nil {
+		if c.watch.state == passing {
+			c.released.Store(true)
+		}
+		return n, err
+	}
+	c.refused.Store(bad)
+	return good, bad
+}
+
+// libraryAnswer is all that net/http says to what it cannot read.
+const libraryAnswer = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
+
+// Write writes, and in place of net/http's answer to a refused request one
+// that says why.
+func (c *conn) Write(p []byte) (int, error) {
+	bad := c.refused.Load()
+	if bad == nil || string(p) != libraryAnswer {
+		return c.Conn.Write(p)
+	}
+	body, err := json.Marshal(map[string]any{"code": http.StatusBadRequest, "message": bad.Error()})
+	if err != nil { // unreachable
+		body = []byte("{}")
+	}
+	if _, err := fmt.Fprintf(c.Conn, "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// ReadFrom implements [io.ReaderFrom], so that bodies are copied as they would
+// be without this package.
+func (c *conn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
+
+// CloseWrite ends what is written and leaves the rest open.
+func (c *conn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// Close closes the connection. Whose request was refused can read why: to close
+// a socket with unread input would take the answer away.
+func (c *conn) Close() error {
+	if c.refused.Load() != nil && c.CloseWrite() == nil {
+		_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, 1<<20))
+	}
+	return c.Conn.Close()
+}
+
+func (c *conn) tlsState() *tls.ConnectionState {
+	t, ok := c.Conn.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	s := t.ConnectionState()
+	return &s
+}
