@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/framing"
 	"postern/internal/sandbox"
 )
 
@@ -108,6 +109,8 @@ func serveData(t *testing.T, c Config, ports map[uint16]string) *dataServer {
 	srv.Config.Protocols = new(http.Protocols)
 	srv.Config.Protocols.SetHTTP1(true)
 	srv.Config.Protocols.SetUnencryptedHTTP2(true)
+	framing.Guard(srv.Config)
+	srv.Listener = framing.Listener(srv.Listener)
 	srv.Start()
 	t.Cleanup(func() {
 		b.kill()
@@ -710,9 +713,11 @@ func TestSmuggling(t *testing.T) {
 		want       []string // status
 		inside     int64
 	}{
-		{"both lengths", "POST / HTTP/1.1\r\n" + head + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + evil, []string{"200", "400"}, 1},
+		{"both lengths", "POST / HTTP/1.1\r\n" + head + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + evil, []string{"400"}, 0},
 		{"two lengths", "POST / HTTP/1.1\r\n" + head + "Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde", []string{"400"}, 0},
-		{"an odd coding", "POST / HTTP/1.1\r\n" + head + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", []string{"501"}, 0},
+		{"an odd coding", "POST / HTTP/1.1\r\n" + head + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", []string{"400"}, 0},
+		{"an underscore", "POST / HTTP/1.1\r\n" + head + "Transfer_Encoding: chunked\r\nContent-Length: 4\r\n\r\nabcd", []string{"400"}, 0},
+		{"an old version", "POST / HTTP/1.0\r\n" + head + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", []string{"400"}, 0},
 		{"a space before the colon", "POST / HTTP/1.1\r\n" + head + "Content-Length : 4\r\n\r\nabcd", []string{"400"}, 0},
 		{"two Hosts", "GET / HTTP/1.1\r\nHost: x\r\n" + head + "\r\n", []string{"400"}, 0},
 		{"no Host", "GET / HTTP/1.1\r\n\r\n", []string{"400"}, 0},

@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"io"
 	"net/http"
 	"strings"
 
@@ -9,17 +10,70 @@ import (
 
 // forOrigin are the fields of an answer that act on the whole origin that it
 // comes from, not on the answer alone.
-var forOrigin = []string{"Set-Cookie", "Strict-Transport-Security", "Service-Worker-Allowed", "Alt-Svc", "Nel", "Report-To", "Reporting-Endpoints"}
+var forOrigin = []string{
+	"Set-Cookie", "Service-Worker-Allowed", "Nel", "Report-To", "Reporting-Endpoints",
+	"Accept-Ch", "Critical-Ch", "Origin-Trial", "Origin-Agent-Cluster", "Set-Login", "Activate-Storage-Access", "Sec-Session-Registration", "Secure-Session-Registration",
+}
 
-// disarm takes from the answer of a sandbox what would harm this server's own
-// pages. The attack: a signed URL for an HTML file has the console's origin, so
-// that whoever opens it while signed in runs the sandbox's script there, which
-// then approves. named says that the sandbox has a host name, and so an origin,
-// of its own.
+// forAll are the fields that act on more than one origin: on how this server
+// is reached, or on every name of the registered domain. Clear-Site-Data clears
+// its cookies, and with them the sessions of other sandboxes' pages and of the
+// console. The server alone says whether its names are served over TLS.
+var forAll = []string{"Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Public-Key-Pins", "Expect-Ct", "Set-Cookie2"}
+
+// toProxy reports whether a word in the name of a field says that the field
+// speaks to a proxy in front of this server and not to the client. A list of
+// what may pass would break web applications, which make up names of their own;
+// a list of names would lag behind the proxies. So it is the words that proxies
+// use in all the names of theirs.
+func toProxy(word string) bool {
+	switch word {
+	case "accel", // nginx, Caddy: X-Accel-Redirect serves a file of the proxy's machine
+		"sendfile", "sendfile2", "lighttpd", // Apache, lighttpd: likewise
+		"litespeed", "lsadc",
+		"reproxy", // Perlbal: X-Reproxy-URL asks another server
+		"envoy",   // X-Envoy-Immediate-Health-Check-Fail takes the whole server out of service
+		"proxy",
+		// Caches: what is kept for others, for how long, and what is thrown away.
+		"surrogate", "cdn", "edge", "fastly", "akamai", "varnish", "cloudflare", "cf", "xkey":
+		return true
+	}
+	return false
+}
+
+// forProxy reports whether a field speaks to a proxy.
+func forProxy(name string, values []string) bool {
+	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+	switch name {
+	case "x-accel-buffering":
+		// Streams of events ask nginx for this, and it acts on their answer alone.
+		return len(values) != 1 || values[0] != "no"
+	case "cache-tag", "cache-tags", "x-cache-tag", "x-cache-tags", "x-send-file":
+		return true
+	}
+	for word := range strings.SplitSeq(name, "-") {
+		if toProxy(word) {
+			return true
+		}
+	}
+	return false
+}
+
+// disarm takes from the answer of a sandbox what would harm others than who
+// asked. The attacks: a signed URL for an HTML file has the console's origin,
+// so that whoever opens it while signed in runs the sandbox's script there,
+// which then approves; and a proxy in front of this server obeys a field of the
+// answer and sends a file of its own machine. named says that the sandbox has a
+// host name, and so an origin, of its own.
 func disarm(h http.Header, named bool) {
-	// It clears the cookies of all names of the registered domain, and with
-	// them the sessions of other sandboxes' pages and of the console.
-	h.Del("Clear-Site-Data")
+	for k, v := range h {
+		if forProxy(k, v) {
+			delete(h, k)
+		}
+	}
+	for _, k := range forAll {
+		h.Del(k)
+	}
 	if named {
 		set := h.Values("Set-Cookie")
 		h.Del("Set-Cookie")
@@ -37,6 +91,33 @@ func disarm(h http.Header, named bool) {
 	}
 	h.Set("Content-Security-Policy", "sandbox; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
+}
+
+// disarmTrailers makes the body of resp disarm the trailers, which are known
+// when it has been read and are sent on after it.
+func disarmTrailers(resp *http.Response, named bool) {
+	if resp.ContentLength < 0 && resp.StatusCode != http.StatusSwitchingProtocols {
+		resp.Body = &trailed{resp.Body, resp, named}
+	}
+}
+
+type trailed struct {
+	io.ReadCloser
+	resp  *http.Response
+	named bool
+}
+
+// Read implements [io.Reader].
+func (t *trailed) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	if err != nil && t.resp.Trailer != nil {
+		disarm(t.resp.Trailer, t.named)
+		t.resp.Trailer.Del("Set-Cookie")
+		// It is no field of this answer's.
+		t.resp.Trailer.Del("Content-Security-Policy")
+		t.resp.Trailer.Del("X-Content-Type-Options")
+	}
+	return n, err
 }
 
 // ownCookie takes the domain from a cookie, so that it is for the host that

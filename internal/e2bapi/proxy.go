@@ -274,6 +274,7 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 		ModifyResponse: func(resp *http.Response) error {
 			t := targetOf(resp.Request.Context())
 			disarm(resp.Header, t.named)
+			disarmTrailers(resp, t.named)
 			if !t.named || t.port == sandbox.GuestPort {
 				allowOrigins(resp.Header)
 			}

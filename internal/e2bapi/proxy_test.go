@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -121,6 +122,55 @@ func TestDisarm(t *testing.T) {
 				t.Errorf("Clear-Site-Data %q, want %q", got, tt.clear)
 			}
 		})
+	}
+}
+
+// TestDisarmProxies: a proxy in front of this server must not be told anything
+// by a sandbox, neither in an answer nor after it. What web applications say
+// to their clients passes.
+func TestDisarmProxies(t *testing.T) {
+	hostile := []string{
+		"X-Accel-Redirect", "X-Accel-Expires", "X-Accel-Limit-Rate", "X-Sendfile", "X-Sendfile2", "X-LIGHTTPD-send-file", "X-LIGHTTPD-KBytes-per-second", "X-Reproxy-URL", "X-Reproxy-File",
+		"X-LiteSpeed-Location", "X-LiteSpeed-Cache-Control", "Surrogate-Control", "Surrogate-Key", "CDN-Cache-Control", "Cloudflare-CDN-Cache-Control", "Edge-Control", "Edge-Cache-Tag", "Cache-Tag", "xkey",
+		"X-Envoy-Immediate-Health-Check-Fail", "X_Accel_Redirect", "Proxy-Status", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc",
+	}
+	ordinary := map[string]string{
+		"X-Accel-Buffering": "no", "X-Request-Id": "1", "Mcp-Session-Id": "2", "Hx-Trigger": "a", "Cache-Control": "max-age=1", "Etag": `"a"`, "Location": "/b", "Link": "</x>", "Www-Authenticate": "Bearer",
+		"Content-Disposition": "attachment", "Server-Timing": "a", "Access-Control-Allow-Origin": "https://a.example", "X-Frame-Options": "DENY", "Vary": "Accept", "Retry-After": "1", "X-Send-At": "noon",
+	}
+	inside := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		h := w.Header()
+		for k, v := range ordinary {
+			h.Set(k, v)
+		}
+		h.Set("Trailer", "X-Checksum")
+		for _, k := range hostile {
+			h.Set(k, "/etc/passwd")
+			h.Set(http.TrailerPrefix+k, "/etc/passwd")
+		}
+		_, _ = io.WriteString(w, "x")
+		w.(http.Flusher).Flush()
+		h.Set("X-Checksum", "3")
+	}))
+	defer inside.Close()
+	d := serveData(t, Config{PublicPorts: true}, map[uint16]string{8000: inside.Listener.Addr().String()})
+	d.boxes.traffic.Public = true
+	resp := d.get(t, "8000-"+testID+".example.com", "/", nil)
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "x" {
+		t.Fatalf("body %q, %v", b, err)
+	}
+	for k, v := range ordinary {
+		if got := resp.Header.Get(k); got != v {
+			t.Errorf("%s: got %q, want %q", k, got, v)
+		}
+	}
+	if got := resp.Trailer.Get("X-Checksum"); got != "3" {
+		t.Errorf("trailer X-Checksum: got %q, want 3", got)
+	}
+	for _, k := range hostile {
+		if got := resp.Header.Get(k) + resp.Trailer.Get(k); got != "" {
+			t.Errorf("%s: %q passed", k, got)
+		}
 	}
 }
 
