@@ -5,8 +5,11 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -125,5 +128,40 @@ func TestGuestDependencies(t *testing.T) {
 	}
 	if got != string(want) {
 		t.Errorf("the guest is built from other packages than %s says (go test . -update writes it anew):\n%s", golden, got)
+	}
+}
+
+// TestDialers: whatever connects to a name asks the DNS server that the
+// operator named. A dialer without a resolver, and Go's default transport, ask
+// the system's.
+func TestDialers(t *testing.T) {
+	// Those that connect to no name, or are not part of the server.
+	allowed := map[string]string{
+		"cmd/postern/client.go":         "a local socket",
+		"cmd/postern/mailclient.go":     "the command line, on its user's machine",
+		"cmd/postern/verify.go":         "likewise",
+		"cmd/postern/up.go":             "the DNS server itself, at an address",
+		"internal/egress/egress.go":     "addresses that the wall has resolved and judged, and the DNS server",
+		"internal/guest/tunnel.go":      "in a sandbox",
+		"internal/bridge/bridge.go":     "on its user's machine",
+		"internal/smtpclient/client.go": "where its caller gives no Dial: tests",
+	}
+	bare := regexp.MustCompile(`net\.Dialer\{[^}]*\}|var \w+ net\.Dialer|net\.Dial\(|net\.DialTimeout\(|http\.Default(Client|Transport)|http\.Client\{\}|http\.(Get|Post|Head)\(|tls\.Dial|net\.(Lookup\w+)\(|net\.DefaultResolver\.`)
+	for _, root := range []string{"cmd", "internal"} {
+		err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasSuffix(filepath.Dir(path), "test") || strings.Contains(path, "testdata") || allowed[filepath.ToSlash(path)] != "" {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			for _, m := range bare.FindAllString(string(b), -1) {
+				if !strings.Contains(m, "Resolver:") {
+					t.Errorf("%s: %s asks the system's DNS server; give it the daemon's resolver", path, m)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }

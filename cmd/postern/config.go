@@ -52,7 +52,7 @@ type Config struct {
 	Routes []string // "domain=host:port": where mail for a domain goes
 
 	DMARC    string // "enforce": refuse mail as the domain that it names as its author's asks; "note": only write down what it asks
-	Resolver string // host:port of the DNS server that is asked for all that mail needs; empty means the system's
+	Resolver string // IP address and port of the DNS server that is asked for all that this server itself looks up; empty means that of DNS
 
 	DeliverTo // how mail leaves
 
@@ -92,7 +92,7 @@ type Config struct {
 
 	Egress      string   // "deny" or "allow": the most that sandboxes may be allowed
 	EgressAllow []string // addresses, CIDR prefixes and names that sandboxes may be allowed besides
-	DNS         string   // IP address and port of the upstream resolver; empty means the system's
+	DNS         string   // IP address and port of the DNS server that is asked for sandboxes; empty means that of Resolver, and the system's if there is none either
 
 	MaxSandboxes int           // at the same time
 	CPUs         float64       // cores of each sandbox
@@ -143,7 +143,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	c.RecordTo.flags(fs)
 	fs.Var(&list{values: &c.Routes}, "route", "`domain=host:port`: where mail for one domain goes; may be repeated")
 	fs.StringVar(&c.DMARC, "dmarc", "enforce", "enforce or note: whether mail is refused when it is not proved to be from the domain in its From field and that domain asks to refuse it (p=reject)")
-	fs.StringVar(&c.Resolver, "resolver", "", "`host:port` of the DNS server that is asked for all that mail needs: who a sender is, where mail goes, what a domain of yours says (default: the system's)")
+	fs.StringVar(&c.Resolver, "resolver", "", "`address:port` of the DNS server that is asked for every name that this server itself looks up: who a sender is, where mail goes, what a domain of yours says, where a relay, a webhook, a sink of the audit, Telegram or the certificates' authority is (default: that of --dns, or the system's). The file /etc/hosts comes first; PostgreSQL alone is found by the system")
 	fs.StringVar(&c.MailHost, "mail-host", "", "`name` by which other mail servers reach this one; it is what projects name as MX of their own domains (default: the mail domain)")
 	fs.StringVar(&c.MailSPF, "mail-spf", "", "SPF `terms` that let this server send for projects' own domains: what your relay tells you, such as include:spf.relay.example (default: mx)")
 	fs.StringVar(&c.Domain, "domain", "", "`domain` under which <port>-<id>.<domain> reaches this server (default: none; clients set E2B_SANDBOX_URL)")
@@ -158,7 +158,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
-	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the upstream resolver (default: the system's)")
+	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the DNS server that is asked for what sandboxes look up (default: that of --resolver, or the system's)")
 	fs.IntVar(&c.MaxSandboxes, "max-sandboxes", 50, "sandboxes at the same time")
 	fs.Float64Var(&c.CPUs, "cpus", 2, "cores of each sandbox")
 	fs.Int64Var(&c.MemoryMB, "memory", 1024, "mebibytes of memory of each sandbox")
@@ -225,13 +225,15 @@ func (c *Config) validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
 	}
-	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"submission", c.Submission}, {"submissions", c.Submissions}, {"relay", c.Relay}, {"resolver", c.Resolver}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
+	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"submission", c.Submission}, {"submissions", c.Submissions}, {"relay", c.Relay}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil && a.addr != "" {
 			bad(a.flag, "%q is not host:port", a.addr)
 		}
 	}
-	if _, err := netip.ParseAddrPort(c.DNS); err != nil && c.DNS != "" {
-		bad("dns", "%q is not an IP address and a port", c.DNS)
+	for _, a := range []struct{ flag, addr string }{{"dns", c.DNS}, {"resolver", c.Resolver}} {
+		if _, err := netip.ParseAddrPort(a.addr); err != nil && a.addr != "" {
+			bad(a.flag, "%q is not an IP address and a port, such as 192.0.2.1:53", a.addr)
+		}
 	}
 	for _, r := range c.Routes {
 		domain, addr, ok := strings.Cut(r, "=")
@@ -328,6 +330,12 @@ func (c *Config) limits() *e2bapi.Limits {
 	}
 	return &e2bapi.Limits{API: rate(c.APIRate, 30), Create: rate(c.CreateRate, 10), Unknown: rate(c.UnknownRate, 20)}
 }
+
+// ownDNS is the DNS server for what this server itself looks up, and sandboxDNS
+// that for sandboxes. Who names one server means it: the other lookups must not
+// go to a server that he has not named. Empty means the system's.
+func (c *Config) ownDNS() string     { return cmp.Or(c.Resolver, c.DNS) }
+func (c *Config) sandboxDNS() string { return cmp.Or(c.DNS, c.Resolver) }
 
 // source is what [store.Open] opens.
 func (c *Config) source() string {

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -107,6 +108,7 @@ func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {
 	name := cmp.Or(d.conf.MailHost, d.conf.MailDomain)
 	conf := smtpclient.Config{
 		Hostname: name, Own: own, Serves: d.serves, Routes: routes, Relay: d.conf.Relay,
+		Dial:    (&net.Dialer{Resolver: d.resolver}).DialContext,
 		NoRoute: "start the server with --deliver=mx, with --relay for all domains, or with --route for this one",
 	}
 	if d.conf.Deliver == "mx" {

@@ -68,9 +68,9 @@ func (d *daemon) inner(who auth.Principal) http.Handler {
 
 func (d *daemon) newWall() (*egress.Wall, error) {
 	var resolver netip.AddrPort
-	if d.conf.DNS != "" {
+	if addr := d.conf.sandboxDNS(); addr != "" {
 		var err error
-		if resolver, err = netip.ParseAddrPort(d.conf.DNS); err != nil {
+		if resolver, err = netip.ParseAddrPort(addr); err != nil {
 			return nil, fmt.Errorf("--dns: %w", err)
 		}
 	}

@@ -84,7 +84,7 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.sinks, err = sink.New(d.log, d.db, sink.Config{URLs: d.conf.Sinks, Host: hostname(), Version: revision(), Holder: rand.Text()})
+	d.sinks, err = sink.New(d.log, d.db, sink.Config{URLs: d.conf.Sinks, Resolver: d.resolver, Host: hostname(), Version: revision(), Holder: rand.Text()})
 	return err
 }
 

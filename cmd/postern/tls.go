@@ -193,7 +193,7 @@ func newACME(log *slog.Logger, c Config, z *zone.Server) (*certmagic.Config, fun
 		},
 	})
 	m.Issuers = []certmagic.Issuer{certmagic.NewACMEIssuer(m, certmagic.ACMEIssuer{
-		CA: c.ACMEDirectory, Email: c.ACMEEmail, Agreed: true, TrustedRoots: roots, Logger: quiet,
+		CA: c.ACMEDirectory, Email: c.ACMEEmail, Agreed: true, TrustedRoots: roots, Logger: quiet, Resolver: c.ownDNS(),
 		DisableHTTPChallenge: true, DisableTLSALPNChallenge: true, DNS01Solver: solver{z},
 	})}
 	domain := strings.ToLower(c.Domain)

@@ -113,7 +113,7 @@ type daemon struct {
 	log  *slog.Logger
 	db   *store.DB
 
-	resolver *net.Resolver // asked for all that mail needs
+	resolver *net.Resolver // asked for every name that this server itself connects to
 
 	ring        *signing.Ring
 	record      *audit.Keeper
@@ -399,7 +399,7 @@ func (d *daemon) build(ctx context.Context, lis *listeners, key []byte, out io.W
 }
 
 func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, templates *template.Cache) error {
-	d.resolver = newResolver(d.conf.Resolver)
+	d.resolver = newResolver(d.conf.ownDNS())
 	blobs, err := store.OpenBlobs(filepath.Join(d.conf.Data, "blobs"))
 	if err != nil {
 		return err
@@ -497,7 +497,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	if d.hooks, err = webhook.New(d.log, d.db, webhook.Config{Key: key, Private: d.conf.WebhookPrivate}); err != nil {
+	if d.hooks, err = webhook.New(d.log, d.db, webhook.Config{Key: key, Private: d.conf.WebhookPrivate, Resolver: d.resolver}); err != nil {
 		return err
 	}
 	d.sampler = sandbox.NewSampler(d.fleet)

@@ -30,6 +30,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -65,6 +66,8 @@ type Config struct {
 	TelegramToken auth.Secret
 	// TelegramURL is the server that speaks for it; empty means Telegram's own.
 	TelegramURL string
+	// Resolver finds that server's address; nil means the system's.
+	Resolver *net.Resolver
 	// TelegramFacts keeps the content of what waits out of Telegram. What is
 	// not shown there cannot be approved there.
 	TelegramFacts bool
@@ -149,7 +152,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) (*No
 		}
 	}
 	if conf.TelegramToken != "" {
-		if n.bot, err = newTelegram(conf.TelegramToken, conf.TelegramURL); err != nil {
+		if n.bot, err = newTelegram(conf.TelegramToken, conf.TelegramURL, conf.Resolver); err != nil {
 			return nil, err
 		}
 	}

@@ -58,7 +58,7 @@ func (c bounded) Do(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-func newTelegram(token auth.Secret, server string) (*telegram, error) {
+func newTelegram(token auth.Secret, server string, resolver *net.Resolver) (*telegram, error) {
 	id, secret, ok := strings.Cut(token.Reveal(), ":")
 	if _, err := strconv.ParseUint(id, 10, 63); err != nil || !ok || secret == "" || strings.ContainsFunc(secret, func(r rune) bool {
 		return r != '_' && r != '-' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
@@ -75,6 +75,11 @@ func newTelegram(token auth.Secret, server string) (*telegram, error) {
 	server = strings.TrimSuffix(server, "/")
 	c := &http.Client{
 		Timeout: longPoll + telegramTime,
+		Transport: &http.Transport{
+			Proxy:             http.ProxyFromEnvironment,
+			DialContext:       (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second, Resolver: resolver}).DialContext,
+			ForceAttemptHTTP2: true, IdleConnTimeout: 90 * time.Second, TLSHandshakeTimeout: 10 * time.Second,
+		},
 		// The token is in the address: it goes to this server and to no other.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/http"
 	"net/textproto"
 	"net/url"
 	"os"
@@ -34,6 +36,9 @@ type otlp struct {
 
 var _ target = (*otlp)(nil)
 
+// sendTimeout is how long one request may take.
+const sendTimeout = 15 * time.Second
+
 func newOTLP(network string, u *url.URL, conf Config) (*otlp, error) {
 	if network != "http" && network != "https" || u.Host == "" {
 		return nil, errors.New("sink otlp: want otlp+http://host:4318 or otlp+https://host:4318")
@@ -50,19 +55,24 @@ func newOTLP(network string, u *url.URL, conf Config) (*otlp, error) {
 	o := &otlp{
 		options: []otlploghttp.Option{
 			otlploghttp.WithEndpointURL(to.String()), otlploghttp.WithHeaders(headers), otlploghttp.WithCompression(otlploghttp.GzipCompression),
-			otlploghttp.WithTimeout(15 * time.Second),
+			otlploghttp.WithTimeout(sendTimeout),
 			// Sending again is decided in one place, with the cursor.
 			otlploghttp.WithRetry(otlploghttp.RetryConfig{Enabled: false}),
 		},
 		resource: resource.NewSchemaless(attribute.String("service.name", "postern"), attribute.String("service.version", conf.Version), attribute.String("host.name", conf.Host)),
 	}
+	transport := &http.Transport{
+		Proxy:       http.ProxyFromEnvironment,
+		DialContext: (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second, Resolver: conf.Resolver}).DialContext,
+		// One connection: entries go one after another.
+		MaxIdleConns: 1, IdleConnTimeout: 90 * time.Second, TLSHandshakeTimeout: 10 * time.Second, ForceAttemptHTTP2: true,
+	}
 	if network == "https" {
-		c, err := tlsConfig(u.Query())
-		if err != nil {
+		if transport.TLSClientConfig, err = tlsConfig(u.Query()); err != nil {
 			return nil, err
 		}
-		o.options = append(o.options, otlploghttp.WithTLSClientConfig(c))
 	}
+	o.options = append(o.options, otlploghttp.WithHTTPClient(&http.Client{Transport: transport, Timeout: sendTimeout}))
 	return o, nil
 }
 

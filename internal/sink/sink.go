@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"strings"
 	"time"
@@ -52,6 +53,8 @@ type Config struct {
 	// Host is the name of this machine, and Version that of this program, as
 	// receivers see them.
 	Host, Version string
+	// Resolver finds the receivers' addresses; nil means the system's.
+	Resolver *net.Resolver
 	// Holder names this server among those of one database.
 	Holder string
 	// Poll is how often the record is looked at; zero means a second.
@@ -145,7 +148,7 @@ func parse(raw string, conf Config) (*sink, error) {
 		for _, k := range []string{"ca", "cert", "key"} {
 			known[k] = network == "tls"
 		}
-		s.to, err = newSyslog(network, u, conf.Host)
+		s.to, err = newSyslog(network, u, conf)
 	case "otlp":
 		known["ca"], known["headers"] = network == "https", true
 		s.to, err = newOTLP(network, u, conf)

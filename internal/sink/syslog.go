@@ -33,6 +33,8 @@ type syslog struct {
 	host    string // of this machine, in each message
 	tls     *tls.Config
 
+	resolver *net.Resolver
+
 	conn   net.Conn
 	raw    syscall.Conn // the connection below TLS; nil for datagrams
 	stream bool         // messages are framed by their length
@@ -40,8 +42,8 @@ type syslog struct {
 
 var _ target = (*syslog)(nil)
 
-func newSyslog(network string, u *url.URL, host string) (*syslog, error) {
-	s := &syslog{network: network, addr: u.Host, host: host}
+func newSyslog(network string, u *url.URL, conf Config) (*syslog, error) {
+	s := &syslog{network: network, addr: u.Host, host: conf.Host, resolver: conf.Resolver}
 	switch network {
 	case "unix":
 		if s.addr = u.Path; u.Host != "" || s.addr == "" {
@@ -95,7 +97,7 @@ func (s *syslog) open(ctx context.Context) (err error) {
 	if s.conn != nil {
 		return nil
 	}
-	d := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	d := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second, Resolver: s.resolver}
 	switch s.network {
 	case "unix":
 		s.stream = false

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -76,11 +77,13 @@ func newClient(c Config) (*http.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &net.Dialer{Timeout: c.Timeout, ControlContext: g.control}
+	d := &net.Dialer{Timeout: c.Timeout, ControlContext: g.control, Resolver: c.Resolver}
 	return &http.Client{
 		Timeout: c.Timeout,
 		Transport: &http.Transport{
-			DialContext:            d.DialContext,
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				return d.DialContext(ctx, network, rooted(address))
+			},
 			ForceAttemptHTTP2:      true,
 			MaxIdleConnsPerHost:    2,
 			IdleConnTimeout:        30 * time.Second,
@@ -90,6 +93,19 @@ func newClient(c Config) (*http.Client, error) {
 		// A redirect would be asked for by the receiver, not by who made the webhook.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, nil
+}
+
+// rooted ends the name in a host:port with a dot. Without it a name is looked
+// for below the domains of this machine too, where another host may have it.
+func rooted(address string) string {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || !strings.Contains(host, ".") || strings.HasSuffix(host, ".") {
+		return address
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return address
+	}
+	return net.JoinHostPort(host+".", port)
 }
 
 // checkURL says early what an attempt would find later. What a name resolves

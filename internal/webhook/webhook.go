@@ -35,6 +35,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -67,6 +68,9 @@ type Config struct {
 	// Private lets webhooks point at private networks and this machine, and
 	// use http. Metadata services stay out of reach.
 	Private bool
+
+	// Resolver finds the receivers' addresses; nil means the system's.
+	Resolver *net.Resolver
 
 	Timeout      time.Duration // of one attempt; 0 means 10 s
 	Retry        time.Duration // before the second attempt, four times that before the third, and so on to 6 h; 0 means 5 s

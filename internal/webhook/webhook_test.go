@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/event"
+	"postern/internal/mailauth/dnstest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/webhook"
@@ -614,4 +616,25 @@ func TestSecretsNeedTheServersKey(t *testing.T) {
 	if _, err := webhook.New(slog.New(slog.DiscardHandler), db, webhook.Config{Key: []byte("short")}); err == nil {
 		t.Error("a short key was taken")
 	}
+}
+
+// TestResolver: a receiver is looked up where the operator said, under its own
+// name and below no domain of this machine, and judged by what came of it.
+func TestResolver(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		who := project(t, db, "p")
+		r := newReceiver(t, nil)
+		dns := dnstest.Start(t, "hook.example. 1 IN A 127.0.0.1", "metadata.example. 1 IN A 169.254.169.254")
+		h := hooks(t, db, webhook.Config{Private: true, Retry: time.Millisecond, Resolver: dns.Resolver()})
+		_, port, _ := net.SplitHostPort(r.Listener.Addr().String())
+		create(t, h, who, change("a", "http://hook.example:"+port+"/there", event.Created))
+		bad, _ := create(t, h, who, change("b", "http://metadata.example:"+port+"/", event.Created))
+		add(t, db, who, event.Created, "sbx_1")
+		run(t, h)
+		eventually(t, "a request", func() bool { return len(r.requests()) == 1 })
+		eventually(t, "a refusal", func() bool {
+			ds, err := h.Deliveries(t.Context(), who, bad.ID, 0, 10)
+			return err == nil && len(ds) == 1 && strings.Contains(ds[0].Error, "refused")
+		})
+	})
 }
