@@ -94,6 +94,7 @@ type Config struct {
 	EgressAllow []string // addresses, CIDR prefixes and names that sandboxes may be allowed besides
 	DNS         string   // IP address and port of the DNS server that is asked for sandboxes; empty means that of Resolver, and the system's if there is none either
 
+	Sandboxes    string        // "on" or "off": whether this server runs sandboxes, or mail and people alone
 	MaxSandboxes int           // at the same time
 	CPUs         float64       // cores of each sandbox
 	MemoryMB     int64         // mebibytes of each sandbox
@@ -159,6 +160,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
 	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the DNS server that is asked for what sandboxes look up (default: that of --resolver, or the system's)")
+	fs.StringVar(&c.Sandboxes, "sandboxes", "on", "on or off: whether this server runs sandboxes. One server alone does for a PostgreSQL database; further ones, for mail and people, are started with off")
 	fs.IntVar(&c.MaxSandboxes, "max-sandboxes", 50, "sandboxes at the same time")
 	fs.Float64Var(&c.CPUs, "cpus", 2, "cores of each sandbox")
 	fs.Int64Var(&c.MemoryMB, "memory", 1024, "mebibytes of memory of each sandbox")
@@ -258,6 +260,9 @@ func (c *Config) validate() error {
 	}
 	if c.Egress != "deny" && c.Egress != "allow" {
 		bad("egress", "%q: want deny or allow", c.Egress)
+	}
+	if c.Sandboxes != "on" && c.Sandboxes != "off" {
+		bad("sandboxes", "%q: want on or off", c.Sandboxes)
 	}
 	if err := c.ceiling().Validate(); err != nil {
 		bad("egress-allow", "%v", err)

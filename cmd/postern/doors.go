@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
@@ -41,11 +42,11 @@ func (d *daemon) handler() http.Handler {
 			mux.Handle(p, strictTransport(d.notify.Handler()))
 		}
 	}
-	mux.Handle("/", d.e2b.Handler())
+	mux.Handle("/", d.boxes(d.e2b.Handler()))
 	mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if d.e2b.IsData(r) {
-			d.e2b.ServeData(w, r)
+			d.boxes(http.HandlerFunc(d.e2b.ServeData)).ServeHTTP(w, r)
 			return
 		}
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -118,8 +119,24 @@ func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) h
 		}
 		person.ServeHTTP(w, r)
 	})
-	mux.Handle("/", d.e2b.HandlerFor(who))
+	mux.Handle("/", d.boxes(d.e2b.HandlerFor(who)))
 	return mux
+}
+
+// boxes returns what serves sandboxes, or says that this server has none.
+func (d *daemon) boxes(next http.Handler) http.Handler {
+	if d.conf.runsSandboxes() {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/health" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_ = json.NewEncoder(w).Encode(map[string]any{"code": http.StatusServiceUnavailable, "message": "this server runs no sandboxes (--sandboxes=off); ask the server of this database that does"})
+	})
 }
 
 type peerKey struct{}

@@ -83,6 +83,10 @@ sandboxes whose creators ask for it, and mail always waits for a person. What a
 person approved leaves for other domains only with --deliver=mx, --relay or
 --route.
 
+Several servers may share a PostgreSQL database (--database), the file
+server.key and the blobs directory. One of them runs sandboxes; the others are
+started with --sandboxes=off. A second one that would is refused.
+
 Every flag can be set by an environment variable: --mail-domain by
 POSTERN_MAIL_DOMAIN.`,
 		flags: c.flags,
@@ -129,7 +133,9 @@ type daemon struct {
 	vols        *volume.Store
 
 	runtime *gvisor.Runtime
-	keeper  *keeper.Keeper // told goodbye only by who has served: until then sandboxes of a former process may hang on it
+	hold    *store.Hold    // on the sandboxes of the database; nil without sandboxes
+	server  string         // id by which the database knows whose sandboxes are whose
+	keeper  *keeper.Keeper // nil without sandboxes; told goodbye only by who has served: until then sandboxes of a former process may hang on it
 
 	hooks   *webhook.Hooks
 	sampler *sandbox.Sampler
@@ -176,12 +182,18 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 
+	d := &daemon{conf: c, log: log, db: db}
+	if c.runsSandboxes() {
+		if err := d.own(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, d.hold.Close()) }()
+	}
 	lis, err := listen(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer lis.close()
-	d := &daemon{conf: c, log: log, db: db}
 	templates, err := d.build(ctx, lis, key, out)
 	if err != nil {
 		return err
@@ -191,14 +203,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	// What a former process left is dealt with before anything can be asked.
-	if err := errors.Join(d.fleet.Recover(ctx), d.post.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
-		return err
-	}
-	alive, err := d.runtime.List(ctx)
-	if err != nil {
-		return err
-	}
-	if err := d.vols.Recover(ctx, alive); err != nil {
+	if err := errors.Join(d.recoverSandboxes(ctx), d.post.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
 		return err
 	}
 	// The project's key is shown once. It is made last, so that a first start
@@ -212,8 +217,11 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	for _, address := range d.unanswered(ctx) {
 		fmt.Fprintf(out, "  %s is refused until you make it: postern inbox create %s\n", address, address)
 	}
-	err = errors.Join(d.serve(ctx, lis), d.keeper.Close()) //nolint:contextcheck // ctx has ended
-	d.vols.Close(context.WithoutCancel(ctx))               // the fleet has let go of what it froze
+	err = d.serve(ctx, lis) //nolint:contextcheck // ctx has ended
+	if d.keeper != nil {
+		err = errors.Join(err, d.keeper.Close())
+	}
+	d.vols.Close(context.WithoutCancel(ctx)) // the fleet has let go of what it froze
 	return err
 }
 
@@ -449,7 +457,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.connections.Watch(d.wall.Projects, d.wall.Recheck)
-	d.vols, err = volume.New(d.log, d.db, volume.Config{Dir: filepath.Join(d.conf.Data, "volumes"), Key: key, SizeMB: d.conf.VolumeMB, MaxVolumes: d.conf.MaxVolumes, Wanted: d.wanted})
+	d.vols, err = volume.New(d.log, d.db, volume.Config{Server: d.server, Dir: filepath.Join(d.conf.Data, "volumes"), Key: key, SizeMB: d.conf.VolumeMB, MaxVolumes: d.conf.MaxVolumes, Wanted: d.wanted})
 	if err != nil {
 		return err
 	}
@@ -464,16 +472,21 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	// More than there can be at once: one goes while another comes.
-	if d.keeper, err = keeper.Open(ctx, d.conf.Data, 2*(d.conf.MaxSandboxes+d.conf.PoolMax)); err != nil {
-		return err
-	}
-	base, err := templates.Base(ctx)
-	if err != nil {
-		return err
+	var links sandbox.Keeper
+	var prepare []string
+	if d.conf.runsSandboxes() {
+		// More than there can be at once: one goes while another comes.
+		if d.keeper, err = keeper.Open(ctx, d.conf.Data, 2*(d.conf.MaxSandboxes+d.conf.PoolMax)); err != nil {
+			return err
+		}
+		base, err := templates.Base(ctx)
+		if err != nil {
+			return err
+		}
+		links, prepare = d.keeper, []string{base.ID}
 	}
 	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
-		Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: []string{base.ID},
+		Server: d.server, Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: prepare,
 		Pool:      sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
 		Cold:      d.conf.Cold,
 		Snapshots: d.conf.Snapshots,
@@ -486,7 +499,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 				d.log.ErrorContext(ctx, "unmount volumes", "sandbox", id, "err", err)
 			}
 		},
-		Keeper:     d.keeper,
+		Keeper:     links,
 		KeepPaused: d.conf.KeepPaused,
 		MaxPaused:  d.conf.MaxPaused, MaxSnapshots: d.conf.MaxSnapshots, KeepFreeMB: d.conf.KeepFreeMB,
 		MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
@@ -620,6 +633,9 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
 	if lis.submissions != nil {
 		fmt.Fprintf(out, "  the same, in TLS %s\n", lis.submissions.Addr())
 	}
+	if !c.runsSandboxes() {
+		fmt.Fprintf(out, "  sandboxes        off: another server of this database may run them\n")
+	}
 	fmt.Fprintf(out, "  data             %s\n", c.Data)
 	if f.key != "" {
 		fmt.Fprintf(out, "This is the project's key. It is shown this once:\n  %s\n", f.key.Reveal())
@@ -662,9 +678,12 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	}
 	g.Go(func() error { return d.connections.Run(ctx) })
 	g.Go(func() error { return d.post.RunForget(ctx) })
-	g.Go(func() error { return d.fleet.Run(ctx) })
-	g.Go(func() error { return d.vols.Run(ctx) })
-	g.Go(func() error { return d.sampler.Run(ctx) })
+	if d.conf.runsSandboxes() {
+		g.Go(func() error { return d.hold.Run(ctx) })
+		g.Go(func() error { return d.fleet.Run(ctx) })
+		g.Go(func() error { return d.vols.Run(ctx) })
+		g.Go(func() error { return d.sampler.Run(ctx) })
+	}
 	g.Go(func() error { return d.logbook.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return d.post.RunExpiry(ctx) })

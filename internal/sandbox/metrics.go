@@ -172,7 +172,7 @@ func bounded[T any](s []T, v T) []T {
 func (m *Sampler) subjects(ctx context.Context) (out []subject, err error) {
 	err = m.fleet.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select id, project_id, state, cpus, memory_mb, disk_mb, started_at from sandbox
-			where state in ('running', 'pausing', 'paused', 'resuming')`)
+			where server_id = $1 and state in ('running', 'pausing', 'paused', 'resuming')`, m.fleet.conf.Server)
 		if err != nil {
 			return err
 		}

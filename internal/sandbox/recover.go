@@ -17,7 +17,7 @@ import (
 	"postern/internal/store"
 )
 
-// Recover deals with what a former process left on this machine: it goes on
+// Recover deals with what a former process of this server left: it goes on
 // with the sandboxes that still run, and records those that do not as lost. It
 // is called once, before anything else.
 func (f *Fleet) Recover(ctx context.Context) error {
@@ -97,7 +97,7 @@ func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, lin
 
 func (f *Fleet) allSnapshots(ctx context.Context) (out []Snapshot, err error) {
 	err = f.db.View(ctx, func(tx *store.Tx) error {
-		out, err = snapshots(ctx, tx, ``)
+		out, err = f.snapshots(ctx, tx, `where true`)
 		return err
 	})
 	if err != nil {

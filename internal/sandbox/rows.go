@@ -130,10 +130,10 @@ func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
 		if err := f.room(ctx, tx); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`)
-			values ($1, $2, $3, $4, '', $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0, 0, 0, '')`,
+		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`, server_id)
+			values ($1, $2, $3, $4, '', $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0, 0, 0, '', $15)`,
 			s.ID, s.Project, s.Template, s.State, string(metadata), s.Inbox, string(egress), string(options), s.Execution, int64(s.CPUs*1000), s.MemoryMB, s.DiskMB,
-			store.Time(s.Started), store.Time(s.Ends))
+			store.Time(s.Started), store.Time(s.Ends), f.conf.Server)
 		if err != nil {
 			return fmt.Errorf("insert sandbox: %w", err)
 		}
@@ -146,7 +146,7 @@ func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
 // makes the count exact.
 func (f *Fleet) room(ctx context.Context, tx *store.Tx) error {
 	var n int
-	if err := tx.One(ctx, `select count(*) from sandbox where state in (`+quoted(onMachine)+`)`, nil, &n); err != nil {
+	if err := tx.One(ctx, `select count(*) from sandbox where server_id = $1 and state in (`+quoted(onMachine)+`)`, []any{f.conf.Server}, &n); err != nil {
 		return err
 	}
 	if n >= f.conf.MaxSandboxes {
@@ -302,9 +302,12 @@ func (f *Fleet) List(ctx context.Context, who auth.Principal, all bool) ([]Info,
 	return f.list(ctx, `where project_id = $1 and state in (`+quoted(alive)+`) order by started_at desc, id`, who.Project)
 }
 
+// list returns the sandboxes of this server that match where, which ends a
+// statement. The attack: a second server on one database takes those of the
+// first for lost, since its own machine does not have them.
 func (f *Fleet) list(ctx context.Context, where string, args ...any) (out []Info, err error) {
 	err = f.db.View(ctx, func(tx *store.Tx) error {
-		out, err = store.List(ctx, tx, scan, `select `+columns+` from sandbox `+where, args...)
+		out, err = store.List(ctx, tx, scan, `select `+columns+` from (select `+columns+` from sandbox where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where, append(slices.Clip(args), f.conf.Server)...)
 		return err
 	})
 	if err != nil {

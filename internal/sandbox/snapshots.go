@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -86,8 +87,8 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 				return err
 			}
 		}
-		_, err = tx.ExecContext(ctx, `insert into snapshot (`+snapshotColumns+`) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
-			n.ID, n.Project, n.Sandbox, n.Template, n.Name, int64(n.cpus*1000), n.memoryMB, n.diskMB, store.Time(n.Created))
+		_, err = tx.ExecContext(ctx, `insert into snapshot (`+snapshotColumns+`, server_id) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+			n.ID, n.Project, n.Sandbox, n.Template, n.Name, int64(n.cpus*1000), n.memoryMB, n.diskMB, store.Time(n.Created), f.conf.Server)
 		if err != nil {
 			return err
 		}
@@ -108,7 +109,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 // [ErrFull] if there is none and n would be one too many.
 func (f *Fleet) replaced(ctx context.Context, tx *store.Tx, n Snapshot) (old []Snapshot, err error) {
 	if n.Name != "" {
-		old, err = snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
+		old, err = f.snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
 		if err != nil || len(old) > 0 {
 			return old, err
 		}
@@ -133,8 +134,9 @@ func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
 
 const snapshotColumns = `id, project_id, sandbox_id, template, name, cpus, memory_mb, disk_mb, created_at`
 
-func snapshots(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Snapshot, err error) {
-	rows, err := tx.QueryContext(ctx, `select `+snapshotColumns+` from snapshot `+where, args...)
+func (f *Fleet) snapshots(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Snapshot, err error) {
+	rows, err := tx.QueryContext(ctx, `select `+snapshotColumns+` from (select `+snapshotColumns+` from snapshot where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where,
+		append(slices.Clip(args), f.conf.Server)...)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +159,7 @@ func (f *Fleet) Snapshots(ctx context.Context, who auth.Principal) (out []Snapsh
 		return nil, err
 	}
 	err = f.db.View(ctx, func(tx *store.Tx) error {
-		out, err = snapshots(ctx, tx, `where project_id = $1 order by created_at desc, id desc`, who.Project)
+		out, err = f.snapshots(ctx, tx, `where project_id = $1 order by created_at desc, id desc`, who.Project)
 		return err
 	})
 	if err != nil {

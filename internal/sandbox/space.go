@@ -57,7 +57,7 @@ func (f *Fleet) takeSpace(ctx context.Context, id string) (done func(), err erro
 // count exact.
 func (f *Fleet) roomToPause(ctx context.Context, tx *store.Tx) error {
 	var n int
-	if err := tx.One(ctx, `select count(*) from sandbox where state in ($1, $2) and restart = 0`, []any{Pausing, Paused}, &n); err != nil {
+	if err := tx.One(ctx, `select count(*) from sandbox where state in ($1, $2) and restart = 0 and server_id = $3`, []any{Pausing, Paused, f.conf.Server}, &n); err != nil {
 		return err
 	}
 	if n >= f.conf.MaxPaused {
@@ -70,7 +70,7 @@ func (f *Fleet) roomToPause(ctx context.Context, tx *store.Tx) error {
 // snapshot may be kept.
 func (f *Fleet) roomForSnapshot(ctx context.Context, tx *store.Tx) error {
 	var n int
-	if err := tx.One(ctx, `select count(*) from snapshot`, nil, &n); err != nil {
+	if err := tx.One(ctx, `select count(*) from snapshot where server_id = $1`, []any{f.conf.Server}, &n); err != nil {
 		return err
 	}
 	if n >= f.conf.MaxSnapshots {

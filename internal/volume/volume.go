@@ -112,6 +112,9 @@ var (
 
 // Config says how volumes are kept.
 type Config struct {
+	// Server is the id of this server among those that opened the database, one
+	// after the other: what another made is not seen. Empty is an id too.
+	Server string
 	// Dir holds a directory for each volume. It must be this store's alone. It
 	// is made if need be.
 	Dir string
@@ -226,8 +229,8 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Vo
 		if err := s.room(ctx, tx, v.SizeMB); err != nil {
 			return err
 		}
-		fresh, err := tx.Changed(ctx, `insert into volume (id, project_id, name, state, size_mb, created_at) values ($1, $2, $3, $4, $5, $6) on conflict do nothing`,
-			v.ID, v.Project, v.Name, making, v.SizeMB, store.Time(v.Created))
+		fresh, err := tx.Changed(ctx, `insert into volume (id, project_id, name, state, size_mb, created_at, server_id) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`,
+			v.ID, v.Project, v.Name, making, v.SizeMB, store.Time(v.Created), s.conf.Server)
 		if err == nil && !fresh {
 			return fmt.Errorf("volume with name '%s' %w", name, ErrExists)
 		}
@@ -256,7 +259,7 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Vo
 
 // room refuses a volume whose size could not be kept free for it.
 func (s *Store) room(ctx context.Context, tx *store.Tx, sizeMB int64) error {
-	rows, err := tx.QueryContext(ctx, `select id, size_mb from volume where state <> $1`, removing)
+	rows, err := tx.QueryContext(ctx, `select id, size_mb from volume where state <> $1 and server_id = $2`, removing, s.conf.Server)
 	if err != nil {
 		return err
 	}
@@ -288,7 +291,7 @@ func (s *Store) room(ctx context.Context, tx *store.Tx, sizeMB int64) error {
 func (s *Store) List(ctx context.Context, who auth.Principal) ([]Volume, error) {
 	var out []Volume
 	err := s.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select id, project_id, name, size_mb, created_at from volume where project_id = $1 and state = $2 order by created_at, id`, who.Project, ready)
+		rows, err := tx.QueryContext(ctx, `select id, project_id, name, size_mb, created_at from volume where project_id = $1 and state = $2 and server_id = $3 order by created_at, id`, who.Project, ready, s.conf.Server)
 		if err != nil {
 			return err
 		}
@@ -316,7 +319,7 @@ func (s *Store) List(ctx context.Context, who auth.Principal) ([]Volume, error) 
 // Get returns a volume of who's project.
 func (s *Store) Get(ctx context.Context, who auth.Principal, id string) (v Volume, err error) {
 	err = s.db.View(ctx, func(tx *store.Tx) error {
-		v, err = get(ctx, tx, who.Project, "id", id)
+		v, err = s.get(ctx, tx, who.Project, "id", id)
 		return err
 	})
 	if err != nil {
@@ -327,12 +330,12 @@ func (s *Store) Get(ctx context.Context, who auth.Principal, id string) (v Volum
 }
 
 // get reads the row of a ready volume by its id or name.
-func get(ctx context.Context, tx *store.Tx, project, column, value string) (Volume, error) {
+func (s *Store) get(ctx context.Context, tx *store.Tx, project, column, value string) (Volume, error) {
 	where := map[string]string{"id": `id = $1`, "name": `name = $1`}[column]
 	var v Volume
 	var at int64
-	err := tx.One(ctx, `select id, project_id, name, size_mb, created_at from volume where `+where+` and project_id = $2 and state = $3`,
-		[]any{value, project, ready}, &v.ID, &v.Project, &v.Name, &v.SizeMB, &at)
+	err := tx.One(ctx, `select id, project_id, name, size_mb, created_at from volume where `+where+` and project_id = $2 and state = $3 and server_id = $4`,
+		[]any{value, project, ready, s.conf.Server}, &v.ID, &v.Project, &v.Name, &v.SizeMB, &at)
 	if errors.Is(err, store.ErrNotFound) {
 		return Volume{}, fmt.Errorf("%w: %s", ErrNotFound, value)
 	}
@@ -419,7 +422,7 @@ func (s *Store) CheckToken(ctx context.Context, id string, token auth.Secret) (V
 	}
 	var v Volume
 	err := s.db.View(ctx, func(tx *store.Tx) error {
-		err := tx.One(ctx, `select id, project_id, name from volume where id = $1 and state = $2`, []any{id, ready}, &v.ID, &v.Project, &v.Name)
+		err := tx.One(ctx, `select id, project_id, name from volume where id = $1 and state = $2 and server_id = $3`, []any{id, ready, s.conf.Server}, &v.ID, &v.Project, &v.Name)
 		if errors.Is(err, store.ErrNotFound) {
 			return fmt.Errorf("%w: %s", ErrNotFound, id)
 		}
@@ -436,7 +439,7 @@ func (s *Store) Check(ctx context.Context, project string, wants []Want) error {
 	}
 	return s.db.View(ctx, func(tx *store.Tx) error {
 		for i, w := range wants {
-			_, err := get(ctx, tx, project, "name", w.Name)
+			_, err := s.get(ctx, tx, project, "name", w.Name)
 			if errors.Is(err, ErrNotFound) {
 				return fmt.Errorf("%w: volumeMounts[%d]: volume '%s' not found", ErrInvalid, i, w.Name)
 			}
@@ -462,7 +465,7 @@ func (s *Store) Mount(ctx context.Context, project, sandbox, name string) (Mount
 	var fresh bool
 	err := s.db.Update(ctx, func(tx *store.Tx) error {
 		var err error
-		if v, err = get(ctx, tx, project, "name", name); err != nil {
+		if v, err = s.get(ctx, tx, project, "name", name); err != nil {
 			return err
 		}
 		// Locks the row: a Delete that comes at the same time either has been
@@ -518,7 +521,7 @@ func (s *Store) forget(ctx context.Context, sandbox, volume string) error {
 	})
 }
 
-// Recover deals with what a former process left: it finishes volumes that were
+// Recover deals with what a former process of this server left: it finishes volumes that were
 // being made or removed, and takes over the mounts of those that sandboxes still
 // use. alive are the ids of the sandboxes that run; the use of others has ended.
 func (s *Store) Recover(ctx context.Context, alive []string) error {
@@ -526,7 +529,8 @@ func (s *Store) Recover(ctx context.Context, alive []string) error {
 	using := map[string][]string{} // sandboxes by volume
 	var all []string
 	err := s.db.Update(ctx, func(tx *store.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select v.id, v.state, coalesce(u.sandbox_id, '') from volume v left join volume_use u on u.volume_id = v.id`)
+		rows, err := tx.QueryContext(ctx, `select v.id, v.state, coalesce(u.sandbox_id, '') from volume v left join volume_use u on u.volume_id = v.id
+			where v.server_id = $1`, s.conf.Server)
 		if err != nil {
 			return err
 		}

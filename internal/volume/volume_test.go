@@ -289,6 +289,19 @@ func TestRecover(t *testing.T) {
 		if _, err := os.Stat(stray); err != nil {
 			t.Errorf("a directory that the database does not know was touched: %v", err)
 		}
+
+		// Another server of the database has another disk: it neither ends the
+		// use of these nor sees them.
+		other, _ := newStore(t, db, Config{Server: "srv_other", Dir: t.TempDir()})
+		if err := other.Recover(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		if vs, err := other.List(ctx, who); err != nil || len(vs) != 0 {
+			t.Errorf("another server lists %v, %v", vs, err)
+		}
+		if err := next.Delete(ctx, who, used.ID); !errors.Is(err, ErrInUse) {
+			t.Errorf("delete of the one in use, after another server's start: %v", err)
+		}
 	})
 }
 

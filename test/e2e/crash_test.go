@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -138,9 +139,10 @@ func pair(t testing.TB, url string, flags ...string) []func() *server {
 	if err := os.Symlink(blobs, filepath.Join(other, "blobs")); err != nil {
 		t.Fatal(err)
 	}
+	// One alone runs sandboxes: the other is for mail and people.
 	return []func() *server{
 		func() *server { return start(t, one, flags...) },
-		func() *server { return start(t, other, flags...) },
+		func() *server { return start(t, other, append(slices.Clip(flags), "--sandboxes", "off")...) },
 	}
 }
 

@@ -1,0 +1,149 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// ErrHeld means that another process holds what was asked for.
+var ErrHeld = errors.New("held by another process")
+
+// A Hold is a name that one process of a database has, and no other. It ends
+// with the process, also with kill -9: PostgreSQL gives it to a session and
+// takes it back when the connection ends, or is silent for half a minute since
+// its machine is gone. A SQLite database is one process's already. It is safe
+// for concurrent use.
+type Hold struct {
+	db   *DB
+	name string
+
+	mu   sync.Mutex // guards conn
+	conn *sql.Conn  // nil on SQLite, and while the hold is lost
+}
+
+// holdPoll is how often a hold that is another's is asked for again, and
+// holdLook how often is looked whether it is still ours.
+const (
+	holdPoll = 50 * time.Millisecond
+	holdLook = 2 * time.Second
+)
+
+// Hold takes name, and waits for it for so long; a process that was killed a
+// moment ago has it until its connection has ended. The error wraps [ErrHeld]
+// if another process still has it then.
+func (db *DB) Hold(ctx context.Context, name string, wait time.Duration) (*Hold, error) {
+	h := &Hold{db: db, name: name}
+	for begun := time.Now(); ; {
+		err := h.take(ctx)
+		if err == nil || !errors.Is(err, ErrHeld) || time.Since(begun) >= wait {
+			if err != nil {
+				return nil, fmt.Errorf("hold %s: %w", name, err)
+			}
+			return h, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(holdPoll):
+		}
+	}
+}
+
+// lock is PostgreSQL's lock for a name. Databases of several installations may
+// be schemas of one.
+const lock = `pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1, 0))`
+
+func (h *Hold) take(ctx context.Context) error {
+	if !h.db.postgres {
+		return nil
+	}
+	conn, err := h.db.write.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	for k, v := range map[string]string{"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4", "idle_session_timeout": "0"} {
+		// What a version or a pooler does not know is left as it is.
+		_, _ = conn.ExecContext(ctx, `select set_config($1, $2, false)`, k, v)
+	}
+	var ok bool
+	if err = conn.QueryRowContext(ctx, `select `+lock, h.name).Scan(&ok); err == nil && !ok {
+		err = ErrHeld
+	}
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.conn = conn
+	return nil
+}
+
+// Run looks after the hold until ctx is done. Where the connection was lost it
+// takes it again, and returns an error that wraps [ErrHeld] if another process
+// has been faster.
+func (h *Hold) Run(ctx context.Context) error {
+	t := time.NewTicker(holdLook)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+		if !h.db.postgres || h.ping(ctx) {
+			continue
+		}
+		if err := h.take(ctx); errors.Is(err, ErrHeld) {
+			return fmt.Errorf("hold %s: %w", h.name, err)
+		} // other errors: the database is away, and for others too
+	}
+}
+
+// ping reports whether the session that has the lock is still there.
+func (h *Hold) ping(ctx context.Context) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var one int
+	if err := h.conn.QueryRowContext(ctx, `select 1`).Scan(&one); err == nil {
+		return true
+	} else if ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return true // the server stops
+	}
+	_ = h.discardLocked()
+	return false
+}
+
+// discardLocked gives the lock back and ends the session: one that went back to
+// the other connections with it would hold it for nobody.
+func (h *Hold) discardLocked() error {
+	if h.conn == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_, err := h.conn.ExecContext(ctx, `select pg_advisory_unlock_all()`)
+	if err != nil {
+		// Whether it is still there is not known: it must not be used again.
+		_ = h.conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
+	err = errors.Join(err, h.conn.Close())
+	h.conn = nil
+	return err
+}
+
+// Close gives the name back.
+func (h *Hold) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.discardLocked()
+}
