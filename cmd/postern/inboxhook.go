@@ -13,6 +13,8 @@ import (
 // An inboxHook is what the API tells of a webhook of an inbox.
 type inboxHook struct {
 	ID, Name, URL, Reason, Secret string
+	State                         string
+	Action                        string `json:"action_id"`
 	Events                        []string
 	Enabled                       bool
 }
@@ -41,6 +43,12 @@ func inboxHooks(k *keyed, name *string) func(context.Context, []string, io.Write
 				return err
 			}
 			_, err = fmt.Fprintf(out, "webhook  %s, %s\nsecret   %s\nThe secret is shown this once. Receivers verify signatures with it (Standard Webhooks).\n", h.ID, printable(h.URL), h.Secret)
+			if err == nil && h.State == "waiting" {
+				_, err = fmt.Fprintf(out, "Nothing is sent to it before a person has allowed its URL: postern approve %s\n", h.Action)
+			}
+			if err == nil && h.State == "disabled" {
+				_, err = fmt.Fprintf(out, "It is disabled: %s\n", printable(h.Reason))
+			}
 			return err
 		}),
 		"list": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
@@ -54,6 +62,9 @@ func inboxHooks(k *keyed, name *string) func(context.Context, []string, io.Write
 			rows := [][]string{{"ID", "NAME", "STATE", "EVENTS", "URL"}}
 			for _, h := range list.Webhooks {
 				state := "enabled"
+				if h.State == "waiting" {
+					state = "waits for a person: " + printable(h.Action)
+				}
 				if !h.Enabled {
 					state = strings.TrimSuffix("disabled: "+printable(h.Reason), ": ")
 				}

@@ -510,7 +510,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	if d.hooks, err = webhook.New(d.log, d.db, webhook.Config{Key: key, Private: d.conf.WebhookPrivate, Resolver: d.resolver}); err != nil {
+	if d.hooks, err = webhook.New(d.log, d.db, d.gate, webhook.Config{Announce: d.post.Announce, Key: key, Private: d.conf.WebhookPrivate, Resolver: d.resolver}); err != nil {
 		return err
 	}
 	d.sampler = sandbox.NewSampler(d.fleet)

@@ -218,7 +218,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	}
 	book := rulebook.New(log, f.db)
 	f.gate.Handle(policy.KindChange, book)
-	hooks, err := webhook.New(log, f.db, webhook.Config{Key: []byte(strings.Repeat("k", 32)), Private: true})
+	hooks, err := webhook.New(log, f.db, f.gate, webhook.Config{Key: []byte(strings.Repeat("k", 32)), Private: true})
 	if err != nil {
 		t.Fatal(err)
 	}

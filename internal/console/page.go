@@ -239,7 +239,7 @@ func who(p string) principal {
 var kinds = map[string]string{
 	policy.KindSend: "Email", policy.KindReceive: "Email that arrived", policy.KindArchive: "Message into the archive", policy.KindTrash: "Message into the trash",
 	policy.KindCopy: "Copy for overseers", policy.KindConnect: "Connection", policy.KindMode: "Change of mode", policy.KindAllow: "Addition to an allow list",
-	policy.KindChange: "Change of policy",
+	policy.KindChange: "Change of policy", policy.KindWebhook: "Webhook",
 }
 
 // modeNames say what an inbox's mode means.

@@ -59,7 +59,7 @@ func (s *Server) showSwitches(w http.ResponseWriter, r *http.Request, who auth.P
 		names[b.ID] = b.Address
 		p.Inboxes = append(p.Inboxes, choice{b.ID, b.Address})
 	}
-	for _, k := range []string{policy.KindSend, policy.KindReceive, policy.KindTrash, policy.KindArchive, policy.KindConnect, policy.KindMode, policy.KindAllow, policy.KindChange} {
+	for _, k := range []string{policy.KindSend, policy.KindReceive, policy.KindTrash, policy.KindArchive, policy.KindConnect, policy.KindWebhook, policy.KindMode, policy.KindAllow, policy.KindChange} {
 		p.Kinds = append(p.Kinds, choice{k, kinds[k]})
 	}
 	for _, x := range on {

@@ -65,7 +65,7 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hooks, err := webhook.New(log, db, webhook.Config{Key: make([]byte, 32), Private: true})
+	hooks, err := webhook.New(log, db, gate, webhook.Config{Key: make([]byte, 32), Private: true})
 	if err != nil {
 		t.Fatal(err)
 	}

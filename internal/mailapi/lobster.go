@@ -516,12 +516,14 @@ type lobsterHook struct {
 	Inbox     *string      `json:"inboxId"`
 	Events    []event.Type `json:"events"`
 	IsActive  bool         `json:"isActive"`
+	Status    string       `json:"status"`   // active, waiting for a person, or disabled
+	Action    string       `json:"actionId"` // that a person decides on; empty if none does
 	CreatedAt time.Time    `json:"createdAt"`
 	Secret    string       `json:"secret,omitempty"` // when it was made, once
 }
 
 func lobsterHookOf(h webhook.Webhook) lobsterHook {
-	out := lobsterHook{ID: h.ID, URL: h.URL, Events: append([]event.Type{}, h.Events...), IsActive: h.Enabled, CreatedAt: h.Created}
+	out := lobsterHook{ID: h.ID, URL: h.URL, Events: append([]event.Type{}, h.Events...), IsActive: h.State() == "active", Status: h.State(), Action: h.Waits, CreatedAt: h.Created}
 	if h.Inbox != "" {
 		out.Inbox = &h.Inbox
 	}

@@ -115,7 +115,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.hooks, err = webhook.New(log, db, webhook.Config{Key: make([]byte, 32), Private: true, Retry: time.Millisecond}); err != nil {
+	if f.hooks, err = webhook.New(log, db, f.gate, webhook.Config{Key: make([]byte, 32), Private: true, Retry: time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
 	if f.people, err = people.New(db, people.Config{Key: make([]byte, 32)}); err != nil {

@@ -32,6 +32,8 @@ type webhookJSON struct {
 	URL        string       `json:"url"`
 	Events     []event.Type `json:"events"`
 	Enabled    bool         `json:"enabled"`
+	State      string       `json:"state"`      // active, waiting or disabled
+	Action     string       `json:"action_id"`  // that asks a person for its URL; empty if none does
 	Reason     string       `json:"reason"`     // why the server disabled it
 	Credential string       `json:"credential"` // that made it, and with which it ends
 	CreatedAt  time.Time    `json:"created_at"`
@@ -40,7 +42,7 @@ type webhookJSON struct {
 
 func webhookOf(w webhook.Webhook) webhookJSON {
 	return webhookJSON{
-		ID: w.ID, Name: w.Name, URL: w.URL, Events: append([]event.Type{}, w.Events...), Enabled: w.Enabled, Reason: w.Reason,
+		ID: w.ID, Name: w.Name, URL: w.URL, Events: append([]event.Type{}, w.Events...), Enabled: w.Enabled, State: w.State(), Action: w.Waits, Reason: w.Reason,
 		Credential: w.Credential, CreatedAt: w.Created,
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"postern/internal/event"
+	"postern/internal/oversight"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -20,7 +21,11 @@ import (
 func (f *fixture) clearWebhooks(t *testing.T) {
 	t.Helper()
 	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := tx.ExecContext(t.Context(), `delete from webhook`)
+		if _, err := tx.ExecContext(t.Context(), `delete from webhook`); err != nil {
+			return err
+		}
+		// Those who delete theirs take back what is asked for them.
+		_, err := tx.ExecContext(t.Context(), `delete from action where kind = 'webhook.create'`)
 		return err
 	})
 	if err != nil {
@@ -82,6 +87,23 @@ func TestWebhooks(t *testing.T) {
 		}
 		if got := f.do(t, "key a", "GET", path, ""); strings.Contains(got.body, "whsec_") || !strings.Contains(got.body, `"mine"`) {
 			t.Errorf("list = %s", got.body)
+		}
+		// A person sees where it leads before anything is sent.
+		if made.field(t, "state") != "waiting" {
+			t.Fatalf("created as %+v, want it to wait", made)
+		}
+		asked, err := f.gate.Action(t.Context(), f.person, made.field(t, "action_id"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.gate.Decide(t.Context(), f.person, oversight.Decision{ID: asked.ID, Version: asked.Version, Digest: asked.Hex(), Approve: true}); err != nil {
+			t.Fatal(err)
+		}
+		if ran, err := f.gate.RunOne(t.Context()); err != nil || !ran {
+			t.Fatal(ran, err)
+		}
+		if got := f.do(t, "key a", "GET", hook, ""); got.field(t, "state") != "active" {
+			t.Fatalf("allowed, it is %+v", got)
 		}
 		f.receive(t, f.a, "secret")
 		f.receive(t, f.b, "other")

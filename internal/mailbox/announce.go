@@ -12,6 +12,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/event"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -64,6 +65,18 @@ func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action
 		return err
 	}
 	return m.announceMove(ctx, tx, a)
+}
+
+// Announce is what every executor of the actions of an inbox tells it: that they
+// wait for a person, and how they were decided.
+func (m *PostOffice) Announce(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	return m.announceMove(ctx, tx, a)
+}
+
+// Watched returns the address and the mode of an inbox.
+func Watched(ctx context.Context, tx *store.Tx, id string) (address string, mode policy.Mode, err error) {
+	err = tx.One(ctx, `select address, mode from inbox where id = $1 and deleted_at = 0`, []any{id}, &address, &mode)
+	return address, mode, err
 }
 
 // announceMove tells of actions that wait for a person and of how they were

@@ -60,6 +60,8 @@ func what(a oversight.Action) string {
 		return "A change of the policy"
 	case policy.KindConnect:
 		return "A connection out of a sandbox"
+	case policy.KindWebhook:
+		return "A webhook of an agent"
 	}
 	return "Something of kind " + inert(a.Kind, 40)
 }

@@ -16,19 +16,20 @@ import (
 
 // The kinds of request that this package knows more of than their name.
 const (
-	KindSend    = "email.send"    // a mail leaves
-	KindReceive = "email.receive" // a mail arrives
-	KindArchive = "email.archive" // an agent puts a mail away by a tool
-	KindTrash   = "email.trash"   // an agent puts a mail into the trash by a tool
-	KindCopy    = "email.copy"    // overseers get a copy of what a monitored inbox sends
-	KindMode    = "inbox.mode"    // an inbox is to be watched less closely
-	KindAllow   = "inbox.allow"   // an entry more on an inbox's allow list
-	KindChange  = "policy.change" // another document takes this one's place
-	KindConnect = "net.connect"   // a sandbox connects to the outside
+	KindSend    = "email.send"     // a mail leaves
+	KindReceive = "email.receive"  // a mail arrives
+	KindArchive = "email.archive"  // an agent puts a mail away by a tool
+	KindTrash   = "email.trash"    // an agent puts a mail into the trash by a tool
+	KindCopy    = "email.copy"     // overseers get a copy of what a monitored inbox sends
+	KindMode    = "inbox.mode"     // an inbox is to be watched less closely
+	KindAllow   = "inbox.allow"    // an entry more on an inbox's allow list
+	KindChange  = "policy.change"  // another document takes this one's place
+	KindConnect = "net.connect"    // a sandbox connects to the outside
+	KindWebhook = "webhook.create" // an agent has events sent to a URL
 )
 
 // Kinds are all of them.
-var Kinds = []string{KindSend, KindReceive, KindArchive, KindTrash, KindCopy, KindMode, KindAllow, KindChange, KindConnect}
+var Kinds = []string{KindSend, KindReceive, KindArchive, KindTrash, KindCopy, KindMode, KindAllow, KindChange, KindConnect, KindWebhook}
 
 // personal are the kinds that a person decides, whatever a document says. The
 // attack: a rule, written in haste or slipped in, by which an agent raises its

@@ -93,6 +93,9 @@ func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id s
 		if !w.Enabled {
 			return fmt.Errorf("%w: enabled: the webhook is disabled; enable it first", ErrInvalid)
 		}
+		if w.Waits != "" {
+			return fmt.Errorf("%w: url: waits for a person to allow it (action %s)", ErrInvalid, w.Waits)
+		}
 		if !isText(id) {
 			return fmt.Errorf("delivery %q: %w", clip(id), ErrNotFound)
 		}
@@ -193,7 +196,7 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 }
 
 func enabled(ctx context.Context, tx *store.Tx) ([]Webhook, error) {
-	return store.List(ctx, tx, scan, `select `+columns+` from webhook where enabled = $1`, true)
+	return store.List(ctx, tx, scan, `select `+columns+` from webhook where enabled = $1 and waits = ''`, true)
 }
 
 // offer makes the deliveries of e to w, if w wants it and may still have it.

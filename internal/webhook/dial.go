@@ -119,6 +119,9 @@ func (h *Hooks) checkURL(s string) error {
 		return errors.New("is not a URL") // the error would quote it
 	}
 	switch {
+	case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }):
+		// The attack: a person who is shown it reads another than the receiver gets.
+		return errors.New("must be ASCII without spaces: write other characters as %XX, and names as xn--")
 	case u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.Opaque != "":
 		return errors.New("must begin with https://")
 	case u.Scheme == "http" && !h.conf.Private:

@@ -282,10 +282,11 @@ func TestLobster(t *testing.T) {
 		other, _ := p.inbox(t, "other")
 		h := hooks(t, db, webhook.Config{Private: true, Retry: time.Millisecond})
 		r := newReceiver(t, nil)
-		_, secret, err := h.CreateAs(t.Context(), account, webhook.Lobster, change("l", r.URL+"/l", "email.received", "email.scan.complete"))
+		made, secret, err := h.CreateAs(t.Context(), account, webhook.Lobster, change("l", r.URL+"/l", "email.received", "email.scan.complete"))
 		if err != nil {
 			t.Fatal(err)
 		}
+		free(t, h, account, made.ID)
 		if _, _, err := h.CreateAs(t.Context(), account, webhook.Lobster, change("l", r.URL+"/l", "email.thread.new")); !errors.Is(err, webhook.ErrInvalid) {
 			t.Errorf("an event that there is not: %v", err)
 		}

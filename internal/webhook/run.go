@@ -139,9 +139,15 @@ func (h *Hooks) take(ctx context.Context, webhook string) (p parcel, err error) 
 		}
 		var w Webhook
 		var until int64
-		err = tx.One(ctx, `select project_id, inbox_id, credential_id, url, dialect, secret, old_secret, old_until from webhook where id = $1`,
-			[]any{webhook}, &w.Project, &w.Inbox, &w.Credential, &p.url, &p.dialect, &p.sealed, &p.old, &until)
+		err = tx.One(ctx, `select project_id, inbox_id, credential_id, url, dialect, secret, old_secret, old_until, waits from webhook where id = $1`,
+			[]any{webhook}, &w.Project, &w.Inbox, &w.Credential, &p.url, &p.dialect, &p.sealed, &p.old, &until, &w.Waits)
 		if err != nil {
+			return err
+		}
+		if w.Waits != "" { // it is abandoned as it is asked for; this is the last look before it leaves
+			left := p.id
+			p = parcel{}
+			_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where id = $3`, Failed, "the URL of the webhook waits for a person", left)
 			return err
 		}
 		w.ID = webhook

@@ -2,6 +2,8 @@
 // its project, or the keys of its inbox, named, signed, until it is taken or a
 // day has passed.
 //
+// A webhook that an agent makes waits until its URL is allowed; see ask.go.
+//
 // Webhooks of a project are its keys' and its persons'; those of an inbox belong
 // to a credential of it, which alone with the inbox's other keys sees them, and
 // end with that credential. So nobody is told of an inbox whom it has revoked.
@@ -48,6 +50,8 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/event"
+	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -69,6 +73,9 @@ type Config struct {
 	// use http. Metadata services stay out of reach.
 	Private bool
 
+	// Announce tells the inbox of an action, in the transaction of its move; nil
+	// means that nobody is told. See [mailbox.PostOffice.Announce].
+	Announce func(ctx context.Context, tx *store.Tx, a oversight.Action) error
 	// Resolver finds the receivers' addresses; nil means the system's.
 	Resolver *net.Resolver
 
@@ -93,6 +100,7 @@ const (
 type Hooks struct {
 	log    *slog.Logger
 	db     *store.DB
+	gate   *oversight.Gate
 	conf   Config
 	seal   sealer
 	client *http.Client
@@ -102,8 +110,10 @@ type Hooks struct {
 	active  map[string]int // attempts under way, by webhook
 }
 
-// New returns the webhooks in db. Nothing is delivered until [Hooks.Run].
-func New(log *slog.Logger, db *store.DB, c Config) (*Hooks, error) {
+// New returns the webhooks in db. Nothing is delivered until [Hooks.Run]. What
+// agents make waits at gate, whose actions of kind [policy.KindWebhook] are
+// executed here.
+func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Hooks, error) {
 	if c.Timeout < 0 || c.Retry < 0 || c.DisableAfter < 0 || c.MaxWaiting < 0 {
 		return nil, errors.New("webhook: a limit is negative")
 	}
@@ -127,7 +137,9 @@ func New(log *slog.Logger, db *store.DB, c Config) (*Hooks, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Hooks{log: log, db: db, conf: c, seal: s, client: client, active: map[string]int{}}, nil
+	h := &Hooks{log: log, db: db, gate: gate, conf: c, seal: s, client: client, active: map[string]int{}}
+	gate.Handle(policy.KindWebhook, h)
+	return h, nil
 }
 
 // A Webhook is where a project, an inbox or an account wants to be told.
@@ -142,7 +154,20 @@ type Webhook struct {
 	Events     []event.Type
 	Enabled    bool
 	Reason     string // why the server disabled it, for a person
+	Waits      string // id of the action that asks for its URL; nothing is delivered until that is done
 	Created    time.Time
+}
+
+// State is what becomes of events that a webhook wants: "active", "waiting" for
+// leave, or "disabled".
+func (w Webhook) State() string {
+	switch {
+	case !w.Enabled:
+		return "disabled"
+	case w.Waits != "":
+		return "waiting"
+	}
+	return "active"
 }
 
 // A Dialect is in whose words a webhook is told.
@@ -298,7 +323,10 @@ func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c C
 		_, err := tx.ExecContext(ctx, `insert into webhook (id, project_id, inbox_id, credential_id, dialect, name, url, events, secret, enabled, reason, failing_since, created_at)
 			values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', 0, $11)`,
 			w.ID, w.Project, w.Inbox, w.Credential, w.Dialect, w.Name, w.URL, w.joined(), h.seal.seal(w.ID, *c.Secret), w.Enabled, store.Time(w.Created))
-		return err
+		if err != nil || !o.asks() {
+			return err
+		}
+		return h.ask(ctx, tx, who, &w)
 	})
 	if err != nil {
 		return Webhook{}, "", fmt.Errorf("create webhook: %w", err)
@@ -328,13 +356,13 @@ func (w Webhook) joined() string {
 	return strings.Join(s, " ")
 }
 
-const columns = `id, project_id, inbox_id, credential_id, dialect, name, url, events, enabled, reason, created_at`
+const columns = `id, project_id, inbox_id, credential_id, dialect, name, url, events, enabled, reason, waits, created_at`
 
 func scan(row func(...any) error) (Webhook, error) {
 	var w Webhook
 	var events string
 	var created int64
-	if err := row(&w.ID, &w.Project, &w.Inbox, &w.Credential, &w.Dialect, &w.Name, &w.URL, &events, &w.Enabled, &w.Reason, &created); err != nil {
+	if err := row(&w.ID, &w.Project, &w.Inbox, &w.Credential, &w.Dialect, &w.Name, &w.URL, &events, &w.Enabled, &w.Reason, &w.Waits, &created); err != nil {
 		return Webhook{}, err
 	}
 	for t := range strings.FieldsSeq(events) {
@@ -396,10 +424,12 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Webhook{}, err
 	}
+	var before Webhook
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		if w, err = get(ctx, tx, who, id); err != nil {
 			return err
 		}
+		before = w
 		if err := h.apply(&w, c); err != nil {
 			return err
 		}
@@ -424,10 +454,20 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 			w.Name, w.URL, w.joined(), w.Enabled, w.Reason, w.ID); err != nil {
 			return err
 		}
+		// The attack: a webhook that was allowed is turned to another URL. And one
+		// that was refused is asked for again by turning it on.
+		if w.Credential != "" && (w.URL != before.URL || w.Waits != "" && w.Enabled && !before.Enabled) {
+			if err := h.ask(ctx, tx, who, &w); err != nil {
+				return err
+			}
+		}
 		return audit.Append(ctx, tx, who, "webhook.update", w.ID, f)
 	})
 	if err != nil {
 		return Webhook{}, fmt.Errorf("update webhook: %w", err)
+	}
+	if w.Waits != before.Waits {
+		h.takeBack(ctx, who, before.Waits)
 	}
 	return w, nil
 }
@@ -481,11 +521,13 @@ func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
 	}
-	return h.db.Update(ctx, func(tx *store.Tx) error {
+	waits := ""
+	err := h.db.Update(ctx, func(tx *store.Tx) error {
 		w, err := get(ctx, tx, who, id)
 		if err != nil {
 			return err
 		}
+		waits = w.Waits
 		if _, err := tx.ExecContext(ctx, `delete from webhook_delivery where webhook_id = $1`, id); err != nil {
 			return fmt.Errorf("delete deliveries: %w", err)
 		}
@@ -494,6 +536,10 @@ func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error
 		}
 		return audit.Append(ctx, tx, who, "webhook.delete", id, w.fields())
 	})
+	if err == nil {
+		h.takeBack(ctx, who, waits)
+	}
+	return err
 }
 
 // isText says whether the databases take s.

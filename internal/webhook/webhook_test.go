@@ -22,6 +22,8 @@ import (
 	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/mailauth/dnstest"
+	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/webhook"
@@ -47,12 +49,34 @@ func project(t *testing.T, db *store.DB, name string) auth.Principal {
 
 func hooks(t *testing.T, db *store.DB, c webhook.Config) *webhook.Hooks {
 	t.Helper()
+	return hooksAt(t, db, oversight.Fixed(policy.Rules{{Kind: policy.KindWebhook, Effect: policy.Allow}}), c)
+}
+
+// hooksAt is hooks where somebody else judges what agents make.
+func hooksAt(t *testing.T, db *store.DB, judge oversight.Judge, c webhook.Config) *webhook.Hooks {
+	t.Helper()
+	h, _ := gated(t, db, judge, c)
+	return h
+}
+
+// gated is hooksAt with the gate, which runs.
+func gated(t *testing.T, db *store.DB, judge oversight.Judge, c webhook.Config) (*webhook.Hooks, *oversight.Gate) {
+	t.Helper()
 	c.Key = serverKey
-	h, err := webhook.New(slog.New(slog.NewTextHandler(t.Output(), nil)), db, c)
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	gate := oversight.NewGate(log, db, judge)
+	h, err := webhook.New(log, db, gate, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- gate.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return h, gate
 }
 
 // run starts h and returns what ends it.
@@ -94,7 +118,17 @@ func create(t *testing.T, h *webhook.Hooks, who auth.Principal, c webhook.Change
 	if err != nil {
 		t.Fatal(err)
 	}
+	free(t, h, who, w.ID)
 	return w, secret
+}
+
+// free waits until a webhook that policy allows waits for nothing.
+func free(t *testing.T, h *webhook.Hooks, who auth.Principal, id string) {
+	t.Helper()
+	eventually(t, "a webhook that policy allows", func() bool {
+		w, err := h.Get(t.Context(), who, id)
+		return err == nil && w.Waits == ""
+	})
 }
 
 // A receiver takes deliveries and answers as it is told.
@@ -521,7 +555,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"hexadecimal address", change("x", "https://0x7f000001/", all...), "not a host name"},
 		{"octal address", change("x", "https://0177.0.0.1/", all...), "not a host name"},
 		{"unspecified", change("x", "https://0.0.0.0/", all...), "this network"},
-		{"name of Unicode digits", change("x", "https://①②⑦.⓪.⓪.①/", all...), "not a host name"},
+		{"name of Unicode digits", change("x", "https://①②⑦.⓪.⓪.①/", all...), "must be ASCII"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -600,7 +634,7 @@ func TestSecretsNeedTheServersKey(t *testing.T) {
 	who := project(t, db, "one")
 	r := newReceiver(t, nil)
 	w, _ := create(t, hooks(t, db, webhook.Config{Private: true}), who, change("x", r.URL, all...))
-	h, err := webhook.New(slog.New(slog.DiscardHandler), db, webhook.Config{Private: true, Key: []byte("another server's key of 32 bytes.")})
+	h, err := webhook.New(slog.New(slog.DiscardHandler), db, oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil)), webhook.Config{Private: true, Key: []byte("another server's key of 32 bytes.")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -613,7 +647,7 @@ func TestSecretsNeedTheServersKey(t *testing.T) {
 	if n := len(r.requests()); n != 0 {
 		t.Errorf("%d deliveries were sent that nobody signed", n)
 	}
-	if _, err := webhook.New(slog.New(slog.DiscardHandler), db, webhook.Config{Key: []byte("short")}); err == nil {
+	if _, err := webhook.New(slog.New(slog.DiscardHandler), db, oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil)), webhook.Config{Key: []byte("short")}); err == nil {
 		t.Error("a short key was taken")
 	}
 }

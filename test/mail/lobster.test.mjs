@@ -284,6 +284,12 @@ test('webhooks: made, told, listed, deleted', async () => {
   const inbox = await lm.createInbox({ localPart: 'hooked' })
   const all = await lm.createWebhook({ url: receiver.url, events: ['email.received', 'email.sent'] })
   const one = await lm.createWebhook({ url: receiver.url + '/one', inboxId: inbox.id })
+  // An agent's webhook is made at once and told nothing before a person has allowed its URL.
+  for (const hook of [all, one]) {
+    assert.equal(hook.isActive, false)
+    await postern('approve', hook.actionId)
+  }
+  await eventually('both are active', async () => (await lm.listWebhooks()).data.every((h) => h.isActive))
   assert.match(one.secret, /^whsec_/)
   assert.deepEqual(one.events, ['email.received'])
   assert.deepEqual((await lm.listWebhooks()).data.map((h) => h.id), [all.id, one.id])

@@ -1,0 +1,192 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// A webhook is a way out: its URL has a path and a query, in which its maker
+// writes what he likes, and requests come when he wants them to. So one that an
+// agent makes waits as an action until policy or a person has allowed its URL,
+// the whole of it: of many hosts the path says who reads what comes. Who holds
+// the project's key or is a person makes them freely. They are the operator's
+// programs and people, to whom the events belong anyway.
+
+// maxAsked is how many actions of one credential may wait. What is asked for
+// anew takes the former action back, so that there are mostly no more than
+// webhooks; the attack is to be faster than that.
+const maxAsked = 2 * maxHooks
+
+// A request is the payload of an action of kind [policy.KindWebhook].
+type request struct {
+	Webhook    string `json:"webhook"`
+	URL        string `json:"url"`
+	Name       string `json:"name"`
+	Events     string `json:"events"`
+	Inbox      string `json:"inbox"` // its address; empty for all of the credential's
+	Credential string `json:"credential"`
+}
+
+// asks reports whether what o makes waits for leave.
+func (o owner) asks() bool { return o.credential != "" }
+
+// ask proposes w, whose row is in tx, and writes down what it waits for.
+func (h *Hooks) ask(ctx context.Context, tx *store.Tx, who auth.Principal, w *Webhook) error {
+	var n int
+	if err := tx.One(ctx, `select count(*) from action where project_id = $1 and kind = $2 and proposer = $3 and state = $4`,
+		[]any{w.Project, policy.KindWebhook, who.String(), oversight.Pending}, &n); err != nil {
+		return err
+	}
+	if n >= maxAsked {
+		return fmt.Errorf("%d webhooks of this key wait for a person: %w", n, oversight.ErrFull)
+	}
+	u, err := url.Parse(w.URL)
+	if err != nil {
+		return fmt.Errorf("%w: url: is not a URL", ErrInvalid) // unreachable: checkURL
+	}
+	r := policy.Request{
+		Kind: policy.KindWebhook, Via: "rest", To: []string{strings.ToLower(u.Hostname())},
+		Detail: map[string]string{"url": w.URL, "host": strings.ToLower(u.Hostname())},
+	}
+	if w.Inbox != "" {
+		if r.Inbox, r.Mode, err = mailbox.Watched(ctx, tx, w.Inbox); err != nil {
+			return err
+		}
+	}
+	payload, err := json.Marshal(request{Webhook: w.ID, URL: w.URL, Name: w.Name, Events: w.joined(), Inbox: r.Inbox, Credential: w.Credential})
+	if err != nil {
+		return err
+	}
+	r.Size = int64(len(payload))
+	a, err := h.gate.Propose(ctx, tx, who, oversight.Proposal{Request: r, Inbox: w.Inbox, Via: r.Via, Payload: payload})
+	if err != nil {
+		return err
+	}
+	w.Waits = a.ID
+	if a.State == oversight.Denied {
+		w.Enabled, w.Reason = false, refusal(a)
+	}
+	// What is under way to the former URL does not go to this one.
+	if err := abandon(ctx, tx, w.ID, "the URL of the webhook waits for a person"); err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, `update webhook set waits = $1, enabled = $2, reason = $3 where id = $4`, w.Waits, w.Enabled, w.Reason, w.ID)
+	return err
+}
+
+// takeBack cancels an action that asks for a URL which the webhook has no more.
+// It need not succeed: carried out, such an action changes nothing.
+func (h *Hooks) takeBack(ctx context.Context, who auth.Principal, action string) {
+	if action == "" {
+		return
+	}
+	if _, err := h.gate.Cancel(ctx, who, action); err != nil && !errors.Is(err, oversight.ErrTooLate) {
+		h.log.DebugContext(ctx, "take back action of a webhook", "action", action, "err", err)
+	}
+}
+
+// refusal says why an action of a webhook was not carried out.
+func refusal(a oversight.Action) string {
+	why := a.Reason
+	if why == "" {
+		why = a.Verdict
+	}
+	if a.State != oversight.Denied {
+		why = string(a.State)
+	}
+	return fmt.Sprintf("its URL was not allowed (%s): %s", a.ID, why)
+}
+
+var (
+	_ oversight.Executor  = (*Hooks)(nil)
+	_ oversight.Finisher  = (*Hooks)(nil)
+	_ oversight.Recoverer = (*Hooks)(nil)
+	_ oversight.Watcher   = (*Hooks)(nil)
+)
+
+// Execute implements [oversight.Executor]. What it lets through is done by
+// [Hooks.Finish], with the outcome.
+func (h *Hooks) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	var r request
+	if err := json.Unmarshal(a.Payload, &r); err != nil || r.Webhook == "" {
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+	}
+	err := h.db.View(ctx, func(tx *store.Tx) error {
+		var id string
+		return tx.One(ctx, `select id from webhook where id = $1 and waits = $2 and url = $3`, []any{r.Webhook, a.ID, r.URL}, &id)
+	})
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the webhook has another URL by now, or was deleted"}
+	case err != nil:
+		return oversight.Outcome{State: oversight.Approved, Detail: "nothing was changed: the database was not to be reached", Free: true}
+	}
+	return oversight.Outcome{State: oversight.Done, Detail: "the webhook is told of events from now on"}
+}
+
+// Finish implements [oversight.Finisher].
+func (h *Hooks) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o oversight.Outcome) error {
+	if o.State != oversight.Done {
+		return nil
+	}
+	_, err := tx.ExecContext(ctx, `update webhook set waits = '' where waits = $1`, a.ID)
+	return err
+}
+
+// Interrupted implements [oversight.Recoverer]: an execution has no effect but
+// its outcome.
+func (h *Hooks) Interrupted(context.Context, *store.Tx, oversight.Action) (oversight.Outcome, error) {
+	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before anything was changed"}, nil
+}
+
+// Moved implements [oversight.Watcher]: a webhook whose URL was refused is
+// disabled, with the reason.
+func (h *Hooks) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	switch a.State {
+	case oversight.Denied, oversight.Cancelled, oversight.Failed:
+		if _, err := tx.ExecContext(ctx, `update webhook set enabled = $1, reason = $2 where waits = $3`, false, refusal(a), a.ID); err != nil {
+			return err
+		}
+	case oversight.Scheduled, oversight.Pending, oversight.Approved, oversight.Executing, oversight.Done, oversight.Unknown:
+	}
+	if h.conf.Announce == nil || a.Inbox == "" {
+		return nil
+	}
+	return h.conf.Announce(ctx, tx, a)
+}
+
+// Show implements [oversight.Executor].
+func (h *Hooks) Show(a oversight.Action) (oversight.View, error) {
+	var r request
+	if err := json.Unmarshal(a.Payload, &r); err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	u, err := url.Parse(r.URL)
+	if err != nil {
+		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
+	}
+	v := oversight.View{
+		Title: "Webhook to " + u.Host,
+		Fields: []oversight.Field{
+			{Name: "URL", Value: r.URL}, {Name: "Inbox", Value: r.Inbox}, {Name: "Events", Value: r.Events}, {Name: "Name", Value: r.Name}, {Name: "Key", Value: r.Credential},
+		},
+		Text: "Approved, this server sends a request to this URL each time one of these events happens, until the webhook or the key that made it ends. The requests hold ids and times, and no mail.",
+	}
+	if r.Inbox == "" {
+		v.Fields[1].Value = "all that the key opens"
+	}
+	if u.Path != "" && u.Path != "/" || u.RawQuery != "" {
+		v.Notes = append(v.Notes, "the path and the query of the URL are the agent's words: whoever runs the host reads them with each request")
+	}
+	return v, nil
+}
