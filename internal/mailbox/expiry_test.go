@@ -311,9 +311,9 @@ func TestNames(t *testing.T) {
 	})
 }
 
-// TestOperated: postmaster and abuse are a person's to make, in the server's
-// domain and no other that is not proved, and no program's; and no sandbox that
-// is attached to one writes from it.
+// TestOperated: reserved names are an owner's to make, in the server's domain and
+// no other that is not proved, and no program's; and no sandbox that is attached
+// to one by which a domain is proved writes from it. Who may not is told who may.
 func TestOperated(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
@@ -340,13 +340,22 @@ func TestOperated(t *testing.T) {
 			"an inbox's key":            {agent, "abuse", auth.ErrForbidden},
 			"a sandbox":                 {auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.project.Project}, "abuse", auth.ErrForbidden},
 			"what looks like it":        {f.person, "post-master", mailbox.ErrReserved},
-			"another reserved name":     {f.person, "hostmaster", mailbox.ErrReserved},
+			"what mail servers use":     {f.person, "mailer-daemon", mailbox.ErrReserved},
+			"a key, a role":             {f.project, "support", mailbox.ErrReserved},
 			"a domain that is not ours": {f.person, "abuse@example.com", mailbox.ErrInvalid},
 			"what is there":             {f.person, "postmaster", mailbox.ErrTaken},
 		} {
 			if got, _, err := f.post.CreateInbox(ctx, tt.who, mailbox.NewInbox{Address: tt.address}, ""); !errors.Is(err, tt.want) {
 				t.Errorf("%s: %q, %v; want %v", name, got.Address, err, tt.want)
 			}
+		}
+		for _, name := range []string{"hostmaster", "admin", "webmaster", "info", "support"} {
+			if b, _, err := f.post.CreateInbox(ctx, f.person, mailbox.NewInbox{Address: name}, ""); err != nil || b.Address != name+"@agents.test" {
+				t.Errorf("an owner makes %s: %q, %v", name, b.Address, err)
+			}
+		}
+		if _, _, err := f.post.CreateInbox(ctx, f.project, mailbox.NewInbox{Address: "admin"}, ""); err == nil || !strings.Contains(err.Error(), "an owner makes it") || !strings.Contains(err.Error(), "postern inbox create admin") {
+			t.Errorf("a key is told %v, want who may and how", err)
 		}
 		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.project.Project, Inbox: b.ID}
 		draft := mailbox.Outgoing{Draft: mail.Draft{To: []string{"bob@example.com"}, Text: "x"}}

@@ -264,7 +264,7 @@ func (m *PostOffice) plan(who auth.Principal, n NewInbox) (_ Inbox, more []strin
 		}
 		n.Next = true
 	}
-	if err := checkName(name, host == m.cfg.Domain); err != nil && (who.Kind != auth.Person || !isOperated(name)) {
+	if err := mayName(who, name, host == m.cfg.Domain); err != nil {
 		return Inbox{}, nil, err
 	}
 	b.Address = name + "@" + host

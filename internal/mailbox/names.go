@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/text/unicode/norm"
 
+	"postern/internal/auth"
 	"postern/internal/store"
 )
 
@@ -39,20 +40,27 @@ var ErrReserved = errors.New("reserved")
 // program, and would otherwise compile it as it starts.
 var localPart = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`) })
 
-// guarded names are no agent's in any domain. They belong to whoever runs it
-// (RFC 2142), or prove that somebody runs it: a certificate for the domain is
-// given to who reads the mail of some of them.
+// guarded names are no program's to make in any domain. They belong to whoever
+// runs it (RFC 2142), or prove that somebody runs it: a certificate for the domain
+// is given to who reads the mail of some of them. An owner may make them, by hand.
 var guarded = strings.Fields(`
 	abuse noc security postmaster hostmaster usenet news webmaster www uucp ftp
 	admin administrator root is it mis ssladmin ssladministrator sslwebmaster sysadmin domainadmin dnsadmin certificates
 	autoconfig autodiscover mta-sts dmarc dmarc-reports dkim spf tls-rpt tlsrpt smtp imap pop3 dns whois registrar arc
-	mailer-daemon mailerdaemon daemon nobody bounce bounces bounced return returns listserv majordomo mailman list-request
+	listserv majordomo mailman list-request
+`)
+
+// machines are names that mail servers write to and from themselves, and what
+// programs write where they have no name. Nobody has them.
+var machines = strings.Fields(`
+	mailer-daemon mailerdaemon daemon nobody bounce bounces bounced return returns
 	localhost localdomain null undefined none nil
 `)
 
-// roles are no agent's in the domain of this server, where they would let one
-// pass for the service, for its staff, or for the sender of its notices. In a
-// project's own domain, support@ may well be an agent.
+// roles are no program's to make in the domain of this server, where they would
+// let an agent pass for the service, for its staff, or for the sender of its
+// notices. In a project's own domain, support@ may well be an agent; here an owner
+// says so by making it.
 var roles = strings.Fields(`
 	info marketing sales support
 	noreply no-reply donotreply do-not-reply notification notifications alert alerts list lists owner-list
@@ -67,10 +75,8 @@ var roles = strings.Fields(`
 	lobster lobstermail multimail
 `)
 
-// operated are the guarded names that a person may have: at them the rest of the
-// world reaches whoever runs a domain (RFC 5321 4.5.1, RFC 2142). No program's
-// key makes them. The attack: an agent who reads them is sent what proves that
-// one runs the domain, and gets a certificate for it.
+// operated are the guarded names that a domain must have: at them the rest of the
+// world reaches whoever runs it (RFC 5321 4.5.1, RFC 2142).
 var operated = []string{"postmaster", "abuse"}
 
 // Operated returns which addresses in the domain called name a person should
@@ -82,10 +88,12 @@ func Operated(name string) (out []string) {
 	return out
 }
 
-// isOperated reports whether an address is whoever runs its domain's.
+// isOperated reports whether an address is whoever runs its domain's. The
+// attack: an agent who reads it is sent what proves that one runs the domain, and
+// gets a certificate for it.
 func isOperated(address string) bool {
 	local, _, _ := strings.Cut(address, "@")
-	return slices.Contains(operated, local)
+	return slices.Contains(guarded, local)
 }
 
 // folded returns a name without what is easily overlooked in one. The attack:
@@ -105,7 +113,7 @@ var reserved = sync.OnceValue(func() map[string]bool {
 	for _, name := range roles {
 		m[folded(name)] = false
 	}
-	for _, name := range guarded {
+	for _, name := range append(slices.Clone(guarded), machines...) {
 		m[folded(name)] = true
 	}
 	return m
@@ -119,19 +127,33 @@ func isReserved(name string, ours bool) bool {
 	return ok && (ours || everywhere) || reserved()[strings.TrimRight(name, "0123456789")]
 }
 
+// mayName returns why who cannot make an address with a name before the @, in a
+// domain which is ours or some project's. An owner may have what is reserved, as
+// it is written: what only looks like it is nobody's.
+func mayName(who auth.Principal, name string, ours bool) error {
+	err := checkName(name, ours)
+	if errors.Is(err, ErrReserved) && who.Manages() && (slices.Contains(guarded, name) || slices.Contains(roles, name)) {
+		return nil
+	}
+	return err
+}
+
 // checkName returns why a name cannot be the part of an address before the @,
-// in a domain which is ours or some project's.
+// in a domain which is ours or some project's, for who is no owner.
 func checkName(name string, ours bool) error {
 	if len(name) < 3 || len(name) > 64 || !localPart().MatchString(name) || strings.Contains(name, "..") {
 		return fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
 	}
-	if slices.Contains(operated, name) {
-		return fmt.Errorf("%w: address: %s is %w for whoever runs the domain: a person makes it, in the console or with postern inbox create", ErrInvalid, name, ErrReserved)
+	switch {
+	case !isReserved(name, ours):
+		return nil
+	case slices.Contains(machines, name):
+		return fmt.Errorf("%w: address: %s is %w for mail servers themselves, and nobody has it: choose another name", ErrInvalid, name, ErrReserved)
+	case slices.Contains(guarded, name) || slices.Contains(roles, name):
+		return fmt.Errorf("%w: address: %s is %w for whoever runs the domain: an owner makes it, in the console under Inboxes, or at the machine with postern inbox create %s; a key does not",
+			ErrInvalid, name, ErrReserved, name)
 	}
-	if isReserved(name, ours) {
-		return fmt.Errorf("%w: address: %s is %w", ErrInvalid, name, ErrReserved)
-	}
-	return nil
+	return fmt.Errorf("%w: address: %s is %w, since it looks like a name of whoever runs the domain: choose another", ErrInvalid, name, ErrReserved)
 }
 
 // spelled are letters that do not come apart into one of a-z and a mark.
