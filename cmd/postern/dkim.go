@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
-	"flag"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -24,37 +25,40 @@ func dkimCommand() *command {
 	var c Config
 	verb := func(method, path string) func(context.Context, []string, io.Writer) error {
 		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-			name := c.MailDomain
-			if len(args) > 0 {
-				var err error
-				if name, err = oneArg(args, "DOMAIN"); err != nil {
+			names, err := signingDomains(ctx, l, args, method != "GET")
+			if err != nil {
+				return err
+			}
+			for i, name := range names {
+				var answer struct{ Keys []signingKey }
+				if err := notFoundAs(l.call(ctx, method, "/v1/signing/"+url.PathEscape(name)+path, nil, &answer), "this server signs nothing for %q; postern dkim list shows the domains for which it does", name); err != nil {
+					return err
+				}
+				if i > 0 {
+					fmt.Fprintln(out)
+				}
+				if err := printKeys(out, name, answer.Keys); err != nil {
 					return err
 				}
 			}
-			var answer struct{ Keys []signingKey }
-			if err := l.call(ctx, method, "/v1/signing/"+url.PathEscape(name)+path, nil, &answer); err != nil {
-				return err
-			}
-			return printKeys(out, name, answer.Keys)
+			return nil
 		})
 	}
 	return group("dkim", "list|rotate|check|remove [DOMAIN] [KEY] [flags]", "the keys that sign what leaves", `
-postern dkim list [DOMAIN]         prints the keys, and the DNS records to publish
+postern dkim list [DOMAIN]         prints the keys, and the DNS records to publish; without
+                                   DOMAIN those of all domains that are yours
 postern dkim check [DOMAIN]        looks the records up; new keys that are published sign from now on
 postern dkim rotate [DOMAIN]       makes the next keys, to be published before they sign
 postern dkim remove DOMAIN KEY     publishes a former key no more
 
 Each message is signed twice (DKIM with RSA-2048 and with Ed25519) and carries a
-signed statement. Without DOMAIN the mail domain's keys are meant (--mail-domain).
+signed statement. check and rotate need DOMAIN where there are several.
 To rotate: run rotate, publish the new records at your DNS provider, run check;
 or wait two days, after which the new keys sign in any case. Leave the former
 records there for a week, since mail that is under way is checked with them; then
 run remove and take them out of the DNS. The keys of statements are published by
 the server itself, also former ones.`,
-		func(fs *flag.FlagSet) {
-			c.location(fs)
-			fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		c.location, map[string]func(context.Context, []string, io.Writer) error{
 			"list":   verb("GET", ""),
 			"check":  verb("POST", "/check"),
 			"rotate": verb("POST", "/rotation"),
@@ -69,6 +73,26 @@ the server itself, also former ones.`,
 				return err
 			}),
 		})
+}
+
+// signingDomains returns the domains that are meant: the one that is named, or
+// all that are the caller's; where one alone can be meant there must be one.
+func signingDomains(ctx context.Context, l *local, args []string, one bool) ([]string, error) {
+	if len(args) > 0 {
+		name, err := oneArg(args, "DOMAIN")
+		return []string{name}, err
+	}
+	var list struct{ Domains []string }
+	if err := l.call(ctx, "GET", "/v1/signing", nil, &list); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(list.Domains) == 0:
+		return nil, errors.New("this server signs for no domain of yours; postern domain add DOMAIN begins with one")
+	case one && len(list.Domains) > 1:
+		return nil, fmt.Errorf("%w: DOMAIN is missing: there are keys of %s", errUsage, strings.Join(list.Domains, ", "))
+	}
+	return list.Domains, nil
 }
 
 func printKeys(out io.Writer, domain string, keys []signingKey) error {

@@ -22,6 +22,7 @@ var deliveryRoutes = []route{
 	{"POST", "/v1/suppression/removal", maxBody, (*Server).unsuppress},
 	{"GET", "/v1/suspensions", 0, (*Server).listSuspensions},
 	{"POST", "/v1/suspensions/{id}/lift", maxBody, (*Server).lift},
+	{"GET", "/v1/signing", 0, (*Server).listSigningDomains},
 	{"GET", "/v1/signing/{id}", 0, (*Server).listSigningKeys},
 	{"POST", "/v1/signing/{id}/rotation", 0, (*Server).rotateSigningKeys},
 	{"POST", "/v1/signing/{id}/check", 0, (*Server).checkSigningKeys},
@@ -193,6 +194,15 @@ func answerKeys(w http.ResponseWriter, keys []signing.Key, err error) error {
 		return err
 	}
 	answer(w, http.StatusOK, map[string]any{"keys": each(keys, signingKeyOf)})
+	return nil
+}
+
+func (s *Server) listSigningDomains(w http.ResponseWriter, r *http.Request, c caller) error {
+	names, err := s.post.SigningDomains(r.Context(), c.Principal)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]any{"domains": append([]string{}, names...)})
 	return nil
 }
 

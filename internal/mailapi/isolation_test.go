@@ -448,6 +448,7 @@ var operations = []operation{
 	// Who may finds that nothing of his is suspended.
 	{"POST", "/v1/suspensions/{id}/lift", onlyPeople, 404, func(x *trial) { x.id, x.body = x.f.a.ID, `{"reason":"clean"}` }},
 	// And that this server signs nothing.
+	{"GET", "/v1/signing", onlyPeople, 200, nil},
 	{"GET", "/v1/signing/{id}", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
 	{"POST", "/v1/signing/{id}/rotation", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
 	{"POST", "/v1/signing/{id}/check", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},

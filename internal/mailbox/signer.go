@@ -39,6 +39,26 @@ func (m *PostOffice) mayKeep(ctx context.Context, who auth.Principal, name strin
 	return nil
 }
 
+// SigningDomains returns the domains for whose mail who keeps the keys: that of
+// this server, if who is its operator, and those of who's project that are in use.
+func (m *PostOffice) SigningDomains(ctx context.Context, who auth.Principal) (out []string, err error) {
+	if who.Kind != auth.Person {
+		return nil, fmt.Errorf("%s keeps no signing keys, a person does: %w", who, auth.ErrForbidden)
+	}
+	if m.cfg.Signer != nil && m.mayKeep(ctx, who, m.cfg.Domain) == nil {
+		out = append(out, m.cfg.Domain)
+	}
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		names, err := tx.Strings(ctx, `select distinct k.domain from signing_key k join mail_domain d on d.name = k.domain where d.project_id = $1 and d.state <> 'pending' order by k.domain`, who.Project)
+		out = append(out, names...)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list domains with signing keys: %w", err)
+	}
+	return out, nil
+}
+
 // SigningKeys returns the published keys of a domain of who's.
 func (m *PostOffice) SigningKeys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
 	if err := m.mayKeep(ctx, who, name); err != nil {
