@@ -88,7 +88,9 @@ async function start() {
   for (let i = 0; i < 1800; i++) {
     const text = readFileSync(log, 'utf8')
     if (text.includes('Postern is running.') && (await answers())) {
-      return { pid: child.pid, key: text.match(/e2b_[0-9a-f]{40}/)?.[0], link: text.match(/http\S+\/console\/setup\?token=\S+/)?.[0] }
+      // Its output is no terminal: what is secret is in files.
+      const secret = (name) => (existsSync(join(data, name)) ? readFileSync(join(data, name), 'utf8').trim() : undefined)
+      return { pid: child.pid, key: secret('project.key'), link: secret('setup.link') }
     }
     if (ended) throw new Error(`the server ended:\n${text}`)
     await sleep(100)

@@ -53,10 +53,10 @@ async function serve(flags, work) {
       await sleep(100)
     }
   }
-  await said('setup?token')
+  await said('/setup.link')
   if (!flags.includes('--cold')) await said('made snapshot of template')
   process.env.E2B_API_URL = process.env.E2B_SANDBOX_URL = 'http://127.0.0.1:3400'
-  process.env.E2B_API_KEY = readFileSync(log, 'utf8').match(/e2b_[0-9a-f]{40}/)[0]
+  process.env.E2B_API_KEY = readFileSync(join(dir, 'project.key'), 'utf8').trim()
   try {
     return await work(dir)
   } finally {

@@ -29,6 +29,7 @@ type action struct {
 		Fields []struct{ Name, Value string }
 		Text   string
 		Notes  []string
+		NoWay  []string `json:"no_way_out"`
 		Files  []struct {
 			Name        string
 			ContentType string `json:"content_type"`
@@ -212,6 +213,9 @@ func decision(name, short, long string, approve bool) *command {
 			fmt.Fprintf(out, "%s %s: %s, digest %s\n", verdict, a.ID, printable(a.View.Title), a.Digest)
 			if !approve {
 				return nil
+			}
+			if len(a.View.NoWay) > 0 {
+				fmt.Fprintf(out, "WARNING: this server has no way out to %s, and nothing leaves for there: see postern help up, --deliver, --relay and --route\n", printable(strings.Join(a.View.NoWay, ", ")))
 			}
 			now, err := l.action(ctx, a.ID)
 			if err != nil {

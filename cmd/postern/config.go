@@ -247,7 +247,7 @@ func (c *Config) validate() error {
 		bad("mail-domain", "%q is not a domain", c.MailDomain)
 	}
 	c.DeliverTo.validate(c.Relay, bad)
-	c.Notices.validate(bad)
+	c.Notices.validate(c, bad)
 	c.RecordTo.validate(bad)
 	if _, err := domain.ASCII(cmp.Or(c.MailHost, c.MailDomain)); err != nil {
 		bad("mail-host", "%q is not a host name", c.MailHost)

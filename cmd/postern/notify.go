@@ -41,7 +41,10 @@ func (c *Notices) flags(fs *flag.FlagSet) {
 	fs.Float64Var(&c.Remind, "notify-remind", 0.5, "after which `part` of the time to decide those who have not are told once more, from 0 (never) to less than 1")
 }
 
-func (c *Notices) validate(bad func(flag, format string, args ...any)) {
+func (c *Notices) validate(out *Config, bad func(flag, format string, args ...any)) {
+	if c.From != "" && out.Deliver != "mx" && out.Relay == "" && len(out.Routes) == 0 {
+		bad("notify-from", "mail has no way out, so nobody would be told: set --deliver=mx, --relay, or --route for the domain of your people")
+	}
 	if _, err := mail.ParseAddress(c.From); err != nil && c.From != "" {
 		bad("notify-from", "%q is not an address", c.From)
 	}

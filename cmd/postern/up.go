@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,10 +72,12 @@ for which mmdebstrap must be installed; after that nothing else need be. Volumes
 need mkfs.ext4 (e2fsprogs, part of every Debian) and loop devices.
 
 The first start prints the project's key, once, and a link with which a person
-makes the console's first account. Then, in another terminal:
+makes the console's first account. Where its output is no terminal, such as a
+journal or a pipe, they are in the files project.key and setup.link of the data
+directory instead, which only this user reads. Then, in another terminal:
 
   export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000
-  export E2B_API_KEY=...              # the printed key
+  export E2B_API_KEY=...              # the project's key
   postern inbox create analyst        # an address for an agent
   postern pending                     # what waits for a decision
 
@@ -213,7 +216,9 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	d.local = newLocalServer(log, first.project, d.localHandler)
-	announce(out, c, lis, first)
+	if err := announce(out, c, lis, first); err != nil {
+		return err
+	}
 	for _, address := range d.unanswered(ctx) {
 		fmt.Fprintf(out, "  %s is refused until you make it: postern inbox create %s\n", address, address)
 	}
@@ -603,6 +608,12 @@ func consoleHosts(c Config, listen, tls string) []string {
 	hosts := append([]string{listen}, c.Hosts...)
 	if err == nil {
 		hosts = append(hosts, "localhost:"+port, "127.0.0.1:"+port)
+		// An address cannot be made another's by DNS, as a name can.
+		if a, err := netip.ParseAddrPort(listen); err == nil && a.Addr().Unmap().IsUnspecified() {
+			for _, own := range ownAddresses() {
+				hosts = append(hosts, net.JoinHostPort(own.String(), port))
+			}
+		}
 	}
 	if tls != "" && c.Domain != "" {
 		hosts = append(hosts, tlsName(c.Domain, tls), tlsName("api."+c.Domain, tls))
@@ -615,35 +626,7 @@ func (l *listeners) pages(c Config) string {
 	if port := l.tlsPort(); port != "" && c.Domain != "" {
 		return "https://" + tlsName("api."+c.Domain, port)
 	}
-	return "http://" + l.web.Addr().String()
-}
-
-// announce tells the operator where everything is.
-func announce(out io.Writer, c Config, lis *listeners, f firstStart) {
-	base, pages := "http://"+lis.web.Addr().String(), lis.pages(c)
-	fmt.Fprintf(out, "Postern is running.\n  API, proxy, MCP  %s\n", base)
-	if port := lis.tlsPort(); port != "" && c.Domain != "" {
-		fmt.Fprintf(out, "  over TLS         %s, https://%s (E2B_DOMAIN=%s)\n", pages, tlsName("<port>-<id>."+c.Domain, port), tlsName(c.Domain, port))
-	}
-	fmt.Fprintf(out, "  console          %s/console/\n  SMTP             %s, for addresses in %s and in domains of projects\n",
-		pages, lis.smtp.Addr(), c.MailDomain)
-	if lis.submission != nil {
-		fmt.Fprintf(out, "  submission       %s with STARTTLS: user is an inbox's address, password its key\n", lis.submission.Addr())
-	}
-	if lis.submissions != nil {
-		fmt.Fprintf(out, "  the same, in TLS %s\n", lis.submissions.Addr())
-	}
-	if !c.runsSandboxes() {
-		fmt.Fprintf(out, "  sandboxes        off: another server of this database may run them\n")
-	}
-	fmt.Fprintf(out, "  data             %s\n", c.Data)
-	if f.key != "" {
-		fmt.Fprintf(out, "This is the project's key. It is shown this once:\n  %s\n", f.key.Reveal())
-	}
-	if f.setup != "" {
-		fmt.Fprintf(out, "Make the console's first account with this one-time link, within %d hours:\n  %s/console/setup?token=%s\n",
-			int(auth.SetupTime.Hours()), pages, f.setup.Reveal())
-	}
+	return "http://" + reachable(l.web.Addr(), c.Hosts)
 }
 
 // unanswered returns the addresses at which the world looks for whoever runs

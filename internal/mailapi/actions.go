@@ -66,6 +66,7 @@ type viewJSON struct {
 	Text   string       `json:"text"`
 	Notes  []string     `json:"notes"`
 	Files  []fileJSON   `json:"files"`
+	NoWay  []string     `json:"no_way_out"` // domains of recipients for whom nothing leaves from this server
 }
 
 func actionOf(c caller, a oversight.Action) actionJSON {
@@ -167,7 +168,7 @@ func (s *Server) getAction(w http.ResponseWriter, r *http.Request, c caller) err
 }
 
 func viewOf(v oversight.View) *viewJSON {
-	out := &viewJSON{Title: v.Title, Fields: []headerJSON{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []fileJSON{}}
+	out := &viewJSON{Title: v.Title, Fields: []headerJSON{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []fileJSON{}, NoWay: append([]string{}, v.NoWay...)}
 	for _, f := range v.Fields {
 		out.Fields = append(out.Fields, headerJSON(f))
 	}

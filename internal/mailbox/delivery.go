@@ -107,6 +107,27 @@ type Router interface {
 	Hop(ctx context.Context, recipient string) Hop
 }
 
+// A Guide is a [Transport] that knows to whom it has no way. Domains are the
+// recipients' that what it would be given now would never leave for, each once;
+// hint is what whoever runs the server can do about it.
+type Guide interface {
+	NoWay(ctx context.Context, recipients []string) (domains []string, hint string)
+}
+
+// noWay returns the domains of recipients for which this server has no way out,
+// and what a reviewer is told of it.
+func (m *PostOffice) noWay(ctx context.Context, recipients []string) (domains []string, note string) {
+	g, ok := m.cfg.Transport.(Guide)
+	if !ok {
+		return nil, ""
+	}
+	domains, hint := g.NoWay(ctx, recipients)
+	if len(domains) == 0 {
+		return nil, ""
+	}
+	return domains, fmt.Sprintf("this server has no way out to %s: approved, it fails there and nothing leaves; %s", mail.Printable(strings.Join(domains, ", "), 500), hint)
+}
+
 // A DeliveryConfig bounds how mail leaves.
 type DeliveryConfig struct {
 	// Instance is the name of this program's data directory among those that

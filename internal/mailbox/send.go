@@ -242,6 +242,13 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 			}
 		}
 	}
+	// Told before it is approved: whoever approves believes that it leaves.
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	var note string
+	if v.NoWay, note = m.noWay(ctx, env.To); note != "" && a.Settled.IsZero() {
+		v.Notes = append(v.Notes, note)
+	}
 	add("From", s.From)
 	add("To", s.To...)
 	add("Cc", s.Cc...)

@@ -232,6 +232,7 @@ type View struct {
 	// Partial says why Fields, Text and Files are not all that leaves, for a person;
 	// empty if they are. What shows a View without its source offers no approval then.
 	Partial string
+	NoWay   []string // domains of recipients to which this server has no way: approved, nothing leaves for them
 }
 
 // A Field is one line of a [View].

@@ -76,6 +76,7 @@ type Config struct {
 var (
 	_ mailbox.Transport = (*Client)(nil)
 	_ mailbox.Router    = (*Client)(nil)
+	_ mailbox.Guide     = (*Client)(nil)
 )
 
 // A Client is safe for concurrent use; each delivery has connections of its own.
@@ -212,6 +213,17 @@ func (c *Client) next(ctx context.Context, domain string) (string, error) {
 		}
 	}
 	return c.cfg.Relay, nil
+}
+
+// NoWay implements [mailbox.Guide]. A domain of which it cannot be told is none.
+func (c *Client) NoWay(ctx context.Context, recipients []string) (domains []string, hint string) {
+	for _, to := range recipients {
+		domain := known(mail.Domain(to))
+		if addr, err := c.next(ctx, domain); err == nil && addr == "" && c.cfg.Direct == nil && !slices.Contains(domains, domain) {
+			domains = append(domains, domain)
+		}
+	}
+	return domains, c.cfg.NoRoute
 }
 
 // known returns a domain as DNS has it, if it can.

@@ -22,12 +22,12 @@ export async function start(...flags) {
   child.stdout.on('data', (b) => (log += b))
   child.stderr.on('data', (b) => (log += b))
   const ended = new Promise((done) => child.on('exit', done))
-  for (let i = 0; !/  data  .*\n[^]*e2b_[0-9a-f]{40}/.test(log); i++) {
+  for (let i = 0; !log.includes('/setup.link'); i++) {
     if (i > 3600 || child.exitCode !== null) throw new Error(`postern up: ${log}`)
     await sleep(50)
   }
   const url = log.match(/API, proxy, MCP +(http:\/\/\S+)/)[1]
-  const key = log.match(/e2b_[0-9a-f]{40}/)[0]
+  const key = readFileSync(join(data, 'project.key'), 'utf8').trim()
   Object.assign(process.env, { E2B_API_KEY: key, E2B_API_URL: url, E2B_SANDBOX_URL: url, E2B_VOLUME_API_URL: url })
   delete process.env.E2B_DOMAIN
   delete process.env.E2B_DEBUG

@@ -80,8 +80,8 @@ func (l *lockedBuffer) String() string {
 var (
 	webLine  = regexp.MustCompile(`API, proxy, MCP +http://(\S+)`)
 	smtpLine = regexp.MustCompile(`SMTP +(\S+),`)
-	keyLine  = regexp.MustCompile(`e2b_[0-9a-f]{40}`)
-	linkLine = regexp.MustCompile(`http://\S+/console/setup\?token=\S+`)
+	keyForm  = regexp.MustCompile(`^e2b_[0-9a-f]{40}\n$`)
+	linkForm = regexp.MustCompile(`^http://\S+/console/setup\?token=\S+\n$`)
 )
 
 // start runs postern up on the data directory and returns when it serves. The
@@ -91,7 +91,7 @@ func start(t testing.TB, data string, flags ...string) *server {
 	s := &server{t: t, bin: postern(t), data: data, log: &lockedBuffer{}, done: make(chan error, 1)}
 	last := "  data  " // the last line that every start prints
 	if _, err := os.Stat(filepath.Join(data, "postern.db")); errors.Is(err, fs.ErrNotExist) {
-		last = "/console/setup?token=" // and the last of a first one
+		last = "/" + linkFile // and the last of a first one
 	}
 	args := append([]string{"up", "--data", data, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, flags...)
 	s.cmd = exec.Command(s.bin, args...)
@@ -135,8 +135,36 @@ func start(t testing.TB, data string, flags ...string) *server {
 	}
 	text := s.log.String()
 	s.web, s.smtp = webLine.FindStringSubmatch(text)[1], smtpLine.FindStringSubmatch(text)[1]
-	s.key, s.link = keyLine.FindString(text), linkLine.FindString(text)
+	s.key, s.link = s.secret(keyFile, keyForm), s.secret(linkFile, linkForm)
 	return s
+}
+
+// The files of a first start whose output is no terminal.
+const (
+	keyFile  = "project.key"
+	linkFile = "setup.link"
+)
+
+// secret returns what a first start has put into a file for its user alone, and
+// not into its output, or nothing if there is no such file.
+func (s *server) secret(name string, form *regexp.Regexp) string {
+	s.t.Helper()
+	path := filepath.Join(s.data, name)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 || !form.Match(b) {
+		s.t.Errorf("%s: %v, %v, %d bytes; want mode 0600 and one secret", path, fi, err, len(b))
+	}
+	text := strings.TrimSpace(string(b))
+	if strings.Contains(s.log.String(), text) {
+		s.t.Errorf("the content of %s is in the output too", path)
+	}
+	return text
 }
 
 // bring hands a message over as another mail server does: from it no

@@ -1,0 +1,58 @@
+package mailbox_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/store"
+	"postern/internal/storetest"
+)
+
+// island is a next hop without a way to a domain.
+type island struct{ *nextHop }
+
+var _ mailbox.Guide = island{}
+
+// NoWay implements [mailbox.Guide].
+func (island) NoWay(_ context.Context, recipients []string) (domains []string, hint string) {
+	for _, to := range recipients {
+		if mail.Domain(to) == "far.example" {
+			return []string{"far.example"}, "build a bridge"
+		}
+	}
+	return nil, "build a bridge"
+}
+
+// TestNoWayOut: whoever decides is told before that what he approves will not leave.
+func TestNoWayOut(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		_, who, _ := f.inbox(t, "alice")
+		post := mailbox.New(slog.New(slog.NewTextHandler(t.Output(), nil)), db, f.gate, mailbox.Config{Transport: island{f.hop}, Domain: "agents.test"})
+		for _, tt := range []struct {
+			to   []string
+			want bool
+		}{{[]string{"bob@near.example"}, false}, {[]string{"bob@near.example", "ann@far.example"}, true}} {
+			p, err := post.Send(t.Context(), who, "rest", mailbox.Outgoing{Draft: mail.Draft{To: tt.to, Subject: strings.Join(tt.to, " "), Text: "x"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := f.gate.Action(t.Context(), f.person, p.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v, err := f.gate.Show(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			notes := strings.Join(v.Notes, "\n")
+			if told := strings.Contains(notes, "no way out to far.example") && strings.Contains(notes, "build a bridge") && len(v.NoWay) == 1; told != tt.want {
+				t.Errorf("to %v: notes %q, no way out %v; want them: %v", tt.to, notes, v.NoWay, tt.want)
+			}
+		}
+	})
+}
