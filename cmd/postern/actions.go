@@ -185,7 +185,7 @@ func decision(name, short, long string, approve bool) *command {
 			fs.StringVar(&digest, "digest", "", "decide only if the action's digest begins with this `text`, as pending showed it")
 		},
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-			id, err := oneArg(args, "ID")
+			id, err := oneAction(args)
 			if err != nil {
 				return err
 			}
@@ -290,10 +290,11 @@ window, also one that is approved. What has begun to leave cannot be taken back:
 then nothing happens and the exit status is 1.`,
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-			if len(args) != 1 {
-				return fmt.Errorf("%w: want the ID of one action", errUsage)
+			id, err := oneAction(args)
+			if err != nil {
+				return err
 			}
-			a, err := l.action(ctx, args[0])
+			a, err := l.action(ctx, id)
 			if err != nil {
 				return err
 			}

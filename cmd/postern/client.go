@@ -142,10 +142,22 @@ func onServer(c *Config, f func(ctx context.Context, l *local, args []string, ou
 
 // oneArg returns the only argument, which the usage line calls name.
 func oneArg(args []string, name string) (string, error) {
-	if len(args) != 1 {
-		return "", fmt.Errorf("%w: want exactly one %s, got %d arguments", errUsage, name, len(args))
+	switch len(args) {
+	case 0:
+		return "", fmt.Errorf("%w: %s is missing", errUsage, name)
+	case 1:
+		return args[0], nil
 	}
-	return args[0], nil
+	return "", fmt.Errorf("%w: want one %s, and %q is one too many; put quotation marks around what has spaces", errUsage, name, args[1])
+}
+
+// oneAction returns the only argument, the ID of an action.
+func oneAction(args []string) (string, error) {
+	id, err := oneArg(args, "ID")
+	if err != nil && len(args) == 0 {
+		return "", fmt.Errorf("%w; postern pending shows what waits", err)
+	}
+	return id, err
 }
 
 func noArgs(args []string) error {
@@ -167,7 +179,15 @@ func group(name, args, short, long string, flags func(*flag.FlagSet), verbs map[
 			if !ok {
 				return fmt.Errorf("%w: there is no %s %q: %s", errUsage, name, a[0], args)
 			}
-			return f(ctx, a[1:], out)
+			err := f(ctx, a[1:], out)
+			if !errors.Is(err, errUsage) {
+				return err
+			}
+			text := a[0] + ": " + strings.TrimPrefix(err.Error(), errUsage.Error()+": ")
+			if _, lists := verbs["list"]; lists && len(a) == 1 && a[0] != "create" && a[0] != "add" && strings.HasSuffix(text, " is missing") {
+				text += "; postern " + name + " list shows those there are"
+			}
+			return fmt.Errorf("%w: %s", errUsage, text)
 		},
 	}
 }

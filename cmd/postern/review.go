@@ -69,7 +69,7 @@ are left out leave things as they are.`,
 			fs.Var(&drop, "drop", "take out the file with this `number`, 0 for the first; may be given again")
 		},
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-			id, err := oneArg(args, "ID")
+			id, err := oneAction(args)
 			if err != nil {
 				return err
 			}
@@ -209,7 +209,7 @@ Shows each revision of an action, by its agent or by a person, and what it
 changed: a line with - was there before, one with + is there since.`,
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-			id, err := oneArg(args, "ID")
+			id, err := oneAction(args)
 			if err != nil {
 				return err
 			}

@@ -40,7 +40,7 @@ func TestVerifyMessage(t *testing.T) {
 		{"no statement", []string{file("y.eml", []byte("From: a@b\r\n\r\n"))}, 1, "no statement"},
 		{"a domain that leads elsewhere", []string{file("z.eml", bytes.ReplaceAll(raw, []byte("d=agents.example"), []byte("d=evil.example/x?")))}, 1, "no domain"},
 		{"no file", []string{"/nonexistent"}, 1, "no such file"},
-		{"no argument", nil, 2, "want exactly one FILE"},
+		{"no argument", nil, 2, "FILE is missing"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

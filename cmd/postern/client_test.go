@@ -1,0 +1,25 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// TestMissing: a command that lacks an argument says which, and where it is from.
+func TestMissing(t *testing.T) {
+	for line, want := range map[string]string{
+		"approve":        "ID is missing; postern pending shows what waits",
+		"cancel":         "ID is missing; postern pending shows what waits",
+		"sandbox":        "a verb is missing: list|pause ID",
+		"sandbox kill":   "kill: ID is missing; postern sandbox list shows those there are",
+		"volume create":  "create: NAME is missing\n",
+		"approve a b":    `want one ID, and "b" is one too many`,
+		"sandbox pausee": `there is no sandbox "pausee"`,
+	} {
+		var out, errs bytes.Buffer
+		if got := run(t.Context(), append(strings.Fields(line), "--data", t.TempDir()), &out, &errs); got != 2 || !strings.Contains(errs.String(), want) || !strings.Contains(errs.String(), "postern help ") {
+			t.Errorf("%s: status %d, %q; want 2 and %q", line, got, errs.String(), want)
+		}
+	}
+}
