@@ -108,6 +108,17 @@ func BenchmarkThroughput(b *testing.B) {
 		c.Close()
 	}
 	b.Run("out", func(b *testing.B) { write(b, x.mustDial(site+":1")) })
+	b.Run("out-by-name", func(b *testing.B) { // an upload, of which the request was judged
+		w.says("example.com", site)
+		w.at(site+":80", func(c net.Conn) {
+			io.WriteString(c, "HTTP/1.1 100 Continue\r\n\r\n")
+			io.Copy(io.Discard, struct{ io.Reader }{c})
+			c.Close()
+		})
+		c := w.box("i2", named).mustDial(site + ":80")
+		io.WriteString(c, "PUT / HTTP/1.1\r\nHost: example.com\r\nContent-Length: 1000000000000000\r\n\r\n")
+		write(b, c)
+	})
 	b.Run("in", func(b *testing.B) {
 		c := x.mustDial(site + ":2")
 		c.SetDeadline(time.Now().Add(time.Minute))

@@ -19,7 +19,9 @@
 //
 // The package trusts nothing that comes over a link: not the packets, which a
 // hostile sandbox may build by hand, not the source address, not the name in a
-// TLS or HTTP request. It must not decide: policy does. It must not store:
+// TLS or HTTP request. Where a name alone opens the way every clear-text message
+// that could name another is judged (gate), and no connection carries mail past
+// Config.SMTP (mailWatch). It must not decide: policy does. It must not store:
 // Config.Record does.
 package egress
 

@@ -24,6 +24,13 @@ const (
 	maxLine = 480 // after which a server may take the rest for another line: RFC 5321 §4.5.3.1.4 has 512
 	maxWord = 40  // bytes at the start of a line that are compared
 	maxTail = 24  // bytes at the end of one that are
+
+	maxBlock = 16 << 10 // bytes looked at in one go: all of them stay in the processor's cache
+
+	// A server that has read so much, more than the buffers on the way hold,
+	// and has not said a word is none for mail: it would have greeted, or
+	// replied to what it does not know.
+	maxUnheard = 64 << 20
 )
 
 // A mailWatch reads what a program sends, line by line, for as long as the
@@ -59,20 +66,20 @@ func (m *mailWatch) read(p []byte) (s mailSign) {
 	s |= packet.segment(p[:min(len(p), maxWord)]) | packet.judge(true)
 	s &= delivery | recipient | hidden
 	for len(p) > 0 {
-		end := len(p)
-		if i := bytes.IndexByte(p, '\n'); i >= 0 {
+		b := p[:min(len(p), maxBlock)]
+		end := len(b)
+		if i := bytes.IndexByte(b, '\n'); i >= 0 {
 			end = i
 		}
 		// Some servers end lines at a bare CR.
-		if i := bytes.IndexByte(p[:end], '\r'); i >= 0 {
+		if i := bytes.IndexByte(b[:end], '\r'); i >= 0 {
 			end = i
 		}
-		s |= m.segment(p[:end])
-		if end == len(p) {
-			break
+		s |= m.segment(b[:end])
+		if p = p[end:]; end < len(b) {
+			s |= m.endLine()
+			p = p[1:]
 		}
-		s |= m.endLine()
-		p = p[end+1:]
 	}
 	if !m.decided && !m.binary && couldHello(string(m.line)) {
 		s |= helloMaybe
@@ -108,6 +115,9 @@ func (m *mailWatch) segment(p []byte) (s mailSign) {
 // start reads on at the start of a line. Servers are known to skip white
 // space and bytes that are not seen, and to clear the eighth bit.
 func (m *mailWatch) start(p []byte) mailSign {
+	if len(p) > maxLine-m.col {
+		p, m.dull = p[:max(0, maxLine-m.col)], true // see longRecipient
+	}
 	for _, c := range p {
 		c &= 0x7f
 		switch {
@@ -127,6 +137,9 @@ func (m *mailWatch) start(p []byte) mailSign {
 			break
 		}
 	}
+	if m.decided && m.dull && len(m.line) < 2 {
+		return 0
+	}
 	return m.judge(false)
 }
 
@@ -137,8 +150,12 @@ func (m *mailWatch) endLine() (s mailSign) {
 	}
 	// RFC 3207: after STARTTLS nobody sees what is said. It counts wherever it
 	// stands in a line, since a server may have begun to read there.
-	if t := bytes.TrimRight(m.tail, " \t\x00"); len(t) > 0 && t[len(t)-1]|0x20 == 's' {
-		if u := bytes.ToUpper(t); bytes.HasSuffix(u, []byte("STARTTLS")) || bytes.HasSuffix(u, []byte("ANONYMOUSTLS")) {
+	last := len(m.tail) - 1
+	for last > 0 && (m.tail[last] == ' ' || !seen(m.tail[last]) || m.tail[last] == '\t') {
+		last--
+	}
+	if last > 0 && m.tail[last]&0x5f == 'S' {
+		if t := plain(m.tail[:last+1]); bytes.HasSuffix(t, []byte("STARTTLS")) || bytes.HasSuffix(t, []byte("ANONYMOUSTLS")) {
 			s |= delivery | hidden
 		}
 	}

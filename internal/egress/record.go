@@ -18,7 +18,7 @@ const (
 	Denied    Kind = "denied"    // refused
 	Connected Kind = "connected" // allowed and connected
 	Captured  Kind = "captured"  // a mail conversation, held here instead of where it was meant for
-	Cut       Kind = "cut"       // ended because it is no longer allowed
+	Cut       Kind = "cut"       // ended because it is no longer allowed, or because mail began on it after other bytes
 	Repeated  Kind = "repeated"  // how often the like of it happened again, unrecorded
 )
 

@@ -97,6 +97,9 @@ func parseHead(b []byte, scan *headScan) (s sniffed, need int) {
 	s.http = tokenByte(b[0]) || b[0] == ' ' || b[0] == '\r' || b[0] == '\n'
 	end, problem := scan.next(b)
 	switch {
+	case problem != "" && !s.http:
+		s.problem = "the program speaks neither HTTP, TLS nor SSH, which alone a name opens on ports 80 and 443: allow the address"
+		return s, 0
 	case problem != "":
 		s.problem = problem
 		return s, 0

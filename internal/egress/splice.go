@@ -207,6 +207,7 @@ type upward struct {
 	s     *splicing
 	watch mailWatch
 	free  bool // the server speaks another protocol
+	sent  int64
 
 	mu   sync.Mutex
 	held []byte // not yet sent
@@ -228,6 +229,7 @@ func (u *upward) Write(p []byte) (int, error) {
 		u.hold = nil
 	}
 	sign := u.watch.read(p)
+	u.sent += int64(len(p))
 	switch wait, mail := u.judge(sign); {
 	case mail:
 		u.held, u.over = append(u.held, p...), true
@@ -272,6 +274,7 @@ func (u *upward) judge(sign mailSign) (wait, mail bool) {
 	case t == replies:
 		return sign&helloMaybe != 0 && !u.left, sign&(command|askFirst|delivery) != 0
 	default:
+		u.free = u.sent > maxUnheard && sign&delivery == 0
 		return sign&helloMaybe != 0 && !u.left, sign&delivery != 0
 	}
 }

@@ -299,7 +299,7 @@ func TestSilentAtFirst(t *testing.T) {
 		{"that is not strict", "443", "", "\r\nGET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", "", "empty line"},
 		{"TLS for another host", "443", "", string(clientHello("evil.test")), "", "does not name evil.test"},
 		{"after a time-out of the server", "80", "HTTP/1.1 408 Request Timeout\r\n\r\n", "GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n", "", "names no host"},
-		{"an unknown protocol", "443", "", "\x00\x01\x02", "", "control characters"},
+		{"an unknown protocol", "443", "", "\x00\x01\x02", "", "neither HTTP, TLS nor SSH"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t, func(c *Config) { open(c); c.Limits.SniffTimeout = time.Millisecond })
