@@ -51,8 +51,17 @@ func Open(t testing.TB, source string) *store.DB {
 	return db
 }
 
-// Another opens the database of db a second time, with another key than [Key],
-// as whoever writes it without the server's key can at the most.
+// Again is db as a program sees it that starts anew, on the same connections.
+func Again(t testing.TB, db *store.DB) *store.DB {
+	t.Helper()
+	again := *db
+	if err := again.UseKey(Key); err != nil {
+		t.Fatal(err)
+	}
+	return &again
+}
+
+// Another is db with another key than [Key], on the same connections, as whoever writes it without the server's key can at the most.
 func Another(t testing.TB, db *store.DB) *store.DB {
 	t.Helper()
 	other := *db
