@@ -649,8 +649,16 @@ func (d *daemon) unanswered(ctx context.Context) (out []string) {
 func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := d.readRecord(ctx); err != nil {
-			return err
+		// Without it nothing is carried out; all else goes on.
+		for err := d.readRecord(ctx); err != nil; err = d.readRecord(ctx) {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			d.log.ErrorContext(ctx, "nothing is carried out before the audit was read; it is tried again", "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(10 * time.Second):
+			}
 		}
 		return d.gate.Run(ctx)
 	})
