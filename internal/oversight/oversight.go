@@ -35,6 +35,9 @@
 // program executes it renews a lease, so that another on the same database can
 // tell an action that is being executed from one that was left.
 //
+// A row that this program did not write so moves nowhere but to a person, or to
+// where the audit says that it ended: see seal.go.
+//
 // Each move is one update that names the state and the version it moves from,
 // and one audit entry, in one transaction. Only what waits, and is looked at in
 // vain again and again for the same reason, has one entry for all of these.
