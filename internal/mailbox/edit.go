@@ -48,6 +48,10 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	if _, err := mail.TakeAccount(env.Raw); err != nil {
 		return oversight.Action{}, err
 	}
+	doubts, err := mail.Doubts(env.Raw)
+	if err != nil {
+		return oversight.Action{}, fmt.Errorf("edit action %s: %w", action, err)
+	}
 	payload, err := env.Payload()
 	if err != nil {
 		return oversight.Action{}, err
@@ -68,6 +72,7 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 		}
 		a, err = m.gate.Revise(ctx, tx, who, action, version, oversight.Proposal{
 			Request: request, Inbox: old.Inbox, Via: old.Via, Payload: payload, NotBefore: old.SendAt, AskAt: old.AskAt, Undo: old.Undo, Note: old.Note, Context: old.Context,
+			Ask: len(doubts) > 0, // a file that asked for a person may still be there
 		})
 		if err != nil {
 			return err
