@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -39,7 +40,8 @@ func (c *accountant) entity(start, end, depth int, part string) error {
 	if body == nil {
 		from = end
 	}
-	if from-start-size != 2 && !(from == end && from-start == size && depth > 0 && (size == 0 || c.raw[end-1] == '\n')) {
+	bodiless := from == end && from-start == size && depth > 0 && (size == 0 || c.raw[end-1] == '\n')
+	if from-start-size != 2 && !bodiless {
 		return fieldErr(where, "is not ended by an empty line")
 	}
 	c.use(from, Syntax)
@@ -141,7 +143,7 @@ func (c *accountant) base64(body []byte) error {
 	all := bytes.Join(lines, nil)
 	out := make([]byte, base64.StdEncoding.DecodedLen(len(all)))
 	if _, err := base64.StdEncoding.Strict().Decode(out, all); err != nil || bytes.ContainsAny(all, "\r\n") {
-		return fmt.Errorf("is not proper base64: only its letters, in whole groups of four, and nothing after its end")
+		return errors.New("is not proper base64: only its letters, in whole groups of four, and nothing after its end")
 	}
 	return nil
 }
@@ -153,7 +155,7 @@ func (c *accountant) quotedPrintable(body []byte) error {
 		trimmed := bytes.TrimRight(line, " \t")
 		c.count(len(line)-len(trimmed), "spaces at the end of lines")
 		if len(trimmed) < len(line) && bytes.HasSuffix(trimmed, []byte("=")) {
-			return fmt.Errorf("is not proper quoted-printable: a = at the end of a line has spaces after it")
+			return errors.New("is not proper quoted-printable: a = at the end of a line has spaces after it")
 		}
 		for i := 0; i < len(trimmed); i++ {
 			switch b := trimmed[i]; {
@@ -161,11 +163,11 @@ func (c *accountant) quotedPrintable(body []byte) error {
 				return fmt.Errorf("is not proper quoted-printable: it has the octet %#02x, which must be encoded", b)
 			case b != '=' || i == len(trimmed)-1: // the last goes on on the next line
 			case i+2 >= len(trimmed):
-				return fmt.Errorf("is not proper quoted-printable: two hexadecimal digits must follow a =")
+				return errors.New("is not proper quoted-printable: two hexadecimal digits must follow a =")
 			default:
 				x, err := strconv.ParseUint(string(trimmed[i+1:i+3]), 16, 8)
 				if err != nil {
-					return fmt.Errorf("is not proper quoted-printable: two hexadecimal digits must follow a =")
+					return errors.New("is not proper quoted-printable: two hexadecimal digits must follow a =")
 				}
 				if i > 0 && (x >= 'a' && x <= 'z' || x >= 'A' && x <= 'Z' || x >= '0' && x <= '9') {
 					c.count(1, "letters that need not be encoded")

@@ -217,11 +217,11 @@ func saysAll(v string) bool {
 		}, s))
 	}
 	list, ok := parseList(v)
-	var all string
+	var all strings.Builder
 	for _, a := range list {
-		all += bare(a.Name) + bare(a.Addr)
+		all.WriteString(bare(a.Name) + bare(a.Addr))
 	}
-	return v == "" || ok && all == bare(decodeWords(v))
+	return v == "" || ok && all.String() == bare(decodeWords(v))
 }
 
 func (s *Summary) describeBody(m Message, note func(string)) {

@@ -61,7 +61,9 @@ func htmlText(doc string, links bool) htmlReading {
 			return r
 		case html.DoctypeToken:
 			// No program shows it; it leaves all the same.
-			if d := strings.ToLower(string(z.Text())); links && d != "html" && !(strings.HasPrefix(d, `html public "-//w3c//dtd `) && len(d) < 120) {
+			d := strings.ToLower(string(z.Text()))
+			known := d == "html" || strings.HasPrefix(d, `html public "-//w3c//dtd `) && len(d) < 120
+			if links && !known {
 				w.words(" [doctype: " + d + "] ")
 			}
 		case html.CommentToken:
@@ -157,7 +159,7 @@ func htmlText(doc string, links bool) htmlReading {
 
 // htmlText reads each HTML part for itself, as mail programs do. The attack: a part
 // that ends within a style sheet or an attribute, which swallows the next.
-func (m Message) htmlText(links bool) (all htmlReading) {
+func (m *Message) htmlText(links bool) (all htmlReading) {
 	var texts []string
 	for _, part := range m.HTMLParts {
 		r := htmlText(part, links)
