@@ -3,9 +3,7 @@ package egress
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 
@@ -13,23 +11,23 @@ import (
 )
 
 // A gate reads what a program says on a connection, of which head was read, and
-// writes to s.toServer what may go on. It returns nil when the program has
-// ended its side. Its error may be a *refusal or errMail.
+// writes to s.toServer what may go on. It returns nil or io.EOF when the program
+// has ended its side. Its error may be a *refusedError or errMail.
 //
 // Where a name alone opened the way, the name that a connection began with is
 // proved for its first message only. Gates see to it that no later one is for
 // another.
 type gate func(s *splicing, head []byte) error
 
-// A refusal is why a connection that was made does not go on.
-type refusal struct {
+// A refusedError is why a connection that was made does not go on.
+type refusedError struct {
 	name   string // that was meant; empty if none is known
 	reason string
 	status int // of the answer in HTTP; zero: a reset
 }
 
 // Error implements error.
-func (r *refusal) Error() string { return r.reason }
+func (r *refusedError) Error() string { return r.reason }
 
 // anything lets everything pass.
 func anything(s *splicing, head []byte) error {
@@ -59,15 +57,13 @@ func (a *attached) requests(s *splicing, buf []byte, name string) error {
 		end, problem := scan.next(buf)
 		for end == 0 && problem == "" {
 			var err error
-			if buf, err = s.readOn(buf); errors.Is(err, io.EOF) {
-				return nil // half a request stays here
-			} else if err != nil {
-				return err
+			if buf, err = s.readOn(buf); err != nil {
+				return err // half a request stays here
 			}
 			end, problem = scan.next(buf)
 		}
 		if problem != "" {
-			return &refusal{"", problem, http.StatusForbidden}
+			return &refusedError{"", problem, http.StatusForbidden}
 		}
 		head := buf[:end]
 		r := parseRequest(head)
@@ -98,24 +94,24 @@ func (a *attached) requests(s *splicing, buf []byte, name string) error {
 	}
 }
 
-// judgeRequest returns a *refusal if r is not for name.
+// judgeRequest returns a *refusedError if r is not for name.
 func (a *attached) judgeRequest(r *request, name string) error {
 	n, err := policy.Name(r.host)
 	v := a.rules.Load().Resolve(n)
 	switch {
 	case r.problem != "":
-		return &refusal{r.host, r.problem, http.StatusForbidden}
+		return &refusedError{r.host, r.problem, http.StatusForbidden}
 	case r.host == "":
-		return &refusal{"", "the HTTP request names no host", http.StatusForbidden}
+		return &refusedError{"", "the HTTP request names no host", http.StatusForbidden}
 	case err != nil:
-		return &refusal{r.host, err.Error(), http.StatusForbidden}
+		return &refusedError{r.host, err.Error(), http.StatusForbidden}
 	case n == name:
 		return nil
 	case v.Effect != policy.Allow:
-		return &refusal{n, v.Reason, http.StatusForbidden}
+		return &refusedError{n, v.Reason, http.StatusForbidden}
 	default:
 		// RFC 9110 §15.5.20: the client may ask again on another connection.
-		return &refusal{n, fmt.Sprintf("this connection is for %s: a request for %s needs its own", name, n), http.StatusMisdirectedRequest}
+		return &refusedError{n, fmt.Sprintf("this connection is for %s: a request for %s needs its own", name, n), http.StatusMisdirectedRequest}
 	}
 }
 
@@ -134,7 +130,7 @@ func (s *splicing) body(buf []byte, length int64) (rest []byte, err error) {
 			over = length == 0
 		}
 		if problem != "" {
-			return nil, &refusal{"", problem, http.StatusForbidden}
+			return nil, &refusedError{"", problem, http.StatusForbidden}
 		}
 		if n > 0 {
 			if _, err := s.toServer.Write(buf[:n]); err != nil {
@@ -188,9 +184,7 @@ func sameHello(s *splicing, buf []byte, name string) error {
 		}
 		if len(buf) < 5 {
 			var err error
-			if buf, err = s.readOn(buf); errors.Is(err, io.EOF) {
-				return nil
-			} else if err != nil {
+			if buf, err = s.readOn(buf); err != nil {
 				return err
 			}
 			continue
@@ -201,7 +195,7 @@ func sameHello(s *splicing, buf []byte, name string) error {
 			continue
 		case 0x16:
 		default:
-			return &refusal{name: name, reason: "the TLS connection is malformed"}
+			return &refusedError{name: name, reason: "the TLS connection is malformed"}
 		}
 		start = s.listen(s.a.w.cfg.Limits.Idle, func(b []byte) bool { _, known := asksAgain(b); return known })
 		if again, known := asksAgain(start); known && !again {
@@ -217,7 +211,7 @@ func sameHello(s *splicing, buf []byte, name string) error {
 		}
 		n, err := policy.Name(second)
 		if end == 0 || problem != "" || err != nil || n != name {
-			return &refusal{name: clip(second), reason: "the second TLS ClientHello is not for " + name}
+			return &refusedError{name: clip(second), reason: "the second TLS ClientHello is not for " + name}
 		}
 		return anything(s, buf)
 	}
@@ -248,7 +242,7 @@ func sshOnly(s *splicing, buf []byte) error {
 	end := bytes.IndexByte(buf, '\n')
 	for ; end < 0; end = bytes.IndexByte(buf, '\n') {
 		if len(buf) > 255 {
-			return &refusal{reason: "the first line of the SSH connection is too long"}
+			return &refusedError{reason: "the first line of the SSH connection is too long"}
 		}
 		var err error
 		if buf, err = s.readOn(buf); err != nil {
@@ -260,7 +254,7 @@ func sshOnly(s *splicing, buf []byte) error {
 	}
 	const ssh = "SSH-"
 	if b := s.listen(handshake, func(b []byte) bool { return len(b) >= len(ssh) }); !bytes.HasPrefix(b, []byte(ssh)) {
-		return &refusal{reason: "the server does not speak SSH, as the program does"}
+		return &refusedError{reason: "the server does not speak SSH, as the program does"}
 	}
 	return anything(s, buf[end+1:])
 }
@@ -270,14 +264,12 @@ func sshOnly(s *splicing, buf []byte) error {
 // not, what the program says is judged as it would have been at the beginning.
 func (a *attached) serverFirst(s *splicing, buf []byte) error {
 	buf, err := s.readOn(buf)
-	if errors.Is(err, io.EOF) {
-		return nil
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	if start, _ := s.said(); len(start) > 0 {
 		if web := []byte("HTTP/"); bytes.HasPrefix(start, web[:min(len(web), len(start))]) || start[0] == 0x15 || start[0] == 0x16 {
-			return &refusal{reason: "the connection names no host"}
+			return &refusedError{reason: "the connection names no host"}
 		}
 		s.gated = false
 		return anything(s, buf)
@@ -293,15 +285,15 @@ func (a *attached) serverFirst(s *splicing, buf []byte) error {
 		s.gated, s.toServer.held = false, first.head
 		return errMail
 	case first.problem != "":
-		return &refusal{first.name, first.problem, status}
+		return &refusedError{first.name, first.problem, status}
 	case first.ssh:
 		return sshOnly(s, first.head)
 	case first.name == "":
-		return &refusal{"", "the connection names no host", status}
+		return &refusedError{"", "the connection names no host", status}
 	case v.Effect != policy.Allow:
-		return &refusal{first.name, v.Reason, status}
+		return &refusedError{first.name, v.Reason, status}
 	case !slices.Contains(s.f.conn.Names, first.name):
-		return &refusal{first.name, "the address is not known as one of " + first.name, status}
+		return &refusedError{first.name, "the address is not known as one of " + first.name, status}
 	default:
 		return a.gateFor(&first)(s, first.head)
 	}

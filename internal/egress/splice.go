@@ -38,7 +38,7 @@ func (a *attached) splice(ctx context.Context, f *flow, in *insideConn, up net.C
 	if err == nil {
 		err = s.toServer.flush()
 	}
-	var refused *refusal
+	var refused *refusedError
 	switch {
 	case errors.Is(err, errMail) && !s.gated && !s.toServer.left && a.w.cfg.SMTP != nil:
 		s.hangUp()
@@ -177,7 +177,7 @@ func (s *splicing) hasGreeted() bool {
 
 // refuse answers a request that may not go on, after the answers to those
 // before it.
-func (s *splicing) refuse(r *refusal) {
+func (s *splicing) refuse(r *refusedError) {
 	if r.status == 0 {
 		s.abort()
 		return
