@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -17,7 +18,7 @@ import (
 
 // withEDNS adds an OPT record to a DNS message.
 func withEDNS(b []byte, version uint8) []byte {
-	out := append([]byte(nil), b...)
+	out := bytes.Clone(b)
 	binary.BigEndian.PutUint16(out[10:], binary.BigEndian.Uint16(out[10:])+1)
 	return append(out, 0, 0, 41, 4, 208, 0, version, 0, 0, 0, 0)
 }
