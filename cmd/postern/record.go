@@ -17,6 +17,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
+	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/rulebook"
@@ -128,7 +129,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 // sealedTables are those whose rows are sealed, but for the gate's own.
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
-		auth.SealedPeople(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(),
+		auth.SealedPeople(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
 		rulebook.SealedVersions(), mailbox.SealedInboxes(), mailbox.SealedAllowed(), mailbox.SealedDeliveries(),
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // SealedPeople are the accounts of people.
 func SealedPeople() store.Sealed {
-	return store.Sealed{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "disabled_at"}}
+	return store.Sealed{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "email", "disabled_at"}}
 }
 
 // SealedSessions are their sessions.

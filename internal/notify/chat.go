@@ -201,7 +201,21 @@ func (n *Notifier) update(ctx context.Context, u *models.Update) error {
 
 // linked returns the person who linked this chat, as this user.
 func linked(ctx context.Context, tx *store.Tx, chat, user int64) (person, error) {
-	return scanPerson(tx.QueryRowContext(ctx, people+`and l.chat_id = $1 and l.user_id = $2`, chat, user).Scan)
+	p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and l.chat_id = $1 and l.user_id = $2`, chat, user).Scan))
+	if err == nil && p.chat == 0 {
+		return person{}, store.ErrNotFound
+	}
+	return p, err
+}
+
+// SealedLinks are the chats that belong to people.
+func SealedLinks() store.Sealed {
+	return store.Sealed{Table: "telegram_link", Key: []string{"person_id"}, Only: []string{"person_id", "user_id", "chat_id", "at"}}
+}
+
+// SealedCodes are the codes by which a chat becomes a person's.
+func SealedCodes() store.Sealed {
+	return store.Sealed{Table: "telegram_code", Key: []string{"hash"}, Only: []string{"hash", "person_id"}}
 }
 
 const (
@@ -429,6 +443,9 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `insert into telegram_code (hash, person_id, expires_at, used_at) values ($1, $2, $3, 0)`, digest(code), p.id, store.Time(time.Now().Add(CodeTime)))
+		if err == nil {
+			err = tx.Seal(ctx, SealedCodes(), `hash = $1`, digest(code))
+		}
 		if err != nil {
 			return err
 		}
@@ -446,7 +463,7 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 
 // named returns the person of a project with this name.
 func named(ctx context.Context, tx *store.Tx, project, name string) (person, error) {
-	p, err := scanPerson(tx.QueryRowContext(ctx, people+`and p.project_id = $1 and p.name = $2`, project, name).Scan)
+	p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.project_id = $1 and p.name = $2`, project, name).Scan))
 	if err != nil {
 		return person{}, fmt.Errorf("person %s: %w", mail.Printable(name, 80), err)
 	}
@@ -469,7 +486,10 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 		if err != nil {
 			return err
 		}
-		p, err := scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, id).Scan)
+		if ours, err := tx.Holding(ctx, SealedCodes(), `hash = $1`, digest(code)); err != nil || !ours {
+			return err
+		}
+		p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, id).Scan))
 		if errors.Is(err, store.ErrNotFound) {
 			return nil
 		}
@@ -489,6 +509,9 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 		_, err = tx.ExecContext(ctx, `insert into telegram_link (person_id, user_id, chat_id, name, at) values ($1, $2, $3, $4, $5)
 			on conflict (person_id) do update set user_id = excluded.user_id, chat_id = excluded.chat_id, name = excluded.name, at = excluded.at`,
 			p.id, m.From.ID, m.Chat.ID, mail.Printable(m.From.Username, 64), store.Time(now))
+		if err == nil {
+			err = tx.Seal(ctx, SealedLinks(), `person_id = $1`, p.id)
+		}
 		if err != nil {
 			return err
 		}

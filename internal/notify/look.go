@@ -85,7 +85,7 @@ func (n *Notifier) look(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		// Who has left sees nothing more, whatever mail they kept.
-		p, err := scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan)
+		p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan))
 		if err != nil {
 			return err
 		}

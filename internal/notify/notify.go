@@ -222,6 +222,28 @@ func scanPerson(row func(...any) error) (person, error) {
 	return p, store.NotFound(err)
 }
 
+// known returns a person as they were read, but with no address and no chat where
+// the row that says so is not as the server wrote it. The attack: somebody who can
+// write the database has people's notices sent to himself, or links his own
+// account to a person and decides as that person.
+func known(ctx context.Context, tx *store.Tx) func(person, error) (person, error) {
+	return func(p person, err error) (person, error) {
+		if err != nil {
+			return p, err
+		}
+		ours, err := tx.Holding(ctx, auth.SealedPeople(), `id = $1`, p.id)
+		if err == nil && !ours {
+			p.email, p.chat, p.user = "", 0, 0
+		}
+		if err == nil && p.chat != 0 {
+			if ours, err = tx.Holding(ctx, SealedLinks(), `person_id = $1`, p.id); !ours {
+				p.chat, p.user = 0, 0
+			}
+		}
+		return p, err
+	}
+}
+
 // asked reports whether p is asked to decide on a.
 func (p person) asked(a oversight.Action) bool { return p.Decides() && a.Asks(p.Principal) }
 
@@ -278,6 +300,11 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 	all, err := store.List(ctx, tx, scanPerson, people+`and p.project_id = $1 order by p.name`, a.Project)
 	if err != nil {
 		return fmt.Errorf("list people: %w", err)
+	}
+	for i := range all {
+		if all[i], err = known(ctx, tx)(all[i], nil); err != nil {
+			return fmt.Errorf("list people: %w", err)
+		}
 	}
 	var to []person
 	for _, p := range all {

@@ -139,7 +139,7 @@ func (n *Notifier) take(ctx context.Context, id string) (p parcel, err error) {
 		if p.action.State != oversight.Pending || p.action.Version != version {
 			return to("dropped")
 		}
-		p.to, err = scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan)
+		p.to, err = known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan))
 		if errors.Is(err, store.ErrNotFound) {
 			return to("dropped")
 		}
@@ -288,7 +288,7 @@ func (n *Notifier) gather(ctx context.Context, holder string, c Channel, window 
 		if err != nil {
 			return err
 		}
-		p.to, err = scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan)
+		p.to, err = known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan))
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return err
 		}

@@ -79,7 +79,7 @@ var sealed = []store.Sealed{
 	{Table: "action", Key: []string{"id"}, Omit: []string{"payload"}},
 	{Table: "approval", Key: []string{"action_id", "version", "person"}},
 	{Table: "delivery", Key: []string{"action_id", "n"}},
-	{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "disabled_at"}},
+	{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "email", "disabled_at"}},
 	{Table: "session", Key: []string{"hash"}, Only: []string{"hash", "person_id", "id", "kind", "created_at", "expires_at", "strong_at"}},
 	{Table: "inbox", Key: []string{"id"}, Only: []string{"id", "project_id", "mode"}},
 	{Table: "allow_entry", Key: []string{"id"}},

@@ -16,4 +16,6 @@ alter table passkey add column seal bytea not null default '';
 
 -- How the parts of an action stood when it was put back to be tried again: of
 -- each how often it was begun, and whether it is open.
-alter table action add column parts text not null default ''
+alter table action add column parts text not null default '';
+alter table telegram_link add column seal bytea not null default '';
+alter table telegram_code add column seal bytea not null default ''
