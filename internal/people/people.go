@@ -447,7 +447,7 @@ func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email s
 			if err != nil {
 				return err
 			}
-			return set(tx, me)
+			return sealing(ctx, tx, me, set)
 		})
 	}
 	return p.change(ctx, who, name, set)
@@ -463,15 +463,21 @@ func (p *People) change(ctx context.Context, who auth.Principal, name string, f 
 		if err != nil {
 			return err
 		}
-		genuine, err := tx.Holding(ctx, auth.SealedPeople(), `id = $1`, them.id)
-		if err != nil {
-			return err
-		}
-		if err := f(tx, them); err != nil || !genuine {
-			return err // what somebody has put into the database is not made good by a change
-		}
-		return auth.SealPerson(ctx, tx, them.id)
+		return sealing(ctx, tx, them, f)
 	})
+}
+
+// sealing changes a person's row by f and seals it. What somebody has put into
+// the database is not made good by a change.
+func sealing(ctx context.Context, tx *store.Tx, them Person, f func(*store.Tx, Person) error) error {
+	genuine, err := tx.Holding(ctx, auth.SealedPeople(), `id = $1`, them.id)
+	if err != nil {
+		return err
+	}
+	if err := f(tx, them); err != nil || !genuine {
+		return err
+	}
+	return auth.SealPerson(ctx, tx, them.id)
 }
 
 // notLast checks that the project has another owner who can come in. Two owners

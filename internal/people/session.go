@@ -65,11 +65,12 @@ func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, p
 		return err
 	}
 	return p.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := tx.ExecContext(ctx, `update person set password = $1 where id = $2`, hash, in.me.id); err != nil {
-			return fmt.Errorf("set password: %w", err)
-		}
-		if err := auth.SealPerson(ctx, tx, in.me.id); err != nil {
+		err := sealing(ctx, tx, in.me, func(tx *store.Tx, me Person) error {
+			_, err := tx.ExecContext(ctx, `update person set password = $1 where id = $2`, hash, me.id)
 			return err
+		})
+		if err != nil {
+			return fmt.Errorf("set password: %w", err)
 		}
 		if err := auth.EndSessions(ctx, tx, in.me.id, in.id); err != nil {
 			return err
