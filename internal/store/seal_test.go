@@ -67,36 +67,12 @@ func TestSeal(t *testing.T) {
 			exec(`update thing set a = 'x', b = 'y', n = 1 where id = 'one'`)
 			seal()
 		}
-		// A migration adds a column: what it finds holds, and the new column counts.
-		exec(`create table wider (id text primary key, a text, b text not null, n bigint not null, large text not null, seal bytea, added text not null default '')`)
-		exec(`insert into wider (id, a, b, n, large, seal) select id, a, b, n, large, seal from thing`)
-		exec(`drop table thing`)
-		exec(`alter table wider rename to thing`)
-		other := storetest.Again(t, db)
-		is := func() (ok bool) {
-			t.Helper()
-			err := other.View(ctx, func(tx *store.Tx) (err error) {
-				ok, err = tx.Holding(ctx, s, `id = 'one'`)
-				return err
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return ok
-		}
-		if !is() {
-			t.Error("a column that was added breaks the seals of before")
-		}
-		exec(`update thing set added = 'x' where id = 'one'`)
-		if is() {
-			t.Error("a column that was added is not sealed")
-		}
 		// Another key seals nothing that this one takes.
 		foreign := storetest.Another(t, db)
 		if err := foreign.Update(ctx, func(tx *store.Tx) error { return tx.Seal(ctx, s, `id = 'one'`) }); err != nil {
 			t.Fatal(err)
 		}
-		if is() {
+		if holds("one") {
 			t.Error("a row that another key sealed holds")
 		}
 	})
@@ -111,5 +87,48 @@ func TestSeal(t *testing.T) {
 	})
 	if !errors.Is(err, store.ErrNoKey) {
 		t.Errorf("without a key: %v, want ErrNoKey", err)
+	}
+}
+
+// TestSealWider adds a column to a sealed table, as a migration does: what it
+// finds holds, and the new column counts. (On SQLite alone: connections to
+// PostgreSQL keep the plans of a table that is exchanged under them.)
+func TestSealWider(t *testing.T) {
+	ctx, db := t.Context(), storetest.SQLite(t)
+	s := store.Sealed{Table: "thing", Key: []string{"id"}}
+	exec := func(query string) {
+		t.Helper()
+		err := db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, query)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`create table thing (id text primary key, n bigint not null, seal bytea)`)
+	exec(`insert into thing (id, n) values ('one', 1)`)
+	if err := db.Update(ctx, func(tx *store.Tx) error { return tx.Seal(ctx, s, `id = 'one'`) }); err != nil {
+		t.Fatal(err)
+	}
+	exec(`alter table thing add column added text not null default ''`)
+	again := storetest.Again(t, db)
+	is := func() (ok bool) {
+		t.Helper()
+		err := again.View(ctx, func(tx *store.Tx) (err error) {
+			ok, err = tx.Holding(ctx, s, `id = 'one'`)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	if !is() {
+		t.Error("a column that was added breaks the seals of before")
+	}
+	exec(`update thing set added = 'x' where id = 'one'`)
+	if is() {
+		t.Error("a column that was added is not sealed")
 	}
 }
