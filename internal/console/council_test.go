@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"errors"
 	"maps"
 	"net/http"
 	"net/url"
@@ -12,6 +13,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
+	"postern/internal/storetest"
 )
 
 // TestTwoPeople: an action that two must approve says who has, does not let
@@ -289,7 +291,7 @@ func TestNotCounted(t *testing.T) {
 	}
 	f.update(func(tx *store.Tx) error { // from before the operator's did not count
 		_, err := tx.ExecContext(t.Context(), `insert into approval (action_id, version, person, at, reason) values ($1, $2, 'person:local-root', 1, '')`, a.ID, a.Version)
-		return err
+		return errors.Join(err, storetest.Reseal(t.Context(), tx))
 	})
 	page := f.get(path).body
 	contains(t, "page", page, "So far 1 of 2:", "does not count: may be anybody with an account", "It needs 1 of 2 approvals, by different people",

@@ -30,7 +30,7 @@ func TestInboxPages(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	for name, form := range map[string]url.Values{
-		"a reserved name": {"name": {"hostmaster"}},
+		"a reserved name": {"name": {"mailer-daemon"}},
 		"a line break":    {"name": {"abc\r\nBcc: x"}},
 		"a bad date":      {"name": {"fresh"}, "expires": {"soon"}},
 		"yesterday":       {"name": {"fresh"}, "expires": {"2001-01-01"}},
