@@ -17,11 +17,11 @@ const firstShare = 3
 var errSilent = errors.New("the guest did not answer in a third of the time for a start")
 
 // bringUp makes the machine's part of a sandbox, until the guest has been told
-// who it is, within the time of a start. One start in some hundred on a machine
-// with far too much to do was seen whose guest takes connections and never
-// answers; so one that is silent for long is ended and made anew, once, unless
-// something has come of it that must not come twice. What was made when it fails
-// is for takeDown.
+// who it is, within the time of a start. gVisor has had bugs by which a program
+// inside stands still for ever (google/gvisor issues 14405, 14408 and 13920); so
+// a start that is silent for long is ended and made anew, once, unless something
+// has come of it that must not come twice. What was made when it fails is for
+// takeDown.
 func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
 	defer cancel()

@@ -8,6 +8,11 @@
 // It needs root, and CGO_ENABLED=0 as every program that holds gVisor. Of each
 // boot that hangs it writes a directory: the stacks of gVisor's kernel, the
 // state of each thread on the host, and what the guest had said.
+//
+// It was made to find the one in some hundred boots, at a load of 20 to 40, whose
+// guest seemed never to answer. In 4,036 cold boots, 306 with saved files and
+// 1,500 restores at loads of 30 to 97 none did. What had been seen was a test that
+// no longer asked (gvisor.TestPingOutlivesRefusals).
 package main
 
 import (

@@ -148,16 +148,22 @@ func (h *host) get(ctx context.Context, path string) (string, error) {
 }
 
 // ping waits until the guest answers. What was sent before the sandbox had its
-// link is lost, so it asks anew, and each time waits for longer: the machine may
-// have much else to do.
+// link is lost, so it asks anew, and waits for longer after each request that
+// got no answer: the machine may have much else to do. A refusal comes at once,
+// and there are many while a guest starts on a busy machine: when each made the
+// next request wait for twice as long, the 33rd overflowed to no time at all, and
+// from then on a guest that was well was never asked again.
 func (h *host) ping(t testing.TB) {
 	t.Helper()
 	const within = 2 * time.Minute
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	for patience := 2 * time.Second; ; patience *= 2 {
+	for patience := 2 * time.Second; ; {
 		try, stop := context.WithTimeout(ctx, patience)
 		got, err := h.get(try, "/ping")
+		if try.Err() != nil {
+			patience = min(2*patience, 30*time.Second)
+		}
 		stop()
 		if err == nil && got == "pong" {
 			return
