@@ -45,13 +45,6 @@ func (s *sniffer) unpack(p place, r io.Reader) (data []byte, whole bool) {
 	return data, err == nil
 }
 
-// entry reads a file of an archive by its name and what is in it.
-func (s *sniffer) entry(p place, name string, data []byte) {
-	q := p.in(name)
-	s.fileName(q, name)
-	s.octets(q, data)
-}
-
 // zipEnd returns where the end of the directory of a ZIP archive is in data, which
 // is in its last 65,557 octets, or -1.
 func zipEnd(data []byte) int {
@@ -157,7 +150,7 @@ func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
 		for _, f := range z.File {
 			names += 2*len(f.Name) + 2*len(f.Extra) + len(f.Comment) + 40
 			if len(f.Extra) > 100 {
-				s.octets(p.in("what is added to the name "+f.Name), []byte(f.Extra))
+				s.octets(p.in("what is added to the name "+f.Name), f.Extra)
 			}
 			if f.Comment != "" {
 				s.octets(p.in("the comment of "+f.Name), []byte(f.Comment))
@@ -212,7 +205,7 @@ func zlibbed(data []byte) bool {
 		return false
 	}
 	n, err := io.CopyN(io.Discard, z, 64)
-	return n == 64 || n > 0 && err == io.EOF
+	return n == 64 || n > 0 && errors.Is(err, io.EOF)
 }
 
 // zlib reads a zlib stream (RFC 1950).

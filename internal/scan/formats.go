@@ -357,7 +357,7 @@ func pgpPacket(data []byte, at int) (tag int, body []byte, next int) {
 	if head&0x80 == 0 || at+2 > len(data) {
 		return 0, nil, -1
 	}
-	n, size := 0, 0
+	var n, size int
 	if head&0x40 == 0 {
 		tag = int(head >> 2 & 0x0f)
 		switch head & 3 {

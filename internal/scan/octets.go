@@ -263,7 +263,7 @@ func wide(data []byte) (string, bool) {
 	for len(body) >= size {
 		var r rune
 		if size == 4 {
-			r = rune(order.Uint32(body)) //nolint:gosec // what is no character becomes the replacement one
+			r = rune(order.Uint32(body))
 		} else if r = rune(order.Uint16(body)); utf16.IsSurrogate(r) && len(body) >= 4 {
 			if r = utf16.DecodeRune(r, rune(order.Uint16(body[2:]))); r != utf8.RuneError {
 				body = body[2:]
@@ -437,7 +437,7 @@ func (s *sniffer) escapes(p place, text string) {
 func latin1(text string) []byte {
 	var b []byte
 	for _, r := range text {
-		b = append(b, byte(r)) //nolint:gosec // what is no octet is nothing here
+		b = append(b, byte(r))
 	}
 	return b
 }

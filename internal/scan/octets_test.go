@@ -254,7 +254,7 @@ func TestFlagsWhatItCannotRead(t *testing.T) {
 	if i := bytes.Index(closed, []byte("PK\x01\x02")); i > 0 {
 		closed[i+8] |= 1
 	}
-	var deep []byte = []byte("hello")
+	deep := []byte("hello")
 	for range maxLayers + 2 {
 		deep = gzipped(t, string(deep))
 	}

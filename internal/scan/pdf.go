@@ -169,11 +169,11 @@ func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) 
 
 // pdfFilters returns the names of a stream's filters, in order.
 func pdfFilters(dict []byte) (list []string) {
-	i := bytes.Index(dict, []byte("/Filter"))
-	if i < 0 {
+	_, after, ok := bytes.Cut(dict, []byte("/Filter"))
+	if !ok {
 		return nil
 	}
-	rest := strings.TrimLeft(string(dict[i+7:]), " \t\r\n")
+	rest := strings.TrimLeft(string(after), " \t\r\n")
 	if array, ok := strings.CutPrefix(rest, "["); ok {
 		rest, _, _ = strings.Cut(array, "]")
 	} else if len(rest) > 0 {
@@ -320,7 +320,7 @@ func cmap(text []byte) map[uint16]string {
 			continue
 		}
 		if array >= 0 && len(row) == 2 {
-			put(code(row[0])+uint16(array), fromUTF16(b)) //nolint:gosec // it wraps as a font's numbers do
+			put(code(row[0])+uint16(array), fromUTF16(b))
 			array++
 			continue
 		}

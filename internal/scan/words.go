@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -120,7 +121,7 @@ func said(low, text string, i int) (from, to int) {
 	if r, _ := utf8.DecodeRuneInString(low[i:]); letterOrDigit(r) && r < 0x2e80 {
 		return 0, 0
 	}
-	for words := 0; words < 9; words++ {
+	for range 9 { // words
 		for i < len(low) {
 			r, n := utf8.DecodeRuneInString(low[i:])
 			switch r {
@@ -164,14 +165,7 @@ func said(low, text string, i int) (from, to int) {
 	return 0, 0
 }
 
-func among(list []string, word string) bool {
-	for _, w := range list {
-		if w == word {
-			return true
-		}
-	}
-	return false
-}
+func among(list []string, word string) bool { return slices.Contains(list, word) }
 
 func passwordName(name string) bool {
 	for _, w := range passwordNames {

@@ -26,8 +26,7 @@ func wrappingTable() []wrapping {
 	return []wrapping{
 		{how: "quoted-printable", open: unquote},
 		{how: "percent encoding", open: func(s string) (string, bool) {
-			i := strings.IndexByte(s, '%')
-			if i < 0 {
+			if !strings.Contains(s, "%") {
 				return "", false
 			}
 			return unescape(s, '%'), true
