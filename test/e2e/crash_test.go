@@ -22,6 +22,7 @@ import (
 
 	"github.com/emersion/go-smtp"
 
+	"os/exec"
 	"postern/internal/storetest"
 )
 
@@ -427,4 +428,39 @@ func TestCrashSchedule(t *testing.T) {
 	if text := s.mustCLI("audit", "verify"); !strings.Contains(text, "holds") {
 		t.Error(text)
 	}
+}
+
+// TestSecondServer: a second server that would run sandboxes with one database
+// is refused with the place of the first; one for mail and people is not; and
+// the first, killed, is followed at once.
+func TestSecondServer(t *testing.T) {
+	url := database(t)
+	flags := []string{"--database", url, "--cold", "--pool-max", "0"}
+	one, other, third := t.TempDir(), t.TempDir(), t.TempDir()
+	key := make([]byte, 32)
+	crand.Read(key)
+	for _, data := range []string{one, other, third} {
+		if err := os.WriteFile(filepath.Join(data, "server.key"), key, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := start(t, one, flags...)
+	args := append([]string{"up", "--data", other, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, flags...)
+	out, err := exec.Command(first.bin, args...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "another server runs the sandboxes") || !strings.Contains(string(out), one) || !strings.Contains(string(out), "--sandboxes=off") {
+		t.Fatalf("a second server: %v\n%s", err, out)
+	}
+	mail := start(t, third, append(slices.Clip(flags), "--sandboxes", "off")...)
+	resp, err := http.Get("http://" + mail.web + "/sandboxes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("a server without sandboxes answers for them: %d", resp.StatusCode)
+	}
+	_ = first.kill(syscall.SIGKILL)
+	again := start(t, one, flags...) // the same directory
+	_ = again.kill(syscall.SIGKILL)
+	start(t, other, flags...) // and another
 }
