@@ -28,11 +28,6 @@ import (
 // command it knows, commands in any form, and lines that end anywhere.
 type lenientMail struct {
 	quirks mailQuirks
-	wg     sync.WaitGroup
-
-	mu    sync.Mutex
-	taken map[string]bool // by remote port of the connection
-	after map[string]bool // what was said after STARTTLS
 }
 
 type mailQuirks struct {
@@ -122,8 +117,8 @@ func (l *lenientMail) serve(c net.Conn) (delivered bool) {
 	}
 	for {
 		for _, b := range in {
-			switch {
-			case b == '\r' || b == '\n':
+			switch b {
+			case '\r', '\n':
 				do()
 			default:
 				if line = append(line, b); len(line) == 511 {

@@ -120,12 +120,13 @@ func (a *attached) judgeRequest(r *request, name string) error {
 func (s *splicing) body(buf []byte, length int64) (rest []byte, err error) {
 	var c chunked
 	for {
-		n, over := len(buf), false
+		var n int
+		var over bool
 		var problem string
 		if length < 0 {
 			n, over, problem = c.next(buf)
 		} else {
-			n = int(min(int64(n), length))
+			n = int(min(int64(len(buf)), length))
 			length -= int64(n)
 			over = length == 0
 		}

@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+
 	"postern/internal/auth"
 	"postern/internal/policy"
 )
@@ -124,7 +127,10 @@ func TestOrdinaryRequests(t *testing.T) {
 	b := w.box("i1", named)
 	dials := 0
 	client := &http.Client{Transport: &http.Transport{
-		DialContext:           func(context.Context, string, string) (net.Conn, error) { dials++; return b.dial(site + ":80") },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			dials++
+			return gonet.DialContextTCP(ctx, b.stack, full(site+":80"), ipv4.ProtocolNumber)
+		},
 		ExpectContinueTimeout: time.Minute,
 	}}
 	t.Cleanup(client.CloseIdleConnections)
