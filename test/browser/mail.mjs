@@ -86,7 +86,7 @@ async function run() {
 
   // An inbox in it.
   await go('/console/inboxes')
-  await fill(page, { Name: 'hostmaster' })
+  await fill(page, { Name: 'mailer-daemon' })
   await page.getByRole('button', { name: 'Make the inbox' }).click()
   check('a reserved name is refused, with words', /reserved/.test(await page.getByRole('alert').innerText()))
   await fill(page, { Name: 'sales', 'Display name': 'The sales desk', 'Ends on': '2999-12-31' })
