@@ -190,7 +190,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		if err := d.own(ctx); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, d.hold.Close()) }()
+		defer func() { err = errors.Join(err, d.hold.Close(ctx)) }()
 	}
 	lis, err := listen(ctx, c)
 	if err != nil {
@@ -222,9 +222,9 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	for _, address := range d.unanswered(ctx) {
 		fmt.Fprintf(out, "  %s is refused until you make it: postern inbox create %s\n", address, address)
 	}
-	err = d.serve(ctx, lis) //nolint:contextcheck // ctx has ended
+	err = d.serve(ctx, lis)
 	if d.keeper != nil {
-		err = errors.Join(err, d.keeper.Close())
+		err = errors.Join(err, d.keeper.Close()) //nolint:contextcheck // ctx has ended
 	}
 	d.vols.Close(context.WithoutCancel(ctx)) // the fleet has let go of what it froze
 	return err

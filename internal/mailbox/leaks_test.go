@@ -105,8 +105,8 @@ func TestNothingLeavesUnread(t *testing.T) {
 				if tt.flag != "" {
 					want = oversight.Pending
 				}
-				if p.Action.State != want || tt.flag != "" && !slices.Contains(p.Action.Request.Flags, tt.flag) {
-					t.Errorf("%s, in mode %s: %s with flags %v, want %s with %s", tt.name, mode, p.Action.State, p.Action.Request.Flags, want, tt.flag)
+				if p.State != want || tt.flag != "" && !slices.Contains(p.Request.Flags, tt.flag) {
+					t.Errorf("%s, in mode %s: %s with flags %v, want %s with %s", tt.name, mode, p.State, p.Request.Flags, want, tt.flag)
 				}
 				if v, err := f.gate.Show(p.Action); err != nil || strings.Contains(strings.Join(v.Notes, "\n"), token) {
 					t.Errorf("%s: the reasons tell the token: %v, %v", tt.name, v.Notes, err)

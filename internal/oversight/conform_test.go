@@ -333,8 +333,10 @@ func TestConforms(t *testing.T) {
 	each(t, func(t *testing.T, db [2]*store.DB) {
 		left := budget{crash: 2, lapse: 2, later: 2, retry: 2, revise: 1, edit: 1, mode: 2, tamper: 1, on: 1, off: 1}
 		in := settings(t, 0)
-		names := []string{"gated_send, no rule", "gated_send, ask two", "autonomous, no rule", "step-up of one", "at a time", "asked at a time", "allowed at a time", "changes of what a rule allows",
-			"proposed by anna", "proposed by the operator", "proposed by the only one", "proposed after a coup", "edited by the operator"}
+		names := []string{
+			"gated_send, no rule", "gated_send, ask two", "autonomous, no rule", "step-up of one", "at a time", "asked at a time", "allowed at a time", "changes of what a rule allows",
+			"proposed by anna", "proposed by the operator", "proposed by the only one", "proposed after a coup", "edited by the operator",
+		}
 		seed := uint64(1)
 		if *deep > 0 {
 			seed = rand.Uint64()

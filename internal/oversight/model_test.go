@@ -300,7 +300,7 @@ func (s *setting) edits() int {
 	return s.editor
 }
 
-func (s setting) verdict(mode uint8) policy.Verdict {
+func (s *setting) verdict(mode uint8) policy.Verdict {
 	return policy.Decide(s.rule, policy.Request{Kind: policy.KindSend, Mode: policy.Modes[mode], Listed: s.listed, To: []string{"bob@example.com"}})
 }
 

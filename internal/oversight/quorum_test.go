@@ -202,7 +202,7 @@ func TestTwoPeople(t *testing.T) {
 		a = h.proposes(h.agent)
 		h.update(func(tx *store.Tx) error {
 			_, err := tx.ExecContext(t.Context(), `insert into approval (action_id, version, person, at, reason) values ($1, $2, $3, 1, '')`, a.ID, a.Version, h.operator.String())
-			return err
+			return errors.Join(err, storetest.Reseal(t.Context(), tx))
 		})
 		h.must(h.approves(ann, a))
 		h.stands(a, oversight.Pending, 1)

@@ -39,14 +39,14 @@ func Own(ctx context.Context, db *store.DB, id, place string) (*store.Hold, erro
 			return nil
 		}
 		for _, table := range []string{"sandbox", "snapshot", "volume"} { // of a version that knew one server
-			if _, err := tx.ExecContext(ctx, `update `+table+` set server_id = $1 where server_id = ''`, id); err != nil { //nolint:gosec // of the list above
+			if _, err := tx.ExecContext(ctx, `update `+table+` set server_id = $1 where server_id = ''`, id); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("take over sandboxes: %w", err), h.Close())
+		return nil, errors.Join(fmt.Errorf("take over sandboxes: %w", err), h.Close(ctx))
 	}
 	return h, nil
 }

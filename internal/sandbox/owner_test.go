@@ -63,7 +63,7 @@ func TestOwn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer h.Close()
+		defer h.Close(t.Context())
 		f.conf.Server = "srv_one"
 		f.open()
 		if _, err := f.fleet.Get(t.Context(), f.who, s.ID); err != nil {
@@ -96,13 +96,13 @@ func TestOwnedTwice(t *testing.T) {
 	if _, err := sandbox.Own(t.Context(), dbs[1], "srv_two", "y"); !errors.Is(err, sandbox.ErrOwned) || !strings.Contains(err.Error(), "--data /x") {
 		t.Errorf("owned twice: %v", err)
 	}
-	if err := h.Close(); err != nil {
+	if err := h.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if h, err = sandbox.Own(t.Context(), dbs[1], "srv_two", "y"); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Close(); err != nil {
+	if err := h.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -119,17 +119,17 @@ func (h *Hold) ping(ctx context.Context) bool {
 	} else if ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return true // the server stops
 	}
-	_ = h.discardLocked()
+	_ = h.discardLocked(ctx)
 	return false
 }
 
 // discardLocked gives the lock back and ends the session: one that went back to
 // the other connections with it would hold it for nobody.
-func (h *Hold) discardLocked() error {
+func (h *Hold) discardLocked(ctx context.Context) error {
 	if h.conn == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	_, err := h.conn.ExecContext(ctx, `select pg_advisory_unlock_all()`)
 	if err != nil {
@@ -141,9 +141,9 @@ func (h *Hold) discardLocked() error {
 	return err
 }
 
-// Close gives the name back.
-func (h *Hold) Close() error {
+// Close gives the name back, also after ctx has ended.
+func (h *Hold) Close(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.discardLocked()
+	return h.discardLocked(ctx)
 }

@@ -22,7 +22,7 @@ func TestHold(t *testing.T) {
 		}
 		defer db.Close()
 		h, err := db.Hold(t.Context(), "a", 0)
-		if err != nil || h.Close() != nil {
+		if err != nil || h.Close(t.Context()) != nil {
 			t.Fatal(err)
 		}
 		return
@@ -47,7 +47,7 @@ func TestHold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Close(); err != nil {
+	if err := b.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	// Who waits gets it when the other gives it back.
@@ -55,11 +55,11 @@ func TestHold(t *testing.T) {
 	go func() {
 		h, err := other.Hold(t.Context(), "a", time.Minute)
 		if err == nil {
-			err = h.Close()
+			err = h.Close(t.Context())
 		}
 		got <- err
 	}()
-	if err := h.Close(); err != nil {
+	if err := h.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-got; err != nil {
@@ -70,7 +70,7 @@ func TestHold(t *testing.T) {
 	if h, err = one.Hold(t.Context(), "a", 0); err != nil {
 		t.Fatal(err)
 	}
-	defer h.Close()
+	defer h.Close(t.Context())
 	ctx, stop := context.WithCancel(t.Context())
 	ran := make(chan error, 1)
 	go func() { ran <- h.Run(ctx) }()
@@ -92,7 +92,7 @@ func TestHold(t *testing.T) {
 		if err := <-ran; !errors.Is(err, store.ErrHeld) {
 			t.Errorf("who lost it goes on: %v", err)
 		}
-		err = x.Close()
+		err = x.Close(t.Context())
 	} else if errors.Is(err, store.ErrHeld) {
 		err = nil
 	}

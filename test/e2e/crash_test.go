@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -22,7 +23,6 @@ import (
 
 	"github.com/emersion/go-smtp"
 
-	"os/exec"
 	"postern/internal/storetest"
 )
 
@@ -451,7 +451,7 @@ func TestSecondServer(t *testing.T) {
 		t.Fatalf("a second server: %v\n%s", err, out)
 	}
 	mail := start(t, third, append(slices.Clip(flags), "--sandboxes", "off")...)
-	resp, err := http.Get("http://" + mail.web + "/sandboxes")
+	resp, err := (&http.Client{Timeout: time.Minute}).Get("http://" + mail.web + "/sandboxes")
 	if err != nil {
 		t.Fatal(err)
 	}

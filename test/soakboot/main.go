@@ -197,7 +197,7 @@ func busy(ctx context.Context, n, nice int) (stop func(), err error) {
 // A bench boots sandboxes.
 type bench struct {
 	settings
-	print   io.Writer
+	lines   io.Writer
 	log     *slog.Logger
 	state   string
 	runtime *gvisor.Runtime
@@ -224,7 +224,7 @@ func newBench(s settings, out io.Writer) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &bench{settings: s, print: out, log: log, state: state, runtime: r, wall: w}, nil
+	return &bench{settings: s, lines: out, log: log, state: state, runtime: r, wall: w}, nil
 }
 
 // all boots until enough were, or ctx is done.
@@ -265,7 +265,7 @@ func (b *bench) report(begin time.Time) {
 		return d[min(len(d)-1, len(d)*of100/100)].Round(time.Millisecond)
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
-	fmt.Fprintf(b.print, "%d answered, %d hung, %d failed to start in %v; p50 %v, p99 %v, longest %v; load %s", len(d), b.hung.Load(), b.failed.Load(),
+	fmt.Fprintf(b.lines, "%d answered, %d hung, %d failed to start in %v; p50 %v, p99 %v, longest %v; load %s", len(d), b.hung.Load(), b.failed.Load(),
 		time.Since(begin).Round(time.Second), at(50), at(99), at(100), load)
 }
 
@@ -276,7 +276,7 @@ func newID(n int) string { return fmt.Sprintf("i%08d%012d", os.Getpid(), n) }
 func (b *bench) once(ctx context.Context, n int) {
 	id := newID(n)
 	begin := time.Now()
-	defer b.end(id)
+	defer b.end(id) //nolint:contextcheck // it ends although ctx has ended
 	var p phases
 	key, err := b.start(ctx, id)
 	p.started = time.Since(begin)
@@ -345,7 +345,7 @@ func (b *bench) start(ctx context.Context, id string) (key string, err error) {
 // prepare saves one that answered.
 func (b *bench) prepare(ctx context.Context) error {
 	id := newID(0)
-	defer b.end(id)
+	defer b.end(id) //nolint:contextcheck // it ends although ctx has ended
 	key, err := b.start(ctx, id)
 	if err == nil {
 		err = b.ask(ctx, id, key, b.patience)
@@ -435,7 +435,7 @@ func (b *bench) collect(ctx context.Context, id, key, dir string) error {
 	}
 	threads, err := b.threads(id)
 	put("threads.txt", threads, err)
-	stacks, err := b.call(ctx, id, "debug.Stacks", struct{}{}) //nolint:misspell // gVisor's name
+	stacks, err := b.call(ctx, id, "debug.Stacks", struct{}{})
 	put("stacks.txt", stacks, err)
 	procs, err := b.call(ctx, id, "containerManager.Processes", id)
 	put("processes.json", procs, err)

@@ -228,7 +228,7 @@ func (s *ids) give(sandbox string) error {
 	delete(s.have, sandbox)
 	// What we believed to be ours may have been found without its directory.
 	if at, err := os.Readlink(s.link(id)); err != nil || at != filepath.Join(s.within, sandbox) {
-		return nil //nolint:nilerr // it is not ours to free
+		return nil // it is not ours to free
 	}
 	if err := os.Remove(s.link(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("free user id %d: %w", id, err)
