@@ -3,6 +3,7 @@ package domain
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -21,11 +22,11 @@ var profile = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.Stric
 // last dot, an international one in its xn-- form. It returns an error that
 // wraps [ErrInvalid] for what is no name.
 func ASCII(name string) (string, error) {
-	name = strings.TrimSuffix(strings.TrimSpace(name), ".")
-	if name == "" {
+	name = strings.TrimSpace(name)
+	if name == "" || name == "." {
 		return "", fmt.Errorf("%w: domain: is empty, and so not a domain name", ErrInvalid)
 	}
-	if len(name) > 253 { // before the work that it would make
+	if len(strings.TrimSuffix(name, ".")) > 253 { // before the work that it would make
 		return "", fmt.Errorf("%w: %s: is longer than 253 octets", ErrInvalid, mail.Printable(name, 60))
 	}
 	if !utf8.ValidString(name) {
@@ -35,7 +36,13 @@ func ASCII(name string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: %s: is not a domain name: %v", ErrInvalid, mail.Printable(name, 100), mail.Printable(err.Error(), 200))
 	}
-	return strings.ToLower(ascii), nil
+	// The library lets empty labels through, and dots of other scripts become one.
+	// The attack: *@pl.. for *@pl. is not a public suffix, and no name either.
+	ascii = strings.TrimSuffix(strings.ToLower(ascii), ".")
+	if slices.Contains(strings.Split(ascii, "."), "") {
+		return "", fmt.Errorf("%w: %s: has an empty label, between two dots or beside one", ErrInvalid, mail.Printable(name, 100))
+	}
+	return ascii, nil
 }
 
 // longest leaves room for what is put before a name, _postern and selectors.

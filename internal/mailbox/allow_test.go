@@ -40,6 +40,9 @@ func TestParseAllowed(t *testing.T) {
 		{"two @", "bob@evil.example@example.com", ""},
 		{"a line break", "bob@example.com\r\nx", ""},
 		{"one label", "bob@localhost", ""},
+		{"an empty label", "*@pl..", ""},
+		{"a public suffix with a dot", "*@co.uk.", ""},
+		{"a last dot of another script", "bob@example.com。", "bob@example.com"},
 		{"long", strings.Repeat("a", 400) + "@example.com", ""},
 		{"no UTF-8", "bob@\xff.example", ""},
 	} {
@@ -53,7 +56,7 @@ func TestParseAllowed(t *testing.T) {
 // FuzzParseAllowed: what is taken is ASCII, in lower case, and stays as it is
 // when it is read once more.
 func FuzzParseAllowed(f *testing.F) {
-	for _, s := range []string{"bob@example.com", "*@example.com", "*@co.uk", "b\u043eb@bücher.example", "a@b@c", "*@*", "x@xn--.com"} {
+	for _, s := range []string{"bob@example.com", "*@example.com", "*@co.uk", "b\u043eb@bücher.example", "a@b@c", "*@*", "x@xn--.com", "*@pl..", "*@pl。"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
