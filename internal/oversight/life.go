@@ -421,11 +421,11 @@ type distrusted struct {
 	asked  policy.Verdict // whom it asks, by the audit
 }
 
-// next puts a where nothing of it leaves before a person has looked at it. It
+// settle puts a where nothing of it leaves before a person has looked at it. It
 // believes nothing that the row says of decisions and executions: what the audit
 // says has ended stays so, of what may have begun a person says what became of
 // it, and all else is asked again of as many as it ever asked.
-func (e distrusted) next(a Action) (Action, error) {
+func (e distrusted) settle(a Action) Action {
 	note := "the server's database was changed behind its back: " + e.why + ". Look at all of this as at something new"
 	if a.broken {
 		a.State = Pending
@@ -466,7 +466,7 @@ func (e distrusted) next(a Action) (Action, error) {
 		a.ask(v, e.now)
 		a.to(Pending, e.now)
 	}
-	return a, nil
+	return a
 }
 
 const (

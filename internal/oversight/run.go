@@ -505,8 +505,7 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 	a, err := g.advance(ctx, tx, before, o)
 	if d, ok := errors.AsType[*doubtError](err); ok {
 		// What was done was done, and is said; whether it is all, a person says.
-		_, err := g.distrust(ctx, tx, before.ID, d.why, string(o.State)+": "+o.Detail)
-		return err
+		return g.distrust(ctx, tx, before.ID, d.why, string(o.State)+": "+o.Detail)
 	}
 	if err != nil {
 		return fmt.Errorf("settle action %s: %w", before.ID, err)

@@ -196,15 +196,15 @@ func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {
 // distrust moves an action, whose row is not what this program wrote, to where
 // nothing of it leaves before a person has looked at it, and records that.
 // Detail is what this program knows of an execution of it, if it has just ended.
-func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail string) (Action, error) {
+func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail string) error {
 	a, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
 	if err != nil {
-		return a, fmt.Errorf("distrust action %s: %w", id, err)
+		return fmt.Errorf("distrust action %s: %w", id, err)
 	}
 	was := stands(a.State, a.Version)
 	on, err := onRecord(ctx, tx, id)
 	if err != nil {
-		return a, err
+		return err
 	}
 	if v, ok := g.memory.version(id); ok {
 		on.version = max(on.version, v)
@@ -212,35 +212,33 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 	e := distrusted{answer: answer{now: time.Now()}, why: why, detail: detail, on: on}
 	if e.verdict, err = g.judge.Judge(ctx, tx, a.Project, a.Request); err != nil {
 		if ctx.Err() != nil {
-			return a, fmt.Errorf("judge action %s: %w", id, err)
+			return fmt.Errorf("judge action %s: %w", id, err)
 		}
 		// A request that policy cannot read is one that somebody else wrote.
 		e.verdict = policy.Verdict{Effect: policy.Ask, Reason: "what it asks for cannot be read"}
 	}
 	e.asked = asks(ctx, tx, id)
-	if a, err = e.next(a); err != nil {
-		return a, err
-	}
+	a = e.settle(a)
 	if err := restore(ctx, tx, a); err != nil {
-		return a, err
+		return err
 	}
 	// Approvals that were put there for versions to come count no more than those of before.
 	if _, err := tx.ExecContext(ctx, `delete from approval where action_id = $1 and version >= $2`, id, a.Version); err != nil {
-		return a, fmt.Errorf("distrust action %s: %w", id, err)
+		return fmt.Errorf("distrust action %s: %w", id, err)
 	}
 	if err := g.seal(ctx, tx, &a); err != nil {
-		return a, err
+		return err
 	}
 	g.log.WarnContext(ctx, "an action was changed in the database behind the server's back", "action", id, "why", why, "was", was, "stands", stands(a.State, a.Version))
 	f := audit.Fields{"why": why, "row": was, "digest": a.Hex(), "rule": a.Rule, "verdict": a.Verdict, "result": detail}
 	a.asking(f)
 	if err := enter(ctx, tx, system(a), tampered, a, f); err != nil {
-		return a, err
+		return err
 	}
 	if a.State.settled() && on.state == a.State {
-		return a, nil // its executor heard of that when it was so
+		return nil // its executor heard of that when it was so
 	}
-	return a, g.moved(ctx, tx, a)
+	return g.moved(ctx, tx, a)
 }
 
 // asking puts into f whom a asks: what policy said of it once is what it says of
@@ -275,7 +273,7 @@ func (g *Gate) unlessTrusted(ctx context.Context, tx *store.Tx, id string, err e
 	if !ok {
 		return false, err
 	}
-	_, err = g.distrust(ctx, tx, id, d.why, "")
+	err = g.distrust(ctx, tx, id, d.why, "")
 	return err == nil, err
 }
 
@@ -412,8 +410,7 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 				if why, err := g.doubt(ctx, tx, &a, true); err != nil || why == "" {
 					return err
 				}
-				_, err = g.distrust(ctx, tx, a.ID, whys[i], "")
-				return err
+				return g.distrust(ctx, tx, a.ID, whys[i], "")
 			})
 			if err != nil {
 				return n, err
@@ -440,8 +437,7 @@ func (g *Gate) Distrust(ctx context.Context, why string) (n int, err error) {
 	for _, id := range ids {
 		if err == nil {
 			err = g.db.Update(ctx, func(tx *store.Tx) error {
-				_, err := g.distrust(ctx, tx, id, why, "")
-				return err
+				return g.distrust(ctx, tx, id, why, "")
 			})
 		}
 	}

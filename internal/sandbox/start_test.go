@@ -23,6 +23,7 @@ func (l *link) hang(n int) {
 // part of the time for a start, and not the sandbox, wherever it may be started
 // again; and where it may not, what was saved stays as it was.
 func TestSilentGuest(t *testing.T) {
+	t.Parallel()
 	const patience = 6 * time.Second
 	again := "sandbox.start_again"
 	volume := func(c *sandbox.Config) {
