@@ -175,7 +175,7 @@ var told = []string{"From", "To", "Cc", "Reply-To", "Subject"}
 
 // header accounts for a header section at c.at, up to and with its empty line.
 func (c *accountant) header(fields []field, part string) error {
-	seen := map[string]bool{}
+	seen, named := map[string]bool{}, isFile(fields)
 	for _, f := range fields {
 		name := strings.ToLower(f.name)
 		label := in(part, quoteName(f.name)+" header")
@@ -199,7 +199,7 @@ func (c *accountant) header(fields []field, part string) error {
 				return fieldErr(label, "%v", err)
 			}
 		}
-		use, err := c.field(f, part, label)
+		use, err := c.field(f, named, part, label)
 		if err != nil {
 			return err
 		}
@@ -213,8 +213,9 @@ func (c *accountant) header(fields []field, part string) error {
 // quoteName returns a field's name for an error: printable and bounded.
 func quoteName(name string) string { return Printable(name, maxOutName) }
 
-// field returns the use of a field's value.
-func (c *accountant) field(f field, part, label string) (Use, error) {
+// field returns the use of a field's value. Named says that the name of a file in it
+// is in the list of files.
+func (c *accountant) field(f field, named bool, part, label string) (Use, error) {
 	switch {
 	case part == "" && slices.ContainsFunc(told, f.is):
 		c.count(oddCase(f.name), "letters of field names")
@@ -235,7 +236,7 @@ func (c *accountant) field(f field, part, label string) (Use, error) {
 			return "", err
 		}
 	}
-	if silent(f) {
+	if silent(f, named) {
 		c.count(oddCase(f.name), "letters of field names")
 		if f.is("Content-Transfer-Encoding") {
 			c.count(oddCase(f.value), "letters of field names")
@@ -275,16 +276,24 @@ func (c *accountant) structured(f field, label string) error {
 		}
 	}
 	c.count(len(s.params["boundary"]), "boundaries")
-	c.count(oddCase(s.params["charset"]), "letters of parameters")
+	c.count(oddCase(s.params["charset"])+s.loose, "letters and semicolons of parameters")
 	return nil
 }
 
 var encodings = []string{"7bit", "8bit", "binary", "quoted-printable", "base64"}
 
+// isFile reports whether a file name in these fields of a header is in the list of
+// files. The attack: words in the name of a multipart, which is no file.
+func isFile(fields []field) bool {
+	s, err := contentType(fields)
+	return err == nil && !strings.HasPrefix(s.value, "multipart/")
+}
+
 // silent reports whether a field says nothing of its own: it tells programs how
 // to read the message or part in one of the ways that all have, and names the
-// file as the reviewer is shown it. All other fields are shown.
-func silent(f field) bool {
+// file as the reviewer is shown it, if named says that it is. All other fields are
+// shown.
+func silent(f field, named bool) bool {
 	switch {
 	case f.is("MIME-Version"):
 		return f.value == "1.0"
@@ -311,7 +320,8 @@ func silent(f field) bool {
 			}
 		case "boundary": // counted
 		case "name", "filename":
-			if fileTitle(decodeWords(v)) != decodeWords(v) {
+			// The attack: each is read in one of the two fields, and hides words in the other.
+			if !named || f.is("Content-Type") != (name == "name") || fileTitle(decodeWords(v)) != decodeWords(v) {
 				return false
 			}
 		default:

@@ -205,3 +205,27 @@ func TestFieldsAreNoted(t *testing.T) {
 		t.Errorf("ordinary mail has the notes %q and the fields %v, %v", s.Notes, s.Fields, err)
 	}
 }
+
+// TestFileNamesAreShown: a file name is in the list of files, or with the fields. A
+// multipart is no file, and of a file each name is read in one of its two fields.
+func TestFileNamesAreShown(t *testing.T) {
+	const two = "--x\n\nhello\n--x\n%s\n\nUEFZIEVWRQ==\n--x--\n"
+	const mixed = "Content-Type: multipart/mixed; boundary=x"
+	checkApproval(t, []approvalTest{
+		{"of a multipart", mixed + `; name="PAY EVE"`, fmt.Sprintf(two, "X-A: b"), "PAY EVE", false},
+		{"of how a multipart is shown", mixed + "\nContent-Disposition: attachment; filename=\"PAY EVE\"", fmt.Sprintf(two, "X-A: b"), "PAY EVE", false},
+		{"of a multipart within", mixed, "--x\nContent-Type: multipart/mixed; boundary=y; name=\"PAY EVE\"\n\n--y\n\nhello\n--y--\n--x--", "PAY EVE", false},
+		{"of a kind", mixed, fmt.Sprintf(two, "Content-Type: image/png; filename=\"PAY EVE\"\nContent-Disposition: attachment; filename=a.png"), "PAY EVE", false},
+		{"of how it is shown", mixed, fmt.Sprintf(two, "Content-Type: image/png\nContent-Disposition: attachment; filename=a.png; name=\"PAY EVE\""), "PAY EVE", false},
+		{"in a language", mixed, fmt.Sprintf(two, "Content-Type: image/png\nContent-Disposition: attachment; filename*=utf-8'PAY-EVE'a.png"), "PAY-EVE", false},
+	})
+}
+
+// TestSpellingsAreCounted: what can be spelled in many ways, and is shown in one.
+func TestSpellingsAreCounted(t *testing.T) {
+	const budget = "that no reviewer would be shown"
+	checkApproval(t, []approvalTest{
+		{"semicolons", "Content-Type: text/plain" + strings.Repeat(";; ;", 200), "hello", budget, true},
+		{"capitals", "Content-Type: multipart/mixed; boundary=x", strings.Repeat("--x\nContent-Type: tExT/pLaIn; cHaRsEt=utf-8\n\nhello\n", 60) + "--x--", budget, true},
+	})
+}

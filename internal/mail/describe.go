@@ -179,7 +179,7 @@ func headerFields(raw []byte) (list []HeaderField) {
 		return nil // unreachable: Parse has read it
 	}
 	unfold(fields)
-	seen := map[string]bool{}
+	seen, named := map[string]bool{}, isFile(fields)
 	for _, f := range fields {
 		name := strings.ToLower(f.name)
 		again := seen[name]
@@ -192,7 +192,7 @@ func headerFields(raw []byte) (list []HeaderField) {
 			continue
 		case slices.ContainsFunc(told, f.is):
 			shownName, normal = shownName+" (as written)", true
-		case silent(f):
+		case silent(f, named):
 			continue
 		}
 		list = append(list, HeaderField{Field: Field{Name: shownName, Value: shown(decodeWords(f.value))}, Usual: normal})

@@ -24,6 +24,9 @@ type structured struct {
 	other map[string]string
 	// language says that an extended parameter names a language.
 	language bool
+	// loose is how many octets are spelled as no program does: capitals within a
+	// word, and semicolons between which nothing stands.
+	loose int
 }
 
 // parseStructured reads v by the grammar and by nothing else: no comments, no
@@ -36,6 +39,15 @@ func parseStructured(v string) (structured, error) {
 	if s.value == "" {
 		return s, errors.New("it begins with no word")
 	}
+	if oddCase(s.value) > 0 {
+		// Some types have capitals within: application/vnd.ms-excel.sheet.macroEnabled.12.
+		s.loose += len(strings.Map(func(r rune) rune {
+			if r < 'A' || r > 'Z' {
+				return -1
+			}
+			return r
+		}, s.value))
+	}
 	s.value = strings.ToLower(s.value)
 	raw := map[string]string{}
 	for {
@@ -46,8 +58,9 @@ func parseStructured(v string) (structured, error) {
 		if rest[0] != ';' {
 			return s, fmt.Errorf("there is no semicolon before %s; quote a value that has spaces", quote(rest))
 		}
-		rest = strings.TrimLeft(rest[1:], " \t;")
-		if rest == "" { // a last semicolon says nothing
+		after := strings.TrimLeft(rest[1:], " \t;")
+		s.loose += strings.Count(rest[1:len(rest)-len(after)], ";")
+		if rest = after; rest == "" { // a last semicolon says nothing
 			break
 		}
 		var name, value string
@@ -58,13 +71,15 @@ func parseStructured(v string) (structured, error) {
 		if value, rest, err = cutValue(rest[1:]); err != nil {
 			return s, err
 		}
+		s.loose += oddCase(name)
 		name = strings.ToLower(name)
 		if _, twice := raw[name]; twice {
 			return s, fmt.Errorf("the parameter %s stands twice", name)
 		}
 		raw[name] = value
 	}
-	return s, s.assemble(raw)
+	err := s.assemble(raw) // it changes s
+	return s, err
 }
 
 // cutToken returns the token that s begins with. Also has characters that may
