@@ -114,13 +114,19 @@ func (c *accountant) leaf(fields []field, s structured, encoding string, from, e
 	}
 	// Decoded once more, strictly: what is not in its charset is read in as many
 	// ways as there are programs.
-	if _, err := decodeCharset(cmp.Or(s.params["charset"], "utf-8"), c.p.decode(encoding, body)); err != nil {
+	text, err := decodeCharset(cmp.Or(s.params["charset"], "utf-8"), c.p.decode(encoding, body))
+	if err != nil {
 		return "", fieldErr(in(part, "body"), "%v", err)
 	}
 	for _, w := range c.p.m.Warnings {
 		if !strings.Contains(w, "NUL") {
 			return "", fieldErr(in(part, "body"), "%s", w)
 		}
+	}
+	if text = plainLines(text); !strings.HasSuffix(c.p.m.Text, text) && !strings.HasSuffix(c.p.m.HTML, text) {
+		// The attack: a charset that is read in one way where a message is checked, and in
+		// another where it is shown.
+		return "", fieldErr(in(part, "body"), "is not shown as the charset %s says; write utf-8", quote(s.params["charset"]))
 	}
 	c.use(end, Shown)
 	if len(c.p.m.Text)+len(c.p.m.HTML) == before || len(bytes.TrimSpace(body)) == 0 {

@@ -229,3 +229,15 @@ func TestSpellingsAreCounted(t *testing.T) {
 		{"capitals", "Content-Type: multipart/mixed; boundary=x", strings.Repeat("--x\nContent-Type: tExT/pLaIn; cHaRsEt=utf-8\n\nhello\n", 60) + "--x--", budget, true},
 	})
 }
+
+// TestCharsetsAreReadAlike: what is checked in a charset is shown in that charset.
+func TestCharsetsAreReadAlike(t *testing.T) {
+	checkApproval(t, []approvalTest{
+		{"a word in UTF-8 that is called ASCII", "Comments: =?us-ascii?Q?=D0=9F=D0=9B=D0=90=D0=A2=D0=98?=", "hello", "not in the charset", true},
+		{"by another name", "Comments: =?ascii?Q?=D0=9F=D0=9B=D0=90=D0=A2=D0=98?=", "hello", "not in the charset", true},
+		{"a word that is ASCII", "Comments: =?us-ascii?Q?PAY_EVE?=", "hello", "PAY EVE", false},
+		{"a text in UTF-8 that is called ASCII", "Content-Type: text/plain; charset=ascii", "ПЛАТИ", "ПЛАТИ", false},
+		{"a text of cron", "Content-Type: text/plain; charset=ANSI_X3.4-1968", "PAY EVE", "PAY EVE", false},
+		{"a text that is not what cron writes", "Content-Type: text/plain; charset=ANSI_X3.4-1968", "ПЛАТИ", "not in the charset", true},
+	})
+}

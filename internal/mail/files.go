@@ -112,6 +112,11 @@ func plainText(a Attachment, say teller) string {
 		}
 		s = b.String()
 	}
+	return plainLines(s)
+}
+
+// plainLines returns a text with lines that end in LF, and without NULs.
+func plainLines(s string) string {
 	return strings.NewReplacer("\r\n", "\n", "\r", "\n", "\x00", "\ufffd").Replace(s)
 }
 

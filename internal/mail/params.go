@@ -229,7 +229,7 @@ func percent(v string) ([]byte, error) {
 // decode alike. The attack is one that this program does not know and the
 // recipient's does, such as utf-7 and cp850, or that it takes for another.
 var sameEverywhere = []string{
-	"utf-8", "utf8", "us-ascii", "ascii",
+	"utf-8", "utf8", "us-ascii", "ascii", "ansi_x3.4-1968",
 	"iso-8859-1", "iso-8859-2", "iso-8859-3", "iso-8859-4", "iso-8859-5", "iso-8859-6", "iso-8859-7", "iso-8859-8", "iso-8859-9", "iso-8859-10", "iso-8859-13", "iso-8859-14", "iso-8859-15", "iso-8859-16",
 	"windows-1250", "windows-1251", "windows-1252", "windows-1253", "windows-1254", "windows-1255", "windows-1256", "windows-1257", "windows-1258",
 	"koi8-r", "koi8-u", "big5", "gb2312", "gbk", "gb18030", "shift_jis", "euc-jp", "iso-2022-jp", "euc-kr", "ks_c_5601-1987",
@@ -244,6 +244,11 @@ func decodeCharset(label string, octets []byte) (string, error) {
 	}
 	bad := fmt.Errorf("text is not in the charset %s that it names", label)
 	switch label {
+	case "ansi_x3.4-1968": // what cron writes for ASCII
+		if !isASCII(string(octets)) {
+			return "", bad
+		}
+		return string(octets), nil
 	case "utf-8", "utf8", "us-ascii", "ascii":
 		// Programs write UTF-8 under the name of ASCII, and read it so.
 		if !utf8.Valid(octets) {

@@ -508,8 +508,8 @@ func lenientQP(body []byte) []byte {
 // text appends a text part that is in the given charset to what was read before.
 func (p *parser) text(before, label string, data []byte) string {
 	var s string
-	switch label = strings.ToLower(strings.TrimSpace(label)); label {
-	case "", "utf-8", "utf8", "us-ascii":
+	switch label = strings.ToLower(strings.TrimSpace(label)); {
+	case slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, label), label == "ascii" && utf8.Valid(data):
 		s = string(data)
 	default:
 		e, name := charset.Lookup(label)

@@ -52,28 +52,28 @@ func checkWord(v string) (int, error) {
 	if len(parts) < 4 || !strings.HasPrefix(parts[3], "=") {
 		return 0, errors.New("it is not whole")
 	}
-	label, kind, text := parts[0], strings.ToLower(parts[1]), parts[2]
-	n := len("=?") + len(label) + len("?q?") + len(text) + len("?=")
+	label, kind, encoded := parts[0], strings.ToLower(parts[1]), parts[2]
+	n := len("=?") + len(label) + len("?q?") + len(encoded) + len("?=")
 	var octets []byte
 	switch kind {
 	case "b":
 		var err error
-		if octets, err = base64.StdEncoding.Strict().DecodeString(text); err != nil {
+		if octets, err = base64.StdEncoding.Strict().DecodeString(encoded); err != nil {
 			return 0, errors.New("it is not proper base64")
 		}
 	case "q":
-		for i := 0; i < len(text); i++ {
-			switch c := text[i]; {
+		for i := 0; i < len(encoded); i++ {
+			switch c := encoded[i]; {
 			case c == '_':
 				octets = append(octets, ' ')
 			case c <= ' ' || c >= 0x7f:
 				return 0, errors.New("it has a character that is not encoded")
 			case c != '=':
 				octets = append(octets, c)
-			case i+2 >= len(text):
+			case i+2 >= len(encoded):
 				return 0, errors.New("it is cut off")
 			default:
-				x, err := strconv.ParseUint(text[i+1:i+3], 16, 8)
+				x, err := strconv.ParseUint(encoded[i+1:i+3], 16, 8)
 				if err != nil {
 					return 0, errors.New("it has a = that two hexadecimal digits do not follow")
 				}
@@ -84,8 +84,14 @@ func checkWord(v string) (int, error) {
 	default:
 		return 0, errors.New("its encoding is neither B nor Q")
 	}
-	if _, err := decodeCharset(label, octets); err != nil {
+	text, err := decodeCharset(label, octets)
+	if err != nil {
 		return 0, err
+	}
+	// The attack: UTF-8 under the name of ASCII, of which a reviewer is shown that
+	// something cannot be read, and some recipient what it says.
+	if seen, err := wordDecoder.Decode(v[:n]); err != nil || seen != text {
+		return 0, fmt.Errorf("it is not in the charset %s that it names", quote(label))
 	}
 	if bytes.ContainsAny(octets, "\r\n\x00") {
 		return 0, errors.New("it decodes to a line break or a NUL")
