@@ -192,11 +192,14 @@ func (n *Notifier) content(ctx context.Context, p parcel) (string, bool) {
 		return "", false
 	}
 	var b strings.Builder
+	// The attack: a field of four thousand octets and few letters, which would be cut
+	// and still have room in a message. What is cut here has none.
+	line := func(s string) string { return mail.Printable(s, 4*maxNote) }
 	for _, w := range v.Notes {
-		fmt.Fprintf(&b, "LOOK CLOSELY: %s\n", mail.Printable(w, maxNote))
+		fmt.Fprintf(&b, "LOOK CLOSELY: %s\n", line(w))
 	}
 	for _, f := range v.Fields {
-		fmt.Fprintf(&b, "%s: %s\n", mail.Printable(f.Name, maxNote), mail.Printable(f.Value, maxNote))
+		fmt.Fprintf(&b, "%s: %s\n", line(f.Name), line(f.Value))
 	}
 	b.WriteString("\n" + lines(v.Text))
 	return strings.TrimRight(b.String(), "\n"), true

@@ -240,6 +240,10 @@ func TestTelegramShowsOrRefuses(t *testing.T) {
 		{"HTML", policy.Verdict{}, nil, func(v *oversight.View) { v.HTML = []byte("<p>x") }, "text", nil, "does not show all"},
 		{"octets that are not shown", policy.Verdict{}, nil, func(v *oversight.View) { v.Partial = "40 octets of it are not shown" }, "text", nil, "does not show all"},
 		{"long", policy.Verdict{}, nil, nil, strings.Repeat("\U0001F600", 1950), nil, "does not show all"},
+		{"a field of long letters", policy.Verdict{}, nil, func(v *oversight.View) {
+			v.Fields = append(v.Fields, oversight.Field{Name: "X-Data", Value: strings.Repeat("漢", 6000) + "the end"})
+		}, "text", nil, "does not show all"},
+		{"a note of long letters", policy.Verdict{}, nil, func(v *oversight.View) { v.Notes = []string{strings.Repeat("漢", 6000) + "the end"} }, "text", nil, "does not show all"},
 		{"nothing leaves this server", policy.Verdict{}, func(c *notify.Config) { c.TelegramFacts = true }, nil, "SECRET", nil, "does not show all"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
