@@ -453,3 +453,15 @@ func TestPayloadRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestWideTables: a table whose rows are filled up to very many cells is not
+// rendered, and an ordinary one is.
+func TestWideTables(t *testing.T) {
+	if _, err := markdownHTML(strings.Repeat("|a", 450) + "\n" + strings.Repeat("|-", 450) + "\n" + strings.Repeat("|\n", 30_000)); err == nil || !strings.Contains(err.Error(), "cells") {
+		t.Errorf("a table of millions of cells is rendered: %v", err)
+	}
+	doc, err := markdownHTML("|a|b|\n|-|-|\n" + strings.Repeat("|1|2|\n", 1000))
+	if err != nil || strings.Count(doc, "<tr>") != 1001 {
+		t.Errorf("an ordinary table has %d rows, %v", strings.Count(doc, "<tr>"), err)
+	}
+}

@@ -47,6 +47,9 @@ func markdownHTML(text string) (string, error) {
 			return "", fieldErr("markdown", "nests quotes or lists more than %d deep", maxNesting)
 		}
 	}
+	if cells(text) > maxCells {
+		return "", fieldErr("markdown", "has tables of more than %d cells, with those that are filled up; write fewer columns, or attach the table as a file", maxCells)
+	}
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	n := len(lines)
 	for n > 0 && strings.HasPrefix(lines[n-1], ">") {
@@ -60,6 +63,26 @@ func markdownHTML(text string) (string, error) {
 		b.WriteString(quoteHTML(lines[n:]))
 	}
 	return b.String(), nil
+}
+
+// maxCells bounds the cells of the tables of a text that is rendered.
+const maxCells = 100_000
+
+// cells returns how many cells the tables of a text can have. The attack: a table
+// of a thousand columns and a hundred thousand empty rows, each of which is filled
+// up to as many cells.
+func cells(text string) int {
+	columns, rows := 0, 0
+	for line := range strings.SplitSeq(text, "\n") {
+		rows++
+		if strings.Trim(line, "|-: \t>") == "" && strings.Contains(line, "-") {
+			columns = max(columns, strings.Count(line, "|")+1)
+		}
+	}
+	if columns < 2 {
+		return 0
+	}
+	return columns * rows
 }
 
 // nesting counts the markers with which a line begins, each of which may open
