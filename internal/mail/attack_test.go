@@ -241,3 +241,18 @@ func TestCharsetsAreReadAlike(t *testing.T) {
 		{"a text that is not what cron writes", "Content-Type: text/plain; charset=ANSI_X3.4-1968", "ПЛАТИ", "not in the charset", true},
 	})
 }
+
+// TestUnseenCharactersAreShown: what takes no ink, also where only the HTML has it.
+func TestUnseenCharactersAreShown(t *testing.T) {
+	const both = "Content-Type: multipart/alternative; boundary=x"
+	two := func(html string) string {
+		return "--x\n\nhello you\n--x\nContent-Type: text/html\n\n<p>" + html + "</p>\n--x--"
+	}
+	checkApproval(t, []approvalTest{
+		{"selectors in a text", "X-A: b", "hello 😀\U000e0101\U000e0102", `\u{e0101}\u{e0102}`, false},
+		{"selectors in a field", "X-A: 😀\U000e0101\U000e0102", "hello", "U+E0101", true},
+		{"joiners in a text", "X-A: b", "hello.\u200c\u200d\u200c", `\u{200c}\u{200d}\u{200c}`, false},
+		{"joiners in the HTML alone", both, two("hello \u200c\u200d\u200c you"), `\u{200c}\u{200d}\u{200c}`, false},
+		{"letters of nobody in the HTML alone", both, two("hello \ue000\ue001 you"), "\ue000\ue001", false},
+	})
+}

@@ -241,7 +241,7 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 			s.Text = r.text
 			note("there is only HTML; the text was made from it")
 		case rendered(m.Text, m.HTML):
-		case slices.Equal(words(m.Text), words(r.text)):
+		case visible(r.text, true) == r.text && slices.Equal(words(m.Text), words(r.text)):
 		case slices.Equal(words(m.Text), words(m.htmlText(false).text)):
 			// The attack: words that are the same in both, and a link behind them that
 			// only the HTML has. Who decides where the text alone is shown, in a list, in
@@ -283,7 +283,8 @@ func trailing(text string) (n int) {
 
 func words(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool {
-		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !unicode.IsMark(r) && !unicode.IsSymbol(r)
+		// The attack: words in letters that nobody has agreed upon.
+		return unicode.IsPunct(r) || unicode.IsSpace(r) || unicode.IsControl(r) || unicode.Is(unicode.Cf, r)
 	})
 }
 

@@ -188,13 +188,15 @@ func PrintableLines(s string, most int) string {
 
 func visible(s string, multiline bool) string {
 	var b strings.Builder
+	var before rune
 	for _, r := range strings.ToValidUTF8(s, "\ufffd") {
 		switch {
-		case r == '\t' || r == '\n' && multiline, !hidden(r):
+		case r == '\t' || r == '\n' && multiline, !hiddenAfter(before, r):
 			b.WriteRune(r)
 		default:
 			fmt.Fprintf(&b, "\\u{%x}", r)
 		}
+		before = r
 	}
 	return b.String()
 }

@@ -402,8 +402,11 @@ func (p *parser) leaf(fields []field, mediaType string, params map[string]string
 // fileTitle returns a name that is safe to create in a folder: the sender wrote it.
 func fileTitle(name string) string {
 	safe := name[strings.LastIndexAny(name, `/\`)+1:]
+	var before rune
 	safe = strings.Map(func(r rune) rune {
-		if hidden(r) || r == utf8.RuneError || r == ':' {
+		last := before
+		before = r
+		if hiddenAfter(last, r) || r == utf8.RuneError || r == ':' {
 			return -1
 		}
 		return r
