@@ -24,8 +24,9 @@ import (
 const MaxUnshown = 512
 
 const (
-	maxOutHeader = 64 << 10 // octets of the header of a message that leaves
-	maxOutName   = 60       // octets of the name of a field
+	maxOutHeader  = 64 << 10  // octets of the header of a message that leaves
+	maxOutHeaders = 256 << 10 // octets of all headers in it
+	maxOutName    = 60        // octets of the name of a field
 )
 
 // A Use says what becomes of octets of a message that leaves.
@@ -110,6 +111,7 @@ type accountant struct {
 	boundaries []string
 	delimiters map[int]bool // offsets of the lines that are delimiters
 	p          parser       // reads the parts just as [Parse] does
+	headers    int          // octets of all headers
 }
 
 // use accounts for the octets up to end.
@@ -166,6 +168,12 @@ var usual = []string{
 	"List-Unsubscribe", "List-Unsubscribe-Post", "List-ID", "Precedence",
 }
 
+// usualParts are fields of parts that ordinary mail programs write, where they have
+// at most maxUsualPart octets: the id of a picture, the method of an invitation.
+var usualParts = []string{"Content-ID", "X-Attachment-Id", "Content-Type", "Content-Disposition", "Content-Description", "Content-Language", "MIME-Version"}
+
+const maxUsualPart = 200
+
 // maxUsual is how many octets of a usual field are usual: a list of the ids of a
 // long thread.
 const maxUsual = 4000
@@ -176,14 +184,19 @@ var told = []string{"From", "To", "Cc", "Reply-To", "Subject"}
 // header accounts for a header section at c.at, up to and with its empty line.
 func (c *accountant) header(fields []field, part string) error {
 	seen, named := map[string]bool{}, isFile(fields)
+	again := 0
 	for _, f := range fields {
 		name := strings.ToLower(f.name)
 		label := in(part, quoteName(f.name)+" header")
 		switch {
 		case len(f.name) > maxOutName:
 			return fieldErr(label, "has a name of more than %d octets", maxOutName)
-		case seen[name] && (!c.inner || slices.ContainsFunc(once, f.is)) && name != "comments" && name != "keywords": // RFC 5322 3.6.5
+		case seen[name] && slices.ContainsFunc(once, f.is), seen[name] && !c.inner && !repeats(f):
 			return fieldErr(label, "stands twice, only one is allowed")
+		case seen[name] && !c.inner:
+			if again++; again > maxAgain {
+				return fieldErr(label, "is one of more than %d that stand there again", maxAgain)
+			}
 		case part == "" && name == "bcc" && !c.inner:
 			return fieldErr(label, "would tell everybody of hidden recipients; leave it out, the envelope has them")
 		}
@@ -208,6 +221,15 @@ func (c *accountant) header(fields []field, part string) error {
 		c.use(c.at-len(f.name)-1+len(f.raw), use)
 	}
 	return nil
+}
+
+// maxAgain is how many fields of a header may have the name of another.
+const maxAgain = 30
+
+// repeats reports whether a field may stand there more than once: those of RFC 5322
+// 3.6.5, and what no mail program knows, such as X-Cron-Env. All of them are shown.
+func repeats(f field) bool {
+	return f.is("Comments") || f.is("Keywords") || len(f.name) > 2 && strings.EqualFold(f.name[:2], "X-") && !slices.ContainsFunc(usual, f.is)
 }
 
 // quoteName returns a field's name for an error: printable and bounded.

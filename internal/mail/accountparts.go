@@ -31,6 +31,11 @@ func (c *accountant) entity(start, end, depth int, part string) error {
 	if size > maxOutHeader && !c.inner {
 		return fieldErr(where, "has %d octets, more than %d", size, maxOutHeader)
 	}
+	// The attack: fields without end in each of hundreds of parts, which are shown and
+	// which nobody reads.
+	if c.headers += size; c.headers > maxOutHeaders && !c.inner {
+		return fieldErr(where, "has, with those of the other parts, more than %d octets", maxOutHeaders)
+	}
 	unfold(fields)
 	counted, shownParts := c.Unshown, len(c.Parts)
 	if err := c.header(fields, part); err != nil {

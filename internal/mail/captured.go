@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -12,7 +13,8 @@ import (
 // FromCaptured makes an envelope of a message that a program submitted, or that
 // code in a sandbox sent over plain SMTP, wherever it believed that it was
 // sending it. The sender may only be inbox, the address of the inbox that it
-// sends for, in MAIL FROM and in the one From header. The Bcc header is removed; the recipients are those
+// sends for, in MAIL FROM and in the one From header. The Bcc header is removed, and
+// so are those that programs add on the way; the recipients are those
 // of the envelope, and [Envelope.Hidden] says which of them the message does
 // not show. Missing Date (now) and Message-ID are added. What [TakeAccount] cannot
 // account for is refused: the person who approves must see what the recipient
@@ -67,7 +69,7 @@ func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string,
 		fmt.Fprintf(&b, "Message-ID: <%s@%s>\r\n", strings.ToLower(rand.Text()), Domain(inbox))
 	}
 	for _, f := range fields {
-		if !f.is("Bcc") {
+		if !slices.ContainsFunc(leftOut, f.is) {
 			b.Write(f.raw)
 		}
 	}
@@ -80,6 +82,10 @@ func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string,
 	return env, nil
 }
 
+// leftOut are fields that do not leave. A program on the way here, such as Postfix
+// for cron, writes where the message was; the next server needs none of it.
+var leftOut = []string{"Bcc", "Received", "Return-Path", "Delivered-To", "X-Original-To"}
+
 func checkCapturedHeader(fields []field, inbox string) error {
 	for _, name := range once {
 		if n := count(fields, name); n > 1 {
@@ -87,7 +93,10 @@ func checkCapturedHeader(fields []field, inbox string) error {
 		}
 	}
 	for _, f := range fields {
-		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Return-Path") || f.is("Received") || f.is("Authentication-Results") || f.is("DKIM-Signature") || f.is("Postern-Statement") {
+		if slices.ContainsFunc(leftOut, f.is) {
+			continue
+		}
+		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Authentication-Results") || f.is("DKIM-Signature") || f.is("Postern-Statement") {
 			return fieldErr(f.name+" header", "is not allowed in a message that is sent from here")
 		}
 		if !utf8.ValidString(f.value) {

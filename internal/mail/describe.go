@@ -159,7 +159,8 @@ func Describe(e Envelope) (Summary, error) {
 		// The fields of parts are shown.
 		s.Notes = slices.DeleteFunc(s.Notes, func(n string) bool { return strings.HasPrefix(n, aboutPart) })
 		for _, f := range a.Parts {
-			s.Fields = append(s.Fields, HeaderField{Field: f})
+			_, name, _ := strings.Cut(f.Name, ": ")
+			s.Fields = append(s.Fields, HeaderField{Field: f, Usual: len(f.Value) <= maxUsualPart && slices.ContainsFunc(usualParts, field{name: name}.is)})
 		}
 	}
 	s.describeBody(m, note)
