@@ -160,8 +160,10 @@ func (c *accountant) base64(body []byte) error {
 }
 
 // quotedPrintable refuses what RFC 2045 6.7 does not let be written. Spaces at
-// the end of a line, and letters that need not have been encoded, are counted.
+// the end of a line, and what is spelled now in one way and now in another, are counted.
 func (c *accountant) quotedPrintable(body []byte) error {
+	var digits [2]int           // of hexadecimal, in small letters and in capitals
+	var plain, encoded [128]int // how often a mark stands for itself and encoded
 	for line := range bytes.SplitSeq(body, []byte("\r\n")) {
 		trimmed := bytes.TrimRight(line, " \t")
 		c.count(len(line)-len(trimmed), "spaces at the end of lines")
@@ -172,7 +174,12 @@ func (c *accountant) quotedPrintable(body []byte) error {
 			switch b := trimmed[i]; {
 			case b >= 0x80 || b < ' ' && b != '\t':
 				return fmt.Errorf("is not proper quoted-printable: it has the octet %#02x, which must be encoded", b)
-			case b != '=' || i == len(trimmed)-1: // the last goes on on the next line
+			case b == '=' && i == len(trimmed)-1: // it goes on on the next line
+				if i < minBroken {
+					c.count(1, "lines that are broken early")
+				}
+			case b != '=':
+				plain[b]++
 			case i+2 >= len(trimmed):
 				return errors.New("is not proper quoted-printable: two hexadecimal digits must follow a =")
 			default:
@@ -183,12 +190,37 @@ func (c *accountant) quotedPrintable(body []byte) error {
 				if i > 0 && (x >= 'a' && x <= 'z' || x >= 'A' && x <= 'Z' || x >= '0' && x <= '9') {
 					c.count(1, "letters that need not be encoded")
 				}
+				if x < 0x80 && i > 0 && i+3 < len(trimmed) { // programs encode what is at the end of a line
+					encoded[x]++
+				}
+				for _, d := range trimmed[i+1 : i+3] {
+					switch {
+					case d >= 'a':
+						digits[0]++
+					case d >= 'A':
+						digits[1]++
+					}
+				}
 				i += 2
 			}
 		}
 	}
+	c.count(min(digits[0], digits[1]), "digits in small letters and in capitals")
+	for x := range plain {
+		if x > ' ' && !isAlnum(byte(x)) {
+			c.count(min(plain[x], encoded[x]), "marks that are encoded in one place and not in another")
+		}
+	}
 	return nil
 }
+
+func isAlnum(b byte) bool {
+	return b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9'
+}
+
+// minBroken is how long a line is that is broken without being at its end. Programs
+// break after 70 octets and more, or at a word before that.
+const minBroken = 45
 
 // maxMultiparts bounds the multiparts of a message: each of its lines is compared
 // with each boundary.

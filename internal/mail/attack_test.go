@@ -223,8 +223,13 @@ func TestFileNamesAreShown(t *testing.T) {
 
 // TestSpellingsAreCounted: what can be spelled in many ways, and is shown in one.
 func TestSpellingsAreCounted(t *testing.T) {
-	const budget = "that no reviewer would be shown"
+	const budget, qp = "that no reviewer would be shown", "Content-Transfer-Encoding: quoted-printable"
 	checkApproval(t, []approvalTest{
+		{"breaks of lines", qp, strings.Repeat("a=\nb", 600), budget, true},
+		{"digits", qp, strings.Repeat("=C3=BC=c3=bc\n", 600), budget, true},
+		{"marks", qp, strings.Repeat("a,b=2Cb\n", 600), budget, true},
+		{"what a program writes", qp, strings.Repeat("a, b =\n=C3=BC, and a line that goes on until its end at the seventieth octet=\n =3D =20\n", 1)+strings.Repeat("=3D, a long line of words that goes on and on until the end of the line =\n", 2000), "a, b ü, and", false},
+		{"white space of HTML", isHTML, "<p " + strings.Repeat("\t  \t\n", 5000) + ">hello" + strings.Repeat("\t  \t\n", 5000) + "</p>", "octets that are not shown", false},
 		{"semicolons", "Content-Type: text/plain" + strings.Repeat(";; ;", 200), "hello", budget, true},
 		{"capitals", "Content-Type: multipart/mixed; boundary=x", strings.Repeat("--x\nContent-Type: tExT/pLaIn; cHaRsEt=utf-8\n\nhello\n", 60) + "--x--", budget, true},
 	})

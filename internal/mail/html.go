@@ -15,7 +15,7 @@ import (
 type htmlReading struct {
 	text   string
 	notes  []string
-	markup int // octets of comments, styles and attributes that are not in text
+	markup int // octets of styles, attributes and white space that are not in text
 }
 
 // htmlText turns HTML into text. It shows what styles would hide, since what
@@ -46,6 +46,7 @@ func htmlText(doc string, links bool) htmlReading {
 	for {
 		token := z.Next()
 		read += len(z.Raw())
+		r.markup += loose(z.Raw())
 		switch token {
 		case html.ErrorToken:
 			endLink()
@@ -55,7 +56,7 @@ func htmlText(doc string, links bool) htmlReading {
 				w.words(" [unfinished: " + rest + "] ")
 			}
 			if r.markup > maxUnseen {
-				note(fmt.Sprintf("the HTML has %d octets that are not shown here: styles and other attributes", r.markup))
+				note(fmt.Sprintf("the HTML has %d octets that are not shown here: styles, other attributes and white space", r.markup))
 			}
 			r.text = strings.TrimSpace(w.b.String())
 			return r
@@ -173,6 +174,23 @@ func (m *Message) htmlText(links bool) (all htmlReading) {
 	}
 	all.text = strings.Join(texts, "\n")
 	return all
+}
+
+// loose counts the white space of HTML beyond one in a row, and beyond the end of a
+// line. The attack: a file in spaces and tabs, which no program shows.
+func loose(raw []byte) (n int) {
+	space := false
+	for _, c := range raw {
+		if c != ' ' && c != '\t' && c != '\n' && c != '\r' && c != '\f' {
+			space = false
+			continue
+		}
+		if space && c != '\n' {
+			n++
+		}
+		space = true
+	}
+	return n
 }
 
 // maxUnseen is how many octets of styles and of attributes HTML may have without

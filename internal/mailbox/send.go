@@ -275,7 +275,7 @@ func showRest(v *oversight.View, s mail.Summary, masked bool) {
 		}
 	}
 	if s.HTML {
-		v.Fields = append(v.Fields, oversight.Field{Name: "HTML", Value: fmt.Sprintf("sha256 %s, with %d octets of styles and other attributes that are not in the text shown", s.HTMLSHA256, s.Markup)})
+		v.Fields = append(v.Fields, oversight.Field{Name: "HTML", Value: fmt.Sprintf("sha256 %s, with %d octets of styles, other attributes and white space that are not in the text shown", s.HTMLSHA256, s.Markup)})
 	}
 	if s.Unshown > 0 {
 		v.Fields = append(v.Fields, oversight.Field{Name: "Unshown", Value: fmt.Sprintf("%d octets, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown)})

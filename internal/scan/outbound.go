@@ -199,6 +199,9 @@ func bare(text string) string {
 	}, text)
 }
 
+// unseenRow is how many unseen characters in a row no program writes.
+const unseenRow = 4
+
 // unseen finds characters that a person does not see and a program does. Joiners
 // and marks of direction are a part of many scripts; between Latin letters and
 // digits, or as overrides, they are not.
@@ -208,7 +211,17 @@ func (s *sniffer) unseen(where, text string) {
 	var kind string
 	latin := func(r rune) bool { return r < 0x250 && letter(r) }
 	var held bool // one stands behind a Latin letter
+	row := 0      // of those that stand one behind the other
 	for _, r := range text {
+		// The attack: a file in selectors of variants, or in rows of joiners, of which
+		// each says some bits.
+		if r != 0xad && (r < 0xe0000 || r > 0xe007f) && (unseen(r) || r >= 0xfe00 && r <= 0xfe0f) {
+			if row++; row == unseenRow {
+				n, kind = n+1, "one behind the other"
+			}
+		} else {
+			row = 0
+		}
 		switch {
 		case r >= 0x202d && r <= 0x202e || r >= 0xe0000 && r <= 0xe007f && last != 0x1f3f4 && (last < 0xe0000 || last > 0xe007f):
 			n, kind = n+1, "an override of direction, or tag characters"
