@@ -228,7 +228,7 @@ func TestSpellingsAreCounted(t *testing.T) {
 		{"breaks of lines", qp, strings.Repeat("a=\nb", 600), budget, true},
 		{"digits", qp, strings.Repeat("=C3=BC=c3=bc\n", 600), budget, true},
 		{"marks", qp, strings.Repeat("a,b=2Cb\n", 600), budget, true},
-		{"what a program writes", qp, strings.Repeat("a, b =\n=C3=BC, and a line that goes on until its end at the seventieth octet=\n =3D =20\n", 1)+strings.Repeat("=3D, a long line of words that goes on and on until the end of the line =\n", 2000), "a, b ü, and", false},
+		{"what a program writes", qp, strings.Repeat("a, b =\n=C3=BC, and a line that goes on until its end at the seventieth octet=\n =3D =20\n", 1) + strings.Repeat("=3D, a long line of words that goes on and on until the end of the line =\n", 2000), "a, b ü, and", false},
 		{"white space of HTML", isHTML, "<p " + strings.Repeat("\t  \t\n", 5000) + ">hello" + strings.Repeat("\t  \t\n", 5000) + "</p>", "octets that are not shown", false},
 		{"semicolons", "Content-Type: text/plain" + strings.Repeat(";; ;", 200), "hello", budget, true},
 		{"capitals", "Content-Type: multipart/mixed; boundary=x", strings.Repeat("--x\nContent-Type: tExT/pLaIn; cHaRsEt=utf-8\n\nhello\n", 60) + "--x--", budget, true},
@@ -259,5 +259,12 @@ func TestUnseenCharactersAreShown(t *testing.T) {
 		{"joiners in a text", "X-A: b", "hello.\u200c\u200d\u200c", `\u{200c}\u{200d}\u{200c}`, false},
 		{"joiners in the HTML alone", both, two("hello \u200c\u200d\u200c you"), `\u{200c}\u{200d}\u{200c}`, false},
 		{"letters of nobody in the HTML alone", both, two("hello \ue000\ue001 you"), "\ue000\ue001", false},
+	})
+}
+
+// TestLongNamesAreFields: a name that is too long for a note is shown with the fields.
+func TestLongNamesAreFields(t *testing.T) {
+	checkApproval(t, []approvalTest{
+		{"of who does not receive it", "Cc: \"" + strings.Repeat(strings.Repeat("long ", 100)+"\n ", 10) + "PAY EVE\" <nobody@x.example>", "hello", "Cc (as written): \"long", false},
 	})
 }

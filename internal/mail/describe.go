@@ -201,6 +201,10 @@ func headerFields(raw []byte) (list []HeaderField) {
 	return list
 }
 
+// maxSaid is how many octets of an address a list shows, or a note, which pages cut.
+// The attack: words behind the first thousands of a name of who does not receive it.
+const maxSaid = 1000
+
 // saysAll reports whether the list of addresses that is read from v says all
 // that v does. The attack: words in a comment, or in the name of a group.
 func saysAll(v string) bool {
@@ -220,6 +224,9 @@ func saysAll(v string) bool {
 	list, ok := parseList(v)
 	var all strings.Builder
 	for _, a := range list {
+		if len(a.String()) > maxSaid {
+			return false
+		}
 		all.WriteString(bare(a.Name) + bare(a.Addr))
 	}
 	return v == "" || ok && all.String() == bare(decodeWords(v))
