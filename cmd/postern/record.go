@@ -129,7 +129,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 // sealedTables are those whose rows are sealed, but for the gate's own.
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
-		auth.SealedPeople(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
+		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
 		rulebook.SealedVersions(), mailbox.SealedInboxes(), mailbox.SealedAllowed(), mailbox.SealedDeliveries(),
 	}
 }

@@ -55,6 +55,7 @@ func (c Change) opens() bool {
 type account struct {
 	role    Role     // now; empty while disabled
 	changes []Change // of the last SettleTime, oldest first
+	doubt   bool     // the database says of it what the server did not write
 }
 
 // A Roll is the accounts of a project at one moment, as they are needed to count
@@ -64,11 +65,14 @@ type account struct {
 //   - A session, a passkey, a chat and a token of an account are that account.
 //   - The operator at the machine has no name. It may be anybody with an account.
 //   - An account that somebody opened less than [SettleTime] ago may be theirs.
+//   - An account that was changed in the database, or is gone from it, may be
+//     anybody's, and its person may be one who could decide.
 //
 // The zero Roll has no accounts: every name is a human being of its own.
 type Roll struct {
 	now      time.Time
 	accounts map[string]account // by principal
+	all      bool               // who has no account here has none
 }
 
 // NewRoll returns a roll of no accounts at a moment.
@@ -88,36 +92,83 @@ func (r Roll) Add(person string, role Role, changes ...Change) {
 
 // ReadRoll returns the accounts of a project as they are now.
 func ReadRoll(ctx context.Context, tx *store.Tx, project string, now time.Time) (Roll, error) {
-	changes := map[string][]Change{} // by id
-	_, err := store.List(ctx, tx, func(row func(...any) error) (struct{}, error) {
-		var id string
-		var c Change
-		var at int64
-		err := row(&id, &at, &c.By, &c.What, &c.Was)
-		c.At = store.FromTime(at)
-		changes[id] = append(changes[id], c)
-		return struct{}{}, err
-	}, `select c.person_id, c.at, c.by_whom, c.what, c.was from person_change c join person p on p.id = c.person_id
-		where p.project_id = $1 and c.at > $2 order by c.at, c.what`, project, store.Time(now.Add(-SettleTime)))
-	if err != nil {
-		return Roll{}, fmt.Errorf("read changes of accounts: %w", err)
-	}
 	r := NewRoll(now)
-	_, err = store.List(ctx, tx, func(row func(...any) error) (struct{}, error) {
-		var id, name string
-		var role Role
-		var disabled int64
-		err := row(&id, &name, &role, &disabled)
-		if disabled != 0 {
-			role = ""
-		}
-		r.Add(Principal{Kind: Person, ID: name}.String(), role, changes[id]...)
-		return struct{}{}, err
-	}, `select id, name, role, disabled_at from person where project_id = $1`, project)
+	people, err := tx.Rows(ctx, SealedPeople(), false, `project_id = $1`, project)
 	if err != nil {
 		return Roll{}, fmt.Errorf("read accounts: %w", err)
 	}
-	return r, nil
+	changes, count, broken, err := readChanges(ctx, tx, project)
+	if err != nil {
+		return Roll{}, err
+	}
+	for _, p := range people {
+		id, name, role := text(p.Values["id"]), text(p.Values["name"]), Role(text(p.Values["role"]))
+		if disabled, _ := p.Values["disabled_at"].(int64); disabled != 0 {
+			role = ""
+		}
+		person := Principal{Kind: Person, ID: name}.String()
+		r.Add(person, role, changes[id]...)
+		noted, _ := p.Values["changes"].(int64)
+		most, err := tx.Newest("changes of "+id, count[id])
+		if err != nil {
+			return Roll{}, err
+		}
+		// The attack: rows that say whose an account was are changed, removed, or
+		// added; or all of them are put back as they were before.
+		if !p.Holds || broken[id] || noted != count[id] || most != count[id] {
+			r.Doubt(person)
+		}
+	}
+	// The attack: the row of a colleague is removed, and who is left is alone. No
+	// account is ever deleted.
+	n := int64(len(people))
+	most, err := tx.Newest("people of "+project, n)
+	if err == nil && most > n {
+		r.Doubt(Principal{Kind: Person, ID: "removed from the database"}.String())
+	}
+	r.all = n > 0 // before there are accounts, every name stands for itself
+	return r, err
+}
+
+// readChanges returns what was done to each account of a project, oldest first,
+// how often, and which of them have a row that the server did not write.
+func readChanges(ctx context.Context, tx *store.Tx, project string) (changes map[string][]Change, count map[string]int64, broken map[string]bool, err error) {
+	rows, err := tx.Rows(ctx, SealedChanges(), false, `person_id in (select id from person where project_id = $1) order by at, what`, project)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("read changes of accounts: %w", err)
+	}
+	changes, count, broken = map[string][]Change{}, map[string]int64{}, map[string]bool{}
+	for _, row := range rows {
+		id := text(row.Values["person_id"])
+		at, _ := row.Values["at"].(int64)
+		count[id]++
+		broken[id] = broken[id] || !row.Holds
+		changes[id] = append(changes[id], Change{
+			At: store.FromTime(at), By: text(row.Values["by_whom"]), What: Opening(text(row.Values["what"])), Was: Role(text(row.Values["was"])),
+		})
+	}
+	return changes, count, broken, nil
+}
+
+// text returns a column's text, which in SQLite may be of any type if somebody
+// else wrote it.
+func text(v any) string {
+	s, _ := v.(string)
+	return s
+}
+
+// Doubt adds that nobody can tell whose the account of a person is.
+func (r Roll) Doubt(person string) {
+	a := r.accounts[person]
+	a.doubt = true
+	r.accounts[person] = a
+}
+
+// doubts reports whether nobody can tell whose an account is: it was changed in
+// the database, or its row is not there while its person's approvals are.
+func (r Roll) doubts(person string) bool {
+	a, ok := r.accounts[person]
+	return a.doubt || r.all && !ok
 }
 
 // Nameless reports whether a principal is the operator at the machine, of whom
@@ -132,7 +183,7 @@ func Nameless(principal string) bool {
 // it. It returns an empty name for who may be anybody with an account.
 func (r Roll) Human(person string) string {
 	for seen := []string{}; ; {
-		if Nameless(person) || person == "" {
+		if Nameless(person) || person == "" || r.doubts(person) {
 			return ""
 		}
 		if i := slices.Index(seen, person); i >= 0 { // they opened each other's
@@ -184,6 +235,9 @@ func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) 
 		if len(a.changes) > 0 {
 			role = a.changes[0].Was
 		}
+		if a.doubt { // the least that follows from it is that somebody is left
+			role = Owner
+		}
 		p := Principal{Kind: Person, ID: strings.TrimPrefix(person, string(Person)+":"), Role: role}
 		if p.Decides() && asks(p) && !slices.Contains(except, person) {
 			out = append(out, person)
@@ -193,27 +247,62 @@ func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) 
 	return out
 }
 
+// Doubtful reports whether a person's account was changed in the database behind
+// the server's back, as far as r tells.
+func (r Roll) Doubtful(person string) bool { return !Nameless(person) && r.doubts(person) }
+
 // NoteChange records what was done to the account with this id, before it is
-// done: a [Roll] counts people by it.
+// done: a [Roll] counts people by it. It seals the account anew if its seal held.
 func NoteChange(ctx context.Context, tx *store.Tx, id, by string, what Opening) error {
-	_, err := tx.ExecContext(ctx, `insert into person_change (person_id, at, by_whom, what, was)
-		select id, $2, $3, $4, case when disabled_at = 0 then role else '' end from person where id = $1 on conflict do nothing`,
-		id, store.Time(time.Now()), by, what)
+	rows, err := tx.Rows(ctx, SealedPeople(), true, `id = $1`, id)
+	if err == nil && len(rows) == 0 {
+		err = store.ErrNotFound
+	}
 	if err != nil {
 		return fmt.Errorf("note change of account: %w", err)
 	}
-	return nil
+	for at := store.Time(time.Now()); ; at++ { // each is a row of its own
+		ok, err := tx.Changed(ctx, `insert into person_change (person_id, at, by_whom, what, was)
+			select id, $2, $3, $4, case when disabled_at = 0 then role else '' end from person where id = $1 on conflict do nothing`, id, at, by, what)
+		if err != nil {
+			return fmt.Errorf("note change of account: %w", err)
+		}
+		if !ok {
+			continue
+		}
+		if err := sealChange(ctx, tx, id, at, what); err != nil || !rows[0].Holds {
+			return err
+		}
+		return SealPerson(ctx, tx, id)
+	}
+}
+
+// sealChange seals what was noted of the account with this id, and counts it in
+// the account's row, which is left for the caller to seal.
+func sealChange(ctx context.Context, tx *store.Tx, id string, at int64, what Opening) error {
+	if err := tx.Seal(ctx, SealedChanges(), `person_id = $1 and at = $2 and what = $3`, id, at, what); err != nil {
+		return err
+	}
+	var n int64
+	if err := tx.One(ctx, `update person set changes = changes + 1 where id = $1 returning changes`, []any{id}, &n); err != nil {
+		return fmt.Errorf("count changes of account: %w", err)
+	}
+	_, err := tx.Newest("changes of "+id, n)
+	return err
 }
 
 // noteJoined records that an account was made by an invitation. A project's
 // first account is nobody else's.
 func noteJoined(ctx context.Context, tx *store.Tx, id, project, by string, at int64) error {
-	_, err := tx.ExecContext(ctx, `insert into person_change (person_id, at, by_whom, what, was)
+	ok, err := tx.Changed(ctx, `insert into person_change (person_id, at, by_whom, what, was)
 		select $1, $2, $3, $4, '' where exists (select 1 from person where project_id = $5 and id <> $1)`, id, at, by, Joined, project)
 	if err != nil {
 		return fmt.Errorf("note new account: %w", err)
 	}
-	return nil
+	if !ok {
+		return nil
+	}
+	return sealChange(ctx, tx, id, at, Joined)
 }
 
 // Known reports whether r was read, and has accounts.

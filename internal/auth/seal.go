@@ -13,7 +13,15 @@ import (
 
 // SealedPeople are the accounts of people.
 func SealedPeople() store.Sealed {
-	return store.Sealed{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "email", "disabled_at"}}
+	return store.Sealed{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "email", "disabled_at", "changes"}}
+}
+
+// SealedChanges are what was done to the accounts, by which people are counted.
+// The attack: an owner removes from the database that an account is one that he
+// made for himself, or that it was a short time ago, and approves with both. Of
+// rows that are gone the account's own seal tells, by their number.
+func SealedChanges() store.Sealed {
+	return store.Sealed{Table: "person_change", Key: []string{"person_id", "at", "what"}}
 }
 
 // SealedSessions are their sessions.

@@ -96,7 +96,7 @@ func (c *company) move(ctx context.Context, tx *store.Tx, project string) error 
 	}
 	now := time.Now()
 	for i, role := range c.roles {
-		id, disabled := "per_"+people[i].ID, int64(0)
+		id, disabled := "per_"+people[i].ID+project, int64(0)
 		if role == "" {
 			role, disabled = auth.Owner, 1
 		}
@@ -110,9 +110,12 @@ func (c *company) move(ctx context.Context, tx *store.Tx, project string) error 
 			if err != nil {
 				return err
 			}
+			if _, err := tx.ExecContext(ctx, `update person set changes = 1 where id = $1`, id); err != nil {
+				return err
+			}
 		}
 	}
-	return nil
+	return errors.Join(tx.Seal(ctx, auth.SealedPeople(), `project_id = $1`, project), tx.Seal(ctx, auth.SealedChanges(), `at > 0`))
 }
 
 func (s *stage) who(p auth.Principal) auth.Principal {

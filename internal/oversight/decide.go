@@ -92,7 +92,7 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	if e.stop, err = g.stop(ctx, tx, before.Project, before.Inbox, before.Request); err != nil {
 		return false, err
 	}
-	a, err := g.advance(ctx, tx, before, e)
+	a, err := g.claimParts(ctx, tx, before, e) // it may have been tried before
 	if doubted, derr := g.unlessTrusted(ctx, tx, d.ID, err); doubted {
 		return false, errCommitted
 	} else if err = derr; err != nil {
@@ -138,7 +138,10 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	if verb == "action.vote" {
 		return false, nil // it is where it was
 	}
-	return late, g.moved(ctx, tx, a)
+	if err := g.moved(ctx, tx, a); err != nil || a.State != Approved || a.Attempts == 0 {
+		return late, err
+	}
+	return late, g.noteParts(ctx, tx, &a) // as for Resolve
 }
 
 // Asks reports whether policy asks who to decide on a.
@@ -187,7 +190,8 @@ func (g *Gate) Votes(ctx context.Context, who auth.Principal, id string) (out []
 
 // Resolve records what a person found out about an action whose effect is
 // unknown: that it happened (Done), that it did not and is given up (Failed),
-// or that it did not and is to be tried again (Approved).
+// or that it did not and is to be tried again (Approved). One whose row was
+// changed in the database waits for its approvals first.
 func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, version int64, to State, reason string) error {
 	if !who.Decides() {
 		return fmt.Errorf("%s cannot resolve, only a person who reviews can: %w", who, auth.ErrForbidden)
@@ -207,11 +211,14 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		if e.stop, err = g.stop(ctx, tx, a.Project, a.Inbox, a.Request); err != nil {
 			return err
 		}
+		if e.changed, err = foundChanged(ctx, tx, id); err != nil {
+			return err
+		}
 		a, err = g.advance(ctx, tx, a, e)
 		if doubted, err = g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
 			return wrap("resolve action "+id, err)
 		}
-		if err := enter(ctx, tx, who, "action.resolve", a, audit.Fields{"state": string(to), "reason": reason}); err != nil {
+		if err := enter(ctx, tx, who, "action.resolve", a, audit.Fields{"state": string(a.State), "reason": reason}); err != nil {
 			return err
 		}
 		if err := g.moved(ctx, tx, a); err != nil || a.State != Approved {

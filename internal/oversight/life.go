@@ -392,8 +392,13 @@ type resolved struct {
 	reason  string
 	now     time.Time
 	stop    string // why a switch stops it; empty where none does
+	changed bool   // it is unknown since its row was found changed, see distrusted
 }
 
+// next lets an action be tried again that had its approvals. The attack: what was
+// approved by two, with a second factor, is changed in the database while it is
+// being executed, and one person who says "try again" lets go what nobody
+// approved. It is asked about as anything new.
 func (e resolved) next(a Action) (Action, error) {
 	switch {
 	case !e.who.Decides():
@@ -407,7 +412,12 @@ func (e resolved) next(a Action) (Action, error) {
 	case e.to == Approved && e.stop != "":
 		return a, fmt.Errorf("%s: %w", e.stop, ErrStopped)
 	}
-	a.to(e.to, e.now)
+	if e.to == Approved && e.changed {
+		a.to(Pending, e.now)
+		a.Expires = stored(e.now.Add(DefaultWithin))
+	} else {
+		a.to(e.to, e.now)
+	}
 	a.Result = e.who.String() + says + e.reason
 	return a, nil
 }

@@ -123,6 +123,9 @@ func (q *quorum) instead(me, other string) string {
 		return "the operator at the machine has no name; sign in to an account (export POSTERN_SESSION=$(postern login NAME)), or ask another person"
 	}
 	for _, p := range []string{me, other} {
+		if q.roll.Doubtful(p) {
+			return fmt.Sprintf("what the database says of the account of %s was changed behind the server's back; see postern audit verify, and ask another person", p)
+		}
 		if at, by, how := q.roll.Settles(p); !at.IsZero() {
 			if by == "" || auth.Nameless(by) {
 				by = "the operator"

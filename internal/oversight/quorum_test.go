@@ -96,7 +96,10 @@ func (h *house) later() {
 	h.t.Helper()
 	h.update(func(tx *store.Tx) error {
 		_, err := tx.ExecContext(h.t.Context(), `update person_change set at = at - $1`, auth.SettleTime.Microseconds())
-		return err
+		if err != nil {
+			return err
+		}
+		return storetest.Reseal(h.t.Context(), tx)
 	})
 }
 
@@ -497,4 +500,107 @@ func TestMissingPeople(t *testing.T) {
 			t.Errorf("it needs %q", got)
 		}
 	})
+}
+
+// TestPeopleInTheDatabase is an owner who can write the database and has the
+// database forget whose an account is, to count as two with it, or that there is
+// a colleague, to be left alone.
+func TestPeopleInTheDatabase(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		do   []string // what is written; carl's row has the id $1
+	}{
+		{"nothing", nil},
+		{"a change is removed", []string{`delete from person_change where person_id = $1`}},
+		{"a change is from long ago", []string{`update person_change set at = 1 where person_id = $1`}},
+		{"a change is by its own person", []string{`update person_change set by_whom = 'person:carl' where person_id = $1`}},
+		{"a change is of a kind that nobody looks at", []string{`update person_change set what = 'disabled' where person_id = $1`}},
+		{"a change is another's", []string{`update person_change set person_id = (select id from person where name = 'bob') where person_id = $1`}},
+		{"a change is removed, and the count of them", []string{`delete from person_change where person_id = $1`, `update person set changes = 0 where id = $1`}},
+		{"the account is removed after it has approved", []string{`delete from person_change where person_id = $1`, `delete from session where person_id = $1`, `delete from person where id = $1`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			storetest.Each(t, func(t *testing.T, db *store.DB) {
+				h := newHouse(t, db)
+				h.judge.Approvers = 2
+				ann := h.joins("ann", auth.Owner, nil)
+				h.joins("bob", auth.Owner, &ann)
+				h.later()
+				carl := h.joins("carl", auth.Owner, &ann)
+				a := h.proposes(h.agent)
+				h.must(h.approves(carl, a))
+				h.update(func(tx *store.Tx) error {
+					var id string
+					if err := tx.One(t.Context(), `select id from person where name = 'carl'`, nil, &id); err != nil {
+						return err
+					}
+					for _, q := range tt.do {
+						if _, err := tx.ExecContext(t.Context(), q, id); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if err := h.approves(ann, a); err != nil && !errors.Is(err, oversight.ErrNotCounted) {
+					t.Errorf("ann approves, too: %v", err)
+				}
+				h.stands(a, oversight.Pending, 1)
+			})
+		})
+	}
+}
+
+// TestFormerPeopleInTheDatabase is the same owner, who puts a colleague's whole
+// account back as it was before he reset it, with the seals of then.
+func TestFormerPeopleInTheDatabase(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		h := newHouse(t, db)
+		h.judge.Approvers = 2
+		ann := h.joins("ann", auth.Owner, nil)
+		bob := h.joins("bob", auth.Owner, &ann)
+		h.later()
+		var id string
+		var changes int64
+		var seal []byte
+		h.update(func(tx *store.Tx) error {
+			return tx.One(t.Context(), `select id, changes, seal from person where name = 'bob'`, nil, &id, &changes, &seal)
+		})
+		h.must(h.people.Reset(t.Context(), ann, "bob"))
+		h.update(func(tx *store.Tx) error {
+			_, err := tx.ExecContext(t.Context(), `delete from person_change where person_id = $1 and what = 'reset'`, id)
+			if err == nil {
+				_, err = tx.ExecContext(t.Context(), `update person set changes = $1, seal = $2 where id = $3`, changes, seal, id)
+			}
+			return err
+		})
+		a := h.proposes(h.agent)
+		h.must(h.approves(ann, a))
+		h.refuses(bob, a, "behind the server's back")
+		h.stands(a, oversight.Pending, 1)
+	})
+}
+
+// TestRemovedColleague is an owner who removes his only colleague from the
+// database, and would be left alone to approve what he proposed.
+func TestRemovedColleague(t *testing.T) {
+	for _, do := range []string{`delete from person where name = 'bob'`, `update person set role = 'viewer' where name = 'bob'`, `update person set disabled_at = 1 where name = 'bob'`} {
+		t.Run(do, func(t *testing.T) {
+			storetest.Each(t, func(t *testing.T, db *store.DB) {
+				h := newHouse(t, db)
+				ann := h.joins("ann", auth.Owner, nil)
+				h.joins("bob", auth.Owner, &ann)
+				h.later()
+				a := h.proposes(ann)
+				h.refuses(ann, a, "another person")
+				h.update(func(tx *store.Tx) error {
+					if _, err := tx.ExecContext(t.Context(), `delete from person_change`); err != nil {
+						return err
+					}
+					_, err := tx.ExecContext(t.Context(), do)
+					return err
+				})
+				h.refuses(ann, a, "another person")
+			})
+		})
+	}
 }

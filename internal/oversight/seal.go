@@ -266,6 +266,16 @@ func asks(ctx context.Context, tx *store.Tx, id string) (v policy.Verdict) {
 	return v
 }
 
+// foundChanged reports whether the last that the audit has of an action is that
+// its row was found changed.
+func foundChanged(ctx context.Context, tx *store.Tx, id string) (bool, error) {
+	e, err := audit.Last(ctx, tx, id, moves())
+	if errors.Is(err, audit.ErrUnsealed) || errors.Is(err, store.ErrNotFound) {
+		return true, nil // nobody can tell
+	}
+	return e.Verb == tampered, err
+}
+
 // unlessTrusted distrusts the action with this id where err says that it is in
 // doubt: then it returns true. Other errors it returns as they are.
 func (g *Gate) unlessTrusted(ctx context.Context, tx *store.Tx, id string, err error) (bool, error) {

@@ -2,6 +2,7 @@ package oversight_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"postern/internal/audit"
+	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -565,6 +567,75 @@ func TestForgedSwitch(t *testing.T) {
 				t.Error("a switch that is gone: verify says nothing")
 			}
 			f.clear()
+		}
+	})
+}
+
+// TestTriedAgain changes what two people have approved while nobody knows what
+// became of it: one person who says that it is to be tried again does not let it
+// go.
+func TestTriedAgain(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, policy.Rules{})
+		f.gate = oversight.NewGate(f.log, db, asking(2))
+		f.gate.Handle("test.effect", f.eff)
+		ben := f.person
+		ben.ID = "ben"
+		ctx := t.Context()
+		both := func(a oversight.Action) {
+			t.Helper()
+			for _, who := range []auth.Principal{f.person, ben} {
+				if err := f.gate.Decide(ctx, who, decision(a, true)); err != nil {
+					t.Fatalf("%s approves: %v", who, err)
+				}
+			}
+		}
+		again := func(a oversight.Action) error {
+			return f.gate.Resolve(ctx, f.person, a.ID, a.Version, oversight.Approved, "it did not arrive")
+		}
+		f.eff.outcomes = []oversight.Outcome{{State: oversight.Unknown, Detail: "the line broke"}, {State: oversight.Unknown, Detail: "the line broke"}}
+
+		a := f.propose("x")
+		both(a)
+		f.drain()
+		// As it was approved it is tried again.
+		if err := again(f.state(a.ID)); err != nil {
+			t.Fatal(err)
+		}
+		f.drain()
+		if a = f.state(a.ID); a.State != oversight.Unknown || len(f.eff.ran) != 2 {
+			t.Fatalf("tried again: %s, ran %v", a.State, f.eff.ran)
+		}
+		sum := sha256.Sum256([]byte("evil"))
+		if err := db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `update action set payload = $1, digest = $2 where id = $3`, []byte("evil"), sum[:], a.ID)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := again(a); !errors.Is(err, oversight.ErrTampered) {
+			t.Errorf("resolved, having been changed: %v, want ErrTampered", err)
+		}
+		a = f.state(a.ID)
+		if a.State != oversight.Unknown {
+			t.Fatalf("it is %s", a.State)
+		}
+		f.eff.ran = nil
+		if err := again(a); err != nil {
+			t.Fatal(err)
+		}
+		f.drain()
+		if a = f.state(a.ID); a.State != oversight.Pending || a.Approvals != 0 || len(f.eff.ran) > 0 {
+			t.Fatalf("resolved by one: %s with %d approvals, ran %v; want it to be asked about", a.State, a.Approvals, f.eff.ran)
+		}
+		// Two people who have seen it let it go.
+		both(a)
+		f.drain()
+		if a = f.state(a.ID); a.State != oversight.Done || len(f.eff.ran) != 1 {
+			t.Errorf("approved by two: %s, ran %v", a.State, f.eff.ran)
+		}
+		if named := f.named(a.ID); len(named) > 0 {
+			t.Errorf("verify says %q", named)
 		}
 	})
 }

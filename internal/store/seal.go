@@ -23,8 +23,9 @@ var ErrNoKey = errors.New("the database was opened without the server's key (ser
 type sealer struct {
 	key []byte
 
-	mu      sync.Mutex          // guards columns
+	mu      sync.Mutex          // guards what follows
 	columns map[string][]string // of each table, as the database lists them
+	newest  map[string]int64    // see Newest
 }
 
 // UseKey makes db seal rows under a key that is derived from the server's, of
@@ -38,7 +39,7 @@ func (db *DB) UseKey(server []byte) error {
 	if err != nil {
 		return fmt.Errorf("derive key for seals: %w", err)
 	}
-	db.seals = &sealer{key: key, columns: map[string][]string{}}
+	db.seals = &sealer{key: key, columns: map[string][]string{}, newest: map[string]int64{}}
 	return nil
 }
 
@@ -56,6 +57,25 @@ func (tx *Tx) MAC(purpose string, data []byte) ([]byte, error) {
 	m.Write([]byte(purpose))
 	m.Write(data)
 	return m.Sum(nil), nil
+}
+
+// Newest remembers, once tx is committed, that a number which only grows was n,
+// and returns the largest that this program has seen of it, or n. The attack: a
+// former row with its former seal is put back. A program that starts anew
+// remembers nothing of before.
+func (tx *Tx) Newest(name string, n int64) (int64, error) {
+	s := tx.seals
+	if s == nil {
+		return n, ErrNoKey
+	}
+	tx.AfterCommit(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.newest[name] = max(s.newest[name], n)
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(s.newest[name], n), nil
 }
 
 // A Sealed is a table whose rows carry a seal in their column seal: a MAC over

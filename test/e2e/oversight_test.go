@@ -76,17 +76,31 @@ func file(t *testing.T, text string) string {
 }
 
 // settle lets a day pass for the accounts that there are, which count as people
-// of their own from then on. The database is the server's file, or a URL.
-func settle(t *testing.T, database string) {
+// of their own from then on. The database is the file in a server's data directory,
+// or that of a URL.
+func settle(t *testing.T, data, database string) {
 	t.Helper()
+	key, err := os.ReadFile(filepath.Join(data, "server.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if database == "" {
+		database = filepath.Join(data, "postern.db")
+	}
 	db, err := store.Open(t.Context(), database)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
+	if err := db.UseKey(key); err != nil {
+		t.Fatal(err)
+	}
 	err = db.Update(t.Context(), func(tx *store.Tx) error {
 		_, err := tx.ExecContext(t.Context(), `update person_change set at = at - $1`, auth.SettleTime.Microseconds())
-		return err
+		if err != nil {
+			return err
+		}
+		return tx.Seal(t.Context(), auth.SealedChanges(), `at > 0`)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +124,7 @@ func TestOversightCommandLine(t *testing.T) {
 	op.join(t, "rita", "reviewer")
 	op.join(t, "vera", "viewer")
 	op.join(t, "dora", "reviewer")
-	settle(t, filepath.Join(s.data, "postern.db"))
+	settle(t, s.data, "")
 	ann, rita, vera, dora := op.as(t, "ann"), op.as(t, "rita"), op.as(t, "vera"), op.as(t, "dora")
 	alice, key := s.inbox("alice")
 	bob, bobKey := s.inbox("bob")
@@ -396,7 +410,7 @@ func TestTwoApproversAreTwoPeople(t *testing.T) {
 	op.must(t, []string{"pending"}, "1 of 2 approvals, by different people")
 
 	// Once bob is somebody, nobody approves what they proposed.
-	settle(t, filepath.Join(s.data, "postern.db"))
+	settle(t, s.data, "")
 	bob.must(t, []string{"approve", id}, "done")
 	change = propose(ann, "version: 1\nrules: []\n")
 	ann.refused(t, []string{"approve", change}, "person:ann proposed or edited it")
@@ -410,7 +424,7 @@ func TestTwoApproversAreTwoPeople(t *testing.T) {
 	ann.refused(t, []string{"approve", change}, "person:ann proposed or edited it")
 	bob = op.as(t, "bob")
 	bob.refused(t, []string{"approve", change}, "was opened by person:ann (enabled)")
-	settle(t, filepath.Join(s.data, "postern.db"))
+	settle(t, s.data, "")
 	bob.must(t, []string{"approve", change}, "done")
 
 	// The operator may be any of them.

@@ -246,7 +246,7 @@ func TestOversightTwoServers(t *testing.T) {
 	one.person("ann")
 	first.join(t, "rita", "reviewer")
 	second := shell{s: other}
-	settle(t, dsn)
+	settle(t, one.data, dsn)
 	ann, rita := first.as(t, "ann"), second.as(t, "rita")
 	address, key := one.inbox("alice")
 	here, there := first.with("POSTERN_INBOX_KEY="+key), second.with("POSTERN_INBOX_KEY="+key)
