@@ -18,7 +18,8 @@ import (
 // A webhook is a way out: its URL has a path and a query, in which its maker
 // writes what he likes, and requests come when he wants them to. So one that an
 // agent makes waits as an action until policy or a person has allowed its URL,
-// the whole of it: of many hosts the path says who reads what comes. Who holds
+// the whole of it: of many hosts the path says who reads what comes. So does one
+// that is to be told of more kinds of events than were allowed. Who holds
 // the project's key or is a person makes them freely. They are the operator's
 // programs and people, to whom the events belong anyway.
 

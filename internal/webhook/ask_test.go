@@ -183,3 +183,48 @@ func TestAgentsWebhookDenied(t *testing.T) {
 		}
 	})
 }
+
+// TestAgentsWebhookEvents: a webhook is told of the events that a person saw when
+// they allowed it. For more it waits again, and for fewer it does not.
+func TestAgentsWebhookEvents(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		p := newPost(t, db)
+		_, key := p.inbox(t, "alice")
+		h, gate := gated(t, db, oversight.Fixed(nil), webhook.Config{})
+		person := auth.Principal{Kind: auth.Person, ID: "ann", Project: p.who.Project, Role: auth.Owner}
+		w, _, err := h.Create(t.Context(), key, change("a", "https://hook.example/x", event.MessageReceived))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := w.Waits
+		for _, tt := range []struct {
+			name    string
+			events  []event.Type
+			allowed bool // before
+			want    string
+		}{
+			{"more, while it waits", []event.Type{event.MessageReceived, event.MessageSent}, false, "waiting"},
+			{"fewer", []event.Type{event.MessageSent}, true, "active"},
+			{"another", []event.Type{event.MessageReceived}, false, "waiting"},
+		} {
+			if tt.allowed {
+				act, err := gate.Action(t.Context(), person, w.Waits)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := gate.Decide(t.Context(), person, oversight.Decision{ID: act.ID, Version: act.Version, Digest: act.Hex(), Approve: true}); err != nil {
+					t.Fatal(err)
+				}
+				if ok, err := gate.RunOne(t.Context()); err != nil || !ok {
+					t.Fatalf("carried out: %v, %v", ok, err)
+				}
+			}
+			if w, err = h.Update(t.Context(), key, w.ID, webhook.Change{Events: tt.events}); err != nil || w.State() != tt.want {
+				t.Errorf("%s: %s, %v, want %s", tt.name, w.State(), err, tt.want)
+			}
+			if w.Waits == first {
+				t.Errorf("%s: it waits for the action in which a person saw other events", tt.name)
+			}
+		}
+	})
+}

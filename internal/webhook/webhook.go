@@ -454,9 +454,11 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 			w.Name, w.URL, w.joined(), w.Enabled, w.Reason, w.ID); err != nil {
 			return err
 		}
-		// The attack: a webhook that was allowed is turned to another URL. And one
-		// that was refused is asked for again by turning it on.
-		if w.Credential != "" && (w.URL != before.URL || w.Waits != "" && w.Enabled && !before.Enabled) {
+		// The attack: a webhook that was allowed is turned to another URL, or is told
+		// of more than the person saw. And one that was refused is asked for again by
+		// turning it on.
+		more := slices.ContainsFunc(w.Events, func(t event.Type) bool { return !slices.Contains(before.Events, t) })
+		if w.Credential != "" && (w.URL != before.URL || more || w.Waits != "" && w.Enabled && !before.Enabled) {
 			if err := h.ask(ctx, tx, who, &w); err != nil {
 				return err
 			}
