@@ -3,6 +3,8 @@ package auth
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
 	"errors"
 	"fmt"
 	"regexp"
@@ -122,10 +124,22 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	if !ok { // somebody was faster
 		return Principal{}, ErrUnauthenticated
 	}
+	if err := tx.Seal(ctx, SealedSetups(), `hash = $1`, token.hash()); err != nil {
+		return Principal{}, err
+	}
 	if v.Person != "" {
 		return v.renew(ctx, tx, passwordHash)
 	}
-	id := "per_" + rand.Text()
+	// The attack: the row of a link that was used is put back as it was before,
+	// with its seal of then, and the link makes a second account for one person.
+	id := accountOf(token)
+	var there int
+	if err := tx.One(ctx, `select count(*) from person where id = $1`, []any{id}, &there); err != nil {
+		return Principal{}, fmt.Errorf("look for the account of a link: %w", err)
+	}
+	if there > 0 {
+		return Principal{}, ErrUnauthenticated
+	}
 	ok, err = tx.Changed(ctx, `insert into person (id, project_id, name, password, created_at, role, email) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`,
 		id, v.Project, name, passwordHash, now, v.Role, v.Email)
 	if err != nil {
@@ -140,6 +154,12 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 		return Principal{}, err
 	}
 	return Principal{Kind: Person, ID: name, Project: v.Project, Role: v.Role}, SealPerson(ctx, tx, id)
+}
+
+// accountOf returns the id of the account that a link makes: one link, one id.
+func accountOf(token Secret) string {
+	sum := sha256.Sum256(append([]byte("postern account of link\x00"), token.hash()...))
+	return "per_" + base32.StdEncoding.EncodeToString(sum[:])[:26]
 }
 
 // renew gives the person of v a new password and ends their sessions.

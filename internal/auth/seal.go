@@ -31,7 +31,28 @@ func SealedSessions() store.Sealed {
 
 // SealedSetups are the one-time links by which accounts and passwords are made.
 func SealedSetups() store.Sealed {
-	return store.Sealed{Table: "setup", Key: []string{"hash"}, Only: []string{"hash", "project_id", "id", "role", "person_id", "created_by"}}
+	return store.Sealed{Table: "setup", Key: []string{"hash"}, Only: []string{"hash", "project_id", "id", "role", "person_id", "created_by", "expires_at", "used_at"}}
+}
+
+// EndSetups ends the links that match where and were not used, and returns how
+// many those are.
+func EndSetups(ctx context.Context, tx *store.Tx, where string, args ...any) (int, error) {
+	rows, err := tx.Rows(ctx, SealedSetups(), true, where+` and used_at = 0 and expires_at > 0`, args...)
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range rows {
+		if _, err := tx.ExecContext(ctx, `update setup set expires_at = 0 where hash = $1`, r.Values["hash"]); err != nil {
+			return 0, fmt.Errorf("end link: %w", err)
+		}
+		if !r.Holds {
+			continue // it opens nothing, and is not made good
+		}
+		if err := tx.Seal(ctx, SealedSetups(), `hash = $1`, r.Values["hash"]); err != nil {
+			return 0, err
+		}
+	}
+	return len(rows), nil
 }
 
 // SealPerson seals the account with this id as tx has written it.

@@ -100,3 +100,72 @@ func TestForgedPeople(t *testing.T) {
 		refused("a password that was changed", err)
 	})
 }
+
+// TestLinkUsedTwice is who has a link that is over, and makes it good in the
+// database: a second account for one person, or one long after it was meant.
+func TestLinkUsedTwice(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		ctx := t.Context()
+		update := func(f func(tx *store.Tx) error) {
+			t.Helper()
+			if err := db.Update(ctx, f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		redeem := func(link auth.Secret, name string) error {
+			return db.Update(ctx, func(tx *store.Tx) error {
+				_, err := auth.Redeem(ctx, tx, link, name, "x")
+				return err
+			})
+		}
+		var used, ended auth.Secret
+		update(func(tx *store.Tx) error {
+			project, _, err := auth.NewProject(ctx, tx, "p")
+			if err == nil {
+				_, used, err = auth.NewInvitation(ctx, tx, auth.Invitation{Project: project, Role: auth.Owner})
+			}
+			if err == nil {
+				_, ended, err = auth.NewInvitation(ctx, tx, auth.Invitation{Project: project, Role: auth.Owner})
+			}
+			if err == nil {
+				_, err = tx.ExecContext(ctx, `create table former as select * from setup`)
+			}
+			return err
+		})
+		if err := redeem(used, "ann"); err != nil {
+			t.Fatal(err)
+		}
+		update(func(tx *store.Tx) error {
+			n, err := auth.EndSetups(ctx, tx, `created_by = ''`)
+			if n != 1 {
+				t.Errorf("%d links ended, want the one that was not used", n)
+			}
+			return err
+		})
+		for _, link := range []auth.Secret{used, ended} {
+			if err := redeem(link, "bob"); !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Errorf("a link that is over: %v, want ErrUnauthenticated", err)
+			}
+		}
+		update(func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `update setup set used_at = 0, expires_at = $1`, time.Now().Add(time.Hour).UnixMicro())
+			return err
+		})
+		for _, link := range []auth.Secret{used, ended} {
+			if err := redeem(link, "bob"); !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Errorf("a link that was made good in the database: %v, want ErrUnauthenticated", err)
+			}
+		}
+		// With the row of before, and its seal.
+		update(func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `delete from setup`)
+			if err == nil {
+				_, err = tx.ExecContext(ctx, `insert into setup select * from former`)
+			}
+			return err
+		})
+		if err := redeem(used, "bob"); !errors.Is(err, auth.ErrUnauthenticated) {
+			t.Errorf("a link whose row was put back: %v, want ErrUnauthenticated", err)
+		}
+	})
+}

@@ -275,11 +275,11 @@ func (p *People) Withdraw(ctx context.Context, who auth.Principal, id string) er
 			return err
 		}
 		// Those from before this column have no id, and end within a day.
-		ok, err := tx.Changed(ctx, `update setup set expires_at = 0 where id = $1 and id <> '' and project_id = $2 and used_at = 0 and expires_at > 0`, id, who.Project)
+		n, err := auth.EndSetups(ctx, tx, `id = $1 and id <> '' and project_id = $2`, id, who.Project)
 		if err != nil {
 			return fmt.Errorf("withdraw invitation: %w", err)
 		}
-		if !ok {
+		if n == 0 {
 			return fmt.Errorf("invitation %q: %w", id, ErrNotFound)
 		}
 		return audit.Append(ctx, tx, who, "person.withdraw", id, nil)
@@ -343,7 +343,7 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 			return err
 		}
 		// Who is let in again later does not find a way that was opened before.
-		if _, err := tx.ExecContext(ctx, `update setup set expires_at = 0 where person_id = $1 and used_at = 0`, them.id); err != nil {
+		if _, err := auth.EndSetups(ctx, tx, `person_id = $1`, them.id); err != nil {
 			return fmt.Errorf("disable person: %w", err)
 		}
 		if err := hangUp(ctx, tx, them.id); err != nil {

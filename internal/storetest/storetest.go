@@ -82,6 +82,7 @@ var sealed = []store.Sealed{
 	{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "email", "disabled_at", "changes"}},
 	{Table: "person_change", Key: []string{"person_id", "at", "what"}},
 	{Table: "session", Key: []string{"hash"}, Only: []string{"hash", "person_id", "id", "kind", "created_at", "expires_at", "strong_at"}},
+	{Table: "setup", Key: []string{"hash"}, Only: []string{"hash", "project_id", "id", "role", "person_id", "created_by", "expires_at", "used_at"}},
 	{Table: "inbox", Key: []string{"id"}, Only: []string{"id", "project_id", "mode"}},
 	{Table: "allow_entry", Key: []string{"id"}},
 }
