@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/store"
 )
@@ -258,11 +259,24 @@ func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err er
 	if a.Author == "" {
 		return out, nil
 	}
-	before, err := tx.Strings(ctx, `select author from revision where action_id = $1 order by version desc`, a.ID)
+	before, err := tx.Rows(ctx, sealedRevisions(), false, `action_id = $1 order by version desc`, a.ID)
 	if err != nil {
 		return nil, fmt.Errorf("read authors: %w", err)
 	}
-	for _, author := range append([]string{a.Author}, before...) {
+	revised, err := audit.List(ctx, tx, audit.Query{Object: a.ID, Verb: "action.revise", Limit: len(before) + 1})
+	if err != nil {
+		return nil, fmt.Errorf("read authors: %w", err)
+	}
+	// The attack: who edited it removes that from the database, and approves it.
+	if len(revised) > len(before) || slices.ContainsFunc(before, func(r store.SealedRow) bool { return !r.Holds }) {
+		out = append(out, unknownAuthor)
+	}
+	names := []string{a.Author}
+	for _, r := range before {
+		name, _ := r.Values["author"].(string)
+		names = append(names, name)
+	}
+	for _, author := range names {
 		if !person(author) {
 			break
 		}
@@ -272,6 +286,10 @@ func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err er
 	}
 	return out, nil
 }
+
+// unknownAuthor stands for somebody who edited an action, and of whom the
+// database says no more: it may be anybody.
+const unknownAuthor = string(auth.Person) + ":local-unknown"
 
 // person reports whether a principal is a person.
 func person(principal string) bool { return strings.HasPrefix(principal, string(auth.Person)+":") }

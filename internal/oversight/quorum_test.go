@@ -604,3 +604,33 @@ func TestRemovedColleague(t *testing.T) {
 		})
 	}
 }
+
+// TestEditorInTheDatabase is who edited something and has the database forget it,
+// to approve it as somebody else.
+func TestEditorInTheDatabase(t *testing.T) {
+	for _, do := range []string{`select 1`, `delete from revision`, `update revision set author = 'agent:crd_1'`, `update revision set author = 'person:carl'`} {
+		t.Run(do, func(t *testing.T) {
+			storetest.Each(t, func(t *testing.T, db *store.DB) {
+				h := newHouse(t, db)
+				h.judge.Approvers = 2
+				ann := h.joins("ann", auth.Owner, nil)
+				bob := h.joins("bob", auth.Owner, &ann)
+				carl := h.joins("carl", auth.Owner, &ann)
+				h.later()
+				a := h.revises(bob, h.revises(ann, h.proposes(h.agent), "by ann"), "by bob")
+				h.update(func(tx *store.Tx) error {
+					_, err := tx.ExecContext(t.Context(), do)
+					return err
+				})
+				for _, who := range []auth.Principal{carl, ann} {
+					if err := h.approves(who, a); err != nil && !errors.Is(err, oversight.ErrNotCounted) {
+						t.Errorf("%s: %v", who, err)
+					}
+				}
+				if now, err := h.gate.Action(t.Context(), ann, a.ID); err != nil || now.State != oversight.Pending || now.Approvals > 1 {
+					t.Errorf("it is %s with %d approvals, %v; want it to wait for two people who did not edit it", now.State, now.Approvals, err)
+				}
+			})
+		})
+	}
+}

@@ -34,6 +34,9 @@ func keep(ctx context.Context, tx *store.Tx, a Action) error {
 	if err != nil {
 		return fmt.Errorf("keep revision: %w", err)
 	}
+	if err := tx.Seal(ctx, sealedRevisions(), `action_id = $1 and version = $2`, a.ID, a.Version); err != nil {
+		return err
+	}
 	_, err = tx.ExecContext(ctx, `update revision set payload = $1 where action_id = $2 and version not in
 		(select version from revision where action_id = $2 order by version desc limit $3)`, []byte{}, a.ID, maxKept)
 	if err != nil {

@@ -53,6 +53,11 @@ func sealedApprovals() store.Sealed {
 	return store.Sealed{Table: "approval", Key: []string{"action_id", "version", "person"}}
 }
 
+// The payloads of revisions are dropped in time; their digests stand for them.
+func sealedRevisions() store.Sealed {
+	return store.Sealed{Table: "revision", Key: []string{"action_id", "version"}, Omit: []string{"payload"}}
+}
+
 // moves are the verbs of the entries that say how an action stands, in their
 // field stands.
 func moves() []string {
@@ -369,7 +374,7 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 		}
 		n = len(ids)
 		// Those of actions that wait count no more once these are asked again.
-		for _, s := range append(others, sealedApprovals(), SealedSwitches()) {
+		for _, s := range append(others, sealedApprovals(), sealedRevisions(), SealedSwitches()) {
 			if err := tx.Seal(ctx, s, `seal is null or seal is not null`); err != nil {
 				return err
 			}
