@@ -92,8 +92,7 @@ func (s *stage) deed(do string, q url.Values) (a oversight.Action, err error) {
 		d.Subject, d.Text = "Changed", "Something else entirely.\n"
 		_, err = s.post.Revise(ctx, s.agent, "mcp", a.ID, 0, mailbox.Outgoing{Draft: d})
 	case "decide":
-		bob := s.person
-		bob.ID = "bob"
+		bob := s.colleague("bob")
 		now := s.state(a.ID)
 		err = s.gate.Decide(ctx, bob, oversight.Decision{ID: a.ID, Version: now.Version, Digest: now.Hex(), Approve: q.Get("reject") == "", Reason: q.Get("reject")})
 	case "drain":

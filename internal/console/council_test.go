@@ -44,8 +44,7 @@ func TestTwoPeople(t *testing.T) {
 		t.Errorf("after the same click again it is %s with %d approvals", got.State, got.Approvals)
 	}
 	contains(t, "queue", f.get("/console/").body, "<strong>1 of 2</strong> approvals")
-	bob := f.person
-	bob.ID = "bob"
+	bob := f.colleague("bob")
 	if err := f.gate.Decide(t.Context(), bob, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
 		t.Fatal(err)
 	}

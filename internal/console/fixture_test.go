@@ -249,6 +249,29 @@ func (f *fixture) update(fn func(tx *store.Tx) error) {
 	}
 }
 
+// colleague makes an owner's account, which has been a person's own for long,
+// unless it is there.
+func (f *fixture) colleague(name string) (p auth.Principal) {
+	f.t.Helper()
+	f.update(func(tx *store.Tx) error {
+		p = f.person
+		p.ID = name
+		var n int
+		if err := tx.One(f.t.Context(), `select count(*) from person where name = $1`, []any{name}, &n); err != nil || n > 0 {
+			return err
+		}
+		_, link, err := auth.NewInvitation(f.t.Context(), tx, auth.Invitation{Project: f.project.Project, Role: auth.Owner})
+		if err == nil {
+			p, err = auth.Redeem(f.t.Context(), tx, link, name, "x")
+		}
+		if err == nil {
+			_, err = tx.ExecContext(f.t.Context(), `update person_change set at = 1`)
+		}
+		return errors.Join(err, storetest.Reseal(f.t.Context(), tx))
+	})
+	return p
+}
+
 func (f *fixture) exec(query string, args ...any) {
 	f.t.Helper()
 	f.update(func(tx *store.Tx) error {
