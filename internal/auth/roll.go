@@ -247,6 +247,13 @@ func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) 
 	return out
 }
 
+// Gone reports whether an account decides on nothing any more: it is disabled, or
+// a viewer's. What its person approved before is taken back with that.
+func (r Roll) Gone(person string) bool {
+	a, ok := r.accounts[person]
+	return r.all && ok && !a.doubt && !(Principal{Kind: Person, Role: a.role}).Decides()
+}
+
 // Doubtful reports whether a person's account was changed in the database behind
 // the server's back, as far as r tells.
 func (r Roll) Doubtful(person string) bool { return !Nameless(person) && r.doubts(person) }

@@ -64,6 +64,9 @@ func (q *quorum) writers() (named []string, unknown int) {
 func (q *quorum) humans(votes []string) (named []string, anybody bool) {
 	for _, v := range votes {
 		switch h := q.roll.Human(v); {
+		case q.roll.Gone(v):
+			// The attack: an approval that was taken back is put into the database again,
+			// with its seal.
 		case h == "":
 			anybody = true
 		case !slices.Contains(named, h):

@@ -634,3 +634,31 @@ func TestEditorInTheDatabase(t *testing.T) {
 		})
 	}
 }
+
+// TestFormerVoteInTheDatabase is an owner who disables a colleague, and puts back
+// what the colleague had approved, with its seal.
+func TestFormerVoteInTheDatabase(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		h := newHouse(t, db)
+		h.judge.Approvers = 2
+		ann := h.joins("ann", auth.Owner, nil)
+		bob := h.joins("bob", auth.Owner, &ann)
+		h.later()
+		a := h.proposes(h.agent)
+		h.must(h.approves(bob, a))
+		exec := func(query string) {
+			t.Helper()
+			h.update(func(tx *store.Tx) error {
+				_, err := tx.ExecContext(t.Context(), query)
+				return err
+			})
+		}
+		exec(`create table former as select * from approval`)
+		h.must(h.people.Disable(t.Context(), ann, "bob"))
+		h.stands(a, oversight.Pending, 0)
+		exec(`insert into approval select * from former`)
+		h.stands(a, oversight.Pending, 0)
+		h.must(h.approves(ann, a))
+		h.stands(a, oversight.Pending, 1)
+	})
+}
