@@ -215,9 +215,10 @@ func TestAgentsWebhookEvents(t *testing.T) {
 				if err := gate.Decide(t.Context(), person, oversight.Decision{ID: act.ID, Version: act.Version, Digest: act.Hex(), Approve: true}); err != nil {
 					t.Fatal(err)
 				}
-				if ok, err := gate.RunOne(t.Context()); err != nil || !ok {
-					t.Fatalf("carried out: %v, %v", ok, err)
-				}
+				eventually(t, "leave", func() bool {
+					got, err := h.Get(t.Context(), key, w.ID)
+					return err == nil && got.State() == "active"
+				})
 			}
 			if w, err = h.Update(t.Context(), key, w.ID, webhook.Change{Events: tt.events}); err != nil || w.State() != tt.want {
 				t.Errorf("%s: %s, %v, want %s", tt.name, w.State(), err, tt.want)
