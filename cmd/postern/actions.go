@@ -215,7 +215,7 @@ func decision(name, short, long string, approve bool) *command {
 				return nil
 			}
 			if len(a.View.NoWay) > 0 {
-				fmt.Fprintf(out, "WARNING: this server has no way out to %s, and nothing leaves for there: see postern help up, --deliver, --relay and --route\n", printable(strings.Join(a.View.NoWay, ", ")))
+				fmt.Fprintf(out, "WARNING: this server has no way out to %s, so nothing will leave for it: see postern help up, --deliver, --relay and --route\n", printable(strings.Join(a.View.NoWay, ", ")))
 			}
 			now, err := l.action(ctx, a.ID)
 			if err != nil {

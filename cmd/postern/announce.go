@@ -57,14 +57,14 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) error {
 	case secret:
 		fmt.Fprintf(out, "This is the project's key. It is shown this once:\n  %s\n", f.key.Reveal())
 	default:
-		fmt.Fprintf(out, "The project's key, for programs, is in this file, which only this user reads. Keep it elsewhere and remove the file:\n  %s\n", filepath.Join(c.Data, keyFile))
+		fmt.Fprintf(out, "The project's key, for programs, is in this file, which only this user can read. Keep it elsewhere and remove the file:\n  %s\n", filepath.Join(c.Data, keyFile))
 	}
 	switch {
 	case f.setup == "":
 	case secret:
 		fmt.Fprintf(out, "Make the console's first account with this one-time link, within %d hours:\n  %s\n", int(auth.SetupTime.Hours()), link)
 	default:
-		fmt.Fprintf(out, "A one-time link to make the console's first account with, within %d hours, is in this file; postern setup makes another:\n  %s\n",
+		fmt.Fprintf(out, "A one-time link to create the console's first account, valid for %d hours, is in this file; postern setup makes another:\n  %s\n",
 			int(auth.SetupTime.Hours()), filepath.Join(c.Data, linkFile))
 	}
 	return nil
@@ -124,11 +124,11 @@ func (c *Config) wayOut() string {
 // warnings are what the operator should change, or know of.
 func (c *Config) warnings(web net.Addr) (out []string) {
 	if c.ListenTLS == "" && !c.HTTPS && !onLoopback(web) {
-		out = append(out, fmt.Sprintf("--listen %s: keys, passwords and mail go over the network in clear text, and who listens on the way has them. "+
+		out = append(out, fmt.Sprintf("--listen %s: keys, passwords and mail cross the network in clear text, and anybody on the way can read them. "+
 			"Serve TLS (--listen-tls :443 with --tls-cert and --tls-key, or with --acme), or listen on 127.0.0.1 and let a proxy do it (--https)", c.Listen))
 	}
 	if c.Notices.From != "" && c.Deliver != "mx" && c.Relay == "" {
-		out = append(out, "--notify-from: people are told by mail only at addresses in the domains of --route; nobody else hears what waits. Set --deliver=mx or --relay to reach all")
+		out = append(out, "--notify-from: notices reach only addresses in the domains of --route. Set --deliver=mx or --relay to reach everybody")
 	}
 	return out
 }

@@ -128,7 +128,7 @@ func (a *auditing) rows(ctx context.Context, tx *store.Tx, l *oversight.Ledger) 
 			return true, err
 		}
 		if n > 0 {
-			l.Tell(fmt.Sprintf("%d rows of the table %s are not as the server wrote them: the seals do not hold", n, s.Table))
+			l.Tell(fmt.Sprintf("%d rows of the table %s were not written by the server: their seals do not match", n, s.Table))
 		}
 	}
 	return true, nil
@@ -153,7 +153,7 @@ func unfit(out io.Writer, l *oversight.Ledger) error {
 	if more > 0 {
 		fmt.Fprintf(out, "  - and %d more\n", more)
 	}
-	return fmt.Errorf("%d things do not fit the record: somebody has changed the database", len(list)+more)
+	return fmt.Errorf("%d mismatches with the record: the database was changed from outside", len(list)+more)
 }
 
 func (a *auditing) verifyExport(out io.Writer, o audit.Options, keys []audit.Key) error {
@@ -234,7 +234,7 @@ func report(out io.Writer, r audit.Report, o audit.Options, f found) {
 		say("the tree in the database is that of the entries 1 to %d", r.Tree)
 	}
 	if r.Sealed > 0 {
-		say("each entry from %d on was written by a server with this server's key, and so are those before it what they were then", r.Sealed)
+		say("each entry from %d on was written by a server with this server's key; the entries before it are unchanged since then", r.Sealed)
 	}
 	if f.actions > 0 && !partial && f.fits {
 		say("each execution of the %d actions on the record has before it a person's approval of the same content, or a rule's", f.actions)

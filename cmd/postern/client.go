@@ -148,7 +148,7 @@ func oneArg(args []string, name string) (string, error) {
 	case 1:
 		return args[0], nil
 	}
-	return "", fmt.Errorf("%w: want one %s, and %q is one too many; put quotation marks around what has spaces", errUsage, name, args[1])
+	return "", fmt.Errorf("%w: want one %s, not also %q; quote a value that has spaces", errUsage, name, args[1])
 }
 
 // oneAction returns the only argument, the ID of an action.

@@ -88,7 +88,7 @@ func signingDomains(ctx context.Context, l *local, args []string, one bool) ([]s
 	}
 	switch {
 	case len(list.Domains) == 0:
-		return nil, errors.New("this server signs for no domain of yours; postern domain add DOMAIN begins with one")
+		return nil, errors.New("this server signs for no domain of yours; add one with postern domain add DOMAIN")
 	case one && len(list.Domains) > 1:
 		return nil, fmt.Errorf("%w: DOMAIN is missing: there are keys of %s", errUsage, strings.Join(list.Domains, ", "))
 	}

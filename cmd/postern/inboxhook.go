@@ -44,7 +44,7 @@ func inboxHooks(k *keyed, name *string) func(context.Context, []string, io.Write
 			}
 			_, err = fmt.Fprintf(out, "webhook  %s, %s\nsecret   %s\nThe secret is shown this once. Receivers verify signatures with it (Standard Webhooks).\n", h.ID, printable(h.URL), h.Secret)
 			if err == nil && h.State == "waiting" {
-				_, err = fmt.Fprintf(out, "Nothing is sent to it before a person has allowed its URL: postern approve %s\n", h.Action)
+				_, err = fmt.Fprintf(out, "Nothing is sent to it until a person allows its URL: postern approve %s\n", h.Action)
 			}
 			if err == nil && h.State == "disabled" {
 				_, err = fmt.Fprintf(out, "It is disabled: %s\n", printable(h.Reason))

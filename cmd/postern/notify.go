@@ -43,7 +43,7 @@ func (c *Notices) flags(fs *flag.FlagSet) {
 
 func (c *Notices) validate(out *Config, bad func(flag, format string, args ...any)) {
 	if c.From != "" && out.Deliver != "mx" && out.Relay == "" && len(out.Routes) == 0 {
-		bad("notify-from", "mail has no way out, so nobody would be told: set --deliver=mx, --relay, or --route for the domain of your people")
+		bad("notify-from", "mail has no way out, so no notice would be sent: set --deliver=mx, --relay, or --route for the domain of your people")
 	}
 	if _, err := mail.ParseAddress(c.From); err != nil && c.From != "" {
 		bad("notify-from", "%q is not an address", c.From)

@@ -47,7 +47,7 @@ func serverID(dir string) (string, error) {
 	}
 	id := strings.TrimSpace(string(b))
 	if !strings.HasPrefix(id, "srv_") || len(id) < 20 {
-		return "", fmt.Errorf("id of the server: %s holds %q, want what the server wrote there: srv_ and letters", path, id)
+		return "", fmt.Errorf("id of the server: %s holds %q, want srv_ and letters, as the server wrote it", path, id)
 	}
 	return id, nil
 }

@@ -44,7 +44,7 @@ func (c *RecordTo) flags(fs *flag.FlagSet) {
 	pathVar(fs, &c.CheckpointTo, "checkpoint-to", "", "`file` that holds the newest checkpoint of the audit")
 	fs.Int64Var(&c.CheckpointEvery, "checkpoint-every", 1000, "new `entries` of the audit that make a checkpoint")
 	fs.DurationVar(&c.CheckpointInterval, "checkpoint-interval", 5*time.Minute, "how long a new entry of the audit waits for a checkpoint at most")
-	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than what this server signed, or the audit was written anew, as after a backup was restored; all that waits or was approved is put before people again")
+	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than the last signed checkpoint, or the audit was rewritten, for instance after you restored a backup; everything that waits or was approved is put before people again")
 	fs.Var(&list{values: &c.Sinks}, "audit-sink", "`URL` of a system to which entries of the audit are sent as well, such as syslog+tls://log.example:6514 or otlp+https://collector.example:4318; may be repeated. See docs/audit.md")
 }
 
@@ -72,7 +72,7 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	if _, broken := errors.AsType[*audit.BrokenError](err); broken {
 		// The server starts all the same: the attack would otherwise be to stop
 		// it. It signs nothing, and says so again and again.
-		d.log.ErrorContext(ctx, "the audit does not hold", "err", err)
+		d.log.ErrorContext(ctx, "the audit does not verify", "err", err)
 	} else if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 	}
 	n, err := d.gate.Sweep(ctx)
 	if n > 0 {
-		d.log.WarnContext(ctx, "actions whose rows this server had not written so are put before people again", "count", n)
+		d.log.WarnContext(ctx, "actions whose rows were changed are put before people again", "count", n)
 	}
 	return err
 }
@@ -140,11 +140,11 @@ func (d *daemon) acceptRecord(ctx context.Context, why error) error {
 	if err != nil {
 		return err
 	}
-	n, err := d.gate.Distrust(ctx, "an older copy of the database was put in its place: it may have been carried out since")
+	n, err := d.gate.Distrust(ctx, "the database was replaced by an older copy: it may have been executed since")
 	if err != nil {
 		return err
 	}
-	d.log.WarnContext(ctx, "a record that does not go on from what was signed is accepted", "err", why, "asked_again", n)
+	d.log.WarnContext(ctx, "accepted a record that does not continue the signed one", "err", why, "asked_again", n)
 	return d.db.Update(ctx, func(tx *store.Tx) error {
 		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, "record.rollback", "", audit.Fields{
 			"signed_entries": strconv.FormatInt(was.Size, 10), "signed_root": base64.StdEncoding.EncodeToString(was.Root[:]), "why": why.Error(), "asked_again": strconv.Itoa(n),
@@ -182,7 +182,7 @@ func (d *daemon) readRecord(ctx context.Context) error {
 	if broken == "" {
 		return nil
 	}
-	d.log.ErrorContext(ctx, "the audit does not hold", "err", broken, "more", more)
+	d.log.ErrorContext(ctx, "the audit does not verify", "err", broken, "more", more)
 	said := false
 	err = d.db.View(ctx, func(tx *store.Tx) error {
 		es, err := audit.List(ctx, tx, audit.Query{Verb: "record.broken", Limit: 1000})
@@ -192,7 +192,7 @@ func (d *daemon) readRecord(ctx context.Context) error {
 	if err != nil || said {
 		return err
 	}
-	n, err := d.gate.Distrust(ctx, "the audit does not hold, so it cannot be told what has been carried out")
+	n, err := d.gate.Distrust(ctx, "the audit does not verify, so it is unknown what has been executed")
 	if err != nil {
 		return err
 	}

@@ -654,7 +654,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			d.log.ErrorContext(ctx, "nothing is carried out before the audit was read; it is tried again", "err", err)
+			d.log.ErrorContext(ctx, "nothing is executed until the audit is read; trying again", "err", err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(10 * time.Second):

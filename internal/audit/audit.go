@@ -165,7 +165,7 @@ func sealHolds(tx *store.Tx, hash Digest, seal []byte) bool {
 }
 
 // ErrUnsealed means that an entry is not one that this server wrote.
-var ErrUnsealed = errors.New("the entry is not one that this server wrote")
+var ErrUnsealed = errors.New("the entry was not written by this server")
 
 // Last returns the newest entry about object with one of these verbs, as part
 // of tx. It returns [store.ErrNotFound] if there is none, and [ErrUnsealed] if

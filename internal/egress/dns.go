@@ -239,7 +239,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 	case !a.standsIn():
 		return refuse(dnsmessage.RCodeNameError, edeBlocked, v.Reason)
 	}
-	out := refuse(dnsmessage.RCodeSuccess, edeForged, v.Reason+"; only mail for it is taken, and waits here")
+	out := refuse(dnsmessage.RCodeSuccess, edeForged, v.Reason+"; only mail for it is accepted, and waits here")
 	if q.Type == dnsmessage.TypeA {
 		out.addrs = []netip.Addr{a.standIns.addr(name)}
 	}

@@ -294,7 +294,7 @@ func (a *attached) serverFirst(s *splicing, buf []byte) error {
 	case v.Effect != policy.Allow:
 		return &refusedError{first.name, v.Reason, status}
 	case !slices.Contains(s.f.conn.Names, first.name):
-		return &refusedError{first.name, "the address is not known as one of " + first.name, status}
+		return &refusedError{first.name, "the address is not a known address of " + first.name, status}
 	default:
 		return a.gateFor(&first)(s, first.head)
 	}

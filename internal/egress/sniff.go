@@ -98,7 +98,7 @@ func parseHead(b []byte, scan *headScan) (s sniffed, need int) {
 	end, problem := scan.next(b)
 	switch {
 	case problem != "" && !s.http:
-		s.problem = "the program speaks neither HTTP, TLS nor SSH, which alone a name opens on ports 80 and 443: allow the address"
+		s.problem = "the program speaks neither HTTP, TLS nor SSH; on ports 80 and 443 a name allows only these: allow the address"
 		return s, 0
 	case problem != "":
 		s.problem = problem

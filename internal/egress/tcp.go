@@ -74,9 +74,9 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 	case smtpPort(p):
 		switch {
 		case a.w.cfg.SMTP == nil:
-			refuse("mail from this sandbox is not taken")
+			refuse("mail from this sandbox is not accepted")
 		case a.who.Inbox == "":
-			refuse("this sandbox has no inbox to send mail for; its creator attaches one with the metadata entry postern.inbox")
+			refuse("this sandbox has no inbox to send mail from; attach one at creation with the metadata entry postern.inbox")
 		default:
 			if c := accept(r); c != nil {
 				a.capture(ctx, c, dst, nil)
@@ -205,7 +205,7 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 	anyName := a.rules.Load().Connect(c).Effect == policy.Allow
 	switch {
 	case s.mail && !anyName:
-		refuse("", "mail from this sandbox is not taken")
+		refuse("", "mail from this sandbox is not accepted")
 		return
 	case s.problem != "" && !anyName:
 		refuse(s.name, s.problem)

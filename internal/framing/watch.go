@@ -155,11 +155,11 @@ func (w *watch) start(line []byte) *Error {
 // split returns a field's name and value.
 func split(line []byte) (name, value []byte, err *Error) {
 	if line[0] == ' ' || line[0] == '\t' {
-		return nil, nil, bad("a header field goes on in a second line (RFC 9112, section 5.2)")
+		return nil, nil, bad("a header field continues on a second line (RFC 9112, section 5.2)")
 	}
 	name, value, ok := bytes.Cut(line, []byte(":"))
 	if !ok || len(name) == 0 || bytes.ContainsFunc(name, notToken) {
-		return nil, nil, bad("the name of a header field is not one (RFC 9110, section 5.1)")
+		return nil, nil, bad("the name of a header field is malformed (RFC 9110, section 5.1)")
 	}
 	return name, bytes.Trim(value, " \t"), nil
 }
@@ -199,7 +199,7 @@ func (w *watch) field(line []byte) *Error {
 		return nil
 	}
 	if w.oldHTTP {
-		return bad("Transfer-Encoding: HTTP/1.0 has none (RFC 9112, section 6.1)")
+		return bad("Transfer-Encoding: HTTP/1.0 does not have it (RFC 9112, section 6.1)")
 	}
 	if !bytes.EqualFold(value, []byte("chunked")) {
 		return bad("Transfer-Encoding: want chunked")
@@ -226,7 +226,7 @@ func (w *watch) chunk(line []byte) *Error {
 	size = bytes.TrimRight(size, " \t")
 	n, err := strconv.ParseUint(string(size), 16, 62)
 	if err != nil || len(size) > 15 {
-		return bad("the size of a chunk is not one (RFC 9112, section 7.1)")
+		return bad("the size of a chunk is malformed (RFC 9112, section 7.1)")
 	}
 	if n == 0 {
 		w.state = trailers

@@ -192,13 +192,13 @@ func (c *accountant) header(fields []field, part string) error {
 		case len(f.name) > maxOutName:
 			return fieldErr(label, "has a name of more than %d octets", maxOutName)
 		case seen[name] && slices.ContainsFunc(once, f.is), seen[name] && !c.inner && !repeats(f):
-			return fieldErr(label, "stands twice, only one is allowed")
+			return fieldErr(label, "appears twice; only one is allowed")
 		case seen[name] && !c.inner:
 			if again++; again > maxAgain {
-				return fieldErr(label, "is one of more than %d that stand there again", maxAgain)
+				return fieldErr(label, "is one of more than %d repeated fields", maxAgain)
 			}
 		case part == "" && name == "bcc" && !c.inner:
-			return fieldErr(label, "would tell everybody of hidden recipients; leave it out, the envelope has them")
+			return fieldErr(label, "would reveal hidden recipients to everybody; leave it out, the envelope has them")
 		}
 		seen[name] = true
 		if !utf8.ValidString(f.value) {

@@ -186,7 +186,7 @@ func TestFieldsAreNoted(t *testing.T) {
 		refused("a word that is not whole", "X-A: =?utf-8?q?PAY", "not whole"),
 		refused("a word behind a backslash", "Comments: \"\\=?utf-7?q?PAY?=\"", "all mail programs know"),
 		refused("a word within a word", "X-A: =?utf-8?q?=3D=3Futf-8=3Fq=3FPAY=3F=3D?=", "looks like an encoded word"),
-		refused("a word that runs on", "X-A: a=?utf-8?q?b?=c", "no space is around it"),
+		refused("a word that runs on", "X-A: a=?utf-8?q?b?=c", "there is no space around it"),
 		refused("octets of another charset", "X-A: \xe4", "not valid UTF-8"),
 		refused("a name of a file without quotes", "Content-Type: text/plain; name=a b.txt", "malformed"),
 		refused("a name of a file with a comment", "Content-Type: text/plain; name=a.txt (PAY EVE)", "malformed"),

@@ -237,7 +237,7 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 	if m.HTML != "" {
 		r := m.htmlText(true)
 		if len(m.HTMLParts) > 1 {
-			note(fmt.Sprintf("it has %d parts of HTML, which mail programs show one after the other or one of them", len(m.HTMLParts)))
+			note(fmt.Sprintf("it has %d HTML parts; mail programs show all of them or only one", len(m.HTMLParts)))
 		}
 		sum := sha256.Sum256([]byte(m.HTML))
 		s.Rendered, s.HTMLSHA256, s.Markup = visible(r.text, true), hex.EncodeToString(sum[:]), r.markup

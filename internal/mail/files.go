@@ -53,7 +53,7 @@ func fileTexts(b *strings.Builder, m Message, say teller, depth int) {
 		case what == "":
 			continue
 		case text == "":
-			say.doubt("the file " + quote(a.Name) + " is " + what + ", of which mail programs may show what is not shown here")
+			say.doubt("the file " + quote(a.Name) + " is " + what + ", and mail programs may show parts of it that are not shown here")
 			continue
 		}
 		say.note("mail programs show the file " + quote(a.Name) + ", which is " + what + ", like the text itself: its text is shown below")
@@ -84,9 +84,9 @@ func fileText(a Attachment, say teller, depth int) (text, what string) {
 		if text := innerMessage(a, say, depth); text != "" || main != "text" {
 			return text, "a message"
 		}
-		return plainText(a, say) + " ", "text that is called a message"
+		return plainText(a, say) + " ", "text declared as a message"
 	case a.ContentType == "application/ms-tnef", a.ContentType == "application/vnd.ms-tnef", strings.EqualFold(a.Name, "winmail.dat"):
-		return "", "a package of Outlook (TNEF) with text and files of its own"
+		return "", "an Outlook package (TNEF) with text and files of its own"
 	case sub == "pkcs7-mime", sub == "x-pkcs7-mime", ext == ".p7m":
 		return "", "a message in an S/MIME envelope"
 	case main == "message", main == "text" && a.Inline:

@@ -37,7 +37,7 @@ func parseStructured(v string) (structured, error) {
 	rest := strings.TrimLeft(v, " \t")
 	s.value, rest = cutToken(rest, "/")
 	if s.value == "" {
-		return s, errors.New("it begins with no word")
+		return s, errors.New("it does not begin with a word")
 	}
 	if oddCase(s.value) > 0 {
 		// Some types have capitals within: application/vnd.ms-excel.sheet.macroEnabled.12.
@@ -66,7 +66,7 @@ func parseStructured(v string) (structured, error) {
 		var name, value string
 		var err error
 		if name, rest = cutToken(rest, ""); name == "" || !strings.HasPrefix(rest, "=") {
-			return s, fmt.Errorf("%s is no parameter", quote(name+rest))
+			return s, fmt.Errorf("%s is not a parameter", quote(name+rest))
 		}
 		if value, rest, err = cutValue(rest[1:]); err != nil {
 			return s, err
@@ -74,7 +74,7 @@ func parseStructured(v string) (structured, error) {
 		s.loose += oddCase(name)
 		name = strings.ToLower(name)
 		if _, twice := raw[name]; twice {
-			return s, fmt.Errorf("the parameter %s stands twice", name)
+			return s, fmt.Errorf("the parameter %s appears twice", name)
 		}
 		raw[name] = value
 	}
@@ -112,7 +112,7 @@ func cutValue(s string) (value, rest string, err error) {
 			b.WriteByte(s[i])
 		case s[i] == '\\':
 			// The attack: a\b is "ab" to some programs and "a\b" to others.
-			return "", "", errors.New("a quoted value has a backslash before what needs none")
+			return "", "", errors.New("a quoted value has a needless backslash")
 		default:
 			b.WriteByte(s[i])
 		}
@@ -135,7 +135,7 @@ func (s *structured) assemble(raw map[string]string) error {
 		if base != "filename" && base != "name" && base != "title" {
 			// The attack: two boundaries, or two charsets, of which some programs
 			// know the one and some the other.
-			return fmt.Errorf("the parameter %s is written so that programs do not read it alike", base)
+			return fmt.Errorf("the parameter %s is written so that programs read it differently", base)
 		}
 		extended[base] = append(extended[base], name)
 	}
@@ -153,7 +153,7 @@ func (s *structured) assemble(raw map[string]string) error {
 }
 
 func (s *structured) join(base string, names []string, raw map[string]string) (string, error) {
-	odd := fmt.Errorf("the parameter %s is in pieces that programs do not put together alike", base)
+	odd := fmt.Errorf("the parameter %s is in pieces that programs assemble differently", base)
 	if len(names) == 1 && names[0] == base+"*" {
 		label, octets, err := s.extended(raw[names[0]])
 		if err != nil {
@@ -213,11 +213,11 @@ func percent(v string) ([]byte, error) {
 			continue
 		}
 		if i+2 >= len(v) {
-			return nil, errors.New("has a % that two hexadecimal digits do not follow")
+			return nil, errors.New("has a % without two hexadecimal digits after it")
 		}
 		n, err := strconv.ParseUint(v[i+1:i+3], 16, 8)
 		if err != nil {
-			return nil, errors.New("has a % that two hexadecimal digits do not follow")
+			return nil, errors.New("has a % without two hexadecimal digits after it")
 		}
 		b = append(b, byte(n))
 		i += 2

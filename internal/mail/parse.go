@@ -208,7 +208,7 @@ func (p *parser) walk(fields []field, body []byte, depth int, digestPart bool) {
 		if l := strings.ToLower(ct); strings.Contains(l, "boundary*") {
 			// The attack: two boundaries, of which some programs know the one
 			// and some the other, and so two messages in one.
-			p.m.warn("a multipart's boundary is written so that programs do not read it alike: %s", quote(ct))
+			p.m.warn("a multipart's boundary is written so that programs read it differently: %s", quote(ct))
 		}
 		if e := first(fields, "Content-Transfer-Encoding"); e != "" && !slices.Contains([]string{"7bit", "8bit", "binary"}, strings.ToLower(e)) {
 			p.m.warn("a multipart has a transfer encoding: %s", quote(e))

@@ -17,10 +17,10 @@ func checkWords(v string) error {
 	for i := strings.Index(v, "=?"); i >= 0 && i < len(v); {
 		n, err := checkWord(v[i:])
 		if err != nil {
-			return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: %w", quote(v[i:]), err)
+			return fmt.Errorf("has the encoded word %s, which mail programs read differently: %w", quote(v[i:]), err)
 		}
 		if !spaced(v, i, i+n) {
-			return fmt.Errorf("has the encoded word %s, which mail programs do not read alike: no space is around it", quote(v[i:]))
+			return fmt.Errorf("has the encoded word %s, which mail programs read differently: there is no space around it", quote(v[i:]))
 		}
 		next := strings.Index(v[i+n:], "=?")
 		if next < 0 {
@@ -29,7 +29,7 @@ func checkWords(v string) error {
 		i += n + next
 	}
 	if strings.Contains(v, "=?") && !isASCII(v) {
-		return errors.New("mixes encoded words with letters outside ASCII, beside which some mail programs decode none; encode all of them")
+		return errors.New("mixes encoded words with non-ASCII letters, and some mail programs then decode none; encode all of them")
 	}
 	// The attack: words that decode to words, which a program that decodes twice
 	// shows as something else.
@@ -50,7 +50,7 @@ func spaced(v string, from, to int) bool {
 func checkWord(v string) (int, error) {
 	parts := strings.SplitN(v[len("=?"):], "?", 4)
 	if len(parts) < 4 || !strings.HasPrefix(parts[3], "=") {
-		return 0, errors.New("it is not whole")
+		return 0, errors.New("it is incomplete")
 	}
 	label, kind, encoded := parts[0], strings.ToLower(parts[1]), parts[2]
 	n := len("=?") + len(label) + len("?q?") + len(encoded) + len("?=")
@@ -75,7 +75,7 @@ func checkWord(v string) (int, error) {
 			default:
 				x, err := strconv.ParseUint(encoded[i+1:i+3], 16, 8)
 				if err != nil {
-					return 0, errors.New("it has a = that two hexadecimal digits do not follow")
+					return 0, errors.New("it has a = without two hexadecimal digits after it")
 				}
 				octets = append(octets, byte(x))
 				i += 2

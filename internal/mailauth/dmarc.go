@@ -260,7 +260,7 @@ func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []
 		if a.ours {
 			// The attack: a program on this machine, or a relay in front that checks
 			// nothing, writes to an agent as another inbox. What an inbox sends is signed.
-			c.Result, c.Detail = "fail", "it came from this machine under an address of this server, and is not signed by it"
+			c.Result, c.Detail = "fail", "it came from this machine under an address of this server, but is not signed by it"
 			return c, policyQuarantine
 		}
 		c.Result, c.Detail = "none", "it came from this machine"

@@ -125,7 +125,7 @@ func (m *PostOffice) noWay(ctx context.Context, recipients []string) (domains []
 	if len(domains) == 0 {
 		return nil, ""
 	}
-	return domains, fmt.Sprintf("this server has no way out to %s: approved, it fails there and nothing leaves; %s", mail.Printable(strings.Join(domains, ", "), 500), hint)
+	return domains, fmt.Sprintf("this server has no way out to %s: even if approved, delivery fails and nothing leaves;  %s", mail.Printable(strings.Join(domains, ", "), 500), hint)
 }
 
 // A DeliveryConfig bounds how mail leaves.
@@ -244,7 +244,7 @@ func doubtful(ctx context.Context, tx *store.Tx, action string, ds []Delivery) e
 func (m *PostOffice) recall(action string, ds []Delivery) {
 	for i := range ds {
 		if d := &ds[i]; d.open() && m.gate.PartBegun(action, d.n) > d.Attempts {
-			d.State, d.Detail = DeliveryUncertain, "its row in the database is a former one, put back behind the server's back: it may or may not have been sent"
+			d.State, d.Detail = DeliveryUncertain, "its row in the database is an old one, put back behind the server's back: it may or may not have been sent"
 		}
 	}
 }

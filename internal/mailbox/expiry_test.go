@@ -354,7 +354,7 @@ func TestOperated(t *testing.T) {
 				t.Errorf("an owner makes %s: %q, %v", name, b.Address, err)
 			}
 		}
-		if _, _, err := f.post.CreateInbox(ctx, f.project, mailbox.NewInbox{Address: "admin"}, ""); err == nil || !strings.Contains(err.Error(), "an owner makes it") || !strings.Contains(err.Error(), "postern inbox create admin") {
+		if _, _, err := f.post.CreateInbox(ctx, f.project, mailbox.NewInbox{Address: "admin"}, ""); err == nil || !strings.Contains(err.Error(), "an owner can create it") || !strings.Contains(err.Error(), "postern inbox create admin") {
 			t.Errorf("a key is told %v, want who may and how", err)
 		}
 		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.project.Project, Inbox: b.ID}

@@ -91,7 +91,7 @@ func TestNothingLeavesUnread(t *testing.T) {
 			{"a token in Content-Description", raw("", "", "Content-Description: "+token+"\r\n", packed("hello")), "secret"},
 			{"a token in a preamble", raw("", token+"\r\n", "", packed("hello")), "secret"},
 			{"a token in a zip, behind 300 KB", raw("", "", "", packed(far+token)), "secret"},
-			{"an archive that is not looked into", raw("", "", "", base64.StdEncoding.EncodeToString([]byte("7z\xbc\xaf\x27\x1c\x00\x04"))+"\r\n"), "unread"},
+			{"an archive that the scan cannot read", raw("", "", "", base64.StdEncoding.EncodeToString([]byte("7z\xbc\xaf\x27\x1c\x00\x04"))+"\r\n"), "unread"},
 		} {
 			for _, mode := range []policy.Mode{policy.Autonomous, policy.GatedSend} {
 				if _, err := f.post.SetMode(t.Context(), f.person, b.ID, mode, "to try it"); err != nil {

@@ -148,12 +148,12 @@ func checkName(name string, ours bool) error {
 	case !isReserved(name, ours):
 		return nil
 	case slices.Contains(machines, name):
-		return fmt.Errorf("%w: address: %s is %w for mail servers themselves, and nobody has it: choose another name", ErrInvalid, name, ErrReserved)
+		return fmt.Errorf("%w: address: %s is %w for mail servers themselves, and nobody can have it: choose another name", ErrInvalid, name, ErrReserved)
 	case slices.Contains(guarded, name) || slices.Contains(roles, name):
-		return fmt.Errorf("%w: address: %s is %w for whoever runs the domain: an owner makes it, in the console under Inboxes, or at the machine with postern inbox create %s; a key does not",
+		return fmt.Errorf("%w: address: %s is %w for the operator of the domain: an owner can create it, in the console under Inboxes or at the machine with postern inbox create %s; a key cannot",
 			ErrInvalid, name, ErrReserved, name)
 	}
-	return fmt.Errorf("%w: address: %s is %w, since it looks like a name of whoever runs the domain: choose another", ErrInvalid, name, ErrReserved)
+	return fmt.Errorf("%w: address: %s is %w, since it looks like a name of the domain's operator: choose another", ErrInvalid, name, ErrReserved)
 }
 
 // spelled are letters that do not come apart into one of a-z and a mark.

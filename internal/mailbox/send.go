@@ -285,7 +285,7 @@ func showRest(v *oversight.View, s mail.Summary, masked bool) {
 	}
 	switch {
 	case s.Unclear != "":
-		v.Partial = "it was taken by an earlier release, and mail programs may show what is not shown here (" + s.Unclear + ")"
+		v.Partial = "it was accepted by an earlier release, and mail programs may show what is not shown here (" + s.Unclear + ")"
 		v.Notes = append(v.Notes, v.Partial)
 	case masked:
 		v.Partial = "secrets are masked"

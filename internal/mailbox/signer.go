@@ -43,7 +43,7 @@ func (m *PostOffice) mayKeep(ctx context.Context, who auth.Principal, name strin
 // this server, if who is its operator, and those of who's project that are in use.
 func (m *PostOffice) SigningDomains(ctx context.Context, who auth.Principal) (out []string, err error) {
 	if who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s keeps no signing keys, a person does: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s cannot manage signing keys, only a person can: %w", who, auth.ErrForbidden)
 	}
 	if m.cfg.Signer != nil && m.mayKeep(ctx, who, m.cfg.Domain) == nil {
 		out = append(out, m.cfg.Domain)

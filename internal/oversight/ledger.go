@@ -100,14 +100,14 @@ func (l *Ledger) Entry(e audit.Entry) error {
 	a := l.accounts[e.Object]
 	if verb == "propose" {
 		if a != nil {
-			l.find(e.Object, e.Seq, "it was proposed before")
+			l.find(e.Object, e.Seq, "it was already proposed")
 		}
 		a = &account{}
 		l.accounts[e.Object] = a
 	}
 	if a == nil {
 		if verb != "tampered" && verb != "stop" { // a row that nobody proposed is found so, and denied
-			l.find(e.Object, e.Seq, "%s, and nobody proposed it", e.Verb)
+			l.find(e.Object, e.Seq, "%s, but nobody proposed it", e.Verb)
 		}
 		a = &account{}
 		l.accounts[e.Object] = a
@@ -132,7 +132,7 @@ func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) 
 	case "propose", "revise":
 		a.digest, a.allowed, a.voters = f["digest"], state == Approved, nil
 		if person && verb == "revise" && a.allowed {
-			l.find(e.Object, e.Seq, "a person edited it, and it was approved by nobody")
+			l.find(e.Object, e.Seq, "a person edited it, but nobody approved it")
 		}
 	case "ask", "late", "tampered", "reject", "expire", "stop", "cancel":
 		a.allowed, a.voters, a.began = false, nil, false
@@ -145,34 +145,34 @@ func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) 
 		a.vote(e)
 		switch need := wanted(f["approvals"]); {
 		case !person:
-			l.find(e.Object, e.Seq, "approved by %s, who is no person", e.Actor)
+			l.find(e.Object, e.Seq, "approved by %s, which is not a person", e.Actor)
 		case f["digest"] != a.digest:
-			l.find(e.Object, e.Seq, "approved, but not what it would do: other bytes were shown")
+			l.find(e.Object, e.Seq, "approved, but for other bytes than it would send")
 		case len(a.voters) < need:
-			l.find(e.Object, e.Seq, "approved by %d persons, and policy asked for %d", len(a.voters), need)
+			l.find(e.Object, e.Seq, "approved by %d people, but policy asked for %d", len(a.voters), need)
 		default:
 			a.allowed = true
 		}
 		a.voters = nil
 	case "execute":
 		if !a.allowed || f["digest"] != a.digest {
-			l.find(e.Object, e.Seq, "executed, and neither a person nor a rule had approved what it does")
+			l.find(e.Object, e.Seq, "executed, but neither a person nor a rule had approved its content")
 		}
 		a.began = true
 	case "defer":
 		a.waits = true
 	case "retry", "unknown":
 		if !a.began && !waited {
-			l.find(e.Object, e.Seq, "%s, and it was not being executed", e.Verb)
+			l.find(e.Object, e.Seq, "%s, but it was not being executed", e.Verb)
 		}
 	case "resolve":
 		if !person {
-			l.find(e.Object, e.Seq, "resolved by %s, who is no person", e.Actor)
+			l.find(e.Object, e.Seq, "resolved by %s, which is not a person", e.Actor)
 		}
 		a.allowed, a.began = a.allowed || state == Approved && person, false
 	case "done", "failed":
 		if !a.began {
-			l.find(e.Object, e.Seq, "%s, and it was not being executed", e.Verb)
+			l.find(e.Object, e.Seq, "%s, but it was not being executed", e.Verb)
 		}
 		a.allowed, a.began = false, false
 	}
@@ -225,7 +225,7 @@ func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.accounts)) {
 		if a := l.accounts[id]; !a.row {
-			l.find(id, 0, "the record has it, and the database has no row of it")
+			l.find(id, 0, "it is on the record, but the database has no row for it")
 		}
 	}
 	if err := l.approvals(ctx, tx); err != nil {
@@ -237,7 +237,7 @@ func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 		want        map[string]bool
 	}{
 		{"the kill switch", `select id from kill_switch`, l.switches},
-		{"the version of the policy that came by action", `select action_id from policy_version`, l.policies},
+		{"the policy version of action", `select action_id from policy_version`, l.policies},
 	} {
 		have, err := tx.Strings(ctx, t.query)
 		if err != nil {
@@ -245,7 +245,7 @@ func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 		}
 		for _, id := range slices.Sorted(maps.Keys(t.want)) {
 			if !slices.Contains(have, id) {
-				l.Tell(fmt.Sprintf("the record has %s %q, and the database has no row of it", t.what, id))
+				l.Tell(fmt.Sprintf("the record has %s %q, but the database has no row for it", t.what, id))
 			}
 		}
 	}
@@ -256,7 +256,7 @@ func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 func (l *Ledger) row(ctx context.Context, tx *store.Tx, a *Action) error {
 	acc := l.accounts[a.ID]
 	if acc == nil {
-		l.find(a.ID, 0, "its row is in the database, and the record says nothing of it")
+		l.find(a.ID, 0, "its row is in the database, but not on the record")
 		return nil
 	}
 	acc.row = true
@@ -266,13 +266,13 @@ func (l *Ledger) row(ctx context.Context, tx *store.Tx, a *Action) error {
 			return err
 		}
 		if len(rows) != 1 || !rows[0].Holds {
-			l.find(a.ID, 0, "its row is not as the server wrote it: the seal does not hold")
+			l.find(a.ID, 0, "its row was not written by the server: the seal does not match")
 		}
 	}
 	if on := (standing{}); acc.stands != "" {
 		on.state, on.version, _ = parseStands(acc.stands)
 		if !on.agrees(a) {
-			l.find(a.ID, 0, "its row says %s, and its last entry %s", stands(a.State, a.Version), acc.stands)
+			l.find(a.ID, 0, "its row says %s, but its last entry %s", stands(a.State, a.Version), acc.stands)
 		}
 	}
 	if acc.digest != a.Hex() {
@@ -287,7 +287,7 @@ func (l *Ledger) row(ctx context.Context, tx *store.Tx, a *Action) error {
 	}
 	b := Action{Payload: payload, Digest: a.Digest}
 	if b.intact() != nil {
-		l.find(a.ID, 0, "its payload is not the one that its digest is of, %s", hex.EncodeToString(a.Digest))
+		l.find(a.ID, 0, "its payload does not match its digest, %s", hex.EncodeToString(a.Digest))
 	}
 	return nil
 }
@@ -319,7 +319,7 @@ func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
 		}
 		for _, r := range rows {
 			if id, _ := r.Values["action_id"].(string); !r.Holds {
-				l.find(id, 0, "the row of the approval by %q of version %v is not as the server wrote it: the seal does not hold", r.Values["person"], r.Values["version"])
+				l.find(id, 0, "the row of the approval by %q of version %v was not written by the server: the seal does not match", r.Values["person"], r.Values["version"])
 			}
 		}
 	}
@@ -328,7 +328,7 @@ func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
 		for person, seq := range l.accounts[id].voters {
 			// A person who is let in no more takes his approvals along.
 			if ok && l.disabled[person] < seq && !there[vote{id, person, version}] {
-				l.find(id, 0, "the record has an approval by %q of version %d, and the database has no row of it", person, version)
+				l.find(id, 0, "the record has an approval by %q of version %d, but the database has no row for it", person, version)
 			}
 		}
 	}

@@ -436,7 +436,7 @@ type distrusted struct {
 // says has ended stays so, of what may have begun a person says what became of
 // it, and all else is asked again of as many as it ever asked.
 func (e distrusted) settle(a Action) Action {
-	note := "the server's database was changed behind its back: " + e.why + ". Look at all of this as at something new"
+	note := "the server's database was changed behind its back: " + e.why + ". Review all of this as if it were new"
 	if a.broken {
 		a.State = Pending
 		a.broken = false

@@ -105,7 +105,7 @@ func (q *quorum) admits(who auth.Principal, votes []string) error {
 	for _, p := range q.authors {
 		switch w := q.roll.Human(p); {
 		case p == me:
-			return fmt.Errorf("%s proposed or edited it, so that another person has to approve it: %w", me, ErrNotCounted)
+			return fmt.Errorf("%s proposed or edited it, so another person must approve it: %w", me, ErrNotCounted)
 		case h == "" || h == w:
 			return fmt.Errorf("%s may be the same person as %s, who proposed or edited it: %s: %w", me, p, q.instead(me, p), ErrNotCounted)
 		}
@@ -149,18 +149,18 @@ func (q *quorum) lacks(a *Action) string {
 		text = fmt.Sprintf("%d of %d approvals, by different people", q.need-have, q.need)
 	}
 	if q.alone {
-		return text + "; nobody else may decide, so that who proposed it may approve it, and the record says so"
+		return text + "; nobody else may decide, so the proposer may approve it, and the record says so"
 	}
 	named, unknown := q.writers()
 	if len(q.authors) > 0 {
 		text += ", by somebody other than " + strings.Join(q.authors, " and ") + ", who proposed or edited it"
 	}
 	if unknown > 0 {
-		text += fmt.Sprintf(" and may be anybody with an account, so that it takes %d more", unknown)
+		text += fmt.Sprintf(" and may be anybody with an account, so it takes %d more", unknown)
 	}
 	people := len(q.roll.Others(a.Asks, named)) - unknown
 	if q.roll.Known() && people < q.need {
-		text += fmt.Sprintf("; the project has %d such people: invite another (postern person invite), who counts %d hours after they join", max(0, people), int(auth.SettleTime.Hours()))
+		text += fmt.Sprintf("; the project has %d such people: invite another (postern person invite), who counts %d hours after joining", max(0, people), int(auth.SettleTime.Hours()))
 	}
 	return text
 }

@@ -111,7 +111,7 @@ func (g *Gate) Show(a Action) (View, error) {
 		v.Notes = append(strings.Split(a.Note, "\n"), v.Notes...)
 	}
 	if a.Doubt != "" {
-		v.Notes = append([]string{"the server's database was changed behind its back: " + a.Doubt + ". It cannot be decided on as it is here, and is asked again"}, v.Notes...)
+		v.Notes = append([]string{"the server's database was changed behind its back: " + a.Doubt + ". It cannot be decided on in this state, and is asked again"}, v.Notes...)
 	}
 	return v, nil
 }

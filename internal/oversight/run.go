@@ -433,7 +433,7 @@ func (g *Gate) claimParts(ctx context.Context, tx *store.Tx, a Action, e event) 
 		return a, err
 	}
 	if !goOn(a.parts, now) {
-		return a, &doubtError{"of those to whom it goes, one who had got it waits for it again in the database"}
+		return a, &doubtError{"a recipient who had received it is waiting again in the database"}
 	}
 	return g.advance(ctx, tx, a, e)
 }

@@ -34,7 +34,7 @@ import (
 // ErrTampered means that an action's row in the database is not what this
 // program wrote there. It is an [ErrStale]: the action has been put before
 // people again.
-var ErrTampered = fmt.Errorf("what the database says of it was changed behind the server's back, so it is asked again: look at all of it: %w", ErrStale)
+var ErrTampered = fmt.Errorf("its row in the database was changed behind the server's back, so it is asked again: review all of it: %w", ErrStale)
 
 // A doubtError says why an action's row is not trusted.
 type doubtError struct{ why string }
@@ -143,10 +143,10 @@ func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action, lock bool) (s
 		return "", err
 	}
 	if !on.agrees(a) {
-		return fmt.Sprintf("its row in the database says that it is %s at version %d, and the record does not", a.State, a.Version), nil
+		return fmt.Sprintf("its row in the database says that it is %s at version %d, but the record does not", a.State, a.Version), nil
 	}
 	if v, ok := g.memory.version(a.ID); ok && v > a.Version {
-		return fmt.Sprintf("its row in the database is at version %d again, and was at %d", a.Version, v), nil
+		return fmt.Sprintf("its row in the database is at version %d again, but was already at %d", a.Version, v), nil
 	}
 	if a.State != Pending {
 		return "", nil
@@ -220,7 +220,7 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 			return fmt.Errorf("judge action %s: %w", id, err)
 		}
 		// A request that policy cannot read is one that somebody else wrote.
-		e.verdict = policy.Verdict{Effect: policy.Ask, Reason: "what it asks for cannot be read"}
+		e.verdict = policy.Verdict{Effect: policy.Ask, Reason: "its request cannot be read"}
 	}
 	e.asked = asks(ctx, tx, id)
 	a = e.settle(a)

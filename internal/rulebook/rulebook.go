@@ -102,7 +102,7 @@ func (b *Book) document(v Version) (*policy.Document, error) {
 		return policy.Default(), nil
 	}
 	if v.forged {
-		return nil, errors.New("its row was changed in the database, or put there")
+		return nil, errors.New("its row was changed in or inserted into the database")
 	}
 	sum := sha256.Sum256([]byte(v.Text))
 	// The attack: a text changed in the database after people approved it.

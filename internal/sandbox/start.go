@@ -14,7 +14,7 @@ import (
 const firstShare = 3
 
 // errSilent means that a guest has not answered in its share of the time.
-var errSilent = errors.New("the guest did not answer in a third of the time for a start")
+var errSilent = errors.New("the guest did not answer within a third of the start's time")
 
 // bringUp makes the machine's part of a sandbox, until the guest has been told
 // who it is, within the time of a start. gVisor has had bugs by which a program

@@ -36,10 +36,10 @@ func (s *sniffer) member(p place) bool {
 func (s *sniffer) unpack(p place, r io.Reader) (data []byte, whole bool) {
 	data, err := io.ReadAll(io.LimitReader(r, int64(s.unpacked)+1))
 	if len(data) > s.unpacked {
-		s.unread(p, "too_large", fmt.Sprintf("more than %d MiB once it is unpacked", maxUnpacked>>20))
+		s.unread(p, "too_large", fmt.Sprintf("more than %d MiB unpacked", maxUnpacked>>20))
 		data, err = data[:s.unpacked], io.ErrShortBuffer
 	} else if err != nil {
-		s.unread(p, "damaged", "packed, and cannot be unpacked to its end")
+		s.unread(p, "damaged", "cannot be unpacked to its end")
 	}
 	s.unpacked -= len(data)
 	return data, err == nil
@@ -98,11 +98,11 @@ func (s *sniffer) zip(p place, data []byte) {
 				s.unread(q, "damaged", "a file of another size than its archive says")
 			}
 			if r.Len() > 0 {
-				s.octets(q.in("what follows it"), packed[len(packed)-r.Len():])
+				s.octets(q.in("the data after it"), packed[len(packed)-r.Len():])
 			}
 			s.octets(q, text)
 		default:
-			s.unread(q, "packed", fmt.Sprintf("packed by method %d, which is not looked into", f.Method))
+			s.unread(q, "packed", fmt.Sprintf("packed by method %d, which the scan cannot read", f.Method))
 		}
 	}
 	s.between(p, data, taken, len(z.File))
@@ -122,14 +122,14 @@ func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
 		// Before the first head of a file stands nothing, or a program that unpacks.
 		if at == 0 {
 			if i := bytes.Index(g, []byte("PK")); i > 0 {
-				s.octets(p.in("what precedes the archive"), g[:i])
+				s.octets(p.in("the data before the archive"), g[:i])
 				outside -= i
 			}
 		}
 	}
 	for _, t := range taken {
 		if t.from < at {
-			s.unread(p, "damaged", "a ZIP archive whose files lie over each other")
+			s.unread(p, "damaged", "a ZIP archive whose files overlap")
 		}
 		gap(t.from)
 		at = max(at, t.to)
@@ -150,7 +150,7 @@ func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
 		for _, f := range z.File {
 			names += 2*len(f.Name) + 2*len(f.Extra) + len(f.Comment) + 40
 			if len(f.Extra) > 100 {
-				s.octets(p.in("what is added to the name "+f.Name), f.Extra)
+				s.octets(p.in("the extra field of "+f.Name), f.Extra)
 			}
 			if f.Comment != "" {
 				s.octets(p.in("the comment of "+f.Name), []byte(f.Comment))
@@ -265,7 +265,7 @@ func (s *sniffer) xz(p place, data []byte) {
 				}
 			}
 			if head[1]&0x03 != 0 || i+3 > len(head) || head[i] != 0x21 || head[i+1] != 1 || head[i+2] > 40 {
-				s.unread(p, "packed", "an XZ file with a filter that is not looked into")
+				s.unread(p, "packed", "an XZ file with a filter that the scan cannot read")
 				return
 			}
 			dict, err := lzma.DecodeDictCap(head[i+2])
@@ -322,7 +322,7 @@ func (s *sniffer) zstd(p place, data []byte) {
 		if skippable(data) {
 			n := int(binary.LittleEndian.Uint32(data[4:]))
 			if n > len(data)-8 {
-				s.unread(p, "damaged", "a Zstandard frame that is not whole")
+				s.unread(p, "damaged", "a Zstandard frame that is incomplete")
 				return
 			}
 			s.octets(p.in("a frame that programs skip"), data[8:8+n])
@@ -336,7 +336,7 @@ func (s *sniffer) zstd(p place, data []byte) {
 		n := zstdFrame(data)
 		var h zstd.Header
 		if n < 0 || h.Decode(data) != nil || h.WindowSize > maxUnpacked {
-			s.unread(p, "damaged", "a Zstandard frame that is not whole, or takes too much to unpack")
+			s.unread(p, "damaged", "a Zstandard frame that is incomplete, or takes too much to unpack")
 			return
 		}
 		if !s.member(p) || !s.spend(p, 256<<10+int(h.WindowSize/8)) {
@@ -421,7 +421,7 @@ func (s *sniffer) tar(p place, data []byte) {
 		h, err := t.Next()
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			if err != io.EOF {
-				s.unread(p, "damaged", "a tar archive that is not whole")
+				s.unread(p, "damaged", "a tar archive that is incomplete")
 			}
 			break
 		}
@@ -439,7 +439,7 @@ func (s *sniffer) tar(p place, data []byte) {
 		}
 		at := len(data) - r.Len()
 		if fill := bytes.Trim(data[at:min(len(data), (at+511)&^511)], "\x00"); len(fill) > 0 {
-			s.octets(p.in("what fills up "+h.Name), fill)
+			s.octets(p.in("the padding of "+h.Name), fill)
 		}
 	}
 	s.behind(p, data[len(data)-r.Len():])

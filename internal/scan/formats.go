@@ -11,7 +11,7 @@ import (
 // formatTable returns what is known by its first octets.
 func formatTable() []format {
 	const (
-		packed = "a packed format that is not looked into"
+		packed = "a packed format that the scan cannot read"
 		media  = kindMedia
 	)
 	return []format{
@@ -26,7 +26,7 @@ func formatTable() []format {
 		{kind: kindSealed, magic: "Rar!\x1a\x07", rule: "packed", name: "RAR, " + packed},
 		{kind: kindSealed, magic: "\x04\x22\x4d\x18", rule: "packed", name: "LZ4, " + packed},
 		{kind: kindSealed, magic: "MSCF\x00", rule: "packed", name: "CAB, " + packed},
-		{kind: kindSealed, magic: "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", rule: "packed", name: "an Office file of before 2007, in which only plain words are read"},
+		{kind: kindSealed, magic: "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", rule: "packed", name: "an Office file from before 2007, in which only plain text is read"},
 		{kind: kindSealed, magic: "age-encryption.org/v1\n", rule: "encrypted", name: "encrypted with age"},
 		{kind: kindSealed, magic: "Salted__", rule: "encrypted", name: "encrypted with openssl enc"},
 		{kind: kindSealed, magic: "\x03\xd9\xa2\x9a", rule: "encrypted", name: "a KeePass file"},
@@ -47,10 +47,10 @@ func formatTable() []format {
 // is a file of its own. The attack: an archive behind a picture that any program
 // shows as a picture.
 func (s *sniffer) media(p place, f format, data []byte) {
-	s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "a " + f.name + ", which is not looked at"})
+	s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "a " + f.name + ", whose content is not read"})
 	end, within := f.end(data)
 	if end < 0 || end > len(data) {
-		s.unread(p, "damaged", "a "+f.name+" that is not whole or not in order")
+		s.unread(p, "damaged", "a "+f.name+" that is incomplete or malformed")
 		return
 	}
 	for _, part := range within {
@@ -62,7 +62,7 @@ func (s *sniffer) media(p place, f format, data []byte) {
 // behind reads what follows the end of a file, but for what fills it up.
 func (s *sniffer) behind(p place, rest []byte) {
 	if rest = bytes.TrimLeft(rest, "\x00\r\n"); len(rest) > 0 {
-		s.octets(p.in("what follows its end"), rest)
+		s.octets(p.in("the data after its end"), rest)
 	}
 }
 

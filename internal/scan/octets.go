@@ -74,7 +74,7 @@ func (s *sniffer) unread(p place, rule, why string) {
 func (s *sniffer) spend(p place, n int) bool {
 	if s.left < n {
 		s.left = 0
-		s.unread(p, "too_large", "more than is read of one message")
+		s.unread(p, "too_large", "more than the scan reads of one message")
 		return false
 	}
 	s.left -= n
@@ -153,11 +153,11 @@ func (s *sniffer) unknown(p place, data []byte) {
 	// A text with an archive behind it, such as a program that unpacks itself.
 	if i := carve(data); i > 0 && i <= odd+noiseBlock {
 		s.octets(p, data[:i])
-		q := p.in(fmt.Sprintf("what begins at octet %d", i))
+		q := p.in(fmt.Sprintf("the data at octet %d", i))
 		s.octets(q, data[i:])
 		return
 	}
-	s.unread(p, "unknown_format", "no text, and no format that is known here")
+	s.unread(p, "unknown_format", "neither text nor a known format")
 }
 
 // strings reads what is printable in octets that are no text, in ASCII and in
@@ -304,7 +304,7 @@ func (s *sniffer) legacy(p place, data []byte) {
 	}
 	for at := 0; at+noiseBlock <= len(data); at += noiseBlock {
 		if entropy(string(data[at:at+noiseBlock])) > 6.7 {
-			s.unread(p, "high_entropy", "octets like those of something encrypted or packed")
+			s.unread(p, "high_entropy", "octets that look encrypted or compressed")
 			return
 		}
 	}
@@ -487,7 +487,7 @@ func (s *sniffer) noise(p place, text string) {
 		}
 	}
 	if n > 0 {
-		s.unread(p, "high_entropy", fmt.Sprintf("about %d characters like those of something encrypted or packed", n*noiseBlock))
+		s.unread(p, "high_entropy", fmt.Sprintf("about %d characters that look encrypted or compressed", n*noiseBlock))
 	}
 }
 

@@ -21,7 +21,7 @@ const maxFonts = 40
 func (s *sniffer) pdf(p place, data []byte) {
 	end := bytes.LastIndex(data, []byte("%%EOF"))
 	if end < 0 {
-		s.unread(p, "damaged", "a PDF file that is not whole")
+		s.unread(p, "damaged", "a PDF file that is incomplete")
 		end = len(data)
 	}
 	s.behind(p, data[min(len(data), end+5):])
@@ -54,7 +54,7 @@ func (s *sniffer) pdf(p place, data []byte) {
 		}
 		n := bytes.Index(data[from:], []byte("endstream"))
 		if n < 0 {
-			s.unread(p, "damaged", "a PDF file that is not whole")
+			s.unread(p, "damaged", "a PDF file that is incomplete")
 			return
 		}
 		if !s.member(p) || !s.spend(p, 64<<10) {
@@ -88,7 +88,7 @@ func (s *sniffer) pdf(p place, data []byte) {
 		s.page(p, page, fonts)
 	}
 	if glyphs && len(fonts) == 0 {
-		s.unread(p, "glyphs", "a PDF file whose text is written in numbers of glyphs, without what they mean")
+		s.unread(p, "glyphs", "a PDF file whose text is in glyph numbers without a table")
 	}
 }
 
@@ -137,10 +137,10 @@ func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) 
 			s.octets(p.in("a picture"), bytes.TrimRight(body, "\r\n"))
 			return nil, false
 		case "JPXDecode", "CCITTFaxDecode", "CCF", "JBIG2Decode":
-			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "a picture, which is not looked at"})
+			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "an image, whose content is not read"})
 			return nil, false
 		default:
-			s.unread(p, "packed", "a stream packed by "+printable(f)+", which is not looked into")
+			s.unread(p, "packed", "a stream packed by "+printable(f)+", which the scan cannot read")
 			return nil, false
 		}
 	}
@@ -150,7 +150,7 @@ func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) 
 			return body, true
 		}
 		if picture {
-			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "a picture, which is not looked at"})
+			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "an image, whose content is not read"})
 		}
 		s.strings(p, body)
 		return nil, false

@@ -24,7 +24,7 @@ func (s *sniffer) source(raw []byte, files []OutgoingFile) {
 		field, header = nextField(header)
 		name, value, ok := strings.Cut(field, ":")
 		if !ok {
-			name, value = "a line that is none", field
+			name, value = "a malformed line", field
 		}
 		name = strings.TrimSpace(name)
 		p := place{where: "the header " + cut(name, 100), source: true, ids: slices.Contains(idFields, strings.ToLower(name))}
@@ -44,7 +44,7 @@ func (s *sniffer) source(raw []byte, files []OutgoingFile) {
 		}
 	}
 	if oddBlock(body) >= 0 {
-		s.unread(p, "unknown_format", "octets that are no text, and in none of its files")
+		s.unread(p, "unknown_format", "octets that are neither text nor part of a file")
 		s.strings(p, body)
 		return
 	}

@@ -65,7 +65,7 @@ func Again(t testing.TB, db *store.DB) *store.DB {
 func Another(t testing.TB, db *store.DB) *store.DB {
 	t.Helper()
 	other := *db
-	if err := other.UseKey([]byte("a key that somebody made up himself")); err != nil {
+	if err := other.UseKey([]byte("a key that an attacker has made up")); err != nil {
 		t.Fatal(err)
 	}
 	return &other

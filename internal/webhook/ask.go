@@ -130,9 +130,9 @@ func (h *Hooks) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 	case errors.Is(err, store.ErrNotFound):
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the webhook has another URL by now, or was deleted"}
 	case err != nil:
-		return oversight.Outcome{State: oversight.Approved, Detail: "nothing was changed: the database was not to be reached", Free: true}
+		return oversight.Outcome{State: oversight.Approved, Detail: "nothing was changed: the database could not be reached", Free: true}
 	}
-	return oversight.Outcome{State: oversight.Done, Detail: "the webhook is told of events from now on"}
+	return oversight.Outcome{State: oversight.Done, Detail: "the webhook receives events from now on"}
 }
 
 // Finish implements [oversight.Finisher].
@@ -181,7 +181,7 @@ func (h *Hooks) Show(a oversight.Action) (oversight.View, error) {
 		Fields: []oversight.Field{
 			{Name: "URL", Value: r.URL}, {Name: "Inbox", Value: r.Inbox}, {Name: "Events", Value: r.Events}, {Name: "Name", Value: r.Name}, {Name: "Key", Value: r.Credential},
 		},
-		Text: "Approved, this server sends a request to this URL each time one of these events happens, until the webhook or the key that made it ends. The requests hold ids and times, and no mail.",
+		Text: "If approved, this server sends a request to this URL each time one of these events happens, until the webhook or the key that created it ends. The requests contain ids and times, no mail.",
 	}
 	if r.Inbox == "" {
 		v.Fields[1].Value = "all that the key opens"

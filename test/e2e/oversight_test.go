@@ -216,7 +216,7 @@ func TestOversightCommandLine(t *testing.T) {
 		ann.must(t, []string{"comment", id, "which one \x1b[2J is it?", "--agent"}, "commented")
 		ann.refused(t, []string{"comment", id, strings.Repeat("x", 20000)}, "text")
 		ann.refused(t, []string{"comment", id, " "}, "text")
-		rita.refused(t, []string{"approve", id}, "person:rita proposed or edited it, so that another person has to approve it")
+		rita.refused(t, []string{"approve", id}, "person:rita proposed or edited it, so another person must approve it")
 		dora.must(t, []string{"approve", id}, "it still needs", "1 of 2")
 		dora.must(t, []string{"approve", id}, "it still needs", "1 of 2") // of others
 		dora.refused(t, []string{"approve", id, "--digest", "0000"}, "not the one that you were shown")

@@ -95,7 +95,7 @@ func readReply(r io.Reader, most int64) (json.RawMessage, error) {
 		Result  json.RawMessage `json:"result"`
 	}
 	if err := json.NewDecoder(io.LimitReader(r, most)).Decode(&reply); err != nil {
-		return nil, fmt.Errorf("hear from sentry: %w", err)
+		return nil, fmt.Errorf("ask sentry: %w", err)
 	}
 	if !reply.Success {
 		return nil, remoteError(reply.Err)

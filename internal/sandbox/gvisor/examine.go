@@ -53,7 +53,7 @@ func (r *Runtime) Examine(ctx context.Context, id string) (summary, file string)
 	i := r.all[id]
 	r.mu.Unlock()
 	if i != nil {
-		fmt.Fprintf(&out, "\n=== what its guest has said\n%s\n", i.logTail())
+		fmt.Fprintf(&out, "\n=== output of its guest\n%s\n", i.logTail())
 	}
 	file = filepath.Join(r.conf.StateDir, examineFile)
 	if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
@@ -106,7 +106,7 @@ func (r *Runtime) stacks(ctx context.Context, id string) (string, error) {
 	}
 	var s string
 	if err := json.Unmarshal(b, &s); err != nil {
-		return "", fmt.Errorf("hear from sentry: %w", err)
+		return "", fmt.Errorf("ask sentry: %w", err)
 	}
 	return s, nil
 }

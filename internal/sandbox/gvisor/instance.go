@@ -156,7 +156,7 @@ func (r *Runtime) waitGuest(ctx context.Context, id string) (unix.WaitStatus, er
 func readWaitStatus(b []byte) (unix.WaitStatus, error) {
 	var status uint32
 	if err := json.Unmarshal(b, &status); err != nil {
-		return 0, fmt.Errorf("hear from sentry: %w", err)
+		return 0, fmt.Errorf("ask sentry: %w", err)
 	}
 	return unix.WaitStatus(status), nil
 }
