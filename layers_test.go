@@ -131,10 +131,10 @@ func TestGuestDependencies(t *testing.T) {
 	}
 }
 
-// TestDialers: whatever connects to a name asks the DNS server that the
+// TestDialersUseTheResolver: whatever connects to a name asks the DNS server that the
 // operator named. A dialer without a resolver, and Go's default transport, ask
 // the system's.
-func TestDialers(t *testing.T) {
+func TestDialersUseTheResolver(t *testing.T) {
 	// Those that connect to no name, or are not part of the server.
 	allowed := map[string]string{
 		"cmd/postern/client.go":         "a local socket",

@@ -14,15 +14,15 @@ import (
 	"postern/internal/auth"
 )
 
-// The files of a first start, in the data directory, whose output is no terminal.
+// The files that a first start without a terminal writes to the data directory.
 const (
 	keyFile  = "project.key" // the project's key, and nothing else
-	linkFile = "setup.link"  // the link with which a person makes the first account
+	linkFile = "setup.link"  // the link to create the first account
 )
 
-// announce tells the operator where everything is. What is secret goes to a
-// terminal; anything else that reads the output keeps it: a journal, a file of a
-// supervisor, a log of a container. Then it is in files that only this user reads.
+// announce tells the operator where everything is. Secrets are printed only on a
+// terminal. Any other reader keeps the output: a journal, a supervisor's file, a
+// container's log. Then secrets go to files that only this user can read.
 func announce(out io.Writer, c Config, lis *listeners, f firstStart) error {
 	base, pages := "http://"+reachable(lis.web.Addr(), c.Hosts), lis.pages(c)
 	link := fmt.Sprintf("%s/console/setup?token=%s", pages, f.setup.Reveal())
@@ -70,7 +70,7 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) error {
 	return nil
 }
 
-// isTerminal reports whether what is written to out is seen by a person alone.
+// isTerminal reports whether out is a terminal, so that only a person sees it.
 func isTerminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
 	if !ok {
@@ -80,8 +80,8 @@ func isTerminal(out io.Writer) bool {
 	return err == nil
 }
 
-// writeSecrets writes what is shown once to files, each whole or not at all. A
-// link of before is gone when there is an account.
+// writeSecrets writes the secrets of a first start to files, each completely or
+// not at all. It removes an old link once there is an account.
 func writeSecrets(dir string, f firstStart, link string) error {
 	if f.key != "" {
 		if err := writeDurably(filepath.Join(dir, keyFile), []byte(f.key.Reveal()+"\n")); err != nil {
@@ -101,7 +101,7 @@ func writeSecrets(dir string, f firstStart, link string) error {
 	return nil
 }
 
-// wayOut says where mail that people approve goes.
+// wayOut describes where approved mail goes.
 func (c *Config) wayOut() string {
 	switch {
 	case c.Deliver == "mx":
@@ -121,7 +121,7 @@ func (c *Config) wayOut() string {
 	return "only for " + own + "; for others with --deliver=mx, --relay or --route"
 }
 
-// warnings are what the operator should change, or know of.
+// warnings returns what the operator should change or know.
 func (c *Config) warnings(web net.Addr) (out []string) {
 	if c.ListenTLS == "" && !c.HTTPS && !onLoopback(web) {
 		out = append(out, fmt.Sprintf("--listen %s: keys, passwords and mail cross the network in clear text, and anybody on the way can read them. "+
@@ -138,9 +138,9 @@ func onLoopback(a net.Addr) bool {
 	return err == nil && addr.Addr().Unmap().IsLoopback()
 }
 
-// reachable returns the host:port under which others reach what listens on a.
-// One that listens on all addresses has none of its own: the attack would be a
-// person who types a password at whatever http://0.0.0.0 is on their machine.
+// reachable returns the host:port under which others reach a listener on a. A
+// listener on all addresses has no address of its own. The attack: a person types
+// a password into whatever answers http://0.0.0.0 on their machine.
 func reachable(a net.Addr, hosts []string) string {
 	addr, err := netip.ParseAddrPort(a.String())
 	if err != nil || !addr.Addr().Unmap().IsUnspecified() {
@@ -159,8 +159,8 @@ func reachable(a net.Addr, hosts []string) string {
 	return net.JoinHostPort("localhost", port)
 }
 
-// ownAddresses returns the addresses of this machine that others may reach, those
-// of IPv4 first.
+// ownAddresses returns the addresses of this machine that others may reach, IPv4
+// first.
 func ownAddresses() (out []netip.Addr) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {

@@ -76,9 +76,9 @@ func TestSecretsOfAFirstStart(t *testing.T) {
 	}
 }
 
-// TestOnAllAddresses: a server that listens everywhere names an address that
+// TestListenOnAllAddresses: a server that listens everywhere names an address that
 // others reach, under which the console answers too.
-func TestOnAllAddresses(t *testing.T) {
+func TestListenOnAllAddresses(t *testing.T) {
 	for _, listen := range []string{"0.0.0.0:3000", "[::]:3000"} {
 		a := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(listen))
 		if got := reachable(a, []string{"box.example"}); got != "box.example:3000" {

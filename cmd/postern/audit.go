@@ -172,7 +172,7 @@ func (a *auditing) useKey(db *store.DB) error {
 	}
 	key, err := readBounded(path, 1<<10)
 	if a.serverKey == "" && errors.Is(err, fs.ErrNotExist) {
-		return nil // it is not shown then, and said not to be
+		return nil // seals are then not checked, and the output says so
 	}
 	if err != nil {
 		return fmt.Errorf("--server-key: %w", err)

@@ -47,7 +47,7 @@ func (a *auditing) verify(ctx context.Context, out io.Writer) error {
 	if a.partial {
 		return fmt.Errorf("%w: --partial is for exports: a database has all entries", errUsage)
 	}
-	// What the server signed last is read before the database: it is never ahead of it.
+	// The last signed checkpoint is read before the database, so it is never ahead of it.
 	beside, err := a.beside()
 	if err != nil {
 		return err
@@ -66,8 +66,7 @@ func (a *auditing) verify(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		if beside != nil {
-			// The attack: an older copy of the database in the place of the one that
-			// the server wrote last.
+			// The attack: the database is replaced by an older copy.
 			k, err := audit.Keep("of the server, "+filepath.Join(a.conf.Data, memory), beside, known)
 			if err != nil {
 				return err
@@ -99,8 +98,8 @@ func (a *auditing) verify(ctx context.Context, out io.Writer) error {
 	})
 }
 
-// beside returns the checkpoint in the data directory, of what the server signed
-// last; nil where there is none, or a copy is examined.
+// beside returns the checkpoint in the data directory, the last that the server
+// signed. It returns nil if there is none or if a copy is examined.
 func (a *auditing) beside() ([]byte, error) {
 	if a.file != "" {
 		return nil, nil
@@ -112,8 +111,8 @@ func (a *auditing) beside() ([]byte, error) {
 	return b, err
 }
 
-// rows compares the actions in the database with the record. It reports false
-// where the database is from before there was all that is compared.
+// rows compares the actions in the database with the record. It returns false if
+// the database is from a version without seals.
 func (a *auditing) rows(ctx context.Context, tx *store.Tx, l *oversight.Ledger) (bool, error) {
 	columns, err := tx.Columns(ctx, "action")
 	if err != nil || !slices.Contains(columns, "seal") {
@@ -139,8 +138,8 @@ func fits(l *oversight.Ledger) bool {
 	return len(list) == 0
 }
 
-// unfit prints what of the actions does not fit the record, and returns an error
-// if anything does not.
+// unfit prints the actions that do not match the record, and returns an error if
+// there are any.
 func unfit(out io.Writer, l *oversight.Ledger) error {
 	list, more := l.Found()
 	if len(list) == 0 {
@@ -170,7 +169,7 @@ func (a *auditing) verifyExport(out io.Writer, o audit.Options, keys []audit.Key
 	}
 	defer f.Close()
 	ledger := oversight.NewLedger()
-	if !a.partial { // of a part it cannot be told what was approved
+	if !a.partial { // a part of the record does not show what was approved
 		o.Each = ledger.Entry
 	}
 	r, err := audit.ExamineExport(f, o)
@@ -210,8 +209,8 @@ type found struct {
 	database bool
 	rows     bool // the actions in the database were compared with the record
 	keyed    bool // and their seals were checked
-	actions  int  // of which there are entries
-	fits     bool // nothing of them does not fit
+	actions  int  // actions that have entries
+	fits     bool // all of them match the record
 }
 
 // report says what a verification has shown, and what it has not.

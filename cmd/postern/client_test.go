@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestMissing: a command that lacks an argument says which, and where it is from.
-func TestMissing(t *testing.T) {
+// TestMissingArgument: a command without an argument names it and says where to find it.
+func TestMissingArgument(t *testing.T) {
 	for line, want := range map[string]string{
 		"approve":        "ID is missing; postern pending shows what waits",
 		"cancel":         "ID is missing; postern pending shows what waits",

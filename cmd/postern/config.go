@@ -336,9 +336,9 @@ func (c *Config) limits() *e2bapi.Limits {
 	return &e2bapi.Limits{API: rate(c.APIRate, 30), Create: rate(c.CreateRate, 10), Unknown: rate(c.UnknownRate, 20)}
 }
 
-// ownDNS is the DNS server for what this server itself looks up, and sandboxDNS
-// that for sandboxes. Who names one server means it: the other lookups must not
-// go to a server that he has not named. Empty means the system's.
+// ownDNS is the DNS server for names that this server looks up, sandboxDNS the
+// one for sandboxes. If the operator sets only one, it serves both: lookups must
+// not go to a server that the operator has not named. Empty means the system's.
 func (c *Config) ownDNS() string     { return cmp.Or(c.Resolver, c.DNS) }
 func (c *Config) sandboxDNS() string { return cmp.Or(c.DNS, c.Resolver) }
 
@@ -399,9 +399,9 @@ func checkEnvironment() error {
 	return nil
 }
 
-// A path is a flag that names a file or a directory. It is absolute from the
-// beginning: parts of this program run in other directories, and what is
-// written down of a path is read by the next server, which may start elsewhere.
+// A path is a flag that names a file or a directory. It is made absolute when it
+// is parsed: parts of this program run in other directories, and the next server
+// may start elsewhere and read paths that this one has stored.
 type path struct{ value *string }
 
 // pathVar declares a flag that names a file or a directory. An empty value

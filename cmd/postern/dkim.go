@@ -75,8 +75,8 @@ the server itself, also former ones.`,
 		})
 }
 
-// signingDomains returns the domains that are meant: the one that is named, or
-// all that are the caller's; where one alone can be meant there must be one.
+// signingDomains returns the named domain, or else all domains of the caller. If
+// one is set there must be exactly one.
 func signingDomains(ctx context.Context, l *local, args []string, one bool) ([]string, error) {
 	if len(args) > 0 {
 		name, err := oneArg(args, "DOMAIN")

@@ -123,7 +123,7 @@ func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) h
 	return mux
 }
 
-// boxes returns what serves sandboxes, or says that this server has none.
+// boxes returns next, or a handler that says that this server runs no sandboxes.
 func (d *daemon) boxes(next http.Handler) http.Handler {
 	if d.conf.runsSandboxes() {
 		return next

@@ -66,9 +66,9 @@ func (d *daemon) ownPolicy(ctx context.Context, name string) (texts []string, kn
 	return texts, err == nil
 }
 
-// ownAddress says whether mail from an address goes out through this server
-// alone: it is in the mail domain, or that of an inbox. Where that cannot be
-// found out it is taken to be so: what is signed is let in all the same.
+// ownAddress reports whether mail from an address leaves only through this
+// server: the address is in the mail domain or is an inbox's. On an error it
+// returns true; signed mail is accepted all the same.
 func (d *daemon) ownAddress(ctx context.Context, address string) bool {
 	if strings.EqualFold(mail.Domain(address), d.conf.MailDomain) {
 		return true

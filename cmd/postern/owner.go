@@ -33,8 +33,8 @@ func (d *daemon) own(ctx context.Context) (err error) {
 	return err
 }
 
-// serverID returns the id of the server whose data directory dir is: what lies
-// on this disk belongs to it, wherever the disk is moved.
+// serverID returns the id of the server with the data directory dir. Everything
+// on this disk belongs to that server, wherever the disk is moved.
 func serverID(dir string) (string, error) {
 	path := filepath.Join(dir, "server.id")
 	b, err := os.ReadFile(path)
@@ -52,7 +52,7 @@ func serverID(dir string) (string, error) {
 	return id, nil
 }
 
-// recoverSandboxes deals with what a former process left of sandboxes.
+// recoverSandboxes cleans up the sandboxes of a former process.
 func (d *daemon) recoverSandboxes(ctx context.Context) error {
 	if !d.conf.runsSandboxes() {
 		return nil

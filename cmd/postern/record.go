@@ -89,9 +89,9 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	return err
 }
 
-// checkRecord holds the record against what this server signed last, and puts
-// before people what cannot be trusted. It is called before anything is carried
-// out. It returns an error where the record does not go on from what was signed,
+// checkRecord compares the record with what this server signed last, and puts
+// actions that cannot be trusted before people. It is called before anything is
+// executed. It returns an error if the record does not continue the signed one,
 // unless the operator accepts that.
 func (d *daemon) checkRecord(ctx context.Context) error {
 	err := d.gate.Adopt(ctx, d.conf.AcceptRollback, sealedTables()...)
@@ -105,8 +105,8 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 	err = d.record.Check(ctx)
 	switch {
 	case errors.Is(err, audit.ErrFork) && !d.conf.AcceptRollback:
-		// The attack: an older copy of the database, in which what has been sent
-		// since is approved still.
+		// The attack: an older copy of the database, in which actions that have been
+		// executed since are still approved.
 		d.log.ErrorContext(ctx, "the database is not the one that this server wrote last: it is an older copy, or the audit was changed", "err", err)
 		return fmt.Errorf(`the record in %s does not go on from the checkpoint that this server signed: %w
   If you put a backup in its place, start once with --accept-rollback: what waits, or was approved and may have been sent since, is put before people again.
@@ -126,7 +126,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 	return err
 }
 
-// sealedTables are those whose rows are sealed, but for the gate's own.
+// sealedTables returns the tables with sealed rows, except those of the gate.
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
 		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
@@ -134,7 +134,7 @@ func sealedTables() []store.Sealed {
 	}
 }
 
-// acceptRecord goes on with a record that does not go on from what was signed.
+// acceptRecord accepts a record that does not continue the signed one.
 func (d *daemon) acceptRecord(ctx context.Context, why error) error {
 	was, err := d.record.Accept(ctx)
 	if err != nil {
@@ -152,10 +152,10 @@ func (d *daemon) acceptRecord(ctx context.Context, why error) error {
 	})
 }
 
-// readRecord reads the whole record once, before anything is carried out: an
-// entry that was changed or taken out could be the one which says that a mail has
-// been sent. Where it does not hold, all that waits is put before people again,
-// once for each thing that is found.
+// readRecord reads the whole record once, before anything is executed: a changed
+// or removed entry could be the one which says that a mail was sent. If the record
+// does not verify, all waiting actions are put before people again, once for each
+// finding.
 func (d *daemon) readRecord(ctx context.Context) error {
 	ledger := oversight.NewLedger()
 	var broken string

@@ -138,7 +138,7 @@ type daemon struct {
 	runtime *gvisor.Runtime
 	hold    *store.Hold    // on the sandboxes of the database; nil without sandboxes
 	server  string         // id by which the database knows whose sandboxes are whose
-	keeper  *keeper.Keeper // nil without sandboxes; told goodbye only by who has served: until then sandboxes of a former process may hang on it
+	keeper  *keeper.Keeper // nil without sandboxes; shut down only after serving: until then sandboxes of a former process may depend on it
 
 	hooks   *webhook.Hooks
 	sampler *sandbox.Sampler
@@ -205,7 +205,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	if err := d.checkRecord(ctx); err != nil {
 		return err
 	}
-	// What a former process left is dealt with before anything can be asked.
+	// Clean up after a former process before anything is served.
 	if err := errors.Join(d.recoverSandboxes(ctx), d.post.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
 		return err
 	}
@@ -480,7 +480,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	var links sandbox.Keeper
 	var prepare []string
 	if d.conf.runsSandboxes() {
-		// More than there can be at once: one goes while another comes.
+		// More than can run at once: one ends while another starts.
 		if d.keeper, err = keeper.Open(ctx, d.conf.Data, 2*(d.conf.MaxSandboxes+d.conf.PoolMax)); err != nil {
 			return err
 		}
@@ -608,7 +608,7 @@ func consoleHosts(c Config, listen, tls string) []string {
 	hosts := append([]string{listen}, c.Hosts...)
 	if err == nil {
 		hosts = append(hosts, "localhost:"+port, "127.0.0.1:"+port)
-		// An address cannot be made another's by DNS, as a name can.
+		// DNS cannot move an address to another host, as it can a name.
 		if a, err := netip.ParseAddrPort(listen); err == nil && a.Addr().Unmap().IsUnspecified() {
 			for _, own := range ownAddresses() {
 				hosts = append(hosts, net.JoinHostPort(own.String(), port))
@@ -649,7 +649,7 @@ func (d *daemon) unanswered(ctx context.Context) (out []string) {
 func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		// Without it nothing is carried out; all else goes on.
+		// Nothing is executed until this succeeds; everything else works.
 		for err := d.readRecord(ctx); err != nil; err = d.readRecord(ctx) {
 			if ctx.Err() != nil {
 				return ctx.Err()

@@ -8,8 +8,8 @@ import (
 	"runtime/debug"
 )
 
-// stamp is what "git describe" says of the source, set by the linker (see
-// Makefile). It is empty where that was not asked.
+// stamp is the output of "git describe" for the source, set by the linker (see
+// Makefile). It is empty in builds without the Makefile.
 var stamp string
 
 func versionCommand() *command {
@@ -43,8 +43,8 @@ func revision() string {
 	return versionOf(stamp, b)
 }
 
-// versionOf returns a version from what the linker was told, or else from what
-// Go noted; b may be nil.
+// versionOf returns a version from the linker's stamp, or else from Go's build
+// info b, which may be nil.
 func versionOf(stamp string, b *debug.BuildInfo) string {
 	if stamp != "" {
 		return stamp

@@ -122,8 +122,8 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 	copy(e.Prev[:], prev)
 	e.At = time.Now() // after the lock: times go with the numbers
 	h, leaf, _ := e.hashes(nil)
-	// The attack: whoever writes the database appends an entry which says that
-	// somebody approved, with all hashes as they should be.
+	// The attack: somebody who can write the database appends an entry which says
+	// that a person approved, with correct hashes.
 	seal, err := tx.MAC(sealed, h[:])
 	if err != nil {
 		return fmt.Errorf("seal audit entry %d: %w", e.Seq, err)
@@ -154,8 +154,8 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object 
 	return nil
 }
 
-// sealed is the purpose of the MAC over an entry's hash. The hash covers the one
-// before it, and so the seal every entry up to this one.
+// sealed is the purpose of the MAC over an entry's hash. The hash covers the
+// previous hash, so the seal covers every entry up to this one.
 const sealed = "audit_entry"
 
 // sealHolds reports whether seal is what the server wrote beside an entry with this hash.
@@ -164,19 +164,19 @@ func sealHolds(tx *store.Tx, hash Digest, seal []byte) bool {
 	return err == nil && hmac.Equal(want, seal)
 }
 
-// ErrUnsealed means that an entry is not one that this server wrote.
+// ErrUnsealed means that this server did not write an entry.
 var ErrUnsealed = errors.New("the entry was not written by this server")
 
 // Last returns the newest entry about object with one of these verbs, as part
 // of tx. It returns [store.ErrNotFound] if there is none, and [ErrUnsealed] if
-// it is not as this server wrote it.
+// this server did not write it.
 func Last(ctx context.Context, tx *store.Tx, object string, verbs []string) (Entry, error) {
 	args, marks := []any{object}, make([]string, len(verbs))
 	for i, v := range verbs {
 		args = append(args, v)
 		marks[i] = "$" + strconv.Itoa(i+2)
 	}
-	// The object has an index of its own; a planner that prefers another reads the whole record.
+	// There is an index on object; with any other the query reads the whole record.
 	row := tx.QueryRowContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry
 		where object = $1 and verb in (`+strings.Join(marks, ", ")+`) order by seq desc limit 1`, args...)
 	var seal []byte
@@ -196,9 +196,9 @@ func (e *Entry) Details() Fields { return e.details() }
 // ErrOtherKey means that the record was sealed with another server's key.
 var ErrOtherKey = errors.New("the record was sealed with another server's key")
 
-// Sealed reports whether the first entry, and so each, has been sealed, or the
-// record says under verb from which on they are, as part of tx. It returns
-// [ErrOtherKey] where another key has sealed them, and this one none.
+// Sealed reports, as part of tx, whether the record is sealed: from its first
+// entry on, or from the entry with verb on. It returns [ErrOtherKey] if another
+// key has sealed entries and this one has sealed none.
 func Sealed(ctx context.Context, tx *store.Tx, verb string) (bool, error) {
 	type found struct{ ours, other bool }
 	other := false

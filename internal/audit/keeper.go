@@ -104,10 +104,10 @@ func readKept(file string) (TreeHead, error) {
 	return claimed(b)
 }
 
-// Check returns an error that wraps [ErrFork] if the record does not go on from
-// what was signed last: somebody has put an older copy of the database in its
-// place, or written it anew. What is kept outside is never ahead of the
-// database, since it is put there when the signed record is committed.
+// Check returns an error that wraps [ErrFork] if the record does not continue
+// the last signed one: the database was replaced by an older copy, or rewritten.
+// Checkpoints outside are never ahead of the database, since they are written
+// after the signed record is committed.
 func (k *Keeper) Check(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -121,10 +121,9 @@ func (k *Keeper) Check(ctx context.Context) error {
 	return err
 }
 
-// Accept takes the record as it is, though [Keeper.Check] found that it does not
-// go on from what was signed, and returns what was signed last. It puts the
-// checkpoints that do not fit aside, beside where they are: they alone show what
-// the record was.
+// Accept accepts the record although [Keeper.Check] found that it does not
+// continue the signed one, and returns the last signed tree head. It renames the
+// checkpoints that do not match: only they show what the record was.
 func (k *Keeper) Accept(ctx context.Context) (was TreeHead, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -157,12 +156,12 @@ func (k *Keeper) Accept(ctx context.Context) (was TreeHead, err error) {
 	return was, nil
 }
 
-// aside gives a file a name under which nobody looks for checkpoints.
+// aside renames a file so that it is no longer read as a checkpoint.
 func aside(file string) error {
 	for n := 1; ; n++ {
 		to := fmt.Sprintf("%s.replaced-%d", file, n)
 		if err := os.Link(file, to); errors.Is(err, fs.ErrExist) {
-			continue // of another time
+			continue // name taken by an earlier one
 		} else if err != nil {
 			return err
 		}

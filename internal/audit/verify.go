@@ -341,8 +341,8 @@ func (x *examiner) stored(ctx context.Context, tx *store.Tx, size int64) error {
 }
 
 // seals checks the seals of the entries after from, up to the last that was
-// read. Those from before there were seals have none: the first that has one
-// covers them, since its hash does. After it each must have its own.
+// read. Entries of versions without seals have none: the first seal covers them,
+// since its hash does. After it each entry must have its own.
 func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
 	rows, err := tx.QueryContext(ctx, `select seq, hash, seal from audit_entry where seq > $1 and seq <= $2 order by seq`, from, x.last.Seq)
 	if err != nil {
@@ -358,7 +358,7 @@ func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
 		switch {
 		case len(seal) == 0 && x.r.Sealed == 0:
 		case len(sum) != len(Digest{}) || !sealHolds(tx, Digest(sum), seal):
-			// The attack: the newest entries written anew, after the last checkpoint.
+			// The attack: the entries after the last checkpoint are rewritten.
 			return &BrokenError{Seq: seq, Reason: "it is not sealed with this server's key: the server did not write it"}
 		case x.r.Sealed == 0:
 			x.r.Sealed = seq

@@ -80,8 +80,8 @@ type machine struct {
 func (m *machine) Attach(context.Context, auth.Principal, policy.Egress) (*os.File, error) {
 	return os.Open(os.DevNull)
 }
-func (m *machine) Detach(string)    {}
-func (m *machine) Hush(string) bool { return true }
+func (m *machine) Detach(string)            {}
+func (m *machine) MuteIfSilent(string) bool { return true }
 
 func (m *machine) Adopt(context.Context, auth.Principal, policy.Egress, *os.File) error { return nil }
 

@@ -21,11 +21,10 @@ var forOrigin = []string{
 // console. The server alone says whether its names are served over TLS.
 var forAll = []string{"Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Public-Key-Pins", "Expect-Ct", "Set-Cookie2"}
 
-// toProxy reports whether a word in the name of a field says that the field
-// speaks to a proxy in front of this server and not to the client. A list of
-// what may pass would break web applications, which make up names of their own;
-// a list of names would lag behind the proxies. So it is the words that proxies
-// use in all the names of theirs.
+// toProxy reports whether a word in a field's name marks the field as one for a
+// proxy in front of this server, not for the client. A list of allowed names would
+// break web applications, which invent names; a list of forbidden names would lag
+// behind the proxies. So this lists the words that proxies use in their names.
 func toProxy(word string) bool {
 	switch word {
 	case "accel", // nginx, Caddy: X-Accel-Redirect serves a file of the proxy's machine
@@ -46,7 +45,7 @@ func forProxy(name string, values []string) bool {
 	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 	switch name {
 	case "x-accel-buffering":
-		// Streams of events ask nginx for this, and it acts on their answer alone.
+		// Event streams use this with nginx; it affects only their own answer.
 		return len(values) != 1 || values[0] != "no"
 	case "cache-tag", "cache-tags", "x-cache-tag", "x-cache-tags", "x-send-file":
 		return true
@@ -59,12 +58,12 @@ func forProxy(name string, values []string) bool {
 	return false
 }
 
-// disarm takes from the answer of a sandbox what would harm others than who
-// asked. The attacks: a signed URL for an HTML file has the console's origin,
-// so that whoever opens it while signed in runs the sandbox's script there,
-// which then approves; and a proxy in front of this server obeys a field of the
-// answer and sends a file of its own machine. named says that the sandbox has a
-// host name, and so an origin, of its own.
+// disarm removes from a sandbox's answer what could harm anybody but the client.
+// The attacks: a signed URL for an HTML file has the console's origin, so a person
+// who opens it while signed in runs the sandbox's script there, and that script
+// approves; and a proxy in front of this server obeys a field of the answer and
+// sends a file of its own machine. named says that the sandbox has a host name,
+// and so an origin, of its own.
 func disarm(h http.Header, named bool) {
 	for k, v := range h {
 		if forProxy(k, v) {
@@ -113,7 +112,7 @@ func (t *trailed) Read(p []byte) (int, error) {
 	if err != nil && t.resp.Trailer != nil {
 		disarm(t.resp.Trailer, t.named)
 		t.resp.Trailer.Del("Set-Cookie")
-		// It is no field of this answer's.
+		// The field does not belong to this answer.
 		t.resp.Trailer.Del("Content-Security-Policy")
 		t.resp.Trailer.Del("X-Content-Type-Options")
 	}

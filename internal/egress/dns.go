@@ -36,8 +36,8 @@ const (
 )
 
 // handleUDP takes a datagram to port 53, whatever its address: our resolver
-// answers in its place. So programs with a DNS server of their own, as
-// "dig @8.8.8.8", work as far as policy lets them, and nothing is asked there.
+// answers in its place. So programs with a DNS server of their own, such as
+// "dig @8.8.8.8", work as far as policy lets them, and nothing is sent there.
 func (a *attached) handleUDP(ctx context.Context, r *udp.ForwarderRequest) bool {
 	id := r.ID()
 	dst := netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort)
@@ -179,8 +179,8 @@ func (a *attached) answer(ctx context.Context, b []byte, dst netip.AddrPort) []b
 	r, ans, drop := question(b)
 	switch {
 	case ans.why != "":
-		// The attack: a message that we do not understand and another server
-		// would, to look for a way past the record.
+		// The attack: a message that we do not understand but another server
+		// does, to get past the record.
 		a.refuse(ctx, "dns", dst, "", ans.why)
 	case !drop:
 		ans = a.answerTo(ctx, r.question, dst)
@@ -246,7 +246,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 	return out
 }
 
-// mayResolve says whether a name may be looked up outside.
+// mayResolve returns the verdict on looking a name up outside.
 func (a *attached) mayResolve(ctx context.Context, name string) policy.Verdict {
 	v := a.rules.Load().Resolve(name)
 	if v.Effect == policy.Allow && a.w.cfg.Permit != nil {

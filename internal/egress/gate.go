@@ -10,18 +10,17 @@ import (
 	"postern/internal/policy"
 )
 
-// A gate reads what a program says on a connection, of which head was read, and
-// writes to s.toServer what may go on. It returns nil or io.EOF when the program
+// A gate reads a program's side of a connection, which begins with head, and
+// writes what may pass to s.toServer. It returns nil or io.EOF when the program
 // has ended its side. Its error may be a *refusedError or errMail.
 //
-// Where a name alone opened the way, the name that a connection began with is
-// proved for its first message only. Gates see to it that no later one is for
-// another.
+// If policy allowed a connection by name alone, that name is proved only for the
+// first message. Gates ensure that no later message is for another name.
 type gate func(s *splicing, head []byte) error
 
 // A refusedError is why a connection that was made does not go on.
 type refusedError struct {
-	name   string // that was meant; empty if none is known
+	name   string // requested host; empty if unknown
 	reason string
 	status int // of the answer in HTTP; zero: a reset
 }
@@ -39,8 +38,8 @@ func anything(s *splicing, head []byte) error {
 	return pump(&s.toServer, s.in, &s.f.last)
 }
 
-// gateFor returns the gate for a connection that began as first did, with a
-// name that was allowed.
+// gateFor returns the gate for a connection that began with first, for an
+// allowed name.
 func (a *attached) gateFor(first *sniffed) gate {
 	if first.tls {
 		return func(s *splicing, head []byte) error { return sameHello(s, head, first.name) }
@@ -48,9 +47,8 @@ func (a *attached) gateFor(first *sniffed) gate {
 	return func(s *splicing, head []byte) error { return a.requests(s, head, first.name) }
 }
 
-// requests passes on requests for one host. It takes each apart itself, so
-// that there is none, be it on a kept connection or ahead of the answer to the
-// one before, which it has not judged.
+// requests passes on requests for one host. It parses each one itself, so that
+// it judges every request, also on a kept connection and with pipelining.
 func (a *attached) requests(s *splicing, buf []byte, name string) error {
 	for n := 0; ; n++ {
 		var scan headScan
@@ -70,10 +68,9 @@ func (a *attached) requests(s *splicing, buf []byte, name string) error {
 		if err := a.judgeRequest(&r, name); err != nil {
 			return err
 		}
-		// After an upgrade nobody can tell whom a connection is for: in h2c each
-		// request has a host of its own. What belongs to the one that was named
-		// is WebSocket; and the answer to the first request is known for what it
-		// is without reading answers.
+		// After an upgrade the host is unknown: in h2c each request has a host of
+		// its own. Only WebSocket stays with the named host. It must be the first
+		// request, since then its answer is known without parsing answers.
 		websocket := r.websocket && n == 0
 		if r.upgrade && !websocket {
 			head = withoutUpgrade(head)
@@ -152,7 +149,7 @@ func (s *splicing) body(buf []byte, length int64) (rest []byte, err error) {
 	}
 }
 
-// readOn appends what the program says next.
+// readOn appends the program's next bytes.
 func (s *splicing) readOn(buf []byte) ([]byte, error) {
 	if cap(buf)-len(buf) < 512 {
 		buf = append(make([]byte, 0, max(8<<10, 2*len(buf))), buf...)
@@ -180,7 +177,7 @@ func sameHello(s *splicing, buf []byte, name string) error {
 			buf, left = buf[k:], left-k
 		}
 		start, _ := s.said()
-		if again, known := asksAgain(start); known && !again {
+		if again, known := isHelloRetry(start); known && !again {
 			return anything(s, buf)
 		}
 		if len(buf) < 5 {
@@ -198,8 +195,8 @@ func sameHello(s *splicing, buf []byte, name string) error {
 		default:
 			return &refusedError{name: name, reason: "the TLS connection is malformed"}
 		}
-		start = s.listen(s.a.w.cfg.Limits.Idle, func(b []byte) bool { _, known := asksAgain(b); return known })
-		if again, known := asksAgain(start); known && !again {
+		start = s.listen(s.a.w.cfg.Limits.Idle, func(b []byte) bool { _, known := isHelloRetry(b); return known })
+		if again, known := isHelloRetry(start); known && !again {
 			continue
 		}
 		second, problem, end, need := serverName(buf)
@@ -218,8 +215,8 @@ func sameHello(s *splicing, buf []byte, name string) error {
 	}
 }
 
-// asksAgain reports whether a server's first bytes are a HelloRetryRequest.
-func asksAgain(start []byte) (yes, known bool) {
+// isHelloRetry reports whether a server's first bytes are a HelloRetryRequest.
+func isHelloRetry(start []byte) (yes, known bool) {
 	const at = 5 + 4 + 2 // headers of record and message, version
 	// RFC 8446 §4.1.3: it is a ServerHello with these random bytes.
 	random := [...]byte{
@@ -261,8 +258,8 @@ func sshOnly(s *splicing, buf []byte) error {
 }
 
 // serverFirst passes on a connection on which the program said nothing at
-// first. If the server speaks before it does it is none for the web. If it does
-// not, what the program says is judged as it would have been at the beginning.
+// first. If the server speaks first it is not a web server. Otherwise the
+// program's first bytes are judged as they would have been at the beginning.
 func (a *attached) serverFirst(s *splicing, buf []byte) error {
 	buf, err := s.readOn(buf)
 	if err != nil {

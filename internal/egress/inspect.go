@@ -83,10 +83,9 @@ func (a *attached) inspectSyn(ctx context.Context, p []byte, to netip.AddrPort) 
 	return true
 }
 
-// odd says whether a stack would drop packets to a without a word, or the
-// sandbox's own would drop a reset that comes from there: broadcasts, which the
-// last address of the link's network is one of, multicasts and what means one
-// machine's self.
+// odd reports whether a stack would silently drop packets to a, or the sandbox's
+// own stack would drop a reset from there: broadcast addresses, including the last
+// address of the link's network, multicast addresses and those of one's own host.
 func odd(a netip.Addr) bool {
 	b := a.As4()
 	return b[0] == 0 || b[0] == 127 || b[0] >= 224 || linkNet.Contains(a) && a != Gateway

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// A mailSign is what a program's bytes have in common with a mail conversation
-// (RFC 5321). Several may hold at once.
+// A mailSign is a sign of a mail conversation (RFC 5321) in a program's bytes.
+// Several may be set at once.
 type mailSign uint8
 
 const (
 	helloFirst mailSign = 1 << iota // the first word is EHLO, HELO or LHLO
 	helloMaybe                      // the bytes so far may become one
-	askFirst                        // the first word is a command of SMTP that other protocols may have, too
+	askFirst                        // the first word is a command of SMTP and perhaps of other protocols
 	command                         // a line begins with a command of SMTP
 	delivery                        // what follows could reach a mailbox, or be hidden from us
 	recipient                       // a line begins with RCPT and what follows that word
@@ -33,13 +33,12 @@ const (
 	maxUnheard = 64 << 20
 )
 
-// A mailWatch reads what a program sends, line by line, for as long as the
-// server could be one for mail. It goes by what every delivery needs, and not
-// by what a conversation has to begin with: servers pass over lines that they
-// do not know, such as "GET / HTTP/1.1", and take the mail that comes next. No
-// server delivers without a RCPT command, so no line that one could read as
-// RCPT passes; nor does what would hide such a line, TLS inside the
-// conversation.
+// A mailWatch reads a program's bytes, line by line, for as long as the server
+// could be a mail server. It looks for what every delivery needs, not for how a
+// conversation begins: servers skip lines that they do not know, such as
+// "GET / HTTP/1.1", and accept the mail that comes next. No server delivers
+// without a RCPT command, so no line that a server could read as RCPT passes.
+// STARTTLS, which would hide such a line, does not pass either.
 //
 // The zero mailWatch is at the start of a connection.
 type mailWatch struct {
@@ -112,8 +111,8 @@ func (m *mailWatch) segment(p []byte) (s mailSign) {
 	return s
 }
 
-// start reads on at the start of a line. Servers are known to skip white
-// space and bytes that are not seen, and to clear the eighth bit.
+// start reads the start of a line. Servers are known to skip white space and
+// invisible bytes, and to clear the eighth bit.
 func (m *mailWatch) start(p []byte) mailSign {
 	if len(p) > maxLine-m.col {
 		p, m.dull = p[:max(0, maxLine-m.col)], true // see longRecipient
@@ -148,8 +147,8 @@ func (m *mailWatch) endLine() (s mailSign) {
 	if !m.dull {
 		s |= m.judge(true)
 	}
-	// RFC 3207: after STARTTLS nobody sees what is said. It counts wherever it
-	// stands in a line, since a server may have begun to read there.
+	// RFC 3207: everything after STARTTLS is encrypted. It counts anywhere in a
+	// line, since a server may have begun to read there.
 	last := len(m.tail) - 1
 	for last > 0 && (m.tail[last] == ' ' || !seen(m.tail[last]) || m.tail[last] == '\t') {
 		last--
@@ -186,7 +185,7 @@ func (m *mailWatch) judge(over bool) (s mailSign) {
 	first := !m.decided
 	if !over {
 		if first && !couldHello(word) {
-			// Whatever it becomes it is no greeting.
+			// It cannot become a greeting any more.
 			m.decided = !couldAsk(word) && !strings.HasPrefix("CONNECT", word)
 		}
 		return s
@@ -204,7 +203,7 @@ func (m *mailWatch) judge(over bool) (s mailSign) {
 	case "CONNECT":
 		m.connect = m.connect || first
 	case "NOOP":
-		// FTP has it, too, but no client begins with it.
+		// FTP has it too, but no client begins with it.
 		if first {
 			s |= askFirst
 		}
@@ -243,7 +242,7 @@ func couldHello(word string) bool {
 	return false
 }
 
-// couldAsk says whether the first word may still become one of askFirst.
+// couldAsk reports whether the first word may still become one of askFirst.
 func couldAsk(word string) bool {
 	for _, v := range []string{"MAIL", "NOOP", "RCPT", "DATA", "BDAT", "RSET", "VRFY", "EXPN", "STARTTLS", "AUTH", "XCLIENT", "XFORWARD"} {
 		if strings.HasPrefix(v, word) {
@@ -291,8 +290,7 @@ func endsRecipient(rest string) bool {
 
 func seen(c byte) bool { return c&0x7f >= ' ' && c&0x7f != 0x7f || c == '\t' }
 
-// plain returns b in upper case, without what is not seen, and without the
-// eighth bit.
+// plain returns b in upper case, without invisible bytes and eighth bits.
 func plain(b []byte) []byte {
 	out := make([]byte, 0, len(b))
 	for _, c := range b {
@@ -309,18 +307,18 @@ func plain(b []byte) []byte {
 	return out
 }
 
-// A tongue is what a server speaks, as far as its first bytes tell.
-type tongue int
+// A serverKind is the protocol of a server, as far as its first bytes show.
+type serverKind int
 
 const (
-	silent  tongue = iota // it has not said enough
-	replies               // replies of three digits, as SMTP has them; FTP, too
-	foreign               // another protocol
+	silent  serverKind = iota // it has not said enough
+	replies                   // replies of three digits, as SMTP has them; FTP, too
+	foreign                   // another protocol
 )
 
-// tongueOf judges the first bytes of a server. A mail server speaks first, and
-// a program cannot change how it does (RFC 5321 §3.1).
-func tongueOf(b []byte) tongue {
+// serverProtocol judges the first bytes of a server. A mail server speaks first,
+// and the program cannot change what it says (RFC 5321 §3.1).
+func serverProtocol(b []byte) serverKind {
 	b = bytes.TrimLeft(b, " \t\r\n\x00")
 	for i := range 3 {
 		if i == len(b) {
@@ -342,9 +340,8 @@ func tongueOf(b []byte) tongue {
 	}
 }
 
-// tunnels reports whether the server's first bytes accept what the program
-// asked for at first: to be led on to another server. The protocol of that one
-// cannot be told from them.
+// tunnels reports whether the server's first bytes accept the program's request
+// for a tunnel to another server. They do not show that server's protocol.
 func (m *mailWatch) tunnels(server []byte) bool {
 	if len(server) == 0 || len(m.opening) == 0 {
 		return false

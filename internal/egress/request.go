@@ -11,18 +11,17 @@ import (
 // maxRequestHead bounds the head of a request. Web servers take 8 to 64 KiB.
 const maxRequestHead = 64 << 10
 
-// A request is the head of an HTTP/1 request as RFC 9112 has it and in no
-// other way: where two servers could read a head differently there is a
-// problem instead.
+// A request is the head of an HTTP/1 request in the strict form of RFC 9112. If
+// two servers could read a head differently, problem says so.
 type request struct {
-	host      string // that the request is for, without its port, as it is written
+	host      string // requested host as written, without its port
 	length    int64  // bytes of its body; -1: it comes in chunks
 	websocket bool   // it asks for RFC 6455, and for nothing else
 	upgrade   bool   // it has Upgrade fields
-	problem   string // why it is not taken, for a person; else empty
+	problem   string // why it is refused, for a person; else empty
 }
 
-// A headScan finds the end of a request's head in bytes that become more.
+// A headScan finds the end of a request's head in a growing buffer.
 type headScan struct {
 	at    int // bytes looked at
 	line  int // where the current line begins

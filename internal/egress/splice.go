@@ -252,7 +252,7 @@ func (u *upward) Write(p []byte) (int, error) {
 // mail, or they may go.
 func (u *upward) judge(sign mailSign) (wait, mail bool) {
 	start, _ := u.s.said()
-	t, tunnel := tongueOf(start), u.watch.tunnels(start)
+	t, tunnel := serverProtocol(start), u.watch.tunnels(start)
 	if sign&helloFirst != 0 && t != foreign {
 		return false, true
 	}
@@ -260,8 +260,8 @@ func (u *upward) judge(sign mailSign) (wait, mail bool) {
 		// It depends on the server, which we wait for a while. Whoever waits for
 		// an answer to the very bytes that we hold waits in vain; mail would be
 		// delivered otherwise by a server that is slow to greet.
-		start = u.s.listen(u.s.a.w.cfg.Limits.SniffTimeout, func(b []byte) bool { return tongueOf(b) != silent || u.watch.tunnels(b) })
-		t, tunnel = tongueOf(start), u.watch.tunnels(start)
+		start = u.s.listen(u.s.a.w.cfg.Limits.SniffTimeout, func(b []byte) bool { return serverProtocol(b) != silent || u.watch.tunnels(b) })
+		t, tunnel = serverProtocol(start), u.watch.tunnels(start)
 	}
 	switch {
 	case tunnel:

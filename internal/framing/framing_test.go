@@ -176,7 +176,7 @@ func TestBrokenChunks(t *testing.T) {
 }
 
 // What ordinary clients send goes on working, in the clear and over TLS.
-func TestOrdinary(t *testing.T) {
+func TestOrdinaryRequestsPass(t *testing.T) {
 	for _, overTLS := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls=%v", overTLS), func(t *testing.T) {
 			url, client := serve(t, overTLS)

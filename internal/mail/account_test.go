@@ -141,8 +141,8 @@ func TestOldMessagesAreDescribed(t *testing.T) {
 	}
 }
 
-// TestOrdinaryMailIsLetIn: what mail programs write, as they write it.
-func TestOrdinaryMailIsLetIn(t *testing.T) {
+// TestOrdinaryMailIsAccepted: what mail programs write, as they write it.
+func TestOrdinaryMailIsAccepted(t *testing.T) {
 	alternative := "Content-Type: multipart/alternative;\n boundary=\"%[1]s\"\n\n%[2]s--%[1]s\nContent-Type: text/plain; charset=UTF-8; format=flowed\nContent-Transfer-Encoding: 8bit\n\nGr\u00fc\u00dfe\n\n--%[1]s\nContent-Type: text/html; charset=UTF-8\nContent-Transfer-Encoding: quoted-printable\n\n<p style=3D\"margin:0\">Gr=C3=BC=C3=9Fe</p>\n--%[1]s--\n"
 	for name, raw := range map[string]string{
 		"mutt":          "Date: Sun, 22 Nov 2026 12:00:00 +0100\nSubject: Re: hello\nMessage-ID: <20261122110000.GA1234@host>\nReferences: <a@b> <c@d>\nMIME-Version: 1.0\nContent-Type: text/plain; charset=us-ascii\nContent-Disposition: inline\nIn-Reply-To: <c@d>\nUser-Agent: Mutt/2.2.9 (2022-11-12)\n\nHello\n\n-- \nAnn\n",

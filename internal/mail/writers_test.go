@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestProgramsAreLetIn: what nodemailer and Python's email write, in all the ways
+// TestMailProgramsAreAccepted: what nodemailer and Python's email write, in all the ways
 // in which their users have them write, is let in as it is.
-func TestProgramsAreLetIn(t *testing.T) {
+func TestMailProgramsAreAccepted(t *testing.T) {
 	if _, err := os.Stat("../../test/mail/node_modules/nodemailer"); err != nil {
 		t.Fatalf("%v: test/install-npm test/mail installs it", err)
 	}

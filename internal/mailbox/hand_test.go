@@ -22,10 +22,10 @@ func (d *document) Judge(_ context.Context, _ *store.Tx, _ string, r policy.Requ
 	return policy.Decide(d.Document, r), nil
 }
 
-// TestByHand: what policy does not leave to one person, one person does not do by
+// TestManualChangesFollowPolicy: what policy does not leave to one person, one person does not do by
 // hand: neither raise a mode, nor make a code for it, nor make an inbox that has
 // it, nor add to an allow list.
-func TestByHand(t *testing.T) {
+func TestManualChangesFollowPolicy(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
 		f := setup(t, db)

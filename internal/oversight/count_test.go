@@ -11,10 +11,10 @@ import (
 	"postern/internal/auth"
 )
 
-// TestCountIsFewest compares the count of people with going through all ways in
+// TestCountsFewestPeople compares the count of people with going through all ways in
 // which human beings can be behind names: it never counts more, and for accounts
 // that were opened at most once not fewer either.
-func TestCountIsFewest(t *testing.T) {
+func TestCountsFewestPeople(t *testing.T) {
 	now := time.UnixMicro(1_900_000_000_000_000).UTC()
 	r := rand.New(rand.NewPCG(1, 2))
 	exact, below := 0, 0
@@ -141,8 +141,8 @@ func fewest(names []string, may map[string][]string, votes, authors []string) in
 	return best
 }
 
-// TestWhoMayBeWho: the names by which people are counted.
-func TestWhoMayBeWho(t *testing.T) {
+// TestNamesOfOnePerson: the names by which people are counted.
+func TestNamesOfOnePerson(t *testing.T) {
 	now := time.Now()
 	opened := func(by string, what auth.Opening, ago time.Duration, was auth.Role) auth.Change {
 		return auth.Change{At: now.Add(-ago), By: by, What: what, Was: was}

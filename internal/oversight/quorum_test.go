@@ -268,9 +268,9 @@ func TestTwoPeople(t *testing.T) {
 	})
 }
 
-// TestWhoWroteIt: who edited what an agent proposed does not count where two
+// TestAuthorsDoNotCount: who edited what an agent proposed does not count where two
 // people are asked, and may approve it alone where one is, which the record says.
-func TestWhoWroteIt(t *testing.T) {
+func TestAuthorsDoNotCount(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		h := newHouse(t, db)
 		ann := h.joins("ann", auth.Owner, nil)

@@ -412,8 +412,8 @@ func TestForgedRows(t *testing.T) {
 	})
 }
 
-// TestForgedPlaces: rows that were never the server's.
-func TestForgedPlaces(t *testing.T) {
+// TestInsertedRows: rows that were never the server's.
+func TestInsertedRows(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		// A row that nobody proposed, a copy of one that was approved.
@@ -500,9 +500,9 @@ func TestForgedEntry(t *testing.T) {
 	})
 }
 
-// TestBeforeSeals is a database from before rows were sealed: what waits waits
+// TestRowsFromBeforeSeals is a database from before rows were sealed: what waits waits
 // on, what was approved is asked again, and what is settled is sealed.
-func TestBeforeSeals(t *testing.T) {
+func TestRowsFromBeforeSeals(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		waits, approved, done := f.propose("waits"), f.propose("approved"), f.propose("done")

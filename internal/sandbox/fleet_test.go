@@ -143,7 +143,7 @@ func (l *link) Update(_ context.Context, who auth.Principal, _ policy.Egress) er
 	return nil
 }
 
-func (l *link) Hush(id string) bool {
+func (l *link) MuteIfSilent(id string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.attached[id] != nil && !l.spoke

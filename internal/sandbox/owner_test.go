@@ -13,9 +13,9 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestAnotherServers: what another server of the database made is left alone,
+// TestOtherServersSandboxesAreKept: what another server of the database made is left alone,
 // by Recover too, and is not seen; its limits are its own.
-func TestAnotherServers(t *testing.T) {
+func TestOtherServersSandboxesAreKept(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		one := setup(t, db, func(c *sandbox.Config) { c.Server, c.MaxSandboxes, c.Snapshots = "srv_one", 1, true })
 		s := one.create(sandbox.Request{})
@@ -54,8 +54,8 @@ func TestAnotherServers(t *testing.T) {
 	})
 }
 
-// TestOwn: rows of before have the first server.
-func TestOwn(t *testing.T) {
+// TestFirstServerOwnsOldRows: rows of before have the first server.
+func TestFirstServerOwnsOldRows(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		s := f.create(sandbox.Request{})
@@ -72,9 +72,9 @@ func TestOwn(t *testing.T) {
 	})
 }
 
-// TestOwnedTwice: a second server is told whose the sandboxes are, and gets
+// TestSecondServerIsRefused: a second server is told whose the sandboxes are, and gets
 // them when the first has ended.
-func TestOwnedTwice(t *testing.T) {
+func TestSecondServerIsRefused(t *testing.T) {
 	url := storetest.PostgresURL(t)
 	if url == "" {
 		t.Logf("%s is not set: not run; a SQLite database is one server's", storetest.PostgresVar)

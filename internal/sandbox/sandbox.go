@@ -202,10 +202,10 @@ type Network interface {
 	// owner begins with none: all are reset, those of Dial too. It returns an
 	// error that wraps [ErrNotFound] if the sandbox is not attached.
 	Update(ctx context.Context, who auth.Principal, e policy.Egress) error
-	// Hush reports whether nothing has come out of the sandbox since it was
-	// attached, but answers to Dial, and lets nothing out any more if that is so.
-	// It is false for a sandbox that is not attached.
-	Hush(id string) bool
+	// MuteIfSilent reports whether the sandbox has sent nothing since it was
+	// attached, apart from answers to Dial. If so, it drops everything that the
+	// sandbox sends from now on. It returns false if the sandbox is not attached.
+	MuteIfSilent(id string) bool
 	// Detach closes the link and every connection over it. Detaching a sandbox
 	// that is not attached does nothing.
 	Detach(id string)

@@ -72,7 +72,7 @@ func (f *Fleet) mayRepeat(s Info, from source) bool {
 	if from.dir == "" || from.files || from.template {
 		return true
 	}
-	return len(s.Options.Volumes) == 0 && f.network.Hush(s.ID)
+	return len(s.Options.Volumes) == 0 && f.network.MuteIfSilent(s.ID)
 }
 
 // noteSilence puts on record that a start is tried again, and in the log what

@@ -8,8 +8,8 @@ import (
 	"postern/internal/smtpclient"
 )
 
-// TestNoWay: to which domains nothing leaves is known before anything is sent.
-func TestNoWay(t *testing.T) {
+// TestNoWayOut: to which domains nothing leaves is known before anything is sent.
+func TestNoWayOut(t *testing.T) {
 	serves := func(_ context.Context, domain string) (bool, error) { return domain == "here.example", nil }
 	to := []string{"a@here.example", "b@Routed.example", "c@far.example", "d@far.example", "e@xn--bcher-kva.example"}
 	for name, tt := range map[string]struct {

@@ -335,10 +335,10 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
-// TestDotCR: go-smtp drops a dot and a CR at the beginning of a line if no LF
+// TestDotWithBareCR: go-smtp drops a dot and a CR at the beginning of a line if no LF
 // follows. Such a message is refused, and one whose lines only begin with dots
 // comes as it was written.
-func TestDotCR(t *testing.T) {
+func TestDotWithBareCR(t *testing.T) {
 	for _, text := range []string{"\r\n.\rx\r\n", ".\rx\r\n", "x\r\n.\r\r\n", "x\r\n.\r.\r\n", "x\r\n.\r.\r\r\n", "x\r\n..\r.\r\n", "x\r\n.\r\x00\n"} {
 		t.Run(fmt.Sprintf("%q", text), func(t *testing.T) {
 			b := &box{}

@@ -10,10 +10,10 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestHold: on PostgreSQL one process alone has a name; it gets free with its
+// TestHoldIsExclusive: on PostgreSQL one process alone has a name; it gets free with its
 // session, and a session that is lost is taken again. Holds on SQLite, whose
 // database is one process's, exclude nobody.
-func TestHold(t *testing.T) {
+func TestHoldIsExclusive(t *testing.T) {
 	url := storetest.PostgresURL(t)
 	if url == "" {
 		db, err := store.Open(t.Context(), t.TempDir()+"/a.db")

@@ -90,10 +90,10 @@ func TestSeal(t *testing.T) {
 	}
 }
 
-// TestSealWider adds a column to a sealed table, as a migration does: what it
+// TestSealAllowsNewColumns adds a column to a sealed table, as a migration does: what it
 // finds holds, and the new column counts. (On SQLite alone: connections to
 // PostgreSQL keep the plans of a table that is exchanged under them.)
-func TestSealWider(t *testing.T) {
+func TestSealAllowsNewColumns(t *testing.T) {
 	ctx, db := t.Context(), storetest.SQLite(t)
 	s := store.Sealed{Table: "thing", Key: []string{"id"}}
 	exec := func(query string) {

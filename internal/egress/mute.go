@@ -9,17 +9,17 @@ import (
 	"postern/internal/sandbox"
 )
 
-// A voice says whether anything has come out of a sandbox since it was
-// attached, but answers to whom this program dials inside.
+// A voice records whether a sandbox has sent anything since it was attached,
+// apart from answers on connections that this program dialled.
 type voice struct{ state atomic.Int32 }
 
 const (
 	voiceUnheard = iota
 	voiceHeard
-	voiceHushed
+	voiceMuted
 )
 
-// may says whether a packet that inspect let through may go on.
+// may reports whether a packet that inspect let through may go on.
 func (v *voice) may(p []byte) bool {
 	if v.state.Load() == voiceHeard || isAnswer(p) {
 		return true
@@ -27,13 +27,14 @@ func (v *voice) may(p []byte) bool {
 	return v.state.CompareAndSwap(voiceUnheard, voiceHeard) || v.state.Load() == voiceHeard
 }
 
-// hush reports whether nothing has come out. Then nothing will.
-func (v *voice) hush() bool {
-	return v.state.CompareAndSwap(voiceUnheard, voiceHushed) || v.state.Load() == voiceHushed
+// muteIfSilent reports whether the sandbox has sent nothing. If so, everything
+// that it sends from now on is dropped.
+func (v *voice) muteIfSilent() bool {
+	return v.state.CompareAndSwap(voiceUnheard, voiceMuted) || v.state.Load() == voiceMuted
 }
 
-// isAnswer says whether a packet, which inspect let through, belongs to a
-// connection to the guest that came from us. One that begins a connection does
+// isAnswer reports whether a packet that inspect let through belongs to a
+// connection that we opened to the guest. A packet that opens a connection does
 // not, whatever its port.
 func isAnswer(p []byte) bool {
 	ip := header.IPv4(p)
@@ -45,8 +46,8 @@ func isAnswer(p []byte) bool {
 	return t.SourcePort() == sandbox.GuestPort && !begins
 }
 
-// Hush implements [sandbox.Network].
-func (w *Wall) Hush(id string) bool {
+// MuteIfSilent implements [sandbox.Network].
+func (w *Wall) MuteIfSilent(id string) bool {
 	a, err := w.find(id)
-	return err == nil && a.voice.hush()
+	return err == nil && a.voice.muteIfSilent()
 }

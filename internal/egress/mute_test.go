@@ -10,12 +10,12 @@ import (
 	"postern/internal/sandbox"
 )
 
-// TestHush: a sandbox of which nothing has come out, but answers to this
-// program, says nothing any more once it is hushed; one that has spoken is not.
-func TestHush(t *testing.T) {
+// TestMuteIfSilent: a sandbox that has sent nothing but answers to this program
+// is muted, and sends nothing afterwards. One that has sent something is not muted.
+func TestMuteIfSilent(t *testing.T) {
 	w := newWorld(t, open)
 	w.at(site+":7", echo)
-	if w.wall.Hush("i0") {
+	if w.wall.MuteIfSilent("i0") {
 		t.Error("a sandbox that is not attached: got true")
 	}
 	answering := w.box("i1", policy.Egress{Internet: true})
@@ -29,26 +29,26 @@ func TestHush(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if !w.wall.Hush("i1") {
+		if !w.wall.MuteIfSilent("i1") {
 			t.Error("one that only answered: got false")
 		}
 	}
 	if err := pinged(c); err != nil {
-		t.Errorf("an answer of one that is hushed: %v", err)
+		t.Errorf("an answer of a muted sandbox: %v", err)
 	}
 	speaking := w.box("i2", policy.Egress{Internet: true})
 	if err := pinged(speaking.mustDial(site + ":7")); err != nil {
 		t.Fatal(err)
 	}
-	if w.wall.Hush("i2") {
+	if w.wall.MuteIfSilent("i2") {
 		t.Error("one that has spoken: got true")
 	}
 	if err := pinged(speaking.mustDial(site + ":7")); err != nil {
 		t.Errorf("one that has spoken goes on: %v", err)
 	}
-	// What comes after a hush is dropped, in its order before what is refused.
+	// Packets of a muted sandbox are dropped before they could be refused.
 	late := w.bare("i3", "", policy.Egress{Internet: true})
-	if !w.wall.Hush("i3") {
+	if !w.wall.MuteIfSilent("i3") {
 		t.Error("one that has said nothing: got false")
 	}
 	dialed, _ := w.outside()
@@ -58,7 +58,7 @@ func TestHush(t *testing.T) {
 	late.file.Write(packet(Inside, public, 47, []byte("tunnel")))
 	w.wait("the refusal", func(e Event) bool { return e.Kind == Denied && e.Proto == "ip/47" })
 	if now, _ := w.outside(); len(now) != len(dialed) {
-		t.Errorf("dialled %v for one that is hushed", now[len(dialed):])
+		t.Errorf("dialled %v for a muted sandbox", now[len(dialed):])
 	}
 }
 
