@@ -148,7 +148,7 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	if !ok {
 		return Principal{}, fmt.Errorf("%w name: %s is taken", ErrInvalid, name)
 	}
-	// The attack: somebody invites a second account for himself, and approves
+	// The attack: a person invites a second account for themself, and approves
 	// with both.
 	if err := noteJoined(ctx, tx, id, v.Project, v.CreatedBy, now); err != nil {
 		return Principal{}, err
@@ -165,7 +165,7 @@ func accountOf(token Secret) string {
 // renew gives the person of v a new password and ends their sessions.
 func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string) (Principal, error) {
 	p := Principal{Kind: Person, ID: v.Person}
-	// What is sealed anew must have been the server's before.
+	// Only a row that the server wrote may be sealed again.
 	if err := genuine(ctx, tx, SealedPeople(), `name = $1`, v.Person); err != nil {
 		return Principal{}, err
 	}
@@ -178,8 +178,8 @@ func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string
 	if err != nil {
 		return Principal{}, fmt.Errorf("set password: %w", err)
 	}
-	// The attack: the operator opens the link himself, and approves as this
-	// person and as himself.
+	// The attack: the operator opens the link, and approves both as this person
+	// and under another account.
 	if err := NoteChange(ctx, tx, id, v.CreatedBy, Renewed); err != nil {
 		return Principal{}, err
 	}

@@ -10,13 +10,13 @@ import (
 	"postern/internal/store"
 )
 
-// SettleTime is how long an account may be the person's who opened it to
-// somebody: who invited them, let them in again, or reset their second factors.
-// It is long enough for colleagues to see the new account.
+// SettleTime is how long an account counts as the person who opened it, by an
+// invitation, by enabling it again or by resetting its second factors. It is long
+// enough for colleagues to notice the new account.
 const SettleTime = 24 * time.Hour
 
-// An Opening is how somebody other than its person may come to act in an
-// account, or what an account may do changes.
+// An Opening is a change that may let another person act with an account, or
+// that changes what the account may do.
 type Opening string
 
 // The changes of an account that are kept for [SettleTime].
@@ -26,8 +26,8 @@ const (
 	Reset    Opening = "reset"    // the second factors, by an owner
 	Chat     Opening = "chat"     // a code that links a chat, made by the operator
 	Roled    Opening = "role"     // another role
-	Disabled Opening = "disabled" // let in no more
-	Enabled  Opening = "enabled"  // let in again
+	Disabled Opening = "disabled" // may no longer sign in
+	Enabled  Opening = "enabled"  // may sign in again
 )
 
 // A Change is something that was done to an account.
@@ -38,8 +38,8 @@ type Change struct {
 	Was  Role // before it; empty means that nobody came in
 }
 
-// opens reports whether who made the change may be the account's person from
-// then on, as far as anybody can tell.
+// opens reports whether, from then on, the account may belong to the person who
+// made the change.
 func (c Change) opens() bool {
 	switch c.What {
 	case Joined, Renewed, Reset, Chat, Enabled:
@@ -58,9 +58,9 @@ type account struct {
 	doubt   bool     // the database says of it what the server did not write
 }
 
-// A Roll is the accounts of a project at one moment, as they are needed to count
-// human beings. Two principals of one human count once, and what a program
-// cannot tell apart it does not count twice:
+// A Roll lists the accounts of a project at one moment, for counting human beings.
+// Two principals of one human being count once, and so do two that a program
+// cannot tell apart:
 //
 //   - A session, a passkey, a chat and a token of an account are that account.
 //   - The operator at the machine has no name. It may be anybody with an account.
@@ -75,7 +75,7 @@ type Roll struct {
 	all      bool               // who has no account here has none
 }
 
-// NewRoll returns a roll of no accounts at a moment.
+// NewRoll returns an empty roll for the time now.
 func NewRoll(now time.Time) Roll { return Roll{now: now, accounts: map[string]account{}} }
 
 // Add adds the account of a person with its role, which is empty while it is
@@ -171,16 +171,16 @@ func (r Roll) doubts(person string) bool {
 	return a.doubt || r.all && !ok
 }
 
-// Nameless reports whether a principal is the operator at the machine, of whom
-// nobody knows which human being it is.
+// Nameless reports whether a principal is the operator at the machine, who may
+// be any human being.
 func Nameless(principal string) bool {
 	name, ok := strings.CutPrefix(principal, string(Person)+":")
 	return ok && reserved(name)
 }
 
-// Human returns who a person is, by the name that stands for a human being: the
-// account's own, or, of one that was opened a short time ago, that of who opened
-// it. It returns an empty name for who may be anybody with an account.
+// Human returns the name that stands for the human being behind a person: the
+// account's own name or, if the account was opened within [SettleTime], its
+// opener's. It returns an empty name if that may be anybody with an account.
 func (r Roll) Human(person string) string {
 	for seen := []string{}; ; {
 		if Nameless(person) || person == "" || r.doubts(person) {
@@ -198,8 +198,8 @@ func (r Roll) Human(person string) string {
 	}
 }
 
-// opener returns who opened an account within [SettleTime], or an empty name
-// where that may be anybody, and whether somebody did.
+// opener reports whether an account was opened within [SettleTime], and by whom:
+// an empty name if that may be anybody.
 func (r Roll) opener(person string) (by string, opened bool) {
 	for _, c := range r.accounts[person].changes {
 		switch {
@@ -213,8 +213,8 @@ func (r Roll) opener(person string) (by string, opened bool) {
 	return by, opened
 }
 
-// Settles returns when an account was opened last, by whom, how, and from when
-// on it is a person's of its own; the zero time where it is one already.
+// Settles returns when an account begins to count as a person of its own, who
+// opened it last, and how. The time is zero if it counts already.
 func (r Roll) Settles(person string) (at time.Time, by string, how Opening) {
 	for _, c := range r.accounts[person].changes {
 		if c.opens() && c.By != person {
@@ -224,11 +224,10 @@ func (r Roll) Settles(person string) (at time.Time, by string, how Opening) {
 	return at, by, how
 }
 
-// Others returns the accounts that may decide on something which asks whom asks
-// reports, without those in except: the people who could decide [SettleTime]
-// ago. What was changed since does not count. The attacks: an owner who disables
-// a colleague, approves alone, and lets the colleague in again; and one who is
-// the only person until the account that he has just made decides.
+// Others returns the accounts for which asks returns true, without those in
+// except, as they were [SettleTime] ago. Later changes do not count. The attacks:
+// an owner disables a colleague, approves alone, and enables the colleague again;
+// and an owner who is the only person creates an account, which then decides.
 func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) {
 	for person, a := range r.accounts {
 		role := a.role
@@ -298,8 +297,8 @@ func sealChange(ctx context.Context, tx *store.Tx, id string, at int64, what Ope
 	return err
 }
 
-// noteJoined records that an account was made by an invitation. A project's
-// first account is nobody else's.
+// noteJoined records that an account was created by an invitation. A project's
+// first account is its person's own.
 func noteJoined(ctx context.Context, tx *store.Tx, id, project, by string, at int64) error {
 	ok, err := tx.Changed(ctx, `insert into person_change (person_id, at, by_whom, what, was)
 		select $1, $2, $3, $4, '' where exists (select 1 from person where project_id = $5 and id <> $1)`, id, at, by, Joined, project)
@@ -312,5 +311,5 @@ func noteJoined(ctx context.Context, tx *store.Tx, id, project, by string, at in
 	return sealChange(ctx, tx, id, at, Joined)
 }
 
-// Known reports whether r was read, and has accounts.
+// Known reports whether r has accounts.
 func (r Roll) Known() bool { return len(r.accounts) > 0 }

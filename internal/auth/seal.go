@@ -7,9 +7,9 @@ import (
 	"postern/internal/store"
 )
 
-// Whoever can write the database could put in a person, a session or a link of
-// his own, and then decide as a person does. So the rows that let somebody in
-// are sealed, in the columns that say whom and as what.
+// An attacker who can write the database could insert a person, a session or a
+// link, and then decide as a person. So the rows that let people sign in are
+// sealed, in the columns that say who may and in which role.
 
 // SealedPeople are the accounts of people.
 func SealedPeople() store.Sealed {
@@ -29,7 +29,7 @@ func SealedSessions() store.Sealed {
 	return store.Sealed{Table: "session", Key: []string{"hash"}, Only: []string{"hash", "person_id", "id", "kind", "created_at", "expires_at", "strong_at"}}
 }
 
-// SealedSetups are the one-time links by which accounts and passwords are made.
+// SealedSetups are the one-time links that create accounts and passwords.
 func SealedSetups() store.Sealed {
 	return store.Sealed{Table: "setup", Key: []string{"hash"}, Only: []string{"hash", "project_id", "id", "role", "person_id", "created_by", "expires_at", "used_at"}}
 }
@@ -65,8 +65,8 @@ func SealSession(ctx context.Context, tx *store.Tx, digest []byte) error {
 	return tx.Seal(ctx, SealedSessions(), `hash = $1`, digest)
 }
 
-// genuine returns [ErrUnauthenticated] unless the rows of s that match where are
-// as the server wrote them.
+// genuine returns [ErrUnauthenticated] unless the server wrote the rows of s that
+// match where.
 func genuine(ctx context.Context, tx *store.Tx, s store.Sealed, where string, args ...any) error {
 	ok, err := tx.Holding(ctx, s, where, args...)
 	if err == nil && !ok {

@@ -140,7 +140,7 @@ func InSession(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind
 	if err != nil {
 		return Principal{}, "", err
 	}
-	// The attack: a session, or a person, that somebody has put into the database.
+	// The attack: a session or a person is inserted into the database.
 	if err := genuine(ctx, tx, SealedSessions(), `hash = $1`, token.hash()); err != nil {
 		return Principal{}, "", err
 	}

@@ -1,17 +1,17 @@
 // Package framing refuses HTTP/1 requests whose end two programs could see in
 // different places, and closes their connections.
 //
-// The attack is request smuggling: of a request with both Content-Length and
-// Transfer-Encoding, a proxy in front of this server may go by one and this
-// server by the other. What the proxy takes for the rest of a body is then a
-// request of its own here, which no rule of the proxy has judged, and whose
-// answer goes to somebody else who shares the connection. net/http goes by
-// Transfer-Encoding, takes Content-Length away before a handler could see it,
-// and keeps the connection. So the octets are looked at before net/http is.
+// The attack is request smuggling: if a request has both Content-Length and
+// Transfer-Encoding, a proxy in front of this server may use one and this server
+// the other. The rest of a body for the proxy is then a request of its own here,
+// which no rule of the proxy has judged, and whose answer goes to another client
+// on the same connection. net/http uses Transfer-Encoding, removes Content-Length
+// before a handler can see it, and keeps the connection. So this package checks
+// the octets before net/http reads them.
 //
-// There is one rule instead of a list of tricks: what RFC 9112 does not say to
-// be the framing of a request is refused, also where it would let a recipient
-// be lenient. Nothing else about a request is judged here.
+// There is one rule instead of a list of tricks: framing that RFC 9112 does not
+// define is refused, even where the RFC allows a recipient to be lenient. Nothing
+// else about a request is judged here.
 package framing
 
 import (
@@ -48,10 +48,10 @@ func Guard(srv *http.Server) {
 
 type connKey struct{}
 
-// Listener returns l, whose connections speak HTTP or, if l is of package
-// crypto/tls, HTTP over TLS. A server that was not given to [Guard] would not
-// serve WebSockets from it. HTTP/2 has no such ambiguity and passes; the server
-// must have unencrypted HTTP/2 among its protocols, since it cannot see the TLS.
+// Listener returns a listener that checks the connections of l, which speak HTTP
+// or, if l is of package crypto/tls, HTTP over TLS. Its server must be given to
+// [Guard], or WebSockets fail. HTTP/2 has no such ambiguity and passes; the server
+// must enable unencrypted HTTP/2, since it cannot see the TLS.
 func Listener(l net.Listener) net.Listener { return &listener{l} }
 
 type listener struct{ net.Listener }
@@ -65,7 +65,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return &conn{Conn: c}, nil
 }
 
-// A conn looks at what is read from it.
+// A conn checks what is read from it.
 type conn struct {
 	net.Conn
 	watch watch // used by Read alone, which net/http never calls twice at a time
@@ -74,8 +74,8 @@ type conn struct {
 	refused  atomic.Pointer[Error] // why nothing more is read
 }
 
-// Read returns what is not refused. After that it returns an error that
-// net/http answers with 400, and closes the connection.
+// Read returns the octets before a refused one, and then an error that net/http
+// answers with 400 before it closes the connection.
 func (c *conn) Read(p []byte) (int, error) {
 	if c.released.Load() {
 		return c.Conn.Read(p)
@@ -101,11 +101,11 @@ func (c *conn) Read(p []byte) (int, error) {
 	return good, bad
 }
 
-// libraryAnswer is all that net/http says to what it cannot read.
+// libraryAnswer is net/http's answer to a request that it cannot read.
 const libraryAnswer = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
 
-// Write writes, and in place of net/http's answer to a refused request one
-// that says why.
+// Write writes p, but replaces net/http's answer to a refused request by one
+// that gives the reason.
 func (c *conn) Write(p []byte) (int, error) {
 	bad := c.refused.Load()
 	if bad == nil || string(p) != libraryAnswer {
@@ -125,7 +125,7 @@ func (c *conn) Write(p []byte) (int, error) {
 // be without this package.
 func (c *conn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
 
-// CloseWrite ends what is written and leaves the rest open.
+// CloseWrite closes the writing side.
 func (c *conn) CloseWrite() error {
 	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
@@ -133,8 +133,8 @@ func (c *conn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// Close closes the connection. Whose request was refused can read why: to close
-// a socket with unread input would take the answer away.
+// Close closes the connection. After a refused request it reads the input first:
+// closing a socket with unread input could discard the answer.
 func (c *conn) Close() error {
 	if c.refused.Load() != nil && c.CloseWrite() == nil {
 		_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))

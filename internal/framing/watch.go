@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// An Error says what of a request's framing is refused.
+// An Error says why a request's framing is refused.
 type Error struct{ reason string }
 
 // Error names the field and the rule.
@@ -23,7 +23,7 @@ const (
 	chunkData // of which remain octets are to come
 	chunkEnd  // the end of a line
 	trailers
-	passing // nothing is looked at any more
+	passing // nothing more is checked
 )
 
 const (
@@ -37,7 +37,7 @@ const (
 // A watch follows the requests of one connection through their octets.
 type watch struct {
 	state  state
-	line   []byte // what has come of the present one, without its end
+	line   []byte // the current line so far
 	remain int64
 
 	length  int64 // of the body; -1 for none named
@@ -47,8 +47,8 @@ type watch struct {
 	requests int // whose heads have come
 }
 
-// feed looks at p, which follows what it was given before. It returns how many
-// octets of p may be read, and why the next may not.
+// feed checks p, the next octets of the connection. It returns how many octets
+// of p may be read, and why the next may not.
 func (w *watch) feed(p []byte) (good int, err *Error) {
 	for good < len(p) {
 		rest := p[good:]
@@ -96,8 +96,8 @@ func (w *watch) partial() *Error {
 	return nil
 }
 
-// endLine takes a line that a LF has ended. Some take a LF alone, or a CR
-// alone, for the end of a line and some do not.
+// endLine handles a line that ended in LF. Some programs accept a LF or a CR
+// alone as the end of a line and some do not.
 func (w *watch) endLine() *Error {
 	if err := w.partial(); err != nil {
 		return err
@@ -178,8 +178,8 @@ func (w *watch) field(line []byte) *Error {
 	if err != nil {
 		return err
 	}
-	// The attack: Content_Length, which some servers (those that hand fields on
-	// as variables of the environment) take for Content-Length.
+	// The attack: Content_Length, which some servers (those that pass fields on as
+	// environment variables) read as Content-Length.
 	plain := string(bytes.ReplaceAll(bytes.ToLower(name), []byte("_"), []byte("-")))
 	if plain != "content-length" && plain != "transfer-encoding" {
 		return nil

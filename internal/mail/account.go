@@ -8,19 +8,19 @@ import (
 	"unicode/utf8"
 )
 
-// What leaves is accounted for octet by octet. Each is
+// Outgoing mail is accounted for octet by octet. Each octet is
 //
-//   - syntax that says nothing of its own, or
+//   - syntax without content of its own, or
 //   - shown to the reviewer, as text, as a field or as rendered HTML, or
 //   - content of a file, which the reviewer has with its digest, or
 //   - counted against one small budget, [MaxUnshown].
 //
-// The rule refuses what it does not know. A list of hiding places would always
-// lack one: a field that nobody reads, words after the last part, a second part
-// behind the end of the first, a charset that only the recipient knows.
+// Anything unknown is refused. A list of hiding places would always miss one: a
+// field that nobody reads, words after the last part, a second part after the end
+// of the first, a charset that only the recipient knows.
 
 // MaxUnshown is how many octets of a message may be neither shown nor syntax:
-// the boundaries of its parts, and spaces and spellings that have a choice in them.
+// the boundaries of its parts, and spaces and spellings that leave a choice.
 const MaxUnshown = 512
 
 const (
@@ -29,12 +29,12 @@ const (
 	maxOutName    = 60        // octets of the name of a field
 )
 
-// A Use says what becomes of octets of a message that leaves.
+// A Use classifies octets of an outgoing message.
 type Use string
 
 // The uses.
 const (
-	Syntax  Use = "syntax"  // what says nothing of its own
+	Syntax  Use = "syntax"  // no content of its own
 	Shown   Use = "shown"   // a reviewer reads it
 	Listed  Use = "listed"  // content of a file that a reviewer has with its digest
 	Counted Use = "counted" // part of the budget
@@ -46,17 +46,17 @@ type Span struct {
 	Use        Use
 }
 
-// An Account says what becomes of each octet of a message that leaves.
+// An Account classifies each octet of an outgoing message.
 type Account struct {
 	Spans   []Span  // all of the message, in order
 	Unshown int     // octets of the budget that it takes, at most [MaxUnshown]
 	Parts   []Field // fields of the headers of parts that say something: a reviewer is shown them
 }
 
-// TakeAccount reads raw strictly and returns where each of its octets is seen.
-// It fails with a [FieldError] that names the field or the part if raw is not
-// read alike by all mail programs, or has too much that nobody is shown. Who
-// lets a message leave, or wait for a person, takes its account first.
+// TakeAccount parses raw strictly and classifies each of its octets. It returns a
+// [FieldError] that names the field or the part if mail programs read raw
+// differently, or if too many of its octets are not shown. It must be called
+// before a message leaves or is proposed.
 func TakeAccount(raw []byte) (Account, error) {
 	if err := CheckRaw(raw); err != nil {
 		return Account{}, err
@@ -77,9 +77,9 @@ func TakeAccount(raw []byte) (Account, error) {
 	return c.Account, nil
 }
 
-// checkInner takes the account of, and returns an error if, a message that is a file of one that leaves is
-// not read alike by all mail programs. It has come from elsewhere, with fields of
-// each server on its way; so there is no budget, and those may stand twice.
+// checkInner accounts for a message that is a file of an outgoing message. It
+// returns an error if mail programs read it differently. Such a message has fields
+// of each server on its way, so there is no budget, and those may appear twice.
 func checkInner(raw []byte) (Account, error) {
 	c := newAccountant(raw)
 	c.inner = true
@@ -143,8 +143,8 @@ func in(part, what string) string {
 	return "part " + part + ": " + what
 }
 
-// checkReading compares what was read here with what [Parse] reads, by which
-// messages are shown: what is shown and what is checked cannot differ.
+// checkReading compares this reading with that of [Parse], which is used to show
+// messages: what is shown and what is checked cannot differ.
 func (c *accountant) checkReading() error {
 	m, err := Parse(c.raw)
 	if err != nil {
@@ -160,8 +160,8 @@ func (c *accountant) checkReading() error {
 	return nil
 }
 
-// usual are fields that ordinary mail programs write. The others are shown, too,
-// and the reviewer is told to look at them.
+// usual are the fields that ordinary mail programs write. Others are shown too,
+// with a note to the reviewer.
 var usual = []string{
 	"Date", "Message-ID", "In-Reply-To", "References", "Sender", "MIME-Version", "Content-Type", "Content-Transfer-Encoding", "Content-Language", "Content-Disposition",
 	"Organization", "User-Agent", "X-Mailer", "Auto-Submitted", "Importance", "Priority", "X-Priority", "X-MSMail-Priority", "Thread-Topic", "Thread-Index",
@@ -178,7 +178,7 @@ const maxUsualPart = 200
 // long thread.
 const maxUsual = 4000
 
-// told are the fields that have a place of their own in a [Summary].
+// told are the fields with a place of their own in a [Summary].
 var told = []string{"From", "To", "Cc", "Reply-To", "Subject"}
 
 // header accounts for a header section at c.at, up to and with its empty line.
@@ -353,8 +353,8 @@ func silent(f field, named bool) bool {
 	return true
 }
 
-// looseSpace counts the white space of a field beyond one before each word. A
-// file could be written in spaces and tabs.
+// looseSpace counts a field's white space beyond one character before each word:
+// data could be encoded in spaces and tabs.
 func looseSpace(f field) (n int) {
 	v := f.raw[len(f.name)+1:]
 	v = bytes.ReplaceAll(bytes.TrimSuffix(v, []byte("\r\n")), []byte("\r\n"), nil)

@@ -136,7 +136,7 @@ func TestOldMessagesAreDescribed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(s.Unclear, "X-Mailer header: stands twice") || s.Text != "hello" || len(s.Fields) != 2 || s.Fields[1].Value != "PAY EVE" || s.Fields[1].Usual {
+	if !strings.Contains(s.Unclear, "X-Mailer header: appears twice") || s.Text != "hello" || len(s.Fields) != 2 || s.Fields[1].Value != "PAY EVE" || s.Fields[1].Usual {
 		t.Errorf("got %+v", s)
 	}
 }

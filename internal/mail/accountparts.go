@@ -69,12 +69,12 @@ func (c *accountant) entity(start, end, depth int, part string) error {
 	case main == "multipart":
 		return c.multipart(s, from, end, depth, part)
 	case main == "message" && (sub == "partial" || sub == "external-body"):
-		// A program puts it together from elsewhere, which nobody is shown.
+		// The recipient's program assembles it from content that no reviewer sees.
 		return fieldErr(in(part, "Content-Type header"), "%s is not allowed in a message that is sent from here", quote(s.value))
 	}
 	shownText, err := c.leaf(fields, s, encoding, from, end, part)
 	if err == nil && depth > 0 && shownText == "" && c.Unshown == counted && len(c.Parts) == shownParts {
-		// Many parts that say nothing could say something by what they are.
+		// A sequence of many empty parts could encode data.
 		c.count(size+2, "empty parts")
 	}
 	return err
@@ -319,9 +319,9 @@ func (c *accountant) preamble(from, to int) {
 	c.use(to, Counted)
 }
 
-// epilogue refuses all that follows the last part but empty lines. The attack:
-// one more delimiter and one more part, which programs show that do not stop
-// at the end.
+// epilogue refuses everything after the last part except empty lines. The attack:
+// another delimiter and another part, which programs show that do not stop at
+// the end.
 func (c *accountant) epilogue(from, to int, where string) error {
 	rest := c.raw[from:to]
 	if len(bytes.Trim(rest, " \t\r\n")) > 0 {
@@ -332,8 +332,8 @@ func (c *accountant) epilogue(from, to int, where string) error {
 	return nil
 }
 
-// checkDelimiters refuses boundaries that one line could belong to two of, and
-// lines that begin with a boundary where it does not count.
+// checkDelimiters refuses boundaries if a line could belong to two of them, and
+// lines that begin with a boundary but are no delimiters.
 func (c *accountant) checkDelimiters() error {
 	for i, a := range c.boundaries {
 		for _, b := range c.boundaries[i+1:] {

@@ -114,9 +114,9 @@ func TestPartsAreNoted(t *testing.T) {
 	}
 	file := func(header, body string) string { return "--x\n\nhello\n--x\n" + header + "\n\n" + body + "\n--x--" }
 	checkApproval(t, []approvalTest{
-		refused("two boundaries", "Content-Type: multipart/mixed; boundary=a; boundary*=us-ascii''b", "--a\n\nPAY EVE\n--a--\n--b\n\nhello\n--b--", "do not read it alike"),
-		refused("a boundary in pieces", "Content-Type: multipart/mixed; boundary=a; boundary*0=b", "--a\n\nPAY EVE\n--a--\n--b\n\nhello\n--b--", "do not read it alike"),
-		refused("a boundary twice", "Content-Type: multipart/mixed; boundary=a; boundary=b", "--a\n\nPAY EVE\n--a--", "stands twice"),
+		refused("two boundaries", "Content-Type: multipart/mixed; boundary=a; boundary*=us-ascii''b", "--a\n\nPAY EVE\n--a--\n--b\n\nhello\n--b--", "read it differently"),
+		refused("a boundary in pieces", "Content-Type: multipart/mixed; boundary=a; boundary*0=b", "--a\n\nPAY EVE\n--a--\n--b\n\nhello\n--b--", "read it differently"),
+		refused("a boundary twice", "Content-Type: multipart/mixed; boundary=a; boundary=b", "--a\n\nPAY EVE\n--a--", "appears twice"),
 		refused("an encoded multipart", mixed+"\nContent-Transfer-Encoding: base64", one, "7bit or 8bit"),
 		refused("a file before the parts", mixed, secret+one, "before the first part"),
 		refused("a file after the parts", mixed, one+"\n"+secret, "goes on after its last part"),
@@ -179,11 +179,11 @@ func TestFieldsAreNoted(t *testing.T) {
 		taken("the name of an empty group", "Cc: PAY EVE:;", "PAY EVE"),
 		taken("an address twice", "Cc: Bob <b@x.example>, PAY EVE <b@x.example>", "PAY EVE"),
 		taken("a name that looks like another", "Reply-To: \"\u0420aypal\" <a@p.example>", "xn--aypal-uye"),
-		refused("a field twice", "X-Mailer: a\nX-Mailer: b", "stands twice"),
+		refused("a field twice", "X-Mailer: a\nX-Mailer: b", "appears twice"),
 		refused("a long header", "X-A: "+strings.Repeat("secret ", 100)+strings.Repeat("\n "+strings.Repeat("secret ", 100), 120), "more than 65536"),
 		refused("spaces in a field", "X-A: a"+strings.Repeat(" \t", 400)+"b", "spaces in header fields"),
 		refused("a word of an unknown charset", "X-A: =?utf-7?q?+AFAAQQBZ-?=", "all mail programs know"),
-		refused("a word that is not whole", "X-A: =?utf-8?q?PAY", "not whole"),
+		refused("a word that is not whole", "X-A: =?utf-8?q?PAY", "incomplete"),
 		refused("a word behind a backslash", "Comments: \"\\=?utf-7?q?PAY?=\"", "all mail programs know"),
 		refused("a word within a word", "X-A: =?utf-8?q?=3D=3Futf-8=3Fq=3FPAY=3F=3D?=", "looks like an encoded word"),
 		refused("a word that runs on", "X-A: a=?utf-8?q?b?=c", "there is no space around it"),

@@ -16,9 +16,9 @@ import (
 // sends for, in MAIL FROM and in the one From header. The Bcc header is removed, and
 // so are those that programs add on the way; the recipients are those
 // of the envelope, and [Envelope.Hidden] says which of them the message does
-// not show. Missing Date (now) and Message-ID are added. What [TakeAccount] cannot
-// account for is refused: the person who approves must see what the recipient
-// will, and all that leaves. The error is a [FieldError].
+// not show. Missing Date (now) and Message-ID are added. A message that [TakeAccount]
+// refuses is refused: the approver must see what the recipient will, and
+// everything that leaves. The error is a [FieldError].
 func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string, now time.Time) (Envelope, error) {
 	inbox, err := CheckAddr("inbox", inbox)
 	if err != nil {

@@ -48,8 +48,8 @@ type Summary struct {
 	// Unshown is how many octets are neither shown nor syntax: at most [MaxUnshown].
 	Unshown int
 	// Unclear says why the message cannot be accounted for, so that a recipient may
-	// be shown what is not shown here: of mail that arrived, or was stored by an
-	// earlier release. Empty if it can.
+	// see content that is not shown here: in mail that arrived, or that an earlier
+	// release stored. It is empty if the message is accounted for.
 	Unclear string
 
 	// Notes are what a reviewer should know before deciding.
@@ -132,7 +132,7 @@ func Describe(e Envelope) (Summary, error) {
 				listed[a.Addr] = true
 				*l.to = append(*l.to, shown(a.String()))
 			default:
-				// The attack: words in the name of an address that stands there already.
+				// The attack: words in the name of an address that is listed already.
 				note("the " + l.name + " header names once more " + a.String())
 			}
 		}
@@ -171,9 +171,9 @@ func Describe(e Envelope) (Summary, error) {
 	return s, nil
 }
 
-// headerFields returns the fields of the header that say something and have no
-// place of their own in a [Summary]. The attack: a harmless mail with a file in
-// its X-Mailer field, or with one that sends a receipt to somebody else.
+// headerFields returns the header fields that have content and no place of their
+// own in a [Summary]. The attack: a harmless mail with a file in its X-Mailer
+// field, or with a field that sends a receipt to another address.
 func headerFields(raw []byte) (list []HeaderField) {
 	fields, _, _, err := splitHeader(raw)
 	if err != nil {
@@ -270,7 +270,7 @@ func (s *Summary) describeBody(m Message, note func(string)) {
 	s.clean(note)
 }
 
-// clean makes what is unseen in the text visible.
+// clean makes invisible characters in the text visible.
 func (s *Summary) clean(note func(string)) {
 	if v := visible(s.Text, true); v != s.Text {
 		s.Text = v

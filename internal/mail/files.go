@@ -17,8 +17,8 @@ const (
 )
 
 // describeFiles adds what mail programs show of files as if it were the text: a
-// page, an invitation, a message that is passed on. What they show and this
-// program cannot read is named.
+// page, an invitation, a forwarded message. It names content that they show but
+// this program cannot read.
 func (s *Summary) describeFiles(m Message, note func(string)) {
 	var b strings.Builder
 	fileTexts(&b, m, teller{note, note}, 0)
@@ -28,9 +28,9 @@ func (s *Summary) describeFiles(m Message, note func(string)) {
 	}
 }
 
-// Doubts returns what a recipient of a message may be shown that no reviewer can
-// be: what is in packages that only some programs open, and in messages within it
-// that are not read alike. What sends without a person asks one for these.
+// Doubts names content that a recipient may see but no reviewer can: in packages
+// that only some programs open, and in inner messages that programs read
+// differently. Modes that send without a person ask one for these.
 func Doubts(raw []byte) (list []string, err error) {
 	m, err := Parse(raw)
 	if err != nil {
@@ -40,10 +40,10 @@ func Doubts(raw []byte) (list []string, err error) {
 	return list, nil
 }
 
-// A teller takes what a reviewer is told about files.
+// A teller collects notes about files for the reviewer.
 type teller struct {
 	note  func(string) // what is shown as text, and what to look at in it
-	doubt func(string) // what may be shown to a recipient, and cannot be to a reviewer
+	doubt func(string) // content that a recipient may see but a reviewer cannot
 }
 
 func fileTexts(b *strings.Builder, m Message, say teller, depth int) {
@@ -65,9 +65,9 @@ func fileTexts(b *strings.Builder, m Message, say teller, depth int) {
 	}
 }
 
-// fileText returns what a mail program shows of a file, and what kind of file it
-// is if programs show it at all. They go by the type, and by the name's ending
-// where the type says nothing.
+// fileText returns the text that a mail program shows of a file, and the kind of
+// file if programs show it at all. They go by the type, or by the extension if the
+// type is generic.
 func fileText(a Attachment, say teller, depth int) (text, what string) {
 	ext := strings.ToLower(path.Ext(a.Name))
 	main, sub, _ := strings.Cut(a.ContentType, "/")
@@ -95,8 +95,8 @@ func fileText(a Attachment, say teller, depth int) (text, what string) {
 	return "", ""
 }
 
-// plainText returns what a file says as text. What is not in a charset that all
-// mail programs know is read as if each octet were a letter, and named.
+// plainText returns a file's text. If its charset is not one that all mail
+// programs know, each octet is read as a letter, and a doubt is noted.
 func plainText(a Attachment, say teller) string {
 	data := a.Data[:min(len(a.Data), maxBody)]
 	s, err := decodeCharset(cmp.Or(a.Charset, "utf-8"), data)
@@ -126,8 +126,8 @@ func unfoldCalendar(s string) string {
 	return strings.NewReplacer("\n ", "", "\n\t", "").Replace(s)
 }
 
-// innerMessage returns a message that is passed on, as programs show it within
-// the one that it is in.
+// innerMessage returns a forwarded message as programs show it within the outer
+// one.
 func innerMessage(a Attachment, say teller, depth int) string {
 	if depth >= maxNested {
 		return ""
@@ -139,7 +139,7 @@ func innerMessage(a Attachment, say teller, depth int) string {
 	account, err := checkInner(raw)
 	if err != nil {
 		if _, err := Parse(raw); err != nil {
-			return "" // no message, whatever it is called
+			return "" // not a message, whatever its type
 		}
 		// The attack: a message within the message that is written so that only the
 		// recipient's program finds the text in it.
@@ -191,9 +191,9 @@ func encodedFiles(text string) (names []string) {
 // alike are letters of other scripts that look like Latin ones.
 const alike = "аеорсухіјѕԁһӏԛԝкмтвнгАВЕКМНОРСТУХІЈЅԌԜһΑΒΕΖΗΙΚΜΝΟΡΤΥΧονικυωρταγӀ"
 
-// foreign says how an address that may look like another one is written, or
-// returns nothing: its domain has letters outside ASCII, or a word of its name
-// mixes scripts, or has no letter that is not like a Latin one.
+// foreign describes the spelling of an address that may look like another one:
+// its domain has non-ASCII letters, or a word of its name mixes scripts or consists
+// of letters that look like Latin ones. For other addresses it returns nothing.
 func foreign(a Address) string {
 	if !isASCII(a.Addr) {
 		return "the address " + a.Addr + " has letters outside ASCII; programs also write it as " + wireForm(a.Addr)
@@ -221,8 +221,8 @@ func foreign(a Address) string {
 	return ""
 }
 
-// wireForm returns an address with its domain in the ASCII form, and its local part
-// in that form, too, so that a letter that looks like another is seen to be none.
+// wireForm returns an address with its domain and its local part in ASCII form, so
+// that letters which look like others are visible.
 func wireForm(addr string) string {
 	at := strings.LastIndexByte(addr, '@') + 1
 	domain, err := idna.Punycode.ToASCII(addr[at:])

@@ -50,8 +50,8 @@ func htmlText(doc string, links bool) htmlReading {
 		switch token {
 		case html.ErrorToken:
 			endLink()
-			// The attack: an element that does not end, which a browser leaves out and a
-			// program that makes text of HTML does not.
+			// The attack: an unclosed element, which a browser drops but a program that
+			// converts HTML to text shows.
 			if rest := strings.TrimSpace(doc[min(len(doc), max(0, read-len(z.Raw()))):]); rest != "" {
 				w.words(" [unfinished: " + rest + "] ")
 			}
@@ -82,10 +82,10 @@ func htmlText(doc string, links bool) htmlReading {
 			case skip == "":
 				w.words(text)
 			case skip == "style" && (links || addsWords(text)):
-				// Programs that turn HTML into text by taking out the tags show it.
+				// Programs that convert HTML to text by removing tags show it.
 				w.words(" [style sheet: " + text + "] ")
 			case links:
-				// Programs that turn HTML into text show a title, and some a script.
+				// Programs that convert HTML to text show a title, and some show scripts.
 				w.words(" [" + skip + ": " + text + "] ")
 			}
 		case html.StartTagToken, html.SelfClosingTagToken:
@@ -158,8 +158,8 @@ func htmlText(doc string, links bool) htmlReading {
 	}
 }
 
-// htmlText reads each HTML part for itself, as mail programs do. The attack: a part
-// that ends within a style sheet or an attribute, which swallows the next.
+// htmlText parses each HTML part separately, as mail programs do. The attack: a part
+// that ends within a style sheet or an attribute, and so hides the next.
 func (m *Message) htmlText(links bool) (all htmlReading) {
 	var texts []string
 	for _, part := range m.HTMLParts {
@@ -198,17 +198,17 @@ func loose(raw []byte) (n int) {
 // counted beside the digest of the HTML.
 const maxUnseen = 16 << 10
 
-// looks are attributes that say how something looks or what it is to the program
-// alone; programs write much of it. What they say is counted.
+// looks are attributes that only affect the appearance or matter only to programs,
+// which write many of them. Their octets are counted.
 var looks = []string{
 	"style", "class", "id", "width", "height", "align", "valign", "bgcolor", "border", "cellpadding", "cellspacing", "color", "face", "size", "colspan", "rowspan",
 	"dir", "lang", "rel", "target", "type", "media", "role", "charset", "content", "http-equiv", "xmlns", "scope", "nowrap", "hspace", "vspace", "rules", "frame", "start",
 	"link", "vlink", "alink", "text", "marginheight", "marginwidth", "leftmargin", "topmargin", "http-equiv", "xml:lang", "version", "viewbox", "shape", "coords", "usemap",
 }
 
-// attributes returns what the attributes of an element say that is shown nowhere
-// else, and adds the octets of those that only say how it looks to markup. The
-// attack: words in a title or a data attribute.
+// attributes returns the content of an element's attributes that is shown nowhere
+// else, and adds the octets of those that only affect its appearance to markup.
+// The attack: words in a title or a data attribute.
 func attributes(t html.Token, markup *int) string {
 	var b strings.Builder
 	seen := make(map[string]bool, min(len(t.Attr), 100))
@@ -240,10 +240,10 @@ func attributes(t html.Token, markup *int) string {
 	return b.String()
 }
 
-// empty are the attributes that say something by being there.
+// empty are the attributes whose presence alone has a meaning.
 var empty = []string{"alt", "title", "checked", "selected", "disabled", "readonly", "hidden", "open", "reversed", "multiple", "required", "summary", "src", "href"}
 
-// pictureOf returns where a picture is from, as it is shown.
+// pictureOf returns an image's source as it is shown.
 func pictureOf(src string) string {
 	switch {
 	case src == "":

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/net/html/charset"
 )
 
-// A structured value is what a Content-Type or Content-Disposition field says:
-// RFC 2045 5.1, with the parameters of RFC 2231 put together.
+// A structured value is a parsed Content-Type or Content-Disposition field (RFC
+// 2045 5.1), with its RFC 2231 parameters assembled.
 type structured struct {
 	value  string // "text/plain", "attachment"; in lower case
 	params map[string]string
@@ -29,9 +29,9 @@ type structured struct {
 	loose int
 }
 
-// parseStructured reads v by the grammar and by nothing else: no comments, no
-// parameter twice, no value that needs quotes and has none. Those are what two
-// programs read as two messages.
+// parseStructured parses v strictly by the grammar: no comments, no parameter
+// twice, no value without the quotes that it needs. Two programs would read these
+// as two different messages.
 func parseStructured(v string) (structured, error) {
 	s := structured{params: map[string]string{}, other: map[string]string{}}
 	rest := strings.TrimLeft(v, " \t")
@@ -95,7 +95,7 @@ func cutToken(s, also string) (token, rest string) {
 func cutValue(s string) (value, rest string, err error) {
 	if !strings.HasPrefix(s, `"`) {
 		// Many programs write boundaries and media types without the quotes that
-		// they need, and all read them alike.
+		// they need, and all programs read these in the same way.
 		value, rest = cutToken(s, "/:?=")
 		if value == "" {
 			return "", "", errors.New("a parameter has no value")
@@ -133,8 +133,8 @@ func (s *structured) assemble(raw map[string]string) error {
 			continue
 		}
 		if base != "filename" && base != "name" && base != "title" {
-			// The attack: two boundaries, or two charsets, of which some programs
-			// know the one and some the other.
+			// The attack: two boundaries or two charsets. Some programs use the one,
+			// some the other.
 			return fmt.Errorf("the parameter %s is written so that programs read it differently", base)
 		}
 		extended[base] = append(extended[base], name)
@@ -225,9 +225,9 @@ func percent(v string) ([]byte, error) {
 	return b, nil
 }
 
-// sameEverywhere are the charsets that mail programs know under these names and
-// decode alike. The attack is one that this program does not know and the
-// recipient's does, such as utf-7 and cp850, or that it takes for another.
+// sameEverywhere are the charsets that all mail programs know under these names
+// and decode in the same way. The attack: a charset that the recipient's program
+// knows and this one does not, such as utf-7 and cp850, or takes for another.
 var sameEverywhere = []string{
 	"utf-8", "utf8", "us-ascii", "ascii", "ansi_x3.4-1968",
 	"iso-8859-1", "iso-8859-2", "iso-8859-3", "iso-8859-4", "iso-8859-5", "iso-8859-6", "iso-8859-7", "iso-8859-8", "iso-8859-9", "iso-8859-10", "iso-8859-13", "iso-8859-14", "iso-8859-15", "iso-8859-16",

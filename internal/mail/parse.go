@@ -299,10 +299,10 @@ const (
 	maxPartHeader = 2000 // octets
 )
 
-// likeText ends what is said of a file that mail programs show.
+// likeText ends the note about a file that mail programs show.
 const likeText = " like the text itself: read it, too"
 
-// aboutPart begins what is said of a part's header that is shown nowhere.
+// aboutPart begins the note about a part's header that is shown nowhere.
 const aboutPart = "a part has a header"
 
 func (p *parser) checkPartHeader(fields []field) {

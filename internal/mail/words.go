@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// checkWords returns an error unless every program reads the encoded words of a
-// header's value alike: each is whole, of a charset that is the same everywhere,
-// and decodes without a rest. What begins like an encoded word and is none is
-// refused as well: some program takes it for one.
+// checkWords returns an error unless all programs read the encoded words of a
+// header's value in the same way: each is complete, has a charset that is the same
+// everywhere, and decodes without a rest. Text that begins like an encoded word but
+// is none is refused too: some program takes it for one.
 func checkWords(v string) error {
 	for i := strings.Index(v, "=?"); i >= 0 && i < len(v); {
 		n, err := checkWord(v[i:])
@@ -31,8 +31,8 @@ func checkWords(v string) error {
 	if strings.Contains(v, "=?") && !isASCII(v) {
 		return errors.New("mixes encoded words with non-ASCII letters, and some mail programs then decode none; encode all of them")
 	}
-	// The attack: words that decode to words, which a program that decodes twice
-	// shows as something else.
+	// The attack: encoded words that decode to encoded words, which a program that
+	// decodes twice shows as something else.
 	if strings.Contains(decodeWords(v), "=?") {
 		return errors.New("decodes to what looks like an encoded word")
 	}

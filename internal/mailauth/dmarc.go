@@ -23,7 +23,7 @@ type author struct {
 	why    string // why there is not
 	many   bool   // there are several fields or domains
 	local  bool   // see [Message.local]; then the rest is not known
-	ours   bool   // local, and under an address that writes through this server alone
+	ours   bool   // local, and under an address that sends only through this server
 	tree   tree
 	absent bool // the domain has neither address nor mail exchanger
 }
@@ -259,7 +259,7 @@ func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []
 		}
 		if a.ours {
 			// The attack: a program on this machine, or a relay in front that checks
-			// nothing, writes to an agent as another inbox. What an inbox sends is signed.
+			// nothing, writes to an agent as another inbox. Mail of an inbox is signed.
 			c.Result, c.Detail = "fail", "it came from this machine under an address of this server, but is not signed by it"
 			return c, policyQuarantine
 		}

@@ -51,9 +51,8 @@ type Config struct {
 	// asked, so that a domain without any DNS proves its own mail. It is called
 	// concurrently; nil knows none.
 	Own func(ctx context.Context, name string) (texts []string, known bool)
-	// Ours says whether an address is one that writes through this server alone:
-	// that of an inbox, or any in the mail domain. It is called concurrently; nil
-	// knows none.
+	// Ours reports whether an address sends only through this server: an inbox's, or
+	// any in the mail domain. It is called concurrently; nil means that none does.
 	Ours func(ctx context.Context, address string) bool
 }
 
@@ -88,7 +87,7 @@ type Message struct {
 // local says whether m came from this machine: from a program here, or from a
 // mail server in front that has taken it from outside. SPF can say nothing about
 // either, so that no domain's policy is applied, nor asked for: a domain without
-// any DNS works too. That holds for strangers' addresses alone, see [Config.Ours].
+// any DNS works too. That holds only for strangers' addresses, see [Config.Ours].
 func (m Message) local() bool { return m.Remote.Unmap().IsLoopback() }
 
 // Verify says who m is from. The field that it returns says the same and more

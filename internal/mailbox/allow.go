@@ -86,7 +86,7 @@ func ParseAllowed(pattern string) (string, error) {
 }
 
 // SealedAllowed are the entries of allow lists. The attack: somebody who can
-// write the database puts an address of his own on a list.
+// write the database adds an address to a list.
 func SealedAllowed() store.Sealed {
 	return store.Sealed{Table: "allow_entry", Key: []string{"id"}}
 }
@@ -188,7 +188,7 @@ func (m *PostOffice) Allow(ctx context.Context, who auth.Principal, inbox, patte
 	return e, err
 }
 
-// listing is what policy is asked where a pattern is to be on b's allow list.
+// listing returns policy's request for adding a pattern to b's allow list.
 func listing(b Inbox, pattern string, until time.Time) policy.Request {
 	return policy.Request{Kind: AllowKind, Inbox: b.Address, Mode: b.Mode, To: []string{pattern}, Detail: map[string]string{"pattern": pattern, "until": ends(until)}}
 }

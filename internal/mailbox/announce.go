@@ -67,8 +67,8 @@ func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action
 	return m.announceMove(ctx, tx, a)
 }
 
-// Announce is what every executor of the actions of an inbox tells it: that they
-// wait for a person, and how they were decided.
+// Announce tells an inbox that an action of it waits for a person, and how it was
+// decided. Every executor of an inbox's actions calls it.
 func (m *PostOffice) Announce(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	return m.announceMove(ctx, tx, a)
 }

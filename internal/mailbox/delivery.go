@@ -107,15 +107,15 @@ type Router interface {
 	Hop(ctx context.Context, recipient string) Hop
 }
 
-// A Guide is a [Transport] that knows to whom it has no way. Domains are the
-// recipients' that what it would be given now would never leave for, each once;
-// hint is what whoever runs the server can do about it.
+// A Guide is a [Transport] that knows which recipients it cannot reach. Domains
+// are the domains of those recipients, each once; hint tells the operator of the
+// server what to do about it.
 type Guide interface {
 	NoWay(ctx context.Context, recipients []string) (domains []string, hint string)
 }
 
-// noWay returns the domains of recipients for which this server has no way out,
-// and what a reviewer is told of it.
+// noWay returns the domains of recipients that this server has no way out to, and
+// a note for the reviewer.
 func (m *PostOffice) noWay(ctx context.Context, recipients []string) (domains []string, note string) {
 	g, ok := m.cfg.Transport.(Guide)
 	if !ok {
@@ -213,14 +213,14 @@ func SealedDeliveries() store.Sealed {
 	return store.Sealed{Table: "delivery", Key: []string{"action_id", "n"}}
 }
 
-// sealDelivery seals what tx has written of the recipient n of an action.
+// sealDelivery seals the row of the recipient n of an action as tx has written it.
 func sealDelivery(ctx context.Context, tx *store.Tx, action string, n int) error {
 	return tx.Seal(ctx, SealedDeliveries(), `action_id = $1 and n = $2`, action, n)
 }
 
-// doubtful makes those of ds uncertain that would be sent to and whose rows are
-// not as this program wrote them: a person says what became of them. The attack:
-// one that was delivered is made one that waits, and gets the message twice.
+// doubtful makes pending deliveries of ds uncertain if this program did not write
+// their rows: a person says what became of them. The attack: a finished delivery
+// is set back to waiting, so that the recipient gets the message twice.
 func doubtful(ctx context.Context, tx *store.Tx, action string, ds []Delivery) error {
 	if !slices.ContainsFunc(ds, func(d Delivery) bool { return d.open() }) {
 		return nil
@@ -239,8 +239,8 @@ func doubtful(ctx context.Context, tx *store.Tx, action string, ds []Delivery) e
 	return nil
 }
 
-// recall makes those of ds uncertain that this program knows to have begun more
-// often than their rows say: a former row was put back.
+// recall makes deliveries of ds uncertain that this program has begun more often
+// than their rows say: an old row was put back.
 func (m *PostOffice) recall(action string, ds []Delivery) {
 	for i := range ds {
 		if d := &ds[i]; d.open() && m.gate.PartBegun(action, d.n) > d.Attempts {
@@ -540,7 +540,7 @@ func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env
 		}
 		for _, d := range x.to {
 			if !wait.IsZero() {
-				// What is not to be trusted is not made good by being put off.
+				// Deferring a delivery must not seal a row that cannot be trusted.
 				if is, err := among(ds, d.n); err != nil || !is.open() {
 					return fmt.Errorf("put delivery %d of %s off: %w", d.n, a.ID, errors.Join(err, oversight.ErrStale))
 				}

@@ -72,7 +72,7 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 		}
 		a, err = m.gate.Revise(ctx, tx, who, action, version, oversight.Proposal{
 			Request: request, Inbox: old.Inbox, Via: old.Via, Payload: payload, NotBefore: old.SendAt, AskAt: old.AskAt, Undo: old.Undo, Note: old.Note, Context: old.Context,
-			Ask: len(doubts) > 0, // a file that asked for a person may still be there
+			Ask: len(doubts) > 0, // the file that needed a person may still be there
 		})
 		if err != nil {
 			return err

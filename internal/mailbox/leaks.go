@@ -9,15 +9,15 @@ import (
 )
 
 const (
-	maxFound     = 256     // messages of which it is kept what was found; some kilobytes each, nothing of it a secret
-	heavyMessage = 1 << 20 // bytes from which on not many messages are looked through at a time
+	maxFound     = 256     // messages whose findings are kept; some kilobytes each, without secrets
+	heavyMessage = 1 << 20 // bytes from which on few messages are scanned at a time
 	maxHeavy     = 2
 )
 
-// found keeps what the content checks found in messages, which are looked at
-// whenever a page shows them. It is safe for concurrent use.
+// found caches the findings of the content checks, which pages need whenever they
+// show a message. It is safe for concurrent use.
 type found struct {
-	heavy chan struct{} // a place for each large message that is looked through
+	heavy chan struct{} // semaphore for scans of large messages
 
 	mu   sync.Mutex // guards what follows
 	by   map[[sha256.Size]byte]scan.Leak
@@ -28,10 +28,9 @@ func newFound() *found {
 	return &found{heavy: make(chan struct{}, maxHeavy), by: map[[sha256.Size]byte]scan.Leak{}}
 }
 
-// leaks returns what the content checks find in a message that is proposed to
-// leave: in its parts as they were read, and in each octet of its source. The
-// attack: many large messages at once, each of which takes a hundred megabytes
-// and some seconds to look through.
+// leaks returns the findings of the content checks in a proposed message: in its
+// parsed parts, and in each octet of its source. The attack: many large messages
+// at once, each of which takes a hundred megabytes and some seconds to scan.
 func (m *PostOffice) leaks(p mail.Message, raw []byte) scan.Leak {
 	key := sha256.Sum256(raw)
 	f := m.found

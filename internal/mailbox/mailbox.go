@@ -98,7 +98,7 @@ type PostOffice struct {
 	touched atomic.Int64 // when mail was last open, in Unix nanoseconds
 	removed atomic.Bool  // since the database was last made to forget
 
-	found            *found // what the content checks found of late
+	found            *found // recent findings of the content checks
 	searching        *Turns
 	reading          *Turns
 	foldMin, foldMax int // messages, see index.go; a test makes them small
@@ -152,7 +152,7 @@ type Inbox struct {
 	publicKey []byte // of its newest epoch
 	epoch     int64
 
-	rowMode policy.Mode // as its row says, also where that is not believed
+	rowMode policy.Mode // the row's mode, even if it is not trusted
 }
 
 // A NewInbox is a request for an inbox. The zero NewInbox asks for one whose
@@ -299,8 +299,8 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if err := m.useDomain(ctx, tx, b.Project, b.Address); err != nil {
 		return "", err
 	}
-	// The attack: an owner makes an inbox anew in the mode to which policy lets
-	// nobody raise it alone. Whether a project's key may is the operator's word.
+	// The attack: an owner creates an inbox in a mode to which policy lets nobody
+	// raise one alone. The operator decides whether a project's key may.
 	if looser(b.Mode, policy.GatedSend) && who.Kind == auth.Person {
 		from := b
 		from.Mode = policy.GatedSend
@@ -442,15 +442,14 @@ func (m *PostOffice) find(ctx context.Context, tx *store.Tx, name string) (Inbox
 	return watched(ctx, tx)(first(inboxes(ctx, tx, `(id = $1 or address = $2) and `+live+`$3)`, name, strings.ToLower(name), store.Time(time.Now()))))
 }
 
-// SealedInboxes are the inboxes, in the columns that say how closely each is
-// watched.
+// SealedInboxes are the inboxes, in the columns of their mode.
 func SealedInboxes() store.Sealed {
 	return store.Sealed{Table: "inbox", Key: []string{"id"}, Only: []string{"id", "project_id", "mode"}}
 }
 
-// watched returns an inbox as it was read, and one whose mode somebody has
-// changed in the database as one in gated_all: a person decides on everything,
-// until a person or the agent changes its mode as one does.
+// watched returns an inbox as it was read. If its mode was changed in the database
+// it returns the inbox in gated_all: a person decides on everything, until the
+// mode is changed in the usual way.
 func watched(ctx context.Context, tx *store.Tx) func(Inbox, error) (Inbox, error) {
 	return func(b Inbox, err error) (Inbox, error) {
 		if err != nil {

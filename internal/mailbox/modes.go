@@ -100,10 +100,10 @@ func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox stri
 	return b, err
 }
 
-// errNoWhy means that a mode is raised and nobody says why.
+// errNoWhy means that a mode is raised without a reason.
 var errNoWhy = fmt.Errorf("%w: reason: say why the inbox is to be watched less; --reason on the command line, mode_reason where the inbox is changed over REST", ErrInvalid)
 
-// raising is what policy is asked where b is to be put into a mode.
+// raising returns policy's request for putting b into a mode.
 func raising(b Inbox, mode policy.Mode) policy.Request {
 	return policy.Request{Kind: ModeKind, Inbox: b.Address, Mode: b.Mode, Detail: map[string]string{"from": string(b.Mode), "to": string(mode)}}
 }
@@ -155,7 +155,7 @@ func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principa
 }
 
 // ModeCode makes a code by which a holder of the inbox's key raises it to a
-// mode, once, within [CodeTime]. Who is an owner, and says why. Any change of the
+// mode, once, within [CodeTime]. Who is an owner and gives a reason. Any change of the
 // mode ends it, and so do five wrong ones.
 func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode, why string) (code auth.Secret, expires time.Time, err error) {
 	if !who.Manages() {
@@ -252,7 +252,7 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 		if !looser(mode, b.Mode) {
 			return ErrCode // unreachable: a change of the mode ends its codes
 		}
-		// The attack: a code that was made before policy asked two people for it.
+		// The attack: a code from before policy asked two people for it.
 		maker := auth.Principal{Kind: auth.Person, ID: strings.TrimPrefix(by, string(auth.Person)+":"), Project: b.Project, Role: auth.Owner, Strong: time.Now()}
 		if err := m.gate.ByHand(ctx, tx, maker, raising(b, mode)); err != nil {
 			return err

@@ -40,9 +40,9 @@ var ErrReserved = errors.New("reserved")
 // program, and would otherwise compile it as it starts.
 var localPart = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`) })
 
-// guarded names are no program's to make in any domain. They belong to whoever
-// runs it (RFC 2142), or prove that somebody runs it: a certificate for the domain
-// is given to who reads the mail of some of them. An owner may make them, by hand.
+// guarded names cannot be created by programs in any domain. They belong to the
+// domain's operator (RFC 2142), or prove control of it: certificate authorities
+// trust whoever reads the mail of some of them. An owner may create them by hand.
 var guarded = strings.Fields(`
 	abuse noc security postmaster hostmaster usenet news webmaster www uucp ftp
 	admin administrator root is it mis ssladmin ssladministrator sslwebmaster sysadmin domainadmin dnsadmin certificates
@@ -50,17 +50,17 @@ var guarded = strings.Fields(`
 	listserv majordomo mailman list-request
 `)
 
-// machines are names that mail servers write to and from themselves, and what
-// programs write where they have no name. Nobody has them.
+// machines are names that mail servers use for themselves, and placeholders that
+// programs write instead of a name. Nobody can have them.
 var machines = strings.Fields(`
 	mailer-daemon mailerdaemon daemon nobody bounce bounces bounced return returns
 	localhost localdomain null undefined none nil
 `)
 
-// roles are no program's to make in the domain of this server, where they would
-// let an agent pass for the service, for its staff, or for the sender of its
-// notices. In a project's own domain, support@ may well be an agent; here an owner
-// says so by making it.
+// roles cannot be created by programs in the domain of this server, where they
+// would let an agent pass for the service, its staff, or the sender of its
+// notices. In a project's own domain support@ may well be an agent. In this
+// server's domain an owner has to create it.
 var roles = strings.Fields(`
 	info marketing sales support
 	noreply no-reply donotreply do-not-reply notification notifications alert alerts list lists owner-list
@@ -75,8 +75,8 @@ var roles = strings.Fields(`
 	lobster lobstermail multimail
 `)
 
-// operated are the guarded names that a domain must have: at them the rest of the
-// world reaches whoever runs it (RFC 5321 4.5.1, RFC 2142).
+// operated are the guarded names that a domain must have, so that others can reach
+// its operator (RFC 5321 4.5.1, RFC 2142).
 var operated = []string{"postmaster", "abuse"}
 
 // Operated returns which addresses in the domain called name a person should
@@ -88,8 +88,8 @@ func Operated(name string) (out []string) {
 	return out
 }
 
-// isOperated reports whether an address is whoever runs its domain's. The
-// attack: an agent who reads it is sent what proves that one runs the domain, and
+// isOperated reports whether an address belongs to its domain's operator. The
+// attack: an agent that reads it receives a proof of control of the domain, and
 // gets a certificate for it.
 func isOperated(address string) bool {
 	local, _, _ := strings.Cut(address, "@")
@@ -127,9 +127,9 @@ func isReserved(name string, ours bool) bool {
 	return ok && (ours || everywhere) || reserved()[strings.TrimRight(name, "0123456789")]
 }
 
-// mayName returns why who cannot make an address with a name before the @, in a
-// domain which is ours or some project's. An owner may have what is reserved, as
-// it is written: what only looks like it is nobody's.
+// mayName returns an error if who cannot create an address with this name before
+// the @, in a domain which is ours or some project's. An owner may have reserved
+// names exactly as written; nobody may have names that only look like them.
 func mayName(who auth.Principal, name string, ours bool) error {
 	err := checkName(name, ours)
 	if errors.Is(err, ErrReserved) && who.Manages() && (slices.Contains(guarded, name) || slices.Contains(roles, name)) {
@@ -139,7 +139,7 @@ func mayName(who auth.Principal, name string, ours bool) error {
 }
 
 // checkName returns why a name cannot be the part of an address before the @,
-// in a domain which is ours or some project's, for who is no owner.
+// in a domain which is ours or some project's, for anybody but an owner.
 func checkName(name string, ours bool) error {
 	if len(name) < 3 || len(name) > 64 || !localPart().MatchString(name) || strings.Contains(name, "..") {
 		return fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)

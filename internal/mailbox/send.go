@@ -93,8 +93,8 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 	if err != nil {
 		return Proposed{}, err
 	}
-	// Here all ways in come together. In the modes that ask nobody, and for allow
-	// lists, this is the only one who looks.
+	// All interfaces end here. In modes that ask nobody, and for addresses on an
+	// allow list, this is the only check.
 	if _, err := mail.TakeAccount(env.Raw); err != nil {
 		return Proposed{}, err
 	}
@@ -137,8 +137,8 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 			p.Note = strings.TrimSpace(p.Note + "\nthis inbox is monitored, and nobody is set who gets the copies: so it waits for a person")
 		}
 		if len(doubts) > 0 {
-			// The attack: in a mode that asks nobody, words in what only the recipient's
-			// program opens.
+			// The attack: in a mode that asks nobody, words in content that only the
+			// recipient's program opens.
 			p.Ask = true
 			p.Note = strings.TrimSpace(p.Note + "\nit waits for a person in every mode: " + doubts[0])
 		}
@@ -242,7 +242,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 			}
 		}
 	}
-	// Told before it is approved: whoever approves believes that it leaves.
+	// Warn before the approval: an approver expects the mail to leave.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	var note string
@@ -263,7 +263,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 }
 
 // showRest adds to v the fields of a mail that have no place of their own, and
-// how much of it is not shown. Masked says that something is shown with stars.
+// how many octets are not shown. Masked says that something is shown as stars.
 func showRest(v *oversight.View, s mail.Summary, masked bool) {
 	var odd []string
 	for _, f := range s.Fields {

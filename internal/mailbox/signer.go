@@ -39,8 +39,8 @@ func (m *PostOffice) mayKeep(ctx context.Context, who auth.Principal, name strin
 	return nil
 }
 
-// SigningDomains returns the domains for whose mail who keeps the keys: that of
-// this server, if who is its operator, and those of who's project that are in use.
+// SigningDomains returns the domains whose DKIM keys who may manage: that of this
+// server, if who is its operator, and those of who's project that are in use.
 func (m *PostOffice) SigningDomains(ctx context.Context, who auth.Principal) (out []string, err error) {
 	if who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s cannot manage signing keys, only a person can: %w", who, auth.ErrForbidden)

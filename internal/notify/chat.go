@@ -213,7 +213,7 @@ func SealedLinks() store.Sealed {
 	return store.Sealed{Table: "telegram_link", Key: []string{"person_id"}, Only: []string{"person_id", "user_id", "chat_id", "at"}}
 }
 
-// SealedCodes are the codes by which a chat becomes a person's.
+// SealedCodes are the codes that link a chat to a person.
 func SealedCodes() store.Sealed {
 	return store.Sealed{Table: "telegram_code", Key: []string{"hash"}, Only: []string{"hash", "person_id"}}
 }
@@ -431,8 +431,8 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		if factors > 0 && !who.Operator && !who.Proved() {
 			return auth.ErrStepUp
 		}
-		// The attack: the operator links a phone of his own to somebody's account,
-		// and approves as that person and as himself.
+		// The attack: the operator links a phone to a colleague's account, and approves
+		// as that person and under another account.
 		if who.Operator {
 			if err := auth.NoteChange(ctx, tx, p.id, who.String(), auth.Chat); err != nil {
 				return err

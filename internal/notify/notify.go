@@ -222,10 +222,10 @@ func scanPerson(row func(...any) error) (person, error) {
 	return p, store.NotFound(err)
 }
 
-// known returns a person as they were read, but with no address and no chat where
-// the row that says so is not as the server wrote it. The attack: somebody who can
-// write the database has people's notices sent to himself, or links his own
-// account to a person and decides as that person.
+// known returns a person as read, but without address or chat if the server did
+// not write the row that has them. The attack: somebody who can write the database
+// redirects people's notices, or links another chat to a person and decides as
+// that person.
 func known(ctx context.Context, tx *store.Tx) func(person, error) (person, error) {
 	return func(p person, err error) (person, error) {
 		if err != nil {

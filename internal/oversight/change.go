@@ -148,7 +148,7 @@ func (g *Gate) DropPayloads(ctx context.Context, keep time.Duration) (n int64, e
 					return err
 				}
 				if !slices.ContainsFunc(rows, func(r store.SealedRow) bool { return r.Holds }) {
-					continue // what was changed is not made good by removing its payload
+					continue // removing the payload must not seal a row that was changed
 				}
 				if err := tx.Seal(ctx, sealedActions(), `id = $1`, id); err != nil {
 					return err

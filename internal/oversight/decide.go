@@ -109,8 +109,8 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	case a.State == Pending:
 		verb, voted = "action.vote", true
 	default:
-		// Who said so before may complete it: an account that counted as another's
-		// counts as a person of its own since.
+		// An earlier approver may complete it: the account may count as a person of
+		// its own by now.
 		verb, voted = "action.approve", !slices.Contains(e.votes, who.String())
 		if before.Sole() {
 			f["alone"] = "nobody else may decide: " + before.Proposer + ", who proposed it, and " + who.String() + " may be one person"

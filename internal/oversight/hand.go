@@ -11,14 +11,14 @@ import (
 	"postern/internal/store"
 )
 
-// ErrByHand means that policy does not leave something to one person's hand.
+// ErrByHand means that policy does not let one person do something by hand.
 var ErrByHand = fmt.Errorf("policy does not leave this to one person: %w", auth.ErrForbidden)
 
-// ByHand returns an error unless policy lets who do by themself what r asks for,
-// without an action: a raise of a mode, an entry of an allow list. It is the
-// approval of one person, and no more than that. The attack: policy asks for two
-// people where the agent asks, and one of them turns the knob instead. It returns
-// [ErrByHand], [ErrNotAsked] or [ErrStepUp].
+// ByHand returns an error unless policy lets who do what r asks for alone, without
+// an action: raise a mode, add to an allow list. This counts as one person's
+// approval. The attack: policy asks two people about an agent's request, and one
+// of them makes the change by hand instead. It returns [ErrByHand], [ErrNotAsked]
+// or [ErrStepUp].
 func (g *Gate) ByHand(ctx context.Context, tx *store.Tx, who auth.Principal, r policy.Request) error {
 	if !who.Decides() {
 		return fmt.Errorf("%s cannot decide, only a person who reviews can: %w", who, auth.ErrForbidden)

@@ -14,10 +14,10 @@ import (
 	"postern/internal/store"
 )
 
-// A Ledger goes through a whole audit, entry by entry, and says what of it, and
-// of the actions in the database, does not fit: an execution that nobody
-// approved, a row that is not how its last entry left it, a row without its seal.
-// It believes nothing but the entries, which [audit.Examine] shows to be whole.
+// A Ledger reads a whole audit, entry by entry, and finds mismatches in it and in
+// the actions of the database: an execution that nobody approved, a row that
+// differs from its last entry, a row without its seal. It trusts only the entries,
+// whose integrity [audit.Examine] has checked.
 type Ledger struct {
 	accounts map[string]*account
 	disabled map[string]int64 // the last entry by which a person was let in no more, or in another role, by principal
@@ -27,7 +27,7 @@ type Ledger struct {
 	more     int // findings beyond maxFindings
 }
 
-// A Finding is one thing that does not fit.
+// A Finding is one mismatch.
 type Finding struct {
 	Action string // id
 	Seq    int64  // of the entry; 0 where it is a row
@@ -44,7 +44,7 @@ func (f Finding) String() string {
 	return fmt.Sprintf("action %q: %s", f.Action, f.What)
 }
 
-// maxFindings bounds how many findings are kept: more say nothing new.
+// maxFindings bounds how many findings are kept. The others are only counted.
 const maxFindings = 1000
 
 // An account is what the entries say of one action so far.
@@ -63,14 +63,14 @@ func NewLedger() *Ledger {
 	return &Ledger{accounts: map[string]*account{}, disabled: map[string]int64{}, switches: map[string]bool{}, policies: map[string]bool{}}
 }
 
-// Found returns what does not fit, in the order in which it was found, and how
-// many more findings there are.
+// Found returns the findings in the order in which they were found, and how many
+// more there are.
 func (l *Ledger) Found() (list []Finding, more int) { return l.found, l.more }
 
 // Actions returns how many actions there are entries about.
 func (l *Ledger) Actions() int { return len(l.accounts) }
 
-// Tell adds what somebody else has found that does not fit.
+// Tell adds a finding of another check.
 func (l *Ledger) Tell(what string) { l.find("", 0, "%s", what) }
 
 func (l *Ledger) find(id string, seq int64, format string, args ...any) {
@@ -119,7 +119,7 @@ func (l *Ledger) Entry(e audit.Entry) error {
 	return nil
 }
 
-// follow is what an entry about an action with a verb makes of its account.
+// follow updates an action's account by an entry with this verb.
 func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) {
 	person := strings.HasPrefix(e.Actor, string(auth.Person)+":")
 	state, _, _ := parseStands(f["stands"])
@@ -178,7 +178,7 @@ func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) 
 	}
 }
 
-// vote counts an approval, of a person once.
+// vote counts an approval, once for each person.
 func (a *account) vote(e audit.Entry) {
 	if a.voters == nil {
 		a.voters = map[string]int64{}
@@ -188,8 +188,8 @@ func (a *account) vote(e audit.Entry) {
 	}
 }
 
-// wanted returns how many approvals "2 of 3" says are wanted; one where nothing
-// is said.
+// wanted returns the number of approvals in a text like "2 of 3", or one if there
+// is none.
 func wanted(approvals string) int {
 	_, of, _ := strings.Cut(approvals, " of ")
 	if n, err := strconv.Atoi(of); err == nil {
@@ -231,7 +231,7 @@ func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 	if err := l.approvals(ctx, tx); err != nil {
 		return err
 	}
-	// Rows that are gone have no seal that could tell.
+	// The seals do not show that a row was removed.
 	for _, t := range []struct {
 		what, query string
 		want        map[string]bool
@@ -326,7 +326,7 @@ func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
 	for _, id := range slices.Sorted(maps.Keys(l.accounts)) {
 		_, version, ok := parseStands(l.accounts[id].stands)
 		for person, seq := range l.accounts[id].voters {
-			// A person who is let in no more takes his approvals along.
+			// The approvals of a person who is disabled are removed.
 			if ok && l.disabled[person] < seq && !there[vote{id, person, version}] {
 				l.find(id, 0, "the record has an approval by %q of version %d, but the database has no row for it", person, version)
 			}

@@ -422,7 +422,7 @@ func (e resolved) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A distrusted is an action whose row is not what this program wrote there.
+// A distrusted is the event for an action whose row this program did not write.
 type distrusted struct {
 	answer
 	why    string
@@ -480,8 +480,8 @@ func (e distrusted) settle(a Action) Action {
 }
 
 const (
-	// maxVersion is more than any action has: what the database says above it is
-	// not one from which to count on.
+	// maxVersion is more than any action has. A greater version in the database is
+	// not used to count on.
 	maxVersion = 1 << 40
 	// maxNote bounds what stays of the notes on an action that is distrusted, in bytes.
 	maxNote = 4 << 10

@@ -35,8 +35,8 @@
 // program executes it renews a lease, so that another on the same database can
 // tell an action that is being executed from one that was left.
 //
-// A row that this program did not write so moves nowhere but to a person, or to
-// where the audit says that it ended: see seal.go.
+// An action whose row this program did not write moves only to a person, or to
+// the end that the audit names: see seal.go.
 //
 // Each move is one update that names the state and the version it moves from,
 // and one audit entry, in one transaction. Only what waits, and is looked at in
@@ -105,9 +105,9 @@ var (
 	ErrTooLate = errors.New("it is too late to change or cancel it")
 	// ErrNotAsked means that policy asks others than who decides.
 	ErrNotAsked = fmt.Errorf("policy asks others to decide on this: %w", auth.ErrForbidden)
-	// ErrNotCounted means that an approval would not count: who gives it has
-	// proposed or edited the action, or may be the same human being as somebody who
-	// has, or who has approved it.
+	// ErrNotCounted means that an approval would not count: the approver proposed or
+	// edited the action, or may be the same human being as its proposer, an editor or
+	// an earlier approver.
 	ErrNotCounted = fmt.Errorf("this approval would not count: %w", auth.ErrForbidden)
 	// ErrStepUp means that who decides must have proved a second factor a
 	// moment ago.
@@ -232,8 +232,9 @@ type View struct {
 	Raw     []byte   // what would leave, byte by byte; may be nil
 	Context string   // what the proposer chose to show beside it
 	Flags   []string // what content checks found
-	// Partial says why Fields, Text and Files are not all that leaves, for a person;
-	// empty if they are. What shows a View without its source offers no approval then.
+	// Partial says, for a person, why Fields, Text and Files are not everything that
+	// leaves; it is empty if they are. Unless it is empty, an interface that shows a
+	// View without its source offers no approval.
 	Partial string
 	NoWay   []string // domains of recipients to which this server has no way: approved, nothing leaves for them
 }

@@ -128,17 +128,17 @@ func Sum(parts []Part) State {
 	return Failed
 }
 
-// A Parter is an [Executor] whose effect has parts. The gate keeps how they stand
-// where it puts an action back to be tried again, in the action's own sealed row:
-// a former row of a part that is put back is then one too few.
+// A Parter is an [Executor] whose effect has parts. When the gate puts an action
+// back to be tried again, it keeps the state of the parts in the action's sealed
+// row. So it notices if an old row of a part is put back.
 type Parter interface {
 	// PartsOf returns the parts of an action in their order, as part of tx; none
-	// before it was carried out first.
+	// before its first execution.
 	PartsOf(ctx context.Context, tx *store.Tx, a Action) ([]Part, error)
 }
 
-// parts returns how the parts of a stand: of each how often it was begun, and
-// whether it is open.
+// parts returns the state of a's parts: how often each was begun, and whether it
+// is open.
 func (g *Gate) parts(ctx context.Context, tx *store.Tx, a *Action) (string, error) {
 	x, ok := g.exec[a.Kind].(Parter)
 	if !ok {
@@ -155,8 +155,8 @@ func (g *Gate) parts(ctx context.Context, tx *store.Tx, a *Action) (string, erro
 	return strings.Join(words, " "), nil
 }
 
-// goOn reports whether parts that stand as now may follow on those that stood as
-// then: none is open again, and none was begun less often.
+// goOn reports whether the state now of the parts may follow the state then: none
+// is open again, and none was begun less often.
 func goOn(then, now string) bool {
 	if then == "" {
 		return true
@@ -177,7 +177,7 @@ func goOn(then, now string) bool {
 	return true
 }
 
-// noteParts keeps how the parts of a stand beside it, as part of tx, which has
+// noteParts stores the state of a's parts in its row, as part of tx, which has
 // just put it back to be tried again.
 func (g *Gate) noteParts(ctx context.Context, tx *store.Tx, a *Action) error {
 	now, err := g.parts(ctx, tx, a)
@@ -191,8 +191,8 @@ func (g *Gate) noteParts(ctx context.Context, tx *store.Tx, a *Action) error {
 	return g.seal(ctx, tx, a)
 }
 
-// BeginPart has this program remember, once tx is committed, that a part of an
-// action was begun so often.
+// BeginPart makes this program remember, once tx is committed, how often a part
+// of an action was begun.
 func (g *Gate) BeginPart(tx *store.Tx, action string, n int, attempts int64) {
 	tx.AfterCommit(func() { g.memory.moved(action+" "+strconv.Itoa(n), attempts) })
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // A quorum counts the people who have approved an action. Two principals of one
-// human being are one: of all ways in which human beings may be behind the
-// principals, it takes the one with the fewest (see [auth.Roll]). It reads no
-// clock and no database, as the events of life.go.
+// human being count once: of all the ways in which human beings may be behind the
+// principals, it assumes the one with the fewest (see [auth.Roll]). Like the
+// events of life.go it reads no clock and no database.
 type quorum struct {
 	need    int      // people
 	authors []string // people who proposed or edited it and so do not count
@@ -32,21 +32,20 @@ func newQuorum(a *Action, authors []string, roll auth.Roll) quorum {
 	switch {
 	case q.need > 1 || len(authors) == 0:
 	case !person(a.Proposer):
-		// One person has to say yes to what a program proposes, and who edited it is
-		// one.
+		// A program's proposal needs one person, and that may be an editor.
 		q.authors = nil
 	default:
-		// Somebody who is the only one is not locked out of their own installation.
-		// Who has no name is taken for one of those who may decide. The attack: two
-		// names of one human being write it, and no colleague seems to be left.
+		// A person who is alone is not locked out of their own installation. An
+		// operator without a name is taken for one of those who may decide. The attack:
+		// one human being writes it under two names, so that no colleague seems left.
 		named, _ := q.writers()
 		q.alone = len(named)+len(roll.Others(a.Asks, named)) <= 1
 	}
 	return q
 }
 
-// writers returns the human beings behind the authors, and how many authors may
-// be anybody.
+// writers returns the human beings who are authors, and how many authors may be
+// anybody.
 func (q *quorum) writers() (named []string, unknown int) {
 	for _, p := range q.authors {
 		switch h := q.roll.Human(p); {
@@ -59,8 +58,8 @@ func (q *quorum) writers() (named []string, unknown int) {
 	return named, unknown
 }
 
-// humans returns the human beings behind votes by name, each once, and whether
-// there is a vote of somebody who may be anybody.
+// humans returns the human beings who cast votes, each once by name, and whether
+// one vote may be anybody's.
 func (q *quorum) humans(votes []string) (named []string, anybody bool) {
 	for _, v := range votes {
 		switch h := q.roll.Human(v); {
@@ -76,8 +75,7 @@ func (q *quorum) humans(votes []string) (named []string, anybody bool) {
 	return named, anybody
 }
 
-// count returns how many people, at the least, have approved with votes and are
-// no authors.
+// count returns the least number of people, without authors, who cast votes.
 func (q *quorum) count(votes []string) int {
 	named, anybody := q.humans(votes)
 	if len(q.authors) == 0 || q.alone {
@@ -92,16 +90,16 @@ func (q *quorum) count(votes []string) int {
 	return max(0, len(named)-unknown)
 }
 
-// admits returns [ErrNotCounted] where who's approval would add nothing to votes,
-// with what to do instead.
+// admits returns [ErrNotCounted], with what to do instead, if who's approval would
+// add nothing to votes.
 func (q *quorum) admits(who auth.Principal, votes []string) error {
 	if q.alone {
 		return nil
 	}
 	me := who.String()
 	h := q.roll.Human(me)
-	// The attack: one human being who approves what they proposed, or twice, under
-	// another name.
+	// The attack: one human being uses another name to approve their own proposal,
+	// or to approve twice.
 	for _, p := range q.authors {
 		switch w := q.roll.Human(p); {
 		case p == me:
@@ -121,7 +119,7 @@ func (q *quorum) admits(who auth.Principal, votes []string) error {
 	return nil
 }
 
-// instead says what somebody whose approval does not count can do.
+// instead says what a person whose approval does not count can do.
 func (q *quorum) instead(me, other string) string {
 	if auth.Nameless(me) {
 		return "the operator at the machine has no name; sign in to an account (export POSTERN_SESSION=$(postern login NAME)), or ask another person"
@@ -141,7 +139,7 @@ func (q *quorum) instead(me, other string) string {
 	return "ask another person"
 }
 
-// lacks says in words what the action waits for, for a reviewer.
+// lacks describes what the action waits for, for a reviewer.
 func (q *quorum) lacks(a *Action) string {
 	have := q.count(q.votes)
 	text := "an approval"
@@ -165,8 +163,8 @@ func (q *quorum) lacks(a *Action) string {
 	return text
 }
 
-// Lacks is [Action.Missing] in full, for people who decide: whose approval it
-// takes, and whose does not count. It names reviewers.
+// Lacks is [Action.Missing] in full, for people who decide: whose approval is
+// needed, and whose does not count. It names reviewers.
 func (a *Action) Lacks() string {
 	if a.State == Pending && a.quorum != nil {
 		return a.quorum.lacks(a)
@@ -174,7 +172,7 @@ func (a *Action) Lacks() string {
 	return a.Missing()
 }
 
-// Bars says why who's approval of a would not count; empty where it would.
+// Bars says why who's approval of a would not count. It is empty if it would.
 func (a *Action) Bars(who auth.Principal) string {
 	if a.quorum == nil {
 		return ""
@@ -185,8 +183,8 @@ func (a *Action) Bars(who auth.Principal) string {
 	return ""
 }
 
-// Uncounted says why an approval of a that somebody gave does not count, or not
-// by itself; empty where it does.
+// Uncounted says why an approval of a does not count, or counts only together with
+// another. It is empty if the approval counts.
 func (a *Action) Uncounted(person string) string {
 	q := a.quorum
 	if q == nil || q.alone {
@@ -210,12 +208,11 @@ func (a *Action) Uncounted(person string) string {
 	return ""
 }
 
-// Sole reports whether a waits for the only person who may decide on it, who may
-// have proposed it.
+// Sole reports whether only one person may decide on a, perhaps its proposer.
 func (a *Action) Sole() bool { return a.quorum != nil && a.quorum.alone }
 
-// weigh counts the people who have approved those of as that wait, where more is
-// to be known for it than the number of approvals.
+// weigh counts the people who have approved the waiting actions of as, if that
+// needs more than the number of approvals.
 func weigh(ctx context.Context, tx *store.Tx, as []Action) error {
 	rolls := map[string]auth.Roll{}
 	for i := range as {
@@ -244,7 +241,7 @@ func weigh(ctx context.Context, tx *store.Tx, as []Action) error {
 	return nil
 }
 
-// voters returns who has approved a at its version.
+// voters returns the people who have approved a at its version.
 func voters(ctx context.Context, tx *store.Tx, a *Action) ([]string, error) {
 	out, err := tx.Strings(ctx, `select person from approval where action_id = $1 and version = $2 order by at, person`, a.ID, a.Version)
 	if err != nil {
@@ -253,8 +250,8 @@ func voters(ctx context.Context, tx *store.Tx, a *Action) ([]string, error) {
 	return out, nil
 }
 
-// authors returns the people whose content a has: who proposed it, and who edited
-// it since somebody else than a person wrote all of it.
+// authors returns the people who wrote a's content: its proposer, and its editors
+// since a program last wrote all of it.
 func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err error) {
 	if person(a.Proposer) {
 		out = append(out, a.Proposer)

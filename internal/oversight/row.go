@@ -58,9 +58,9 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 // maxApprovers bounds how many people policy can ask.
 const maxApprovers = 1 << 16
 
-// soft scans columns whose values may be of any type: SQLite keeps what it is
-// given. The attack: one row that cannot be read, and the queue behind it stands
-// still. What does not fit is zero, and marks the action.
+// soft scans columns whose values may be of any type: SQLite stores any type in
+// any column. The attack: one unreadable row that blocks the queue behind it. A
+// value of the wrong type becomes zero and marks the action.
 type soft struct{ broken *bool }
 
 // A softly is a value that is scanned so.
@@ -156,8 +156,7 @@ func save(ctx context.Context, tx *store.Tx, before, a Action) error {
 	return nil
 }
 
-// restore writes all of an action down whose row is not to be trusted, whatever
-// is there.
+// restore overwrites the whole row of an action that cannot be trusted.
 func restore(ctx context.Context, tx *store.Tx, a Action) error {
 	request, err := a.request()
 	if err != nil {

@@ -20,8 +20,8 @@ const (
 	// leaseTime is how long an executing action belongs to the program that
 	// executes it, without a word from it.
 	leaseTime = 30 * time.Second
-	// sweepTime is how long it takes at most, where there is little to do, until
-	// people see that an action was changed in the database.
+	// sweepTime is how long it takes at most, on a quiet server, until people see
+	// that an action was changed in the database.
 	sweepTime = time.Minute
 	// shutdownGrace is how long an execution goes on when the program stops.
 	shutdownGrace = 5 * time.Second
@@ -425,8 +425,8 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 	return a, release, nil
 }
 
-// claimParts lets e happen to a if its parts stand as they did when it was put
-// back, or further.
+// claimParts applies e to a if its parts are in the state in which it was put back,
+// or further.
 func (g *Gate) claimParts(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
 	now, err := g.parts(ctx, tx, &a)
 	if err != nil {

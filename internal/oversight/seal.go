@@ -15,25 +15,23 @@ import (
 	"postern/internal/store"
 )
 
-// The attacker of this file can write any row of the database and has not the
-// server's key. Three things stand between a row that he has written and an
-// effect, and each move of an action asks all of them ([Gate.doubt]):
+// The attacker of this file can write any row of the database but does not have
+// the server's key. Three checks stand between a forged row and an effect, and
+// each move of an action makes all of them ([Gate.doubt]):
 //
 //   - the row's seal, a MAC over all its columns but the payload, for which its
 //     digest stands, and which is hashed again: against a changed, inserted or
 //     swapped row;
-//   - the last move that the audit has of the action, whose entry is sealed as
-//     well: against a former row of the same action, put back so that it is sent
-//     twice;
-//   - what this program remembers of its own moves: against a former row that is
-//     put back together with a former audit.
+//   - the action's last move in the audit, whose entry is sealed as well: against
+//     an old row of the same action, put back so that it is sent twice;
+//   - this program's memory of its own moves: against an old row that is put back
+//     together with an old audit.
 //
-// An action that is in doubt moves nowhere but by [distrusted]: it is asked
-// about again, or ends as the audit says that it ended.
+// An action in doubt moves only by [distrusted]: it is asked about again, or ends
+// as the audit says that it ended.
 
-// ErrTampered means that an action's row in the database is not what this
-// program wrote there. It is an [ErrStale]: the action has been put before
-// people again.
+// ErrTampered means that this program did not write an action's row in the
+// database. It is an [ErrStale]: the action has been put before people again.
 var ErrTampered = fmt.Errorf("its row in the database was changed behind the server's back, so it is asked again: review all of it: %w", ErrStale)
 
 // A doubtError says why an action's row is not trusted.
@@ -41,7 +39,7 @@ type doubtError struct{ why string }
 
 func (e *doubtError) Error() string { return e.why }
 
-// Unwrap makes it an [ErrTampered] for whoever does not deal with it.
+// Unwrap makes it an [ErrTampered] for callers that do not handle it.
 func (*doubtError) Unwrap() error { return ErrTampered }
 
 // The tables that are sealed.
@@ -70,8 +68,8 @@ func moves() []string {
 // tampered is the verb of the entry about an action that was found changed.
 const tampered = "action.tampered"
 
-// enter appends an entry about a that says how it stands, for [Gate.doubt] and
-// for whoever verifies the record.
+// enter appends an entry about a with its state and version, for [Gate.doubt] and
+// for verifying the record.
 func enter(ctx context.Context, tx *store.Tx, who auth.Principal, verb string, a Action, f audit.Fields) error {
 	if f == nil {
 		f = audit.Fields{}
@@ -82,7 +80,7 @@ func enter(ctx context.Context, tx *store.Tx, who auth.Principal, verb string, a
 
 func stands(s State, version int64) string { return string(s) + " " + strconv.FormatInt(version, 10) }
 
-// A standing is how an action stands by the audit.
+// A standing is the state of an action according to the audit.
 type standing struct {
 	state   State // empty where no entry can be trusted
 	version int64
@@ -97,7 +95,7 @@ func parseStands(s string) (State, int64, bool) {
 	return State(state), version, ok && err == nil
 }
 
-// onRecord returns how an action stands by the audit.
+// onRecord returns the state of an action according to the audit.
 func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err error) {
 	e, err := audit.Last(ctx, tx, id, moves())
 	switch {
@@ -116,8 +114,8 @@ func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err err
 	return s, nil
 }
 
-// agrees reports whether a stands where the audit says. What waits is looked at
-// again and again, and has one entry for all looks.
+// agrees reports whether a is in the state that the audit says. A waiting action
+// is rechecked often, and has one entry for all rechecks.
 func (s standing) agrees(a *Action) bool {
 	if s.state == a.State && s.version == a.Version {
 		return true
@@ -125,8 +123,8 @@ func (s standing) agrees(a *Action) bool {
 	return a.waits && (a.State == Approved || a.State == Executing) && s.state == Approved && a.Version > s.version
 }
 
-// doubt says why the row of a, as it was read, must not be trusted, or is empty.
-// It locks the row if lock, for who is about to change it.
+// doubt says why the row of a, as it was read, cannot be trusted, or is empty. If
+// lock is set it locks the row for a change.
 func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action, lock bool) (string, error) {
 	rows, err := tx.Rows(ctx, sealedActions(), lock, `id = $1`, a.ID)
 	if err != nil {
@@ -163,8 +161,8 @@ func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action, lock bool) (s
 	return "", nil
 }
 
-// advance lets e happen to a, as it was read in tx, and writes it down. It
-// returns a [doubtError] where a's row is not what this program wrote.
+// advance applies e to a, as it was read in tx, and stores the result. It returns
+// a [doubtError] if this program did not write a's row.
 func (g *Gate) advance(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
 	if err := g.trust(ctx, tx, &a); err != nil {
 		return a, err
@@ -179,7 +177,7 @@ func (g *Gate) advance(ctx context.Context, tx *store.Tx, a Action, e event) (Ac
 	return b, g.seal(ctx, tx, &b)
 }
 
-// trust returns a [doubtError] where a's row is not what this program wrote.
+// trust returns a [doubtError] if this program did not write a's row.
 func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) error {
 	why, err := g.doubt(ctx, tx, a, true)
 	if err == nil && why != "" {
@@ -198,8 +196,8 @@ func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {
 	return nil
 }
 
-// distrust moves an action, whose row is not what this program wrote, to where
-// nothing of it leaves before a person has looked at it, and records that.
+// distrust moves an action whose row this program did not write to where nothing
+// of it leaves before a person has reviewed it, and records that.
 // Detail is what this program knows of an execution of it, if it has just ended.
 func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail string) error {
 	a, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
@@ -219,7 +217,7 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 		if ctx.Err() != nil {
 			return fmt.Errorf("judge action %s: %w", id, err)
 		}
-		// A request that policy cannot read is one that somebody else wrote.
+		// This program writes no request that policy cannot read.
 		e.verdict = policy.Verdict{Effect: policy.Ask, Reason: "its request cannot be read"}
 	}
 	e.asked = asks(ctx, tx, id)
@@ -227,7 +225,7 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 	if err := restore(ctx, tx, a); err != nil {
 		return err
 	}
-	// Approvals that were put there for versions to come count no more than those of before.
+	// Forged approvals of later versions must not count either.
 	if _, err := tx.ExecContext(ctx, `delete from approval where action_id = $1 and version >= $2`, id, a.Version); err != nil {
 		return fmt.Errorf("distrust action %s: %w", id, err)
 	}
@@ -246,8 +244,8 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 	return g.moved(ctx, tx, a)
 }
 
-// asking puts into f whom a asks: what policy said of it once is what it says of
-// it when its row can be trusted no more.
+// asking puts into f whom a asks. If the row can no longer be trusted, this is
+// what policy said.
 func (a *Action) asking(f audit.Fields) {
 	f["approvers"], f["asked"] = strconv.Itoa(a.Approvers), strings.Join(a.Who, ",")
 	if a.StepUp {
@@ -255,7 +253,7 @@ func (a *Action) asking(f audit.Fields) {
 	}
 }
 
-// asks returns what the audit says of whom an action asks; without an entry,
+// asks returns whom an action asks according to the audit; without an entry,
 // nobody in particular.
 func asks(ctx context.Context, tx *store.Tx, id string) (v policy.Verdict) {
 	e, err := audit.Last(ctx, tx, id, []string{"action.propose", "action.revise", "action.ask", tampered})
@@ -292,8 +290,8 @@ func (g *Gate) unlessTrusted(ctx context.Context, tx *store.Tx, id string, err e
 	return err == nil, err
 }
 
-// errCommitted means that a decision was not taken, and that the action was put
-// before people again instead, which is to be committed.
+// errCommitted means that a decision was not made. Instead the action was put
+// before people again, and that must be committed.
 var errCommitted = errors.New("asked again")
 
 // wrap says what err, which may be nil, happened to.
@@ -304,8 +302,8 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// memory is the versions that this program has moved actions to: it holds the
-// last of them, which are the ones that a former row is worth most for.
+// memory holds the latest versions that this program has moved actions to. An
+// attacker gains most from old rows of recent actions.
 type memory struct {
 	mu       sync.Mutex // guards what follows
 	new, old map[string]int64
@@ -341,14 +339,14 @@ func (m *memory) versionLocked(id string) (int64, bool) {
 }
 
 // sealBegins is the verb of the entry from which on rows are sealed, in a
-// database of before.
+// database of a version without seals.
 const sealBegins = "record.seal"
 
-// Adopt deals with what is in a database from before rows were sealed, once: it
-// seals what is settled, and leaves what waits or was approved to [Gate.Sweep],
-// which asks about it. It returns [audit.ErrOtherKey] where the rows were sealed
-// with another server's key, unless anew: then they are sealed anew. The rows of
-// others are sealed as they are.
+// Adopt upgrades a database of a version without seals, once: it seals settled
+// actions, and leaves waiting and approved ones to [Gate.Sweep], which asks about
+// them. It returns [audit.ErrOtherKey] if the rows were sealed with another
+// server's key, unless anew is set: then it seals them anew. The rows of others are
+// sealed as they are.
 func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) error {
 	n := 0
 	err := g.db.Update(ctx, func(tx *store.Tx) error {
@@ -387,8 +385,8 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 	return nil
 }
 
-// Sweep looks at all actions that something may still come of, and distrusts
-// those whose rows are not what this program wrote. It returns how many.
+// Sweep checks all actions that have not ended, and distrusts those whose rows
+// this program did not write. It returns how many.
 func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 	var at int64
 	for id := ""; ; {
@@ -439,10 +437,9 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 	}
 }
 
-// Distrust puts every action that something may still come of before people
-// again: the database is not the one that this program wrote last, such as a
-// copy that was put in its place. What was approved may have been carried out
-// since. It returns how many.
+// Distrust puts every action that has not ended before people again, because the
+// database is not the one that this program wrote last, for instance an older
+// copy. Approved actions may have been executed since. It returns how many.
 func (g *Gate) Distrust(ctx context.Context, why string) (n int, err error) {
 	var ids []string
 	err = g.db.View(ctx, func(tx *store.Tx) (err error) {

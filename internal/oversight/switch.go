@@ -246,7 +246,7 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 		if err != nil {
 			return err
 		}
-		// One that was turned off in the database is on still, until it is turned off here.
+		// A switch that was turned off in the database stays on until it is turned off here.
 		genuine, err := tx.Holding(ctx, SealedSwitches(), `id = $1`, id)
 		if err != nil || !changed && genuine { // to turn it off again changes nothing
 			return err
@@ -315,8 +315,8 @@ func switches(ctx context.Context, tx *store.Tx, project string) ([]Switch, erro
 	if err != nil {
 		return nil, fmt.Errorf("list switches: %w", err)
 	}
-	// The attack: somebody who can write the database turns a switch off there, or
-	// has it end, or stop something else. What was changed stops its whole project.
+	// The attack: somebody who can write the database turns a switch off there, ends
+	// it, or changes what it stops. A changed switch stops its whole project.
 	rows, err := tx.Rows(ctx, SealedSwitches(), false, `project_id in ($1, '')`, project)
 	if err != nil {
 		return nil, fmt.Errorf("list switches: %w", err)

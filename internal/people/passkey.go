@@ -121,7 +121,7 @@ func passkeys(ctx context.Context, tx *store.Tx, person string) ([]Passkey, erro
 }
 
 // SealedPasskeys are the passkeys of people. The attack: somebody who can write
-// the database gives a person a key of his own, and signs in with it.
+// the database adds a passkey to a person, and signs in with it.
 func SealedPasskeys() store.Sealed {
 	return store.Sealed{Table: "passkey", Key: []string{"id"}, Only: []string{"id", "person_id", "host", "credential", "created_at"}}
 }

@@ -389,8 +389,8 @@ func (p *People) Reset(ctx context.Context, who auth.Principal, name string) err
 		if err := forget(ctx, tx, them.id); err != nil {
 			return err
 		}
-		// The attack: an owner who knows the password has only the factor in the way
-		// of approving as this person, too.
+		// The attack: an owner who knows the password resets the second factor, and
+		// then approves as this person too.
 		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Reset); err != nil {
 			return err
 		}
@@ -467,8 +467,8 @@ func (p *People) change(ctx context.Context, who auth.Principal, name string, f 
 	})
 }
 
-// sealing changes a person's row by f and seals it. What somebody has put into
-// the database is not made good by a change.
+// sealing changes a person's row by f and seals it. It does not seal a row that
+// was forged.
 func sealing(ctx context.Context, tx *store.Tx, them Person, f func(*store.Tx, Person) error) error {
 	genuine, err := tx.Holding(ctx, auth.SealedPeople(), `id = $1`, them.id)
 	if err != nil {

@@ -35,11 +35,11 @@ type Version struct {
 	Action  string // id of the action that made it hold; empty for the program's own
 	Reason  string // the author's
 
-	forged bool // its row is not as the server wrote it
+	forged bool // the server did not write its row
 }
 
 // SealedVersions are the versions of policies. The attack: somebody who can write
-// the database puts in one that allows everything.
+// the database inserts one that allows everything.
 func SealedVersions() store.Sealed {
 	return store.Sealed{Table: "policy_version", Key: []string{"project_id", "version"}}
 }

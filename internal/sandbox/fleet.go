@@ -30,8 +30,8 @@ type Config struct {
 	// Key is the server's secret. Tokens of sandboxes are derived from it, so
 	// that they need not be stored and stay the same across restarts.
 	Key []byte
-	// Server is the id of this server among those that opened the database, one
-	// after the other: what another made is not seen. Empty is an id too.
+	// Server is the id of this server among those that use the database: sandboxes
+	// of others are not seen. Empty is an id too.
 	Server string
 	// Dir is the directory of snapshots. It must be this fleet's alone; it is
 	// made if need be.

@@ -12,14 +12,13 @@ import (
 // ErrOwned means that another server runs the sandboxes of the database.
 var ErrOwned = errors.New("another server runs the sandboxes of this database")
 
-// ownWait is how long a server waits for one that was killed a moment ago.
+// ownWait is how long a server waits for a predecessor that was just killed.
 const ownWait = 5 * time.Second
 
-// Own makes the server with an id, at a place that is named to people, the one
-// that runs the sandboxes of db, until the hold is closed or the process ends.
-// The error wraps [ErrOwned] if another does. Sandboxes, snapshots and volumes
-// lie on the disk of one machine, and a second server could only lose those of
-// the first.
+// Own makes the server with this id the one that runs the sandboxes of db, until
+// the hold is closed or the process ends. Errors name place to people. The error
+// wraps [ErrOwned] if another server runs them. Sandboxes, snapshots and volumes lie
+// on one machine's disk, so a second server would mark those of the first lost.
 func Own(ctx context.Context, db *store.DB, id, place string) (*store.Hold, error) {
 	h, err := db.Hold(ctx, "sandboxes", ownWait)
 	if errors.Is(err, store.ErrHeld) {
@@ -51,7 +50,7 @@ func Own(ctx context.Context, db *store.DB, id, place string) (*store.Hold, erro
 	return h, nil
 }
 
-// owner names the server that runs the sandboxes, as far as it is known.
+// owner names the server that runs the sandboxes, if it is known.
 func owner(ctx context.Context, db *store.DB) (text string) {
 	_ = db.View(ctx, func(tx *store.Tx) error {
 		var place string

@@ -303,8 +303,8 @@ func (f *Fleet) List(ctx context.Context, who auth.Principal, all bool) ([]Info,
 }
 
 // list returns the sandboxes of this server that match where, which ends a
-// statement. The attack: a second server on one database takes those of the
-// first for lost, since its own machine does not have them.
+// statement. The failure it prevents: a second server on one database marks those
+// of the first lost, since its own machine does not have them.
 func (f *Fleet) list(ctx context.Context, where string, args ...any) (out []Info, err error) {
 	err = f.db.View(ctx, func(tx *store.Tx) error {
 		out, err = store.List(ctx, tx, scan, `select `+columns+` from (select `+columns+` from sandbox where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where, append(slices.Clip(args), f.conf.Server)...)

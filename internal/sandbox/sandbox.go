@@ -160,12 +160,12 @@ type Runtime interface {
 	List(ctx context.Context) ([]string, error)
 }
 
-// An Examiner is a [Runtime] that can say what a sandbox does that does not
-// answer.
+// An Examiner is a [Runtime] that can describe what an unresponsive sandbox is
+// doing.
 type Examiner interface {
-	// Examine writes down what the sandbox is doing and returns a summary of one
-	// line and the file in which the rest is. It takes a few seconds at most and
-	// returns what it has. Nothing of what it writes can be trusted.
+	// Examine writes what the sandbox is doing to a file, and returns a summary of
+	// one line and the file's name. It takes a few seconds at most and returns what
+	// it has by then. What it writes cannot be trusted.
 	Examine(ctx context.Context, id string) (summary, file string)
 }
 

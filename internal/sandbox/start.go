@@ -9,19 +9,18 @@ import (
 	"postern/internal/audit"
 )
 
-// firstShare is the part of a start's time, one in so many, after which a guest
-// that has not answered is not waited for any longer, if there is another way.
+// firstShare is the divisor of a start's time after which the first attempt is
+// given up if the guest has not answered and there is another way.
 const firstShare = 3
 
 // errSilent means that a guest has not answered in its share of the time.
 var errSilent = errors.New("the guest did not answer within a third of the start's time")
 
-// bringUp makes the machine's part of a sandbox, until the guest has been told
-// who it is, within the time of a start. gVisor has had bugs by which a program
-// inside stands still for ever (google/gvisor issues 14405, 14408 and 13920); so
-// a start that is silent for long is ended and made anew, once, unless something
-// has come of it that must not come twice. What was made when it fails is for
-// takeDown.
+// bringUp creates the machine's part of a sandbox, until the guest knows its
+// identity, within the time of a start. gVisor has had bugs that hang a program
+// inside for ever (google/gvisor issues 14405, 14408 and 13920). So a start without
+// an answer is ended and repeated, once, unless it had an effect that must not
+// happen twice. If it fails, takeDown cleans up.
 func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
 	defer cancel()
@@ -40,9 +39,9 @@ func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, 
 }
 
 // firstTry returns the context of a first attempt, which ends after its share of
-// the time if there may be a second. Decide is called when the attempt has
-// ended, and says whether there must be: then also one that answered in that
-// moment is not the one that stays, since nothing comes out of it any more.
+// the time if a second is possible. Call decide when the attempt has ended: it
+// reports whether a second is needed. Then even a first attempt that answered in
+// that moment is dropped, since its sandbox is muted.
 func (f *Fleet) firstTry(ctx context.Context, s Info, from source) (first context.Context, decide func() (silent bool)) {
 	first, cancel := context.WithCancelCause(ctx)
 	end, _ := ctx.Deadline()
@@ -62,12 +61,11 @@ func (f *Fleet) firstTry(ctx context.Context, s Info, from source) (first contex
 	}
 }
 
-// mayRepeat says whether a sandbox that is starting may be ended and started
-// again. One that boots, and one of the template's memory, has run nothing but
-// what every boot runs. In a user's memory programs go on at once, before the
-// guest answers: what they have done must not be done twice. So nothing may have
-// come out of it, which from now on holds, and nothing that outlives it may have
-// been in its reach.
+// mayRepeat reports whether a starting sandbox may be ended and started again. A
+// boot, or a start from the template's memory, has run nothing but what every boot
+// runs. In a user's memory programs run on at once, before the guest answers, and
+// must not do anything twice. So it must have sent nothing, which mayRepeat then
+// enforces, and must have no access to anything that outlives it.
 func (f *Fleet) mayRepeat(s Info, from source) bool {
 	if from.dir == "" || from.files || from.template {
 		return true
@@ -75,8 +73,8 @@ func (f *Fleet) mayRepeat(s Info, from source) bool {
 	return len(s.Options.Volumes) == 0 && f.network.MuteIfSilent(s.ID)
 }
 
-// noteSilence puts on record that a start is tried again, and in the log what
-// the one that is given up was doing.
+// noteSilence records that a start is tried again, and logs what the abandoned
+// attempt was doing.
 func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 	attrs := []any{"sandbox", s.ID, "err", reason}
 	if e, ok := f.runtime.(Examiner); ok {
@@ -84,7 +82,7 @@ func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 		attrs = append(attrs, "doing", summary, "evidence", file)
 	}
 	f.log.WarnContext(ctx, "a sandbox does not answer; it is started again", attrs...)
-	if s.Project == "" { // it is nobody's, and has no row
+	if s.Project == "" { // a pooled sandbox, without a row
 		return nil
 	}
 	return f.record(ctx, system(s), &s, change{
@@ -92,8 +90,8 @@ func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 	})
 }
 
-// bringUpFast is bringUp from a template's snapshot that waits no longer than
-// its share of the time: the caller can boot instead.
+// bringUpFast is bringUp from a template's snapshot. It waits no longer than its
+// share of the time, since the caller can boot instead.
 func (f *Fleet) bringUpFast(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) error {
 	first, decide := f.firstTry(ctx, s, from)
 	err := f.bringUpOnce(first, l, s, base, from, body)

@@ -86,7 +86,7 @@ type remoteError string
 
 func (e remoteError) Error() string { return "the sentry says: " + string(e) }
 
-// readReply reads a sentry's answer, of at most so many bytes, which is not to
+// readReply reads a sentry's answer, of at most so many bytes. The answer cannot
 // be trusted.
 func readReply(r io.Reader, most int64) (json.RawMessage, error) {
 	var reply struct {

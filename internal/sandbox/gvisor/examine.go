@@ -21,17 +21,17 @@ import (
 var _ sandbox.Examiner = (*Runtime)(nil)
 
 const (
-	// examineFile, in the state directory, holds what the last sandbox that did
-	// not answer was doing. There is only one: on a machine that is far too slow
-	// there may be many.
+	// examineFile, in the state directory, describes the last sandbox that did not
+	// answer. There is only one file: a very slow machine may have many such
+	// sandboxes.
 	examineFile    = "unanswered.txt"
 	examineTimeout = 3 * time.Second
 	maxStacks      = 4 << 20 // bytes of a sentry's stacks that are read
 )
 
 // Examine implements [sandbox.Examiner]. It writes the state of each thread of
-// the sandbox on the host, the stacks of its sentry, if that still answers, and
-// the end of what its guest has said.
+// the sandbox on the host, the stacks of its sentry if that still answers, and the
+// end of its guest's output.
 func (r *Runtime) Examine(ctx context.Context, id string) (summary, file string) {
 	if !idPattern.MatchString(id) {
 		return "no such sandbox", ""
@@ -62,8 +62,8 @@ func (r *Runtime) Examine(ctx context.Context, id string) (summary, file string)
 	return summary, file
 }
 
-// examineThreads describes each thread of a sandbox on the host, and returns how
-// many of each program do what.
+// examineThreads describes each thread of a sandbox on the host, and returns a
+// count of the threads by program and state.
 func (r *Runtime) examineThreads(out *bytes.Buffer, id string) (summary string) {
 	pids, err := r.cgroups.pids(id)
 	if err != nil {
@@ -98,7 +98,7 @@ func (r *Runtime) examineThreads(out *bytes.Buffer, id string) (summary string) 
 	return fmt.Sprintf("%d processes; threads: %s", len(pids), strings.Join(parts, ", "))
 }
 
-// stacks are those of a sentry's goroutines, as it says.
+// stacks returns the stacks of a sentry's goroutines, as reported by the sentry.
 func (r *Runtime) stacks(ctx context.Context, id string) (string, error) {
 	b, err := r.callFor(ctx, maxStacks, id, boot.DebugStacks, struct{}{})
 	if err != nil {

@@ -82,8 +82,8 @@ type Config struct {
 	// as one of its own; the zero range means DefaultIDs. Nothing else on the
 	// machine may use them.
 	IDs IDRange
-	// IDDir is where it is noted which of them are in use; empty means
-	// /run/postern/uids. Runtimes that share a range must share it.
+	// IDDir lists which of them are in use; empty means /run/postern/uids. Runtimes
+	// that share a range must share it.
 	IDDir string
 	// CgroupParent is where the cgroups are made, below each mount; empty means
 	// "postern". Runtimes of other state directories may share it.

@@ -359,22 +359,22 @@ func serveLaunch(s *os.File) (r launchReply) {
 	return launchReply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load()}
 }
 
-// newContainer starts the processes of a sandbox as the user and group id of
-// the host. The kernel lets processes of one user signal and trace each other,
-// so two sandboxes must not have the same, and nothing else on the host theirs.
+// newContainer starts the processes of a sandbox with the host's user and group
+// id. The kernel lets processes of one user signal and trace each other, so two
+// sandboxes must not share a user, and nothing else on the host may use theirs.
 //
-// gVisor knows one user for all sandboxes, nobody. But with its option
-// "rootless" it takes the real user of whoever starts it: so this process makes
-// id its real user meanwhile, and stays root in effect. That option says two
-// more things, which are not true here. One is that the sentry cannot unmount
-// its /proc: see sentryArgs. The other is that the owner of what is standard
-// input and output inside cannot be changed; it need not be, since the sentry
-// does not open them anew, and as input it is the host's /dev/null.
+// gVisor has one user for all sandboxes, nobody. With its option "rootless" it
+// uses the real user of its starter: so this process makes id its real user
+// meanwhile, and keeps its effective user, root. That option implies two more
+// things, which are not true here. One is that the sentry cannot unmount its
+// /proc: see sentryArgs. The other is that the owner of the standard input and
+// output inside cannot be changed. It need not be: the sentry does not reopen
+// them, and the input is the host's /dev/null.
 func newContainer(conf *config.Config, args container.Args, id uint32) (*container.Container, error) {
 	if id < leastID {
 		return nil, fmt.Errorf("%d is not a user for sandboxes", id)
 	}
-	// The groups of who started the server are not the sandbox's.
+	// The sandbox must not have the groups of the server's user.
 	if err := syscall.Setgroups(nil); err != nil {
 		return nil, fmt.Errorf("leave groups: %w", err)
 	}
@@ -399,9 +399,9 @@ func realUser(id int) error {
 }
 
 // leaveRoot makes the real user of this process, which the launcher has set,
-// its only one. Capabilities stay: the gofer gives up by itself all but those
-// with which it serves files. As root it could also send signals to whatever
-// else of root's it saw.
+// its only one. Capabilities stay: the gofer itself drops all but those with which
+// it serves files. As root it could also signal other processes of root that it
+// sees.
 func leaveRoot() error {
 	uid, gid := os.Getuid(), os.Getgid()
 	if uid < leastID || gid < leastID {

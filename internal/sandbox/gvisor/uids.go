@@ -47,7 +47,7 @@ func (r IDRange) end() uint64 { return uint64(r.First) + uint64(r.Count) }
 const (
 	leastID = 1000    // below are the system's own users
 	endOfID = 1 << 31 // from here on signed numbers in other programs go wrong
-	nobody  = 65534   // shared by all that has no user of its own
+	nobody  = 65534   // shared by everything without a user of its own
 )
 
 func (r IDRange) check() error {
@@ -66,15 +66,15 @@ func (r IDRange) overlaps(first, count uint64) bool {
 	return count > 0 && first < r.end() && uint64(r.First) < first+count
 }
 
-// idFiles are where a machine says which ids it has given away, with the fields
-// of the id and, where a line is about a range, of the number of ids.
+// idFiles are the files that list a machine's assigned ids, with the fields of the
+// id and, for ranges, of the number of ids.
 var idFiles = []struct {
 	path      string
 	id, count int
 }{{"/etc/passwd", 2, -1}, {"/etc/group", 2, -1}, {"/etc/subuid", 1, 2}, {"/etc/subgid", 1, 2}}
 
-// checkUnused refuses a range of which the machine has given something to
-// others: a process of theirs could signal and trace a sandbox.
+// checkUnused refuses a range with ids that the machine has assigned to others:
+// their processes could signal and trace a sandbox.
 func (r IDRange) checkUnused() error {
 	for _, f := range idFiles {
 		file, err := os.Open(f.path)
@@ -106,7 +106,7 @@ func (r IDRange) checkUnused() error {
 }
 
 // usedIn returns the first line of one of the files that names an id of the
-// range. Lines that are none of theirs, such as those of NIS, name none.
+// range. It ignores lines of another form, such as those of NIS.
 func (r IDRange) usedIn(f io.Reader, id, count int) (string, error) {
 	sc := bufio.NewScanner(f)
 	for sc.Scan() {
@@ -148,19 +148,18 @@ func (r IDRange) mapped(idMap string) bool {
 	return false
 }
 
-// ids gives each sandbox an id of the host that no other sandbox has, not even
-// one of another server on this machine with the same range. Which are taken is
-// a directory: each entry is a symbolic link, whose name is the id and whose
-// target is the directory of the sandbox that has it. So it outlives this
-// process, as sandboxes do, and what a server left that is gone with all its
-// data can be told from what is in use.
+// ids gives each sandbox a host id that no other sandbox has, not even one of
+// another server on this machine with the same range. A directory lists the ids in
+// use: each entry is a symbolic link, whose name is the id and whose target is the
+// directory of its sandbox. So the list outlives this process, as sandboxes do, and
+// ids of a server that was removed with its data can be recognized.
 type ids struct {
 	dir    string // of the links
 	of     IDRange
 	within string // the state directory
 
 	mu   sync.Mutex
-	next uint32            // where to look first, from the range's first: what was given back rests
+	next uint32            // where to look first, from the range's first: a freed id is not reused at once
 	have map[string]uint32 // of this state directory, by sandbox
 }
 
@@ -173,15 +172,15 @@ func openIDs(dir string, of IDRange, within string) (*ids, error) {
 	return s, s.read()
 }
 
-// errNoIDs means that each id of the range has a sandbox.
+// errNoIDs means that every id of the range is in use.
 var errNoIDs = errors.New("no user id is free")
 
-// take returns an id for a sandbox, whose directory must be there: until that
-// is gone, or give is called, no other sandbox gets it.
+// take returns an id for a sandbox, whose directory must exist: no other sandbox
+// gets the id until the directory is gone or give is called.
 func (s *ids) take(sandbox string) (uint32, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// One server at a time looks which are free.
+	// One server at a time looks for free ids.
 	d, err := os.Open(s.dir)
 	if err != nil {
 		return 0, fmt.Errorf("find a user id: %w", err)
@@ -211,8 +210,8 @@ func (s *ids) take(sandbox string) (uint32, error) {
 	return 0, fmt.Errorf("%w: all of %s have a sandbox; make the range of --sandbox-uids larger", errNoIDs, s.of)
 }
 
-// give takes an id back from a sandbox that has no process any more. One that
-// has none is left as it is.
+// give frees the id of a sandbox that has no process any more. It does nothing
+// for a sandbox without an id.
 func (s *ids) give(sandbox string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -226,7 +225,7 @@ func (s *ids) give(sandbox string) error {
 		return nil
 	}
 	delete(s.have, sandbox)
-	// What we believed to be ours may have been found without its directory.
+	// Another server may have freed the id if the directory was gone.
 	if at, err := os.Readlink(s.link(id)); err != nil || at != filepath.Join(s.within, sandbox) {
 		return nil // it is not ours to free
 	}

@@ -258,7 +258,7 @@ func (f *Fake) Examine(_ context.Context, id string) (summary, file string) {
 	return "nothing", ""
 }
 
-// Examined returns the sandboxes of which was asked what they do.
+// Examined returns the sandboxes that were examined.
 func (f *Fake) Examined() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
