@@ -164,7 +164,7 @@ func TestMailPortsNeedAnInbox(t *testing.T) {
 				t.Errorf("%s:%s without an inbox: got %v, %v; want refused", host, port, c, err)
 			}
 			w.wait("denied", func(e Event) bool {
-				return e.Kind == Denied && e.Dst.String() == host+":"+port && strings.Contains(e.Reason, "has no inbox to send mail for")
+				return e.Kind == Denied && e.Dst.String() == host+":"+port && strings.Contains(e.Reason, "has no inbox to send mail from")
 			})
 		}
 		w.boxFor("i2", "inb_1", policy.Egress{}).mustDial("198.51.100.9:" + port).Close()
@@ -196,9 +196,9 @@ func TestRefusedQuestions(t *testing.T) {
 		{"a name", "", query("evil.test.", dnsmessage.TypeA), 3, "15 refused by Postern's policy: the project denies", "denies outbound", "evil.test."},
 		{"AAAA", "", query("evil.test.", dnsmessage.TypeAAAA), 3, "15 ", "denies outbound", "evil.test."},
 		{"HTTPS", "", query("evil.test.", https), 3, "15 ", "denies outbound", "evil.test."},
-		{"a name, with an inbox", "inb_1", query("evil.test.", dnsmessage.TypeA), 0, "4 ", "only mail for it is taken", "evil.test."},
-		{"AAAA, with an inbox", "inb_1", query("evil.test.", dnsmessage.TypeAAAA), 0, "4 ", "only mail for it is taken", "evil.test."},
-		{"HTTPS, with an inbox", "inb_1", query("evil.test.", https), 0, "4 ", "only mail for it is taken", "evil.test."},
+		{"a name, with an inbox", "inb_1", query("evil.test.", dnsmessage.TypeA), 0, "4 ", "only mail for it is accepted", "evil.test."},
+		{"AAAA, with an inbox", "inb_1", query("evil.test.", dnsmessage.TypeAAAA), 0, "4 ", "only mail for it is accepted", "evil.test."},
+		{"HTTPS, with an inbox", "inb_1", query("evil.test.", https), 0, "4 ", "only mail for it is accepted", "evil.test."},
 		{"TXT", "inb_1", query("evil.test.", dnsmessage.TypeTXT), 5, "21 ", "type TypeTXT", "evil.test."},
 		{"ANY", "", query("evil.test.", dnsmessage.TypeALL), 5, "21 ", "type TypeALL", "evil.test."},
 		{"class CHAOS", "", raw(func(b []byte) { b[len(b)-1] = 3 }), 5, "21 ", "class is not IN", "evil.test."},

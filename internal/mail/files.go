@@ -53,7 +53,7 @@ func fileTexts(b *strings.Builder, m Message, say teller, depth int) {
 		case what == "":
 			continue
 		case text == "":
-			say.doubt("the file " + quote(a.Name) + " is " + what + ", and mail programs may show parts of it that are not shown here")
+			say.doubt("the file " + quote(a.Name) + " is " + what + ", of which mail programs may show what is not shown here")
 			continue
 		}
 		say.note("mail programs show the file " + quote(a.Name) + ", which is " + what + ", like the text itself: its text is shown below")
