@@ -14,7 +14,7 @@ func TestMissingArgument(t *testing.T) {
 		"sandbox":        "a verb is missing: list|pause ID",
 		"sandbox kill":   "kill: ID is missing; postern sandbox list shows those there are",
 		"volume create":  "create: NAME is missing\n",
-		"approve a b":    `want one ID, and "b" is one too many`,
+		"approve a b":    `want one ID, not also "b"`,
 		"sandbox pausee": `there is no sandbox "pausee"`,
 	} {
 		var out, errs bytes.Buffer
