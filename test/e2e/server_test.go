@@ -81,7 +81,7 @@ var (
 	webLine  = regexp.MustCompile(`API, proxy, MCP +http://(\S+)`)
 	smtpLine = regexp.MustCompile(`SMTP +(\S+),`)
 	keyForm  = regexp.MustCompile(`^e2b_[0-9a-f]{40}\n$`)
-	linkForm = regexp.MustCompile(`^http://\S+/console/setup\?token=\S+\n$`)
+	linkForm = regexp.MustCompile(`^https?://\S+/console/setup\?token=\S+\n$`)
 )
 
 // start runs postern up on the data directory and returns when it serves. The
