@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -297,7 +298,7 @@ func TestExamine(t *testing.T) {
 	}{
 		{"alive", "its kernel answers", "goroutine ", func() error { return nil }},
 		{"its kernel stands still", "its kernel does not say", "no answer within", func() error {
-			return unix.Kill(r.all[s.ID].sentry, unix.SIGSTOP)
+			return stop(t, r.all[s.ID].sentry)
 		}},
 	} {
 		if err := c.before(); err != nil {
@@ -320,5 +321,31 @@ func TestExamine(t *testing.T) {
 		if summary, _ := r.Examine(t.Context(), id); summary == "" {
 			t.Errorf("%q: got no word", id)
 		}
+	}
+}
+
+// stop stops a process. Each of its threads may still run for a moment after
+// the signal was sent, so it waits for all of them.
+func stop(t *testing.T, pid int) error {
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		return err
+	}
+	for {
+		stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil {
+			return err
+		}
+		running := slices.ContainsFunc(stats, func(path string) bool {
+			b, err := os.ReadFile(path)
+			// The state follows the name, which is in parentheses (proc_pid_stat(5)).
+			return err == nil && !strings.HasPrefix(string(b[bytes.LastIndexByte(b, ')')+1:]), " T")
+		})
+		if !running {
+			return nil
+		}
+		if err := t.Context().Err(); err != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
