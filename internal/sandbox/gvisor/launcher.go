@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -224,6 +225,28 @@ func (t *tail) Write(p []byte) (int, error) {
 
 func (t *tail) String() string { return strings.TrimSpace(string(t.b)) }
 
+// closeInherited closes what a library in the server opened without
+// close-on-exec. Otherwise what this process opens gets high numbers, and the
+// sentry, which is given some of it, wants the numbers from 253 on for standard
+// input and output, and does not start.
+func closeInherited() error {
+	es, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("list descriptors: %w", err)
+	}
+	for _, e := range es {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd <= launcherSocketFD {
+			continue
+		}
+		// What this process has opened itself is closed on exec.
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			unix.Close(fd)
+		}
+	}
+	return nil
+}
+
 // launcherMain is the launcher's side. It exits.
 func launcherMain() {
 	s := os.NewFile(launcherSocketFD, "server")
@@ -277,6 +300,9 @@ func readOrder(s *os.File) (order launchOrder, files []*os.File, err error) {
 func serveLaunch(s *os.File) (r launchReply) {
 	fail := func(phase string, err error) launchReply { return launchReply{Phase: phase, Err: err.Error()} }
 	unix.CloseOnExec(launcherSocketFD)
+	if err := closeInherited(); err != nil {
+		return fail("close descriptors", err)
+	}
 	order, files, err := readOrder(s)
 	if err != nil {
 		return fail("read order", err)

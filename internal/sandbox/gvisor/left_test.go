@@ -582,3 +582,29 @@ func TestDrain(t *testing.T) {
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, unix.ENOSPC }
+
+// TestManyDescriptorsOfTheServer: what the server has open without close-on-exec,
+// as gVisor opens some for its links, moves no descriptor of a sandbox up. The
+// sentry wants the numbers 253 to 255 for itself, and does not start if one that
+// it was given has one of them.
+func TestManyDescriptorsOfTheServer(t *testing.T) {
+	needRoot(t)
+	for range 300 {
+		fd, err := unix.Eventfd(0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+	}
+	r := newRuntime(t, t.TempDir())
+	s, _ := start(t, r, nil)
+	es, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.all[s.ID].sentry))
+	if err != nil || len(es) == 0 {
+		t.Fatalf("descriptors of the sentry: got %v, %v", es, err)
+	}
+	for _, e := range es {
+		if n, err := strconv.Atoi(e.Name()); err != nil || n > 255 {
+			t.Errorf("the sentry has descriptor %s", e.Name())
+		}
+	}
+}
