@@ -38,7 +38,7 @@ type council struct {
 	Bars  string // why the approval of who looks would not count; empty if it would
 }
 
-// A vote is an approval, and why it does not count by itself.
+// A vote is an approval, with the reason if it does not count.
 type vote struct {
 	oversight.Vote
 

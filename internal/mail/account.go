@@ -305,7 +305,7 @@ func (c *accountant) structured(f field, label string) error {
 var encodings = []string{"7bit", "8bit", "binary", "quoted-printable", "base64"}
 
 // isFile reports whether a file name in these fields of a header is in the list of
-// files. The attack: words in the name of a multipart, which is no file.
+// files. The attack: text in the name of a multipart, which is not a file.
 func isFile(fields []field) bool {
 	s, err := contentType(fields)
 	return err == nil && !strings.HasPrefix(s.value, "multipart/")

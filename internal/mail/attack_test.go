@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// An approvalTest is a message of which a mail program shows, or carries out,
-// something that the person who approves it must be told of, or that leaves nowhere.
+// An approvalTest is a message that makes a mail program show or do something.
+// The reviewer must see that, or the message must be refused.
 type approvalTest struct {
 	name, header, body string
 	want               string // in the text, a field, a note, or why it is refused if it is

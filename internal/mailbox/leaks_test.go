@@ -26,10 +26,10 @@ func (d documented) Judge(_ context.Context, _ *store.Tx, _ string, r policy.Req
 	return policy.Decide(d.doc, r), nil
 }
 
-// TestNothingLeavesUnread: in a mode that sends by itself, and to a recipient on
-// the allow list, a mail waits for a person whose secret is anywhere in its octets,
-// or of which something cannot be looked into. The policy is the one that a
-// project begins with, and a rule that lets known recipients have mail.
+// TestNothingLeavesUnread: a mail with a secret anywhere in its octets, or with a
+// part that cannot be read, waits for a person. That holds in mode autonomous and
+// for a recipient on the allow list. The policy is the default one, with a rule
+// that allows mail to known recipients.
 func TestNothingLeavesUnread(t *testing.T) {
 	const token = "pib_ABCDEFGHIJKLMNOPQRSTUVWX23"
 	packed := func(text string) string {

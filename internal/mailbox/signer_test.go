@@ -14,8 +14,8 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestSigningDomains: who asks for the keys without a domain is told of his own,
-// and of no other project's; the server's is the operator's.
+// TestSigningDomains: a request without a domain lists the keys of the caller's
+// project and of no other. Only the operator sees those of the server's domain.
 func TestSigningDomains(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)

@@ -18,7 +18,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// asks is a judge who asks so many people, of those who are named.
+// asks is a judge that gives the same verdict on every request.
 type asks policy.Verdict
 
 func (v asks) Judge(context.Context, *store.Tx, string, policy.Request) (policy.Verdict, error) {
@@ -292,7 +292,7 @@ func TestAuthorsDoNotCount(t *testing.T) {
 			t.Errorf("the record says that %q edited it", got)
 		}
 
-		// What the agent writes anew is nobody's but its own.
+		// If the agent rewrites it, no person is an author any more.
 		a = h.revises(ann, h.proposes(h.agent), "as ann wants it")
 		a = h.revises(h.agent, a, "as the agent does")
 		h.must(h.approves(ann, a))

@@ -1,7 +1,6 @@
 package oversight_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -260,7 +259,7 @@ func TestChangedApproval(t *testing.T) {
 	two := policy.Rules{}
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, two)
-		f.gate = oversight.NewGate(f.log, db, asking(2))
+		f.gate = oversight.NewGate(f.log, db, &asks{Effect: policy.Ask, Approvers: 2})
 		f.gate.Handle("test.effect", f.eff)
 		ben := f.person
 		ben.ID = "ben"
@@ -322,14 +321,6 @@ func (f *fixture) whole(table, id string) (ok bool) {
 		f.t.Fatal(err)
 	}
 	return ok
-}
-
-// asking is a judge who asks so many people.
-type asking int
-
-// Judge implements [oversight.Judge].
-func (n asking) Judge(context.Context, *store.Tx, string, policy.Request) (policy.Verdict, error) {
-	return policy.Verdict{Effect: policy.Ask, Approvers: int(n)}, nil
 }
 
 // TestForgedRows: rows put in, taken out, swapped and put back.
@@ -577,7 +568,7 @@ func TestForgedSwitch(t *testing.T) {
 func TestTriedAgain(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, policy.Rules{})
-		f.gate = oversight.NewGate(f.log, db, asking(2))
+		f.gate = oversight.NewGate(f.log, db, &asks{Effect: policy.Ask, Approvers: 2})
 		f.gate.Handle("test.effect", f.eff)
 		ben := f.person
 		ben.ID = "ben"
