@@ -20,7 +20,7 @@ help:
 	@echo 'make bench   measure, as ratios in one run'
 	@echo 'make fuzz    each fuzz target for FUZZTIME (10s)'
 	@echo 'make soak-boot  boot BOOTS (3000) sandboxes beside LOAD (24) busy processes, and say which hung'
-	@echo 'make screenshots  the pictures in docs/console.md, anew'
+	@echo 'make screenshots  the pictures in docs/reference/console.md, anew'
 	@echo 'make lint    golangci-lint, as configured in .golangci.yml'
 	@echo 'make licenses  bin/licenses: the texts that go with the built program'
 
@@ -55,7 +55,7 @@ demo: template
 test: deps-test template
 	test/run
 
-# The pictures in docs/console.md, taken anew.
+# The pictures in docs/reference/console.md, taken anew.
 screenshots:
 	@test/install chromium fonts-dejavu-core
 	@test/install-npm test/browser

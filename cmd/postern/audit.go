@@ -90,7 +90,7 @@ can be verified with --partial only: that each line is what was recorded, not
 that none is missing.
 
 All but checkpoint read the database without changing it, whether the server
-runs or not; --file examines a copy. The format is in docs/audit.md.`
+runs or not; --file examines a copy. The format is in docs/reference/audit.md.`
 
 func auditCommand() *command {
 	a := &auditing{}

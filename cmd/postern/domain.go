@@ -45,7 +45,7 @@ others believe what you send. The records are looked at by themselves every six
 hours, and every change is in the record (postern audit list).
 
 A public suffix such as co.uk, a name of this server's, and a name below another
-project's domain are refused. docs/mail.md tells the whole of it.`
+project's domain are refused. docs/tasks/mail-domain.md tells the whole of it.`
 
 func domainCommand() *command {
 	var c Config

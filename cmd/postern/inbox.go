@@ -101,7 +101,7 @@ func inboxCommand() *command {
 	return group("inbox", "create [NAME]|list|show|update|delete|restore|revoke|mode|code|allow …|overseers …|key …|recover|upgrade|request …|webhook … [flags]", "make, change, watch, recover and delete inboxes", inboxHelp,
 		func(fs *flag.FlagSet) {
 			k.flags(fs)
-			fs.StringVar(&n.mode, "mode", "gated_send", "create: oversight `mode`: read_only, gated_all, gated_send, monitored or autonomous; see docs/modes.md")
+			fs.StringVar(&n.mode, "mode", "gated_send", "create: oversight `mode`: read_only, gated_all, gated_send, monitored or autonomous; see docs/reference/modes.md")
 			fs.StringVar(&n.display, "display-name", "", "create, update: what recipients see beside the address")
 			fs.StringVar(&n.reason, "reason", "", "mode, request: why, for the record and for who decides")
 			fs.StringVar(&n.expires, "expires", "", "create, update, key add, allow add, request allow: when it ends, as 36h, 30d or a `time`; update: never")

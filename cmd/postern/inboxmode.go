@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// inboxModeHelp is the part of inbox's help about modes; docs/modes.md is the
+// inboxModeHelp is the part of inbox's help about modes; docs/reference/modes.md is the
 // whole of it.
 const inboxModeHelp = `
 How closely an inbox is watched, over the local socket:

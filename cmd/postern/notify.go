@@ -32,7 +32,7 @@ type Notices struct {
 }
 
 func (c *Notices) flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.From, "notify-from", "", "`address` from which people are mailed a link to what waits for their decision, such as \"Postern <postern@agents.example>\" (default: none are). See docs/notify.md")
+	fs.StringVar(&c.From, "notify-from", "", "`address` from which people are mailed a link to what waits for their decision, such as \"Postern <postern@agents.example>\" (default: none are). See docs/reference/notify.md")
 	fs.StringVar(&c.URL, "notify-url", "", "`URL` under which people reach this server, with which links to them begin (default: --public-url, or where it listens)")
 	fs.StringVar(&c.TelegramToken, "telegram-token", "", "`token` of a Telegram bot that tells people what waits and takes their decisions; better in the environment, which no list of processes shows (default: no bot)")
 	fs.BoolVar(&c.TelegramFacts, "telegram-facts", false, "show nothing of what would leave in Telegram, whose servers see what is shown there; then it can be rejected there and not approved")
@@ -95,7 +95,7 @@ The server tells those whom policy asks: by mail, with --notify-from, if they ha
 an address ("postern person email" sets it); in Telegram, with --telegram-token, if
 they have linked a chat. A mail's link shows what waits and decides nothing. In
 Telegram there are buttons: whoever holds that person's phone decides as that
-person, where no second factor is asked for. docs/notify.md has more.
+person, where no second factor is asked for. docs/reference/notify.md has more.
 `
 
 func notifyCommand() *command {

@@ -95,7 +95,7 @@ A file of tests says what is to come of requests:
 
 No rule opens an inbox that is read_only or gated_all, and none decides in place
 of a person on a mode, an allow list or the policy itself. A condition that
-cannot be evaluated never lets anything through. docs/policy.md tells more.`,
+cannot be evaluated never lets anything through. docs/reference/policy.md tells more.`,
 		func(fs *flag.FlagSet) {
 			p.conf.location(fs)
 			fs.StringVar(&p.policy, "policy", "", "test: the policy's `file`; empty means what holds on the server")

@@ -23,7 +23,7 @@ the mail says is sealed to its inbox: shown are the score, what was found, who
 the sender was proved to be, the size and the time. The inbox's own key may look
 at it, fenced, and cannot release it. Each decision is in the audit.
 
-What a score means, and what it does not: docs/scan.md.`
+What a score means, and what it does not: docs/reference/scan.md.`
 
 func quarantineCommand() *command {
 	var c Config

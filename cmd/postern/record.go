@@ -45,7 +45,7 @@ func (c *RecordTo) flags(fs *flag.FlagSet) {
 	fs.Int64Var(&c.CheckpointEvery, "checkpoint-every", 1000, "new `entries` of the audit that make a checkpoint")
 	fs.DurationVar(&c.CheckpointInterval, "checkpoint-interval", 5*time.Minute, "how long a new entry of the audit waits for a checkpoint at most")
 	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than the last signed checkpoint, or the audit was rewritten, for instance after you restored a backup; everything that waits or was approved is put before people again")
-	fs.Var(&list{values: &c.Sinks}, "audit-sink", "`URL` of a system to which entries of the audit are sent as well, such as syslog+tls://log.example:6514 or otlp+https://collector.example:4318; may be repeated. See docs/audit.md")
+	fs.Var(&list{values: &c.Sinks}, "audit-sink", "`URL` of a system to which entries of the audit are sent as well, such as syslog+tls://log.example:6514 or otlp+https://collector.example:4318; may be repeated. See docs/reference/audit.md")
 }
 
 func (c *RecordTo) validate(bad func(flag, format string, args ...any)) {
@@ -110,7 +110,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 		d.log.ErrorContext(ctx, "the database is not the one that this server wrote last: it is an older copy, or the audit was changed", "err", err)
 		return fmt.Errorf(`the record in %s does not go on from the checkpoint that this server signed: %w
   If you put a backup in its place, start once with --accept-rollback: what waits, or was approved and may have been sent since, is put before people again.
-  If you did not, somebody has changed the database: keep it as it is, with %s, and see docs/audit.md`,
+  If you did not, somebody has changed the database: keep it as it is, with %s, and see docs/reference/audit.md`,
 			store.Redact(d.conf.source()), err, filepath.Join(d.conf.Data, memory))
 	case errors.Is(err, audit.ErrFork):
 		if err := d.acceptRecord(ctx, err); err != nil {

@@ -34,7 +34,7 @@ The keys come from --keys, a file or an https URL; without it they are fetched
 once from https://DOMAIN/.well-known/postern-keys.json, where DOMAIN is the one
 of the sender's address. Keep that document: with --keys it checks later mail
 without asking anybody. Exits with status 1 if any of it is not true. The format
-is described in docs/statement.md.`,
+is described in docs/reference/statement.md.`,
 		flags: func(fs *flag.FlagSet) {
 			fs.StringVar(&keys, "keys", "", "`file or https URL` of the keys (default: fetched from the sender's domain)")
 			fs.StringVar(&recipient, "recipient", "", "`address` at which the message arrived: a message that was sent to somebody else is refused")

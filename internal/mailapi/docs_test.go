@@ -28,10 +28,10 @@ import (
 	"postern/internal/webhook"
 )
 
-// TestDocs runs the examples of docs/api.md, as a newcomer would. It needs
+// TestDocs runs the examples of docs/reference/api.md, as a newcomer would. It needs
 // bash, curl and jq.
 func TestDocs(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/api.md")
+	doc, err := os.ReadFile("../../docs/reference/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -322,13 +322,13 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s = %+v", code, got)
 		}
 	}
-	guide, err := os.ReadFile("../../docs/api.md")
+	guide, err := os.ReadFile("../../docs/reference/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for code := range kinds {
 		if !strings.Contains(string(guide), "`"+code+"`") {
-			t.Errorf("docs/api.md does not tell of %s", code)
+			t.Errorf("docs/reference/api.md does not tell of %s", code)
 		}
 	}
 	if got := f.do(t, "nobody", "GET", problemPath+"nothing", ""); got.code != 404 {

@@ -63,7 +63,7 @@ var kinds = map[string]kind{
 	"domain_taken":           {409, "Domain taken", "This project has the domain already, or another one holds it or a domain above it."},
 	"domain_in_use":          {409, "Domain in use", "Delete the inboxes that have addresses in it first."},
 	"no_checkpoint":          {409, "No checkpoint yet", "The entry is newer than each checkpoint. One is made by itself after some minutes; POST /v1/audit/checkpoint makes one now."},
-	"record_broken":          {409, "The record does not hold", "It does not go on from what was signed, or its chain is broken, so nothing is signed. Keep a copy of the database as it is; see docs/audit.md."},
+	"record_broken":          {409, "The record does not hold", "It does not go on from what was signed, or its chain is broken, so nothing is signed. Keep a copy of the database as it is; see docs/reference/audit.md."},
 	"key_in_use":             {409, "Key in use", "Rotate, and remove the key once the next one signs."},
 	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or ask with next: true for one like it."},
 	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; the mail that is there then opens for nobody."},

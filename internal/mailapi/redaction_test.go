@@ -18,7 +18,7 @@ func marked(where string) string { return "SECRET" + where + "q7vK2mZx" }
 
 // TestAuditRedaction plays the road of mail and of oversight with a marked
 // secret in each place that could hold one, and looks for them in all entries
-// and in each format of an export. What an entry may hold is in docs/audit.md:
+// and in each format of an export. What an entry may hold is in docs/reference/audit.md:
 // addresses of recipients that were proposed, and words that persons gave as
 // reasons, but no subject, body, name, file, comment or credential.
 func TestAuditRedaction(t *testing.T) {

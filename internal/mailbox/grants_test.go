@@ -366,7 +366,7 @@ func (f *fixture) count(t *testing.T, query string, args ...any) (n int) {
 	return n
 }
 
-// TestFormerHolder is what docs/threat-model.md says of who held a credential
+// TestFormerHolder is what docs/background/threat-model.md says of who held a credential
 // that was revoked and steals the database: from a copy of before, the mail of
 // the epochs up to then; from one of after, nothing; of later mail, nothing.
 func TestFormerHolder(t *testing.T) {

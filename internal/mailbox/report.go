@@ -43,7 +43,7 @@ func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a overs
 // or a sender suspended. It counts only if it returns the header of a message
 // that this inbox sent, with the statement that this server signed over that
 // header: who makes one up must have got the message. Who did get it can lie
-// about its other recipients; that is told to the reader of docs/delivery.md,
+// about its other recipients; that is told to the reader of docs/reference/delivery.md,
 // and stops at [Reputation.MinBad].
 func (m *PostOffice) reports(ctx context.Context, inboxes []Inbox, raw []byte) (map[string]mail.Report, error) {
 	r, ok := mail.ParseReport(raw)

@@ -18,7 +18,7 @@ import (
 )
 
 // This is an exhaustive search, breadth first, through everything that can happen
-// to one action with two recipients: see docs/oversight.md for what it shows and
+// to one action with two recipients: see docs/background/oversight.md for what it shows and
 // what it leaves out. The rules that it goes through are those of life.go and
 // part.go, which the Gate itself uses. What is written here is the world around
 // them: the database, whose transactions take turns; two programs that claim,

@@ -20,7 +20,7 @@
 //	approved, executing ── denied   by a kill switch; failed where some of it may have left
 //
 // life.go has all rules about these moves, part.go those of an effect that has
-// several parts, and docs/oversight.md says what holds of them and how that is shown.
+// several parts, and docs/background/oversight.md says what holds of them and how that is shown.
 //
 // An approved action that is not due waits: until the time at which it is to
 // leave, for as long as it can be undone, or until it is tried again. One that

@@ -17,7 +17,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// This is whoever writes the database, as docs/threat-model.md has him: he reads
+// This is whoever writes the database, as docs/background/threat-model.md has him: he reads
 // and changes any row and has not the server's key.
 
 // raw runs statements behind the server's back.

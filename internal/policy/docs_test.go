@@ -10,9 +10,9 @@ import (
 	"postern/internal/scan"
 )
 
-// TestDocumentation runs the tests in docs/policy.md on the policy above each.
+// TestDocumentation runs the tests in docs/reference/policy.md on the policy above each.
 func TestDocumentation(t *testing.T) {
-	page, err := os.ReadFile("../../docs/policy.md")
+	page, err := os.ReadFile("../../docs/reference/policy.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,14 +38,14 @@ func TestDocumentation(t *testing.T) {
 	t.Logf("%d policies, %d tests", policies, tests)
 	for _, v := range policy.Variables { // of all that there is to ask there is an example
 		if !regexp.MustCompile(`(?s)when:[^\n]*\b`+v.Name+`\b`).Match(page) && v.Name != "kind" {
-			t.Errorf("docs/policy.md has no condition with %s", v.Name)
+			t.Errorf("docs/reference/policy.md has no condition with %s", v.Name)
 		}
 	}
 }
 
 // TestFlags: rules and the page ask about flags that the content checks set.
 func TestFlags(t *testing.T) {
-	page, err := os.ReadFile("../../docs/policy.md")
+	page, err := os.ReadFile("../../docs/reference/policy.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestFlags(t *testing.T) {
 	for _, f := range scan.Flags() {
 		known[string(f)] = true
 		if !strings.Contains(string(page), "`"+string(f)+"`") {
-			t.Errorf("docs/policy.md does not tell of the flag %s", f)
+			t.Errorf("docs/reference/policy.md does not tell of the flag %s", f)
 		}
 	}
 	for _, text := range []string{policy.Default().Text(), string(page)} {

@@ -270,7 +270,7 @@ func brief(r Report) string {
 	return strings.Join(out, "; ")
 }
 
-// TestKnownMisses holds docs/scan.md to its word: these are attacks, in words
+// TestKnownMisses holds docs/reference/scan.md to its word: these are attacks, in words
 // of their own, that the scan does not find. One that it finds some day moves to
 // the corpus, and out of the page.
 func TestKnownMisses(t *testing.T) {

@@ -6,7 +6,7 @@
 // [Clean], which makes HTML harmless.
 //
 // It is a smoke detector and not a wall. Somebody who has this source can write
-// a mail that it lets through; docs/scan.md says how well it does on what it was
+// a mail that it lets through; docs/reference/scan.md says how well it does on what it was
 // not tuned on. So nothing may become allowed because a scan found nothing.
 //
 // It is pure: no I/O, no state, no imports of ours. It reads what attackers
@@ -46,7 +46,7 @@ func Categories() []Category {
 // found: below it a finding is a remark.
 const Flagged = 0.5
 
-// The limits of what is scanned of one message; docs/scan.md names them.
+// The limits of what is scanned of one message; docs/reference/scan.md names them.
 const (
 	maxText        = 512 << 10 // bytes of text, and of what HTML shows
 	maxHTML        = 2 << 20   // bytes of HTML

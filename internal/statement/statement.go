@@ -1,7 +1,7 @@
 // Package statement writes and checks the signed statement that each message
 // from an inbox carries in its header: which project and inbox it is from, in
 // which mode, that an AI wrote it, whether a person approved it, and a digest
-// of the message. docs/statement.md describes the format for everybody else.
+// of the message. docs/reference/statement.md describes the format for everybody else.
 //
 // It is pure, and needs nothing of the server that signed: who has the public
 // keys of the domain checks a message alone. Everything that is checked was

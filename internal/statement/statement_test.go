@@ -56,7 +56,7 @@ func sign(t *testing.T, raw string, s statement.Statement) string {
 	return field + raw
 }
 
-// TestVectors compares what is signed with the vectors that docs/statement.md
+// TestVectors compares what is signed with the vectors that docs/reference/statement.md
 // names, so that the format does not change unseen.
 func TestVectors(t *testing.T) {
 	hiddenCopy := about()

@@ -225,7 +225,7 @@ async function live(signedIn) {
   await context.close()
 }
 
-// shown takes the small set of pictures that docs/console.md shows, if asked to:
+// shown takes the small set of pictures that docs/reference/console.md shows, if asked to:
 // what a person sees at first of a page, before anything is scrolled.
 async function shown(pages, signedIn) {
   const dir = process.env.POSTERN_DOCS_SCREENSHOTS

@@ -153,7 +153,7 @@ Content-Transfer-Encoding: base64
 			break
 		}
 		if try%15 == 0 {
-			// docs/threat-model.md: now and then a scrap stays on the stack of a
+			// docs/background/threat-model.md: now and then a scrap stays on the stack of a
 			// goroutine that lives on, until the server does something else.
 			t.Logf("after %d looks it holds %v", try, found)
 			if m, err := dialMail(s.smtp); err == nil {
