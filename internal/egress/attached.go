@@ -139,7 +139,7 @@ func (a *attached) newStack(ctx context.Context) error {
 			return fmt.Errorf("set up stack: %T: %s", o, e)
 		}
 	}
-	gateway := tcpip.AddrFrom4(Gateway.As4())
+	gateway := tcpip.AddrFrom4(sandbox.LinkGateway.As4())
 	forward := tcp.NewForwarder(s, buf, 2*cap(a.slots), func(r *tcp.ForwarderRequest) {
 		if a.enter() {
 			defer a.wg.Done()
@@ -307,7 +307,7 @@ func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
 }
 
 func (a *attached) dialIn(ctx context.Context, port uint16) (net.Conn, error) {
-	addr := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFrom4(Inside.As4()), Port: port}
+	addr := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFrom4(sandbox.LinkAddress.As4()), Port: port}
 	c, err := gonet.DialContextTCP(ctx, a.stack, addr, ipv4.ProtocolNumber)
 	switch {
 	case err == nil:
@@ -347,7 +347,7 @@ func innerHost(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := strings.ToLower(r.Host)
 		host = strings.TrimSuffix(strings.TrimSuffix(host, ":80"), ".")
-		if host != Name && host != Gateway.String() {
+		if host != Name && host != sandbox.LinkGateway.String() {
 			http.Error(w, "this server answers to http://"+Name+" only", http.StatusMisdirectedRequest)
 			return
 		}
@@ -373,7 +373,7 @@ func (in *innerServer) Close() error {
 
 // Addr implements [net.Listener].
 func (in *innerServer) Addr() net.Addr {
-	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(Gateway, 80))
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(sandbox.LinkGateway, 80))
 }
 
 // serve hands c to the server and returns when c is closed.

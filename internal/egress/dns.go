@@ -18,6 +18,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"postern/internal/policy"
+	"postern/internal/sandbox"
 )
 
 const (
@@ -213,7 +214,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 	}
 	if name == Name {
 		if q.Type == dnsmessage.TypeA {
-			return answer{addrs: []netip.Addr{Gateway}}
+			return answer{addrs: []netip.Addr{sandbox.LinkGateway}}
 		}
 		return answer{}
 	}

@@ -12,10 +12,10 @@
 //	                                           ├─ SMTP: handed to Config.SMTP
 //	                                           └─ 10.0.0.1:80: Config.Inner
 //
-// Inside, every sandbox is 10.0.0.2 and knows one neighbour, 10.0.0.1, its
-// gateway and resolver; so addresses of that one network outside cannot be
-// reached, whatever the policy says. There is no IPv6: a sandbox has no route
-// for it and is refused by its own kernel.
+// Every sandbox has the address 10.0.0.2 and one neighbour, 10.0.0.1, which is
+// its gateway and its resolver ([sandbox.LinkNetwork]). So the hosts of that
+// network outside cannot be reached, whatever the policy says. There is no IPv6:
+// a sandbox has no route for it, and its own kernel refuses the connection.
 //
 // The package trusts nothing that comes over a link: not the packets, which a
 // hostile sandbox may build by hand, not the source address, not the name in a
@@ -52,18 +52,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// What every sandbox finds on its link.
-const (
-	MTU  = 65520              // bytes of the largest packet
-	Name = "postern.internal" // resolves to Gateway
-)
-
-// The two addresses of every link, and its network, which has no others.
-var (
-	Gateway = netip.AddrFrom4([4]byte{10, 0, 0, 1}) // this program
-	Inside  = netip.AddrFrom4([4]byte{10, 0, 0, 2}) // the sandbox
-	linkNet = netip.PrefixFrom(Gateway, 30)
-)
+// Name is the host name of this program inside every sandbox. It resolves to
+// [sandbox.LinkGateway].
+const Name = "postern.internal"
 
 // Config holds the settings of a [Wall].
 type Config struct {

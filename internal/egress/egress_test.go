@@ -276,8 +276,8 @@ func (w *world) boxOn(id string, file *os.File) *box {
 	if e := s.CreateNIC(nic, b.link); e != nil {
 		w.tb.Fatal(e)
 	}
-	s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFrom4(Inside.As4()), PrefixLen: 30}}, stack.AddressProperties{})
-	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, Gateway: tcpip.AddrFrom4(Gateway.As4()), NIC: nic}})
+	s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFrom4(sandbox.LinkAddress.As4()), PrefixLen: sandbox.LinkNetwork.Bits()}}, stack.AddressProperties{})
+	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, Gateway: tcpip.AddrFrom4(sandbox.LinkGateway.As4()), NIC: nic}})
 	b.stack = s
 	w.tb.Cleanup(func() { b.link.stop(); s.Destroy() })
 	return b
@@ -681,7 +681,7 @@ func TestOtherUDPAndICMP(t *testing.T) {
 		}
 	}
 	raw := w.bare("i2", "", policy.Egress{Internet: true})
-	ping := packet(Inside, netip.MustParseAddr("8.8.8.8"), 1, []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0})
+	ping := packet(sandbox.LinkAddress, netip.MustParseAddr("8.8.8.8"), 1, []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0})
 	raw.file.Write(ping)
 	if e := w.wait("icmp", func(e Event) bool { return e.Proto == "icmp" }); e.Dst.String() != "8.8.8.8:0" {
 		t.Errorf("got %+v", e)
@@ -710,12 +710,12 @@ func syn(src, dst netip.Addr, sport, dport uint16) []byte {
 
 func TestHandMadePackets(t *testing.T) {
 	public := netip.MustParseAddr(site)
-	fragment := syn(Inside, public, 1, 80)
+	fragment := syn(sandbox.LinkAddress, public, 1, 80)
 	fragment[6] = 0x20 // more fragments
 	six := append([]byte{0x60, 0, 0, 0, 0, 20, 6, 64}, make([]byte, 16)...)
 	dst6 := netip.MustParseAddr("2606:4700::1111").As16()
 	six = append(six, dst6[:]...)
-	six = append(six, syn(Inside, public, 1, 443)[20:]...)
+	six = append(six, syn(sandbox.LinkAddress, public, 1, 443)[20:]...)
 	for _, tc := range []struct {
 		name   string
 		p      []byte
@@ -723,15 +723,15 @@ func TestHandMadePackets(t *testing.T) {
 		reason string
 	}{
 		{"spoofed source", syn(netip.MustParseAddr("8.8.8.8"), public, 1, 80), site + ":0", "source address 8.8.8.8"},
-		{"the gateway's source", syn(Gateway, public, 1, 80), site + ":0", "source address 10.0.0.1"},
+		{"the gateway's source", syn(sandbox.LinkGateway, public, 1, 80), site + ":0", "source address 10.0.0.1"},
 		{"fragment", fragment, site + ":0", "fragments"},
-		{"multicast", syn(Inside, netip.MustParseAddr("224.0.0.1"), 1, 80), "224.0.0.1:80", "no address that a connection can be made to"},
-		{"broadcast", syn(Inside, netip.MustParseAddr("255.255.255.255"), 1, 80), "255.255.255.255:80", "no address"},
-		{"our loopback", syn(Inside, netip.MustParseAddr("127.0.0.1"), 1, 3000), "127.0.0.1:3000", "no address"},
-		{"itself", syn(Inside, Inside, 1, 80), "10.0.0.2:80", "no address"},
-		{"GRE", packet(Inside, public, 47, []byte("tunnel")), site + ":0", "only TCP"},
-		{"SCTP", packet(Inside, public, 132, make([]byte, 40)), site + ":0", "only TCP"},
-		{"DNS by multicast", packet(Inside, netip.MustParseAddr("224.0.0.251"), 17, []byte{0, 1, 0, 53, 0, 8, 0, 0}), "224.0.0.251:53", "only TCP"},
+		{"multicast", syn(sandbox.LinkAddress, netip.MustParseAddr("224.0.0.1"), 1, 80), "224.0.0.1:80", "no address that a connection can be made to"},
+		{"broadcast", syn(sandbox.LinkAddress, netip.MustParseAddr("255.255.255.255"), 1, 80), "255.255.255.255:80", "no address"},
+		{"our loopback", syn(sandbox.LinkAddress, netip.MustParseAddr("127.0.0.1"), 1, 3000), "127.0.0.1:3000", "no address"},
+		{"itself", syn(sandbox.LinkAddress, sandbox.LinkAddress, 1, 80), "10.0.0.2:80", "no address"},
+		{"GRE", packet(sandbox.LinkAddress, public, 47, []byte("tunnel")), site + ":0", "only TCP"},
+		{"SCTP", packet(sandbox.LinkAddress, public, 132, make([]byte, 40)), site + ":0", "only TCP"},
+		{"DNS by multicast", packet(sandbox.LinkAddress, netip.MustParseAddr("224.0.0.251"), 17, []byte{0, 1, 0, 53, 0, 8, 0, 0}), "224.0.0.251:53", "only TCP"},
 		{"IPv6", six, "[2606:4700::1111]:443", "IPv6"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -762,8 +762,8 @@ func TestRandomPackets(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	public := netip.MustParseAddr(site)
 	good := [][]byte{
-		syn(Inside, public, 1, 80), syn(Inside, Gateway, 1, 53), syn(Inside, public, 9, 25), packet(Inside, Gateway, 17, append([]byte{0, 1, 0, 53, 0, 50, 0, 0}, query("a.test.", 1)...)),
-		packet(Inside, public, 1, make([]byte, 8)), append([]byte{0x60}, make([]byte, 79)...),
+		syn(sandbox.LinkAddress, public, 1, 80), syn(sandbox.LinkAddress, sandbox.LinkGateway, 1, 53), syn(sandbox.LinkAddress, public, 9, 25), packet(sandbox.LinkAddress, sandbox.LinkGateway, 17, append([]byte{0, 1, 0, 53, 0, 50, 0, 0}, query("a.test.", 1)...)),
+		packet(sandbox.LinkAddress, public, 1, make([]byte, 8)), append([]byte{0x60}, make([]byte, 79)...),
 	}
 	go func() { // empty the link, as a sandbox does
 		buf := make([]byte, 1<<16)
@@ -803,7 +803,7 @@ func TestRandomPackets(t *testing.T) {
 		}
 	}
 	// The link still works.
-	b.file.Write(syn(Inside, netip.MustParseAddr("169.254.169.254"), 77, 80))
+	b.file.Write(syn(sandbox.LinkAddress, netip.MustParseAddr("169.254.169.254"), 77, 80))
 	w.wall.Detach("i1")
 	es := w.record()
 	if len(es) == 0 || len(es) > 6+1 {
@@ -952,7 +952,7 @@ func TestSYNFlood(t *testing.T) {
 	b := w.bare("i1", "", policy.Egress{Internet: true})
 	neighbour := w.box("i2", policy.Egress{})
 	for i := range 20_000 {
-		b.file.Write(syn(Inside, netip.MustParseAddr("5.6.7.8"), uint16(i), 25))
+		b.file.Write(syn(sandbox.LinkAddress, netip.MustParseAddr("5.6.7.8"), uint16(i), 25))
 	}
 	if _, err := neighbour.dial("1.1.1.1:80"); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("neighbour: %v", err)

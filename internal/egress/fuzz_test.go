@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 
 	"postern/internal/policy"
+	"postern/internal/sandbox"
 )
 
 func FuzzQuestion(f *testing.F) {
@@ -38,8 +39,8 @@ func FuzzQuestion(f *testing.F) {
 		answers := []answer{problem}
 		if problem.why == "" {
 			answers = []answer{
-				{addrs: slices.Repeat([]netip.Addr{Gateway}, maxAnswers)},
-				{addrs: []netip.Addr{Inside}, ede: edeForged, why: strings.Repeat("x", 1000)},
+				{addrs: slices.Repeat([]netip.Addr{sandbox.LinkGateway}, maxAnswers)},
+				{addrs: []netip.Addr{sandbox.LinkAddress}, ede: edeForged, why: strings.Repeat("x", 1000)},
 				{code: dnsmessage.RCodeNameError, ede: edeBlocked, why: "no \xff\n"},
 			}
 		}
@@ -132,9 +133,9 @@ func FuzzInspect(f *testing.F) {
 	w := newWorld(f, func(c *Config) { c.Limits.Records = 1 })
 	w.bare("i1", "", policy.Egress{Internet: true})
 	a, _ := w.wall.find("i1")
-	f.Add(syn(Inside, Gateway, 1, 80))
-	f.Add(packet(Inside, netip.MustParseAddr("8.8.8.8"), 17, make([]byte, 8)))
-	f.Add(packet(Inside, netip.MustParseAddr("8.8.8.8"), 1, make([]byte, 8)))
+	f.Add(syn(sandbox.LinkAddress, sandbox.LinkGateway, 1, 80))
+	f.Add(packet(sandbox.LinkAddress, netip.MustParseAddr("8.8.8.8"), 17, make([]byte, 8)))
+	f.Add(packet(sandbox.LinkAddress, netip.MustParseAddr("8.8.8.8"), 1, make([]byte, 8)))
 	f.Add([]byte{0x60})
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, p []byte) {

@@ -287,7 +287,7 @@ func TestHandOverUnderFlood(t *testing.T) {
 	go func() {
 		defer close(flooded)
 		for i := 0; !stop.Load(); i++ {
-			p := syn(Inside, netip.MustParseAddr("5.6.7.8"), uint16(i), 25)
+			p := syn(sandbox.LinkAddress, netip.MustParseAddr("5.6.7.8"), uint16(i), 25)
 			raw.Control(func(fd uintptr) { unix.SendmsgN(int(fd), p, nil, nil, unix.MSG_DONTWAIT) })
 		}
 	}()
@@ -328,7 +328,7 @@ func TestStrayPacketsAreReset(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t, open)
 			b := w.bare("i1", "", policy.Egress{Internet: true})
-			p := syn(Inside, netip.MustParseAddr("5.6.7.8"), 4000, 443)
+			p := syn(sandbox.LinkAddress, netip.MustParseAddr("5.6.7.8"), 4000, 443)
 			p[20+13] = tc.flags
 			if _, err := b.file.Write(p); err != nil {
 				t.Fatal(err)

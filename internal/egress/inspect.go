@@ -8,6 +8,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"postern/internal/sandbox"
 )
 
 // inspect says whether a packet may go on to the stack. Only TCP and DNS from
@@ -26,7 +28,7 @@ func (a *attached) inspect(ctx context.Context, p []byte) bool {
 		a.malformed(ctx, dst)
 		return false
 	}
-	if src := netip.AddrFrom4(ip.SourceAddress().As4()); src != Inside {
+	if src := netip.AddrFrom4(ip.SourceAddress().As4()); src != sandbox.LinkAddress {
 		// It says who it is not; whom it aims at does not matter.
 		a.ledger.addLater(ctx, Event{Kind: Denied, Proto: protoName(proto), Dst: netip.AddrPortFrom(dst, 0), Name: src.String(), Reason: fmt.Sprintf("a packet with the source address %v, which is not the sandbox's", src)}, func() {})
 		return false
@@ -88,7 +90,7 @@ func (a *attached) inspectSyn(ctx context.Context, p []byte, to netip.AddrPort) 
 // address of the link's network, multicast addresses and those of one's own host.
 func odd(a netip.Addr) bool {
 	b := a.As4()
-	return b[0] == 0 || b[0] == 127 || b[0] >= 224 || linkNet.Contains(a) && a != Gateway
+	return b[0] == 0 || b[0] == 127 || b[0] >= 224 || sandbox.LinkNetwork.Contains(a) && a != sandbox.LinkGateway
 }
 
 // deny records a packet and then refuses it by ICMP, so that the program that
@@ -157,7 +159,7 @@ func unreachable(p []byte) []byte {
 	o := header.IPv4(out)
 	o.Encode(&header.IPv4Fields{
 		TotalLength: uint16(len(out)), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
-		SrcAddr: tcpip.AddrFrom4(Gateway.As4()), DstAddr: tcpip.AddrFrom4(Inside.As4()),
+		SrcAddr: tcpip.AddrFrom4(sandbox.LinkGateway.As4()), DstAddr: tcpip.AddrFrom4(sandbox.LinkAddress.As4()),
 	})
 	o.SetChecksum(^o.CalculateChecksum())
 	m := header.ICMPv4(out[header.IPv4MinimumSize:])

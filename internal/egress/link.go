@@ -13,6 +13,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"postern/internal/sandbox"
 )
 
 // A link is the host's end of a socket pair as an interface of a stack. Unlike
@@ -38,7 +40,7 @@ func newLink(f *os.File, filter func([]byte) bool) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open link: %w", err)
 	}
-	return &link{file: f, raw: raw, filter: filter, mtu: MTU, done: make(chan struct{})}, nil
+	return &link{file: f, raw: raw, filter: filter, mtu: sandbox.LinkMTU, done: make(chan struct{})}, nil
 }
 
 // adoptable returns a duplicate of the host's end of a link that was made by

@@ -38,7 +38,7 @@ func (v *voice) muteIfSilent() bool {
 // not, whatever its port.
 func isAnswer(p []byte) bool {
 	ip := header.IPv4(p)
-	if ip.TransportProtocol() != header.TCPProtocolNumber || netip.AddrFrom4(ip.DestinationAddress().As4()) != Gateway {
+	if ip.TransportProtocol() != header.TCPProtocolNumber || netip.AddrFrom4(ip.DestinationAddress().As4()) != sandbox.LinkGateway {
 		return false
 	}
 	t := header.TCP(p[header.IPv4MinimumSize:])

@@ -53,9 +53,9 @@ func TestMuteIfSilent(t *testing.T) {
 	}
 	dialed, _ := w.outside()
 	public := netip.MustParseAddr(site)
-	late.file.Write(syn(Inside, public, 5000, 7))
-	late.file.Write(syn(Inside, public, sandbox.GuestPort, 7))
-	late.file.Write(packet(Inside, public, 47, []byte("tunnel")))
+	late.file.Write(syn(sandbox.LinkAddress, public, 5000, 7))
+	late.file.Write(syn(sandbox.LinkAddress, public, sandbox.GuestPort, 7))
+	late.file.Write(packet(sandbox.LinkAddress, public, 47, []byte("tunnel")))
 	w.wait("the refusal", func(e Event) bool { return e.Kind == Denied && e.Proto == "ip/47" })
 	if now, _ := w.outside(); len(now) != len(dialed) {
 		t.Errorf("dialled %v for a muted sandbox", now[len(dialed):])
@@ -66,7 +66,7 @@ func TestIsAnswer(t *testing.T) {
 	segment := func(dst netip.Addr, port uint16, flags header.TCPFlags) []byte {
 		b := make([]byte, header.TCPMinimumSize)
 		header.TCP(b).Encode(&header.TCPFields{SrcPort: port, DstPort: 40000, DataOffset: header.TCPMinimumSize, Flags: flags})
-		return packet(Inside, dst, 6, b)
+		return packet(sandbox.LinkAddress, dst, 6, b)
 	}
 	other := netip.MustParseAddr(site)
 	for _, c := range []struct {
@@ -74,13 +74,13 @@ func TestIsAnswer(t *testing.T) {
 		p    []byte
 		want bool
 	}{
-		{"the guest takes a connection", segment(Gateway, sandbox.GuestPort, header.TCPFlagSyn|header.TCPFlagAck), true},
-		{"the guest says something", segment(Gateway, sandbox.GuestPort, header.TCPFlagAck|header.TCPFlagPsh), true},
-		{"the port is not open yet", segment(Gateway, sandbox.GuestPort, header.TCPFlagRst|header.TCPFlagAck), true},
-		{"a connection from the guest's port", segment(Gateway, sandbox.GuestPort, header.TCPFlagSyn), false},
-		{"another port", segment(Gateway, 80, header.TCPFlagAck), false},
+		{"the guest takes a connection", segment(sandbox.LinkGateway, sandbox.GuestPort, header.TCPFlagSyn|header.TCPFlagAck), true},
+		{"the guest says something", segment(sandbox.LinkGateway, sandbox.GuestPort, header.TCPFlagAck|header.TCPFlagPsh), true},
+		{"the port is not open yet", segment(sandbox.LinkGateway, sandbox.GuestPort, header.TCPFlagRst|header.TCPFlagAck), true},
+		{"a connection from the guest's port", segment(sandbox.LinkGateway, sandbox.GuestPort, header.TCPFlagSyn), false},
+		{"another port", segment(sandbox.LinkGateway, 80, header.TCPFlagAck), false},
 		{"another address", segment(other, sandbox.GuestPort, header.TCPFlagAck), false},
-		{"a question", packet(Inside, Gateway, 17, []byte{0xc3, 0x3f, 0, 53, 0, 8, 0, 0}), false},
+		{"a question", packet(sandbox.LinkAddress, sandbox.LinkGateway, 17, []byte{0xc3, 0x3f, 0, 53, 0, 8, 0, 0}), false},
 	} {
 		if got := isAnswer(c.p); got != c.want {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)

@@ -17,6 +17,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"postern/internal/policy"
+	"postern/internal/sandbox"
 )
 
 // handshake bounds the TLS handshake of a captured connection and the wait for
@@ -82,9 +83,9 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 				a.capture(ctx, c, dst, nil)
 			}
 		}
-	case dst.Addr() == Gateway:
+	case dst.Addr() == sandbox.LinkGateway:
 		if p != 80 || a.inner == nil {
-			refuse("10.0.0.1 has no service at this port")
+			refuse(dst.Addr().String() + " has no service at this port")
 		} else if c := accept(r); c != nil {
 			a.inner.serve(c)
 		}
@@ -95,7 +96,7 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 
 // mayAsk decides on a connection to a DNS server.
 func (a *attached) mayAsk(dst netip.AddrPort) policy.Verdict {
-	if dst.Addr() == Gateway {
+	if dst.Addr() == sandbox.LinkGateway {
 		return policy.Verdict{Effect: policy.Allow}
 	}
 	return a.rules.Load().Connect(a.connection(dst, a.names.of(dst.Addr())))

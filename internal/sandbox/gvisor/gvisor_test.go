@@ -108,20 +108,20 @@ func newLink(t testing.TB) (*host, *os.File) {
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},
 	})
-	ep, err := fdbased.New(&fdbased.Options{FDs: []int{p[0]}, MTU: linkMTU, TXChecksumOffload: true, RXChecksumOffload: true, ClosedFunc: func(tcpip.Error) {}})
+	ep, err := fdbased.New(&fdbased.Options{FDs: []int{p[0]}, MTU: sandbox.LinkMTU, TXChecksumOffload: true, RXChecksumOffload: true, ClosedFunc: func(tcpip.Error) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := s.CreateNIC(1, ep); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.AddProtocolAddress(1, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddrFrom4Slice(gatewayIP).WithPrefix()}, stack.AddressProperties{}); err != nil {
+	if err := s.AddProtocolAddress(1, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddrFrom4(sandbox.LinkGateway.As4()).WithPrefix()}, stack.AddressProperties{}); err != nil {
 		t.Fatal(err)
 	}
 	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: 1}})
 	h := &host{stack: s}
 	h.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return gonet.DialContextTCP(ctx, s, tcpip.FullAddress{NIC: 1, Addr: tcpip.AddrFrom4Slice(sandboxIP), Port: 49983}, ipv4.ProtocolNumber)
+		return gonet.DialContextTCP(ctx, s, tcpip.FullAddress{NIC: 1, Addr: tcpip.AddrFrom4(sandbox.LinkAddress.As4()), Port: 49983}, ipv4.ProtocolNumber)
 	}}}
 	t.Cleanup(func() {
 		h.http.CloseIdleConnections()

@@ -14,6 +14,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"postern/internal/sandbox"
 )
 
 // TestPingOutlivesRefusals: a guest that begins to listen late, after many
@@ -26,7 +28,7 @@ func TestPingOutlivesRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	link.Close()
-	ep, err := fdbased.New(&fdbased.Options{FDs: []int{fd}, MTU: linkMTU, TXChecksumOffload: true, RXChecksumOffload: true, ClosedFunc: func(tcpip.Error) {}})
+	ep, err := fdbased.New(&fdbased.Options{FDs: []int{fd}, MTU: sandbox.LinkMTU, TXChecksumOffload: true, RXChecksumOffload: true, ClosedFunc: func(tcpip.Error) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +39,7 @@ func TestPingOutlivesRefusals(t *testing.T) {
 	if err := guest.CreateNIC(1, ep); err != nil {
 		t.Fatal(err)
 	}
-	if err := guest.AddProtocolAddress(1, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddrFrom4Slice(sandboxIP).WithPrefix()}, stack.AddressProperties{}); err != nil {
+	if err := guest.AddProtocolAddress(1, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: tcpip.AddrFrom4(sandbox.LinkAddress.As4()).WithPrefix()}, stack.AddressProperties{}); err != nil {
 		t.Fatal(err)
 	}
 	guest.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: 1}})
