@@ -17,7 +17,6 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/egress"
-	"postern/internal/mail"
 	"postern/internal/mcpserver"
 	"postern/internal/notary"
 	"postern/internal/notify"
@@ -95,15 +94,6 @@ func (d *daemon) note(ctx context.Context, who auth.Principal, e egress.Event) e
 	return d.db.Update(ctx, func(tx *store.Tx) error {
 		return audit.Append(ctx, tx, who, "egress."+string(e.Kind), who.ID, f)
 	})
-}
-
-// proposeCaptured holds a message that a sandbox tried to send over SMTP.
-func (d *daemon) proposeCaptured(ctx context.Context, who auth.Principal, dst netip.AddrPort, env mail.Envelope) (string, error) {
-	server := dst.String()
-	if name := d.wall.NameOf(who.ID, dst.Addr()); name != "" {
-		server = name + ":" + strconv.Itoa(int(dst.Port()))
-	}
-	return overSMTP(d.post.SendRaw(ctx, who, "SMTP to "+server, env.From, env.To, env.Raw))
 }
 
 // localHandler is the door at the unix socket: who opens it is a person at the

@@ -1,0 +1,4 @@
+package smtpserver
+
+// ProposalReply is proposalReply, for tests.
+var ProposalReply = proposalReply
