@@ -5,8 +5,10 @@ package storetest
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"database/sql"
 	"errors"
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -14,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"postern/internal/store"
 )
@@ -23,18 +27,42 @@ import (
 // sets it; with it unset, tests run on SQLite alone and say so in their log.
 const PostgresVar = "POSTERN_TEST_POSTGRES"
 
-// SQLite returns a database in a temporary directory.
+// SQLite returns a migrated database in a temporary directory, which is in memory
+// where the machine has such a file system: SQLite syncs each commit, and a test
+// that makes hundreds of them would mostly wait for the disk.
 func SQLite(t testing.TB) *store.DB {
 	t.Helper()
 	file, err := migrated()
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "postern.db")
+	path := filepath.Join(memoryDir(t), "postern.db")
 	if err := os.WriteFile(path, file, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return Open(t, path)
+}
+
+// memoryDir returns a directory that is removed when the test ends, in /dev/shm
+// if that has room: in a container it may be as small as 64 MiB.
+func memoryDir(t testing.TB) string {
+	t.Helper()
+	const room = 1 << 30 // bytes
+	var fs unix.Statfs_t
+	err := unix.Statfs("/dev/shm", &fs)
+	if err != nil || fs.Bavail*uint64(fs.Bsize) < room {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "postern-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove test database: %v", err)
+		}
+	})
+	return dir
 }
 
 // Open opens the database that source names, with [Key], until the test ends.
@@ -122,13 +150,13 @@ var migrated = sync.OnceValues(func() (file []byte, err error) {
 func Each(t *testing.T, fn func(t *testing.T, db *store.DB)) {
 	t.Helper()
 	t.Run("sqlite", func(t *testing.T) { fn(t, SQLite(t)) })
-	source := PostgresURL(t)
+	source := os.Getenv(PostgresVar) //nolint:forbidigo // a test kit is configured by its environment
 	if source == "" {
 		t.Logf("%s is not set: not run on PostgreSQL", PostgresVar)
 		return
 	}
 	t.Run("postgres", func(t *testing.T) {
-		fn(t, Open(t, source))
+		fn(t, Open(t, createDatabase(t, source, postgresTemplate(t, source))))
 	})
 }
 
@@ -140,6 +168,14 @@ func PostgresURL(t testing.TB) string {
 	if server == "" {
 		return ""
 	}
+	return createDatabase(t, server, "template1")
+}
+
+// createDatabase creates a copy of the database template on the server, to be
+// dropped when the test ends, and returns its URL. PostgreSQL's default strategy
+// writes each copied page to its log too, which takes twice as long.
+func createDatabase(t testing.TB, server, template string) string {
+	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // the clean-up comes after its end
 	admin, err := sql.Open("pgx", server)
 	if err != nil {
@@ -147,7 +183,7 @@ func PostgresURL(t testing.TB) string {
 	}
 	t.Cleanup(func() { admin.Close() })
 	name := "test_" + strings.ToLower(rand.Text()) // letters and digits: safe in the statements below
-	if err := insist(ctx, admin, "create database "+name); err != nil {
+	if err := insist(ctx, admin, "create database "+name+" template "+template+" strategy file_copy"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -155,6 +191,11 @@ func PostgresURL(t testing.TB) string {
 			t.Errorf("drop test database: %v", err)
 		}
 	})
+	return databaseURL(t, server, name)
+}
+
+func databaseURL(t testing.TB, server, name string) string {
+	t.Helper()
 	u, err := url.Parse(server)
 	if err != nil {
 		t.Fatal(err)
@@ -163,14 +204,113 @@ func PostgresURL(t testing.TB) string {
 	return u.String()
 }
 
+// templateLock is the key of the advisory lock under which test processes that
+// share a server create the template.
+const templateLock = 0x506f7374
+
+// postgresTemplate returns the name of a migrated database on the server, which
+// is created if needed: copying it takes a fifth of the time of the migrations.
+// It is shared by all test processes on the server and stays there. Its name
+// holds a hash of the migrations, so that a server that outlives an edit of them
+// gets another.
+func postgresTemplate(t testing.TB, server string) string {
+	t.Helper()
+	name, err := templateName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	admin, err := sql.Open("pgx", server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	exists := func(q interface {
+		QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	}) (found bool) {
+		if err := q.QueryRowContext(ctx, `select exists (select from pg_database where datname = $1)`, name).Scan(&found); err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	if exists(admin) {
+		return name
+	}
+	lock, err := admin.Conn(ctx) // closed with its session, which ends the lock
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if _, err := lock.ExecContext(ctx, `select pg_advisory_lock($1)`, templateLock); err != nil {
+		t.Fatal(err)
+	}
+	if exists(lock) {
+		return name
+	}
+	// Migrated under another name: a process that is killed leaves no template
+	// that is only half migrated.
+	unfinished := name + "_unfinished"
+	for _, statement := range []string{"drop database if exists " + unfinished + " with (force)", "create database " + unfinished} {
+		if err := insist(ctx, lock, statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db, err := store.Open(ctx, databaseURL(t, server, unfinished))
+	if err == nil {
+		err = db.Close()
+	}
+	if err == nil {
+		err = insist(ctx, lock, "alter database "+unfinished+" rename to "+name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// templateName returns the name of the template for the migrations in the source.
+var templateName = sync.OnceValues(func() (string, error) {
+	dir, err := os.Getwd() // a test's is that of its package
+	for err == nil {
+		if _, missing := os.Stat(filepath.Join(dir, "go.mod")); missing == nil {
+			break
+		}
+		if dir == filepath.Dir(dir) {
+			err = errors.New("the test does not run in its package's directory: there is no go.mod above it")
+		}
+		dir = filepath.Dir(dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "internal/store/migrations/*.sql"))
+	if err != nil || len(files) == 0 {
+		return "", fmt.Errorf("find the migrations: %w, %d files", err, len(files))
+	}
+	hash := sha256.New()
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(hash, "%s %d\n%s", filepath.Base(f), len(b), b)
+	}
+	return fmt.Sprintf("postern_template_%x", hash.Sum(nil)[:8]), nil
+})
+
 // insist runs a statement on a server that many tests use. PostgreSQL waits five
 // seconds for others to leave a database that it copies or drops, which is not
 // long on a machine that is busy.
-func insist(ctx context.Context, db *sql.DB, statement string) error {
+func insist(ctx context.Context, db execer, statement string) error {
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
 		_, err := db.ExecContext(ctx, statement)
 		if err == nil || time.Now().After(end) {
 			return err
 		}
 	}
+}
+
+// An execer is a [sql.DB] or one [sql.Conn] of it.
+type execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
