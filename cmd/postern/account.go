@@ -27,7 +27,7 @@ type accountRow struct {
 
 func accountCommand() *command {
 	var c Config
-	return group("account", "create NAME|list|revoke ID [flags]", "let a program make inboxes of its own", accountHelp, c.location, map[string]func(context.Context, []string, io.Writer) error{
+	return group("account", "create NAME|list|revoke ID [flags]", "let a program make inboxes of its own", accountHelp, c.location, map[string]runner{
 		"create": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			name, err := oneArg(args, "NAME")
 			if err != nil {

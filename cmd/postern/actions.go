@@ -3,12 +3,13 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // An action is what the API tells a person of one.
@@ -51,7 +52,7 @@ func noAction(err error, id string) error {
 func pendingCommand() *command {
 	var c Config
 	return &command{
-		name: "pending", args: "[flags]", short: "show what waits for a person",
+		use: "pending", short: "show what waits for a person",
 		long: `
 Shows each action that waits for a decision, oldest first: who asked, for which
 inbox, what policy said, and what exactly would leave, with hidden recipients
@@ -174,8 +175,8 @@ func decision(name, short, long string, approve bool) *command {
 	var c Config
 	var reason, digest string
 	return &command{
-		name: name, args: "ID [flags]", short: short, long: long,
-		flags: func(fs *flag.FlagSet) {
+		use: name + " ID", short: short, long: long,
+		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			usage := "`text` for the record and the agent; may be left out"
 			if !approve {
@@ -283,7 +284,7 @@ it asks for the action's status.`, false)
 func cancelCommand() *command {
 	var c Config
 	return &command{
-		name: "cancel", args: "ID", short: "take back an action that has not begun to leave",
+		use: "cancel ID", short: "take back an action that has not begun to leave",
 		long: `
 Takes back an action that waits for a decision, for its time, or in its undo
 window, also one that is approved. What has begun to leave cannot be taken back:
@@ -312,7 +313,7 @@ func resolveCommand() *command {
 	var reason string
 	outcomes := map[string]string{"happened": "done", "given-up": "failed", "retry": "approved"}
 	return &command{
-		name: "resolve", args: "ID happened|given-up|retry --reason TEXT", short: "say what became of an interrupted action",
+		use: "resolve ID happened|given-up|retry --reason TEXT", short: "say what became of an interrupted action",
 		long: `
 When the server stops between beginning an effect and recording it, nobody here
 can tell whether it happened: the action is unknown, and is never tried again by
@@ -321,7 +322,7 @@ itself. Ask the other side, then say what you found:
   happened   it did; it is done
   given-up   it did not, and is not to be tried again
   retry      it did not; try once more`,
-		flags: func(fs *flag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&reason, "reason", "", "`text` for the record: how you know; needed")
 		},

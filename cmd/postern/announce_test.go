@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"flag"
 	"net"
 	"net/netip"
 	"os"
@@ -11,13 +10,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"postern/internal/auth"
 )
 
 func parsed(t *testing.T, args ...string) *Config {
 	t.Helper()
 	var c Config
-	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	c.flags(fs)
 	if err := fs.Parse(args); err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -17,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/audit"
 	"postern/internal/mail"
@@ -94,7 +95,7 @@ runs or not; --file examines a copy. The format is in docs/reference/audit.md.`
 
 func auditCommand() *command {
 	a := &auditing{}
-	verb := func(f func(context.Context, io.Writer) error) func(context.Context, []string, io.Writer) error {
+	verb := func(f func(context.Context, io.Writer) error) runner {
 		return func(ctx context.Context, args []string, out io.Writer) error {
 			if err := noArgs(args); err != nil {
 				return err
@@ -103,13 +104,13 @@ func auditCommand() *command {
 		}
 	}
 	return group("audit", "list|verify|checkpoint|keys|prove SEQ|check FILE|export|sinks [flags]", "show, verify, prove or export the record of what happened", auditHelp,
-		a.flags, map[string]func(context.Context, []string, io.Writer) error{
+		a.flags, map[string]runner{
 			"verify": verb(a.verify), "list": verb(a.list), "checkpoint": verb(a.checkpoint), "keys": verb(a.printKeys), "export": verb(a.export), "sinks": verb(a.sinks),
 			"prove": a.prove, "check": a.check,
 		})
 }
 
-func (a *auditing) flags(fs *flag.FlagSet) {
+func (a *auditing) flags(fs *pflag.FlagSet) {
 	a.conf.location(fs)
 	fs.StringVar(&a.file, "file", "", "read this SQLite `file`, or for verify this export, instead of the server's database")
 	fs.StringVar(&a.serverKey, "server-key", "", "verify: `file` of the server's key, with which the seals of entries, actions and approvals are checked (default: server.key in the data directory, unless --file is given)")

@@ -11,7 +11,7 @@ import (
 func backupCommand() *command {
 	var c Config
 	return &command{
-		name: "backup", args: "FILE [flags]", short: "copy the database",
+		use: "backup FILE", short: "copy the database",
 		long: `
 Writes a consistent copy of the SQLite database to FILE, which must not exist,
 while the server goes on. The blobs directory below the data directory holds the

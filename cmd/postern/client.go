@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -17,6 +16,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // errNotFound means that the server knows no such thing.
@@ -126,7 +127,7 @@ func failure(resp *http.Response, body []byte) error {
 
 // onServer is a command's function that talks to the running server: as the
 // person whose session the environment has, and as its operator otherwise.
-func onServer(c *Config, f func(ctx context.Context, l *local, args []string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+func onServer(c *Config, f func(ctx context.Context, l *local, args []string, out io.Writer) error) runner {
 	return func(ctx context.Context, args []string, out io.Writer) error {
 		l := newLocal(*c)
 		if os.Getenv(sessionVariable) != "" {
@@ -168,28 +169,14 @@ func noArgs(args []string) error {
 }
 
 // group makes a command with verbs below it, such as "inbox create".
-func group(name, args, short, long string, flags func(*flag.FlagSet), verbs map[string]func(context.Context, []string, io.Writer) error) *command {
-	return &command{
-		name: name, args: args, short: short, long: long, flags: flags,
-		run: func(ctx context.Context, a []string, out io.Writer) error {
-			if len(a) == 0 {
-				return fmt.Errorf("%w: a verb is missing: %s", errUsage, args)
-			}
-			f, ok := verbs[a[0]]
-			if !ok {
-				return fmt.Errorf("%w: there is no %s %q: %s", errUsage, name, a[0], args)
-			}
-			err := f(ctx, a[1:], out)
-			if !errors.Is(err, errUsage) {
-				return err
-			}
-			text := a[0] + ": " + strings.TrimPrefix(err.Error(), errUsage.Error()+": ")
-			if _, lists := verbs["list"]; lists && len(a) == 1 && a[0] != "create" && a[0] != "add" && strings.HasSuffix(text, " is missing") {
-				text += "; postern " + name + " list shows those there are"
-			}
-			return fmt.Errorf("%w: %s", errUsage, text)
-		},
+func group(name, args, short, long string, flags func(*pflag.FlagSet), verbs map[string]runner) *command {
+	c := &command{use: name, short: short, long: long, flags: flags}
+	for use := range strings.SplitSeq(strings.TrimSuffix(args, " [flags]"), "|") {
+		b := &command{use: use}
+		b.run, b.short = verbs[b.name()], use
+		c.below = append(c.below, b)
 	}
+	return c
 }
 
 // table writes rows in columns.

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/domain"
 	"postern/internal/e2bapi"
@@ -123,7 +124,7 @@ type Config struct {
 }
 
 // flags declares the flags.
-func (c *Config) flags(fs *flag.FlagSet) {
+func (c *Config) flags(fs *pflag.FlagSet) {
 	c.location(fs)
 	pathVar(fs, &c.Cache, "cache", "/var/cache/postern", "`directory` for templates; several servers may share it")
 	fs.StringVar(&c.Listen, "listen", "127.0.0.1:3000", "HTTP `address` of API, proxy, MCP and console")
@@ -185,7 +186,7 @@ func (c *Config) flags(fs *flag.FlagSet) {
 }
 
 // tlsFlags declares the flags of TLS and of the domain's DNS.
-func (c *Config) tlsFlags(fs *flag.FlagSet) {
+func (c *Config) tlsFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ListenTLS, "listen-tls", "", "`address` on which the same is served over TLS, such as :443; --listen then serves only this machine, and sends browsers there (default: none)")
 	pathVar(fs, &c.TLSCert, "tls-cert", "", "`file` of the certificate for the domain and *.domain; it is read again when it changes")
 	pathVar(fs, &c.TLSKey, "tls-key", "", "`file` of its key")
@@ -198,7 +199,7 @@ func (c *Config) tlsFlags(fs *flag.FlagSet) {
 }
 
 // location declares the flags that say which server is meant.
-func (c *Config) location(fs *flag.FlagSet) {
+func (c *Config) location(fs *pflag.FlagSet) {
 	pathVar(fs, &c.Data, "data", "/var/lib/postern", "`directory` for the database, blobs, keys and the local socket")
 	fs.StringVar(&c.Database, "database", "", "PostgreSQL `URL` (default: SQLite in the data directory)")
 }
@@ -359,28 +360,25 @@ func variable(flag string) string {
 
 // settings returns the flags of a [Config], by the names of their variables.
 func settings() map[string]bool {
-	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	new(Config).flags(fs)
 	names := map[string]bool{}
-	fs.VisitAll(func(f *flag.Flag) { names[variable(f.Name)] = true })
+	fs.VisitAll(func(f *pflag.Flag) { names[variable(f.Name)] = true })
 	return names
 }
 
 // fromEnvironment sets those flags of fs that are settings and that the
-// environment names. What the command line says comes later and wins.
-func fromEnvironment(fs *flag.FlagSet) (err error) {
+// environment names, but not those that the command line has set: it wins.
+func fromEnvironment(fs *pflag.FlagSet) (err error) {
 	known := settings()
-	fs.VisitAll(func(f *flag.Flag) {
+	fs.VisitAll(func(f *pflag.Flag) {
 		name := variable(f.Name)
 		v, ok := os.LookupEnv(name)
-		if !ok || !known[name] || err != nil {
+		if !ok || f.Changed || !known[name] || err != nil {
 			return
 		}
 		if serr := f.Value.Set(v); serr != nil {
 			err = fmt.Errorf("the environment's %s: %w", name, serr)
-		}
-		if l, ok := f.Value.(*list); ok {
-			l.replace = true
 		}
 	})
 	return err
@@ -406,12 +404,15 @@ type path struct{ value *string }
 
 // pathVar declares a flag that names a file or a directory. An empty value
 // stays empty.
-func pathVar(fs *flag.FlagSet, p *string, name, value, usage string) {
+func pathVar(fs *pflag.FlagSet, p *string, name, value, usage string) {
 	*p = value
 	fs.Var(path{p}, name, usage)
 }
 
-// String implements [flag.Value].
+// Type implements [pflag.Value].
+func (path) Type() string { return "path" }
+
+// String implements [pflag.Value].
 func (p path) String() string {
 	if p.value == nil {
 		return ""
@@ -419,7 +420,7 @@ func (p path) String() string {
 	return *p.value
 }
 
-// Set implements [flag.Value].
+// Set implements [pflag.Value].
 func (p path) Set(s string) (err error) {
 	if s != "" {
 		if s, err = filepath.Abs(s); err != nil {
@@ -431,12 +432,12 @@ func (p path) Set(s string) (err error) {
 }
 
 // A list is a flag that may be repeated, or hold several values between commas.
-type list struct {
-	values  *[]string
-	replace bool // the next value begins a new list
-}
+type list struct{ values *[]string }
 
-// String implements [flag.Value].
+// Type implements [pflag.Value].
+func (*list) Type() string { return "list" }
+
+// String implements [pflag.Value].
 func (l *list) String() string {
 	if l.values == nil {
 		return ""
@@ -444,11 +445,8 @@ func (l *list) String() string {
 	return strings.Join(*l.values, ",")
 }
 
-// Set implements [flag.Value].
+// Set implements [pflag.Value].
 func (l *list) Set(s string) error {
-	if l.replace {
-		*l.values, l.replace = nil, false
-	}
 	for e := range strings.SplitSeq(s, ",") {
 		if e = strings.TrimSpace(e); e != "" {
 			*l.values = append(*l.values, e)

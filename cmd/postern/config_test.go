@@ -1,11 +1,12 @@
 package main
 
 import (
-	"flag"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 )
 
 // TestPathsAreAbsolute: every setting that names a file or a directory is
@@ -17,11 +18,11 @@ func TestPathsAreAbsolute(t *testing.T) {
 		t.Fatal(err)
 	}
 	var c Config
-	fs := flag.NewFlagSet("up", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("up", pflag.ContinueOnError)
 	c.flags(fs)
 	n := 0
-	fs.VisitAll(func(f *flag.Flag) {
-		kind, _ := flag.UnquoteUsage(f)
+	fs.VisitAll(func(f *pflag.Flag) {
+		kind, _ := pflag.UnquoteUsage(f)
 		if !slices.Contains([]string{"file", "directory", "folder", "path"}, kind) {
 			return
 		}
@@ -39,7 +40,7 @@ func TestPathsAreAbsolute(t *testing.T) {
 		t.Errorf("%d settings name files or directories: the test does not see them", n)
 	}
 	t.Setenv("POSTERN_DATA", "y")
-	fs = flag.NewFlagSet("up", flag.ContinueOnError)
+	fs = pflag.NewFlagSet("up", pflag.ContinueOnError)
 	c.flags(fs)
 	if err := fromEnvironment(fs); err != nil || c.Data != here+"/y" {
 		t.Errorf("from the environment: got %q, %v", c.Data, err)
@@ -51,7 +52,7 @@ func TestPathsAreAbsolute(t *testing.T) {
 func TestSandboxIDs(t *testing.T) {
 	for _, v := range []string{"", "5", "0-100", "65534-1", "4294967295-2", "5000-0"} {
 		var c Config
-		fs := flag.NewFlagSet("up", flag.ContinueOnError)
+		fs := pflag.NewFlagSet("up", pflag.ContinueOnError)
 		c.flags(fs)
 		c.SandboxIDs = v
 		if err := c.validate(); err == nil || !strings.Contains(err.Error(), "--sandbox-uids: ") {

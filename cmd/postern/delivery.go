@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
-	"flag"
 	"fmt"
 	"net"
 	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/domain"
 	"postern/internal/mailbox"
@@ -32,7 +33,7 @@ type DeliverTo struct {
 	MXRoots   string // file of the certificates by which servers of domains with an MTA-STS policy are known
 }
 
-func (c *DeliverTo) flags(fs *flag.FlagSet) {
+func (c *DeliverTo) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Deliver, "deliver", "relay", "relay or mx: mail leaves through --relay and --route alone, or goes to the servers that DNS names for its recipients' domains (port 25 must be open to the outside, and the address of this machine have a name that leads back to it)")
 	fs.DurationVar(&c.RetryFor, "retry-for", 4*24*time.Hour, "how long after the first attempt a recipient who could not be reached is given up")
 	fs.IntVar(&c.Connections, "destination-connections", 4, "with --deliver=mx: conversations at the same time with the servers of one domain")

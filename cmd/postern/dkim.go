@@ -23,7 +23,7 @@ type signingKey struct {
 
 func dkimCommand() *command {
 	var c Config
-	verb := func(method, path string) func(context.Context, []string, io.Writer) error {
+	verb := func(method, path string) runner {
 		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			names, err := signingDomains(ctx, l, args, method != "GET")
 			if err != nil {
@@ -58,7 +58,7 @@ or wait two days, after which the new keys sign in any case. Leave the former
 records there for a week, since mail that is under way is checked with them; then
 run remove and take them out of the DNS. The keys of statements are published by
 the server itself, also former ones.`,
-		c.location, map[string]func(context.Context, []string, io.Writer) error{
+		c.location, map[string]runner{
 			"list":   verb("GET", ""),
 			"check":  verb("POST", "/check"),
 			"rotate": verb("POST", "/rotation"),

@@ -3,13 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/mailbox"
 )
@@ -50,7 +51,7 @@ project's domain are refused. docs/tasks/mail-domain.md tells the whole of it.`
 func domainCommand() *command {
 	var c Config
 	return group("domain", "add NAME|list|records NAME|verify NAME|remove NAME [flags]", "bring your own domains for inboxes", domainHelp,
-		func(fs *flag.FlagSet) { c.location(fs) }, map[string]func(context.Context, []string, io.Writer) error{
+		func(fs *pflag.FlagSet) { c.location(fs) }, map[string]runner{
 			"add": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				name, err := oneArg(args, "NAME")
 				if err != nil {

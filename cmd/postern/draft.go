@@ -2,12 +2,13 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 const draftHelp = `
@@ -40,7 +41,7 @@ type savedDraft struct {
 func draftCommand() *command {
 	var k keyed
 	var p proposal
-	one := func(f func(ctx context.Context, l *local, path string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+	one := func(f func(ctx context.Context, l *local, path string, out io.Writer) error) runner {
 		return k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 			id, err := oneArg(args, "ID")
 			if err != nil {
@@ -50,7 +51,7 @@ func draftCommand() *command {
 		})
 	}
 	return group("draft", "save|list|show ID|send ID|delete ID [flags]", "keep emails for later", draftHelp,
-		func(fs *flag.FlagSet) { p.flags(&k, fs) }, map[string]func(context.Context, []string, io.Writer) error{
+		func(fs *pflag.FlagSet) { p.flags(&k, fs) }, map[string]runner{
 			"save": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

@@ -2,9 +2,10 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
+
+	"github.com/spf13/pflag"
 )
 
 const grantHelp = `
@@ -35,12 +36,12 @@ func grantCommand() *command {
 	var k keyed
 	var name, scope, expires string
 	return group("grant", "create|extend GRANT|list|revoke ID [flags]", "let a program into several inboxes for a time", grantHelp,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			k.flags(fs)
 			fs.StringVar(&name, "name", "", "create: what to call it")
 			fs.StringVar(&scope, "scope", "read", "create, extend: read, or propose (read and propose to send)")
 			fs.StringVar(&expires, "expires", "", "create, extend: when it ends, as 36h, 30d or a `time`")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"create": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

@@ -2,13 +2,14 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // An inbox is what the API tells of one.
@@ -99,7 +100,7 @@ func inboxCommand() *command {
 	}
 	below := modeVerbs(&k, &n.reason, &n.expires)
 	return group("inbox", "create [NAME]|list|show|update|delete|restore|revoke|mode|code|allow …|overseers …|key …|recover|upgrade|request …|webhook … [flags]", "make, change, watch, recover and delete inboxes", inboxHelp,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			k.flags(fs)
 			fs.StringVar(&n.mode, "mode", "gated_send", "create: oversight `mode`: read_only, gated_all, gated_send, monitored or autonomous; see docs/reference/modes.md")
 			fs.StringVar(&n.display, "display-name", "", "create, update: what recipients see beside the address")
@@ -113,7 +114,7 @@ func inboxCommand() *command {
 			fs.StringVar(&n.scope, "scope", "", "key add: read, propose (read and propose to send) or full (also manage keys); default full")
 			fs.BoolVar(&n.evenLast, "even-last", false, "revoke, key revoke: also the last key that manages the inbox, without which its mail is lost")
 			fs.BoolVar(&n.revokeOthers, "revoke-others", false, "recover: end every other key and grant of the inbox, as after a theft")
-		}, merged(below, map[string]func(context.Context, []string, io.Writer) error{
+		}, merged(below, map[string]runner{
 			"create": onServer(c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if len(args) > 1 {
 					return fmt.Errorf("%w: want one NAME at most, got %d arguments", errUsage, len(args))
@@ -191,7 +192,7 @@ func inboxCommand() *command {
 				}
 				return revokeKey(ctx, l, out, inboxPath(args[0]), args[1], n.evenLast)
 			}),
-			"key": verbs("inbox key", "add|list|rotate ID|revoke ID|recovery", map[string]func(context.Context, []string, io.Writer) error{
+			"key": verbs("inbox key", "add|list|rotate ID|revoke ID|recovery", map[string]runner{
 				"add": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 					if err := noArgs(args); err != nil {
 						return err
@@ -226,7 +227,7 @@ func inboxCommand() *command {
 }
 
 // merged returns the commands of both, of which none has a name of the other's.
-func merged(a, b map[string]func(context.Context, []string, io.Writer) error) map[string]func(context.Context, []string, io.Writer) error {
+func merged(a, b map[string]runner) map[string]runner {
 	maps.Copy(a, b)
 	return a
 }

@@ -21,8 +21,8 @@ type inboxHook struct {
 
 // inboxHooks is "postern inbox webhook …". These webhooks belong to the key
 // that made them, and end with it; those of the project are "postern webhook".
-func inboxHooks(k *keyed, name *string) func(context.Context, []string, io.Writer) error {
-	one := func(f func(ctx context.Context, l *local, path string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+func inboxHooks(k *keyed, name *string) runner {
+	one := func(f func(ctx context.Context, l *local, path string, out io.Writer) error) runner {
 		return k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 			id, err := oneArg(args, "ID")
 			if err != nil {
@@ -31,7 +31,7 @@ func inboxHooks(k *keyed, name *string) func(context.Context, []string, io.Write
 			return notFoundAs(f(ctx, l, path+"/webhooks/"+pathSegment(id), out), "the inbox has no webhook %q; postern inbox webhook list shows them", id)
 		})
 	}
-	return verbs("inbox webhook", "create URL|list|delete ID|rotate ID|deliveries ID", map[string]func(context.Context, []string, io.Writer) error{
+	return verbs("inbox webhook", "create URL|list|delete ID|rotate ID|deliveries ID", map[string]runner{
 		"create": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 			u, err := oneArg(args, "URL")
 			if err != nil {

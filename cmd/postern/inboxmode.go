@@ -50,9 +50,9 @@ type allowed struct {
 }
 
 // modeVerbs are the commands of inboxModeHelp. Reason and expires are flags.
-func modeVerbs(k *keyed, reason, expires *string) map[string]func(context.Context, []string, io.Writer) error {
+func modeVerbs(k *keyed, reason, expires *string) map[string]runner {
 	c := &k.conf
-	return map[string]func(context.Context, []string, io.Writer) error{
+	return map[string]runner{
 		"mode": onServer(c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			return inboxMode(ctx, l, args, *reason, out)
 		}),
@@ -70,7 +70,7 @@ func modeVerbs(k *keyed, reason, expires *string) map[string]func(context.Contex
 			_, err := fmt.Fprintf(out, "%s\nGive it to who holds the inbox's key: it raises %s to %s, once, until %s.\nAny change of the mode ends it, and so do five wrong ones.\n", v.Code, args[0], args[1], orNever(&v.ExpiresAt))
 			return err
 		}),
-		"allow": verbs("inbox allow", "list ADDRESS|add ADDRESS PATTERN|remove ADDRESS PATTERN", map[string]func(context.Context, []string, io.Writer) error{
+		"allow": verbs("inbox allow", "list ADDRESS|add ADDRESS PATTERN|remove ADDRESS PATTERN", map[string]runner{
 			"list": onServer(c, listAllowed),
 			"add": onServer(c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if len(args) != 2 {
@@ -98,7 +98,7 @@ func modeVerbs(k *keyed, reason, expires *string) map[string]func(context.Contex
 				return err
 			}),
 		}),
-		"overseers": verbs("inbox overseers", "get [ADDRESS]|set [ADDRESS] EMAIL,EMAIL", map[string]func(context.Context, []string, io.Writer) error{
+		"overseers": verbs("inbox overseers", "get [ADDRESS]|set [ADDRESS] EMAIL,EMAIL", map[string]runner{
 			"get": onServer(c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if len(args) > 1 {
 					return fmt.Errorf("%w: want one ADDRESS at most, got %d arguments", errUsage, len(args))
@@ -135,7 +135,7 @@ func modeVerbs(k *keyed, reason, expires *string) map[string]func(context.Contex
 			_, err = fmt.Fprintf(out, "%s is in mode %s\n", b.Address, b.Mode)
 			return err
 		}),
-		"request": verbs("inbox request", "mode MODE|allow PATTERN", map[string]func(context.Context, []string, io.Writer) error{
+		"request": verbs("inbox request", "mode MODE|allow PATTERN", map[string]runner{
 			"mode": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 				mode, err := oneArg(args, "MODE")
 				if err != nil {

@@ -4,13 +4,13 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,10 +28,10 @@ operator. As a person, also on another machine:
 // if the environment has one, and over the local socket otherwise.
 type personal struct{ keyed }
 
-func (p *personal) flags(fs *flag.FlagSet) { p.conf.location(fs) }
+func (p *personal) flags(fs *pflag.FlagSet) { p.conf.location(fs) }
 
 // onServer is [onServer] with p's flags.
-func (p *personal) onServer(f func(ctx context.Context, l *local, args []string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+func (p *personal) onServer(f func(ctx context.Context, l *local, args []string, out io.Writer) error) runner {
 	return onServer(&p.conf, f)
 }
 
@@ -39,7 +39,7 @@ func loginCommand() *command {
 	var p personal
 	var stepUp bool
 	return &command{
-		name: "login", args: "NAME [flags]", short: "sign in as a person and print the session",
+		use: "login NAME", short: "sign in as a person and print the session",
 		long: `
 Asks for the password, and for a code of the authenticator app (or a recovery
 code) if the account has a second factor, and prints the token of a session to
@@ -55,7 +55,7 @@ Where policy asks for a fresh second factor:
   postern login --step-up
 
 A passkey is a browser's: sign in at the console with it.`,
-		flags: func(fs *flag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			p.flags(fs)
 			fs.BoolVar(&stepUp, "step-up", false, "prove a second factor again in the session that there is")
 		},
@@ -128,7 +128,7 @@ func proveAgain(ctx context.Context, l *local, out io.Writer) error {
 func logoutCommand() *command {
 	var p personal
 	return &command{
-		name: "logout", args: "[flags]", short: "end the session in POSTERN_SESSION",
+		use: "logout", short: "end the session in POSTERN_SESSION",
 		long: `
 Ends the session that "postern login" began. A session also ends by itself after
 twelve hours, and when its person's role or password changes.`,

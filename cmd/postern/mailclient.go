@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +13,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // The variables that commands which open an inbox read. A key is never taken
@@ -34,7 +35,7 @@ type keyed struct {
 	inbox string // an id or an address; empty means the credential's own
 }
 
-func (k *keyed) flags(fs *flag.FlagSet) {
+func (k *keyed) flags(fs *pflag.FlagSet) {
 	k.conf.location(fs)
 	fs.StringVar(&k.inbox, "inbox", "", "`id or address` of the inbox; needed only with a grant over several")
 }
@@ -96,7 +97,7 @@ func serverURL(variable, base string) (*url.URL, error) {
 
 // withKey is a command's function that shows the inbox's key. It is given the
 // path of the inbox, /v1/inboxes/ibx_….
-func (k *keyed) withKey(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+func (k *keyed) withKey(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) runner {
 	return func(ctx context.Context, args []string, out io.Writer) error {
 		l, err := k.client(keyVariable)
 		if err != nil {
@@ -133,8 +134,17 @@ func (k *keyed) own(ctx context.Context, l *local) (string, error) {
 }
 
 // verbs makes a verb with verbs of its own below it, such as "inbox key add".
-func verbs(name, args string, below map[string]func(context.Context, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
-	return group(name, args, "", "", nil, below).run
+func verbs(name, args string, below map[string]runner) runner {
+	return func(ctx context.Context, a []string, out io.Writer) error {
+		if len(a) == 0 {
+			return fmt.Errorf("%w: a verb is missing: %s", errUsage, args)
+		}
+		f, ok := below[a[0]]
+		if !ok {
+			return fmt.Errorf("%w: there is no %s %q: %s", errUsage, name, a[0], args)
+		}
+		return f(ctx, a[1:], out)
+	}
 }
 
 // moment reads a time of the command line: a date, a time, or how long from now.
@@ -192,7 +202,7 @@ func first(texts ...string) string { return printable(cmp.Or(texts...)) }
 // either is a command's function that shows the inbox's key if there is one in
 // the environment, and is the operator's otherwise. Its path is the inbox's, or
 // /v1 for all of the project.
-func (k *keyed) either(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) func(context.Context, []string, io.Writer) error {
+func (k *keyed) either(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) runner {
 	return func(ctx context.Context, args []string, out io.Writer) error {
 		if os.Getenv(keyVariable) != "" {
 			return k.withKey(f)(ctx, args, out)

@@ -2,24 +2,26 @@ package main
 
 import (
 	"bytes"
-	"flag"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // TestHelp: every command explains itself, and says what its flags take.
 func TestHelp(t *testing.T) {
 	for _, c := range commands() {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name(), func(t *testing.T) {
 			var out, errs bytes.Buffer
-			if got := run(t.Context(), []string{"help", c.name}, &out, &errs); got != 0 || errs.Len() != 0 {
+			if got := run(t.Context(), []string{"help", c.name()}, &out, &errs); got != 0 || errs.Len() != 0 {
 				t.Errorf("status %d, %s", got, &errs)
 			}
-			if !strings.HasPrefix(out.String(), "usage: postern "+c.name) || len(out.String()) < 80 {
+			if !strings.HasPrefix(out.String(), "usage: postern "+c.name()) || len(out.String()) < 80 {
 				t.Errorf("got %q", &out)
 			}
 		})
@@ -85,20 +87,21 @@ func TestKeysComeFromTheEnvironment(t *testing.T) {
 			t.Errorf("%s: status %d, %q", line, got, &errs)
 		}
 	}
-	for _, c := range commands() {
-		fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
-		if c.flags != nil {
-			c.flags(fs)
-		}
-		fs.VisitAll(func(f *flag.Flag) {
-			if c.name == "audit" && f.Name == "key" && strings.Contains(f.Usage, "public `key`") {
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if cmd.HasParent() && strings.Contains(cmd.CommandPath(), " audit ") && f.Name == "key" && strings.Contains(f.Usage, "public `key`") {
 				return // of checkpoints: it is no secret
 			}
 			if slices.Contains([]string{"key", "inbox-key", "token"}, f.Name) {
-				t.Errorf("%s has the flag --%s", c.name, f.Name)
+				t.Errorf("%s has the flag --%s", cmd.CommandPath(), f.Name)
 			}
 		})
+		for _, b := range cmd.Commands() {
+			check(b)
+		}
 	}
+	check(newRoot())
 }
 
 // TestURL: a key goes to another machine over https alone.
@@ -129,19 +132,21 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("POSTERN_MAIL_DOMAIN", "agents.example")
 	t.Setenv("POSTERN_EGRESS_ALLOW", "a.example, b.example")
 	t.Setenv("POSTERN_MAX_TIMEOUT", "1h")
+	// The command line wins, and its first use of a list begins a new one.
 	var c Config
-	fs := flag.NewFlagSet("up", flag.ContinueOnError)
+	fs := pflag.NewFlagSet("up", pflag.ContinueOnError)
 	c.flags(fs)
+	if err := fs.Parse([]string{"x", "--egress-allow", "c.example", "y", "--egress-allow=d.example", "--", "--not-a-flag"}); err != nil {
+		t.Fatal(err)
+	}
 	if err := fromEnvironment(fs); err != nil {
 		t.Fatal(err)
 	}
-	if c.MailDomain != "agents.example" || !slices.Equal(c.EgressAllow, []string{"a.example", "b.example"}) || c.MaxTimeout.Hours() != 1 {
+	if c.MailDomain != "agents.example" || !slices.Equal(c.EgressAllow, []string{"c.example", "d.example"}) || c.MaxTimeout.Hours() != 1 {
 		t.Errorf("got %+v", c)
 	}
-	// The command line wins, and its first use of a list begins a new one.
-	rest, err := parseInterleaved(fs, []string{"x", "--egress-allow", "c.example", "y", "--egress-allow=d.example", "--", "--not-a-flag"})
-	if err != nil || !slices.Equal(rest, []string{"x", "y", "--not-a-flag"}) || !slices.Equal(c.EgressAllow, []string{"c.example", "d.example"}) {
-		t.Errorf("got %v, %v, %v", rest, c.EgressAllow, err)
+	if got := fs.Args(); !slices.Equal(got, []string{"x", "y", "--not-a-flag"}) {
+		t.Errorf("arguments %v", got)
 	}
 	t.Setenv("POSTERN_MAX_TIMEOUT", "soon")
 	if err := fromEnvironment(fs); err == nil || !strings.Contains(err.Error(), "POSTERN_MAX_TIMEOUT") {
@@ -150,5 +155,43 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("POSTERN_EGRES", "allow")
 	if err := checkEnvironment(); err == nil || !strings.Contains(err.Error(), "POSTERN_EGRES") {
 		t.Errorf("a mistyped name: %v", err)
+	}
+}
+
+// TestOneDashIsAccepted: earlier versions took -name for --name. It works for
+// flags alone: never in a value, after --, or in another program's arguments.
+func TestOneDashIsAccepted(t *testing.T) {
+	root := newRoot()
+	for line, want := range map[string]string{
+		"pending -data /x":                    "pending --data /x",
+		"inbox -data /x list":                 "inbox --data /x list",
+		"approve act_1 -reason=yes":           "approve act_1 --reason=yes",
+		"reject act_1 --reason -data -data x": "reject act_1 --reason -data --data x",
+		"message search -- -data":             "message search -- -data",
+		"pending -frob":                       "pending -frob",
+	} {
+		if got := longForms(root, strings.Fields(line)); !slices.Equal(got, strings.Fields(want)) {
+			t.Errorf("%s: got %q, want %q", line, got, want)
+		}
+	}
+}
+
+// TestSuggestions: a mistyped command or flag is answered with what is like it.
+func TestSuggestions(t *testing.T) {
+	for line, want := range map[string]string{
+		"aprove act_1":                 "did you mean approve?",
+		"inbox lst":                    "did you mean list?",
+		"audit list --objct x":         "did you mean --object?",
+		"up --mail-domian x":           "did you mean --mail-domain?",
+		"help inbx":                    "did you mean inbox?",
+		"inbox show":                   "postern inbox list shows those there are",
+		"up --egress-alow a.example x": "did you mean --egress-allow?",
+		"message":                      "a verb is missing",
+		"completely-unrelated":         "postern help lists them",
+	} {
+		var out, errs bytes.Buffer
+		if got := run(t.Context(), strings.Fields(line), &out, &errs); got != 2 || !strings.Contains(errs.String(), want) {
+			t.Errorf("%s: status %d, %q; want 2 and %q", line, got, &errs, want)
+		}
 	}
 }

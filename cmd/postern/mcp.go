@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/bridge"
 	"postern/internal/mcpserver"
@@ -31,7 +32,7 @@ func mcpCommand() *command {
 	var root, tools string
 	var config bool
 	return &command{
-		name:  "mcp",
+		use:   "mcp",
 		short: "give a desktop program the email tools of a server, over standard input and output",
 		long: `
 Speaks the Model Context Protocol over standard input and output to a program
@@ -55,7 +56,7 @@ and the person who approves the email sees them, too.
 
 If the server cannot be reached it is tried again. A proposal whose answer was
 lost is made once all the same. What happens is told on standard error.`,
-		flags: func(fs *flag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&root, "root", "", "`folder` whose files may be attached by their paths (default: none may)")
 			fs.StringVar(&tools, "tools", "", "`sets or names` of the tools that are shown, between commas: core, drafts, oversight, all (default: core)")
 			fs.BoolVar(&config, "print-config", false, "print what to write into the settings of usual programs, and end")

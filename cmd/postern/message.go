@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 const messageHelp = `
@@ -70,7 +71,7 @@ func messageCommand() *command {
 	var unread, all bool
 	var limit int
 	return group("message", "list|search QUERY|read ID|raw ID|attachment ID N|label ID...|wait|held|export [flags]", "read an inbox with its key", messageHelp,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			k.flags(fs)
 			fs.StringVar(&label, "label", "", "list: only messages with this `label`")
 			fs.BoolVar(&unread, "unread", false, "list: only those that are not labelled read")
@@ -79,7 +80,7 @@ func messageCommand() *command {
 			fs.StringVar(&remove, "remove", "", "label: `labels` between commas to take away")
 			fs.StringVar(&file, "out", "", "attachment, raw, export: `file` to write, which must not exist (default: standard output)")
 			fs.BoolVar(&all, "all", false, "read: the text as it came, with what was left out for safety")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"list": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/mail"
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/auth"
 	"postern/internal/console"
@@ -31,7 +32,7 @@ type Notices struct {
 	Remind  float64 // after which part of the time to decide a person is told once more; 0 means never
 }
 
-func (c *Notices) flags(fs *flag.FlagSet) {
+func (c *Notices) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.From, "notify-from", "", "`address` from which people are mailed a link to what waits for their decision, such as \"Postern <postern@agents.example>\" (default: none are). See docs/reference/notify.md")
 	fs.StringVar(&c.URL, "notify-url", "", "`URL` under which people reach this server, with which links to them begin (default: --public-url, or where it listens)")
 	fs.StringVar(&c.TelegramToken, "telegram-token", "", "`token` of a Telegram bot that tells people what waits and takes their decisions; better in the environment, which no list of processes shows (default: no bot)")
@@ -100,7 +101,7 @@ person, where no second factor is asked for. docs/reference/notify.md has more.
 
 func notifyCommand() *command {
 	var c Config
-	person := func(f func(context.Context, *local, string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+	person := func(f func(context.Context, *local, string, io.Writer) error) runner {
 		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			name, err := oneArg(args, "NAME")
 			if err != nil {
@@ -109,7 +110,7 @@ func notifyCommand() *command {
 			return notFoundAs(f(ctx, l, name, out), "there is no person %q", name)
 		})
 	}
-	return group("notify", "list|test NAME|link NAME|unlink NAME [flags]", "how people are told of what waits", notifyHelp, c.location, map[string]func(context.Context, []string, io.Writer) error{
+	return group("notify", "list|test NAME|link NAME|unlink NAME [flags]", "how people are told of what waits", notifyHelp, c.location, map[string]runner{
 		"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			if err := noArgs(args); err != nil {
 				return err

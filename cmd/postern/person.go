@@ -2,12 +2,13 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"net/url"
 	"strconv"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 const personHelp = `
@@ -60,7 +61,7 @@ type invitation struct {
 func personCommand() *command {
 	var p personal
 	var role, email string
-	on := func(verb, done string) func(context.Context, []string, io.Writer) error {
+	on := func(verb, done string) runner {
 		return p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			name, err := oneArg(args, "NAME")
 			if err != nil {
@@ -74,11 +75,11 @@ func personCommand() *command {
 		})
 	}
 	return group("person", "list|invite|invitations|withdraw ID|role NAME ROLE|email NAME ADDR|disable NAME|enable NAME|reset NAME|password NAME [flags]", "manage who may decide", personHelp,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			p.flags(fs)
 			fs.StringVar(&role, "role", "reviewer", "invite: owner, reviewer or viewer")
 			fs.StringVar(&email, "email", "", "invite: where to write to them of what waits")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"list": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

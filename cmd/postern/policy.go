@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -12,6 +11,8 @@ import (
 	"strings"
 	"time"
 	_ "time/tzdata" // a policy's zone holds on a machine without the package tzdata, too
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/policy"
 )
@@ -37,7 +38,7 @@ type policyTool struct {
 
 func policyCommand() *command {
 	var p policyTool
-	onServer := func(f func(context.Context, *local, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+	onServer := func(f func(context.Context, *local, []string, io.Writer) error) runner {
 		return onServer(&p.conf, f)
 	}
 	return group("policy", "show|check|test|diff|propose|history [FILE] [flags]", "rules that allow, ask and deny", `
@@ -96,12 +97,12 @@ A file of tests says what is to come of requests:
 No rule opens an inbox that is read_only or gated_all, and none decides in place
 of a person on a mode, an allow list or the policy itself. A condition that
 cannot be evaluated never lets anything through. docs/reference/policy.md tells more.`,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			p.conf.location(fs)
 			fs.StringVar(&p.policy, "policy", "", "test: the policy's `file`; empty means what holds on the server")
 			fs.StringVar(&p.tests, "tests", "", "propose: a `file` of tests that come with it; empty means those of the version that holds")
 			fs.StringVar(&p.reason, "reason", "", "propose: `text` for who decides")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"check": p.check,
 			"test":  p.test,
 			"show":  onServer(p.show), "history": onServer(p.history), "diff": onServer(p.diff), "propose": onServer(p.propose),

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -10,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 const quarantineHelp = `
@@ -28,8 +29,8 @@ What a score means, and what it does not: docs/reference/scan.md.`
 func quarantineCommand() *command {
 	var c Config
 	return group("quarantine", "list|release ID|drop ID [flags]", "decide about mail that looks like an attack", quarantineHelp,
-		func(fs *flag.FlagSet) { c.location(fs) },
-		map[string]func(context.Context, []string, io.Writer) error{
+		func(fs *pflag.FlagSet) { c.location(fs) },
+		map[string]runner{
 			"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

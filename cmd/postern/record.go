@@ -5,13 +5,13 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
-	"flag"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/mod/sumdb/note"
 
 	"postern/internal/audit"
@@ -39,7 +39,7 @@ type RecordTo struct {
 	Sinks []string // URLs of the systems to which entries are sent as well, see package sink
 }
 
-func (c *RecordTo) flags(fs *flag.FlagSet) {
+func (c *RecordTo) flags(fs *pflag.FlagSet) {
 	pathVar(fs, &c.Checkpoints, "checkpoints", "", "`directory` in which each signed checkpoint of the audit becomes a file; best on another machine's disk, or one that only grows (default: they are in the database, and the last in the data directory)")
 	pathVar(fs, &c.CheckpointTo, "checkpoint-to", "", "`file` that holds the newest checkpoint of the audit")
 	fs.Int64Var(&c.CheckpointEvery, "checkpoint-every", 1000, "new `entries` of the audit that make a checkpoint")

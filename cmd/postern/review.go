@@ -3,24 +3,25 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 func commentCommand() *command {
 	var c Config
 	var agent bool
 	return &command{
-		name: "comment", args: "ID TEXT [flags]", short: "say something about an action without deciding on it",
+		use: "comment ID TEXT", short: "say something about an action without deciding on it",
 		long: `
 Puts a comment beside an action, which everybody who reviews it sees. With
 --agent the agent that proposed it may read it too, without your name; it is told
 that there is one.`,
-		flags: func(fs *flag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.BoolVar(&agent, "agent", false, "let the agent that proposed it read the comment")
 		},
@@ -44,13 +45,13 @@ func editCommand() *command {
 	var drop intList
 	var given map[string]bool
 	return &command{
-		name: "edit", args: "ID [flags]", short: "change an email that waits for a person",
+		use: "edit ID", short: "change an email that waits for a person",
 		long: `
 Changes an email that waits, and prints what differs. It gets a new digest and
 policy is asked anew; it leaves only when that digest is approved, by
 "postern approve ID". What had been approved before counts no more. Flags that
 are left out leave things as they are.`,
-		flags: func(fs *flag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			set := func(name, usage string, to *string) {
 				fs.Func(name, usage, func(s string) error {
@@ -124,7 +125,10 @@ type intList []int
 
 func (l *intList) String() string { return strings.Trim(fmt.Sprint(*l), "[]") }
 
-// Set implements [flag.Value].
+// Type implements [pflag.Value].
+func (*intList) Type() string { return "numbers" }
+
+// Set implements [pflag.Value].
 func (l *intList) Set(s string) error {
 	var n int
 	if _, err := fmt.Sscanf(s, "%d", &n); err != nil || n < 0 {
@@ -203,7 +207,7 @@ func (l *local) printChanges(ctx context.Context, id string, last bool, out io.W
 func revisionsCommand() *command {
 	var c Config
 	return &command{
-		name: "revisions", args: "ID", short: "show how an action came to be what it is",
+		use: "revisions ID", short: "show how an action came to be what it is",
 		long: `
 Shows each revision of an action, by its agent or by a person, and what it
 changed: a line with - was there before, one with + is there since.`,

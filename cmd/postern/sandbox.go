@@ -20,7 +20,7 @@ postern sandbox pause ID    freezes one: its memory goes to disk, and it takes
 postern sandbox resume ID   lets a paused one go on where it was, for five
                             minutes unless its owner asks for more
 postern sandbox kill ID     ends one at once; everything in it is gone`,
-		c.location, map[string]func(context.Context, []string, io.Writer) error{
+		c.location, map[string]runner{
 			"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err
@@ -59,7 +59,7 @@ postern sandbox kill ID     ends one at once; everything in it is gone`,
 }
 
 // onSandbox does one thing to the sandbox that the only argument names.
-func onSandbox(c *Config, method, path, done string) func(context.Context, []string, io.Writer) error {
+func onSandbox(c *Config, method, path, done string) runner {
 	return onServer(c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 		id, err := oneArg(args, "ID")
 		if err != nil {

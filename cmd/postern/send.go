@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -15,6 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 const sendHelp = `
@@ -47,8 +48,8 @@ func sendCommand() *command {
 	var k keyed
 	var p proposal
 	return &command{
-		name: "send", args: "[flags]", short: "propose an email with an inbox's key", long: sendHelp,
-		flags: func(fs *flag.FlagSet) {
+		use: "send", short: "propose an email with an inbox's key", long: sendHelp,
+		flags: func(fs *pflag.FlagSet) {
 			p.flags(&k, fs)
 		},
 		run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
@@ -61,7 +62,7 @@ func sendCommand() *command {
 }
 
 // flags declares what an email may say, and how it leaves.
-func (p *proposal) flags(k *keyed, fs *flag.FlagSet) {
+func (p *proposal) flags(k *keyed, fs *pflag.FlagSet) {
 	k.flags(fs)
 	fs.Var(&addressList{&p.to}, "to", "recipient, `\"Name <local@domain>\"`; may be repeated")
 	fs.Var(&addressList{&p.cc}, "cc", "`recipient` of a copy; may be repeated")
@@ -84,7 +85,7 @@ func (p *proposal) flags(k *keyed, fs *flag.FlagSet) {
 // An addressList is a flag that may be repeated; a comma is part of a value.
 type addressList struct{ values *[]string }
 
-// String implements [flag.Value].
+// String implements [pflag.Value].
 func (l *addressList) String() string {
 	if l.values == nil {
 		return ""
@@ -92,7 +93,10 @@ func (l *addressList) String() string {
 	return strings.Join(*l.values, ", ")
 }
 
-// Set implements [flag.Value].
+// Type implements [pflag.Value].
+func (*addressList) Type() string { return "list" }
+
+// Set implements [pflag.Value].
 func (l *addressList) Set(s string) error {
 	*l.values = append(*l.values, s)
 	return nil

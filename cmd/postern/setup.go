@@ -13,7 +13,7 @@ import (
 func setupCommand() *command {
 	var c Config
 	return &command{
-		name: "setup", args: "[flags]", short: "print a link with which a person makes an account",
+		use: "setup", short: "print a link with which a person makes an account",
 		long: `
 Prints the path of a one-time link below the server's address. Whoever opens it
 first, within a day, makes an account that decides what may leave: hand it to
@@ -45,7 +45,7 @@ postern key create   prints a new key of the project, once
 
 A project key manages sandboxes and inboxes. It opens no mail and decides
 nothing. Only its hash is stored.`,
-		c.location, map[string]func(context.Context, []string, io.Writer) error{
+		c.location, map[string]runner{
 			"create": func(ctx context.Context, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

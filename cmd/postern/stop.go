@@ -3,11 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // A killSwitch is one that is on, as the API tells it.
@@ -34,7 +35,7 @@ func stopCommand() *command {
 	var reason string
 	var within time.Duration
 	return &command{
-		name: "stop", args: "[SCOPE [TARGET]] [flags]", short: "stop actions at once with a kill switch",
+		use: "stop [SCOPE [TARGET]]", short: "stop actions at once with a kill switch",
 		long: `
 Turns a kill switch on. From then on what it stops is denied when it is proposed;
 what had been approved is denied now; of what is just being executed nothing more
@@ -47,7 +48,7 @@ it lists the switches that are on.
   postern stop domain DOMAIN       what goes to a domain, or to one below it
   postern stop project             everything of this project
   postern stop everything          everything of all projects of this server`,
-		flags: func(fs *flag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&reason, "reason", "", "`text` for the record and the agents; needed")
 			fs.DurationVar(&within, "for", 0, "turn it off by itself after this `time`, such as 2h; 0 means that somebody does")
@@ -108,7 +109,7 @@ func (l *local) printSwitches(ctx context.Context, out io.Writer) error {
 func resumeCommand() *command {
 	var c Config
 	return &command{
-		name: "resume", args: "ID", short: "turn a kill switch off",
+		use: "resume ID", short: "turn a kill switch off",
 		long: `
 Turns off the kill switch with this ID, which "postern stop" lists. What it
 stopped stays stopped: agents propose it anew, if it is still wanted. An inbox

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -11,11 +10,13 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 func suppressionCommand() *command {
 	var c Config
-	change := func(path, done string) func(context.Context, []string, io.Writer) error {
+	change := func(path, done string) runner {
 		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			address, err := oneArg(args, "ADDRESS")
 			if err != nil {
@@ -40,7 +41,7 @@ postern suppression count            prints how many there are, by reason
 Addresses get on the list by themselves: whose server says that there is no such
 address, who calls a message spam, and who unsubscribes. The list holds hashes
 under the server's key: nobody can read addresses from it.`,
-		func(fs *flag.FlagSet) { c.location(fs) }, map[string]func(context.Context, []string, io.Writer) error{
+		func(fs *pflag.FlagSet) { c.location(fs) }, map[string]runner{
 			"add":    change("", "%s is written to no more"),
 			"remove": change("/removal", "%s is written to again"),
 			"find": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
@@ -95,10 +96,10 @@ An inbox or a domain is suspended by itself when more than 5 % of whom it wrote
 to in a week bounced or more than 0.3 % complained. Its mail waits meanwhile and
 is not lost. SCOPE is what list prints: the id of an inbox, or a domain. What was
 before counts no more once it is lifted.`,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&reason, "reason", "", "lift: why, for the record")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

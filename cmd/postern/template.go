@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/template"
 )
@@ -29,9 +30,9 @@ installed, and cached: with the same recipe this takes milliseconds. "postern
 up" does the same when it starts. Paused sandboxes and snapshots need the
 template that they were started from: prune when those of older programs are
 gone.`,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			pathVar(fs, &c.Cache, "cache", "/var/cache/postern", "`directory` for templates")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"build": func(ctx context.Context, args []string, out io.Writer) error {
 				if err := noArgs(args); err != nil {
 					return err

@@ -61,8 +61,7 @@ var guestFiles embed.FS
 func upCommand() *command {
 	var c Config
 	return &command{
-		name:  "up",
-		args:  "[flags]",
+		use:   "up",
 		short: "run the server",
 		long: `
 Runs the whole of Postern in this process until SIGTERM or Ctrl-C: the API that

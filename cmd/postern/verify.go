@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +10,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/mail"
 	"postern/internal/statement"
@@ -21,8 +22,7 @@ const maxVerified = 80 << 20 // bytes of a message
 func verifyMessageCommand() *command {
 	var keys, recipient string
 	return &command{
-		name:  "verify-message",
-		args:  "FILE [flags]",
+		use:   "verify-message FILE",
 		short: "check who let a message go",
 		long: `
 Checks the signed statement (header Postern-Statement) of a message in FILE, or
@@ -35,7 +35,7 @@ once from https://DOMAIN/.well-known/postern-keys.json, where DOMAIN is the one
 of the sender's address. Keep that document: with --keys it checks later mail
 without asking anybody. Exits with status 1 if any of it is not true. The format
 is described in docs/reference/statement.md.`,
-		flags: func(fs *flag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&keys, "keys", "", "`file or https URL` of the keys (default: fetched from the sender's domain)")
 			fs.StringVar(&recipient, "recipient", "", "`address` at which the message arrived: a message that was sent to somebody else is refused")
 		},

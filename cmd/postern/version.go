@@ -14,7 +14,7 @@ var stamp string
 
 func versionCommand() *command {
 	return &command{
-		name: "version", short: "print the version",
+		use: "version", short: "print the version",
 		long: `Prints the version of Postern, of Go, and of the gVisor inside. Postern's is the
 tag it was built from, or the last tag with the number of commits since and the
 commit, or the commit alone; "dirty" means that files were changed. A build from

@@ -3,13 +3,14 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/url"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"postern/internal/auth"
 	"postern/internal/sandbox"
@@ -46,10 +47,10 @@ Each volume is a file system of its own, with a limit that nothing inside can ge
 past: postern up --volume-size. It is kept below the server's data directory, on
 this machine alone, and is not part of postern backup. One that a sandbox has
 mounted is not deleted.`,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.IntVar(&depth, "depth", 1, "ls: `levels` of directories, at most 10")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"create": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				name, err := oneArg(args, "NAME")
 				if err != nil {

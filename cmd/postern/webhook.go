@@ -4,12 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // A hook is what the API tells of a webhook.
@@ -51,7 +52,7 @@ func webhookCommand() *command {
 	var c Config
 	var name, secret, events string
 	var limit int
-	enable := func(on bool) func(context.Context, []string, io.Writer) error {
+	enable := func(on bool) runner {
 		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 			id, err := oneArg(args, "ID")
 			if err != nil {
@@ -62,13 +63,13 @@ func webhookCommand() *command {
 	}
 	return group("webhook", "create URL|list|enable ID|disable ID|delete ID|deliveries ID|redeliver ID DELIVERY [flags]",
 		"send events to a URL", webhookHelp,
-		func(fs *flag.FlagSet) {
+		func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&name, "name", "", "create: what to call it (default: the URL's host)")
 			fs.StringVar(&events, "events", "", "create: `types` of events between commas, such as created,killed (default: all)")
 			fs.StringVar(&secret, "secret", "", "create: sign with this `text` of 16 to 256 characters; others on this machine may see it in the list of processes (default: one is made)")
 			fs.IntVar(&limit, "limit", 20, "deliveries: at most so many, up to 100")
-		}, map[string]func(context.Context, []string, io.Writer) error{
+		}, map[string]runner{
 			"create": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
 				u, err := oneArg(args, "URL")
 				if err != nil {
