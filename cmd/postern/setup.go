@@ -67,7 +67,7 @@ nothing. Only its hash is stored.`,
 
 // inDatabase runs f in the database of a server that may be running or not.
 func inDatabase(ctx context.Context, c Config, f func(*store.Tx, auth.Principal) error) error {
-	db, err := store.Open(ctx, c.source())
+	db, err := store.OpenAs(ctx, c.source(), "postern "+revision())
 	if err != nil {
 		return err
 	}

@@ -171,7 +171,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	defer unlock()
-	db, err := store.Open(ctx, c.source())
+	db, err := store.OpenAs(ctx, c.source(), "postern "+revision())
 	if err != nil {
 		return err
 	}

@@ -13,10 +13,8 @@ package store
 import (
 	"context"
 	"database/sql"
-	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
 	"os"
 	"strings"
@@ -25,9 +23,6 @@ import (
 	"golang.org/x/sync/semaphore"
 	_ "modernc.org/sqlite" // driver "sqlite"
 )
-
-//go:embed migrations/*.sql
-var migrations embed.FS
 
 // ErrNotFound is returned, possibly wrapped, when no row matches.
 var ErrNotFound = errors.New("not found")
@@ -79,8 +74,21 @@ func (tx *Tx) AfterCommit(f func()) { tx.after = append(tx.after, f) }
 
 // Open opens the database that source names and applies pending migrations.
 // The source is a PostgreSQL URL (postgres://…) or the path of a SQLite file,
-// which is created if needed.
-func Open(ctx context.Context, source string) (*DB, error) {
+// which is created if needed. The error wraps [ErrNewerSchema] if a newer
+// version of this program has migrated the database.
+func Open(ctx context.Context, source string) (*DB, error) { return OpenAs(ctx, source, "") }
+
+// OpenAs is [Open] for a program that knows its version, such as "postern
+// v1.2.0", which is recorded with the migrations that it applies.
+func OpenAs(ctx context.Context, source, program string) (*DB, error) {
+	steps, err := readMigrations(migrations, "migrations")
+	if err != nil {
+		return nil, err
+	}
+	return openMigrated(ctx, source, program, steps)
+}
+
+func openMigrated(ctx context.Context, source, program string, steps []migration) (*DB, error) {
 	if !isPostgres(source) {
 		if err := private(source, 0); err != nil {
 			return nil, fmt.Errorf("open database: %w", err)
@@ -90,20 +98,30 @@ func Open(ctx context.Context, source string) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := db.migrate(ctx); err != nil {
-		return nil, errors.Join(err, db.Close())
+	if err := db.migrate(ctx, program, steps); err != nil {
+		return nil, errors.Join(fmt.Errorf("open database %s: %w", Redact(source), err), db.Close())
 	}
 	return db, nil
 }
 
 // OpenReadOnly opens an existing database for reading. It changes nothing in
-// it, so it fits a copy that is under examination.
+// it, so it fits a copy that is under examination. The error wraps
+// [ErrNewerSchema] as that of [Open] does: this program would take rows that a
+// newer one sealed for forged ones.
 func OpenReadOnly(ctx context.Context, source string) (*DB, error) {
+	steps, err := readMigrations(migrations, "migrations")
+	if err != nil {
+		return nil, err
+	}
 	db, err := open(source, "ro")
 	if err != nil {
 		return nil, err
 	}
-	if err := db.read.PingContext(ctx); err != nil {
+	err = db.read.PingContext(ctx)
+	if err == nil {
+		err = db.checkReadOnly(ctx, steps)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open database %s: %w", Redact(source), err), db.Close())
 	}
 	return db, nil
@@ -338,47 +356,4 @@ func Flag(b bool) int {
 		return 1
 	}
 	return 0
-}
-
-func (db *DB) migrate(ctx context.Context) error {
-	names, err := fs.Glob(migrations, "migrations/*.sql")
-	if err != nil {
-		return err
-	}
-	// Of programs that begin at the same time PostgreSQL tells all but one that
-	// the table is there already, whatever "if not exists" says, when it is: then
-	// they find it.
-	const table = `create table if not exists migration (name text primary key)`
-	if _, err := db.write.ExecContext(ctx, table); err != nil {
-		if _, again := db.write.ExecContext(ctx, table); again != nil {
-			return fmt.Errorf("create migration table: %w", err)
-		}
-	}
-	for _, name := range names { // Glob sorts.
-		err := db.Update(ctx, func(tx *Tx) error {
-			// On PostgreSQL a second program waits here until the first has committed.
-			fresh, err := tx.Changed(ctx, `insert into migration (name) values ($1) on conflict do nothing`, name)
-			if err != nil || !fresh {
-				return err
-			}
-			text, err := migrations.ReadFile(name)
-			if err != nil {
-				return err
-			}
-			// PostgreSQL's extended protocol takes one statement at a time.
-			for stmt := range strings.SplitSeq(string(text), ";\n") {
-				if strings.TrimSpace(stmt) == "" {
-					continue
-				}
-				if _, err := tx.ExecContext(ctx, stmt); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("migrate %s: %w", name, err)
-		}
-	}
-	return nil
 }
