@@ -79,6 +79,22 @@ func (d *daemon) newWall() (*egress.Wall, error) {
 	})
 }
 
+// wallVerb returns the verb under which what happened at the wall is recorded.
+func wallVerb(k egress.Kind) audit.Verb {
+	switch k {
+	case egress.Connected:
+		return audit.EgressConnected
+	case egress.Captured:
+		return audit.EgressCaptured
+	case egress.Cut:
+		return audit.EgressCut
+	case egress.Repeated:
+		return audit.EgressRepeated
+	case egress.Denied:
+	}
+	return audit.EgressDenied
+}
+
 // note puts what happened at the wall on the record.
 func (d *daemon) note(ctx context.Context, who auth.Principal, e egress.Event) error {
 	f := audit.Fields{"proto": e.Proto, "name": e.Name, "reason": e.Reason}
@@ -92,7 +108,7 @@ func (d *daemon) note(ctx context.Context, who auth.Principal, e egress.Event) e
 		f["count"] = strconv.Itoa(e.Count)
 	}
 	return d.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, who, "egress."+string(e.Kind), who.ID, f)
+		return audit.Append(ctx, tx, who, wallVerb(e.Kind), who.ID, f)
 	})
 }
 

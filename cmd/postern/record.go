@@ -146,7 +146,7 @@ func (d *daemon) acceptRecord(ctx context.Context, why error) error {
 	}
 	d.log.WarnContext(ctx, "accepted a record that does not continue the signed one", "err", why, "asked_again", n)
 	return d.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, "record.rollback", "", audit.Fields{
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, audit.RecordRollback, "", audit.Fields{
 			"signed_entries": strconv.FormatInt(was.Size, 10), "signed_root": base64.StdEncoding.EncodeToString(was.Root[:]), "why": why.Error(), "asked_again": strconv.Itoa(n),
 		})
 	})
@@ -185,7 +185,7 @@ func (d *daemon) readRecord(ctx context.Context) error {
 	d.log.ErrorContext(ctx, "the audit does not verify", "err", broken, "more", more)
 	said := false
 	err = d.db.View(ctx, func(tx *store.Tx) error {
-		es, err := audit.List(ctx, tx, audit.Query{Verb: "record.broken", Limit: 1000})
+		es, err := audit.List(ctx, tx, audit.Query{Verb: string(audit.RecordBroken), Limit: 1000})
 		said = slices.ContainsFunc(es, func(e audit.Entry) bool { return e.Details()["why"] == broken })
 		return err
 	})
@@ -197,7 +197,7 @@ func (d *daemon) readRecord(ctx context.Context) error {
 		return err
 	}
 	return d.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, "record.broken", "", audit.Fields{"why": broken, "asked_again": strconv.Itoa(n)})
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, audit.RecordBroken, "", audit.Fields{"why": broken, "asked_again": strconv.Itoa(n)})
 	})
 }
 

@@ -28,7 +28,7 @@ nobody else. A link that was made before stays valid until it is used.`,
 				if err != nil {
 					return err
 				}
-				if err := audit.Append(ctx, tx, who, "setup.create", who.Project, nil); err != nil {
+				if err := audit.Append(ctx, tx, who, audit.SetupCreate, who.Project, nil); err != nil {
 					return err
 				}
 				_, err = fmt.Fprintf(out, "/console/setup?token=%s\n", token.Reveal())
@@ -55,7 +55,7 @@ nothing. Only its hash is stored.`,
 					if err != nil {
 						return err
 					}
-					if err := audit.Append(ctx, tx, who, "key.create", id, nil); err != nil {
+					if err := audit.Append(ctx, tx, who, audit.KeyCreate, id, nil); err != nil {
 						return err
 					}
 					_, err = fmt.Fprintln(out, key.Reveal())

@@ -307,7 +307,7 @@ func bootstrap(ctx context.Context, db *store.DB) (f firstStart, err error) {
 			f.project, f.key, err = auth.NewProject(ctx, tx, "default")
 			if err == nil {
 				who := auth.Principal{Kind: auth.System, ID: "setup", Project: f.project}
-				err = audit.Append(ctx, tx, who, "project.create", f.project, audit.Fields{"name": "default"})
+				err = audit.Append(ctx, tx, who, audit.ProjectCreate, f.project, audit.Fields{"name": "default"})
 			}
 		}
 		if err != nil {

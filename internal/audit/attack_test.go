@@ -357,7 +357,7 @@ func TestKeeperRun(t *testing.T) {
 		}
 		update(t, db, func(ctx context.Context, tx *store.Tx) error { // all at once: no checkpoint comes between
 			for range 25 {
-				if err := audit.Append(ctx, tx, ann, "test.verb", "obj", nil); err != nil {
+				if err := audit.Append(ctx, tx, ann, audit.SetupCreate, "obj", nil); err != nil {
 					return err
 				}
 			}

@@ -49,7 +49,7 @@ type Entry struct {
 	At      time.Time
 	Project string
 	Actor   string // a principal, "person:…"
-	Verb    string // "action.propose", "egress.deny", …
+	Verb    Verb
 	Object  string // id of the thing acted upon
 	Detail  string // [Fields] as JSON
 	Prev    Digest // hash of entry Seq-1, zero for the first
@@ -93,7 +93,7 @@ func (e *Entry) hashes(buf []byte) (Digest, tlog.Hash, []byte) {
 func (e *Entry) encode(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(e.Seq))
 	b = binary.BigEndian.AppendUint64(b, uint64(e.At.UnixMicro()))
-	for _, s := range []string{e.Project, e.Actor, e.Verb, e.Object, e.Detail} {
+	for _, s := range []string{e.Project, e.Actor, string(e.Verb), e.Object, e.Detail} {
 		b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
 		b = append(b, s...)
 	}
@@ -103,7 +103,10 @@ func (e *Entry) encode(b []byte) []byte {
 // Append adds an entry to the chain as part of tx. Entries of who belong to
 // who's project; the system's to the one that object belongs to, which the
 // caller puts in who.Project.
-func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb, object string, f Fields) error {
+func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, object string, f Fields) error {
+	if !verb.Known() {
+		return fmt.Errorf("append audit entry: verb %q has no row in the table of verbs", verb) // unreachable
+	}
 	detail, err := json.Marshal(bounded(f)) // keys are sorted
 	if err != nil {
 		return fmt.Errorf("append audit entry: %w", err)
@@ -170,7 +173,7 @@ var ErrUnsealed = errors.New("the entry was not written by this server")
 // Last returns the newest entry about object with one of these verbs, as part
 // of tx. It returns [store.ErrNotFound] if there is none, and [ErrUnsealed] if
 // this server did not write it.
-func Last(ctx context.Context, tx *store.Tx, object string, verbs []string) (Entry, error) {
+func Last(ctx context.Context, tx *store.Tx, object string, verbs []Verb) (Entry, error) {
 	args, marks := []any{object}, make([]string, len(verbs))
 	for i, v := range verbs {
 		args = append(args, v)
@@ -199,7 +202,7 @@ var ErrOtherKey = errors.New("the record was sealed with another server's key")
 // Sealed reports, as part of tx, whether the record is sealed: from its first
 // entry on, or from the entry with verb on. It returns [ErrOtherKey] if another
 // key has sealed entries and this one has sealed none.
-func Sealed(ctx context.Context, tx *store.Tx, verb string) (bool, error) {
+func Sealed(ctx context.Context, tx *store.Tx, verb Verb) (bool, error) {
 	type found struct{ ours, other bool }
 	other := false
 	for _, q := range []struct {

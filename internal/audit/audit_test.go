@@ -19,7 +19,7 @@ func appendN(t *testing.T, db *store.DB, n int) {
 	t.Helper()
 	for range n {
 		err := db.Update(t.Context(), func(tx *store.Tx) error {
-			return audit.Append(t.Context(), tx, ann, "test.verb", "obj_1", audit.Fields{"k": "v", "empty": ""})
+			return audit.Append(t.Context(), tx, ann, audit.SetupCreate, "obj_1", audit.Fields{"k": "v", "empty": ""})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -131,7 +131,7 @@ func TestAppendHostileValues(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := context.Background()
 		err := db.Update(ctx, func(tx *store.Tx) error {
-			return audit.Append(ctx, tx, ann, "egress.deny", "a\x00b", audit.Fields{"name": "\xff\x00" + strings.Repeat("ü", 10_000)})
+			return audit.Append(ctx, tx, ann, audit.EgressDenied, "a\x00b", audit.Fields{"name": "\xff\x00" + strings.Repeat("ü", 10_000)})
 		})
 		if err != nil {
 			t.Fatal(err)

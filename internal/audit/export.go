@@ -24,7 +24,7 @@ type lineJSON struct {
 	At      string          `json:"at"`
 	Project string          `json:"project"`
 	Actor   string          `json:"actor"`
-	Verb    string          `json:"verb"`
+	Verb    Verb            `json:"verb"`
 	Object  string          `json:"object"`
 	Detail  json.RawMessage `json:"detail,omitempty"` // an object of strings
 	// DetailText is the detail of an entry that is no such object, which only

@@ -20,28 +20,13 @@ func (e *Entry) details() Fields {
 	return f
 }
 
-// Severity is how much a person should look at an entry, on the scale of
-// syslog (RFC 5424, section 6.2.1): 4 is a warning, 5 of note, 6 for information.
-func (e *Entry) Severity() int {
-	_, last, _ := strings.Cut(e.Verb, ".")
-	switch {
-	case e.Verb == "action.tampered", e.Verb == "record.broken", e.Verb == "record.rollback":
-		return 3
-	case strings.HasSuffix(last, "failed"), strings.HasSuffix(last, "suspend"), last == "unknown", last == "deny", last == "lost":
-		return 4
-	case e.Verb == "action.approve", e.Verb == "action.reject", strings.HasPrefix(e.Verb, "switch."), strings.HasPrefix(e.Verb, "person."), strings.HasPrefix(e.Verb, "policy."):
-		return 5
-	}
-	return 6
-}
-
 // CEF returns e, recorded with hash, as a line of the Common Event Format
 // without its end. It is for looking at: not all fields come back from it.
 func CEF(e Entry, hash Digest, version string) string {
 	var b strings.Builder
 	head := strings.NewReplacer(`\`, `\\`, `|`, `\|`, "\n", " ", "\r", " ")
 	value := strings.NewReplacer(`\`, `\\`, `=`, `\=`, "\n", `\n`, "\r", `\r`)
-	fmt.Fprintf(&b, "CEF:0|Postern|postern|%s|%s|%s|%d|", head.Replace(version), head.Replace(e.Verb), head.Replace(e.Verb), 10-e.Severity()-1)
+	fmt.Fprintf(&b, "CEF:0|Postern|postern|%s|%s|%s|%d|", head.Replace(version), head.Replace(string(e.Verb)), head.Replace(string(e.Verb)), 10-e.Verb.Severity()-1)
 	pair := func(k, v string) {
 		if v != "" {
 			fmt.Fprintf(&b, "%s=%s ", k, calm(value.Replace(v)))
@@ -82,7 +67,7 @@ func Syslog(e Entry, hash Digest, host string, limit int) ([]byte, error) {
 		return nil, err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "<%d>1 %s %s postern - %s [%s seq=\"%d\"", 13*8+e.Severity(), e.At.UTC().Format(lineTime), name(host, 255), name(e.Verb, 32), structured, e.Seq)
+	fmt.Fprintf(&b, "<%d>1 %s %s postern - %s [%s seq=\"%d\"", 13*8+int(e.Verb.Severity()), e.At.UTC().Format(lineTime), name(host, 255), name(string(e.Verb), 32), structured, e.Seq)
 	value := strings.NewReplacer(`\`, `\\`, `"`, `\"`, `]`, `\]`, "\n", " ", "\r", " ", "\x00", " ")
 	for _, p := range [][2]string{{"project", e.Project}, {"actor", e.Actor}, {"object", e.Object}, {"hash", hex.EncodeToString(hash[:])}} {
 		if p[1] != "" {

@@ -28,7 +28,7 @@ func sample(f *testing.F) (proof, checkpoint, export []byte, keys note.Verifiers
 	}
 	err = db.Update(f.Context(), func(tx *store.Tx) error {
 		for range 5 {
-			if err := audit.Append(f.Context(), tx, ann, "test.verb", "x", audit.Fields{"k": "v"}); err != nil {
+			if err := audit.Append(f.Context(), tx, ann, audit.SetupCreate, "x", audit.Fields{"k": "v"}); err != nil {
 				return err
 			}
 		}

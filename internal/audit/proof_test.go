@@ -49,7 +49,7 @@ func TestProof(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if k, err := p.Check(keys); err != nil || k.Size != 11 || p.Entry.Seq != seq || p.Entry.Verb != "test.verb" {
+			if k, err := p.Check(keys); err != nil || k.Size != 11 || p.Entry.Seq != seq || p.Entry.Verb != audit.SetupCreate {
 				t.Errorf("proof of %d: %+v, %+v, %v", seq, p.Entry, k, err)
 			}
 		}
@@ -196,7 +196,7 @@ func TestExport(t *testing.T) {
 		s, v := signer(t, "example.com/audit")
 		update(t, db, func(ctx context.Context, tx *store.Tx) error {
 			for i := range 2100 { // more than a page
-				err := audit.Append(ctx, tx, ann, "test.verb", "obj_1", audit.Fields{"k": "<a&b>\u2028 \"ü\"", "n": fmt.Sprint(i)})
+				err := audit.Append(ctx, tx, ann, audit.SetupCreate, "obj_1", audit.Fields{"k": "<a&b>\u2028 \"ü\"", "n": fmt.Sprint(i)})
 				if err != nil {
 					return err
 				}

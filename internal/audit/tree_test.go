@@ -149,7 +149,7 @@ func TestFill(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		update(t, db, func(ctx context.Context, tx *store.Tx) error {
 			for i := range 2500 {
-				if err := audit.Append(ctx, tx, ann, "test.verb", fmt.Sprint("obj_", i), nil); err != nil {
+				if err := audit.Append(ctx, tx, ann, audit.SetupCreate, fmt.Sprint("obj_", i), nil); err != nil {
 					return err
 				}
 			}

@@ -31,7 +31,7 @@ func (f *fixture) verbs(prefix string) (out []string, last audit.Entry) {
 	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Verb: prefix, Limit: 500})
 		for _, e := range slices.Backward(es) {
-			out, last = append(out, e.Verb), e
+			out, last = append(out, string(e.Verb)), e
 		}
 		return err
 	})
@@ -615,7 +615,12 @@ func TestHostileText(t *testing.T) {
 			}
 			f.update(func(tx *store.Tx) error {
 				who := auth.Principal{Kind: auth.Sandbox, ID: p, Project: f.project.Project}
-				return audit.Append(t.Context(), tx, who, "egress."+plain, p, audit.Fields{p: p})
+				if err := audit.Append(t.Context(), tx, who, audit.EgressDenied, p, audit.Fields{p: p}); err != nil {
+					return err
+				}
+				// No verb is chosen by an agent; this one is by whoever writes the database.
+				_, err := tx.ExecContext(t.Context(), `update audit_entry set verb = $1 where object = $2`, "egress."+plain, p)
+				return err
 			})
 			reject := f.form(f.get("/console/actions/"+a.ID).body, "reject-form")
 			reject.Set("reason", p+" ")

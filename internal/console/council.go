@@ -12,6 +12,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -146,7 +147,7 @@ func facts(a oversight.Action) (out []pair) {
 	if r.Mode != "" {
 		add("Inbox’s mode", "%s", or(modeNames[r.Mode], string(r.Mode)))
 	}
-	if len(r.To) > 0 && r.Kind == "email.send" {
+	if len(r.To) > 0 && r.Kind == mailbox.SendKind {
 		switch h := r.History; {
 		case h.Known == len(r.To) && h.Replies:
 			add("History", "each recipient has had mail from this inbox, and has written to it")

@@ -95,7 +95,7 @@ var funcs = template.FuncMap{
 	"count":         count,
 	"who":           who,
 	"via":           func(v string) string { return or(doors[v], v) },
-	"verb":          func(v string) string { return or(verbs[v], v) },
+	"verb":          audit.Verb.Means,
 	"detail":        detail,
 	"stateOf":       stateOf,
 	"meaning":       meaning,
@@ -250,28 +250,6 @@ var modeNames = map[policy.Mode]string{
 
 // doors are the ways in which something was asked for.
 var doors = map[string]string{"mcp": "MCP", "rest": "REST", "smtp": "SMTP"}
-
-// verbs are what the record's verbs about actions mean.
-var verbs = map[string]string{
-	"action.propose": "proposed",
-	"action.approve": "approved",
-	"action.reject":  "rejected",
-	"action.execute": "execution began",
-	"action.retry":   "no effect; to be tried again",
-	"action.done":    "done",
-	"action.failed":  "failed",
-	"action.unknown": "outcome unknown",
-	"action.resolve": "resolved by a person",
-	"action.ask":     "its time came: a person is asked",
-	"action.late":    "approved too late: asked again",
-	"action.defer":   "put off",
-	"action.cancel":  "cancelled",
-	"action.revise":  "written anew",
-	"action.vote":    "approved, as one of several",
-	"action.comment": "commented on",
-	"action.expire":  "denied, because nobody decided in time",
-	"action.stop":    "stopped by a kill switch",
-}
 
 // A pair is one detail of an entry.
 type pair struct{ Name, Value string }

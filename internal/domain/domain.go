@@ -298,7 +298,7 @@ func (g *Registry) Add(ctx context.Context, who auth.Principal, name string) (Do
 		if !ok {
 			return fmt.Errorf("%s: %w", name, ErrTaken)
 		}
-		return audit.Append(ctx, tx, who, "domain.add", d.ID, audit.Fields{"name": name})
+		return audit.Append(ctx, tx, who, audit.DomainAdd, d.ID, audit.Fields{"name": name})
 	})
 	if err != nil {
 		return Domain{}, err
@@ -388,7 +388,7 @@ func (g *Registry) Remove(ctx context.Context, who auth.Principal, id string) er
 		if !ok {
 			return fmt.Errorf("domain %q: %w", id, store.ErrNotFound)
 		}
-		return audit.Append(ctx, tx, who, "domain.remove", d.ID, audit.Fields{"name": d.Name, "state": string(d.State)})
+		return audit.Append(ctx, tx, who, audit.DomainRemove, d.ID, audit.Fields{"name": d.Name, "state": string(d.State)})
 	})
 }
 

@@ -142,7 +142,7 @@ func (f *fixture) verbs(t *testing.T, who auth.Principal, id string) (out []stri
 		t.Fatal(err)
 	}
 	for _, e := range es {
-		out = append([]string{strings.TrimPrefix(e.Verb, "domain.")}, out...)
+		out = append([]string{strings.TrimPrefix(string(e.Verb), "domain.")}, out...)
 	}
 	return out
 }

@@ -190,24 +190,24 @@ func (g *Registry) settle(ctx context.Context, who auth.Principal, was Domain, n
 }
 
 // change returns what the record says of a move; nothing where there is none.
-func change(was, n Domain) (verb string, f audit.Fields) {
+func change(was, n Domain) (verb audit.Verb, f audit.Fields) {
 	f = audit.Fields{"name": n.Name, "was": string(was.State)}
 	switch {
 	case n.State == was.State && n.Missing.IsZero() != was.Missing.IsZero() && n.State == StateDegraded:
-		verb = "domain.degrade"
+		verb = audit.DomainDegrade
 		if n.Missing.IsZero() {
-			verb = "domain.found"
+			verb = audit.DomainFound
 		}
 	case n.State == was.State:
 		return "", nil
 	case n.State == StateVerified:
-		verb = "domain.verify"
+		verb = audit.DomainVerify
 	case n.State == StateDegraded:
-		verb = "domain.degrade"
+		verb = audit.DomainDegrade
 	case n.State == StateLost:
-		verb = "domain.lose"
+		verb = audit.DomainLose
 	case n.State == StatePending:
-		verb = "domain.release"
+		verb = audit.DomainRelease
 	}
 	if problem := n.Problem(); problem != "" {
 		f["problem"] = problem

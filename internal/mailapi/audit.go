@@ -103,7 +103,7 @@ func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) err
 				return err
 			}
 		}
-		out = append(out, entryJSON{e.Seq, e.At, e.Actor, e.Verb, e.Object, detail, hex.EncodeToString(e.Prev[:]), hex.EncodeToString(h[:])})
+		out = append(out, entryJSON{e.Seq, e.At, e.Actor, string(e.Verb), e.Object, detail, hex.EncodeToString(e.Prev[:]), hex.EncodeToString(h[:])})
 	}
 	answer(w, http.StatusOK, map[string]any{"entries": out, "next": next})
 	return nil

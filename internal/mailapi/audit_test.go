@@ -90,7 +90,7 @@ func TestAuditProofs(t *testing.T) {
 		}
 		for range 5 {
 			err := db.Update(t.Context(), func(tx *store.Tx) error {
-				return audit.Append(t.Context(), tx, auth.Principal{Kind: auth.System, ID: "test", Project: f.person.Project}, "test.verb", "x", nil)
+				return audit.Append(t.Context(), tx, auth.Principal{Kind: auth.System, ID: "test", Project: f.person.Project}, audit.SetupCreate, "x", nil)
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -126,11 +126,11 @@ func TestAuditProofs(t *testing.T) {
 			Entries []entryJSON
 			Next    *int64
 		}
-		read("/v1/audit?actor=system:&verb=test.&limit=3", &page)
+		read("/v1/audit?actor=system:&verb=setup.&limit=3", &page)
 		if len(page.Entries) != 3 || page.Next == nil || *page.Next != page.Entries[2].Seq {
 			t.Fatalf("first page = %+v", page)
 		}
-		read(fmt.Sprintf("/v1/audit?actor=system:test&verb=test.&limit=3&before=%d", *page.Next), &page)
+		read(fmt.Sprintf("/v1/audit?actor=system:test&verb=setup.&limit=3&before=%d", *page.Next), &page)
 		if len(page.Entries) != 2 || page.Next != nil {
 			t.Errorf("last page = %+v", page)
 		}

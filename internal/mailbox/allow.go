@@ -224,7 +224,7 @@ func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal
 	if err := tx.Seal(ctx, SealedAllowed(), `id = $1`, e.ID); err != nil {
 		return AllowEntry{}, err
 	}
-	return e, audit.Append(ctx, tx, who, "inbox.allow", b.ID, audit.Fields{"pattern": pattern, "expires_at": ends(until), "entry": e.ID, "action": action})
+	return e, audit.Append(ctx, tx, who, audit.InboxAllow, b.ID, audit.Fields{"pattern": pattern, "expires_at": ends(until), "entry": e.ID, "action": action})
 }
 
 // Disallow takes an entry, named by its id or its pattern, off an inbox's allow
@@ -243,7 +243,7 @@ func (m *PostOffice) Disallow(ctx context.Context, who auth.Principal, inbox, en
 		if err != nil {
 			return fmt.Errorf("remove from allow list of inbox %s: %w", b.ID, err)
 		}
-		return audit.Append(ctx, tx, who, "inbox.disallow", b.ID, audit.Fields{"pattern": pattern, "entry": id})
+		return audit.Append(ctx, tx, who, audit.InboxDisallow, b.ID, audit.Fields{"pattern": pattern, "entry": id})
 	})
 }
 

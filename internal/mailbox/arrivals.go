@@ -110,7 +110,7 @@ func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversi
 		}
 		return x.m.gate.Begin(ctx, tx, a)
 	}
-	err := x.m.settle(ctx, who, v.Message, "message.release", a.ID, in, x.m.tellIn)
+	err := x.m.settle(ctx, who, v.Message, audit.MessageRelease, a.ID, in, x.m.tellIn)
 	switch {
 	case errors.Is(err, oversight.ErrStopped):
 		return stoppedFirst("nothing was let in")
@@ -167,7 +167,7 @@ func (m *PostOffice) dropHeld(ctx context.Context, tx *store.Tx, a oversight.Act
 			m.log.WarnContext(ctx, "remove dropped message", "message", id, "err", err) // the sweep will
 		}
 	})
-	return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}, "message.drop", id, audit.Fields{"inbox": a.Inbox, "action": a.ID})
+	return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}, audit.MessageDrop, id, audit.Fields{"inbox": a.Inbox, "action": a.ID})
 }
 
 // letIn and tellIn put a held message into its inbox, and say so.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -54,7 +55,7 @@ func (m *PostOffice) demote(ctx context.Context, tx *store.Tx, who auth.Principa
 	if !looser(b.Mode, to) {
 		return nil
 	}
-	_, err := m.change(ctx, tx, who, b, to, "inbox.demote", why, "")
+	_, err := m.change(ctx, tx, who, b, to, audit.InboxDemote, why, "")
 	return err
 }
 

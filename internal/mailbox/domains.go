@@ -126,7 +126,7 @@ func FreeAddresses(ctx context.Context, tx *store.Tx, project, name string) erro
 	}
 	for i, f := range freed {
 		who := auth.Principal{Kind: auth.System, ID: "domain", Project: f[1]}
-		if err := audit.Append(ctx, tx, who, "inbox.unaddress", f[0], audit.Fields{"domain": name, "of": strconv.Itoa(i+1) + "/" + strconv.Itoa(len(freed))}); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.InboxUnaddress, f[0], audit.Fields{"domain": name, "of": strconv.Itoa(i+1) + "/" + strconv.Itoa(len(freed))}); err != nil {
 			return err
 		}
 	}

@@ -75,7 +75,7 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 		if !ok {
 			return ErrNoInbox
 		}
-		return audit.Append(ctx, tx, who, "inbox.update", b.ID, detail)
+		return audit.Append(ctx, tx, who, audit.InboxUpdate, b.ID, detail)
 	})
 	return b, err
 }
@@ -91,13 +91,13 @@ func (m *PostOffice) Delete(ctx context.Context, who auth.Principal, inbox strin
 		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
 			return err
 		}
-		b, err = m.end(ctx, tx, who, b, "inbox.delete")
+		b, err = m.end(ctx, tx, who, b, audit.InboxDelete)
 		return err
 	})
 	return b, err
 }
 
-func (m *PostOffice) end(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, verb string) (Inbox, error) {
+func (m *PostOffice) end(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, verb audit.Verb) (Inbox, error) {
 	b.Deleted = time.Now().UTC().Truncate(time.Microsecond)
 	b.Purge = b.Deleted.Add(Grace)
 	ok, err := tx.Changed(ctx, `update inbox set deleted_at = $1, purge_at = $2 where id = $3 and deleted_at = 0`, store.Time(b.Deleted), store.Time(b.Purge), b.ID)
@@ -159,7 +159,7 @@ func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox str
 		if !ok {
 			return ErrNoInbox
 		}
-		return audit.Append(ctx, tx, who, "inbox.undelete", b.ID, nil)
+		return audit.Append(ctx, tx, who, audit.InboxUndelete, b.ID, nil)
 	})
 	return b, err
 }
@@ -191,7 +191,7 @@ func (m *PostOffice) Expire(ctx context.Context) error {
 	}
 	for _, b := range due {
 		err := m.db.Update(ctx, func(tx *store.Tx) error {
-			_, err := m.end(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, b, "inbox.expire")
+			_, err := m.end(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, b, audit.InboxExpire)
 			return err
 		})
 		if err != nil && !errors.Is(err, ErrNoInbox) { // another process was faster
@@ -351,7 +351,7 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 		if err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "inbox.purge", b.ID, nil)
+		return audit.Append(ctx, tx, who, audit.InboxPurge, b.ID, nil)
 	})
 }
 

@@ -33,7 +33,7 @@ func (m *PostOffice) Export(ctx context.Context, who auth.Principal, k *Key, w i
 	}
 	defer m.touch()
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, who, "inbox.export", k.inbox, nil)
+		return audit.Append(ctx, tx, who, audit.InboxExport, k.inbox, nil)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("export inbox: %w", err)

@@ -242,7 +242,7 @@ func (m *PostOffice) AddKey(ctx context.Context, who auth.Principal, k *Key, n N
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "inbox.key.add", b.ID, audit.Fields{"credential": id, "scope": string(n.Scope), "ends": ends(n.Expires)})
+		return audit.Append(ctx, tx, who, audit.InboxKeyAdd, b.ID, audit.Fields{"credential": id, "scope": string(n.Scope), "ends": ends(n.Expires)})
 	})
 	return p, key, err
 }
@@ -260,7 +260,7 @@ func (m *PostOffice) AddRecovery(ctx context.Context, who auth.Principal, k *Key
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "inbox.recovery.add", b.ID, audit.Fields{"credential": id})
+		return audit.Append(ctx, tx, who, audit.InboxRecoveryAdd, b.ID, audit.Fields{"credential": id})
 	})
 	return p, key, err
 }
@@ -308,7 +308,7 @@ func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery a
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "inbox.recover", b.ID, audit.Fields{"credential": id, "revoked": strconv.FormatBool(revoke)})
+		return audit.Append(ctx, tx, who, audit.InboxRecover, b.ID, audit.Fields{"credential": id, "revoked": strconv.FormatBool(revoke)})
 	})
 	return b, p, key, err
 }
@@ -343,7 +343,7 @@ func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *Key, id 
 		if p, err = onePart(ctx, tx, b.ID, fresh); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "inbox.key.rotate", b.ID, audit.Fields{"credential": fresh, "replaces": id})
+		return audit.Append(ctx, tx, who, audit.InboxKeyRotate, b.ID, audit.Fields{"credential": fresh, "replaces": id})
 	})
 	return p, key, err
 }
@@ -424,7 +424,7 @@ func (m *PostOffice) RevokeGrant(ctx context.Context, who auth.Principal, id str
 				return err
 			}
 		}
-		return audit.Append(ctx, tx, who, "grant.revoke", id, audit.Fields{"inboxes": strconv.Itoa(len(list))})
+		return audit.Append(ctx, tx, who, audit.GrantRevoke, id, audit.Fields{"inboxes": strconv.Itoa(len(list))})
 	})
 }
 
@@ -457,7 +457,7 @@ func (m *PostOffice) drop(ctx context.Context, tx *store.Tx, who auth.Principal,
 	if err != nil {
 		return fmt.Errorf("revoke credential %s: %w", p.Credential, err)
 	}
-	return audit.Append(ctx, tx, who, "inbox.key.revoke", p.Inbox, audit.Fields{"credential": p.Credential, "kind": string(p.Kind), "scope": string(p.Scope), "why": why})
+	return audit.Append(ctx, tx, who, audit.InboxKeyRevoke, p.Inbox, audit.Fields{"credential": p.Credential, "kind": string(p.Kind), "scope": string(p.Scope), "why": why})
 }
 
 // rekey gives an inbox a new key pair, for what comes after, and wraps it for
@@ -494,7 +494,7 @@ func (m *PostOffice) rekey(ctx context.Context, tx *store.Tx, who auth.Principal
 		}
 	}
 	b.epoch, b.publicKey = next, public
-	return b, audit.Append(ctx, tx, who, "inbox.rekey", b.ID, audit.Fields{"epoch": strconv.FormatInt(next, 10), "credentials": strconv.Itoa(len(keys))})
+	return b, audit.Append(ctx, tx, who, audit.InboxRekey, b.ID, audit.Fields{"epoch": strconv.FormatInt(next, 10), "credentials": strconv.Itoa(len(keys))})
 }
 
 // publicKeys returns the public keys of the credentials that have a part in an
@@ -561,7 +561,7 @@ func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *Key, n Ne
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "grant.make", id, audit.Fields{"inbox": b.ID, "scope": string(n.Scope), "ends": ends(n.Expires)})
+		return audit.Append(ctx, tx, who, audit.GrantMake, id, audit.Fields{"inbox": b.ID, "scope": string(n.Scope), "ends": ends(n.Expires)})
 	})
 	return p, key, err
 }
@@ -601,7 +601,7 @@ func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *Key, gra
 		if p, err = onePart(ctx, tx, b.ID, grant); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "grant.extend", grant, audit.Fields{"inbox": b.ID, "scope": string(n.Scope), "ends": ends(n.Expires)})
+		return audit.Append(ctx, tx, who, audit.GrantExtend, grant, audit.Fields{"inbox": b.ID, "scope": string(n.Scope), "ends": ends(n.Expires)})
 	})
 	return p, err
 }
@@ -626,7 +626,7 @@ func (m *PostOffice) NewAccount(ctx context.Context, who auth.Principal, name st
 		if err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "grant.account", id, audit.Fields{"name": name})
+		return audit.Append(ctx, tx, who, audit.GrantAccount, id, audit.Fields{"name": name})
 	})
 	return id, key, err
 }

@@ -57,7 +57,7 @@ func (m *PostOffice) Lend(ctx context.Context, who, sandbox auth.Principal, cred
 		return err
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, who, "inbox.lend", sandbox.Inbox, audit.Fields{"to": sandbox.String(), "credential": l.owner.ID})
+		return audit.Append(ctx, tx, who, audit.InboxLend, sandbox.Inbox, audit.Fields{"to": sandbox.String(), "credential": l.owner.ID})
 	})
 	if err != nil {
 		return err

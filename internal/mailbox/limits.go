@@ -278,7 +278,11 @@ func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox s
 			return fmt.Errorf("set limits of %s: %w", id, err)
 		}
 		l := s.Limits
-		return audit.Append(ctx, tx, who, scope+".sending", id, audit.Fields{
+		verb := audit.InboxSending
+		if scope == "project" {
+			verb = audit.ProjectSending
+		}
+		return audit.Append(ctx, tx, who, verb, id, audit.Fields{
 			"undo": s.Undo.String(), "limits": fmt.Sprintf("minute %d, hour %d, day %d, recipients %d, bytes %d", l.PerMinute, l.PerHour, l.PerDay, l.Recipients, l.Bytes),
 		})
 	})

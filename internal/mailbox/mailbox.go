@@ -38,7 +38,7 @@ import (
 )
 
 // SendKind is the kind of the actions that [PostOffice.Send] proposes.
-const SendKind = "email.send"
+const SendKind = policy.KindSend
 
 // The errors of this package, one for each answer that a door can give.
 var (
@@ -353,7 +353,7 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 		}
 		detail["grant"] = who.ID
 	}
-	if err := audit.Append(ctx, tx, who, "inbox.create", b.ID, detail); err != nil {
+	if err := audit.Append(ctx, tx, who, audit.InboxCreate, b.ID, detail); err != nil {
 		return "", err
 	}
 	return key, m.announce(ctx, tx, b, event.InboxCreated)

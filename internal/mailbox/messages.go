@@ -301,7 +301,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			}
 			// The audit says that something came, not what: it is not sealed.
 			who := auth.Principal{Kind: auth.System, ID: "smtp", Project: l.inbox.Project}
-			err := audit.Append(ctx, tx, who, "message.receive", l.id, audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": e.Remote})
+			err := audit.Append(ctx, tx, who, audit.MessageReceive, l.id, audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": e.Remote})
 			if err != nil {
 				return err
 			}

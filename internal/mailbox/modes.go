@@ -94,7 +94,7 @@ func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox stri
 				return err
 			}
 		}
-		b, err = m.change(ctx, tx, who, b, mode, "inbox.mode", why, "")
+		b, err = m.change(ctx, tx, who, b, mode, audit.InboxMode, why, "")
 		return err
 	})
 	return b, err
@@ -119,7 +119,7 @@ func (m *PostOffice) steered(ctx context.Context, tx *store.Tx, who auth.Princip
 
 // change moves b, which was read in tx, to a mode, ends the codes that were made
 // for the mode before, and says so in the audit and to programs.
-func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, mode policy.Mode, verb, why, action string) (Inbox, error) {
+func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, mode policy.Mode, verb audit.Verb, why, action string) (Inbox, error) {
 	if b.Mode == mode {
 		return b, nil
 	}
@@ -197,7 +197,7 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 		if err != nil {
 			return fmt.Errorf("insert code: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "inbox.code", b.ID, audit.Fields{"code": id, "from": string(b.Mode), "to": string(mode), "reason": why, "expires_at": ends(expires)})
+		return audit.Append(ctx, tx, who, audit.InboxCode, b.ID, audit.Fields{"code": id, "from": string(b.Mode), "to": string(mode), "reason": why, "expires_at": ends(expires)})
 	})
 	if err != nil {
 		return "", time.Time{}, err
@@ -257,11 +257,11 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 		if err := m.gate.ByHand(ctx, tx, maker, raising(b, mode)); err != nil {
 			return err
 		}
-		if err := audit.Append(ctx, tx, who, "inbox.code_used", b.ID, audit.Fields{"code": id, "by": by}); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.InboxCodeUsed, b.ID, audit.Fields{"code": id, "by": by}); err != nil {
 			return err
 		}
 		// Whose code it was is for the audit: the reason is the agent's to read.
-		b, err = m.change(ctx, tx, who, b, mode, "inbox.mode", "raised by a person's code", "")
+		b, err = m.change(ctx, tx, who, b, mode, audit.InboxMode, "raised by a person's code", "")
 		return err
 	})
 	if err == nil && wrong {
@@ -284,7 +284,7 @@ func (m *PostOffice) wrongCode(ctx context.Context, tx *store.Tx, who auth.Princ
 	if len(tries) == 0 { // none was open: nothing could be guessed, and nothing is to be told
 		return nil
 	}
-	return audit.Append(ctx, tx, who, "inbox.code_wrong", b.ID, audit.Fields{"tries": strconv.FormatInt(slices.Max(tries), 10), "of": strconv.Itoa(codeTries)})
+	return audit.Append(ctx, tx, who, audit.InboxCodeWrong, b.ID, audit.Fields{"tries": strconv.FormatInt(slices.Max(tries), 10), "of": strconv.Itoa(codeTries)})
 }
 
 // A modeRequest is the payload of an action of kind [ModeKind].

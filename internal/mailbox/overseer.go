@@ -99,7 +99,7 @@ func (m *PostOffice) SetOverseers(ctx context.Context, who auth.Principal, inbox
 				return fmt.Errorf("set overseers of %s: %w", scope, err)
 			}
 		}
-		return audit.Append(ctx, tx, who, "inbox.overseers", scope, audit.Fields{"addresses": strings.Join(out, ", ")})
+		return audit.Append(ctx, tx, who, audit.InboxOverseers, scope, audit.Fields{"addresses": strings.Join(out, ", ")})
 	})
 	if err != nil {
 		return nil, err

@@ -148,7 +148,7 @@ var resultWords = []string{"none", "pass", "fail", "softfail", "neutral", "polic
 func (m *PostOffice) announceHeld(ctx context.Context, tx *store.Tx, l letter, s Security, remote string) error {
 	who := auth.Principal{Kind: auth.System, ID: "scan", Project: l.inbox.Project}
 	f := audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": remote, "score": strconv.FormatFloat(s.Score, 'f', 2, 64), "reason": string(l.held)}
-	if err := audit.Append(ctx, tx, who, "message.quarantine", l.id, f); err != nil {
+	if err := audit.Append(ctx, tx, who, audit.MessageQuarantine, l.id, f); err != nil {
 		return err
 	}
 	return m.announce(ctx, tx, l.inbox, event.MessageQuarantined, l.id)
@@ -256,7 +256,7 @@ func (m *PostOffice) Release(ctx context.Context, who auth.Principal, id string)
 	if err := mayJudge(who); err != nil {
 		return err
 	}
-	return m.settle(ctx, who, id, "message.release", "", m.letIn, m.tellIn)
+	return m.settle(ctx, who, id, audit.MessageRelease, "", m.letIn, m.tellIn)
 }
 
 // Drop removes a held message for good. Who is a person.
@@ -265,7 +265,7 @@ func (m *PostOffice) Drop(ctx context.Context, who auth.Principal, id string) er
 		return err
 	}
 	none := func(context.Context, *store.Tx, letter) error { return nil }
-	if err := m.settle(ctx, who, id, "message.drop", "", none, none); err != nil {
+	if err := m.settle(ctx, who, id, audit.MessageDrop, "", none, none); err != nil {
 		return err
 	}
 	// After the commit: a crash in between leaves a sealed blob that no row
@@ -275,7 +275,7 @@ func (m *PostOffice) Drop(ctx context.Context, who auth.Principal, id string) er
 
 // settle takes a message out of quarantine, by an action or by none. Of two who
 // do it at once, in whatever processes, one finds it.
-func (m *PostOffice) settle(ctx context.Context, who auth.Principal, id, verb, action string, change, tell func(context.Context, *store.Tx, letter) error) error {
+func (m *PostOffice) settle(ctx context.Context, who auth.Principal, id string, verb audit.Verb, action string, change, tell func(context.Context, *store.Tx, letter) error) error {
 	err := m.db.Update(ctx, func(tx *store.Tx) error {
 		var inbox, waits string
 		if err := tx.One(ctx, `select inbox_id, action_id from quarantine where id = $1 and project_id = $2`, []any{id, who.Project}, &inbox, &waits); err != nil {

@@ -166,7 +166,7 @@ func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b Inbox, now time.
 	}
 	who := auth.Principal{Kind: auth.System, ID: "reputation", Project: b.Project}
 	for _, scope := range slices.Sorted(maps.Keys(suspended)) {
-		if err := audit.Append(ctx, tx, who, "sending.suspend", scope, audit.Fields{"reason": suspended[scope]}); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.SendingSuspend, scope, audit.Fields{"reason": suspended[scope]}); err != nil {
 			return err
 		}
 	}
@@ -228,6 +228,6 @@ func (m *PostOffice) Lift(ctx context.Context, who auth.Principal, scope, reason
 		if !ok {
 			return fmt.Errorf("suspension of %q: %w", scope, store.ErrNotFound)
 		}
-		return audit.Append(ctx, tx, who, "sending.lift", scope, audit.Fields{"reason": reason})
+		return audit.Append(ctx, tx, who, audit.SendingLift, scope, audit.Fields{"reason": reason})
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -93,7 +94,7 @@ func (x modeExecutor) Execute(ctx context.Context, a oversight.Action) oversight
 			// The attack: a request that waits until after a demotion, and undoes it.
 			return fmt.Sprintf("the inbox has been put into mode %s since it asked, in mode %s", b.Mode, r.From), nil
 		}
-		_, err := x.m.change(ctx, tx, who, b, r.To, "inbox.mode", "the agent asked for it: "+r.Reason, a.ID)
+		_, err := x.m.change(ctx, tx, who, b, r.To, audit.InboxMode, "the agent asked for it: "+r.Reason, a.ID)
 		return "", err
 	})
 }

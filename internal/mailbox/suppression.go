@@ -136,7 +136,7 @@ func (m *PostOffice) Suppress(ctx context.Context, who auth.Principal, address s
 		if err := m.suppress(ctx, tx, who.Project, "", address, SuppressedAdded); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "suppression.add", who.Project, audit.Fields{})
+		return audit.Append(ctx, tx, who, audit.SuppressionAdd, who.Project, audit.Fields{})
 	})
 }
 
@@ -158,7 +158,7 @@ func (m *PostOffice) Unsuppress(ctx context.Context, who auth.Principal, address
 		if !ok {
 			return fmt.Errorf("suppressed address: %w", store.ErrNotFound)
 		}
-		return audit.Append(ctx, tx, who, "suppression.remove", who.Project, audit.Fields{})
+		return audit.Append(ctx, tx, who, audit.SuppressionRemove, who.Project, audit.Fields{})
 	})
 }
 
@@ -214,6 +214,6 @@ func (m *PostOffice) Unsubscribe(ctx context.Context, token string) error {
 		if err != nil || !fresh {
 			return err
 		}
-		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "unsubscribe", Project: project}, "suppression.add", project, audit.Fields{"inbox": inbox, "reason": string(SuppressedUnsubscribe)})
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "unsubscribe", Project: project}, audit.SuppressionAdd, project, audit.Fields{"inbox": inbox, "reason": string(SuppressedUnsubscribe)})
 	})
 }

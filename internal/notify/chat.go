@@ -286,7 +286,7 @@ func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision)
 	switch {
 	case err == nil:
 		return "", n.db.Update(ctx, func(tx *store.Tx) error {
-			return audit.Append(ctx, tx, who.Principal, "notify.decided", d.ID, audit.Fields{"channel": string(Telegram), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)})
+			return audit.Append(ctx, tx, who.Principal, audit.NotifyDecided, d.ID, audit.Fields{"channel": string(Telegram), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)})
 		})
 	case errors.Is(err, oversight.ErrStepUp):
 		return saidStepUp, nil
@@ -449,7 +449,7 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		if err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "notify.code", p.ID, nil)
+		return audit.Append(ctx, tx, who, audit.NotifyCode, p.ID, nil)
 	})
 	if err != nil {
 		return "", "", fmt.Errorf("make code for %s: %w", mail.Printable(name, 80), err)
@@ -516,7 +516,7 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 			return err
 		}
 		said = "Linked: from now on I tell " + p.ID + " here of what waits. Whoever holds this phone decides as " + p.ID + ". /stop ends it."
-		return audit.Append(ctx, tx, p.Principal, "notify.link", p.ID, audit.Fields{"channel": string(Telegram), "user": strconv.FormatInt(m.From.ID, 10), "name": mail.Printable(m.From.Username, 64)})
+		return audit.Append(ctx, tx, p.Principal, audit.NotifyLink, p.ID, audit.Fields{"channel": string(Telegram), "user": strconv.FormatInt(m.From.ID, 10), "name": mail.Printable(m.From.Username, 64)})
 	})
 	if err != nil {
 		return fmt.Errorf("link chat: %w", err)
@@ -550,7 +550,7 @@ func unlink(ctx context.Context, tx *store.Tx, who auth.Principal, p person) err
 	if _, err := tx.ExecContext(ctx, `delete from telegram_question where person_id = $1`, p.id); err != nil {
 		return err
 	}
-	return audit.Append(ctx, tx, who, "notify.unlink", p.ID, audit.Fields{"channel": string(Telegram)})
+	return audit.Append(ctx, tx, who, audit.NotifyUnlink, p.ID, audit.Fields{"channel": string(Telegram)})
 }
 
 // Unlink ends the link of a person's chat: the person may, who manages the

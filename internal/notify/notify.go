@@ -344,7 +344,7 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 	}
 	if reached == 0 && kind != reminder && kind != forgotten {
 		n.log.WarnContext(ctx, "an action waits and nobody whom it asks can be told", "action", a.ID, "asked", strings.Join(a.Who, ", "))
-		return audit.Append(ctx, tx, system(a), "notify.nobody", a.ID, audit.Fields{"asked": strings.Join(a.Who, ", ")})
+		return audit.Append(ctx, tx, system(a), audit.NotifyNobody, a.ID, audit.Fields{"asked": strings.Join(a.Who, ", ")})
 	}
 	return nil
 }

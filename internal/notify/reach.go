@@ -81,7 +81,7 @@ func (n *Notifier) Try(ctx context.Context, who auth.Principal, name string) (ou
 			if room, _, err = n.count(ctx, tx, to.id, c, time.Now()); err != nil || !room {
 				return err
 			}
-			return audit.Append(ctx, tx, who, "notify.test", to.ID, audit.Fields{"channel": string(c)})
+			return audit.Append(ctx, tx, who, audit.NotifyTest, to.ID, audit.Fields{"channel": string(c)})
 		})
 		if err != nil {
 			return nil, err

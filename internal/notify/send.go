@@ -228,7 +228,11 @@ func (n *Notifier) finish(ctx context.Context, p parcel, r result) error {
 		if r.state == "waiting" {
 			return nil
 		}
-		return audit.Append(ctx, tx, system(p.action), "notify."+r.state, p.action.ID, audit.Fields{"person": p.to.ID, "channel": string(p.channel), "kind": p.kind})
+		verb := audit.NotifySent
+		if r.state == "failed" {
+			verb = audit.NotifyFailed
+		}
+		return audit.Append(ctx, tx, system(p.action), verb, p.action.ID, audit.Fields{"person": p.to.ID, "channel": string(p.channel), "kind": p.kind})
 	})
 }
 

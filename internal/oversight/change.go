@@ -63,7 +63,7 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	if err != nil {
 		return Action{}, fmt.Errorf("cancel action %s: %w", id, err)
 	}
-	if err := enter(ctx, tx, who, "action.cancel", a, audit.Fields{"from": string(from), "digest": a.Hex()}); err != nil {
+	if err := enter(ctx, tx, who, audit.ActionCancel, a, audit.Fields{"from": string(from), "digest": a.Hex()}); err != nil {
 		return Action{}, err
 	}
 	return a, g.moved(ctx, tx, a)
@@ -110,7 +110,7 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	}
 	f := proposal(&a)
 	f["from"], f["was"], f["version"] = string(before.State), before.Hex(), strconv.FormatInt(a.Version, 10)
-	if err := enter(ctx, tx, who, "action.revise", a, f); err != nil {
+	if err := enter(ctx, tx, who, audit.ActionRevise, a, f); err != nil {
 		return Action{}, err
 	}
 	return a, g.moved(ctx, tx, a)

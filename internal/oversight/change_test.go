@@ -60,7 +60,7 @@ func (f *fixture) verbs(id string) (verbs []string) {
 	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Object: id})
 		for _, e := range slices.Backward(es) {
-			verbs = append(verbs, e.Verb)
+			verbs = append(verbs, string(e.Verb))
 		}
 		return err
 	})
@@ -430,7 +430,7 @@ func TestWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range es {
-			verbs = append([]string{strings.TrimPrefix(e.Verb, "action.")}, verbs...)
+			verbs = append([]string{strings.TrimPrefix(string(e.Verb), "action.")}, verbs...)
 		}
 		if got, want := strings.Join(verbs, " "), "propose execute defer defer execute retry execute defer execute done"; got != want {
 			t.Errorf("the audit has\n%s, want\n%s", got, want)

@@ -99,19 +99,19 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 		return false, fmt.Errorf("decide on %s: %w", d.ID, err)
 	}
 	f := audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason}
-	verb, voted := "action.reject", false
+	verb, voted := audit.ActionReject, false
 	switch {
 	case !d.Approve:
 	case a.State == Pending && a.Version != before.Version:
-		verb, late, f["note"] = "action.late", true, a.Note
+		verb, late, f["note"] = audit.ActionLate, true, a.Note
 	case a.State == Pending && slices.Contains(e.votes, who.String()):
 		return false, nil // said before: it counts once
 	case a.State == Pending:
-		verb, voted = "action.vote", true
+		verb, voted = audit.ActionVote, true
 	default:
 		// An earlier approver may complete it: the account may count as a person of
 		// its own by now.
-		verb, voted = "action.approve", !slices.Contains(e.votes, who.String())
+		verb, voted = audit.ActionApprove, !slices.Contains(e.votes, who.String())
 		if before.Sole() {
 			f["alone"] = "nobody else may decide: " + before.Proposer + ", who proposed it, and " + who.String() + " may be one person"
 		}
@@ -135,7 +135,7 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	if err := enter(ctx, tx, who, verb, a, f); err != nil {
 		return false, err
 	}
-	if verb == "action.vote" {
+	if verb == audit.ActionVote {
 		return false, nil // it is where it was
 	}
 	if err := g.moved(ctx, tx, a); err != nil || a.State != Approved || a.Attempts == 0 {
@@ -218,7 +218,7 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		if doubted, err = g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
 			return wrap("resolve action "+id, err)
 		}
-		if err := enter(ctx, tx, who, "action.resolve", a, audit.Fields{"state": string(a.State), "reason": reason}); err != nil {
+		if err := enter(ctx, tx, who, audit.ActionResolve, a, audit.Fields{"state": string(a.State), "reason": reason}); err != nil {
 			return err
 		}
 		if err := g.moved(ctx, tx, a); err != nil || a.State != Approved {

@@ -84,21 +84,21 @@ func (l *Ledger) find(id string, seq int64, format string, args ...any) {
 // Entry takes the next entry. Its error is always nil; it has one so that it can
 // be an [audit.Options.Each].
 func (l *Ledger) Entry(e audit.Entry) error {
-	verb, ok := strings.CutPrefix(e.Verb, "action.")
-	if !ok {
+	if !strings.HasPrefix(string(e.Verb), "action.") {
 		switch e.Verb {
-		case "person.disable", "person.role":
+		case audit.PersonDisable, audit.PersonRole:
 			l.disabled[auth.Principal{Kind: auth.Person, ID: e.Object}.String()] = e.Seq
-		case "switch.on":
+		case audit.SwitchOn:
 			l.switches[e.Object] = true
-		case "policy.change":
+		case audit.PolicyChange:
 			l.policies[e.Object] = true
+		default: // says nothing of actions
 		}
 		return nil
 	}
 	f := e.Details()
 	a := l.accounts[e.Object]
-	if verb == "propose" {
+	if e.Verb == audit.ActionPropose {
 		if a != nil {
 			l.find(e.Object, e.Seq, "it was already proposed")
 		}
@@ -106,21 +106,21 @@ func (l *Ledger) Entry(e audit.Entry) error {
 		l.accounts[e.Object] = a
 	}
 	if a == nil {
-		if verb != "tampered" && verb != "stop" { // a row that nobody proposed is found so, and denied
+		if e.Verb != audit.ActionTampered && e.Verb != audit.ActionStop { // a row that nobody proposed is found so, and denied
 			l.find(e.Object, e.Seq, "%s, but nobody proposed it", e.Verb)
 		}
 		a = &account{}
 		l.accounts[e.Object] = a
 	}
-	l.follow(a, e, verb, f)
+	l.follow(a, e, f)
 	if s := f["stands"]; s != "" {
 		a.stands = s
 	}
 	return nil
 }
 
-// follow updates an action's account by an entry with this verb.
-func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) {
+// follow updates an action's account by an entry about it.
+func (l *Ledger) follow(a *account, e audit.Entry, f audit.Fields) {
 	person := strings.HasPrefix(e.Actor, string(auth.Person)+":")
 	state, _, _ := parseStands(f["stands"])
 	if f["stands"] == "" {
@@ -128,20 +128,20 @@ func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) 
 	}
 	waited := a.waits
 	a.waits = false
-	switch verb {
-	case "propose", "revise":
+	switch e.Verb {
+	case audit.ActionPropose, audit.ActionRevise:
 		a.digest, a.allowed, a.voters = f["digest"], state == Approved, nil
-		if person && verb == "revise" && a.allowed {
+		if person && e.Verb == audit.ActionRevise && a.allowed {
 			l.find(e.Object, e.Seq, "a person edited it, but nobody approved it")
 		}
-	case "ask", "late", "tampered", "reject", "expire", "stop", "cancel":
+	case audit.ActionAsk, audit.ActionLate, audit.ActionTampered, audit.ActionReject, audit.ActionExpire, audit.ActionStop, audit.ActionCancel:
 		a.allowed, a.voters, a.began = false, nil, false
-		if verb == "tampered" {
+		if e.Verb == audit.ActionTampered {
 			a.digest = f["digest"]
 		}
-	case "vote":
+	case audit.ActionVote:
 		a.vote(e)
-	case "approve":
+	case audit.ActionApprove:
 		a.vote(e)
 		switch need := wanted(f["approvals"]); {
 		case !person:
@@ -154,27 +154,28 @@ func (l *Ledger) follow(a *account, e audit.Entry, verb string, f audit.Fields) 
 			a.allowed = true
 		}
 		a.voters = nil
-	case "execute":
+	case audit.ActionExecute:
 		if !a.allowed || f["digest"] != a.digest {
 			l.find(e.Object, e.Seq, "executed, but neither a person nor a rule had approved its content")
 		}
 		a.began = true
-	case "defer":
+	case audit.ActionDefer:
 		a.waits = true
-	case "retry", "unknown":
+	case audit.ActionRetry, audit.ActionUnknown:
 		if !a.began && !waited {
 			l.find(e.Object, e.Seq, "%s, but it was not being executed", e.Verb)
 		}
-	case "resolve":
+	case audit.ActionResolve:
 		if !person {
 			l.find(e.Object, e.Seq, "resolved by %s, which is not a person", e.Actor)
 		}
 		a.allowed, a.began = a.allowed || state == Approved && person, false
-	case "done", "failed":
+	case audit.ActionDone, audit.ActionFailed:
 		if !a.began {
 			l.find(e.Object, e.Seq, "%s, but it was not being executed", e.Verb)
 		}
 		a.allowed, a.began = false, false
+	default: // moves nothing
 	}
 }
 

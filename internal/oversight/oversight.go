@@ -357,7 +357,7 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	if err := g.seal(ctx, tx, &a); err != nil {
 		return Action{}, err
 	}
-	if err := enter(ctx, tx, who, "action.propose", a, proposal(&a)); err != nil {
+	if err := enter(ctx, tx, who, audit.ActionPropose, a, proposal(&a)); err != nil {
 		return Action{}, err
 	}
 	return a, g.moved(ctx, tx, a)

@@ -190,7 +190,7 @@ func TestApproveRunsOnce(t *testing.T) {
 			es, err := audit.List(t.Context(), tx, audit.Query{Object: a.ID})
 			var verbs []string
 			for _, e := range slices.Backward(es) {
-				verbs = append(verbs, e.Verb)
+				verbs = append(verbs, string(e.Verb))
 			}
 			if want := []string{"action.propose", "action.approve", "action.execute", "action.done"}; !slices.Equal(verbs, want) {
 				t.Errorf("audit = %v, want %v", verbs, want)

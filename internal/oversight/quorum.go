@@ -263,7 +263,7 @@ func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err er
 	if err != nil {
 		return nil, fmt.Errorf("read authors: %w", err)
 	}
-	revised, err := audit.List(ctx, tx, audit.Query{Object: a.ID, Verb: "action.revise", Limit: len(before) + 1})
+	revised, err := audit.List(ctx, tx, audit.Query{Object: a.ID, Verb: string(audit.ActionRevise), Limit: len(before) + 1})
 	if err != nil {
 		return nil, fmt.Errorf("read authors: %w", err)
 	}

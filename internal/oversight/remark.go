@@ -55,7 +55,7 @@ func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string,
 		if !fresh {
 			return ErrRemark
 		}
-		if err := audit.Append(ctx, tx, who, "action.comment", id, audit.Fields{"comment": r.ID, "size": strconv.Itoa(len(text))}); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.ActionComment, id, audit.Fields{"comment": r.ID, "size": strconv.Itoa(len(text))}); err != nil {
 			return err
 		}
 		return g.commented(ctx, tx, a, r)

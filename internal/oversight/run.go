@@ -296,7 +296,7 @@ func (g *Gate) expire(ctx context.Context) error {
 			if doubted, err := g.unlessTrusted(ctx, tx, id, err); doubted || err != nil {
 				return err
 			}
-			return g.refused(ctx, tx, a, "action.expire")
+			return g.refused(ctx, tx, a, audit.ActionExpire)
 		})
 		if err != nil && !errors.Is(err, ErrStale) { // somebody decided, or another Run was faster
 			return err
@@ -327,7 +327,7 @@ func (g *Gate) come(ctx context.Context) error {
 			}
 			f := audit.Fields{"digest": a.Hex()}
 			a.asking(f)
-			if err := enter(ctx, tx, system(a), "action.ask", a, f); err != nil {
+			if err := enter(ctx, tx, system(a), audit.ActionAsk, a, f); err != nil {
 				return err
 			}
 			return g.moved(ctx, tx, a)
@@ -394,13 +394,13 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 			moved = true
 			f := audit.Fields{"rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex()}
 			a.asking(f)
-			if err := enter(ctx, tx, system(a), "action.ask", a, f); err != nil {
+			if err := enter(ctx, tx, system(a), audit.ActionAsk, a, f); err != nil {
 				return err
 			}
 			return g.moved(ctx, tx, a)
 		case Denied, Failed:
 			moved = true
-			return g.refused(ctx, tx, a, "action.stop")
+			return g.refused(ctx, tx, a, audit.ActionStop)
 		case Executing, Scheduled, Approved, Done, Unknown, Cancelled:
 		}
 		// What waits is looked at again and again, every look the same: the
@@ -463,7 +463,7 @@ func (g *Gate) rejudge(ctx context.Context, tx *store.Tx, a Action, e *claimed) 
 }
 
 func executes(ctx context.Context, tx *store.Tx, a Action) error {
-	return enter(ctx, tx, system(a), "action.execute", a, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
+	return enter(ctx, tx, system(a), audit.ActionExecute, a, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
 }
 
 // Begin records that an action which waited is executed in earnest, and refuses
@@ -521,16 +521,22 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 			return err
 		}
 	}
-	verb := "action." + string(a.State)
+	var verb audit.Verb
 	switch {
 	case free && before.waits && before.Result == a.Result:
 		return nil // it waits, as the audit says already
 	case free:
-		verb = "action.defer"
+		verb = audit.ActionDefer
 	case a.State == Approved:
-		verb = "action.retry"
+		verb = audit.ActionRetry
 	case o.State == Approved:
-		return g.refused(ctx, tx, a, "action.stop")
+		return g.refused(ctx, tx, a, audit.ActionStop)
+	case a.State == Done:
+		verb = audit.ActionDone
+	case a.State == Failed:
+		verb = audit.ActionFailed
+	default:
+		verb = audit.ActionUnknown
 	}
 	if err := enter(ctx, tx, system(a), verb, a, audit.Fields{"result": a.Result}); err != nil {
 		return err

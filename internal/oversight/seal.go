@@ -58,19 +58,16 @@ func sealedRevisions() store.Sealed {
 
 // moves are the verbs of the entries that say how an action stands, in their
 // field stands.
-func moves() []string {
-	return []string{
-		"action.propose", "action.revise", "action.ask", "action.approve", "action.late", "action.reject", "action.expire", "action.stop", "action.cancel",
-		"action.execute", "action.defer", "action.retry", "action.done", "action.failed", "action.unknown", "action.resolve", tampered,
+func moves() []audit.Verb {
+	return []audit.Verb{
+		audit.ActionPropose, audit.ActionRevise, audit.ActionAsk, audit.ActionApprove, audit.ActionLate, audit.ActionReject, audit.ActionExpire, audit.ActionStop, audit.ActionCancel,
+		audit.ActionExecute, audit.ActionDefer, audit.ActionRetry, audit.ActionDone, audit.ActionFailed, audit.ActionUnknown, audit.ActionResolve, audit.ActionTampered,
 	}
 }
 
-// tampered is the verb of the entry about an action that was found changed.
-const tampered = "action.tampered"
-
 // enter appends an entry about a with its state and version, for [Gate.doubt] and
 // for verifying the record.
-func enter(ctx context.Context, tx *store.Tx, who auth.Principal, verb string, a Action, f audit.Fields) error {
+func enter(ctx context.Context, tx *store.Tx, who auth.Principal, verb audit.Verb, a Action, f audit.Fields) error {
 	if f == nil {
 		f = audit.Fields{}
 	}
@@ -107,7 +104,7 @@ func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err err
 	case !errors.Is(err, store.ErrNotFound):
 		return s, err
 	}
-	_, err = audit.Last(ctx, tx, id, []string{"action.execute"})
+	_, err = audit.Last(ctx, tx, id, []audit.Verb{audit.ActionExecute})
 	if s.began = !errors.Is(err, store.ErrNotFound); s.began && !errors.Is(err, audit.ErrUnsealed) && err != nil {
 		return s, err
 	}
@@ -235,7 +232,7 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 	g.log.WarnContext(ctx, "an action was changed in the database behind the server's back", "action", id, "why", why, "was", was, "stands", stands(a.State, a.Version))
 	f := audit.Fields{"why": why, "row": was, "digest": a.Hex(), "rule": a.Rule, "verdict": a.Verdict, "result": detail}
 	a.asking(f)
-	if err := enter(ctx, tx, system(a), tampered, a, f); err != nil {
+	if err := enter(ctx, tx, system(a), audit.ActionTampered, a, f); err != nil {
 		return err
 	}
 	if a.State.settled() && on.state == a.State {
@@ -256,7 +253,7 @@ func (a *Action) asking(f audit.Fields) {
 // asks returns whom an action asks according to the audit; without an entry,
 // nobody in particular.
 func asks(ctx context.Context, tx *store.Tx, id string) (v policy.Verdict) {
-	e, err := audit.Last(ctx, tx, id, []string{"action.propose", "action.revise", "action.ask", tampered})
+	e, err := audit.Last(ctx, tx, id, []audit.Verb{audit.ActionPropose, audit.ActionRevise, audit.ActionAsk, audit.ActionTampered})
 	if err != nil {
 		return v
 	}
@@ -276,7 +273,7 @@ func foundChanged(ctx context.Context, tx *store.Tx, id string) (bool, error) {
 	if errors.Is(err, audit.ErrUnsealed) || errors.Is(err, store.ErrNotFound) {
 		return true, nil // nobody can tell
 	}
-	return e.Verb == tampered, err
+	return e.Verb == audit.ActionTampered, err
 }
 
 // unlessTrusted distrusts the action with this id where err says that it is in
@@ -338,10 +335,6 @@ func (m *memory) versionLocked(id string) (int64, bool) {
 	return v, ok
 }
 
-// sealBegins is the verb of the entry from which on rows are sealed, in a
-// database of a version without seals.
-const sealBegins = "record.seal"
-
 // Adopt upgrades a database of a version without seals, once: it seals settled
 // actions, and leaves waiting and approved ones to [Gate.Sweep], which asks about
 // them. It returns [audit.ErrOtherKey] if the rows were sealed with another
@@ -354,7 +347,7 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 		if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &entries); err != nil {
 			return fmt.Errorf("read chain head: %w", err)
 		}
-		done, err := audit.Sealed(ctx, tx, sealBegins)
+		done, err := audit.Sealed(ctx, tx, audit.RecordSeal)
 		if anew && errors.Is(err, audit.ErrOtherKey) {
 			err = nil
 		}
@@ -377,7 +370,7 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 				return err
 			}
 		}
-		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate"}, sealBegins, "", audit.Fields{"settled": strconv.Itoa(n)})
+		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate"}, audit.RecordSeal, "", audit.Fields{"settled": strconv.Itoa(n)})
 	})
 	if err != nil {
 		return fmt.Errorf("seal actions from before: %w", err)

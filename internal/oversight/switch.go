@@ -149,7 +149,7 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 		if !s.Until.IsZero() {
 			f["until"] = s.Until.Format(time.RFC3339)
 		}
-		if err := audit.Append(ctx, tx, who, "switch.on", s.ID, f); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.SwitchOn, s.ID, f); err != nil {
 			return err
 		}
 		told := map[Stopper]bool{}
@@ -215,11 +215,11 @@ func (g *Gate) stopOne(ctx context.Context, tx *store.Tx, s Switch, a Action) (d
 	case from != Approved:
 		return false, nil // the outcome of its execution tells
 	}
-	return true, g.refused(ctx, tx, a, "action.stop")
+	return true, g.refused(ctx, tx, a, audit.ActionStop)
 }
 
 // refused records that an action was ended by rule.
-func (g *Gate) refused(ctx context.Context, tx *store.Tx, a Action, verb string) error {
+func (g *Gate) refused(ctx context.Context, tx *store.Tx, a Action, verb audit.Verb) error {
 	if err := enter(ctx, tx, system(a), verb, a, audit.Fields{"state": string(a.State), "reason": a.Reason, "digest": a.Hex()}); err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 		if err := tx.Seal(ctx, SealedSwitches(), `id = $1`, id); err != nil {
 			return err
 		}
-		if err := audit.Append(ctx, tx, who, "switch.off", id, nil); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.SwitchOff, id, nil); err != nil {
 			return err
 		}
 		return g.switched(ctx, tx, s, false)

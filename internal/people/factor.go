@@ -118,7 +118,7 @@ func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, co
 		if err != nil {
 			return fmt.Errorf("insert second factor: %w", err)
 		}
-		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, "person.totp_add", nil)
+		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, audit.PersonTOTPAdd, nil)
 		return err
 	})
 	return codes, err
@@ -127,14 +127,14 @@ func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, co
 // enrolled does what follows a new second factor: the session has proved it, all
 // others end, since who set up none may have begun them, and there are recovery
 // codes.
-func (p *People) enrolled(ctx context.Context, tx *store.Tx, who auth.Principal, me Person, session auth.Secret, id, verb string, f audit.Fields) (codes []string, err error) {
+func (p *People) enrolled(ctx context.Context, tx *store.Tx, who auth.Principal, me Person, session auth.Secret, id string, verb audit.Verb, f audit.Fields) (codes []string, err error) {
 	if err := auth.EndSessions(ctx, tx, me.id, id); err != nil {
 		return nil, err
 	}
 	if err := audit.Append(ctx, tx, who, verb, me.Name, f); err != nil {
 		return nil, err
 	}
-	if err := strengthen(ctx, tx, who, session, strings.TrimSuffix(strings.TrimPrefix(verb, "person."), "_add")); err != nil {
+	if err := strengthen(ctx, tx, who, session, strings.TrimSuffix(strings.TrimPrefix(string(verb), "person."), "_add")); err != nil {
 		return nil, err
 	}
 	if me.Strong() && me.Codes > 0 {
@@ -153,7 +153,7 @@ func (p *People) RemoveTOTP(ctx context.Context, who auth.Principal) error {
 		if err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.totp_remove", me.Name, nil)
+		return audit.Append(ctx, tx, who, audit.PersonTOTPRemove, me.Name, nil)
 	})
 }
 
@@ -212,7 +212,7 @@ func newCodes(ctx context.Context, tx *store.Tx, who auth.Principal, me Person) 
 		}
 		codes = append(codes, strings.Join(parts, "-"))
 	}
-	return codes, audit.Append(ctx, tx, who, "person.recovery_codes", me.Name, nil)
+	return codes, audit.Append(ctx, tx, who, audit.PersonRecoveryCodes, me.Name, nil)
 }
 
 var sixDigits = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]{6}$`) })

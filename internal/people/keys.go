@@ -43,7 +43,7 @@ func (p *People) NewKey(ctx context.Context, who auth.Principal, name string) (i
 		if id, key, err = auth.NewKeyOf(ctx, tx, who.Project, name, who.String()); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "key.create", id, audit.Fields{"name": name})
+		return audit.Append(ctx, tx, who, audit.KeyCreate, id, audit.Fields{"name": name})
 	})
 	return id, key, err
 }
@@ -65,6 +65,6 @@ func (p *People) EndKey(ctx context.Context, who auth.Principal, id string) erro
 		if err := auth.Revoke(ctx, tx, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "key.revoke", id, audit.Fields{"kind": string(keys[i].Kind), "name": keys[i].Name})
+		return audit.Append(ctx, tx, who, audit.KeyRevoke, id, audit.Fields{"kind": string(keys[i].Kind), "name": keys[i].Name})
 	})
 }

@@ -287,7 +287,7 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 		if err := tx.Seal(ctx, SealedPasskeys(), `id = $1`, id); err != nil {
 			return err
 		}
-		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, "person.passkey_add", audit.Fields{"name": name, "passkey": id})
+		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, audit.PersonPasskeyAdd, audit.Fields{"name": name, "passkey": id})
 		return err
 	})
 	return codes, err
@@ -327,7 +327,7 @@ func (p *People) RemovePasskey(ctx context.Context, who auth.Principal, id strin
 		if err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.passkey_remove", me.Name, audit.Fields{"passkey": id})
+		return audit.Append(ctx, tx, who, audit.PersonPasskeyRemove, me.Name, audit.Fields{"passkey": id})
 	})
 }
 
@@ -511,7 +511,7 @@ func (p *People) cloned(ctx context.Context, them Person, key Passkey) error {
 			return err
 		}
 		who := auth.Principal{Kind: auth.System, ID: "signin", Project: them.project}
-		return audit.Append(ctx, tx, who, "person.passkey_cloned", them.Name, audit.Fields{"passkey": key.ID, "name": key.Name})
+		return audit.Append(ctx, tx, who, audit.PersonPasskeyCloned, them.Name, audit.Fields{"passkey": key.ID, "name": key.Name})
 	})
 	if err != nil {
 		return fmt.Errorf("refuse passkey: %w", err)

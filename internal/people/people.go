@@ -216,7 +216,7 @@ func (p *People) Invite(ctx context.Context, who auth.Principal, v auth.Invitati
 		if out, token, err = auth.NewInvitation(ctx, tx, v); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.invite", out.ID, audit.Fields{"role": string(v.Role), "email": v.Email})
+		return audit.Append(ctx, tx, who, audit.PersonInvite, out.ID, audit.Fields{"role": string(v.Role), "email": v.Email})
 	})
 	return out, token, err
 }
@@ -241,7 +241,7 @@ func (p *People) RenewPassword(ctx context.Context, who auth.Principal, name str
 		if err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.renew", name, audit.Fields{"link": out.ID})
+		return audit.Append(ctx, tx, who, audit.PersonRenew, name, audit.Fields{"link": out.ID})
 	})
 	return out, token, err
 }
@@ -282,7 +282,7 @@ func (p *People) Withdraw(ctx context.Context, who auth.Principal, id string) er
 		if n == 0 {
 			return fmt.Errorf("invitation %q: %w", id, ErrNotFound)
 		}
-		return audit.Append(ctx, tx, who, "person.withdraw", id, nil)
+		return audit.Append(ctx, tx, who, audit.PersonWithdraw, id, nil)
 	})
 }
 
@@ -317,7 +317,7 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.role", them.Name, audit.Fields{"from": string(them.Role), "to": string(role)})
+		return audit.Append(ctx, tx, who, audit.PersonRole, them.Name, audit.Fields{"from": string(them.Role), "to": string(role)})
 	})
 }
 
@@ -349,7 +349,7 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 		if err := hangUp(ctx, tx, them.id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.disable", them.Name, nil)
+		return audit.Append(ctx, tx, who, audit.PersonDisable, them.Name, nil)
 	})
 }
 
@@ -377,7 +377,7 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 		if _, err := tx.ExecContext(ctx, `update person set disabled_at = 0 where id = $1`, them.id); err != nil {
 			return fmt.Errorf("enable person: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "person.enable", them.Name, nil)
+		return audit.Append(ctx, tx, who, audit.PersonEnable, them.Name, nil)
 	})
 }
 
@@ -400,7 +400,7 @@ func (p *People) Reset(ctx context.Context, who auth.Principal, name string) err
 		if err := hangUp(ctx, tx, them.id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.reset", them.Name, nil)
+		return audit.Append(ctx, tx, who, audit.PersonReset, them.Name, nil)
 	})
 }
 
@@ -435,7 +435,7 @@ func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email s
 		if _, err := tx.ExecContext(ctx, `update person set email = $1 where id = $2`, email, them.id); err != nil {
 			return fmt.Errorf("set where to write: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "person.reach", them.Name, audit.Fields{"email": email})
+		return audit.Append(ctx, tx, who, audit.PersonReach, them.Name, audit.Fields{"email": email})
 	}
 	if who.Kind == auth.Person && name == who.ID {
 		return p.db.Update(ctx, func(tx *store.Tx) error {

@@ -90,7 +90,7 @@ func (f *fixture) verbs() (out []string) {
 	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Verb: "person."})
 		for _, e := range slices.Backward(es) {
-			out = append(out, strings.TrimPrefix(e.Verb, "person.")+" "+e.Object)
+			out = append(out, strings.TrimPrefix(string(e.Verb), "person.")+" "+e.Object)
 		}
 		return err
 	})

@@ -75,7 +75,7 @@ func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, p
 		if err := auth.EndSessions(ctx, tx, in.me.id, in.id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, in.who, "person.password", in.me.Name, nil)
+		return audit.Append(ctx, tx, in.who, audit.PersonPassword, in.me.Name, nil)
 	})
 }
 
@@ -121,7 +121,7 @@ func (p *People) EndSession(ctx context.Context, who auth.Principal, id string) 
 		if !ok {
 			return fmt.Errorf("session %q: %w", id, ErrNotFound)
 		}
-		return audit.Append(ctx, tx, who, "person.session_end", me.Name, audit.Fields{"session": id})
+		return audit.Append(ctx, tx, who, audit.PersonSessionEnd, me.Name, audit.Fields{"session": id})
 	})
 }
 
@@ -135,7 +135,7 @@ func (p *People) SignOut(ctx context.Context, session auth.Secret, kind auth.Ses
 		if err := auth.EndSession(ctx, tx, session); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "person.signout", who.ID, audit.Fields{"session": id})
+		return audit.Append(ctx, tx, who, audit.PersonSignOut, who.ID, audit.Fields{"session": id})
 	})
 }
 

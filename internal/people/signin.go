@@ -151,14 +151,14 @@ func (p *People) Redeem(ctx context.Context, link auth.Secret, name, password st
 			if err != nil {
 				return err
 			}
-			if err := audit.Append(ctx, tx, who, "person.password", who.ID, audit.Fields{"by": "link", "link": invitation.ID, "remote": v.Remote}); err != nil || them.Strong() {
+			if err := audit.Append(ctx, tx, who, audit.PersonPassword, who.ID, audit.Fields{"by": "link", "link": invitation.ID, "remote": v.Remote}); err != nil || them.Strong() {
 				return err
 			}
 			out, err = begin(ctx, tx, who, v, "")
 			return err
 		}
 		f := audit.Fields{"by": "set-up link", "link": invitation.ID, "invited_by": invitation.CreatedBy, "role": string(who.Role), "remote": v.Remote}
-		if err := audit.Append(ctx, tx, who, "person.create", who.ID, f); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.PersonCreate, who.ID, f); err != nil {
 			return err
 		}
 		out.Who = who
@@ -180,7 +180,7 @@ func begin(ctx context.Context, tx *store.Tx, who auth.Principal, v Visit, facto
 		return out, err
 	}
 	out.Who.Strong = out.Session.Strong
-	return out, audit.Append(ctx, tx, who, "person.signin", who.ID, audit.Fields{"remote": v.Remote, "factor": factor, "kind": string(v.Kind), "session": out.Session.ID})
+	return out, audit.Append(ctx, tx, who, audit.PersonSignIn, who.ID, audit.Fields{"remote": v.Remote, "factor": factor, "kind": string(v.Kind), "session": out.Session.ID})
 }
 
 // guess runs f, which looks at a guess at what belongs to a name, if any
@@ -243,7 +243,7 @@ func strengthen(ctx context.Context, tx *store.Tx, who auth.Principal, session a
 	if err := auth.SealSession(ctx, tx, session.Digest()); err != nil {
 		return err
 	}
-	return audit.Append(ctx, tx, who, "person.step_up", who.ID, audit.Fields{"factor": factor})
+	return audit.Append(ctx, tx, who, audit.PersonStepUp, who.ID, audit.Fields{"factor": factor})
 }
 
 // failures bounds what guessing writes into the record.
@@ -298,7 +298,7 @@ func (p *People) failed(ctx context.Context, name, remote, what string) error {
 			}
 		}
 		who := auth.Principal{Kind: auth.System, ID: "signin", Project: project}
-		return audit.Append(ctx, tx, who, "person.signin_failed", object, detail)
+		return audit.Append(ctx, tx, who, audit.PersonSignInFailed, object, detail)
 	})
 	if err != nil {
 		return fmt.Errorf("record failed sign-in: %w", err)

@@ -194,7 +194,7 @@ func put(ctx context.Context, tx *store.Tx, a oversight.Action, p payload, d *po
 		return err
 	}
 	who := auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}
-	return audit.Append(ctx, tx, who, "policy.change", a.ID, audit.Fields{
+	return audit.Append(ctx, tx, who, audit.PolicyChange, a.ID, audit.Fields{
 		"version": strconv.FormatInt(p.Version, 10), "digest": hex.EncodeToString(sum[:]), "replaces": p.Replaces, "author": p.Author, "decider": a.Decider,
 	})
 }

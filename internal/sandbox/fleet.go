@@ -369,7 +369,7 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, s Info, base 
 		s.Started = time.Now().UTC().Truncate(time.Microsecond)
 		s.Ends = s.Started.Add(timeout)
 		err = f.record(ctx, who, &s, change{
-			from: []State{Creating}, to: Running, verb: "running", event: event.Created, fields: audit.Fields{"ends": s.Ends.Format(time.RFC3339)},
+			from: []State{Creating}, to: Running, verb: audit.SandboxRunning, event: event.Created, fields: audit.Fields{"ends": s.Ends.Format(time.RFC3339)},
 		})
 	}
 	if err != nil {
@@ -484,6 +484,18 @@ func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 	return err
 }
 
+// ended returns the verb of the entry about a sandbox that ended in state s.
+func ended(s State) audit.Verb {
+	switch s {
+	case Failed:
+		return audit.SandboxFailed
+	case Lost:
+		return audit.SandboxLost
+	case Killed, Creating, Running, Pausing, Paused, Resuming:
+	}
+	return audit.SandboxKilled
+}
+
 // finish takes a claimed sandbox down and records its end. Its error wraps
 // [ErrNotFound] if it had ended before.
 func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, to State, reason string) error {
@@ -492,7 +504,7 @@ func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	s.end(reason)
 	rerr := f.record(ctx, who, &s, change{
 		from: []State{Creating, Running, Pausing, Paused, Resuming}, to: to,
-		verb: string(to), event: event.Killed, fields: audit.Fields{"reason": reason},
+		verb: ended(to), event: event.Killed, fields: audit.Fields{"reason": reason},
 	})
 	if rerr != nil {
 		return errors.Join(err, rerr)
@@ -559,7 +571,7 @@ func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d ti
 	}
 	s.Ends = ends
 	err := f.record(ctx, who, &s, change{
-		from: []State{Running}, to: Running, verb: "timeout", event: event.Updated, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
+		from: []State{Running}, to: Running, verb: audit.SandboxTimeout, event: event.Updated, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
 	})
 	return s, err
 }
@@ -588,7 +600,7 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 		}
 	}
 	err = f.record(ctx, who, &s, change{
-		from: []State{Running, Paused}, to: s.State, verb: "network", event: event.Updated,
+		from: []State{Running, Paused}, to: s.State, verb: audit.SandboxNetwork, event: event.Updated,
 		fields: audit.Fields{"allow": fmt.Sprint(e.AllowOut), "deny": fmt.Sprint(e.DenyOut), "internet": strconv.FormatBool(e.Internet)},
 	})
 	if err != nil && l.up {

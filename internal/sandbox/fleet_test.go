@@ -262,7 +262,7 @@ func (f *fixture) verbs(id string) (out []string) {
 	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Object: id})
 		for _, e := range slices.Backward(es) {
-			out = append(out, e.Verb)
+			out = append(out, string(e.Verb))
 		}
 		return err
 	})

@@ -38,7 +38,7 @@ func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesO
 func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, filesOnly bool, why string) error {
 	s.saved = "p-" + random()
 	err := f.record(ctx, who, &s, change{
-		from: []State{Running}, to: Pausing, verb: "pause", fields: audit.Fields{"why": why, "files_only": strconv.FormatBool(filesOnly)},
+		from: []State{Running}, to: Pausing, verb: audit.SandboxPause, fields: audit.Fields{"why": why, "files_only": strconv.FormatBool(filesOnly)},
 		check: func(ctx context.Context, tx *store.Tx) error {
 			if s.Restart {
 				return nil // the server stops: the other way is to lose it
@@ -55,14 +55,14 @@ func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s
 		ctx := context.WithoutCancel(ctx)
 		err = errors.Join(fmt.Errorf("pause %s: %w", s.ID, err), f.discard(s.saved))
 		s.saved, s.Restart = "", false
-		rerr := f.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Running, verb: "pause_failed", fields: audit.Fields{"reason": err.Error()}})
+		rerr := f.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Running, verb: audit.SandboxPauseFailed, fields: audit.Fields{"reason": err.Error()}})
 		f.setReady(l, true)
 		return errors.Join(err, rerr)
 	}
 	ctx = context.WithoutCancel(ctx)
 	err = f.takeDown(ctx, l)
 	s.PausedAt = time.Now()
-	return errors.Join(err, f.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: "paused", event: event.Paused}))
+	return errors.Join(err, f.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused}))
 }
 
 // savedFiles is what is noted beside a snapshot of files: what else the guest
@@ -150,7 +150,7 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	was := s
 	s.Execution = newExecution()
 	err := f.record(ctx, who, &s, change{
-		from: []State{Paused}, to: Resuming, verb: "resume", fields: audit.Fields{"why": why},
+		from: []State{Paused}, to: Resuming, verb: audit.SandboxResume, fields: audit.Fields{"why": why},
 		check: func(ctx context.Context, tx *store.Tx) error { return f.room(ctx, tx) },
 	})
 	if err != nil {
@@ -171,13 +171,13 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	if err != nil {
 		ctx := context.WithoutCancel(ctx)
 		return Info{}, errors.Join(fmt.Errorf("resume %s: %w: %w", s.ID, ErrNotResumed, err), f.takeDown(ctx, l),
-			f.record(ctx, system(s), &was, change{from: []State{Resuming}, to: Paused, verb: "resume_failed", fields: audit.Fields{"reason": err.Error()}}))
+			f.record(ctx, system(s), &was, change{from: []State{Resuming}, to: Paused, verb: audit.SandboxResumeFailed, fields: audit.Fields{"reason": err.Error()}}))
 	}
 	ctx = context.WithoutCancel(ctx)
 	saved := s.saved
 	s.saved, s.PausedAt, s.Restart = "", time.Time{}, false
 	err = f.record(ctx, who, &s, change{
-		from: []State{Resuming}, to: Running, verb: "resumed", event: event.Resumed, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
+		from: []State{Resuming}, to: Running, verb: audit.SandboxResumed, event: event.Resumed, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
 	})
 	if err != nil {
 		// What has run on must not be forgotten and start again from an old

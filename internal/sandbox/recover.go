@@ -123,25 +123,25 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 		// The snapshot appears whole or not at all. What has one has stopped.
 		if frozen {
 			s.PausedAt = time.Now()
-			return false, s.saved, f.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Paused, verb: "paused", event: event.Paused})
+			return false, s.saved, f.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused})
 		}
 		fallthrough
 	case Running:
 		if why := f.adopt(ctx, s, left, link); why == "" {
 			s.saved = ""
-			return true, "", f.record(ctx, system(s), &s, change{from: []State{s.State}, to: Running, verb: "recovered"})
+			return true, "", f.record(ctx, system(s), &s, change{from: []State{s.State}, to: Running, verb: audit.SandboxRecovered})
 		} else if link != nil || left {
 			reason = why
 		}
 	case Resuming:
 		// Nobody was told that it runs, so it has not.
 		if frozen {
-			return false, s.saved, f.record(ctx, system(s), &s, change{from: []State{Resuming}, to: Paused, verb: "resume_failed", fields: audit.Fields{"reason": reason}})
+			return false, s.saved, f.record(ctx, system(s), &s, change{from: []State{Resuming}, to: Paused, verb: audit.SandboxResumeFailed, fields: audit.Fields{"reason": reason}})
 		}
 	}
 	s.end(reason)
 	return false, "", f.record(ctx, system(s), &s, change{
-		from: []State{s.State}, to: Lost, verb: "lost", event: event.Killed, fields: audit.Fields{"reason": reason},
+		from: []State{s.State}, to: Lost, verb: audit.SandboxLost, event: event.Killed, fields: audit.Fields{"reason": reason},
 	})
 }
 

@@ -121,7 +121,7 @@ func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
 	}
 	return f.db.Update(ctx, func(tx *store.Tx) error {
 		// The entry comes first: its lock makes the count below exact.
-		err := audit.Append(ctx, tx, who, "sandbox.create", s.ID, audit.Fields{
+		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, audit.Fields{
 			"template": s.Template, "inbox": s.Inbox, "egress": string(egress), "metadata": string(metadata), "options": string(options),
 		})
 		if err != nil {
@@ -171,7 +171,7 @@ func quoted(states []State) string {
 type change struct {
 	from   []State
 	to     State
-	verb   string     // of the audit entry, after "sandbox."
+	verb   audit.Verb
 	event  event.Type // empty means none
 	fields audit.Fields
 	check  func(ctx context.Context, tx *store.Tx) error // nil means none
@@ -191,7 +191,7 @@ func (f *Fleet) record(ctx context.Context, who auth.Principal, s *Info, c chang
 		restart = 1
 	}
 	err := f.db.Update(ctx, func(tx *store.Tx) error {
-		if err := audit.Append(ctx, tx, who, "sandbox."+c.verb, s.ID, c.fields); err != nil {
+		if err := audit.Append(ctx, tx, who, c.verb, s.ID, c.fields); err != nil {
 			return err
 		}
 		if c.check != nil {
@@ -216,7 +216,7 @@ func (f *Fleet) record(ctx context.Context, who auth.Principal, s *Info, c chang
 		return announce(ctx, tx, *s, c.event)
 	})
 	if err != nil {
-		return fmt.Errorf("record %s of sandbox %s: %w", c.verb, s.ID, err)
+		return fmt.Errorf("record %s of sandbox %s: %w", strings.TrimPrefix(string(c.verb), "sandbox."), s.ID, err)
 	}
 	s.State = c.to
 	return nil

@@ -114,7 +114,7 @@ func (f *Fleet) autoPause(ctx context.Context, id string, over func(Info) bool) 
 	if s, rerr := f.row(ctx, id); rerr == nil && s.State == Running {
 		s.Ends = time.Now().Add(pauseAgainAfter)
 		err = errors.Join(err, f.record(ctx, system(s), &s, change{
-			from: []State{Running}, to: Running, verb: "timeout", fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339), "reason": "it could not be paused"},
+			from: []State{Running}, to: Running, verb: audit.SandboxTimeout, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339), "reason": "it could not be paused"},
 		}))
 	}
 	return err
@@ -212,7 +212,7 @@ func (f *Fleet) thawOne(ctx context.Context, id string) error {
 			return f.finish(ctx, l, system(s), s, Killed, "its time was up while the server did not run")
 		}
 		s.Restart = false
-		return f.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: "paused", fields: audit.Fields{"why": "its time was up while the server did not run"}})
+		return f.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: audit.SandboxPaused, fields: audit.Fields{"why": "its time was up while the server did not run"}})
 	}
 	_, err = f.resume(ctx, l, system(s), s, false, "the server was started")
 	if err == nil {
@@ -221,7 +221,7 @@ func (f *Fleet) thawOne(ctx context.Context, id string) error {
 	// It is not tried again at each start: the owner may, and sees why not.
 	if s, rerr := f.row(ctx, id); rerr == nil && s.State == Paused {
 		s.Restart = false
-		err = errors.Join(err, f.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: "paused", fields: audit.Fields{"why": err.Error()}}))
+		err = errors.Join(err, f.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: audit.SandboxPaused, fields: audit.Fields{"why": err.Error()}}))
 	}
 	return err
 }

@@ -75,7 +75,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	}
 	var old []Snapshot
 	err = f.db.Update(ctx, func(tx *store.Tx) error {
-		err := audit.Append(ctx, tx, who, "snapshot.create", n.ID, audit.Fields{"sandbox": s.ID, "name": name})
+		err := audit.Append(ctx, tx, who, audit.SnapshotCreate, n.ID, audit.Fields{"sandbox": s.ID, "name": name})
 		if err != nil {
 			return err
 		}
@@ -216,7 +216,7 @@ func (f *Fleet) DeleteSnapshot(ctx context.Context, who auth.Principal, id strin
 		if !ok {
 			return ErrNoSnapshot
 		}
-		return audit.Append(ctx, tx, who, "snapshot.delete", n.ID, nil)
+		return audit.Append(ctx, tx, who, audit.SnapshotDelete, n.ID, nil)
 	})
 	if err != nil {
 		return fmt.Errorf("delete snapshot %s: %w", n.ID, err)
@@ -289,7 +289,7 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 		return Info{}, Base{}, err
 	}
 	return s, base, f.db.Update(ctx, func(tx *store.Tx) error {
-		return errors.Join(audit.Append(ctx, tx, who, "sandbox.fork", id, nil), announce(ctx, tx, s, event.Checkpointed))
+		return errors.Join(audit.Append(ctx, tx, who, audit.SandboxFork, id, nil), announce(ctx, tx, s, event.Checkpointed))
 	})
 }
 

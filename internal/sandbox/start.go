@@ -86,7 +86,7 @@ func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 		return nil
 	}
 	return f.record(ctx, system(s), &s, change{
-		from: []State{s.State}, to: s.State, verb: "start_again", fields: audit.Fields{"reason": errSilent.Error()},
+		from: []State{s.State}, to: s.State, verb: audit.SandboxStartAgain, fields: audit.Fields{"reason": errSilent.Error()},
 	})
 }
 

@@ -271,7 +271,7 @@ func (r *Ring) add(ctx context.Context, who auth.Principal, domain string, kind 
 		if err != nil || !ok {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "signing.add", domain, audit.Fields{"key": k.ID, "kind": string(kind), "from": now.Add(wait).UTC().Format(time.RFC3339)})
+		return audit.Append(ctx, tx, who, audit.SignIngAdd, domain, audit.Fields{"key": k.ID, "kind": string(kind), "from": now.Add(wait).UTC().Format(time.RFC3339)})
 	})
 }
 
@@ -364,7 +364,7 @@ func (r *Ring) Remove(ctx context.Context, who auth.Principal, domain, id string
 		if err != nil {
 			return fmt.Errorf("remove signing key: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "signing.remove", ks[i].Domain, audit.Fields{"key": id})
+		return audit.Append(ctx, tx, who, audit.SignIngRemove, ks[i].Domain, audit.Fields{"key": id})
 	})
 }
 
@@ -444,6 +444,6 @@ func (r *Ring) use(ctx context.Context, who auth.Principal, k Key) error {
 		if err != nil || !ok {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "signing.use", k.Domain, audit.Fields{"key": k.ID})
+		return audit.Append(ctx, tx, who, audit.SignIngUse, k.Domain, audit.Fields{"key": k.ID})
 	})
 }

@@ -155,19 +155,21 @@ func record(r Record) (out otellog.Record, err error) {
 	}
 	out.SetTimestamp(r.At)
 	out.SetObservedTimestamp(r.At)
-	out.SetEventName("postern." + r.Verb)
-	switch r.Severity() {
-	case 4:
+	out.SetEventName("postern." + string(r.Verb))
+	switch r.Verb.Severity() {
+	case audit.Error:
+		out.SetSeverity(otellog.SeverityError)
+	case audit.Warning:
 		out.SetSeverity(otellog.SeverityWarn)
-	case 5:
+	case audit.Notice:
 		out.SetSeverity(otellog.SeverityInfo2)
-	default:
+	case audit.Info:
 		out.SetSeverity(otellog.SeverityInfo)
 	}
 	out.SetBody(attribute.StringValue(string(line)))
 	out.AddAttributes(
 		attribute.Int64("postern.seq", r.Seq), attribute.String("postern.project", r.Project), attribute.String("postern.actor", r.Actor),
-		attribute.String("postern.verb", r.Verb), attribute.String("postern.object", r.Object), attribute.String("postern.hash", hex.EncodeToString(r.Hash[:])),
+		attribute.String("postern.verb", string(r.Verb)), attribute.String("postern.object", r.Object), attribute.String("postern.hash", hex.EncodeToString(r.Hash[:])),
 	)
 	var f audit.Fields
 	if json.Unmarshal([]byte(r.Detail), &f) != nil {

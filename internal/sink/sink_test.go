@@ -47,7 +47,7 @@ func appendN(t *testing.T, db *store.DB, n int) {
 	for i := range n {
 		err := db.Update(t.Context(), func(tx *store.Tx) error {
 			who := auth.Principal{Kind: auth.Sandbox, ID: `s"]x`, Project: "prj_1"}
-			return audit.Append(t.Context(), tx, who, "egress.deny", "obj_"+strconv.Itoa(i), audit.Fields{"name": nasty, "n": strconv.Itoa(i)})
+			return audit.Append(t.Context(), tx, who, audit.EgressDenied, "obj_"+strconv.Itoa(i), audit.Fields{"name": nasty, "n": strconv.Itoa(i)})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ type received struct {
 	whole []string
 }
 
-var message = regexp.MustCompile(`(?s)^<1(?:0[789]|10)>1 \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z box\.example postern - egress\.deny \[postern@32473 seq="\d+" project="prj_1" actor="sandbox:s\\"\\\]x" object="obj_\d+" hash="[0-9a-f]{64}"\] (\{.*\})$`)
+var message = regexp.MustCompile(`(?s)^<1(?:0[789]|10)>1 \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z box\.example postern - egress\.denied \[postern@32473 seq="\d+" project="prj_1" actor="sandbox:s\\"\\\]x" object="obj_\d+" hash="[0-9a-f]{64}"\] (\{.*\})$`)
 
 func (r *received) add(msg string) {
 	r.mu.Lock()
@@ -492,7 +492,7 @@ func TestOTLP(t *testing.T) {
 		r.await(t, 20)
 		stop()
 		got := strings.Join(attributes, "\n")
-		for _, want := range []string{"postern", "box.example", "postern.egress.deny", "SEVERITY_NUMBER_WARN", "postern.seq", "postern.hash", "postern.detail.name"} {
+		for _, want := range []string{"postern", "box.example", "postern.egress.denied", "SEVERITY_NUMBER_WARN", "postern.seq", "postern.hash", "postern.detail.name"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("a record lacks %s: %s", want, got)
 			}

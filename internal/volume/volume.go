@@ -249,7 +249,7 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Vo
 		if _, err := tx.ExecContext(ctx, `update volume set state = $1 where id = $2 and state = $3`, ready, v.ID, making); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "volume.create", v.ID, audit.Fields{"name": v.Name, "size_mb": strconv.FormatInt(v.SizeMB, 10)})
+		return audit.Append(ctx, tx, who, audit.VolumeCreate, v.ID, audit.Fields{"name": v.Name, "size_mb": strconv.FormatInt(v.SizeMB, 10)})
 	})
 	if err != nil {
 		return Volume{}, errors.Join(fmt.Errorf("create volume %s: %w", name, err), s.erase(ctx, v.ID))
@@ -379,7 +379,7 @@ func (s *Store) Delete(ctx context.Context, who auth.Principal, id string) error
 		if n > 0 {
 			return fmt.Errorf("%w: %d of them; end them first", ErrInUse, n)
 		}
-		return audit.Append(ctx, tx, who, "volume.delete", id, audit.Fields{"name": v.Name})
+		return audit.Append(ctx, tx, who, audit.VolumeDelete, id, audit.Fields{"name": v.Name})
 	})
 	if err != nil {
 		return fmt.Errorf("delete volume: %w", err)
@@ -482,7 +482,7 @@ func (s *Store) Mount(ctx context.Context, project, sandbox, name string) (Mount
 			return err
 		}
 		who := auth.Principal{Kind: auth.Sandbox, ID: sandbox, Project: project}
-		return audit.Append(ctx, tx, who, "volume.mount", v.ID, audit.Fields{"name": v.Name})
+		return audit.Append(ctx, tx, who, audit.VolumeMount, v.ID, audit.Fields{"name": v.Name})
 	})
 	if err != nil {
 		return Mount{}, fmt.Errorf("mount volume: %w", err)

@@ -107,7 +107,7 @@ func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id s
 		if err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "webhook.redeliver", webhook, audit.Fields{"delivery": id, "event": d.Event})
+		return audit.Append(ctx, tx, who, audit.WebhookRedeliver, webhook, audit.Fields{"delivery": id, "event": d.Event})
 	})
 	if err != nil {
 		return Delivery{}, fmt.Errorf("redeliver: %w", err)

@@ -341,7 +341,7 @@ func (h *Hooks) failed(ctx context.Context, tx *store.Tx, p parcel, status int, 
 		return err
 	}
 	who := auth.Principal{Kind: auth.System, ID: "webhook", Project: project}
-	return audit.Append(ctx, tx, who, "webhook.disable", p.webhook, audit.Fields{"reason": why})
+	return audit.Append(ctx, tx, who, audit.WebhookDisable, p.webhook, audit.Fields{"reason": why})
 }
 
 // disable ends a webhook for a reason that a person may read.
@@ -352,5 +352,5 @@ func disable(ctx context.Context, tx *store.Tx, who auth.Principal, id, why stri
 	if err := abandon(ctx, tx, id, "the webhook was disabled: "+why); err != nil {
 		return err
 	}
-	return audit.Append(ctx, tx, who, "webhook.disable", id, audit.Fields{"reason": why})
+	return audit.Append(ctx, tx, who, audit.WebhookDisable, id, audit.Fields{"reason": why})
 }

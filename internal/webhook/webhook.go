@@ -309,7 +309,7 @@ func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c C
 	}
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		// The entry comes first: its lock makes the count below exact.
-		if err := audit.Append(ctx, tx, who, "webhook.create", w.ID, w.fields()); err != nil {
+		if err := audit.Append(ctx, tx, who, audit.WebhookCreate, w.ID, w.fields()); err != nil {
 			return err
 		}
 		var n int
@@ -463,7 +463,7 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 				return err
 			}
 		}
-		return audit.Append(ctx, tx, who, "webhook.update", w.ID, f)
+		return audit.Append(ctx, tx, who, audit.WebhookUpdate, w.ID, f)
 	})
 	if err != nil {
 		return Webhook{}, fmt.Errorf("update webhook: %w", err)
@@ -504,7 +504,7 @@ func (h *Hooks) Rotate(ctx context.Context, who auth.Principal, id string, overl
 			store.Time(until), h.seal.seal(w.ID, secret), w.ID); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, "webhook.rotate", w.ID, audit.Fields{"until": until.Format(time.RFC3339)})
+		return audit.Append(ctx, tx, who, audit.WebhookRotate, w.ID, audit.Fields{"until": until.Format(time.RFC3339)})
 	})
 	if err != nil {
 		return Webhook{}, "", time.Time{}, fmt.Errorf("rotate secret of webhook: %w", err)
@@ -536,7 +536,7 @@ func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error
 		if _, err := tx.ExecContext(ctx, `delete from webhook where id = $1`, id); err != nil {
 			return fmt.Errorf("delete webhook: %w", err)
 		}
-		return audit.Append(ctx, tx, who, "webhook.delete", id, w.fields())
+		return audit.Append(ctx, tx, who, audit.WebhookDelete, id, w.fields())
 	})
 	if err == nil {
 		h.takeBack(ctx, who, waits)

@@ -43,9 +43,9 @@ func Settle(ctx context.Context, tx *store.Tx) error {
 		if last == now || r.waits == 1 && strings.HasPrefix(last, "approved ") && (r.state == "approved" || r.state == "executing") {
 			continue
 		}
-		verb := "action.ask"
+		verb := audit.ActionAsk
 		if r.state == "executing" {
-			verb = "action.execute"
+			verb = audit.ActionExecute
 		}
 		who := auth.Principal{Kind: auth.System, ID: "test", Project: r.project}
 		if err := audit.Append(ctx, tx, who, verb, r.id, audit.Fields{"stands": now}); err != nil {
