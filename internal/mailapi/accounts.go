@@ -7,11 +7,18 @@ import (
 	"postern/internal/mailbox"
 )
 
+// An accountServer serves accounts: grants that make inboxes of their own.
+type accountServer struct {
+	post *mailbox.PostOffice
+}
+
 // Accounts are made by managers, or by whoever asks where signup is open. One is
 // ended like any other grant, at /v1/grants/{id}.
-var accountRoutes = []route{
-	{"GET", "/v1/accounts", 0, (*Server).listAccounts},
-	{"POST", "/v1/accounts", maxBody, (*Server).createAccount},
+func (s accountServer) routes() []route {
+	return []route{
+		{"GET", "/v1/accounts", 0, s.listAccounts},
+		{"POST", "/v1/accounts", maxBody, s.createAccount},
+	}
 }
 
 type accountJSON struct {
@@ -28,7 +35,7 @@ func accountOf(a mailbox.Account) accountJSON {
 	return accountJSON{ID: a.ID, Name: a.Name, CreatedAt: a.Created, CreatedBy: a.CreatedBy, UsedAt: moment(a.Used), Inboxes: a.Inboxes}
 }
 
-func (s *Server) listAccounts(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s accountServer) listAccounts(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Accounts(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -37,7 +44,7 @@ func (s *Server) listAccounts(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) createAccount(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s accountServer) createAccount(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		Name string `json:"name"`
 	}

@@ -8,14 +8,30 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/mailbox"
 	"postern/internal/oversight"
 )
 
-var actionRoutes = []route{
-	{"GET", "/v1/actions", 0, (*Server).listActions},
-	{"GET", "/v1/actions/{id}", 0, (*Server).getAction},
-	{"POST", "/v1/actions/{id}/decision", maxBody, (*Server).decide},
-	{"POST", "/v1/actions/{id}/resolution", maxBody, (*Server).resolve},
+// An actionServer serves actions, decisions on them and what people write about them.
+type actionServer struct {
+	gate *oversight.Gate
+	post *mailbox.PostOffice
+}
+
+func (s actionServer) routes() []route {
+	return []route{
+		{"GET", "/v1/actions", 0, s.listActions},
+		{"GET", "/v1/actions/{id}", 0, s.getAction},
+		{"POST", "/v1/actions/{id}/decision", maxBody, s.decide},
+		{"POST", "/v1/actions/{id}/resolution", maxBody, s.resolve},
+		{"POST", "/v1/actions/decisions", maxBody, s.decideAll},
+		{"GET", "/v1/actions/{id}/approvals", 0, s.listApprovals},
+		{"GET", "/v1/actions/{id}/comments", 0, s.listComments},
+		{"POST", "/v1/actions/{id}/comments", maxBody, s.comment},
+		{"POST", "/v1/actions/{id}/edit", maxSend, s.edit},
+		{"GET", "/v1/actions/{id}/revisions", 0, s.listRevisions},
+		{"GET", "/v1/actions/{id}/files/{index}", 0, s.openFile},
+	}
 }
 
 // An actionJSON is an action as its proposer may see it, and the rest of it for
@@ -101,7 +117,7 @@ func moment(t time.Time) *time.Time {
 	return &t
 }
 
-func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) listActions(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.Kind == auth.Recovery {
 		return fmt.Errorf("a recovery key makes a new key of its inbox and does nothing else: %w", auth.ErrForbidden)
 	}
@@ -142,7 +158,7 @@ func (s *Server) listActions(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) getAction(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) getAction(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -194,7 +210,7 @@ func checkReason(reason string) error {
 	return nil
 }
 
-func (s *Server) decide(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) decide(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := mayDecide(c); err != nil {
 		return err
 	}
@@ -222,7 +238,7 @@ func (s *Server) decide(w http.ResponseWriter, r *http.Request, c caller) error 
 	return s.answerAction(w, r, c, id)
 }
 
-func (s *Server) resolve(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) resolve(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := mayDecide(c); err != nil {
 		return err
 	}
@@ -254,7 +270,7 @@ func (s *Server) resolve(w http.ResponseWriter, r *http.Request, c caller) error
 
 // answerAction answers with the action as it is now; its execution may have
 // begun since.
-func (s *Server) answerAction(w http.ResponseWriter, r *http.Request, c caller, id string) error {
+func (s actionServer) answerAction(w http.ResponseWriter, r *http.Request, c caller, id string) error {
 	a, err := s.gate.Action(r.Context(), c.Principal, id)
 	if err != nil {
 		return err

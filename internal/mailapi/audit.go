@@ -20,11 +20,19 @@ import (
 	"postern/internal/store"
 )
 
-var auditRoutes = []route{
-	{"GET", "/v1/audit", 0, (*Server).listAudit},
-	{"GET", "/v1/audit/checkpoint", 0, (*Server).getCheckpoint},
-	{"POST", "/v1/audit/checkpoint", 0, (*Server).makeCheckpoint},
-	{"GET", "/v1/audit/proof", 0, (*Server).getProof},
+// An auditServer serves the audit log and its proofs.
+type auditServer struct {
+	db     *store.DB
+	record *audit.Keeper // nil: this server makes no checkpoints
+}
+
+func (s auditServer) routes() []route {
+	return []route{
+		{"GET", "/v1/audit", 0, s.listAudit},
+		{"GET", "/v1/audit/checkpoint", 0, s.getCheckpoint},
+		{"POST", "/v1/audit/checkpoint", 0, s.makeCheckpoint},
+		{"GET", "/v1/audit/proof", 0, s.getProof},
+	}
 }
 
 type entryJSON struct {
@@ -52,7 +60,7 @@ func readsAudit(c caller) error {
 	return nil
 }
 
-func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s auditServer) listAudit(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := readsAudit(c); err != nil {
 		return err
 	}
@@ -134,7 +142,7 @@ func checkpointOf(s audit.Signed) checkpointJSON {
 	return checkpointJSON{Size: s.Size, Root: base64.StdEncoding.EncodeToString(s.Root[:]), At: s.At, Checkpoint: string(s.Note)}
 }
 
-func (s *Server) getCheckpoint(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s auditServer) getCheckpoint(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := readsAudit(c); err != nil {
 		return err
 	}
@@ -158,14 +166,14 @@ func (s *Server) getCheckpoint(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-func (s *Server) makeCheckpoint(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s auditServer) makeCheckpoint(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.Kind != auth.Person || !c.Decides() {
 		return fmt.Errorf("only a person who decides has a checkpoint made: %w", auth.ErrForbidden)
 	}
-	if s.conf.Record == nil {
+	if s.record == nil {
 		return fmt.Errorf("this server makes no checkpoints: %w", errNotOffered)
 	}
-	made, err := s.conf.Record.Make(r.Context())
+	made, err := s.record.Make(r.Context())
 	if err != nil {
 		return err
 	}
@@ -192,7 +200,7 @@ func encoded(hashes []tlog.Hash) []string {
 	return out
 }
 
-func (s *Server) getProof(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s auditServer) getProof(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := readsAudit(c); err != nil {
 		return err
 	}

@@ -5,10 +5,21 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"postern/internal/mailbox"
 )
 
-var contactRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/contacts", 0, (*Server).listContacts},
+// A contactServer serves those with whom an inbox exchanges mail.
+type contactServer struct {
+	access
+
+	post *mailbox.PostOffice
+}
+
+func (s contactServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/contacts", 0, s.listContacts},
+	}
 }
 
 type contactJSON struct {
@@ -19,7 +30,7 @@ type contactJSON struct {
 	LastAt   time.Time `json:"last_at"`
 }
 
-func (s *Server) listContacts(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s contactServer) listContacts(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err

@@ -13,20 +13,27 @@ import (
 	"postern/internal/signing"
 )
 
-var deliveryRoutes = []route{
-	{"GET", "/v1/actions/{id}/deliveries", 0, (*Server).listRecipients},
-	{"GET", "/v1/suppression", 0, (*Server).countSuppressed},
-	// Addresses are in bodies: paths are in logs.
-	{"POST", "/v1/suppression", maxBody, (*Server).suppress},
-	{"POST", "/v1/suppression/lookup", maxBody, (*Server).lookUpSuppressed},
-	{"POST", "/v1/suppression/removal", maxBody, (*Server).unsuppress},
-	{"GET", "/v1/suspensions", 0, (*Server).listSuspensions},
-	{"POST", "/v1/suspensions/{id}/lift", maxBody, (*Server).lift},
-	{"GET", "/v1/signing", 0, (*Server).listSigningDomains},
-	{"GET", "/v1/signing/{id}", 0, (*Server).listSigningKeys},
-	{"POST", "/v1/signing/{id}/rotation", 0, (*Server).rotateSigningKeys},
-	{"POST", "/v1/signing/{id}/check", 0, (*Server).checkSigningKeys},
-	{"DELETE", "/v1/signing/{id}/keys/{key}", 0, (*Server).removeSigningKey},
+// A deliveryServer serves what became of sent mail, the suppression list, suspensions, and the keys that sign mail.
+type deliveryServer struct {
+	post *mailbox.PostOffice
+}
+
+func (s deliveryServer) routes() []route {
+	return []route{
+		{"GET", "/v1/actions/{id}/deliveries", 0, s.listRecipients},
+		{"GET", "/v1/suppression", 0, s.countSuppressed},
+		// Addresses are in bodies: paths are in logs.
+		{"POST", "/v1/suppression", maxBody, s.suppress},
+		{"POST", "/v1/suppression/lookup", maxBody, s.lookUpSuppressed},
+		{"POST", "/v1/suppression/removal", maxBody, s.unsuppress},
+		{"GET", "/v1/suspensions", 0, s.listSuspensions},
+		{"POST", "/v1/suspensions/{id}/lift", maxBody, s.lift},
+		{"GET", "/v1/signing", 0, s.listSigningDomains},
+		{"GET", "/v1/signing/{id}", 0, s.listSigningKeys},
+		{"POST", "/v1/signing/{id}/rotation", 0, s.rotateSigningKeys},
+		{"POST", "/v1/signing/{id}/check", 0, s.checkSigningKeys},
+		{"DELETE", "/v1/signing/{id}/keys/{key}", 0, s.removeSigningKey},
+	}
 }
 
 // A recipientJSON is what became of one recipient.
@@ -45,7 +52,7 @@ type recipientJSON struct {
 	ComplainedAt *time.Time            `json:"complained_at"`
 }
 
-func (s *Server) listRecipients(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) listRecipients(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -65,7 +72,7 @@ func (s *Server) listRecipients(w http.ResponseWriter, r *http.Request, c caller
 	return nil
 }
 
-func (s *Server) countSuppressed(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) countSuppressed(w http.ResponseWriter, r *http.Request, c caller) error {
 	count, err := s.post.Suppressions(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -82,7 +89,7 @@ func address(r *http.Request) (string, error) {
 	return in.Address, err
 }
 
-func (s *Server) suppress(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) suppress(w http.ResponseWriter, r *http.Request, c caller) error {
 	a, err := address(r)
 	if err == nil {
 		err = s.post.Suppress(r.Context(), c.Principal, a)
@@ -93,7 +100,7 @@ func (s *Server) suppress(w http.ResponseWriter, r *http.Request, c caller) erro
 	return err
 }
 
-func (s *Server) lookUpSuppressed(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) lookUpSuppressed(w http.ResponseWriter, r *http.Request, c caller) error {
 	a, err := address(r)
 	if err != nil {
 		return err
@@ -106,7 +113,7 @@ func (s *Server) lookUpSuppressed(w http.ResponseWriter, r *http.Request, c call
 	return nil
 }
 
-func (s *Server) unsuppress(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) unsuppress(w http.ResponseWriter, r *http.Request, c caller) error {
 	a, err := address(r)
 	if err == nil {
 		err = s.post.Unsuppress(r.Context(), c.Principal, a)
@@ -117,7 +124,7 @@ func (s *Server) unsuppress(w http.ResponseWriter, r *http.Request, c caller) er
 	return err
 }
 
-func (s *Server) listSuspensions(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) listSuspensions(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Suspensions(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -146,7 +153,7 @@ func scope(r *http.Request, name string) string {
 	return "-"
 }
 
-func (s *Server) lift(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) lift(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.Kind != auth.Person {
 		return fmt.Errorf("only a person lifts a suspension: %w", auth.ErrForbidden)
 	}
@@ -197,7 +204,7 @@ func answerKeys(w http.ResponseWriter, keys []signing.Key, err error) error {
 	return nil
 }
 
-func (s *Server) listSigningDomains(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) listSigningDomains(w http.ResponseWriter, r *http.Request, c caller) error {
 	names, err := s.post.SigningDomains(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -206,17 +213,17 @@ func (s *Server) listSigningDomains(w http.ResponseWriter, r *http.Request, c ca
 	return nil
 }
 
-func (s *Server) listSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) listSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
 	keys, err := s.post.SigningKeys(r.Context(), c.Principal, scope(r, "id"))
 	return answerKeys(w, keys, err)
 }
 
-func (s *Server) rotateSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) rotateSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
 	keys, err := s.post.RotateKeys(r.Context(), c.Principal, scope(r, "id"))
 	return answerKeys(w, keys, err)
 }
 
-func (s *Server) checkSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) checkSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.CheckKeys(r.Context(), c.Principal, scope(r, "id"))
 	if err != nil {
 		return err
@@ -231,7 +238,7 @@ func (s *Server) checkSigningKeys(w http.ResponseWriter, r *http.Request, c call
 	return nil
 }
 
-func (s *Server) removeSigningKey(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s deliveryServer) removeSigningKey(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := s.post.RemoveKey(r.Context(), c.Principal, scope(r, "id"), scope(r, "key")); err != nil {
 		return err
 	}

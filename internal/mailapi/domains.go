@@ -10,13 +10,20 @@ import (
 	"postern/internal/domain"
 )
 
-var domainRoutes = []route{
-	{"GET", "/v1/domains", 0, (*Server).listDomains},
-	{"POST", "/v1/domains", maxBody, (*Server).addDomain},
-	{"GET", "/v1/domains/{id}", 0, (*Server).getDomain},
-	{"DELETE", "/v1/domains/{id}", 0, (*Server).removeDomain},
-	{"GET", "/v1/domains/{id}/records", 0, (*Server).domainRecords},
-	{"POST", "/v1/domains/{id}/verify", 0, (*Server).verifyDomain},
+// A domainServer serves the domains that a project brought.
+type domainServer struct {
+	domains *domain.Registry
+}
+
+func (s domainServer) routes() []route {
+	return []route{
+		{"GET", "/v1/domains", 0, s.listDomains},
+		{"POST", "/v1/domains", maxBody, s.addDomain},
+		{"GET", "/v1/domains/{id}", 0, s.getDomain},
+		{"DELETE", "/v1/domains/{id}", 0, s.removeDomain},
+		{"GET", "/v1/domains/{id}/records", 0, s.domainRecords},
+		{"POST", "/v1/domains/{id}/verify", 0, s.verifyDomain},
+	}
 }
 
 // A domainJSON is a domain in this door's words and in LobsterMail's, whose
@@ -56,7 +63,7 @@ func timeOrNull(t time.Time) *time.Time {
 	return &t
 }
 
-func (s *Server) domainOf(r *http.Request, d domain.Domain) (domainJSON, error) {
+func (s domainServer) domainOf(r *http.Request, d domain.Domain) (domainJSON, error) {
 	out := domainJSON{
 		ID: d.ID, Domain: d.Name, Unicode: d.Unicode(), State: d.State, Problem: d.Problem(), VerifiedAt: timeOrNull(d.Verified),
 		CheckedAt: timeOrNull(d.Checked), NextCheck: timeOrNull(d.Next), Status: lobsterStatus[d.State], DNSRecords: []dnsJSON{}, CreatedAt: d.Created,
@@ -70,7 +77,7 @@ func (s *Server) domainOf(r *http.Request, d domain.Domain) (domainJSON, error) 
 	return out, err
 }
 
-func (s *Server) listDomains(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s domainServer) listDomains(w http.ResponseWriter, r *http.Request, c caller) error {
 	ds, err := s.domains.Domains(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -87,7 +94,7 @@ func (s *Server) listDomains(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) addDomain(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s domainServer) addDomain(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		Domain string `json:"domain"`
 	}
@@ -110,7 +117,7 @@ func (s *Server) addDomain(w http.ResponseWriter, r *http.Request, c caller) err
 var domainForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._-]{1,253}$`) })
 
 // findDomain returns the domain that the path names by its id or its name.
-func (s *Server) findDomain(r *http.Request, c caller) (domain.Domain, error) {
+func (s domainServer) findDomain(r *http.Request, c caller) (domain.Domain, error) {
 	name := r.PathValue("id")
 	if !domainForm().MatchString(name) {
 		name = "" // which no domain has; who may not ask is still told that
@@ -122,7 +129,7 @@ func (s *Server) findDomain(r *http.Request, c caller) (domain.Domain, error) {
 	return d, err
 }
 
-func (s *Server) getDomain(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s domainServer) getDomain(w http.ResponseWriter, r *http.Request, c caller) error {
 	d, err := s.findDomain(r, c)
 	if err != nil {
 		return err
@@ -135,7 +142,7 @@ func (s *Server) getDomain(w http.ResponseWriter, r *http.Request, c caller) err
 	return nil
 }
 
-func (s *Server) removeDomain(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s domainServer) removeDomain(w http.ResponseWriter, r *http.Request, c caller) error {
 	d, err := s.findDomain(r, c)
 	if err != nil {
 		return err
@@ -147,7 +154,7 @@ func (s *Server) removeDomain(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) domainRecords(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s domainServer) domainRecords(w http.ResponseWriter, r *http.Request, c caller) error {
 	d, err := s.findDomain(r, c)
 	if err != nil {
 		return err
@@ -162,7 +169,7 @@ func (s *Server) domainRecords(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-func (s *Server) verifyDomain(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s domainServer) verifyDomain(w http.ResponseWriter, r *http.Request, c caller) error {
 	d, err := s.findDomain(r, c)
 	if err != nil {
 		return err

@@ -12,14 +12,24 @@ import (
 	"postern/internal/store"
 )
 
-var draftRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/drafts", 0, (*Server).listDrafts},
-	{"POST", "/v1/inboxes/{inbox}/drafts", maxSend, (*Server).createDraft},
-	{"GET", "/v1/inboxes/{inbox}/drafts/{id}", 0, (*Server).getDraft},
-	{"POST", "/v1/inboxes/{inbox}/drafts/{id}", maxSend, (*Server).updateDraft},
-	{"DELETE", "/v1/inboxes/{inbox}/drafts/{id}", 0, (*Server).deleteDraft},
-	{"GET", "/v1/inboxes/{inbox}/drafts/{id}/attachments/{index}", 0, (*Server).getDraftAttachment},
-	{"POST", "/v1/inboxes/{inbox}/drafts/{id}/send", maxBody, (*Server).sendDraft},
+// A draftServer serves drafts.
+type draftServer struct {
+	access
+	sendSlots
+
+	post *mailbox.PostOffice
+}
+
+func (s draftServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/drafts", 0, s.listDrafts},
+		{"POST", "/v1/inboxes/{inbox}/drafts", maxSend, s.createDraft},
+		{"GET", "/v1/inboxes/{inbox}/drafts/{id}", 0, s.getDraft},
+		{"POST", "/v1/inboxes/{inbox}/drafts/{id}", maxSend, s.updateDraft},
+		{"DELETE", "/v1/inboxes/{inbox}/drafts/{id}", 0, s.deleteDraft},
+		{"GET", "/v1/inboxes/{inbox}/drafts/{id}/attachments/{index}", 0, s.getDraftAttachment},
+		{"POST", "/v1/inboxes/{inbox}/drafts/{id}/send", maxBody, s.sendDraft},
+	}
 }
 
 // draftJSON is what a draft may say; when and how it leaves is said when it is sent.
@@ -92,7 +102,7 @@ func draftOf(d mailbox.Draft) savedJSON {
 	}
 }
 
-func (s *Server) listDrafts(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s draftServer) listDrafts(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -109,7 +119,7 @@ func (s *Server) listDrafts(w http.ResponseWriter, r *http.Request, c caller) er
 	return nil
 }
 
-func (s *Server) createDraft(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -140,7 +150,7 @@ func (s *Server) createDraft(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) updateDraft(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -196,7 +206,7 @@ func (s *Server) updateDraft(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 // draft opens the draft that the request names.
-func (s *Server) draft(r *http.Request, c caller) (d mailbox.Draft, o mailbox.Outgoing, err error) {
+func (s draftServer) draft(r *http.Request, c caller) (d mailbox.Draft, o mailbox.Outgoing, err error) {
 	k, err := s.open(r, c)
 	if err != nil {
 		return d, o, err
@@ -208,7 +218,7 @@ func (s *Server) draft(r *http.Request, c caller) (d mailbox.Draft, o mailbox.Ou
 	return s.post.Draft(r.Context(), c.Principal, k, id)
 }
 
-func (s *Server) getDraft(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s draftServer) getDraft(w http.ResponseWriter, r *http.Request, c caller) error {
 	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
@@ -224,7 +234,7 @@ func (s *Server) getDraft(w http.ResponseWriter, r *http.Request, c caller) erro
 	return nil
 }
 
-func (s *Server) getDraftAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s draftServer) getDraftAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
 	done, err := s.read(w, r, c)
 	if err != nil {
 		return err
@@ -243,7 +253,7 @@ func (s *Server) getDraftAttachment(w http.ResponseWriter, r *http.Request, c ca
 	return nil
 }
 
-func (s *Server) deleteDraft(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s draftServer) deleteDraft(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
@@ -255,7 +265,7 @@ func (s *Server) deleteDraft(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) sendDraft(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s draftServer) sendDraft(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, id, err := s.item(r, c)
 	if err != nil {
 		return err

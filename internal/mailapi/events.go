@@ -15,9 +15,19 @@ import (
 	"postern/internal/store"
 )
 
-var eventRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/events", 0, (*Server).listEvents},
-	{"GET", "/v1/inboxes/{inbox}/messages/wait", 0, (*Server).waitForMessages},
+// An eventServer serves the events of an inbox and waits for mail.
+type eventServer struct {
+	access
+	watcher
+
+	post *mailbox.PostOffice
+}
+
+func (s eventServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/events", 0, s.listEvents},
+		{"GET", "/v1/inboxes/{inbox}/messages/wait", 0, s.waitForMessages},
+	}
 }
 
 const (
@@ -86,10 +96,18 @@ func (c *crowd) enterSocket(who caller) (leave func(), err error) {
 	}), nil
 }
 
+// A watcher waits for events of inboxes.
+type watcher struct {
+	db      *store.DB
+	post    *mailbox.PostOffice
+	crowd   *crowd
+	closing <-chan struct{} // closed when the server stops
+}
+
 // await calls look until it finds something, each time that the inbox has new
 // events, until ctx is done or the server stops; the end of the time is no
 // error. Look may be called when there is nothing new.
-func (s *Server) await(ctx context.Context, inbox string, look func() (found bool, err error)) error {
+func (s watcher) await(ctx context.Context, inbox string, look func() (found bool, err error)) error {
 	leave, err := s.crowd.enter(inbox, maxEach)
 	if err != nil {
 		return err
@@ -137,7 +155,7 @@ func mark(seq int64) string { return strconv.FormatInt(seq, 10) }
 // after returns the number of the event that v names: what an answer gave as
 // after, the id of an event, or that of a message or action. An empty v is the
 // newest event, if fresh is said, and else the beginning.
-func (s *Server) after(ctx context.Context, inbox, v string, fresh bool) (seq int64, err error) {
+func (s watcher) after(ctx context.Context, inbox, v string, fresh bool) (seq int64, err error) {
 	err = s.db.View(ctx, func(tx *store.Tx) error {
 		switch {
 		case v == "" && fresh:
@@ -159,7 +177,7 @@ func (s *Server) after(ctx context.Context, inbox, v string, fresh bool) (seq in
 	return seq, err
 }
 
-func (s *Server) history(ctx context.Context, inbox string, after int64, limit int, types ...event.Type) (es []event.Event, err error) {
+func (s watcher) history(ctx context.Context, inbox string, after int64, limit int, types ...event.Type) (es []event.Event, err error) {
 	err = s.db.View(ctx, func(tx *store.Tx) error {
 		es, err = event.OfInbox(ctx, tx, inbox, after, limit, types...)
 		return err
@@ -168,7 +186,7 @@ func (s *Server) history(ctx context.Context, inbox string, after int64, limit i
 }
 
 // listEvents answers with what happened to an inbox, oldest first.
-func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s eventServer) listEvents(w http.ResponseWriter, r *http.Request, c caller) error {
 	b, err := s.own(r, c)
 	if err != nil {
 		return err
@@ -211,7 +229,7 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, c caller) er
 
 // waitForMessages answers with what arrived after a message or a mark, as soon
 // as there is something, and with nothing when the time is over.
-func (s *Server) waitForMessages(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s eventServer) waitForMessages(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -254,7 +272,7 @@ func (s *Server) waitForMessages(w http.ResponseWriter, r *http.Request, c calle
 
 // arrived returns the messages that events are about, but for those that are
 // not there any more.
-func (s *Server) arrived(ctx context.Context, c caller, k *mailbox.Key, es []event.Event) (out []mailbox.Message, err error) {
+func (s watcher) arrived(ctx context.Context, c caller, k *mailbox.Key, es []event.Event) (out []mailbox.Message, err error) {
 	for _, e := range es {
 		m, err := s.post.Listed(ctx, c.Principal, k, e.Object)
 		if errors.Is(err, store.ErrNotFound) {

@@ -2,6 +2,7 @@ package mailapi
 
 import (
 	"bufio"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -9,8 +10,19 @@ import (
 	"postern/internal/mailbox"
 )
 
-var exportRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/export", 0, (*Server).exportInbox},
+// An exportServer serves the mail of an inbox as one file.
+type exportServer struct {
+	access
+
+	log   *slog.Logger
+	post  *mailbox.PostOffice
+	slots *mailbox.Turns
+}
+
+func (s exportServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/export", 0, s.exportInbox},
+	}
 }
 
 // patientWriter gives each piece of a long answer a time of its own: who reads
@@ -33,7 +45,7 @@ func patient(w http.ResponseWriter) (done func()) {
 // answerTime is how long who reads a large answer may take for it.
 const answerTime = 5 * time.Minute
 
-func (s *Server) exportInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s exportServer) exportInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -45,7 +57,7 @@ func (s *Server) exportInbox(w http.ResponseWriter, r *http.Request, c caller) e
 		}
 		return err
 	}
-	done, err := s.exporting.Take(r.Context(), k.Inbox())
+	done, err := s.slots.Take(r.Context(), k.Inbox())
 	if err != nil {
 		return err
 	}

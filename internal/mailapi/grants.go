@@ -5,19 +5,29 @@ import (
 	"net/http"
 
 	"postern/internal/auth"
+	"postern/internal/mailbox"
 )
 
-var grantRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/grants", 0, (*Server).listInboxGrants},
-	{"POST", "/v1/inboxes/{inbox}/grants", maxBody, (*Server).grant},
-	{"DELETE", "/v1/inboxes/{inbox}/grants/{id}", 0, (*Server).revokeInboxGrant},
-	{"GET", "/v1/grants", 0, (*Server).listGrants},
-	{"DELETE", "/v1/grants/{id}", 0, (*Server).revokeGrant},
+// A grantServer serves grants over inboxes.
+type grantServer struct {
+	access
+
+	post *mailbox.PostOffice
+}
+
+func (s grantServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/grants", 0, s.listInboxGrants},
+		{"POST", "/v1/inboxes/{inbox}/grants", maxBody, s.grant},
+		{"DELETE", "/v1/inboxes/{inbox}/grants/{id}", 0, s.revokeInboxGrant},
+		{"GET", "/v1/grants", 0, s.listGrants},
+		{"DELETE", "/v1/grants/{id}", 0, s.revokeGrant},
+	}
 }
 
 const grantNotice = "Keep the grant: it is shown this once and stored nowhere. It opens the inboxes that their own keys have granted it, until each one's end or until it is revoked."
 
-func (s *Server) listInboxGrants(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s grantServer) listInboxGrants(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
@@ -27,7 +37,7 @@ func (s *Server) listInboxGrants(w http.ResponseWriter, r *http.Request, c calle
 }
 
 // grant makes a grant over the inbox, or adds the inbox to one.
-func (s *Server) grant(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s grantServer) grant(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -59,7 +69,7 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request, c caller) error {
 }
 
 // revokeInboxGrant ends a grant in one inbox.
-func (s *Server) revokeInboxGrant(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s grantServer) revokeInboxGrant(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -71,7 +81,7 @@ func (s *Server) revokeInboxGrant(w http.ResponseWriter, r *http.Request, c call
 	return nil
 }
 
-func (s *Server) listGrants(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s grantServer) listGrants(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Grants(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -81,7 +91,7 @@ func (s *Server) listGrants(w http.ResponseWriter, r *http.Request, c caller) er
 }
 
 // revokeGrant ends a grant in every inbox.
-func (s *Server) revokeGrant(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s grantServer) revokeGrant(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err

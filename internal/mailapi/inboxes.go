@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"regexp"
 	"sort"
 	"strings"
-	"sync"
 	"time"
 
 	"postern/internal/auth"
@@ -20,13 +18,23 @@ import (
 	"postern/internal/store"
 )
 
-var inboxRoutes = []route{
-	{"GET", "/v1/inboxes", 0, (*Server).listInboxes},
-	{"POST", "/v1/inboxes", maxBody, (*Server).createInbox},
-	{"GET", "/v1/inboxes/{inbox}", 0, (*Server).getInbox},
-	{"PATCH", "/v1/inboxes/{inbox}", maxBody, (*Server).updateInbox},
-	{"DELETE", "/v1/inboxes/{inbox}", 0, (*Server).deleteInbox},
-	{"POST", "/v1/inboxes/{inbox}/undelete", 0, (*Server).undeleteInbox},
+// An inboxServer serves inboxes themselves, without their mail.
+type inboxServer struct {
+	access
+
+	db   *store.DB
+	post *mailbox.PostOffice
+}
+
+func (s inboxServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes", 0, s.listInboxes},
+		{"POST", "/v1/inboxes", maxBody, s.createInbox},
+		{"GET", "/v1/inboxes/{inbox}", 0, s.getInbox},
+		{"PATCH", "/v1/inboxes/{inbox}", maxBody, s.updateInbox},
+		{"DELETE", "/v1/inboxes/{inbox}", 0, s.deleteInbox},
+		{"POST", "/v1/inboxes/{inbox}/undelete", 0, s.undeleteInbox},
+	}
 }
 
 type inboxJSON struct {
@@ -70,7 +78,7 @@ func inboxOf(b mailbox.Inbox) inboxJSON {
 }
 
 // counted adds what only accounts are told.
-func (s *Server) counted(r *http.Request, c caller, in inboxJSON) (inboxJSON, error) {
+func (s inboxServer) counted(r *http.Request, c caller, in inboxJSON) (inboxJSON, error) {
 	if c.Kind != auth.Grant {
 		return in, nil
 	}
@@ -79,7 +87,7 @@ func (s *Server) counted(r *http.Request, c caller, in inboxJSON) (inboxJSON, er
 	return in, err
 }
 
-func (s *Server) listInboxes(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s inboxServer) listInboxes(w http.ResponseWriter, r *http.Request, c caller) error {
 	var list []mailbox.Inbox
 	var err error
 	switch deleted := r.URL.Query().Get("deleted"); deleted {
@@ -130,7 +138,7 @@ func pageOfInboxes(q url.Values, list []mailbox.Inbox) (part []mailbox.Inbox, ne
 	return list, next, nil
 }
 
-func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s inboxServer) createInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		Address     string      `json:"address"`
 		Next        bool        `json:"next"`
@@ -190,7 +198,7 @@ func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 // firstRecovery makes the recovery key of an inbox that was made with key.
-func (s *Server) firstRecovery(r *http.Request, key auth.Secret) (auth.Secret, error) {
+func (s inboxServer) firstRecovery(r *http.Request, key auth.Secret) (auth.Secret, error) {
 	who, err := auth.CheckKey(r.Context(), s.db, key)
 	if err != nil {
 		return "", err
@@ -203,7 +211,7 @@ func (s *Server) firstRecovery(r *http.Request, key auth.Secret) (auth.Secret, e
 	return recovery, err
 }
 
-func (s *Server) getInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s inboxServer) getInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	b, err := s.known(r, c)
 	if err != nil {
 		return err
@@ -216,16 +224,7 @@ func (s *Server) getInbox(w http.ResponseWriter, r *http.Request, c caller) erro
 	return nil
 }
 
-// known returns the inbox that the request names, which the caller manages or
-// has a part in.
-func (s *Server) known(r *http.Request, c caller) (mailbox.Inbox, error) {
-	if c.Kind != auth.Project && c.Kind != auth.Person {
-		return s.own(r, c)
-	}
-	return s.post.Find(r.Context(), c.Principal, r.PathValue("inbox"))
-}
-
-func (s *Server) updateInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s inboxServer) updateInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		DisplayName *string         `json:"display_name"`
 		ExpiresAt   json.RawMessage `json:"expires_at"` // null: never
@@ -267,7 +266,7 @@ func (s *Server) updateInbox(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s inboxServer) deleteInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	b, err := s.post.Delete(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
@@ -276,56 +275,11 @@ func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) undeleteInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s inboxServer) undeleteInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	b, err := s.post.Undelete(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
 	}
 	answer(w, http.StatusOK, inboxOf(b))
 	return nil
-}
-
-// open returns the key of the inbox that the request names, if the caller's
-// credential opens it. Everybody else gets the same answer whether the inbox
-// exists or not, so that nobody learns addresses by asking.
-func (s *Server) open(r *http.Request, c caller) (*mailbox.Key, error) {
-	b, err := s.own(r, c)
-	if err != nil {
-		return nil, err
-	}
-	return s.post.Open(r.Context(), c.Principal, c.key, b.ID)
-}
-
-// item is open for a request that names something in the inbox, whose id it
-// returns too.
-func (s *Server) item(r *http.Request, c caller) (*mailbox.Key, string, error) {
-	k, err := s.open(r, c)
-	if err != nil {
-		return nil, "", err
-	}
-	name, err := id(r)
-	return k, name, err
-}
-
-// own returns the inbox that the request names if the caller's credential has a
-// part in it.
-func (s *Server) own(r *http.Request, c caller) (mailbox.Inbox, error) {
-	if c.key == "" {
-		return mailbox.Inbox{}, fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
-	}
-	b, _, err := s.post.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
-	return b, err
-}
-
-// idForm is compiled when it is first needed: each part of a sandbox is this
-// program, and would otherwise compile it as it starts.
-var idForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`) })
-
-// id returns the id in the request's path. What has not the form of one is not
-// found.
-func id(r *http.Request) (string, error) {
-	if v := r.PathValue("id"); idForm().MatchString(v) {
-		return v, nil
-	}
-	return "", fmt.Errorf("id in the path: %w", store.ErrNotFound)
 }

@@ -9,13 +9,22 @@ import (
 	"postern/internal/mailbox"
 )
 
-var keyRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/keys", 0, (*Server).listKeys},
-	{"POST", "/v1/inboxes/{inbox}/keys", maxBody, (*Server).addKey},
-	{"POST", "/v1/inboxes/{inbox}/keys/{id}/rotate", 0, (*Server).rotateKey},
-	{"DELETE", "/v1/inboxes/{inbox}/keys/{id}", 0, (*Server).revokeKey},
-	{"POST", "/v1/inboxes/{inbox}/recovery-key", 0, (*Server).addRecovery},
-	{"POST", "/v1/inboxes/{inbox}/recover", maxBody, (*Server).recoverInbox},
+// A keyServer serves the keys of an inbox.
+type keyServer struct {
+	access
+
+	post *mailbox.PostOffice
+}
+
+func (s keyServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/keys", 0, s.listKeys},
+		{"POST", "/v1/inboxes/{inbox}/keys", maxBody, s.addKey},
+		{"POST", "/v1/inboxes/{inbox}/keys/{id}/rotate", 0, s.rotateKey},
+		{"DELETE", "/v1/inboxes/{inbox}/keys/{id}", 0, s.revokeKey},
+		{"POST", "/v1/inboxes/{inbox}/recovery-key", 0, s.addRecovery},
+		{"POST", "/v1/inboxes/{inbox}/recover", maxBody, s.recoverInbox},
+	}
 }
 
 // What is said where keys are shown, since that is when it can still be acted on.
@@ -65,7 +74,7 @@ func partsOf(list []mailbox.Part, kinds ...auth.Kind) []partJSON {
 	return out
 }
 
-func (s *Server) listKeys(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s keyServer) listKeys(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
@@ -89,7 +98,7 @@ func (n newKeyJSON) request() mailbox.NewKey {
 	return out
 }
 
-func (s *Server) addKey(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s keyServer) addKey(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -113,7 +122,7 @@ func answerKey(w http.ResponseWriter, p mailbox.Part, key auth.Secret, notice st
 	answer(w, http.StatusCreated, out)
 }
 
-func (s *Server) rotateKey(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s keyServer) rotateKey(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
@@ -130,7 +139,7 @@ func (s *Server) rotateKey(w http.ResponseWriter, r *http.Request, c caller) err
 	return nil
 }
 
-func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s keyServer) revokeKey(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -146,7 +155,7 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, c caller) err
 	return nil
 }
 
-func (s *Server) addRecovery(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s keyServer) addRecovery(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -160,7 +169,7 @@ func (s *Server) addRecovery(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 // recoverInbox makes a new key for who shows the recovery key.
-func (s *Server) recoverInbox(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s keyServer) recoverInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.Kind != auth.Recovery {
 		return fmt.Errorf("only the inbox's recovery key (prk_…) makes it a new key: %w", auth.ErrForbidden)
 	}

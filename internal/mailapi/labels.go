@@ -9,9 +9,18 @@ import (
 	"postern/internal/store"
 )
 
-var labelRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/labels", 0, (*Server).listLabels},
-	{"POST", "/v1/inboxes/{inbox}/labels", maxBody, (*Server).changeLabels},
+// A labelServer serves labels.
+type labelServer struct {
+	access
+
+	post *mailbox.PostOffice
+}
+
+func (s labelServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/labels", 0, s.listLabels},
+		{"POST", "/v1/inboxes/{inbox}/labels", maxBody, s.changeLabels},
+	}
 }
 
 type labelJSON struct {
@@ -20,7 +29,7 @@ type labelJSON struct {
 	Messages int    `json:"message_count"`
 }
 
-func (s *Server) listLabels(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s labelServer) listLabels(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -42,7 +51,7 @@ type labelledJSON struct {
 	Labels []string `json:"labels"`
 }
 
-func (s *Server) changeLabels(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s labelServer) changeLabels(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err

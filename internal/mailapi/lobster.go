@@ -6,11 +6,14 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"postern/internal/auth"
 	"postern/internal/event"
@@ -21,30 +24,49 @@ import (
 	"postern/internal/webhook"
 )
 
+// A lobsterServer serves LobsterMail's paths.
+type lobsterServer struct {
+	access
+	watcher
+	sendSlots
+
+	log     *slog.Logger
+	db      *store.DB
+	post    *mailbox.PostOffice
+	hooks   *webhook.Hooks
+	keys    keyAuth
+	signups *rate.Limiter
+	conf    *Config
+}
+
 // What follows is LobsterMail's wire, for its unmodified client: paths with
 // emails are LobsterMail's, those with messages our own. Its one token for all
 // inboxes contradicts isolation. Here a token is an account: a grant that has a
 // part in each inbox that it made itself and in no other. A key of an inbox
 // works as a token too, for that inbox.
-var lobsterRoutes = []route{
-	{"GET", "/v1/account", 0, (*Server).lobsterAccount},
-	{"POST", "/v1/verify/{provider}", maxBody, (*Server).lobsterVerify},
-	{"GET", "/v1/inboxes/{inbox}/emails", 0, (*Server).lobsterEmails},
-	{"GET", "/v1/inboxes/{inbox}/emails/poll", 0, (*Server).lobsterPoll},
-	{"GET", "/v1/inboxes/{inbox}/emails/{id}", 0, (*Server).lobsterEmail},
-	{"GET", "/v1/inboxes/{inbox}/emails/{id}/attachments/{index}", 0, (*Server).lobsterAttachment},
-	{"POST", "/v1/inboxes/{inbox}/emails/{id}/extract", 0, (*Server).lobsterExtract},
-	{"POST", "/v1/emails/send", maxSend, (*Server).lobsterSend},
-	{"GET", "/v1/emails/search", 0, (*Server).lobsterSearch},
-	{"GET", "/v1/webhooks", 0, (*Server).lobsterWebhooks},
-	{"POST", "/v1/webhooks", maxBody, (*Server).lobsterCreateWebhook},
-	{"DELETE", "/v1/webhooks/{id}", 0, (*Server).lobsterDeleteWebhook},
+func (s lobsterServer) routes() []route {
+	return []route{
+		{"GET", "/v1/account", 0, s.lobsterAccount},
+		{"POST", "/v1/verify/{provider}", maxBody, s.lobsterVerify},
+		{"GET", "/v1/inboxes/{inbox}/emails", 0, s.lobsterEmails},
+		{"GET", "/v1/inboxes/{inbox}/emails/poll", 0, s.lobsterPoll},
+		{"GET", "/v1/inboxes/{inbox}/emails/{id}", 0, s.lobsterEmail},
+		{"GET", "/v1/inboxes/{inbox}/emails/{id}/attachments/{index}", 0, s.lobsterAttachment},
+		{"POST", "/v1/inboxes/{inbox}/emails/{id}/extract", 0, s.lobsterExtract},
+		{"POST", "/v1/emails/send", maxSend, s.lobsterSend},
+		{"GET", "/v1/emails/search", 0, s.lobsterSearch},
+		{"GET", "/v1/webhooks", 0, s.lobsterWebhooks},
+		{"POST", "/v1/webhooks", maxBody, s.lobsterCreateWebhook},
+		{"DELETE", "/v1/webhooks/{id}", 0, s.lobsterDeleteWebhook},
+	}
 }
 
 // lobsterOpenRoutes are for who has no token yet, or shows it otherwise.
-var lobsterOpenRoutes = []route{
-	{"POST", "/v1/signup", 0, (*Server).lobsterSignup},
-	{"GET", "/v1/ws", 0, (*Server).lobsterSocket},
+func (s lobsterServer) openRoutes() []route {
+	return []route{
+		{"POST", "/v1/signup", 0, s.lobsterSignup},
+		{"GET", "/v1/ws", 0, s.lobsterSocket},
+	}
 }
 
 const (
@@ -60,7 +82,7 @@ var (
 
 // lobsterSignup makes an account for whoever asks, if the operator has opened
 // that. The attack: somebody who makes accounts until the disk is full.
-func (s *Server) lobsterSignup(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s lobsterServer) lobsterSignup(w http.ResponseWriter, r *http.Request, _ caller) error {
 	if !s.conf.Signup {
 		return errSignupClosed
 	}
@@ -85,7 +107,7 @@ func (s *Server) lobsterSignup(w http.ResponseWriter, r *http.Request, _ caller)
 
 // lobsterAccount tells what a token may do. There are no tiers: all may send,
 // and a person decides.
-func (s *Server) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Inboxes(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -118,7 +140,7 @@ func (s *Server) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller
 
 // dailyLimit returns how many emails a day the inboxes of a token may send
 // together, 0 if it may send none or that is not limited.
-func (s *Server) dailyLimit(r *http.Request, c caller, list []mailbox.Inbox) (sum int64) {
+func (s lobsterServer) dailyLimit(r *http.Request, c caller, list []mailbox.Inbox) (sum int64) {
 	for _, b := range list {
 		_, left, err := s.post.Sends(r.Context(), c.Principal, b.ID)
 		if err != nil {
@@ -133,7 +155,7 @@ func (s *Server) dailyLimit(r *http.Request, c caller, list []mailbox.Inbox) (su
 	return sum
 }
 
-func (s *Server) lobsterVerify(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s lobsterServer) lobsterVerify(w http.ResponseWriter, r *http.Request, _ caller) error {
 	var in struct {
 		Handle string `json:"handle"`
 	}
@@ -147,7 +169,7 @@ func (s *Server) lobsterVerify(w http.ResponseWriter, r *http.Request, _ caller)
 }
 
 // room returns an error if an account has as many inboxes as it may.
-func (s *Server) room(ctx context.Context, c caller) error {
+func (s inboxServer) room(ctx context.Context, c caller) error {
 	if c.Kind != auth.Grant {
 		return nil
 	}
@@ -275,7 +297,7 @@ func direction(q url.Values) (mailbox.Direction, error) {
 	return "", fmt.Errorf("%w: direction: must be inbound or outbound", errRequest)
 }
 
-func (s *Server) lobsterEmails(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterEmails(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -310,7 +332,7 @@ func lobstersOf(ms []mailbox.Message) []lobsterMail {
 
 // lobsterPoll answers with what arrived since a time and fits, as soon as there
 // is some, or with 204.
-func (s *Server) lobsterPoll(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterPoll(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -356,7 +378,7 @@ func (s *Server) lobsterPoll(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) error {
 	m, raw, done, err := s.message(w, r, c)
 	if err != nil {
 		return err
@@ -370,7 +392,7 @@ func (s *Server) lobsterEmail(w http.ResponseWriter, r *http.Request, c caller) 
 // token. What is in an inbox is sealed, and an address that opened it would be
 // a key: so the address is the file itself (RFC 2397). Its type is none, since
 // the sender chose it.
-func (s *Server) lobsterAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
 	f, done, err := s.attachment(w, r, c)
 	if err != nil {
 		return err
@@ -383,7 +405,7 @@ func (s *Server) lobsterAttachment(w http.ResponseWriter, r *http.Request, c cal
 	return nil
 }
 
-func (s *Server) lobsterExtract(_ http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterExtract(_ http.ResponseWriter, r *http.Request, c caller) error {
 	if _, err := s.own(r, c); err != nil {
 		return err
 	}
@@ -412,7 +434,7 @@ type lobsterDraft struct {
 
 // lobsterSend proposes to send an email. Its client says that it is queued
 // then; here the answer says whether it waits for a person.
-func (s *Server) lobsterSend(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterSend(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.key == "" || c.Kind != auth.Agent && c.Kind != auth.Grant {
 		return fmt.Errorf("a %s does not send mail, only an inbox's key or a grant does: %w", c.Kind, auth.ErrForbidden)
 	}
@@ -464,7 +486,7 @@ func (s *Server) lobsterSend(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 // lobsterThread sets what o answers.
-func (s *Server) lobsterThread(ctx context.Context, c caller, in lobsterDraft, o *mailbox.Outgoing) error {
+func (s lobsterServer) lobsterThread(ctx context.Context, c caller, in lobsterDraft, o *mailbox.Outgoing) error {
 	if in.InReplyTo != "" {
 		o.References = []string{in.InReplyTo}
 		return nil
@@ -491,7 +513,7 @@ func (s *Server) lobsterThread(ctx context.Context, c caller, in lobsterDraft, o
 
 // lobsterHooks returns as whom the caller manages webhooks: of the inbox that
 // is named, or of all that its token has a part in.
-func (s *Server) lobsterHooks(r *http.Request, c caller, inbox string) (auth.Principal, error) {
+func (s lobsterServer) lobsterHooks(r *http.Request, c caller, inbox string) (auth.Principal, error) {
 	who := c.Principal
 	if c.Kind == auth.Agent && inbox == "" {
 		inbox = who.Inbox // the only one that it has, and its scope there counts
@@ -530,7 +552,7 @@ func lobsterHookOf(h webhook.Webhook) lobsterHook {
 	return out
 }
 
-func (s *Server) lobsterWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.hooks.List(r.Context(), c.Principal)
 	if err != nil {
 		return err
@@ -539,7 +561,7 @@ func (s *Server) lobsterWebhooks(w http.ResponseWriter, r *http.Request, c calle
 	return nil
 }
 
-func (s *Server) lobsterCreateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterCreateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		URL    string       `json:"url"`
 		Inbox  string       `json:"inboxId"`
@@ -566,7 +588,7 @@ func (s *Server) lobsterCreateWebhook(w http.ResponseWriter, r *http.Request, c 
 	return nil
 }
 
-func (s *Server) lobsterDeleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterDeleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 )
 
 // lobsterSearch looks in one inbox, or in all that the token has a part in.
-func (s *Server) lobsterSearch(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.key == "" || c.Kind != auth.Agent && c.Kind != auth.Grant {
 		return fmt.Errorf("a %s manages inboxes and opens none: %w", c.Kind, auth.ErrForbidden)
 	}
@@ -66,7 +66,7 @@ func (s *Server) lobsterSearch(w http.ResponseWriter, r *http.Request, c caller)
 }
 
 // lobsterScope returns the inboxes that a search is about.
-func (s *Server) lobsterScope(r *http.Request, c caller, inbox string) ([]string, error) {
+func (s lobsterServer) lobsterScope(r *http.Request, c caller, inbox string) ([]string, error) {
 	if inbox != "" {
 		b, _, err := s.post.Reach(r.Context(), c.Principal, inbox)
 		return []string{b.ID}, err

@@ -15,13 +15,13 @@ import (
 // lobsterSocket tells the events of the inboxes that its client asks for, in
 // LobsterMail's words. Its client shows the token in the address, where proxies
 // write it down; whoever writes one anew shows it in a header.
-func (s *Server) lobsterSocket(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s lobsterServer) lobsterSocket(w http.ResponseWriter, r *http.Request, _ caller) error {
 	var c caller
 	var err error
 	if token := r.URL.Query().Get("token"); token != "" {
-		c, err = s.withKey(r.Context(), auth.Secret(token))
+		c, err = s.keys.withKey(r.Context(), auth.Secret(token))
 	} else {
-		c, err = s.byKey(r)
+		c, err = s.keys.byKey(r)
 	}
 	if err != nil {
 		return err
@@ -31,11 +31,11 @@ func (s *Server) lobsterSocket(w http.ResponseWriter, r *http.Request, _ caller)
 		return err
 	}
 	defer leave()
-	conn, err := s.upgrade(w, r)
+	conn, err := upgrade(w, r)
 	if err != nil {
 		return err
 	}
-	k := &socket{s: s, conn: conn, who: c, rung: make(chan struct{}, 1), follow: map[string]*following{}}
+	k := &socket{watcher: s.watcher, log: s.log, conn: conn, who: c, rung: make(chan struct{}, 1), follow: map[string]*following{}}
 	k.show = k.showLobster
 	k.lost = func(ctx context.Context, inbox string, err error) error {
 		return k.complain(ctx, "", inbox, err)
@@ -72,7 +72,7 @@ func (k *socket) obeyLobster(ctx context.Context, cmd command) error {
 		if k.follow[name] == nil && len(k.follow) >= maxFollowed {
 			return k.write(ctx, map[string]any{"type": "error", "id": cmd.ID, "code": "too_many_requests", "message": "inbox_ids: this connection follows as many as it may"})
 		}
-		b, _, err := k.s.post.Reach(ctx, k.who.Principal, name)
+		b, _, err := k.post.Reach(ctx, k.who.Principal, name)
 		if err != nil {
 			if err := k.complain(ctx, cmd.ID, name, err); err != nil {
 				return err
@@ -80,7 +80,7 @@ func (k *socket) obeyLobster(ctx context.Context, cmd command) error {
 			continue
 		}
 		if k.follow[b.ID] == nil {
-			seen, err := k.s.after(ctx, b.ID, "", true)
+			seen, err := k.after(ctx, b.ID, "", true)
 			if err != nil {
 				return err
 			}
@@ -110,11 +110,11 @@ func (k *socket) showLobster(ctx context.Context, e event.Event) (any, error) {
 	}
 	var data any = map[string]any{"inboxId": e.Inbox, "emailId": e.Data["message"]}
 	if e.Type == event.MessageReceived {
-		key, err := k.s.post.Open(ctx, k.who.Principal, k.who.key, e.Inbox)
+		key, err := k.post.Open(ctx, k.who.Principal, k.who.key, e.Inbox)
 		if err != nil {
 			return nil, err
 		}
-		m, err := k.s.post.Listed(ctx, k.who.Principal, key, e.Object)
+		m, err := k.post.Listed(ctx, k.who.Principal, key, e.Object)
 		if errors.Is(err, store.ErrNotFound) {
 			return nil, nil // it is gone already
 		}

@@ -98,7 +98,7 @@ type caller struct {
 }
 
 // Handler returns the routes for callers that show a key.
-func (s *Server) Handler() http.Handler { return s.routes(s.byKey) }
+func (s *Server) Handler() http.Handler { return s.routes(keyAuth{s.db}.byKey) }
 
 // HandlerFor returns the routes for callers whose principal is known without a
 // key, such as the person at the operator's local socket.
@@ -109,7 +109,11 @@ func (s *Server) HandlerFor(who func(*http.Request) (auth.Principal, error)) htt
 	})
 }
 
-func (s *Server) byKey(r *http.Request) (caller, error) {
+// A keyAuth finds the principal of a request by the key or the session token
+// that it shows.
+type keyAuth struct{ db *store.DB }
+
+func (s keyAuth) byKey(r *http.Request) (caller, error) {
 	key := r.Header.Get("X-Api-Key")
 	if auth.IsBearer(auth.Secret(key)) {
 		return caller{}, auth.ErrUnauthenticated // a session is no key
@@ -128,62 +132,82 @@ func (s *Server) byKey(r *http.Request) (caller, error) {
 	return s.withKey(r.Context(), auth.Secret(key))
 }
 
-func (s *Server) withKey(ctx context.Context, key auth.Secret) (caller, error) {
+func (s keyAuth) withKey(ctx context.Context, key auth.Secret) (caller, error) {
 	p, err := auth.CheckKey(ctx, s.db, key)
 	return caller{Principal: p, key: key}, err
 }
 
+// A handler serves one route. An error that it returns is answered as a problem;
+// see [classify].
+type handler func(w http.ResponseWriter, r *http.Request, c caller) error
+
 // A route is one method of one path.
 type route struct {
 	method, path string
-	body         int64 // most bytes of its body; 0 means that it has none
-	serve        func(*Server, http.ResponseWriter, *http.Request, caller) error
+	body         int64 // largest request body, in bytes; 0: it takes none
+	serve        handler
 }
 
-// An offer is a route with who may ask for it.
+// An offer is a route and whether it needs a key.
 type offer struct {
 	route
-	open bool // nobody need say who they are; the caller is then the zero one
+	open bool // anonymous callers are served; the caller is then the zero one
 }
 
-// table is all that needs a key; docs/openapi.yaml describes it. Each file of
-// this package declares the routes that it serves.
-var table = slices.Concat(
-	inboxRoutes,
-	modeRoutes,
-	keyRoutes,
-	grantRoutes,
-	domainRoutes,
-	messageRoutes,
-	quarantineRoutes,
-	threadRoutes,
-	labelRoutes,
-	searchRoutes,
-	draftRoutes,
-	contactRoutes,
-	exportRoutes,
-	actionRoutes,
-	reviewRoutes,
-	policyRoutes,
-	eventRoutes,
-	webhookRoutes,
-	notifyRoutes,
-	accountRoutes,
-	peopleRoutes,
-	lobsterRoutes,
-	sendRoutes,
-	deliveryRoutes,
-	auditRoutes,
-)
+// table returns the routes that need a key; docs/openapi.yaml describes them.
+// Each file of this package declares the routes that it serves.
+func (s *Server) table() []route {
+	a := access{s.post}
+	slots := sendSlots{s.sending}
+	watch := s.watcher()
+	return slices.Concat(
+		inboxServer{a, s.db, s.post}.routes(),
+		modeServer{s.post}.routes(),
+		keyServer{a, s.post}.routes(),
+		grantServer{a, s.post}.routes(),
+		domainServer{s.domains}.routes(),
+		messageServer{a, s.post}.routes(),
+		quarantineServer{a, s.post}.routes(),
+		threadServer{a, s.post}.routes(),
+		labelServer{a, s.post}.routes(),
+		searchServer{a, s.post}.routes(),
+		draftServer{a, slots, s.post}.routes(),
+		contactServer{a, s.post}.routes(),
+		exportServer{a, s.log, s.post, s.exporting}.routes(),
+		actionServer{s.gate, s.post}.routes(),
+		switchServer{s.gate, s.post}.routes(),
+		policyServer{s.gate, s.conf.Book}.routes(),
+		eventServer{a, watch, s.post}.routes(),
+		webhookServer{a, s.hooks}.routes(),
+		notifyServer{s.conf.Notify}.routes(),
+		accountServer{s.post}.routes(),
+		peopleServer{s.db, s.conf.People}.routes(),
+		s.lobster().routes(),
+		sendServer{a, slots, s.gate, s.post}.routes(),
+		deliveryServer{s.post}.routes(),
+		auditServer{s.db, s.conf.Record}.routes(),
+	)
+}
 
-// openTable is what anybody may ask for, without a key.
-var openTable = slices.Concat(
-	documentRoutes,
-	unsubscribeRoutes,
-	socketRoutes,
-	lobsterOpenRoutes,
-	sessionOpenRoutes,
-)
+// openTable returns the routes that need no key, or check it themselves.
+func (s *Server) openTable() []route {
+	return slices.Concat(
+		documentServer{}.routes(),
+		unsubscribeServer{s.post}.routes(),
+		socketServer{access{s.post}, s.watcher(), s.log, keyAuth{s.db}}.routes(),
+		s.lobster().openRoutes(),
+		peopleServer{s.db, s.conf.People}.openRoutes(),
+	)
+}
+
+func (s *Server) watcher() watcher { return watcher{s.db, s.post, &s.crowd, s.closing} }
+
+func (s *Server) lobster() lobsterServer {
+	return lobsterServer{
+		access: access{s.post}, watcher: s.watcher(), sendSlots: sendSlots{s.sending}, log: s.log, db: s.db, post: s.post, hooks: s.hooks,
+		keys: keyAuth{s.db}, signups: s.signups, conf: &s.conf,
+	}
+}
 
 func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	byPath := map[string]map[string]offer{}
@@ -193,10 +217,10 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 		}
 		byPath[o.path][o.method] = o
 	}
-	for _, rt := range table {
+	for _, rt := range s.table() {
 		add(offer{rt, false})
 	}
-	for _, rt := range openTable {
+	for _, rt := range s.openTable() {
 		add(offer{rt, true})
 	}
 	mux := http.NewServeMux()
@@ -219,10 +243,10 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	return p.Handler(mux)
 }
 
-// lesser are the roles that suffice a person for what changes something, where
-// it is not an owner's: a route that is in no row is one. The nouns look once
-// more; here nothing that somebody forgets there is open.
-var lesser = map[string]auth.Role{
+// minRole is the role that a person needs for a route that changes something. A
+// route that has no row needs an owner, so that a forgotten row closes the route
+// and does not open it. The packages below check the role once more.
+var minRole = map[string]auth.Role{
 	"DELETE /v1/session":                        auth.Viewer, // their own
 	"POST /v1/session/step-up":                  auth.Viewer,
 	"POST /v1/notify/test":                      auth.Viewer, // likewise
@@ -254,7 +278,7 @@ func mayAsk(c caller, method, path string) error {
 	if method == http.MethodGet {
 		return nil
 	}
-	least, ok := lesser[method+" "+path]
+	least, ok := minRole[method+" "+path]
 	if !ok {
 		least = auth.Owner
 	}
@@ -307,7 +331,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, rt.body)
 	w.Header().Set("Cache-Control", "no-store") // mail and keys are in nobody's cache
-	return rt.serve(s, w, r, c)
+	return rt.serve(w, r, c)
 }
 
 // decode reads the one JSON object of a request. Fields that this version does

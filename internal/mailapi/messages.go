@@ -5,20 +5,27 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	"postern/internal/mail"
 	"postern/internal/mailbox"
-	"postern/internal/store"
 )
 
-var messageRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/messages", 0, (*Server).listMessages},
-	{"GET", "/v1/inboxes/{inbox}/messages/{id}", 0, (*Server).getMessage},
-	{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", 0, (*Server).getRaw},
-	{"GET", "/v1/inboxes/{inbox}/messages/{id}/attachments/{index}", 0, (*Server).getAttachment},
+// A messageServer serves messages.
+type messageServer struct {
+	access
+
+	post *mailbox.PostOffice
+}
+
+func (s messageServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/messages", 0, s.listMessages},
+		{"GET", "/v1/inboxes/{inbox}/messages/{id}", 0, s.getMessage},
+		{"GET", "/v1/inboxes/{inbox}/messages/{id}/raw", 0, s.getRaw},
+		{"GET", "/v1/inboxes/{inbox}/messages/{id}/attachments/{index}", 0, s.getAttachment},
+	}
 }
 
 type fileJSON struct {
@@ -66,7 +73,7 @@ func messagesOf(ms []mailbox.Message) []messageJSON {
 	return each(ms, messageOf)
 }
 
-func (s *Server) listMessages(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s messageServer) listMessages(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -92,38 +99,6 @@ func (s *Server) listMessages(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-// message reads the message that the request names, as a whole. Call done once
-// it is answered.
-func (s *Server) message(w http.ResponseWriter, r *http.Request, c caller) (m mailbox.Message, raw []byte, done func(), err error) {
-	done, err = s.read(w, r, c)
-	if err != nil {
-		return m, nil, nil, err
-	}
-	k, id, err := s.item(r, c)
-	if err == nil {
-		m, raw, err = s.post.Message(r.Context(), c.Principal, k, id)
-	}
-	if err != nil {
-		done()
-	}
-	return m, raw, done, err
-}
-
-// attachment is [Server.message] for the file of it that the request names.
-func (s *Server) attachment(w http.ResponseWriter, r *http.Request, c caller) (f mail.Attachment, done func(), err error) {
-	m, raw, done, err := s.message(w, r, c)
-	if err != nil {
-		return f, nil, err
-	}
-	list := mail.Read(raw).Attachments
-	i, err := strconv.Atoi(r.PathValue("index"))
-	if err != nil || i < 0 || i >= len(list) || strconv.Itoa(i) != r.PathValue("index") {
-		done()
-		return f, nil, fmt.Errorf("attachment in the path: message %s has %d, counted from 0: %w", m.ID, len(list), store.ErrNotFound)
-	}
-	return list[i], done, nil
-}
-
 type headerJSON struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
@@ -139,7 +114,7 @@ type parsedJSON struct {
 	HTML    string       `json:"html"`
 }
 
-func (s *Server) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s messageServer) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
 	m, raw, done, err := s.message(w, r, c)
 	if err != nil {
 		return err
@@ -167,23 +142,6 @@ func parsedOf(m mailbox.Message, raw []byte) parsedJSON {
 	return out
 }
 
-// read waits until a message of the inbox that the request names may be read as
-// a whole; call done after it.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, c caller) (done func(), err error) {
-	b, err := s.own(r, c)
-	if err != nil {
-		return nil, err
-	}
-	leave, err := s.post.Reading(r.Context(), b.ID)
-	if err != nil {
-		return nil, err
-	}
-	// The attack: who asks for a large message and never reads it, and keeps the
-	// place of somebody else.
-	free := patient(w)
-	return func() { free(); leave() }, nil
-}
-
 // download makes an answer something to keep, which no browser shows as a page
 // of this server's or runs. Name is one of ours or was made safe.
 func download(w http.ResponseWriter, contentType, name string) {
@@ -199,7 +157,7 @@ func download(w http.ResponseWriter, contentType, name string) {
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s messageServer) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
 	m, raw, done, err := s.message(w, r, c)
 	if err != nil {
 		return err
@@ -210,7 +168,7 @@ func (s *Server) getRaw(w http.ResponseWriter, r *http.Request, c caller) error 
 	return nil
 }
 
-func (s *Server) getAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s messageServer) getAttachment(w http.ResponseWriter, r *http.Request, c caller) error {
 	f, done, err := s.attachment(w, r, c)
 	if err != nil {
 		return err

@@ -11,21 +11,28 @@ import (
 	"postern/internal/policy"
 )
 
-var modeRoutes = []route{
-	{"POST", "/v1/inboxes/{inbox}/mode-codes", maxBody, (*Server).makeModeCode},
-	{"POST", "/v1/inboxes/{inbox}/upgrade", maxBody, (*Server).raiseMode},
-	{"POST", "/v1/inboxes/{inbox}/request-upgrade", maxBody, (*Server).requestUpgrade},
-	{"GET", "/v1/inboxes/{inbox}/allowlist", 0, (*Server).listAllowed},
-	{"POST", "/v1/inboxes/{inbox}/allowlist", maxBody, (*Server).addAllowed},
-	{"DELETE", "/v1/inboxes/{inbox}/allowlist/{id}", 0, (*Server).removeAllowed},
-	{"POST", "/v1/inboxes/{inbox}/allowlist/requests", maxBody, (*Server).requestAllowed},
-	{"GET", "/v1/inboxes/{inbox}/overseers", 0, (*Server).getOverseers},
-	{"POST", "/v1/inboxes/{inbox}/overseers", maxBody, (*Server).setOverseers},
-	{"GET", "/v1/overseers", 0, (*Server).getOverseers},
-	{"POST", "/v1/overseers", maxBody, (*Server).setOverseers},
+// A modeServer serves what decides how closely people watch an inbox: modes, allow lists and overseers.
+type modeServer struct {
+	post *mailbox.PostOffice
 }
 
-func (s *Server) makeModeCode(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) routes() []route {
+	return []route{
+		{"POST", "/v1/inboxes/{inbox}/mode-codes", maxBody, s.makeModeCode},
+		{"POST", "/v1/inboxes/{inbox}/upgrade", maxBody, s.raiseMode},
+		{"POST", "/v1/inboxes/{inbox}/request-upgrade", maxBody, s.requestUpgrade},
+		{"GET", "/v1/inboxes/{inbox}/allowlist", 0, s.listAllowed},
+		{"POST", "/v1/inboxes/{inbox}/allowlist", maxBody, s.addAllowed},
+		{"DELETE", "/v1/inboxes/{inbox}/allowlist/{id}", 0, s.removeAllowed},
+		{"POST", "/v1/inboxes/{inbox}/allowlist/requests", maxBody, s.requestAllowed},
+		{"GET", "/v1/inboxes/{inbox}/overseers", 0, s.getOverseers},
+		{"POST", "/v1/inboxes/{inbox}/overseers", maxBody, s.setOverseers},
+		{"GET", "/v1/overseers", 0, s.getOverseers},
+		{"POST", "/v1/overseers", maxBody, s.setOverseers},
+	}
+}
+
+func (s modeServer) makeModeCode(w http.ResponseWriter, r *http.Request, c caller) error {
 	if !c.Manages() {
 		return fmt.Errorf("no key makes a code that raises a mode, only an owner does: %w", auth.ErrForbidden)
 	}
@@ -44,7 +51,7 @@ func (s *Server) makeModeCode(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) raiseMode(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) raiseMode(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		Code string `json:"code"`
 	}
@@ -59,7 +66,7 @@ func (s *Server) raiseMode(w http.ResponseWriter, r *http.Request, c caller) err
 	return nil
 }
 
-func (s *Server) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		TargetMode policy.Mode `json:"target_mode"`
 		Reason     string      `json:"reason"`
@@ -72,7 +79,7 @@ func (s *Server) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller
 }
 
 // asked answers who has asked an owner for something.
-func (s *Server) asked(w http.ResponseWriter, c caller, a oversight.Action, err error) error {
+func (s modeServer) asked(w http.ResponseWriter, c caller, a oversight.Action, err error) error {
 	if err != nil {
 		return err
 	}
@@ -101,7 +108,7 @@ func allowedOf(c caller, e mailbox.AllowEntry) allowedJSON {
 	return out
 }
 
-func (s *Server) listAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) listAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Allowed(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
@@ -114,7 +121,7 @@ func (s *Server) listAllowed(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) addAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) addAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
 	if !c.Manages() {
 		return fmt.Errorf("only an owner adds to an allow list; ask for it with POST …/allowlist/requests: %w", auth.ErrForbidden)
 	}
@@ -140,7 +147,7 @@ func orZero(t *time.Time) time.Time {
 	return *t
 }
 
-func (s *Server) removeAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) removeAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
 	// An entry goes by its id, or by its pattern.
 	if err := s.post.Disallow(r.Context(), c.Principal, r.PathValue("inbox"), r.PathValue("id")); err != nil {
 		return err
@@ -149,7 +156,7 @@ func (s *Server) removeAllowed(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-func (s *Server) requestAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) requestAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		Pattern   string     `json:"pattern"`
 		ExpiresAt *time.Time `json:"expires_at"`
@@ -162,7 +169,7 @@ func (s *Server) requestAllowed(w http.ResponseWriter, r *http.Request, c caller
 	return s.asked(w, c, a, err)
 }
 
-func (s *Server) getOverseers(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) getOverseers(w http.ResponseWriter, r *http.Request, c caller) error {
 	list, err := s.post.Overseers(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
@@ -171,7 +178,7 @@ func (s *Server) getOverseers(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) setOverseers(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s modeServer) setOverseers(w http.ResponseWriter, r *http.Request, c caller) error {
 	if !c.Manages() {
 		return fmt.Errorf("only an owner says who oversees: %w", auth.ErrForbidden)
 	}

@@ -9,22 +9,29 @@ import (
 	"postern/internal/notify"
 )
 
-var notifyRoutes = []route{
-	{"GET", "/v1/notify", 0, (*Server).listReaches},
-	{"POST", "/v1/notify/test", maxBody, (*Server).testNotify},
-	{"POST", "/v1/notify/telegram", maxBody, (*Server).telegramCode},
-	{"DELETE", "/v1/notify/telegram/{person}", 0, (*Server).telegramUnlink},
+// A notifyServer serves how people are notified.
+type notifyServer struct {
+	notify *notify.Notifier // nil: this server notifies nobody
+}
+
+func (s notifyServer) routes() []route {
+	return []route{
+		{"GET", "/v1/notify", 0, s.listReaches},
+		{"POST", "/v1/notify/test", maxBody, s.testNotify},
+		{"POST", "/v1/notify/telegram", maxBody, s.telegramCode},
+		{"DELETE", "/v1/notify/telegram/{person}", 0, s.telegramUnlink},
+	}
 }
 
 // notifier returns what tells people, for a person.
-func (s *Server) notifier(c caller) (*notify.Notifier, error) {
+func (s notifyServer) notifier(c caller) (*notify.Notifier, error) {
 	if c.Kind != auth.Person {
 		return nil, fmt.Errorf("no key says how people are told, only a person does: %w", auth.ErrForbidden)
 	}
-	if s.conf.Notify == nil {
+	if s.notify == nil {
 		return nil, fmt.Errorf("%w: the server tells nobody of what waits: start it with --notify-from or --telegram-token", errNotOffered)
 	}
-	return s.conf.Notify, nil
+	return s.notify, nil
 }
 
 type reachJSON struct {
@@ -36,7 +43,7 @@ type reachJSON struct {
 	Failed   string     `json:"failed"` // why the newest notice did not reach them
 }
 
-func (s *Server) listReaches(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s notifyServer) listReaches(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := s.notifier(c)
 	if err != nil {
 		return err
@@ -73,7 +80,7 @@ type sentTestJSON struct {
 	Detail  string         `json:"detail"`
 }
 
-func (s *Server) testNotify(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s notifyServer) testNotify(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := s.notifier(c)
 	if err != nil {
 		return err
@@ -94,7 +101,7 @@ func (s *Server) testNotify(w http.ResponseWriter, r *http.Request, c caller) er
 	return nil
 }
 
-func (s *Server) telegramCode(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s notifyServer) telegramCode(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := s.notifier(c)
 	if err != nil {
 		return err
@@ -111,7 +118,7 @@ func (s *Server) telegramCode(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) telegramUnlink(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s notifyServer) telegramUnlink(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := s.notifier(c)
 	if err != nil {
 		return err

@@ -16,14 +16,19 @@ import (
 // that who gets one can look up what it means.
 const problemPath = "/v1/problems/"
 
+// A documentServer serves the description of this API.
+type documentServer struct{}
+
 // documentRoutes are what this door says of itself, to anybody.
-var documentRoutes = []route{
-	{"GET", "/v1/openapi.yaml", 0, (*Server).getOpenAPI},
-	{"GET", "/v1/openapi.json", 0, (*Server).getOpenAPIJSON},
-	{"GET", problemPath + "{code}", 0, (*Server).getProblem},
+func (s documentServer) routes() []route {
+	return []route{
+		{"GET", "/v1/openapi.yaml", 0, s.getOpenAPI},
+		{"GET", "/v1/openapi.json", 0, s.getOpenAPIJSON},
+		{"GET", problemPath + "{code}", 0, s.getProblem},
+	}
 }
 
-func (s *Server) getOpenAPI(w http.ResponseWriter, _ *http.Request, _ caller) error {
+func (s documentServer) getOpenAPI(w http.ResponseWriter, _ *http.Request, _ caller) error {
 	w.Header().Set("Content-Type", "application/yaml")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	_, err := w.Write(docs.OpenAPI)
@@ -46,7 +51,7 @@ var document = sync.OnceValues(func() (map[string]any, error) {
 	return plain, err
 })
 
-func (s *Server) getOpenAPIJSON(w http.ResponseWriter, _ *http.Request, _ caller) error {
+func (s documentServer) getOpenAPIJSON(w http.ResponseWriter, _ *http.Request, _ caller) error {
 	doc, err := document()
 	if err != nil {
 		return err
@@ -55,7 +60,7 @@ func (s *Server) getOpenAPIJSON(w http.ResponseWriter, _ *http.Request, _ caller
 	return nil
 }
 
-func (s *Server) getProblem(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s documentServer) getProblem(w http.ResponseWriter, r *http.Request, _ caller) error {
 	code := r.PathValue("code")
 	k, ok := kinds[code]
 	if !ok {

@@ -257,7 +257,7 @@ func TestOpenAPI(t *testing.T) {
 			}
 		}
 	}
-	for kind, routes := range map[string][]route{"key": table, "open": openTable} {
+	for kind, routes := range map[string][]route{"key": new(Server).table(), "open": new(Server).openTable()} {
 		for _, rt := range routes {
 			facts := kind
 			if rt.body > 0 {

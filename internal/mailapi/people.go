@@ -11,28 +11,39 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/people"
+	"postern/internal/store"
 )
 
 // A person signs in with a password and, where there is one, a second factor,
 // and shows the session's token as other callers show keys. It is a person's
 // alone: no key opens a session, whatever it may do otherwise.
-var sessionOpenRoutes = []route{
-	{"POST", "/v1/session", maxBody, (*Server).beginSession},
+func (s peopleServer) openRoutes() []route {
+	return []route{
+		{"POST", "/v1/session", maxBody, s.beginSession},
+	}
 }
 
-var peopleRoutes = []route{
-	{"GET", "/v1/session", 0, (*Server).showSession},
-	{"DELETE", "/v1/session", 0, (*Server).endSession},
-	{"POST", "/v1/session/step-up", maxBody, (*Server).stepUp},
-	{"GET", "/v1/people", 0, (*Server).listPeople},
-	{"GET", "/v1/invitations", 0, (*Server).listInvitations},
-	{"POST", "/v1/invitations", maxBody, (*Server).invite},
-	{"DELETE", "/v1/invitations/{id}", 0, (*Server).withdraw},
-	{"PATCH", "/v1/people/{id}", maxBody, (*Server).changePerson},
-	{"POST", "/v1/people/{id}/disable", 0, onPerson((*people.People).Disable)},
-	{"POST", "/v1/people/{id}/enable", 0, onPerson((*people.People).Enable)},
-	{"POST", "/v1/people/{id}/reset", 0, onPerson((*people.People).Reset)},
-	{"POST", "/v1/people/{id}/password-link", 0, (*Server).passwordLink},
+// A peopleServer serves sessions, people and invitations.
+type peopleServer struct {
+	db     *store.DB
+	people *people.People
+}
+
+func (s peopleServer) routes() []route {
+	return []route{
+		{"GET", "/v1/session", 0, s.showSession},
+		{"DELETE", "/v1/session", 0, s.endSession},
+		{"POST", "/v1/session/step-up", maxBody, s.stepUp},
+		{"GET", "/v1/people", 0, s.listPeople},
+		{"GET", "/v1/invitations", 0, s.listInvitations},
+		{"POST", "/v1/invitations", maxBody, s.invite},
+		{"DELETE", "/v1/invitations/{id}", 0, s.withdraw},
+		{"PATCH", "/v1/people/{id}", maxBody, s.changePerson},
+		{"POST", "/v1/people/{id}/disable", 0, s.onPerson((*people.People).Disable)},
+		{"POST", "/v1/people/{id}/enable", 0, s.onPerson((*people.People).Enable)},
+		{"POST", "/v1/people/{id}/reset", 0, s.onPerson((*people.People).Reset)},
+		{"POST", "/v1/people/{id}/password-link", 0, s.passwordLink},
+	}
 }
 
 // A sessionJSON is who is signed in.
@@ -44,7 +55,7 @@ type sessionJSON struct {
 	Token     string     `json:"token,omitempty"` // when it was begun, once
 }
 
-func (s *Server) visit(r *http.Request) people.Visit {
+func (s peopleServer) visit(r *http.Request) people.Visit {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		host = r.RemoteAddr
@@ -52,7 +63,7 @@ func (s *Server) visit(r *http.Request) people.Visit {
 	return people.Visit{Kind: auth.Bearer, Remote: host, Agent: r.UserAgent()}
 }
 
-func (s *Server) beginSession(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s peopleServer) beginSession(w http.ResponseWriter, r *http.Request, _ caller) error {
 	// An agent that was told a password is still an agent.
 	if r.Header.Get("Authorization") != "" || r.Header.Get("X-Api-Key") != "" {
 		return fmt.Errorf("header Authorization: a key opens no session, a person does, with a password: %w", auth.ErrForbidden)
@@ -65,7 +76,7 @@ func (s *Server) beginSession(w http.ResponseWriter, r *http.Request, _ caller) 
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	begun, err := s.conf.People.SignIn(r.Context(), in.Name, in.Password, in.Code, s.visit(r))
+	begun, err := s.people.SignIn(r.Context(), in.Name, in.Password, in.Code, s.visit(r))
 	if errors.Is(err, auth.ErrUnauthenticated) {
 		return errSignIn
 	}
@@ -78,7 +89,7 @@ func (s *Server) beginSession(w http.ResponseWriter, r *http.Request, _ caller) 
 	return nil
 }
 
-func (s *Server) showSession(w http.ResponseWriter, _ *http.Request, c caller) error {
+func (s peopleServer) showSession(w http.ResponseWriter, _ *http.Request, c caller) error {
 	if c.Kind != auth.Person {
 		return fmt.Errorf("a %s has no session: %w", c.Kind, auth.ErrForbidden)
 	}
@@ -94,18 +105,18 @@ func (c caller) inSession() error {
 	return nil
 }
 
-func (s *Server) endSession(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s peopleServer) endSession(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := c.inSession(); err != nil {
 		return err
 	}
-	if err := s.conf.People.SignOut(r.Context(), c.session, auth.Bearer); err != nil {
+	if err := s.people.SignOut(r.Context(), c.session, auth.Bearer); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) stepUp(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s peopleServer) stepUp(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := c.inSession(); err != nil {
 		return err
 	}
@@ -115,7 +126,7 @@ func (s *Server) stepUp(w http.ResponseWriter, r *http.Request, c caller) error 
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	if err := s.conf.People.StepUp(r.Context(), c.session, auth.Bearer, in.Code, s.visit(r).Remote); err != nil {
+	if err := s.people.StepUp(r.Context(), c.session, auth.Bearer, in.Code, s.visit(r).Remote); err != nil {
 		return err
 	}
 	p, err := auth.CheckBearer(r.Context(), s.db, c.session)
@@ -145,8 +156,8 @@ func personOf(p people.Person) personJSON {
 	}
 }
 
-func (s *Server) listPeople(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.conf.People.List(r.Context(), c.Principal)
+func (s peopleServer) listPeople(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.people.List(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -172,8 +183,8 @@ func invitationOf(v auth.Invitation) invitationJSON {
 	}
 }
 
-func (s *Server) listInvitations(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.conf.People.Invitations(r.Context(), c.Principal)
+func (s peopleServer) listInvitations(w http.ResponseWriter, r *http.Request, c caller) error {
+	list, err := s.people.Invitations(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -181,7 +192,7 @@ func (s *Server) listInvitations(w http.ResponseWriter, r *http.Request, c calle
 	return nil
 }
 
-func (s *Server) invite(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s peopleServer) invite(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		Role  auth.Role `json:"role"`
 		Email string    `json:"email"`
@@ -189,7 +200,7 @@ func (s *Server) invite(w http.ResponseWriter, r *http.Request, c caller) error 
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	v, token, err := s.conf.People.Invite(r.Context(), c.Principal, auth.Invitation{Role: in.Role, Email: in.Email})
+	v, token, err := s.people.Invite(r.Context(), c.Principal, auth.Invitation{Role: in.Role, Email: in.Email})
 	if err != nil {
 		return err
 	}
@@ -204,8 +215,8 @@ func answerLink(w http.ResponseWriter, v auth.Invitation, token auth.Secret) {
 	answer(w, http.StatusCreated, out)
 }
 
-func (s *Server) withdraw(w http.ResponseWriter, r *http.Request, c caller) error {
-	if err := s.conf.People.Withdraw(r.Context(), c.Principal, r.PathValue("id")); err != nil {
+func (s peopleServer) withdraw(w http.ResponseWriter, r *http.Request, c caller) error {
+	if err := s.people.Withdraw(r.Context(), c.Principal, r.PathValue("id")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -213,7 +224,7 @@ func (s *Server) withdraw(w http.ResponseWriter, r *http.Request, c caller) erro
 }
 
 // changePerson changes a role, or where a person is told of what waits.
-func (s *Server) changePerson(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s peopleServer) changePerson(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
 		Role  *auth.Role `json:"role"`
 		Email *string    `json:"email"`
@@ -226,9 +237,9 @@ func (s *Server) changePerson(w http.ResponseWriter, r *http.Request, c caller) 
 	}
 	var err error
 	if in.Email != nil {
-		err = s.conf.People.SetReach(r.Context(), c.Principal, r.PathValue("id"), *in.Email)
+		err = s.people.SetReach(r.Context(), c.Principal, r.PathValue("id"), *in.Email)
 	} else {
-		err = s.conf.People.SetRole(r.Context(), c.Principal, r.PathValue("id"), *in.Role)
+		err = s.people.SetRole(r.Context(), c.Principal, r.PathValue("id"), *in.Role)
 	}
 	if err != nil {
 		return err
@@ -238,9 +249,9 @@ func (s *Server) changePerson(w http.ResponseWriter, r *http.Request, c caller) 
 }
 
 // onPerson serves what is done to a person without more being said.
-func onPerson(f func(*people.People, context.Context, auth.Principal, string) error) func(*Server, http.ResponseWriter, *http.Request, caller) error {
-	return func(s *Server, w http.ResponseWriter, r *http.Request, c caller) error {
-		if err := f(s.conf.People, r.Context(), c.Principal, r.PathValue("id")); err != nil {
+func (s peopleServer) onPerson(f func(*people.People, context.Context, auth.Principal, string) error) handler {
+	return func(w http.ResponseWriter, r *http.Request, c caller) error {
+		if err := f(s.people, r.Context(), c.Principal, r.PathValue("id")); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)
@@ -248,8 +259,8 @@ func onPerson(f func(*people.People, context.Context, auth.Principal, string) er
 	}
 }
 
-func (s *Server) passwordLink(w http.ResponseWriter, r *http.Request, c caller) error {
-	v, token, err := s.conf.People.RenewPassword(r.Context(), c.Principal, r.PathValue("id"))
+func (s peopleServer) passwordLink(w http.ResponseWriter, r *http.Request, c caller) error {
+	v, token, err := s.people.RenewPassword(r.Context(), c.Principal, r.PathValue("id"))
 	if err != nil {
 		return err
 	}

@@ -8,16 +8,25 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
 )
 
-var policyRoutes = []route{
-	{"GET", "/v1/policy", 0, (*Server).getPolicy},
-	{"POST", "/v1/policy", maxBody, (*Server).proposePolicy},
-	{"GET", "/v1/policy/versions", 0, (*Server).listPolicies},
-	{"GET", "/v1/policy/versions/{id}", 0, (*Server).getPolicyVersion},
-	{"POST", "/v1/policy/evaluation", maxBody, (*Server).evaluatePolicy},
+// A policyServer serves the project's policy.
+type policyServer struct {
+	gate *oversight.Gate
+	book *rulebook.Book
+}
+
+func (s policyServer) routes() []route {
+	return []route{
+		{"GET", "/v1/policy", 0, s.getPolicy},
+		{"POST", "/v1/policy", maxBody, s.proposePolicy},
+		{"GET", "/v1/policy/versions", 0, s.listPolicies},
+		{"GET", "/v1/policy/versions/{id}", 0, s.getPolicyVersion},
+		{"POST", "/v1/policy/evaluation", maxBody, s.evaluatePolicy},
+	}
 }
 
 // A policyJSON is a version of the project's policy.
@@ -49,8 +58,8 @@ func wholePolicy(v rulebook.Version) policyJSON {
 	return out
 }
 
-func (s *Server) getPolicy(w http.ResponseWriter, r *http.Request, c caller) error {
-	v, err := s.conf.Book.Active(r.Context(), c.Principal)
+func (s policyServer) getPolicy(w http.ResponseWriter, r *http.Request, c caller) error {
+	v, err := s.book.Active(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -58,12 +67,12 @@ func (s *Server) getPolicy(w http.ResponseWriter, r *http.Request, c caller) err
 	return nil
 }
 
-func (s *Server) listPolicies(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s policyServer) listPolicies(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := limit(r.URL.Query(), 100, 500)
 	if err != nil {
 		return err
 	}
-	list, err := s.conf.Book.Versions(r.Context(), c.Principal, n)
+	list, err := s.book.Versions(r.Context(), c.Principal, n)
 	if err != nil {
 		return err
 	}
@@ -75,12 +84,12 @@ func (s *Server) listPolicies(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) getPolicyVersion(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s policyServer) getPolicyVersion(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil || n < 0 {
 		n = -1 // which nobody has; who may not look is told so all the same
 	}
-	v, err := s.conf.Book.Version(r.Context(), c.Principal, n)
+	v, err := s.book.Version(r.Context(), c.Principal, n)
 	if err != nil {
 		return err
 	}
@@ -88,7 +97,7 @@ func (s *Server) getPolicyVersion(w http.ResponseWriter, r *http.Request, c call
 	return nil
 }
 
-func (s *Server) proposePolicy(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s policyServer) proposePolicy(w http.ResponseWriter, r *http.Request, c caller) error {
 	if !c.Decides() {
 		return fmt.Errorf("no key proposes a policy: only a person who decides, signed in or at the machine: %w", auth.ErrForbidden)
 	}
@@ -101,7 +110,7 @@ func (s *Server) proposePolicy(w http.ResponseWriter, r *http.Request, c caller)
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	a, err := s.conf.Book.Propose(r.Context(), s.gate, c.Principal, rulebook.Change{Text: in.Text, Tests: in.Tests, Reason: in.Reason, Replaces: in.Replaces, Via: "rest"})
+	a, err := s.book.Propose(r.Context(), s.gate, c.Principal, rulebook.Change{Text: in.Text, Tests: in.Tests, Reason: in.Reason, Replaces: in.Replaces, Via: "rest"})
 	if err != nil {
 		return err
 	}
@@ -173,8 +182,8 @@ type trialJSON struct {
 
 // evaluatePolicy says what a document makes of a request and of tests. It has
 // no effects, and shows what a request is judged by: to persons alone.
-func (s *Server) evaluatePolicy(w http.ResponseWriter, r *http.Request, c caller) error {
-	active, err := s.conf.Book.Active(r.Context(), c.Principal)
+func (s policyServer) evaluatePolicy(w http.ResponseWriter, r *http.Request, c caller) error {
+	active, err := s.book.Active(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}

@@ -9,12 +9,21 @@ import (
 	"postern/internal/scan"
 )
 
-var quarantineRoutes = []route{
-	{"GET", "/v1/quarantine", 0, (*Server).listQuarantine},
-	{"POST", "/v1/quarantine/{id}/release", 0, (*Server).releaseMessage},
-	{"POST", "/v1/quarantine/{id}/drop", 0, (*Server).dropMessage},
-	{"GET", "/v1/inboxes/{inbox}/quarantine", 0, (*Server).listHeld},
-	{"GET", "/v1/inboxes/{inbox}/quarantine/{id}", 0, (*Server).getHeld},
+// A quarantineServer serves mail that was held on arrival.
+type quarantineServer struct {
+	access
+
+	post *mailbox.PostOffice
+}
+
+func (s quarantineServer) routes() []route {
+	return []route{
+		{"GET", "/v1/quarantine", 0, s.listQuarantine},
+		{"POST", "/v1/quarantine/{id}/release", 0, s.releaseMessage},
+		{"POST", "/v1/quarantine/{id}/drop", 0, s.dropMessage},
+		{"GET", "/v1/inboxes/{inbox}/quarantine", 0, s.listHeld},
+		{"GET", "/v1/inboxes/{inbox}/quarantine/{id}", 0, s.getHeld},
+	}
 }
 
 // A heldJSON is a message in quarantine as those see it who manage inboxes:
@@ -34,7 +43,7 @@ type heldJSON struct {
 	Action     string                    `json:"action"` // by which it is let in; empty where release and drop do
 }
 
-func (s *Server) listQuarantine(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s quarantineServer) listQuarantine(w http.ResponseWriter, r *http.Request, c caller) error {
 	q := r.URL.Query()
 	n, err := limit(q, 50, 200)
 	if err != nil {
@@ -55,7 +64,7 @@ func (s *Server) listQuarantine(w http.ResponseWriter, r *http.Request, c caller
 	return nil
 }
 
-func (s *Server) releaseMessage(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s quarantineServer) releaseMessage(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -67,7 +76,7 @@ func (s *Server) releaseMessage(w http.ResponseWriter, r *http.Request, c caller
 	return nil
 }
 
-func (s *Server) dropMessage(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s quarantineServer) dropMessage(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -79,7 +88,7 @@ func (s *Server) dropMessage(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-func (s *Server) listHeld(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s quarantineServer) listHeld(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -99,7 +108,7 @@ func (s *Server) listHeld(w http.ResponseWriter, r *http.Request, c caller) erro
 
 // getHeld shows what is held to whoever has the inbox's key, and only as an
 // agent should read it: there is no text here as it came.
-func (s *Server) getHeld(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s quarantineServer) getHeld(w http.ResponseWriter, r *http.Request, c caller) error {
 	done, err := s.read(w, r, c)
 	if err != nil {
 		return err

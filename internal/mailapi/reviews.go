@@ -9,24 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 )
-
-var reviewRoutes = []route{
-	{"POST", "/v1/actions/decisions", maxBody, (*Server).decideAll},
-	{"GET", "/v1/actions/{id}/approvals", 0, (*Server).listApprovals},
-	{"GET", "/v1/actions/{id}/comments", 0, (*Server).listComments},
-	{"POST", "/v1/actions/{id}/comments", maxBody, (*Server).comment},
-	{"POST", "/v1/actions/{id}/edit", maxSend, (*Server).edit},
-	{"GET", "/v1/actions/{id}/revisions", 0, (*Server).listRevisions},
-	{"GET", "/v1/actions/{id}/files/{index}", 0, (*Server).openFile},
-	{"GET", "/v1/switches", 0, (*Server).listSwitches},
-	{"POST", "/v1/switches", maxBody, (*Server).switchOn},
-	{"DELETE", "/v1/switches/{id}", 0, (*Server).switchOff},
-}
 
 // maxDecisions is how many decisions one request brings.
 const maxDecisions = 100
@@ -65,7 +51,7 @@ type decidedJSON struct {
 	Action *actionJSON `json:"action"` // as it is then; null where it was not recorded
 }
 
-func (s *Server) decideAll(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := mayDecide(c); err != nil {
 		return err
 	}
@@ -116,7 +102,7 @@ type approvalJSON struct {
 	Reason  string    `json:"reason"`
 }
 
-func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) listApprovals(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -142,7 +128,7 @@ func commentOf(m oversight.Remark) commentJSON {
 	return commentJSON{m.ID, m.Person, m.At, m.Text, m.Agent}
 }
 
-func (s *Server) listComments(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) listComments(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -159,7 +145,7 @@ func (s *Server) listComments(w http.ResponseWriter, r *http.Request, c caller) 
 	return nil
 }
 
-func (s *Server) comment(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) comment(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := mayDecide(c); err != nil {
 		return err
 	}
@@ -182,7 +168,7 @@ func (s *Server) comment(w http.ResponseWriter, r *http.Request, c caller) error
 	return nil
 }
 
-func (s *Server) edit(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) edit(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := mayDecide(c); err != nil {
 		return err
 	}
@@ -226,7 +212,7 @@ type changeJSON struct {
 	New   string `json:"new"`
 }
 
-func (s *Server) listRevisions(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) listRevisions(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -253,7 +239,7 @@ func (s *Server) listRevisions(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-func (s *Server) openFile(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s actionServer) openFile(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -273,81 +259,5 @@ func (s *Server) openFile(w http.ResponseWriter, r *http.Request, c caller) erro
 	w.Header().Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": f.Name}))
 	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
 	_, _ = w.Write(data) //nolint:gosec // as a download that is no page; the caller may have left
-	return nil
-}
-
-// A switchJSON is a kill switch that is on.
-type switchJSON struct {
-	ID      string          `json:"id"`
-	Scope   oversight.Scope `json:"scope"`
-	Target  string          `json:"target"`
-	Reason  string          `json:"reason"`
-	By      string          `json:"by"`
-	At      time.Time       `json:"at"`
-	Until   *time.Time      `json:"until"`
-	Stopped int64           `json:"stopped"` // actions that had been approved when it was turned on
-}
-
-func switchOf(s oversight.Switch) switchJSON {
-	return switchJSON{s.ID, s.Scope, s.Target, s.Reason, s.By, s.At, moment(s.Until), s.Stopped}
-}
-
-func (s *Server) listSwitches(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.gate.Switches(r.Context(), c.Principal)
-	if err != nil {
-		return err
-	}
-	out := []switchJSON{}
-	for _, sw := range list {
-		out = append(out, switchOf(sw))
-	}
-	answer(w, http.StatusOK, map[string]any{"switches": out})
-	return nil
-}
-
-func (s *Server) switchOn(w http.ResponseWriter, r *http.Request, c caller) error {
-	if c.Kind != auth.Person {
-		return fmt.Errorf("no key stops or lets go: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
-	}
-	var in struct {
-		Scope  oversight.Scope `json:"scope"`
-		Target string          `json:"target"`
-		Reason string          `json:"reason"`
-		Until  *time.Time      `json:"until"`
-	}
-	if err := decode(r, &in); err != nil {
-		return err
-	}
-	if err := checkReason(in.Reason); err != nil {
-		return err
-	}
-	sw := oversight.Switch{Scope: in.Scope, Target: in.Target, Reason: in.Reason}
-	if in.Until != nil {
-		sw.Until = *in.Until
-	}
-	if sw.Scope == oversight.ScopeInbox {
-		b, err := s.post.Find(r.Context(), c.Principal, in.Target)
-		if err != nil {
-			return err
-		}
-		sw.Target = b.ID
-	}
-	sw, err := s.gate.SwitchOn(r.Context(), c.Principal, sw)
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusCreated, switchOf(sw))
-	return nil
-}
-
-func (s *Server) switchOff(w http.ResponseWriter, r *http.Request, c caller) error {
-	id, err := id(r)
-	if err != nil {
-		return err
-	}
-	if err := s.gate.SwitchOff(r.Context(), c.Principal, id); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
 	return nil
 }

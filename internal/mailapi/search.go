@@ -6,11 +6,20 @@ import (
 	"postern/internal/mailbox"
 )
 
-var searchRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/search", 0, (*Server).searchMessages},
+// A searchServer serves search over an inbox.
+type searchServer struct {
+	access
+
+	post *mailbox.PostOffice
 }
 
-func (s *Server) searchMessages(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s searchServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/search", 0, s.searchMessages},
+	}
+}
+
+func (s searchServer) searchMessages(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err

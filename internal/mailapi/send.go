@@ -13,16 +13,27 @@ import (
 	"postern/internal/oversight"
 )
 
-var sendRoutes = []route{
-	{"POST", "/v1/inboxes/{inbox}/messages", maxSend, (*Server).send},
-	{"POST", "/v1/inboxes/{inbox}/messages/{id}/reply", maxSend, (*Server).reply},
-	{"POST", "/v1/inboxes/{inbox}/messages/{id}/forward", maxSend, (*Server).forward},
-	{"GET", "/v1/inboxes/{inbox}/sending", 0, (*Server).getSending},
-	{"POST", "/v1/inboxes/{inbox}/sending", maxBody, (*Server).setSending},
-	{"GET", "/v1/sending", 0, (*Server).getSending},
-	{"POST", "/v1/sending", maxBody, (*Server).setSending},
-	{"POST", "/v1/actions/{id}/revision", maxSend, (*Server).revise},
-	{"POST", "/v1/actions/{id}/cancel", 0, (*Server).cancel},
+// A sendServer serves proposals to send mail, and the limits of sending.
+type sendServer struct {
+	access
+	sendSlots
+
+	gate *oversight.Gate
+	post *mailbox.PostOffice
+}
+
+func (s sendServer) routes() []route {
+	return []route{
+		{"POST", "/v1/inboxes/{inbox}/messages", maxSend, s.send},
+		{"POST", "/v1/inboxes/{inbox}/messages/{id}/reply", maxSend, s.reply},
+		{"POST", "/v1/inboxes/{inbox}/messages/{id}/forward", maxSend, s.forward},
+		{"GET", "/v1/inboxes/{inbox}/sending", 0, s.getSending},
+		{"POST", "/v1/inboxes/{inbox}/sending", maxBody, s.setSending},
+		{"GET", "/v1/sending", 0, s.getSending},
+		{"POST", "/v1/sending", maxBody, s.setSending},
+		{"POST", "/v1/actions/{id}/revision", maxSend, s.revise},
+		{"POST", "/v1/actions/{id}/cancel", 0, s.cancel},
+	}
 }
 
 type sendJSON struct {
@@ -125,9 +136,13 @@ func idempotencyKey(h http.Header) (string, error) {
 	return v, nil
 }
 
+// sendSlots bounds the requests with large bodies that are served at the same
+// time.
+type sendSlots struct{ slots *mailbox.Turns }
+
 // begin makes room for one more request with a large body, until done is called.
-func (s *Server) begin(w http.ResponseWriter, r *http.Request, inbox string) (done func(), err error) {
-	done, err = s.sending.Take(r.Context(), inbox)
+func (s sendSlots) begin(w http.ResponseWriter, r *http.Request, inbox string) (done func(), err error) {
+	done, err = s.slots.Take(r.Context(), inbox)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +151,7 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, inbox string) (do
 	return done, nil
 }
 
-func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s sendServer) send(w http.ResponseWriter, r *http.Request, c caller) error {
 	b, err := s.own(r, c)
 	if err != nil {
 		return err
@@ -162,21 +177,21 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
 	return answerSend(w, p)
 }
 
-func (s *Server) reply(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s sendServer) reply(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in replyJSON
 	return s.about(w, r, c, &in, &in.sendJSON, func(o *mailbox.Outgoing, id string) {
 		o.ReplyTo, o.ReplyAll, o.Quote = id, in.ReplyAll, in.Quote
 	})
 }
 
-func (s *Server) forward(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s sendServer) forward(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in sendJSON
 	return s.about(w, r, c, &in, &in, func(o *mailbox.Outgoing, id string) { o.Forward = id })
 }
 
 // about proposes to send something about a message of the inbox. In is read
 // from the request, and common is what of it all requests have.
-func (s *Server) about(w http.ResponseWriter, r *http.Request, c caller, in any, common *sendJSON, what func(*mailbox.Outgoing, string)) error {
+func (s sendServer) about(w http.ResponseWriter, r *http.Request, c caller, in any, common *sendJSON, what func(*mailbox.Outgoing, string)) error {
 	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
@@ -203,7 +218,7 @@ func (s *Server) about(w http.ResponseWriter, r *http.Request, c caller, in any,
 }
 
 // revise puts another message in the place of one that has not left.
-func (s *Server) revise(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s sendServer) revise(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -238,7 +253,7 @@ func (s *Server) revise(w http.ResponseWriter, r *http.Request, c caller) error 
 }
 
 // cancel takes back what has not begun to leave.
-func (s *Server) cancel(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s sendServer) cancel(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
 		return err
@@ -325,7 +340,7 @@ type sendingJSON struct {
 }
 
 // getSending tells how an inbox sends, or, with no inbox in the path, the project.
-func (s *Server) getSending(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s sendServer) getSending(w http.ResponseWriter, r *http.Request, c caller) error {
 	set, left, err := s.post.Sends(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
@@ -342,7 +357,7 @@ func (s *Server) getSending(w http.ResponseWriter, r *http.Request, c caller) er
 	return nil
 }
 
-func (s *Server) setSending(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s sendServer) setSending(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in sendingJSON
 	if err := decode(r, &in); err != nil {
 		return err

@@ -7,9 +7,18 @@ import (
 	"postern/internal/mailbox"
 )
 
-var threadRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/threads", 0, (*Server).listThreads},
-	{"GET", "/v1/inboxes/{inbox}/threads/{id}", 0, (*Server).getThread},
+// A threadServer serves conversations.
+type threadServer struct {
+	access
+
+	post *mailbox.PostOffice
+}
+
+func (s threadServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/threads", 0, s.listThreads},
+		{"GET", "/v1/inboxes/{inbox}/threads/{id}", 0, s.getThread},
+	}
 }
 
 type threadJSON struct {
@@ -41,7 +50,7 @@ type lobsterGlance struct {
 	Risk      bool      `json:"isInjectionRisk"`
 }
 
-func (s *Server) listThreads(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s threadServer) listThreads(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
 		return err
@@ -78,7 +87,7 @@ func threadOf(k *mailbox.Key, t mailbox.Thread) threadJSON {
 	return threadJSON{ID: t.ID, Inbox: k.Inbox(), UpdatedAt: t.At, Messages: t.Messages, Unread: t.Unread, Newest: messageOf(t.Newest)}
 }
 
-func (s *Server) getThread(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s threadServer) getThread(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, id, err := s.item(r, c)
 	if err != nil {
 		return err

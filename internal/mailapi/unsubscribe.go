@@ -4,25 +4,34 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+
+	"postern/internal/mailbox"
 )
+
+// A unsubscribeServer serves the links in List-Unsubscribe.
+type unsubscribeServer struct {
+	post *mailbox.PostOffice
+}
 
 // unsubscribeRoutes are for the readers of bulk mail, and for the programs that
 // they read it with (RFC 8058). What they show is the token in their link.
-var unsubscribeRoutes = []route{
-	{"GET", "/v1/unsubscribe/{token}", 0, (*Server).askUnsubscribe},
-	{"POST", "/v1/unsubscribe/{token}", 0, (*Server).unsubscribe},
+func (s unsubscribeServer) routes() []route {
+	return []route{
+		{"GET", "/v1/unsubscribe/{token}", 0, s.askUnsubscribe},
+		{"POST", "/v1/unsubscribe/{token}", 0, s.unsubscribe},
+	}
 }
 
 // askUnsubscribe asks whether it is meant. Programs that look behind every link
 // come here too: nothing happens before the button.
-func (s *Server) askUnsubscribe(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s unsubscribeServer) askUnsubscribe(w http.ResponseWriter, r *http.Request, _ caller) error {
 	if err := s.post.CheckUnsubscribe(r.PathValue("token")); err != nil {
 		return err
 	}
 	return answerPage(w, "Unsubscribe", `<p>Get no more mail of this kind from here?</p><form method="post"><button>Unsubscribe</button></form>`)
 }
 
-func (s *Server) unsubscribe(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s unsubscribeServer) unsubscribe(w http.ResponseWriter, r *http.Request, _ caller) error {
 	if err := s.post.Unsubscribe(r.Context(), r.PathValue("token")); err != nil {
 		return err
 	}

@@ -13,17 +13,26 @@ import (
 	"postern/internal/webhook"
 )
 
+// A webhookServer serves the webhooks of an inbox.
+type webhookServer struct {
+	access
+
+	hooks *webhook.Hooks
+}
+
 // Webhooks of an inbox belong to its keys; the project has others, at
 // /events/webhooks.
-var webhookRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/webhooks", 0, (*Server).listWebhooks},
-	{"POST", "/v1/inboxes/{inbox}/webhooks", maxBody, (*Server).createWebhook},
-	{"GET", "/v1/inboxes/{inbox}/webhooks/{id}", 0, (*Server).getWebhook},
-	{"PATCH", "/v1/inboxes/{inbox}/webhooks/{id}", maxBody, (*Server).updateWebhook},
-	{"DELETE", "/v1/inboxes/{inbox}/webhooks/{id}", 0, (*Server).deleteWebhook},
-	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/rotation", maxBody, (*Server).rotateWebhook},
-	{"GET", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries", 0, (*Server).listDeliveries},
-	{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries/{delivery}/redelivery", 0, (*Server).redeliver},
+func (s webhookServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/webhooks", 0, s.listWebhooks},
+		{"POST", "/v1/inboxes/{inbox}/webhooks", maxBody, s.createWebhook},
+		{"GET", "/v1/inboxes/{inbox}/webhooks/{id}", 0, s.getWebhook},
+		{"PATCH", "/v1/inboxes/{inbox}/webhooks/{id}", maxBody, s.updateWebhook},
+		{"DELETE", "/v1/inboxes/{inbox}/webhooks/{id}", 0, s.deleteWebhook},
+		{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/rotation", maxBody, s.rotateWebhook},
+		{"GET", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries", 0, s.listDeliveries},
+		{"POST", "/v1/inboxes/{inbox}/webhooks/{id}/deliveries/{delivery}/redelivery", 0, s.redeliver},
+	}
 }
 
 type webhookJSON struct {
@@ -49,7 +58,7 @@ func webhookOf(w webhook.Webhook) webhookJSON {
 
 // hookOwner returns as whom the caller manages the webhooks of the inbox that
 // the request names, if its scope there includes want.
-func (s *Server) hookOwner(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, error) {
+func (s webhookServer) hookOwner(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, error) {
 	k, err := s.open(r, c)
 	if err != nil {
 		return auth.Principal{}, err
@@ -64,7 +73,7 @@ func (s *Server) hookOwner(r *http.Request, c caller, want mailbox.Scope) (auth.
 
 // ownHook is hookOwner for a request that names one of them, whose id it returns
 // too.
-func (s *Server) ownHook(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, string, error) {
+func (s webhookServer) ownHook(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, string, error) {
 	who, err := s.hookOwner(r, c, want)
 	if err != nil {
 		return auth.Principal{}, "", err
@@ -73,7 +82,7 @@ func (s *Server) ownHook(r *http.Request, c caller, want mailbox.Scope) (auth.Pr
 	return who, name, err
 }
 
-func (s *Server) listWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) listWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, err := s.hookOwner(r, c, mailbox.Read)
 	if err != nil {
 		return err
@@ -97,7 +106,7 @@ func (c webhookChange) change() webhook.Change {
 	return webhook.Change{Name: c.Name, URL: c.URL, Events: c.Events, Enabled: c.Enabled}
 }
 
-func (s *Server) createWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) createWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, err := s.hookOwner(r, c, mailbox.Manage)
 	if err != nil {
 		return err
@@ -122,7 +131,7 @@ func (s *Server) createWebhook(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) getWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, id, err := s.ownHook(r, c, mailbox.Read)
 	if err != nil {
 		return err
@@ -135,7 +144,7 @@ func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request, c caller) er
 	return nil
 }
 
-func (s *Server) updateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) updateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err
@@ -152,7 +161,7 @@ func (s *Server) updateWebhook(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) deleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err
@@ -167,7 +176,7 @@ func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request, c caller)
 // overlap is how long two secrets are valid unless a rotation says otherwise.
 const overlap = 24 * time.Hour
 
-func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) rotateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err
@@ -226,7 +235,7 @@ func deliveryOf(d webhook.Delivery) deliveryJSON {
 	return out
 }
 
-func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) listDeliveries(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, id, err := s.ownHook(r, c, mailbox.Read)
 	if err != nil {
 		return err
@@ -260,7 +269,7 @@ func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, c caller
 	return nil
 }
 
-func (s *Server) redeliver(w http.ResponseWriter, r *http.Request, c caller) error {
+func (s webhookServer) redeliver(w http.ResponseWriter, r *http.Request, c caller) error {
 	who, id, err := s.ownHook(r, c, mailbox.Manage)
 	if err != nil {
 		return err

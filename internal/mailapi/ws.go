@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"strings"
@@ -16,10 +17,21 @@ import (
 	"postern/internal/event"
 )
 
+// A socketServer serves the events of an inbox over WebSocket.
+type socketServer struct {
+	access
+	watcher
+
+	log  *slog.Logger
+	keys keyAuth
+}
+
 // socketRoutes prove by themselves who asks: a browser's WebSocket can send no
 // header, so the key may come with the first message.
-var socketRoutes = []route{
-	{"GET", "/v1/inboxes/{inbox}/ws", 0, (*Server).serveSocket},
+func (s socketServer) routes() []route {
+	return []route{
+		{"GET", "/v1/inboxes/{inbox}/ws", 0, s.serveSocket},
+	}
 }
 
 const (
@@ -35,7 +47,9 @@ const (
 // A socket is one WebSocket connection. What waits for it is in the database
 // and nowhere else: it reads the next events when the last have been taken.
 type socket struct {
-	s      *Server
+	watcher
+
+	log    *slog.Logger
 	conn   *websocket.Conn
 	who    caller
 	rung   chan struct{}
@@ -74,7 +88,7 @@ func (e *socketError) Error() string { return e.reason }
 
 // upgrade makes a connection of a request. A page of another origin is refused
 // even though it could not know a key: there is no reason for it to try.
-func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
+func upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return nil, errUpgrade
 	}
@@ -95,7 +109,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Con
 type answeredError struct{ error }
 
 // serveSocket tells the events of one inbox as they come.
-func (s *Server) serveSocket(w http.ResponseWriter, r *http.Request, _ caller) error {
+func (s socketServer) serveSocket(w http.ResponseWriter, r *http.Request, _ caller) error {
 	var c caller
 	stranger := r.Header.Get("Authorization") == "" && r.Header.Get("X-Api-Key") == ""
 	most, name := maxEach, ""
@@ -103,7 +117,7 @@ func (s *Server) serveSocket(w http.ResponseWriter, r *http.Request, _ caller) e
 		most = maxStrangers
 	} else {
 		var err error
-		if c, err = s.byKey(r); err != nil {
+		if c, err = s.keys.byKey(r); err != nil {
 			return err
 		}
 		b, err := s.own(r, c)
@@ -117,11 +131,11 @@ func (s *Server) serveSocket(w http.ResponseWriter, r *http.Request, _ caller) e
 		return err
 	}
 	defer leave()
-	conn, err := s.upgrade(w, r)
+	conn, err := upgrade(w, r)
 	if err != nil {
 		return err
 	}
-	k := &socket{s: s, conn: conn, who: c, rung: make(chan struct{}, 1), follow: map[string]*following{}}
+	k := &socket{watcher: s.watcher, log: s.log, conn: conn, who: c, rung: make(chan struct{}, 1), follow: map[string]*following{}}
 	k.show = func(_ context.Context, e event.Event) (any, error) {
 		return map[string]any{"type": "event", "event": e}, nil
 	}
@@ -136,7 +150,7 @@ func (s *Server) serveSocket(w http.ResponseWriter, r *http.Request, _ caller) e
 }
 
 // converse runs the connection of [Server.serveSocket].
-func (s *Server) converse(ctx context.Context, r *http.Request, k *socket, stranger bool, leave func()) error {
+func (s socketServer) converse(ctx context.Context, r *http.Request, k *socket, stranger bool, leave func()) error {
 	after := r.URL.Query().Get("after")
 	if stranger {
 		said, err := k.hello(ctx)
@@ -146,7 +160,7 @@ func (s *Server) converse(ctx context.Context, r *http.Request, k *socket, stran
 		if said.After != "" {
 			after = said.After
 		}
-		k.who, err = s.withKey(ctx, auth.Secret(said.Key))
+		k.who, err = s.keys.withKey(ctx, auth.Secret(said.Key))
 		if err != nil {
 			return err
 		}
@@ -194,7 +208,7 @@ func (k *socket) hello(ctx context.Context) (command, error) {
 }
 
 func (k *socket) followFrom(inbox string, seen int64) {
-	k.follow[inbox] = &following{seen, k.s.post.Events().Join(inbox, k.rung)}
+	k.follow[inbox] = &following{seen, k.post.Events().Join(inbox, k.rung)}
 }
 
 func (k *socket) unfollow(inbox string) {
@@ -251,7 +265,7 @@ func (k *socket) run(ctx context.Context, do func(context.Context, command) erro
 			}
 		case err := <-gone:
 			return err
-		case <-k.s.closing:
+		case <-k.closing:
 			return &socketError{websocket.StatusGoingAway, "the server stops"}
 		}
 	}
@@ -260,7 +274,7 @@ func (k *socket) run(ctx context.Context, do func(context.Context, command) erro
 // tell sends the events that were not told yet. Who follows nothing is looked
 // at too: a connection ends with its key.
 func (k *socket) tell(ctx context.Context) error {
-	if _, err := auth.CheckKey(ctx, k.s.db, k.who.key); err != nil {
+	if _, err := auth.CheckKey(ctx, k.db, k.who.key); err != nil {
 		return err
 	}
 	for inbox := range k.follow {
@@ -279,14 +293,14 @@ func (k *socket) tell(ctx context.Context) error {
 // else what comes between the two would be told to a key that was just revoked.
 func (k *socket) tellSome(ctx context.Context, inbox string) (more bool, err error) {
 	f := k.follow[inbox]
-	es, err := k.s.history(ctx, inbox, f.seen, maxPage)
+	es, err := k.history(ctx, inbox, f.seen, maxPage)
 	if err != nil {
 		return false, err
 	}
-	if _, err := auth.CheckKey(ctx, k.s.db, k.who.key); err != nil {
+	if _, err := auth.CheckKey(ctx, k.db, k.who.key); err != nil {
 		return false, err
 	}
-	if _, _, err := k.s.post.Reach(ctx, k.who.Principal, inbox); err != nil {
+	if _, _, err := k.post.Reach(ctx, k.who.Principal, inbox); err != nil {
 		k.unfollow(inbox)
 		return false, k.lost(ctx, inbox, err)
 	}
@@ -344,7 +358,7 @@ func (k *socket) end(ctx context.Context, err error) {
 		said = &socketError{websocket.StatusPolicyViolation, detail}
 		if code == "internal_error" {
 			said.code = websocket.StatusInternalError
-			k.s.log.ErrorContext(ctx, "serve socket", "err", err)
+			k.log.ErrorContext(ctx, "serve socket", "err", err)
 		}
 		b, merr := json.Marshal(map[string]any{"type": "error", "code": code, "message": detail})
 		if merr == nil {

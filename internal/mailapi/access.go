@@ -1,0 +1,120 @@
+package mailapi
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"sync"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/store"
+)
+
+// An access finds what a request names in the inboxes that its caller may use.
+type access struct{ post *mailbox.PostOffice }
+
+// known returns the inbox that the request names, which the caller manages or
+// has a part in.
+func (s access) known(r *http.Request, c caller) (mailbox.Inbox, error) {
+	if c.Kind != auth.Project && c.Kind != auth.Person {
+		return s.own(r, c)
+	}
+	return s.post.Find(r.Context(), c.Principal, r.PathValue("inbox"))
+}
+
+// open returns the key of the inbox that the request names, if the caller's
+// credential opens it. Everybody else gets the same answer whether the inbox
+// exists or not, so that nobody learns addresses by asking.
+func (s access) open(r *http.Request, c caller) (*mailbox.Key, error) {
+	b, err := s.own(r, c)
+	if err != nil {
+		return nil, err
+	}
+	return s.post.Open(r.Context(), c.Principal, c.key, b.ID)
+}
+
+// item is open for a request that names something in the inbox, whose id it
+// returns too.
+func (s access) item(r *http.Request, c caller) (*mailbox.Key, string, error) {
+	k, err := s.open(r, c)
+	if err != nil {
+		return nil, "", err
+	}
+	name, err := id(r)
+	return k, name, err
+}
+
+// own returns the inbox that the request names if the caller's credential has a
+// part in it.
+func (s access) own(r *http.Request, c caller) (mailbox.Inbox, error) {
+	if c.key == "" {
+		return mailbox.Inbox{}, fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
+	}
+	b, _, err := s.post.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
+	return b, err
+}
+
+// read waits until a message of the inbox that the request names may be read as
+// a whole; call done after it.
+func (s access) read(w http.ResponseWriter, r *http.Request, c caller) (done func(), err error) {
+	b, err := s.own(r, c)
+	if err != nil {
+		return nil, err
+	}
+	leave, err := s.post.Reading(r.Context(), b.ID)
+	if err != nil {
+		return nil, err
+	}
+	// The attack: who asks for a large message and never reads it, and keeps the
+	// place of somebody else.
+	free := patient(w)
+	return func() { free(); leave() }, nil
+}
+
+// message reads the message that the request names, as a whole. Call done once
+// it is answered.
+func (s access) message(w http.ResponseWriter, r *http.Request, c caller) (m mailbox.Message, raw []byte, done func(), err error) {
+	done, err = s.read(w, r, c)
+	if err != nil {
+		return m, nil, nil, err
+	}
+	k, id, err := s.item(r, c)
+	if err == nil {
+		m, raw, err = s.post.Message(r.Context(), c.Principal, k, id)
+	}
+	if err != nil {
+		done()
+	}
+	return m, raw, done, err
+}
+
+// attachment is [Server.message] for the file of it that the request names.
+func (s access) attachment(w http.ResponseWriter, r *http.Request, c caller) (f mail.Attachment, done func(), err error) {
+	m, raw, done, err := s.message(w, r, c)
+	if err != nil {
+		return f, nil, err
+	}
+	list := mail.Read(raw).Attachments
+	i, err := strconv.Atoi(r.PathValue("index"))
+	if err != nil || i < 0 || i >= len(list) || strconv.Itoa(i) != r.PathValue("index") {
+		done()
+		return f, nil, fmt.Errorf("attachment in the path: message %s has %d, counted from 0: %w", m.ID, len(list), store.ErrNotFound)
+	}
+	return list[i], done, nil
+}
+
+// idForm is compiled when it is first needed: each part of a sandbox is this
+// program, and would otherwise compile it as it starts.
+var idForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z]{3}_[A-Z0-9]{10,40}$`) })
+
+// id returns the id in the request's path. What has not the form of one is not
+// found.
+func id(r *http.Request) (string, error) {
+	if v := r.PathValue("id"); idForm().MatchString(v) {
+		return v, nil
+	}
+	return "", fmt.Errorf("id in the path: %w", store.ErrNotFound)
+}
