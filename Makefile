@@ -11,18 +11,54 @@ VERSION := $(shell [ -e .git ] && git describe --tags --always --dirty 2>/dev/nu
 GOFLAGS_BUILD := -trimpath -ldflags='-s -w -X main.stamp=$(VERSION)'
 LINT := go tool -modfile=tools/go.mod golangci-lint
 
-.PHONY: help demo test build screenshots template deps-demo deps-test vet lint licenses generate check-generated unit race e2e bench fuzz soak-boot clean
+# What unit, race and e2e run. See "make help".
+PKG ?= $(filter-out postern postern/test/e2e,$(shell go list ./...))
+RUN ?=
+DB ?= sqlite
+ifeq ($(DB),postgres)
+WITH_DB := test/with-postgres
+else ifneq ($(DB),sqlite)
+$(error DB=$(DB): want sqlite or postgres)
+endif
+
+.PHONY: help demo test quick unit race e2e fuzz soak soak-tests soak-fuzz soak-boot bench build screenshots template deps-demo deps-test vet lint deadcode licenses generate check-generated clean
 
 help:
-	@echo 'make demo    build everything, start Postern and play the whole story'
-	@echo 'make test    install what the tests need and pass them all'
-	@echo 'make build   bin/postern, with the guest inside'
-	@echo 'make bench   measure, as ratios in one run'
-	@echo 'make fuzz    each fuzz target for FUZZTIME (10s)'
-	@echo 'make soak-boot  boot BOOTS (3000) sandboxes beside LOAD (24) busy processes, and say which hung'
-	@echo 'make screenshots  the pictures in docs/reference/console.md, anew'
-	@echo 'make lint    golangci-lint, as configured in .golangci.yml'
-	@echo 'make licenses  bin/licenses: the texts that go with the built program'
+	@echo 'Start here:'
+	@echo '  make demo         build everything, start Postern and play the whole story'
+	@echo '  make build        bin/postern, with the guest inside'
+	@echo '  make template     bin/postern and the base template, in POSTERN_CACHE ($(POSTERN_CACHE))'
+	@echo
+	@echo 'Between two edits:'
+	@echo '  make quick        format, vet, layers, and the tests on SQLite of the packages that differ from'
+	@echo '                    BASE (main) and of those that import them; under a minute'
+	@echo '  make unit         the tests of packages; PKG=./internal/mailbox, RUN=TestName and DB=postgres'
+	@echo '                    select (a PostgreSQL of its own is started; both databases are tested)'
+	@echo '  make race         the tests that share state, with the race detector; PKG and RUN select'
+	@echo '  make e2e          the tests of the real program; RUN=TestName selects'
+	@echo '  make lint         golangci-lint, as configured in .golangci.yml, and deadcode'
+	@echo '  make vet          go vet alone'
+	@echo '  make deadcode     the functions that the programs cannot reach'
+	@echo
+	@echo 'Before a change lands:'
+	@echo '  make test         install what the tests need and pass them all: 25 minutes on 2 cores'
+	@echo '  make generate     the Go code of proto/ anew; make check-generated fails if that changes it'
+	@echo '  make screenshots  the pictures in docs/console.md anew'
+	@echo '  make licenses     bin/licenses: the texts that go with the built program'
+	@echo
+	@echo 'For longer:'
+	@echo '  make fuzz         each fuzz target for FUZZTIME (10s): 15 minutes'
+	@echo '  make soak         what only repeats: soak-tests and soak-fuzz, 1.5 hours'
+	@echo '  make soak-tests   the tests with random cases, with many times as many of them: 30 minutes'
+	@echo '  make soak-fuzz    each fuzz target for SOAKFUZZTIME (60s): 1 hour'
+	@echo '  make soak-boot    boot BOOTS (3000) sandboxes, PARALLEL (6) at once beside LOAD (24) busy'
+	@echo '                    processes, and say which hung: 2 hours'
+	@echo '  make bench        measure, as ratios in one run; DENSITY (50) sandboxes at once: 10 minutes'
+	@echo
+	@echo 'Installing and removing:'
+	@echo '  make deps-demo    the Debian and npm packages that demo needs'
+	@echo '  make deps-test    those that test needs too'
+	@echo '  make clean        remove what was built here, not the templates in POSTERN_CACHE'
 
 build: cmd/postern/guestbin/postern-guest
 	@[ -e bin/postern ] || echo 'building postern with gVisor inside; the first time this takes some minutes'
@@ -55,6 +91,18 @@ demo: template
 test: deps-test template
 	test/run
 
+quick: cmd/postern/guestbin/postern-guest
+	@test/quick
+
+unit: cmd/postern/guestbin/postern-guest
+	$(WITH_DB) go test -timeout 30m $(if $(RUN),-run '$(RUN)') $(PKG)
+
+race: cmd/postern/guestbin/postern-guest
+	RUN='$(RUN)' test/race $(if $(filter file,$(origin PKG)),,$(PKG))
+
+e2e: template
+	test/with-postgres go test -count=1 -timeout 45m $(if $(RUN),-v -run '$(RUN)') ./test/e2e
+
 # The pictures in docs/reference/console.md, taken anew.
 screenshots:
 	@test/install chromium fonts-dejavu-core
@@ -68,8 +116,11 @@ screenshots:
 vet:
 	go vet ./...
 
-lint:
+lint: deadcode
 	$(LINT) run ./...
+
+deadcode:
+	test/deadcode
 
 # The licences and notices of all modules that are in the program, from these.
 licenses:
@@ -100,6 +151,17 @@ bench: template
 FUZZTIME ?= 10s
 fuzz:
 	test/fuzz $(FUZZTIME)
+
+soak: soak-tests soak-fuzz
+
+# The tests that make random cases make few in "make test", and the same each
+# time. POSTERN_TEST_SOAK has them make many.
+soak-tests: template
+	POSTERN_TEST_SOAK=1 test/with-postgres go test -count=1 -timeout 3h $(if $(RUN),-run '$(RUN)') $(PKG)
+
+SOAKFUZZTIME ?= 60s
+soak-fuzz:
+	test/fuzz $(SOAKFUZZTIME)
 
 # Boots of the base template, PARALLEL at a time. Of each that hangs, what it was
 # doing is in .soakboot.
