@@ -11,7 +11,7 @@ const clobber = "clobberfree=1"
 
 // overwriteGarbage makes this process one that overwrites the memory that it
 // frees, so that mail which was open is not left in it; see
-// mailbox.PostOffice.RunScrub. Go reads the setting once, before main, so the
+// package scrub. Go reads the setting once, before main, so the
 // program executes itself again, once, as the same process. What it starts gets
 // an environment without the setting: gVisor need not pay for it.
 func overwriteGarbage() {

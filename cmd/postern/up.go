@@ -42,6 +42,7 @@ import (
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
+	"postern/internal/scrub"
 	"postern/internal/signing"
 	"postern/internal/sink"
 	"postern/internal/smtpserver"
@@ -129,6 +130,7 @@ type daemon struct {
 	gate        *oversight.Gate
 	people      *people.People
 	post        *mailbox.PostOffice
+	scrubber    scrub.Scrubber // of mail that was open, once the server is idle
 	doms        *domain.Registry
 	fleet       *sandbox.Fleet
 	wall        *egress.Wall
@@ -449,7 +451,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{
 		InboxLimits: inbox, ProjectLimits: project, PublicURL: d.conf.PublicURL,
 		Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, Signer: d.ring, Delivery: d.delivery(),
-		QuarantineScore: d.conf.QuarantineScore, ProjectModes: d.conf.ProjectModes, Demotion: demote,
+		QuarantineScore: d.conf.QuarantineScore, ProjectModes: d.conf.ProjectModes, Demotion: demote, Scrub: &d.scrubber,
 	})
 	if d.doms, err = d.domains(); err != nil {
 		return err
@@ -677,7 +679,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.logbook.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return d.post.RunExpiry(ctx) })
-	g.Go(func() error { return d.post.RunScrub(ctx) })
+	g.Go(func() error { return d.scrubber.Run(ctx) })
 	g.Go(func() error { return d.post.Events().Run(ctx) })
 	g.Go(func() error { return d.post.RunSweep(ctx) })
 	g.Go(func() error { return d.doms.Run(ctx) })

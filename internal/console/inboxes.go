@@ -16,6 +16,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -435,11 +436,11 @@ func partMay(p mailbox.Part) string {
 		return "makes a new key"
 	}
 	switch p.Scope {
-	case mailbox.Read:
+	case seal.Read:
 		return "reads"
-	case mailbox.Propose:
+	case seal.Propose:
 		return "reads and proposes"
-	case mailbox.Manage:
+	case seal.Manage:
 		return "reads, proposes, manages"
 	}
 	return string(p.Scope)

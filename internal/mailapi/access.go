@@ -10,6 +10,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -28,7 +29,7 @@ func (s access) known(r *http.Request, c caller) (mailbox.Inbox, error) {
 // open returns the key of the inbox that the request names, if the caller's
 // credential opens it. Everybody else gets the same answer whether the inbox
 // exists or not, so that nobody learns addresses by asking.
-func (s access) open(r *http.Request, c caller) (*mailbox.Key, error) {
+func (s access) open(r *http.Request, c caller) (*seal.Key, error) {
 	b, err := s.own(r, c)
 	if err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ func (s access) open(r *http.Request, c caller) (*mailbox.Key, error) {
 
 // item is open for a request that names something in the inbox, whose id it
 // returns too.
-func (s access) item(r *http.Request, c caller) (*mailbox.Key, string, error) {
+func (s access) item(r *http.Request, c caller) (*seal.Key, string, error) {
 	k, err := s.open(r, c)
 	if err != nil {
 		return nil, "", err

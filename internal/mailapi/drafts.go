@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -124,7 +125,7 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	if err := k.May(mailbox.Propose); err != nil {
+	if err := mailbox.May(k, seal.Propose); err != nil {
 		return err
 	}
 	done, err := s.begin(w, r, k.Inbox())
@@ -155,7 +156,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	if err := k.May(mailbox.Propose); err != nil {
+	if err := mailbox.May(k, seal.Propose); err != nil {
 		return err
 	}
 	id, err := id(r)

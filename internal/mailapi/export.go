@@ -8,6 +8,8 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
+	"postern/internal/semaphore"
 )
 
 // An exportServer serves the mail of an inbox as one file.
@@ -16,7 +18,7 @@ type exportServer struct {
 
 	log   *slog.Logger
 	post  *mailbox.PostOffice
-	slots *mailbox.Turns
+	slots *semaphore.Keyed
 }
 
 func (s exportServer) routes() []route {
@@ -51,13 +53,13 @@ func (s exportServer) exportInbox(w http.ResponseWriter, r *http.Request, c call
 		return err
 	}
 	// Before anything is written, so that a refusal has its status.
-	if err := k.May(mailbox.Manage); err != nil || c.Kind != auth.Agent {
+	if err := mailbox.May(k, seal.Manage); err != nil || c.Kind != auth.Agent {
 		if err == nil {
 			_, err = s.post.Export(r.Context(), c.Principal, k, nil)
 		}
 		return err
 	}
-	done, err := s.slots.Take(r.Context(), k.Inbox())
+	done, err := s.slots.Acquire(r.Context(), k.Inbox())
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -24,7 +25,7 @@ type principal struct {
 	name    string
 	kind    auth.Kind // empty: nobody, or who has no valid key any more
 	foreign bool      // of the other project
-	parts   map[string]mailbox.Scope
+	parts   map[string]seal.Scope
 	account bool
 }
 
@@ -34,25 +35,25 @@ var principals = []principal{
 	{name: "nobody"},
 	{name: "project", kind: auth.Project},
 	{name: "person", kind: auth.Person},
-	{name: "key a", kind: auth.Agent, parts: map[string]mailbox.Scope{"a": mailbox.Manage}},
-	{name: "reading key a", kind: auth.Agent, parts: map[string]mailbox.Scope{"a": mailbox.Read}},
-	{name: "proposing key a", kind: auth.Agent, parts: map[string]mailbox.Scope{"a": mailbox.Propose}},
+	{name: "key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Manage}},
+	{name: "reading key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Read}},
+	{name: "proposing key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Propose}},
 	{name: "expired key a"},
 	{name: "revoked key a"},
 	{name: "recovery key a", kind: auth.Recovery},
-	{name: "key b", kind: auth.Agent, parts: map[string]mailbox.Scope{"b": mailbox.Manage}},
+	{name: "key b", kind: auth.Agent, parts: map[string]seal.Scope{"b": seal.Manage}},
 	{name: "key of a deleted inbox", kind: auth.Agent},
-	{name: "reading grant a", kind: auth.Grant, parts: map[string]mailbox.Scope{"a": mailbox.Read}},
-	{name: "proposing grant a, b", kind: auth.Grant, parts: map[string]mailbox.Scope{"a": mailbox.Propose, "b": mailbox.Propose}},
-	{name: "grant b", kind: auth.Grant, parts: map[string]mailbox.Scope{"b": mailbox.Propose}},
+	{name: "reading grant a", kind: auth.Grant, parts: map[string]seal.Scope{"a": seal.Read}},
+	{name: "proposing grant a, b", kind: auth.Grant, parts: map[string]seal.Scope{"a": seal.Propose, "b": seal.Propose}},
+	{name: "grant b", kind: auth.Grant, parts: map[string]seal.Scope{"b": seal.Propose}},
 	{name: "ended grant a", kind: auth.Grant}, // by its time, and not noticed yet
-	{name: "grant b, formerly a", kind: auth.Grant, parts: map[string]mailbox.Scope{"b": mailbox.Read}},
+	{name: "grant b, formerly a", kind: auth.Grant, parts: map[string]seal.Scope{"b": seal.Read}},
 	{name: "revoked grant a"},
 	{name: "account", kind: auth.Grant, account: true},
 	{name: "foreign project", kind: auth.Project, foreign: true},
 	{name: "foreign person", kind: auth.Person, foreign: true},
-	{name: "foreign key", kind: auth.Agent, foreign: true, parts: map[string]mailbox.Scope{"foreign": mailbox.Manage}},
-	{name: "foreign grant", kind: auth.Grant, foreign: true, parts: map[string]mailbox.Scope{"foreign": mailbox.Propose}},
+	{name: "foreign key", kind: auth.Agent, foreign: true, parts: map[string]seal.Scope{"foreign": seal.Manage}},
+	{name: "foreign grant", kind: auth.Grant, foreign: true, parts: map[string]seal.Scope{"foreign": seal.Propose}},
 	{name: "foreign account", kind: auth.Grant, foreign: true, account: true},
 }
 
@@ -74,9 +75,9 @@ type rule func(p principal, t target, ok int) int
 
 // forbidUnless is a rule by what a credential may do in the inbox: whoever else
 // asks is told the same, whether the inbox is there or not.
-func forbidUnless(want mailbox.Scope) rule {
+func forbidUnless(want seal.Scope) rule {
 	return func(p principal, t target, ok int) int {
-		if s, has := p.parts[t.inbox]; has && slices.Index(mailbox.Scopes, s) >= slices.Index(mailbox.Scopes, want) {
+		if s, has := p.parts[t.inbox]; has && slices.Index(seal.Scopes, s) >= slices.Index(seal.Scopes, want) {
 			return ok
 		}
 		if p.name == "key of a deleted inbox" && t.name == "deleted" {
@@ -88,9 +89,9 @@ func forbidUnless(want mailbox.Scope) rule {
 
 // The rules. An operation that needs another has it written out in its row.
 var (
-	reads    = forbidUnless(mailbox.Read)    // any credential with a part in the inbox
-	proposes = forbidUnless(mailbox.Propose) // one that may propose
-	holds    = forbidUnless(mailbox.Manage)  // its own full key: no manager can, since it takes the inbox's keys
+	reads    = forbidUnless(seal.Read)    // any credential with a part in the inbox
+	proposes = forbidUnless(seal.Propose) // one that may propose
+	holds    = forbidUnless(seal.Manage)  // its own full key: no manager can, since it takes the inbox's keys
 
 	// managers of its project alone.
 	managed rule = func(p principal, t target, ok int) int {
@@ -354,9 +355,9 @@ var operations = []operation{
 	// Who may propose for the inbox takes back what waits in it, and so does a person.
 	{"POST", "/v1/actions/{id}/cancel", func(p principal, _ target, ok int) int {
 		switch {
-		case p.kind == auth.Person && !p.foreign, p.parts["a"] == mailbox.Propose, p.parts["a"] == mailbox.Manage:
+		case p.kind == auth.Person && !p.foreign, p.parts["a"] == seal.Propose, p.parts["a"] == seal.Manage:
 			return ok
-		case p.parts["a"] == mailbox.Read:
+		case p.parts["a"] == seal.Read:
 			return http.StatusForbidden
 		}
 		return http.StatusNotFound
@@ -367,9 +368,9 @@ var operations = []operation{
 	// A person decides on what others wrote, and writes nothing in their name.
 	{"POST", "/v1/actions/{id}/revision", func(p principal, _ target, ok int) int {
 		switch {
-		case p.parts["a"] == mailbox.Propose, p.parts["a"] == mailbox.Manage:
+		case p.parts["a"] == seal.Propose, p.parts["a"] == seal.Manage:
 			return ok
-		case p.kind == auth.Person && !p.foreign, p.parts["a"] == mailbox.Read:
+		case p.kind == auth.Person && !p.foreign, p.parts["a"] == seal.Read:
 			return http.StatusForbidden
 		}
 		return http.StatusNotFound
@@ -612,7 +613,7 @@ func (f *fixture) principals(t *testing.T) {
 		}
 	}
 	soon := time.Now().Add(time.Hour)
-	open := func(client string) (auth.Principal, *mailbox.Key) {
+	open := func(client string) (auth.Principal, *seal.Key) {
 		secret := f.secret(client)
 		who, err := auth.CheckKey(ctx, f.db, secret)
 		fatal(err)
@@ -628,32 +629,32 @@ func (f *fixture) principals(t *testing.T) {
 		f.byKey(name, key)
 		return p.Credential
 	}
-	grant := func(name string, who auth.Principal, k *mailbox.Key, s mailbox.Scope) string {
+	grant := func(name string, who auth.Principal, k *seal.Key, s seal.Scope) string {
 		p, key, err := f.post.Grant(ctx, who, k, mailbox.NewKey{Name: name, Scope: s, Expires: soon})
 		fatal(err)
 		f.byKey(name, key)
 		return p.Credential
 	}
-	add("reading key a", mailbox.NewKey{Scope: mailbox.Read})
-	add("proposing key a", mailbox.NewKey{Scope: mailbox.Propose})
-	expired := add("expired key a", mailbox.NewKey{Scope: mailbox.Manage, Expires: soon})
+	add("reading key a", mailbox.NewKey{Scope: seal.Read})
+	add("proposing key a", mailbox.NewKey{Scope: seal.Propose})
+	expired := add("expired key a", mailbox.NewKey{Scope: seal.Manage, Expires: soon})
 	fatal(f.post.Revoke(ctx, who, "", add("revoked key a", mailbox.NewKey{}), false))
 	_, recovery, err := f.post.AddRecovery(ctx, who, a)
 	fatal(err)
 	f.byKey("recovery key a", recovery)
 
 	f.spareGrant = map[string]string{}
-	f.spareGrant[f.a.ID] = grant("reading grant a", who, a, mailbox.Read)
-	both := grant("proposing grant a, b", who, a, mailbox.Propose)
-	_, err = f.post.Extend(ctx, whoB, b, both, mailbox.NewKey{Scope: mailbox.Propose, Expires: soon})
+	f.spareGrant[f.a.ID] = grant("reading grant a", who, a, seal.Read)
+	both := grant("proposing grant a, b", who, a, seal.Propose)
+	_, err = f.post.Extend(ctx, whoB, b, both, mailbox.NewKey{Scope: seal.Propose, Expires: soon})
 	fatal(err)
-	f.spareGrant[f.b.ID] = grant("grant b", whoB, b, mailbox.Propose)
-	ended := grant("ended grant a", who, a, mailbox.Read)
-	formerly := grant("grant b, formerly a", who, a, mailbox.Read)
-	_, err = f.post.Extend(ctx, whoB, b, formerly, mailbox.NewKey{Scope: mailbox.Read, Expires: soon})
+	f.spareGrant[f.b.ID] = grant("grant b", whoB, b, seal.Propose)
+	ended := grant("ended grant a", who, a, seal.Read)
+	formerly := grant("grant b, formerly a", who, a, seal.Read)
+	_, err = f.post.Extend(ctx, whoB, b, formerly, mailbox.NewKey{Scope: seal.Read, Expires: soon})
 	fatal(err)
 	fatal(f.post.Revoke(ctx, who, "", formerly, false))
-	fatal(f.post.RevokeGrant(ctx, f.person, grant("revoked grant a", who, a, mailbox.Propose)))
+	fatal(f.post.RevokeGrant(ctx, f.person, grant("revoked grant a", who, a, seal.Propose)))
 	fatal(f.db.Update(ctx, func(tx *store.Tx) error {
 		past := store.Time(time.Now().Add(-time.Hour))
 		if _, err := tx.ExecContext(ctx, `update inbox_key set expires_at = $1 where credential_id in ($2, $3)`, past, expired, ended); err != nil {
@@ -664,7 +665,7 @@ func (f *fixture) principals(t *testing.T) {
 	}))
 
 	foreign, k := open("foreign key")
-	f.spareGrant[f.foreign.ID] = grant("foreign grant", foreign, k, mailbox.Propose)
+	f.spareGrant[f.foreign.ID] = grant("foreign grant", foreign, k, seal.Propose)
 	for name, project := range map[string]string{"account": f.a.Project, "foreign account": f.foreign.Project} {
 		_, key, err := f.post.NewAccount(ctx, auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project}, name)
 		fatal(err)

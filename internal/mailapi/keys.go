@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 )
 
 // A keyServer serves the keys of an inbox.
@@ -35,16 +36,16 @@ const (
 
 // A partJSON is what one credential may do in one inbox.
 type partJSON struct {
-	ID        string        `json:"id"`
-	Inbox     string        `json:"inbox"`
-	Kind      string        `json:"kind"` // key, grant, recovery
-	Name      string        `json:"name"`
-	Scope     mailbox.Scope `json:"scope"`
-	CreatedAt time.Time     `json:"created_at"`
-	CreatedBy string        `json:"created_by"`
-	UsedAt    *time.Time    `json:"used_at"` // to ten minutes; null: never
-	ExpiresAt *time.Time    `json:"expires_at"`
-	Account   bool          `json:"account"` // of a grant: it gets a part in each inbox that it makes
+	ID        string     `json:"id"`
+	Inbox     string     `json:"inbox"`
+	Kind      string     `json:"kind"` // key, grant, recovery
+	Name      string     `json:"name"`
+	Scope     seal.Scope `json:"scope"`
+	CreatedAt time.Time  `json:"created_at"`
+	CreatedBy string     `json:"created_by"`
+	UsedAt    *time.Time `json:"used_at"` // to ten minutes; null: never
+	ExpiresAt *time.Time `json:"expires_at"`
+	Account   bool       `json:"account"` // of a grant: it gets a part in each inbox that it makes
 
 	// In the answer to its creation, once:
 	Key    string `json:"key,omitempty"`
@@ -85,9 +86,9 @@ func (s keyServer) listKeys(w http.ResponseWriter, r *http.Request, c caller) er
 
 // newKeyJSON asks for a key or a grant.
 type newKeyJSON struct {
-	Name      string        `json:"name"`
-	Scope     mailbox.Scope `json:"scope"`
-	ExpiresAt *time.Time    `json:"expires_at"`
+	Name      string     `json:"name"`
+	Scope     seal.Scope `json:"scope"`
+	ExpiresAt *time.Time `json:"expires_at"`
 }
 
 func (n newKeyJSON) request() mailbox.NewKey {

@@ -20,6 +20,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -529,7 +530,7 @@ func (s lobsterServer) lobsterHooks(r *http.Request, c caller, inbox string) (au
 		return who, err
 	}
 	who.Inbox = k.Inbox()
-	return who, k.May(mailbox.Manage)
+	return who, mailbox.May(k, seal.Manage)
 }
 
 type lobsterHook struct {

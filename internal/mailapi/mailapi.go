@@ -37,6 +37,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/rulebook"
+	"postern/internal/semaphore"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -59,8 +60,8 @@ type Server struct {
 	post      *mailbox.PostOffice
 	domains   *domain.Registry
 	hooks     *webhook.Hooks
-	sending   *mailbox.Turns
-	exporting *mailbox.Turns
+	sending   *semaphore.Keyed
+	exporting *semaphore.Keyed
 	crowd     crowd         // who waits for events
 	closing   chan struct{} // closed when waiting is to end
 	conf      Config
@@ -81,7 +82,7 @@ type Config struct {
 // New returns a server of the inboxes in post and the actions in gate.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, c Config) *Server {
 	return &Server{
-		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: mailbox.NewTurns(maxSending, maxSendingEach), exporting: mailbox.NewTurns(maxExporting, 1),
+		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: semaphore.New(maxSending, maxSendingEach), exporting: semaphore.New(maxExporting, 1),
 		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: rate.NewLimiter(rate.Every(6*time.Second), 20),
 	}
 }

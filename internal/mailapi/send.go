@@ -11,6 +11,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/semaphore"
 )
 
 // A sendServer serves proposals to send mail, and the limits of sending.
@@ -138,11 +139,11 @@ func idempotencyKey(h http.Header) (string, error) {
 
 // sendSlots bounds the requests with large bodies that are served at the same
 // time.
-type sendSlots struct{ slots *mailbox.Turns }
+type sendSlots struct{ slots *semaphore.Keyed }
 
 // begin makes room for one more request with a large body, until done is called.
 func (s sendSlots) begin(w http.ResponseWriter, r *http.Request, inbox string) (done func(), err error) {
-	done, err = s.slots.Take(r.Context(), inbox)
+	done, err = s.slots.Acquire(r.Context(), inbox)
 	if err != nil {
 		return nil, err
 	}

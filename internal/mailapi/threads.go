@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 )
 
 // A threadServer serves conversations.
@@ -83,7 +84,7 @@ func orNull(s string) *string {
 	return &s
 }
 
-func threadOf(k *mailbox.Key, t mailbox.Thread) threadJSON {
+func threadOf(k *seal.Key, t mailbox.Thread) threadJSON {
 	return threadJSON{ID: t.ID, Inbox: k.Inbox(), UpdatedAt: t.At, Messages: t.Messages, Unread: t.Unread, Newest: messageOf(t.Newest)}
 }
 

@@ -9,6 +9,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -58,12 +59,12 @@ func webhookOf(w webhook.Webhook) webhookJSON {
 
 // hookOwner returns as whom the caller manages the webhooks of the inbox that
 // the request names, if its scope there includes want.
-func (s webhookServer) hookOwner(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, error) {
+func (s webhookServer) hookOwner(r *http.Request, c caller, want seal.Scope) (auth.Principal, error) {
 	k, err := s.open(r, c)
 	if err != nil {
 		return auth.Principal{}, err
 	}
-	if err := k.May(want); err != nil {
+	if err := mailbox.May(k, want); err != nil {
 		return auth.Principal{}, err
 	}
 	who := c.Principal
@@ -73,7 +74,7 @@ func (s webhookServer) hookOwner(r *http.Request, c caller, want mailbox.Scope) 
 
 // ownHook is hookOwner for a request that names one of them, whose id it returns
 // too.
-func (s webhookServer) ownHook(r *http.Request, c caller, want mailbox.Scope) (auth.Principal, string, error) {
+func (s webhookServer) ownHook(r *http.Request, c caller, want seal.Scope) (auth.Principal, string, error) {
 	who, err := s.hookOwner(r, c, want)
 	if err != nil {
 		return auth.Principal{}, "", err
@@ -83,7 +84,7 @@ func (s webhookServer) ownHook(r *http.Request, c caller, want mailbox.Scope) (a
 }
 
 func (s webhookServer) listWebhooks(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Read)
+	who, err := s.hookOwner(r, c, seal.Read)
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func (c webhookChange) change() webhook.Change {
 }
 
 func (s webhookServer) createWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, err := s.hookOwner(r, c, mailbox.Manage)
+	who, err := s.hookOwner(r, c, seal.Manage)
 	if err != nil {
 		return err
 	}
@@ -132,7 +133,7 @@ func (s webhookServer) createWebhook(w http.ResponseWriter, r *http.Request, c c
 }
 
 func (s webhookServer) getWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, id, err := s.ownHook(r, c, mailbox.Read)
+	who, id, err := s.ownHook(r, c, seal.Read)
 	if err != nil {
 		return err
 	}
@@ -145,7 +146,7 @@ func (s webhookServer) getWebhook(w http.ResponseWriter, r *http.Request, c call
 }
 
 func (s webhookServer) updateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, id, err := s.ownHook(r, c, mailbox.Manage)
+	who, id, err := s.ownHook(r, c, seal.Manage)
 	if err != nil {
 		return err
 	}
@@ -162,7 +163,7 @@ func (s webhookServer) updateWebhook(w http.ResponseWriter, r *http.Request, c c
 }
 
 func (s webhookServer) deleteWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, id, err := s.ownHook(r, c, mailbox.Manage)
+	who, id, err := s.ownHook(r, c, seal.Manage)
 	if err != nil {
 		return err
 	}
@@ -177,7 +178,7 @@ func (s webhookServer) deleteWebhook(w http.ResponseWriter, r *http.Request, c c
 const overlap = 24 * time.Hour
 
 func (s webhookServer) rotateWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, id, err := s.ownHook(r, c, mailbox.Manage)
+	who, id, err := s.ownHook(r, c, seal.Manage)
 	if err != nil {
 		return err
 	}
@@ -236,7 +237,7 @@ func deliveryOf(d webhook.Delivery) deliveryJSON {
 }
 
 func (s webhookServer) listDeliveries(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, id, err := s.ownHook(r, c, mailbox.Read)
+	who, id, err := s.ownHook(r, c, seal.Read)
 	if err != nil {
 		return err
 	}
@@ -270,7 +271,7 @@ func (s webhookServer) listDeliveries(w http.ResponseWriter, r *http.Request, c 
 }
 
 func (s webhookServer) redeliver(w http.ResponseWriter, r *http.Request, c caller) error {
-	who, id, err := s.ownHook(r, c, mailbox.Manage)
+	who, id, err := s.ownHook(r, c, seal.Manage)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -35,11 +36,11 @@ var arrangements = map[string]string{policy.KindArchive: LabelArchived, policy.K
 // Programs that label by themselves use [PostOffice.Label]. Who needs a key that
 // proposes. A reviewer reads from whom the message is and its subject. What waits
 // already is not asked twice: its action is returned.
-func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *Key, kind, id string) (a oversight.Action, err error) {
+func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *seal.Key, kind, id string) (a oversight.Action, err error) {
 	if _, ok := arrangements[kind]; !ok {
 		return a, fmt.Errorf("%w: kind: %q arranges nothing", ErrInvalid, kind)
 	}
-	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
+	if err := errors.Join(mayOpen(who, k.Inbox()), May(k, seal.Propose)); err != nil {
 		return a, err
 	}
 	msg, err := m.Listed(ctx, who, k, id)
@@ -47,7 +48,7 @@ func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string
 		return a, err
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.find(ctx, tx, k.inbox)
+		b, err := m.find(ctx, tx, k.Inbox())
 		if err != nil {
 			return err
 		}

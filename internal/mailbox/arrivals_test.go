@@ -18,6 +18,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -29,7 +30,7 @@ func (modes) Judge(_ context.Context, _ *store.Tx, _ string, r policy.Request) (
 }
 
 // agentIn makes an inbox in a mode, and returns who holds its key.
-func (f *fixture) agentIn(t *testing.T, name string, mode policy.Mode) (mailbox.Inbox, auth.Principal, *mailbox.Key) {
+func (f *fixture) agentIn(t *testing.T, name string, mode policy.Mode) (mailbox.Inbox, auth.Principal, *seal.Key) {
 	t.Helper()
 	b, key, err := f.post.CreateInbox(t.Context(), f.person, mailbox.NewInbox{Address: name, Mode: mode}, "")
 	if err != nil {
@@ -76,7 +77,7 @@ func TestGatedAllArrivals(t *testing.T) {
 			}
 			return a
 		}
-		count := func(who auth.Principal, k *mailbox.Key) int {
+		count := func(who auth.Principal, k *seal.Key) int {
 			t.Helper()
 			ms, err := f.post.Messages(ctx, who, k, 0)
 			if err != nil {

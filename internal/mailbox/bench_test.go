@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"context"
+	crand "crypto/rand"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -25,7 +27,7 @@ const benchMessages = 100_000
 type bench struct {
 	m   *PostOffice
 	who auth.Principal
-	k   *Key
+	k   *seal.Key
 }
 
 // seed makes an inbox with n messages of about 800 bytes of text in a random
@@ -100,18 +102,18 @@ func seed(b *testing.B, n int, blobs bool) bench {
 	return bench{m, who, k}
 }
 
-func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box Inbox, k *Key, i, n int, begin time.Time, raw []byte, dir string, blobs bool) error {
+func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box Inbox, k *seal.Key, i, n int, begin time.Time, raw []byte, dir string, blobs bool) error {
 	p := mail.Read(raw)
-	id := newMessageID()
+	id := "msg_" + crand.Text()
 	summary, err := json.Marshal(summarise(p))
 	if err != nil {
 		return err
 	}
 	close := func(part string, data []byte) ([]byte, error) {
 		if n-i <= 256 {
-			return seal(box.publicKey, box.ID, id, part, data)
+			return seal.Seal(box.publicKey, box.ID, id, part, data)
 		}
-		return k.sealOwn(id, part, data)
+		return k.Seal(id, part, data)
 	}
 	sealed, err := close("summary", summary)
 	if err != nil {

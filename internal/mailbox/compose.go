@@ -9,6 +9,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/seal"
 )
 
 // Timing says which comes first for mail that leaves at a time: a person's
@@ -26,8 +27,8 @@ const maxAhead = 366 * 24 * time.Hour
 
 // An Outgoing is what somebody wants to send. From is always the inbox's.
 type Outgoing struct {
-	Inbox string // id or address; empty means who's own
-	Key   *Key   // opens the inbox; needed to answer or pass on one of its messages
+	Inbox string    // id or address; empty means who's own
+	Key   *seal.Key // opens the inbox; needed to answer or pass on one of its messages
 
 	mail.Draft
 
@@ -237,7 +238,7 @@ func (m *PostOffice) wayOut(d *mail.Draft, b Inbox, bulk bool) error {
 }
 
 // original returns one message of the inbox, read.
-func (m *PostOffice) original(ctx context.Context, who auth.Principal, b Inbox, k *Key, id string) (mail.Message, error) {
+func (m *PostOffice) original(ctx context.Context, who auth.Principal, b Inbox, k *seal.Key, id string) (mail.Message, error) {
 	if k == nil {
 		return mail.Message{}, fmt.Errorf("a message is answered or passed on by who can read it: this caller shows no key of inbox %s: %w", b.ID, auth.ErrForbidden)
 	}

@@ -11,6 +11,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailquery"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -34,23 +35,23 @@ const maxContacts = 20000
 // others. Only those whose name or address has words that begin as those of
 // filter do, if that is not empty. Nothing of it is stored: it follows from the
 // search index, which is sealed. A limit of 0 means 50.
-func (m *PostOffice) Contacts(ctx context.Context, who auth.Principal, k *Key, filter string, offset, limit int) (out []Contact, more bool, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Contacts(ctx context.Context, who auth.Principal, k *seal.Key, filter string, offset, limit int) (out []Contact, more bool, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return nil, false, err
 	}
 	if limit <= 0 {
 		limit = 50
 	}
-	me, err := m.addressOf(ctx, k.inbox)
+	me, err := m.addressOf(ctx, k.Inbox())
 	if err != nil {
 		return nil, false, fmt.Errorf("list contacts: %w", err)
 	}
-	done, err := m.searching.Take(ctx, k.inbox)
+	done, err := m.searching.Acquire(ctx, k.Inbox())
 	if err != nil {
 		return nil, false, err
 	}
 	defer done()
-	defer m.touch()
+	defer m.scrub.Touch()
 	if err := m.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
 		return nil, false, fmt.Errorf("list contacts: %w", err)
 	}
@@ -81,8 +82,8 @@ type gathering struct {
 	by   map[string]*Contact
 }
 
-func (m *PostOffice) gather(ctx context.Context, k *Key, g *gathering) error {
-	list, err := m.unfolded(ctx, k.inbox, start, 2*m.foldMax)
+func (m *PostOffice) gather(ctx context.Context, k *seal.Key, g *gathering) error {
+	list, err := m.unfolded(ctx, k.Inbox(), start, 2*m.foldMax)
 	if err != nil {
 		return err
 	}
@@ -93,7 +94,7 @@ func (m *PostOffice) gather(ctx context.Context, k *Key, g *gathering) error {
 		g.seen[f.id] = true
 		g.add(f)
 	}
-	segments, err := m.segments(ctx, k.inbox, `s.messages > 0`)
+	segments, err := m.segments(ctx, k.Inbox(), `s.messages > 0`)
 	if err != nil {
 		return err
 	}
@@ -108,7 +109,7 @@ func (m *PostOffice) gather(ctx context.Context, k *Key, g *gathering) error {
 	return nil
 }
 
-func (m *PostOffice) gatherOne(k *Key, s segment, g *gathering) error {
+func (m *PostOffice) gatherOne(k *seal.Key, s segment, g *gathering) error {
 	meta, err := m.openPart(k, s, "index", s.blob)
 	if err != nil {
 		return err

@@ -290,7 +290,7 @@ type batch struct {
 
 // Execute implements [oversight.Executor]. It delivers to those who are due.
 func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
-	defer m.touch()
+	defer m.scrub.Touch()
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: " + err.Error()}

@@ -14,6 +14,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -139,10 +140,10 @@ func (m *PostOffice) sealDraft(b Inbox, id string, o Outgoing) (summary []byte, 
 		return nil, "", 0, fmt.Errorf("encode draft: %w", err)
 	}
 	defer clear(whole)
-	if summary, err = seal(b.publicKey, b.ID, id, "draft summary", short); err != nil {
+	if summary, err = seal.Seal(b.publicKey, b.ID, id, "draft summary", short); err != nil {
 		return nil, "", 0, err
 	}
-	sealed, err := seal(b.publicKey, b.ID, id, "draft", whole)
+	sealed, err := seal.Seal(b.publicKey, b.ID, id, "draft", whole)
 	if err != nil {
 		return nil, "", 0, err
 	}
@@ -167,7 +168,7 @@ func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id strin
 	if err != nil {
 		return Draft{}, err
 	}
-	defer m.touch()
+	defer m.scrub.Touch()
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	d = Draft{ID: id, Inbox: b.ID, Version: version + 1, Created: now, Updated: now}
 	if id == "" {
@@ -233,7 +234,7 @@ func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id strin
 
 const draftColumns = `id, inbox_id, version, created_at, updated_at, size, summary`
 
-func scanDraft(row func(...any) error, k *Key, more ...any) (Draft, error) {
+func scanDraft(row func(...any) error, k *seal.Key, more ...any) (Draft, error) {
 	var d Draft
 	var created, updated int64
 	var sealed []byte
@@ -241,7 +242,7 @@ func scanDraft(row func(...any) error, k *Key, more ...any) (Draft, error) {
 		return Draft{}, store.NotFound(err)
 	}
 	d.Created, d.Updated = store.FromTime(created), store.FromTime(updated)
-	summary, err := k.open(d.ID, "draft summary", sealed)
+	summary, err := k.Open(d.ID, "draft summary", sealed)
 	if err != nil {
 		return Draft{}, err
 	}
@@ -250,8 +251,8 @@ func scanDraft(row func(...any) error, k *Key, more ...any) (Draft, error) {
 
 // Drafts returns the drafts of the inbox that k opens, the one that was changed
 // last first, and the cursor of the next page. A limit of 0 means 50.
-func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *Key, limit int, cursor string) (out []Draft, next string, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Draft, next string, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	if limit <= 0 {
@@ -263,7 +264,7 @@ func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *Key, lim
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		out, err = store.List(ctx, tx, func(row func(...any) error) (Draft, error) { return scanDraft(row, k) },
-			`select `+draftColumns+` from draft where inbox_id = $1 and (updated_at, id) < ($2, $3) order by updated_at desc, id desc limit $4`, k.inbox, from.at, from.id, limit+1)
+			`select `+draftColumns+` from draft where inbox_id = $1 and (updated_at, id) < ($2, $3) order by updated_at desc, id desc limit $4`, k.Inbox(), from.at, from.id, limit+1)
 		return err
 	})
 	if err != nil {
@@ -275,14 +276,14 @@ func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *Key, lim
 
 // Draft returns one draft of the inbox that k opens, with all that it says, or
 // an error that wraps [store.ErrNotFound].
-func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *Key, id string) (d Draft, o Outgoing, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *seal.Key, id string) (d Draft, o Outgoing, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return Draft{}, Outgoing{}, err
 	}
-	defer m.touch()
+	defer m.scrub.Touch()
 	var blob string
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		d, err = scanDraft(tx.QueryRowContext(ctx, `select `+draftColumns+`, blob_id from draft where id = $1 and inbox_id = $2`, id, k.inbox).Scan, k, &blob)
+		d, err = scanDraft(tx.QueryRowContext(ctx, `select `+draftColumns+`, blob_id from draft where id = $1 and inbox_id = $2`, id, k.Inbox()).Scan, k, &blob)
 		return err
 	})
 	if err != nil {
@@ -292,7 +293,7 @@ func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *Key, id s
 	if err != nil { // it was changed just now
 		return Draft{}, Outgoing{}, fmt.Errorf("draft %s: %w", id, err)
 	}
-	whole, err := k.open(id, "draft", sealed)
+	whole, err := k.Open(id, "draft", sealed)
 	if err != nil {
 		return Draft{}, Outgoing{}, err
 	}
@@ -302,7 +303,7 @@ func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *Key, id s
 		return Draft{}, Outgoing{}, fmt.Errorf("draft %s: %w", id, err)
 	}
 	o = Outgoing{
-		Inbox: k.inbox, Key: k, ReplyTo: s.ReplyTo, Forward: s.Forward, ReplyAll: s.ReplyAll, Quote: s.Quote,
+		Inbox: k.Inbox(), Key: k, ReplyTo: s.ReplyTo, Forward: s.Forward, ReplyAll: s.ReplyAll, Quote: s.Quote,
 		Draft: mail.Draft{
 			To: s.To, Cc: s.Cc, Bcc: s.Bcc, Subject: s.Subject, Text: s.Text, HTML: s.HTML, Markdown: s.Markdown,
 			InReplyTo: s.InReplyTo, References: s.References, Attachments: s.Attachments,
@@ -313,11 +314,11 @@ func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *Key, id s
 
 // DeleteDraft removes a draft of the inbox that k opens. Version is the one that
 // the caller means, or 0 for whichever is there.
-func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *Key, id string, version int64) error {
-	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
+func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64) error {
+	if err := errors.Join(mayOpen(who, k.Inbox()), May(k, seal.Propose)); err != nil {
 		return err
 	}
-	return m.deleteDraft(ctx, k.inbox, id, version, Proposed{})
+	return m.deleteDraft(ctx, k.Inbox(), id, version, Proposed{})
 }
 
 // deleteDraft removes a draft that was sent as p, or by hand for the zero one.
@@ -357,8 +358,8 @@ const draftTime = keyTime - time.Hour
 // SendDraft proposes to send a draft and removes it. Of how only when and how it
 // leaves counts. A draft is proposed once: who sends it at the same time, again
 // after a crash, or within a day since the answer was lost, gets the same action.
-func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via string, k *Key, id string, version int64, how Outgoing) (Proposed, error) {
-	if err := errors.Join(mayOpen(who, k.inbox), k.May(Propose)); err != nil {
+func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via string, k *seal.Key, id string, version int64, how Outgoing) (Proposed, error) {
+	if err := errors.Join(mayOpen(who, k.Inbox()), May(k, seal.Propose)); err != nil {
 		return Proposed{}, err
 	}
 	d, o, err := m.Draft(ctx, who, k, id)
@@ -397,7 +398,7 @@ func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via stri
 		}
 		return p, err
 	}
-	if err := m.deleteDraft(context.WithoutCancel(ctx), k.inbox, id, d.Version, p); err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrDraft) {
+	if err := m.deleteDraft(context.WithoutCancel(ctx), k.Inbox(), id, d.Version, p); err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrDraft) {
 		m.log.WarnContext(ctx, "delete sent draft", "draft", id, "err", err)
 	}
 	return p, nil
@@ -411,21 +412,21 @@ func sentRequest(id string, version int64) request {
 // sentDraft returns the action of a draft that was sent in the last day and is
 // gone since: who asks once more has not heard the answer. Version 0 is whichever
 // was sent. For a draft that was not, or another version, it returns gone.
-func (m *PostOffice) sentDraft(ctx context.Context, who auth.Principal, k *Key, id string, version int64, gone error) (p Proposed, err error) {
+func (m *PostOffice) sentDraft(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64, gone error) (p Proposed, err error) {
 	key := sha256.Sum256([]byte(sentRequest(id, 0).key))
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		var digest []byte
 		var action string
 		var state oversight.State
 		err := tx.One(ctx, `select request, action_id, state from send_once where inbox_id = $1 and key = $2 and at > $3`,
-			[]any{k.inbox, key[:], store.Time(time.Now().Add(-keyTime))}, &digest, &action, &state)
+			[]any{k.Inbox(), key[:], store.Time(time.Now().Add(-keyTime))}, &digest, &action, &state)
 		if errors.Is(err, store.ErrNotFound) || err == nil && version != 0 && [sha256.Size]byte(digest) != sentRequest(id, version).digest {
 			return fmt.Errorf("send draft %s: %w", id, gone)
 		}
 		if err != nil {
 			return err
 		}
-		p, err = m.first(ctx, tx, who, Inbox{ID: k.inbox}, action, state)
+		p, err = m.first(ctx, tx, who, Inbox{ID: k.Inbox()}, action, state)
 		return err
 	})
 	return p, err

@@ -17,7 +17,7 @@ import (
 // what [oversight.Gate.Revise] returns, a [mail.FieldError] says what cannot be
 // written.
 func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, action string, version int64, e mail.Edit) (a oversight.Action, err error) {
-	defer m.touch()
+	defer m.scrub.Touch()
 	if !who.Decides() {
 		return oversight.Action{}, fmt.Errorf("%s does not edit what is proposed, only a person who reviews does: %w", who, auth.ErrForbidden)
 	}
@@ -105,7 +105,7 @@ var _ oversight.Opener = (*PostOffice)(nil)
 
 // OpenFile implements [oversight.Opener].
 func (m *PostOffice) OpenFile(a oversight.Action, index int) (oversight.File, []byte, error) {
-	m.touch()
+	m.scrub.Touch()
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.File{}, nil, fmt.Errorf("open file of action %s: %w", a.ID, err)

@@ -19,6 +19,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -402,7 +403,7 @@ func TestKeyOfBefore(t *testing.T) {
 			t.Error("it has no key pair after it was shown")
 		}
 		who, k := f.show(t, key, "")
-		p, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: mailbox.Read}))(t)
+		p, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: seal.Read}))(t)
 		if err := f.post.Revoke(ctx, who, "", p.Credential, false); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -21,25 +22,25 @@ import (
 //
 // An error may come after some messages were written; who reads w must then not
 // take it for all.
-func (m *PostOffice) Export(ctx context.Context, who auth.Principal, k *Key, w io.Writer) (n int, err error) {
+func (m *PostOffice) Export(ctx context.Context, who auth.Principal, k *seal.Key, w io.Writer) (n int, err error) {
 	if who.Kind != auth.Agent {
 		return 0, fmt.Errorf("a %s cannot export an inbox, only its own key can: %w", who.Kind, auth.ErrForbidden)
 	}
-	if err := mayOpen(who, k.inbox); err != nil {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return 0, err
 	}
-	if err := k.May(Manage); err != nil {
+	if err := May(k, seal.Manage); err != nil {
 		return 0, err
 	}
-	defer m.touch()
+	defer m.scrub.Touch()
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, who, audit.InboxExport, k.inbox, nil)
+		return audit.Append(ctx, tx, who, audit.InboxExport, k.Inbox(), nil)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("export inbox: %w", err)
 	}
 	for after := (position{}); ; {
-		list, err := m.exported(ctx, k.inbox, after)
+		list, err := m.exported(ctx, k.Inbox(), after)
 		if err != nil {
 			return n, fmt.Errorf("export inbox: %w", err)
 		}
@@ -76,12 +77,12 @@ func (m *PostOffice) exported(ctx context.Context, inbox string, after position)
 	return out, err
 }
 
-func (m *PostOffice) exportOne(k *Key, u unfolded, w io.Writer) error {
+func (m *PostOffice) exportOne(k *seal.Key, u unfolded, w io.Writer) error {
 	sealed, err := m.cfg.Blobs.Get(u.blob)
 	if err != nil {
 		return err
 	}
-	raw, err := k.open(u.id, "message", sealed)
+	raw, err := k.Open(u.id, "message", sealed)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -35,16 +36,13 @@ const maxKeys = 100
 // so that somebody looks at it once a year.
 const MaxGrant = 366 * 24 * time.Hour
 
-// recovers is the scope of a recovery key. It includes none of the others.
-const recovers Scope = "recover"
-
 // A Part is what one credential may do in one inbox.
 type Part struct {
 	Credential string // its id
 	Inbox      string
 	Kind       auth.Kind // Agent: a key of the inbox; Grant; Recovery
 	Name       string
-	Scope      Scope
+	Scope      seal.Scope
 	Created    time.Time
 	CreatedBy  string    // a principal, or empty if that is not known
 	Used       time.Time // when the credential was last shown, to ten minutes; zero means never
@@ -84,8 +82,8 @@ func parts(ctx context.Context, tx *store.Tx, where string, args ...any) (out []
 func (m *PostOffice) managed(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (Inbox, error) {
 	if mayManage(who) != nil {
 		b, s, err := m.reach(ctx, tx, who, name)
-		if err == nil && !s.includes(Manage) {
-			err = fmt.Errorf("%s does not manage inbox %s: that takes a key of it with the scope %s: %w", who, b.ID, Manage, auth.ErrForbidden)
+		if err == nil && !s.Includes(seal.Manage) {
+			err = fmt.Errorf("%s does not manage inbox %s: that takes a key of it with the scope %s: %w", who, b.ID, seal.Manage, auth.ErrForbidden)
 		}
 		return b, err
 	}
@@ -124,17 +122,17 @@ func (m *PostOffice) Grants(ctx context.Context, who auth.Principal) (out []Part
 
 // A NewKey is a request for a credential of an inbox.
 type NewKey struct {
-	Name    string    // what a person calls it, at most 100 characters; may be empty
-	Scope   Scope     // empty means full for a key, read for a grant
-	Expires time.Time // zero means never; a grant must have an end, MaxGrant away at most
+	Name    string     // what a person calls it, at most 100 characters; may be empty
+	Scope   seal.Scope // empty means full for a key, read for a grant
+	Expires time.Time  // zero means never; a grant must have an end, MaxGrant away at most
 }
 
 func (n *NewKey) check() error {
 	switch {
 	case !utf8.ValidString(n.Name) || utf8.RuneCountInString(n.Name) > 100 || strings.ContainsFunc(n.Name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return fmt.Errorf("%w: name: must be at most 100 characters that can be seen", ErrInvalid)
-	case n.Scope.rank() == 0:
-		return fmt.Errorf("%w: scope: must be one of %v", ErrInvalid, Scopes)
+	case !n.Scope.Valid():
+		return fmt.Errorf("%w: scope: must be one of %v", ErrInvalid, seal.Scopes)
 	case !n.Expires.IsZero() && !n.Expires.After(time.Now()):
 		return fmt.Errorf("%w: expires_at: must be in the future", ErrInvalid)
 	}
@@ -144,23 +142,23 @@ func (n *NewKey) check() error {
 // hold does f with the keys of k's inbox as they are, while nobody else changes
 // who has a part in it. The attack on doing it without: a key that is added
 // while another is revoked would miss the new epoch, or see it.
-func (m *PostOffice) hold(ctx context.Context, k *Key, want Scope, f func(tx *store.Tx, b Inbox, k *Key) error) error {
-	if err := k.May(want); err != nil {
+func (m *PostOffice) hold(ctx context.Context, who auth.Principal, k *seal.Key, want seal.Scope, f func(tx *store.Tx, b Inbox, k *seal.Key) error) error {
+	if err := May(k, want); err != nil {
 		return err
 	}
 	return m.db.Update(ctx, func(tx *store.Tx) error {
-		if err := lockInbox(ctx, tx, k.inbox); err != nil {
+		if err := lockInbox(ctx, tx, k.Inbox()); err != nil {
 			return err
 		}
-		b, err := m.find(ctx, tx, k.inbox)
+		b, err := m.find(ctx, tx, k.Inbox())
 		if err != nil {
-			return fmt.Errorf("inbox %q: %w", k.inbox, err)
+			return fmt.Errorf("inbox %q: %w", k.Inbox(), err)
 		}
-		fresh, _, err := m.unlockIn(ctx, tx, b, k.holder, k.cred, "")
+		fresh, _, err := m.unlockIn(ctx, tx, b, who, k.Credential(), "")
 		if err != nil {
 			return err
 		}
-		if err := fresh.May(want); err != nil {
+		if err := May(fresh, want); err != nil {
 			return err
 		}
 		return f(tx, b, fresh)
@@ -186,25 +184,21 @@ func room(ctx context.Context, tx *store.Tx, inbox string) error {
 	return nil
 }
 
-// issue makes a credential with a part in the inbox that k opens.
-func issue(ctx context.Context, tx *store.Tx, who auth.Principal, k *Key, c auth.Credential, s Scope) (string, auth.Secret, error) {
-	if err := room(ctx, tx, k.inbox); err != nil {
+// issue makes a credential with a part in b, which k opens.
+func issue(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, k *seal.Key, c auth.Credential, s seal.Scope) (string, auth.Secret, error) {
+	if err := room(ctx, tx, k.Inbox()); err != nil {
 		return "", "", err
 	}
-	c.Project, c.CreatedBy = k.holder.Project, who.String()
+	c.Project, c.CreatedBy = b.Project, who.String()
 	id, key, err := auth.NewCredential(ctx, tx, c)
 	if err != nil {
 		return "", "", err
 	}
-	cred, err := credentialKeys(key, id)
+	cred, err := seal.CredentialKey(key.Reveal(), id)
 	if err != nil {
 		return "", "", err
 	}
-	epochs, err := k.all()
-	if err != nil {
-		return "", "", err
-	}
-	return id, key, enrol(ctx, tx, who, k.inbox, id, cred.PublicKey().Bytes(), s, c.Expires, epochs)
+	return id, key, enrol(ctx, tx, who, b.ID, id, cred.PublicKey(), s, c.Expires, k)
 }
 
 func onePart(ctx context.Context, tx *store.Tx, inbox, id string) (Part, error) {
@@ -226,16 +220,16 @@ func ends(t time.Time) string {
 }
 
 // AddKey makes another key of the inbox that k manages. It is shown this once.
-func (m *PostOffice) AddKey(ctx context.Context, who auth.Principal, k *Key, n NewKey) (p Part, key auth.Secret, err error) {
+func (m *PostOffice) AddKey(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
 	if n.Scope == "" {
-		n.Scope = Manage
+		n.Scope = seal.Manage
 	}
 	if err := n.check(); err != nil {
 		return Part{}, "", err
 	}
-	err = m.hold(ctx, k, Manage, func(tx *store.Tx, b Inbox, k *Key) error {
+	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
 		var id string
-		id, key, err = issue(ctx, tx, who, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: n.Name, Expires: n.Expires}, n.Scope)
+		id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: n.Name, Expires: n.Expires}, n.Scope)
 		if err != nil {
 			return err
 		}
@@ -250,10 +244,10 @@ func (m *PostOffice) AddKey(ctx context.Context, who auth.Principal, k *Key, n N
 // AddRecovery makes a recovery key of the inbox that k manages, for a person to
 // keep away from any machine. It is shown this once and opens no mail by itself:
 // [PostOffice.Recover] makes a new key of the inbox with it.
-func (m *PostOffice) AddRecovery(ctx context.Context, who auth.Principal, k *Key) (p Part, key auth.Secret, err error) {
-	err = m.hold(ctx, k, Manage, func(tx *store.Tx, b Inbox, k *Key) error {
+func (m *PostOffice) AddRecovery(ctx context.Context, who auth.Principal, k *seal.Key) (p Part, key auth.Secret, err error) {
+	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
 		var id string
-		id, key, err = issue(ctx, tx, who, k, auth.Credential{Kind: auth.Recovery, Inbox: b.ID, Name: "recovery key"}, recovers)
+		id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Recovery, Inbox: b.ID, Name: "recovery key"}, seal.Recover)
 		if err != nil {
 			return err
 		}
@@ -272,7 +266,7 @@ func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery a
 	if who.Kind != auth.Recovery {
 		return Inbox{}, Part{}, "", fmt.Errorf("a %s recovers no inbox, only its recovery key (prk_…) does: %w", who.Kind, auth.ErrForbidden)
 	}
-	cred, err := credentialKeys(recovery, who.ID)
+	cred, err := seal.CredentialKey(recovery.Reveal(), who.ID)
 	if err != nil {
 		return Inbox{}, Part{}, "", err
 	}
@@ -302,7 +296,7 @@ func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery a
 			return err
 		}
 		var id string
-		if id, key, err = issue(ctx, tx, who, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: "recovered"}, Manage); err != nil {
+		if id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: "recovered"}, seal.Manage); err != nil {
 			return err
 		}
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
@@ -316,12 +310,12 @@ func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery a
 // Rotate replaces a key of the inbox that k opens by a new one with the same
 // scope and end, and re-keys the inbox. A key may replace itself; to replace
 // another, or a recovery key, takes one that manages.
-func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *Key, id string) (p Part, key auth.Secret, err error) {
-	want := Manage
-	if id == k.holder.ID && k.holder.Kind == auth.Agent {
-		want = Read
+func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id string) (p Part, key auth.Secret, err error) {
+	want := seal.Manage
+	if id == who.ID && id == k.Credential().ID && who.Kind == auth.Agent { // not a sandbox that was lent the key
+		want = seal.Read
 	}
-	err = m.hold(ctx, k, want, func(tx *store.Tx, b Inbox, k *Key) error {
+	err = m.hold(ctx, who, k, want, func(tx *store.Tx, b Inbox, k *seal.Key) error {
 		old, err := onePart(ctx, tx, b.ID, id)
 		if err != nil {
 			return err
@@ -330,7 +324,7 @@ func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *Key, id 
 			return fmt.Errorf("%w: a grant is not rotated: revoke it and make another", ErrInvalid)
 		}
 		var fresh string
-		fresh, key, err = issue(ctx, tx, who, k, auth.Credential{Kind: old.Kind, Inbox: b.ID, Name: old.Name, Expires: old.Expires}, old.Scope)
+		fresh, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: old.Kind, Inbox: b.ID, Name: old.Name, Expires: old.Expires}, old.Scope)
 		if err != nil {
 			return err
 		}
@@ -371,8 +365,8 @@ func (m *PostOffice) Revoke(ctx context.Context, who auth.Principal, inbox, id s
 		if err != nil {
 			return err
 		}
-		if p.Kind == auth.Agent && p.Scope == Manage {
-			others, err := parts(ctx, tx, `k.inbox_id = $1 and k.credential_id <> $2 and c.kind = $3 and k.scope = $4 and k.expires_at = 0`, b.ID, id, auth.Agent, Manage)
+		if p.Kind == auth.Agent && p.Scope == seal.Manage {
+			others, err := parts(ctx, tx, `k.inbox_id = $1 and k.credential_id <> $2 and c.kind = $3 and k.scope = $4 and k.expires_at = 0`, b.ID, id, auth.Agent, seal.Manage)
 			if err != nil {
 				return err
 			}
@@ -464,12 +458,12 @@ func (m *PostOffice) drop(ctx context.Context, tx *store.Tx, who auth.Principal,
 // the credentials that have a part in it now. It needs none of them, and the
 // private key is forgotten when it returns.
 func (m *PostOffice) rekey(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox) (Inbox, error) {
-	public, private, err := newKeys()
+	next := b.epoch + 1
+	pair, err := seal.NewPair(b.ID, next)
 	if err != nil {
 		return Inbox{}, err
 	}
-	next := b.epoch + 1
-	ok, err := tx.Changed(ctx, `update inbox set epoch = $1, public_key = $2 where id = $3 and epoch = $4`, next, public, b.ID, b.epoch)
+	ok, err := tx.Changed(ctx, `update inbox set epoch = $1, public_key = $2 where id = $3 and epoch = $4`, next, pair.Public, b.ID, b.epoch)
 	if err != nil {
 		return Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
 	}
@@ -477,7 +471,7 @@ func (m *PostOffice) rekey(ctx context.Context, tx *store.Tx, who auth.Principal
 		return Inbox{}, fmt.Errorf("re-key inbox %s: it changed meanwhile", b.ID) // unreachable: it is locked
 	}
 	if _, err := tx.ExecContext(ctx, `insert into inbox_epoch (inbox_id, epoch, public_key, created_at) values ($1, $2, $3, $4)`,
-		b.ID, next, public, store.Time(time.Now())); err != nil {
+		b.ID, next, pair.Public, store.Time(time.Now())); err != nil {
 		return Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
 	}
 	keys, err := publicKeys(ctx, tx, b.ID)
@@ -485,15 +479,15 @@ func (m *PostOffice) rekey(ctx context.Context, tx *store.Tx, who auth.Principal
 		return Inbox{}, err
 	}
 	for id, to := range keys {
-		wrapped, err := wrap(private, to, b.ID, id, next)
-		if err != nil {
-			return Inbox{}, err
+		list, err := pair.WrapFor(to, id)
+		if err == nil {
+			err = insertWrapped(ctx, tx, b.ID, id, list)
 		}
-		if _, err := tx.ExecContext(ctx, `insert into inbox_wrap (inbox_id, credential_id, epoch, wrapped) values ($1, $2, $3, $4)`, b.ID, id, next, wrapped); err != nil {
+		if err != nil {
 			return Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
 		}
 	}
-	b.epoch, b.publicKey = next, public
+	b.epoch, b.publicKey = next, pair.Public
 	return b, audit.Append(ctx, tx, who, audit.InboxRekey, b.ID, audit.Fields{"epoch": strconv.FormatInt(next, 10), "credentials": strconv.Itoa(len(keys))})
 }
 
@@ -521,11 +515,11 @@ func publicKeys(ctx context.Context, tx *store.Tx, inbox string) (map[string][]b
 
 func (n *NewKey) checkGrant() error {
 	if n.Scope == "" {
-		n.Scope = Read
+		n.Scope = seal.Read
 	}
 	switch {
-	case n.Scope == Manage:
-		return fmt.Errorf("%w: scope: a grant is to %s or to %s", ErrInvalid, Read, Propose)
+	case n.Scope == seal.Manage:
+		return fmt.Errorf("%w: scope: a grant is to %s or to %s", ErrInvalid, seal.Read, seal.Propose)
 	case n.Expires.IsZero() || n.Expires.After(time.Now().Add(MaxGrant)):
 		return fmt.Errorf("%w: expires_at: a grant has an end, %d days away at most", ErrInvalid, MaxGrant/(24*time.Hour))
 	}
@@ -534,11 +528,11 @@ func (n *NewKey) checkGrant() error {
 
 // Grant makes a grant over the inbox that k manages, for an orchestrator. It is
 // shown this once. [PostOffice.Extend] adds other inboxes to it.
-func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *Key, n NewKey) (p Part, key auth.Secret, err error) {
+func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
 	if err := n.checkGrant(); err != nil {
 		return Part{}, "", err
 	}
-	err = m.hold(ctx, k, Manage, func(tx *store.Tx, b Inbox, k *Key) error {
+	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
 		if room(ctx, tx, b.ID) != nil {
 			return room(ctx, tx, b.ID)
 		}
@@ -547,15 +541,11 @@ func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *Key, n Ne
 			return err
 		}
 		key = secret
-		cred, err := credentialKeys(key, id)
+		cred, err := seal.CredentialKey(key.Reveal(), id)
 		if err != nil {
 			return err
 		}
-		epochs, err := k.all()
-		if err != nil {
-			return err
-		}
-		if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey().Bytes(), n.Scope, n.Expires, epochs); err != nil {
+		if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey(), n.Scope, n.Expires, k); err != nil {
 			return err
 		}
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
@@ -568,11 +558,11 @@ func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *Key, n Ne
 
 // Extend gives a grant that there is a part in the inbox that k manages. It
 // needs the grant's id alone, not the grant.
-func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *Key, grant string, n NewKey) (p Part, err error) {
+func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *seal.Key, grant string, n NewKey) (p Part, err error) {
 	if err := n.checkGrant(); err != nil {
 		return Part{}, err
 	}
-	err = m.hold(ctx, k, Manage, func(tx *store.Tx, b Inbox, k *Key) error {
+	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
 		if err := room(ctx, tx, b.ID); err != nil {
 			return err
 		}
@@ -591,11 +581,7 @@ func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *Key, gra
 		} else if !errors.Is(err, ErrNoKey) {
 			return err
 		}
-		epochs, err := k.all()
-		if err != nil {
-			return err
-		}
-		if err := enrol(ctx, tx, who, b.ID, grant, to, n.Scope, n.Expires, epochs); err != nil {
+		if err := enrol(ctx, tx, who, b.ID, grant, to, n.Scope, n.Expires, k); err != nil {
 			return err
 		}
 		if p, err = onePart(ctx, tx, b.ID, grant); err != nil {
@@ -612,7 +598,7 @@ func (m *PostOffice) NewAccount(ctx context.Context, who auth.Principal, name st
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return "", "", err
 	}
-	n := NewKey{Name: name, Scope: Read}
+	n := NewKey{Name: name, Scope: seal.Read}
 	if err := n.check(); err != nil {
 		return "", "", err
 	}

@@ -14,6 +14,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -70,7 +71,7 @@ func (f *fixture) refused(t *testing.T, key auth.Secret, inbox string, want erro
 	}
 }
 
-func (f *fixture) show(t *testing.T, key auth.Secret, inbox string) (auth.Principal, *mailbox.Key) {
+func (f *fixture) show(t *testing.T, key auth.Secret, inbox string) (auth.Principal, *seal.Key) {
 	t.Helper()
 	who, err := auth.CheckKey(t.Context(), f.db, key)
 	if err != nil {
@@ -103,10 +104,10 @@ func TestKeys(t *testing.T) {
 		_, k := f.show(t, first, "")
 
 		// A second key opens what there is and what comes, within its scope.
-		part, second := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Name: "laptop", Scope: mailbox.Read}))(t)
+		part, second := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Name: "laptop", Scope: seal.Read}))(t)
 		f.reads(t, second, "", "one")
 		reader, rk := f.show(t, second, b.Address)
-		if rk.May(mailbox.Read) != nil || !errors.Is(rk.May(mailbox.Propose), auth.ErrForbidden) || !errors.Is(rk.May(mailbox.Manage), auth.ErrForbidden) {
+		if mailbox.May(rk, seal.Read) != nil || !errors.Is(mailbox.May(rk, seal.Propose), auth.ErrForbidden) || !errors.Is(mailbox.May(rk, seal.Manage), auth.ErrForbidden) {
 			t.Errorf("scope = %v", rk.Scope())
 		}
 		if _, err := f.post.Send(ctx, reader, "test", mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}, Text: "x"}}); !errors.Is(err, auth.ErrForbidden) {
@@ -142,7 +143,7 @@ func TestKeys(t *testing.T) {
 		f.reads(t, first, "", "two one")
 
 		list, err := f.post.Parts(ctx, f.person, b.ID)
-		if err != nil || len(list) != 2 || list[0].Credential != who.ID || list[0].Scope != mailbox.Manage || list[1].Name != "laptop" || list[1].Scope != mailbox.Read || list[1].Used.IsZero() {
+		if err != nil || len(list) != 2 || list[0].Credential != who.ID || list[0].Scope != seal.Manage || list[1].Name != "laptop" || list[1].Scope != seal.Read || list[1].Used.IsZero() {
 			t.Errorf("keys = %+v, %v", list, err)
 		}
 		if _, err := f.post.Parts(ctx, f.other, b.ID); !errors.Is(err, mailbox.ErrNoInbox) {
@@ -249,12 +250,12 @@ func TestGrants(t *testing.T) {
 		_, kb := f.show(t, keyB, "")
 		soon := time.Now().Add(time.Hour)
 		part, grant := must(f.post.Grant(ctx, agentA, ka, mailbox.NewKey{Name: "orchestrator", Expires: soon}))(t)
-		if part.Scope != mailbox.Read || part.Expires.IsZero() {
+		if part.Scope != seal.Read || part.Expires.IsZero() {
 			t.Errorf("grant = %+v", part)
 		}
 		f.reads(t, grant, a.Address, "one")
 		f.refused(t, grant, b.Address, auth.ErrForbidden)
-		if _, err := f.post.Extend(ctx, agentB, kb, part.Credential, mailbox.NewKey{Scope: mailbox.Propose, Expires: soon}); err != nil {
+		if _, err := f.post.Extend(ctx, agentB, kb, part.Credential, mailbox.NewKey{Scope: seal.Propose, Expires: soon}); err != nil {
 			t.Fatal(err)
 		}
 		f.reads(t, grant, b.ID, "one")
@@ -292,7 +293,7 @@ func TestGrants(t *testing.T) {
 				return err
 			}(),
 			"to manage": func() error {
-				_, _, err := f.post.Grant(ctx, agentA, ka, mailbox.NewKey{Scope: mailbox.Manage, Expires: soon})
+				_, _, err := f.post.Grant(ctx, agentA, ka, mailbox.NewKey{Scope: seal.Manage, Expires: soon})
 				return err
 			}(),
 			"twice the same": func() error {
@@ -481,7 +482,7 @@ func TestKeysAtOnce(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					goes, _, err := f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: mailbox.Read})
+					goes, _, err := f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: seal.Read})
 					if err == nil {
 						err = f.post.Revoke(ctx, who, "", goes.Credential, false)
 					}
@@ -569,7 +570,7 @@ func TestLoanEnds(t *testing.T) {
 		if ms, err := f.post.Messages(ctx, sandbox, lk, 0); err != nil || len(ms) != 1 {
 			t.Errorf("a loan reads %d, %v", len(ms), err)
 		}
-		if err := lk.May(mailbox.Propose); !errors.Is(err, auth.ErrForbidden) {
+		if err := mailbox.May(lk, seal.Propose); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a loan is more than reading: %v", err)
 		}
 		if _, _, err := f.post.AddKey(ctx, sandbox, lk, mailbox.NewKey{}); !errors.Is(err, auth.ErrForbidden) {
@@ -591,7 +592,7 @@ func TestKeyIsShared(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	b, _, key := f.inbox(t, "analyst")
 	who, k := f.show(t, key, "")
-	p, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: mailbox.Read}))(t)
+	p, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: seal.Read}))(t)
 	const each = 8
 	for range each {
 		f.incoming(t, b, "kohlrabi")

@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/mail"
 	"postern/internal/mailquery"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -98,12 +99,12 @@ func (m *PostOffice) unfolded(ctx context.Context, inbox string, from position, 
 
 // fold folds messages that are in no segment, the newest first, until there are
 // few or the time is over; at least one segment's worth.
-func (m *PostOffice) fold(ctx context.Context, k *Key, until time.Time) error {
+func (m *PostOffice) fold(ctx context.Context, k *seal.Key, until time.Time) error {
 	if err := m.mend(ctx, k); err != nil {
 		return err
 	}
 	for from := start; ; {
-		list, err := m.unfolded(ctx, k.inbox, from, m.foldMax)
+		list, err := m.unfolded(ctx, k.Inbox(), from, m.foldMax)
 		if err != nil || len(list) < m.foldMin {
 			return err
 		}
@@ -127,16 +128,16 @@ func (m *PostOffice) fold(ctx context.Context, k *Key, until time.Time) error {
 // foldSome folds one segment's worth if so many messages are in none: so an
 // inbox that is listed for months can be searched at once. That it cannot is no
 // reason not to list.
-func (m *PostOffice) foldSome(ctx context.Context, k *Key) {
+func (m *PostOffice) foldSome(ctx context.Context, k *seal.Key) {
 	var n int
 	err := m.db.View(ctx, func(tx *store.Tx) error {
-		return tx.One(ctx, `select count(*) from (select 1 from message where inbox_id = $1 and segment_id = '' limit $2) as u`, []any{k.inbox, m.foldMax}, &n)
+		return tx.One(ctx, `select count(*) from (select 1 from message where inbox_id = $1 and segment_id = '' limit $2) as u`, []any{k.Inbox(), m.foldMax}, &n)
 	})
 	if err == nil && n >= m.foldMax {
 		err = m.fold(ctx, k, time.Now())
 	}
 	if err != nil && ctx.Err() == nil {
-		m.log.WarnContext(ctx, "index messages", "inbox", k.inbox, "err", err)
+		m.log.WarnContext(ctx, "index messages", "inbox", k.Inbox(), "err", err)
 	}
 }
 
@@ -164,7 +165,7 @@ func wipe(entries []*indexed) {
 
 // digest opens messages and returns what the index holds of each, in their
 // order; nil for what k does not open.
-func (m *PostOffice) digest(k *Key, list []unfolded, text bool) []*indexed {
+func (m *PostOffice) digest(k *seal.Key, list []unfolded, text bool) []*indexed {
 	out := make([]*indexed, len(list))
 	var wg sync.WaitGroup
 	next := make(chan int)
@@ -183,8 +184,8 @@ func (m *PostOffice) digest(k *Key, list []unfolded, text bool) []*indexed {
 	return out
 }
 
-func (m *PostOffice) digestOne(k *Key, u unfolded, text bool) *indexed {
-	opened, err := k.open(u.id, "summary", u.summary)
+func (m *PostOffice) digestOne(k *seal.Key, u unfolded, text bool) *indexed {
+	opened, err := k.Open(u.id, "summary", u.summary)
 	if err != nil {
 		return nil
 	}
@@ -219,12 +220,12 @@ func wordsOf(s string, most int) []byte {
 
 // textOf returns the words of a message's text. A message that is not there any
 // more, or cannot be opened, is found by its summary alone.
-func (m *PostOffice) textOf(k *Key, u unfolded) []byte {
+func (m *PostOffice) textOf(k *seal.Key, u unfolded) []byte {
 	sealed, err := m.cfg.Blobs.Get(u.blob)
 	if err != nil {
 		return []byte(" ")
 	}
-	raw, err := k.open(u.id, "message", sealed)
+	raw, err := k.Open(u.id, "message", sealed)
 	if err != nil {
 		return []byte(" ")
 	}
@@ -334,7 +335,7 @@ var errSegment = errors.New("a part of the search index cannot be read")
 // putSegment seals entries as a segment, in the place of the segment old if that is
 // not empty. It does nothing and returns false if another program has put one of
 // the messages into a segment meanwhile.
-func (m *PostOffice) putSegment(ctx context.Context, k *Key, entries []*indexed, old string) (done bool, err error) {
+func (m *PostOffice) putSegment(ctx context.Context, k *seal.Key, entries []*indexed, old string) (done bool, err error) {
 	s := segment{id: "sgm_" + rand.Text(), messages: len(entries), oldest: entries[0].at, newest: entries[0].at}
 	s.blob, s.textBlob = s.id, strings.Replace(s.id, "sgm_", "sgt_", 1)
 	var meta, text []byte
@@ -352,7 +353,7 @@ func (m *PostOffice) putSegment(ctx context.Context, k *Key, entries []*indexed,
 		name, blob string
 		data       []byte
 	}{{"index", s.blob, meta}, {"text", s.textBlob, text}} {
-		sealed, err := k.sealOwn(s.id, part.name, part.data)
+		sealed, err := k.Seal(s.id, part.name, part.data)
 		clear(part.data)
 		if err != nil {
 			return false, err
@@ -362,11 +363,11 @@ func (m *PostOffice) putSegment(ctx context.Context, k *Key, entries []*indexed,
 		}
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := m.lock(ctx, tx, k.inbox); err != nil {
+		if _, err := m.lock(ctx, tx, k.Inbox()); err != nil {
 			return err
 		}
 		if old != "" {
-			if ok, err := dropSegment(ctx, tx, k.inbox, old); err != nil || !ok {
+			if ok, err := dropSegment(ctx, tx, k.Inbox(), old); err != nil || !ok {
 				return errors.Join(err, errRetry)
 			}
 		}
@@ -378,10 +379,10 @@ func (m *PostOffice) putSegment(ctx context.Context, k *Key, entries []*indexed,
 			return errors.Join(err, errRetry)
 		}
 		if _, err := tx.ExecContext(ctx, `insert into mail_segment (id, inbox_id, messages, oldest_at, newest_at, stale_at, blob_id) values ($1, $2, $3, $4, $5, 0, $6)`,
-			s.id, k.inbox, s.messages, s.oldest, s.newest, s.blob); err != nil {
+			s.id, k.Inbox(), s.messages, s.oldest, s.newest, s.blob); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, `insert into mail_segment_text (segment_id, inbox_id, blob_id) values ($1, $2, $3)`, s.id, k.inbox, s.textBlob)
+		_, err = tx.ExecContext(ctx, `insert into mail_segment_text (segment_id, inbox_id, blob_id) values ($1, $2, $3)`, s.id, k.Inbox(), s.textBlob)
 		return err
 	})
 	if errors.Is(err, errRetry) {
@@ -427,17 +428,17 @@ func (m *PostOffice) segments(ctx context.Context, inbox, where string, args ...
 }
 
 // openPart opens one of the two parts of a segment. Who calls it clears it.
-func (m *PostOffice) openPart(k *Key, s segment, part, blob string) ([]byte, error) {
+func (m *PostOffice) openPart(k *seal.Key, s segment, part, blob string) ([]byte, error) {
 	sealed, err := m.cfg.Blobs.Get(blob)
 	if err != nil {
 		return nil, err
 	}
-	return k.open(s.id, part, sealed)
+	return k.Open(s.id, part, sealed)
 }
 
 // mend writes segments anew whose messages are gone in part, a few at a time.
-func (m *PostOffice) mend(ctx context.Context, k *Key) error {
-	list, err := m.segments(ctx, k.inbox, `s.stale_at > 0`)
+func (m *PostOffice) mend(ctx context.Context, k *seal.Key) error {
+	list, err := m.segments(ctx, k.Inbox(), `s.stale_at > 0`)
 	if err != nil {
 		return err
 	}
@@ -452,20 +453,20 @@ func (m *PostOffice) mend(ctx context.Context, k *Key) error {
 	return nil
 }
 
-func (m *PostOffice) mendOne(ctx context.Context, k *Key, s segment) error {
+func (m *PostOffice) mendOne(ctx context.Context, k *seal.Key, s segment) error {
 	meta, err := m.openPart(k, s, "index", s.blob)
 	if err != nil {
-		return m.unfold(ctx, k.inbox, s)
+		return m.unfold(ctx, k.Inbox(), s)
 	}
 	defer clear(meta)
 	text, err := m.openPart(k, s, "text", s.textBlob)
 	if err != nil {
-		return m.unfold(ctx, k.inbox, s)
+		return m.unfold(ctx, k.Inbox(), s)
 	}
 	defer clear(text)
 	there := map[string]bool{}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		ids, err := tx.Strings(ctx, `select id from message where inbox_id = $1 and segment_id = $2`, k.inbox, s.id)
+		ids, err := tx.Strings(ctx, `select id from message where inbox_id = $1 and segment_id = $2`, k.Inbox(), s.id)
 		for _, id := range ids {
 			there[id] = true
 		}
@@ -488,7 +489,7 @@ func (m *PostOffice) mendOne(ctx context.Context, k *Key, s segment) error {
 		return fmt.Errorf("mend search index: %s: %w", s.id, errSegment)
 	}
 	if len(entries) == 0 {
-		return m.unfold(ctx, k.inbox, s)
+		return m.unfold(ctx, k.Inbox(), s)
 	}
 	done, err := m.putSegment(ctx, k, entries, s.id)
 	if err != nil || !done {

@@ -2,7 +2,6 @@ package mailbox
 
 import (
 	"context"
-	"crypto/hpke"
 	"errors"
 	"fmt"
 	"regexp"
@@ -10,49 +9,9 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
-
-// A Scope is what a credential may do in an inbox. Each includes those before.
-type Scope string
-
-// The scopes.
-const (
-	Read    Scope = "read"    // reads
-	Propose Scope = "propose" // reads, and proposes to send
-	Manage  Scope = "full"    // also manages the inbox, its keys and grants
-)
-
-// Scopes are all of them, from the narrowest.
-var Scopes = []Scope{Read, Propose, Manage}
-
-func (s Scope) rank() int {
-	switch s {
-	case Read:
-		return 1
-	case Propose:
-		return 2
-	case Manage:
-		return 3
-	case recovers:
-	}
-	return 0 // also a scope of a later version, or nonsense: nothing
-}
-
-func (s Scope) includes(want Scope) bool { return want.rank() > 0 && s.rank() >= want.rank() }
-
-func (s Scope) words() string {
-	switch s {
-	case Read:
-		return "read"
-	case Propose:
-		return "propose"
-	case Manage:
-		return "manage"
-	case recovers:
-	}
-	return "do nothing"
-}
 
 // mayOpen returns the error of who may not read the inbox, in words that say
 // what would. That a grant may was shown when its key was opened.
@@ -72,9 +31,18 @@ func mayOpen(who auth.Principal, inbox string) error {
 	return fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key does: %w", who.Kind, auth.ErrForbidden)
 }
 
+// May returns an error that wraps [auth.ErrForbidden] unless k may do what want
+// says in its inbox.
+func May(k *seal.Key, want seal.Scope) error {
+	if k.Allows(want) {
+		return nil
+	}
+	return fmt.Errorf("this key may %s in inbox %s, not %s: %w", k.Scope().Verb(), k.Inbox(), want.Verb(), auth.ErrForbidden)
+}
+
 // membership is the part that a credential has in an inbox.
 type membership struct {
-	scope     Scope
+	scope     seal.Scope
 	publicKey []byte
 	expires   int64
 }
@@ -88,7 +56,7 @@ var nameForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(
 // what who may do in it by a credential. An empty name is who's own inbox.
 // Whether an inbox is somebody else's or is not there answers alike, so that
 // nobody learns addresses by asking.
-func (m *PostOffice) Reach(ctx context.Context, who auth.Principal, name string) (b Inbox, s Scope, err error) {
+func (m *PostOffice) Reach(ctx context.Context, who auth.Principal, name string) (b Inbox, s seal.Scope, err error) {
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		b, s, err = m.reach(ctx, tx, who, name)
 		return err
@@ -96,7 +64,7 @@ func (m *PostOffice) Reach(ctx context.Context, who auth.Principal, name string)
 	return b, s, err
 }
 
-func (m *PostOffice) reach(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (Inbox, Scope, error) {
+func (m *PostOffice) reach(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (Inbox, seal.Scope, error) {
 	if who.Kind != auth.Grant {
 		if err := mayOpen(who, who.Inbox); err != nil {
 			return Inbox{}, "", err
@@ -144,7 +112,7 @@ func member(ctx context.Context, tx *store.Tx, inbox, credentialID string) (memb
 // Open returns the key of an inbox that credential opens; an empty inbox means
 // the one that who acts for. Who is the credential's principal, as
 // [auth.CheckKey] told.
-func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*Key, error) {
+func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*seal.Key, error) {
 	if who.Kind != auth.Agent && who.Kind != auth.Grant {
 		if err := mayOpen(who, who.Inbox); err != nil {
 			return nil, err
@@ -154,18 +122,22 @@ func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential au
 	return m.unlock(ctx, who, credential, inbox)
 }
 
-// unlock opens an inbox for a credential, whatever kind it is of.
-func (m *PostOffice) unlock(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (k *Key, err error) {
-	cred, err := credentialKeys(credential, who.ID)
+// unlock opens an inbox for a credential of any kind.
+func (m *PostOffice) unlock(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (k *seal.Key, err error) {
+	cred, err := seal.CredentialKey(credential.Reveal(), who.ID)
 	if err != nil {
 		return nil, err
 	}
-	var old bool
+	var legacy bool
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		k, old, err = m.unlockWith(ctx, tx, who, cred, credential, inbox)
+		b, _, err := m.reach(ctx, tx, who, inbox)
+		if err != nil {
+			return err
+		}
+		k, legacy, err = m.unlockIn(ctx, tx, b, who, cred, credential)
 		return err
 	})
-	if err != nil || !old {
+	if err != nil || !legacy {
 		return k, err
 	}
 	if err := m.renew(ctx, k); err != nil {
@@ -174,76 +146,54 @@ func (m *PostOffice) unlock(ctx context.Context, who auth.Principal, credential 
 	return k, nil
 }
 
-// unlockWith does the work of unlock. Credential is needed only for what was
-// wrapped for it before credentials had key pairs, which old tells.
-func (m *PostOffice) unlockWith(ctx context.Context, tx *store.Tx, who auth.Principal, cred hpke.PrivateKey, credential auth.Secret, inbox string) (k *Key, old bool, err error) {
-	b, _, err := m.reach(ctx, tx, who, inbox)
-	if err != nil {
-		return nil, false, err
-	}
-	return m.unlockIn(ctx, tx, b, who, cred, credential)
-}
-
-// unlockIn returns the key of b for a credential that has a part in it.
-func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who auth.Principal, cred hpke.PrivateKey, credential auth.Secret) (k *Key, old bool, err error) {
-	m.touch()
-	p, err := member(ctx, tx, b.ID, who.ID)
+// unlockIn returns the key of b for a credential that has a part in it. Legacy
+// says that the credential is from before credentials had key pairs; only then
+// its secret is needed.
+func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who auth.Principal, cred seal.Credential, secret auth.Secret) (k *seal.Key, legacy bool, err error) {
+	m.scrub.Touch()
+	p, err := member(ctx, tx, b.ID, cred.ID)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, false, fmt.Errorf("%s has no key of inbox %s: %w", who, b.ID, auth.ErrForbidden)
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
 	}
-	k = &Key{inbox: b.ID, holder: who, scope: p.scope, credential: who.ID, cred: cred}
-	rows, err := tx.QueryContext(ctx, `select w.epoch, w.wrapped, e.public_key from inbox_wrap w
+	epochs, err := store.List(ctx, tx, func(row func(...any) error) (e seal.Epoch, err error) {
+		return e, row(&e.Number, &e.Wrapped, &e.Public)
+	}, `select w.epoch, w.wrapped, e.public_key from inbox_wrap w
 		join inbox_epoch e on e.inbox_id = w.inbox_id and e.epoch = w.epoch
-		where w.inbox_id = $1 and w.credential_id = $2 order by w.epoch`, b.ID, who.ID)
+		where w.inbox_id = $1 and w.credential_id = $2 order by w.epoch`, b.ID, cred.ID)
+	if err == nil && len(epochs) == 0 {
+		err = store.ErrNotFound
+	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var e epochKey
-		var public []byte
-		if err := rows.Scan(&e.epoch, &e.wrapped, &public); err != nil {
-			return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
-		}
-		if len(p.publicKey) == 0 {
-			if e.private, err = unwrapOld(e.wrapped, credential, b.ID, who.ID); err != nil {
-				return nil, false, err
-			}
-		}
-		e.id = idOf(public)
-		k.epochs = append(k.epochs, e)
+	if legacy = len(p.publicKey) == 0; legacy {
+		k, err = seal.NewLegacyKey(b.ID, p.scope, cred, secret.Reveal(), epochs)
+	} else {
+		k, err = seal.NewKey(b.ID, p.scope, cred, epochs)
 	}
-	if err := rows.Err(); err != nil {
-		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
-	}
-	if len(k.epochs) == 0 {
-		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, store.ErrNotFound)
-	}
-	if _, err := k.private(len(k.epochs) - 1); err != nil { // it opens, or it is no key
-		return nil, false, err
-	}
-	return k, len(p.publicKey) == 0, nil
+	return k, legacy, err
 }
 
 // renew stores the key pair of a credential that was made before there were
-// any, and wraps for it anew.
-func (m *PostOffice) renew(ctx context.Context, k *Key) error {
+// any, and wraps the keys of its inbox for it anew.
+func (m *PostOffice) renew(ctx context.Context, k *seal.Key) error {
+	cred := k.Credential()
+	list, err := k.WrapFor(cred.PublicKey(), cred.ID)
+	if err != nil {
+		return err
+	}
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		fresh, err := tx.Changed(ctx, `update inbox_key set public_key = $1 where inbox_id = $2 and credential_id = $3 and length(public_key) = 0`,
-			k.cred.PublicKey().Bytes(), k.inbox, k.holder.ID)
+			cred.PublicKey(), k.Inbox(), cred.ID)
 		if err != nil || !fresh { // another request was faster
 			return err
 		}
-		for _, e := range k.epochs {
-			wrapped, err := wrap(e.private, k.cred.PublicKey().Bytes(), k.inbox, k.holder.ID, e.epoch)
-			if err != nil {
-				return err
-			}
+		for _, w := range list {
 			if _, err := tx.ExecContext(ctx, `update inbox_wrap set wrapped = $1 where inbox_id = $2 and credential_id = $3 and epoch = $4`,
-				wrapped, k.inbox, k.holder.ID, e.epoch); err != nil {
+				w.Bytes, k.Inbox(), cred.ID, w.Epoch); err != nil {
 				return err
 			}
 		}
@@ -251,21 +201,26 @@ func (m *PostOffice) renew(ctx context.Context, k *Key) error {
 	})
 }
 
-// enrol gives a credential a part in an inbox: whoever holds the keys in epochs
-// says so, or makes the inbox.
-func enrol(ctx context.Context, tx *store.Tx, who auth.Principal, inbox, credentialID string, to []byte, s Scope, expires time.Time, epochs []epochKey) error {
+// enrol gives a credential, whose public key is to, a part in an inbox. Keys
+// holds the keys of the inbox that the credential is to open.
+func enrol(ctx context.Context, tx *store.Tx, who auth.Principal, inbox, credentialID string, to []byte, s seal.Scope, expires time.Time, keys seal.Wrapper) error {
 	_, err := tx.ExecContext(ctx, `insert into inbox_key (inbox_id, credential_id, scope, public_key, expires_at, created_at, created_by) values ($1, $2, $3, $4, $5, $6, $7)`,
 		inbox, credentialID, s, to, store.Time(expires), store.Time(time.Now()), who.String())
 	if err != nil {
 		return fmt.Errorf("insert inbox key: %w", err)
 	}
-	for _, e := range epochs {
-		wrapped, err := wrap(e.private, to, inbox, credentialID, e.epoch)
-		if err != nil {
-			return err
-		}
+	list, err := keys.WrapFor(to, credentialID)
+	if err != nil {
+		return err
+	}
+	return insertWrapped(ctx, tx, inbox, credentialID, list)
+}
+
+// insertWrapped stores private keys of an inbox that are closed for a credential.
+func insertWrapped(ctx context.Context, tx *store.Tx, inbox, credentialID string, list []seal.Wrapped) error {
+	for _, w := range list {
 		if _, err := tx.ExecContext(ctx, `insert into inbox_wrap (inbox_id, credential_id, epoch, wrapped) values ($1, $2, $3, $4)`,
-			inbox, credentialID, e.epoch, wrapped); err != nil {
+			inbox, credentialID, w.Epoch, w.Bytes); err != nil {
 			return fmt.Errorf("insert inbox key: %w", err)
 		}
 	}

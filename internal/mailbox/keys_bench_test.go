@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 	"postern/internal/storetest"
 )
 
@@ -20,7 +21,7 @@ func BenchmarkOpen(b *testing.B) {
 				b.Fatal(err)
 			}
 			for range epochs - 1 {
-				p, _, err := f.post.AddKey(b.Context(), who, k, mailbox.NewKey{Scope: mailbox.Read})
+				p, _, err := f.post.AddKey(b.Context(), who, k, mailbox.NewKey{Scope: seal.Read})
 				if err == nil {
 					err = f.post.Revoke(b.Context(), who, "", p.Credential, false)
 				}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -86,12 +87,12 @@ type labelled struct {
 // Label adds labels to messages of the inbox that k opens and takes labels
 // away, of all or of none of them. It returns them in the order of ids. What is
 // put into the trash is gone after 30 days, unless it is taken out of it.
-func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *Key, ids, add, remove []string) (out []Labelled, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *seal.Key, ids, add, remove []string) (out []Labelled, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return nil, err
 	}
 	// Who was only let in to read changes nothing: the trash ends messages.
-	if err := k.May(Propose); err != nil {
+	if err := May(k, seal.Propose); err != nil {
 		return nil, err
 	}
 	if len(ids) == 0 || len(ids) > MaxLabelChange {
@@ -109,13 +110,13 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *Key, ids,
 		}
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := m.lock(ctx, tx, k.inbox); err != nil {
+		if _, err := m.lock(ctx, tx, k.Inbox()); err != nil {
 			return err
 		}
-		if err := checkOwnLabels(ctx, tx, k.inbox, add); err != nil {
+		if err := checkOwnLabels(ctx, tx, k.Inbox(), add); err != nil {
 			return err
 		}
-		found, err := readLabels(ctx, tx, k.inbox, ids)
+		found, err := readLabels(ctx, tx, k.Inbox(), ids)
 		if err != nil {
 			return err
 		}
@@ -125,7 +126,7 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *Key, ids,
 			if !ok {
 				return fmt.Errorf("message %s: %w", id, store.ErrNotFound)
 			}
-			if err := relabel(ctx, tx, k.inbox, msg, add, remove); err != nil {
+			if err := relabel(ctx, tx, k.Inbox(), msg, add, remove); err != nil {
 				return err
 			}
 			out = append(out, Labelled{ID: id, Labels: msg.labels})
@@ -241,13 +242,13 @@ type LabelCount struct {
 
 // Labels returns the labels that are in use in the inbox that k opens, those of
 // this program always and first.
-func (m *PostOffice) Labels(ctx context.Context, who auth.Principal, k *Key) (out []LabelCount, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Labels(ctx context.Context, who auth.Principal, k *seal.Key) (out []LabelCount, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return nil, err
 	}
 	var counts []LabelCount
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		counts, err = countLabels(ctx, tx, k.inbox)
+		counts, err = countLabels(ctx, tx, k.Inbox())
 		return err
 	})
 	if err != nil {

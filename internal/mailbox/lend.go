@@ -2,12 +2,12 @@ package mailbox
 
 import (
 	"context"
-	"crypto/hpke"
 	"errors"
 	"fmt"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -17,7 +17,7 @@ import (
 type loan struct {
 	owner auth.Principal
 	inbox string
-	cred  hpke.PrivateKey
+	cred  seal.Credential
 }
 
 // CheckLoan returns an error unless credential opens the inbox of sandbox.
@@ -45,7 +45,7 @@ func (m *PostOffice) loan(ctx context.Context, sandbox auth.Principal, credentia
 	if err != nil {
 		return loan{}, err
 	}
-	return loan{owner: owner, inbox: k.inbox, cred: k.cred}, nil
+	return loan{owner: owner, inbox: k.Inbox(), cred: k.Credential()}, nil
 }
 
 // Lend lets sandbox read the inbox that it is attached to, until [PostOffice.Return]
@@ -78,7 +78,7 @@ func (m *PostOffice) Return(sandboxID string) {
 
 // Lent returns the key that was lent to a sandbox, which only reads, or an error
 // that says how its creator lends one.
-func (m *PostOffice) Lent(ctx context.Context, sandbox auth.Principal) (k *Key, err error) {
+func (m *PostOffice) Lent(ctx context.Context, sandbox auth.Principal) (k *seal.Key, err error) {
 	m.mu.Lock()
 	l, ok := m.lent[sandbox.ID]
 	m.mu.Unlock()
@@ -86,7 +86,11 @@ func (m *PostOffice) Lent(ctx context.Context, sandbox auth.Principal) (k *Key, 
 		return nil, fmt.Errorf("this sandbox may not read mail: its creator lends the inbox's key with the header X-Postern-Inbox-Key: %w", auth.ErrForbidden)
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		k, _, err = m.unlockWith(ctx, tx, l.owner, l.cred, "", l.inbox)
+		b, _, err := m.reach(ctx, tx, l.owner, l.inbox)
+		if err != nil {
+			return err
+		}
+		k, _, err = m.unlockIn(ctx, tx, b, l.owner, l.cred, "")
 		return err
 	})
 	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, ErrNoInbox) {
@@ -97,6 +101,6 @@ func (m *PostOffice) Lent(ctx context.Context, sandbox auth.Principal) (k *Key, 
 	if err != nil {
 		return nil, err
 	}
-	k.holder, k.scope = sandbox, Read
+	k.Narrow(seal.Read)
 	return k, nil
 }

@@ -33,8 +33,18 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/scrub"
+	"postern/internal/seal"
+	"postern/internal/semaphore"
 	"postern/internal/signing"
 	"postern/internal/store"
+)
+
+// How many large messages are in memory at a time, each of them several times:
+// sealed, opened, decoded.
+const (
+	maxReading     = 6
+	maxReadingEach = 2 // of one inbox
 )
 
 // SendKind is the kind of the actions that [PostOffice.Send] proposes.
@@ -78,6 +88,10 @@ type Config struct {
 	// gated_send, too; else only an owner does.
 	ProjectModes bool
 
+	// Scrub is told when mail is open in this process; nil means that nobody
+	// overwrites the memory that it leaves.
+	Scrub *scrub.Scrubber
+
 	// PublicURL is where people reach this server, "https://mail.example.com": the
 	// link in bulk mail leads there. Empty, bulk mail names its own inbox.
 	PublicURL string
@@ -95,12 +109,12 @@ type PostOffice struct {
 
 	watch *event.Watch
 
-	touched atomic.Int64 // when mail was last open, in Unix nanoseconds
-	removed atomic.Bool  // since the database was last made to forget
+	scrub   *scrub.Scrubber // told when mail is open in this process
+	removed atomic.Bool     // wrapped keys were deleted since the database was last vacuumed of them
 
 	found            *found // recent findings of the content checks
-	searching        *Turns
-	reading          *Turns
+	searching        *semaphore.Keyed
+	reading          *semaphore.Keyed
 	foldMin, foldMax int // messages, see index.go; a test makes them small
 
 	mu   sync.Mutex      // guards lent
@@ -119,7 +133,10 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	cfg.Domain = strings.ToLower(cfg.Domain)
 	cfg.Delivery.fill()
 	cfg.Demotion.fill()
-	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), found: newFound(), searching: NewTurns(maxSearching, maxSearchingEach), reading: NewTurns(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax, lent: map[string]loan{}}
+	if cfg.Scrub == nil {
+		cfg.Scrub = &scrub.Scrubber{}
+	}
+	m := &PostOffice{log: log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), searching: semaphore.New(maxSearching, maxSearchingEach), reading: semaphore.New(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax, lent: map[string]loan{}}
 	gate.Handle(SendKind, m)
 	gate.Handle(ModeKind, modeExecutor{m})
 	gate.Handle(AllowKind, allowExecutor{m})
@@ -128,6 +145,12 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	gate.Handle(policy.KindTrash, arranger{m})
 	gate.Handle(CopyKind, copyExecutor{m})
 	return m
+}
+
+// Reading waits until a message of an inbox may be read as a whole; call done
+// when its bytes are not needed any more. It is for all doors together.
+func (m *PostOffice) Reading(ctx context.Context, inbox string) (done func(), err error) {
+	return m.reading.Acquire(ctx, inbox)
 }
 
 // Domain returns the domain of the inboxes.
@@ -185,15 +208,15 @@ func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n NewI
 	if err != nil {
 		return Inbox{}, "", err
 	}
-	public, private, err := newKeys()
+	pair, err := seal.NewPair(b.ID, b.epoch)
 	if err != nil {
 		return Inbox{}, "", err
 	}
-	b.publicKey = public
+	b.publicKey = pair.Public
 	var key auth.Secret
 	for {
 		err = m.db.Update(ctx, func(tx *store.Tx) error {
-			key, err = m.insert(ctx, tx, who, b, []epochKey{{epoch: 1, id: idOf(public), private: private}}, account)
+			key, err = m.insert(ctx, tx, who, b, pair, account)
 			return err
 		})
 		if !errors.Is(err, ErrTaken) || len(more) == 0 {
@@ -219,11 +242,11 @@ func (m *PostOffice) account(ctx context.Context, who auth.Principal, credential
 	if !account {
 		return nil, mayManage(who)
 	}
-	k, err := credentialKeys(credential, who.ID)
+	k, err := seal.CredentialKey(credential.Reveal(), who.ID)
 	if err != nil {
 		return nil, err
 	}
-	return k.PublicKey().Bytes(), nil
+	return k.PublicKey(), nil
 }
 
 // plan returns the inbox that n asks for, without keys, and which addresses it
@@ -295,7 +318,7 @@ func (b *Inbox) check() error {
 
 // insert stores an inbox with its first key and the part of account in it,
 // which may be nil.
-func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, epochs []epochKey, account []byte) (auth.Secret, error) {
+func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, pair seal.Pair, account []byte) (auth.Secret, error) {
 	if err := m.useDomain(ctx, tx, b.Project, b.Address); err != nil {
 		return "", err
 	}
@@ -339,16 +362,16 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if err != nil {
 		return "", err
 	}
-	cred, err := credentialKeys(key, id)
+	cred, err := seal.CredentialKey(key.Reveal(), id)
 	if err != nil {
 		return "", err
 	}
-	if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey().Bytes(), Manage, time.Time{}, epochs); err != nil {
+	if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey(), seal.Manage, time.Time{}, pair); err != nil {
 		return "", err
 	}
 	detail := audit.Fields{"address": b.Address, "mode": string(b.Mode), "credential": id}
 	if account != nil {
-		if err := enrol(ctx, tx, who, b.ID, who.ID, account, Manage, time.Time{}, epochs); err != nil {
+		if err := enrol(ctx, tx, who, b.ID, who.ID, account, seal.Manage, time.Time{}, pair); err != nil {
 			return "", err
 		}
 		detail["grant"] = who.ID
@@ -483,7 +506,7 @@ func first(list []Inbox, err error) (Inbox, error) {
 
 // Accepts returns [ErrNoInbox] unless mail for the address is received here.
 func (m *PostOffice) Accepts(ctx context.Context, address string) error {
-	m.touch() // the mail itself comes next, whatever becomes of it
+	m.scrub.Touch() // the mail itself comes next, whatever becomes of it
 	return m.db.View(ctx, func(tx *store.Tx) error {
 		_, err := m.addressee(ctx, tx, address)
 		return err

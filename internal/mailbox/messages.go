@@ -3,6 +3,7 @@ package mailbox
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/policy"
 	"postern/internal/scan"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -143,15 +145,16 @@ type letter struct {
 // must be undone with [PostOffice.discard]; a crash leaves at most a blob
 // without a row.
 func (m *PostOffice) seal(b Inbox, d Direction, raw []byte, p mail.Message, s Summary) (letter, error) {
-	l := letter{id: newMessageID(), inbox: b, direction: d, at: time.Now().UTC(), size: len(raw), refs: m.refs(b.ID, p)}
+	// The ID is drawn before sealing, which binds to it.
+	l := letter{id: "msg_" + rand.Text(), inbox: b, direction: d, at: time.Now().UTC(), size: len(raw), refs: m.refs(b.ID, p)}
 	summary, err := json.Marshal(s)
 	if err != nil {
 		return letter{}, fmt.Errorf("summarise message: %w", err)
 	}
-	if l.summary, err = seal(b.publicKey, b.ID, l.id, "summary", summary); err != nil {
+	if l.summary, err = seal.Seal(b.publicKey, b.ID, l.id, "summary", summary); err != nil {
 		return letter{}, err
 	}
-	sealed, err := seal(b.publicKey, b.ID, l.id, "message", raw)
+	sealed, err := seal.Seal(b.publicKey, b.ID, l.id, "message", raw)
 	if err != nil {
 		return letter{}, err
 	}
@@ -234,7 +237,7 @@ type Arrival struct {
 // Receive stores a message that arrived for one or more inboxes. When it
 // returns nil the message is durable in all of them; otherwise it is in none.
 func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
-	defer m.touch()
+	defer m.scrub.Touch()
 	inboxes, err := m.recipients(ctx, e)
 	if err != nil {
 		return err
@@ -413,15 +416,15 @@ const messageColumns = `m.id, m.inbox_id, m.thread_id, m.direction, m.at, m.size
 
 // Messages returns the newest messages of the inbox that k opens, at most
 // limit of them; 0 means 50.
-func (m *PostOffice) Messages(ctx context.Context, who auth.Principal, k *Key, limit int) ([]Message, error) {
+func (m *PostOffice) Messages(ctx context.Context, who auth.Principal, k *seal.Key, limit int) ([]Message, error) {
 	out, _, err := m.List(ctx, who, k, Listing{Limit: limit})
 	return out, err
 }
 
 // List returns messages of the inbox that k opens, newest first, and the cursor
 // of the next page, which is empty where there is none.
-func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *Key, l Listing) (out []Message, next string, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *seal.Key, l Listing) (out []Message, next string, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	if l.Limit <= 0 {
@@ -431,7 +434,7 @@ func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *Key, l Lis
 	if err != nil {
 		return nil, "", err
 	}
-	query, args := `select `+messageColumns+` from message m where m.inbox_id = $1 and (m.at, m.id) < ($2, $3)`, []any{k.inbox, from.at, from.id}
+	query, args := `select `+messageColumns+` from message m where m.inbox_id = $1 and (m.at, m.id) < ($2, $3)`, []any{k.Inbox(), from.at, from.id}
 	order := ` order by m.at desc, m.id desc limit `
 	if l.Label != "" {
 		if err := checkLabel(l.Label); err != nil {
@@ -482,11 +485,11 @@ func (m *PostOffice) Count(ctx context.Context, inbox string) (n int64, err erro
 	return n, nil
 }
 
-func (m *PostOffice) scanAll(ctx context.Context, tx *store.Tx, k *Key, query string, args ...any) ([]Message, error) {
+func (m *PostOffice) scanAll(ctx context.Context, tx *store.Tx, k *seal.Key, query string, args ...any) ([]Message, error) {
 	return store.List(ctx, tx, func(row func(...any) error) (Message, error) { return m.scan(row, k) }, query, args...)
 }
 
-func (m *PostOffice) scan(row func(...any) error, k *Key) (Message, error) {
+func (m *PostOffice) scan(row func(...any) error, k *seal.Key) (Message, error) {
 	var msg Message
 	var at int64
 	var labels string
@@ -495,7 +498,7 @@ func (m *PostOffice) scan(row func(...any) error, k *Key) (Message, error) {
 		return Message{}, err
 	}
 	msg.At, msg.Labels = store.FromTime(at), splitLabels(labels)
-	summary, err := k.open(msg.ID, "summary", sealed)
+	summary, err := k.Open(msg.ID, "summary", sealed)
 	if err != nil {
 		return Message{}, err
 	}
@@ -505,12 +508,12 @@ func (m *PostOffice) scan(row func(...any) error, k *Key) (Message, error) {
 // Listed returns what a list shows of one message of the inbox that k opens,
 // without reading its bytes. It returns an error that wraps [store.ErrNotFound]
 // if there is none.
-func (m *PostOffice) Listed(ctx context.Context, who auth.Principal, k *Key, id string) (msg Message, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Listed(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg Message, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return Message{}, err
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		row := tx.QueryRowContext(ctx, `select `+messageColumns+` from message m where m.id = $1 and m.inbox_id = $2`, id, k.inbox)
+		row := tx.QueryRowContext(ctx, `select `+messageColumns+` from message m where m.id = $1 and m.inbox_id = $2`, id, k.Inbox())
 		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(dest...)) }, k)
 		return err
 	})
@@ -522,19 +525,19 @@ func (m *PostOffice) Listed(ctx context.Context, who auth.Principal, k *Key, id 
 
 // Message returns one message of the inbox that k opens, and its bytes. It
 // returns an error that wraps [store.ErrNotFound] if there is none.
-func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *Key, id string) (msg Message, raw []byte, err error) {
+func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg Message, raw []byte, err error) {
 	return m.whole(ctx, who, k, id, `select `+messageColumns+`, m.blob_id from message m where m.id = $1 and m.inbox_id = $2`)
 }
 
 // whole opens the message of a row, and its bytes. The query has its id and
 // its inbox for parameters, and yields the columns of a message and its blob.
-func (m *PostOffice) whole(ctx context.Context, who auth.Principal, k *Key, id, query string) (msg Message, raw []byte, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) whole(ctx context.Context, who auth.Principal, k *seal.Key, id, query string) (msg Message, raw []byte, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return Message{}, nil, err
 	}
 	var blob string
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		row := tx.QueryRowContext(ctx, query, id, k.inbox)
+		row := tx.QueryRowContext(ctx, query, id, k.Inbox())
 		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(append(dest, &blob)...)) }, k)
 		return err
 	})
@@ -545,6 +548,6 @@ func (m *PostOffice) whole(ctx context.Context, who auth.Principal, k *Key, id, 
 	if err != nil {
 		return Message{}, nil, fmt.Errorf("message %s: %w", id, err)
 	}
-	raw, err = k.open(msg.ID, "message", sealed)
+	raw, err = k.Open(msg.ID, "message", sealed)
 	return msg, raw, err
 }

@@ -18,6 +18,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -449,7 +450,7 @@ func TestUndoOfInbox(t *testing.T) {
 	})
 }
 
-func (f *fixture) arrived(t *testing.T, b mailbox.Inbox, who auth.Principal, key auth.Secret, raw string) (*mailbox.Key, string) {
+func (f *fixture) arrived(t *testing.T, b mailbox.Inbox, who auth.Principal, key auth.Secret, raw string) (*seal.Key, string) {
 	t.Helper()
 	err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}})
 	if err != nil {

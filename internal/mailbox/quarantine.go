@@ -16,6 +16,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/policy"
 	"postern/internal/scan"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -214,8 +215,8 @@ func heldLimit(limit int) int {
 
 // HeldMessages returns what is held for the inbox that k opens, with what its
 // senders wrote, newest first. Looking releases nothing.
-func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *Key, cursor string, limit int) (out []Message, next string, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *seal.Key, cursor string, limit int) (out []Message, next string, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	from, err := parseCursor(cursor)
@@ -225,7 +226,7 @@ func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *Ke
 	limit = heldLimit(limit)
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		out, err = m.scanAll(ctx, tx, k, `select id, inbox_id, '', 'in', at, size, '', summary from quarantine
-			where inbox_id = $1 and (at, id) < ($2, $3) order by at desc, id desc limit `+strconv.Itoa(limit+1), k.inbox, from.at, from.id)
+			where inbox_id = $1 and (at, id) < ($2, $3) order by at desc, id desc limit `+strconv.Itoa(limit+1), k.Inbox(), from.at, from.id)
 		return err
 	})
 	if err != nil {
@@ -237,7 +238,7 @@ func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *Ke
 
 // HeldMessage returns one message that is held for the inbox that k opens, and
 // its bytes. It returns an error that wraps [store.ErrNotFound] if there is none.
-func (m *PostOffice) HeldMessage(ctx context.Context, who auth.Principal, k *Key, id string) (msg Message, raw []byte, err error) {
+func (m *PostOffice) HeldMessage(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg Message, raw []byte, err error) {
 	return m.whole(ctx, who, k, id, `select id, inbox_id, '', 'in', at, size, '', summary, blob_id from quarantine where id = $1 and inbox_id = $2`)
 }
 

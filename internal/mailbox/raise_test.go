@@ -15,6 +15,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -63,7 +64,7 @@ func TestRaise(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		reader, readKey, err := f.post.AddKey(ctx, agent, k, mailbox.NewKey{Scope: mailbox.Propose})
+		reader, readKey, err := f.post.AddKey(ctx, agent, k, mailbox.NewKey{Scope: seal.Propose})
 		if err != nil {
 			t.Fatal(err)
 		}

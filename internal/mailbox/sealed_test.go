@@ -130,27 +130,6 @@ func (f *fixture) each(t *testing.T, table string, do func([]byte)) {
 	}
 }
 
-// FuzzOpen opens what somebody who can write the database put in a message's
-// place.
-func FuzzOpen(f *testing.F) {
-	k, sealed, err := mailbox.SealedForFuzz()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(sealed)
-	f.Add(sealed[:len(sealed)-1])
-	f.Add(sealed[:12])
-	f.Add([]byte("PS2h"))
-	f.Add([]byte("PS2s12345678"))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		got, err := mailbox.OpenForFuzz(k, data)
-		if bytes.Equal(data, sealed) != (err == nil) {
-			t.Errorf("open = %q, %v", got, err)
-		}
-	})
-}
-
 // FuzzNameFor makes names of any text: none that is no name, and none that is
 // reserved.
 func FuzzNameFor(f *testing.F) {

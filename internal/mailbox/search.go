@@ -12,6 +12,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mailquery"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -44,8 +45,8 @@ const (
 
 // Search looks for messages of the inbox that k opens. What it opens is in
 // memory while it works: a few segments at a time, none of it afterwards.
-func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *Key, s Search) (Found, error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *seal.Key, s Search) (Found, error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return Found{}, err
 	}
 	if s.Limit <= 0 {
@@ -55,7 +56,7 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *Key, s S
 	if err != nil {
 		return Found{}, err
 	}
-	me, err := m.addressOf(ctx, k.inbox)
+	me, err := m.addressOf(ctx, k.Inbox())
 	if err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
@@ -63,12 +64,12 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *Key, s S
 	if err != nil {
 		return Found{}, fmt.Errorf("%w: q: %w", ErrInvalid, err)
 	}
-	done, err := m.searching.Take(ctx, k.inbox)
+	done, err := m.searching.Acquire(ctx, k.Inbox())
 	if err != nil {
 		return Found{}, err
 	}
 	defer done()
-	defer m.touch()
+	defer m.scrub.Touch()
 	if err := m.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
@@ -92,7 +93,7 @@ func (m *PostOffice) addressOf(ctx context.Context, inbox string) (address strin
 // search is one search while it runs.
 type search struct {
 	post  *PostOffice
-	k     *Key
+	k     *seal.Key
 	q     *mailquery.Query
 	from  position
 	limit int
@@ -106,14 +107,14 @@ func (s *search) run(ctx context.Context) (Found, error) {
 	s.hits = nil
 	// First what is in no segment, and how much of it is not looked at, then the
 	// segments: what another program folds in between is seen twice and not never.
-	list, err := m.unfolded(ctx, s.k.inbox, s.from, s.maxOpen()+1)
+	list, err := m.unfolded(ctx, s.k.Inbox(), s.from, s.maxOpen()+1)
 	if err != nil {
 		return Found{}, err
 	}
 	if list, found.Pending, err = s.first(ctx, list); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
-	segments, err := m.segments(ctx, s.k.inbox, `s.oldest_at <= $2`, s.from.at)
+	segments, err := m.segments(ctx, s.k.Inbox(), `s.oldest_at <= $2`, s.from.at)
 	if err != nil {
 		return Found{}, err
 	}
@@ -162,7 +163,7 @@ func (s *search) enough(at int64) bool {
 // and leaves of segments those that hold one.
 func (s *search) require(ctx context.Context, segments []segment) ([]segment, error) {
 	label, unread := s.q.Required()
-	query, args := ``, []any{s.k.inbox, maxRequired + 1}
+	query, args := ``, []any{s.k.Inbox(), maxRequired + 1}
 	switch {
 	case label != "":
 		query, args = `select m.id, m.segment_id from message_label l join message m on m.id = l.message_id where l.inbox_id = $1 and l.label = $3 limit $2`, append(args, label)
@@ -207,7 +208,7 @@ func (s *search) first(ctx context.Context, list []unfolded) (looked []unfolded,
 	}
 	last := list[maxOpen-1]
 	err = s.post.db.View(ctx, func(tx *store.Tx) error {
-		return tx.One(ctx, `select count(*) from message where inbox_id = $1 and segment_id = '' and (at, id) < ($2, $3)`, []any{s.k.inbox, last.at, last.id}, &pending)
+		return tx.One(ctx, `select count(*) from message where inbox_id = $1 and segment_id = '' and (at, id) < ($2, $3)`, []any{s.k.Inbox(), last.at, last.id}, &pending)
 	})
 	return list[:maxOpen], pending, err
 }
@@ -299,7 +300,7 @@ func (s *search) judge(ctx context.Context, entries []*indexed) (hits []position
 	}
 	var found map[string]*labelled
 	err = s.post.db.View(ctx, func(tx *store.Tx) error {
-		found, err = readLabels(ctx, tx, s.k.inbox, ids)
+		found, err = readLabels(ctx, tx, s.k.Inbox(), ids)
 		return err
 	})
 	if err != nil {
@@ -320,7 +321,7 @@ func (s *search) judge(ctx context.Context, entries []*indexed) (hits []position
 
 // byID returns messages of k's inbox in the order of list, which is newest first;
 // those that are gone are left out.
-func (m *PostOffice) byID(ctx context.Context, k *Key, list []position) (ms []Message, err error) {
+func (m *PostOffice) byID(ctx context.Context, k *seal.Key, list []position) (ms []Message, err error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
@@ -332,5 +333,5 @@ func (m *PostOffice) byID(ctx context.Context, k *Key, list []position) (ms []Me
 		ms, err = m.scanAll(ctx, tx, k, `select `+messageColumns+` from message m where m.id in (`+places(1, len(list))+`) order by m.at desc, m.id desc`, args...)
 		return err
 	})
-	return slices.DeleteFunc(ms, func(msg Message) bool { return msg.Inbox != k.inbox }), err
+	return slices.DeleteFunc(ms, func(msg Message) bool { return msg.Inbox != k.Inbox() }), err
 }

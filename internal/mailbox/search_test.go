@@ -13,6 +13,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -29,7 +30,7 @@ func (f *fixture) again(t *testing.T) *mailbox.PostOffice {
 }
 
 // search returns the subjects of what is found, page by page.
-func search(t *testing.T, m *mailbox.PostOffice, who auth.Principal, k *mailbox.Key, query string, limit int) string {
+func search(t *testing.T, m *mailbox.PostOffice, who auth.Principal, k *seal.Key, query string, limit int) string {
 	t.Helper()
 	var subjects []string
 	for cursor := ""; ; {

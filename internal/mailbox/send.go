@@ -12,6 +12,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/scan"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -36,7 +37,7 @@ func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox strin
 		// sandbox, and that writes as whoever runs the domain.
 		return Inbox{}, fmt.Errorf("no sandbox writes as %s: %w", b.Address, auth.ErrForbidden)
 	}
-	if who.Kind != auth.Sandbox && !s.includes(Propose) {
+	if who.Kind != auth.Sandbox && !s.Includes(seal.Propose) {
 		return Inbox{}, fmt.Errorf("this key reads in inbox %s and does not propose: %w", b.ID, auth.ErrForbidden)
 	}
 	return b, nil
@@ -88,7 +89,7 @@ type asked struct {
 }
 
 func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, env mail.Envelope, how asked) (out Proposed, err error) {
-	defer m.touch()
+	defer m.scrub.Touch()
 	payload, err := env.Payload()
 	if err != nil {
 		return Proposed{}, err
@@ -200,7 +201,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 
 // Show implements [oversight.Executor].
 func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
-	m.touch()
+	m.scrub.Touch()
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)

@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -151,8 +152,8 @@ type Thread struct {
 // newest message first, and the cursor of the next page, which is empty where
 // there is none. Threads that are in the trash altogether are left out. A limit
 // of 0 means 50.
-func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *Key, limit int, cursor string) (out []Thread, next string, err error) {
-	if err := mayOpen(who, k.inbox); err != nil {
+func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Thread, next string, err error) {
+	if err := mayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	if limit <= 0 {
@@ -163,13 +164,13 @@ func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *Key, li
 		return nil, "", err
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		if out, err = listThreads(ctx, tx, k.inbox, from, limit+1); err != nil {
+		if out, err = listThreads(ctx, tx, k.Inbox(), from, limit+1); err != nil {
 			return err
 		}
 		out, next = paged(out, limit, func(t *Thread) string { return position{store.Time(t.At), t.ID}.String() })
 		for i := range out {
 			ms, err := m.scanAll(ctx, tx, k, `select `+messageColumns+` from message m where m.thread_id = $1 and m.inbox_id = $2 and m.trashed_at = 0
-				order by m.at desc, m.id desc limit 1`, out[i].ID, k.inbox)
+				order by m.at desc, m.id desc limit 1`, out[i].ID, k.Inbox())
 			if err != nil {
 				return err
 			}
@@ -209,7 +210,7 @@ func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position,
 // Thread returns the messages of one thread that are not in the trash, oldest
 // first: the newest 200 of them. It returns an error that wraps
 // [store.ErrNotFound] if there are none.
-func (m *PostOffice) Thread(ctx context.Context, who auth.Principal, k *Key, id string) ([]Message, error) {
+func (m *PostOffice) Thread(ctx context.Context, who auth.Principal, k *seal.Key, id string) ([]Message, error) {
 	ms, _, err := m.List(ctx, who, k, Listing{Thread: id, Limit: maxThread})
 	if err == nil && len(ms) == 0 {
 		err = store.ErrNotFound

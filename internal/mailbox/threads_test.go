@@ -11,6 +11,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -25,7 +26,7 @@ func (f *fixture) arrive(t *testing.T, to, header string) {
 }
 
 // open returns the key of an inbox.
-func (f *fixture) open(t *testing.T, who auth.Principal, key auth.Secret) *mailbox.Key {
+func (f *fixture) open(t *testing.T, who auth.Principal, key auth.Secret) *seal.Key {
 	t.Helper()
 	k, err := f.post.Open(t.Context(), who, key, "")
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/scan"
+	"postern/internal/seal"
 )
 
 func draftTools() []*tool {
@@ -188,7 +189,7 @@ type draftIDArgs struct {
 }
 
 // open returns the key of the inbox that the draft is in.
-func (in *draftIDArgs) open(ctx context.Context, c caller) (*mailbox.Key, error) {
+func (in *draftIDArgs) open(ctx context.Context, c caller) (*seal.Key, error) {
 	if err := checkID("draftId", "drf_", in.DraftID); err != nil {
 		return nil, err
 	}
@@ -248,7 +249,7 @@ func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out 
 		return out, err
 	}
 	// Who was only let in to read changes nothing.
-	if err := k.May(mailbox.Propose); err != nil {
+	if err := mailbox.May(k, seal.Propose); err != nil {
 		return out, err
 	}
 	if in.Version < 1 {

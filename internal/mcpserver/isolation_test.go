@@ -16,6 +16,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -166,7 +167,7 @@ func TestIsolation(t *testing.T) {
 			keys[name] = key
 			return p.Credential
 		}
-		grant := func(name string, who auth.Principal, k *mailbox.Key, s mailbox.Scope) string {
+		grant := func(name string, who auth.Principal, k *seal.Key, s seal.Scope) string {
 			p, key, err := f.post.Grant(ctx, who, k, mailbox.NewKey{Scope: s, Expires: soon})
 			fatal(err)
 			keys[name] = key
@@ -179,14 +180,14 @@ func TestIsolation(t *testing.T) {
 			}
 			handlers[name] = f.srv.HandlerFor(who)
 		}
-		add("reading key a", mailbox.NewKey{Scope: mailbox.Read})
+		add("reading key a", mailbox.NewKey{Scope: seal.Read})
 		expired := add("expired key a", mailbox.NewKey{Expires: soon})
 		_, keys["recovery key a"], err = f.post.AddRecovery(ctx, whoA, ka)
 		fatal(err)
-		grant("reading grant a", whoA, ka, mailbox.Read)
-		grant("proposing grant a", whoA, ka, mailbox.Propose)
-		grant("grant b", whoB, kb, mailbox.Propose)
-		ended := grant("ended grant a", whoA, ka, mailbox.Propose)
+		grant("reading grant a", whoA, ka, seal.Read)
+		grant("proposing grant a", whoA, ka, seal.Propose)
+		grant("grant b", whoB, kb, seal.Propose)
+		ended := grant("ended grant a", whoA, ka, seal.Propose)
 		revoked := add("revoked key a", mailbox.NewKey{})
 		attach("sandbox of a", a.ID, "")
 		attach("sandbox of a that was lent the key", a.ID, keyA)
@@ -194,7 +195,7 @@ func TestIsolation(t *testing.T) {
 		attach("sandbox of b", b.ID, "")
 		attach("sandbox of none", "", "")
 		fatal(f.post.Revoke(ctx, whoA, "", revoked, false))
-		fatal(f.post.RevokeGrant(ctx, f.project, grant("revoked grant a", whoA, ka, mailbox.Propose)))
+		fatal(f.post.RevokeGrant(ctx, f.project, grant("revoked grant a", whoA, ka, seal.Propose)))
 		fatal(db.Update(ctx, func(tx *store.Tx) error {
 			if _, err := tx.ExecContext(ctx, `update credential set expires_at = 1 where id = $1`, expired); err != nil {
 				return err

@@ -32,6 +32,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -92,7 +93,7 @@ type caller struct {
 	who auth.Principal
 	// key opens the inbox that is named, empty for the caller's own, or says
 	// why it cannot.
-	key func(ctx context.Context, inbox string) (*mailbox.Key, error)
+	key func(ctx context.Context, inbox string) (*seal.Key, error)
 
 	tools    []*tool                                                        // that it is offered
 	gone     context.Context                                                //nolint:containedctx // of the connection, which a call of the older revisions outlives otherwise
@@ -101,7 +102,7 @@ type caller struct {
 
 // HandlerFor returns the tools for a sandbox that is known by its link.
 func (s *Server) HandlerFor(who auth.Principal) http.Handler {
-	c := caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
+	c := caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
 		if inbox != "" {
 			if _, _, err := s.post.Reach(ctx, who, inbox); err != nil {
 				return nil, err
@@ -126,7 +127,7 @@ func (s *Server) Handler() http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
-		s.bounded(w, r, caller{who: who, key: func(ctx context.Context, inbox string) (*mailbox.Key, error) {
+		s.bounded(w, r, caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
 			return s.post.Open(ctx, who, key, inbox)
 		}})
 	})

@@ -34,6 +34,7 @@ import (
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -965,7 +966,7 @@ func (f *fixture) as(c caller) http.Handler {
 
 func TestPanicEndsOneCall(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
-	h := f.as(caller{who: auth.Principal{Kind: auth.Sandbox, ID: "i"}, key: func(context.Context, string) (*mailbox.Key, error) { panic("a bug") }})
+	h := f.as(caller{who: auth.Principal{Kind: auth.Sandbox, ID: "i"}, key: func(context.Context, string) (*seal.Key, error) { panic("a bug") }})
 	cs := connect(t, h, "", "")
 	if _, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "email_inbox"}); err == nil || !strings.Contains(err.Error(), "internal error") || strings.Contains(err.Error(), "a bug") {
 		t.Errorf("err = %v", err)
@@ -977,7 +978,7 @@ func TestPanicEndsOneCall(t *testing.T) {
 
 func TestInternalErrorsStayInside(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
-	h := f.as(caller{key: func(context.Context, string) (*mailbox.Key, error) {
+	h := f.as(caller{key: func(context.Context, string) (*seal.Key, error) {
 		return nil, errors.New("the secret database is down")
 	}})
 	if r := call(t, connect(t, h, "", ""), "email_inbox", nil); !r.isErr || strings.Contains(r.text, "secret") {

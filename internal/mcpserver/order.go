@@ -10,6 +10,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/scan"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -63,7 +64,7 @@ type threadData struct {
 
 // threadOf returns a thread, which id or the id of one of its messages names, and
 // the key that opens it.
-func (s *Server) threadOf(ctx context.Context, c caller, inbox, field, id string) (thread string, ms []mailbox.Message, k *mailbox.Key, err error) {
+func (s *Server) threadOf(ctx context.Context, c caller, inbox, field, id string) (thread string, ms []mailbox.Message, k *seal.Key, err error) {
 	prefix := "msg_"
 	if strings.HasPrefix(id, "thr_") {
 		prefix = "thr_"

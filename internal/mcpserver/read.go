@@ -10,6 +10,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/scan"
+	"postern/internal/seal"
 )
 
 const (
@@ -184,7 +185,7 @@ func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply[m
 	return s.read(ctx, c, in, s.post.Message)
 }
 
-type getter func(ctx context.Context, who auth.Principal, k *mailbox.Key, id string) (mailbox.Message, []byte, error)
+type getter func(ctx context.Context, who auth.Principal, k *seal.Key, id string) (mailbox.Message, []byte, error)
 
 // read answers with one message that get gets.
 func (s *Server) read(ctx context.Context, c caller, in messageArgs, get getter) (out reply[messageData], err error) {

@@ -1,4 +1,4 @@
-package mailbox_test
+package semaphore_test
 
 import (
 	"context"
@@ -7,38 +7,40 @@ import (
 	"testing"
 	"time"
 
-	"postern/internal/mailbox"
+	"postern/internal/semaphore"
 )
 
-func TestTurns(t *testing.T) {
-	turns := mailbox.NewTurns(4, 2)
+// TestOneKeyCannotTakeEveryPlace: callers of one key wait for each other, and
+// callers of other keys do not wait for them.
+func TestOneKeyCannotTakeEveryPlace(t *testing.T) {
+	places := semaphore.New(4, 2)
 	within := func(d time.Duration, name string) (func(), error) {
 		ctx, cancel := context.WithTimeout(t.Context(), d)
 		defer cancel()
-		return turns.Take(ctx, name)
+		return places.Acquire(ctx, name)
 	}
 	take := func(name string) (func(), error) { return within(time.Minute, name) }
 	var done []func()
 	for i := range 2 {
 		d, err := take("greedy")
 		if err != nil {
-			t.Fatalf("turn %d: %v", i, err)
+			t.Fatalf("place %d: %v", i, err)
 		}
 		done = append(done, d)
 	}
-	// However many wait under one name, others have their turn.
+	// However many wait for one key, others get their place.
 	waiting, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 50)
 	for range cap(ended) {
 		go func() {
-			_, err := turns.Take(waiting, "greedy")
+			_, err := places.Acquire(waiting, "greedy")
 			ended <- err
 		}()
 	}
 	for i := range 2 {
 		d, err := take(fmt.Sprint("other ", i))
 		if err != nil {
-			t.Fatalf("another's turn %d: %v", i, err)
+			t.Fatalf("place %d of another key: %v", i, err)
 		}
 		done = append(done, d)
 	}
@@ -48,7 +50,7 @@ func TestTurns(t *testing.T) {
 	cancel()
 	for range cap(ended) {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("who waited: %v", err)
+			t.Errorf("cancelled while waiting: %v", err)
 		}
 	}
 	for _, d := range done {
