@@ -496,6 +496,13 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Pool:      sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
 		Cold:      d.conf.Cold,
 		Snapshots: d.conf.Snapshots,
+		CheckVolumes: func(ctx context.Context, project string, vs []sandbox.VolumeMount) error {
+			wants := make([]volume.Want, len(vs))
+			for i, v := range vs {
+				wants[i] = volume.Want{Name: v.Name, Path: v.Path}
+			}
+			return d.vols.Check(ctx, project, wants)
+		},
 		Mount: func(ctx context.Context, project, id string, v sandbox.VolumeMount) (sandbox.Mount, error) {
 			m, err := d.vols.Mount(ctx, project, id, v.Name)
 			return sandbox.Mount{Source: m.Source, Destination: v.Path}, err
@@ -510,8 +517,8 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		MaxPaused:  d.conf.MaxPaused, MaxSnapshots: d.conf.MaxSnapshots, KeepFreeMB: d.conf.KeepFreeMB,
 		MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
-		Warmup: map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
-		OnEnd:  d.post.Return,
+		Warmup:  map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
+		Inboxes: d.post,
 	})
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/policy"
+	"postern/internal/sandbox"
 )
 
 func (s *Server) pause(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -35,16 +36,11 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Princi
 	if err := decode(r, &b); err != nil {
 		return err
 	}
-	unset := 300 * time.Second
-	reboot := b.Memory != nil && !*b.Memory
-	i, resumed, err := s.fleet.Connect(r.Context(), who, shortID(r.PathValue("id")), timeoutOf(b.Timeout, unset), reboot)
+	i, resumed, err := s.fleet.Connect(r.Context(), who, shortID(r.PathValue("id")), sandbox.ConnectRequest{
+		Timeout: timeoutOf(b.Timeout, 300*time.Second), Reboot: b.Memory != nil && !*b.Memory, InboxKey: auth.Secret(r.Header.Get(InboxKeyHeader)),
+	})
 	if err != nil {
-		return err
-	}
-	if key := auth.Secret(r.Header.Get(InboxKeyHeader)); key != "" {
-		if err := s.lend(r.Context(), who, i, key); err != nil {
-			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
-		}
+		return nameInboxKey(err)
 	}
 	status := http.StatusOK
 	if resumed {

@@ -149,10 +149,9 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if err != nil {
 		return err
 	}
-	if err := s.checkVolumes(r.Context(), who, options.Volumes); err != nil {
-		return err
+	req := sandbox.Request{
+		Metadata: b.Metadata, EnvVars: b.EnvVars, Egress: egress, Options: options, InboxKey: auth.Secret(r.Header.Get(InboxKeyHeader)),
 	}
-	req := sandbox.Request{Metadata: b.Metadata, EnvVars: b.EnvVars, Egress: egress, Options: options}
 	if req.Template, req.Snapshot, err = s.resolve(r.Context(), who, cmp.Or(b.TemplateID, "base")); err != nil {
 		return err
 	}
@@ -163,40 +162,20 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 		}
 		req.Inbox = inbox.ID
 	}
-	// The credential is checked before anything is started with it.
-	key := auth.Secret(r.Header.Get(InboxKeyHeader))
-	if key != "" {
-		probe := auth.Principal{Kind: auth.Sandbox, ID: "new", Project: who.Project, Inbox: req.Inbox}
-		if err := s.mail.CheckLoan(r.Context(), probe, key); err != nil {
-			return fmt.Errorf("header %s: %w", InboxKeyHeader, err)
-		}
-	}
 	info, err := s.fleet.Create(r.Context(), who, req)
 	if err != nil {
-		return err
-	}
-	if key != "" {
-		if err := s.lend(r.Context(), who, info, key); err != nil {
-			// Who is told that it failed must not have to find and end it.
-			return errors.Join(fmt.Errorf("header %s: %w", InboxKeyHeader, err), s.fleet.Kill(r.Context(), who, info.ID))
-		}
+		return nameInboxKey(err)
 	}
 	reply(w, http.StatusCreated, s.sandbox(info))
 	return nil
 }
 
-// lend lets a sandbox read the inbox that it is attached to, as long as it
-// lives. It may have ended since it was found, and its end, which returns what
-// was lent, may have come first: then the key would stay open in this process.
-func (s *Server) lend(ctx context.Context, who auth.Principal, i sandbox.Info, key auth.Secret) error {
-	if err := s.mail.Lend(ctx, who, i.Principal(), key); err != nil {
-		return err
+// nameInboxKey names the header of the inbox key in an error that is about the key.
+func nameInboxKey(err error) error {
+	if loan, ok := errors.AsType[*sandbox.LoanError](err); ok {
+		return fmt.Errorf("header %s: %w", InboxKeyHeader, loan.Err)
 	}
-	if _, err := s.fleet.Get(ctx, who, i.ID); err != nil {
-		s.mail.Return(i.ID)
-		return err
-	}
-	return nil
+	return err
 }
 
 // resolve finds what a client means by a template: one by its name, or a

@@ -2,7 +2,6 @@ package e2bapi
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"postern/internal/auth"
-	"postern/internal/sandbox"
 	"postern/internal/volume"
 )
 
@@ -78,23 +76,6 @@ func (s *Server) volumes() (*volume.Store, error) {
 		return nil, volume.ErrUnsupported
 	}
 	return s.conf.Volumes, nil
-}
-
-// checkVolumes refuses the mounts that a sandbox cannot have, before anything
-// is started.
-func (s *Server) checkVolumes(ctx context.Context, who auth.Principal, mounts []sandbox.VolumeMount) error {
-	if len(mounts) == 0 {
-		return nil
-	}
-	vs, err := s.volumes()
-	if err != nil {
-		return err
-	}
-	wants := make([]volume.Want, len(mounts))
-	for i, m := range mounts {
-		wants[i] = volume.Want{Name: m.Name, Path: m.Path}
-	}
-	return vs.Check(ctx, who.Project, wants)
 }
 
 func (s *Server) withContent(w http.ResponseWriter, r *http.Request, mayUse func(*http.Request, string) error, h func(http.ResponseWriter, *http.Request, *volume.Content) error) error {

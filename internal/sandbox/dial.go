@@ -181,7 +181,7 @@ func (f *Fleet) Wake(ctx context.Context, id string) error {
 	if l.ready { // it was coming up
 		return nil
 	}
-	s, err := f.row(ctx, id)
+	s, err := f.rows.row(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -33,11 +34,12 @@ type link struct {
 	inits    map[string]initRequest
 	owners   map[string]auth.Principal
 
-	silent  int  // so many of the guests to come take connections and never answer
-	spoke   bool // something has come out of each sandbox
-	deaf    bool // the guest never listens
-	stopped bool // the guest takes connections and never answers
-	cold    bool // the guest never has its shell warm
+	silent  int   // so many of the guests to come take connections and never answer
+	spoke   bool  // something has come out of each sandbox
+	deaf    bool  // the guest never listens
+	stopped bool  // the guest takes connections and never answers
+	refuse  error // of every Attach; nil means none
+	cold    bool  // the guest never has its shell warm
 
 	ask func() // called when a guest is asked for its environment; nil means nothing is
 }
@@ -73,6 +75,9 @@ type initRequest struct {
 }
 
 func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*os.File, error) {
+	if l.refuse != nil {
+		return nil, l.refuse
+	}
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -172,6 +177,50 @@ func (l *link) Dial(ctx context.Context, id string, port uint16) (net.Conn, erro
 	return d.DialContext(ctx, "tcp", lis.Addr().String())
 }
 
+// loans is a fake of the inboxes: it lends whatever it is given.
+type loans struct {
+	mu     sync.Mutex // guards what follows
+	lent   map[string]auth.Secret
+	check  error  // of every CheckLoan
+	fail   error  // of every Lend
+	during func() // called in Lend; nil means nothing is
+	ended  chan string
+}
+
+func (l *loans) CheckLoan(_ context.Context, _ auth.Principal, _ auth.Secret) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.check
+}
+
+func (l *loans) Lend(_ context.Context, _, s auth.Principal, key auth.Secret) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.during != nil {
+		l.during()
+	}
+	if l.fail == nil {
+		l.lent[s.ID] = key
+	}
+	return l.fail
+}
+
+func (l *loans) Return(id string) {
+	l.mu.Lock()
+	delete(l.lent, id)
+	l.mu.Unlock()
+	if l.ended != nil {
+		l.ended <- id
+	}
+}
+
+// all returns the ids of the sandboxes that an inbox is lent to.
+func (l *loans) all() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.lent))
+}
+
 type fixture struct {
 	t       *testing.T
 	db      *store.DB
@@ -180,7 +229,8 @@ type fixture struct {
 	link    *link
 	fleet   *sandbox.Fleet
 	conf    sandbox.Config
-	ended   chan string
+	loans   *loans
+	ended   chan string // ids of sandboxes that have ended; nil if a test does not care
 
 	who, stranger auth.Principal
 }
@@ -192,7 +242,8 @@ func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
 		link: &link{attached: map[string]net.Listener{}, inits: map[string]initRequest{}, owners: map[string]auth.Principal{}},
 	}
 	f.conf = sandboxtest.Config(t)
-	f.conf.OnEnd = func(id string) { f.ended <- id }
+	f.loans = &loans{lent: map[string]auth.Secret{}, ended: f.ended}
+	f.conf.Inboxes = f.loans
 	if change != nil {
 		change(&f.conf)
 	}
@@ -316,7 +367,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("two kills: %v, %v", a, b)
 		}
 		if id := <-f.ended; id != s.ID {
-			t.Errorf("OnEnd(%s)", id)
+			t.Errorf("Return(%s)", id)
 		}
 		if _, err := f.fleet.Dial(ctx, s.ID, sandbox.GuestPort); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("Dial after the end = %v", err)
@@ -325,46 +376,6 @@ func TestLife(t *testing.T) {
 			t.Errorf("audit = %v, want %v", got, want)
 		}
 	})
-}
-
-func TestCreateFails(t *testing.T) {
-	tests := []struct {
-		name   string
-		broken func(*fixture)
-		req    sandbox.Request
-		want   error // nil means any
-		traces bool  // whether it got as far as a row
-	}{
-		{"the runtime fails", func(f *fixture) { f.runtime.FailStart(errors.New("boom")) }, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}}, nil, true},
-		{"the guest does not answer", func(f *fixture) { f.link.deaf = true }, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}}, context.DeadlineExceeded, true},
-		{"no timeout", nil, sandbox.Request{}, sandbox.ErrInvalid, false},
-		{"too long", nil, sandbox.Request{Options: sandbox.Options{Timeout: 25 * time.Hour}}, sandbox.ErrInvalid, false},
-		{"too much metadata", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, Metadata: map[string]string{"x": strings.Repeat("x", 65<<10)}}, sandbox.ErrInvalid, false},
-		{"no name in the environment", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, EnvVars: map[string]string{"": "x"}}, sandbox.ErrInvalid, false},
-		{"no name either", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, EnvVars: map[string]string{"a=b": "x"}}, sandbox.ErrInvalid, false},
-		{"NUL in the environment", nil, sandbox.Request{Options: sandbox.Options{Timeout: time.Minute}, EnvVars: map[string]string{"x": "a\x00b"}}, sandbox.ErrInvalid, false},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.StartTimeout = 300 * time.Millisecond })
-			if tt.broken != nil {
-				tt.broken(f)
-			}
-			_, err := f.fleet.Create(t.Context(), f.who, tt.req)
-			if err == nil || tt.want != nil && !errors.Is(err, tt.want) {
-				t.Errorf("Create = %v, want %v", err, tt.want)
-			}
-			// Nothing stays behind: no link, nothing on the machine, no live row.
-			left, _ := f.runtime.List(t.Context())
-			if f.link.links() != 0 || len(left) != 0 || len(f.fleet.Live()) != 0 {
-				t.Errorf("left: links %d, machine %v, live %v", f.link.links(), left, f.fleet.Live())
-			}
-			all, err := f.fleet.List(t.Context(), f.who, true)
-			if err != nil || (len(all) == 1) != tt.traces || tt.traces && all[0].State != sandbox.Failed {
-				t.Errorf("rows: %+v, %v", all, err)
-			}
-		})
-	}
 }
 
 func TestFull(t *testing.T) {

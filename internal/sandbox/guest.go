@@ -3,8 +3,6 @@ package sandbox
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,12 +36,6 @@ type initBody struct {
 	SandboxID     string    `json:"sandboxID"`
 	TemplateID    string    `json:"templateID"`
 	Timestamp     time.Time `json:"timestamp"`
-}
-
-// channelHash is what a guest is told of its channel's key.
-func (f *Fleet) channelHash(id string) string {
-	sum := sha256.Sum256([]byte(f.ChannelKey(id)))
-	return hex.EncodeToString(sum[:])
 }
 
 // initGuest tells the guest who it is, as soon as it listens. Until then it

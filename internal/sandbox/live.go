@@ -144,7 +144,7 @@ func (f *Fleet) Traffic(id string) (Traffic, bool) {
 		return l.traffic, true
 	}
 	f.mu.Unlock()
-	s, err := f.row(f.background, id)
+	s, err := f.rows.row(f.background, id)
 	if err != nil || !slices.Contains(alive, s.State) {
 		return Traffic{}, false
 	}

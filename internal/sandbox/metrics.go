@@ -225,7 +225,7 @@ func (m *Sampler) Samples(ctx context.Context, who auth.Principal, id string, st
 	if err := mayMeasure(who); err != nil {
 		return nil, err
 	}
-	s, err := m.fleet.row(ctx, id)
+	s, err := m.fleet.rows.row(ctx, id)
 	if err != nil {
 		return nil, err
 	}

@@ -37,13 +37,13 @@ func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesO
 // pause freezes a claimed sandbox that runs.
 func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, filesOnly bool, why string) error {
 	s.saved = "p-" + random()
-	err := f.record(ctx, who, &s, change{
+	err := f.rows.record(ctx, who, &s, change{
 		from: []State{Running}, to: Pausing, verb: audit.SandboxPause, fields: audit.Fields{"why": why, "files_only": strconv.FormatBool(filesOnly)},
 		check: func(ctx context.Context, tx *store.Tx) error {
 			if s.Restart {
 				return nil // the server stops: the other way is to lose it
 			}
-			return f.roomToPause(ctx, tx)
+			return f.rows.roomToPause(ctx, tx)
 		},
 	})
 	if err != nil {
@@ -55,14 +55,14 @@ func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s
 		ctx := context.WithoutCancel(ctx)
 		err = errors.Join(fmt.Errorf("pause %s: %w", s.ID, err), f.discard(s.saved))
 		s.saved, s.Restart = "", false
-		rerr := f.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Running, verb: audit.SandboxPauseFailed, fields: audit.Fields{"reason": err.Error()}})
+		rerr := f.rows.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Running, verb: audit.SandboxPauseFailed, fields: audit.Fields{"reason": err.Error()}})
 		f.setReady(l, true)
 		return errors.Join(err, rerr)
 	}
 	ctx = context.WithoutCancel(ctx)
 	err = f.takeDown(ctx, l)
 	s.PausedAt = time.Now()
-	return errors.Join(err, f.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused}))
+	return errors.Join(err, f.rows.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused}))
 }
 
 // savedFiles is what is noted beside a snapshot of files: what else the guest
@@ -117,14 +117,21 @@ func (f *Fleet) savedSource(s Info) (source, initBody, error) {
 	return from, initBody{EnvVars: environment(saved.EnvVars)}, nil
 }
 
-// Connect resumes a paused sandbox of who's project for timeout from now, and
-// makes a running one live at least that long. With reboot a paused sandbox
-// keeps its files and starts anew. It reports whether it was resumed.
-func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, timeout time.Duration, reboot bool) (_ Info, resumed bool, err error) {
+// A ConnectRequest says how Connect finds or brings back a sandbox.
+type ConnectRequest struct {
+	Timeout  time.Duration // least lifetime from now
+	Reboot   bool          // a paused sandbox keeps its files only, and boots
+	InboxKey auth.Secret   // credential that lets the sandbox read its inbox; empty means no change
+}
+
+// Connect resumes a paused sandbox of who's project, or extends the life of a
+// running one. It reports whether the sandbox was resumed. If the inbox key is
+// refused the error is a [LoanError], and the sandbox runs on.
+func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, r ConnectRequest) (_ Info, resumed bool, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Info{}, false, err
 	}
-	if err := f.CheckTimeout(timeout); err != nil {
+	if err := f.CheckTimeout(r.Timeout); err != nil {
 		return Info{}, false, err
 	}
 	ctx, l, s, err := f.claimFor(ctx, who, id)
@@ -133,12 +140,16 @@ func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, time
 	}
 	defer f.release(l)
 	if s.State == Running {
-		s, err = f.setTimeout(ctx, who, s, timeout, true)
-		return s, false, err
+		s, err = f.setTimeout(ctx, who, s, r.Timeout, true)
+	} else {
+		s.Ends = time.Now().Add(r.Timeout)
+		s, err = f.resume(ctx, l, who, s, r.Reboot, "asked for")
+		resumed = true
 	}
-	s.Ends = time.Now().Add(timeout)
-	s, err = f.resume(ctx, l, who, s, reboot, "asked for")
-	return s, true, err
+	if err == nil && r.InboxKey != "" {
+		err = f.lend(ctx, who, s, r.InboxKey)
+	}
+	return s, resumed, err
 }
 
 // resume brings a claimed sandbox that is paused back, with reboot without its
@@ -149,9 +160,9 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	}
 	was := s
 	s.Execution = newExecution()
-	err := f.record(ctx, who, &s, change{
+	err := f.rows.record(ctx, who, &s, change{
 		from: []State{Paused}, to: Resuming, verb: audit.SandboxResume, fields: audit.Fields{"why": why},
-		check: func(ctx context.Context, tx *store.Tx) error { return f.room(ctx, tx) },
+		check: func(ctx context.Context, tx *store.Tx) error { return f.rows.roomToRun(ctx, tx) },
 	})
 	if err != nil {
 		return Info{}, err
@@ -171,12 +182,12 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	if err != nil {
 		ctx := context.WithoutCancel(ctx)
 		return Info{}, errors.Join(fmt.Errorf("resume %s: %w: %w", s.ID, ErrNotResumed, err), f.takeDown(ctx, l),
-			f.record(ctx, system(s), &was, change{from: []State{Resuming}, to: Paused, verb: audit.SandboxResumeFailed, fields: audit.Fields{"reason": err.Error()}}))
+			f.rows.record(ctx, system(s), &was, change{from: []State{Resuming}, to: Paused, verb: audit.SandboxResumeFailed, fields: audit.Fields{"reason": err.Error()}}))
 	}
 	ctx = context.WithoutCancel(ctx)
 	saved := s.saved
 	s.saved, s.PausedAt, s.Restart = "", time.Time{}, false
-	err = f.record(ctx, who, &s, change{
+	err = f.rows.record(ctx, who, &s, change{
 		from: []State{Resuming}, to: Running, verb: audit.SandboxResumed, event: event.Resumed, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
 	})
 	if err != nil {

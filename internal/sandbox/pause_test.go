@@ -78,7 +78,7 @@ func TestPause(t *testing.T) {
 			if err := f.fleet.Wake(ctx, s.ID); !errors.Is(err, sandbox.ErrPaused) {
 				t.Errorf("traffic woke it: %v", err)
 			}
-			if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil || !resumed {
+			if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil || !resumed {
 				t.Fatalf("resumed %v, %v", resumed, err)
 			}
 			f.remembers(s.ID, v)
@@ -89,7 +89,7 @@ func TestPause(t *testing.T) {
 				t.Errorf("left on disk: %v", got)
 			}
 		}
-		if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil || resumed {
+		if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil || resumed {
 			t.Errorf("connecting to a running one: resumed %v, %v", resumed, err)
 		}
 		if err := f.fleet.Pause(ctx, f.stranger, s.ID, false); !errors.Is(err, sandbox.ErrNotFound) {
@@ -103,7 +103,7 @@ func TestPause(t *testing.T) {
 		if got := f.snapshots(); len(got) != 0 {
 			t.Errorf("left on disk: %v", got)
 		}
-		if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); !errors.Is(err, sandbox.ErrNotFound) {
+		if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("resumed after it was killed: %v", err)
 		}
 	})
@@ -119,7 +119,7 @@ func TestPauseFilesOnly(t *testing.T) {
 		if err := errors.Join(f.runtime.Inside(s.ID).Write("/a", "kept"), f.fleet.Pause(t.Context(), f.who, s.ID, !reboot)); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, time.Minute, reboot); err != nil {
+		if _, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute, Reboot: reboot}); err != nil {
 			t.Fatal(err)
 		}
 		f.remembers(s.ID, "")
@@ -154,14 +154,14 @@ func TestPauseFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.runtime.FailStart(errors.New("boom"))
-	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err == nil || !strings.Contains(err.Error(), "boom") {
+	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err == nil || !strings.Contains(err.Error(), "boom") {
 		t.Errorf("Connect = %v", err)
 	}
 	if f.state(s.ID) != sandbox.Paused || f.link.links() != 0 {
 		t.Errorf("afterwards it is %s, with %d links", f.state(s.ID), f.link.links())
 	}
 	f.runtime.FailStart(nil)
-	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil {
+	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	f.remembers(s.ID, "kept")
@@ -328,7 +328,7 @@ func TestRecoverKept(t *testing.T) {
 		if all, _ := k.All(ctx); len(all) != 1 {
 			t.Errorf("kept: %v", all)
 		}
-		if _, _, err := f.fleet.Connect(ctx, f.who, paused.ID, time.Minute, false); err != nil {
+		if _, _, err := f.fleet.Connect(ctx, f.who, paused.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
 			t.Error(err)
 		}
 		if got := f.snapshots(); len(got) != 0 {
@@ -612,7 +612,7 @@ func TestBrokenTemplate(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Cold, c.Prepare, c.OnEnd = false, []string{"base"}, nil })
+			f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Cold, c.Prepare, c.Inboxes = false, []string{"base"}, nil })
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
 			go func() { done <- f.fleet.Run(ctx) }()
@@ -652,7 +652,7 @@ func TestKillBreaksOff(t *testing.T) {
 	f.link.deaf = true // a resume waits for the guest, up to an hour
 	resumed := make(chan error)
 	go func() {
-		_, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, time.Minute, false)
+		_, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute})
 		resumed <- err
 	}()
 	f.waitFor("it is resuming", func() bool { return f.state(s.ID) == sandbox.Resuming })

@@ -9,43 +9,46 @@ import (
 	"time"
 )
 
-// PoolConfig bounds the sandboxes that are restored before anybody asks for
-// them, so that a create finds one that waits. The zero PoolConfig has none.
+// PoolConfig bounds the pooled sandboxes: restored in advance, so that Create
+// finds one that is ready. The zero PoolConfig is no pool.
 type PoolConfig struct {
-	Min      int   // that wait at all times
-	Max      int   // that wait when many are asked for
-	MemoryMB int64 // mebibytes that those that wait may take of this machine together, whatever Min says
+	Min      int   // pooled at all times
+	Max      int   // pooled while demand is high
+	MemoryMB int64 // mebibytes that all pooled sandboxes together may use, even if that means fewer than Min
 }
 
 func (p PoolConfig) check() error {
 	if p.Min < 0 || p.Max < p.Min || p.MemoryMB < 0 {
-		return errors.New("sandbox: the pool's limits are negative, or its least is over its most")
+		return errors.New("sandbox: a limit of the pool is negative, or its minimum is above its maximum")
 	}
 	return nil
 }
 
-// A pool is the sandboxes that wait. They belong to nobody, may connect to
-// nothing and have never run anything but what the template starts.
+// A pool holds the pooled sandboxes. They have no owner, may connect nowhere and
+// have never run anything but what the template starts, so any project can get
+// any of them.
 type pool struct {
-	wake chan struct{} // holds one element if there may be work
+	fleet *Fleet
+	wake  chan struct{} // holds one element if there may be work
 
 	mu    sync.Mutex
 	warm  []*warmSandbox // oldest first
-	takes []time.Time    // when one was asked for, in the last demandWindow
+	takes []time.Time    // of the requests in the last demandWindow
 }
 
-// A warmSandbox waits, claimed, to be handed over.
+// A warmSandbox is one in the pool. The pool holds its claim.
 type warmSandbox struct {
 	ctx    context.Context // of its claim
 	live   *liveSandbox
 	key    string // of its template
-	memory int64  // bytes that it takes
+	memory int64  // bytes that it uses
 }
 
-// demandWindow is how far back demand is looked at: the pool is as large as the
-// number of sandboxes asked for in it, within its limits.
+// demandWindow is the time over which demand is counted. The pool holds as many
+// sandboxes as were requested in it, within its limits.
 const demandWindow = 10 * time.Second
 
+// poke wakes fill.
 func (p *pool) poke() {
 	select {
 	case p.wake <- struct{}{}:
@@ -53,18 +56,17 @@ func (p *pool) poke() {
 	}
 }
 
-// takeWarm returns a sandbox of a template that waits, or nil.
-func (f *Fleet) takeWarm(key string) *warmSandbox {
-	p := &f.pool
+// take removes and returns a pooled sandbox of a template, or nil.
+func (p *pool) take(key string) *warmSandbox {
 	defer p.poke()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.takes = append(p.takes, time.Now())
-	if over := len(p.takes) - f.conf.Pool.Max - 1; over > 0 {
-		p.takes = slices.Delete(p.takes, 0, over) // more would change nothing
+	if over := len(p.takes) - p.fleet.conf.Pool.Max - 1; over > 0 {
+		p.takes = slices.Delete(p.takes, 0, over) // counting more than Max changes nothing
 	}
 	for i, w := range p.warm {
-		if w.key == key && !f.died(w.live) {
+		if w.key == key && !p.fleet.died(w.live) {
 			p.warm = slices.Delete(p.warm, i, i+1)
 			return w
 		}
@@ -72,66 +74,71 @@ func (f *Fleet) takeWarm(key string) *warmSandbox {
 	return nil
 }
 
-// handOver makes a sandbox that waited the one that s describes.
+// handOver turns a pooled sandbox into the one that s describes.
 func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, body initBody) error {
-	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout/firstShare) // the caller can start another
+	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout/firstShare) // the caller can start another one
 	defer cancel()
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
 	f.mu.Lock()
 	l.since, l.traffic = time.Now(), s.Options.Traffic
 	f.mu.Unlock()
-	// Its rules first: nothing of a user's runs before the guest is told.
+	// The network rules come first. No code of the new owner runs before the guest
+	// has been initialised.
 	if err := f.network.Update(ctx, s.Principal(), s.Egress); err != nil {
 		return fmt.Errorf("hand over link: %w", err)
 	}
 	return f.initGuest(ctx, s, s.ID, body)
 }
 
-// fillPool keeps the pool as it should be until ctx is done, then empties it.
-func (f *Fleet) fillPool(ctx context.Context) {
+// fill keeps the pool at its size until ctx is done, then empties it.
+func (p *pool) fill(ctx context.Context) {
 	t := time.NewTicker(demandWindow / 4)
 	defer t.Stop()
-	defer f.emptyPool(context.WithoutCancel(ctx))
+	defer p.empty(context.WithoutCancel(ctx))
 	for ctx.Err() == nil {
-		if f.poolStep(ctx) {
+		if p.step(ctx) {
 			continue // there may be more to do
 		}
 		select {
 		case <-ctx.Done():
-		case <-f.pool.wake:
-			f.letOwnersBegin(ctx)
+		case <-p.wake:
+			p.delayRefill(ctx)
 		case <-t.C:
 		}
 	}
 }
 
-// refillAfter is how long the pool is not refilled after one was taken, as long
-// as another waits: its owner is about to run something, and a restore at the
-// same moment would take the processors from that.
-const refillAfter = 250 * time.Millisecond
+// refillDelay is how long a refill waits after a sandbox was taken, as long as
+// another one is left: the new owner is about to run something, and a restore at
+// the same moment would compete with it for the processors.
+const refillDelay = 250 * time.Millisecond
 
-func (f *Fleet) letOwnersBegin(ctx context.Context) {
-	f.pool.mu.Lock()
-	waiting := len(f.pool.warm)
-	f.pool.mu.Unlock()
-	if waiting == 0 {
+// delayRefill waits for refillDelay unless the pool is empty.
+func (p *pool) delayRefill(ctx context.Context) {
+	p.mu.Lock()
+	left := len(p.warm)
+	p.mu.Unlock()
+	if left == 0 {
 		return
 	}
 	select {
 	case <-ctx.Done():
-	case <-time.After(refillAfter):
+	case <-time.After(refillDelay):
 	}
 }
 
-// poolStep adds or removes one sandbox if that is wanted, and reports whether
-// it did.
-func (f *Fleet) poolStep(ctx context.Context) bool {
-	t := f.poolTemplate()
+// step adds or removes one sandbox if the pool has the wrong size, and reports
+// whether it did.
+func (p *pool) step(ctx context.Context) bool {
+	f := p.fleet
+	if len(f.conf.Prepare) == 0 {
+		return false
+	}
+	t := f.templates.prepared(f.conf.Prepare[0])
 	if t == nil {
 		return false
 	}
-	p := &f.pool
 	p.mu.Lock()
 	p.takes = slices.DeleteFunc(p.takes, func(at time.Time) bool { return time.Since(at) > demandWindow })
 	want := min(max(f.conf.Pool.Min, len(p.takes)), f.conf.Pool.Max)
@@ -152,24 +159,24 @@ func (f *Fleet) poolStep(ctx context.Context) bool {
 	p.mu.Unlock()
 	switch {
 	case surplus != nil:
-		f.dismiss(ctx, surplus)
+		p.dismiss(ctx, surplus)
 		return true
 	case have >= want || held+largest > limit:
 		return false
 	}
-	w, err := f.warmUp(ctx, t)
+	w, err := p.restore(ctx, t)
 	if err != nil {
 		if ctx.Err() == nil {
-			f.log.WarnContext(ctx, "fill the pool of waiting sandboxes", "err", err)
-			f.dropTemplateSnapshot(ctx, t.base.Key)
+			f.log.WarnContext(ctx, "fill the pool of sandboxes", "err", err)
+			f.templates.drop(ctx, t.base.Key)
 		}
 		return false
 	}
 	if held+w.memory > limit {
-		// The first one shows what one takes. None fits: none is tried again
-		// before the next demand.
-		f.log.WarnContext(ctx, "a waiting sandbox takes more memory than the pool may have", "mebibytes", w.memory>>20, "limit", f.conf.Pool.MemoryMB)
-		f.dismiss(ctx, w)
+		// Only a restored sandbox shows how much memory one needs. If not even one
+		// fits, the next attempt waits for the next request.
+		f.log.WarnContext(ctx, "a pooled sandbox uses more memory than the pool may", "mebibytes", w.memory>>20, "limit", f.conf.Pool.MemoryMB)
+		p.dismiss(ctx, w)
 		return false
 	}
 	p.mu.Lock()
@@ -178,23 +185,10 @@ func (f *Fleet) poolStep(ctx context.Context) bool {
 	return true
 }
 
-// poolTemplate is the template whose sandboxes wait: the first of those that
-// are prepared, if its snapshot is there.
-func (f *Fleet) poolTemplate() *templateSnapshot {
-	f.templates.mu.Lock()
-	defer f.templates.mu.Unlock()
-	for _, t := range f.templates.all {
-		if slices.Index(f.conf.Prepare, t.template) == 0 && t.from.dir != "" {
-			c := *t
-			return &c
-		}
-	}
-	return nil
-}
-
-// warmUp restores a sandbox that belongs to nobody.
-func (f *Fleet) warmUp(ctx context.Context, t *templateSnapshot) (_ *warmSandbox, err error) {
-	s := f.nobodys(t.template)
+// restore starts a sandbox without owner from the template's snapshot.
+func (p *pool) restore(ctx context.Context, t *templateSnapshot) (_ *warmSandbox, err error) {
+	f := p.fleet
+	s := f.unowned(t.template)
 	work, l, err := f.claim(ctx, s.ID)
 	if err != nil {
 		return nil, err
@@ -205,7 +199,7 @@ func (f *Fleet) warmUp(ctx context.Context, t *templateSnapshot) (_ *warmSandbox
 	w := &warmSandbox{ctx: ctx, live: l, key: t.base.Key}
 	defer func() {
 		if err != nil {
-			f.dismiss(ctx, w)
+			p.dismiss(ctx, w)
 		}
 	}()
 	if err := f.bringUp(ctx, l, s, t.base, t.from, initBody{EnvVars: environment(nil)}); err != nil {
@@ -217,23 +211,24 @@ func (f *Fleet) warmUp(ctx context.Context, t *templateSnapshot) (_ *warmSandbox
 	return w, err
 }
 
-// dismiss ends a sandbox that nobody needs.
-func (f *Fleet) dismiss(ctx context.Context, w *warmSandbox) {
+// dismiss ends a pooled sandbox.
+func (p *pool) dismiss(ctx context.Context, w *warmSandbox) {
 	ctx = context.WithoutCancel(ctx)
-	if err := f.takeDown(ctx, w.live); err != nil {
-		f.log.WarnContext(ctx, "end a waiting sandbox", "sandbox", w.live.id, "err", err)
+	if err := p.fleet.takeDown(ctx, w.live); err != nil {
+		p.fleet.log.WarnContext(ctx, "end a pooled sandbox", "sandbox", w.live.id, "err", err)
 	}
-	f.release(w.live)
+	p.fleet.release(w.live)
 }
 
-func (f *Fleet) emptyPool(ctx context.Context) {
-	f.pool.mu.Lock()
-	all := f.pool.warm
-	f.pool.warm = nil
-	f.pool.mu.Unlock()
+// empty ends all pooled sandboxes.
+func (p *pool) empty(ctx context.Context) {
+	p.mu.Lock()
+	all := p.warm
+	p.warm = nil
+	p.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, w := range all {
-		wg.Go(func() { f.dismiss(ctx, w) })
+		wg.Go(func() { p.dismiss(ctx, w) })
 	}
 	wg.Wait()
 }

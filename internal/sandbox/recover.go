@@ -14,14 +14,13 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/event"
-	"postern/internal/store"
 )
 
 // Recover deals with what a former process of this server left: it goes on
 // with the sandboxes that still run, and records those that do not as lost. It
 // is called once, before anything else.
 func (f *Fleet) Recover(ctx context.Context) error {
-	rows, err := f.list(ctx, `where state in (`+quoted(onMachine)+`, 'paused')`)
+	rows, err := f.rows.list(ctx, `where state in (`+quoted(onMachine)+`, 'paused')`)
 	if err != nil {
 		return err
 	}
@@ -58,7 +57,7 @@ func (f *Fleet) Recover(ctx context.Context) error {
 		}
 		f.log.InfoContext(ctx, "removed what was left of a sandbox", "sandbox", id)
 	}
-	named, err := f.allSnapshots(ctx)
+	named, err := f.rows.allSnapshots(ctx)
 	if err != nil {
 		return err
 	}
@@ -95,17 +94,6 @@ func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, lin
 	return on, keep, g.Wait()
 }
 
-func (f *Fleet) allSnapshots(ctx context.Context) (out []Snapshot, err error) {
-	err = f.db.View(ctx, func(tx *store.Tx) error {
-		out, err = f.snapshots(ctx, tx, `where true`)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list snapshots: %w", err)
-	}
-	return out, nil
-}
-
 // recoverOne decides what becomes of a sandbox that was not at its end when a
 // former process ended. It returns whether it runs, and the snapshot that it
 // needs.
@@ -123,24 +111,24 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 		// The snapshot appears whole or not at all. What has one has stopped.
 		if frozen {
 			s.PausedAt = time.Now()
-			return false, s.saved, f.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused})
+			return false, s.saved, f.rows.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused})
 		}
 		fallthrough
 	case Running:
 		if why := f.adopt(ctx, s, left, link); why == "" {
 			s.saved = ""
-			return true, "", f.record(ctx, system(s), &s, change{from: []State{s.State}, to: Running, verb: audit.SandboxRecovered})
+			return true, "", f.rows.record(ctx, system(s), &s, change{from: []State{s.State}, to: Running, verb: audit.SandboxRecovered})
 		} else if link != nil || left {
 			reason = why
 		}
 	case Resuming:
 		// Nobody was told that it runs, so it has not.
 		if frozen {
-			return false, s.saved, f.record(ctx, system(s), &s, change{from: []State{Resuming}, to: Paused, verb: audit.SandboxResumeFailed, fields: audit.Fields{"reason": reason}})
+			return false, s.saved, f.rows.record(ctx, system(s), &s, change{from: []State{Resuming}, to: Paused, verb: audit.SandboxResumeFailed, fields: audit.Fields{"reason": reason}})
 		}
 	}
 	s.end(reason)
-	return false, "", f.record(ctx, system(s), &s, change{
+	return false, "", f.rows.record(ctx, system(s), &s, change{
 		from: []State{s.State}, to: Lost, verb: audit.SandboxLost, event: event.Killed, fields: audit.Fields{"reason": reason},
 	})
 }

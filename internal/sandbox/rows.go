@@ -111,15 +111,23 @@ func scan(row func(...any) error) (Info, error) {
 		json.Unmarshal([]byte(metadata), &s.Metadata), json.Unmarshal([]byte(egress), &s.Egress), json.Unmarshal([]byte(options), &s.Options))
 }
 
+// A registry is the rows of this server's sandboxes and snapshots. It knows
+// nothing of what runs; it writes each change together with its audit entry and
+// its event.
+type registry struct {
+	db   *store.DB
+	conf *Config // of the fleet
+}
+
 // insert records a new sandbox, if there may be one more.
-func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
+func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error {
 	metadata, err1 := json.Marshal(s.Metadata)
 	egress, err2 := json.Marshal(s.Egress)
 	options, err3 := json.Marshal(s.Options)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	return f.db.Update(ctx, func(tx *store.Tx) error {
+	return g.db.Update(ctx, func(tx *store.Tx) error {
 		// The entry comes first: its lock makes the count below exact.
 		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, audit.Fields{
 			"template": s.Template, "inbox": s.Inbox, "egress": string(egress), "metadata": string(metadata), "options": string(options),
@@ -127,13 +135,13 @@ func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
 		if err != nil {
 			return err
 		}
-		if err := f.room(ctx, tx); err != nil {
+		if err := g.roomToRun(ctx, tx); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`, server_id)
 			values ($1, $2, $3, $4, '', $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0, 0, 0, '', $15)`,
 			s.ID, s.Project, s.Template, s.State, string(metadata), s.Inbox, string(egress), string(options), s.Execution, int64(s.CPUs*1000), s.MemoryMB, s.DiskMB,
-			store.Time(s.Started), store.Time(s.Ends), f.conf.Server)
+			store.Time(s.Started), store.Time(s.Ends), g.conf.Server)
 		if err != nil {
 			return fmt.Errorf("insert sandbox: %w", err)
 		}
@@ -141,16 +149,16 @@ func (f *Fleet) insert(ctx context.Context, who auth.Principal, s Info) error {
 	})
 }
 
-// room returns an error that wraps [ErrFull] unless one more sandbox may take
+// roomToRun returns an error that wraps [ErrFull] unless one more sandbox may take
 // of this machine. The caller has appended to the audit in tx, whose lock
 // makes the count exact.
-func (f *Fleet) room(ctx context.Context, tx *store.Tx) error {
+func (g *registry) roomToRun(ctx context.Context, tx *store.Tx) error {
 	var n int
-	if err := tx.One(ctx, `select count(*) from sandbox where server_id = $1 and state in (`+quoted(onMachine)+`)`, []any{f.conf.Server}, &n); err != nil {
+	if err := tx.One(ctx, `select count(*) from sandbox where server_id = $1 and state in (`+quoted(onMachine)+`)`, []any{g.conf.Server}, &n); err != nil {
 		return err
 	}
-	if n >= f.conf.MaxSandboxes {
-		return fmt.Errorf("%w: %d are running and at most %d may", ErrFull, n, f.conf.MaxSandboxes)
+	if n >= g.conf.MaxSandboxes {
+		return fmt.Errorf("%w: %d are running and at most %d may", ErrFull, n, g.conf.MaxSandboxes)
 	}
 	return nil
 }
@@ -179,7 +187,7 @@ type change struct {
 
 // record writes s as it is after a change, whole, if it was in one of the
 // states of c.from. Otherwise the error wraps [ErrNotFound].
-func (f *Fleet) record(ctx context.Context, who auth.Principal, s *Info, c change) error {
+func (g *registry) record(ctx context.Context, who auth.Principal, s *Info, c change) error {
 	egress, err1 := json.Marshal(s.Egress)
 	options, err2 := json.Marshal(s.Options)
 	if err := errors.Join(err1, err2); err != nil {
@@ -190,7 +198,7 @@ func (f *Fleet) record(ctx context.Context, who auth.Principal, s *Info, c chang
 	if s.Restart {
 		restart = 1
 	}
-	err := f.db.Update(ctx, func(tx *store.Tx) error {
+	err := g.db.Update(ctx, func(tx *store.Tx) error {
 		if err := audit.Append(ctx, tx, who, c.verb, s.ID, c.fields); err != nil {
 			return err
 		}
@@ -248,13 +256,13 @@ func announce(ctx context.Context, tx *store.Tx, s Info, t event.Type) error {
 	})
 }
 
-func (f *Fleet) expired(ctx context.Context) ([]Info, error) {
-	return f.list(ctx, `where state = $1 and ends_at <= $2`, Running, store.Time(time.Now()))
+func (g *registry) expired(ctx context.Context) ([]Info, error) {
+	return g.list(ctx, `where state = $1 and ends_at <= $2`, Running, store.Time(time.Now()))
 }
 
 // row returns a sandbox, whosoever it is and whatever became of it.
-func (f *Fleet) row(ctx context.Context, id string) (Info, error) {
-	ss, err := f.list(ctx, `where id = $1`, id)
+func (g *registry) row(ctx context.Context, id string) (Info, error) {
+	ss, err := g.list(ctx, `where id = $1`, id)
 	if err != nil {
 		return Info{}, err
 	}
@@ -267,51 +275,88 @@ func (f *Fleet) row(ctx context.Context, id string) (Info, error) {
 // alive are the states of sandboxes that their owner sees.
 var alive = []State{Running, Pausing, Paused, Resuming}
 
-func mayManage(who auth.Principal) error {
-	if who.Kind != auth.Project && who.Kind != auth.Person {
-		return fmt.Errorf("%s may not manage sandboxes: %w", who, auth.ErrForbidden)
-	}
-	return nil
-}
-
-// Get returns a sandbox of who's project that lives, paused or not. Those of
-// other projects are not found.
-func (f *Fleet) Get(ctx context.Context, who auth.Principal, id string) (Info, error) {
-	if err := mayManage(who); err != nil {
-		return Info{}, err
-	}
-	s, err := f.row(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	if s.Project != who.Project || !slices.Contains(alive, s.State) {
-		return Info{}, fmt.Errorf("sandbox %s: %w", id, ErrNotFound)
-	}
-	return s, nil
-}
-
-// List returns the sandboxes of who's project that live, newest first; with
-// all also those that ended, as far as 500 go.
-func (f *Fleet) List(ctx context.Context, who auth.Principal, all bool) ([]Info, error) {
-	if err := mayManage(who); err != nil {
-		return nil, err
-	}
-	if all {
-		return f.list(ctx, `where project_id = $1 order by started_at desc, id limit 500`, who.Project)
-	}
-	return f.list(ctx, `where project_id = $1 and state in (`+quoted(alive)+`) order by started_at desc, id`, who.Project)
-}
-
 // list returns the sandboxes of this server that match where, which ends a
 // statement. The failure it prevents: a second server on one database marks those
 // of the first lost, since its own machine does not have them.
-func (f *Fleet) list(ctx context.Context, where string, args ...any) (out []Info, err error) {
-	err = f.db.View(ctx, func(tx *store.Tx) error {
-		out, err = store.List(ctx, tx, scan, `select `+columns+` from (select `+columns+` from sandbox where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where, append(slices.Clip(args), f.conf.Server)...)
+func (g *registry) list(ctx context.Context, where string, args ...any) (out []Info, err error) {
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		out, err = store.List(ctx, tx, scan, `select `+columns+` from (select `+columns+` from sandbox where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where, append(slices.Clip(args), g.conf.Server)...)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
 	return out, nil
+}
+
+// roomToPause returns an error that wraps [ErrFull] unless one more sandbox may
+// be paused. Those that a stop of the server froze come back by themselves and
+// do not count. The caller has appended to the audit in tx, whose lock makes the
+// count exact.
+func (g *registry) roomToPause(ctx context.Context, tx *store.Tx) error {
+	var n int
+	if err := tx.One(ctx, `select count(*) from sandbox where state in ($1, $2) and restart = 0 and server_id = $3`, []any{Pausing, Paused, g.conf.Server}, &n); err != nil {
+		return err
+	}
+	if n >= g.conf.MaxPaused {
+		return fmt.Errorf("%w: %d are paused and at most %d may be: kill some of them", ErrFull, n, g.conf.MaxPaused)
+	}
+	return nil
+}
+
+// roomForSnapshot returns an error that wraps [ErrFull] unless one more
+// snapshot may be kept.
+func (g *registry) roomForSnapshot(ctx context.Context, tx *store.Tx) error {
+	var n int
+	if err := tx.One(ctx, `select count(*) from snapshot where server_id = $1`, []any{g.conf.Server}, &n); err != nil {
+		return err
+	}
+	if n >= g.conf.MaxSnapshots {
+		return fmt.Errorf("%w: there are %d snapshots and at most %d may be kept: delete some of them", ErrFull, n, g.conf.MaxSnapshots)
+	}
+	return nil
+}
+
+func (g *registry) allSnapshots(ctx context.Context) (out []Snapshot, err error) {
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		out, err = g.snapshots(ctx, tx, `where true`)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list snapshots: %w", err)
+	}
+	return out, nil
+}
+
+// replaced returns the snapshots whose name n takes over. Its error wraps
+// [ErrFull] if there is none and n would be one too many.
+func (g *registry) replaced(ctx context.Context, tx *store.Tx, n Snapshot) (old []Snapshot, err error) {
+	if n.Name != "" {
+		old, err = g.snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
+		if err != nil || len(old) > 0 {
+			return old, err
+		}
+	}
+	return nil, g.roomForSnapshot(ctx, tx)
+}
+
+const snapshotColumns = `id, project_id, sandbox_id, template, name, cpus, memory_mb, disk_mb, created_at`
+
+func (g *registry) snapshots(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Snapshot, err error) {
+	rows, err := tx.QueryContext(ctx, `select `+snapshotColumns+` from (select `+snapshotColumns+` from snapshot where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where,
+		append(slices.Clip(args), g.conf.Server)...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var n Snapshot
+		var cpus, created int64
+		if err := rows.Scan(&n.ID, &n.Project, &n.Sandbox, &n.Template, &n.Name, &cpus, &n.memoryMB, &n.diskMB, &created); err != nil {
+			return nil, err
+		}
+		n.cpus, n.Created = float64(cpus)/1000, store.FromTime(created)
+		out = append(out, n)
+	}
+	return out, rows.Err()
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +19,7 @@ import (
 // with it. It is called once, after [Fleet.Recover].
 func (f *Fleet) Run(ctx context.Context) error {
 	var bg sync.WaitGroup
-	bg.Go(func() { f.fillPool(ctx) })
+	bg.Go(func() { f.pool.fill(ctx) })
 	bg.Go(func() { f.thaw(ctx) })
 	var current []Base
 	for _, template := range f.conf.Prepare {
@@ -30,10 +28,10 @@ func (f *Fleet) Run(ctx context.Context) error {
 			f.log.WarnContext(ctx, "prepare template", "template", template, "err", err)
 			continue
 		}
-		f.templateSource(template, base)
+		f.templates.source(template, base)
 		current = append(current, base)
 	}
-	f.dropOldTemplates(ctx, current)
+	f.templates.dropOutdated(ctx, current)
 	t := time.NewTicker(250 * time.Millisecond)
 	defer t.Stop()
 	for ctx.Err() == nil {
@@ -51,10 +49,10 @@ func (f *Fleet) Run(ctx context.Context) error {
 
 // expire deals with the sandboxes whose time is up.
 func (f *Fleet) expire(ctx context.Context) {
-	due, err := f.expired(ctx)
+	due, err := f.rows.expired(ctx)
 	if err == nil && f.conf.KeepPaused > 0 {
 		var old []Info
-		old, err = f.list(ctx, `where state = $1 and paused_at <= $2`, Paused, store.Time(time.Now().Add(-f.conf.KeepPaused)))
+		old, err = f.rows.list(ctx, `where state = $1 and paused_at <= $2`, Paused, store.Time(time.Now().Add(-f.conf.KeepPaused)))
 		due = append(due, old...)
 	}
 	if err != nil {
@@ -81,7 +79,7 @@ func (f *Fleet) timeUp(ctx context.Context, id string) {
 	over := func(s Info) bool {
 		return s.State == Running && !time.Now().Before(s.Ends) || s.State == Paused && f.conf.KeepPaused > 0 && time.Since(s.PausedAt) >= f.conf.KeepPaused
 	}
-	s, err := f.row(ctx, id)
+	s, err := f.rows.row(ctx, id)
 	if err == nil && s.State == Running && s.Options.AutoPause {
 		err = f.autoPause(ctx, id, over)
 	} else if err == nil {
@@ -103,7 +101,7 @@ func (f *Fleet) autoPause(ctx context.Context, id string, over func(Info) bool) 
 		return err
 	}
 	defer f.release(l)
-	s, err := f.row(ctx, id)
+	s, err := f.rows.row(ctx, id)
 	if err != nil || !over(s) || s.State != Running {
 		return err
 	}
@@ -111,9 +109,9 @@ func (f *Fleet) autoPause(ctx context.Context, id string, over func(Info) bool) 
 	if err == nil {
 		return nil
 	}
-	if s, rerr := f.row(ctx, id); rerr == nil && s.State == Running {
+	if s, rerr := f.rows.row(ctx, id); rerr == nil && s.State == Running {
 		s.Ends = time.Now().Add(pauseAgainAfter)
-		err = errors.Join(err, f.record(ctx, system(s), &s, change{
+		err = errors.Join(err, f.rows.record(ctx, system(s), &s, change{
 			from: []State{Running}, to: Running, verb: audit.SandboxTimeout, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339), "reason": "it could not be paused"},
 		}))
 	}
@@ -154,7 +152,7 @@ func (f *Fleet) freeze(ctx context.Context, id string) error {
 		return err
 	}
 	defer f.release(l)
-	s, err := f.row(ctx, id)
+	s, err := f.rows.row(ctx, id)
 	if err != nil {
 		return errors.Join(err, f.takeDown(ctx, l))
 	}
@@ -167,7 +165,7 @@ func (f *Fleet) freeze(ctx context.Context, id string) error {
 		return nil
 	}
 	f.log.WarnContext(ctx, "freeze sandbox; it is ended", "sandbox", id, "err", err)
-	if s, err = f.row(ctx, id); err != nil {
+	if s, err = f.rows.row(ctx, id); err != nil {
 		return err
 	}
 	return f.finish(ctx, l, system(s), s, Killed, "the server was stopped and it could not be frozen")
@@ -176,7 +174,7 @@ func (f *Fleet) freeze(ctx context.Context, id string) error {
 // thaw brings back the sandboxes that a stop of the server froze. Who asks for
 // one meanwhile does not wait for the others.
 func (f *Fleet) thaw(ctx context.Context) {
-	frozen, err := f.list(ctx, `where state = $1 and restart = 1 order by started_at`, Paused)
+	frozen, err := f.rows.list(ctx, `where state = $1 and restart = 1 order by started_at`, Paused)
 	if err != nil {
 		f.log.ErrorContext(ctx, "find frozen sandboxes", "err", err)
 		return
@@ -203,7 +201,7 @@ func (f *Fleet) thawOne(ctx context.Context, id string) error {
 		return err
 	}
 	defer f.release(l)
-	s, err := f.row(ctx, id)
+	s, err := f.rows.row(ctx, id)
 	if err != nil || s.State != Paused || !s.Restart {
 		return err
 	}
@@ -212,38 +210,16 @@ func (f *Fleet) thawOne(ctx context.Context, id string) error {
 			return f.finish(ctx, l, system(s), s, Killed, "its time was up while the server did not run")
 		}
 		s.Restart = false
-		return f.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: audit.SandboxPaused, fields: audit.Fields{"why": "its time was up while the server did not run"}})
+		return f.rows.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: audit.SandboxPaused, fields: audit.Fields{"why": "its time was up while the server did not run"}})
 	}
 	_, err = f.resume(ctx, l, system(s), s, false, "the server was started")
 	if err == nil {
 		return nil
 	}
 	// It is not tried again at each start: the owner may, and sees why not.
-	if s, rerr := f.row(ctx, id); rerr == nil && s.State == Paused {
+	if s, rerr := f.rows.row(ctx, id); rerr == nil && s.State == Paused {
 		s.Restart = false
-		err = errors.Join(err, f.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: audit.SandboxPaused, fields: audit.Fields{"why": err.Error()}}))
+		err = errors.Join(err, f.rows.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: audit.SandboxPaused, fields: audit.Fields{"why": err.Error()}}))
 	}
 	return err
-}
-
-// dropOldTemplates removes the snapshots of former versions of the prepared
-// templates: of another guest, other files or other limits.
-func (f *Fleet) dropOldTemplates(ctx context.Context, current []Base) {
-	var keep []string
-	for _, base := range current {
-		keep = append(keep, f.templatePrefix(base))
-	}
-	found, err := filepath.Glob(f.dir("t-*"))
-	if err != nil {
-		return // only for a bad pattern
-	}
-	for _, dir := range found {
-		name := filepath.Base(dir)
-		if slices.ContainsFunc(keep, func(p string) bool { return strings.HasPrefix(name, p) }) {
-			continue
-		}
-		if err := f.discard(name); err != nil {
-			f.log.WarnContext(ctx, "remove an old template's snapshot", "err", err)
-		}
-	}
 }

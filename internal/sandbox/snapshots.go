@@ -2,15 +2,9 @@ package sandbox
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -64,7 +58,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	}
 	// Asked twice: before the work, and where others cannot come in between.
 	err = f.db.View(ctx, func(tx *store.Tx) error {
-		_, err := f.replaced(ctx, tx, n)
+		_, err := f.rows.replaced(ctx, tx, n)
 		return err
 	})
 	if err != nil {
@@ -79,7 +73,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 		if err != nil {
 			return err
 		}
-		if old, err = f.replaced(ctx, tx, n); err != nil {
+		if old, err = f.rows.replaced(ctx, tx, n); err != nil {
 			return err
 		}
 		for _, o := range old {
@@ -105,18 +99,6 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	return n, nil
 }
 
-// replaced returns the snapshots whose name n takes over. Its error wraps
-// [ErrFull] if there is none and n would be one too many.
-func (f *Fleet) replaced(ctx context.Context, tx *store.Tx, n Snapshot) (old []Snapshot, err error) {
-	if n.Name != "" {
-		old, err = f.snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
-		if err != nil || len(old) > 0 {
-			return old, err
-		}
-	}
-	return nil, f.roomForSnapshot(ctx, tx)
-}
-
 // copyOf saves a claimed sandbox that runs, and leaves it running.
 func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
@@ -132,34 +114,13 @@ func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
 	return nil
 }
 
-const snapshotColumns = `id, project_id, sandbox_id, template, name, cpus, memory_mb, disk_mb, created_at`
-
-func (f *Fleet) snapshots(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Snapshot, err error) {
-	rows, err := tx.QueryContext(ctx, `select `+snapshotColumns+` from (select `+snapshotColumns+` from snapshot where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where,
-		append(slices.Clip(args), f.conf.Server)...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var n Snapshot
-		var cpus, created int64
-		if err := rows.Scan(&n.ID, &n.Project, &n.Sandbox, &n.Template, &n.Name, &cpus, &n.memoryMB, &n.diskMB, &created); err != nil {
-			return nil, err
-		}
-		n.cpus, n.Created = float64(cpus)/1000, store.FromTime(created)
-		out = append(out, n)
-	}
-	return out, rows.Err()
-}
-
 // Snapshots returns the snapshots of who's project, newest first.
 func (f *Fleet) Snapshots(ctx context.Context, who auth.Principal) (out []Snapshot, err error) {
 	if err := mayManage(who); err != nil {
 		return nil, err
 	}
 	err = f.db.View(ctx, func(tx *store.Tx) error {
-		out, err = f.snapshots(ctx, tx, `where project_id = $1 order by created_at desc, id desc`, who.Project)
+		out, err = f.rows.snapshots(ctx, tx, `where project_id = $1 order by created_at desc, id desc`, who.Project)
 		return err
 	})
 	if err != nil {
@@ -260,7 +221,7 @@ func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout
 			c := s
 			c.ID, c.State, c.Started, c.Execution = newID(), Creating, time.Now(), newExecution()
 			c.Options.Timeout = timeout
-			out[i].Info, out[i].Err = f.create(ctx, who, c, base, source{dir: f.dir(name), channel: id}, nil, initBody{})
+			out[i].Info, out[i].Err = f.create(ctx, who, creation{info: c, base: base, from: source{dir: f.dir(name), channel: id}})
 		})
 	}
 	wg.Wait()
@@ -278,7 +239,7 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, ErrPaused)
 	}
 	// Asked again for each copy. What none can come of is not written to disk.
-	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.room(ctx, tx) }); err != nil {
+	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.rows.roomToRun(ctx, tx) }); err != nil {
 		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, err)
 	}
 	base, err := f.conf.Base(ctx, s.Template)
@@ -291,169 +252,6 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 	return s, base, f.db.Update(ctx, func(tx *store.Tx) error {
 		return errors.Join(audit.Append(ctx, tx, who, audit.SandboxFork, id, nil), announce(ctx, tx, s, event.Checkpointed))
 	})
-}
-
-// templateSnapshots are what sandboxes of a template start from: made by this
-// server, by booting one, when it is first asked for.
-type templateSnapshots struct {
-	mu  sync.Mutex
-	all map[string]*templateSnapshot // by key of the template
-}
-
-type templateSnapshot struct {
-	template string
-	base     Base
-	from     source // zero until it is made
-	failed   time.Time
-}
-
-// dropTemplateSnapshot removes a snapshot that nothing starts from, so that
-// another is made in its place; the same would be found again.
-func (f *Fleet) dropTemplateSnapshot(ctx context.Context, key string) {
-	f.templates.mu.Lock()
-	defer f.templates.mu.Unlock()
-	t := f.templates.all[key]
-	if t == nil || t.from.dir == "" {
-		return
-	}
-	if err := f.discard(filepath.Base(t.from.dir)); err != nil {
-		f.log.WarnContext(ctx, "remove a template's broken snapshot", "template", t.template, "err", err)
-	}
-	t.from, t.failed = source{}, time.Now()
-}
-
-// retryAfter is how long a failed attempt to make a template's snapshot is not
-// repeated.
-const retryAfter = time.Minute
-
-// templateSource returns the template's snapshot, or, while there is none, a
-// boot.
-func (f *Fleet) templateSource(template string, base Base) source {
-	if f.conf.Cold {
-		return source{}
-	}
-	f.templates.mu.Lock()
-	defer f.templates.mu.Unlock()
-	if t := f.templates.all[base.Key]; t != nil {
-		if t.from.dir == "" && time.Since(t.failed) > retryAfter && !t.failed.IsZero() {
-			t.failed = time.Time{}
-			f.workers.Go(func() { f.makeTemplateSnapshot(f.background, t) })
-		}
-		return t.from
-	}
-	t := &templateSnapshot{template: template, base: base}
-	f.templates.all[base.Key] = t
-	f.workers.Go(func() { f.makeTemplateSnapshot(f.background, t) })
-	return source{}
-}
-
-// templatePrefix begins the names of the snapshots of one template with one
-// set of limits.
-func (f *Fleet) templatePrefix(base Base) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%v %d %d %d", base.Key, f.conf.CPUs, f.conf.MemoryMB, f.conf.DiskMB, f.conf.Processes))
-	return "t-" + hex.EncodeToString(sum[:8]) + "-"
-}
-
-// makeTemplateSnapshot finds or makes the snapshot of a template. It runs in
-// the background; until it is done sandboxes boot.
-func (f *Fleet) makeTemplateSnapshot(ctx context.Context, t *templateSnapshot) {
-	from, err := f.findTemplateSnapshot(t.base)
-	if err == nil && from.dir == "" {
-		begin := time.Now()
-		if from, err = f.bootTemplate(ctx, t); err == nil {
-			f.log.InfoContext(ctx, "made snapshot of template", "template", t.template, "took", time.Since(begin).Round(time.Millisecond))
-		}
-	}
-	f.templates.mu.Lock()
-	if err != nil {
-		t.failed = time.Now()
-	}
-	t.from = from
-	f.templates.mu.Unlock()
-	if err != nil && ctx.Err() == nil {
-		f.log.WarnContext(ctx, "make snapshot of template; its sandboxes boot", "template", t.template, "err", err)
-	}
-	f.pool.poke()
-}
-
-// findTemplateSnapshot looks for one that an earlier server made.
-func (f *Fleet) findTemplateSnapshot(base Base) (source, error) {
-	prefix := f.templatePrefix(base)
-	found, err := filepath.Glob(f.dir(prefix) + "*")
-	if err != nil || len(found) == 0 {
-		return source{}, err
-	}
-	return source{dir: found[0], channel: strings.TrimPrefix(filepath.Base(found[0]), prefix), template: true}, nil
-}
-
-// bootTemplate boots a sandbox that belongs to nobody, waits until its services
-// are warm, and freezes it.
-func (f *Fleet) bootTemplate(ctx context.Context, t *templateSnapshot) (_ source, err error) {
-	s := f.nobodys(t.template)
-	work, l, err := f.claim(ctx, s.ID)
-	if err != nil {
-		return source{}, err
-	}
-	defer f.release(l)
-	stop := context.AfterFunc(ctx, l.cancel)
-	defer stop()
-	ctx = work
-	defer func() { err = errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l)) }()
-	if err := f.bringUp(ctx, l, s, t.base, source{}, initBody{EnvVars: environment(nil)}); err != nil {
-		return source{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
-	defer cancel()
-	for _, p := range t.base.Probes {
-		if err := f.probe(ctx, s.ID, p); err != nil {
-			return source{}, err
-		}
-	}
-	f.warmGuest(ctx, s.ID)
-	from := source{dir: f.dir(f.templatePrefix(t.base) + s.ID), channel: s.ID, template: true}
-	if err := f.runtime.Save(ctx, s.ID, from.dir, SaveOptions{}); err != nil {
-		return source{}, fmt.Errorf("save template: %w", err)
-	}
-	return from, nil
-}
-
-// nobodys is a sandbox without owner, which may connect to nothing.
-func (f *Fleet) nobodys(template string) Info {
-	return Info{
-		ID: newID(), Template: template, State: Creating,
-		CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Started: time.Now(),
-	}
-}
-
-// probe returns when a service inside has answered with 200.
-func (f *Fleet) probe(ctx context.Context, id string, p Probe) error {
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return f.dialInside(ctx, id, p.Port)
-		},
-	}}
-	var last error
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+p.Path, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := client.Do(req)
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-			err = fmt.Errorf("status %d", resp.StatusCode)
-		}
-		last = err
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("service at port %d did not become ready: %w", p.Port, last)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }
 
 // tidySnapshots removes what no row and no template speaks of: a crash between

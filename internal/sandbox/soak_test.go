@@ -36,7 +36,7 @@ func TestSoak(t *testing.T) {
 		f := setup(t, db, func(c *sandbox.Config) {
 			c.Cold, c.Prepare, c.Snapshots, c.Keeper = false, []string{"base"}, true, k
 			c.MaxSandboxes, c.Pool = 12, sandbox.PoolConfig{Min: 1, Max: 3, MemoryMB: 100}
-			c.OnEnd = nil
+			c.Inboxes = nil
 		})
 		for end := time.Now().Add(length); time.Now().Before(end); {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -88,7 +88,7 @@ func (f *fixture) load(n int, length time.Duration) {
 				case 4, 5:
 					err = f.fleet.Pause(ctx, f.who, id, r.IntN(3) == 0)
 				case 6, 7:
-					_, _, err = f.fleet.Connect(ctx, f.who, id, time.Duration(1+r.IntN(3))*time.Second, r.IntN(4) == 0)
+					_, _, err = f.fleet.Connect(ctx, f.who, id, sandbox.ConnectRequest{Timeout: time.Duration(1+r.IntN(3)) * time.Second, Reboot: r.IntN(4) == 0})
 				case 8:
 					err = f.fleet.Wake(ctx, id)
 				case 9:

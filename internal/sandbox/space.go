@@ -6,8 +6,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"postern/internal/store"
 )
 
 // A space is what saves that are under way may still write to the disk.
@@ -49,32 +47,4 @@ func (f *Fleet) takeSpace(ctx context.Context, id string) (done func(), err erro
 		defer p.mu.Unlock()
 		p.taken -= need
 	}, nil
-}
-
-// roomToPause returns an error that wraps [ErrFull] unless one more sandbox may
-// be paused. Those that a stop of the server froze come back by themselves and
-// do not count. The caller has appended to the audit in tx, whose lock makes the
-// count exact.
-func (f *Fleet) roomToPause(ctx context.Context, tx *store.Tx) error {
-	var n int
-	if err := tx.One(ctx, `select count(*) from sandbox where state in ($1, $2) and restart = 0 and server_id = $3`, []any{Pausing, Paused, f.conf.Server}, &n); err != nil {
-		return err
-	}
-	if n >= f.conf.MaxPaused {
-		return fmt.Errorf("%w: %d are paused and at most %d may be: kill some of them", ErrFull, n, f.conf.MaxPaused)
-	}
-	return nil
-}
-
-// roomForSnapshot returns an error that wraps [ErrFull] unless one more
-// snapshot may be kept.
-func (f *Fleet) roomForSnapshot(ctx context.Context, tx *store.Tx) error {
-	var n int
-	if err := tx.One(ctx, `select count(*) from snapshot where server_id = $1`, []any{f.conf.Server}, &n); err != nil {
-		return err
-	}
-	if n >= f.conf.MaxSnapshots {
-		return fmt.Errorf("%w: there are %d snapshots and at most %d may be kept: delete some of them", ErrFull, n, f.conf.MaxSnapshots)
-	}
-	return nil
 }

@@ -32,7 +32,7 @@ func TestPausedBounded(t *testing.T) {
 		if got := f.state(all[2]); got != sandbox.Running || len(f.snapshots()) != 3 { // two, and the environment of one
 			t.Errorf("the third is %s, on disk %v", got, f.snapshots())
 		}
-		if _, _, err := f.fleet.Connect(ctx, f.who, all[0], time.Minute, false); err != nil {
+		if _, _, err := f.fleet.Connect(ctx, f.who, all[0], sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		if err := f.fleet.Pause(ctx, f.who, all[2], false); err != nil {
@@ -120,7 +120,7 @@ func TestWakeFails(t *testing.T) {
 		t.Errorf("five requests tried %d times, want at most %d", n, most)
 	}
 	f.runtime.FailStart(nil)
-	if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, time.Minute, false); err != nil || !resumed {
+	if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil || !resumed {
 		t.Errorf("its owner resumed it: %v, %v", resumed, err)
 	}
 }

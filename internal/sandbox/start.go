@@ -85,7 +85,7 @@ func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 	if s.Project == "" { // a pooled sandbox, without a row
 		return nil
 	}
-	return f.record(ctx, system(s), &s, change{
+	return f.rows.record(ctx, system(s), &s, change{
 		from: []State{s.State}, to: s.State, verb: audit.SandboxStartAgain, fields: audit.Fields{"reason": errSilent.Error()},
 	})
 }

@@ -41,7 +41,7 @@ func TestSilentGuest(t *testing.T) {
 		return s.ID
 	}
 	resume := func(f *fixture, id string) error {
-		_, _, err := f.fleet.Connect(f.t.Context(), f.who, id, time.Hour, false)
+		_, _, err := f.fleet.Connect(f.t.Context(), f.who, id, sandbox.ConnectRequest{Timeout: time.Hour})
 		return err
 	}
 	for _, tt := range []struct {

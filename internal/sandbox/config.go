@@ -1,0 +1,132 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"postern/internal/auth"
+)
+
+// Config is what the operator sets for all sandboxes.
+type Config struct {
+	// Key is the server's secret, at least 32 bytes. The tokens of sandboxes are
+	// derived from it.
+	Key []byte
+	// Server is the ID of this server among those that use the database. The fleet
+	// ignores the sandboxes of other servers. Empty is a valid ID.
+	Server string
+	// Dir is the directory of snapshots. No other fleet may use it. New creates it
+	// if it does not exist.
+	Dir string
+	// Base returns what a template gives to its sandboxes. Its error wraps
+	// [ErrNotFound] if the template does not exist any more.
+	Base func(ctx context.Context, template string) (Base, error)
+	// Keeper holds the links of running sandboxes while no server runs. Nil means
+	// that running sandboxes are lost when the server crashes.
+	Keeper Keeper
+	// Inboxes lends inboxes to sandboxes. Nil means that a request with an inbox
+	// key is refused.
+	Inboxes Inboxes
+	// CheckVolumes returns an error unless a sandbox of the project may mount
+	// these volumes. It is called before anything is started. Nil means no check.
+	CheckVolumes func(ctx context.Context, project string, vs []VolumeMount) error
+	// Mount makes a volume ready for the sandbox id. It is called at each start
+	// and resume. Nil means that the server has no volumes.
+	Mount func(ctx context.Context, project, id string, v VolumeMount) (Mount, error)
+	// Unmounted is called when a sandbox has released its volumes. It must be set
+	// if Mount is.
+	Unmounted func(ctx context.Context, id string)
+
+	MaxSandboxes int           // on this machine at the same time, over all projects; 0 means 50
+	MaxTimeout   time.Duration // longest lifetime that a caller may request; 0 means 24 h
+	StartTimeout time.Duration // in which the guest must answer after a start; 0 means 30 s
+	WarmTimeout  time.Duration // for the warm-up shell of a pooled guest; 0 means StartTimeout
+	SaveTimeout  time.Duration // in which a snapshot must be written; 0 means 2 min
+	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
+	MaxPaused    int           // paused at the same time, over all projects; 0 means 200
+	MaxSnapshots int           // made by callers and not deleted, over all projects; 0 means 100
+	KeepFreeMB   int64         // mebibytes on the disk of Dir that a pause, fork or snapshot must leave free; 0 means 512
+
+	CPUs      float64 // cores of each sandbox; 0 means 2
+	MemoryMB  int64   // mebibytes of each sandbox; 0 means 1024
+	DiskMB    int64   // mebibytes that each sandbox may write; 0 means 2048
+	Processes int64   // processes and threads of each sandbox; 0 means 512
+
+	// Prepare names the templates whose snapshots are made when the fleet starts
+	// instead of at their first use. The pool holds sandboxes of the first one.
+	Prepare []string
+	// Cold boots every sandbox instead of restoring its template's snapshot.
+	Cold bool
+	// Pool bounds the pooled sandboxes.
+	Pool PoolConfig
+	// Snapshots lets callers make snapshots of their sandboxes.
+	Snapshots bool
+
+	// Warmup maps the TCP port of a service that starts with the sandbox to how
+	// long after the start a connection waits for it. Connections to other closed
+	// ports fail at once.
+	Warmup map[uint16]time.Duration
+}
+
+// Inboxes lends the inbox of a sandbox to it, so that it can read mail.
+// Implementations are safe for concurrent use.
+type Inboxes interface {
+	// CheckLoan returns an error unless credential opens the inbox of the sandbox.
+	CheckLoan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) error
+	// Lend lets the sandbox read its inbox until Return. The credential stays on
+	// the host. Who is the caller that hands it over.
+	Lend(ctx context.Context, who, sandbox auth.Principal, credential auth.Secret) error
+	// Return ends the loan of a sandbox. It does nothing if there is none.
+	Return(sandboxID string)
+}
+
+// A Base is what a template gives to the sandboxes that start from it.
+type Base struct {
+	Rootfs string // directory that is the read-only lower layer of the root file system
+	// Key changes whenever the files of the template or the guest change.
+	Key string
+	// Probes must succeed before a snapshot of a booted sandbox is worth taking.
+	Probes []Probe
+}
+
+// A Probe is an HTTP request that a service inside answers with 200 when it
+// is ready.
+type Probe struct {
+	Port uint16
+	Path string
+}
+
+func (c *Config) setDefaults() error {
+	if len(c.Key) < 32 {
+		return errors.New("sandbox: the server's key has fewer than 32 bytes")
+	}
+	if c.Dir == "" || c.Base == nil {
+		return errors.New("sandbox: no directory for snapshots, or no templates")
+	}
+	if c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 || c.MaxPaused < 0 || c.MaxSnapshots < 0 || c.KeepFreeMB < 0 {
+		return errors.New("sandbox: a limit is negative")
+	}
+	c.MaxSandboxes = or(c.MaxSandboxes, 50)
+	c.MaxPaused = or(c.MaxPaused, 200)
+	c.MaxSnapshots = or(c.MaxSnapshots, 100)
+	c.KeepFreeMB = or(c.KeepFreeMB, 512)
+	c.MaxTimeout = or(c.MaxTimeout, 24*time.Hour)
+	c.StartTimeout = or(c.StartTimeout, 30*time.Second)
+	c.WarmTimeout = or(c.WarmTimeout, c.StartTimeout)
+	c.SaveTimeout = or(c.SaveTimeout, 2*time.Minute)
+	c.CPUs = or(c.CPUs, 2)
+	c.MemoryMB = or(c.MemoryMB, 1024)
+	c.DiskMB = or(c.DiskMB, 2048)
+	c.Processes = or(c.Processes, 512)
+	return c.Pool.check()
+}
+
+// or returns v, or unset if v is zero.
+func or[T comparable](v, unset T) T {
+	var zero T
+	if v == zero {
+		return unset
+	}
+	return v
+}
