@@ -13,7 +13,7 @@ func (d *daemon) domains() (*domain.Registry, error) {
 	conf := domain.Config{
 		Domain: d.conf.MailDomain, Host: cmp.Or(d.conf.MailHost, d.conf.MailDomain), SPF: d.conf.MailSPF, Resolver: d.resolver,
 		Keys:  d.dkimKeys,
-		InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses,
+		InUse: mailbox.InboxesIn, OnHeld: mailbox.FreeAddresses,
 	}
 	if d.conf.Domain != "" {
 		conf.Reserved = []string{d.conf.Domain}

@@ -71,7 +71,7 @@ func (d *daemon) newNotifier(lis *listeners, transport mailbox.Transport) (*noti
 	return notify.New(d.log, d.db, d.gate, notify.Config{
 		Base: cmp.Or(c.URL, d.conf.PublicURL, lis.pages(d.conf)), Style: console.Style(),
 		From: c.From, Transport: transport, Serves: d.serves, Sign: d.signNotice,
-		TelegramToken: auth.Secret(c.TelegramToken), TelegramURL: c.TelegramURL, TelegramFacts: c.TelegramFacts, Resolver: d.resolver,
+		TelegramToken: auth.Secret(c.TelegramToken), TelegramURL: c.TelegramURL, TelegramOmitContent: c.TelegramFacts, Resolver: d.resolver,
 		PerHour: c.PerHour, Remind: c.Remind,
 	})
 }

@@ -95,7 +95,7 @@ func CheckSetup(ctx context.Context, tx *store.Tx, token Secret) (v Invitation, 
 	if err != nil {
 		return v, err
 	}
-	return v, genuine(ctx, tx, SealedSetups(), `hash = $1`, token.hash())
+	return v, requireSeal(ctx, tx, SealedSetups(), `hash = $1`, token.hash())
 }
 
 // HasPeople reports whether the project has an account.
@@ -132,7 +132,7 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	}
 	// The attack: the row of a link that was used is put back as it was before,
 	// with its seal of then, and the link makes a second account for one person.
-	id := accountOf(token)
+	id := accountID(token)
 	var there int
 	if err := tx.One(ctx, `select count(*) from person where id = $1`, []any{id}, &there); err != nil {
 		return Principal{}, fmt.Errorf("look for the account of a link: %w", err)
@@ -150,14 +150,14 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	}
 	// The attack: a person invites a second account for themself, and approves
 	// with both.
-	if err := noteJoined(ctx, tx, id, v.Project, v.CreatedBy, now); err != nil {
+	if err := recordJoined(ctx, tx, id, v.Project, v.CreatedBy, now); err != nil {
 		return Principal{}, err
 	}
 	return Principal{Kind: Person, ID: name, Project: v.Project, Role: v.Role}, SealPerson(ctx, tx, id)
 }
 
-// accountOf returns the id of the account that a link makes: one link, one id.
-func accountOf(token Secret) string {
+// accountID returns the id of the account that a link makes: one link, one id.
+func accountID(token Secret) string {
 	sum := sha256.Sum256(append([]byte("postern account of link\x00"), token.hash()...))
 	return "per_" + base32.StdEncoding.EncodeToString(sum[:])[:26]
 }
@@ -166,7 +166,7 @@ func accountOf(token Secret) string {
 func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string) (Principal, error) {
 	p := Principal{Kind: Person, ID: v.Person}
 	// Only a row that the server wrote may be sealed again.
-	if err := genuine(ctx, tx, SealedPeople(), `name = $1`, v.Person); err != nil {
+	if err := requireSeal(ctx, tx, SealedPeople(), `name = $1`, v.Person); err != nil {
 		return Principal{}, err
 	}
 	var id string
@@ -180,7 +180,7 @@ func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string
 	}
 	// The attack: the operator opens the link, and approves both as this person
 	// and under another account.
-	if err := NoteChange(ctx, tx, id, v.CreatedBy, Renewed); err != nil {
+	if err := RecordChange(ctx, tx, id, v.CreatedBy, Renewed); err != nil {
 		return Principal{}, err
 	}
 	if err := SealPerson(ctx, tx, id); err != nil {

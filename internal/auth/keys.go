@@ -105,7 +105,7 @@ type Credential struct {
 	Name      string    // what a person calls it, or empty
 	Created   time.Time // zero in a request for a new one
 	CreatedBy string    // a principal, or empty if that is not known
-	Used      time.Time // when it was last shown, give or take [usedStep]; zero means never
+	Used      time.Time // when it was last shown, give or take [usedResolution]; zero means never
 	Expires   time.Time // zero means that it has no end
 	Account   bool      // of a Grant: it gets a part in each inbox that it makes
 }
@@ -153,9 +153,9 @@ func Revoke(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// usedStep is how often it is written down that a key was shown: not at each
+// usedResolution is how often it is written down that a key was shown: not at each
 // request, which would make every reader a writer.
-const usedStep = 10 * time.Minute
+const usedResolution = 10 * time.Minute
 
 // CheckKey returns whose key this is, or [ErrUnauthenticated].
 func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
@@ -174,7 +174,7 @@ func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) 
 	if errors.Is(err, store.ErrNotFound) {
 		return Principal{}, ErrUnauthenticated
 	}
-	if err == nil && now.Sub(store.FromTime(used)) >= usedStep {
+	if err == nil && now.Sub(store.FromTime(used)) >= usedResolution {
 		err = db.Update(ctx, func(tx *store.Tx) error {
 			_, err := tx.ExecContext(ctx, `update credential set used_at = $1 where id = $2 and used_at < $1`, store.Time(now), p.ID)
 			return err

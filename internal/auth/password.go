@@ -61,5 +61,5 @@ func samePassword(stored, password string) bool {
 	return subtle.ConstantTimeCompare(got, want) == 1
 }
 
-// absent is compared with when the name is not known; no password matches.
-const absent = "$argon2id$v=19$m=65536,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+// noPasswordHash is compared with when the name is not known; no password matches.
+const noPasswordHash = "$argon2id$v=19$m=65536,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"

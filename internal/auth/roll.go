@@ -21,13 +21,13 @@ type Opening string
 
 // The changes of an account that are kept for [SettleTime].
 const (
-	Joined   Opening = "joined"   // by an invitation
-	Renewed  Opening = "renewed"  // the password, by a link of the operator's
-	Reset    Opening = "reset"    // the second factors, by an owner
-	Chat     Opening = "chat"     // a code that links a chat, made by the operator
-	Roled    Opening = "role"     // another role
-	Disabled Opening = "disabled" // may no longer sign in
-	Enabled  Opening = "enabled"  // may sign in again
+	Joined      Opening = "joined"   // by an invitation
+	Renewed     Opening = "renewed"  // the password, by a link of the operator's
+	Reset       Opening = "reset"    // the second factors, by an owner
+	Chat        Opening = "chat"     // a code that links a chat, made by the operator
+	RoleChanged Opening = "role"     // another role
+	Disabled    Opening = "disabled" // may no longer sign in
+	Enabled     Opening = "enabled"  // may sign in again
 )
 
 // A Change is something that was done to an account.
@@ -44,7 +44,7 @@ func (c Change) opens() bool {
 	switch c.What {
 	case Joined, Renewed, Reset, Chat, Enabled:
 		return true
-	case Roled: // a viewer's account is not looked at until it may decide
+	case RoleChanged: // a viewer's account is not looked at until it may decide
 		return !Principal{Kind: Person, Role: c.Was}.Decides()
 	case Disabled:
 	}
@@ -257,9 +257,9 @@ func (r Roll) Gone(person string) bool {
 // the server's back, as far as r tells.
 func (r Roll) Doubtful(person string) bool { return !Nameless(person) && r.doubts(person) }
 
-// NoteChange records what was done to the account with this id, before it is
+// RecordChange records what was done to the account with this id, before it is
 // done: a [Roll] counts people by it. It seals the account anew if its seal held.
-func NoteChange(ctx context.Context, tx *store.Tx, id, by string, what Opening) error {
+func RecordChange(ctx context.Context, tx *store.Tx, id, by string, what Opening) error {
 	rows, err := tx.Rows(ctx, SealedPeople(), true, `id = $1`, id)
 	if err == nil && len(rows) == 0 {
 		err = store.ErrNotFound
@@ -297,9 +297,9 @@ func sealChange(ctx context.Context, tx *store.Tx, id string, at int64, what Ope
 	return err
 }
 
-// noteJoined records that an account was created by an invitation. A project's
+// recordJoined records that an account was created by an invitation. A project's
 // first account is its person's own.
-func noteJoined(ctx context.Context, tx *store.Tx, id, project, by string, at int64) error {
+func recordJoined(ctx context.Context, tx *store.Tx, id, project, by string, at int64) error {
 	ok, err := tx.Changed(ctx, `insert into person_change (person_id, at, by_whom, what, was)
 		select $1, $2, $3, $4, '' where exists (select 1 from person where project_id = $5 and id <> $1)`, id, at, by, Joined, project)
 	if err != nil {

@@ -65,12 +65,12 @@ func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (
 		token = bearerPrefix + token
 	}
 	s.ID, s.Created, s.Expires = "ses_"+rand.Text(), now, now.Add(SessionTime)
-	s.Agent = cut(s.Agent, 200)
+	s.Agent = truncate(s.Agent, 200)
 	if _, err := tx.ExecContext(ctx, `delete from session where expires_at <= $1`, store.Time(now)); err != nil {
 		return s, "", fmt.Errorf("remove old sessions: %w", err)
 	}
 	var id string
-	err := genuine(ctx, tx, SealedPeople(), `name = $1`, who.ID)
+	err := requireSeal(ctx, tx, SealedPeople(), `name = $1`, who.ID)
 	if err == nil {
 		err = tx.One(ctx, `select id from person where name = $1 and project_id = $2 and disabled_at = 0`, []any{who.ID, who.Project}, &id)
 	}
@@ -89,7 +89,7 @@ func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (
 	return s, token, SealSession(ctx, tx, token.hash())
 }
 
-func cut(s string, most int) string {
+func truncate(s string, most int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 	if len(s) <= most {
 		return s
@@ -117,7 +117,7 @@ func CheckBearer(ctx context.Context, db *store.DB, token Secret) (Principal, er
 
 func checkSession(ctx context.Context, db *store.DB, token Secret, kind SessionKind) (p Principal, err error) {
 	err = db.View(ctx, func(tx *store.Tx) error {
-		p, _, err = InSession(ctx, tx, token, kind)
+		p, _, err = SessionPrincipal(ctx, tx, token, kind)
 		return err
 	})
 	if err != nil && !errors.Is(err, ErrUnauthenticated) {
@@ -126,9 +126,9 @@ func checkSession(ctx context.Context, db *store.DB, token Secret, kind SessionK
 	return p, err
 }
 
-// InSession returns whose session of this kind a token is, as tx sees it, and
+// SessionPrincipal returns whose session of this kind a token is, as tx sees it, and
 // its id, or [ErrUnauthenticated].
-func InSession(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind) (p Principal, id string, err error) {
+func SessionPrincipal(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind) (p Principal, id string, err error) {
 	p.Kind = Person
 	var strong int64
 	err = tx.One(ctx, `select p.name, p.project_id, p.role, s.strong_at, s.id from session s join person p on p.id = s.person_id
@@ -141,10 +141,10 @@ func InSession(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind
 		return Principal{}, "", err
 	}
 	// The attack: a session or a person is inserted into the database.
-	if err := genuine(ctx, tx, SealedSessions(), `hash = $1`, token.hash()); err != nil {
+	if err := requireSeal(ctx, tx, SealedSessions(), `hash = $1`, token.hash()); err != nil {
 		return Principal{}, "", err
 	}
-	if err := genuine(ctx, tx, SealedPeople(), `name = $1`, p.ID); err != nil {
+	if err := requireSeal(ctx, tx, SealedPeople(), `name = $1`, p.ID); err != nil {
 		return Principal{}, "", err
 	}
 	p.Strong = store.FromTime(strong)

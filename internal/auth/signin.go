@@ -26,10 +26,10 @@ func NewSignIn(db *store.DB) *SignIn {
 // the password is right is not enough for a person with a second factor: see
 // package people.
 func (s *SignIn) Check(ctx context.Context, name, remote, password string) (Principal, error) {
-	tries := []Try{TryName(name), TryRemote(remote), TryAll()}
+	tries := []AttemptLimit{AttemptsByName(name), AttemptsFrom(remote), AttemptsInAll()}
 	// Counted before it is looked at. The attack: hundreds of guesses at once,
 	// all of them before one has failed.
-	if err := Take(ctx, s.db, tries...); err != nil {
+	if err := CountAttempt(ctx, s.db, tries...); err != nil {
 		return Principal{}, err
 	}
 	select {
@@ -41,18 +41,18 @@ func (s *SignIn) Check(ctx context.Context, name, remote, password string) (Prin
 	p := Principal{Kind: Person, ID: name}
 	var stored string
 	err := s.db.View(ctx, func(tx *store.Tx) error {
-		if err := genuine(ctx, tx, SealedPeople(), `name = $1`, name); err != nil {
+		if err := requireSeal(ctx, tx, SealedPeople(), `name = $1`, name); err != nil {
 			return err
 		}
 		return tx.One(ctx, `select project_id, role, password from person where name = $1 and disabled_at = 0`, []any{name}, &p.Project, &p.Role, &stored)
 	})
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrUnauthenticated) {
-		stored = absent // as much work as for a person who exists
+		stored = noPasswordHash // as much work as for a person who exists
 	} else if err != nil {
 		return Principal{}, fmt.Errorf("sign in: %w", err)
 	}
-	if !samePassword(stored, password) || stored == absent {
+	if !samePassword(stored, password) || stored == noPasswordHash {
 		return Principal{}, ErrUnauthenticated
 	}
-	return p, GiveBack(ctx, s.db, tries...)
+	return p, RefundAttempt(ctx, s.db, tries...)
 }

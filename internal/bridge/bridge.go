@@ -214,8 +214,8 @@ func (b *Bridge) session(ctx context.Context) (*mcp.ClientSession, error) {
 	return s, nil
 }
 
-// lost forgets a connection that does not work any more.
-func (b *Bridge) lost(s *mcp.ClientSession) {
+// dropSession forgets a connection that does not work any more.
+func (b *Bridge) dropSession(s *mcp.ClientSession) {
 	b.mu.Lock()
 	if b.server == s {
 		b.server = nil
@@ -226,12 +226,12 @@ func (b *Bridge) lost(s *mcp.ClientSession) {
 	}
 }
 
-// errUnsure means that nobody knows whether a call was carried out.
-var errUnsure = errors.New("the connection to the server was lost, and whether this was done is not known: look before you do it again")
+// errOutcomeUnknown means that nobody knows whether a call was carried out.
+var errOutcomeUnknown = errors.New("the connection to the server was lost, and whether this was done is not known: look before you do it again")
 
-// answered returns the error that the server answered with, or nil if there was
+// serverError returns the error that the server answered with, or nil if there was
 // no answer.
-func answered(err error) *jsonrpc.Error {
+func serverError(err error) *jsonrpc.Error {
 	said, ok := errors.AsType[*jsonrpc.Error](err)
 	// -32003 to -32005 are the SDK's own, for a connection that ends.
 	if !ok || said.Code <= -32003 && said.Code >= -32005 {
@@ -240,9 +240,9 @@ func answered(err error) *jsonrpc.Error {
 	return said
 }
 
-// ask does f on a connection to the server. What may be done again is, on a new
+// withRetry does f on a connection to the server. What may be done again is, on a new
 // connection, if one is lost.
-func ask[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.ClientSession) (T, error)) (out T, err error) {
+func withRetry[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.ClientSession) (T, error)) (out T, err error) {
 	wait := b.conf.Wait
 	for try := 0; ; try++ {
 		s, cerr := b.session(ctx)
@@ -250,7 +250,7 @@ func ask[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.ClientSe
 		if err == nil {
 			out, err = f(s)
 		}
-		if err == nil || cerr == nil && answered(err) != nil {
+		if err == nil || cerr == nil && serverError(err) != nil {
 			return out, err
 		}
 		if ctx.Err() != nil {
@@ -259,10 +259,10 @@ func ask[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.ClientSe
 		if err = b.way.cause(err); errors.Is(err, errRefused) {
 			return out, err
 		}
-		b.lost(s)
+		b.dropSession(s)
 		b.log.WarnContext(ctx, "the server does not answer", "err", err, "try", try+1)
 		if cerr == nil && !again {
-			return out, errUnsure
+			return out, errOutcomeUnknown
 		}
 		if try >= b.conf.Retries {
 			return out, fmt.Errorf("reach %s: %w", b.conf.Endpoint, err)
@@ -278,11 +278,11 @@ func ask[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.ClientSe
 
 // list returns the server's tools as this host can use them.
 func (b *Bridge) list(ctx context.Context, cursor string) (*mcp.ListToolsResult, error) {
-	res, err := ask(ctx, b, true, func(s *mcp.ClientSession) (*mcp.ListToolsResult, error) {
+	res, err := withRetry(ctx, b, true, func(s *mcp.ClientSession) (*mcp.ListToolsResult, error) {
 		return s.ListTools(ctx, &mcp.ListToolsParams{Cursor: cursor})
 	})
 	if err != nil {
-		return nil, told(err)
+		return nil, rpcError(err)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -323,8 +323,8 @@ func (b *Bridge) describe(files map[string]any) {
 	}}
 }
 
-// learn reads what the tools are like, if the host has not asked yet.
-func (b *Bridge) learn(ctx context.Context, tool string) (safe, keyed bool, err error) {
+// toolTraits reads what the tools are like, if the host has not asked yet.
+func (b *Bridge) toolTraits(ctx context.Context, tool string) (safe, keyed bool, err error) {
 	b.mu.Lock()
 	_, known := b.safe[tool]
 	b.mu.Unlock()
@@ -340,7 +340,7 @@ func (b *Bridge) learn(ctx context.Context, tool string) (safe, keyed bool, err 
 
 // call makes one call of the host's at the server.
 func (b *Bridge) call(ctx context.Context, host *mcp.ServerSession, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
-	safe, keyed, err := b.learn(ctx, p.Name)
+	safe, keyed, err := b.toolTraits(ctx, p.Name)
 	if err != nil {
 		return failed(err), nil
 	}
@@ -372,9 +372,9 @@ func (b *Bridge) call(ctx context.Context, host *mcp.ServerSession, p *mcp.CallT
 			delete(b.started, own)
 		}()
 	}
-	res, err := ask(ctx, b, safe || keyed, func(s *mcp.ClientSession) (*mcp.CallToolResult, error) { return s.CallTool(ctx, out) })
+	res, err := withRetry(ctx, b, safe || keyed, func(s *mcp.ClientSession) (*mcp.CallToolResult, error) { return s.CallTool(ctx, out) })
 	if err != nil {
-		if said := answered(err); said != nil {
+		if said := serverError(err); said != nil {
 			return nil, said
 		}
 		return failed(err), nil
@@ -409,9 +409,9 @@ func failed(err error) *mcp.CallToolResult {
 	return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}
 }
 
-// told is an error as the host's person reads it.
-func told(err error) error {
-	if said := answered(err); said != nil {
+// rpcError is an error as the host's person reads it.
+func rpcError(err error) error {
+	if said := serverError(err); said != nil {
 		return said
 	}
 	return &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: err.Error()}

@@ -76,7 +76,7 @@ func (b *Bridge) attach(arguments map[string]json.RawMessage) ([]file, error) {
 // while we look: so the system, and not we, keeps each step inside.
 func (b *Bridge) read(path string, most int) ([]byte, file, error) {
 	failed := func(why string) ([]byte, file, error) {
-		return nil, file{}, fmt.Errorf("%s: %s", strconv.Quote(short(path)), why)
+		return nil, file{}, fmt.Errorf("%s: %s", strconv.Quote(truncate(path)), why)
 	}
 	switch {
 	case b.conf.Root == nil:
@@ -117,7 +117,7 @@ func (b *Bridge) read(path string, most int) ([]byte, file, error) {
 	return data, file{name: filepath.ToSlash(filepath.Clean(name)), size: len(data), sha256: hex.EncodeToString(sum[:])}, nil
 }
 
-func short(s string) string {
+func truncate(s string) string {
 	if r := []rune(s); len(r) > 200 {
 		return string(r[:200]) + "…"
 	}

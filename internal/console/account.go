@@ -99,7 +99,7 @@ func (s *Server) setPassword(w http.ResponseWriter, r *http.Request, who auth.Pr
 }
 
 func (s *Server) setReach(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	return s.changed(w, r, who, s.conf.People.SetReach(r.Context(), who, who.ID, strings.TrimSpace(r.PostForm.Get("email"))))
+	return s.changed(w, r, who, s.conf.People.SetEmail(r.Context(), who, who.ID, strings.TrimSpace(r.PostForm.Get("email"))))
 }
 
 // An appPage shows the secret of an authenticator app that is being set up.

@@ -21,7 +21,7 @@ var errNoTelegram = fmt.Errorf("%w: the server has no bot in Telegram: it is sta
 
 // chatOf returns the account in Telegram whose chat is linked to who.
 func (s *Server) chatOf(ctx context.Context, who auth.Principal) (name string, since time.Time, err error) {
-	list, err := s.conf.Notify.Reaches(ctx, who)
+	list, err := s.conf.Notify.Channels(ctx, who)
 	for _, r := range list {
 		if r.Name == who.ID {
 			return r.Telegram, r.Linked, nil

@@ -210,7 +210,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	}
 	f.newRecord()
 	f.dns = dnstest.Start(t)
-	f.domains, err = domain.New(log, f.db, domain.Config{Domain: "agents.test", Host: "mx.agents.test", Resolver: f.dns.Resolver(), Gap: time.Nanosecond, InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses})
+	f.domains, err = domain.New(log, f.db, domain.Config{Domain: "agents.test", Host: "mx.agents.test", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond, InUse: mailbox.InboxesIn, OnHeld: mailbox.FreeAddresses})
 	if err != nil {
 		t.Fatal(err)
 	}

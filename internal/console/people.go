@@ -105,7 +105,7 @@ func (s *Server) setRole(w http.ResponseWriter, r *http.Request, who auth.Princi
 }
 
 func (s *Server) setReachOf(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	return s.did(w, r, who, s.conf.People.SetReach(r.Context(), who, r.PathValue("id"), strings.TrimSpace(r.PostForm.Get("email"))))
+	return s.did(w, r, who, s.conf.People.SetEmail(r.Context(), who, r.PathValue("id"), strings.TrimSpace(r.PostForm.Get("email"))))
 }
 
 func (s *Server) disablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

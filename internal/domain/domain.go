@@ -136,17 +136,17 @@ type Config struct {
 	// InUse returns how many inboxes of a project have addresses in a domain;
 	// nil means that none ever has.
 	InUse func(ctx context.Context, tx *store.Tx, project, domain string) (int, error)
-	// Held is called in the transaction in which a project comes to hold a
+	// OnHeld is called in the transaction in which a project comes to hold a
 	// domain, so that addresses that a former holder left are freed. May be nil.
-	Held func(ctx context.Context, tx *store.Tx, project, domain string) error
+	OnHeld func(ctx context.Context, tx *store.Tx, project, domain string) error
 
-	Interval time.Duration // between looks at a domain that is well; 0 means six hours
-	Retry    time.Duration // before the second look at one that is not, doubling; 0 means one minute
-	Lose     time.Duration // how long the proof may be missing; 0 means a day. Three times as long where the DNS does not answer
-	Grace    time.Duration // how long a lost domain receives; 0 means 14 days
-	GiveUp   time.Duration // after which a claim that was never proved is not looked at by itself; 0 means 30 days
-	Gap      time.Duration // between two looks that somebody asked for; 0 means 5 seconds
-	Most     int           // domains of a project; 0 means 50
+	Interval     time.Duration // between looks at a domain that is well; 0 means six hours
+	Retry        time.Duration // before the second look at one that is not, doubling; 0 means one minute
+	LoseAfter    time.Duration // how long the proof may be missing; 0 means a day. Three times as long where the DNS does not answer
+	Grace        time.Duration // how long a lost domain receives; 0 means 14 days
+	StopChecking time.Duration // after which a claim that was never proved is not looked at by itself; 0 means 30 days
+	MinCheckGap  time.Duration // between two looks that somebody asked for; 0 means 5 seconds
+	MaxDomains   int           // domains of a project; 0 means 50
 }
 
 // A Registry keeps who holds which domain. It is safe for concurrent use, also
@@ -170,12 +170,12 @@ func New(log *slog.Logger, db *store.DB, cfg Config) (*Registry, error) {
 	}
 	set(&cfg.Interval, 6*time.Hour)
 	set(&cfg.Retry, time.Minute)
-	set(&cfg.Lose, 24*time.Hour)
+	set(&cfg.LoseAfter, 24*time.Hour)
 	set(&cfg.Grace, 14*24*time.Hour)
-	set(&cfg.GiveUp, 30*24*time.Hour)
-	set(&cfg.Gap, 5*time.Second)
-	if cfg.Most <= 0 {
-		cfg.Most = 50
+	set(&cfg.StopChecking, 30*24*time.Hour)
+	set(&cfg.MinCheckGap, 5*time.Second)
+	if cfg.MaxDomains <= 0 {
+		cfg.MaxDomains = 50
 	}
 	if cfg.SPF == "" {
 		cfg.SPF = "mx"
@@ -188,7 +188,7 @@ func New(log *slog.Logger, db *store.DB, cfg Config) (*Registry, error) {
 // Verified reports whether inboxes of project may be made in the domain called
 // name, and may send.
 func Verified(ctx context.Context, tx *store.Tx, project, name string) (bool, error) {
-	d, err := holder(ctx, tx, name)
+	d, err := holderOf(ctx, tx, name)
 	return err == nil && d.Project == project && d.Sends(), ignoreNone(err)
 }
 
@@ -204,13 +204,13 @@ func Use(ctx context.Context, tx *store.Tx, project, name string) (bool, error) 
 
 // Receives reports whether mail for project's inboxes in the domain is taken.
 func Receives(ctx context.Context, tx *store.Tx, project, name string) (bool, error) {
-	d, err := holder(ctx, tx, name)
+	d, err := holderOf(ctx, tx, name)
 	return err == nil && d.Project == project && d.Receives(), ignoreNone(err)
 }
 
 // Owner returns the project that holds the domain called name, if one does.
 func Owner(ctx context.Context, tx *store.Tx, name string) (project string, ok bool, err error) {
-	d, err := holder(ctx, tx, name)
+	d, err := holderOf(ctx, tx, name)
 	return d.Project, err == nil, ignoreNone(err)
 }
 
@@ -240,8 +240,8 @@ func scan(row func(...any) error) (d Domain, err error) {
 	return d, nil
 }
 
-// holder returns the claim that holds name.
-func holder(ctx context.Context, tx *store.Tx, name string) (Domain, error) {
+// holderOf returns the claim that holds name.
+func holderOf(ctx context.Context, tx *store.Tx, name string) (Domain, error) {
 	return scan(tx.QueryRowContext(ctx, `select `+columns+` from mail_domain where name = $1 and state <> 'pending'`, strings.ToLower(name)).Scan)
 }
 
@@ -280,15 +280,15 @@ func (g *Registry) Add(ctx context.Context, who auth.Principal, name string) (Do
 	}
 	err = g.db.Update(ctx, func(tx *store.Tx) error {
 		// Told at once, although only the check at the proof counts.
-		if err := g.free(ctx, tx, d); err != nil {
+		if err := g.checkFree(ctx, tx, d); err != nil {
 			return err
 		}
 		var n int
 		if err := tx.One(ctx, `select count(*) from mail_domain where project_id = $1`, []any{who.Project}, &n); err != nil {
 			return err
 		}
-		if n >= g.cfg.Most {
-			return fmt.Errorf("%w: %d", ErrFull, g.cfg.Most)
+		if n >= g.cfg.MaxDomains {
+			return fmt.Errorf("%w: %d", ErrFull, g.cfg.MaxDomains)
 		}
 		ok, err := tx.Changed(ctx, `insert into mail_domain (`+columns+`) values ($1, $2, $3, $4, $5, 0, '', 0, $6, 0, 0, $7, 0, 0) on conflict do nothing`,
 			d.ID, d.Project, d.Name, d.Token, d.State, store.Time(d.Created), store.Time(d.Next))
@@ -307,10 +307,10 @@ func (g *Registry) Add(ctx context.Context, who auth.Principal, name string) (Do
 	return d, nil
 }
 
-// free returns [ErrHeld] if another project holds d's name or one above it.
-func (g *Registry) free(ctx context.Context, tx *store.Tx, d Domain) error {
+// checkFree returns [ErrHeld] if another project holds d's name or one above it.
+func (g *Registry) checkFree(ctx context.Context, tx *store.Tx, d Domain) error {
 	for name := d.Name; strings.Contains(name, "."); _, name, _ = strings.Cut(name, ".") {
-		h, err := holder(ctx, tx, name)
+		h, err := holderOf(ctx, tx, name)
 		if errors.Is(err, store.ErrNotFound) {
 			continue
 		}
@@ -402,7 +402,7 @@ func lock(ctx context.Context, tx *store.Tx) error {
 	return nil
 }
 
-func days(d time.Duration) string {
+func formatDays(d time.Duration) string {
 	if d < 48*time.Hour {
 		return d.Round(time.Second).String()
 	}

@@ -34,11 +34,11 @@ func setup(t *testing.T, db *store.DB, change func(*domain.Config)) *fixture {
 	t.Helper()
 	f := &fixture{db: db, dns: dnstest.Start(t)}
 	f.cfg = domain.Config{
-		Domain: "agents.example", Host: "mx.agents.example", Resolver: f.dns.Resolver(), Gap: time.Nanosecond,
+		Domain: "agents.example", Host: "mx.agents.example", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond,
 		Keys: func(context.Context, string, string) ([]domain.Key, error) {
 			return []domain.Key{{Selector: "p1", Value: dkimKey}}, nil
 		},
-		Held: func(_ context.Context, _ *store.Tx, project, name string) error {
+		OnHeld: func(_ context.Context, _ *store.Tx, project, name string) error {
 			f.held = append(f.held, project+" "+name)
 			return nil
 		},
@@ -265,7 +265,7 @@ func TestHeldAtProof(t *testing.T) {
 func TestRace(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
-		f := setup(t, db, func(c *domain.Config) { c.Held = nil })
+		f := setup(t, db, func(c *domain.Config) { c.OnHeld = nil })
 		other := f.open(t, f.cfg)
 		a, b := f.add(t, f.one, "example.org"), f.add(t, f.two, "example.org")
 		f.dns.TXT("_postern.example.org.", a.Token, b.Token)
@@ -349,7 +349,7 @@ func TestNames(t *testing.T) {
 }
 
 func TestMayNot(t *testing.T) {
-	f := setup(t, storetest.SQLite(t), func(c *domain.Config) { c.Most = 2 })
+	f := setup(t, storetest.SQLite(t), func(c *domain.Config) { c.MaxDomains = 2 })
 	ctx := t.Context()
 	d := f.add(t, f.one, "example.org")
 	for _, who := range []auth.Principal{{Kind: auth.Agent, ID: "a", Project: f.one.Project, Inbox: "ibx_1"}, {Kind: auth.Sandbox, ID: "s", Project: f.one.Project}, {}} {
@@ -388,7 +388,7 @@ func TestMayNot(t *testing.T) {
 		t.Error(err)
 	}
 	slow := f.cfg
-	slow.Gap = time.Hour
+	slow.MinCheckGap = time.Hour
 	reg := f.open(t, slow)
 	d = f.add(t, f.one, "example.org")
 	if _, err := reg.Check(ctx, f.one, d.ID); err != nil {

@@ -38,7 +38,7 @@ func FuzzLook(f *testing.F) {
 				return []Key{{"s", "v=DKIM1; k=ed25519; p=AAAA"}}, nil
 			},
 		}}
-		rs, err := g.look(t.Context(), d)
+		rs, err := g.checkDNS(t.Context(), d)
 		if err != nil {
 			t.Fatal(err)
 		}

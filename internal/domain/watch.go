@@ -28,9 +28,9 @@ func (g *Registry) Check(ctx context.Context, who auth.Principal, id string) (Do
 	}
 	now := time.Now()
 	err = g.db.Update(ctx, func(tx *store.Tx) error {
-		ok, err := tx.Changed(ctx, `update mail_domain set checked_at = $1 where id = $2 and checked_at <= $3`, store.Time(now), d.ID, store.Time(now.Add(-g.cfg.Gap)))
+		ok, err := tx.Changed(ctx, `update mail_domain set checked_at = $1 where id = $2 and checked_at <= $3`, store.Time(now), d.ID, store.Time(now.Add(-g.cfg.MinCheckGap)))
 		if err == nil && !ok {
-			err = fmt.Errorf("%s: %w: wait %s", d.Name, ErrTooSoon, g.cfg.Gap)
+			err = fmt.Errorf("%s: %w: wait %s", d.Name, ErrTooSoon, g.cfg.MinCheckGap)
 		}
 		return err
 	})
@@ -38,26 +38,26 @@ func (g *Registry) Check(ctx context.Context, who auth.Principal, id string) (Do
 		return Domain{}, err
 	}
 	d, err = g.check(ctx, who, d)
-	if errors.Is(err, errMoved) { // somebody else looked at the same time: theirs is as good
+	if errors.Is(err, errChanged) { // somebody else looked at the same time: theirs is as good
 		return g.Find(ctx, who, id)
 	}
 	return d, err
 }
 
-// errMoved means that a domain is not any more what was looked at.
-var errMoved = errors.New("the domain has changed meanwhile")
+// errChanged means that a domain is not any more what was looked at.
+var errChanged = errors.New("the domain has changed meanwhile")
 
 // check looks at the DNS and records what follows.
 func (g *Registry) check(ctx context.Context, who auth.Principal, d Domain) (Domain, error) {
-	found, err := g.look(ctx, d)
+	found, err := g.checkDNS(ctx, d)
 	if err != nil {
 		return Domain{}, fmt.Errorf("check domain %s: %w", d.Name, err)
 	}
 	if err := ctx.Err(); err != nil { // what broke off says nothing about the DNS
 		return Domain{}, err
 	}
-	next := g.step(d, found, time.Now().UTC().Truncate(time.Microsecond))
-	err = g.settle(ctx, who, d, &next)
+	next := g.nextState(d, found, time.Now().UTC().Truncate(time.Microsecond))
+	err = g.record(ctx, who, d, &next)
 	if errors.Is(err, ErrHeld) {
 		// The proof is there, and the name is somebody's. It is not shown whose.
 		next = d
@@ -65,10 +65,10 @@ func (g *Registry) check(ctx context.Context, who auth.Principal, d Domain) (Dom
 		next.Next = next.Checked.Add(jitter(g.cfg.Interval))
 		for i := range next.checks {
 			if r := &next.checks[i]; r.Kind == Ownership {
-				r.say(Wrong, "The proof is there, but another project of this server holds the domain or one above it. It is free %s after that project's proof is gone from the DNS.", days(g.cfg.Lose+g.cfg.Grace))
+				r.setResult(Wrong, "The proof is there, but another project of this server holds the domain or one above it. It is free %s after that project's proof is gone from the DNS.", formatDays(g.cfg.LoseAfter+g.cfg.Grace))
 			}
 		}
-		err = g.settle(ctx, who, d, &next)
+		err = g.record(ctx, who, d, &next)
 	}
 	if err != nil {
 		return Domain{}, fmt.Errorf("check domain %s: %w", d.Name, err)
@@ -76,8 +76,8 @@ func (g *Registry) check(ctx context.Context, who auth.Principal, d Domain) (Dom
 	return next, nil
 }
 
-// step returns what d is after a look that found these records.
-func (g *Registry) step(d Domain, found []Record, now time.Time) Domain {
+// nextState returns what d is after a look that found these records.
+func (g *Registry) nextState(d Domain, found []Record, now time.Time) Domain {
 	proof, whole := Missing, true
 	unknown := false
 	for _, r := range found {
@@ -104,7 +104,7 @@ func (g *Registry) step(d Domain, found []Record, now time.Time) Domain {
 			n.Missing = now
 		}
 		n.State = StateDegraded
-		patience := g.cfg.Lose
+		patience := g.cfg.LoseAfter
 		if proof == Unreachable { // a DNS server that is down is no owner who took the proof away
 			patience *= 3
 		}
@@ -127,7 +127,7 @@ func (g *Registry) step(d Domain, found []Record, now time.Time) Domain {
 
 // after returns when the domain is looked at again by itself.
 func (g *Registry) after(d Domain, now time.Time) time.Time {
-	if d.State == StatePending && now.Sub(d.Created) > g.cfg.GiveUp {
+	if d.State == StatePending && now.Sub(d.Created) > g.cfg.StopChecking {
 		return time.Time{}
 	}
 	wait := g.cfg.Interval
@@ -149,8 +149,8 @@ func jitter(d time.Duration) time.Duration {
 	return d*4/5 + rand.N(d*2/5+1) //nolint:gosec // nobody gains by guessing
 }
 
-// settle records the move from was to n, unless somebody moved it meanwhile.
-func (g *Registry) settle(ctx context.Context, who auth.Principal, was Domain, n *Domain) error {
+// record records the move from was to n, unless somebody moved it meanwhile.
+func (g *Registry) record(ctx context.Context, who auth.Principal, was Domain, n *Domain) error {
 	checks, err := json.Marshal(n.checks)
 	if err != nil {
 		return err
@@ -163,7 +163,7 @@ func (g *Registry) settle(ctx context.Context, who auth.Principal, was Domain, n
 		}
 		takes := was.State == StatePending && n.State != StatePending
 		if takes {
-			if err := g.free(ctx, tx, *n); err != nil {
+			if err := g.checkFree(ctx, tx, *n); err != nil {
 				return err
 			}
 		}
@@ -173,15 +173,15 @@ func (g *Registry) settle(ctx context.Context, who auth.Principal, was Domain, n
 			return fmt.Errorf("record check: %w", err)
 		}
 		if !ok {
-			return errMoved
+			return errChanged
 		}
 		n.version = was.version + 1
-		if takes && g.cfg.Held != nil {
-			if err := g.cfg.Held(ctx, tx, n.Project, n.Name); err != nil {
+		if takes && g.cfg.OnHeld != nil {
+			if err := g.cfg.OnHeld(ctx, tx, n.Project, n.Name); err != nil {
 				return err
 			}
 		}
-		verb, f := change(was, *n)
+		verb, f := auditEntry(was, *n)
 		if verb == "" {
 			return nil
 		}
@@ -189,8 +189,8 @@ func (g *Registry) settle(ctx context.Context, who auth.Principal, was Domain, n
 	})
 }
 
-// change returns what the record says of a move; nothing where there is none.
-func change(was, n Domain) (verb audit.Verb, f audit.Fields) {
+// auditEntry returns what the record says of a move; nothing where there is none.
+func auditEntry(was, n Domain) (verb audit.Verb, f audit.Fields) {
 	f = audit.Fields{"name": n.Name, "was": string(was.State)}
 	switch {
 	case n.State == was.State && n.Missing.IsZero() != was.Missing.IsZero() && n.State == StateDegraded:
@@ -276,7 +276,7 @@ func (g *Registry) RunOne(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("take domain that is due: %w", err)
 	}
 	who := auth.Principal{Kind: auth.System, ID: "domain", Project: d.Project}
-	if _, err := g.check(ctx, who, d); err != nil && !errors.Is(err, errMoved) {
+	if _, err := g.check(ctx, who, d); err != nil && !errors.Is(err, errChanged) {
 		return true, err
 	}
 	return true, nil

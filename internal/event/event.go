@@ -124,9 +124,9 @@ func Append(ctx context.Context, tx *store.Tx, e Event) error {
 	return nil
 }
 
-// Begun returns when the sandbox last began to run, by its events; the zero
+// LastStart returns when the sandbox last began to run, by its events; the zero
 // time if they do not say.
-func Begun(ctx context.Context, tx *store.Tx, sandbox string) (time.Time, error) {
+func LastStart(ctx context.Context, tx *store.Tx, sandbox string) (time.Time, error) {
 	var at int64
 	err := tx.One(ctx, `select coalesce(max(at), 0) from event where sandbox_id = $1 and type in ($2, $3)`, []any{sandbox, Created, Resumed}, &at)
 	if err != nil {

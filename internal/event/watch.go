@@ -52,14 +52,14 @@ func (w *Watch) Join(inbox string, c chan struct{}) (stop func()) {
 	}
 }
 
-// Ring wakes who waits for events of the inbox.
-func (w *Watch) Ring(inbox string) {
+// Wake wakes who waits for events of the inbox.
+func (w *Watch) Wake(inbox string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ringLocked(inbox)
+	w.wakeLocked(inbox)
 }
 
-func (w *Watch) ringLocked(inbox string) {
+func (w *Watch) wakeLocked(inbox string) {
 	for c := range w.waiting[inbox] {
 		select {
 		case c <- struct{}{}:
@@ -116,11 +116,11 @@ func (w *Watch) poll(ctx context.Context, seen *int64) error {
 	defer w.mu.Unlock()
 	if *seen < 0 {
 		for inbox := range w.waiting {
-			w.ringLocked(inbox)
+			w.wakeLocked(inbox)
 		}
 	}
 	for _, inbox := range inboxes {
-		w.ringLocked(inbox)
+		w.wakeLocked(inbox)
 	}
 	*seen = head
 	return nil

@@ -111,7 +111,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	f.gate = oversight.NewGate(log, db, oversight.Fixed(rules))
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", PublicURL: "https://mail.example"})
 	f.dns = dnstest.Start(t)
-	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), Gap: time.Nanosecond, Most: 500, InUse: mailbox.InboxesIn, Held: mailbox.FreeAddresses})
+	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond, MaxDomains: 500, InUse: mailbox.InboxesIn, OnHeld: mailbox.FreeAddresses})
 	if err != nil {
 		t.Fatal(err)
 	}

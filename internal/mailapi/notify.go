@@ -48,7 +48,7 @@ func (s notifyServer) listReaches(w http.ResponseWriter, r *http.Request, c call
 	if err != nil {
 		return err
 	}
-	list, err := n.Reaches(r.Context(), c.Principal)
+	list, err := n.Channels(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (s notifyServer) testNotify(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	list, err := n.Try(r.Context(), c.Principal, name)
+	list, err := n.SendTest(r.Context(), c.Principal, name)
 	if err != nil {
 		return err
 	}

@@ -237,7 +237,7 @@ func (s peopleServer) changePerson(w http.ResponseWriter, r *http.Request, c cal
 	}
 	var err error
 	if in.Email != nil {
-		err = s.people.SetReach(r.Context(), c.Principal, r.PathValue("id"), *in.Email)
+		err = s.people.SetEmail(r.Context(), c.Principal, r.PathValue("id"), *in.Email)
 	} else {
 		err = s.people.SetRole(r.Context(), c.Principal, r.PathValue("id"), *in.Role)
 	}

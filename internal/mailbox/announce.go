@@ -49,7 +49,7 @@ func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b Inbox, t 
 	if err := event.AppendMail(ctx, tx, e); err != nil {
 		return err
 	}
-	tx.AfterCommit(func() { m.watch.Ring(b.ID) })
+	tx.AfterCommit(func() { m.watch.Wake(b.ID) })
 	return nil
 }
 

@@ -111,7 +111,7 @@ type Router interface {
 // are the domains of those recipients, each once; hint tells the operator of the
 // server what to do about it.
 type Guide interface {
-	NoWay(ctx context.Context, recipients []string) (domains []string, hint string)
+	Unroutable(ctx context.Context, recipients []string) (domains []string, hint string)
 }
 
 // noWay returns the domains of recipients that this server has no way out to, and
@@ -121,7 +121,7 @@ func (m *PostOffice) noWay(ctx context.Context, recipients []string) (domains []
 	if !ok {
 		return nil, ""
 	}
-	domains, hint := g.NoWay(ctx, recipients)
+	domains, hint := g.Unroutable(ctx, recipients)
 	if len(domains) == 0 {
 		return nil, ""
 	}

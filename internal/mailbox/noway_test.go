@@ -17,8 +17,8 @@ type island struct{ *nextHop }
 
 var _ mailbox.Guide = island{}
 
-// NoWay implements [mailbox.Guide].
-func (island) NoWay(_ context.Context, recipients []string) (domains []string, hint string) {
+// Unroutable implements [mailbox.Guide].
+func (island) Unroutable(_ context.Context, recipients []string) (domains []string, hint string) {
 	for _, to := range recipients {
 		if mail.Domain(to) == "far.example" {
 			return []string{"far.example"}, "build a bridge"

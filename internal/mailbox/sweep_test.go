@@ -27,7 +27,7 @@ func TestCommitFails(t *testing.T) {
 		}
 		fails := func(what, table string, do func() error) {
 			t.Helper()
-			again := storetest.NoCommit(t, db, table)
+			again := storetest.FailCommits(t, db, table)
 			before := f.blobCount(t)
 			if err := do(); !errors.Is(err, store.ErrCommit) {
 				t.Errorf("%s: %v, want an ErrCommit", what, err)

@@ -45,7 +45,7 @@ func (m *PostOffice) Switched(ctx context.Context, tx *store.Tx, s oversight.Swi
 	}
 	tx.AfterCommit(func() {
 		for _, b := range list {
-			m.watch.Ring(b.ID)
+			m.watch.Wake(b.ID)
 		}
 	})
 	return nil

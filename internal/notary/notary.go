@@ -127,7 +127,7 @@ func (s *Server) publish(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	toEverybody(w, b)
+	writePublic(w, b)
 	return nil
 }
 
@@ -145,12 +145,12 @@ func (s *Server) publishRecord(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	toEverybody(w, b)
+	writePublic(w, b)
 	return nil
 }
 
-// toEverybody answers with a document of public keys.
-func toEverybody(w http.ResponseWriter, b []byte) {
+// writePublic answers with a document of public keys.
+func writePublic(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Access-Control-Allow-Origin", "*") // they are for everybody
 	w.Header().Set("Cross-Origin-Resource-Policy", "cross-origin")

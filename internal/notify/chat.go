@@ -92,7 +92,7 @@ func (n *Notifier) RunTelegram(ctx context.Context) error {
 	for {
 		wait, err := n.poll(ctx, holder, longPoll)
 		if ctx.Err() != nil {
-			n.leave(context.WithoutCancel(ctx), holder)
+			n.releasePoll(context.WithoutCancel(ctx), holder)
 			return ctx.Err()
 		}
 		if err != nil {
@@ -112,8 +112,8 @@ func (n *Notifier) RunTelegram(ctx context.Context) error {
 	}
 }
 
-// leave lets another server read at once.
-func (n *Notifier) leave(ctx context.Context, holder string) {
+// releasePoll lets another server read at once.
+func (n *Notifier) releasePoll(ctx context.Context, holder string) {
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	err := n.db.Update(ctx, func(tx *store.Tx) error {
@@ -183,25 +183,25 @@ func (n *Notifier) update(ctx context.Context, u *models.Update) error {
 	defer cancel()
 	switch {
 	case u.CallbackQuery != nil:
-		said, err := n.press(ctx, u.CallbackQuery)
+		said, err := n.handlePress(ctx, u.CallbackQuery)
 		if err != nil {
 			said = "Something went wrong here. Use the console."
 		}
 		// Telegram forgets a query after a while: that it was not answered changes nothing.
-		_, aerr := n.bot.api.AnswerCallbackQuery(ctx, &tg.AnswerCallbackQueryParams{CallbackQueryID: u.CallbackQuery.ID, Text: cut(said, 190), ShowAlert: said != ""})
+		_, aerr := n.bot.api.AnswerCallbackQuery(ctx, &tg.AnswerCallbackQueryParams{CallbackQueryID: u.CallbackQuery.ID, Text: truncate(said, 190), ShowAlert: said != ""})
 		if aerr != nil {
 			n.log.DebugContext(ctx, "answer a button", "err", n.bot.hide(aerr))
 		}
 		return err
 	case u.Message != nil && u.Message.From != nil && u.Message.Chat.Type == models.ChatTypePrivate && u.Message.Chat.ID == u.Message.From.ID:
-		return n.written(ctx, u.Message)
+		return n.handleMessage(ctx, u.Message)
 	}
 	return nil // groups and channels: whoever is in them would read and press
 }
 
-// linked returns the person who linked this chat, as this user.
-func linked(ctx context.Context, tx *store.Tx, chat, user int64) (person, error) {
-	p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and l.chat_id = $1 and l.user_id = $2`, chat, user).Scan))
+// linkedPerson returns the person who linked this chat, as this user.
+func linkedPerson(ctx context.Context, tx *store.Tx, chat, user int64) (person, error) {
+	p, err := withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and l.chat_id = $1 and l.user_id = $2`, chat, user).Scan))
 	if err == nil && p.chat == 0 {
 		return person{}, store.ErrNotFound
 	}
@@ -225,8 +225,8 @@ const (
 	saidUnseen  = "This message does not show all that would leave. Decide in the console."
 )
 
-// press does what a button asks for and returns what is said to who pressed it.
-func (n *Notifier) press(ctx context.Context, q *models.CallbackQuery) (string, error) {
+// handlePress does what a button asks for and returns what is said to who pressed it.
+func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (string, error) {
 	p, ok := parsePress(q.Data)
 	var chat int64
 	var message int
@@ -242,7 +242,7 @@ func (n *Notifier) press(ctx context.Context, q *models.CallbackQuery) (string, 
 	var who person
 	var whole int
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-		if who, err = linked(ctx, tx, chat, q.From.ID); err != nil {
+		if who, err = linkedPerson(ctx, tx, chat, q.From.ID); err != nil {
 			return err
 		}
 		// The attack: what one message's button sends, sent as another's, or
@@ -267,7 +267,7 @@ func (n *Notifier) press(ctx context.Context, q *models.CallbackQuery) (string, 
 	case a.State != oversight.Pending || a.Version != p.version || prefix(a) != p.prefix:
 		return saidStale, nil
 	case p.verb == reject:
-		return "", n.question(ctx, who, a, chat)
+		return "", n.askReason(ctx, who, a, chat)
 	case whole == 0:
 		return saidUnseen, nil
 	case a.StepUp:
@@ -275,7 +275,7 @@ func (n *Notifier) press(ctx context.Context, q *models.CallbackQuery) (string, 
 	}
 	said, err := n.decide(ctx, who, oversight.Decision{ID: a.ID, Version: p.version, Digest: a.Hex(), Approve: true})
 	if said == "" && err == nil {
-		return n.after(ctx, a, "Approved."), nil
+		return n.afterApproval(ctx, a, "Approved."), nil
 	}
 	return said, err
 }
@@ -308,8 +308,8 @@ func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision)
 	return "", err
 }
 
-// after says what became of a decision; one of several approvals leaves it waiting.
-func (n *Notifier) after(ctx context.Context, a oversight.Action, done string) string {
+// afterApproval says what became of a decision; one of several approvals leaves it waiting.
+func (n *Notifier) afterApproval(ctx context.Context, a oversight.Action, done string) string {
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
 		a, err = oversight.Waiting(ctx, tx, a.ID)
 		return err
@@ -320,11 +320,11 @@ func (n *Notifier) after(ctx context.Context, a oversight.Action, done string) s
 	return done
 }
 
-// question asks for the reason of a rejection, which the answer to it gives.
-func (n *Notifier) question(ctx context.Context, who person, a oversight.Action, chat int64) error {
+// askReason asks for the reason of a rejection, which the answer to it gives.
+func (n *Notifier) askReason(ctx context.Context, who person, a oversight.Action, chat int64) error {
 	m, err := n.bot.api.SendMessage(ctx, &tg.SendMessageParams{
 		ChatID: chat, LinkPreviewOptions: noPreview(),
-		Text:        what(a) + " with digest " + prefix(a) + ": why do you reject it? Answer this message. The agent reads the reason.",
+		Text:        kindInWords(a) + " with digest " + prefix(a) + ": why do you reject it? Answer this message. The agent reads the reason.",
 		ReplyMarkup: models.ForceReply{ForceReply: true, InputFieldPlaceholder: "Reason"},
 	})
 	if err != nil {
@@ -338,13 +338,13 @@ func (n *Notifier) question(ctx context.Context, who person, a oversight.Action,
 	})
 }
 
-// written does what a message to the bot says.
-func (n *Notifier) written(ctx context.Context, m *models.Message) error {
+// handleMessage does what a message to the bot says.
+func (n *Notifier) handleMessage(ctx context.Context, m *models.Message) error {
 	text := strings.TrimSpace(m.Text)
 	word, rest, _ := strings.Cut(text, " ")
 	switch {
 	case m.ReplyToMessage != nil:
-		return n.reason(ctx, m, text)
+		return n.rejectWithReason(ctx, m, text)
 	case word == "/start" && rest != "":
 		return n.linkChat(ctx, m, auth.Secret(strings.TrimSpace(rest)))
 	case word == "/stop":
@@ -353,7 +353,7 @@ func (n *Notifier) written(ctx context.Context, m *models.Message) error {
 	// Strangers get no answer: a bot that answers everybody can be made to write
 	// as often as anybody likes.
 	err := n.db.View(ctx, func(tx *store.Tx) error {
-		_, err := linked(ctx, tx, m.Chat.ID, m.From.ID)
+		_, err := linkedPerson(ctx, tx, m.Chat.ID, m.From.ID)
 		return err
 	})
 	if errors.Is(err, store.ErrNotFound) {
@@ -362,20 +362,20 @@ func (n *Notifier) written(ctx context.Context, m *models.Message) error {
 	if err != nil {
 		return err
 	}
-	return n.say(ctx, m.Chat.ID, "I tell you of what waits for your decision. Press a button under it, or answer my question with your reason. /stop ends this chat's link.")
+	return n.sendText(ctx, m.Chat.ID, "I tell you of what waits for your decision. Press a button under it, or answer my question with your reason. /stop ends this chat's link.")
 }
 
-func (n *Notifier) say(ctx context.Context, chat int64, text string) error {
+func (n *Notifier) sendText(ctx context.Context, chat int64, text string) error {
 	_, err := n.bot.api.SendMessage(ctx, &tg.SendMessageParams{ChatID: chat, Text: text, LinkPreviewOptions: noPreview()})
 	return n.bot.hide(err)
 }
 
-// reason rejects what a question was about, if m answers one.
-func (n *Notifier) reason(ctx context.Context, m *models.Message, text string) error {
+// rejectWithReason rejects what a question was about, if m answers one.
+func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text string) error {
 	var who person
 	var d oversight.Decision
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-		if who, err = linked(ctx, tx, m.Chat.ID, m.From.ID); err != nil {
+		if who, err = linkedPerson(ctx, tx, m.Chat.ID, m.From.ID); err != nil {
 			return err
 		}
 		return tx.One(ctx, `select action_id, version, digest from telegram_question where chat_id = $1 and message_id = $2 and person_id = $3 and expires_at > $4`,
@@ -402,7 +402,7 @@ func (n *Notifier) reason(ctx context.Context, m *models.Message, text string) e
 			return err
 		}
 	}
-	return n.say(ctx, m.Chat.ID, said)
+	return n.sendText(ctx, m.Chat.ID, said)
 }
 
 // Code makes a single-use code with which a person links a chat with the bot to
@@ -434,7 +434,7 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		// The attack: the operator links a phone to a colleague's account, and approves
 		// as that person and under another account.
 		if who.Operator {
-			if err := auth.NoteChange(ctx, tx, p.id, who.String(), auth.Chat); err != nil {
+			if err := auth.RecordChange(ctx, tx, p.id, who.String(), auth.Chat); err != nil {
 				return err
 			}
 		}
@@ -463,7 +463,7 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 
 // named returns the person of a project with this name.
 func named(ctx context.Context, tx *store.Tx, project, name string) (person, error) {
-	p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.project_id = $1 and p.name = $2`, project, name).Scan))
+	p, err := withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.project_id = $1 and p.name = $2`, project, name).Scan))
 	if err != nil {
 		return person{}, fmt.Errorf("person %s: %w", mail.Printable(name, 80), err)
 	}
@@ -489,7 +489,7 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 		if ours, err := tx.Holding(ctx, SealedCodes(), `hash = $1`, digest(code)); err != nil || !ours {
 			return err
 		}
-		p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, id).Scan))
+		p, err := withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, id).Scan))
 		if errors.Is(err, store.ErrNotFound) {
 			return nil
 		}
@@ -521,14 +521,14 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 	if err != nil {
 		return fmt.Errorf("link chat: %w", err)
 	}
-	return n.say(ctx, m.Chat.ID, said)
+	return n.sendText(ctx, m.Chat.ID, said)
 }
 
 // stop ends the link of the chat that m came from.
 func (n *Notifier) stop(ctx context.Context, m *models.Message) error {
 	var who person
 	err := n.db.Update(ctx, func(tx *store.Tx) (err error) {
-		if who, err = linked(ctx, tx, m.Chat.ID, m.From.ID); err != nil {
+		if who, err = linkedPerson(ctx, tx, m.Chat.ID, m.From.ID); err != nil {
 			return err
 		}
 		return unlink(ctx, tx, who.Principal, who)
@@ -539,7 +539,7 @@ func (n *Notifier) stop(ctx context.Context, m *models.Message) error {
 	if err != nil {
 		return fmt.Errorf("end link: %w", err)
 	}
-	return n.say(ctx, m.Chat.ID, "This chat is not linked any more.")
+	return n.sendText(ctx, m.Chat.ID, "This chat is not linked any more.")
 }
 
 func unlink(ctx context.Context, tx *store.Tx, who auth.Principal, p person) error {

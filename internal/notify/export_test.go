@@ -20,4 +20,4 @@ func ParsePress(s string) bool {
 }
 
 // Inert lets a test look at what is made of an agent's text.
-func Inert(s string, most int) string { return inert(s, most) }
+func Inert(s string, most int) string { return defang(s, most) }

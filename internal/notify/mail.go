@@ -10,22 +10,22 @@ import (
 	"postern/internal/mail"
 )
 
-// lookPath is where links lead to; the token follows.
-const lookPath = "/look/"
+// linkPath is where links lead to; the token follows.
+const linkPath = "/look/"
 
 // link returns the address of the page that shows p's action.
-func (n *Notifier) link(p parcel) string { return n.conf.Base + lookPath + p.token.Reveal() }
+func (n *Notifier) link(p outgoing) string { return n.conf.Base + linkPath + p.token.Reveal() }
 
-// letter returns subject and text of the mail for p. All of it is ours but what
-// [facts] makes inert; it is plain text, so that nothing in it is obeyed.
-func (n *Notifier) letter(p parcel) (subject, text string) {
+// mailText returns subject and text of the mail for p. All of it is ours but what
+// [actionFields] makes inert; it is plain text, so that nothing in it is obeyed.
+func (n *Notifier) mailText(p outgoing) (subject, text string) {
 	var b strings.Builder
 	b.WriteString(headline(p) + ".\n\n")
 	if p.others > 0 {
 		fmt.Fprintf(&b, "You were told of %d in an hour and these came on top, so they are told together:\n%s/console/\n", n.conf.PerHour, n.conf.Base)
 		return "Postern: " + headline(p), b.String()
 	}
-	for _, f := range facts(p.action) {
+	for _, f := range actionFields(p.action) {
 		fmt.Fprintf(&b, "  %-14s %s\n", f.name, f.value)
 	}
 	fmt.Fprintf(&b, `
@@ -41,16 +41,16 @@ link on to nobody. It decides nothing. To decide, sign in from there.
 	return "Postern: " + headline(p) + " (" + prefix(p.action)[:8] + ")", b.String()
 }
 
-func (n *Notifier) sendMail(ctx context.Context, p parcel) result {
-	subject, text := n.letter(p)
-	return n.post(ctx, p.to, subject, text)
+func (n *Notifier) sendMail(ctx context.Context, p outgoing) result {
+	subject, text := n.mailText(p)
+	return n.sendMailTo(ctx, p.to, subject, text)
 }
 
 // errServed means that an address is one of this server's own.
 var errServed = errors.New("the address is of a domain whose mail stays here: an agent would read what is asked about agents")
 
-// post sends one mail to a person.
-func (n *Notifier) post(ctx context.Context, to person, subject, text string) result {
+// sendMailTo sends one mail to a person.
+func (n *Notifier) sendMailTo(ctx context.Context, to person, subject, text string) result {
 	addr, err := mail.ParseAddress("address of "+to.ID, to.email)
 	if err != nil {
 		return result{state: "failed", err: err}

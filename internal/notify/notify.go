@@ -68,9 +68,9 @@ type Config struct {
 	TelegramURL string
 	// Resolver finds that server's address; nil means the system's.
 	Resolver *net.Resolver
-	// TelegramFacts keeps the content of what waits out of Telegram. What is
+	// TelegramOmitContent keeps the content of what waits out of Telegram. What is
 	// not shown there cannot be approved there.
-	TelegramFacts bool
+	TelegramOmitContent bool
 
 	// PerHour is how many notices a person gets over one channel in an hour
 	// before they are told together; zero means 20.
@@ -96,10 +96,10 @@ const (
 
 // The kinds of notices.
 const (
-	asked     = "asked"     // it waits for this person
-	reminder  = "reminder"  // it still does
-	unclaimed = "unclaimed" // it waits, and policy asks nobody who is there: owners are told
-	forgotten = "forgotten" // and it still does
+	kindAsked             = "asked"     // it waits for this person
+	kindReminder          = "reminder"  // it still does
+	kindUnclaimed         = "unclaimed" // it waits, and policy asks nobody who is there: owners are told
+	kindUnclaimedReminder = "forgotten" // and it still does
 )
 
 // ErrOff means that the server was not told how to reach people that way.
@@ -117,7 +117,7 @@ type Notifier struct {
 	slots map[Channel]chan struct{} // sends under way
 }
 
-const atOnce = 4 // sends of one channel under way
+const maxConcurrent = 4 // sends of one channel under way
 
 // New returns a notifier of the actions in gate. It starts nothing and connects
 // to nothing.
@@ -141,7 +141,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) (*No
 	}
 	n := &Notifier{log: log, db: db, gate: gate, conf: conf, slots: map[Channel]chan struct{}{}}
 	for _, c := range []Channel{Mail, Telegram} {
-		n.slots[c] = make(chan struct{}, atOnce)
+		n.slots[c] = make(chan struct{}, maxConcurrent)
 	}
 	if conf.From != "" {
 		if conf.Transport == nil {
@@ -202,7 +202,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 // Step does what there is to do now, and begins to send what is due; sending
 // counts what is under way.
 func (n *Notifier) Step(ctx context.Context, sending *sync.WaitGroup) error {
-	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.close(ctx))
+	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.editDecided(ctx))
 }
 
 // A person is one who may be told.
@@ -213,7 +213,7 @@ type person struct {
 	chat, user int64 // in Telegram; 0 means that none is linked
 }
 
-const people = `select p.id, p.name, p.project_id, p.role, p.email, coalesce(l.chat_id, 0), coalesce(l.user_id, 0)
+const selectPeople = `select p.id, p.name, p.project_id, p.role, p.email, coalesce(l.chat_id, 0), coalesce(l.user_id, 0)
 	from person p left join telegram_link l on l.person_id = p.id where p.disabled_at = 0 `
 
 func scanPerson(row func(...any) error) (person, error) {
@@ -222,11 +222,11 @@ func scanPerson(row func(...any) error) (person, error) {
 	return p, store.NotFound(err)
 }
 
-// known returns a person as read, but without address or chat if the server did
+// withoutForged returns a person as read, but without address or chat if the server did
 // not write the row that has them. The attack: somebody who can write the database
 // redirects people's notices, or links another chat to a person and decides as
 // that person.
-func known(ctx context.Context, tx *store.Tx) func(person, error) (person, error) {
+func withoutForged(ctx context.Context, tx *store.Tx) func(person, error) (person, error) {
 	return func(p person, err error) (person, error) {
 		if err != nil {
 			return p, err
@@ -247,8 +247,8 @@ func known(ctx context.Context, tx *store.Tx) func(person, error) (person, error
 // asked reports whether p is asked to decide on a.
 func (p person) asked(a oversight.Action) bool { return p.Decides() && a.Asks(p.Principal) }
 
-// reachedBy reports whether p can be told over c.
-func (n *Notifier) reachedBy(p person, c Channel) bool {
+// canReach reports whether p can be told over c.
+func (n *Notifier) canReach(p person, c Channel) bool {
 	switch c {
 	case Mail:
 		return n.On(Mail) && p.email != ""
@@ -292,17 +292,17 @@ func (n *Notifier) round(ctx context.Context, tx *store.Tx, id string) error {
 	if err != nil || !fresh { // the other server was faster
 		return err
 	}
-	return n.notices(ctx, tx, a, asked)
+	return n.notices(ctx, tx, a, kindAsked)
 }
 
 // notices makes a's notices of a kind, one for each person and channel.
 func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action, kind string) error {
-	all, err := store.List(ctx, tx, scanPerson, people+`and p.project_id = $1 order by p.name`, a.Project)
+	all, err := store.List(ctx, tx, scanPerson, selectPeople+`and p.project_id = $1 order by p.name`, a.Project)
 	if err != nil {
 		return fmt.Errorf("list people: %w", err)
 	}
 	for i := range all {
-		if all[i], err = known(ctx, tx)(all[i], nil); err != nil {
+		if all[i], err = withoutForged(ctx, tx)(all[i], nil); err != nil {
 			return fmt.Errorf("list people: %w", err)
 		}
 	}
@@ -320,7 +320,7 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 				to = append(to, p)
 			}
 		}
-		kind = map[string]string{asked: unclaimed, reminder: forgotten}[kind]
+		kind = map[string]string{kindAsked: kindUnclaimed, kindReminder: kindUnclaimedReminder}[kind]
 	}
 	reached := 0
 	for _, p := range to {
@@ -329,7 +329,7 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 			return err
 		}
 		for _, c := range []Channel{Mail, Telegram} {
-			if said || !n.reachedBy(p, c) {
+			if said || !n.canReach(p, c) {
 				continue
 			}
 			reached++
@@ -342,7 +342,7 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 			}
 		}
 	}
-	if reached == 0 && kind != reminder && kind != forgotten {
+	if reached == 0 && kind != kindReminder && kind != kindUnclaimedReminder {
 		n.log.WarnContext(ctx, "an action waits and nobody whom it asks can be told", "action", a.ID, "asked", strings.Join(a.Who, ", "))
 		return audit.Append(ctx, tx, system(a), audit.NotifyNobody, a.ID, audit.Fields{"asked": strings.Join(a.Who, ", ")})
 	}
@@ -390,7 +390,7 @@ func (n *Notifier) reminders(ctx context.Context) error {
 			if err != nil || a.State != oversight.Pending || a.Version != d.version {
 				return err
 			}
-			return n.notices(ctx, tx, a, reminder)
+			return n.notices(ctx, tx, a, kindReminder)
 		})
 		if err != nil {
 			return fmt.Errorf("remind of action %s: %w", d.id, err)

@@ -14,8 +14,8 @@ import (
 	"postern/internal/store"
 )
 
-// A parcel is a notice that is being sent: it is on record as such.
-type parcel struct {
+// A outgoing is a notice that is being sent: it is on record as such.
+type outgoing struct {
 	id, kind string
 	channel  Channel
 	attempts int64
@@ -70,7 +70,7 @@ func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error 
 			if id == "" {
 				break
 			}
-			p, err := n.take(ctx, id)
+			p, err := n.takeNotice(ctx, id)
 			if err != nil {
 				<-n.slots[c]
 				if errors.Is(err, store.ErrNotFound) {
@@ -85,7 +85,7 @@ func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error 
 }
 
 // begin sends p in the background. Its slot is taken, and is given back.
-func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p parcel) {
+func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p outgoing) {
 	sending.Go(func() {
 		defer func() { <-n.slots[p.channel] }()
 		done, stopping := context.WithoutCancel(ctx), ctx
@@ -105,7 +105,7 @@ func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p parcel)
 	})
 }
 
-func (n *Notifier) send(ctx context.Context, p parcel) result {
+func (n *Notifier) send(ctx context.Context, p outgoing) result {
 	switch p.channel {
 	case Mail:
 		return n.sendMail(ctx, p)
@@ -115,12 +115,12 @@ func (n *Notifier) send(ctx context.Context, p parcel) result {
 	return result{state: "failed", err: fmt.Errorf("there is no channel %q", p.channel)}
 }
 
-// take marks a notice as being sent, or as held or dropped; then it returns
+// takeNotice marks a notice as being sent, or as held or dropped; then it returns
 // [store.ErrNotFound].
-func (n *Notifier) take(ctx context.Context, id string) (p parcel, err error) {
+func (n *Notifier) takeNotice(ctx context.Context, id string) (p outgoing, err error) {
 	took := false
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
-		p, took = parcel{id: id, token: auth.Secret(rand.Text())}, false
+		p, took = outgoing{id: id, token: auth.Secret(rand.Text())}, false
 		now := time.Now()
 		var holder, action string
 		var version int64
@@ -139,7 +139,7 @@ func (n *Notifier) take(ctx context.Context, id string) (p parcel, err error) {
 		if p.action.State != oversight.Pending || p.action.Version != version {
 			return to("dropped")
 		}
-		p.to, err = known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan))
+		p.to, err = withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
 		if errors.Is(err, store.ErrNotFound) {
 			return to("dropped")
 		}
@@ -151,12 +151,12 @@ func (n *Notifier) take(ctx context.Context, id string) (p parcel, err error) {
 			return err
 		}
 		// Rights change: who was an owner when it began to wait may be none now.
-		asks := p.to.asked(p.action) || (p.kind == unclaimed || p.kind == forgotten) && p.to.Manages()
-		if said || !asks || !n.reachedBy(p.to, p.channel) {
+		asks := p.to.asked(p.action) || (p.kind == kindUnclaimed || p.kind == kindUnclaimedReminder) && p.to.Manages()
+		if said || !asks || !n.canReach(p.to, p.channel) {
 			return to("dropped")
 		}
 		if p.attempts == 0 {
-			room, last, err := n.count(ctx, tx, p.to.id, p.channel, now)
+			room, last, err := n.countNotice(ctx, tx, p.to.id, p.channel, now)
 			if err != nil {
 				return err
 			}
@@ -175,9 +175,9 @@ func (n *Notifier) take(ctx context.Context, id string) (p parcel, err error) {
 	return p, err
 }
 
-// count takes one of the notices that a person gets in an hour, and reports
+// countNotice takes one of the notices that a person gets in an hour, and reports
 // whether there was one left and whether it was the last.
-func (n *Notifier) count(ctx context.Context, tx *store.Tx, person string, c Channel, now time.Time) (room, last bool, err error) {
+func (n *Notifier) countNotice(ctx context.Context, tx *store.Tx, person string, c Channel, now time.Time) (room, last bool, err error) {
 	_, err = tx.ExecContext(ctx, `insert into notice_flow (person_id, channel, window_at, sent) values ($1, $2, $3, 0) on conflict do nothing`, person, c, store.Time(now))
 	if err != nil {
 		return false, false, fmt.Errorf("count notices: %w", err)
@@ -202,10 +202,10 @@ func (n *Notifier) count(ctx context.Context, tx *store.Tx, person string, c Cha
 }
 
 // finish records what became of a parcel.
-func (n *Notifier) finish(ctx context.Context, p parcel, r result) error {
+func (n *Notifier) finish(ctx context.Context, p outgoing, r result) error {
 	why := ""
 	if r.err != nil {
-		why = cut(r.err.Error(), 300)
+		why = truncate(r.err.Error(), 300)
 		n.log.WarnContext(ctx, "tell a person of what waits", "notice", p.id, "channel", p.channel, "person", p.to.ID, "state", r.state, "err", r.err)
 	}
 	if p.others > 0 {
@@ -264,7 +264,7 @@ func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 		default:
 			continue
 		}
-		p, err := n.gather(ctx, f.person, f.channel, f.window)
+		p, err := n.takeDigest(ctx, f.person, f.channel, f.window)
 		if err == nil && p.others > 0 {
 			n.begin(ctx, sending, p)
 			continue
@@ -277,11 +277,11 @@ func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 	return nil
 }
 
-// gather makes one parcel of all that is held for a person. It has none of them
+// takeDigest makes one parcel of all that is held for a person. It has none of them
 // if the other server was faster, or nothing of it waits any more.
-func (n *Notifier) gather(ctx context.Context, holder string, c Channel, window int64) (p parcel, err error) {
+func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel, window int64) (p outgoing, err error) {
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
-		p = parcel{id: "dig_" + rand.Text(), channel: c}
+		p = outgoing{id: "dig_" + rand.Text(), channel: c}
 		ours, err := tx.Changed(ctx, `update notice_flow set window_at = $1, sent = 1 where person_id = $2 and channel = $3 and window_at = $4`,
 			store.Time(time.Now()), holder, c, window)
 		if err != nil || !ours {
@@ -292,11 +292,11 @@ func (n *Notifier) gather(ctx context.Context, holder string, c Channel, window 
 		if err != nil {
 			return err
 		}
-		p.to, err = known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan))
+		p.to, err = withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		if err != nil || !p.to.Decides() || !n.reachedBy(p.to, c) {
+		if err != nil || !p.to.Decides() || !n.canReach(p.to, c) {
 			_, err = tx.ExecContext(ctx, `update notice set state = 'dropped' where person_id = $1 and channel = $2 and state = 'held'`, holder, c)
 			return err
 		}
@@ -311,7 +311,7 @@ func (n *Notifier) gather(ctx context.Context, holder string, c Channel, window 
 	return p, err
 }
 
-func (n *Notifier) finishDigest(ctx context.Context, p parcel, r result, why string) error {
+func (n *Notifier) finishDigest(ctx context.Context, p outgoing, r result, why string) error {
 	return n.db.Update(ctx, func(tx *store.Tx) error {
 		if r.state == "waiting" {
 			// Once more, soon: the window is over again then.

@@ -139,7 +139,7 @@ func (t *note) quote(s string) {
 const maxNote = 3800
 
 // note returns the message for p, and whether it shows all that would leave.
-func (n *Notifier) note(ctx context.Context, p parcel) (t *note, whole bool) {
+func (n *Notifier) note(ctx context.Context, p outgoing) (t *note, whole bool) {
 	t = n.heading(p)
 	if p.others > 0 {
 		return t, false
@@ -161,14 +161,14 @@ func (n *Notifier) note(ctx context.Context, p parcel) (t *note, whole bool) {
 	return t, false
 }
 
-func (n *Notifier) heading(p parcel) *note {
+func (n *Notifier) heading(p outgoing) *note {
 	t := &note{}
 	t.add(headline(p) + ".\n")
 	if p.others > 0 {
 		t.add(fmt.Sprintf("You were told of %d in an hour and these came on top, so they are told together:\n%s/console/\n", n.conf.PerHour, n.conf.Base))
 		return t
 	}
-	for _, f := range facts(p.action) {
+	for _, f := range actionFields(p.action) {
 		t.add(f.name + ": " + f.value + "\n")
 	}
 	return t
@@ -177,8 +177,8 @@ func (n *Notifier) heading(p parcel) *note {
 // content returns all that p's action would do, if text can show it. What has
 // files or an HTML part, or of which anything else is not in the fields and the
 // text, is looked at in the console, which shows these.
-func (n *Notifier) content(ctx context.Context, p parcel) (string, bool) {
-	if n.conf.TelegramFacts {
+func (n *Notifier) content(ctx context.Context, p outgoing) (string, bool) {
+	if n.conf.TelegramOmitContent {
 		return "", false
 	}
 	a, err := n.gate.Action(ctx, p.to.Principal, p.action.ID)
@@ -210,7 +210,7 @@ func noPreview() *models.LinkPreviewOptions {
 	return &models.LinkPreviewOptions{IsDisabled: tg.True()}
 }
 
-func (n *Notifier) sendTelegram(ctx context.Context, p parcel) result {
+func (n *Notifier) sendTelegram(ctx context.Context, p outgoing) result {
 	t, whole := n.note(ctx, p)
 	params := &tg.SendMessageParams{ChatID: p.to.chat, Text: t.b.String(), Entities: t.marks, LinkPreviewOptions: noPreview()}
 	if p.others == 0 && p.to.asked(p.action) {
@@ -218,7 +218,7 @@ func (n *Notifier) sendTelegram(ctx context.Context, p parcel) result {
 	}
 	m, err := n.bot.api.SendMessage(ctx, params)
 	if err != nil {
-		return n.bot.failed(err)
+		return n.bot.sendResult(err)
 	}
 	r := result{state: "sent", whole: whole}
 	if params.ReplyMarkup != nil {
@@ -237,8 +237,8 @@ func (n *Notifier) buttons(a oversight.Action, whole bool) keyboard {
 	return keyboard{Rows: [][]button{row}}
 }
 
-// failed says what an error of the library means for a message that was sent.
-func (t *telegram) failed(err error) result {
+// sendResult says what an error of the library means for a message that was sent.
+func (t *telegram) sendResult(err error) result {
 	r := result{err: t.hide(err)}
 	var many *tg.TooManyRequestsError
 	var op *net.OpError
@@ -257,9 +257,9 @@ func (t *telegram) failed(err error) result {
 	return r
 }
 
-// close edits the messages whose action is decided, by whomever and wherever,
+// editDecided edits the messages whose action is decided, by whomever and wherever,
 // and takes their buttons away.
-func (n *Notifier) close(ctx context.Context) error {
+func (n *Notifier) editDecided(ctx context.Context) error {
 	if n.bot == nil {
 		return nil
 	}
@@ -293,7 +293,7 @@ func (n *Notifier) close(ctx context.Context) error {
 		// To edit twice is to edit once: two servers need not take turns.
 		open, due := 0, time.Time{}
 		if err := n.edit(ctx, s.chat, int(s.message), a, s.version); err != nil {
-			r := n.bot.failed(err)
+			r := n.bot.sendResult(err)
 			n.log.WarnContext(ctx, "edit message", "action", s.action, "err", r.err)
 			if r.state != "failed" && s.tries < maxAttempts+3 {
 				open, due = 1, time.Now().Add(max(r.after, 10*time.Second*time.Duration(s.tries)))
@@ -315,8 +315,8 @@ func (n *Notifier) edit(ctx context.Context, chat int64, message int, a oversigh
 	ctx, cancel := context.WithTimeout(ctx, telegramTime)
 	defer cancel()
 	t := &note{}
-	t.add(what(a) + ": " + outcome(a, version) + "\n")
-	for _, f := range facts(a) {
+	t.add(kindInWords(a) + ": " + outcome(a, version) + "\n")
+	for _, f := range actionFields(a) {
 		if f.name != "decide until" && f.name != "approvals" {
 			t.add(f.name + ": " + f.value + "\n")
 		}

@@ -244,7 +244,7 @@ func TestTelegramShowsOrRefuses(t *testing.T) {
 			v.Fields = append(v.Fields, oversight.Field{Name: "X-Data", Value: strings.Repeat("漢", 6000) + "the end"})
 		}, "text", nil, "does not show all"},
 		{"a note of long letters", policy.Verdict{}, nil, func(v *oversight.View) { v.Notes = []string{strings.Repeat("漢", 6000) + "the end"} }, "text", nil, "does not show all"},
-		{"nothing leaves this server", policy.Verdict{}, func(c *notify.Config) { c.TelegramFacts = true }, nil, "SECRET", nil, "does not show all"},
+		{"nothing leaves this server", policy.Verdict{}, func(c *notify.Config) { c.TelegramOmitContent = true }, nil, "SECRET", nil, "does not show all"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := chatting(t, storetest.SQLite(t), tt.conf)

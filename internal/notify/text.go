@@ -18,20 +18,20 @@ import (
 // The attack: a notice whose domain is a link to a page that looks like the
 // console. So nothing of an agent's is written but what inert returns.
 
-// inert returns s as one line that no program makes a link, an address, a
+// defang returns s as one line that no program makes a link, an address, a
 // mention or a command of, of at most most octets.
-func inert(s string, most int) string {
+func defang(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if r <= ' ' || r >= utf8.RuneSelf || r == 0x7f { // names are ASCII here; what is not, or hides, is shown as not
 			return '?'
 		}
 		return r
-	}, cut(s, most))
+	}, truncate(s, most))
 	return strings.NewReplacer(".", "[.]", "@", " (at) ", ":", "[:]", "/", "[/]", "#", "?", "<", "?", ">", "?", "&", "?", `"`, "?").Replace(s)
 }
 
-// cut returns at most most octets of s, and says so.
-func cut(s string, most int) string {
+// truncate returns at most most octets of s, and says so.
+func truncate(s string, most int) string {
 	s = strings.ToValidUTF8(s, "?")
 	if len(s) <= most {
 		return s
@@ -39,8 +39,8 @@ func cut(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// what names an action's kind in words.
-func what(a oversight.Action) string {
+// kindInWords names an action's kind in words.
+func kindInWords(a oversight.Action) string {
 	switch a.Kind {
 	case policy.KindSend:
 		return "An email"
@@ -63,31 +63,31 @@ func what(a oversight.Action) string {
 	case policy.KindWebhook:
 		return "A webhook of an agent"
 	}
-	return "Something of kind " + inert(a.Kind, 40)
+	return "Something of kind " + defang(a.Kind, 40)
 }
 
 // maxDomains is how many domains a notice names.
 const maxDomains = 5
 
-// A fact is one line of a notice.
-type fact struct{ name, value string }
+// A field is one line of a notice.
+type field struct{ name, value string }
 
-// facts are what a notice says of an action. They hold nothing that an agent
+// actionFields are what a notice says of an action. They hold nothing that an agent
 // wrote but domains and the name of an inbox, both inert.
-func facts(a oversight.Action) []fact {
-	var out []fact
-	add := func(name, format string, args ...any) { out = append(out, fact{name, fmt.Sprintf(format, args...)}) }
+func actionFields(a oversight.Action) []field {
+	var out []field
+	add := func(name, format string, args ...any) { out = append(out, field{name, fmt.Sprintf(format, args...)}) }
 	inbox := a.Request.Inbox
 	if inbox == "" {
 		inbox = a.Inbox
 	}
 	if inbox != "" {
-		add("inbox", "%s", inert(inbox, 120))
+		add("inbox", "%s", defang(inbox, 120))
 	}
 	if to := a.Request.To; len(to) > 0 {
 		var domains []string
 		for _, r := range to {
-			if d := inert(mail.Domain(r), 80); !slices.Contains(domains, d) {
+			if d := defang(mail.Domain(r), 80); !slices.Contains(domains, d) {
 				domains = append(domains, d)
 			}
 		}
@@ -104,7 +104,7 @@ func facts(a oversight.Action) []fact {
 	if flags := a.Request.Flags; len(flags) > 0 {
 		var names []string
 		for _, f := range flags[:min(len(flags), 10)] {
-			names = append(names, inert(f, 40))
+			names = append(names, defang(f, 40))
 		}
 		add("found in it", "%s", strings.Join(names, ", "))
 	}
@@ -127,16 +127,16 @@ const prefixLen = 16
 func prefix(a oversight.Action) string { return a.Hex()[:min(prefixLen, len(a.Hex()))] }
 
 // headline says in a sentence why a person is told.
-func headline(p parcel) string {
+func headline(p outgoing) string {
 	switch {
 	case p.others > 0:
 		return plural(p.others) + " more wait for a decision"
-	case p.kind == reminder:
-		return what(p.action) + " still waits for your decision"
-	case p.kind == unclaimed, p.kind == forgotten:
-		return what(p.action) + " waits, and nobody whom the policy asks is there"
+	case p.kind == kindReminder:
+		return kindInWords(p.action) + " still waits for your decision"
+	case p.kind == kindUnclaimed, p.kind == kindUnclaimedReminder:
+		return kindInWords(p.action) + " waits, and nobody whom the policy asks is there"
 	}
-	return what(p.action) + " waits for your decision"
+	return kindInWords(p.action) + " waits for your decision"
 }
 
 func plural(n int) string {
@@ -151,7 +151,7 @@ func plural(n int) string {
 func outcome(a oversight.Action, version int64) string {
 	by := ""
 	if name, ok := a.Person(); ok {
-		by = " by " + inert(name, 80)
+		by = " by " + defang(name, 80)
 	}
 	switch a.State {
 	case oversight.Pending, oversight.Scheduled:

@@ -157,8 +157,8 @@ func TestNamesOfOnePerson(t *testing.T) {
 	r.Add("person:gus", auth.Owner, opened("person:fay", auth.Reset, time.Hour, auth.Owner))
 	r.Add("person:hal", auth.Owner, opened("", auth.Joined, time.Hour, ""))
 	r.Add("person:ida", auth.Owner, opened("person:hal", auth.Joined, time.Hour, ""))
-	r.Add("person:jim", auth.Owner, opened("person:ann", auth.Roled, time.Hour, auth.Viewer))
-	r.Add("person:kim", auth.Owner, opened("person:ann", auth.Roled, time.Hour, auth.Reviewer))
+	r.Add("person:jim", auth.Owner, opened("person:ann", auth.RoleChanged, time.Hour, auth.Viewer))
+	r.Add("person:kim", auth.Owner, opened("person:ann", auth.RoleChanged, time.Hour, auth.Reviewer))
 	r.Add("person:leo", auth.Owner, opened("person:leo", auth.Reset, time.Hour, auth.Owner))
 	for name, want := range map[string]string{
 		"ann": "ann", "bob": "ann", "carl": "ann", "dan": "dan", "eve": "", "fay": "fay", "gus": "fay", "hal": "", "ida": "",

@@ -467,7 +467,7 @@ func TestForgedEntry(t *testing.T) {
 		f := setup(t, db, nil)
 		a := f.propose("x")
 		// What a server with another key writes is what he can write at the most.
-		other := storetest.Another(t, db)
+		other := storetest.WithOtherKey(t, db)
 		err := other.Update(t.Context(), func(tx *store.Tx) error {
 			if _, err := tx.ExecContext(t.Context(), `update action set state = 'approved', version = 2, decider = 'person:ann' where id = $1`, a.ID); err != nil {
 				return err

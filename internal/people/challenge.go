@@ -24,7 +24,7 @@ const (
 	forPasskey   purpose = "passkey"         // a passkey is being made
 	forSignIn    purpose = "passkey signin"  // somebody shows a passkey
 	forStepUp    purpose = "passkey step-up" // likewise, in a session
-	maxUnnoticed         = 5000              // open challenges to nobody in particular
+	maxAnonymous         = 5000              // open challenges to nobody in particular
 )
 
 // A challenge is what somebody has to answer to. It is in a row, so that any
@@ -36,8 +36,8 @@ type challenge struct {
 	data    []byte
 }
 
-// ask stores a challenge and returns its token.
-func ask(ctx context.Context, tx *store.Tx, c challenge) (auth.Secret, error) {
+// newChallenge stores a challenge and returns its token.
+func newChallenge(ctx context.Context, tx *store.Tx, c challenge) (auth.Secret, error) {
 	now := time.Now()
 	if _, err := tx.ExecContext(ctx, `delete from challenge where expires_at <= $1`, store.Time(now)); err != nil {
 		return "", fmt.Errorf("remove old challenges: %w", err)
@@ -47,7 +47,7 @@ func ask(ctx context.Context, tx *store.Tx, c challenge) (auth.Secret, error) {
 		if err := tx.One(ctx, `select count(*) from challenge where person_id = ''`, nil, &n); err != nil {
 			return "", fmt.Errorf("count challenges: %w", err)
 		}
-		if n >= maxUnnoticed {
+		if n >= maxAnonymous {
 			return "", auth.ErrTooMany
 		}
 	}
@@ -63,8 +63,8 @@ func ask(ctx context.Context, tx *store.Tx, c challenge) (auth.Secret, error) {
 	return token, nil
 }
 
-// look returns the challenge of a token without using it up.
-func look(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (challenge, error) {
+// readChallenge returns the challenge of a token without using it up.
+func readChallenge(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (challenge, error) {
 	err := tx.One(ctx, `select person_id, data from challenge where hash = $1 and purpose = $2 and session_id = $3 and expires_at > $4`,
 		[]any{token.Digest(), c.purpose, c.session, store.Time(time.Now())}, &c.person, &c.data)
 	if errors.Is(err, store.ErrNotFound) {
@@ -73,10 +73,10 @@ func look(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (ch
 	return c, err
 }
 
-// use takes a challenge away and returns it: of two answers one comes too late,
+// takeChallenge takes a challenge away and returns it: of two answers one comes too late,
 // also when the first was wrong. It has to be one of the purpose and the session
 // of c, and where c names a person, of them.
-func use(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (challenge, error) {
+func takeChallenge(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (challenge, error) {
 	person := c.person
 	err := tx.One(ctx, `delete from challenge where hash = $1 and purpose = $2 and session_id = $3 and expires_at > $4 and ($5 = '' or person_id = $5) returning person_id, data`,
 		[]any{token.Digest(), c.purpose, c.session, store.Time(time.Now()), person}, &c.person, &c.data)

@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	step       = 30 // seconds of a code (RFC 6238 section 4.1)
-	drift      = 1  // steps that a phone's clock may be off, each way
-	codeCount  = 10 // recovery codes
-	codeLength = 16 // characters of 5 random bits each
+	stepSeconds = 30 // seconds of a code (RFC 6238 section 4.1)
+	clockDrift  = 1  // steps that a phone's clock may be off, each way
+	codeCount   = 10 // recovery codes
+	codeLength  = 16 // characters of 5 random bits each
 )
 
 // An Enrolment is an authenticator app that is being set up.
@@ -39,7 +39,7 @@ type Enrolment struct {
 // have proved it now, who has none shows the password again: a stolen session
 // alone adds nothing. Site is what the app shows beside the name.
 func (p *People) BeginTOTP(ctx context.Context, session auth.Secret, password, site string, v Visit) (e Enrolment, err error) {
-	in, err := p.again(ctx, session, password, v)
+	in, err := p.reauthenticate(ctx, session, password, v)
 	if err != nil {
 		return e, err
 	}
@@ -49,7 +49,7 @@ func (p *People) BeginTOTP(ctx context.Context, session auth.Secret, password, s
 	}
 	e.Secret, e.URL = auth.Secret(key.Secret()), auth.Secret(key.URL())
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		e.Token, err = ask(ctx, tx, challenge{forTOTP, in.me.id, in.id, p.seal(in.me.id, key.Secret())})
+		e.Token, err = newChallenge(ctx, tx, challenge{forTOTP, in.me.id, in.id, p.seal(in.me.id, key.Secret())})
 		return err
 	})
 	return e, err
@@ -59,11 +59,11 @@ func (p *People) BeginTOTP(ctx context.Context, session auth.Secret, password, s
 // after a wrong code.
 func (p *People) Enrolling(ctx context.Context, session, token auth.Secret, site string) (e Enrolment, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
-		who, id, err := auth.InSession(ctx, tx, session, auth.Browser)
+		who, id, err := auth.SessionPrincipal(ctx, tx, session, auth.Browser)
 		if err != nil {
 			return err
 		}
-		c, err := look(ctx, tx, token, challenge{purpose: forTOTP, session: id})
+		c, err := readChallenge(ctx, tx, token, challenge{purpose: forTOTP, session: id})
 		if err != nil {
 			return err
 		}
@@ -89,13 +89,13 @@ func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, co
 	var me Person
 	var who auth.Principal
 	err = p.db.View(ctx, func(tx *store.Tx) (err error) {
-		if who, c.session, err = auth.InSession(ctx, tx, session, v.Kind); err != nil {
+		if who, c.session, err = auth.SessionPrincipal(ctx, tx, session, v.Kind); err != nil {
 			return err
 		}
-		if me, err = itself(ctx, tx, who); err != nil {
+		if me, err = ownAccount(ctx, tx, who); err != nil {
 			return err
 		}
-		c, err = look(ctx, tx, token, challenge{purpose: forTOTP, session: c.session})
+		c, err = readChallenge(ctx, tx, token, challenge{purpose: forTOTP, session: c.session})
 		return err
 	})
 	if err != nil {
@@ -110,7 +110,7 @@ func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, co
 		return nil, ErrCode
 	}
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := use(ctx, tx, token, c); err != nil {
+		if _, err := takeChallenge(ctx, tx, token, c); err != nil {
 			return err
 		}
 		_, err := tx.ExecContext(ctx, `insert into totp (person_id, secret, step, created_at) values ($1, $2, $3, $4)
@@ -118,16 +118,16 @@ func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, co
 		if err != nil {
 			return fmt.Errorf("insert second factor: %w", err)
 		}
-		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, audit.PersonTOTPAdd, nil)
+		codes, err = p.factorAdded(ctx, tx, who, me, session, c.session, audit.PersonTOTPAdd, nil)
 		return err
 	})
 	return codes, err
 }
 
-// enrolled does what follows a new second factor: the session has proved it, all
+// factorAdded does what follows a new second factor: the session has proved it, all
 // others end, since who set up none may have begun them, and there are recovery
 // codes.
-func (p *People) enrolled(ctx context.Context, tx *store.Tx, who auth.Principal, me Person, session auth.Secret, id string, verb audit.Verb, f audit.Fields) (codes []string, err error) {
+func (p *People) factorAdded(ctx context.Context, tx *store.Tx, who auth.Principal, me Person, session auth.Secret, id string, verb audit.Verb, f audit.Fields) (codes []string, err error) {
 	if err := auth.EndSessions(ctx, tx, me.id, id); err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (p *People) enrolled(ctx context.Context, tx *store.Tx, who auth.Principal,
 
 // RemoveTOTP takes the authenticator app away.
 func (p *People) RemoveTOTP(ctx context.Context, who auth.Principal) error {
-	return p.lose(ctx, who, func(tx *store.Tx, me Person) error {
+	return p.removeFactor(ctx, who, func(tx *store.Tx, me Person) error {
 		ok, err := tx.Changed(ctx, `delete from totp where person_id = $1`, me.id)
 		if err == nil && !ok {
 			err = fmt.Errorf("authenticator app: %w", ErrNotFound)
@@ -157,38 +157,38 @@ func (p *People) RemoveTOTP(ctx context.Context, who auth.Principal) error {
 	})
 }
 
-// lose takes one of who's second factors away, by f, and with the last one what
+// removeFactor takes one of who's second factors away, by f, and with the last one what
 // stands in for it.
-func (p *People) lose(ctx context.Context, who auth.Principal, f func(*store.Tx, Person) error) error {
+func (p *People) removeFactor(ctx context.Context, who auth.Principal, f func(*store.Tx, Person) error) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
-		me, err := itself(ctx, tx, who)
+		me, err := ownAccount(ctx, tx, who)
 		if err != nil {
 			return err
 		}
-		if err := fresh(who, me); err != nil {
+		if err := requireStepUp(who, me); err != nil {
 			return err
 		}
 		if err := f(tx, me); err != nil {
 			return err
 		}
-		if me, err = itself(ctx, tx, who); err != nil || me.Strong() {
+		if me, err = ownAccount(ctx, tx, who); err != nil || me.Strong() {
 			return err
 		}
-		return forget(ctx, tx, me.id)
+		return removeFactors(ctx, tx, me.id)
 	})
 }
 
 // NewCodes replaces who's recovery codes and returns them, this once.
 func (p *People) NewCodes(ctx context.Context, who auth.Principal) (codes []string, err error) {
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		me, err := itself(ctx, tx, who)
+		me, err := ownAccount(ctx, tx, who)
 		if err != nil {
 			return err
 		}
 		if !me.Strong() {
 			return ErrNoFactor
 		}
-		if err := fresh(who, me); err != nil {
+		if err := requireStepUp(who, me); err != nil {
 			return err
 		}
 		codes, err = newCodes(ctx, tx, who, me)
@@ -269,9 +269,9 @@ func (p *People) code(ctx context.Context, tx *store.Tx, them Person, code strin
 // take the drift, and later than last. All are compared: how long it takes does
 // not tell which.
 func matches(secret, code string, now time.Time, last int64) (n int64, ok bool) {
-	for i := int64(-drift); i <= drift; i++ {
-		at := now.Unix()/step + i
-		want, err := totp.GenerateCodeCustom(secret, time.Unix(at*step, 0), totp.ValidateOpts{Period: step, Digits: otp.DigitsSix, Algorithm: otp.AlgorithmSHA1})
+	for i := int64(-clockDrift); i <= clockDrift; i++ {
+		at := now.Unix()/stepSeconds + i
+		want, err := totp.GenerateCodeCustom(secret, time.Unix(at*stepSeconds, 0), totp.ValidateOpts{Period: stepSeconds, Digits: otp.DigitsSix, Algorithm: otp.AlgorithmSHA1})
 		if err == nil && subtle.ConstantTimeCompare([]byte(want), []byte(code)) == 1 && at > last {
 			n, ok = at, true
 		}

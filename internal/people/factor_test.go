@@ -175,7 +175,7 @@ func TestTOTP(t *testing.T) {
 		for name, err := range map[string]error{
 			"remove":       p.RemoveTOTP(ctx, f.who(in.Token)),
 			"invite":       second(p.Invite(ctx, f.who(in.Token), auth.Invitation{Role: auth.Owner})),
-			"redirect":     p.SetReach(ctx, f.who(in.Token), "ann", "eve@evil.example"),
+			"redirect":     p.SetEmail(ctx, f.who(in.Token), "ann", "eve@evil.example"),
 			"new password": p.SetPassword(ctx, in.Token, password, password+"!", browser),
 			"another app":  first(p.BeginTOTP(ctx, in.Token, password, "localhost", browser)),
 			"new codes":    first(p.NewCodes(ctx, f.who(in.Token))),
@@ -290,7 +290,7 @@ func TestGuessing(t *testing.T) {
 		f.forgive()
 		tries := 0
 		for i := range 100 {
-			if err := auth.Take(ctx, f.db, auth.TryName(fmt.Sprint("name", i)), auth.TryRemote(fmt.Sprintf("2001:db8::%d", i)), auth.TryAll()); err == nil {
+			if err := auth.CountAttempt(ctx, f.db, auth.AttemptsByName(fmt.Sprint("name", i)), auth.AttemptsFrom(fmt.Sprintf("2001:db8::%d", i)), auth.AttemptsInAll()); err == nil {
 				if tries++; tries == 1 {
 					f.still()
 				}

@@ -129,7 +129,7 @@ func SealedPasskeys() store.Sealed {
 // Passkeys returns who's passkeys, oldest first.
 func (p *People) Passkeys(ctx context.Context, who auth.Principal) (out []Passkey, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
-		me, err := itself(ctx, tx, who)
+		me, err := ownAccount(ctx, tx, who)
 		if err == nil {
 			out, err = passkeys(ctx, tx, me.id)
 		}
@@ -166,8 +166,8 @@ func (u user) WebAuthnCredentials() (out []webauthn.Credential) {
 	return out
 }
 
-// at returns a person with their passkeys for a relying party.
-func at(ctx context.Context, tx *store.Tx, them Person, party *webauthn.WebAuthn) (user, error) {
+// webauthnUser returns a person with their passkeys for a relying party.
+func webauthnUser(ctx context.Context, tx *store.Tx, them Person, party *webauthn.WebAuthn) (user, error) {
 	u := user{Person: them}
 	keys, err := passkeys(ctx, tx, them.id)
 	for _, k := range keys {
@@ -194,7 +194,7 @@ func question(ctx context.Context, tx *store.Tx, c challenge, options any, data 
 		return q, fmt.Errorf("write question: %w", err)
 	}
 	q.Options = string(b)
-	q.Token, err = ask(ctx, tx, c)
+	q.Token, err = newChallenge(ctx, tx, c)
 	return q, err
 }
 
@@ -205,12 +205,12 @@ func (p *People) BeginPasskey(ctx context.Context, session auth.Secret, password
 	if err != nil {
 		return q, err
 	}
-	in, err := p.again(ctx, session, password, v)
+	in, err := p.reauthenticate(ctx, session, password, v)
 	if err != nil {
 		return q, err
 	}
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		u, err := at(ctx, tx, in.me, party)
+		u, err := webauthnUser(ctx, tx, in.me, party)
 		if err != nil {
 			return err
 		}
@@ -249,14 +249,14 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 	c := challenge{purpose: forPasskey}
 	// Used up before it is looked at: a second answer is none, whatever the first was.
 	err = p.db.Update(ctx, func(tx *store.Tx) (err error) {
-		if who, c.session, err = auth.InSession(ctx, tx, session, v.Kind); err != nil {
+		if who, c.session, err = auth.SessionPrincipal(ctx, tx, session, v.Kind); err != nil {
 			return err
 		}
-		if me, err = itself(ctx, tx, who); err != nil {
+		if me, err = ownAccount(ctx, tx, who); err != nil {
 			return err
 		}
 		c.person = me.id
-		c, err = use(ctx, tx, token, c)
+		c, err = takeChallenge(ctx, tx, token, c)
 		return err
 	})
 	if err != nil {
@@ -272,7 +272,7 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 	}
 	id := base64.RawURLEncoding.EncodeToString(made.ID)
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		if me, err = itself(ctx, tx, who); err != nil {
+		if me, err = ownAccount(ctx, tx, who); err != nil {
 			return err
 		}
 		// Two persons do not share one, nor does one have it twice.
@@ -287,7 +287,7 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 		if err := tx.Seal(ctx, SealedPasskeys(), `id = $1`, id); err != nil {
 			return err
 		}
-		codes, err = p.enrolled(ctx, tx, who, me, session, c.session, audit.PersonPasskeyAdd, audit.Fields{"name": name, "passkey": id})
+		codes, err = p.factorAdded(ctx, tx, who, me, session, c.session, audit.PersonPasskeyAdd, audit.Fields{"name": name, "passkey": id})
 		return err
 	})
 	return codes, err
@@ -319,7 +319,7 @@ func created(party *webauthn.WebAuthn, me Person, data, response []byte) (*webau
 
 // RemovePasskey takes one of who's passkeys away.
 func (p *People) RemovePasskey(ctx context.Context, who auth.Principal, id string) error {
-	return p.lose(ctx, who, func(tx *store.Tx, me Person) error {
+	return p.removeFactor(ctx, who, func(tx *store.Tx, me Person) error {
 		ok, err := tx.Changed(ctx, `delete from passkey where id = $1 and person_id = $2`, id, me.id)
 		if err == nil && !ok {
 			err = fmt.Errorf("passkey: %w", ErrNotFound)
@@ -337,7 +337,7 @@ func (p *People) AskPasskey(ctx context.Context, site Site, v Visit) (q Question
 	if err != nil {
 		return q, err
 	}
-	if err := auth.Take(ctx, p.db, auth.TryRemote(v.Remote), auth.TryAll()); err != nil {
+	if err := auth.CountAttempt(ctx, p.db, auth.AttemptsFrom(v.Remote), auth.AttemptsInAll()); err != nil {
 		return q, err
 	}
 	assertion, data, err := party.BeginDiscoverableLogin()
@@ -354,22 +354,22 @@ func (p *People) AskPasskey(ctx context.Context, site Site, v Visit) (q Question
 // Passkey signs in whose passkey answered the question of [People.AskPasskey].
 func (p *People) Passkey(ctx context.Context, token auth.Secret, response []byte, site Site, v Visit) (out Started, err error) {
 	c := challenge{purpose: forSignIn}
-	them, key, err := p.shown(ctx, token, c, response, site, func(tx *store.Tx, id []byte) (Person, error) { return byID(ctx, tx, string(id)) })
+	them, key, err := p.verifyPasskey(ctx, token, c, response, site, func(tx *store.Tx, id []byte) (Person, error) { return enabledPerson(ctx, tx, string(id)) })
 	if err == nil {
 		err = p.db.Update(ctx, func(tx *store.Tx) error {
-			if them, err = byID(ctx, tx, them.id); err != nil {
+			if them, err = enabledPerson(ctx, tx, them.id); err != nil {
 				return err
 			}
 			if err := key.use(ctx, tx); err != nil {
 				return err
 			}
 			who := auth.Principal{Kind: auth.Person, ID: them.Name, Project: them.project, Role: them.Role}
-			out, err = begin(ctx, tx, who, v, "passkey")
+			out, err = beginSession(ctx, tx, who, v, "passkey")
 			return err
 		})
 	}
 	if err == nil {
-		return out, auth.GiveBack(ctx, p.db, auth.TryRemote(v.Remote), auth.TryAll())
+		return out, auth.RefundAttempt(ctx, p.db, auth.AttemptsFrom(v.Remote), auth.AttemptsInAll())
 	}
 	if errors.Is(err, ErrChallenge) {
 		if err := p.failed(ctx, them.Name, v.Remote, "passkey"); !errors.Is(err, auth.ErrUnauthenticated) {
@@ -386,15 +386,15 @@ func (p *People) AskStepUp(ctx context.Context, session auth.Secret, kind auth.S
 		return q, err
 	}
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		who, id, err := auth.InSession(ctx, tx, session, kind)
+		who, id, err := auth.SessionPrincipal(ctx, tx, session, kind)
 		if err != nil {
 			return err
 		}
-		me, err := itself(ctx, tx, who)
+		me, err := ownAccount(ctx, tx, who)
 		if err != nil {
 			return err
 		}
-		u, err := at(ctx, tx, me, party)
+		u, err := webauthnUser(ctx, tx, me, party)
 		if err != nil {
 			return err
 		}
@@ -418,17 +418,17 @@ func (p *People) StepUpPasskey(ctx context.Context, session auth.Secret, kind au
 	var me Person
 	c := challenge{purpose: forStepUp}
 	err := p.db.View(ctx, func(tx *store.Tx) (err error) {
-		if who, c.session, err = auth.InSession(ctx, tx, session, kind); err != nil {
+		if who, c.session, err = auth.SessionPrincipal(ctx, tx, session, kind); err != nil {
 			return err
 		}
-		me, err = itself(ctx, tx, who)
+		me, err = ownAccount(ctx, tx, who)
 		c.person = me.id
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	_, key, err := p.shown(ctx, token, c, response, site, func(tx *store.Tx, id []byte) (Person, error) {
+	_, key, err := p.verifyPasskey(ctx, token, c, response, site, func(tx *store.Tx, id []byte) (Person, error) {
 		if len(id) > 0 && string(id) != me.id {
 			return Person{}, ErrChallenge
 		}
@@ -445,15 +445,15 @@ func (p *People) StepUpPasskey(ctx context.Context, session auth.Secret, kind au
 	})
 }
 
-// shown uses up a question and checks the passkey that was shown in answer to
+// verifyPasskey uses up a question and checks the passkey that was shown in answer to
 // it. Whose it is, holder says of the id that the authenticator kept.
-func (p *People) shown(ctx context.Context, token auth.Secret, c challenge, response []byte, site Site, holder func(*store.Tx, []byte) (Person, error)) (them Person, key Passkey, err error) {
+func (p *People) verifyPasskey(ctx context.Context, token auth.Secret, c challenge, response []byte, site Site, holder func(*store.Tx, []byte) (Person, error)) (them Person, key Passkey, err error) {
 	party, err := site.party()
 	if err != nil {
 		return them, key, err
 	}
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		c, err = use(ctx, tx, token, c)
+		c, err = takeChallenge(ctx, tx, token, c)
 		return err
 	})
 	if err != nil {
@@ -475,7 +475,7 @@ func (p *People) shown(ctx context.Context, token auth.Secret, c challenge, resp
 		if them, err = holder(tx, answer.Response.UserHandle); err != nil {
 			return err
 		}
-		u, err = at(ctx, tx, them, party)
+		u, err = webauthnUser(ctx, tx, them, party)
 		return err
 	})
 	if err != nil {

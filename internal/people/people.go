@@ -135,8 +135,8 @@ func find(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (P
 	return list[0], nil
 }
 
-// itself returns the account of who. The operator at the machine has none.
-func itself(ctx context.Context, tx *store.Tx, who auth.Principal) (Person, error) {
+// ownAccount returns the account of who. The operator at the machine has none.
+func ownAccount(ctx context.Context, tx *store.Tx, who auth.Principal) (Person, error) {
 	if who.Kind != auth.Person {
 		return Person{}, fmt.Errorf("%s is no person: %w", who, auth.ErrForbidden)
 	}
@@ -147,9 +147,9 @@ func itself(ctx context.Context, tx *store.Tx, who auth.Principal) (Person, erro
 	return p, err
 }
 
-// manage checks that who manages people, and that it was not only a session
+// requireManager checks that who manages people, and that it was not only a session
 // that was stolen: an owner with a second factor has to have proved it now.
-func manage(ctx context.Context, tx *store.Tx, who auth.Principal) error {
+func requireManager(ctx context.Context, tx *store.Tx, who auth.Principal) error {
 	if !who.Manages() {
 		return fmt.Errorf("%s may not manage people, only an owner may: %w", who, auth.ErrForbidden)
 	}
@@ -158,13 +158,13 @@ func manage(ctx context.Context, tx *store.Tx, who auth.Principal) error {
 		return nil
 	}
 	if err == nil {
-		err = fresh(who, p)
+		err = requireStepUp(who, p)
 	}
 	return err
 }
 
-// fresh checks that a person with a second factor has proved it now.
-func fresh(who auth.Principal, p Person) error {
+// requireStepUp checks that a person with a second factor has proved it now.
+func requireStepUp(who auth.Principal, p Person) error {
 	if p.Strong() && !who.Proved() {
 		return auth.ErrStepUp
 	}
@@ -189,7 +189,7 @@ func (p *People) List(ctx context.Context, who auth.Principal) (out []Person, er
 // Me returns the account of who.
 func (p *People) Me(ctx context.Context, who auth.Principal) (me Person, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
-		me, err = itself(ctx, tx, who)
+		me, err = ownAccount(ctx, tx, who)
 		return err
 	})
 	return me, err
@@ -198,12 +198,12 @@ func (p *People) Me(ctx context.Context, who auth.Principal) (me Person, err err
 // Invite makes a one-time link with which somebody makes an account of a role,
 // and returns it and its token, this once.
 func (p *People) Invite(ctx context.Context, who auth.Principal, v auth.Invitation) (out auth.Invitation, token auth.Secret, err error) {
-	if err := reachable(v.Email); err != nil {
+	if err := checkEmail(v.Email); err != nil {
 		return out, "", err
 	}
 	v.Project, v.Person, v.CreatedBy = who.Project, "", who.String()
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		if err := manage(ctx, tx, who); err != nil {
+		if err := requireManager(ctx, tx, who); err != nil {
 			return err
 		}
 		var n int
@@ -271,7 +271,7 @@ func (p *People) Invitations(ctx context.Context, who auth.Principal) (out []aut
 // Withdraw ends an invitation that was not used.
 func (p *People) Withdraw(ctx context.Context, who auth.Principal, id string) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
-		if err := manage(ctx, tx, who); err != nil {
+		if err := requireManager(ctx, tx, who); err != nil {
 			return err
 		}
 		// Those from before this column have no id, and end within a day.
@@ -297,11 +297,11 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 			return nil
 		}
 		if role != auth.Owner {
-			if err := notLast(ctx, tx, who, them); err != nil {
+			if err := keepAnOwner(ctx, tx, who, them); err != nil {
 				return err
 			}
 		}
-		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Roled); err != nil {
+		if err := auth.RecordChange(ctx, tx, them.id, who.String(), auth.RoleChanged); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, `update person set role = $1 where id = $2`, role, them.id); err != nil {
@@ -310,7 +310,7 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 		// Also of who was an owner and reviews from now on: they may have been asked
 		// as an owner.
 		if role != auth.Owner {
-			if err := unvote(ctx, tx, who, them); err != nil {
+			if err := withdrawApprovals(ctx, tx, who, them); err != nil {
 				return err
 			}
 		}
@@ -327,16 +327,16 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 		if !them.Disabled.IsZero() {
 			return nil
 		}
-		if err := notLast(ctx, tx, who, them); err != nil {
+		if err := keepAnOwner(ctx, tx, who, them); err != nil {
 			return err
 		}
-		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Disabled); err != nil {
+		if err := auth.RecordChange(ctx, tx, them.id, who.String(), auth.Disabled); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, `update person set disabled_at = $1 where id = $2`, store.Time(time.Now()), them.id); err != nil {
 			return fmt.Errorf("disable person: %w", err)
 		}
-		if err := unvote(ctx, tx, who, them); err != nil {
+		if err := withdrawApprovals(ctx, tx, who, them); err != nil {
 			return err
 		}
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {
@@ -346,17 +346,17 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 		if _, err := auth.EndSetups(ctx, tx, `person_id = $1`, them.id); err != nil {
 			return fmt.Errorf("disable person: %w", err)
 		}
-		if err := hangUp(ctx, tx, them.id); err != nil {
+		if err := unlinkChat(ctx, tx, them.id); err != nil {
 			return err
 		}
 		return audit.Append(ctx, tx, who, audit.PersonDisable, them.Name, nil)
 	})
 }
 
-// unvote takes back what a person approved of that still waits for others. The
+// withdrawApprovals takes back what a person approved of that still waits for others. The
 // attack: of two who have to approve one is found out and let in no more, and
 // his yes would still count. That he gave it stays in the record.
-func unvote(ctx context.Context, tx *store.Tx, who auth.Principal, them Person) error {
+func withdrawApprovals(ctx context.Context, tx *store.Tx, who auth.Principal, them Person) error {
 	_, err := tx.ExecContext(ctx, `delete from approval where person = $1 and action_id in (select id from action where project_id = $2 and state = 'pending')`,
 		auth.Principal{Kind: auth.Person, ID: them.Name}.String(), who.Project)
 	if err != nil {
@@ -371,7 +371,7 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 		if them.Disabled.IsZero() {
 			return nil
 		}
-		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Enabled); err != nil {
+		if err := auth.RecordChange(ctx, tx, them.id, who.String(), auth.Enabled); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, `update person set disabled_at = 0 where id = $1`, them.id); err != nil {
@@ -386,27 +386,27 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 // they set one up again.
 func (p *People) Reset(ctx context.Context, who auth.Principal, name string) error {
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
-		if err := forget(ctx, tx, them.id); err != nil {
+		if err := removeFactors(ctx, tx, them.id); err != nil {
 			return err
 		}
 		// The attack: an owner who knows the password resets the second factor, and
 		// then approves as this person too.
-		if err := auth.NoteChange(ctx, tx, them.id, who.String(), auth.Reset); err != nil {
+		if err := auth.RecordChange(ctx, tx, them.id, who.String(), auth.Reset); err != nil {
 			return err
 		}
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {
 			return err
 		}
-		if err := hangUp(ctx, tx, them.id); err != nil {
+		if err := unlinkChat(ctx, tx, them.id); err != nil {
 			return err
 		}
 		return audit.Append(ctx, tx, who, audit.PersonReset, them.Name, nil)
 	})
 }
 
-// hangUp ends the link of a person's chat with the bot. The attack: who found
+// unlinkChat ends the link of a person's chat with the bot. The attack: who found
 // the phone decides there.
-func hangUp(ctx context.Context, tx *store.Tx, id string) error {
+func unlinkChat(ctx context.Context, tx *store.Tx, id string) error {
 	for _, table := range []string{"telegram_link", "telegram_code", "telegram_question"} {
 		if _, err := tx.ExecContext(ctx, `delete from `+table+` where person_id = $1`, id); err != nil {
 			return fmt.Errorf("end link of chat: %w", err)
@@ -415,8 +415,8 @@ func hangUp(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// forget removes the second factors of a person.
-func forget(ctx context.Context, tx *store.Tx, id string) error {
+// removeFactors removes the second factors of a person.
+func removeFactors(ctx context.Context, tx *store.Tx, id string) error {
 	for _, table := range []string{"totp", "passkey", "recovery_code", "challenge"} {
 		if _, err := tx.ExecContext(ctx, `delete from `+table+` where person_id = $1`, id); err != nil {
 			return fmt.Errorf("remove second factors: %w", err)
@@ -425,10 +425,10 @@ func forget(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// SetReach says where a person is written to of what waits; package notify has
+// SetEmail says where a person is written to of what waits; package notify has
 // their chat. Everybody may for themself, and an owner for others.
-func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email string) error {
-	if err := reachable(email); err != nil {
+func (p *People) SetEmail(ctx context.Context, who auth.Principal, name, email string) error {
+	if err := checkEmail(email); err != nil {
 		return err
 	}
 	set := func(tx *store.Tx, them Person) error {
@@ -439,15 +439,15 @@ func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email s
 	}
 	if who.Kind == auth.Person && name == who.ID {
 		return p.db.Update(ctx, func(tx *store.Tx) error {
-			me, err := itself(ctx, tx, who)
+			me, err := ownAccount(ctx, tx, who)
 			if err == nil {
 				// The attack: what waits is told to somebody with a stolen session.
-				err = fresh(who, me)
+				err = requireStepUp(who, me)
 			}
 			if err != nil {
 				return err
 			}
-			return sealing(ctx, tx, me, set)
+			return updateSealed(ctx, tx, me, set)
 		})
 	}
 	return p.change(ctx, who, name, set)
@@ -456,20 +456,20 @@ func (p *People) SetReach(ctx context.Context, who auth.Principal, name, email s
 // change runs f on a person whom who may manage.
 func (p *People) change(ctx context.Context, who auth.Principal, name string, f func(*store.Tx, Person) error) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
-		if err := manage(ctx, tx, who); err != nil {
+		if err := requireManager(ctx, tx, who); err != nil {
 			return err
 		}
 		them, err := find(ctx, tx, who, name)
 		if err != nil {
 			return err
 		}
-		return sealing(ctx, tx, them, f)
+		return updateSealed(ctx, tx, them, f)
 	})
 }
 
-// sealing changes a person's row by f and seals it. It does not seal a row that
+// updateSealed changes a person's row by f and seals it. It does not seal a row that
 // was forged.
-func sealing(ctx context.Context, tx *store.Tx, them Person, f func(*store.Tx, Person) error) error {
+func updateSealed(ctx context.Context, tx *store.Tx, them Person, f func(*store.Tx, Person) error) error {
 	genuine, err := tx.Holding(ctx, auth.SealedPeople(), `id = $1`, them.id)
 	if err != nil {
 		return err
@@ -480,9 +480,9 @@ func sealing(ctx context.Context, tx *store.Tx, them Person, f func(*store.Tx, P
 	return auth.SealPerson(ctx, tx, them.id)
 }
 
-// notLast checks that the project has another owner who can come in. Two owners
+// keepAnOwner checks that the project has another owner who can come in. Two owners
 // who remove each other at once take turns: transactions that write do.
-func notLast(ctx context.Context, tx *store.Tx, who auth.Principal, them Person) error {
+func keepAnOwner(ctx context.Context, tx *store.Tx, who auth.Principal, them Person) error {
 	if them.Role != auth.Owner || !them.Disabled.IsZero() {
 		return nil
 	}
@@ -497,8 +497,8 @@ func notLast(ctx context.Context, tx *store.Tx, who auth.Principal, them Person)
 	return nil
 }
 
-// reachable checks where a person wants to be told of what waits.
-func reachable(email string) error {
+// checkEmail checks where a person wants to be told of what waits.
+func checkEmail(email string) error {
 	if email != "" {
 		a, err := mail.ParseAddress(email)
 		if err != nil || a.Address != email || len(email) > 254 || strings.ContainsFunc(email, func(r rune) bool { return r <= ' ' || r == 0x7f }) {

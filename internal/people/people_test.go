@@ -141,7 +141,7 @@ func TestRoles(t *testing.T) {
 			f.is(who.String()+" disables", p.Disable(ctx, who, "ann"), auth.ErrForbidden)
 			f.is(who.String()+" enables", p.Enable(ctx, who, "ann"), auth.ErrForbidden)
 			f.is(who.String()+" resets", p.Reset(ctx, who, "ann"), auth.ErrForbidden)
-			f.is(who.String()+" redirects", p.SetReach(ctx, who, "ann", "eve@evil.example"), auth.ErrForbidden)
+			f.is(who.String()+" redirects", p.SetEmail(ctx, who, "ann", "eve@evil.example"), auth.ErrForbidden)
 		}
 		f.is("a stranger disables", p.Disable(ctx, elsewhere, "ann"), people.ErrNotFound)
 		f.is("a stranger resets", p.Reset(ctx, elsewhere, "rita"), people.ErrNotFound)
@@ -151,9 +151,9 @@ func TestRoles(t *testing.T) {
 		f.is("a role that there is not", err, auth.ErrInvalid)
 		f.is("a role that there is not", p.SetRole(ctx, ann, "rita", ""), auth.ErrInvalid)
 		for _, bad := range []string{"a", "Ann <ann@example.com>", "a@b\r\nBcc: eve@evil.example", strings.Repeat("a", 260) + "@example.com"} {
-			f.is("mail to "+bad, p.SetReach(ctx, rita, "rita", bad), auth.ErrInvalid)
+			f.is("mail to "+bad, p.SetEmail(ctx, rita, "rita", bad), auth.ErrInvalid)
 		}
-		f.is("reach", p.SetReach(ctx, rita, "rita", "rita@example.com"), nil)
+		f.is("reach", p.SetEmail(ctx, rita, "rita", "rita@example.com"), nil)
 		if me, err := p.Me(ctx, rita); err != nil || me.Email != "rita@example.com" {
 			f.t.Errorf("Me = %+v, %v", me, err)
 		}

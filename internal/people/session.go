@@ -12,35 +12,35 @@ import (
 	"postern/internal/store"
 )
 
-// An inSession is somebody who is signed in.
-type inSession struct {
+// An signedIn is somebody who is signed in.
+type signedIn struct {
 	who auth.Principal
 	me  Person
 	id  string // of the session
 }
 
-// again checks that it is the person of a session, and not only their session,
+// reauthenticate checks that it is the person of a session, and not only their session,
 // who asks: by a second factor that was proved now, or, where there is none, by
 // the password.
-func (p *People) again(ctx context.Context, session auth.Secret, password string, v Visit) (in inSession, err error) {
+func (p *People) reauthenticate(ctx context.Context, session auth.Secret, password string, v Visit) (in signedIn, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
-		if in.who, in.id, err = auth.InSession(ctx, tx, session, v.Kind); err != nil {
+		if in.who, in.id, err = auth.SessionPrincipal(ctx, tx, session, v.Kind); err != nil {
 			return err
 		}
-		in.me, err = itself(ctx, tx, in.who)
+		in.me, err = ownAccount(ctx, tx, in.who)
 		return err
 	})
 	if err != nil {
 		return in, err
 	}
 	if in.me.Strong() {
-		return in, fresh(in.who, in.me)
+		return in, requireStepUp(in.who, in.me)
 	}
-	return in, p.same(ctx, in.me.Name, password, v)
+	return in, p.checkPassword(ctx, in.me.Name, password, v)
 }
 
-// same checks the password of who is signed in.
-func (p *People) same(ctx context.Context, name, password string, v Visit) error {
+// checkPassword checks the password of who is signed in.
+func (p *People) checkPassword(ctx context.Context, name, password string, v Visit) error {
 	if _, err := p.signIn.Check(ctx, name, v.Remote, password); err != nil {
 		return wrongPassword(err)
 	}
@@ -51,12 +51,12 @@ func (p *People) same(ctx context.Context, name, password string, v Visit) error
 // and a second factor that was proved now where there is one, and ends all other
 // sessions.
 func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, password string, v Visit) error {
-	in, err := p.again(ctx, session, former, v)
+	in, err := p.reauthenticate(ctx, session, former, v)
 	if err != nil {
 		return err
 	}
 	if in.me.Strong() { // again looked at that alone
-		if err := p.same(ctx, in.me.Name, former, v); err != nil {
+		if err := p.checkPassword(ctx, in.me.Name, former, v); err != nil {
 			return err
 		}
 	}
@@ -65,7 +65,7 @@ func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, p
 		return err
 	}
 	return p.db.Update(ctx, func(tx *store.Tx) error {
-		err := sealing(ctx, tx, in.me, func(tx *store.Tx, me Person) error {
+		err := updateSealed(ctx, tx, in.me, func(tx *store.Tx, me Person) error {
 			_, err := tx.ExecContext(ctx, `update person set password = $1 where id = $2`, hash, me.id)
 			return err
 		})
@@ -82,7 +82,7 @@ func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, p
 // Sessions returns who's sessions, newest first.
 func (p *People) Sessions(ctx context.Context, who auth.Principal) (out []auth.Session, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
-		me, err := itself(ctx, tx, who)
+		me, err := ownAccount(ctx, tx, who)
 		if err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func (p *People) Sessions(ctx context.Context, who auth.Principal) (out []auth.S
 // Current returns the id of the session of a token.
 func (p *People) Current(ctx context.Context, session auth.Secret, kind auth.SessionKind) (id string, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
-		_, id, err = auth.InSession(ctx, tx, session, kind)
+		_, id, err = auth.SessionPrincipal(ctx, tx, session, kind)
 		return err
 	})
 	return id, err
@@ -110,7 +110,7 @@ func (p *People) Current(ctx context.Context, session auth.Secret, kind auth.Ses
 // EndSession ends one of who's sessions.
 func (p *People) EndSession(ctx context.Context, who auth.Principal, id string) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
-		me, err := itself(ctx, tx, who)
+		me, err := ownAccount(ctx, tx, who)
 		if err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func (p *People) EndSession(ctx context.Context, who auth.Principal, id string) 
 // SignOut ends the session of a token, if there is one.
 func (p *People) SignOut(ctx context.Context, session auth.Secret, kind auth.SessionKind) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
-		who, id, err := auth.InSession(ctx, tx, session, kind)
+		who, id, err := auth.SessionPrincipal(ctx, tx, session, kind)
 		if err != nil {
 			return err
 		}
@@ -139,8 +139,8 @@ func (p *People) SignOut(ctx context.Context, session auth.Secret, kind auth.Ses
 	})
 }
 
-// byID returns a person who may come in.
-func byID(ctx context.Context, tx *store.Tx, id string) (Person, error) {
+// enabledPerson returns a person who may come in.
+func enabledPerson(ctx context.Context, tx *store.Tx, id string) (Person, error) {
 	list, err := store.List(ctx, tx, scanPerson, selectPerson+`where p.id = $2 and p.disabled_at = 0`, store.Time(time.Now()), id)
 	if err != nil {
 		return Person{}, fmt.Errorf("find person: %w", err)

@@ -51,15 +51,15 @@ func (p *People) Password(ctx context.Context, name, password string, v Visit) (
 	}
 	var out Started
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
-		if them, err = byID(ctx, tx, them.id); err != nil {
+		if them, err = enabledPerson(ctx, tx, them.id); err != nil {
 			return err
 		}
 		if !them.Strong() {
-			out, err = begin(ctx, tx, who, v, "")
+			out, err = beginSession(ctx, tx, who, v, "")
 			return err
 		}
 		out = Started{TOTP: them.TOTP, Passkey: them.Passkeys > 0}
-		out.Next, err = ask(ctx, tx, challenge{purpose: forSecond, person: them.id})
+		out.Next, err = newChallenge(ctx, tx, challenge{purpose: forSecond, person: them.id})
 		return err
 	})
 	return out, err
@@ -91,25 +91,25 @@ func (p *People) Second(ctx context.Context, next auth.Secret, code string, v Vi
 	var c challenge
 	var them Person
 	err = p.db.View(ctx, func(tx *store.Tx) error {
-		if c, err = look(ctx, tx, next, challenge{purpose: forSecond}); err != nil {
+		if c, err = readChallenge(ctx, tx, next, challenge{purpose: forSecond}); err != nil {
 			return err
 		}
-		them, err = byID(ctx, tx, c.person)
+		them, err = enabledPerson(ctx, tx, c.person)
 		return err
 	})
 	if err != nil {
 		return out, err
 	}
-	err = p.guess(ctx, them.Name, v.Remote, func(tx *store.Tx) error {
+	err = p.countedAttempt(ctx, them.Name, v.Remote, func(tx *store.Tx) error {
 		factor, err := p.code(ctx, tx, them, code)
 		if err != nil {
 			return err
 		}
-		if _, err := use(ctx, tx, next, c); err != nil { // somebody was faster
+		if _, err := takeChallenge(ctx, tx, next, c); err != nil { // somebody was faster
 			return err
 		}
 		who := auth.Principal{Kind: auth.Person, ID: them.Name, Project: them.project, Role: them.Role}
-		out, err = begin(ctx, tx, who, v, factor)
+		out, err = beginSession(ctx, tx, who, v, factor)
 		return err
 	})
 	if errors.Is(err, auth.ErrUnauthenticated) {
@@ -154,7 +154,7 @@ func (p *People) Redeem(ctx context.Context, link auth.Secret, name, password st
 			if err := audit.Append(ctx, tx, who, audit.PersonPassword, who.ID, audit.Fields{"by": "link", "link": invitation.ID, "remote": v.Remote}); err != nil || them.Strong() {
 				return err
 			}
-			out, err = begin(ctx, tx, who, v, "")
+			out, err = beginSession(ctx, tx, who, v, "")
 			return err
 		}
 		f := audit.Fields{"by": "set-up link", "link": invitation.ID, "invited_by": invitation.CreatedBy, "role": string(who.Role), "remote": v.Remote}
@@ -168,8 +168,8 @@ func (p *People) Redeem(ctx context.Context, link auth.Secret, name, password st
 	return out, err
 }
 
-// begin makes the session of who has proved everything.
-func begin(ctx context.Context, tx *store.Tx, who auth.Principal, v Visit, factor string) (out Started, err error) {
+// beginSession makes the session of who has proved everything.
+func beginSession(ctx context.Context, tx *store.Tx, who auth.Principal, v Visit, factor string) (out Started, err error) {
 	if v.Former != "" {
 		if err := auth.EndSession(ctx, tx, v.Former); err != nil {
 			return out, err
@@ -183,16 +183,16 @@ func begin(ctx context.Context, tx *store.Tx, who auth.Principal, v Visit, facto
 	return out, audit.Append(ctx, tx, who, audit.PersonSignIn, who.ID, audit.Fields{"remote": v.Remote, "factor": factor, "kind": string(v.Kind), "session": out.Session.ID})
 }
 
-// guess runs f, which looks at a guess at what belongs to a name, if any
+// countedAttempt runs f, which looks at a guess at what belongs to a name, if any
 // guesses are left. They are those at the password too.
-func (p *People) guess(ctx context.Context, name, remote string, f func(*store.Tx) error) error {
-	tries := []auth.Try{auth.TryName(name), auth.TrySecond(name), auth.TryRemote(remote), auth.TryAll()}
-	if err := auth.Take(ctx, p.db, tries...); err != nil {
+func (p *People) countedAttempt(ctx context.Context, name, remote string, f func(*store.Tx) error) error {
+	tries := []auth.AttemptLimit{auth.AttemptsByName(name), auth.AttemptsAtSecondFactor(name), auth.AttemptsFrom(remote), auth.AttemptsInAll()}
+	if err := auth.CountAttempt(ctx, p.db, tries...); err != nil {
 		return err
 	}
 	err := p.db.Update(ctx, f)
 	if err == nil || !errors.Is(err, auth.ErrUnauthenticated) {
-		return errors.Join(err, auth.GiveBack(ctx, p.db, tries...))
+		return errors.Join(err, auth.RefundAttempt(ctx, p.db, tries...))
 	}
 	return err
 }
@@ -203,10 +203,10 @@ func (p *People) StepUp(ctx context.Context, session auth.Secret, kind auth.Sess
 	var me Person
 	var who auth.Principal
 	err := p.db.View(ctx, func(tx *store.Tx) (err error) {
-		if who, _, err = auth.InSession(ctx, tx, session, kind); err != nil {
+		if who, _, err = auth.SessionPrincipal(ctx, tx, session, kind); err != nil {
 			return err
 		}
-		me, err = itself(ctx, tx, who)
+		me, err = ownAccount(ctx, tx, who)
 		return err
 	})
 	if err != nil {
@@ -215,7 +215,7 @@ func (p *People) StepUp(ctx context.Context, session auth.Secret, kind auth.Sess
 	if !me.Strong() {
 		return ErrNoFactor
 	}
-	err = p.guess(ctx, me.Name, remote, func(tx *store.Tx) error {
+	err = p.countedAttempt(ctx, me.Name, remote, func(tx *store.Tx) error {
 		factor, err := p.code(ctx, tx, me, code)
 		if err != nil {
 			return err

@@ -238,7 +238,7 @@ func announce(ctx context.Context, tx *store.Tx, s Info, t event.Type) error {
 		data["reason"] = s.Reason
 	}
 	if t == event.Paused || t == event.Killed {
-		begun, err := event.Begun(ctx, tx, s.ID)
+		begun, err := event.LastStart(ctx, tx, s.ID)
 		if err != nil {
 			return err
 		}

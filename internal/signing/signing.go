@@ -59,8 +59,8 @@ const (
 
 var kinds = []Kind{DKIMRSA, DKIMEd25519, Statement}
 
-// letter ends the ids of a kind's keys: "p20261121r".
-var letter = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c"}
+// idSuffix ends the ids of a kind's keys: "p20261121r".
+var idSuffix = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c"}
 
 // The errors of this package, one for each answer that a door can give.
 var (
@@ -255,9 +255,9 @@ func (r *Ring) Prepare(ctx context.Context, domain string) error {
 // add makes a key that signs after wait. It does nothing if there is one of
 // its id.
 func (r *Ring) add(ctx context.Context, who auth.Principal, domain string, kind Kind, now time.Time, wait time.Duration) error {
-	k := Key{Domain: domain, Kind: kind, ID: "p" + now.UTC().Format("20060102") + letter[kind]}
+	k := Key{Domain: domain, Kind: kind, ID: "p" + now.UTC().Format("20060102") + idSuffix[kind]}
 	if wait > 0 { // one that follows another: two may be made in one day
-		k.ID = "p" + now.UTC().Format("20060102150405") + letter[kind]
+		k.ID = "p" + now.UTC().Format("20060102150405") + idSuffix[kind]
 	}
 	private, err := generate(&k)
 	if err != nil {
@@ -401,7 +401,7 @@ func (r *Ring) Check(ctx context.Context, who auth.Principal, domain string) ([]
 		p := Published{Key: k}
 		p.Found, p.Detail = r.published(ctx, k)
 		if p.Found && k.From.After(time.Now()) {
-			if err := r.use(ctx, who, k); err != nil {
+			if err := r.startUsing(ctx, who, k); err != nil {
 				return nil, err
 			}
 			p.From = time.Now()
@@ -436,8 +436,8 @@ func (r *Ring) published(ctx context.Context, k Key) (found bool, detail string)
 	return false, "the TXT record at " + k.Name() + " holds another key"
 }
 
-// use makes a key sign from now on, unless it does.
-func (r *Ring) use(ctx context.Context, who auth.Principal, k Key) error {
+// startUsing makes a key sign from now on, unless it does.
+func (r *Ring) startUsing(ctx context.Context, who auth.Principal, k Key) error {
 	return r.db.Update(ctx, func(tx *store.Tx) error {
 		now := store.Time(time.Now())
 		ok, err := tx.Changed(ctx, `update signing_key set use_from = $1 where domain = $2 and id = $3 and use_from > $1 and removed_at = 0`, now, k.Domain, k.ID)

@@ -199,7 +199,7 @@ func (c *Client) next(ctx context.Context, domain string) (string, error) {
 		return addr, nil
 	}
 	// The attack: a domain written another way, which goes round its route.
-	domain = known(domain)
+	domain = canonicalDomain(domain)
 	if addr, ok := c.cfg.Routes[domain]; ok {
 		return addr, nil
 	}
@@ -215,10 +215,10 @@ func (c *Client) next(ctx context.Context, domain string) (string, error) {
 	return c.cfg.Relay, nil
 }
 
-// NoWay implements [mailbox.Guide]. A domain of which it cannot be told is none.
-func (c *Client) NoWay(ctx context.Context, recipients []string) (domains []string, hint string) {
+// Unroutable implements [mailbox.Guide]. A domain of which it cannot be told is none.
+func (c *Client) Unroutable(ctx context.Context, recipients []string) (domains []string, hint string) {
 	for _, to := range recipients {
-		domain := known(mail.Domain(to))
+		domain := canonicalDomain(mail.Domain(to))
 		if addr, err := c.next(ctx, domain); err == nil && addr == "" && c.cfg.Direct == nil && !slices.Contains(domains, domain) {
 			domains = append(domains, domain)
 		}
@@ -226,8 +226,8 @@ func (c *Client) NoWay(ctx context.Context, recipients []string) (domains []stri
 	return domains, c.cfg.NoRoute
 }
 
-// known returns a domain as DNS has it, if it can.
-func known(domain string) string {
+// canonicalDomain returns a domain as DNS has it, if it can.
+func canonicalDomain(domain string) string {
 	if name, ok := policy.Host(domain); ok {
 		return name
 	}
@@ -237,7 +237,7 @@ func known(domain string) string {
 // Hop implements [mailbox.Router]. One domain is one destination, however it is
 // written, or its limits would be one for each way to write it.
 func (c *Client) Hop(ctx context.Context, recipient string) mailbox.Hop {
-	domain := known(mail.Domain(recipient))
+	domain := canonicalDomain(mail.Domain(recipient))
 	switch addr, err := c.next(ctx, domain); {
 	case err == nil && addr == "" && c.cfg.Direct != nil:
 		return mailbox.Hop{Kind: mailbox.HopDirect, Name: domain}
@@ -248,8 +248,8 @@ func (c *Client) Hop(ctx context.Context, recipient string) mailbox.Hop {
 	}
 }
 
-// set writes an outcome for every recipient of ds.
-func set(ds []*mail.Delivery, o mail.Outcome, format string, args ...any) {
+// setOutcome writes an outcome for every recipient of ds.
+func setOutcome(ds []*mail.Delivery, o mail.Outcome, format string, args ...any) {
 	for _, d := range ds {
 		d.Outcome, d.Detail = o, mail.Printable(fmt.Sprintf(format, args...), maxDetail)
 	}
@@ -263,7 +263,7 @@ func (c *Client) deliverTo(ctx context.Context, addr string, env mail.Envelope, 
 	host, _, _ := net.SplitHostPort(addr)
 	v, err := c.open(ctx, target{addr: addr, host: host, tls: c.cfg.TLS, require: c.cfg.RequireTLS, dial: c.cfg.DialTimeout})
 	if err != nil {
-		fail(ds, err)
+		setFailed(ds, err)
 		return
 	}
 	v.deliver(env, ds)
@@ -277,41 +277,41 @@ func (v *conversation) deliver(env mail.Envelope, ds []*mail.Delivery) {
 		return
 	}
 	if _, err := v.command(354, "DATA"); err != nil {
-		fail(ds, err)
+		setFailed(ds, err)
 		return
 	}
 	if err := v.body(env.Prefix, env.Raw); err != nil {
-		fail(ds, err)
+		setFailed(ds, err)
 		return
 	}
 	v.finish(ds)
 }
 
-// fail writes the outcome of an error that came before the final dot.
-func fail(ds []*mail.Delivery, err error) {
+// setFailed writes the outcome of an error that came before the final dot.
+func setFailed(ds []*mail.Delivery, err error) {
 	o := mail.NotSent
 	var r *replyError
-	if errors.As(err, &r) && r.code/100 == 5 || errors.Is(err, errLacks) {
+	if errors.As(err, &r) && r.code/100 == 5 || errors.Is(err, errUnsupported) {
 		o = mail.Refused
 	}
-	set(ds, o, "%v", err)
+	setOutcome(ds, o, "%v", err)
 	if r != nil {
-		r.note(ds)
+		r.setCodes(ds)
 	}
 }
 
-// note writes the codes of a reply beside the outcomes that it brought.
-func (e *replyError) note(ds []*mail.Delivery) {
+// setCodes writes the codes of a reply beside the outcomes that it brought.
+func (e *replyError) setCodes(ds []*mail.Delivery) {
 	for _, d := range ds {
 		d.Code, d.Status = e.code, status(e.code, e.text)
-		d.Gone = d.Outcome == mail.Refused && e.to == "RCPT" && e.gone()
+		d.Gone = d.Outcome == mail.Refused && e.to == "RCPT" && e.permanent()
 	}
 }
 
-// gone says whether a refused recipient is one that will never be there. What
+// permanent says whether a refused recipient is one that will never be there. What
 // is refused for what it says, or for who sent it, is not: another message may
 // be taken.
-func (e *replyError) gone() bool {
+func (e *replyError) permanent() bool {
 	switch s := status(e.code, e.text); s {
 	case "5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1":
 		return true
@@ -333,8 +333,8 @@ func status(code int, text string) string {
 	return strings.TrimSpace(m[0])
 }
 
-// errLacks means that the server cannot take this message, today or tomorrow.
-var errLacks = errors.New("the server cannot take this message")
+// errUnsupported means that the server cannot take this message, today or tomorrow.
+var errUnsupported = errors.New("the server cannot take this message")
 
 // envelope sends MAIL and RCPT and returns the recipients that were taken.
 func (v *conversation) envelope(env mail.Envelope, ds []*mail.Delivery) []*mail.Delivery {
@@ -343,7 +343,7 @@ func (v *conversation) envelope(env mail.Envelope, ds []*mail.Delivery) []*mail.
 		_, err = v.command(250, "%s", from)
 	}
 	if err != nil {
-		fail(ds, err)
+		setFailed(ds, err)
 		return nil
 	}
 	var taken []*mail.Delivery
@@ -355,9 +355,9 @@ func (v *conversation) envelope(env mail.Envelope, ds []*mail.Delivery) []*mail.
 		case err == nil:
 			taken = append(taken, d)
 		case errors.As(err, &r) && r.code != 421:
-			fail([]*mail.Delivery{d}, err)
+			setFailed([]*mail.Delivery{d}, err)
 		default: // the connection is gone, and so is what was taken
-			fail(append(taken, ds[i:]...), err)
+			setFailed(append(taken, ds[i:]...), err)
 			return nil
 		}
 	}
@@ -378,14 +378,14 @@ func (v *conversation) mailCommand(env mail.Envelope, ds []*mail.Delivery) (stri
 	_, hasEight := v.ext["8BITMIME"]
 	switch {
 	case utf8 && !hasUTF8:
-		return "", fmt.Errorf("%w: an address or a header has letters outside ASCII and the server has no SMTPUTF8", errLacks)
+		return "", fmt.Errorf("%w: an address or a header has letters outside ASCII and the server has no SMTPUTF8", errUnsupported)
 	case eight && !hasEight:
-		return "", fmt.Errorf("%w: it has octets above 127 and the server has no 8BITMIME; encode it as quoted-printable or base64", errLacks)
+		return "", fmt.Errorf("%w: it has octets above 127 and the server has no 8BITMIME; encode it as quoted-printable or base64", errUnsupported)
 	}
 	if size, ok := v.ext["SIZE"]; ok {
 		var most int
 		if _, err := fmt.Sscanf(size, "%d", &most); err == nil && most > 0 && octets > most {
-			return "", fmt.Errorf("%w: it has %d octets and the server takes at most %d", errLacks, octets, most)
+			return "", fmt.Errorf("%w: it has %d octets and the server takes at most %d", errUnsupported, octets, most)
 		}
 		cmd += fmt.Sprintf(" SIZE=%d", octets)
 	}

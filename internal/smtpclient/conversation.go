@@ -165,10 +165,10 @@ func (v *conversation) command(want int, format string, args ...any) ([]string, 
 	line := fmt.Sprintf(format, args...)
 	name, _, _ := strings.Cut(line, " ")
 	if strings.ContainsAny(line, "\r\n") {
-		return nil, fmt.Errorf("%w: %s has a line break", errLacks, name) // unreachable: Deliver has checked
+		return nil, fmt.Errorf("%w: %s has a line break", errUnsupported, name) // unreachable: Deliver has checked
 	}
 	if _, err := io.WriteString(v.conn, line+"\r\n"); err != nil {
-		return nil, v.because("send "+name, err)
+		return nil, v.wrapError("send "+name, err)
 	}
 	return v.expect(want, name)
 }
@@ -176,7 +176,7 @@ func (v *conversation) command(want int, format string, args ...any) ([]string, 
 func (v *conversation) expect(want int, name string) ([]string, error) {
 	code, lines, err := v.reply()
 	if err != nil {
-		return nil, v.because("read the reply to "+name, err)
+		return nil, v.wrapError("read the reply to "+name, err)
 	}
 	if code != want && (want >= 100 || code/10 != want) {
 		return nil, &replyError{code: code, text: strings.Join(lines, " "), to: name}
@@ -184,8 +184,8 @@ func (v *conversation) expect(want int, name string) ([]string, error) {
 	return lines, nil
 }
 
-// because puts the end of the context before the timeout that it caused.
-func (v *conversation) because(what string, err error) error {
+// wrapError puts the end of the context before the timeout that it caused.
+func (v *conversation) wrapError(what string, err error) error {
 	if c := context.Cause(v.ctx); c != nil {
 		err = c
 	}
@@ -254,7 +254,7 @@ func (v *conversation) body(parts ...[]byte) error {
 				return &replyError{code: code, text: strings.Join(lines, " "), to: "the message"}
 			}
 		}
-		return v.because("send the message", err)
+		return v.wrapError("send the message", err)
 	}
 	return nil
 }
@@ -273,14 +273,14 @@ func (v *conversation) finish(ds []*mail.Delivery) {
 	// From here the context has no say: a reply that is on its way is worth
 	// more than a quick end.
 	if !v.stop() || v.ctx.Err() != nil {
-		set(ds, mail.NotSent, "%v", v.because("send the end of the message", context.Canceled))
+		setOutcome(ds, mail.NotSent, "%v", v.wrapError("send the end of the message", context.Canceled))
 		return
 	}
 	_ = v.conn.SetDeadline(time.Now().Add(v.cfg.CommandTimeout))
 	if _, err := io.WriteString(v.conn, ".\r\n"); err != nil {
 		// An error means that not all of these three octets were taken by the
 		// kernel, or that the TLS record that holds them is incomplete.
-		set(ds, mail.NotSent, "send the end of the message: %v", err)
+		setOutcome(ds, mail.NotSent, "send the end of the message: %v", err)
 		return
 	}
 	_ = v.conn.SetDeadline(time.Now().Add(v.cfg.FinalTimeout))
@@ -290,18 +290,18 @@ func (v *conversation) finish(ds []*mail.Delivery) {
 	r := &replyError{code: code, text: text, to: "the message"}
 	switch {
 	case err != nil:
-		set(ds, mail.Uncertain, "all of the message was sent and no proper reply came: %v", err)
+		setOutcome(ds, mail.Uncertain, "all of the message was sent and no proper reply came: %v", err)
 		return
 	case code/100 == 2:
-		set(ds, mail.Accepted, "%d %s", code, text)
+		setOutcome(ds, mail.Accepted, "%d %s", code, text)
 	case code/100 == 4:
-		set(ds, mail.NotSent, "%v", r)
+		setOutcome(ds, mail.NotSent, "%v", r)
 	case code/100 == 5:
-		set(ds, mail.Refused, "%v", r)
+		setOutcome(ds, mail.Refused, "%v", r)
 	default:
-		set(ds, mail.Uncertain, "all of the message was sent and the reply makes no sense: %d %s", code, text)
+		setOutcome(ds, mail.Uncertain, "all of the message was sent and the reply makes no sense: %d %s", code, text)
 	}
-	r.note(ds)
+	r.setCodes(ds)
 }
 
 // close says QUIT, without waiting for what the server says to that.

@@ -47,9 +47,9 @@ const (
 
 // A routeError says that DNS gives no way to a recipient.
 type routeError struct {
-	text   string
-	status string // RFC 3463; its class says whether it is for good
-	gone   bool   // there will never be one
+	text      string
+	status    string // RFC 3463; its class says whether it is for good
+	permanent bool   // there will never be one
 }
 
 // Error returns the reason.
@@ -69,7 +69,7 @@ func asciiDomain(domain string) (string, error) {
 	}
 	name, err := idna.Lookup.ToASCII(strings.TrimSuffix(domain, "."))
 	if err != nil || name == "" || len(name) > 253 {
-		return "", &routeError{text: "the domain is not a name that DNS could have", status: "5.1.2", gone: true}
+		return "", &routeError{text: "the domain is not a name that DNS could have", status: "5.1.2", permanent: true}
 	}
 	return name, nil
 }
@@ -84,7 +84,7 @@ func (c *Client) exchanges(ctx context.Context, domain string) ([]exchange, erro
 		return nil, fmt.Errorf("look up mail servers of %s: %w", domain, err)
 	}
 	if len(mxs) == 1 && strings.Trim(mxs[0].Host, ".") == "" {
-		return nil, &routeError{text: domain + " takes no mail: it has a null MX record (RFC 7505)", status: "5.1.10", gone: true}
+		return nil, &routeError{text: domain + " takes no mail: it has a null MX record (RFC 7505)", status: "5.1.10", permanent: true}
 	}
 	implicit := none
 	if implicit { // RFC 5321 5.1: without MX records the domain is its own
@@ -93,7 +93,7 @@ func (c *Client) exchanges(ctx context.Context, domain string) ([]exchange, erro
 	mxs = slices.DeleteFunc(mxs, func(m *net.MX) bool { return strings.Trim(m.Host, ".") == "" })
 	// What comes back to us, and what is not preferred to it, is no way out.
 	for _, m := range mxs {
-		if c.isUs(m.Host) {
+		if c.isOwnHost(m.Host) {
 			mxs = slices.DeleteFunc(mxs, func(o *net.MX) bool { return o.Pref >= m.Pref })
 			if len(mxs) == 0 {
 				return nil, &routeError{text: "mail for " + domain + " would come back to this server: its MX record names it, and it does not take mail for it", status: "5.4.6"}
@@ -106,14 +106,14 @@ func (c *Client) exchanges(ctx context.Context, domain string) ([]exchange, erro
 		x := exchange{host: strings.ToLower(strings.TrimSuffix(m.Host, "."))}
 		x.addrs, x.err = c.addresses(ctx, x.host)
 		if implicit && errors.As(x.err, &dnsErr) && dnsErr.IsNotFound {
-			return nil, &routeError{text: "there is no domain " + domain + " that takes mail: DNS knows neither mail servers nor an address of it", status: "5.1.2", gone: true}
+			return nil, &routeError{text: "there is no domain " + domain + " that takes mail: DNS knows neither mail servers nor an address of it", status: "5.1.2", permanent: true}
 		}
 		out = append(out, x)
 	}
 	return out, nil
 }
 
-func (c *Client) isUs(host string) bool {
+func (c *Client) isOwnHost(host string) bool {
 	host = strings.TrimSuffix(host, ".")
 	return slices.ContainsFunc(c.cfg.Direct.Names, func(n string) bool { return n != "" && strings.EqualFold(n, host) })
 }
@@ -159,7 +159,7 @@ func (c *Client) mayConnect(a netip.Addr) error {
 
 // deliverDirect takes env to the recipients ds of one domain.
 func (c *Client) deliverDirect(ctx context.Context, domain string, env mail.Envelope, ds []*mail.Delivery) {
-	v, x, err := c.reach(ctx, domain)
+	v, x, err := c.connectDirect(ctx, domain)
 	if x.host != "" {
 		for _, d := range ds {
 			d.Remote = x.host
@@ -172,22 +172,22 @@ func (c *Client) deliverDirect(ctx context.Context, domain string, env mail.Enve
 		if strings.HasPrefix(route.status, "5") {
 			o = mail.Refused
 		}
-		set(ds, o, "%s", route.text)
+		setOutcome(ds, o, "%s", route.text)
 		for _, d := range ds {
-			d.Status, d.Gone = route.status, route.gone
+			d.Status, d.Gone = route.status, route.permanent
 		}
 		return
 	case err != nil:
 		// Whatever a server says before it has heard of a message is about us
 		// or about itself, and may be better tomorrow.
-		set(ds, mail.NotSent, "%v", err)
+		setOutcome(ds, mail.NotSent, "%v", err)
 		return
 	}
 	v.deliver(env, ds)
 }
 
-// reach opens a conversation with the first server of a domain that has one.
-func (c *Client) reach(ctx context.Context, domain string) (*conversation, exchange, error) {
+// connectDirect opens a conversation with the first server of a domain that has one.
+func (c *Client) connectDirect(ctx context.Context, domain string) (*conversation, exchange, error) {
 	name, err := asciiDomain(domain)
 	if err != nil {
 		return nil, exchange{}, err

@@ -119,7 +119,7 @@ type Server struct {
 	cfg Config
 
 	buffered atomic.Int64 // octets of messages being received now
-	shares   shares       // of them, whose
+	shares   bufferShares // of them, whose
 	// Octets of large messages being handed over now. The attack: strangers whose
 	// DNS is slow to say who they are, and no agent's own large mail is taken.
 	brought, proposed *semaphore.Weighted

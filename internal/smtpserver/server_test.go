@@ -808,28 +808,28 @@ func TestHandedOver(t *testing.T) {
 	b := &box{}
 	s := newServer(t, b, nil)
 	ctx := t.Context()
-	first, err := s.enter(ctx, s.brought, maxHandled-smallMessage)
+	first, err := s.acquireRoom(ctx, s.brought, maxHandled-smallMessage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	long := s.cfg.HandTimeout
 	s.cfg.HandTimeout = 100 * time.Millisecond // of the one that waits for nothing; the others have their time
-	if _, err := s.enter(ctx, s.brought, 2*smallMessage); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := s.acquireRoom(ctx, s.brought, 2*smallMessage); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("no room: %v, want %v", err, context.DeadlineExceeded)
 	}
 	s.cfg.HandTimeout = long
-	leave, err := s.enter(ctx, s.brought, smallMessage)
+	leave, err := s.acquireRoom(ctx, s.brought, smallMessage)
 	if err != nil {
 		t.Errorf("a small one: %v", err)
 	} else {
 		leave()
 	}
-	if leave, err = s.enter(ctx, s.proposed, 2*smallMessage); err != nil { // an agent's own
+	if leave, err = s.acquireRoom(ctx, s.proposed, 2*smallMessage); err != nil { // an agent's own
 		t.Fatal(err)
 	}
 	leave()
 	first()
-	if leave, err = s.enter(ctx, s.brought, 2*maxHandled); err != nil { // larger than all of it: alone
+	if leave, err = s.acquireRoom(ctx, s.brought, 2*maxHandled); err != nil { // larger than all of it: alone
 		t.Fatal(err)
 	}
 	leave()

@@ -222,7 +222,7 @@ func (ses *session) Data(r io.Reader) error {
 	if ses.link.captured || ses.submits() {
 		room = ses.s.proposed
 	}
-	leave, err := ses.s.enter(ses.link.ctx, room, int64(len(raw)))
+	leave, err := ses.s.acquireRoom(ses.link.ctx, room, int64(len(raw)))
 	if err != nil {
 		return errTemporary
 	}
@@ -248,9 +248,9 @@ const (
 	smallMessage = 1 << 20
 )
 
-// enter waits until room has place for a message of so many octets. It ends
+// acquireRoom waits until room has place for a message of so many octets. It ends
 // with ctx or after HandTimeout: then its sender keeps it.
-func (s *Server) enter(ctx context.Context, room *semaphore.Weighted, size int64) (leave func(), err error) {
+func (s *Server) acquireRoom(ctx context.Context, room *semaphore.Weighted, size int64) (leave func(), err error) {
 	if size <= smallMessage {
 		return func() {}, nil
 	}
@@ -269,7 +269,7 @@ func (s *Server) enter(ctx context.Context, room *semaphore.Weighted, size int64
 // refused here. What go-smtp would drop unseen, dotCR looks for before.
 func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 	held := int64(0)
-	whose := ses.whose()
+	whose := ses.bufferOwner()
 	release = func() {
 		ses.s.buffered.Add(-held)
 		ses.s.shares.add(whose, -held)
@@ -363,9 +363,9 @@ func dotCR(wire *bufio.Reader) bool {
 	return err == nil && b[2] != '\n'
 }
 
-// whose returns under whose name a message is counted while it is received, or
+// bufferOwner returns under whose name a message is counted while it is received, or
 // nothing for a mail server on this machine, which brings everybody's.
-func (ses *session) whose() string {
+func (ses *session) bufferOwner() string {
 	switch k := ses.link; {
 	case k.captured:
 		return k.who.String()
@@ -376,14 +376,14 @@ func (ses *session) whose() string {
 	}
 }
 
-// shares are octets by whose they are. They are safe for concurrent use.
-type shares struct {
+// bufferShares are octets by whose they are. They are safe for concurrent use.
+type bufferShares struct {
 	mu sync.Mutex
 	by map[string]int64
 }
 
 // add adds n to what whose has, and returns it.
-func (s *shares) add(whose string, n int64) int64 {
+func (s *bufferShares) add(whose string, n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.by == nil {
@@ -405,15 +405,15 @@ func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 	ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 	defer cancel()
 	if err := ses.s.cfg.Deliver(ctx, env, ses.peer()); err != nil {
-		return ses.notTaken(err, 554, ses.peer().Remote.String())
+		return ses.errorReply(err, 554, ses.peer().Remote.String())
 	}
 	return nil
 }
 
-// notTaken is the reply to a message that was not taken. A field that is wrong
+// errorReply is the reply to a message that was not taken. A field that is wrong
 // is answered with code: 554 to another server, 550 to who wrote the message
 // (RFC 5321, section 4.2.3). What went wrong on our side is logged, not told.
-func (ses *session) notTaken(err error, code int, from string) error {
+func (ses *session) errorReply(err error, code int, from string) error {
 	var fe *mail.FieldError
 	var no *RefusalError
 	switch {
@@ -514,21 +514,21 @@ func (capturedSession) AuthMechanisms() []string { return []string{"PLAIN", "LOG
 func (capturedSession) Auth(mech string) (sasl.Server, error) {
 	switch mech {
 	case "PLAIN", "XOAUTH2":
-		return &anybody{asks: [][]byte{nil}, initial: true}, nil
+		return &acceptAnyAuth{asks: [][]byte{nil}, initial: true}, nil
 	case "LOGIN":
-		return &anybody{asks: [][]byte{[]byte("Username:"), []byte("Password:")}, initial: true}, nil
+		return &acceptAnyAuth{asks: [][]byte{[]byte("Username:"), []byte("Password:")}, initial: true}, nil
 	}
 	return nil, smtp.ErrAuthUnknownMechanism
 }
 
-// anybody asks as often as the mechanism does and lets everybody in.
-type anybody struct {
+// acceptAnyAuth asks as often as the mechanism does and lets everybody in.
+type acceptAnyAuth struct {
 	asks    [][]byte
 	initial bool // the next response may have come with the command
 }
 
 // Next drops a response and returns the next challenge.
-func (a *anybody) Next(response []byte) (challenge []byte, done bool, err error) {
+func (a *acceptAnyAuth) Next(response []byte) (challenge []byte, done bool, err error) {
 	if response != nil && a.initial {
 		a.asks = a.asks[1:] // RFC 4954: the initial response answers the first challenge
 	}

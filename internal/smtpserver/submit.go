@@ -183,7 +183,7 @@ func (ses *session) submit(env mail.Envelope) error {
 	defer cancel()
 	said, err := ses.s.cfg.Submit(ctx, account, env, ses.peer())
 	if err != nil {
-		return ses.notTaken(err, 550, account.Who.String())
+		return ses.errorReply(err, 550, account.Who.String())
 	}
 	return reply(250, smtp.EnhancedCode{2, 0, 0}, "%s", said)
 }

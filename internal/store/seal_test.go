@@ -68,7 +68,7 @@ func TestSeal(t *testing.T) {
 			seal()
 		}
 		// Another key seals nothing that this one takes.
-		foreign := storetest.Another(t, db)
+		foreign := storetest.WithOtherKey(t, db)
 		if err := foreign.Update(ctx, func(tx *store.Tx) error { return tx.Seal(ctx, s, `id = 'one'`) }); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestSealAllowsNewColumns(t *testing.T) {
 		t.Fatal(err)
 	}
 	exec(`alter table thing add column added text not null default ''`)
-	again := storetest.Again(t, db)
+	again := storetest.Reopen(t, db)
 	is := func() (ok bool) {
 		t.Helper()
 		err := again.View(ctx, func(tx *store.Tx) (err error) {

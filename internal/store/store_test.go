@@ -65,7 +65,7 @@ func TestCommitFails(t *testing.T) {
 				return err
 			})
 		}
-		again := storetest.NoCommit(t, db, "overseer")
+		again := storetest.FailCommits(t, db, "overseer")
 		if err := insert(t.Context()); !errors.Is(err, store.ErrCommit) {
 			t.Errorf("a commit that fails is %v, want an ErrCommit", err)
 		}

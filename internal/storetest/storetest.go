@@ -79,8 +79,8 @@ func Open(t testing.TB, source string) *store.DB {
 	return db
 }
 
-// Again is db as a program sees it that starts anew, on the same connections.
-func Again(t testing.TB, db *store.DB) *store.DB {
+// Reopen is db as a program sees it that starts anew, on the same connections.
+func Reopen(t testing.TB, db *store.DB) *store.DB {
 	t.Helper()
 	again := *db
 	if err := again.UseKey(Key); err != nil {
@@ -89,8 +89,8 @@ func Again(t testing.TB, db *store.DB) *store.DB {
 	return &again
 }
 
-// Another is db with another key than [Key], on the same connections, as whoever writes it without the server's key can at the most.
-func Another(t testing.TB, db *store.DB) *store.DB {
+// WithOtherKey is db with another key than [Key], on the same connections, as whoever writes it without the server's key can at the most.
+func WithOtherKey(t testing.TB, db *store.DB) *store.DB {
 	t.Helper()
 	other := *db
 	if err := other.UseKey([]byte("a key that an attacker has made up")); err != nil {
@@ -183,11 +183,11 @@ func createDatabase(t testing.TB, server, template string) string {
 	}
 	t.Cleanup(func() { admin.Close() })
 	name := "test_" + strings.ToLower(rand.Text()) // letters and digits: safe in the statements below
-	if err := insist(ctx, admin, "create database "+name+" template "+template+" strategy file_copy"); err != nil {
+	if err := execRetry(ctx, admin, "create database "+name+" template "+template+" strategy file_copy"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := insist(ctx, admin, "drop database if exists "+name+" with (force)"); err != nil {
+		if err := execRetry(ctx, admin, "drop database if exists "+name+" with (force)"); err != nil {
 			t.Errorf("drop test database: %v", err)
 		}
 	})
@@ -251,7 +251,7 @@ func postgresTemplate(t testing.TB, server string) string {
 	// that is only half migrated.
 	unfinished := name + "_unfinished"
 	for _, statement := range []string{"drop database if exists " + unfinished + " with (force)", "create database " + unfinished} {
-		if err := insist(ctx, lock, statement); err != nil {
+		if err := execRetry(ctx, lock, statement); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -260,7 +260,7 @@ func postgresTemplate(t testing.TB, server string) string {
 		err = db.Close()
 	}
 	if err == nil {
-		err = insist(ctx, lock, "alter database "+unfinished+" rename to "+name)
+		err = execRetry(ctx, lock, "alter database "+unfinished+" rename to "+name)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -298,10 +298,10 @@ var templateName = sync.OnceValues(func() (string, error) {
 	return fmt.Sprintf("postern_template_%x", hash.Sum(nil)[:8]), nil
 })
 
-// insist runs a statement on a server that many tests use. PostgreSQL waits five
+// execRetry runs a statement on a server that many tests use. PostgreSQL waits five
 // seconds for others to leave a database that it copies or drops, which is not
 // long on a machine that is busy.
-func insist(ctx context.Context, db execer, statement string) error {
+func execRetry(ctx context.Context, db execer, statement string) error {
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
 		_, err := db.ExecContext(ctx, statement)
 		if err == nil || time.Now().After(end) {

@@ -97,12 +97,12 @@ func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id s
 			return fmt.Errorf("%w: url: waits for a person to allow it (action %s)", ErrInvalid, w.Waits)
 		}
 		if !isText(id) {
-			return fmt.Errorf("delivery %q: %w", clip(id), ErrNotFound)
+			return fmt.Errorf("delivery %q: %w", truncate(id), ErrNotFound)
 		}
 		d, err = scanDelivery(tx.QueryRowContext(ctx, `update webhook_delivery set state = $1, next_at = $2, left_over = $3, error = ''
 			where id = $4 and webhook_id = $5 returning `+deliveryColumns, Waiting, store.Time(time.Now()), maxAttempts, id, webhook).Scan)
 		if err = store.NotFound(err); errors.Is(err, store.ErrNotFound) {
-			return fmt.Errorf("delivery %q: %w", clip(id), ErrNotFound)
+			return fmt.Errorf("delivery %q: %w", truncate(id), ErrNotFound)
 		}
 		if err != nil {
 			return err
@@ -181,7 +181,7 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 				continue
 			}
 			for i := range hooks {
-				if err := h.offer(ctx, tx, &hooks[i], e, waiting); err != nil {
+				if err := h.enqueueFor(ctx, tx, &hooks[i], e, waiting); err != nil {
 					return err
 				}
 			}
@@ -199,13 +199,13 @@ func enabled(ctx context.Context, tx *store.Tx) ([]Webhook, error) {
 	return store.List(ctx, tx, scan, `select `+columns+` from webhook where enabled = $1 and waits = ''`, true)
 }
 
-// offer makes the deliveries of e to w, if w wants it and may still have it.
-func (h *Hooks) offer(ctx context.Context, tx *store.Tx, w *Webhook, e event.Event, waiting map[string]int) error {
+// enqueueFor makes the deliveries of e to w, if w wants it and may still have it.
+func (h *Hooks) enqueueFor(ctx context.Context, tx *store.Tx, w *Webhook, e event.Event, waiting map[string]int) error {
 	names := w.wants(e)
 	if len(names) == 0 || !w.Enabled {
 		return nil
 	}
-	if may, err := mayTell(ctx, tx, w, e.Inbox); err != nil || !may {
+	if may, err := mayReceive(ctx, tx, w, e.Inbox); err != nil || !may {
 		return err
 	}
 	for _, name := range names {
@@ -220,10 +220,10 @@ func (h *Hooks) offer(ctx context.Context, tx *store.Tx, w *Webhook, e event.Eve
 // inbox any more.
 var errKeyEnded = errors.New("the key that made it does not open the inbox any more")
 
-// mayTell reports whether w may be told of an inbox still, and disables it if
+// mayReceive reports whether w may be told of an inbox still, and disables it if
 // that is the one that it is for. The attack: a former holder of a key goes on
 // being told when mail comes.
-func mayTell(ctx context.Context, tx *store.Tx, w *Webhook, inbox string) (bool, error) {
+func mayReceive(ctx context.Context, tx *store.Tx, w *Webhook, inbox string) (bool, error) {
 	if w.Credential == "" {
 		return true, nil
 	}
@@ -243,7 +243,7 @@ func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Ev
 			return err
 		}
 	}
-	id, b, err := w.Dialect.parcel(e, name)
+	id, b, err := w.Dialect.payload(e, name)
 	if err != nil {
 		return err
 	}

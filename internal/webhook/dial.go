@@ -82,7 +82,7 @@ func newClient(c Config) (*http.Client, error) {
 		Timeout: c.Timeout,
 		Transport: &http.Transport{
 			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				return d.DialContext(ctx, network, rooted(address))
+				return d.DialContext(ctx, network, absoluteName(address))
 			},
 			ForceAttemptHTTP2:      true,
 			MaxIdleConnsPerHost:    2,
@@ -95,9 +95,9 @@ func newClient(c Config) (*http.Client, error) {
 	}, nil
 }
 
-// rooted ends the name in a host:port with a dot. Without it a name is looked
+// absoluteName ends the name in a host:port with a dot. Without it a name is looked
 // for below the domains of this machine too, where another host may have it.
-func rooted(address string) string {
+func absoluteName(address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || !strings.Contains(host, ".") || strings.HasSuffix(host, ".") {
 		return address

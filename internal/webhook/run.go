@@ -54,8 +54,8 @@ func (h *Hooks) Run(ctx context.Context) error {
 	}
 }
 
-// A parcel is a delivery that was taken, with what it needs.
-type parcel struct {
+// A attempt is a delivery that was taken, with what it needs.
+type attempt struct {
 	id, webhook, event, url, body string
 
 	inbox   string
@@ -79,19 +79,19 @@ func (h *Hooks) dispatch(ctx context.Context) error {
 	}
 	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] }) //nolint:gosec // nobody gains by guessing
 	for _, id := range due {
-		for h.reserve(id) {
+		for h.acquireSlot(id) {
 			p, err := h.take(ctx, id)
 			if err != nil {
-				h.unreserve(id)
+				h.releaseSlot(id)
 				if errors.Is(err, store.ErrNotFound) {
 					break
 				}
 				return fmt.Errorf("take delivery: %w", err)
 			}
 			h.sending.Go(func() {
-				defer h.unreserve(id)
+				defer h.releaseSlot(id)
 				ctx := context.WithoutCancel(ctx) // what is in flight is finished
-				if err := h.attempt(ctx, p); err != nil {
+				if err := h.makeAttempt(ctx, p); err != nil {
 					// It is tried again when the lease is over.
 					h.log.ErrorContext(ctx, "deliver to webhook", "webhook", p.webhook, "delivery", p.id, "err", err)
 				}
@@ -101,7 +101,7 @@ func (h *Hooks) dispatch(ctx context.Context) error {
 	return nil
 }
 
-func (h *Hooks) reserve(id string) bool {
+func (h *Hooks) acquireSlot(id string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := 0
@@ -115,7 +115,7 @@ func (h *Hooks) reserve(id string) bool {
 	return true
 }
 
-func (h *Hooks) unreserve(id string) {
+func (h *Hooks) releaseSlot(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.active[id]--; h.active[id] <= 0 {
@@ -125,7 +125,7 @@ func (h *Hooks) unreserve(id string) {
 
 // take makes the oldest due delivery of a webhook ours, or returns
 // [store.ErrNotFound]. The attempt is on record before it is made.
-func (h *Hooks) take(ctx context.Context, webhook string) (p parcel, err error) {
+func (h *Hooks) take(ctx context.Context, webhook string) (p attempt, err error) {
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
 		// Under PostgreSQL a second server may choose the same row; it then
@@ -146,17 +146,17 @@ func (h *Hooks) take(ctx context.Context, webhook string) (p parcel, err error) 
 		}
 		if w.Waits != "" { // it is abandoned as it is asked for; this is the last look before it leaves
 			left := p.id
-			p = parcel{}
+			p = attempt{}
 			_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where id = $3`, Failed, "the URL of the webhook waits for a person", left)
 			return err
 		}
 		w.ID = webhook
 		// It may have waited for hours; the key may have ended meanwhile.
-		if may, err := mayTell(ctx, tx, &w, p.inbox); err != nil {
+		if may, err := mayReceive(ctx, tx, &w, p.inbox); err != nil {
 			return err
 		} else if !may {
 			left := p.id
-			p = parcel{}
+			p = attempt{}
 			_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where id = $3`, Failed, errKeyEnded.Error(), left)
 			return err
 		}
@@ -171,8 +171,8 @@ func (h *Hooks) take(ctx context.Context, webhook string) (p parcel, err error) 
 	return p, err
 }
 
-// attempt sends p once and records what became of it.
-func (h *Hooks) attempt(ctx context.Context, p parcel) error {
+// makeAttempt sends p once and records what became of it.
+func (h *Hooks) makeAttempt(ctx context.Context, p attempt) error {
 	var secrets []auth.Secret // the present one first
 	for _, sealed := range [][]byte{p.sealed, p.old} {
 		if sealed == nil {
@@ -180,17 +180,17 @@ func (h *Hooks) attempt(ctx context.Context, p parcel) error {
 		}
 		secret, err := h.seal.open(p.webhook, sealed)
 		if err != nil {
-			return h.settle(ctx, p, 0, 0, err)
+			return h.recordAttempt(ctx, p, 0, 0, err)
 		}
 		secrets = append(secrets, secret)
 	}
 	start := time.Now()
 	status, err := h.send(ctx, p, secrets)
-	return h.settle(ctx, p, status, time.Since(start), err)
+	return h.recordAttempt(ctx, p, status, time.Since(start), err)
 }
 
 // send makes one request. The error is a sentence for who made the webhook.
-func (h *Hooks) send(ctx context.Context, p parcel, secrets []auth.Secret) (status int, err error) {
+func (h *Hooks) send(ctx context.Context, p attempt, secrets []auth.Secret) (status int, err error) {
 	b, headers := p.signed(secrets, time.Now())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, bytes.NewReader(b))
 	if err != nil {
@@ -216,7 +216,7 @@ func (h *Hooks) send(ctx context.Context, p parcel, secrets []auth.Secret) (stat
 
 // signed returns the bytes that are sent of p and the headers that go with
 // them: signatures by each secret that is valid now.
-func (p *parcel) signed(secrets []auth.Secret, now time.Time) (b []byte, headers map[string]string) {
+func (p *attempt) signed(secrets []auth.Secret, now time.Time) (b []byte, headers map[string]string) {
 	b = []byte(p.body)
 	headers = map[string]string{"Content-Type": "application/json", "User-Agent": "Postern-Webhooks/1"}
 	if p.inbox == "" {
@@ -276,9 +276,9 @@ func (h *Hooks) backoff(n int) time.Duration {
 	return d*4/5 + rand.N(d*2/5+1) //nolint:gosec // nobody gains by guessing
 }
 
-// settle records the end of an attempt. It changes nothing if the delivery is
+// recordAttempt records the end of an attempt. It changes nothing if the delivery is
 // no longer ours: abandoned, redelivered or deleted meanwhile.
-func (h *Hooks) settle(ctx context.Context, p parcel, status int, took time.Duration, sent error) error {
+func (h *Hooks) recordAttempt(ctx context.Context, p attempt, status int, took time.Duration, sent error) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	now := time.Now()
@@ -308,7 +308,7 @@ func (h *Hooks) settle(ctx context.Context, p parcel, status int, took time.Dura
 
 // delivered records that the receiver has it, also if it was abandoned while
 // it was under way.
-func delivered(ctx context.Context, tx *store.Tx, p parcel, status int, took time.Duration) error {
+func delivered(ctx context.Context, tx *store.Tx, p attempt, status int, took time.Duration) error {
 	if _, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, status = $2, duration_us = $3, error = '' where id = $4 and attempts = $5`,
 		Delivered, status, took.Microseconds(), p.id, p.attempt); err != nil {
 		return fmt.Errorf("record delivery: %w", err)
@@ -319,7 +319,7 @@ func delivered(ctx context.Context, tx *store.Tx, p parcel, status int, took tim
 
 // failed disables a webhook that has failed for too long, or whose receiver
 // says that it is gone (410, as Standard Webhooks has it).
-func (h *Hooks) failed(ctx context.Context, tx *store.Tx, p parcel, status int, now time.Time) error {
+func (h *Hooks) failed(ctx context.Context, tx *store.Tx, p attempt, status int, now time.Time) error {
 	if _, err := tx.ExecContext(ctx, `update webhook set failing_since = $1 where id = $2 and failing_since = 0`, store.Time(now), p.webhook); err != nil {
 		return err
 	}

@@ -2,7 +2,7 @@
 // its project, or the keys of its inbox, named, signed, until it is taken or a
 // day has passed.
 //
-// A webhook that an agent makes waits until its URL is allowed; see ask.go.
+// A webhook that an agent makes waits until its URL is allowed; see approval.go.
 //
 // Webhooks of a project are its keys' and its persons'; those of an inbox belong
 // to a credential of it, which alone with the inbox's other keys sees them, and
@@ -175,8 +175,8 @@ type Dialect string
 
 // The dialects.
 const (
-	Ours    Dialect = ""
-	Lobster Dialect = "lobstermail" // for receivers that were written for LobsterMail
+	Standard Dialect = ""
+	Lobster  Dialect = "lobstermail" // for receivers that were written for LobsterMail
 )
 
 // A Change says what to set; what is nil stays as it is.
@@ -255,7 +255,7 @@ func (h *Hooks) apply(w *Webhook, c Change) error {
 		}
 		for i, t := range c.Events {
 			if !slices.Contains(w.Events, t) {
-				return fmt.Errorf("%w: events[%d]: %q is no type of event; there are %v", ErrInvalid, i, clip(string(t)), w.types())
+				return fmt.Errorf("%w: events[%d]: %q is no type of event; there are %v", ErrInvalid, i, truncate(string(t)), w.types())
 			}
 		}
 		if len(w.Events) == 0 {
@@ -278,7 +278,7 @@ func (h *Hooks) apply(w *Webhook, c Change) error {
 // URL and events. It is enabled unless c says otherwise. Without a secret it
 // gets one, which is returned and never shown again.
 func (h *Hooks) Create(ctx context.Context, who auth.Principal, c Change) (Webhook, auth.Secret, error) {
-	return h.CreateAs(ctx, who, Ours, c)
+	return h.CreateAs(ctx, who, Standard, c)
 }
 
 // CreateAs is [Hooks.Create] for a webhook that is told in a dialect.
@@ -323,10 +323,10 @@ func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c C
 		_, err := tx.ExecContext(ctx, `insert into webhook (id, project_id, inbox_id, credential_id, dialect, name, url, events, secret, enabled, reason, failing_since, created_at)
 			values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', 0, $11)`,
 			w.ID, w.Project, w.Inbox, w.Credential, w.Dialect, w.Name, w.URL, w.joined(), h.seal.seal(w.ID, *c.Secret), w.Enabled, store.Time(w.Created))
-		if err != nil || !o.asks() {
+		if err != nil || !o.needsApproval() {
 			return err
 		}
-		return h.ask(ctx, tx, who, &w)
+		return h.proposeURL(ctx, tx, who, &w)
 	})
 	if err != nil {
 		return Webhook{}, "", fmt.Errorf("create webhook: %w", err)
@@ -405,12 +405,12 @@ func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webh
 		return Webhook{}, err
 	}
 	if !isText(id) { // PostgreSQL would refuse the question, not answer it
-		return Webhook{}, fmt.Errorf("get webhook %q: %w", clip(id), ErrNotFound)
+		return Webhook{}, fmt.Errorf("get webhook %q: %w", truncate(id), ErrNotFound)
 	}
 	where, args := o.where()
 	w, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from webhook where `+where+fmt.Sprintf(` and id = $%d`, len(args)+1), append(args, id)...).Scan)
 	if err = store.NotFound(err); errors.Is(err, store.ErrNotFound) {
-		return Webhook{}, fmt.Errorf("get webhook %q: %w", clip(id), ErrNotFound)
+		return Webhook{}, fmt.Errorf("get webhook %q: %w", truncate(id), ErrNotFound)
 	}
 	if err != nil {
 		return Webhook{}, fmt.Errorf("get webhook: %w", err)
@@ -459,7 +459,7 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 		// turning it on.
 		more := slices.ContainsFunc(w.Events, func(t event.Type) bool { return !slices.Contains(before.Events, t) })
 		if w.Credential != "" && (w.URL != before.URL || more || w.Waits != "" && w.Enabled && !before.Enabled) {
-			if err := h.ask(ctx, tx, who, &w); err != nil {
+			if err := h.proposeURL(ctx, tx, who, &w); err != nil {
 				return err
 			}
 		}
@@ -469,7 +469,7 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 		return Webhook{}, fmt.Errorf("update webhook: %w", err)
 	}
 	if w.Waits != before.Waits {
-		h.takeBack(ctx, who, before.Waits)
+		h.cancelProposal(ctx, who, before.Waits)
 	}
 	return w, nil
 }
@@ -539,7 +539,7 @@ func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error
 		return audit.Append(ctx, tx, who, audit.WebhookDelete, id, w.fields())
 	})
 	if err == nil {
-		h.takeBack(ctx, who, waits)
+		h.cancelProposal(ctx, who, waits)
 	}
 	return err
 }
@@ -549,7 +549,7 @@ func isText(s string) bool {
 	return !strings.ContainsRune(s, 0) && strings.ToValidUTF8(s, "") == s
 }
 
-func clip(s string) string {
+func truncate(s string) string {
 	if len(s) > 80 {
 		return strings.ToValidUTF8(s[:80], "") + "…"
 	}

@@ -14,8 +14,8 @@ import (
 	"postern/internal/store"
 )
 
-// Reach is how one person is told.
-type Reach struct {
+// Channels is how one person is told.
+type Channels struct {
 	Name     string
 	Role     auth.Role
 	Email    string    // where mail goes; empty means nowhere
@@ -24,13 +24,13 @@ type Reach struct {
 	Failed   string    // why the newest notice did not reach them; empty if it did
 }
 
-// Reaches returns how each person of who's project is told. Who is a person.
-func (n *Notifier) Reaches(ctx context.Context, who auth.Principal) (out []Reach, err error) {
+// Channels returns how each person of who's project is told. Who is a person.
+func (n *Notifier) Channels(ctx context.Context, who auth.Principal) (out []Channels, err error) {
 	if who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s does not see how people are told: %w", who, auth.ErrForbidden)
 	}
 	err = n.db.View(ctx, func(tx *store.Tx) error {
-		out, err = store.List(ctx, tx, func(row func(...any) error) (r Reach, err error) {
+		out, err = store.List(ctx, tx, func(row func(...any) error) (r Channels, err error) {
 			var at, user int64
 			err = row(&r.Name, &r.Role, &r.Email, &r.Telegram, &user, &at, &r.Failed)
 			if r.Linked = store.FromTime(at); user != 0 && r.Telegram == "" {
@@ -48,20 +48,20 @@ func (n *Notifier) Reaches(ctx context.Context, who auth.Principal) (out []Reach
 	return out, nil
 }
 
-// A Trial is what became of a test over one channel.
-type Trial struct {
+// A TestResult is what became of a test over one channel.
+type TestResult struct {
 	Channel Channel
 	Sent    bool
 	Detail  string // why not
 }
 
-// errUnreached means that a channel is there and leads nowhere for a person.
-var errUnreached = errors.New("this person has no address or linked chat there")
+// errNoAddress means that a channel is there and leads nowhere for a person.
+var errNoAddress = errors.New("this person has no address or linked chat there")
 
-// Try sends a person a test over each channel that the server has, and returns
+// SendTest sends a person a test over each channel that the server has, and returns
 // what became of it. The person may, and who manages the project. It counts
 // among the notices of the hour.
-func (n *Notifier) Try(ctx context.Context, who auth.Principal, name string) (out []Trial, err error) {
+func (n *Notifier) SendTest(ctx context.Context, who auth.Principal, name string) (out []TestResult, err error) {
 	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
 		return nil, fmt.Errorf("%s cannot have a test sent to %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
 	}
@@ -75,10 +75,10 @@ func (n *Notifier) Try(ctx context.Context, who auth.Principal, name string) (ou
 		var to person
 		room := false
 		err := n.db.Update(ctx, func(tx *store.Tx) (err error) {
-			if to, err = named(ctx, tx, who.Project, name); err != nil || !n.reachedBy(to, c) {
+			if to, err = named(ctx, tx, who.Project, name); err != nil || !n.canReach(to, c) {
 				return err
 			}
-			if room, _, err = n.count(ctx, tx, to.id, c, time.Now()); err != nil || !room {
+			if room, _, err = n.countNotice(ctx, tx, to.id, c, time.Now()); err != nil || !room {
 				return err
 			}
 			return audit.Append(ctx, tx, who, audit.NotifyTest, to.ID, audit.Fields{"channel": string(c)})
@@ -86,10 +86,10 @@ func (n *Notifier) Try(ctx context.Context, who auth.Principal, name string) (ou
 		if err != nil {
 			return nil, err
 		}
-		t := Trial{Channel: c}
+		t := TestResult{Channel: c}
 		switch {
-		case !n.reachedBy(to, c):
-			err = errUnreached
+		case !n.canReach(to, c):
+			err = errNoAddress
 		case !room:
 			err = fmt.Errorf("this person was told %d times within an hour already", n.conf.PerHour)
 		default:
@@ -114,11 +114,11 @@ func (n *Notifier) sendTest(ctx context.Context, to person, c Channel) result {
 	text := "This is a test. You are told here of what waits for your decision.\nThe console: " + n.conf.Base + "/console/\n"
 	switch c {
 	case Mail:
-		return n.post(ctx, to, "Postern: a test", text)
+		return n.sendMailTo(ctx, to, "Postern: a test", text)
 	case Telegram:
 		_, err := n.bot.api.SendMessage(ctx, &tg.SendMessageParams{ChatID: to.chat, Text: text, LinkPreviewOptions: noPreview()})
 		if err != nil {
-			return n.bot.failed(err)
+			return n.bot.sendResult(err)
 		}
 		return result{state: "sent"}
 	}

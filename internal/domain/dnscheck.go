@@ -18,48 +18,48 @@ import (
 
 // The bounds on what a hostile DNS can make of a look at it.
 const (
-	lookTime  = 25 * time.Second // for all records of a domain
-	askTime   = 5 * time.Second  // for one question
-	maxRead   = 50               // records of one answer that are looked at
-	maxShown  = 4                // that are shown
-	maxLength = 300              // octets of each that are shown
-	maxHosts  = 4                // mail servers whose addresses are asked for
+	checkTimeout = 25 * time.Second // for all records of a domain
+	queryTimeout = 5 * time.Second  // for one question
+	maxRead      = 50               // records of one answer that are looked at
+	maxShown     = 4                // that are shown
+	maxLength    = 300              // octets of each that are shown
+	maxHosts     = 4                // mail servers whose addresses are asked for
 )
 
-// look asks the DNS for each record and says what it found. It changes nothing.
-func (g *Registry) look(ctx context.Context, d Domain) ([]Record, error) {
+// checkDNS asks the DNS for each record and says what it found. It changes nothing.
+func (g *Registry) checkDNS(ctx context.Context, d Domain) ([]Record, error) {
 	rs, err := g.expected(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	for i := range rs {
 		switch r := &rs[i]; r.Kind {
 		case Ownership:
-			g.lookOwnership(ctx, r, d)
+			g.checkOwnership(ctx, r, d)
 		case MX:
-			g.lookMX(ctx, r)
+			g.checkMX(ctx, r)
 		case SPF:
-			g.lookSPF(ctx, r)
+			g.checkSPF(ctx, r)
 		case DKIM:
-			g.lookDKIM(ctx, r)
+			g.checkDKIM(ctx, r)
 		case DMARC:
-			g.lookDMARC(ctx, r, d)
+			g.checkDMARC(ctx, r, d)
 		case MTASTS:
-			g.lookTagged(ctx, r, "v=STSv1")
+			g.checkTagged(ctx, r, "v=STSv1")
 		case TLSRPT:
-			g.lookTagged(ctx, r, "v=TLSRPTv1")
+			g.checkTagged(ctx, r, "v=TLSRPTv1")
 		}
 	}
 	return rs, nil
 }
 
-func (r *Record) say(result Result, format string, args ...any) {
+func (r *Record) setResult(result Result, format string, args ...any) {
 	r.Result, r.Detail = result, fmt.Sprintf(format, args...)
 }
 
-func (r *Record) found(values []string) {
+func (r *Record) setFound(values []string) {
 	for i, v := range values {
 		if i == maxShown {
 			r.Found = append(r.Found, fmt.Sprintf("… and %d more", len(values)-maxShown))
@@ -71,7 +71,7 @@ func (r *Record) found(values []string) {
 
 // txt returns the text records at name; none is no error.
 func (g *Registry) txt(ctx context.Context, name string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	values, err := g.cfg.Resolver.LookupTXT(ctx, name+".")
 	if notFound(err) {
@@ -86,7 +86,7 @@ func notFound(err error) bool {
 }
 
 // asked fills in r for an error of the resolver and reports whether there was one.
-func (r *Record) failed(name string, err error) bool {
+func (r *Record) setUnreachable(name string, err error) bool {
 	if err == nil {
 		return false
 	}
@@ -96,25 +96,25 @@ func (r *Record) failed(name string, err error) bool {
 	} else if ok && de.IsTemporary {
 		why = "its server failed"
 	}
-	r.say(Unreachable, "The DNS could not be asked about %s: %s. That says nothing about the record; it is asked again.", name, why)
+	r.setResult(Unreachable, "The DNS could not be asked about %s: %s. That says nothing about the record; it is asked again.", name, why)
 	return true
 }
 
-func (g *Registry) lookOwnership(ctx context.Context, r *Record, d Domain) {
+func (g *Registry) checkOwnership(ctx context.Context, r *Record, d Domain) {
 	values, err := g.txt(ctx, r.Name)
-	if r.failed(r.Name, err) {
+	if r.setUnreachable(r.Name, err) {
 		return
 	}
 	if slices.ContainsFunc(values, func(v string) bool { return strings.TrimSpace(v) == d.Token }) {
-		r.say(OK, "The proof is there.")
+		r.setResult(OK, "The proof is there.")
 		return
 	}
-	r.found(values)
+	r.setFound(values)
 	if len(values) > 0 {
-		r.say(Wrong, "There is a text record at %s, but none with the expected value. Publish it as it is shown, letter for letter; others may stay.", r.Name)
+		r.setResult(Wrong, "There is a text record at %s, but none with the expected value. Publish it as it is shown, letter for letter; others may stay.", r.Name)
 		return
 	}
-	r.say(Missing, "There is no text record at %s.", r.Name)
+	r.setResult(Missing, "There is no text record at %s.", r.Name)
 	// What people type into the form of a provider that adds the domain itself.
 	if values, err := g.txt(ctx, r.Name+"."+d.Name); err == nil && slices.Contains(values, d.Token) {
 		r.Detail = fmt.Sprintf("The record is at %s.%s: your DNS provider adds the domain by itself. Enter the name as _postern alone.", r.Name, d.Name)
@@ -124,15 +124,15 @@ func (g *Registry) lookOwnership(ctx context.Context, r *Record, d Domain) {
 	}
 }
 
-func (g *Registry) lookMX(ctx context.Context, r *Record) {
-	actx, cancel := context.WithTimeout(ctx, askTime)
+func (g *Registry) checkMX(ctx context.Context, r *Record) {
+	actx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	mxs, err := g.cfg.Resolver.LookupMX(actx, r.Name+".")
 	if notFound(err) || err == nil && len(mxs) == 0 {
-		r.say(Missing, "%s has no MX record: no mail comes here.", r.Name)
+		r.setResult(Missing, "%s has no MX record: no mail comes here.", r.Name)
 		return
 	}
-	if len(mxs) == 0 && r.failed(r.Name, err) { // names that cannot be are left out, with an error beside the others
+	if len(mxs) == 0 && r.setUnreachable(r.Name, err) { // names that cannot be are left out, with an error beside the others
 		return
 	}
 	mxs = mxs[:min(len(mxs), maxRead)]
@@ -146,18 +146,18 @@ func (g *Registry) lookMX(ctx context.Context, r *Record) {
 			ours = i
 		}
 	}
-	r.found(all)
+	r.setFound(all)
 	switch {
 	case len(mxs) == 1 && strings.Trim(mxs[0].Host, ".") == "":
-		r.say(Wrong, "%s says that it takes no mail at all (a null MX, RFC 7505). Replace it.", r.Name)
+		r.setResult(Wrong, "%s says that it takes no mail at all (a null MX, RFC 7505). Replace it.", r.Name)
 	case ours < 0:
-		r.say(Wrong, "Mail for %s goes elsewhere. Publish %s with priority %d and remove the others.", r.Name, g.cfg.Host, mxPriority)
+		r.setResult(Wrong, "Mail for %s goes elsewhere. Publish %s with priority %d and remove the others.", r.Name, g.cfg.Host, mxPriority)
 	case mxs[ours].Pref > mxs[0].Pref:
-		r.say(Warning, "Mail goes to %s first, and here only when that one cannot be reached.", mail.Printable(strings.TrimSuffix(mxs[0].Host, "."), maxLength))
+		r.setResult(Warning, "Mail goes to %s first, and here only when that one cannot be reached.", mail.Printable(strings.TrimSuffix(mxs[0].Host, "."), maxLength))
 	case len(mxs) > 1:
-		r.say(OK, "Mail comes here; when this server cannot be reached it goes to the others.")
+		r.setResult(OK, "Mail comes here; when this server cannot be reached it goes to the others.")
 	default:
-		r.say(OK, "Mail comes here.")
+		r.setResult(OK, "Mail comes here.")
 	}
 }
 
@@ -166,15 +166,15 @@ func (g *Registry) isHere(ctx context.Context, host string) bool {
 	if len(g.cfg.Addrs) == 0 || host == "" {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	addrs, err := g.cfg.Resolver.LookupNetIP(ctx, "ip", host+".")
 	return err == nil && len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !slices.Contains(g.cfg.Addrs, a.Unmap()) })
 }
 
-func (g *Registry) lookSPF(ctx context.Context, r *Record) {
+func (g *Registry) checkSPF(ctx context.Context, r *Record) {
 	values, err := g.txt(ctx, r.Name)
-	if r.failed(r.Name, err) {
+	if r.setUnreachable(r.Name, err) {
 		return
 	}
 	// Other texts at the name are not ours to show.
@@ -182,12 +182,12 @@ func (g *Registry) lookSPF(ctx context.Context, r *Record) {
 		v = strings.ToLower(v)
 		return v != "v=spf1" && !strings.HasPrefix(v, "v=spf1 ")
 	})
-	r.found(values)
+	r.setFound(values)
 	switch {
 	case len(values) == 0:
-		r.say(Missing, "%s has no SPF record.", r.Name)
+		r.setResult(Missing, "%s has no SPF record.", r.Name)
 	case len(values) > 1:
-		r.say(Wrong, "%s has %d SPF records, and others take that for an error (RFC 7208 section 4.5). Make them one.", r.Name, len(values))
+		r.setResult(Wrong, "%s has %d SPF records, and others take that for an error (RFC 7208 section 4.5). Make them one.", r.Name, len(values))
 	default:
 		g.judgeSPF(ctx, r, strings.Fields(strings.ToLower(values[0]))[1:])
 	}
@@ -196,7 +196,7 @@ func (g *Registry) lookSPF(ctx context.Context, r *Record) {
 func (g *Registry) judgeSPF(ctx context.Context, r *Record, terms []string) {
 	all := slices.IndexFunc(terms, func(t string) bool { return strings.TrimLeft(t, "+-~?") == "all" })
 	if all >= 0 && (terms[all] == "all" || terms[all] == "+all") {
-		r.say(Wrong, "The SPF record ends in %s: it lets everybody send for the domain. End it in ~all or -all.", terms[all])
+		r.setResult(Wrong, "The SPF record ends in %s: it lets everybody send for the domain. End it in ~all or -all.", terms[all])
 		return
 	}
 	reached := terms
@@ -212,11 +212,11 @@ func (g *Registry) judgeSPF(ctx context.Context, r *Record, terms []string) {
 	}
 	switch {
 	case missing == "":
-		r.say(OK, "The record lets this server send.")
+		r.setResult(OK, "The record lets this server send.")
 	case g.passesSPF(ctx, r.Name):
-		r.say(OK, "The record lets this server’s address send.")
+		r.setResult(OK, "The record lets this server’s address send.")
 	default:
-		r.say(Wrong, "The SPF record does not let this server send: put %q before its end.", missing)
+		r.setResult(Wrong, "The SPF record does not let this server send: put %q before its end.", missing)
 	}
 }
 
@@ -224,7 +224,7 @@ func (g *Registry) judgeSPF(ctx context.Context, r *Record, terms []string) {
 // domain, as receivers will judge it. The library bounds how much it asks.
 func (g *Registry) passesSPF(ctx context.Context, name string) bool {
 	for _, a := range g.cfg.Addrs {
-		res, err := spf.CheckHostWithSender(net.IP(a.AsSlice()), g.cfg.Host, "postmaster@"+name, spf.WithContext(ctx), spf.WithResolver(dotted{g.cfg.Resolver}))
+		res, err := spf.CheckHostWithSender(net.IP(a.AsSlice()), g.cfg.Host, "postmaster@"+name, spf.WithContext(ctx), spf.WithResolver(absoluteNames{g.cfg.Resolver}))
 		if err != nil && res != spf.Pass || res != spf.Pass {
 			return false
 		}
@@ -232,54 +232,54 @@ func (g *Registry) passesSPF(ctx context.Context, name string) bool {
 	return len(g.cfg.Addrs) > 0
 }
 
-// dotted asks for whole names: without their last dot they would be tried below
+// absoluteNames asks for whole names: without their last dot they would be tried below
 // this machine's own domains, too.
-type dotted struct{ Resolver }
+type absoluteNames struct{ Resolver }
 
-func dot(name string) string { return strings.TrimSuffix(name, ".") + "." }
+func absolute(name string) string { return strings.TrimSuffix(name, ".") + "." }
 
 // LookupTXT implements [spf.DNSResolver].
-func (d dotted) LookupTXT(ctx context.Context, name string) ([]string, error) {
-	return d.Resolver.LookupTXT(ctx, dot(name))
+func (d absoluteNames) LookupTXT(ctx context.Context, name string) ([]string, error) {
+	return d.Resolver.LookupTXT(ctx, absolute(name))
 }
 
 // LookupMX implements [spf.DNSResolver].
-func (d dotted) LookupMX(ctx context.Context, name string) ([]*net.MX, error) {
-	return d.Resolver.LookupMX(ctx, dot(name))
+func (d absoluteNames) LookupMX(ctx context.Context, name string) ([]*net.MX, error) {
+	return d.Resolver.LookupMX(ctx, absolute(name))
 }
 
 // LookupIPAddr implements [spf.DNSResolver].
-func (d dotted) LookupIPAddr(ctx context.Context, host string) ([]net.IPAddr, error) {
-	return d.Resolver.LookupIPAddr(ctx, dot(host))
+func (d absoluteNames) LookupIPAddr(ctx context.Context, host string) ([]net.IPAddr, error) {
+	return d.Resolver.LookupIPAddr(ctx, absolute(host))
 }
 
-func (g *Registry) lookDKIM(ctx context.Context, r *Record) {
+func (g *Registry) checkDKIM(ctx context.Context, r *Record) {
 	values, err := g.txt(ctx, r.Name)
-	if r.failed(r.Name, err) {
+	if r.setUnreachable(r.Name, err) {
 		return
 	}
-	r.found(values)
+	r.setFound(values)
 	want := tags(r.Value)
 	switch {
 	case len(values) == 0:
-		r.say(Missing, "There is no text record at %s: receivers cannot check the signatures.", r.Name)
+		r.setResult(Missing, "There is no text record at %s: receivers cannot check the signatures.", r.Name)
 	case len(values) > 1:
-		r.say(Wrong, "There are %d text records at %s; receivers may take any of them. Leave the one that is shown.", len(values), r.Name)
+		r.setResult(Wrong, "There are %d text records at %s; receivers may take any of them. Leave the one that is shown.", len(values), r.Name)
 	case tags(values[0])["p"] == "":
-		r.say(Wrong, "The record at %s holds no key (no p=, or an empty one, which means revoked).", r.Name)
+		r.setResult(Wrong, "The record at %s holds no key (no p=, or an empty one, which means revoked).", r.Name)
 	case tags(values[0])["p"] != want["p"]:
-		r.say(Wrong, "The key at %s is another than the one that signs. Was it cut off? Publish it whole; where a provider takes 255 characters at most, cut it into several strings in quotes.", r.Name)
-	case or(tags(values[0])["k"], "rsa") != or(want["k"], "rsa"):
-		r.say(Wrong, "The record at %s says k=%s, and the key is k=%s.", r.Name, mail.Printable(tags(values[0])["k"], 20), or(want["k"], "rsa"))
+		r.setResult(Wrong, "The key at %s is another than the one that signs. Was it cut off? Publish it whole; where a provider takes 255 characters at most, cut it into several strings in quotes.", r.Name)
+	case firstNonEmpty(tags(values[0])["k"], "rsa") != firstNonEmpty(want["k"], "rsa"):
+		r.setResult(Wrong, "The record at %s says k=%s, and the key is k=%s.", r.Name, mail.Printable(tags(values[0])["k"], 20), firstNonEmpty(want["k"], "rsa"))
 	default:
-		r.say(OK, "The key is there.")
+		r.setResult(OK, "The key is there.")
 		if slices.Contains(strings.Split(tags(values[0])["t"], ":"), "y") {
-			r.say(Warning, "The key is there, marked as a test (t=y): receivers may ignore what it signs.")
+			r.setResult(Warning, "The key is there, marked as a test (t=y): receivers may ignore what it signs.")
 		}
 	}
 }
 
-func or(s, otherwise string) string {
+func firstNonEmpty(s, otherwise string) string {
 	if s == "" {
 		return otherwise
 	}
@@ -309,16 +309,16 @@ func (g *Registry) dmarc(ctx context.Context, name string) ([]string, error) {
 	}), err
 }
 
-func (g *Registry) lookDMARC(ctx context.Context, r *Record, d Domain) {
+func (g *Registry) checkDMARC(ctx context.Context, r *Record, d Domain) {
 	suffix, _ := publicsuffix.PublicSuffix(d.Name)
 	// The tree walk of RFC 9989 section 4.10, no further than the public suffix.
 	for name, n := d.Name, 0; name != suffix && n < 8; n++ {
 		values, err := g.dmarc(ctx, name)
-		if r.failed("_dmarc."+name, err) {
+		if r.setUnreachable("_dmarc."+name, err) {
 			return
 		}
 		if len(values) > 0 {
-			r.found(values)
+			r.setFound(values)
 			judgeDMARC(r, name, d.Name, values)
 			return
 		}
@@ -328,12 +328,12 @@ func (g *Registry) lookDMARC(ctx context.Context, r *Record, d Domain) {
 		}
 		name = parent
 	}
-	r.say(Missing, "There is no DMARC record at %s: anybody's mail may pretend to be from the domain, and large receivers distrust mail without.", r.Name)
+	r.setResult(Missing, "There is no DMARC record at %s: anybody's mail may pretend to be from the domain, and large receivers distrust mail without.", r.Name)
 }
 
 func judgeDMARC(r *Record, at, name string, values []string) {
 	if len(values) > 1 {
-		r.say(Wrong, "There are %d DMARC records at _dmarc.%s, and others then ignore all of them. Leave one.", len(values), at)
+		r.setResult(Wrong, "There are %d DMARC records at _dmarc.%s, and others then ignore all of them. Leave one.", len(values), at)
 		return
 	}
 	t := tags(values[0])
@@ -341,37 +341,37 @@ func judgeDMARC(r *Record, at, name string, values []string) {
 	where := "The record"
 	if at != name {
 		where = "The record of " + at
-		p = strings.ToLower(or(t["sp"], p))
+		p = strings.ToLower(firstNonEmpty(t["sp"], p))
 	}
 	switch p {
 	case "quarantine", "reject":
-		r.say(OK, "%s asks for %s.", where, p)
+		r.setResult(OK, "%s asks for %s.", where, p)
 	case "none":
-		r.say(Warning, "%s asks receivers for nothing (none). Once mail goes out well, ask for quarantine or reject.", where)
+		r.setResult(Warning, "%s asks receivers for nothing (none). Once mail goes out well, ask for quarantine or reject.", where)
 	case "":
-		r.say(Warning, "%s names no policy: receivers take it for none.", where)
+		r.setResult(Warning, "%s names no policy: receivers take it for none.", where)
 	default:
-		r.say(Wrong, "%s names a policy that is none of none, quarantine, reject.", where)
+		r.setResult(Wrong, "%s names a policy that is none of none, quarantine, reject.", where)
 	}
 }
 
-// lookTagged is for the optional records, of which only the form is checked.
-func (g *Registry) lookTagged(ctx context.Context, r *Record, version string) {
+// checkTagged is for the optional records, of which only the form is checked.
+func (g *Registry) checkTagged(ctx context.Context, r *Record, version string) {
 	values, err := g.txt(ctx, r.Name)
-	if r.failed(r.Name, err) {
+	if r.setUnreachable(r.Name, err) {
 		return
 	}
 	values = slices.DeleteFunc(values, func(v string) bool {
 		first, _, _ := strings.Cut(v, ";")
 		return strings.TrimSpace(first) != version
 	})
-	r.found(values)
+	r.setFound(values)
 	switch len(values) {
 	case 0:
-		r.say(Missing, "There is none; it is optional.")
+		r.setResult(Missing, "There is none; it is optional.")
 	case 1:
-		r.say(OK, "The record is there.")
+		r.setResult(OK, "The record is there.")
 	default:
-		r.say(Wrong, "There are %d such records at %s, and others then ignore all of them. Leave one.", len(values), r.Name)
+		r.setResult(Wrong, "There are %d such records at %s, and others then ignore all of them. Leave one.", len(values), r.Name)
 	}
 }

@@ -236,7 +236,7 @@ func TestWatch(t *testing.T) {
 		rung(a, "the first look")
 		b, stopB := here.Wait("ibx_B")
 		defer stopB()
-		addMail(t, db, func() { here.Ring("ibx_A") }, event.Event{Project: who.Project, Type: event.MessageReceived, Inbox: "ibx_A"})
+		addMail(t, db, func() { here.Wake("ibx_A") }, event.Event{Project: who.Project, Type: event.MessageReceived, Inbox: "ibx_A"})
 		rung(a, "in the same process")
 		rung(far, "in another process")
 		select {

@@ -23,21 +23,21 @@ import (
 var files embed.FS
 
 // Paths are those that [Notifier.Handler] serves, as patterns of a mux.
-var Paths = []string{lookPath}
+var Paths = []string{linkPath}
 
 // Handler returns the page that links lead to. It shows one action to whoever
 // has the link, changes nothing and takes no form: mail servers, virus scanners
 // and chats fetch links before people do.
 func (n *Notifier) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+lookPath+"{token}", n.look)
-	mux.HandleFunc("GET "+lookPath+"style.css", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("GET "+linkPath+"{token}", n.serveLink)
+	mux.HandleFunc("GET "+linkPath+"style.css", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "public, max-age=3600")
 		http.ServeContent(w, r, "style.css", time.Time{}, bytes.NewReader(n.conf.Style))
 	})
-	mux.HandleFunc(lookPath+"{token}", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc(linkPath+"{token}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Allow", "GET, HEAD")
-		n.render(w, http.StatusMethodNotAllowed, looked{Title: "Not this way", Text: "A link shows and decides nothing. Sign in to decide."})
+		n.render(w, http.StatusMethodNotAllowed, linkPage{Title: "Not this way", Text: "A link shows and decides nothing. Sign in to decide."})
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { n.render(w, http.StatusNotFound, noLink) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -53,8 +53,8 @@ func (n *Notifier) Handler() http.Handler {
 	})
 }
 
-// looked is what the page shows.
-type looked struct {
+// linkPage is what the page shows.
+type linkPage struct {
 	Title, Text string // instead of an action
 	Action      *oversight.Action
 	What        string
@@ -63,14 +63,14 @@ type looked struct {
 	Link        string
 }
 
-var noLink = looked{Title: "This link cannot be used", Text: "It is not one of ours, or what it led to is long over. Sign in to see what waits."}
+var noLink = linkPage{Title: "This link cannot be used", Text: "It is not one of ours, or what it led to is long over. Sign in to see what waits."}
 
 var linkToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z2-7]{26}$`) })
 
 // maxShown is how much text the page shows, in bytes.
 const maxShown = 64 << 10
 
-func (n *Notifier) look(w http.ResponseWriter, r *http.Request) {
+func (n *Notifier) serveLink(w http.ResponseWriter, r *http.Request) {
 	ctx, token := r.Context(), r.PathValue("token")
 	if !linkToken().MatchString(token) {
 		n.render(w, http.StatusNotFound, noLink)
@@ -85,7 +85,7 @@ func (n *Notifier) look(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		// Who has left sees nothing more, whatever mail they kept.
-		p, err := known(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, people+`and p.id = $1`, holder).Scan))
+		p, err := withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
 		if err != nil {
 			return err
 		}
@@ -98,10 +98,10 @@ func (n *Notifier) look(w http.ResponseWriter, r *http.Request) {
 	}
 	if err != nil {
 		n.log.ErrorContext(ctx, "look up link", "err", err)
-		n.render(w, http.StatusInternalServerError, looked{Title: "Internal error", Text: "Something went wrong here. The server's log says what."})
+		n.render(w, http.StatusInternalServerError, linkPage{Title: "Internal error", Text: "Something went wrong here. The server's log says what."})
 		return
 	}
-	l := looked{What: what(a), Link: "/console/actions/" + a.ID}
+	l := linkPage{What: kindInWords(a), Link: "/console/actions/" + a.ID}
 	if a.State != oversight.Pending || a.Version != version || !a.Expires.IsZero() && !a.Expires.After(time.Now()) {
 		l.Title, l.Text = "It does not wait any more", outcome(a, version)
 		n.render(w, http.StatusGone, l)
@@ -116,17 +116,17 @@ func (n *Notifier) look(w http.ResponseWriter, r *http.Request) {
 	if len(l.View.Text) > maxShown {
 		l.View.Text, l.Cut = strings.ToValidUTF8(l.View.Text[:maxShown], ""), true
 	}
-	l.Title, l.Action = what(a)+" waits for a decision", &a
+	l.Title, l.Action = kindInWords(a)+" waits for a decision", &a
 	n.render(w, http.StatusOK, l)
 }
 
 var page = sync.OnceValue(func() *template.Template {
-	return template.Must(template.New("look.html").Funcs(template.FuncMap{
+	return template.Must(template.New("linkpage.html").Funcs(template.FuncMap{
 		"line":  func(s any) string { return mail.Printable(toString(s), 4096) },
 		"lines": lines,
 		"stamp": stamp,
 		"size":  func(n int64) string { return strconv.FormatInt(n, 10) + " bytes" },
-	}).ParseFS(files, "templates/look.html"))
+	}).ParseFS(files, "templates/linkpage.html"))
 })
 
 func toString(s any) string {
@@ -140,7 +140,7 @@ func toString(s any) string {
 func lines(s string) string { return mail.PrintableLines(s, maxShown) }
 
 // render answers with a page, which is made as a whole first.
-func (n *Notifier) render(w http.ResponseWriter, status int, l looked) {
+func (n *Notifier) render(w http.ResponseWriter, status int, l linkPage) {
 	var b bytes.Buffer
 	if err := page().Execute(&b, l); err != nil {
 		n.log.Error("render page of a link", "err", err)

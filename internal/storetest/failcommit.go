@@ -6,9 +6,9 @@ import (
 	"postern/internal/store"
 )
 
-// NoCommit makes every transaction that puts a row into table, or changes one,
+// FailCommits makes every transaction that puts a row into table, or changes one,
 // fail as it is committed, until again is called.
-func NoCommit(t testing.TB, db *store.DB, table string) (again func()) {
+func FailCommits(t testing.TB, db *store.DB, table string) (again func()) {
 	t.Helper()
 	exec := func(statements ...string) {
 		t.Helper()

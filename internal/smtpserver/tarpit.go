@@ -81,9 +81,9 @@ func (t *tarpit) makeRoomLocked() {
 	}
 }
 
-// slow returns by how much n strikes slow the next attempt down: not those who
+// delay returns by how much n strikes slow the next attempt down: not those who
 // mistyped, twice as long each time after that, and never longer than most.
-func slow(n, free float64, most time.Duration) time.Duration {
+func delay(n, free float64, most time.Duration) time.Duration {
 	if n < free {
 		return 0
 	}
@@ -119,7 +119,7 @@ func (t *tarpit) enter(host, account string) (wait time.Duration, leave func(), 
 	defer t.mu.Unlock()
 	k := hostKey(host)
 	n := t.countLocked(k)
-	wait = slow(n, freeGuesses, slowestGuess)
+	wait = delay(n, freeGuesses, slowestGuess)
 	known := t.good[accountKey(account)+"\x00"+host]
 	// The attack: guesses from everywhere at one account. Its owner, who has
 	// been there before from the same place, does not notice.
@@ -162,7 +162,7 @@ func (t *tarpit) nameGuess(host string) time.Duration {
 	t.strike(hostKey(host))
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slow(t.countLocked(hostKey(host)), freeNames+1, slowestName)
+	return delay(t.countLocked(hostKey(host)), freeNames+1, slowestName)
 }
 
 // pause makes a conversation wait. It holds up nobody but its own client; when

@@ -65,9 +65,9 @@ func SealSession(ctx context.Context, tx *store.Tx, digest []byte) error {
 	return tx.Seal(ctx, SealedSessions(), `hash = $1`, digest)
 }
 
-// genuine returns [ErrUnauthenticated] unless the server wrote the rows of s that
+// requireSeal returns [ErrUnauthenticated] unless the server wrote the rows of s that
 // match where.
-func genuine(ctx context.Context, tx *store.Tx, s store.Sealed, where string, args ...any) error {
+func requireSeal(ctx context.Context, tx *store.Tx, s store.Sealed, where string, args ...any) error {
 	ok, err := tx.Holding(ctx, s, where, args...)
 	if err == nil && !ok {
 		err = fmt.Errorf("a row of %s was changed in the database: %w", s.Table, ErrUnauthenticated)

@@ -53,9 +53,9 @@ func (d Dialect) names(e event.Event) []event.Type {
 	return []event.Type{e.Type}
 }
 
-// parcel returns what is sent of e under one of its names, and by what id a
+// payload returns what is sent of e under one of its names, and by what id a
 // receiver knows a repetition.
-func (d Dialect) parcel(e event.Event, name event.Type) (id, content string, err error) {
+func (d Dialect) payload(e event.Event, name event.Type) (id, content string, err error) {
 	if d != Lobster {
 		content, err = body(e)
 		return e.ID, content, err

@@ -23,10 +23,10 @@ import (
 // the project's key or is a person makes them freely. They are the operator's
 // programs and people, to whom the events belong anyway.
 
-// maxAsked is how many actions of one credential may wait. What is asked for
+// maxProposals is how many actions of one credential may wait. What is asked for
 // anew takes the former action back, so that there are mostly no more than
 // webhooks; the attack is to be faster than that.
-const maxAsked = 2 * maxHooks
+const maxProposals = 2 * maxHooks
 
 // A request is the payload of an action of kind [policy.KindWebhook].
 type request struct {
@@ -38,17 +38,17 @@ type request struct {
 	Credential string `json:"credential"`
 }
 
-// asks reports whether what o makes waits for leave.
-func (o owner) asks() bool { return o.credential != "" }
+// needsApproval reports whether what o makes waits for leave.
+func (o owner) needsApproval() bool { return o.credential != "" }
 
-// ask proposes w, whose row is in tx, and writes down what it waits for.
-func (h *Hooks) ask(ctx context.Context, tx *store.Tx, who auth.Principal, w *Webhook) error {
+// proposeURL proposes w, whose row is in tx, and writes down what it waits for.
+func (h *Hooks) proposeURL(ctx context.Context, tx *store.Tx, who auth.Principal, w *Webhook) error {
 	var n int
 	if err := tx.One(ctx, `select count(*) from action where project_id = $1 and kind = $2 and proposer = $3 and state = $4`,
 		[]any{w.Project, policy.KindWebhook, who.String(), oversight.Pending}, &n); err != nil {
 		return err
 	}
-	if n >= maxAsked {
+	if n >= maxProposals {
 		return fmt.Errorf("%d webhooks of this key wait for a person: %w", n, oversight.ErrFull)
 	}
 	u, err := url.Parse(w.URL)
@@ -85,9 +85,9 @@ func (h *Hooks) ask(ctx context.Context, tx *store.Tx, who auth.Principal, w *We
 	return err
 }
 
-// takeBack cancels an action that asks for a URL which the webhook has no more.
+// cancelProposal cancels an action that asks for a URL which the webhook has no more.
 // It need not succeed: carried out, such an action changes nothing.
-func (h *Hooks) takeBack(ctx context.Context, who auth.Principal, action string) {
+func (h *Hooks) cancelProposal(ctx context.Context, who auth.Principal, action string) {
 	if action == "" {
 		return
 	}

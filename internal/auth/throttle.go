@@ -15,32 +15,32 @@ import (
 // ErrTooMany means that too many sign-ins failed; try again in a minute.
 var ErrTooMany = errors.New("too many failed sign-ins; try again in a minute")
 
-// A Try is one of a bounded number of guesses at something. What was tried is
+// An AttemptLimit is one of a bounded number of guesses at something. What was tried is
 // counted in the database: two servers on one do not give twice as many.
-type Try struct {
+type AttemptLimit struct {
 	key   string
 	most  int
 	every time.Duration
 }
 
-// TryName is a guess at what belongs to a person's name, a password or a code.
+// AttemptsByName is a guess at what belongs to a person's name, a password or a code.
 // Names that do not exist count too, or the answer would tell which do.
-func TryName(name string) Try {
+func AttemptsByName(name string) AttemptLimit {
 	sum := sha256.Sum256([]byte(name))
-	return Try{"name:" + hex.EncodeToString(sum[:16]), 5, time.Minute}
+	return AttemptLimit{"name:" + hex.EncodeToString(sum[:16]), 5, time.Minute}
 }
 
-// TrySecond is a guess at a second factor of the person with this name. Six
+// AttemptsAtSecondFactor is a guess at a second factor of the person with this name. Six
 // digits are a million, three of which are right at a time: who knows the
 // password and guesses for a year is right with a probability of 3 %.
-func TrySecond(name string) Try {
+func AttemptsAtSecondFactor(name string) AttemptLimit {
 	sum := sha256.Sum256([]byte(name))
-	return Try{"second:" + hex.EncodeToString(sum[:16]), 30, 24 * time.Hour}
+	return AttemptLimit{"second:" + hex.EncodeToString(sum[:16]), 30, 24 * time.Hour}
 }
 
-// TryRemote is a guess that comes from an address. The attack: one password
+// AttemptsFrom is a guess that comes from an address. The attack: one password
 // tried on a thousand names.
-func TryRemote(remote string) Try {
+func AttemptsFrom(remote string) AttemptLimit {
 	most := 60
 	if a, err := netip.ParseAddr(remote); err == nil {
 		if a.IsLoopback() { // a proxy, and behind it everybody
@@ -53,15 +53,15 @@ func TryRemote(remote string) Try {
 			remote = p.String()
 		}
 	}
-	return Try{"remote:" + cut(remote, 80), most, time.Minute}
+	return AttemptLimit{"remote:" + truncate(remote, 80), most, time.Minute}
 }
 
-// TryAll is a guess of anybody at anything.
-func TryAll() Try { return Try{"all", 1000, time.Minute} }
+// AttemptsInAll is a guess of anybody at anything.
+func AttemptsInAll() AttemptLimit { return AttemptLimit{"all", 1000, time.Minute} }
 
-// Take counts one more try of each and returns [ErrTooMany], with none counted,
+// CountAttempt counts one more try of each and returns [ErrTooMany], with none counted,
 // if there are none left of one.
-func Take(ctx context.Context, db *store.DB, tries ...Try) error {
+func CountAttempt(ctx context.Context, db *store.DB, tries ...AttemptLimit) error {
 	// Looked at first: who is refused anyway makes nobody wait for a turn to write.
 	err := db.View(ctx, func(tx *store.Tx) error {
 		for _, t := range tries {
@@ -77,7 +77,7 @@ func Take(ctx context.Context, db *store.DB, tries ...Try) error {
 		return nil
 	})
 	if err == nil {
-		err = db.Update(ctx, func(tx *store.Tx) error { return take(ctx, tx, tries) })
+		err = db.Update(ctx, func(tx *store.Tx) error { return countAttempt(ctx, tx, tries) })
 	}
 	if err != nil && !errors.Is(err, ErrTooMany) {
 		return fmt.Errorf("count sign-in: %w", err)
@@ -85,7 +85,7 @@ func Take(ctx context.Context, db *store.DB, tries ...Try) error {
 	return err
 }
 
-func take(ctx context.Context, tx *store.Tx, tries []Try) error {
+func countAttempt(ctx context.Context, tx *store.Tx, tries []AttemptLimit) error {
 	now := time.Now()
 	if _, err := tx.ExecContext(ctx, `delete from sign_in_try where ends_at <= $1`, store.Time(now)); err != nil {
 		return err
@@ -104,8 +104,8 @@ func take(ctx context.Context, tx *store.Tx, tries []Try) error {
 	return nil
 }
 
-// GiveBack takes back what [Take] counted: it was no guess.
-func GiveBack(ctx context.Context, db *store.DB, tries ...Try) error {
+// RefundAttempt takes back what [CountAttempt] counted: it was no guess.
+func RefundAttempt(ctx context.Context, db *store.DB, tries ...AttemptLimit) error {
 	err := db.Update(ctx, func(tx *store.Tx) error {
 		for _, t := range tries {
 			if _, err := tx.ExecContext(ctx, `update sign_in_try set n = n - 1 where key = $1 and n > 0`, t.key); err != nil {

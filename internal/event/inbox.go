@@ -40,7 +40,7 @@ func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) er
 		return fmt.Errorf("append event: %w", err)
 	}
 	now := store.Time(time.Now())
-	for chunk := range slices.Chunk(inboxes, eachRows) {
+	for chunk := range slices.Chunk(inboxes, maxInsertRows) {
 		var last int64
 		if err := tx.One(ctx, `update event_head set seq = seq + $1 where id = 1 returning seq`, []any{len(chunk)}, &last); err != nil {
 			return fmt.Errorf("append events: %w", err)
@@ -61,9 +61,9 @@ func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) er
 	return nil
 }
 
-// eachRows is how many rows one statement of [AppendEach] inserts: SQLite takes
+// maxInsertRows is how many rows one statement of [AppendEach] inserts: SQLite takes
 // 32766 parameters, and a statement of megabytes gains nothing.
-const eachRows = 500
+const maxInsertRows = 500
 
 // OfInbox returns at most limit events of an inbox with a number above after,
 // oldest first, of the given types or of all.

@@ -26,7 +26,7 @@ func TestNoWayOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, hint := c.NoWay(t.Context(), to); !slices.Equal(got, tt.want) || hint == "" {
+		if got, hint := c.Unroutable(t.Context(), to); !slices.Equal(got, tt.want) || hint == "" {
 			t.Errorf("%s: got %v, %q, want %v", name, got, hint, tt.want)
 		}
 	}
