@@ -16,6 +16,7 @@ import (
 // relayTimeout bounds the guest's answer to a request for a tunnel.
 const relayTimeout = 10 * time.Second
 
+// newTransport returns a transport that dials "id:port" inside sandboxes.
 func (f *Fleet) newTransport() *http.Transport {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
@@ -29,7 +30,7 @@ func (f *Fleet) newTransport() *http.Transport {
 			}
 			return f.dialPatiently(ctx, id, uint16(p))
 		},
-		DisableCompression:  true, // bytes pass as they are
+		DisableCompression:  true, // the proxy passes bytes as they are
 		MaxIdleConnsPerHost: 32,
 		IdleConnTimeout:     90 * time.Second,
 		WriteBufferSize:     128 << 10,
@@ -37,12 +38,12 @@ func (f *Fleet) newTransport() *http.Transport {
 	}
 }
 
-// Transport returns the way to services inside sandboxes: the host of a
+// Transport returns a transport to services inside sandboxes. The host of a
 // request's URL is "id:port".
 func (f *Fleet) Transport() http.RoundTripper { return f.http }
 
-// Dial connects to a TCP port inside a running sandbox, also to one that
-// listens on the sandbox's loopback only.
+// Dial connects to a TCP port inside a running sandbox, also one that listens only
+// on the sandbox's loopback.
 func (f *Fleet) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	f.mu.Lock()
 	l := f.live[id]
@@ -54,19 +55,19 @@ func (f *Fleet) Dial(ctx context.Context, id string, port uint16) (net.Conn, err
 	return f.dialInside(ctx, id, port)
 }
 
-// dialInside is Dial that does not ask whether others may.
+// dialInside is Dial without the check that the sandbox is ready.
 func (f *Fleet) dialInside(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	c, err := f.network.Dial(ctx, id, port)
 	if errors.Is(err, ErrPortClosed) && port != GuestPort {
-		// No packet from outside gets to a loopback, but the guest is inside.
+		// Packets from outside cannot reach a loopback address, but the guest can.
 		return f.relay(ctx, id, port)
 	}
 	return c, err
 }
 
-// relay has the guest connect to a port of its loopback. Its answer is as
-// hostile as everything else from inside: it can only make a connection that
-// the caller believes to be to the sandbox anyway.
+// relay asks the guest to connect to a port of its loopback. The answer is hostile,
+// like everything from inside, but all that it can forge is a connection to the
+// sandbox itself.
 func (f *Fleet) relay(ctx context.Context, id string, port uint16) (_ net.Conn, err error) {
 	c, err := f.network.Dial(ctx, id, GuestPort)
 	if err != nil {
@@ -86,13 +87,13 @@ func (f *Fleet) relay(ctx context.Context, id string, port uint16) (_ net.Conn, 
 	if err != nil {
 		return nil, fmt.Errorf("ask guest of %s for a tunnel: %w", id, err)
 	}
-	// Small, so that little more than the answer is taken from the stream.
+	// A small buffer, so that it takes little beyond the answer from the stream.
 	r := bufio.NewReaderSize(c, 4<<10)
 	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
 	if err != nil {
 		return nil, fmt.Errorf("hear from guest of %s: %w", id, err)
 	}
-	resp.Body.Close() // of an answer to CONNECT: nothing is read
+	resp.Body.Close() // the answer to CONNECT has no body
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("connect to port %d of %s: %w", port, id, ErrPortClosed)
 	}
@@ -108,7 +109,7 @@ func (f *Fleet) relay(ctx context.Context, id string, port uint16) (_ net.Conn, 
 	return c, nil
 }
 
-// A bufferedConn is a connection of which some bytes have been read already.
+// A bufferedConn is a connection whose first bytes have been read already.
 type bufferedConn struct {
 	net.Conn
 	r *bufio.Reader
@@ -117,7 +118,7 @@ type bufferedConn struct {
 // Read implements [net.Conn].
 func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
-// CloseWrite ends the stream to the other side and leaves the other open.
+// CloseWrite ends the stream to the other side and keeps the stream from it open.
 func (c *bufferedConn) CloseWrite() error {
 	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
@@ -125,7 +126,7 @@ func (c *bufferedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// dialPatiently is Dial that waits for services that are still coming up.
+// dialPatiently is Dial that waits for services that are still starting.
 func (f *Fleet) dialPatiently(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	for {
 		c, err := f.Dial(ctx, id, port)
@@ -140,6 +141,7 @@ func (f *Fleet) dialPatiently(ctx context.Context, id string, port uint16) (net.
 	}
 }
 
+// warmingUp reports whether the service at port may still be starting.
 func (f *Fleet) warmingUp(id string, port uint16) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -161,10 +163,10 @@ func (f *Fleet) Live() []string {
 	return ids
 }
 
-// Wake returns when a sandbox can be dialled. It resumes one that is paused if
-// its creator asked for that; so it is called for a request that was found to
-// be allowed. Its error wraps [ErrPaused] if only the owner can resume it,
-// [ErrBusy] if it did not settle before ctx ended, and [ErrNotFound].
+// Wake returns when a sandbox can be dialled, and resumes a paused one if its
+// creator set AutoResume. Call it only for requests that are allowed. Its error
+// wraps [ErrPaused] if only the owner may resume the sandbox, [ErrBusy] if the
+// state did not settle before ctx ended, and [ErrNotFound].
 func (f *Fleet) Wake(ctx context.Context, id string) error {
 	f.mu.Lock()
 	l := f.live[id]
@@ -178,7 +180,7 @@ func (f *Fleet) Wake(ctx context.Context, id string) error {
 		return err
 	}
 	defer f.release(l)
-	if l.ready { // it was coming up
+	if l.ready { // it was being started while we waited
 		return nil
 	}
 	s, err := f.rows.row(ctx, id)
@@ -204,21 +206,22 @@ func (f *Fleet) Wake(ctx context.Context, id string) error {
 	return err
 }
 
-// A failedWake is why traffic could not resume a sandbox, and until when others
-// are told the same.
+// A failedWake is why traffic could not resume a sandbox. Until the time that it
+// holds, further requests get the same error without a new attempt.
 type failedWake struct {
 	err   error
 	until time.Time
 }
 
-// How long traffic does not try again. Whoever may send a request to a paused
-// sandbox, and where ports are public that is everybody, would otherwise have
-// each one cost a restore; its owner can connect at any time.
+// The pause between attempts. Anybody may send a request to a public port, so
+// without it each request to a broken sandbox would cost a restore. The owner can
+// connect at any time.
 const (
 	wakeAgainAfter     = 10 * time.Second
 	wakeAgainAfterFull = time.Second
 )
 
+// failedWake returns the error of a recent failed attempt, or nil.
 func (f *Fleet) failedWake(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -228,6 +231,7 @@ func (f *Fleet) failedWake(id string) error {
 	return nil
 }
 
+// noteFailedWake remembers a failed attempt.
 func (f *Fleet) noteFailedWake(id string, err error) {
 	now, wait := time.Now(), wakeAgainAfter
 	if errors.Is(err, ErrFull) {
@@ -239,6 +243,6 @@ func (f *Fleet) noteFailedWake(id string, err error) {
 	f.failedWakes[id] = failedWake{err, now.Add(wait)}
 }
 
-// wakeTimeout is the least that a sandbox lives after traffic has woken it, as
-// E2B has it.
+// wakeTimeout is the minimum lifetime of a sandbox after traffic has resumed it, as
+// in E2B.
 const wakeTimeout = 5 * time.Minute

@@ -21,7 +21,8 @@ import (
 	"postern/internal/store"
 )
 
-// Fleet is all sandboxes of this machine. It is safe for concurrent use.
+// Fleet is all sandboxes of this machine. Its methods check the caller's rights,
+// and are safe for concurrent use.
 type Fleet struct {
 	log     *slog.Logger
 	db      *store.DB
@@ -37,14 +38,14 @@ type Fleet struct {
 	pool      pool
 	space     space
 
-	background context.Context //nolint:containedctx // of workers that no call waits for; ends with stop
+	background context.Context //nolint:containedctx // for workers that no call waits for; canceled by stop
 	stop       context.CancelFunc
 
-	mu     sync.Mutex // guards what follows, and what liveSandbox says
+	mu     sync.Mutex // guards what follows, and the fields that liveSandbox names
 	live   map[string]*liveSandbox
-	closed bool // the server is stopping: nothing new is begun
+	closed bool // the server is stopping and starts nothing new
 
-	failedWakes map[string]failedWake // by sandbox, as many as failed lately
+	failedWakes map[string]failedWake // by sandbox ID; only recent ones
 }
 
 // New returns the fleet whose rows are in db. Call [Fleet.Recover] before use.
@@ -65,21 +66,23 @@ func New(log *slog.Logger, db *store.DB, r Runtime, n Network, c Config) (*Fleet
 	return f, nil
 }
 
-// random returns 20 letters and digits.
+// random returns 20 lower-case letters and digits, 103 bits.
 func random() string {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
 	b := make([]byte, 20)
 	rand.Read(b)
 	for i := range b {
-		b[i] = letters[int(b[i])%len(letters)] // the bias costs less than one of 103 bits
+		b[i] = letters[int(b[i])%len(letters)] // the bias costs less than one bit
 	}
 	return string(b)
 }
 
+// newID returns the ID of a new sandbox, and newExecution the ID of one of its
+// runs.
 func newID() string        { return "i" + random() }
 func newExecution() string { return "x" + random() }
 
-// keepLink has the keeper hold the host's end of a sandbox's link.
+// keepLink gives the host's end of a sandbox's link to the keeper.
 func (f *Fleet) keepLink(ctx context.Context, id string) error {
 	if f.conf.Keeper == nil {
 		return nil
@@ -90,14 +93,15 @@ func (f *Fleet) keepLink(ctx context.Context, id string) error {
 	}
 	defer h.Close()
 	if err := f.conf.Keeper.Put(ctx, id, h); err != nil {
-		// The sandbox works without; it would not outlive a crash of ours.
+		// The sandbox works without the keeper, but a crash of the server would end
+		// it.
 		f.log.WarnContext(ctx, "keep link", "sandbox", id, "err", err)
 	}
 	return nil
 }
 
-// watch waits in the background until the machine's part of a sandbox is gone
-// and, if nobody asked for that, records it as lost.
+// watch waits in the background for the machine's part of a sandbox to end. If
+// nobody asked for that end, it records the sandbox as lost.
 func (f *Fleet) watch(l *liveSandbox) {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.mu.Lock()
@@ -118,8 +122,10 @@ func (f *Fleet) watch(l *liveSandbox) {
 		}
 		f.mu.Unlock()
 		f.pool.poke()
-		// Whoever takes it down ends ctx first. An end is not broken off for
-		// another, which might find the server closed.
+		// takeDown cancels ctx before it stops the runtime, so an expected end
+		// stops here. The claim's own context is not used below: cleaning up must
+		// not be interrupted by a second end, which might find the server already
+		// closed.
 		_, l, err := f.claim(ctx, l.id)
 		if err != nil {
 			return
@@ -131,7 +137,7 @@ func (f *Fleet) watch(l *liveSandbox) {
 		work := context.WithoutCancel(ctx)
 		s, err := f.rows.row(work, l.id)
 		switch {
-		case errors.Is(err, ErrNotFound): // it waited to be asked for
+		case errors.Is(err, ErrNotFound): // a pooled sandbox has no row
 			err = f.takeDown(work, l)
 		case err == nil:
 			err = f.finish(work, l, system(s), s, Lost, reason)
@@ -142,7 +148,9 @@ func (f *Fleet) watch(l *liveSandbox) {
 	})
 }
 
-// takeDown removes the machine's part of a sandbox, as far as there is one.
+// takeDown removes the machine's part of a claimed sandbox: link, processes,
+// mounts. It does nothing if there is none, and returns an error if something could
+// not be removed.
 func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 	f.mu.Lock()
 	up, run := l.up, l.run
@@ -158,8 +166,8 @@ func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 	if f.conf.Keeper != nil {
 		f.conf.Keeper.Drop(l.id)
 	}
-	// If something stays behind the runtime's List still names it, and the
-	// next Recover tries again.
+	// If something stays behind, the runtime still lists it, and the next Recover
+	// tries again.
 	err := f.runtime.Stop(ctx, l.id)
 	if err != nil {
 		err = fmt.Errorf("stop %s: %w", l.id, err)
@@ -186,8 +194,8 @@ func ended(s State) audit.Verb {
 	return audit.SandboxKilled
 }
 
-// finish takes a claimed sandbox down and records its end. Its error wraps
-// [ErrNotFound] if it had ended before.
+// finish takes a claimed sandbox down, ends its loan, and records its end as to.
+// Its error wraps [ErrNotFound] if the sandbox had ended before.
 func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, to State, reason string) error {
 	err := f.takeDown(ctx, l)
 	saved := s.saved
@@ -205,8 +213,8 @@ func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	return errors.Join(err, f.discard(saved))
 }
 
-// Kill ends a sandbox of who's project, paused or not. It returns
-// [ErrNotFound] if there is none, or no longer.
+// Kill ends a sandbox of who's project, also one that is paused. Its error wraps
+// [ErrNotFound] if there is none or it has ended.
 func (f *Fleet) Kill(ctx context.Context, who auth.Principal, id string) error {
 	if err := auth.Need(who, auth.Reviewer); err != nil {
 		return err
@@ -217,7 +225,8 @@ func (f *Fleet) Kill(ctx context.Context, who auth.Principal, id string) error {
 	return f.kill(ctx, who, id, "killed", func(Info) bool { return true })
 }
 
-// kill ends a sandbox if it is still one that should end.
+// kill ends a sandbox unless, when its turn has come, still says that it should not
+// end any more. For example its life may have been extended in between.
 func (f *Fleet) kill(ctx context.Context, who auth.Principal, id, reason string, still func(Info) bool) error {
 	ctx = context.WithoutCancel(ctx)
 	l, err := f.claimToEnd(ctx, id)
@@ -235,6 +244,8 @@ func (f *Fleet) kill(ctx context.Context, who auth.Principal, id, reason string,
 	return f.finish(ctx, l, who, s, Killed, reason)
 }
 
+// mayManage refuses agents and sandboxes: only the project's key and people manage
+// sandboxes.
 func mayManage(who auth.Principal) error {
 	if who.Kind != auth.Project && who.Kind != auth.Person {
 		return fmt.Errorf("%s may not manage sandboxes: %w", who, auth.ErrForbidden)
@@ -242,8 +253,8 @@ func mayManage(who auth.Principal) error {
 	return nil
 }
 
-// Get returns a sandbox of who's project that lives, paused or not. Those of
-// other projects are not found.
+// Get returns a sandbox of who's project that lives, also one that is paused. The
+// sandboxes of other projects are not found.
 func (f *Fleet) Get(ctx context.Context, who auth.Principal, id string) (Info, error) {
 	if err := mayManage(who); err != nil {
 		return Info{}, err
@@ -258,8 +269,8 @@ func (f *Fleet) Get(ctx context.Context, who auth.Principal, id string) (Info, e
 	return s, nil
 }
 
-// List returns the sandboxes of who's project that live, newest first; with
-// all also those that ended, as far as 500 go.
+// List returns the living sandboxes of who's project, newest first. With all it
+// includes those that have ended, up to 500 in total.
 func (f *Fleet) List(ctx context.Context, who auth.Principal, all bool) ([]Info, error) {
 	if err := mayManage(who); err != nil {
 		return nil, err
@@ -270,8 +281,8 @@ func (f *Fleet) List(ctx context.Context, who auth.Principal, all bool) ([]Info,
 	return f.rows.list(ctx, `where project_id = $1 and state in (`+quoted(alive)+`) order by started_at desc, id`, who.Project)
 }
 
-// SetTimeout makes a sandbox of who's project end after d from now. With
-// extend it never makes the life shorter.
+// SetTimeout makes a sandbox of who's project end d from now. With extend it never
+// shortens its life.
 func (f *Fleet) SetTimeout(ctx context.Context, who auth.Principal, id string, d time.Duration, extend bool) (Info, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Info{}, err
@@ -287,7 +298,7 @@ func (f *Fleet) SetTimeout(ctx context.Context, who auth.Principal, id string, d
 	return f.setTimeout(ctx, who, s, d, extend)
 }
 
-// setTimeout is SetTimeout for who has claimed the sandbox.
+// setTimeout is SetTimeout for a sandbox that the caller has claimed.
 func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d time.Duration, extend bool) (Info, error) {
 	if s.State != Running {
 		return Info{}, fmt.Errorf("set timeout of %s: %w", s.ID, ErrPaused)
@@ -303,8 +314,8 @@ func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d ti
 	return s, err
 }
 
-// SetEgress replaces where a sandbox of who's project may connect. Connections
-// that it may no longer have are cut.
+// SetEgress replaces the network rules of a sandbox of who's project. Connections
+// that the new rules forbid are cut.
 func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e policy.Egress) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -319,8 +330,8 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 	defer f.release(l)
 	old := s.Egress
 	s.Egress = e
-	// First what narrows, then what is recorded: a failure in between leaves
-	// the sandbox with less than the record says, never with more.
+	// The network first, then the record: if the server crashes in between, the
+	// sandbox has the new rules and not more than its owner asked for.
 	if l.up {
 		if err := f.network.Update(ctx, s.Principal(), e); err != nil {
 			return fmt.Errorf("update network of %s: %w", id, err)
@@ -339,7 +350,7 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 // dir returns the directory of a snapshot.
 func (f *Fleet) dir(name string) string { return filepath.Join(f.conf.Dir, name) }
 
-// discard removes a snapshot's files; "" is none.
+// discard removes the files of a snapshot. An empty name means no snapshot.
 func (f *Fleet) discard(name string) error {
 	if name == "" {
 		return nil
@@ -350,6 +361,7 @@ func (f *Fleet) discard(name string) error {
 	return nil
 }
 
+// system returns the fleet itself as the actor of an audit entry about s.
 func system(s Info) auth.Principal {
 	return auth.Principal{Kind: auth.System, ID: "fleet", Project: s.Project}
 }

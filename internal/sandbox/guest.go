@@ -21,14 +21,14 @@ const GuestPort = 49983
 // ChannelHeader carries [Fleet.ChannelKey] on each request to a guest.
 const ChannelHeader = "X-Postern-Channel"
 
-// An initBody is what the host tells a guest, before anybody else may speak to
-// it.
+// An initBody is the body of POST /init, which tells a guest its identity before
+// anybody else may talk to it.
 type initBody struct {
-	// EnvVars replaces the environment of what the guest will start. Nil
-	// leaves the one that came with the snapshot.
+	// EnvVars replaces the environment of commands that the guest will start. Nil
+	// keeps the one of the snapshot.
 	EnvVars map[string]string `json:"envVars,omitzero"`
-	// Restored says that the guest was in a snapshot, so that what it knows of
-	// itself is no longer true.
+	// Restored says that the guest was restored from memory, so it must replace
+	// what it knows about itself.
 	Restored bool `json:"restored,omitempty"`
 
 	ChannelSHA256 string    `json:"channelSHA256"`
@@ -38,8 +38,8 @@ type initBody struct {
 	Timestamp     time.Time `json:"timestamp"`
 }
 
-// initGuest tells the guest who it is, as soon as it listens. Until then it
-// has the channel key of the sandbox channel.
+// initGuest tells the guest its identity as soon as it listens. Until then the
+// guest accepts the channel key of the sandbox named channel.
 func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBody) error {
 	b.ChannelSHA256, b.DefaultUser = f.channelHash(s.ID), "user"
 	b.SandboxID, b.TemplateID, b.Timestamp = s.ID, s.Template, time.Now().UTC()
@@ -67,11 +67,11 @@ func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBod
 	}
 }
 
-// maxGuestAnswer bounds what is read of a guest's answer to the host, in bytes.
+// maxGuestAnswer bounds how much of a guest's answer the host reads, in bytes.
 const maxGuestAnswer = 1 << 20
 
-// askGuest speaks to a guest for the host, also while the sandbox is not ready
-// for others. It returns the answer, which is hostile, if its status is want.
+// askGuest sends a request of the host to a guest, also while others may not dial
+// it yet. It returns the body, which is hostile, if the status is want.
 func (f *Fleet) askGuest(ctx context.Context, id string, key auth.Secret, method, path string, body []byte, want int) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://guest"+path, bytes.NewReader(body))
 	if err != nil {
@@ -97,11 +97,11 @@ func (f *Fleet) askGuest(ctx context.Context, id string, key auth.Secret, method
 	return answer, err
 }
 
-// warmGuest has the guest of a sandbox that is nobody's run what its owner will
-// run first. It is only for speed: a guest that cannot is as good.
+// warmGuest runs the warm-up shell in a pooled guest, so that its owner's first
+// command is fast. A failure is harmless.
 func (f *Fleet) warmGuest(ctx context.Context, id string) {
-	// One that dies meanwhile hears of nothing and says nothing; the pool must
-	// not wait for it for ever.
+	// If the sandbox dies now its connection neither answers nor breaks. The pool
+	// must not wait for it forever.
 	ctx, cancel := context.WithTimeout(ctx, f.conf.WarmTimeout)
 	defer cancel()
 	if _, err := f.askGuest(ctx, id, f.ChannelKey(id), http.MethodPost, "/warm", nil, http.StatusNoContent); err != nil {
@@ -109,7 +109,8 @@ func (f *Fleet) warmGuest(ctx context.Context, id string) {
 	}
 }
 
-// guestEnv asks the guest for its environment, which is lost with memory.
+// guestEnv returns the environment of a guest. It is saved beside a snapshot of
+// files, since it is lost with the memory.
 func (f *Fleet) guestEnv(ctx context.Context, id string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -121,6 +122,6 @@ func (f *Fleet) guestEnv(ctx context.Context, id string) (map[string]string, err
 	if err != nil {
 		return nil, fmt.Errorf("ask guest for its environment: %w", err)
 	}
-	// It is given back to nobody but the same sandbox.
+	// The values are hostile, but they go back to the same sandbox only.
 	return env, checkMap("environment", env)
 }

@@ -10,36 +10,36 @@ import (
 	"postern/internal/auth"
 )
 
-// A liveSandbox is what memory holds of a sandbox that has a part on this
-// machine, or whose state is being changed. Whoever changes its state has
-// claimed it; others read only what Fleet.mu guards.
+// A liveSandbox is the state in memory of a sandbox that runs on this machine or
+// whose state is being changed. Whoever changes the state holds the claim.
+// Everybody else reads only fields that Fleet.mu guards.
 type liveSandbox struct {
 	id    string
-	claim chan struct{} // holds one element while someone has claimed it
+	claim chan struct{} // a semaphore of one: holds an element while the sandbox is claimed
 	gone  chan struct{} // closed when this is no longer in Fleet.live
 
-	// Written by who has claimed it, under Fleet.mu.
-	up      bool               // the machine's part is there
+	// Written by the holder of the claim, under Fleet.mu.
+	up      bool               // the machine's part exists, at least partly
 	mounted bool               // it has volumes
-	ready   bool               // the guest has been told who it is, so others may dial
-	since   time.Time          // when it came up
+	ready   bool               // the guest has been initialised, so others may dial
+	since   time.Time          // when it was started
 	traffic Traffic            // how its ports may be reached
-	run     context.CancelFunc // ends the watch over the machine's part
+	run     context.CancelFunc // stops the watch over the machine's part
 
-	// Written by its watch under Fleet.mu, when it has ended by itself.
+	// Written by the watch under Fleet.mu, when the sandbox has ended unasked.
 	dead    bool
-	onDeath context.CancelCauseFunc // of whoever waits for its guest
+	onDeath context.CancelCauseFunc // cancels the wait for the guest; nil while nobody waits
 
 	// Guarded by Fleet.mu.
-	ending int                // how many wait to end it
-	cancel context.CancelFunc // of the claimer's work
+	ending int                // callers that wait to end it
+	cancel context.CancelFunc // cancels the work of the claim's holder
 }
 
-// claim takes a sandbox for the caller alone, and waits while someone else has
-// it, as long as ctx allows. The context that it returns is for the work: it
-// ends when somebody wants to end the sandbox, and not with ctx, so that a
-// caller who leaves does not leave a change of state half done. claim knows
-// nothing of rows: what is claimed need not exist.
+// claim gives the caller the exclusive right to change the state of a sandbox. It
+// waits while somebody else has it, until ctx is done. The returned context is for
+// the work. It is canceled when somebody wants to end the sandbox, but not when ctx
+// is: a caller that disconnects must not leave a change of state half done. Claim
+// does not look at rows, so id need not exist.
 func (f *Fleet) claim(ctx context.Context, id string) (context.Context, *liveSandbox, error) {
 	for {
 		f.mu.Lock()
@@ -59,14 +59,14 @@ func (f *Fleet) claim(ctx context.Context, id string) (context.Context, *liveSan
 			return nil, nil, fmt.Errorf("%w: sandbox %s", ErrBusy, id)
 		}
 		f.mu.Lock()
-		if f.live[id] != l { // it went while we waited
+		if f.live[id] != l { // it was removed while we waited
 			f.mu.Unlock()
 			<-l.claim
 			continue
 		}
 		work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		if l.ending > 0 {
-			cancel() // who ends it is waiting for its turn
+			cancel() // somebody waits to end it
 		}
 		l.cancel = cancel
 		f.mu.Unlock()
@@ -74,10 +74,10 @@ func (f *Fleet) claim(ctx context.Context, id string) (context.Context, *liveSan
 	}
 }
 
-// claimFor is claim for who, whose project's the sandbox must be. What it
-// returns of the sandbox is as it was when it was claimed.
+// claimFor is claim for a sandbox of who's project. The returned Info was read
+// after the claim.
 func (f *Fleet) claimFor(ctx context.Context, who auth.Principal, id string) (context.Context, *liveSandbox, Info, error) {
-	// First without waiting for a sandbox that is another's.
+	// Check before waiting, so that one project cannot wait on another's sandbox.
 	if _, err := f.Get(ctx, who, id); err != nil {
 		return nil, nil, Info{}, err
 	}
@@ -93,7 +93,7 @@ func (f *Fleet) claimFor(ctx context.Context, who auth.Principal, id string) (co
 	return work, l, s, nil
 }
 
-// release gives a claimed sandbox back.
+// release gives a claim back, and forgets the sandbox if nothing of it runs.
 func (f *Fleet) release(l *liveSandbox) {
 	f.mu.Lock()
 	l.cancel()
@@ -105,8 +105,9 @@ func (f *Fleet) release(l *liveSandbox) {
 	<-l.claim
 }
 
-// claimToEnd is claim for who ends the sandbox: work on it is broken off, and
-// the caller's own leaving breaks nothing off.
+// claimToEnd is claim for a caller that ends the sandbox. It cancels the work of
+// the present holder. The caller's own context does not matter: an end is carried
+// out even if the caller disconnects.
 func (f *Fleet) claimToEnd(ctx context.Context, id string) (*liveSandbox, error) {
 	f.mu.Lock()
 	was := f.live[id]
@@ -119,8 +120,8 @@ func (f *Fleet) claimToEnd(ctx context.Context, id string) (*liveSandbox, error)
 	f.mu.Unlock()
 	_, l, err := f.claim(context.WithoutCancel(ctx), id)
 	if was != nil {
-		// Its turn has come. It may yet find that it should not end, and then
-		// others must be able to work on it.
+		// Our turn has come. The caller may still decide not to end the sandbox,
+		// and then others must be able to work on it.
 		f.mu.Lock()
 		was.ending--
 		f.mu.Unlock()
@@ -128,15 +129,15 @@ func (f *Fleet) claimToEnd(ctx context.Context, id string) (*liveSandbox, error)
 	return l, err
 }
 
-// setReady lets others dial a sandbox, or no longer.
+// setReady allows or forbids others to dial a sandbox.
 func (f *Fleet) setReady(l *liveSandbox, ready bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l.ready = ready
 }
 
-// Traffic returns how the ports of a sandbox may be reached, also of one that
-// is paused. It is false for one that has ended.
+// Traffic returns how the ports of a sandbox may be reached, also of a paused one.
+// It returns false for a sandbox that has ended.
 func (f *Fleet) Traffic(id string) (Traffic, bool) {
 	f.mu.Lock()
 	if l := f.live[id]; l != nil && l.ready {
@@ -151,8 +152,8 @@ func (f *Fleet) Traffic(id string) (Traffic, bool) {
 	return s.Options.Traffic, true
 }
 
-// untilDeath returns a context that ends when the machine's part of a claimed
-// sandbox does, so that nobody waits for a guest that is no more.
+// untilDeath returns a context that is canceled when the claimed sandbox dies, so
+// that nobody waits for the guest of a dead sandbox.
 func (f *Fleet) untilDeath(ctx context.Context, l *liveSandbox) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	f.mu.Lock()
@@ -169,10 +170,10 @@ func (f *Fleet) untilDeath(ctx context.Context, l *liveSandbox) (context.Context
 	}
 }
 
-// errDied is the end of a sandbox that ended before it could be waited for.
+// errDied is the cause of a context for a sandbox that was dead already.
 var errDied = errors.New("the sandbox has ended")
 
-// died reports whether the machine's part of a sandbox has ended by itself.
+// died reports whether a sandbox has ended unasked.
 func (f *Fleet) died(l *liveSandbox) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

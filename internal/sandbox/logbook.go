@@ -25,23 +25,23 @@ import (
 )
 
 const (
-	logLine  = 8 << 10            // most bytes of a line; the rest is another line
-	logPart  = 512 << 10          // most bytes of a file; there are two of each sandbox
+	logLine  = 8 << 10            // bytes of the longest line; a longer one is split
+	logPart  = 512 << 10          // bytes of the largest file; each sandbox has two
 	logBurst = 1 << 20            // bytes that a sandbox may write at once
-	logRate  = 64 << 10           // and then in each second
-	logTotal = 256 << 20          // most bytes of all logs of sandboxes that ended
-	logFor   = 7 * 24 * time.Hour // since its last line, for which a log is kept
+	logRate  = 64 << 10           // and then per second
+	logTotal = 256 << 20          // bytes of all logs of ended sandboxes
+	logFor   = 7 * 24 * time.Hour // after its last line for which a log is kept
 )
 
 var logName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(i[a-z0-9]{20})\.log(\.1)?$`) })
 
-// A Logbook keeps what guests say on their standard output and error, on disk:
-// the newest of each sandbox, also for some days after its end. It is safe for
+// A Logbook keeps the standard output and error of guests on disk: the newest part
+// of each, also for some days after the sandbox has ended. It is safe for
 // concurrent use.
 //
-// All of it is hostile: whoever is root inside writes there. So a guest can
-// neither fill the disk nor keep it busy, each line has the host's time, and
-// what the host itself has to say is not here but among the events.
+// All of it is hostile, since root inside a sandbox can write anything. So a guest
+// can neither fill the disk nor keep it busy, each line carries the host's time, and
+// lines of the host come from events and never from these files.
 type Logbook struct {
 	log *slog.Logger
 	db  *store.DB
@@ -51,7 +51,7 @@ type Logbook struct {
 	open map[string]int
 }
 
-// NewLogbook returns the logbook in dir, which it makes if need be.
+// NewLogbook returns the logbook in dir, and creates dir if it does not exist.
 func NewLogbook(log *slog.Logger, db *store.DB, dir string) (*Logbook, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of logs: %w", err)
@@ -61,9 +61,9 @@ func NewLogbook(log *slog.Logger, db *store.DB, dir string) (*Logbook, error) {
 
 func (l *Logbook) path(id string) string { return filepath.Join(l.dir, id+".log") }
 
-// Writer returns where the runtime writes what the guest of id says. Writing
-// never fails and never waits for long: a guest must not come to a halt over
-// its log. One writer of a sandbox is used at a time, and closed.
+// Writer returns where the runtime writes the output of the guest id. Writing never
+// fails and never blocks for long, since a guest must not stop because of its log.
+// Use one writer of a sandbox at a time, and close it.
 func (l *Logbook) Writer(id string) io.WriteCloser {
 	l.mu.Lock()
 	l.open[id]++
@@ -71,18 +71,18 @@ func (l *Logbook) Writer(id string) io.WriteCloser {
 	return &logWriter{book: l, id: id, tokens: logBurst, filled: time.Now()}
 }
 
-// A logWriter cuts what comes into lines and puts the time before each.
+// A logWriter splits its input into lines and puts the time before each.
 type logWriter struct {
 	book *Logbook
 	id   string
 
 	mu      sync.Mutex // guards what follows
-	line    []byte     // begun and not ended
-	file    *os.File   // nil until there is something to write, and after an error
+	line    []byte     // incomplete line
+	file    *os.File   // nil before the first line and after an error
 	size    int64      // of file
 	tokens  float64    // bytes that may be written now
-	filled  time.Time  // when tokens was right
-	dropped int64      // bytes since the last line that was written
+	filled  time.Time  // when tokens was last updated
+	dropped int64      // bytes dropped since the last line that was written
 	closed  bool
 }
 
@@ -98,7 +98,7 @@ func (w *logWriter) Write(p []byte) (int, error) {
 			take = len(p)
 		}
 		if room := logLine - len(w.line); take > room {
-			take, end = room, -2 // too long: what is here is a line
+			take, end = room, -2 // too long: write what fits as a line
 		}
 		w.line = append(w.line, p[:take]...)
 		p = p[take:]
@@ -112,7 +112,7 @@ func (w *logWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close writes what remains.
+// Close writes the incomplete line.
 func (w *logWriter) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,6 +132,8 @@ func (w *logWriter) Close() error {
 	return nil
 }
 
+// flushLocked writes the line if the rate limit allows it, and otherwise counts it
+// as dropped.
 func (w *logWriter) flushLocked() {
 	line := w.line
 	w.line = w.line[:0]
@@ -154,11 +156,12 @@ func (w *logWriter) flushLocked() {
 	b = append(fmt.Appendf(b, "%d ", now.UnixMicro()), line...)
 	b = append(b, '\n')
 	if err := w.appendLocked(b); err != nil {
-		// A full disk is no reason to stop listening; the next line tries again.
+		// The disk may be full now and have room later: the next line tries again.
 		w.book.log.Debug("write a sandbox's log", "sandbox", w.id, "err", err)
 	}
 }
 
+// appendLocked appends to the log and rotates it when it is full.
 func (w *logWriter) appendLocked(b []byte) error {
 	if w.file == nil {
 		f, err := os.OpenFile(w.book.path(w.id), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -184,18 +187,18 @@ func (w *logWriter) appendLocked(b []byte) error {
 	return err
 }
 
-// A LogQuery says which lines of a log are wanted.
+// A LogQuery selects lines of a log.
 type LogQuery struct {
-	From     time.Time // lines at or after it, or, when Backward, at or before it; zero is no bound
-	Limit    int       // at most so many, 1 to 1000
+	From     time.Time // lines at or after it, or with Backward at or before it; zero means no bound
+	Limit    int       // maximum number of lines, 1 to 1000
 	Backward bool      // newest first
-	Level    Level     // the least; empty means all
-	Search   string    // only lines with this in their message
+	Level    Level     // minimum; empty means all
+	Search   string    // text that the message must contain
 }
 
-// Read returns lines of a sandbox of who's project, the guest's and the
-// host's, also of one that ended. It returns [ErrNotFound] if the project never
-// had such a sandbox.
+// Read returns lines of the guest and the host about a sandbox of who's project,
+// also of an ended one. Its error wraps [ErrNotFound] if the project never had such
+// a sandbox.
 func (l *Logbook) Read(ctx context.Context, who auth.Principal, id string, q LogQuery) ([]LogEntry, error) {
 	if who.Kind != auth.Project && who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s may not read logs: %w", who, auth.ErrForbidden)
@@ -244,9 +247,9 @@ func (l *Logbook) Read(ctx context.Context, who auth.Principal, id string, q Log
 	return out, nil
 }
 
-// events are the host's lines: what happened to the sandbox, and why.
+// events returns the lines of the host: what happened to the sandbox, and why.
 func (l *Logbook) events(ctx context.Context, who auth.Principal, id string) (out []LogEntry, err error) {
-	// The newest thousand: enough for whoever reads, and bounded.
+	// The newest thousand bound the work.
 	for offset := 0; offset < 1000; offset += 100 {
 		es, err := event.List(ctx, l.db, who, event.Query{Sandbox: id, Offset: offset, Limit: 100})
 		if err != nil {
@@ -268,6 +271,7 @@ func (l *Logbook) events(ctx context.Context, who auth.Principal, id string) (ou
 	return out, nil
 }
 
+// readLog returns the lines of one file. A missing file is empty.
 func readLog(path string) ([]LogEntry, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -284,7 +288,7 @@ func readLog(path string) ([]LogEntry, error) {
 		at, line, _ := bytes.Cut(s.Bytes(), []byte(" "))
 		us, err := strconv.ParseInt(string(at), 10, 64)
 		if err != nil {
-			continue // half a line, from a crash in its middle
+			continue // an incomplete line, after a crash
 		}
 		e := ParseLogLine(line)
 		e.At = store.FromTime(us)
@@ -309,8 +313,8 @@ func (l *Logbook) Run(ctx context.Context) error {
 	}
 }
 
-// Prune removes the logs of sandboxes that ended which are older than a week,
-// and the oldest of the others until they fit.
+// Prune removes the logs of ended sandboxes that are older than a week, and then
+// the oldest until the rest fits in logTotal.
 func (l *Logbook) Prune() error { return l.prune(time.Now().Add(-logFor), logTotal) }
 
 func (l *Logbook) prune(before time.Time, total int64) error {
@@ -333,7 +337,7 @@ func (l *Logbook) prune(before time.Time, total int64) error {
 		}
 		st, err := f.Info()
 		if err != nil {
-			continue // removed meanwhile
+			continue // removed since
 		}
 		olds = append(olds, old{filepath.Join(l.dir, f.Name()), st.ModTime(), st.Size()})
 	}

@@ -10,10 +10,10 @@ import (
 	"unicode/utf8"
 )
 
-// Level is how much a line of a log matters.
+// Level is the severity of a log line.
 type Level string
 
-// The levels, from the least.
+// The levels, least severe first.
 const (
 	LevelDebug Level = "debug"
 	LevelInfo  Level = "info"
@@ -23,8 +23,8 @@ const (
 
 var levels = []Level{LevelDebug, LevelInfo, LevelWarn, LevelError}
 
-// ParseLevel returns the level that s names, however a library spells it, and
-// info for what none names.
+// ParseLevel returns the level that s names in the spelling of any common library.
+// Unknown names are info.
 func ParseLevel(s string) Level {
 	switch strings.ToLower(s) {
 	case "debug", "trace":
@@ -41,28 +41,27 @@ func (l Level) atLeast(least Level) bool {
 	return slices.Index(levels, l) >= slices.Index(levels, least)
 }
 
-// HostLogger is the logger of lines that the host wrote. No line of a guest
-// has it.
+// HostLogger is the logger of lines that the host wrote. Lines of a guest never
+// have it.
 const HostLogger = "postern"
 
 // A LogEntry is a line of a log.
 type LogEntry struct {
 	At      time.Time
 	Level   Level
-	Logger  string // [HostLogger], or what the guest says; never empty
+	Logger  string // [HostLogger] or the guest's; never empty
 	Message string
 	Fields  map[string]string
 }
 
 const (
-	maxLogFields = 32   // of a line
-	maxLogField  = 2048 // bytes of a field; a message is as long as its line
+	maxLogFields = 32   // per line
+	maxLogField  = 2048 // bytes of a field; a message may be as long as its line
 )
 
-// ParseLogLine reads what a guest wrote as one line: a JSON object with level,
-// logger and message, or anything else, which is then the message. It never
-// fails, and what it returns can be shown: valid text without control
-// characters.
+// ParseLogLine parses a line that a guest wrote: a JSON object with level, logger
+// and message, or any other text, which becomes the message. It never fails, and
+// its result is safe to show: valid UTF-8 without control characters.
 func ParseLogLine(line []byte) LogEntry {
 	var o map[string]any
 	if err := json.Unmarshal(line, &o); err != nil || o == nil {
@@ -81,7 +80,8 @@ func ParseLogLine(line []byte) LogEntry {
 	if e.Logger == "" || strings.HasPrefix(strings.ToLower(e.Logger), HostLogger) {
 		e.Logger = "guest"
 	}
-	// Ours are the names of an entry's parts, whatever is in the line.
+	// These names belong to the entry itself, so the guest cannot set them as
+	// fields.
 	for _, n := range []string{"level", "severity", "logger", "message", "msg", "timestamp", "time"} {
 		delete(o, n)
 	}
@@ -106,20 +106,21 @@ func ParseLogLine(line []byte) LogEntry {
 	return e
 }
 
-// clean makes text fit to show. The attack: a sandbox writes escape sequences
-// into its log, and they take over the terminal of whoever reads it.
+// clean makes text safe to show. The attack: a sandbox writes escape sequences into
+// its log, which take over the terminal of its reader.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r == '\t' || r == '\n':
 			return r
 		case r < ' ' || r >= 0x7f && r <= 0x9f, r >= 0x202a && r <= 0x202e, r >= 0x2066 && r <= 0x2069:
-			return utf8.RuneError // control characters, and those that turn the direction of text
+			return utf8.RuneError // control characters, and those that change the direction of text
 		}
 		return r
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
+// cut shortens s to at most so many bytes, at the border of a character.
 func cut(s string, most int) string {
 	if len(s) <= most {
 		return s

@@ -15,34 +15,34 @@ import (
 // SampleEvery is how often a [Sampler] measures.
 const SampleEvery = 5 * time.Second
 
-// kept is how many samples are kept of each sandbox and project: of an hour.
+// kept is the number of samples per sandbox and project: one hour.
 const kept = int(time.Hour / SampleEvery)
 
-// maxEnded bounds the sandboxes that are remembered after their end.
+// maxEnded bounds the number of ended sandboxes with samples.
 const maxEnded = 500
 
-// A Sample is what a sandbox took of this machine at one time, measured from
-// outside: it wakes nothing inside, and nothing inside can change it.
+// A Sample is how much of this machine a sandbox used at one time. It is measured
+// from outside, so it wakes nothing inside, and nothing inside can forge it.
 type Sample struct {
 	At          time.Time
-	CPUs        float64 // that it may use
-	CPUPercent  float64 // of those, used since the sample before; 0 to 100
-	MemoryUsed  int64   // bytes, what runs the sandbox included
+	CPUs        float64 // cores that it may use
+	CPUPercent  float64 // of CPUs, used since the previous sample; 0 to 100
+	MemoryUsed  int64   // bytes, including the sandbox's own kernel
 	MemoryTotal int64   // bytes
 	DiskUsed    int64   // bytes that it has written
 	DiskTotal   int64   // bytes that it may write
 }
 
-// A TeamSample is how much a project used its sandboxes at one time.
+// A TeamSample is how many sandboxes a project used at one time.
 type TeamSample struct {
 	At        time.Time
 	Running   int     // sandboxes at the same time
-	StartRate float64 // sandboxes that were started per second since the sample before
+	StartRate float64 // sandboxes started per second since the previous sample
 }
 
-// A Sampler measures the sandboxes of a fleet and keeps what it measured for
-// an hour, in memory: after a restart of the server it begins anew. It is safe
-// for concurrent use.
+// A Sampler measures the sandboxes of a fleet and keeps the samples of an hour in
+// memory. They do not survive a restart of the server. It is safe for concurrent
+// use.
 type Sampler struct {
 	fleet *Fleet
 
@@ -52,17 +52,16 @@ type Sampler struct {
 	last  time.Time               // of the newest samples
 }
 
-// A series is what is known of one sandbox.
+// A series holds the samples of one sandbox.
 type series struct {
 	project string
 	samples []Sample // oldest first
 	cpu     time.Duration
 	read    time.Time // when cpu was read
-	ended   time.Time // zero while the sandbox is there
+	ended   time.Time // zero while the sandbox lives
 }
 
-// NewSampler returns the sampler of f's sandboxes. It measures nothing until
-// [Sampler.Run].
+// NewSampler returns a sampler of f's sandboxes. Call [Sampler.Run] to measure.
 func NewSampler(f *Fleet) *Sampler {
 	return &Sampler{fleet: f, boxes: map[string]*series{}, teams: map[string][]TeamSample{}}
 }
@@ -83,7 +82,7 @@ func (m *Sampler) Run(ctx context.Context) error {
 	}
 }
 
-// A subject is a sandbox that is there to be measured.
+// A subject is a sandbox to be measured.
 type subject struct {
 	id, project, state string
 	cpus               int64 // thousandths of a core
@@ -91,7 +90,7 @@ type subject struct {
 	started            int64
 }
 
-// Measure takes one sample of each sandbox that runs, and of each project.
+// Measure takes one sample of each running sandbox and of each project.
 func (m *Sampler) Measure(ctx context.Context) error {
 	subjects, err := m.subjects(ctx)
 	if err != nil {
@@ -106,7 +105,7 @@ func (m *Sampler) Measure(ctx context.Context) error {
 	for _, s := range subjects {
 		there[s.id] = true
 		if State(s.state) != Running {
-			continue // what is paused takes nothing
+			continue // a paused sandbox uses nothing
 		}
 		running[s.project]++
 		if !last.IsZero() && store.FromTime(s.started).After(last) {
@@ -114,7 +113,7 @@ func (m *Sampler) Measure(ctx context.Context) error {
 		}
 		u, err := m.fleet.runtime.Usage(ctx, s.id)
 		if errors.Is(err, ErrNotFound) {
-			continue // it ended meanwhile
+			continue // it has ended since
 		}
 		if err != nil {
 			m.fleet.log.DebugContext(ctx, "measure sandbox", "sandbox", s.id, "err", err)
@@ -131,7 +130,7 @@ func (m *Sampler) Measure(ctx context.Context) error {
 		}
 		for p, old := range m.teams {
 			if running[p] == 0 && old[len(old)-1].Running > 0 {
-				m.teams[p] = bounded(old, TeamSample{At: now}) // down to nothing, said once
+				m.teams[p] = bounded(old, TeamSample{At: now}) // record the drop to zero once
 			}
 		}
 	}
@@ -139,8 +138,8 @@ func (m *Sampler) Measure(ctx context.Context) error {
 	return nil
 }
 
-// forgetLocked drops what was measured of sandboxes that ended an hour ago, or
-// earlier if there are many.
+// forgetLocked drops the samples of sandboxes that ended an hour ago, and of the
+// oldest if there are more than maxEnded.
 func (m *Sampler) forgetLocked(there map[string]bool, now time.Time) {
 	var ended []string
 	for id, b := range m.boxes {
@@ -161,7 +160,7 @@ func (m *Sampler) forgetLocked(there map[string]bool, now time.Time) {
 	}
 }
 
-// bounded appends v, dropping the oldest of many.
+// bounded appends v and drops the oldest elements beyond kept.
 func bounded[T any](s []T, v T) []T {
 	if len(s) >= kept {
 		s = append(s[:0], s[len(s)-kept+1:]...)
@@ -169,6 +168,7 @@ func bounded[T any](s []T, v T) []T {
 	return append(s, v)
 }
 
+// subjects returns the living sandboxes of this server.
 func (m *Sampler) subjects(ctx context.Context) (out []subject, err error) {
 	err = m.fleet.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select id, project_id, state, cpus, memory_mb, disk_mb, started_at from sandbox
@@ -192,6 +192,7 @@ func (m *Sampler) subjects(ctx context.Context) (out []subject, err error) {
 	return out, nil
 }
 
+// add appends a sample from what the runtime measured.
 func (m *Sampler) add(s subject, u Usage, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -202,7 +203,7 @@ func (m *Sampler) add(s subject, u Usage, now time.Time) {
 	}
 	used := u.CPU - b.cpu
 	if used < 0 {
-		used = u.CPU // restored since: it counts from there
+		used = u.CPU // it was restored since, and the runtime counts from there
 	}
 	cpus := float64(s.cpus) / 1000
 	percent := 0.0
@@ -217,10 +218,9 @@ func (m *Sampler) add(s subject, u Usage, now time.Time) {
 	})
 }
 
-// Samples returns what was measured of a sandbox of who's project from start
-// to end, oldest first; a zero time is no bound. Of one that ended it is there
-// for an hour more. It returns [ErrNotFound] if the project never had such a
-// sandbox.
+// Samples returns the samples of a sandbox of who's project from start to end,
+// oldest first; a zero time means no bound. Samples of an ended sandbox stay for an
+// hour. Its error wraps [ErrNotFound] if the project never had such a sandbox.
 func (m *Sampler) Samples(ctx context.Context, who auth.Principal, id string, start, end time.Time) ([]Sample, error) {
 	if err := mayMeasure(who); err != nil {
 		return nil, err
@@ -251,8 +251,8 @@ func within(t, start, end time.Time) bool {
 	return !t.Before(start) && (end.IsZero() || !t.After(end))
 }
 
-// Newest returns the newest sample of each of the sandboxes ids that is who's
-// project's and was measured.
+// Newest returns the newest sample of each sandbox in ids that belongs to who's
+// project. Sandboxes without samples are left out.
 func (m *Sampler) Newest(who auth.Principal, ids []string) (map[string]Sample, error) {
 	if err := mayMeasure(who); err != nil {
 		return nil, err
@@ -275,8 +275,8 @@ func mayMeasure(who auth.Principal) error {
 	return nil
 }
 
-// Team returns how much who's project used its sandboxes from start to end,
-// oldest first; a zero time is no bound.
+// Team returns the samples of who's project from start to end, oldest first; a zero
+// time means no bound.
 func (m *Sampler) Team(who auth.Principal, start, end time.Time) ([]TeamSample, error) {
 	if err := mayMeasure(who); err != nil {
 		return nil, err

@@ -12,13 +12,14 @@ import (
 // ErrOwned means that another server runs the sandboxes of the database.
 var ErrOwned = errors.New("another server runs the sandboxes of this database")
 
-// ownWait is how long a server waits for a predecessor that was just killed.
+// ownWait is how long a server waits for a predecessor that is still stopping.
 const ownWait = 5 * time.Second
 
-// Own makes the server with this id the one that runs the sandboxes of db, until
-// the hold is closed or the process ends. Errors name place to people. The error
-// wraps [ErrOwned] if another server runs them. Sandboxes, snapshots and volumes lie
-// on one machine's disk, so a second server would mark those of the first lost.
+// Own makes the server with this ID the one that runs the sandboxes of db, until
+// the returned hold is closed or the process ends. Its error wraps [ErrOwned] if
+// another server runs them, and names that server's place. Sandboxes, snapshots and
+// volumes are on one machine's disk: a second server would not find them and would
+// record them as lost.
 func Own(ctx context.Context, db *store.DB, id, place string) (*store.Hold, error) {
 	h, err := db.Hold(ctx, "sandboxes", ownWait)
 	if errors.Is(err, store.ErrHeld) {
@@ -37,7 +38,7 @@ func Own(ctx context.Context, db *store.DB, id, place string) (*store.Hold, erro
 		if id == "" {
 			return nil
 		}
-		for _, table := range []string{"sandbox", "snapshot", "volume"} { // of a version that knew one server
+		for _, table := range []string{"sandbox", "snapshot", "volume"} { // written by a version without server IDs
 			if _, err := tx.ExecContext(ctx, `update `+table+` set server_id = $1 where server_id = ''`, id); err != nil {
 				return err
 			}
@@ -50,7 +51,8 @@ func Own(ctx context.Context, db *store.DB, id, place string) (*store.Hold, erro
 	return h, nil
 }
 
-// owner names the server that runs the sandboxes, if it is known.
+// owner names the server that runs the sandboxes for an error text, or returns the
+// empty string.
 func owner(ctx context.Context, db *store.DB) (text string) {
 	_ = db.View(ctx, func(tx *store.Tx) error {
 		var place string

@@ -15,10 +15,10 @@ import (
 	"postern/internal/store"
 )
 
-// Pause freezes a running sandbox of who's project: its memory, or with
-// filesOnly only its files, goes to disk, and it takes nothing else of this
-// machine. Its error wraps [ErrPaused] if it is paused already. If it cannot be
-// frozen it runs on as if nothing had happened.
+// Pause freezes a running sandbox of who's project. Its memory, or with filesOnly
+// only its files, goes to disk; it then uses nothing else of this machine. Its
+// error wraps [ErrPaused] if it is paused already. If the pause fails the sandbox
+// continues unharmed.
 func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesOnly bool) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -34,14 +34,14 @@ func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesO
 	return f.pause(ctx, l, who, s, filesOnly, "asked for")
 }
 
-// pause freezes a claimed sandbox that runs.
+// pause freezes a claimed, running sandbox.
 func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, filesOnly bool, why string) error {
 	s.saved = "p-" + random()
 	err := f.rows.record(ctx, who, &s, change{
 		from: []State{Running}, to: Pausing, verb: audit.SandboxPause, fields: audit.Fields{"why": why, "files_only": strconv.FormatBool(filesOnly)},
 		check: func(ctx context.Context, tx *store.Tx) error {
 			if s.Restart {
-				return nil // the server stops: the other way is to lose it
+				return nil // the server is stopping, and the alternative is to lose the sandbox
 			}
 			return f.rows.roomToPause(ctx, tx)
 		},
@@ -51,7 +51,7 @@ func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s
 	}
 	f.setReady(l, false)
 	if err := f.save(ctx, s, filesOnly); err != nil {
-		// Also when somebody ends it: then this is one step on the way.
+		// Undo, also if somebody wants to end the sandbox: the end follows.
 		ctx := context.WithoutCancel(ctx)
 		err = errors.Join(fmt.Errorf("pause %s: %w", s.ID, err), f.discard(s.saved))
 		s.saved, s.Restart = "", false
@@ -65,17 +65,17 @@ func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s
 	return errors.Join(err, f.rows.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused}))
 }
 
-// savedFiles is what is noted beside a snapshot of files: what else the guest
-// must be told when it boots.
+// savedFiles is written beside a snapshot of files: what the guest must be told
+// when it boots.
 type savedFiles struct {
 	EnvVars map[string]string `json:"env_vars"`
 }
 
-// save writes the snapshot s.saved of a sandbox, which ends with it.
+// save writes the snapshot s.saved of a sandbox, which stops.
 func (f *Fleet) save(ctx context.Context, s Info, filesOnly bool) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
 	defer cancel()
-	if !s.Restart { // what the server freezes when it stops has no second chance
+	if !s.Restart { // a sandbox frozen at the server's stop has no second chance
 		done, err := f.takeSpace(ctx, s.ID)
 		if err != nil {
 			return err
@@ -98,8 +98,8 @@ func (f *Fleet) save(ctx context.Context, s Info, filesOnly bool) error {
 	return f.runtime.Save(ctx, s.ID, f.dir(s.saved), SaveOptions{FilesOnly: filesOnly})
 }
 
-// savedSource is what a paused sandbox goes on from, and what its guest is
-// told.
+// savedSource returns what a paused sandbox is resumed from, and what to tell its
+// guest.
 func (f *Fleet) savedSource(s Info) (source, initBody, error) {
 	from := source{dir: f.dir(s.saved), channel: s.ID}
 	b, err := os.ReadFile(from.dir + ".json")
@@ -152,8 +152,8 @@ func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, r Co
 	return s, resumed, err
 }
 
-// resume brings a claimed sandbox that is paused back, with reboot without its
-// memory. If that fails it stays paused.
+// resume brings a claimed, paused sandbox back; with reboot without its memory. If
+// that fails the sandbox stays paused.
 func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, reboot bool, why string) (Info, error) {
 	if s.State != Paused {
 		return Info{}, fmt.Errorf("resume %s: %w", s.ID, ErrBusy)
@@ -191,8 +191,9 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 		from: []State{Resuming}, to: Running, verb: audit.SandboxResumed, event: event.Resumed, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
 	})
 	if err != nil {
-		// What has run on must not be forgotten and start again from an old
-		// memory: the snapshot stays, and so does the row, for Recover.
+		// The sandbox has run. It must not be resumed from its old memory, which
+		// would run things twice. So the row stays in state resuming, with the
+		// snapshot, for Recover.
 		return Info{}, errors.Join(err, f.takeDown(ctx, l))
 	}
 	f.setReady(l, true)
@@ -202,8 +203,8 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	return s, nil
 }
 
-// reboot starts a sandbox that is up anew, with its files. Files cannot be
-// taken out of a memory's snapshot but by running it.
+// reboot replaces a running sandbox by one that boots with its files. There is no
+// way to take the files out of a memory snapshot without running it.
 func (f *Fleet) reboot(ctx context.Context, l *liveSandbox, s Info, base Base) error {
 	s.saved = "p-" + random()
 	defer func() {

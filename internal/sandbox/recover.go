@@ -16,9 +16,9 @@ import (
 	"postern/internal/event"
 )
 
-// Recover deals with what a former process of this server left: it goes on
-// with the sandboxes that still run, and records those that do not as lost. It
-// is called once, before anything else.
+// Recover deals with the sandboxes of a previous process of this server. It takes
+// back those that still run, records the others as lost or paused, and removes
+// everything else from the machine. Call it once, before anything else.
 func (f *Fleet) Recover(ctx context.Context) error {
 	rows, err := f.rows.list(ctx, `where state in (`+quoted(onMachine)+`, 'paused')`)
 	if err != nil {
@@ -67,13 +67,13 @@ func (f *Fleet) Recover(ctx context.Context) error {
 	return f.tidySnapshots(ctx, keep)
 }
 
-// recoverWorkers is how many sandboxes are asked at a time whether they are
-// well: code inside can stop its guest, and the server does not start before
-// each has answered or has not.
+// recoverWorkers is how many guests are asked at a time whether they still work.
+// Code inside can stop its guest, and the server does not start before each has
+// answered or timed out.
 const recoverWorkers = 16
 
-// recoverRows is recoverOne for all. It returns by id what runs, and by name
-// what must stay on disk.
+// recoverRows calls recoverOne for all rows. It returns the IDs of the sandboxes
+// that run, and the names of the snapshots that must stay on disk.
 func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, links map[string]*os.File) (on, keep map[string]bool, err error) {
 	on, keep = map[string]bool{}, map[string]bool{}
 	var mu sync.Mutex // guards the maps
@@ -85,7 +85,7 @@ func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, lin
 			mu.Lock()
 			on[s.ID], keep[saved] = running, true
 			mu.Unlock()
-			if err != nil && !errors.Is(err, ErrNotFound) { // its watch may have recorded its end
+			if err != nil && !errors.Is(err, ErrNotFound) { // the watch may have recorded the end
 				return fmt.Errorf("recover sandbox %s: %w", s.ID, err)
 			}
 			return nil
@@ -94,21 +94,22 @@ func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, lin
 	return on, keep, g.Wait()
 }
 
-// recoverOne decides what becomes of a sandbox that was not at its end when a
-// former process ended. It returns whether it runs, and the snapshot that it
+// recoverOne decides what becomes of a sandbox whose row does not say that it has
+// ended. It returns whether the sandbox runs, and the name of the snapshot that it
 // needs.
 func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File) (running bool, saved string, err error) {
 	_, noSnapshot := os.Stat(f.dir(s.saved))
 	frozen := s.saved != "" && noSnapshot == nil
 	reason := "the server ended without ending it; it was removed at the next start"
-	switch s.State { //nolint:exhaustive // one that was being created is lost; the others have ended
+	switch s.State { //nolint:exhaustive // a sandbox in creation is lost; the other states are ends
 	case Paused:
 		if frozen {
 			return false, s.saved, nil
 		}
 		reason = "its snapshot is gone"
 	case Pausing:
-		// The snapshot appears whole or not at all. What has one has stopped.
+		// A snapshot appears on disk complete or not at all, and only after the
+		// sandbox has stopped.
 		if frozen {
 			s.PausedAt = time.Now()
 			return false, s.saved, f.rows.record(ctx, system(s), &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused})
@@ -122,7 +123,7 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 			reason = why
 		}
 	case Resuming:
-		// Nobody was told that it runs, so it has not.
+		// Nobody has been told that it runs, so nothing is lost by resuming again.
 		if frozen {
 			return false, s.saved, f.rows.record(ctx, system(s), &s, change{from: []State{Resuming}, to: Paused, verb: audit.SandboxResumeFailed, fields: audit.Fields{"reason": reason}})
 		}
@@ -133,11 +134,11 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 	})
 }
 
-// adoptTimeout is how long a guest that was left alone may take to answer.
+// adoptTimeout is how long the guest of a recovered sandbox may take to answer.
 const adoptTimeout = 10 * time.Second
 
-// adopt goes on with a sandbox that a former process started. It returns why it
-// cannot, or the empty string.
+// adopt takes back a sandbox that a previous process started. It returns why that
+// is not possible, or the empty string.
 func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (why string) {
 	if left {
 		_, err := f.runtime.Usage(ctx, s.ID)
@@ -164,12 +165,12 @@ func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (wh
 	f.mu.Lock()
 	l.up, l.since, l.mounted, l.traffic = true, s.Started, len(s.Options.Volumes) > 0, s.Options.Traffic
 	f.mu.Unlock()
-	f.watch(l) //nolint:contextcheck // it lives as long as the sandbox
+	f.watch(l) //nolint:contextcheck // the watch lives as long as the sandbox
 	if _, err := f.askGuest(ctx, s.ID, f.ChannelKey(s.ID), http.MethodGet, "/envs", nil, http.StatusOK); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		f.mu.Lock() // Recover removes the rest
+		f.mu.Lock() // Recover removes what runs
 		l.run()
 		l.up = false
 		f.mu.Unlock()

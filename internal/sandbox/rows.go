@@ -31,64 +31,65 @@ const (
 	Lost     State = "lost"
 )
 
-// onMachine are the states in which a sandbox takes of this machine's memory.
+// onMachine are the states in which a sandbox uses memory of this machine.
 var onMachine = []State{Creating, Running, Pausing, Resuming}
 
-// Options are what the creator of a sandbox asked for that lasts as long as
-// the sandbox. Zero values are E2B's defaults, but for Traffic.Public.
+// Options are settings from a sandbox's creation that last as long as the sandbox.
+// Zero values are E2B's defaults, except for Traffic.Public.
 type Options struct {
-	Timeout    time.Duration `json:"timeout"`     // asked for at creation
-	AutoPause  bool          `json:"auto_pause"`  // when its time is up it is paused, not killed
-	FilesOnly  bool          `json:"files_only"`  // such a pause keeps files, not memory
-	AutoResume bool          `json:"auto_resume"` // traffic resumes it
+	Timeout    time.Duration `json:"timeout"`     // lifetime that the creator requested
+	AutoPause  bool          `json:"auto_pause"`  // pause at the end of the lifetime instead of killing
+	FilesOnly  bool          `json:"files_only"`  // the automatic pause keeps files, not memory
+	AutoResume bool          `json:"auto_resume"` // traffic to a port resumes it
 	Traffic    Traffic       `json:"traffic"`
 	Volumes    []VolumeMount `json:"volumes,omitempty"`
 }
 
-// Traffic says how the ports of a sandbox may be reached from outside. The
-// zero Traffic is the closed one.
+// Traffic says how the ports of a sandbox may be reached from outside. The zero
+// Traffic needs the traffic token.
 type Traffic struct {
 	Public     bool     `json:"public,omitempty"`      // without the traffic token
-	MaskHost   string   `json:"mask_host,omitempty"`   // the Host that services see, ${PORT} replaced; empty means the true one
+	MaskHost   string   `json:"mask_host,omitempty"`   // Host header that services see, with ${PORT} replaced; empty means the client's
 	HTTPSPorts []uint16 `json:"https_ports,omitempty"` // ports whose services speak TLS
 }
 
-// A VolumeMount asks for a volume of the project inside a sandbox.
+// A VolumeMount asks for a volume of the project to be mounted in a sandbox.
 type VolumeMount struct {
-	Name string `json:"name"` // of the volume
-	Path string `json:"path"` // inside
+	Name string `json:"name"` // name of the volume in its project
+	Path string `json:"path"` // absolute path inside
 }
 
-// Info is what is known of a sandbox.
+// Info describes a sandbox.
 type Info struct {
 	ID        string
 	Project   string
 	Template  string
 	State     State
-	Reason    string // why it ended, for a person
+	Reason    string // why it ended, in words for a person; empty while it lives
 	Metadata  map[string]string
-	Inbox     string // id of the attached inbox, or empty
+	Inbox     string // ID of the attached inbox, or empty
 	Egress    policy.Egress
 	Options   Options
-	Execution string  // id of the present or last time that it ran
+	Execution string  // ID of its present or last run
 	CPUs      float64 // cores
 	MemoryMB  int64   // mebibytes
 	DiskMB    int64   // mebibytes
 	Started   time.Time
-	Ends      time.Time // when its time is up
+	Ends      time.Time // end of its lifetime
 	PausedAt  time.Time // zero unless it is paused
 	Ended     time.Time // zero while it lives
-	Restart   bool      // it was frozen by a stop of the server and comes back by itself
+	Restart   bool      // frozen by a stop of the server, to be resumed at the next start
 
-	saved string // name of the snapshot that it goes on from
+	saved string // name of the snapshot to resume from; empty unless it is paused or changing
 }
 
-// Principal returns the sandbox as a caller.
+// Principal returns the sandbox as the caller of other parts of the program.
 func (s *Info) Principal() auth.Principal {
 	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template}
 }
 
-// end makes s one that has ended and needs nothing any more.
+// end sets the fields of a sandbox that has ended, and drops what only a living one
+// needs.
 func (s *Info) end(reason string) {
 	s.Reason, s.Ended, s.saved, s.PausedAt, s.Restart = reason, time.Now(), "", time.Time{}, false
 }
@@ -96,6 +97,7 @@ func (s *Info) end(reason string) {
 const columns = `id, project_id, template, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, ` +
 	`started_at, ends_at, paused_at, ended_at, restart, saved`
 
+// scan reads a row with the given columns.
 func scan(row func(...any) error) (Info, error) {
 	var s Info
 	var metadata, egress, options string
@@ -119,7 +121,8 @@ type registry struct {
 	conf *Config // of the fleet
 }
 
-// insert records a new sandbox, if there may be one more.
+// insert records a new sandbox. Its error wraps [ErrFull] if the machine has no
+// room for another one.
 func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error {
 	metadata, err1 := json.Marshal(s.Metadata)
 	egress, err2 := json.Marshal(s.Egress)
@@ -128,7 +131,8 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 		return err
 	}
 	return g.db.Update(ctx, func(tx *store.Tx) error {
-		// The entry comes first: its lock makes the count below exact.
+		// The audit entry comes first: it takes the lock that makes the count below
+		// exact.
 		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, audit.Fields{
 			"template": s.Template, "inbox": s.Inbox, "egress": string(egress), "metadata": string(metadata), "options": string(options),
 		})
@@ -149,9 +153,9 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 	})
 }
 
-// roomToRun returns an error that wraps [ErrFull] unless one more sandbox may take
-// of this machine. The caller has appended to the audit in tx, whose lock
-// makes the count exact.
+// roomToRun returns an error that wraps [ErrFull] unless one more sandbox may run
+// on this machine. The count is exact if the caller has appended to the audit in
+// tx, which takes a lock.
 func (g *registry) roomToRun(ctx context.Context, tx *store.Tx) error {
 	var n int
 	if err := tx.One(ctx, `select count(*) from sandbox where server_id = $1 and state in (`+quoted(onMachine)+`)`, []any{g.conf.Server}, &n); err != nil {
@@ -163,7 +167,8 @@ func (g *registry) roomToRun(ctx context.Context, tx *store.Tx) error {
 	return nil
 }
 
-// quoted returns states as a list in SQL. They are constants of this package.
+// quoted returns states as an SQL list. They are constants of this package, so they
+// need no escaping.
 func quoted(states []State) string {
 	var b strings.Builder
 	for i, s := range states {
@@ -175,18 +180,19 @@ func quoted(states []State) string {
 	return b.String()
 }
 
-// A change is one step in a sandbox's life, as it is recorded.
+// A change is one step in a sandbox's life: a row update, an audit entry and an
+// event, in one transaction.
 type change struct {
 	from   []State
 	to     State
 	verb   audit.Verb
-	event  event.Type // empty means none
+	event  event.Type // empty means no event
 	fields audit.Fields
-	check  func(ctx context.Context, tx *store.Tx) error // nil means none
+	check  func(ctx context.Context, tx *store.Tx) error // last condition, in the transaction; nil means none
 }
 
-// record writes s as it is after a change, whole, if it was in one of the
-// states of c.from. Otherwise the error wraps [ErrNotFound].
+// record writes all of s in the state c.to, if the row is in one of the states
+// c.from. Otherwise its error wraps [ErrNotFound]. On success it sets s.State.
 func (g *registry) record(ctx context.Context, who auth.Principal, s *Info, c change) error {
 	egress, err1 := json.Marshal(s.Egress)
 	options, err2 := json.Marshal(s.Options)
@@ -230,8 +236,8 @@ func (g *registry) record(ctx context.Context, who auth.Principal, s *Info, c ch
 	return nil
 }
 
-// announce tells those who follow the sandbox's life what happened, in the
-// transaction in which it does.
+// announce appends an event about s to the project's history, in the caller's
+// transaction. Webhooks deliver it.
 func announce(ctx context.Context, tx *store.Tx, s Info, t event.Type) error {
 	data := map[string]any{"sandbox_metadata": s.Metadata, "end_at": s.Ends.UTC().Format(time.RFC3339Nano)}
 	if s.Reason != "" {
@@ -256,11 +262,12 @@ func announce(ctx context.Context, tx *store.Tx, s Info, t event.Type) error {
 	})
 }
 
+// expired returns the running sandboxes whose lifetime is over.
 func (g *registry) expired(ctx context.Context) ([]Info, error) {
 	return g.list(ctx, `where state = $1 and ends_at <= $2`, Running, store.Time(time.Now()))
 }
 
-// row returns a sandbox, whosoever it is and whatever became of it.
+// row returns a sandbox of any project and in any state.
 func (g *registry) row(ctx context.Context, id string) (Info, error) {
 	ss, err := g.list(ctx, `where id = $1`, id)
 	if err != nil {
@@ -272,12 +279,12 @@ func (g *registry) row(ctx context.Context, id string) (Info, error) {
 	return ss[0], nil
 }
 
-// alive are the states of sandboxes that their owner sees.
+// alive are the states in which a sandbox is visible to its owner.
 var alive = []State{Running, Pausing, Paused, Resuming}
 
-// list returns the sandboxes of this server that match where, which ends a
-// statement. The failure it prevents: a second server on one database marks those
-// of the first lost, since its own machine does not have them.
+// list returns the sandboxes of this server that match where, the end of an SQL
+// statement. The inner select hides the sandboxes of other servers: this machine
+// does not have them, so Recover would record them as lost.
 func (g *registry) list(ctx context.Context, where string, args ...any) (out []Info, err error) {
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		out, err = store.List(ctx, tx, scan, `select `+columns+` from (select `+columns+` from sandbox where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where, append(slices.Clip(args), g.conf.Server)...)
@@ -289,10 +296,9 @@ func (g *registry) list(ctx context.Context, where string, args ...any) (out []I
 	return out, nil
 }
 
-// roomToPause returns an error that wraps [ErrFull] unless one more sandbox may
-// be paused. Those that a stop of the server froze come back by themselves and
-// do not count. The caller has appended to the audit in tx, whose lock makes the
-// count exact.
+// roomToPause returns an error that wraps [ErrFull] unless one more sandbox may be
+// paused. Sandboxes that the server froze do not count, since it resumes them
+// itself. The count is exact if the caller has appended to the audit in tx.
 func (g *registry) roomToPause(ctx context.Context, tx *store.Tx) error {
 	var n int
 	if err := tx.One(ctx, `select count(*) from sandbox where state in ($1, $2) and restart = 0 and server_id = $3`, []any{Pausing, Paused, g.conf.Server}, &n); err != nil {
@@ -304,8 +310,8 @@ func (g *registry) roomToPause(ctx context.Context, tx *store.Tx) error {
 	return nil
 }
 
-// roomForSnapshot returns an error that wraps [ErrFull] unless one more
-// snapshot may be kept.
+// roomForSnapshot returns an error that wraps [ErrFull] unless one more snapshot
+// may be kept.
 func (g *registry) roomForSnapshot(ctx context.Context, tx *store.Tx) error {
 	var n int
 	if err := tx.One(ctx, `select count(*) from snapshot where server_id = $1`, []any{g.conf.Server}, &n); err != nil {
@@ -317,6 +323,7 @@ func (g *registry) roomForSnapshot(ctx context.Context, tx *store.Tx) error {
 	return nil
 }
 
+// allSnapshots returns the snapshots of all projects.
 func (g *registry) allSnapshots(ctx context.Context) (out []Snapshot, err error) {
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		out, err = g.snapshots(ctx, tx, `where true`)
@@ -328,8 +335,8 @@ func (g *registry) allSnapshots(ctx context.Context) (out []Snapshot, err error)
 	return out, nil
 }
 
-// replaced returns the snapshots whose name n takes over. Its error wraps
-// [ErrFull] if there is none and n would be one too many.
+// replaced returns the snapshots that n replaces because it has their name. Its
+// error wraps [ErrFull] if there is none and n would be one too many.
 func (g *registry) replaced(ctx context.Context, tx *store.Tx, n Snapshot) (old []Snapshot, err error) {
 	if n.Name != "" {
 		old, err = g.snapshots(ctx, tx, `where project_id = $1 and name = $2`, n.Project, n.Name)
@@ -342,6 +349,8 @@ func (g *registry) replaced(ctx context.Context, tx *store.Tx, n Snapshot) (old 
 
 const snapshotColumns = `id, project_id, sandbox_id, template, name, cpus, memory_mb, disk_mb, created_at`
 
+// snapshots returns the snapshots of this server that match where, the end of an
+// SQL statement.
 func (g *registry) snapshots(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Snapshot, err error) {
 	rows, err := tx.QueryContext(ctx, `select `+snapshotColumns+` from (select `+snapshotColumns+` from snapshot where server_id = `+fmt.Sprintf("$%d", len(args)+1)+`) as here `+where,
 		append(slices.Clip(args), g.conf.Server)...)

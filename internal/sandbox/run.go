@@ -14,9 +14,9 @@ import (
 	"postern/internal/store"
 )
 
-// Run ends or pauses sandboxes whose time is up and keeps the pool filled,
-// until ctx is done; then it freezes what runs, so that the next server goes on
-// with it. It is called once, after [Fleet.Recover].
+// Run ends or pauses sandboxes whose lifetime is over and keeps the pool filled.
+// When ctx is done it freezes the running sandboxes to disk, so that the next
+// server resumes them. Call it once, after [Fleet.Recover].
 func (f *Fleet) Run(ctx context.Context) error {
 	var bg sync.WaitGroup
 	bg.Go(func() { f.pool.fill(ctx) })
@@ -47,7 +47,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// expire deals with the sandboxes whose time is up.
+// expire starts to end or pause each sandbox whose lifetime is over.
 func (f *Fleet) expire(ctx context.Context) {
 	due, err := f.rows.expired(ctx)
 	if err == nil && f.conf.KeepPaused > 0 {
@@ -62,8 +62,9 @@ func (f *Fleet) expire(ctx context.Context) {
 		return
 	}
 	for _, s := range due {
-		// Each in its own goroutine: one slow end must not delay the others.
-		// One that is not done by the next round is found again, and waits.
+		// Each in its own goroutine, so that a slow one does not delay the others.
+		// A sandbox that is still being ended is skipped, and found again if that
+		// fails.
 		f.mu.Lock()
 		l := f.live[s.ID]
 		busy := l != nil && len(l.claim) > 0
@@ -74,7 +75,8 @@ func (f *Fleet) expire(ctx context.Context) {
 	}
 }
 
-// timeUp ends or pauses a sandbox if its time is still up.
+// timeUp ends or pauses a sandbox if its lifetime is still over: its owner may have
+// extended it in the meantime.
 func (f *Fleet) timeUp(ctx context.Context, id string) {
 	over := func(s Info) bool {
 		return s.State == Running && !time.Now().Before(s.Ends) || s.State == Paused && f.conf.KeepPaused > 0 && time.Since(s.PausedAt) >= f.conf.KeepPaused
@@ -90,11 +92,12 @@ func (f *Fleet) timeUp(ctx context.Context, id string) {
 	}
 }
 
-// pauseAgainAfter is how much longer a sandbox runs that could not be paused
-// when its time was up, for want of disk space say. It is not killed: its
+// autoPauseRetry is how much longer a sandbox runs if it could not be paused at the
+// end of its life, for example because the disk was full. It is not killed: its
 // creator was promised that nothing is lost.
-const pauseAgainAfter = 10 * time.Second
+const autoPauseRetry = 10 * time.Second
 
+// autoPause pauses a sandbox if over still holds.
 func (f *Fleet) autoPause(ctx context.Context, id string, over func(Info) bool) error {
 	ctx, l, err := f.claim(ctx, id)
 	if err != nil {
@@ -110,7 +113,7 @@ func (f *Fleet) autoPause(ctx context.Context, id string, over func(Info) bool) 
 		return nil
 	}
 	if s, rerr := f.rows.row(ctx, id); rerr == nil && s.State == Running {
-		s.Ends = time.Now().Add(pauseAgainAfter)
+		s.Ends = time.Now().Add(autoPauseRetry)
 		err = errors.Join(err, f.rows.record(ctx, system(s), &s, change{
 			from: []State{Running}, to: Running, verb: audit.SandboxTimeout, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339), "reason": "it could not be paused"},
 		}))
@@ -118,12 +121,13 @@ func (f *Fleet) autoPause(ctx context.Context, id string, over func(Info) bool) 
 	return err
 }
 
-// freezeWorkers is how many sandboxes are frozen or brought back at a time:
-// the disk is shared.
+// freezeWorkers is how many sandboxes are frozen or resumed at a time. They share
+// the disk.
 const freezeWorkers = 4
 
-// freezeAll pauses what runs, to come back by itself. What cannot be paused is
-// ended: its link ends in this process.
+// freezeAll pauses all running sandboxes and marks them for the next server to
+// resume. A sandbox that cannot be paused is ended, since its link ends with this
+// process.
 func (f *Fleet) freezeAll(ctx context.Context) {
 	f.mu.Lock()
 	f.closed = true
@@ -134,19 +138,21 @@ func (f *Fleet) freezeAll(ctx context.Context) {
 	g.SetLimit(freezeWorkers)
 	for _, id := range ids {
 		g.Go(func() error {
-			// What had no part here when its turn came has nothing to freeze.
+			// The sandbox may have ended before its turn came.
 			if err := f.freeze(ctx, id); err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrBusy) {
 				f.log.ErrorContext(ctx, "freeze sandbox", "sandbox", id, "err", err)
 			}
 			return nil
 		})
 	}
-	_ = g.Wait() // each has been logged
+	_ = g.Wait() // each error has been logged
 }
 
+// freeze pauses one sandbox for the next server, or ends it.
 func (f *Fleet) freeze(ctx context.Context, id string) error {
-	// Not with the claim's context: who waits to end it may find the server
-	// closed when its turn comes, and would leave a row that says that it runs.
+	// The claim's context is not used. Somebody who waits to end the sandbox
+	// cancels it, but may find the server closed at their turn. Then the row would
+	// say that the sandbox runs.
 	_, l, err := f.claim(ctx, id)
 	if err != nil {
 		return err
@@ -171,8 +177,8 @@ func (f *Fleet) freeze(ctx context.Context, id string) error {
 	return f.finish(ctx, l, system(s), s, Killed, "the server was stopped and it could not be frozen")
 }
 
-// thaw brings back the sandboxes that a stop of the server froze. Who asks for
-// one meanwhile does not wait for the others.
+// thaw resumes the sandboxes that freezeAll froze. A request for one of them does
+// not wait for the others.
 func (f *Fleet) thaw(ctx context.Context) {
 	frozen, err := f.rows.list(ctx, `where state = $1 and restart = 1 order by started_at`, Paused)
 	if err != nil {
@@ -192,9 +198,11 @@ func (f *Fleet) thaw(ctx context.Context) {
 			return nil
 		})
 	}
-	_ = g.Wait() // each has been logged
+	_ = g.Wait() // each error has been logged
 }
 
+// thawOne resumes one frozen sandbox. If its life ended while no server ran, it
+// pauses or ends it as its options say.
 func (f *Fleet) thawOne(ctx context.Context, id string) error {
 	ctx, l, err := f.claim(ctx, id)
 	if err != nil {
@@ -216,7 +224,8 @@ func (f *Fleet) thawOne(ctx context.Context, id string) error {
 	if err == nil {
 		return nil
 	}
-	// It is not tried again at each start: the owner may, and sees why not.
+	// Do not retry at each start of the server. The owner can resume the sandbox,
+	// and finds the reason in the record.
 	if s, rerr := f.rows.row(ctx, id); rerr == nil && s.State == Paused {
 		s.Restart = false
 		err = errors.Join(err, f.rows.record(ctx, system(s), &s, change{from: []State{Paused}, to: Paused, verb: audit.SandboxPaused, fields: audit.Fields{"why": err.Error()}}))

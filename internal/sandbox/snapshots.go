@@ -15,11 +15,11 @@ import (
 	"postern/internal/store"
 )
 
-// A Snapshot is a frozen copy of a sandbox that others can start from.
+// A Snapshot is a saved copy of a sandbox that other sandboxes can start from.
 type Snapshot struct {
 	ID       string
 	Project  string
-	Sandbox  string // id of the sandbox that it was made from
+	Sandbox  string // ID of the sandbox that it is a copy of
 	Template string
 	Name     string // "alias:tag", or empty
 	Created  time.Time
@@ -29,14 +29,14 @@ type Snapshot struct {
 	diskMB   int64
 }
 
-// ErrSnapshotsOff means that the operator has not allowed snapshots.
+// ErrSnapshotsOff means that the operator does not allow snapshots.
 var ErrSnapshotsOff = fmt.Errorf("snapshots are off: start the server with --snapshots (%w)", auth.ErrForbidden)
 
-// ErrNoSnapshot means that there is no such snapshot.
+// ErrNoSnapshot means that the snapshot does not exist.
 var ErrNoSnapshot = errors.New("snapshot not found")
 
-// Snapshot copies a running sandbox of who's project, which goes on. An older
-// snapshot of the same name, if it is not empty, is replaced.
+// Snapshot copies a running sandbox of who's project, which continues. If name is
+// not empty, an older snapshot with that name is replaced.
 func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name string) (Snapshot, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Snapshot{}, err
@@ -56,7 +56,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 		ID: "s" + random(), Project: s.Project, Sandbox: s.ID, Template: s.Template, Name: name, Created: time.Now().UTC().Truncate(time.Microsecond),
 		cpus: s.CPUs, memoryMB: s.MemoryMB, diskMB: s.DiskMB,
 	}
-	// Asked twice: before the work, and where others cannot come in between.
+	// Check the limit before the work, and again in the transaction.
 	err = f.db.View(ctx, func(tx *store.Tx) error {
 		_, err := f.rows.replaced(ctx, tx, n)
 		return err
@@ -99,7 +99,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	return n, nil
 }
 
-// copyOf saves a claimed sandbox that runs, and leaves it running.
+// copyOf saves a claimed, running sandbox as a snapshot and leaves it running.
 func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
 	defer cancel()
@@ -129,15 +129,15 @@ func (f *Fleet) Snapshots(ctx context.Context, who auth.Principal) (out []Snapsh
 	return out, nil
 }
 
-// FindSnapshot returns the snapshot of who's project with an id or a name. Its
-// error wraps [ErrNoSnapshot].
+// FindSnapshot returns a snapshot of who's project by its ID or name. Its error
+// wraps [ErrNoSnapshot].
 func (f *Fleet) FindSnapshot(ctx context.Context, who auth.Principal, idOrName string) (Snapshot, error) {
 	all, err := f.Snapshots(ctx, who)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	// "id:default", "alias" and "team/alias:default" are ways of the SDKs to
-	// write what is "id" and "alias:default" here.
+	// The SDKs write "id:default" for "id", and "alias" or "team/alias:default" for
+	// "alias:default".
 	name := idOrName[strings.LastIndexByte(idOrName, '/')+1:]
 	if !strings.Contains(name, ":") {
 		name += ":default"
@@ -150,7 +150,7 @@ func (f *Fleet) FindSnapshot(ctx context.Context, who auth.Principal, idOrName s
 	return Snapshot{}, fmt.Errorf("%w: %.100q", ErrNoSnapshot, idOrName)
 }
 
-// snapshot returns a snapshot by its id.
+// snapshot is FindSnapshot by ID only.
 func (f *Fleet) snapshot(ctx context.Context, who auth.Principal, id string) (Snapshot, error) {
 	n, err := f.FindSnapshot(ctx, who, id)
 	if err == nil && n.ID != id {
@@ -159,8 +159,8 @@ func (f *Fleet) snapshot(ctx context.Context, who auth.Principal, id string) (Sn
 	return n, err
 }
 
-// DeleteSnapshot removes a snapshot of who's project. Sandboxes that were
-// started from it go on.
+// DeleteSnapshot removes a snapshot of who's project. Sandboxes that were started
+// from it continue.
 func (f *Fleet) DeleteSnapshot(ctx context.Context, who auth.Principal, id string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -185,14 +185,14 @@ func (f *Fleet) DeleteSnapshot(ctx context.Context, who auth.Principal, id strin
 	return f.discard(n.ID)
 }
 
-// A Forked is one outcome of a fork.
+// A Forked is the result of one copy of a fork: a sandbox or an error.
 type Forked struct {
 	Info
 	Err error
 }
 
-// Fork makes count sandboxes that go on from where a running sandbox of who's
-// project is now, which goes on itself.
+// Fork makes count copies of a running sandbox of who's project, with its memory.
+// The sandbox itself continues. One copy that fails does not fail the others.
 func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout time.Duration, count int) ([]Forked, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return nil, err
@@ -228,7 +228,7 @@ func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout
 	return out, nil
 }
 
-// forkable copies a running sandbox to the snapshot name.
+// forkable saves a running sandbox as the snapshot name.
 func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name string) (Info, Base, error) {
 	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
@@ -238,7 +238,8 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 	if s.State != Running {
 		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, ErrPaused)
 	}
-	// Asked again for each copy. What none can come of is not written to disk.
+	// The limit is checked again for each copy. Here it saves writing the memory to
+	// disk for nothing.
 	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.rows.roomToRun(ctx, tx) }); err != nil {
 		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, err)
 	}
@@ -254,8 +255,8 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 	})
 }
 
-// tidySnapshots removes what no row and no template speaks of: a crash between
-// a snapshot and its row leaves one.
+// tidySnapshots removes the snapshots that are not in keep and belong to no
+// template. A crash between a snapshot and its row leaves such files.
 func (f *Fleet) tidySnapshots(ctx context.Context, keep map[string]bool) error {
 	es, err := os.ReadDir(f.conf.Dir)
 	if err != nil {
@@ -269,7 +270,7 @@ func (f *Fleet) tidySnapshots(ctx context.Context, keep map[string]bool) error {
 		if err := f.discard(name); err != nil {
 			return err
 		}
-		f.log.InfoContext(ctx, "removed a snapshot that nothing speaks of", "snapshot", name)
+		f.log.InfoContext(ctx, "removed a snapshot without a row", "snapshot", name)
 	}
 	return nil
 }

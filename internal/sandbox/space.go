@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A space is what saves that are under way may still write to the disk.
+// space accounts for the disk that unfinished saves may still need.
 //
-// Paused sandboxes and snapshots take nothing of this machine but its disk, and
-// whoever holds a project's key could make them without end. On the same disk
-// is, mostly, the database: when that cannot be written nothing can be recorded,
-// so nothing works, for nobody.
+// The attack: paused sandboxes and snapshots use only disk, so a caller with a
+// project key could make them without limit. The database is usually on the same
+// disk. If that is full nothing can be recorded, and the server stops working for
+// all projects.
 type space struct {
 	mu    sync.Mutex
 	taken int64 // bytes
 }
 
-// takeSpace returns an error that wraps ENOSPC, as a full disk's own, unless a copy of a sandbox
-// fits on the disk and leaves free what must stay free. The caller calls done
-// when the copy has been written.
+// takeSpace reserves disk for a copy of a sandbox. The caller calls done when the
+// copy has been written. The error wraps ENOSPC, like that of a full disk, if the
+// copy could leave less than KeepFreeMB free.
 func (f *Fleet) takeSpace(ctx context.Context, id string) (done func(), err error) {
 	u, err := f.runtime.Usage(ctx, id)
 	if err != nil {
@@ -35,7 +35,8 @@ func (f *Fleet) takeSpace(ctx context.Context, id string) (done func(), err erro
 	if err := unix.Statfs(f.conf.Dir, &st); err != nil {
 		return nil, fmt.Errorf("measure disk of snapshots: %w", err)
 	}
-	// What others have begun to write is counted twice: too much, never too little.
+	// What other saves have written so far is counted twice, which errs on the safe
+	// side.
 	free := int64(st.Bavail)*st.Bsize - p.taken
 	if free-need < f.conf.KeepFreeMB<<20 {
 		return nil, fmt.Errorf("a copy of %s may take %d MiB of the disk, of which %d MiB are free and %d MiB must stay so: %w",

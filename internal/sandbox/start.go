@@ -9,18 +9,18 @@ import (
 	"postern/internal/audit"
 )
 
-// firstShare is the divisor of a start's time after which the first attempt is
-// given up if the guest has not answered and there is another way.
+// firstShare divides the time of a start. If the guest has not answered after the
+// first share and there is another way to start it, the first attempt is given up.
 const firstShare = 3
 
-// errSilent means that a guest has not answered in its share of the time.
+// errSilent means that a guest did not answer within the first share.
 var errSilent = errors.New("the guest did not answer within a third of the start's time")
 
-// bringUp creates the machine's part of a sandbox, until the guest knows its
-// identity, within the time of a start. gVisor has had bugs that hang a program
-// inside for ever (google/gvisor issues 14405, 14408 and 13920). So a start without
-// an answer is ended and repeated, once, unless it had an effect that must not
-// happen twice. If it fails, takeDown cleans up.
+// bringUp starts the machine's part of a sandbox and returns when the guest knows
+// its identity. gVisor has had bugs that hang a program inside forever
+// (google/gvisor issues 14405, 14408 and 13920). So if the guest does not answer,
+// the attempt is ended and repeated once, unless it had an effect that must not
+// happen twice. After an error the caller cleans up with takeDown.
 func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout)
 	defer cancel()
@@ -38,10 +38,11 @@ func (f *Fleet) bringUp(ctx context.Context, l *liveSandbox, s Info, base Base, 
 	return f.bringUpOnce(ctx, l, s, base, from, body)
 }
 
-// firstTry returns the context of a first attempt, which ends after its share of
-// the time if a second is possible. Call decide when the attempt has ended: it
-// reports whether a second is needed. Then even a first attempt that answered in
-// that moment is dropped, since its sandbox is muted.
+// firstTry returns the context of a first attempt. The context ends after the first
+// share of the time if a second attempt is possible. Call decide when the attempt
+// has ended; it reports whether a second attempt is needed. In that case the first
+// one is dropped even if it answered at the last moment, since its sandbox has been
+// muted.
 func (f *Fleet) firstTry(ctx context.Context, s Info, from source) (first context.Context, decide func() (silent bool)) {
 	first, cancel := context.WithCancelCause(ctx)
 	end, _ := ctx.Deadline()
@@ -62,10 +63,10 @@ func (f *Fleet) firstTry(ctx context.Context, s Info, from source) (first contex
 }
 
 // mayRepeat reports whether a starting sandbox may be ended and started again. A
-// boot, or a start from the template's memory, has run nothing but what every boot
-// runs. In a user's memory programs run on at once, before the guest answers, and
-// must not do anything twice. So it must have sent nothing, which mayRepeat then
-// enforces, and must have no access to anything that outlives it.
+// boot and a start from the template's memory have only run what every boot runs.
+// But programs in a user's memory continue at once, before the guest answers, and
+// must not do anything twice. Such a sandbox may be repeated only if it has no
+// volumes and has sent nothing; mayRepeat then drops whatever it sends from now on.
 func (f *Fleet) mayRepeat(s Info, from source) bool {
 	if from.dir == "" || from.files || from.template {
 		return true
@@ -73,8 +74,8 @@ func (f *Fleet) mayRepeat(s Info, from source) bool {
 	return len(s.Options.Volumes) == 0 && f.network.MuteIfSilent(s.ID)
 }
 
-// noteSilence records that a start is tried again, and logs what the abandoned
-// attempt was doing.
+// noteSilence records that a start is repeated, and logs what the abandoned attempt
+// was doing.
 func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 	attrs := []any{"sandbox", s.ID, "err", reason}
 	if e, ok := f.runtime.(Examiner); ok {
@@ -90,7 +91,7 @@ func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 	})
 }
 
-// bringUpFast is bringUp from a template's snapshot. It waits no longer than its
+// bringUpFast is bringUp from a template's snapshot. It gives up after the first
 // share of the time, since the caller can boot instead.
 func (f *Fleet) bringUpFast(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) error {
 	first, decide := f.firstTry(ctx, s, from)
@@ -101,7 +102,7 @@ func (f *Fleet) bringUpFast(ctx context.Context, l *liveSandbox, s Info, base Ba
 	return errors.Join(errSilent, err, f.noteSilence(ctx, s, err))
 }
 
-// bringUpOnce is one attempt of bringUp.
+// bringUpOnce makes one attempt to start the machine's part of a sandbox.
 func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Base, from source, body initBody) (err error) {
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
@@ -137,8 +138,8 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	if err != nil {
 		return fmt.Errorf("start runtime: %w", err)
 	}
-	f.watch(l)      //nolint:contextcheck // it lives as long as the sandbox
-	channel := s.ID // a guest that boots was told it by its environment
+	f.watch(l)      //nolint:contextcheck // the watch lives as long as the sandbox
+	channel := s.ID // a guest that boots has its own channel hash in its environment
 	if from.dir != "" && !from.files {
 		channel, body.Restored = from.channel, true
 	}
