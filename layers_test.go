@@ -19,7 +19,8 @@ import (
 // import only packages of layers below its own: so nothing passes a request
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
-	{"policy", "mail", "mailquery", "scan", "statement", "guest", "store", "zone", "framing", "api", "seal", "semaphore", "scrub"}, // pure rules, formats, and the database
+	{"extract"}, // text out of any bytes
+	{"policy", "mail", "mailquery", "scan", "leak", "statement", "guest", "store", "zone", "framing", "api", "seal", "semaphore", "scrub"}, // pure rules, formats, and the database
 	{"auth", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -39,11 +40,11 @@ var only = map[string][]string{
 		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset", "golang.org/x/net/idna",
 		"github.com/yuin/goldmark", "github.com/yuin/goldmark/extension", "github.com/yuin/goldmark/parser", "github.com/yuin/goldmark/renderer/html", "github.com/yuin/goldmark/util",
 	},
-	"scan": {
-		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/unicode/norm", "golang.org/x/text/encoding/charmap",
-		"github.com/klauspost/compress/zstd", "github.com/ulikunitz/xz/lzma",
+	"extract": {
+		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/encoding/charmap", "github.com/klauspost/compress/zstd", "github.com/ulikunitz/xz/lzma",
 	},
-	"seal": {}, "semaphore": {}, "scrub": {},
+	"seal": {}, "semaphore": {}, "scrub": {}, "leak": {},
+	"scan": {"golang.org/x/text/unicode/norm"},
 	"guest": {
 		"connectrpc.com/connect", "github.com/creack/pty", "github.com/fsnotify/fsnotify", "golang.org/x/sys/unix",
 		"google.golang.org/protobuf/types/known/timestamppb", "google.golang.org/protobuf/proto",

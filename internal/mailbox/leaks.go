@@ -4,8 +4,8 @@ import (
 	"crypto/sha256"
 	"sync"
 
+	"postern/internal/leak"
 	"postern/internal/mail"
-	"postern/internal/scan"
 )
 
 const (
@@ -20,18 +20,18 @@ type found struct {
 	heavy chan struct{} // semaphore for scans of large messages
 
 	mu   sync.Mutex // guards what follows
-	by   map[[sha256.Size]byte]scan.Leak
+	by   map[[sha256.Size]byte]leak.Report
 	keys [][sha256.Size]byte // of by, the oldest first
 }
 
 func newFound() *found {
-	return &found{heavy: make(chan struct{}, maxHeavy), by: map[[sha256.Size]byte]scan.Leak{}}
+	return &found{heavy: make(chan struct{}, maxHeavy), by: map[[sha256.Size]byte]leak.Report{}}
 }
 
 // leaks returns the findings of the content checks in a proposed message: in its
 // parsed parts, and in each octet of its source. The attack: many large messages
 // at once, each of which takes a hundred megabytes and some seconds to scan.
-func (m *PostOffice) leaks(p mail.Message, raw []byte) scan.Leak {
+func (m *PostOffice) leaks(p mail.Message, raw []byte) leak.Report {
 	key := sha256.Sum256(raw)
 	f := m.found
 	f.mu.Lock()
@@ -44,11 +44,11 @@ func (m *PostOffice) leaks(p mail.Message, raw []byte) scan.Leak {
 		f.heavy <- struct{}{}
 		defer func() { <-f.heavy }()
 	}
-	o := scan.Outgoing{Subject: p.Subject, Text: p.Text, HTML: p.HTML, Raw: raw}
+	o := leak.Message{Subject: p.Subject, Text: p.Text, HTML: p.HTML, Raw: raw}
 	for _, a := range p.Attachments {
-		o.Files = append(o.Files, scan.OutgoingFile{Name: a.Name, Type: mediaType(a.ContentType), Data: a.Data})
+		o.Files = append(o.Files, leak.File{Name: a.Name, Data: a.Data})
 	}
-	l = scan.Outbound(o)
+	l = leak.Find(o)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, ok := f.by[key]; !ok {

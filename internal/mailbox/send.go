@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/leak"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
-	"postern/internal/scan"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -214,7 +214,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
-	v := oversight.View{Title: scan.Redact(s.Subject), Text: scan.Redact(s.Text), Notes: s.Notes, Raw: env.Raw}
+	v := oversight.View{Title: leak.Redact(s.Subject), Text: leak.Redact(s.Text), Notes: s.Notes, Raw: env.Raw}
 	subject := s.Subject
 	s.Subject = v.Title
 	if s.HTML {
@@ -227,7 +227,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	for _, f := range found.Flags {
 		v.Flags = append(v.Flags, string(f))
 	}
-	for _, r := range found.Remarks {
+	for _, r := range found.Findings {
 		v.Notes = append(v.Notes, "found: "+r.String())
 	}
 	masked := v.Text != s.Text || v.Title != subject
@@ -268,7 +268,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 func showRest(v *oversight.View, s mail.Summary, masked bool) {
 	var odd []string
 	for _, f := range s.Fields {
-		value := scan.Redact(f.Value)
+		value := leak.Redact(f.Value)
 		masked = masked || value != f.Value
 		v.Fields = append(v.Fields, oversight.Field{Name: f.Name, Value: value})
 		if !f.Usual {

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"postern/internal/policy"
-	"postern/internal/scan"
+	"postern/internal/leak"
 )
 
 // TestDocumentation runs the tests in docs/reference/policy.md on the policy above each.
@@ -50,7 +50,7 @@ func TestFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := map[string]bool{}
-	for _, f := range scan.Flags() {
+	for _, f := range leak.Flags() {
 		known[string(f)] = true
 		if !strings.Contains(string(page), "`"+string(f)+"`") {
 			t.Errorf("docs/reference/policy.md does not tell of the flag %s", f)

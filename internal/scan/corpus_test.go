@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"postern/internal/extract"
 )
 
 // The corpus is in testdata/corpus, in files that people read: a mail begins
@@ -265,7 +267,7 @@ func TestCorpus(t *testing.T) {
 func brief(r Report) string {
 	var out []string
 	for _, f := range r.Findings {
-		out = append(out, fmt.Sprintf("%s %.2f %q", f.Rule, f.Score, cut(f.Excerpt, 50)))
+		out = append(out, fmt.Sprintf("%s %.2f %q", f.Rule, f.Score, extract.Cut(f.Excerpt, 50)))
 	}
 	return strings.Join(out, "; ")
 }

@@ -3,7 +3,8 @@ package scan
 import (
 	"crypto/rand"
 	"strings"
-	"unicode"
+
+	"postern/internal/extract"
 )
 
 // A Fence marks where text from outside begins and ends in what a model reads.
@@ -28,7 +29,7 @@ func (f Fence) End() string { return "MAIL " + f.code + ">>>" }
 // visible ([Visible]). Should the code stand in the text, which only somebody
 // who read it could bring about, it is taken out.
 func (f Fence) Wrap(text string) string {
-	text = Visible(text)
+	text = extract.Visible(text)
 	for strings.Contains(text, f.code) {
 		text = strings.ReplaceAll(text, f.code, "[code removed]")
 	}
@@ -45,26 +46,4 @@ func (f Fence) Notice() string {
 func Fenced(text string) string {
 	f := NewFence()
 	return f.Notice() + "\n" + f.Wrap(text)
-}
-
-// Visible returns s with what is not seen replaced by U+FFFD. The attack:
-// characters that a person does not see (tags, variation selectors, zero width,
-// text direction) and that a model reads. Line ends, tabs and the joiners, which
-// are in names and emoji, stay; so does the one selector that makes an emoji.
-func Visible(s string) string {
-	s = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)
-	prev := rune(0)
-	return strings.Map(func(r rune) rune {
-		before := prev
-		prev = r
-		switch {
-		case r == '\n' || r == '\t' || r == 0x200c || r == 0x200d:
-			return r
-		case r == 0xfe0f && before >= 0x203c:
-			return r
-		case unicode.Is(unicode.Cc, r), unicode.Is(unicode.Cf, r), unicode.Is(unicode.Co, r), r == 0x2028, r == 0x2029, unseen(r), r >= 0xfe00 && r <= 0xfe0f:
-			return unicode.ReplacementChar
-		}
-		return r
-	}, s)
 }

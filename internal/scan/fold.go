@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
+
+	"postern/internal/extract"
 )
 
 // A folding is a text as it looks, not as it is written: lower case, without
@@ -88,8 +90,8 @@ func (f *folder) rune(r rune) {
 	case r == 0x202e || r == 0x202d:
 		f.overrides++
 		return
-	case unseen(r):
-		if letter(f.prev) && !f.space {
+	case extract.Unseen(r):
+		if extract.Letter(f.prev) && !f.space {
 			f.joined++
 		}
 		return
@@ -145,7 +147,7 @@ func (f *folder) rune(r rune) {
 		}
 		c = unicode.ToLower(c)
 		switch {
-		case c < utf8.RuneSelf && letter(c):
+		case c < utf8.RuneSelf && extract.Letter(c):
 			if styled {
 				f.styled++
 			}
@@ -203,7 +205,7 @@ func (f *folder) letter(r rune, alike bool) {
 // put writes what is no Latin letter.
 func (f *folder) put(r rune) {
 	f.joined = 0
-	if !letter(r) {
+	if !extract.Letter(r) {
 		f.endWord()
 	}
 	switch r {
@@ -267,37 +269,19 @@ func (f *folder) tag(r rune) {
 	}
 }
 
+// maxSelectors bounds, in bytes, what is kept of variation selectors.
+const maxSelectors = 64 << 10
+
 // endSelectors keeps what a row of variation selectors spells. One or two of
 // them choose the look of an emoji.
 func (f *folder) endSelectors() {
 	if len(f.picked) == 0 {
 		return
 	}
-	if len(f.picked) >= 4 && len(f.selectors) < maxPayload {
+	if len(f.picked) >= 4 && len(f.selectors) < maxSelectors {
 		f.selectors += strings.ToValidUTF8(string(f.picked), "") + " "
 	}
 	f.picked = f.picked[:0]
-}
-
-func letter(r rune) bool {
-	if r < utf8.RuneSelf {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
-	}
-	return unicode.IsLetter(r) || unicode.IsDigit(r) || unicode.IsMark(r)
-}
-
-// unseen are characters that take no room. The joiners are in Persian, in the
-// scripts of India and in emoji, so they count only between Latin letters.
-func unseen(r rune) bool {
-	switch {
-	case r >= 0x200b && r <= 0x200f, r >= 0x202a && r <= 0x202c, r >= 0x2060 && r <= 0x206f, r >= 0xfff9 && r <= 0xfffb:
-		return true
-	case r == 0xad, r == 0x34f, r == 0x61c, r == 0x115f, r == 0x1160, r == 0x17b4, r == 0x17b5, r >= 0x180b && r <= 0x180f, r == 0x3164, r == 0xfeff, r == 0xffa0:
-		return true
-	case r >= 0x1d173 && r <= 0x1d17a, r >= 0xe0000 && r <= 0xe0fff:
-		return true
-	}
-	return false
 }
 
 // mark are the combining marks that are dropped: those that sit on Latin,

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"unicode"
 	"unicode/utf8"
+
+	"postern/internal/extract"
 )
 
 //go:embed lexicon.txt
@@ -151,7 +153,7 @@ func (t *trie) find(text string) []hit {
 	begins := true // a word, or what may begin one, begins here
 	for i := 0; i < len(text) && len(hits) < maxHits; {
 		r, n := utf8.DecodeRuneInString(text[i:])
-		if begins = !letter(r) || !letter(prev) || unspaced(r) || begins && proclitic(prev); begins {
+		if begins = !extract.Letter(r) || !extract.Letter(prev) || unspaced(r) || begins && proclitic(prev); begins {
 			hits = t.from(text, i, hits)
 		}
 		prev = r
@@ -177,7 +179,7 @@ func (t *trie) from(text string, i int, hits []hit) []hit {
 		set := nd.stem
 		if nd.whole != 0 {
 			after, _ := utf8.DecodeRuneInString(text[j:])
-			if j >= len(text) || !letter(after) || !letter(r) || unspaced(r) || unspaced(after) {
+			if j >= len(text) || !extract.Letter(after) || !extract.Letter(r) || unspaced(r) || unspaced(after) {
 				set |= nd.whole
 			}
 		}

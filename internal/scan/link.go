@@ -1,11 +1,11 @@
 package scan
 
 import (
-	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"postern/internal/extract"
 )
 
 // brands are names that phishing borrows, with the domains that are theirs.
@@ -75,134 +75,6 @@ var brands = []struct {
 	{"turkiye", "turkiye."},
 }
 
-// target is where a link leads.
-type target struct {
-	scheme, host string // host in lower case, without port
-	userinfo     bool
-	ip           bool
-	query        string
-	path         string
-}
-
-// parseTarget reads a link as a browser would, loosely.
-func parseTarget(s string) (t target, ok bool) {
-	s = strings.Map(func(r rune) rune { // browsers drop these
-		if r == '\t' || r == '\n' || r == '\r' {
-			return -1
-		}
-		return r
-	}, strings.TrimSpace(s))
-	if len(s) > 8000 {
-		s = cut(s, 8000)
-	}
-	s = strings.ReplaceAll(s, `\`, "/")
-	if strings.HasPrefix(s, "//") {
-		s = "https:" + s
-	}
-	scheme, rest, found := strings.Cut(s, ":")
-	scheme = strings.ToLower(scheme)
-	if !found || strings.ContainsAny(scheme, "/?#. ") {
-		return target{}, false
-	}
-	t.scheme = scheme
-	if scheme != "http" && scheme != "https" && scheme != "ftp" {
-		return t, true
-	}
-	rest = strings.TrimLeft(rest, "/")
-	i := strings.IndexAny(rest, "/?#")
-	authority := rest
-	if i >= 0 {
-		authority = rest[:i]
-		t.path = rest[i:]
-		if _, q, ok := strings.Cut(rest[i:], "?"); ok {
-			t.query = q
-		}
-	}
-	if j := strings.LastIndexByte(authority, '@'); j >= 0 {
-		t.userinfo = true
-		authority = authority[j+1:]
-	}
-	host := authority
-	if k := strings.LastIndexByte(host, ':'); k >= 0 && !strings.HasSuffix(host, "]") && strings.Trim(host[k+1:], "0123456789") == "" {
-		host = host[:k]
-	}
-	if u, err := url.PathUnescape(host); err == nil {
-		host = u
-	}
-	t.host = strings.TrimSuffix(strings.ToLower(host), ".")
-	t.ip = isIP(t.host)
-	return t, true
-}
-
-// isIP also knows the spellings that only browsers read: 0x7f000001, 2130706433.
-func isIP(host string) bool {
-	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-		return true
-	}
-	if host == "" || host[0] < '0' || host[0] > '9' {
-		return false
-	}
-	return strings.Trim(strings.TrimPrefix(host, "0x"), "0123456789abcdef.x") == "" && strings.Trim(host[strings.LastIndexByte(host, '.')+1:], "0123456789abcdefx") == "" &&
-		(strings.HasPrefix(host, "0x") || strings.Trim(host, "0123456789.") == "")
-}
-
-// registered returns the part of a host that somebody registered, nearly: the
-// public suffixes of two labels that matter are known, the others are not.
-func registered(host string) string {
-	labels := strings.Split(host, ".")
-	n := len(labels)
-	if n <= 2 {
-		return host
-	}
-	if len(labels[n-1]) == 2 {
-		switch labels[n-2] {
-		case "co", "com", "org", "net", "gov", "ac", "edu", "or", "ne", "go", "gob", "gouv", "mil", "in":
-			return strings.Join(labels[n-3:], ".")
-		}
-	}
-	return strings.Join(labels[n-2:], ".")
-}
-
-// hostIn returns the host that the words of a link show, if they show one.
-func hostIn(text string) string {
-	text = strings.ToLower(strings.TrimSpace(text))
-	if len(text) > 300 {
-		return ""
-	}
-	for w := range strings.FieldsSeq(text) {
-		w = strings.Trim(w, `<>()[]"'.,;!`)
-		web := strings.HasPrefix(w, "http://") || strings.HasPrefix(w, "https://") || strings.HasPrefix(w, "www.")
-		if strings.ContainsRune(w, '@') && !web {
-			continue
-		}
-		if !web {
-			// A bare name is one only where nothing else is said: "Node.js".
-			if strings.ContainsAny(text, " ") || !strings.ContainsRune(w, '.') {
-				continue
-			}
-			w = "https://" + w
-		} else if strings.HasPrefix(w, "www.") {
-			w = "https://" + w
-		}
-		t, ok := parseTarget(w)
-		if !ok || !strings.Contains(t.host, ".") {
-			continue
-		}
-		top := t.host[strings.LastIndexByte(t.host, '.')+1:]
-		if len(top) < 2 || strings.Trim(top, "abcdefghijklmnopqrstuvwxyz") != "" && !t.ip {
-			continue
-		}
-		switch top {
-		case "js", "py", "go", "md", "txt", "pdf", "doc", "docx", "xls", "xlsx", "csv", "png", "jpg", "zip", "html", "php", "exe", "json":
-			if !web {
-				continue
-			}
-		}
-		return t.host
-	}
-	return ""
-}
-
 // brandOf returns the brand whose name a host or a person's name bears.
 func brandOf(name string) (brand, domains string) {
 	name = strings.ToLower(name)
@@ -221,7 +93,7 @@ func brandOf(name string) (brand, domains string) {
 }
 
 func owns(domains, host string) bool {
-	reg := registered(host)
+	reg := extract.RegisteredDomain(host)
 	for d := range strings.FieldsSeq(domains) {
 		if strings.HasPrefix(reg, d) {
 			return true
@@ -243,7 +115,7 @@ func lookalike(host string) string {
 	if f.mixed > 0 || f.text != shown {
 		foreign = true
 	}
-	reg := registered(f.text)
+	reg := extract.RegisteredDomain(f.text)
 	label, _, _ := strings.Cut(reg, ".")
 	candidates := []string{label}
 	if l := leet().Replace(label); l != label {
@@ -369,12 +241,12 @@ func punycode(s string) (string, bool) {
 
 // urlsIn returns the links of a plain text, and the places in a folded text
 // where an address or a link stands.
-func urlsIn(text string) (links []link) {
+func urlsIn(text string) (links []extract.Link) {
 	low := strings.ToLower(text)
 	if len(low) != len(text) {
 		text = low
 	}
-	for i := 0; i < len(low) && len(links) < maxLinks; {
+	for i := 0; i < len(low) && len(links) < extract.MaxLinks; {
 		j := strings.Index(low[i:], "http")
 		if j < 0 {
 			return links
@@ -390,7 +262,7 @@ func urlsIn(text string) (links []link) {
 			end = len(rest)
 		}
 		end = min(end, 4000)
-		links = append(links, link{href: strings.TrimRight(text[j:j+end], ".,;:!?)]}"), line: true})
+		links = append(links, extract.Link{Href: strings.TrimRight(text[j:j+end], ".,;:!?)]}"), Plain: true})
 		i = j + max(end, 1)
 	}
 	return links
@@ -400,7 +272,7 @@ func urlsIn(text string) (links []link) {
 func destinations(text string) []hit {
 	var hits []hit
 	for i := range len(text) {
-		if len(hits) >= maxLinks {
+		if len(hits) >= extract.MaxLinks {
 			return hits
 		}
 		switch text[i] {
@@ -426,6 +298,7 @@ func destinations(text string) []hit {
 	return hits
 }
 
+// addressByte says whether c may stand in a mail address, in lower case.
 func addressByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '.' || c == '-' || c == '_' || c == '+' || c == '%' || c == '='
 }

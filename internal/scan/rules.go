@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"postern/internal/extract"
 )
 
 // A part is where a text stands, and how it is seen there.
@@ -104,8 +106,8 @@ func (s *scanner) look(p part, raw string) opinion {
 	if strings.Contains(raw, "&#") {
 		again("HTML entities", html.UnescapeString(raw), 0.3)
 	}
-	for _, d := range payloads(raw) {
-		again(d.how, d.text, 0.3)
+	for _, d := range extract.Payloads(raw) {
+		again(d.How, d.Text, 0.3)
 	}
 	if p.depth == 0 {
 		again("rot13", rot13(f.text), 0.5)
@@ -553,7 +555,7 @@ func (v *sight) around(from, to int) string {
 	for from > 0 && !utf8.RuneStart(v.text[from]) {
 		from--
 	}
-	return cut(v.text[from:], min(max(to-from, 0)+60, maxExcerpt))
+	return extract.Cut(v.text[from:], min(max(to-from, 0)+60, extract.MaxExcerpt))
 }
 
 func (p part) detail() string {
@@ -587,9 +589,9 @@ func quotes(text string) []span {
 			} else {
 				openAt = i
 			}
-		case c == '\'' && (i == 0 || !letter(rune(text[i-1]))) && i+1 < len(text) && letter(rune(text[i+1])):
+		case c == '\'' && (i == 0 || !extract.Letter(rune(text[i-1]))) && i+1 < len(text) && extract.Letter(rune(text[i+1])):
 			if end := strings.IndexByte(text[i+1:min(len(text), i+400)], '\''); end > 0 {
-				if j := i + 1 + end; j+1 >= len(text) || !letter(rune(text[j+1])) {
+				if j := i + 1 + end; j+1 >= len(text) || !extract.Letter(rune(text[j+1])) {
 					out = append(out, span{i, j})
 				}
 			}
@@ -622,33 +624,33 @@ func (s *scanner) discount(p part, v *sight, from, to int) float64 {
 }
 
 // hidden judges what an HTML body does not show.
-func (s *scanner) hidden(r reading) {
+func (s *scanner) hidden(r extract.Page) {
 	left := maxText
-	for _, h := range r.hidden {
+	for _, h := range r.Hidden {
 		if left <= 0 {
 			s.add(Finding{Category: HiddenText, Rule: "too_much_hidden", Score: 0.75, Where: "html", Detail: "not all of it was read"})
 			return
 		}
-		text := cut(h.text.String(), left)
+		text := extract.Cut(h.Text(), left)
 		left -= len(text)
-		if h.how == "comment" && (strings.HasPrefix(text, "[if ") || strings.HasPrefix(text, "<![endif")) {
+		if h.How == "comment" && (strings.HasPrefix(text, "[if ") || strings.HasPrefix(text, "<![endif")) {
 			continue // for one mail program, which shows it
 		}
-		o := s.look(part{where: "html", hidden: h.how, aside: h.aside}, text)
+		o := s.look(part{where: "html", hidden: h.How, aside: h.Aside}, text)
 		score := 0.0
 		switch m := o.most(); {
-		case m >= 0.3 && h.aside:
+		case m >= 0.3 && h.Aside:
 			score = m + 0.1
-		case m >= 0.15 && !h.aside:
+		case m >= 0.15 && !h.Aside:
 			score = 0.75 + 0.2*m
-		case h.aside || h.how == "comment" || h.pre:
+		case h.Aside || h.How == "comment" || h.Preview:
 		case len(text) > 300:
 			score = 0.25
 		default:
 			score = 0.1
 		}
 		if score > 0 {
-			s.add(Finding{Category: HiddenText, Rule: "hidden_in_html", Score: min(score, 0.95), Where: "html", Detail: h.how, Excerpt: fold(cut(text, 1000)).text})
+			s.add(Finding{Category: HiddenText, Rule: "hidden_in_html", Score: min(score, 0.95), Where: "html", Detail: h.How, Excerpt: fold(extract.Cut(text, 1000)).text})
 		}
 	}
 }
@@ -677,14 +679,14 @@ func (s *scanner) diverge(text, seen opinion) {
 }
 
 // links judges where links lead.
-func (s *scanner) links(in Input, page reading, all []link) {
+func (s *scanner) links(in Input, page extract.Page, all []extract.Link) {
 	_, fromDomain, _ := strings.Cut(strings.ToLower(in.From), "@")
-	say := func(rule string, score float64, detail string, l link) {
+	say := func(rule string, score float64, detail string, l extract.Link) {
 		where := "html"
-		if l.line {
+		if l.Plain {
 			where = "text"
 		}
-		s.add(Finding{Category: PhishingLink, Rule: rule, Score: score, Where: where, Detail: detail, Excerpt: strings.TrimSpace(l.text) + " (" + l.href + ")"})
+		s.add(Finding{Category: PhishingLink, Rule: rule, Score: score, Where: where, Detail: detail, Excerpt: strings.TrimSpace(l.Text) + " (" + l.Href + ")"})
 	}
 	press := 0.0
 	if s.pressure {
@@ -693,64 +695,64 @@ func (s *scanner) links(in Input, page reading, all []link) {
 	brand, domains := brandOf(in.FromName + " " + in.Subject)
 	borrowed := brand != "" && fromDomain != "" && !owns(domains, fromDomain)
 	for _, l := range all {
-		t, ok := parseTarget(l.href)
+		t, ok := extract.ParseTarget(l.Href)
 		if !ok {
 			continue
 		}
-		switch t.scheme {
+		switch t.Scheme {
 		case "http", "https":
 		case "javascript", "data", "vbscript", "file":
-			say("link_scheme", 0.78, t.scheme+" link", l)
+			say("link_scheme", 0.78, t.Scheme+" link", l)
 			continue
 		default:
 			continue
 		}
-		if t.userinfo {
-			say("name_before_host", 0.78, "leads to "+t.host, l)
+		if t.Userinfo {
+			say("name_before_host", 0.78, "leads to "+t.Host, l)
 		}
-		if t.ip && !local(t.host) {
+		if t.IP && !local(t.Host) {
 			say("address_as_host", 0.45+press, "leads to an IP address", l)
 		}
-		if b := lookalike(t.host); b != "" {
+		if b := lookalike(t.Host); b != "" {
 			say("lookalike_host", 0.78, "looks like "+b, l)
-		} else if strings.Contains(t.host, "xn--") {
-			say("international_host", 0.15+press, unpuny(t.host), l)
+		} else if strings.Contains(t.Host, "xn--") {
+			say("international_host", 0.15+press, unpuny(t.Host), l)
 		}
-		if b, own := brandOf(strings.TrimSuffix(t.host, registered(t.host)) + " " + registered(t.host)); b != "" && len(b) >= 4 && !owns(own, t.host) && registered(t.host) != registered(fromDomain) {
+		if b, own := brandOf(strings.TrimSuffix(t.Host, extract.RegisteredDomain(t.Host)) + " " + extract.RegisteredDomain(t.Host)); b != "" && len(b) >= 4 && !owns(own, t.Host) && extract.RegisteredDomain(t.Host) != extract.RegisteredDomain(fromDomain) {
 			say("borrowed_name", 0.4+press, "the host bears the name of "+b, l)
 		}
-		if shown := hostIn(l.text); shown != "" && registered(shown) != registered(t.host) && !l.line {
+		if shown := extract.HostIn(l.Text); shown != "" && extract.RegisteredDomain(shown) != extract.RegisteredDomain(t.Host) && !l.Plain {
 			// Newsletters count clicks that way, with links of their own domain.
-			if score := 0.45 + press; registered(shown) != registered(fromDomain) || s.pressure {
-				say("text_names_other_host", score, "says "+shown+", leads to "+t.host, l)
+			if score := 0.45 + press; extract.RegisteredDomain(shown) != extract.RegisteredDomain(fromDomain) || s.pressure {
+				say("text_names_other_host", score, "says "+shown+", leads to "+t.Host, l)
 			} else {
-				say("text_names_other_host_of_sender", 0.15, "says "+shown+", leads to "+t.host, l)
+				say("text_names_other_host_of_sender", 0.15, "says "+shown+", leads to "+t.Host, l)
 			}
 		}
-		if borrowed && s.pressure && !owns(domains, t.host) {
-			say("borrowed_sender", 0.78, "speaks as "+brand+", leads to "+t.host, l)
+		if borrowed && s.pressure && !owns(domains, t.Host) {
+			say("borrowed_sender", 0.78, "speaks as "+brand+", leads to "+t.Host, l)
 		}
-		if s.pressure && fromDomain != "" && registered(t.host) != registered(fromDomain) {
-			say("presses_to_sign_in", 0.45, "urges to sign in at "+t.host, l)
+		if s.pressure && fromDomain != "" && extract.RegisteredDomain(t.Host) != extract.RegisteredDomain(fromDomain) {
+			say("presses_to_sign_in", 0.45, "urges to sign in at "+t.Host, l)
 		} else if s.pressure {
-			say("presses_to_sign_in_perhaps", 0.25, "urges to sign in at "+t.host, l)
+			say("presses_to_sign_in_perhaps", 0.25, "urges to sign in at "+t.Host, l)
 		}
-		if cheap(t.host) && s.pressure {
+		if cheap(t.Host) && s.pressure {
 			say("cheap_host", 0.3, "a host that anybody gets", l)
 		}
 		if leaks(t) {
-			s.add(Finding{Category: Exfiltration, Rule: "link_with_placeholder", Score: 0.6, Where: "html", Detail: "a link that waits for data to be put in", Excerpt: l.href})
+			s.add(Finding{Category: Exfiltration, Rule: "link_with_placeholder", Score: 0.6, Where: "html", Detail: "a link that waits for data to be put in", Excerpt: l.Href})
 		}
 	}
-	if page.secrets > 0 {
+	if page.SecretFields > 0 {
 		s.add(Finding{Category: PhishingLink, Rule: "asks_in_form", Score: 0.8, Where: "html", Detail: "a form that asks for a password or the like"})
-	} else if page.forms > 0 {
+	} else if page.Forms > 0 {
 		s.add(Finding{Category: PhishingLink, Rule: "form", Score: 0.2 + press, Where: "html", Detail: "a form"})
 	}
-	if page.scripts > 0 {
+	if page.Scripts > 0 {
 		s.add(Finding{Category: Obfuscation, Rule: "script", Score: 0.3, Where: "html", Detail: "a script"})
 	}
-	if _, reply, ok := strings.Cut(strings.ToLower(in.ReplyTo), "@"); ok && borrowed && registered(reply) != registered(fromDomain) {
+	if _, reply, ok := strings.Cut(strings.ToLower(in.ReplyTo), "@"); ok && borrowed && extract.RegisteredDomain(reply) != extract.RegisteredDomain(fromDomain) {
 		s.add(Finding{Category: PhishingLink, Rule: "answers_elsewhere", Score: 0.4, Where: "from", Detail: "speaks as " + brand + ", answers go to " + reply})
 	}
 }
@@ -775,8 +777,8 @@ func cheap(host string) bool {
 }
 
 // leaks says whether a link has a gap for what a model should put in.
-func leaks(t target) bool {
-	u := strings.ToLower(t.path)
+func leaks(t extract.Target) bool {
+	u := strings.ToLower(t.Path)
 	for _, gap := range []string{"{{", "%7b%7b", "[data]", "%5bdata%5d", "<data>", "%3cdata", "{data}", "[insert", "%5binsert", "{secret", "[secret", "{summary", "[summary", "{conversation", "[conversation", "[password", "{password", "[api", "{api", "your_data", "your_secrets", "base64_of", "[base64", "{base64", "[token", "{token", "[email", "[contents", "{contents", "[content]", "{content}", "{history", "[history", "{inbox", "[inbox"} {
 		if strings.Contains(u, gap) {
 			return true

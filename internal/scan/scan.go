@@ -20,7 +20,8 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"unicode"
+
+	"postern/internal/extract"
 )
 
 // Category is what a message may try to do.
@@ -54,7 +55,6 @@ const (
 	maxAttachments = 50
 	maxAttached    = 256 << 10 // bytes of text of all attachments
 	maxFindings    = 40
-	maxExcerpt     = 160 // bytes
 )
 
 // Input is a message, taken apart. All of it may be hostile.
@@ -122,7 +122,7 @@ func (s *scanner) bound(text string, most int, where string) string {
 	}
 	s.add(Finding{Category: Obfuscation, Rule: "too_long", Score: 0.75, Where: where, Detail: "only its beginning and its end were read"})
 	// The end counts: it is what a model read last.
-	return cut(text, most-most/8) + "\n" + strings.ToValidUTF8(text[len(text)-most/8:], "")
+	return extract.Cut(text, most-most/8) + "\n" + strings.ToValidUTF8(text[len(text)-most/8:], "")
 }
 
 func (s *scanner) add(f Finding) {
@@ -130,7 +130,7 @@ func (s *scanner) add(f Finding) {
 		return
 	}
 	f.Score = math.Round(min(f.Score, 1)*100) / 100
-	f.Excerpt = printable(f.Excerpt)
+	f.Excerpt = extract.Excerpt(f.Excerpt)
 	key := string(f.Category) + "\x00" + f.Rule + "\x00" + f.Where
 	if i, ok := s.best[key]; ok {
 		if f.Score > s.findings[i].Score {
@@ -142,36 +142,21 @@ func (s *scanner) add(f Finding) {
 	s.findings = append(s.findings, f)
 }
 
-// printable returns at most maxExcerpt bytes of s on one line, without anything
-// that a terminal or a person could be fooled by.
-func printable(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' {
-			return ' '
-		}
-		if !unicode.IsPrint(r) || unseen(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, cut(s, maxExcerpt))
-	return cut(strings.TrimSpace(s), maxExcerpt)
-}
-
 // message looks at each part of a message.
 func (s *scanner) message(in Input) {
-	var html reading
+	var html extract.Page
 	if in.HTML != "" {
-		html = readHTML(in.HTML)
-		html.visible = s.bound(html.visible, maxText, "html")
+		html = extract.HTML(in.HTML)
+		html.Visible = s.bound(html.Visible, maxText, "html")
 	}
-	folded := fold(in.Subject + "\n" + in.Text + "\n" + html.visible)
+	folded := fold(in.Subject + "\n" + in.Text + "\n" + html.Visible)
 	s.survey(folded.text)
 
 	s.look(part{where: "subject"}, in.Subject)
 	s.look(part{where: "from"}, in.FromName)
-	seen := s.look(part{where: "html"}, html.visible)
+	seen := s.look(part{where: "html"}, html.Visible)
 	text := s.look(part{where: "text"}, in.Text)
-	if len(html.visible) > 40 {
+	if len(html.Visible) > 40 {
 		s.diverge(text, seen)
 	}
 	s.hidden(html)
@@ -181,19 +166,19 @@ func (s *scanner) message(in Input) {
 			s.add(Finding{Category: Obfuscation, Rule: "too_many_files", Score: 0.3, Where: "attachment name"})
 			break
 		}
-		s.look(part{where: "attachment name"}, strings.NewReplacer("_", " ", "-", " ", ".", " ").Replace(cut(a.Name, maxSubject)))
-		content := cut(a.Text, maxAttached-attached)
+		s.look(part{where: "attachment name"}, strings.NewReplacer("_", " ", "-", " ", ".", " ").Replace(extract.Cut(a.Name, maxSubject)))
+		content := extract.Cut(a.Text, maxAttached-attached)
 		attached += len(content)
 		if strings.HasPrefix(strings.TrimSpace(content), "<") {
-			r := readHTML(content)
-			s.look(part{where: "attachment"}, r.visible)
+			r := extract.HTML(content)
+			s.look(part{where: "attachment"}, r.Visible)
 			s.hidden(r)
-			s.links(in, r, r.links)
+			s.links(in, r, r.Links)
 			continue
 		}
 		s.look(part{where: "attachment"}, content)
 	}
-	s.links(in, html, append(html.links, urlsIn(in.Text)...))
+	s.links(in, html, append(html.Links, urlsIn(in.Text)...))
 }
 
 func (s *scanner) report() Report {

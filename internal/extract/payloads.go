@@ -1,4 +1,4 @@
-package scan
+package extract
 
 import (
 	"encoding/base32"
@@ -15,29 +15,30 @@ const (
 	maxPayload  = 64 << 10  // bytes of one payload
 	maxPayloads = 64        // payloads
 	maxDecoded  = 256 << 10 // bytes of all payloads
-	minPayload  = 16        // bytes of what is worth a look
-	maxNested   = 3         // encodings within each other
+	minPayload  = 16        // bytes of an encoded run that is decoded at all
 )
 
-// A decoded is a payload that became readable text.
-type decoded struct {
-	text string
-	how  string // "base64"
+// A Payload is readable text that was encoded.
+type Payload struct {
+	Text string
+	How  string // the encoding: "base64"
 }
 
-// payloads returns what reads as text once it is decoded: base64, base32,
-// hexadecimal, percent and backslash encoding.
-func payloads(s string) []decoded {
-	var out []decoded
+// Payloads returns the passages of s that are text once they are decoded from
+// base64, base32, hexadecimal, percent or backslash encoding. It is the decoder
+// of the inbound scan, which looks for sentences and may miss data; a [Walker]
+// decodes everything.
+func Payloads(s string) []Payload {
+	var out []Payload
 	left := maxDecoded
 	add := func(text, how string) {
 		text, ok := readable(text)
 		if !ok || len(out) >= maxPayloads || left <= 0 {
 			return
 		}
-		text = cut(text, left)
+		text = Cut(text, left)
 		left -= len(text)
-		out = append(out, decoded{text, how})
+		out = append(out, Payload{text, how})
 	}
 	for start := 0; start < len(s) && len(out) < maxPayloads; {
 		for start < len(s) && !coded(s[start]) {
@@ -140,7 +141,7 @@ func utf16ish(s string) bool { return strings.Count(s, "\x00")*2 >= len(s)-2 }
 
 // looseEscapes makes percent signs that encode nothing harmless.
 func looseEscapes(s string) string {
-	s = cut(s, maxPayload)
+	s = Cut(s, maxPayload)
 	var b strings.Builder
 	for i := range len(s) {
 		if s[i] == '%' && (i+2 >= len(s) || !isHexDigit(s[i+1]) || !isHexDigit(s[i+2])) {
@@ -157,7 +158,7 @@ func isHexDigit(c byte) bool {
 }
 
 func unbackslash(s string) string {
-	s = cut(s, maxPayload)
+	s = Cut(s, maxPayload)
 	var b strings.Builder
 	for i := 0; i < len(s); {
 		if s[i] == '\\' && i+1 < len(s) {
@@ -205,7 +206,7 @@ func hexNumber(s string) (n rune, ok bool) {
 // spacedHex returns what rows of hexadecimal pairs, "49 67 6e", or of decimal
 // codes, "73, 103, 110", spell.
 func spacedHex(s string) string {
-	s = cut(s, maxDecoded)
+	s = Cut(s, maxDecoded)
 	var out, row []byte
 	flush := func() {
 		if len(row) >= minPayload && len(out) < maxPayload {
@@ -238,148 +239,4 @@ func spacedHex(s string) string {
 	}
 	flush()
 	return string(out)
-}
-
-// rot13 turns Latin letters by half the alphabet.
-func rot13(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z':
-			return 'a' + (r-'a'+13)%26
-		case r >= 'A' && r <= 'Z':
-			return 'A' + (r-'A'+13)%26
-		}
-		return r
-	}, s)
-}
-
-// reversed returns s read from its end.
-func reversed(s string) string {
-	b := make([]byte, len(s))
-	at := len(s)
-	for _, r := range s {
-		n := utf8.RuneLen(r)
-		if n < 0 || n > at {
-			break
-		}
-		at -= n
-		utf8.EncodeRune(b[at:], r)
-	}
-	return string(b[at:])
-}
-
-// joined puts words together that are written letter by letter, "i g n o r e"
-// or "i-g-n-o-r-e"; two spaces, or a sign, part the words. It returns empty if
-// there are none.
-func joined(folded, original string) string {
-	if !strings.Contains(folded, " ") && !strings.ContainsAny(folded, ".-_*") {
-		return ""
-	}
-	var out strings.Builder
-	found := false
-	for line := range strings.Lines(original) {
-		if spelledOut(line, &out) {
-			found = true
-		}
-		out.WriteByte('\n')
-	}
-	if !found {
-		return ""
-	}
-	return out.String()
-}
-
-// spelledOut writes the runs of single letters of a line as words.
-func spelledOut(line string, out *strings.Builder) bool {
-	rs := []rune(line)
-	found := false
-	for i := 0; i < len(rs); {
-		// A run: letter, the same separators, letter, …
-		j, n := i, 0
-		var sep rune
-		var run strings.Builder
-		for j < len(rs) && letter(rs[j]) && (j+1 >= len(rs) || !letter(rs[j+1])) {
-			run.WriteRune(rs[j])
-			n++
-			if j+2 >= len(rs) {
-				j++
-				break
-			}
-			s := rs[j+1]
-			if sep == 0 && (s == ' ' || s == '.' || s == '-' || s == '_' || s == '*' || s == '/' || s == '|' || s == ',' || s == '~') {
-				sep = s
-			}
-			if s != sep || sep == 0 {
-				j++
-				break
-			}
-			j += 2
-			gap := false
-			for j < len(rs) && (rs[j] == ' ' || rs[j] == '/' || rs[j] == '|') && rs[j] != 0 {
-				gap = true
-				j++
-			}
-			if gap {
-				run.WriteByte(' ')
-			}
-		}
-		if n >= 5 {
-			found = true
-			out.WriteString(" " + run.String() + " ")
-			i = j
-			continue
-		}
-		// Copy this word as it is.
-		for i < len(rs) && letter(rs[i]) {
-			out.WriteRune(rs[i])
-			i++
-		}
-		if i < len(rs) {
-			out.WriteRune(rs[i])
-			i++
-		}
-	}
-	return found
-}
-
-// unleet reads digits and signs within words as the letters that they stand
-// for. It returns empty if there are no such words.
-func unleet(folded string) string {
-	var out strings.Builder
-	found := false
-	for w := range strings.FieldsSeq(folded) {
-		letters, signs := 0, 0
-		core := strings.Trim(w, `.,;:?()"'`)
-		for _, r := range core {
-			switch {
-			case r >= 'a' && r <= 'z':
-				letters++
-			case strings.ContainsRune("0134578@$!|+€69", r):
-				signs++
-			default:
-				letters = -1000
-			}
-		}
-		if letters >= 1 && signs >= 1 && len(core) >= 3 && !strings.HasSuffix(core, "!") {
-			found = true
-			w = leet().Replace(w)
-		}
-		out.WriteString(w)
-		out.WriteByte(' ')
-	}
-	if !found {
-		return ""
-	}
-	return out.String()
-}
-
-// cut returns the first n bytes of s, ending between runes.
-func cut(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }

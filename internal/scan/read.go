@@ -3,6 +3,8 @@ package scan
 import (
 	"strings"
 	"unicode"
+
+	"postern/internal/extract"
 )
 
 // A Safe is a message's content as an agent may read it: nothing hidden, nothing
@@ -17,11 +19,11 @@ type Safe struct {
 // doc, either of which may be empty. Where the two do not say the same, the text
 // has both.
 func Read(text, doc string) Safe {
-	s := Safe{Text: strings.TrimSpace(Visible(text)), Left: []string{}}
+	s := Safe{Text: strings.TrimSpace(extract.Visible(text)), Left: []string{}}
 	if strings.TrimSpace(doc) == "" {
 		return s
 	}
-	c := Clean(doc)
+	c := extract.Clean(doc)
 	s.HTML, s.Left = c.HTML, append(s.Left, c.Left...)
 	switch {
 	case s.Text == "":

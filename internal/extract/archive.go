@@ -1,4 +1,4 @@
-package scan
+package extract
 
 import (
 	"archive/tar"
@@ -22,9 +22,9 @@ import (
 
 // member counts one more file of an archive. It returns false, and flags p,
 // where there are too many.
-func (s *sniffer) member(p place) bool {
-	if s.members++; s.members > maxMembers {
-		s.unread(p, "too_large", fmt.Sprintf("more than %d files in archives", maxMembers))
+func (w *Walker) member(p Place) bool {
+	if w.members++; w.members > MaxMembers {
+		w.visitor.Unread(p, TooLarge, fmt.Sprintf("more than %d files in archives", MaxMembers))
 		return false
 	}
 	return true
@@ -33,15 +33,15 @@ func (s *sniffer) member(p place) bool {
 // unpack reads all of r, which decompresses. The attack: a few kilobytes that
 // become gigabytes. What is beyond the budget of the message is flagged, and so
 // is what cannot be unpacked to its end; what came until then is read.
-func (s *sniffer) unpack(p place, r io.Reader) (data []byte, whole bool) {
-	data, err := io.ReadAll(io.LimitReader(r, int64(s.unpacked)+1))
-	if len(data) > s.unpacked {
-		s.unread(p, "too_large", fmt.Sprintf("more than %d MiB unpacked", maxUnpacked>>20))
-		data, err = data[:s.unpacked], io.ErrShortBuffer
+func (w *Walker) unpack(p Place, r io.Reader) (data []byte, whole bool) {
+	data, err := io.ReadAll(io.LimitReader(r, int64(w.unpacked)+1))
+	if len(data) > w.unpacked {
+		w.visitor.Unread(p, TooLarge, fmt.Sprintf("more than %d MiB unpacked", MaxUnpacked>>20))
+		data, err = data[:w.unpacked], io.ErrShortBuffer
 	} else if err != nil {
-		s.unread(p, "damaged", "cannot be unpacked to its end")
+		w.visitor.Unread(p, Damaged, "cannot be unpacked to its end")
 	}
-	s.unpacked -= len(data)
+	w.unpacked -= len(data)
 	return data, err == nil
 }
 
@@ -56,62 +56,62 @@ func zipEnd(data []byte) int {
 }
 
 // An extent is a part of some octets.
-type extent struct{ from, to int }
+type byteRange struct{ from, to int }
 
 // zip reads a ZIP archive: the files that its directory names, and whatever
 // stands between, before and behind them. The attack: two directories, a file
 // that no directory names, names that differ in the two places.
-func (s *sniffer) zip(p place, data []byte) {
+func (w *Walker) zip(p Place, data []byte) {
 	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
 	if err != nil && !errors.Is(err, zip.ErrInsecurePath) {
-		s.unread(p, "damaged", "a ZIP archive that cannot be read")
+		w.visitor.Unread(p, Damaged, "a ZIP archive that cannot be read")
 		return
 	}
-	var taken []extent
+	var taken []byteRange
 	for _, f := range z.File {
-		if !s.member(p) {
+		if !w.member(p) {
 			return
 		}
 		q := p.in(f.Name)
-		s.fileName(q, f.Name)
+		w.fileName(q, f.Name)
 		at, err := f.DataOffset()
 		if err != nil || at < 0 || at > int64(len(data)) || f.CompressedSize64 > uint64(len(data))-uint64(at) {
-			s.unread(q, "damaged", "a file that is not where its archive says")
+			w.visitor.Unread(q, Damaged, "a file that is not where its archive says")
 			continue
 		}
-		taken = append(taken, extent{int(at), int(at) + int(f.CompressedSize64)})
+		taken = append(taken, byteRange{int(at), int(at) + int(f.CompressedSize64)})
 		packed := data[at : at+int64(f.CompressedSize64)]
 		switch {
 		case f.Flags&1 != 0:
-			s.unread(q, "encrypted", "encrypted in its archive")
+			w.visitor.Unread(q, Encrypted, "encrypted in its archive")
 		case f.Method == zip.Store:
-			s.octets(q, packed)
+			w.Bytes(q, packed)
 		case f.Method == zip.Deflate:
-			if !s.spend(q, 64<<10) {
+			if !w.spend(q, 64<<10) {
 				return
 			}
 			// Without the checksum, which zip's reader looks at last: what is damaged is
 			// read as far as it goes, and flagged.
 			r := bytes.NewReader(packed)
-			text, whole := s.unpack(q, flate.NewReader(r))
+			text, whole := w.unpack(q, flate.NewReader(r))
 			if whole && (uint64(len(text)) != f.UncompressedSize64 || r.Len() > 0) {
-				s.unread(q, "damaged", "a file of another size than its archive says")
+				w.visitor.Unread(q, Damaged, "a file of another size than its archive says")
 			}
 			if r.Len() > 0 {
-				s.octets(q.in("the data after it"), packed[len(packed)-r.Len():])
+				w.Bytes(q.in("the data after it"), packed[len(packed)-r.Len():])
 			}
-			s.octets(q, text)
+			w.Bytes(q, text)
 		default:
-			s.unread(q, "packed", fmt.Sprintf("packed by method %d, which the scan cannot read", f.Method))
+			w.visitor.Unread(q, Packed, fmt.Sprintf("packed by method %d, which the scan cannot read", f.Method))
 		}
 	}
-	s.between(p, data, taken, len(z.File))
+	w.between(p, data, taken, len(z.File))
 }
 
 // between reads what in a ZIP archive belongs to no file. The directory and the
 // heads of files are there, which have names and a few numbers.
-func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
-	slices.SortFunc(taken, func(a, b extent) int { return cmp.Compare(a.from, b.from) })
+func (w *Walker) between(p Place, data []byte, taken []byteRange, files int) {
+	slices.SortFunc(taken, func(a, b byteRange) int { return cmp.Compare(a.from, b.from) })
 	at, outside := 0, 0
 	gap := func(to int) {
 		if to <= at {
@@ -122,14 +122,14 @@ func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
 		// Before the first head of a file stands nothing, or a program that unpacks.
 		if at == 0 {
 			if i := bytes.Index(g, []byte("PK")); i > 0 {
-				s.octets(p.in("the data before the archive"), g[:i])
+				w.Bytes(p.in("the data before the archive"), g[:i])
 				outside -= i
 			}
 		}
 	}
 	for _, t := range taken {
 		if t.from < at {
-			s.unread(p, "damaged", "a ZIP archive whose files overlap")
+			w.visitor.Unread(p, Damaged, "a ZIP archive whose files overlap")
 		}
 		gap(t.from)
 		at = max(at, t.to)
@@ -140,7 +140,7 @@ func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
 	if end >= 0 {
 		comment := data[end+22:]
 		if len(comment) > 0 {
-			s.octets(p.in("the archive's comment"), comment)
+			w.Bytes(p.in("the archive's comment"), comment)
 		}
 		names = 22 + len(comment)
 	}
@@ -150,41 +150,41 @@ func (s *sniffer) between(p place, data []byte, taken []extent, files int) {
 		for _, f := range z.File {
 			names += 2*len(f.Name) + 2*len(f.Extra) + len(f.Comment) + 40
 			if len(f.Extra) > 100 {
-				s.octets(p.in("the extra field of "+f.Name), f.Extra)
+				w.Bytes(p.in("the extra field of "+f.Name), f.Extra)
 			}
 			if f.Comment != "" {
-				s.octets(p.in("the comment of "+f.Name), []byte(f.Comment))
+				w.Bytes(p.in("the comment of "+f.Name), []byte(f.Comment))
 			}
 		}
 	}
 	if outside > names+100*files+76 {
-		s.unread(p, "surplus", fmt.Sprintf("%d octets that belong to no file of the archive", outside-names-100*files))
+		w.visitor.Unread(p, Surplus, fmt.Sprintf("%d octets that belong to no file of the archive", outside-names-100*files))
 	}
 }
 
 // gzip reads gzip streams, one behind the other (RFC 1952).
-func (s *sniffer) gzip(p place, data []byte) {
+func (w *Walker) gzip(p Place, data []byte) {
 	r := bytes.NewReader(data)
 	z, err := gzip.NewReader(r)
 	for n := 0; ; n++ {
 		switch {
 		case err != nil && n == 0:
-			s.unread(p, "damaged", "a gzip file that cannot be read")
+			w.visitor.Unread(p, Damaged, "a gzip file that cannot be read")
 			return
 		case err != nil: // behind the last one
-			s.behind(p, data[len(data)-r.Len():])
+			w.behind(p, data[len(data)-r.Len():])
 			return
-		case !s.member(p) || !s.spend(p, 64<<10):
+		case !w.member(p) || !w.spend(p, 64<<10):
 			return
 		}
 		z.Multistream(false)
 		for what, text := range map[string]string{"its name": z.Name, "its comment": z.Comment, "its extra field": string(z.Extra)} {
-			s.octets(p.in(what), []byte(text))
+			w.Bytes(p.in(what), []byte(text))
 		}
 		q := p
-		q.depth++
-		out, whole := s.unpack(q, z)
-		s.octets(q, out)
+		q.Depth++
+		out, whole := w.unpack(q, z)
+		w.Bytes(q, out)
 		if !whole {
 			return
 		}
@@ -209,42 +209,42 @@ func zlibbed(data []byte) bool {
 }
 
 // zlib reads a zlib stream (RFC 1950).
-func (s *sniffer) zlib(p place, data []byte) {
+func (w *Walker) zlib(p Place, data []byte) {
 	r := bytes.NewReader(data)
 	z, err := zlib.NewReader(r)
-	if err != nil || !s.spend(p, 64<<10) {
-		s.unread(p, "damaged", "a zlib stream that cannot be read")
+	if err != nil || !w.spend(p, 64<<10) {
+		w.visitor.Unread(p, Damaged, "a zlib stream that cannot be read")
 		return
 	}
 	q := p
-	q.depth++
-	out, whole := s.unpack(q, z)
-	s.octets(q, out)
+	q.Depth++
+	out, whole := w.unpack(q, z)
+	w.Bytes(q, out)
 	if whole {
-		s.behind(p, data[len(data)-r.Len():])
+		w.behind(p, data[len(data)-r.Len():])
 	}
 }
 
 // bzip2 reads bzip2 streams.
-func (s *sniffer) bzip2(p place, data []byte) {
-	if !s.member(p) || !s.spend(p, 1<<20) { // what its blocks take
+func (w *Walker) bzip2(p Place, data []byte) {
+	if !w.member(p) || !w.spend(p, 1<<20) { // what its blocks take
 		return
 	}
 	q := p
-	q.depth++
-	out, _ := s.unpack(q, bzip2.NewReader(bytes.NewReader(data)))
-	s.octets(q, out)
+	q.Depth++
+	out, _ := w.unpack(q, bzip2.NewReader(bytes.NewReader(data)))
+	w.Bytes(q, out)
 }
 
 // xz reads XZ streams block by block (the .xz file format 1.2.1). The attack: a
 // dictionary of 4 GiB in the head of a block, which a reader makes at once. Here
 // it has at most what the message may become.
-func (s *sniffer) xz(p place, data []byte) {
-	bad := func() { s.unread(p, "damaged", "an XZ file that cannot be read to its end") }
+func (w *Walker) xz(p Place, data []byte) {
+	bad := func() { w.visitor.Unread(p, Damaged, "an XZ file that cannot be read to its end") }
 	checks := []int{0, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64}
 	for at := 0; at < len(data); {
 		if len(data)-at < 12 || string(data[at:at+6]) != "\xfd7zXZ\x00" {
-			s.behind(p, data[at:])
+			w.behind(p, data[at:])
 			return
 		}
 		check := checks[data[at+7]&0x0f]
@@ -265,12 +265,12 @@ func (s *sniffer) xz(p place, data []byte) {
 				}
 			}
 			if head[1]&0x03 != 0 || i+3 > len(head) || head[i] != 0x21 || head[i+1] != 1 || head[i+2] > 40 {
-				s.unread(p, "packed", "an XZ file with a filter that the scan cannot read")
+				w.visitor.Unread(p, Packed, "an XZ file with a filter that the scan cannot read")
 				return
 			}
 			dict, err := lzma.DecodeDictCap(head[i+2])
-			dict = min(dict, int64(max(s.unpacked, lzma.MinDictCap)))
-			if err != nil || !s.member(p) || !s.spend(p, int(dict/8)) {
+			dict = min(dict, int64(max(w.unpacked, lzma.MinDictCap)))
+			if err != nil || !w.member(p) || !w.spend(p, int(dict/8)) {
 				bad()
 				return
 			}
@@ -281,9 +281,9 @@ func (s *sniffer) xz(p place, data []byte) {
 				return
 			}
 			q := p
-			q.depth++
-			out, whole := s.unpack(q, z)
-			s.octets(q, out)
+			q.Depth++
+			out, whole := w.unpack(q, z)
+			w.Bytes(q, out)
 			if !whole {
 				return
 			}
@@ -300,7 +300,7 @@ func (s *sniffer) xz(p place, data []byte) {
 			}
 			end += 1 + next
 		}
-		if end < 0 || end > 64+s.members*20 {
+		if end < 0 || end > 64+w.members*20 {
 			bad()
 			return
 		}
@@ -317,41 +317,41 @@ func skippable(data []byte) bool {
 }
 
 // zstd reads Zstandard frames (RFC 8878), those that programs skip too.
-func (s *sniffer) zstd(p place, data []byte) {
+func (w *Walker) zstd(p Place, data []byte) {
 	for len(data) > 0 {
 		if skippable(data) {
 			n := int(binary.LittleEndian.Uint32(data[4:]))
 			if n > len(data)-8 {
-				s.unread(p, "damaged", "a Zstandard frame that is incomplete")
+				w.visitor.Unread(p, Damaged, "a Zstandard frame that is incomplete")
 				return
 			}
-			s.octets(p.in("a frame that programs skip"), data[8:8+n])
+			w.Bytes(p.in("a frame that programs skip"), data[8:8+n])
 			data = data[8+n:]
 			continue
 		}
 		if len(data) < 4 || binary.LittleEndian.Uint32(data) != 0xfd2fb528 {
-			s.behind(p, data)
+			w.behind(p, data)
 			return
 		}
 		n := zstdFrame(data)
 		var h zstd.Header
-		if n < 0 || h.Decode(data) != nil || h.WindowSize > maxUnpacked {
-			s.unread(p, "damaged", "a Zstandard frame that is incomplete, or takes too much to unpack")
+		if n < 0 || h.Decode(data) != nil || h.WindowSize > MaxUnpacked {
+			w.visitor.Unread(p, Damaged, "a Zstandard frame that is incomplete, or takes too much to unpack")
 			return
 		}
-		if !s.member(p) || !s.spend(p, 256<<10+int(h.WindowSize/8)) {
+		if !w.member(p) || !w.spend(p, 256<<10+int(h.WindowSize/8)) {
 			return
 		}
-		z, err := zstd.NewReader(bytes.NewReader(data[:n]), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxUnpacked))
+		z, err := zstd.NewReader(bytes.NewReader(data[:n]), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(MaxUnpacked))
 		if err != nil {
-			s.unread(p, "damaged", "a Zstandard frame that cannot be read")
+			w.visitor.Unread(p, Damaged, "a Zstandard frame that cannot be read")
 			return
 		}
 		q := p
-		q.depth++
-		out, _ := s.unpack(q, z)
+		q.Depth++
+		out, _ := w.unpack(q, z)
 		z.Close()
-		s.octets(q, out)
+		w.Bytes(q, out)
 		data = data[n:]
 	}
 }
@@ -414,44 +414,41 @@ func tarHeader(data []byte) bool {
 
 // tar reads a tar archive: its files, their extended heads, what fills them up,
 // and what follows its end.
-func (s *sniffer) tar(p place, data []byte) {
+func (w *Walker) tar(p Place, data []byte) {
 	r := bytes.NewReader(data)
 	t := tar.NewReader(r)
 	for {
 		h, err := t.Next()
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			if err != io.EOF {
-				s.unread(p, "damaged", "a tar archive that is incomplete")
+				w.visitor.Unread(p, Damaged, "a tar archive that is incomplete")
 			}
 			break
 		}
-		if !s.member(p) {
+		if !w.member(p) {
 			return
 		}
-		s.fileName(p.in(h.Name), h.Name)
+		w.fileName(p.in(h.Name), h.Name)
 		for k, v := range h.PAXRecords {
-			s.octets(p.in("the record "+k+" of "+h.Name), []byte(v))
+			w.Bytes(p.in("the record "+k+" of "+h.Name), []byte(v))
 		}
-		out, whole := s.unpack(p.in(h.Name), t)
-		s.octets(p.in(h.Name), out)
+		out, whole := w.unpack(p.in(h.Name), t)
+		w.Bytes(p.in(h.Name), out)
 		if !whole {
 			return
 		}
 		at := len(data) - r.Len()
 		if fill := bytes.Trim(data[at:min(len(data), (at+511)&^511)], "\x00"); len(fill) > 0 {
-			s.octets(p.in("the padding of "+h.Name), fill)
+			w.Bytes(p.in("the padding of "+h.Name), fill)
 		}
 	}
-	s.behind(p, data[len(data)-r.Len():])
+	w.behind(p, data[len(data)-r.Len():])
 }
 
 // fileName looks at the name of a file.
-func (s *sniffer) fileName(p place, name string) {
-	s.unseen("the name of "+p.where, name)
-	if secretFile(name) {
-		s.add(Remark{Flag: FlagSecret, Rule: "file_of_secrets", Where: p.where, Detail: "by its name"})
-	}
+func (w *Walker) fileName(p Place, name string) {
+	w.visitor.FileName(p, name)
 	// The attack: names of empty files, that together are a letter.
-	p.where, p.ids = "the name of "+p.where, true
-	s.prose(p, strings.ToValidUTF8(name, "\ufffd"))
+	p.Where, p.IDs = "the name of "+p.Where, true
+	w.Text(p, strings.ToValidUTF8(name, "\ufffd"))
 }

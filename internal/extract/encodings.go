@@ -1,9 +1,6 @@
-package scan
+package extract
 
 import (
-	"encoding/base32"
-	"encoding/base64"
-	"encoding/hex"
 	"mime"
 	"strings"
 	"unicode/utf16"
@@ -13,36 +10,36 @@ import (
 )
 
 // A wrapping is an encoding of a whole text, which leaves most of it as it is.
-type wrapping struct {
+type encoding struct {
 	how    string                                  // as a reviewer reads it; empty where it is no encoding
-	open   func(text string) (out string, ok bool) // ok is false where the text has none of it
+	decode func(text string) (out string, ok bool) // ok is false where the text has none of it
 	file   bool                                    // it is of a file, in whatever format
 	masked bool                                    // it is looked for beside what was decoded as base64 already
 }
 
 // wrappingTable returns the encodings of texts that are undone, each on the text as
 // it is: one within another is found as the result is read in the same way.
-func wrappingTable() []wrapping {
-	return []wrapping{
-		{how: "quoted-printable", open: unquote},
-		{how: "percent encoding", open: func(s string) (string, bool) {
+func encodings() []encoding {
+	return []encoding{
+		{how: "quoted-printable", decode: unquote},
+		{how: "percent encoding", decode: func(s string) (string, bool) {
 			if !strings.Contains(s, "%") {
 				return "", false
 			}
 			return unescape(s, '%'), true
 		}},
-		{how: "backslash encoding", open: func(s string) (string, bool) {
+		{how: "backslash encoding", decode: func(s string) (string, bool) {
 			if !strings.Contains(s, `\x`) && !strings.Contains(s, `\u`) && !strings.Contains(s, `\'`) {
 				return "", false
 			}
 			return unbackslashAll(s), true
 		}},
-		{how: "", open: func(s string) (string, bool) { return html.UnescapeString(s), strings.IndexByte(s, '&') >= 0 }},
-		{how: "", open: untag},
-		{how: "", open: unfold},
-		{how: "encoded words", open: encodedWords},
-		{how: "UTF-7", open: utf7, masked: true}, // base64 that was decoded has its signs by chance
-		{how: "uuencode", open: uuencoded, file: true},
+		{how: "", decode: func(s string) (string, bool) { return html.UnescapeString(s), strings.IndexByte(s, '&') >= 0 }},
+		{how: "", decode: untag},
+		{how: "", decode: unfold},
+		{how: "encoded words", decode: encodedWords},
+		{how: "UTF-7", decode: utf7, masked: true}, // base64 that was decoded has its signs by chance
+		{how: "uuencode", decode: uuencoded, file: true},
 	}
 }
 
@@ -347,49 +344,4 @@ func uuencoded(s string) (string, bool) {
 		}
 	}
 	return b.String(), b.Len() >= minRun
-}
-
-// A decoding is what a run of encoded characters may be.
-type decoding struct {
-	how    string
-	octets []byte
-	sure   bool // it is encoded, and no word or ornament
-}
-
-// decodings returns what a run may be, the likeliest first.
-func decodings(run string) (list []decoding) {
-	const upper = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-	only := func(set string) bool {
-		return strings.IndexFunc(run, func(r rune) bool { return !strings.ContainsRune(set, r) }) < 0
-	}
-	// The attack: a row of one letter around it, so that on average it is no secret.
-	info := 0.0
-	for at := 0; at+longRun <= len(run); at += longRun {
-		info = max(info, entropy(run[at:at+longRun]))
-	}
-	if len(run) >= 2*minRun && only("0123456789abcdefABCDEF") {
-		if b, err := hex.DecodeString(run[:len(run)&^1]); err == nil {
-			list = append(list, decoding{"hexadecimal", b, info > 3})
-		}
-	}
-	if len(run) >= 24 && (only(upper) || only(strings.ToLower(upper))) {
-		if b, err := base32.StdEncoding.WithPadding(base32.NoPadding).DecodeString(strings.ToUpper(run[:len(run)/8*8])); err == nil {
-			list = append(list, decoding{"base32", b, info > 4.3})
-		}
-	}
-	return append(list, decoding{"base64", unbase64(run), info > 5})
-}
-
-// unbase64 undoes base64 of either alphabet, as far as it goes.
-func unbase64(s string) []byte {
-	s = strings.TrimRight(s, "=")
-	if strings.ContainsAny(s, "-_") {
-		s = strings.NewReplacer("-", "+", "_", "/").Replace(s)
-	}
-	if len(s)%4 == 1 {
-		s = s[:len(s)-1]
-	}
-	out := make([]byte, base64.RawStdEncoding.DecodedLen(len(s)))
-	n, _ := base64.RawStdEncoding.Decode(out, []byte(s))
-	return out[:n]
 }

@@ -1,4 +1,4 @@
-package scan
+package extract
 
 import (
 	"fmt"
@@ -26,7 +26,7 @@ type Cleaned struct {
 func Clean(doc string) Cleaned {
 	var c Cleaned
 	if len(doc) > maxClean {
-		doc = cut(doc, maxClean)
+		doc = Cut(doc, maxClean)
 		c.Left = append(c.Left, fmt.Sprintf("all beyond the first %d bytes", maxClean))
 	}
 	w := cleaner{}
@@ -37,9 +37,9 @@ func Clean(doc string) Cleaned {
 	c.HTML = strings.TrimSpace(w.out.String())
 	c.Text = tidy(w.plain.String())
 	n := 0
-	for _, h := range w.r.hidden {
-		if !h.aside && h.how != "comment" {
-			n += len(h.text.String())
+	for _, h := range w.r.Hidden {
+		if !h.Aside && h.How != "comment" {
+			n += len(h.Text())
 		}
 	}
 	leave := func(n int, what string) {
@@ -49,8 +49,8 @@ func Clean(doc string) Cleaned {
 	}
 	leave(n, "bytes of text that a person would not see")
 	leave(w.pictures, "pictures, which were not loaded")
-	leave(w.r.forms, "forms")
-	leave(w.r.scripts, "scripts")
+	leave(w.r.Forms, "forms")
+	leave(w.r.Scripts, "scripts")
 	return c
 }
 
@@ -114,7 +114,7 @@ func (w *cleaner) open1(t xhtml.Token, selfClosing bool) {
 	case atom.Img:
 		w.pictures++
 		if alt := strings.Join(strings.Fields(Visible(attribute(t, "alt"))), " "); alt != "" {
-			s := " [picture: " + cut(alt, 200) + "] "
+			s := " [picture: " + Cut(alt, 200) + "] "
 			w.out.WriteString(html.EscapeString(s))
 			w.plain.WriteString(s)
 		}
@@ -146,7 +146,7 @@ func (w *cleaner) open1(t xhtml.Token, selfClosing bool) {
 // leaveLink writes the target behind the words of a link.
 func (w *cleaner) leaveLink() {
 	if w.inLink != "" && w.top().how == "" && strings.TrimSpace(w.linkText.String()) != w.inLink {
-		s := " (" + cut(strings.Join(strings.Fields(Visible(w.inLink)), " "), 2000) + ") "
+		s := " (" + Cut(strings.Join(strings.Fields(Visible(w.inLink)), " "), 2000) + ") "
 		w.out.WriteString(html.EscapeString(s))
 		w.plain.WriteString(s)
 	}

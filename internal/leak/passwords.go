@@ -1,10 +1,12 @@
-package scan
+package leak
 
 import (
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"postern/internal/extract"
 )
 
 // An infix is a token that is known by something in its middle.
@@ -36,7 +38,7 @@ var infixTable = []infix{
 }
 
 // infixes finds the tokens of the table.
-func infixes(text string, found func(trace)) {
+func infixes(text string, found func(match)) {
 	for _, f := range infixTable {
 		for i := 0; ; {
 			j := strings.Index(text[i:], f.mark)
@@ -56,8 +58,8 @@ func infixes(text string, found func(trace)) {
 			if b < f.minBefore || b > f.maxBefore || a < f.minAfter || a > f.maxAfter {
 				continue
 			}
-			if token := text[from:to]; entropy(token) >= minEntropy && !placeholder(text[i:to]) {
-				found(trace{from, to, FlagSecret, f.rule, ""})
+			if token := text[from:to]; extract.Entropy(token) >= minEntropy && !placeholder(text[i:to]) {
+				found(match{from, to, FlagSecret, f.rule, ""})
 			}
 		}
 	}
@@ -90,7 +92,7 @@ var termWords = []string{
 // sentences finds passwords that are said in a sentence: "the password for the
 // staging server is hunter2". That takes a name of passwords, then words that
 // link, one that says so, and a value that no sentence has by itself.
-func sentences(text string, found func(trace)) {
+func sentences(text string, found func(match)) {
 	low := lowerASCII(text)
 	for _, name := range passwordNames {
 		for i := 0; ; {
@@ -104,7 +106,7 @@ func sentences(text string, found func(trace)) {
 				continue
 			}
 			if from, to := said(low, text, i); to > 0 {
-				found(trace{from, to, FlagSecret, "password_in_words", ""})
+				found(match{from, to, FlagSecret, "password_in_words", ""})
 				i = to
 			}
 		}

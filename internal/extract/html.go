@@ -1,4 +1,4 @@
-package scan
+package extract
 
 import (
 	"fmt"
@@ -9,40 +9,43 @@ import (
 	"golang.org/x/net/html/atom"
 )
 
-// The limits of what is read of one HTML body.
+// MaxLinks is the number of links that are read of one text.
+const MaxLinks = 2000
+
+// The other limits of one HTML body.
 const (
-	maxDepth   = 256  // open elements that are kept track of
+	maxDepth   = 256  // open elements that are tracked
 	maxHidden  = 2000 // passages
-	maxLinks   = 2000
-	maxClasses = 500 // rules of style sheets that hide
+	maxClasses = 500  // style sheet rules that hide
 )
 
-// A reading is what a person sees of an HTML body, and what not.
-type reading struct {
-	visible string
-	hidden  []passage
-	links   []link
-	forms   int // that ask for something
-	secrets int // fields for passwords and the like
-	scripts int
+// A Page is what a person sees of an HTML body, and what is hidden from them.
+type Page struct {
+	Visible      string
+	Hidden       []Passage
+	Links        []Link
+	Forms        int
+	SecretFields int // input fields for passwords, card numbers and the like
+	Scripts      int
 }
 
-// A passage is text that a person does not see, and why.
-type passage struct {
-	text *strings.Builder
-	how  string
-	// pre says that it stands where newsletters put what lists of mail show.
-	pre bool
-	// aside is text that no mail program shows in the page, but that is not
-	// hidden on purpose: what a picture or a tip says.
-	aside bool
+// A Passage is a text that a person does not see.
+type Passage struct {
+	b       *strings.Builder
+	How     string // how it is hidden: "display:none"
+	Preview bool   // at the top, where newsletters put the preview that mailbox lists show
+	Aside   bool   // not in the page, but not hidden on purpose: an alternative text or a tooltip
 }
 
-type link struct {
-	text, href string
-	hidden     bool
-	line       bool // of a plain text
+// A Link is a link of an HTML body or of a plain text.
+type Link struct {
+	Text, Href string
+	Hidden     bool
+	Plain      bool // found in a plain text, which has no words for the link
 }
+
+// Text returns the text of p.
+func (p Passage) Text() string { return p.b.String() }
 
 // level is an open element.
 type level struct {
@@ -58,11 +61,11 @@ type colour struct {
 	r, g, b int
 }
 
-// readHTML splits doc into what is seen and what is hidden. It follows inline
-// styles, attributes and the simple rules of style sheets, in one pass and with
-// bounded state; it does not lay out, so text that is covered by something else
-// counts as seen.
-func readHTML(doc string) reading {
+// HTML splits doc into what is visible and what is hidden. It follows inline
+// styles, attributes and simple style sheet rules, in one pass and with bounded
+// state. It does not lay out: text that is covered by something else counts as
+// visible.
+func HTML(doc string) Page {
 	h := htmlReader{hiding: map[string]string{}}
 	h.sheets(doc)
 	z := html.NewTokenizer(strings.NewReader(doc))
@@ -71,7 +74,7 @@ func readHTML(doc string) reading {
 		switch z.Next() {
 		case html.ErrorToken:
 			h.endLink()
-			h.r.visible = h.seen.String()
+			h.r.Visible = h.seen.String()
 			return h.r
 		case html.CommentToken:
 			if t := strings.TrimSpace(string(z.Text())); t != "" {
@@ -91,7 +94,7 @@ func readHTML(doc string) reading {
 }
 
 type htmlReader struct {
-	r      reading
+	r      Page
 	seen   strings.Builder
 	open   []level
 	deep   int               // elements beyond maxDepth
@@ -124,26 +127,26 @@ func (h *htmlReader) text(s string) {
 		return
 	}
 	// The text of one hidden element belongs together, whatever is within.
-	if t.span >= 0 && t.span < len(h.r.hidden) {
-		b := h.r.hidden[t.span].text
+	if t.span >= 0 && t.span < len(h.r.Hidden) {
+		b := h.r.Hidden[t.span].b
 		b.WriteByte(' ')
 		b.WriteString(s)
 		return
 	}
 	h.hide(s, t.how, false)
-	span := len(h.r.hidden) - 1
+	span := len(h.r.Hidden) - 1
 	for i := len(h.open) - 1; i >= 0 && h.open[i].how == t.how; i-- {
 		h.open[i].span = span
 	}
 }
 
 func (h *htmlReader) hide(s, how string, aside bool) {
-	if len(h.r.hidden) >= maxHidden {
+	if len(h.r.Hidden) >= maxHidden {
 		return
 	}
-	p := passage{text: &strings.Builder{}, how: how, aside: aside, pre: h.shown < 40}
-	p.text.WriteString(s)
-	h.r.hidden = append(h.r.hidden, p)
+	p := Passage{b: &strings.Builder{}, How: how, Aside: aside, Preview: h.shown < 40}
+	p.b.WriteString(s)
+	h.r.Hidden = append(h.r.Hidden, p)
 }
 
 // void are the elements that have no content.
@@ -167,7 +170,7 @@ func (h *htmlReader) start(t html.Token, selfClosing bool) {
 	switch t.DataAtom {
 	case atom.Script, atom.Style, atom.Title, atom.Noembed, atom.Noframes:
 		if t.DataAtom == atom.Script {
-			h.r.scripts++
+			h.r.Scripts++
 		}
 		if !selfClosing {
 			h.skip = t.Data
@@ -180,19 +183,19 @@ func (h *htmlReader) start(t html.Token, selfClosing bool) {
 		h.href = strings.TrimSpace(a["href"])
 		h.linkText.Reset()
 	case atom.Form:
-		h.r.forms++
+		h.r.Forms++
 		if action := strings.TrimSpace(a["action"]); action != "" {
-			h.addLink(link{href: action})
+			h.addLink(Link{Href: action})
 		}
 	case atom.Input:
 		switch strings.ToLower(a["type"]) {
 		case "hidden":
 			h.aside(a["value"], "hidden field")
 		case "password":
-			h.r.secrets++
+			h.r.SecretFields++
 		default:
 			if asksSecret(a["name"] + " " + a["placeholder"] + " " + a["autocomplete"]) {
-				h.r.secrets++
+				h.r.SecretFields++
 			}
 		}
 		if v := a["value"]; v != "" {
@@ -270,14 +273,14 @@ func (h *htmlReader) end(t html.Token) {
 
 func (h *htmlReader) endLink() {
 	if h.href != "" {
-		h.addLink(link{text: h.linkText.String(), href: h.href, hidden: h.top().how != ""})
+		h.addLink(Link{Text: h.linkText.String(), Href: h.href, Hidden: h.top().how != ""})
 	}
 	h.href = ""
 }
 
-func (h *htmlReader) addLink(l link) {
-	if len(h.r.links) < maxLinks {
-		h.r.links = append(h.r.links, l)
+func (h *htmlReader) addLink(l Link) {
+	if len(h.r.Links) < MaxLinks {
+		h.r.Links = append(h.r.Links, l)
 	}
 }
 

@@ -1,4 +1,4 @@
-package scan
+package extract
 
 import (
 	"bytes"
@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// idFields are header fields of identifiers and times: their digits make no
-// number of a card, and their addresses no list of people.
+// idFields are header fields of identifiers, times and addresses. Their digits
+// are not card numbers, and their addresses not a leaked list of people.
 var idFields = []string{
 	"message-id", "in-reply-to", "references", "content-id", "date", "content-type", "dkim-signature", "received",
 	"from", "sender", "reply-to", "to", "cc", "bcc", "resent-message-id", "resent-from", "resent-to", "resent-cc", "resent-date", "autocrypt",
 }
 
-// source reads a message as it leaves, octet for octet: each header field, the
-// headers of its parts, and what stands before, between and behind these. It
-// does not rely on the structure: programs read it differently, and what none
-// shows leaves all the same. files are the parts that were read already.
-func (s *sniffer) source(raw []byte, files []OutgoingFile) {
+// Source reads a message as it is sent, byte by byte: each header field, the
+// headers of its parts, preambles, epilogues and what stands between parts. It
+// does not rely on the MIME structure, which programs read differently; what no
+// program shows leaves as well. files are the parts that were read before.
+func (w *Walker) Source(raw []byte, files [][]byte) {
 	header, body := splitSource(raw)
 	for len(header) > 0 {
 		var field string
@@ -27,29 +27,29 @@ func (s *sniffer) source(raw []byte, files []OutgoingFile) {
 			name, value = "a malformed line", field
 		}
 		name = strings.TrimSpace(name)
-		p := place{where: "the header " + cut(name, 100), source: true, ids: slices.Contains(idFields, strings.ToLower(name))}
-		s.prose(p, value)
+		p := Place{Where: "the header " + Cut(name, 100), Source: true, IDs: slices.Contains(idFields, strings.ToLower(name))}
+		w.Text(p, value)
 		if ok && len(name) > minRun { // The attack: the name is the message.
-			s.prose(p, name)
+			w.Text(p, name)
 		}
 	}
-	p := place{where: "the source of the message", source: true}
-	// Files that stand in it as their octets are have been read as such.
+	p := Place{Where: "the source of the message", Source: true}
+	// Parts without a transfer encoding stand in the body as they are.
 	for _, f := range files {
-		if len(f.Data) < minRun || oddBlock(f.Data) < 0 {
+		if len(f) < minRun || binaryBlock(f) < 0 {
 			continue
 		}
-		if i := bytes.Index(body, f.Data); i >= 0 {
-			body = slices.Concat(body[:i], []byte("\n"), body[i+len(f.Data):])
+		if i := bytes.Index(body, f); i >= 0 {
+			body = slices.Concat(body[:i], []byte("\n"), body[i+len(f):])
 		}
 	}
-	if oddBlock(body) >= 0 {
-		s.unread(p, "unknown_format", "octets that are neither text nor part of a file")
-		s.strings(p, body)
+	if binaryBlock(body) >= 0 {
+		w.visitor.Unread(p, UnknownFormat, "bytes that are neither text nor part of a file")
+		w.strings(p, body)
 		return
 	}
-	s.legacy(p, body)
-	s.prose(p, withoutDelimiters(raw, body))
+	w.legacy(p, body)
+	w.Text(p, withoutDelimiters(raw, body))
 }
 
 func splitSource(raw []byte) (header string, body []byte) {

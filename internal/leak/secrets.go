@@ -1,20 +1,12 @@
-package scan
+package leak
 
 import (
 	"encoding/base64"
 	"hash/crc32"
-	"math"
 	"strings"
-)
 
-// A trace is a place in a text where something stands that should not leave by
-// itself.
-type trace struct {
-	from, to int // in bytes
-	flag     Flag
-	rule     string
-	detail   string // may be empty
-}
+	"postern/internal/extract"
+)
 
 // A shape is how the tokens of one service look.
 type shape struct {
@@ -164,29 +156,12 @@ func jsonWebToken(token string) (string, bool) {
 // ones of these lengths have 3.5 and more; "xxxxxxxx" and "YOUR_KEY_HERE" less.
 const minEntropy = 2.8
 
-// entropy returns the bits of information in each byte of s.
-func entropy(s string) float64 {
-	var count [256]int
-	for i := range len(s) {
-		count[s[i]]++
-	}
-	return bits(count[:], len(s))
-}
-
-// bits returns the bits of information in each of n things, of which there are
-// so many of each kind.
-func bits(count []int, n int) (e float64) {
-	for _, c := range count {
-		if c > 0 {
-			p := float64(c) / float64(n)
-			e -= p * math.Log2(p)
-		}
-	}
-	return e
-}
+// secretSearches find secrets in the words of a text; keyBlocks, which needs the
+// whole text, does so before it is decoded.
+var secretSearches = []search{tokens, infixes, assignments, sentences, credentialURLs}
 
 // tokens finds tokens by their shapes.
-func tokens(text string, found func(trace)) {
+func tokens(text string, found func(match)) {
 	for i := 0; i < len(text); {
 		if !tokenByte(text[i]) {
 			i++
@@ -217,10 +192,10 @@ func tokens(text string, found func(trace)) {
 			if s.checked != nil {
 				detail, sure = s.checked(token)
 			}
-			if s.rule == "json_web_token" && !sure || !sure && (entropy(rest[:n]) < minEntropy || placeholder(rest[:n])) {
+			if s.rule == "json_web_token" && !sure || !sure && (extract.Entropy(rest[:n]) < minEntropy || placeholder(rest[:n])) {
 				continue
 			}
-			found(trace{from, from + len(token), FlagSecret, s.rule, detail})
+			found(match{from, from + len(token), FlagSecret, s.rule, detail})
 			break
 		}
 	}
@@ -242,14 +217,14 @@ func placeholder(s string) bool {
 }
 
 // keyBlocks finds private keys in the armours that programs write them in.
-func keyBlocks(text string, found func(trace)) {
+func keyBlocks(text string, found func(match)) {
 	for i := 0; i < len(text); {
 		j := strings.Index(text[i:], "-----BEGIN ")
 		if j < 0 {
 			break
 		}
 		j += i
-		head, _, ok := strings.Cut(cut(text[j+len("-----BEGIN "):], 60), "-----")
+		head, _, ok := strings.Cut(extract.Cut(text[j+len("-----BEGIN "):], 60), "-----")
 		i = j + 11
 		if !ok || !strings.Contains(head, "PRIVATE KEY") {
 			continue
@@ -261,11 +236,11 @@ func keyBlocks(text string, found func(trace)) {
 		if to-i < 60+len(head) { // the words alone, as in instructions
 			continue
 		}
-		found(trace{j, to, FlagPrivateKey, "private_key", strings.ToLower(head)})
+		found(match{j, to, FlagPrivateKey, "private_key", strings.ToLower(head)})
 		i = to
 	}
 	if j := strings.Index(text, "PuTTY-User-Key-File-"); j >= 0 && strings.Contains(text[j:], "Private-Lines:") {
-		found(trace{j, min(len(text), j+4096), FlagPrivateKey, "private_key", "putty"})
+		found(match{j, min(len(text), j+4096), FlagPrivateKey, "private_key", "putty"})
 	}
 }
 
@@ -277,25 +252,25 @@ var secretNames = []string{
 
 // assignments finds values that are given to names of secrets: lines of .env
 // files, of configurations, and of prose.
-func assignments(text string, found func(trace)) {
+func assignments(text string, found func(match)) {
 	at := 0
 	for line := range strings.Lines(text) {
 		from := at
 		at += len(line)
 		if len(line) > 4000 {
-			line = cut(line, 4000)
+			line = extract.Cut(line, 4000)
 		}
 		i := strings.IndexAny(line, "=:")
 		for i >= 0 && i < len(line) {
 			name := strings.ToLower(strings.Trim(lastWords(line[:i], 40), " \t\"'`,{*"))
-			rest := cut(line[i+1:], 700) // no value that is a secret is longer
+			rest := extract.Cut(line[i+1:], 700) // no value that is a secret is longer
 			value := strings.TrimLeft(rest, " \t\"'`=>")
 			start := i + 1 + len(rest) - len(value)
 			if end := strings.IndexAny(value, " \t\r\n\"'`,;<"); end >= 0 {
 				value = value[:end]
 			}
 			if secretName(name) && secretValue(value, line[i] == '=') || passwordName(name) && passwordValue(value) {
-				found(trace{from + start, from + start + len(value), FlagSecret, "assigned_secret", "a value of " + printable(cut(name, 40))})
+				found(match{from + start, from + start + len(value), FlagSecret, "assigned_secret", "a value of " + extract.Excerpt(extract.Cut(name, 40))})
 			}
 			next := strings.IndexAny(line[i+1:], "=:")
 			if next < 0 {
@@ -344,11 +319,11 @@ func secretValue(v string, assigned bool) bool {
 			kinds++
 		}
 	}
-	return entropy(v) >= 2.5 && (kinds >= 2 && digits > 0 || kinds >= 3 || assigned && len(v) >= 16 && digits+upper > 0)
+	return extract.Entropy(v) >= 2.5 && (kinds >= 2 && digits > 0 || kinds >= 3 || assigned && len(v) >= 16 && digits+upper > 0)
 }
 
 // credentialURLs finds passwords in URLs: postgres://app:hunter2@db.example.
-func credentialURLs(text string, found func(trace)) {
+func credentialURLs(text string, found func(match)) {
 	for i := 0; ; {
 		j := strings.Index(text[i:], "://")
 		if j < 0 {
@@ -370,37 +345,6 @@ func credentialURLs(text string, found func(trace)) {
 			continue
 		}
 		from := j + len(user) + 1
-		found(trace{from, from + len(password), FlagSecret, "url_password", "in a URL"})
+		found(match{from, from + len(password), FlagSecret, "url_password", "in a URL"})
 	}
-}
-
-// Redact returns text with the secrets that [Outbound] finds in it replaced by
-// how they begin and how long they are: what a person needs to judge that one is
-// there, and not what somebody else needs to use it.
-func Redact(text string) string {
-	return redact(text, keyBlocks, tokens, infixes, assignments, sentences, credentialURLs)
-}
-
-// redact masks what the given finders find.
-func redact(text string, finders ...func(string, func(trace))) string {
-	var list []trace
-	for _, find := range finders {
-		find(text, func(t trace) { list = append(list, t) })
-	}
-	if len(list) == 0 {
-		return text
-	}
-	sortTraces(list)
-	var b strings.Builder
-	at := 0
-	for _, t := range list {
-		if t.from < at { // within one that is masked already
-			continue
-		}
-		b.WriteString(text[at:t.from])
-		b.WriteString(mask(text[t.from:t.to], t.flag))
-		at = t.to
-	}
-	b.WriteString(text[at:])
-	return b.String()
 }

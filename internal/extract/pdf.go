@@ -1,4 +1,4 @@
-package scan
+package extract
 
 import (
 	"bytes"
@@ -18,15 +18,15 @@ const maxFonts = 40
 // the text that pages show, also where it is written in numbers of glyphs. It
 // does not follow the file's structure: what no page shows is read like the
 // rest.
-func (s *sniffer) pdf(p place, data []byte) {
+func (w *Walker) pdf(p Place, data []byte) {
 	end := bytes.LastIndex(data, []byte("%%EOF"))
 	if end < 0 {
-		s.unread(p, "damaged", "a PDF file that is incomplete")
+		w.visitor.Unread(p, Damaged, "a PDF file that is incomplete")
 		end = len(data)
 	}
-	s.behind(p, data[min(len(data), end+5):])
+	w.behind(p, data[min(len(data), end+5):])
 	if i := bytes.Index(data, []byte("/Encrypt")); i >= 0 && !wordByte(next(data, i+8)) {
-		s.unread(p, "encrypted", "an encrypted PDF file")
+		w.visitor.Unread(p, Encrypted, "an encrypted PDF file")
 		return
 	}
 	var pages [][]byte
@@ -54,10 +54,10 @@ func (s *sniffer) pdf(p place, data []byte) {
 		}
 		n := bytes.Index(data[from:], []byte("endstream"))
 		if n < 0 {
-			s.unread(p, "damaged", "a PDF file that is incomplete")
+			w.visitor.Unread(p, Damaged, "a PDF file that is incomplete")
 			return
 		}
-		if !s.member(p) || !s.spend(p, 64<<10) {
+		if !w.member(p) || !w.spend(p, 64<<10) {
 			return
 		}
 		dict := data[max(last, i-4096):i]
@@ -67,7 +67,7 @@ func (s *sniffer) pdf(p place, data []byte) {
 		body := data[from : from+n]
 		at = from + n + 9
 		last = at
-		out, read := s.pdfStream(p, dict, body)
+		out, read := w.pdfStream(p, dict, body)
 		if !read {
 			continue
 		}
@@ -78,17 +78,17 @@ func (s *sniffer) pdf(p place, data []byte) {
 				fonts = append(fonts, cmap(out))
 			}
 		default:
-			if oddBlock(out) < 0 {
-				s.prose(p.in("a stream"), string(out))
+			if binaryBlock(out) < 0 {
+				w.Text(p.in("a stream"), string(out))
 			}
 			pages = append(pages, out)
 		}
 	}
 	for _, page := range pages {
-		s.page(p, page, fonts)
+		w.page(p, page, fonts)
 	}
 	if glyphs && len(fonts) == 0 {
-		s.unread(p, "glyphs", "a PDF file whose text is in glyph numbers without a table")
+		w.visitor.Unread(p, Glyphs, "a PDF file whose text is in glyph numbers without a table")
 	}
 }
 
@@ -101,7 +101,7 @@ func next(data []byte, at int) byte {
 
 // pdfStream undoes the filters of a stream. read is false for what is no text
 // by its kind, or was flagged.
-func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) {
+func (w *Walker) pdfStream(p Place, dict, body []byte) (out []byte, read bool) {
 	name := func(n string) bool {
 		i := bytes.Index(dict, []byte(n))
 		return i >= 0 && !wordByte(next(dict, i+len(n)))
@@ -112,11 +112,11 @@ func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) 
 		case "FlateDecode", "Fl":
 			z, err := zlib.NewReader(bytes.NewReader(body))
 			if err != nil {
-				s.unread(p, "damaged", "a stream that cannot be unpacked")
+				w.visitor.Unread(p, Damaged, "a stream that cannot be unpacked")
 				return nil, false
 			}
 			// Programs that show PDF files are content with what comes until an error.
-			body, _ = s.unpack(p, z)
+			body, _ = w.unpack(p, z)
 		case "ASCIIHexDecode", "AHx":
 			h := bytes.Map(func(r rune) rune {
 				if r < 0x80 && isHexDigit(byte(r)) {
@@ -130,40 +130,40 @@ func (s *sniffer) pdfStream(p place, dict, body []byte) (out []byte, read bool) 
 		case "ASCII85Decode", "A85":
 			b, err := io.ReadAll(ascii85.NewDecoder(bytes.NewReader(bytes.TrimSuffix(bytes.TrimSpace(body), []byte("~>")))))
 			if err != nil {
-				s.unread(p, "damaged", "a stream that cannot be decoded")
+				w.visitor.Unread(p, Damaged, "a stream that cannot be decoded")
 			}
 			body = b
 		case "DCTDecode", "DCT":
-			s.octets(p.in("a picture"), bytes.TrimRight(body, "\r\n"))
+			w.Bytes(p.in("a picture"), bytes.TrimRight(body, "\r\n"))
 			return nil, false
 		case "JPXDecode", "CCITTFaxDecode", "CCF", "JBIG2Decode":
-			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "an image, whose content is not read"})
+			w.visitor.Media(p, "an image")
 			return nil, false
 		default:
-			s.unread(p, "packed", "a stream packed by "+printable(f)+", which the scan cannot read")
+			w.visitor.Unread(p, Packed, "a stream packed by "+Excerpt(f)+", which the scan cannot read")
 			return nil, false
 		}
 	}
 	switch {
 	case picture, name("/FontFile"), name("/Length1"), name("/Type1C"), name("/CIDFontType0C"), name("/OpenType"), name("/XRef"), name("/FunctionType"), name("/N"), name("/ShadingType"):
-		if oddBlock(body) < 0 {
+		if binaryBlock(body) < 0 {
 			return body, true
 		}
 		if picture {
-			s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "an image, whose content is not read"})
+			w.visitor.Media(p, "an image")
 		}
-		s.strings(p, body)
+		w.strings(p, body)
 		return nil, false
-	case oddBlock(body) < 0:
+	case binaryBlock(body) < 0:
 		return body, true
 	}
 	// A page may have numbers of glyphs in its strings, as octets. Anything else is a
 	// file that is in this one.
-	if shown, rest := shownStrings(body); len(shown) == 0 || oddBlock(rest) >= 0 || !bytes.Contains(rest, []byte("Tj")) && !bytes.Contains(rest, []byte("TJ")) {
-		s.octets(p.in("a stream"), body)
+	if shown, rest := shownStrings(body); len(shown) == 0 || binaryBlock(rest) >= 0 || !bytes.Contains(rest, []byte("Tj")) && !bytes.Contains(rest, []byte("TJ")) {
+		w.Bytes(p.in("a stream"), body)
 		return nil, false
 	}
-	s.strings(p, body)
+	w.strings(p, body)
 	return body, true
 }
 
@@ -191,13 +191,13 @@ func pdfFilters(dict []byte) (list []string) {
 
 // page reads the text that a page shows. Its words stand in pieces, with moves
 // between; its characters are octets, or numbers that a font has a table for.
-func (s *sniffer) page(p place, content []byte, fonts []map[uint16]string) {
+func (w *Walker) page(p Place, content []byte, fonts []map[uint16]string) {
 	shown, _ := shownStrings(content)
 	if len(shown) == 0 {
 		return
 	}
 	q := p.written("pieces of text")
-	s.prose(q, strings.ToValidUTF8(strings.Join(shown, ""), "\n"))
+	w.Text(q, strings.ToValidUTF8(strings.Join(shown, ""), "\n"))
 	for _, font := range fonts {
 		for _, size := range []int{2, 1} {
 			var b strings.Builder
@@ -215,7 +215,7 @@ func (s *sniffer) page(p place, content []byte, fonts []map[uint16]string) {
 				}
 			}
 			if b.Len() > 0 {
-				s.prose(q, b.String())
+				w.Text(q, b.String())
 			}
 		}
 	}

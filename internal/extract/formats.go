@@ -1,4 +1,4 @@
-package scan
+package extract
 
 import (
 	"bytes"
@@ -8,6 +8,74 @@ import (
 	"slices"
 )
 
+// A kind of format says what is done with it.
+type kind int
+
+const (
+	kindNone   kind = iota // not known by its first octets
+	kindPacked             // it is unpacked
+	kindSealed             // it is known, and cannot be looked into
+	kindMedia              // pictures, sound, films and fonts: known, and not for reading
+)
+
+// A format is one that is known by its first octets.
+type format struct {
+	kind   kind
+	magic  string
+	at     int // where the magic is
+	name   string
+	reason Reason                            // of kindSealed
+	read   func(*Walker, Place, []byte)      // of kindPacked
+	end    func(data []byte) (int, [][]byte) // of kindMedia: where it ends and what in it is of any format; -1 if it does not
+}
+
+// recognize returns the format of data by its first octets.
+func (w *Walker) recognize(data []byte) format {
+	for _, f := range w.formats {
+		if len(data) >= f.at+len(f.magic) && string(data[f.at:f.at+len(f.magic)]) == f.magic {
+			return f
+		}
+	}
+	switch {
+	case tarHeader(data):
+		return format{kind: kindPacked, read: (*Walker).tar}
+	case len(data) > 8 && data[0]&0x0f == 8 && data[0]>>4 <= 7 && binary.BigEndian.Uint16(data)%31 == 0 && data[1]&0x20 == 0 && zlibbed(data):
+		return format{kind: kindPacked, read: (*Walker).zlib}
+	case skippable(data):
+		return format{kind: kindPacked, read: (*Walker).zstd}
+	}
+	if f, ok := asn1Format(data); ok {
+		return f
+	}
+	return openPGP(data)
+}
+
+// carve returns where the first archive or PDF file begins in data, or -1.
+func carve(data []byte) int {
+	first := -1
+	for _, magic := range []string{"PK\x03\x04", "\x1f\x8b\x08", "\xfd7zXZ\x00", "\x28\xb5\x2f\xfd", "7z\xbc\xaf\x27\x1c", "Rar!\x1a\x07", "BZh91AY&SY"} {
+		if i := bytes.Index(data, []byte(magic)); i >= 0 {
+			first, data = i, data[:i]
+		}
+	}
+	return first
+}
+
+// keyDER says whether data is a private key as its octets are, without armour.
+func keyDER(data []byte) bool {
+	if len(data) < 32 || len(data) > 64<<10 || data[0] != 0x30 {
+		return false
+	}
+	if _, err := x509.ParsePKCS8PrivateKey(data); err == nil {
+		return true
+	}
+	if _, err := x509.ParsePKCS1PrivateKey(data); err == nil {
+		return true
+	}
+	_, err := x509.ParseECPrivateKey(data)
+	return err == nil
+}
+
 // formatTable returns what is known by its first octets.
 func formatTable() []format {
 	const (
@@ -15,21 +83,21 @@ func formatTable() []format {
 		media  = kindMedia
 	)
 	return []format{
-		{kind: kindPacked, magic: "PK\x03\x04", read: (*sniffer).zip},
-		{kind: kindPacked, magic: "PK\x05\x06", read: (*sniffer).zip},
-		{kind: kindPacked, magic: "\x1f\x8b\x08", read: (*sniffer).gzip},
-		{kind: kindPacked, magic: "BZh", read: (*sniffer).bzip2},
-		{kind: kindPacked, magic: "\xfd7zXZ\x00", read: (*sniffer).xz},
-		{kind: kindPacked, magic: "\x28\xb5\x2f\xfd", read: (*sniffer).zstd},
-		{kind: kindPacked, magic: "%PDF-", read: (*sniffer).pdf},
-		{kind: kindSealed, magic: "7z\xbc\xaf\x27\x1c", rule: "packed", name: "7z, " + packed},
-		{kind: kindSealed, magic: "Rar!\x1a\x07", rule: "packed", name: "RAR, " + packed},
-		{kind: kindSealed, magic: "\x04\x22\x4d\x18", rule: "packed", name: "LZ4, " + packed},
-		{kind: kindSealed, magic: "MSCF\x00", rule: "packed", name: "CAB, " + packed},
-		{kind: kindSealed, magic: "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", rule: "packed", name: "an Office file from before 2007, in which only plain text is read"},
-		{kind: kindSealed, magic: "age-encryption.org/v1\n", rule: "encrypted", name: "encrypted with age"},
-		{kind: kindSealed, magic: "Salted__", rule: "encrypted", name: "encrypted with openssl enc"},
-		{kind: kindSealed, magic: "\x03\xd9\xa2\x9a", rule: "encrypted", name: "a KeePass file"},
+		{kind: kindPacked, magic: "PK\x03\x04", read: (*Walker).zip},
+		{kind: kindPacked, magic: "PK\x05\x06", read: (*Walker).zip},
+		{kind: kindPacked, magic: "\x1f\x8b\x08", read: (*Walker).gzip},
+		{kind: kindPacked, magic: "BZh", read: (*Walker).bzip2},
+		{kind: kindPacked, magic: "\xfd7zXZ\x00", read: (*Walker).xz},
+		{kind: kindPacked, magic: "\x28\xb5\x2f\xfd", read: (*Walker).zstd},
+		{kind: kindPacked, magic: "%PDF-", read: (*Walker).pdf},
+		{kind: kindSealed, magic: "7z\xbc\xaf\x27\x1c", reason: Packed, name: "7z, " + packed},
+		{kind: kindSealed, magic: "Rar!\x1a\x07", reason: Packed, name: "RAR, " + packed},
+		{kind: kindSealed, magic: "\x04\x22\x4d\x18", reason: Packed, name: "LZ4, " + packed},
+		{kind: kindSealed, magic: "MSCF\x00", reason: Packed, name: "CAB, " + packed},
+		{kind: kindSealed, magic: "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", reason: Packed, name: "an Office file from before 2007, in which only plain text is read"},
+		{kind: kindSealed, magic: "age-encryption.org/v1\n", reason: Encrypted, name: "encrypted with age"},
+		{kind: kindSealed, magic: "Salted__", reason: Encrypted, name: "encrypted with openssl enc"},
+		{kind: kindSealed, magic: "\x03\xd9\xa2\x9a", reason: Encrypted, name: "a KeePass file"},
 		{kind: media, magic: "\x89PNG\r\n\x1a\n", name: "picture", end: endPNG},
 		{kind: media, magic: "\xff\xd8\xff", name: "picture", end: endJPEG},
 		{kind: media, magic: "GIF87a", name: "picture", end: endGIF},
@@ -46,23 +114,23 @@ func formatTable() []format {
 // are not read: the flag says that they are there. What follows the file's end
 // is a file of its own. The attack: an archive behind a picture that any program
 // shows as a picture.
-func (s *sniffer) media(p place, f format, data []byte) {
-	s.add(Remark{Flag: FlagMedia, Rule: "media", Where: p.where, Detail: "a " + f.name + ", whose content is not read"})
+func (w *Walker) media(p Place, f format, data []byte) {
+	w.visitor.Media(p, "a "+f.name)
 	end, within := f.end(data)
 	if end < 0 || end > len(data) {
-		s.unread(p, "damaged", "a "+f.name+" that is incomplete or malformed")
+		w.visitor.Unread(p, Damaged, "a "+f.name+" that is incomplete or malformed")
 		return
 	}
 	for _, part := range within {
-		s.octets(p.in("a comment or an extension"), part)
+		w.Bytes(p.in("a comment or an extension"), part)
 	}
-	s.behind(p, data[end:])
+	w.behind(p, data[end:])
 }
 
 // behind reads what follows the end of a file, but for what fills it up.
-func (s *sniffer) behind(p place, rest []byte) {
+func (w *Walker) behind(p Place, rest []byte) {
 	if rest = bytes.TrimLeft(rest, "\x00\r\n"); len(rest) > 0 {
-		s.octets(p.in("the data after its end"), rest)
+		w.Bytes(p.in("the data after its end"), rest)
 	}
 }
 
@@ -290,7 +358,7 @@ func asn1Format(data []byte) (format, bool) {
 		_, err = x509.ParsePKIXPublicKey(data)
 	}
 	if err == nil {
-		return format{kind: kindPacked, read: func(*sniffer, place, []byte) {}}, true
+		return format{kind: kindPacked, read: func(*Walker, Place, []byte) {}}, true
 	}
 	var oid asn1.ObjectIdentifier
 	if _, err := asn1.Unmarshal(v.Bytes, &oid); err != nil {
@@ -298,9 +366,9 @@ func asn1Format(data []byte) (format, bool) {
 	}
 	switch oid.String() {
 	case "1.2.840.113549.1.7.2": // signed: what is signed stands in it as it is
-		return format{kind: kindPacked, read: func(*sniffer, place, []byte) {}}, true
+		return format{kind: kindPacked, read: func(*Walker, Place, []byte) {}}, true
 	case "1.2.840.113549.1.7.3", "1.2.840.113549.1.9.16.1.23":
-		return format{kind: kindSealed, rule: "encrypted", name: "encrypted for S/MIME"}, true
+		return format{kind: kindSealed, reason: Encrypted, name: "encrypted for S/MIME"}, true
 	}
 	return format{}, false
 }
@@ -339,13 +407,13 @@ func openPGP(data []byte) format {
 	}
 	switch {
 	case private:
-		return format{kind: kindPacked, read: func(s *sniffer, p place, _ []byte) {
-			s.add(Remark{Flag: FlagPrivateKey, Rule: "private_key", Where: p.where, Detail: "of OpenPGP"})
+		return format{kind: kindPacked, read: func(w *Walker, p Place, _ []byte) {
+			w.visitor.PrivateKey(p, "of OpenPGP")
 		}}
 	case closed:
-		return format{kind: kindSealed, rule: "encrypted", name: "an OpenPGP message, encrypted or packed"}
+		return format{kind: kindSealed, reason: Encrypted, name: "an OpenPGP message, encrypted or packed"}
 	case public && n > 0:
-		return format{kind: kindPacked, read: func(*sniffer, place, []byte) {}}
+		return format{kind: kindPacked, read: func(*Walker, Place, []byte) {}}
 	}
 	return format{}
 }

@@ -1,4 +1,4 @@
-package scan
+package leak
 
 import (
 	"archive/tar"
@@ -104,18 +104,18 @@ func people30(format string) string {
 // is that they do what they say, not how well they do on what is in the world.
 func outgoingCorpus(t testing.TB) []struct {
 	name string
-	o    Outgoing
+	o    Message
 	want []Flag
 } {
 	type sample = struct {
 		name string
-		o    Outgoing
+		o    Message
 		want []Flag
 	}
-	text := func(name, s string, want ...Flag) sample { return sample{name, Outgoing{Text: s}, want} }
-	page := func(name, s string, want ...Flag) sample { return sample{name, Outgoing{HTML: s}, want} }
+	text := func(name, s string, want ...Flag) sample { return sample{name, Message{Text: s}, want} }
+	page := func(name, s string, want ...Flag) sample { return sample{name, Message{HTML: s}, want} }
 	file := func(name, file, kind string, data []byte, want ...Flag) sample {
-		return sample{name, Outgoing{Text: "See the file.", Files: []OutgoingFile{{Name: file, Type: kind, Data: data}}}, want}
+		return sample{name, Message{Text: "See the file.", Files: []File{{Name: file, Data: data}}}, want}
 	}
 	token := func(s string) string { return "Hi,\n\nthe key is " + s + ", please keep it safe.\n" }
 	split := func(s string) string { return strings.Join(strings.Split(s, ""), "\u200b") }
@@ -308,13 +308,13 @@ func inUTF16(s string) []byte {
 	return out
 }
 
-// TestOutboundCorpus measures the checks, and fails where they find less, or
+// TestCorpus measures the checks, and fails where they find less, or
 // more, than they did.
-func TestOutboundCorpus(t *testing.T) {
+func TestCorpus(t *testing.T) {
 	hit, wrong, missed := map[Flag]int{}, map[Flag]int{}, map[Flag]int{}
 	corpus := outgoingCorpus(t)
 	for _, tt := range corpus {
-		got := Outbound(tt.o)
+		got := Find(tt.o)
 		for _, f := range Flags() {
 			is, found := slices.Contains(tt.want, f), slices.Contains(got.Flags, f)
 			switch {
@@ -326,7 +326,7 @@ func TestOutboundCorpus(t *testing.T) {
 				missed[f]++
 			}
 			if is != found {
-				t.Errorf("%s: %s found %v, want %v: %v", tt.name, f, found, is, got.Remarks)
+				t.Errorf("%s: %s found %v, want %v: %v", tt.name, f, found, is, got.Findings)
 			}
 		}
 	}
@@ -336,15 +336,15 @@ func TestOutboundCorpus(t *testing.T) {
 	t.Logf("%d messages", len(corpus))
 }
 
-// TestRemarksAreRedacted: nothing that is said of a secret is the secret.
-func TestRemarksAreRedacted(t *testing.T) {
+// TestFindingsAreRedacted: nothing that is said of a secret is the secret.
+func TestFindingsAreRedacted(t *testing.T) {
 	for _, secret := range []string{githubToken(40), "AKIA" + random(41, b32, 16), "pib_" + random(42, b32, 26), "Tr0ub4dor-33xyz", jwt(), "4539148803436467", "DE89370400440532013000", "219-09-9999"} {
-		o := Outgoing{Subject: "password: " + secret, Text: "password: " + secret, HTML: "<p>password: " + secret + "</p><div hidden>password: " + secret + "</div>"}
-		got := Outbound(o)
-		if len(got.Remarks) == 0 {
+		o := Message{Subject: "password: " + secret, Text: "password: " + secret, HTML: "<p>password: " + secret + "</p><div hidden>password: " + secret + "</div>"}
+		got := Find(o)
+		if len(got.Findings) == 0 {
 			t.Errorf("%.6s…: nothing was found", secret)
 		}
-		for _, r := range got.Remarks {
+		for _, r := range got.Findings {
 			if s := r.String(); strings.Contains(s, secret) || strings.Contains(s, secret[5:]) {
 				t.Errorf("a remark tells: %s", s)
 			}
@@ -360,18 +360,18 @@ func TestRemarksAreRedacted(t *testing.T) {
 	}
 }
 
-// TestOutboundBounds: what is large is read whole, or flagged; what is made to be
+// TestHostileMessagesStayBounded: what is large is read whole, or flagged; what is made to be
 // slow is not.
-func TestOutboundBounds(t *testing.T) {
+func TestHostileMessagesStayBounded(t *testing.T) {
 	big := strings.Repeat("lorem ipsum dolor sit amet 12345 a@b ", 300_000) // 11 MB
-	if got := Outbound(Outgoing{Text: big}); len(got.Flags) > 0 {
+	if got := Find(Message{Text: big}); len(got.Flags) > 0 {
 		t.Errorf("flags %v", got.Flags)
 	}
-	if got := Outbound(Outgoing{Text: big + "\n" + githubToken(50)}); !slices.Contains(got.Flags, FlagSecret) {
+	if got := Find(Message{Text: big + "\n" + githubToken(50)}); !slices.Contains(got.Flags, FlagSecret) {
 		t.Errorf("a key at the end: flags %v", got.Flags)
 	}
 	bomb := zipped(t, "a", strings.Repeat("\x00", 8<<20), "b", strings.Repeat("x ", 4<<20))
-	for name, o := range map[string]Outgoing{
+	for name, o := range map[string]Message{
 		"colons":  {Text: strings.Repeat("password:", 100_000)},
 		"equals":  {Text: strings.Repeat("=", 1_000_000)},
 		"digits":  {Text: strings.Repeat("4 ", 500_000)},
@@ -382,9 +382,9 @@ func TestOutboundBounds(t *testing.T) {
 		"plus":    {Text: strings.Repeat("+1", 500_000)},
 		"ats":     {Text: strings.Repeat("a@", 500_000)},
 		"html":    {HTML: strings.Repeat("<div style='display:none'>", 100_000)},
-		"a bomb":  {Files: []OutgoingFile{{Name: "a.zip", Data: bomb}, {Name: "b.zip", Data: bomb}}},
+		"a bomb":  {Files: []File{{Name: "a.zip", Data: bomb}, {Name: "b.zip", Data: bomb}}},
 	} {
-		Outbound(o) // the test's own time limit is the measure
+		Find(o) // the test's own time limit is the measure
 		if len(Redact(o.Text)) == 0 && o.Text != "" {
 			t.Errorf("%s: nothing is left of it", name)
 		}
@@ -443,7 +443,7 @@ func commented(t testing.TB, comment string) []byte {
 	return slices.Concat(p[:2], []byte{0xff, 0xfe, byte(n >> 8), byte(n)}, []byte(comment), p[2:])
 }
 
-func FuzzOutbound(f *testing.F) {
+func FuzzFind(f *testing.F) {
 	for _, tt := range outgoingCorpus(f) {
 		var data []byte
 		var name string
@@ -453,11 +453,11 @@ func FuzzOutbound(f *testing.F) {
 		f.Add(tt.o.Text, tt.o.HTML, name, data)
 	}
 	f.Fuzz(func(t *testing.T, text, doc, name string, data []byte) {
-		got := Outbound(Outgoing{Subject: text, Text: text, HTML: doc, Files: []OutgoingFile{{Name: name, Data: data}}, Raw: data})
-		if len(got.Remarks) > maxRemarks || len(got.Remarks) > 0 && len(got.Flags) == 0 {
-			t.Errorf("%d remarks, flags %v", len(got.Remarks), got.Flags)
+		got := Find(Message{Subject: text, Text: text, HTML: doc, Files: []File{{Name: name, Data: data}}, Raw: data})
+		if len(got.Findings) > maxFindings || len(got.Findings) > 0 && len(got.Flags) == 0 {
+			t.Errorf("%d remarks, flags %v", len(got.Findings), got.Flags)
 		}
-		for _, r := range got.Remarks {
+		for _, r := range got.Findings {
 			if len(r.String()) > 1000 || strings.ContainsAny(r.String(), "\n\x1b\u202e") {
 				t.Errorf("a remark that no terminal should see: %q", r.String())
 			}
@@ -466,10 +466,18 @@ func FuzzOutbound(f *testing.F) {
 	})
 }
 
-func BenchmarkOutbound(b *testing.B) {
-	o := Outgoing{Text: strings.Repeat("Dear Bob, the meeting is on Monday at 10:30 in room 4; call +49 30 123456 or see https://example.com/a?b=c.\n", 100)}
+func BenchmarkFind(b *testing.B) {
+	o := Message{Text: strings.Repeat("Dear Bob, the meeting is on Monday at 10:30 in room 4; call +49 30 123456 or see https://example.com/a?b=c.\n", 100)}
 	b.SetBytes(int64(len(o.Text)))
 	for b.Loop() {
-		Outbound(o)
+		Find(o)
 	}
+}
+
+// ratio returns a/b, and 1 of nothing.
+func ratio(a, b int) float64 {
+	if b == 0 {
+		return 1
+	}
+	return float64(a) / float64(b)
 }

@@ -1,4 +1,4 @@
-package scan
+package leak
 
 import (
 	"math/big"
@@ -10,7 +10,7 @@ import (
 // numbers finds what is about people and money and has a checksum: cards, bank
 // accounts, and numbers that states give. A number without a checksum or a form
 // of its own is not looked for: any mail has some.
-func numbers(text string, found func(trace)) {
+func numbers(text string, found func(match)) {
 	for i := 0; i < len(text); {
 		c := text[i]
 		if !digit(c) && (c < 'A' || c > 'Z') || i > 0 && (wordByte(text[i-1]) || text[i-1] == '.' && i > 1 && digit(text[i-2])) {
@@ -18,17 +18,17 @@ func numbers(text string, found func(trace)) {
 			continue
 		}
 		if n := iban(text[i:]); n > 0 {
-			found(trace{i, i + n, FlagIBAN, "iban", text[i : i+2]})
+			found(match{i, i + n, FlagIBAN, "iban", text[i : i+2]})
 			i += n
 			continue
 		}
 		if n := card(text[i:]); n > 0 {
-			found(trace{i, i + n, FlagCard, "payment_card", ""})
+			found(match{i, i + n, FlagCard, "payment_card", ""})
 			i += n
 			continue
 		}
 		if n, rule := national(text[i:], text[max(0, i-40):i]); n > 0 {
-			found(trace{i, i + n, FlagNationalID, rule, ""})
+			found(match{i, i + n, FlagNationalID, rule, ""})
 			i += n
 			continue
 		}
@@ -391,4 +391,9 @@ func lowerASCII(s string) string {
 		}
 	}
 	return string(b)
+}
+
+// addressByte says whether c may stand in a mail address, in lower case.
+func addressByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '.' || c == '-' || c == '_' || c == '+' || c == '%' || c == '='
 }

@@ -1,4 +1,4 @@
-package scan
+package leak
 
 import (
 	"archive/tar"
@@ -21,6 +21,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
 	"golang.org/x/text/encoding/charmap"
+
+	"postern/internal/extract"
 )
 
 // bzipped is "password: Tr0ub4dor-33xyz" as bzip2 packs it, for which Go has no writer.
@@ -227,11 +229,11 @@ func TestReadsEveryFormat(t *testing.T) {
 		"an unknown chunk of a picture":    drawnWith(t, "prVt", string(gzipped(t, secret))),
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Outbound(Outgoing{Text: "See the file.", Files: []OutgoingFile{{Name: "a.dat", Data: data}}})
+			got := Find(Message{Text: "See the file.", Files: []File{{Name: "a.dat", Data: data}}})
 			if !slices.Contains(got.Flags, FlagSecret) {
-				t.Errorf("flags %v: %v", got.Flags, got.Remarks)
+				t.Errorf("flags %v: %v", got.Flags, got.Findings)
 			}
-			for _, r := range got.Remarks {
+			for _, r := range got.Findings {
 				if strings.Contains(r.String(), token[8:]) {
 					t.Errorf("a remark tells: %s", r)
 				}
@@ -255,7 +257,7 @@ func TestFlagsWhatItCannotRead(t *testing.T) {
 		closed[i+8] |= 1
 	}
 	deep := []byte("hello")
-	for range maxLayers + 2 {
+	for range extract.MaxLayers + 2 {
 		deep = gzipped(t, string(deep))
 	}
 	holed := zipped(t, "a.txt", "hello hello hello")
@@ -264,7 +266,7 @@ func TestFlagsWhatItCannotRead(t *testing.T) {
 	holed = slices.Concat(holed[:i], []byte(noise), holed[i:])
 	binary.LittleEndian.PutUint32(holed[end+len(noise)+16:], uint32(i+len(noise)))
 	var many []string
-	for i := range maxMembers + 1 {
+	for i := range extract.MaxMembers + 1 {
 		many = append(many, fmt.Sprint(i), "")
 	}
 	pieces := func(n, size int) string {
@@ -306,13 +308,13 @@ func TestFlagsWhatItCannotRead(t *testing.T) {
 		"octets with a mark of UTF-16": append([]byte{0xff, 0xfe}, noise...),
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Outbound(Outgoing{Text: "See the file.", Files: []OutgoingFile{{Name: "a.dat", Data: data}}})
+			got := Find(Message{Text: "See the file.", Files: []File{{Name: "a.dat", Data: data}}})
 			if !slices.Contains(got.Flags, FlagUnread) {
-				t.Errorf("flags %v: %v", got.Flags, got.Remarks)
+				t.Errorf("flags %v: %v", got.Flags, got.Findings)
 			}
 			// The reason names the file.
-			if i := slices.IndexFunc(got.Remarks, func(r Remark) bool { return r.Flag == FlagUnread }); i < 0 || !strings.HasPrefix(got.Remarks[i].Where, "the file a.dat") || got.Remarks[i].Detail == "" {
-				t.Errorf("remarks %v", got.Remarks)
+			if i := slices.IndexFunc(got.Findings, func(r Finding) bool { return r.Flag == FlagUnread }); i < 0 || !strings.HasPrefix(got.Findings[i].Where, "the file a.dat") || got.Findings[i].Detail == "" {
+				t.Errorf("remarks %v", got.Findings)
 			}
 		})
 	}
@@ -363,10 +365,10 @@ func TestOrdinaryFilesAreRead(t *testing.T) {
 		"a quotation in base64": []byte("The answer was " + base64.StdEncoding.EncodeToString([]byte("hello, this is the quarterly report")) + "."),
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Outbound(Outgoing{Text: "See the file.", Files: []OutgoingFile{{Name: "a.dat", Data: data}}})
+			got := Find(Message{Text: "See the file.", Files: []File{{Name: "a.dat", Data: data}}})
 			for _, f := range got.Flags {
 				if f != FlagMedia {
-					t.Errorf("flags %v: %v", got.Flags, got.Remarks)
+					t.Errorf("flags %v: %v", got.Flags, got.Findings)
 				}
 			}
 		})
@@ -410,9 +412,9 @@ func TestReadsTheWholeSource(t *testing.T) {
 		"a header without a body":       []byte("From: a@b.example\r\nX-Mailer: " + token),
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Outbound(Outgoing{Subject: "hello", Text: "hello", Raw: raw})
+			got := Find(Message{Subject: "hello", Text: "hello", Raw: raw})
 			if !slices.Contains(got.Flags, FlagSecret) {
-				t.Errorf("flags %v: %v", got.Flags, got.Remarks)
+				t.Errorf("flags %v: %v", got.Flags, got.Findings)
 			}
 		})
 	}
@@ -421,9 +423,9 @@ func TestReadsTheWholeSource(t *testing.T) {
 	header := dkim + "Message-ID: <176381234512.4539148803436467.1234567890123456789@agents.example>\r\nDate: Sun, 22 Nov 2026 12:00:00 +0000\r\nUser-Agent: Mozilla Thunderbird\r\n"
 	picture := drawing(t)
 	raw := source(header, "This is a message in MIME format.", "Content-Transfer-Encoding: base64\r\n", lines64(picture), "")
-	got := Outbound(Outgoing{Subject: "hello", Files: []OutgoingFile{{Name: "a.png", Type: "image/png", Data: picture}}, Raw: raw})
-	if len(got.Remarks) != 1 || got.Remarks[0].Flag != FlagMedia {
-		t.Errorf("an ordinary message: %v", got.Remarks)
+	got := Find(Message{Subject: "hello", Files: []File{{Name: "a.png", Data: picture}}, Raw: raw})
+	if len(got.Findings) != 1 || got.Findings[0].Flag != FlagMedia {
+		t.Errorf("an ordinary message: %v", got.Findings)
 	}
 }
 
@@ -437,9 +439,9 @@ func TestSecretsAnywhere(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 76))
 		token := githubToken(seed)
 		text := "the token is " + token + " and that is it\n"
-		data, path := wrap(t, r, []byte(text), r.IntN(maxLayers+2))
+		data, path := wrap(t, r, []byte(text), r.IntN(extract.MaxLayers+2))
 		raw, files, place := plant(t, r, data)
-		got := Outbound(Outgoing{Subject: "hello", Text: "hello", Files: files, Raw: raw})
+		got := Find(Message{Subject: "hello", Text: "hello", Files: files, Raw: raw})
 		secret := slices.Contains(got.Flags, FlagSecret)
 		if secret {
 			found++
@@ -459,7 +461,7 @@ func wrap(t testing.TB, r *rand.Rand, data []byte, n int) ([]byte, string) {
 	t.Helper()
 	path := "plain"
 	for range n {
-		text := oddBlock(data) < 0
+		text := isText(data)
 		before := ""
 		if text && r.IntN(8) == 0 {
 			before = filler(300_000)
@@ -495,6 +497,11 @@ func wrap(t testing.TB, r *rand.Rand, data []byte, n int) ([]byte, string) {
 	return data, path
 }
 
+// isText says whether data can stand in a text as it is.
+func isText(data []byte) bool {
+	return !bytes.ContainsFunc(data, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\n\r\t\f\x1b", r) || r == 0x7f })
+}
+
 func percent(data []byte) string {
 	var b strings.Builder
 	for _, c := range data {
@@ -508,10 +515,10 @@ func percent(data []byte) string {
 }
 
 // plant puts data into a message, and returns its files as they are read.
-func plant(t testing.TB, r *rand.Rand, data []byte) (raw []byte, files []OutgoingFile, place string) {
+func plant(t testing.TB, r *rand.Rand, data []byte) (raw []byte, files []File, place string) {
 	t.Helper()
 	text := string(data)
-	if oddBlock(data) >= 0 || strings.ContainsAny(text, "\r\n") {
+	if !isText(data) || strings.ContainsAny(text, "\r\n") {
 		text = base64.StdEncoding.EncodeToString(data)
 	}
 	folded := strings.TrimRight(strings.ReplaceAll(lines64(data), "\r\n", "\r\n "), " ")
@@ -530,15 +537,15 @@ func plant(t testing.TB, r *rand.Rand, data []byte) (raw []byte, files []Outgoin
 		return source("", "", "Content-Transfer-Encoding: base64\r\n", lines64(data), ""), nil, "a part that no parser gave"
 	case 6:
 		return source("", "", "", "hello\r\n--===============4539148803436467890==\r\nContent-Transfer-Encoding: base64\r\n\r\n"+lines64(data), ""),
-			[]OutgoingFile{{Name: "a.dat", Data: data}}, "a file"
+			[]File{{Name: "a.dat", Data: data}}, "a file"
 	default:
-		return source("", "", "Content-Transfer-Encoding: binary\r\n", string(data), ""), []OutgoingFile{{Name: "a.dat", Data: data}}, "a file, as its octets are"
+		return source("", "", "Content-Transfer-Encoding: binary\r\n", string(data), ""), []File{{Name: "a.dat", Data: data}}, "a file, as its octets are"
 	}
 }
 
-// FuzzOctets: no octets make the readers fail, hang or take without bound, and
+// FuzzFile: no octets make the readers fail, hang or take without bound, and
 // what is in no format is never passed over.
-func FuzzOctets(f *testing.F) {
+func FuzzFile(f *testing.F) {
 	bz, err := base64.StdEncoding.DecodeString(bzipped)
 	if err != nil {
 		f.Fatal(err)
@@ -552,13 +559,13 @@ func FuzzOctets(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		got := Outbound(Outgoing{Files: []OutgoingFile{{Name: "a", Data: data}}})
-		if again := Outbound(Outgoing{Files: []OutgoingFile{{Name: "a", Data: data}}}); !slices.Equal(got.Flags, again.Flags) {
+		got := Find(Message{Files: []File{{Name: "a", Data: data}}})
+		if again := Find(Message{Files: []File{{Name: "a", Data: data}}}); !slices.Equal(got.Flags, again.Flags) {
 			t.Errorf("flags %v, and then %v", got.Flags, again.Flags)
 		}
 		// Random octets behind whatever it is are flagged.
 		noise := random(80, "\x00\x01\x02\x03\x81\x92\xa3\xb4\xc5\xd6\xe7\xf8ABCDEFGH", 2000)
-		if got := Outbound(Outgoing{Files: []OutgoingFile{{Name: "a", Data: append(slices.Clip(data), noise...)}}}); !slices.Contains(got.Flags, FlagUnread) {
+		if got := Find(Message{Files: []File{{Name: "a", Data: append(slices.Clip(data), noise...)}}}); !slices.Contains(got.Flags, FlagUnread) {
 			t.Errorf("octets behind %q: flags %v", data, got.Flags)
 		}
 	})

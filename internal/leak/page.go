@@ -1,0 +1,112 @@
+package leak
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"postern/internal/extract"
+)
+
+// html looks at an HTML body: what it shows, what it hides, what it loads, where
+// its links lead.
+func (f *finder) html(doc string) {
+	r := extract.HTML(doc)
+	f.walker.Text(extract.Place{Where: "html"}, r.Visible)
+	// Comments, attributes and styles as they stand.
+	f.walker.Text(extract.Place{Where: "html", How: "what it does not show"}, doc)
+	hidden := 0
+	for _, h := range r.Hidden {
+		text := strings.TrimSpace(h.Text())
+		if h.Aside || text == "" || h.How == "comment" && (strings.HasPrefix(text, "[if ") || strings.HasPrefix(text, "<![endif")) {
+			continue
+		}
+		words := strings.IndexFunc(extract.DropUnseen(text), extract.Letter) >= 0
+		if !words { // what keeps the preview of a newsletter empty
+			continue
+		}
+		if hidden++; hidden <= 3 {
+			f.add(Finding{Flag: FlagHidden, Rule: "hidden_text", Where: "html", Detail: h.How, Excerpt: redactAll(extract.Cut(text, 2000))})
+		}
+		f.walker.Text(extract.Place{Where: "html", How: "what it does not show"}, text)
+	}
+	for _, l := range r.Links {
+		t, ok := extract.ParseTarget(l.Href)
+		if !ok || t.Scheme != "http" && t.Scheme != "https" {
+			continue
+		}
+		if t.Userinfo {
+			f.add(Finding{Flag: FlagLink, Rule: "name_before_host", Where: "html", Detail: "leads to " + t.Host, Excerpt: redactAll(l.Href)})
+		}
+		if shown := extract.HostIn(l.Text); shown != "" && extract.RegisteredDomain(shown) != extract.RegisteredDomain(t.Host) {
+			f.add(Finding{Flag: FlagLink, Rule: "link_shows_another_host", Where: "html", Detail: "says " + shown + ", leads to " + t.Host})
+		}
+	}
+	for _, l := range extract.Loads(doc) {
+		f.load(l.URL, l.Tiny)
+	}
+}
+
+// load judges one address from which something is fetched.
+func (f *finder) load(src string, tiny bool) {
+	t, ok := extract.ParseTarget(src)
+	if !ok || t.Scheme != "http" && t.Scheme != "https" {
+		return
+	}
+	r := Finding{Flag: FlagRemote, Rule: "remote_content", Where: "html", Detail: "from " + t.Host}
+	id := strings.IndexByte(t.Query, '=') >= 0
+	for w := range strings.FieldsFuncSeq(t.Path, func(r rune) bool { return r == '/' || r == '.' || r == '-' || r == '_' }) {
+		id = id || len(w) >= 20 && extract.Entropy(w) > 3
+	}
+	switch {
+	case tiny:
+		r.Flag, r.Rule = FlagTracking, "tracking_pixel"
+	case id:
+		r.Flag, r.Rule = FlagTracking, "picture_with_id"
+	}
+	f.add(r)
+}
+
+// unseenRow is how many unseen characters in a row no program writes.
+const unseenRow = 4
+
+// unseen finds characters that a person does not see and a program does. Joiners
+// and marks of direction are a part of many scripts; between Latin letters and
+// digits, or as overrides, they are not.
+func (f *finder) unseen(where, text string) {
+	n := 0
+	var last rune
+	var kind string
+	latin := func(r rune) bool { return r < 0x250 && extract.Letter(r) }
+	var held bool // one stands behind a Latin letter
+	row := 0      // of those that stand one behind the other
+	for _, r := range text {
+		// The attack: a file in selectors of variants, or in rows of joiners, of which
+		// each says some bits.
+		if r != 0xad && (r < 0xe0000 || r > 0xe007f) && (extract.Unseen(r) || r >= 0xfe00 && r <= 0xfe0f) {
+			if row++; row == unseenRow {
+				n, kind = n+1, "one behind the other"
+			}
+		} else {
+			row = 0
+		}
+		switch {
+		case r >= 0x202d && r <= 0x202e || r >= 0xe0000 && r <= 0xe007f && last != 0x1f3f4 && (last < 0xe0000 || last > 0xe007f):
+			n, kind = n+1, "an override of direction, or tag characters"
+		case r != 0xad && extract.Unseen(r):
+			held = held || latin(last)
+			if held {
+				continue // last stays the letter before
+			}
+		case held && latin(r):
+			n, held = n+1, false
+			kind = cmp.Or(kind, "between letters")
+		default:
+			held = false
+		}
+		last = r
+	}
+	if n > 0 {
+		f.add(Finding{Flag: FlagUnseen, Rule: "unseen_characters", Where: where, Detail: fmt.Sprintf("%d, %s", n, kind)})
+	}
+}
