@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"postern/internal/policy"
 	"postern/internal/leak"
+	"postern/internal/policy"
 )
 
 // TestDocumentation runs the tests in docs/reference/policy.md on the policy above each.
