@@ -144,7 +144,7 @@ func (p *policyTool) check(_ context.Context, args []string, out io.Writer) erro
 	}
 	rows := [][]string{{"RULE", "LINE", "KINDS", "SAYS", "IF"}}
 	for _, c := range d.Clauses() {
-		kinds, when := strings.Join(c.Kinds, ", "), strings.Join(strings.Fields(c.When), " ")
+		kinds, when := policy.JoinKinds(c.Kinds), strings.Join(strings.Fields(c.When), " ")
 		if kinds == "" {
 			kinds = "all"
 		}

@@ -100,7 +100,7 @@ func (f filter) Batch() string { return "/console/batch" + f.Page(1) }
 // selects reports whether a passes.
 func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
 	switch {
-	case f.Kind != "" && a.Kind != f.Kind, f.Inbox != "" && a.Inbox != f.Inbox, f.Asked && !asks(who, a):
+	case f.Kind != "" && string(a.Kind) != f.Kind, f.Inbox != "" && a.Inbox != f.Inbox, f.Asked && !asks(who, a):
 		return false
 	case f.To == "":
 		return true
@@ -213,7 +213,7 @@ func (s *Server) list(r *http.Request, who auth.Principal, n int, oldestFirst bo
 func (l *listing) choices(as []oversight.Action, names map[string]string) {
 	kinds, inboxes := map[string]bool{}, map[string]bool{}
 	for _, a := range as {
-		kinds[a.Kind], inboxes[a.Inbox] = true, true
+		kinds[string(a.Kind)], inboxes[a.Inbox] = true, true
 	}
 	kinds[l.Filter.Kind], inboxes[l.Filter.Inbox] = true, true
 	delete(kinds, "")

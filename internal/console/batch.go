@@ -10,9 +10,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
-	"postern/internal/mailbox"
 	"postern/internal/oversight"
-	"postern/internal/policy"
 )
 
 // How much is decided on together, and how long a text is read on a page of
@@ -95,7 +93,7 @@ func (s *Server) item(ctx context.Context, who auth.Principal, id string) (batch
 		b.Alone = "policy asks others"
 	case !r.Decidable():
 		b.Alone = "it cannot be shown, or waits no more"
-	case r.Kind == mailbox.ModeKind || r.Kind == mailbox.AllowKind || r.Kind == policy.KindChange:
+	case r.Kind.Personal():
 		b.Alone = "it changes what agents may do"
 	case b.Halt != "":
 		b.Alone = "a kill switch stops it"

@@ -145,7 +145,7 @@ func facts(a oversight.Action) (out []pair) {
 	r := a.Request
 	add := func(name, format string, args ...any) { out = append(out, pair{name, fmt.Sprintf(format, args...)}) }
 	if r.Mode != "" {
-		add("Inbox’s mode", "%s", or(modeNames[r.Mode], string(r.Mode)))
+		add("Inbox’s mode", "%s", r.Mode.Means())
 	}
 	if len(r.To) > 0 && r.Kind == mailbox.SendKind {
 		switch h := r.History; {

@@ -25,8 +25,8 @@ type modeChoice struct {
 // modeChoices are the modes, as seen from one of them.
 func modeChoices(now policy.Mode) (out []modeChoice) {
 	past := false
-	for _, m := range policy.Modes {
-		out = append(out, modeChoice{m, modeNames[m], m == now, past})
+	for _, m := range policy.Modes() {
+		out = append(out, modeChoice{m, m.Means(), m == now, past})
 		past = past || m == now
 	}
 	return out

@@ -104,8 +104,8 @@ var funcs = template.FuncMap{
 	"asked":         asked,
 	"facts":         facts,
 	"flag":          func(f string) string { return strings.ReplaceAll(f, "_", " ") },
-	"mode":          func(m policy.Mode) string { return or(modeNames[m], string(m)) },
-	"kind":          func(k string) string { return or(kinds[k], k) },
+	"mode":          policy.Mode.Means,
+	"kind":          func(k any) string { return policy.Kind(fmt.Sprint(k)).Title() }, // a policy.Kind, or a string of a form
 	"domainMeaning": domainMeaning,
 	"recordName":    func(k domain.Kind) string { return or(recordNames[k], string(k)) },
 	"resultName":    func(r domain.Result) string { return or(resultNames[r], string(r)) },
@@ -233,19 +233,6 @@ func who(p string) principal {
 		return principal{ID: id}
 	}
 	return principal{ID: p}
-}
-
-// kinds are what an action would do, in words.
-var kinds = map[string]string{
-	policy.KindSend: "Email", policy.KindReceive: "Email that arrived", policy.KindArchive: "Message into the archive", policy.KindTrash: "Message into the trash",
-	policy.KindCopy: "Copy for overseers", policy.KindConnect: "Connection", policy.KindMode: "Change of mode", policy.KindAllow: "Addition to an allow list",
-	policy.KindChange: "Change of policy", policy.KindWebhook: "Webhook",
-}
-
-// modeNames say what an inbox's mode means.
-var modeNames = map[policy.Mode]string{
-	policy.ReadOnly: "reads only", policy.GatedAll: "a person sees all that arrives and all that leaves", policy.GatedSend: "a person sees what leaves, but to those on the allow list",
-	policy.Monitored: "sends, and its overseer gets a copy", policy.Autonomous: "sends by itself",
 }
 
 // doors are the ways in which something was asked for.

@@ -225,7 +225,7 @@ const (
 // To read it is work, up to 36 MB of it, and the digest says what was read: so
 // it is kept by its digest. What the page of the action shows is read anew.
 func (s *Server) brief(ctx context.Context, who auth.Principal, a *oversight.Action) (brief, error) {
-	key := a.Kind + " " + a.Hex()
+	key := string(a.Kind) + " " + a.Hex()
 	s.mu.Lock()
 	b, ok := s.briefs[key]
 	s.mu.Unlock()

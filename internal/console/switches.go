@@ -59,8 +59,8 @@ func (s *Server) showSwitches(w http.ResponseWriter, r *http.Request, who auth.P
 		names[b.ID] = b.Address
 		p.Inboxes = append(p.Inboxes, choice{b.ID, b.Address})
 	}
-	for _, k := range []string{policy.KindSend, policy.KindReceive, policy.KindTrash, policy.KindArchive, policy.KindConnect, policy.KindWebhook, policy.KindMode, policy.KindAllow, policy.KindChange} {
-		p.Kinds = append(p.Kinds, choice{k, kinds[k]})
+	for _, k := range policy.Stoppable() {
+		p.Kinds = append(p.Kinds, choice{string(k), k.Title()})
 	}
 	for _, x := range on {
 		what := x.Target
@@ -68,7 +68,7 @@ func (s *Server) showSwitches(w http.ResponseWriter, r *http.Request, who auth.P
 		case oversight.ScopeInbox:
 			what = or(names[x.Target], x.Target)
 		case oversight.ScopeCapability:
-			what = or(kinds[x.Target], x.Target)
+			what = policy.Kind(x.Target).Title()
 		case oversight.ScopeDomain, oversight.ScopeProject, oversight.ScopeEverything:
 		}
 		p.On = append(p.On, switched{x, what})

@@ -87,7 +87,7 @@ type viewJSON struct {
 
 func actionOf(c caller, a oversight.Action) actionJSON {
 	out := actionJSON{
-		ID: a.ID, Kind: a.Kind, State: a.State, Inbox: a.Inbox, Via: a.Via, Digest: a.Hex(), CreatedAt: a.Created, Reason: a.Reason, Result: a.Result,
+		ID: a.ID, Kind: string(a.Kind), State: a.State, Inbox: a.Inbox, Via: a.Via, Digest: a.Hex(), CreatedAt: a.Created, Reason: a.Reason, Result: a.Result,
 	}
 	out.DecidedAt, out.SendAt, out.AskAt, out.DueAt, out.Note = moment(a.Decided), moment(a.SendAt), moment(a.AskAt), moment(a.Due), a.Note
 	out.Approvals, out.Approvers, out.Missing = a.Approvals, a.Approvers, a.Missing()

@@ -212,7 +212,7 @@ func (s policyServer) evaluatePolicy(w http.ResponseWriter, r *http.Request, c c
 		if req.Time.IsZero() {
 			req.Time = time.Now()
 		}
-		if req.Mode == "" && strings.HasPrefix(req.Kind, "email.") {
+		if req.Mode == "" && strings.HasPrefix(string(req.Kind), "email.") {
 			req.Mode = policy.GatedSend
 		}
 		v, steps := policy.Explain(d, req)

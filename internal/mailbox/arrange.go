@@ -29,14 +29,14 @@ type arrangement struct {
 }
 
 // arrangements are the labels that the kinds give.
-var arrangements = map[string]string{policy.KindArchive: LabelArchived, policy.KindTrash: LabelTrash}
+var arrangements = map[policy.Kind]string{policy.KindArchive: LabelArchived, policy.KindTrash: LabelTrash}
 
 // Arrange proposes to put a message into the archive or into the trash, by kind.
 // Policy says whether a person is asked; what is approved is done by the gate.
 // Programs that label by themselves use [PostOffice.Label]. Who needs a key that
 // proposes. A reviewer reads from whom the message is and its subject. What waits
 // already is not asked twice: its action is returned.
-func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *seal.Key, kind, id string) (a oversight.Action, err error) {
+func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *seal.Key, kind policy.Kind, id string) (a oversight.Action, err error) {
 	if _, ok := arrangements[kind]; !ok {
 		return a, fmt.Errorf("%w: kind: %q arranges nothing", ErrInvalid, kind)
 	}
@@ -68,7 +68,7 @@ func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string
 
 // waiting returns the action by which people are asked for exactly this already,
 // whoever of b proposed it, or [store.ErrNotFound].
-func (m *PostOffice) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, kind string, payload []byte) (oversight.Action, error) {
+func (m *PostOffice) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, kind policy.Kind, payload []byte) (oversight.Action, error) {
 	var id string
 	digest := sha256.Sum256(payload)
 	err := tx.One(ctx, `select id from action where project_id = $1 and inbox_id = $2 and kind = $3 and digest = $4 and state = $5 order by id limit 1`,

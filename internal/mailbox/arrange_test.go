@@ -36,7 +36,7 @@ func TestArrange(t *testing.T) {
 				t.Errorf("%s: it is taken", name)
 			}
 		}
-		for _, kind := range []string{policy.KindArchive, policy.KindTrash} {
+		for _, kind := range []policy.Kind{policy.KindArchive, policy.KindTrash} {
 			a, err := f.post.Arrange(ctx, who, "test", k, kind, id)
 			if err != nil || a.State != oversight.Pending {
 				t.Fatalf("%s: %+v, %v", kind, a, err)
@@ -51,7 +51,7 @@ func TestArrange(t *testing.T) {
 				t.Fatal(ran, err)
 			}
 			m, err := f.post.Listed(ctx, who, k, id)
-			if err != nil || !slices.Contains(m.Labels, map[string]string{policy.KindArchive: mailbox.LabelArchived, policy.KindTrash: mailbox.LabelTrash}[kind]) {
+			if err != nil || !slices.Contains(m.Labels, map[policy.Kind]string{policy.KindArchive: mailbox.LabelArchived, policy.KindTrash: mailbox.LabelTrash}[kind]) {
 				t.Errorf("%s: labels %v, %v", kind, m.Labels, err)
 			}
 		}
@@ -63,7 +63,7 @@ func second[T any](_ T, err error) error { return err }
 // TestArrangeByMode: what waits for a person in which mode.
 func TestArrangeByMode(t *testing.T) {
 	for _, tt := range []struct {
-		kind string
+		kind policy.Kind
 		mode policy.Mode
 		want policy.Effect
 	}{

@@ -202,7 +202,7 @@ func TestGatedAllArrivals(t *testing.T) {
 		}
 
 		// While all is stopped the sender's server is to come again: nothing is lost.
-		if _, err := f.gate.SwitchOn(ctx, f.person, oversight.Switch{Scope: oversight.ScopeCapability, Target: mailbox.ReceiveKind, Reason: "flood"}); err != nil {
+		if _, err := f.gate.SwitchOn(ctx, f.person, oversight.Switch{Scope: oversight.ScopeCapability, Target: string(mailbox.ReceiveKind), Reason: "flood"}); err != nil {
 			t.Fatal(err)
 		}
 		err = f.post.Receive(ctx, mailbox.Arrival{Envelope: mail.Envelope{To: []string{"analyst@agents.test"}, Raw: incoming}})

@@ -63,7 +63,7 @@ func TestSwitchInBetween(t *testing.T) {
 		f.runAll(t)
 		msg := messages()[0]
 		for _, tt := range []struct {
-			kind    string
+			kind    policy.Kind
 			propose func() (oversight.Action, error)
 			effect  func() bool
 		}{
@@ -105,7 +105,7 @@ func TestSwitchInBetween(t *testing.T) {
 			x := f.post.ExecutorOf(tt.kind)
 			var s oversight.Switch
 			f.gate.Handle(tt.kind, slow{x.(oversight.Executor), x.(oversight.Recoverer), x.(oversight.Watcher), func() {
-				if s, err = f.gate.SwitchOn(ctx, f.person, oversight.Switch{Scope: oversight.ScopeCapability, Target: tt.kind, Reason: "not now"}); err != nil {
+				if s, err = f.gate.SwitchOn(ctx, f.person, oversight.Switch{Scope: oversight.ScopeCapability, Target: string(tt.kind), Reason: "not now"}); err != nil {
 					t.Error(err)
 				}
 			}})

@@ -135,7 +135,7 @@ func TestModeMatrix(t *testing.T) {
 		if _, err := f.post.SetOverseers(ctx, f.person, "", []string{"boss@example.com"}); err != nil {
 			t.Fatal(err)
 		}
-		for _, mode := range policy.Modes {
+		for _, mode := range policy.Modes() {
 			name := strings.ReplaceAll(string(mode), "_", "-")
 			b, agent, _ := f.agentIn(t, name, mode)
 			if _, err := f.post.Allow(ctx, f.person, b.ID, "*@listed.example", noEnd); err != nil {

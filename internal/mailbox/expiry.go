@@ -334,7 +334,7 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 		}
 		for _, table := range []string{"send_rule", "send_use"} {
 			// Requests for a mode or an entry are counted beside sends.
-			if _, err := tx.ExecContext(ctx, `delete from `+table+` where scope in ($1, $2, $3)`, b.ID, b.ID+" "+ModeKind, b.ID+" "+AllowKind); err != nil {
+			if _, err := tx.ExecContext(ctx, `delete from `+table+` where scope in ($1, $2, $3)`, b.ID, b.ID+" "+string(ModeKind), b.ID+" "+string(AllowKind)); err != nil {
 				return err
 			}
 		}

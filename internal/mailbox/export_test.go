@@ -19,6 +19,6 @@ func NameFor(text string) string  { return nameFor(text) }
 func CheckName(name string) error { return checkName(name, true) }
 
 // ExecutorOf returns what carries out the actions of a kind that has one effect.
-func (m *PostOffice) ExecutorOf(kind string) any {
-	return map[string]any{ModeKind: modeExecutor{m}, AllowKind: allowExecutor{m}, ReceiveKind: arrivalExecutor{m}, policy.KindArchive: arranger{m}}[kind]
+func (m *PostOffice) ExecutorOf(kind policy.Kind) any {
+	return map[policy.Kind]any{ModeKind: modeExecutor{m}, AllowKind: allowExecutor{m}, ReceiveKind: arrivalExecutor{m}, policy.KindArchive: arranger{m}}[kind]
 }

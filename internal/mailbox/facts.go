@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -158,6 +157,4 @@ func provedSender(e Arrival, p mail.Message) string {
 }
 
 // looser reports whether a watches less than b.
-func looser(a, b policy.Mode) bool {
-	return slices.Index(policy.Modes, a) > slices.Index(policy.Modes, b)
-}
+func looser(a, b policy.Mode) bool { return a.Looser(b) }

@@ -255,8 +255,8 @@ func (m *PostOffice) plan(who auth.Principal, n NewInbox) (_ Inbox, more []strin
 	if n.Mode == "" {
 		n.Mode = policy.GatedSend
 	}
-	if !slices.Contains(policy.Modes, n.Mode) {
-		return Inbox{}, nil, fmt.Errorf("%w: mode: must be one of %v", ErrInvalid, policy.Modes)
+	if !n.Mode.Known() {
+		return Inbox{}, nil, fmt.Errorf("%w: mode: must be one of %v", ErrInvalid, policy.Modes())
 	}
 	// The attack: an agent that holds the project's key, and makes itself an inbox
 	// that nobody watches.

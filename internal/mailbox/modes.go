@@ -63,8 +63,8 @@ func checkWhy(why string) (string, error) {
 }
 
 func checkMode(mode policy.Mode) error {
-	if !slices.Contains(policy.Modes, mode) {
-		return fmt.Errorf("%w: mode: must be one of %v", ErrInvalid, policy.Modes)
+	if !mode.Known() {
+		return fmt.Errorf("%w: mode: must be one of %v", ErrInvalid, policy.Modes())
 	}
 	return nil
 }
@@ -321,7 +321,7 @@ func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, i
 // request proposes what an owner decides on, at most so many times an hour.
 // What returns its payload, and what policy is asked besides. What waits already,
 // word for word, is not asked twice: its action is returned.
-func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string, b Inbox, kind string, perHour int64, what func(Inbox) (any, policy.Request, error)) (a oversight.Action, err error) {
+func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string, b Inbox, kind policy.Kind, perHour int64, what func(Inbox) (any, policy.Request, error)) (a oversight.Action, err error) {
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		now, err := m.find(ctx, tx, b.ID)
 		if err != nil {
@@ -331,7 +331,7 @@ func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string
 		if err != nil {
 			return err
 		}
-		if _, err := count(ctx, tx, kind, b.ID+" "+kind, Limits{PerHour: perHour}, 0, 0); err != nil {
+		if _, err := count(ctx, tx, string(kind), b.ID+" "+string(kind), Limits{PerHour: perHour}, 0, 0); err != nil {
 			return err
 		}
 		payload, err := marshal(v)

@@ -28,7 +28,7 @@ func TestModeAtCreation(t *testing.T) {
 		reviewer := f.person
 		reviewer.Role = auth.Reviewer
 		for _, who := range []auth.Principal{f.person, f.project, reviewer} {
-			for i, mode := range policy.Modes {
+			for i, mode := range policy.Modes() {
 				b, _, err := f.post.CreateInbox(t.Context(), who, mailbox.NewInbox{Mode: mode}, "")
 				if want := (i <= 2 || who.Manages()) && who.Role != auth.Reviewer; (err == nil) != want {
 					t.Errorf("%s (%s) makes an inbox in mode %s: %v", who, who.Role, mode, err)

@@ -9,7 +9,6 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
-	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -129,29 +128,12 @@ func (x modeExecutor) Show(a oversight.Action) (oversight.View, error) {
 	}
 	v := oversight.View{Title: r.Address + " asks to be in mode " + string(r.To), Text: r.Reason, Fields: []oversight.Field{
 		{Name: "Inbox", Value: r.Address},
-		{Name: "Mode now", Value: string(r.From) + ": " + meaning(r.From)},
-		{Name: "Asked for", Value: string(r.To) + ": " + meaning(r.To)},
+		{Name: "Mode now", Value: string(r.From) + ": " + r.From.Means()},
+		{Name: "Asked for", Value: string(r.To) + ": " + r.To.Means()},
 	}}
 	if r.Reason == "" {
 		v.Text = "(it gives no reason)"
 	}
 	v.Notes = append(v.Notes, "the reason is the agent's, and may be what a mail made it say")
 	return v, nil
-}
-
-// meaning says what a mode is, for whoever decides about it.
-func meaning(m policy.Mode) string {
-	switch m {
-	case policy.ReadOnly:
-		return "nothing is sent"
-	case policy.GatedAll:
-		return "what is sent and what arrives waits for a person"
-	case policy.GatedSend:
-		return "what is sent waits for a person, but to those on the allow list"
-	case policy.Monitored:
-		return "what is sent leaves at once, and its overseers get a copy"
-	case policy.Autonomous:
-		return "what is sent leaves at once, and nobody is told"
-	}
-	return "unknown"
 }

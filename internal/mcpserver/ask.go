@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,15 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 )
+
+// modeEnum returns the modes as a JSON array, for a schema.
+func modeEnum() string {
+	b, err := json.Marshal(policy.Modes())
+	if err != nil { // unreachable: they are strings
+		panic(err)
+	}
+	return string(b)
+}
 
 // askingTools ask people for more than an inbox may. None of them gives it.
 func askingTools() []*tool {
@@ -41,7 +51,7 @@ func askingTools() []*tool {
 		}, (*Server).askAllow),
 		offer(Oversight, mcp.Tool{
 			Name: "email_mode_request", Title: "Ask for another mode", Annotations: saves(),
-			InputSchema: object("mode reason", `"mode": {"type": "string", "enum": ["read_only", "gated_all", "gated_send", "monitored", "autonomous"], "description": "The mode that you ask for, from the closest watched to the freest."}`, reason, inboxProperty),
+			InputSchema: object("mode reason", `"mode": {"type": "string", "enum": `+modeEnum()+`, "description": "The mode that you ask for, from the closest watched to the freest."}`, reason, inboxProperty),
 			Description: "Ask an owner to put your own inbox into a freer mode; nothing changes before a person decides, and the normal answer is status pending_approval. A mode that watches you more closely is set at once.",
 		}, guide{
 			Usage:    "Proposes a mode; up needs a person, down does not. Arguments: mode, reason (required). At most 3 an hour.",
@@ -76,23 +86,6 @@ type allowData struct {
 	ExpiresAt string `json:"expiresAt,omitempty"`
 }
 
-// meaning says what a mode does, to an agent.
-func meaning(m policy.Mode) string {
-	switch m {
-	case policy.ReadOnly:
-		return "you read mail and send none"
-	case policy.GatedAll:
-		return "what arrives waits for a person before it is in your inbox, and so does everything that you send"
-	case policy.GatedSend:
-		return "everything that you send waits for a person, but for mail to the allow list"
-	case policy.Monitored:
-		return "what you send leaves at once unless a rule asks a person, and your overseer gets a copy of it"
-	case policy.Autonomous:
-		return "what you send leaves at once unless a rule asks a person"
-	}
-	return "ask a person what it means"
-}
-
 func (s *Server) oversight(ctx context.Context, c caller, in inboxOnly) (out reply[oversightData], err error) {
 	b, _, err := s.post.Reach(ctx, c.who, in.Inbox)
 	if err != nil {
@@ -102,7 +95,7 @@ func (s *Server) oversight(ctx context.Context, c caller, in inboxOnly) (out rep
 	if err != nil {
 		return out, err
 	}
-	out.Data = oversightData{Address: b.Address, Mode: b.Mode, Meaning: meaning(b.Mode), Allowed: []allowData{}}
+	out.Data = oversightData{Address: b.Address, Mode: b.Mode, Meaning: b.Mode.ForAgent(), Allowed: []allowData{}}
 	out.Text = fmt.Sprintf("%s is in mode %s: %s.\n", b.Address, b.Mode, out.Data.Meaning)
 	if len(list) == 0 {
 		out.Text += "Nobody is on the allow list.\n"
@@ -179,14 +172,14 @@ func (s *Server) askMode(ctx context.Context, c caller, in modeArgs) (out reply[
 	if err := needed(map[string]string{"mode": string(in.Mode), "reason": in.Reason}); err != nil {
 		return out, err
 	}
-	if !slices.Contains(policy.Modes, in.Mode) {
-		return out, fmt.Errorf("%w: mode: must be one of %v", errArgument, policy.Modes)
+	if !in.Mode.Known() {
+		return out, fmt.Errorf("%w: mode: must be one of %v", errArgument, policy.Modes())
 	}
 	b, _, err := s.post.Reach(ctx, c.who, in.Inbox)
 	if err != nil {
 		return out, err
 	}
-	if slices.Index(policy.Modes, in.Mode) > slices.Index(policy.Modes, b.Mode) {
+	if in.Mode.Looser(b.Mode) {
 		a, err := s.post.RequestMode(ctx, c.who, via, b.ID, in.Mode, in.Reason)
 		if err != nil {
 			return out, err
@@ -204,7 +197,7 @@ func (s *Server) askMode(ctx context.Context, c caller, in modeArgs) (out reply[
 }
 
 func moded(address string, m policy.Mode) (out reply[sendData]) {
-	out.Data = sendData{Status: "approved", State: oversight.Done, Message: fmt.Sprintf("%s is now in mode %s: %s.", address, m, meaning(m))}
+	out.Data = sendData{Status: "approved", State: oversight.Done, Message: fmt.Sprintf("%s is now in mode %s: %s.", address, m, m.ForAgent())}
 	out.Text = out.Data.Message + "\nstatus: approved"
 	return out
 }

@@ -159,7 +159,7 @@ func (s *Server) trash(ctx context.Context, c caller, in messageArgs) (reply[sen
 	return s.arrange(ctx, c, in, policy.KindTrash, "to put the message into the trash")
 }
 
-func (s *Server) arrange(ctx context.Context, c caller, in messageArgs, kind, what string) (out reply[sendData], err error) {
+func (s *Server) arrange(ctx context.Context, c caller, in messageArgs, kind policy.Kind, what string) (out reply[sendData], err error) {
 	if err := checkID("id", "msg_", in.ID); err != nil {
 		return out, err
 	}

@@ -207,7 +207,7 @@ func doing(a oversight.Action, ofMail string) string {
 func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	d := statusData{
 		Approvals: a.Approvals, Approvers: a.Approvers,
-		ActionID: a.ID, ApprovalID: a.ID, Kind: a.Kind, State: a.State, CreatedAt: stamp(a.Created), DecidedAt: stamp(a.Decided), SendAt: stamp(a.SendAt),
+		ActionID: a.ID, ApprovalID: a.ID, Kind: string(a.Kind), State: a.State, CreatedAt: stamp(a.Created), DecidedAt: stamp(a.Decided), SendAt: stamp(a.SendAt),
 	}
 	switch a.State {
 	case oversight.Pending:

@@ -10,7 +10,6 @@ import (
 
 	"postern/internal/mail"
 	"postern/internal/oversight"
-	"postern/internal/policy"
 )
 
 // What of an action is said outside. An agent chooses recipients, and with them
@@ -41,29 +40,10 @@ func truncate(s string, most int) string {
 
 // kindInWords names an action's kind in words.
 func kindInWords(a oversight.Action) string {
-	switch a.Kind {
-	case policy.KindSend:
-		return "An email"
-	case policy.KindReceive:
-		return "An email that arrived"
-	case policy.KindArchive:
-		return "A message that is put away"
-	case policy.KindTrash:
-		return "A message that is thrown away"
-	case policy.KindCopy:
-		return "A copy for overseers"
-	case policy.KindMode:
-		return "A change of how closely an inbox is watched"
-	case policy.KindAllow:
-		return "An addition to an allow list"
-	case policy.KindChange:
-		return "A change of the policy"
-	case policy.KindConnect:
-		return "A connection out of a sandbox"
-	case policy.KindWebhook:
-		return "A webhook of an agent"
+	if s := a.Kind.Subject(); s != "" {
+		return s
 	}
-	return "Something of kind " + defang(a.Kind, 40)
+	return "Something of kind " + defang(string(a.Kind), 40)
 }
 
 // maxDomains is how many domains a notice names.

@@ -252,7 +252,7 @@ type world struct {
 	row
 	programs [2]program
 	clock    uint8
-	mode     uint8 // in policy.Modes
+	mode     uint8 // in policy.Modes()
 	killed   bool  // a switch is on
 	left     budget
 
@@ -301,7 +301,7 @@ func (s *setting) edits() int {
 }
 
 func (s *setting) verdict(mode uint8) policy.Verdict {
-	return policy.Decide(s.rule, policy.Request{Kind: policy.KindSend, Mode: policy.Modes[mode], Listed: s.listed, To: []string{"bob@example.com"}})
+	return policy.Decide(s.rule, policy.Request{Kind: policy.KindSend, Mode: policy.Modes()[mode], Listed: s.listed, To: []string{"bob@example.com"}})
 }
 
 // rules are the transitions under search: [event.next], or a wrong one.
@@ -970,7 +970,7 @@ type found struct {
 // first is the world before anything was proposed.
 func (m *model) first() world {
 	m.verdicts = nil // what follows is filled in anew
-	for mode := range policy.Modes {
+	for mode := range policy.Modes() {
 		m.verdicts = append(m.verdicts, m.verdict(uint8(mode)))
 	}
 	m.class = nil
@@ -979,7 +979,7 @@ func (m *model) first() world {
 			return u.Effect == v.Effect && u.Approvers == v.Approvers && slices.Equal(u.Who, v.Who) && u.StepUp == v.StepUp
 		})))
 	}
-	w := world{mode: m.class[slices.Index(policy.Modes, m.mode)], left: m.left}
+	w := world{mode: m.class[slices.Index(policy.Modes(), m.mode)], left: m.left}
 	for i := range w.may {
 		w.may[i] = 1
 	}
@@ -1055,7 +1055,7 @@ func settings(t testing.TB, more uint8) (out []setting) {
 	t.Helper()
 	person := people
 	few := budget{crash: 1 + more, lapse: 1, retry: 1, on: 1, off: 1, mode: more}
-	for _, mode := range policy.Modes {
+	for _, mode := range policy.Modes() {
 		for _, rule := range []struct{ name, text string }{
 			{"no rule", ""},
 			{"allow", "    then: allow\n"},

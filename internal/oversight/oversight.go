@@ -124,7 +124,7 @@ var (
 type Action struct {
 	ID       string
 	Project  string
-	Kind     string // "email.send"
+	Kind     policy.Kind
 	Proposer string // a principal, "sandbox:i3k…"
 	Author   string // a principal, the person who edited it last; empty where its proposer wrote it
 	Inbox    string // id of the inbox it is for, or empty
@@ -315,7 +315,7 @@ type Gate struct {
 	log   *slog.Logger
 	db    *store.DB
 	judge Judge
-	exec  map[string]Executor
+	exec  map[policy.Kind]Executor
 	wake  chan struct{}       // has room for one
 	room  int64               // maxHeld; a test makes it small
 	page  int                 // maxPage; a test makes it small
@@ -327,12 +327,12 @@ type Gate struct {
 // NewGate returns a gate that asks judge. Every kind needs its executor, see
 // [Gate.Handle].
 func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
-	return &Gate{log: log, db: db, judge: judge, exec: map[string]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, page: maxPage, held: semaphore.NewWeighted(maxHeld), memory: memory{new: map[string]int64{}}}
+	return &Gate{log: log, db: db, judge: judge, exec: map[policy.Kind]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, page: maxPage, held: semaphore.NewWeighted(maxHeld), memory: memory{new: map[string]int64{}}}
 }
 
 // Handle sets the executor for a kind of action. It must not be called after
 // [Gate.Run].
-func (g *Gate) Handle(kind string, e Executor) { g.exec[kind] = e }
+func (g *Gate) Handle(kind policy.Kind, e Executor) { g.exec[kind] = e }
 
 // Propose records an action as part of tx and returns it with the state that
 // policy gave it. It has no outside effect.
@@ -402,7 +402,7 @@ func stored(t time.Time) time.Time { return store.FromTime(store.Time(t)) }
 // proposal is what the audit says of what a would do.
 func proposal(a *Action) audit.Fields {
 	f := audit.Fields{
-		"kind": a.Kind, "state": string(a.State), "rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex(),
+		"kind": string(a.Kind), "state": string(a.State), "rule": a.Rule, "verdict": a.Verdict, "digest": a.Hex(),
 		"inbox": a.Inbox, "via": a.Via, "to": strings.Join(a.Request.To, ", "), "note": a.Note,
 	}
 	a.asking(f)

@@ -25,7 +25,7 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written, lease, waits, approvers int64
 	var request, asked string
 	dest := []any{
-		s.text(&a.ID), s.text(&a.Project), s.text(&a.Kind), s.text(&a.Proposer), s.text(&a.Inbox), s.text(&a.Via), s.bytes(&a.Digest),
+		s.text(&a.ID), s.text(&a.Project), s.text((*string)(&a.Kind)), s.text(&a.Proposer), s.text(&a.Inbox), s.text(&a.Via), s.bytes(&a.Digest),
 		s.text((*string)(&a.State)), s.number(&a.Version), s.text(&a.Rule), s.text(&a.Verdict),
 		s.number(&created), s.text(&a.Decider), s.number(&decided), s.text(&a.Reason), s.number(&a.Attempts), s.text(&a.Result),
 		s.number(&sendAt), s.number(&askAt), s.number(&undo), s.number(&due), s.text(&a.Note), s.number(&settled), s.number(&dropped),

@@ -62,7 +62,7 @@ func (s Switch) Stops(inbox string, r policy.Request) bool {
 	case ScopeInbox:
 		return s.Target == inbox
 	case ScopeCapability:
-		return s.Target == r.Kind
+		return s.Target == string(r.Kind)
 	case ScopeDomain:
 		for _, to := range r.To {
 			host, ok := policy.Host(to[strings.LastIndexByte(to, '@')+1:])
@@ -103,8 +103,8 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 		// A switch of a kind that there is not stops nothing, and whoever turned it
 		// on believes that it does.
 		s.Target = strings.ToLower(s.Target)
-		if _, ok := g.exec[s.Target]; !ok && !slices.Contains(policy.Kinds, s.Target) {
-			return Switch{}, fmt.Errorf("turn switch on: target: want a kind of action, one of %s: %w", strings.Join(policy.Kinds, ", "), auth.ErrInvalid)
+		if kind := policy.Kind(s.Target); g.exec[kind] == nil && !kind.Known() {
+			return Switch{}, fmt.Errorf("turn switch on: target: want a kind of action, one of %s: %w", policy.JoinKinds(policy.Kinds()), auth.ErrInvalid)
 		}
 	case ScopeDomain:
 		name, ok := policy.Host(strings.Trim(s.Target, ". "))

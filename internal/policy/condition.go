@@ -206,7 +206,7 @@ func (d *Document) facts(r Request) map[string]any {
 	}
 	local := r.Time.In(d.zone)
 	return map[string]any{
-		"kind": r.Kind, "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": addresses(r.To), "domains": domains(r.To),
+		"kind": string(r.Kind), "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": addresses(r.To), "domains": domains(r.To),
 		"listed": r.Listed, "size": r.Size, "files": files, "flags": lower(r.Flags), "sandbox": r.Sandbox, "template": r.Template,
 		"history": historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
 		"time":    r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,

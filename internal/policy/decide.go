@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"slices"
-	"time"
 )
 
 // Decide says what d makes of r. It is the one place where rules and modes
@@ -42,9 +41,7 @@ func Explain(d *Document, r Request) (Verdict, []Step) {
 
 func decide(d *Document, r Request, tell func(Step)) Verdict {
 	if r.Kind == KindCopy {
-		// The program's own, of what was judged already: a rule that held it would
-		// only keep its overseers from knowing.
-		return Verdict{Effect: Allow, Rule: string(Monitored), Reason: "its overseers get a copy"}
+		return copyByMode(r)
 	}
 	if r.Kind == KindSend && r.Mode == ReadOnly {
 		return deny(string(ReadOnly), "the inbox is in mode read_only: it sends nothing")
@@ -53,11 +50,11 @@ func decide(d *Document, r Request, tell func(Step)) Verdict {
 	if !ok {
 		v = byMode(r)
 	}
-	if slices.Contains(personal, r.Kind) {
+	if r.Kind.Personal() {
 		return byPerson(v, r)
 	}
-	if v.Effect == Ask && r.Kind == KindConnect && v.Within == 0 {
-		v.Within = connectWithin
+	if v.Effect == Ask && v.Within == 0 {
+		v.Within = r.Kind.row().within
 	}
 	if v.Effect == Allow && (r.Mode == GatedAll || r.Mode == ReadOnly && r.Kind != KindReceive) {
 		return Verdict{Effect: Ask, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: a person decides, also where a rule allows it", r.Mode)}
@@ -65,43 +62,10 @@ func decide(d *Document, r Request, tell func(Step)) Verdict {
 	return v
 }
 
-// connectWithin is for how long a person is asked about a connection that no
-// rule says more of: code that waits for it does not wait for days.
-const connectWithin = time.Hour
-
 // byMode says what happens where no rule matches.
 func byMode(r Request) Verdict {
-	ask := func(mode Mode, why string) Verdict {
-		return Verdict{Effect: Ask, Rule: string(mode), Reason: fmt.Sprintf("the inbox is in mode %s: %s", mode, why)}
-	}
-	switch r.Kind {
-	case KindSend:
-		switch r.Mode {
-		case Monitored, Autonomous:
-			return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: it sends by itself", r.Mode)}
-		case GatedAll:
-			return ask(GatedAll, "every send waits for a person")
-		case ReadOnly, GatedSend:
-		}
-		if r.Mode == GatedSend && r.Listed && len(r.To) > 0 { // an empty list of recipients is on every list
-			return Verdict{Effect: Allow, Rule: string(GatedSend), Reason: "the inbox's allow list has every recipient"}
-		}
-		return ask(GatedSend, "every send waits for a person")
-	case KindReceive:
-		if slices.Contains(Modes, r.Mode) && r.Mode != GatedAll {
-			return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: mail arrives freely", r.Mode)}
-		}
-		return ask(GatedAll, "what arrives waits for a person")
-	case KindArchive:
-		if slices.Contains(Modes, r.Mode) && r.Mode != GatedAll {
-			return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: "what is in the archive is not lost, and nothing leaves"}
-		}
-		return ask(GatedAll, "what is put away waits for a person")
-	case KindTrash:
-		if r.Mode == Monitored || r.Mode == Autonomous {
-			return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: it puts mail into the trash by itself", r.Mode)}
-		}
-		return ask(r.Mode, "what is thrown away waits for a person")
+	if f := r.Kind.row().byMode; f != nil {
+		return f(r)
 	}
 	return Verdict{Effect: Ask, Reason: "no rule allows it: a person decides"}
 }
@@ -109,11 +73,11 @@ func byMode(r Request) Verdict {
 // byPerson makes of v, which is on what a person decides in any case, what that
 // person is asked: an owner, if no rule names somebody.
 func byPerson(v Verdict, r Request) Verdict {
-	if v.Effect == Deny && r.Kind != KindChange {
+	if v.Effect == Deny && !r.Kind.row().undeniable {
 		return v
 	}
 	if v.Effect != Ask || v.Rule == "" && v.Approvers == 0 { // not where the rules cost too much
-		v = Verdict{Effect: Ask, Rule: v.Rule, Reason: inWords(r.Kind) + " is always decided by a person"}
+		v = Verdict{Effect: Ask, Rule: v.Rule, Reason: r.Kind.row().personal + " is always decided by a person"}
 	}
 	// Whom a rule names by a role that is below an owner's it does not loosen.
 	who := slices.DeleteFunc(slices.Clone(v.Who), func(w string) bool { return w == "role:reviewer" })
@@ -122,19 +86,6 @@ func byPerson(v Verdict, r Request) Verdict {
 	}
 	v.Who = who
 	return v
-}
-
-// inWords says what an action of a personal kind is, for who decides.
-func inWords(kind string) string {
-	switch kind {
-	case KindMode:
-		return "a less closely watched inbox"
-	case KindAllow:
-		return "an addition to an allow list"
-	case KindChange:
-		return "a change of the policy"
-	}
-	return kind
 }
 
 // Match returns what the rules say of r, without the modes, and whether any

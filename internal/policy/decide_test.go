@@ -250,7 +250,7 @@ func (d dice) document(first string, n int) string {
 
 func (d dice) request() policy.Request {
 	r := policy.Request{
-		Kind: d.pick(policy.KindSend, policy.KindSend, policy.KindReceive, policy.KindConnect, policy.KindMode, policy.KindAllow, policy.KindChange, "x.y", policy.KindTrash),
+		Kind: policy.Kind(d.pick("email.send", "email.send", "email.receive", "net.connect", "inbox.mode", "inbox.allow", "policy.change", "x.y", "email.trash")),
 		Mode: policy.Mode(d.pick("read_only", "gated_all", "gated_send", "monitored", "autonomous", "", "other")), Inbox: d.pick("a@b.test", "1", ""),
 		Listed: d.IntN(2) == 0, Size: d.Int64N(200), Sandbox: d.pick("", "i1"), History: policy.History{Sent: d.Int64N(4)}, Time: time.Unix(d.Int64N(1<<31), 0),
 	}
@@ -307,7 +307,7 @@ func TestProperties(t *testing.T) {
 					report("read_only allows", v)
 				case r.Mode == policy.GatedAll:
 					report("gated_all allows", v)
-				case slices.Contains([]string{policy.KindMode, policy.KindAllow, policy.KindChange}, r.Kind):
+				case slices.Contains([]policy.Kind{policy.KindMode, policy.KindAllow, policy.KindChange}, r.Kind):
 					report("what a person decides is allowed", v)
 				}
 				_, steps := policy.Explain(doc, r)

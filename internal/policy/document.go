@@ -14,28 +14,6 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The kinds of request that this package knows more of than their name.
-const (
-	KindSend    = "email.send"     // a mail leaves
-	KindReceive = "email.receive"  // a mail arrives
-	KindArchive = "email.archive"  // an agent puts a mail away by a tool
-	KindTrash   = "email.trash"    // an agent puts a mail into the trash by a tool
-	KindCopy    = "email.copy"     // overseers get a copy of what a monitored inbox sends
-	KindMode    = "inbox.mode"     // an inbox is to be watched less closely
-	KindAllow   = "inbox.allow"    // an entry more on an inbox's allow list
-	KindChange  = "policy.change"  // another document takes this one's place
-	KindConnect = "net.connect"    // a sandbox connects to the outside
-	KindWebhook = "webhook.create" // an agent has events sent to a URL
-)
-
-// Kinds are all of them.
-var Kinds = []string{KindSend, KindReceive, KindArchive, KindTrash, KindCopy, KindMode, KindAllow, KindChange, KindConnect, KindWebhook}
-
-// personal are the kinds that a person decides, whatever a document says. The
-// attack: a rule, written in haste or slipped in, by which an agent raises its
-// own mode or changes what it is judged by.
-var personal = []string{KindMode, KindAllow, KindChange}
-
 // What a document may hold. The attack: one that costs each send a second, or
 // the server its memory.
 const (
@@ -81,7 +59,7 @@ type Document struct {
 type Clause struct {
 	ID        string
 	Line      int           // where it begins in the text, 1 is the first
-	Kinds     []string      // that it is about; empty means all
+	Kinds     []Kind        // that it is about; empty means all
 	When      string        // its condition in CEL; empty means always
 	Then      Effect        // what it says
 	Reason    string        // what a person is told; never empty
@@ -103,11 +81,11 @@ func (d *Document) Digest() [sha256.Size]byte { return d.digest }
 func (d *Document) Clauses() []Clause { return d.clauses }
 
 // Mentions reports whether some rule is about requests of the given kind.
-func (d *Document) Mentions(kind string) bool {
+func (d *Document) Mentions(kind Kind) bool {
 	return slices.ContainsFunc(d.clauses, func(c Clause) bool { return c.about(kind) })
 }
 
-func (c *Clause) about(kind string) bool { return len(c.Kinds) == 0 || slices.Contains(c.Kinds, kind) }
+func (c *Clause) about(kind Kind) bool { return len(c.Kinds) == 0 || slices.Contains(c.Kinds, kind) }
 
 var (
 	idPattern  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`) })
@@ -115,9 +93,6 @@ var (
 		return regexp.MustCompile(`^(role:(owner|reviewer)|[^\s:,\p{C}][^:,\p{C}]{0,62})$`)
 	})
 )
-
-// reservedIDs are the names under which [Decide] says what no rule said.
-var reservedIDs = []string{string(ReadOnly), string(GatedAll), string(GatedSend), string(Monitored), string(Autonomous)}
 
 // Parse reads a document. Its error wraps [ErrDocument] and names the line and
 // the field.
@@ -200,7 +175,7 @@ func parseClause(n *yaml.Node, path string) (c Clause, err error) {
 				return err
 			case !idPattern().MatchString(c.ID):
 				return wrong(n, path, "%q: must be of a-z, 0-9, - and _, and begin with a letter or a digit", clip(c.ID))
-			case slices.Contains(reservedIDs, c.ID):
+			case Mode(c.ID).Known(): // under which [Decide] says what no rule said
 				return wrong(n, path, "%q is the name of a mode", c.ID)
 			}
 			return nil
@@ -208,7 +183,7 @@ func parseClause(n *yaml.Node, path string) (c Clause, err error) {
 		"kind": func(n *yaml.Node, path string) error {
 			if n.Kind != yaml.SequenceNode { // one needs no list
 				k, err := parseKind(n, path)
-				c.Kinds = []string{k}
+				c.Kinds = []Kind{k}
 				return err
 			}
 			return sequence(n, path, maxKinds, func(n *yaml.Node, path string) error {
@@ -286,10 +261,10 @@ func parseClause(n *yaml.Node, path string) (c Clause, err error) {
 	// A kind that a person decides in any case: a rule that says otherwise
 	// would have no effect, and whoever wrote it believes that it has.
 	for _, k := range c.Kinds {
-		if c.Then == Allow && slices.Contains(personal, k) {
+		if c.Then == Allow && k.Personal() {
 			return c, wrong(n, path+".then", "%s is always decided by a person: no rule can allow it", k)
 		}
-		if c.Then == Deny && k == KindChange {
+		if c.Then == Deny && k.row().undeniable {
 			return c, wrong(n, path+".then", "a rule that denies %s could never be changed again: ask more people instead", k)
 		}
 	}
@@ -299,12 +274,13 @@ func parseClause(n *yaml.Node, path string) (c Clause, err error) {
 	return c, nil
 }
 
-func parseKind(n *yaml.Node, path string) (string, error) {
-	k, err := text1(n, path, maxID)
+func parseKind(n *yaml.Node, path string) (Kind, error) {
+	s, err := text1(n, path, maxID)
+	k := Kind(s)
 	// A rule about a kind that there is not matches nothing: whoever misspelt it
 	// believes that it denies.
-	if err == nil && !slices.Contains(Kinds, k) {
-		err = wrong(n, path, "%q: must be a kind of action: %s", clip(k), strings.Join(Kinds, ", "))
+	if err == nil && !k.Known() {
+		err = wrong(n, path, "%q: must be a kind of action: %s", clip(s), JoinKinds(Kinds()))
 	}
 	return k, err
 }

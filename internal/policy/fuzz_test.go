@@ -31,7 +31,7 @@ func FuzzParse(f *testing.F) {
 		if d.Text() != string(text) {
 			t.Error("the text is not what was parsed")
 		}
-		for _, mode := range policy.Modes {
+		for _, mode := range policy.Modes() {
 			if v := policy.Decide(d, policy.Request{Kind: policy.KindSend, Mode: mode, To: []string{"bob@example.com"}}); v.Reason == "" {
 				t.Errorf("got %+v, want a reason", v)
 			}

@@ -22,7 +22,7 @@ const (
 // A Rule matches requests by kind and, for each recipient, by pattern.
 type Rule struct {
 	ID     string
-	Kind   string // "email.send", or "*" for all
+	Kind   Kind   // "*" for all
 	To     string // path.Match pattern, lower case; every recipient must match; empty matches any
 	Effect Effect
 	Reason string // what a person is told; empty means one made from the rule
@@ -31,7 +31,7 @@ type Rule struct {
 // A Request is what policy is asked about: an action, and what is known of it.
 // It is kept as JSON with the action.
 type Request struct {
-	Kind     string            `json:"kind"` // "email.send"
+	Kind     Kind              `json:"kind"`
 	Mode     Mode              `json:"mode,omitempty"`
 	Inbox    string            `json:"inbox,omitempty"`  // its address
 	Via      string            `json:"via,omitempty"`    // the door
@@ -112,18 +112,3 @@ func (rule Rule) matches(r Request) bool {
 	}
 	return len(r.To) > 0
 }
-
-// Mode says how closely an inbox is watched.
-type Mode string
-
-// The modes.
-const (
-	ReadOnly   Mode = "read_only"  // nothing is sent
-	GatedAll   Mode = "gated_all"  // what is sent and what arrives waits for a person
-	GatedSend  Mode = "gated_send" // what is sent waits for a person, but to those on the allow list
-	Monitored  Mode = "monitored"  // what is sent leaves, and the overseer gets a copy
-	Autonomous Mode = "autonomous" // what is sent leaves
-)
-
-// Modes lists the modes, the closest watched first.
-var Modes = []Mode{ReadOnly, GatedAll, GatedSend, Monitored, Autonomous}

@@ -182,8 +182,8 @@ func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 		"mode": func(n *yaml.Node, path string) error {
 			s, err := text1(n, path, 32)
 			r.Mode = Mode(s)
-			if err == nil && !slices.Contains(Modes, r.Mode) {
-				err = wrong(n, path, "%q: must be one of %v", clip(s), Modes)
+			if err == nil && !r.Mode.Known() {
+				err = wrong(n, path, "%q: must be one of %v", clip(s), Modes())
 			}
 			return err
 		},
@@ -265,7 +265,7 @@ func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 	if err == nil && r.Kind == "" {
 		err = wrong(n, path+".kind", "is missing")
 	}
-	if r.Mode == "" && strings.HasPrefix(r.Kind, "email.") {
+	if r.Mode == "" && strings.HasPrefix(string(r.Kind), "email.") {
 		r.Mode = GatedSend // as an inbox is if nobody says otherwise
 	}
 	return r, err

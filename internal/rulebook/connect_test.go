@@ -206,7 +206,7 @@ func TestSwitchesOnConnections(t *testing.T) {
 		others bool // to other hosts it may connect
 	}{
 		{oversight.ScopeDomain, "example", true},
-		{oversight.ScopeCapability, policy.KindConnect, false},
+		{oversight.ScopeCapability, string(policy.KindConnect), false},
 		{oversight.ScopeProject, "", false},
 	} {
 		s, err := f.gate.SwitchOn(ctx, f.owner, oversight.Switch{Scope: tt.scope, Target: tt.target, Reason: "enough"})
@@ -310,7 +310,7 @@ func TestSwitchEndsPasses(t *testing.T) {
 			t.Fatal("it is refused although a person let it through")
 		}
 		throw(oversight.ScopeDomain, "other.example")
-		throw(oversight.ScopeCapability, policy.KindSend)
+		throw(oversight.ScopeCapability, string(policy.KindSend))
 		if fresh := f.connections(time.Millisecond); !allows(fresh) {
 			t.Error("a switch for something else has ended what was let through")
 		}

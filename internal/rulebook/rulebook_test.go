@@ -370,7 +370,7 @@ func TestTampered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range policy.Modes {
+	for _, mode := range policy.Modes() {
 		r := toBob
 		r.Mode = mode
 		if v := f.judge(f.book, f.owner.Project, r); v.Effect == policy.Allow {
@@ -437,7 +437,7 @@ func TestStoppedInBetween(t *testing.T) {
 		s := oversight.Switch{}
 		f.gate.Handle(policy.KindChange, interrupted{f.book, func() {
 			var err error
-			if s, err = f.gate.SwitchOn(t.Context(), f.owner, oversight.Switch{Scope: oversight.ScopeCapability, Target: policy.KindChange, Reason: "not now"}); err != nil {
+			if s, err = f.gate.SwitchOn(t.Context(), f.owner, oversight.Switch{Scope: oversight.ScopeCapability, Target: string(policy.KindChange), Reason: "not now"}); err != nil {
 				t.Error(err)
 			}
 		}})
