@@ -10,39 +10,26 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/api"
 )
 
-// An action is what the API tells a person of one.
-type action struct {
-	ID, Kind, State, Inbox, Via, Digest, Proposer, Verdict, Decider, Reason, Result string
-
-	CreatedAt time.Time  `json:"created_at"`
-	ExpiresAt *time.Time `json:"expires_at"`
-	Missing   string
-	Who       []string
-	StepUp    bool `json:"step_up"`
-	Stopped   string
-	Context   string
-	Author    string
-	Version   int64
-	View      struct {
-		Title  string
-		Fields []struct{ Name, Value string }
-		Text   string
-		Notes  []string
-		NoWay  []string `json:"no_way_out"`
-		Files  []struct {
-			Name        string
-			ContentType string `json:"content_type"`
-			Size        int64
-			SHA256      string
-		}
-	}
+// action returns an action as a person sees it.
+func (l *local) action(ctx context.Context, id string) (a api.Action, err error) {
+	err = l.call(ctx, "GET", "/v1/actions/"+pathSegment(id), nil, &a)
+	return reviewable(a), noAction(err, id)
 }
 
-func (l *local) action(ctx context.Context, id string) (a action, err error) {
-	err = l.call(ctx, "GET", "/v1/actions/"+pathSegment(id), nil, &a)
-	return a, noAction(err, id)
+// reviewable makes sure that a has the parts that only people are shown; the
+// server leaves them out for keys.
+func reviewable(a api.Action) api.Action {
+	if a.Review == nil {
+		a.Review = &api.Review{}
+	}
+	if a.View == nil {
+		a.View = &api.View{}
+	}
+	return a
 }
 
 func noAction(err error, id string) error {
@@ -52,7 +39,7 @@ func noAction(err error, id string) error {
 func pendingCommand() *command {
 	var c Config
 	return &command{
-		use: "pending", short: "show what waits for a person",
+		use: "pending", short: "show what waits for a person", lists: true,
 		long: `
 Shows each action that waits for a decision, oldest first: who asked, for which
 inbox, what policy said, and what exactly would leave, with hidden recipients
@@ -62,11 +49,11 @@ such. Decide with "postern approve ID" or "postern reject ID --reason ...".
 Actions whose effect is unknown, because the server stopped in their middle,
 are shown too: find out what happened and say so with "postern resolve ID".`,
 		flags: c.location,
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}
-			var list struct{ Actions []action }
+			var list api.ActionList
 			if err := l.call(ctx, "GET", "/v1/actions?state=pending,unknown&limit=500", nil, &list); err != nil {
 				return err
 			}
@@ -74,23 +61,31 @@ are shown too: find out what happened and say so with "postern resolve ID".`,
 			if err != nil {
 				return err
 			}
-			if len(list.Actions) == 0 {
-				fmt.Fprintln(out, "Nothing waits for a decision.")
-			}
+			facts := []api.Action{}
 			for _, a := range slices.Backward(list.Actions) {
 				if a, err = l.action(ctx, a.ID); err != nil {
 					return err
 				}
-				a.print(out, addresses)
+				facts = append(facts, a)
+			}
+			if out.json {
+				return out.object(facts)
+			}
+			if len(facts) == 0 {
+				fmt.Fprintln(out, "Nothing waits for a decision.")
+			}
+			for _, a := range facts {
+				printAction(out, a, addresses)
 			}
 			return nil
 		}),
 	}
 }
 
-// print writes a for a person at a terminal. What agents wrote is escaped: a
+// printAction prints a for a person at a terminal. What agents wrote is escaped: a
 // terminal obeys control characters.
-func (a *action) print(out io.Writer, addresses map[string]string) {
+func printAction(out io.Writer, a api.Action, addresses map[string]string) {
+	a = reviewable(a)
 	fmt.Fprintf(out, "%s  %s, %s, %s\n", a.ID, a.Kind, a.State, ago(a.CreatedAt))
 	line := func(name, value string) {
 		for i, part := range strings.Split(value, "\n") {
@@ -152,15 +147,6 @@ func (a *action) print(out io.Writer, addresses map[string]string) {
 	fmt.Fprintln(out)
 }
 
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\t' || r >= ' ' && r != 0x7f && (r < 0x80 || r > 0x9f) {
-			return r
-		}
-		return '\uFFFD'
-	}, s)
-}
-
 func pathSegment(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r == '@' || r == '.' || r == '-' {
@@ -185,7 +171,7 @@ func decision(name, short, long string, approve bool) *command {
 			fs.StringVar(&reason, "reason", "", usage)
 			fs.StringVar(&digest, "digest", "", "decide only if the action's digest begins with this `text`, as pending showed it")
 		},
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
 			if err != nil {
 				return err
@@ -200,10 +186,10 @@ func decision(name, short, long string, approve bool) *command {
 			if !strings.HasPrefix(a.Digest, strings.ToLower(digest)) {
 				return fmt.Errorf("the action's digest is %s, not the one that you were shown; look at it again with postern pending", a.Digest)
 			}
-			if a.State != "pending" {
-				return a.over()
+			if a.State != api.StatePending {
+				return tooLate(a)
 			}
-			in := map[string]any{"version": a.Version, "digest": a.Digest, "approve": approve, "reason": reason}
+			in := api.Decision{Version: a.Version, Digest: a.Digest, Approve: &approve, Reason: reason}
 			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/decision", in, nil); err != nil {
 				return err
 			}
@@ -222,7 +208,7 @@ func decision(name, short, long string, approve bool) *command {
 			if err != nil {
 				return err
 			}
-			if now.State == "pending" && now.Version == a.Version {
+			if now.State == api.StatePending && now.Version == a.Version {
 				_, err := fmt.Fprintln(out, "it still needs", now.Missing)
 				return err
 			}
@@ -231,9 +217,9 @@ func decision(name, short, long string, approve bool) *command {
 	}
 }
 
-// over is the error of a decision that comes too late: it says who was sooner.
-func (a *action) over() error {
-	text := a.ID + " does not wait for a decision: it is " + a.State + " already"
+// tooLate is the error of a decision that comes too late: it says who was sooner.
+func tooLate(a api.Action) error {
+	text := a.ID + " does not wait for a decision: it is " + string(a.State) + " already"
 	if a.Decider != "" {
 		text += ", by " + printable(a.Decider)
 	}
@@ -244,13 +230,13 @@ func (a *action) over() error {
 }
 
 // await tells what became of an approved action, if that is soon.
-func (l *local) await(ctx context.Context, id string, out io.Writer) error {
+func (l *local) await(ctx context.Context, id string, out *output) error {
 	for range 25 {
 		a, err := l.action(ctx, id)
 		if err != nil {
 			return err
 		}
-		if !slices.Contains([]string{"approved", "executing"}, a.State) {
+		if !slices.Contains([]api.State{api.StateApproved, api.StateExecuting}, a.State) {
 			_, err = fmt.Fprintf(out, "%s: %s\n", a.State, printable(strings.ReplaceAll(a.Result, "\n", "; ")))
 			return err
 		}
@@ -290,7 +276,7 @@ Takes back an action that waits for a decision, for its time, or in its undo
 window, also one that is approved. What has begun to leave cannot be taken back:
 then nothing happens and the exit status is 1.`,
 		flags: c.location,
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
 			if err != nil {
 				return err
@@ -311,7 +297,7 @@ then nothing happens and the exit status is 1.`,
 func resolveCommand() *command {
 	var c Config
 	var reason string
-	outcomes := map[string]string{"happened": "done", "given-up": "failed", "retry": "approved"}
+	outcomes := map[string]api.State{"happened": api.StateDone, "given-up": api.StateFailed, "retry": api.StateApproved}
 	return &command{
 		use: "resolve ID happened|given-up|retry --reason TEXT", short: "say what became of an interrupted action",
 		long: `
@@ -326,7 +312,7 @@ itself. Ask the other side, then say what you found:
 			c.location(fs)
 			fs.StringVar(&reason, "reason", "", "`text` for the record: how you know; needed")
 		},
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if len(args) != 2 || outcomes[args[1]] == "" {
 				return fmt.Errorf("%w: want an ID and one of happened, given-up, retry", errUsage)
 			}
@@ -337,7 +323,7 @@ itself. Ask the other side, then say what you found:
 			if err != nil {
 				return err
 			}
-			in := map[string]any{"version": a.Version, "state": outcomes[args[1]], "reason": reason}
+			in := api.Resolution{Version: a.Version, State: outcomes[args[1]], Reason: reason}
 			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/resolution", in, nil); err != nil {
 				return err
 			}

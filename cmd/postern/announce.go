@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"postern/internal/auth"
 )
 
@@ -68,16 +66,6 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) error {
 			int(auth.SetupTime.Hours()), filepath.Join(c.Data, linkFile))
 	}
 	return nil
-}
-
-// isTerminal reports whether out is a terminal, so that only a person sees it.
-func isTerminal(out io.Writer) bool {
-	f, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }
 
 // writeSecrets writes the secrets of a first start to files, each completely or

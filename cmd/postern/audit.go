@@ -95,40 +95,79 @@ runs or not; --file examines a copy. The format is in docs/reference/audit.md.`
 
 func auditCommand() *command {
 	a := &auditing{}
-	verb := func(f func(context.Context, io.Writer) error) runner {
-		return func(ctx context.Context, args []string, out io.Writer) error {
+	verb := func(f func(context.Context, *output) error) runner {
+		return func(ctx context.Context, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}
 			return f(ctx, out)
 		}
 	}
-	return group("audit", "list|verify|checkpoint|keys|prove SEQ|check FILE|export|sinks [flags]", "show, verify, prove or export the record of what happened", auditHelp,
-		a.flags, map[string]runner{
-			"verify": verb(a.verify), "list": verb(a.list), "checkpoint": verb(a.checkpoint), "keys": verb(a.printKeys), "export": verb(a.export), "sinks": verb(a.sinks),
-			"prove": a.prove, "check": a.check,
-		})
+	return &command{
+		use: "audit", short: "show, verify, prove or export the record of what happened", long: auditHelp,
+		flags: a.flags,
+		below: []*command{
+			{use: "list", short: "print the newest entries, the oldest of them first", lists: true, flags: a.listFlags, run: verb(a.list)},
+			{use: "verify", short: "read the whole record and report what it shows", flags: a.verifyFlags, run: verb(a.verify)},
+			{use: "checkpoint", short: "sign the record as it is and print the checkpoint", run: verb(a.checkpoint)},
+			{use: "keys", short: "print the public keys of checkpoints", run: verb(a.printKeys)},
+			{use: "prove SEQ", short: "write a proof that an entry is in the record", flags: func(fs *pflag.FlagSet) {
+				a.projectFlag(fs)
+				a.outFlag(fs)
+			}, run: a.prove},
+			{use: "check FILE", short: "check a proof with the public key alone", flags: a.keyFlag, run: a.check},
+			{use: "export", short: "write the entries with their hashes", flags: a.exportFlags, run: verb(a.export)},
+			{use: "sinks", short: "show how far the systems are that receive entries", lists: true, run: verb(a.sinks)},
+		},
+	}
 }
 
+// flags declares what each verb takes: where the record is read from.
 func (a *auditing) flags(fs *pflag.FlagSet) {
 	a.conf.location(fs)
 	fs.StringVar(&a.file, "file", "", "read this SQLite `file`, or for verify this export, instead of the server's database")
-	fs.StringVar(&a.serverKey, "server-key", "", "verify: `file` of the server's key, with which the seals of entries, actions and approvals are checked (default: server.key in the data directory, unless --file is given)")
-	fs.StringVar(&a.head, "head", "", "verify: `SEQ:HASH` that an earlier verify printed and that the chain must contain")
-	fs.Var(&list{values: &a.checkpoints}, "checkpoint", "verify: `file` of a kept checkpoint, or directory of such, that the record must go on from; may be repeated")
-	fs.Var(&list{values: &a.keys}, "key", "verify, check: public `key` of checkpoints, or a file or https URL of keys; may be repeated (default for verify: those in the database)")
-	fs.BoolVar(&a.partial, "partial", false, "verify: the export leaves entries out; what is missing is then not noticed")
+}
+
+func (a *auditing) filterFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&a.verb, "verb", "", "only entries whose verb begins with `text`, such as egress. or action.approve")
-	fs.StringVar(&a.object, "object", "", "only entries about the thing with this `id`")
+	fs.StringVar(&a.object, "object", "", "only entries about the object with this `id`")
 	fs.StringVar(&a.actor, "actor", "", "only entries of this `principal`, such as person:ann, or of a kind, such as person:")
-	fs.StringVar(&a.project, "project", "", "only entries of the project with this `id`")
+	a.projectFlag(fs)
 	fs.StringVar(&a.since, "since", "", "only entries from this `time` on: 2026-11-21, 2026-11-21T15:04:05Z, or 24h for that long ago")
 	fs.StringVar(&a.until, "until", "", "only entries before this `time`")
-	fs.IntVar(&a.limit, "limit", 200, "list: at most so many `entries`")
-	fs.Int64Var(&a.after, "after", 0, "export: only entries after this `number`: where another export ended")
-	fs.StringVar(&a.format, "format", "jsonl", "export: `jsonl`, cef or syslog (RFC 5424, a message a line)")
-	fs.StringVar(&a.out, "out", "", "export, prove: write to this `file` (default: standard output)")
-	fs.BoolVar(&a.resume, "resume", false, "export: --out has the beginning already; go on where it ends")
+}
+
+func (a *auditing) projectFlag(fs *pflag.FlagSet) {
+	fs.StringVar(&a.project, "project", "", "only entries of the project with this `id`")
+}
+
+func (a *auditing) listFlags(fs *pflag.FlagSet) {
+	a.filterFlags(fs)
+	fs.IntVar(&a.limit, "limit", 200, "at most so many `entries`")
+}
+
+func (a *auditing) verifyFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&a.serverKey, "server-key", "", "`file` of the server's key, with which the seals of entries, actions and approvals are checked (default: server.key in the data directory, unless --file is given)")
+	fs.StringVar(&a.head, "head", "", "`SEQ:HASH` that an earlier verify printed and that the chain must contain")
+	fs.Var(&list{values: &a.checkpoints}, "checkpoint", "`file` of a kept checkpoint, or a directory of them, that the record must continue; may be repeated")
+	a.keyFlag(fs)
+	fs.BoolVar(&a.partial, "partial", false, "the export leaves entries out; missing entries are then not noticed")
+}
+
+func (a *auditing) keyFlag(fs *pflag.FlagSet) {
+	fs.Var(&list{values: &a.keys}, "key", "public `key` of checkpoints, or a file or https URL of keys; may be repeated (default for verify: the keys in the database)")
+}
+
+func (a *auditing) exportFlags(fs *pflag.FlagSet) {
+	a.filterFlags(fs)
+	fs.Int64Var(&a.after, "after", 0, "only entries after this `number`: where another export ended")
+	fs.StringVar(&a.format, "format", "jsonl", "`jsonl`, cef or syslog (RFC 5424, a message a line)")
+	a.outFlag(fs)
+	fs.BoolVar(&a.resume, "resume", false, "--out has the beginning already; continue where it ends")
+}
+
+func (a *auditing) outFlag(fs *pflag.FlagSet) {
+	fs.StringVar(&a.out, "out", "", "write to this `file` (default: standard output)")
 }
 
 // open opens the database that is meant, for reading.
@@ -222,7 +261,7 @@ func timeOf(s string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%q: want a time such as 2026-11-21 or 2026-11-21T15:04:05Z (UTC), or 24h", s)
 }
 
-func (a *auditing) list(ctx context.Context, out io.Writer) error {
+func (a *auditing) list(ctx context.Context, out *output) error {
 	q, err := a.query()
 	if err != nil {
 		return err
@@ -232,14 +271,33 @@ func (a *auditing) list(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
+		facts := []entryFacts{}
 		for _, e := range slices.Backward(entries) {
-			printEntry(out, e)
+			if !out.json {
+				printEntry(out, e)
+			}
+			facts = append(facts, entryFacts{Seq: e.Seq, At: e.At.UTC(), Project: e.Project, Actor: e.Actor, Verb: string(e.Verb), Object: e.Object, Detail: json.RawMessage(e.Detail)})
+		}
+		if out.json {
+			return out.object(facts)
 		}
 		return nil
 	})
 }
 
-func printEntry(out io.Writer, e audit.Entry) {
+// An entryFacts describes an entry of the record. The database is read here, not
+// the API: the hash of an entry is that of the next one's predecessor.
+type entryFacts struct {
+	Seq     int64           `json:"seq"` // 1 for the first
+	At      time.Time       `json:"at"`
+	Project string          `json:"project"`
+	Actor   string          `json:"actor"` // a principal: "person:ann"
+	Verb    string          `json:"verb"`
+	Object  string          `json:"object"` // id of what it is about
+	Detail  json.RawMessage `json:"detail"`
+}
+
+func printEntry(out *output, e audit.Entry) {
 	var f audit.Fields
 	if err := json.Unmarshal([]byte(e.Detail), &f); err != nil {
 		f = audit.Fields{"detail": e.Detail}
@@ -275,7 +333,7 @@ func (a *auditing) readKeys(ctx context.Context) (out []audit.Key, err error) {
 	return out, nil
 }
 
-func (a *auditing) printKeys(ctx context.Context, out io.Writer) error {
+func (a *auditing) printKeys(ctx context.Context, out *output) error {
 	return a.view(ctx, func(tx *store.Tx) error {
 		keys, err := signing.CheckpointKeys(ctx, tx, "")
 		if err != nil {
@@ -293,21 +351,32 @@ func (a *auditing) printKeys(ctx context.Context, out io.Writer) error {
 	})
 }
 
-func (a *auditing) sinks(ctx context.Context, out io.Writer) error {
+// A sinkFacts describes how far a system is that receives the entries.
+type sinkFacts struct {
+	ID      string    `json:"id"`
+	Seq     int64     `json:"seq"`    // the last entry that has arrived
+	Behind  int64     `json:"behind"` // entries that have not
+	Arrived time.Time `json:"arrived_at,omitzero"`
+	Error   string    `json:"error"` // why it does not continue; empty if it does
+}
+
+func (a *auditing) sinks(ctx context.Context, out *output) error {
 	return a.view(ctx, func(tx *store.Tx) error {
 		list, err := sink.List(ctx, tx)
 		if err != nil {
 			return err
 		}
+		facts := []sinkFacts{}
 		rows := [][]string{{"SINK", "ARRIVED", "BEHIND", "LAST", "WHY NOT"}}
 		for _, s := range list {
 			last := "never"
 			if !s.Arrived.IsZero() {
 				last = ago(s.Arrived)
 			}
-			rows = append(rows, []string{printable(s.ID), strconv.FormatInt(s.Seq, 10), strconv.FormatInt(s.Behind, 10), last, printable(s.Error)})
+			rows = append(rows, []string{printable(s.ID), strconv.FormatInt(s.Seq, 10), strconv.FormatInt(s.Behind, 10), last, cell(s.Error)})
+			facts = append(facts, sinkFacts{ID: s.ID, Seq: s.Seq, Behind: s.Behind, Arrived: s.Arrived, Error: s.Error})
 		}
-		return table(out, rows)
+		return out.rows(facts, rows)
 	})
 }
 
@@ -317,7 +386,7 @@ type pointJSON struct {
 	Checkpoint string
 }
 
-func (a *auditing) checkpoint(ctx context.Context, out io.Writer) error {
+func (a *auditing) checkpoint(ctx context.Context, out *output) error {
 	if a.file == "" {
 		var p pointJSON
 		if err := newLocal(a.conf).call(ctx, "POST", "/v1/audit/checkpoint", nil, &p); err != nil {
@@ -336,7 +405,7 @@ func (a *auditing) checkpoint(ctx context.Context, out io.Writer) error {
 	})
 }
 
-func (a *auditing) prove(ctx context.Context, args []string, out io.Writer) error {
+func (a *auditing) prove(ctx context.Context, args []string, out *output) error {
 	arg, err := oneArg(args, "SEQ")
 	if err != nil {
 		return err
@@ -378,7 +447,7 @@ func (a *auditing) proof(ctx context.Context, seq int64) (p audit.Proof, err err
 	return p, err
 }
 
-func (a *auditing) check(ctx context.Context, args []string, out io.Writer) error {
+func (a *auditing) check(ctx context.Context, args []string, out *output) error {
 	file, err := oneArg(args, "FILE")
 	if err != nil {
 		return err

@@ -23,7 +23,7 @@ import (
 )
 
 // verify reads the whole record and says what is shown, and what is not.
-func (a *auditing) verify(ctx context.Context, out io.Writer) error {
+func (a *auditing) verify(ctx context.Context, out *output) error {
 	o := audit.Options{Partial: a.partial, Progress: progress(os.Stderr, "read")}
 	if a.head != "" {
 		var err error
@@ -140,7 +140,7 @@ func fits(l *oversight.Ledger) bool {
 
 // unfit prints the actions that do not match the record, and returns an error if
 // there are any.
-func unfit(out io.Writer, l *oversight.Ledger) error {
+func unfit(out *output, l *oversight.Ledger) error {
 	list, more := l.Found()
 	if len(list) == 0 {
 		return nil
@@ -155,7 +155,7 @@ func unfit(out io.Writer, l *oversight.Ledger) error {
 	return fmt.Errorf("%d mismatches with the record: the database was changed from outside", len(list)+more)
 }
 
-func (a *auditing) verifyExport(out io.Writer, o audit.Options, keys []audit.Key) error {
+func (a *auditing) verifyExport(out *output, o audit.Options, keys []audit.Key) error {
 	known, err := a.keep(&o, keys)
 	if err != nil {
 		return err
@@ -214,7 +214,7 @@ type found struct {
 }
 
 // report says what a verification has shown, and what it has not.
-func report(out io.Writer, r audit.Report, o audit.Options, f found) {
+func report(out *output, r audit.Report, o audit.Options, f found) {
 	partial := r.Gaps > 0
 	if partial {
 		fmt.Fprintf(out, "each line of this part is what was recorded: %d entries, the last is %d\n", r.Entries, r.Head.Seq)
@@ -311,7 +311,7 @@ func hostname() string {
 }
 
 // export writes the entries that are asked for.
-func (a *auditing) export(ctx context.Context, out io.Writer) (err error) {
+func (a *auditing) export(ctx context.Context, out *output) (err error) {
 	write, ok := formats(revision())[a.format]
 	if !ok {
 		return fmt.Errorf("%w: --format: %q: want jsonl, cef or syslog", errUsage, a.format)
@@ -342,7 +342,7 @@ func (a *auditing) export(ctx context.Context, out io.Writer) (err error) {
 			}
 		}()
 		q.After = max(q.After, after)
-		out = f
+		out = newOutput(f, false, false)
 	}
 	var newest audit.Signed
 	if whole := q.Project == "" && q.Verb == "" && q.Object == "" && q.Actor == "" && q.Since.IsZero() && q.Until.IsZero(); whole && a.format == "jsonl" {

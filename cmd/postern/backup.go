@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"path/filepath"
 
 	"postern/internal/store"
@@ -20,7 +19,7 @@ server.id says whose the sandboxes and volumes on this disk are: keep it with th
 Volumes are in the volumes directory: copy their images while no server runs.
 "postern audit verify --file FILE" examines the copy.`,
 		flags: c.location,
-		run: func(ctx context.Context, args []string, _ io.Writer) error {
+		run: func(ctx context.Context, args []string, _ *output) error {
 			file, err := oneArg(args, "FILE")
 			if err != nil {
 				return err

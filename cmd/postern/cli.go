@@ -32,6 +32,9 @@ type command struct {
 	section section // of the overview; only for commands directly below postern
 	hidden  bool    // not listed; it works
 
+	facts bool // prints one thing, with --json as an object
+	lists bool // prints a table, with --json as an array
+
 	// foreign says that the arguments after the first belong to another program:
 	// its flags are not ours.
 	foreign bool
@@ -41,7 +44,7 @@ type command struct {
 }
 
 // A runner carries out a command. Args are what is not a flag.
-type runner = func(ctx context.Context, args []string, out io.Writer) error
+type runner = func(ctx context.Context, args []string, out *output) error
 
 func (c *command) name() string {
 	name, _, _ := strings.Cut(c.use, " ")
@@ -151,11 +154,18 @@ func (c *command) build() *cobra.Command {
 	if c.flags != nil {
 		c.flags(cmd.Flags())
 	}
+	var asJSON, wide bool
+	if c.facts || c.lists {
+		cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as docs/reference/cli.md describes it")
+	}
+	if c.lists {
+		cmd.Flags().BoolVar(&wide, "wide", false, "do not cut long cells to the terminal's width")
+	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := fromEnvironment(cmd.Flags()); err != nil {
 			return fmt.Errorf("%w: %w", errUsage, err)
 		}
-		return c.run(cmd.Context(), args, cmd.OutOrStdout())
+		return c.run(cmd.Context(), args, newOutput(cmd.OutOrStdout(), asJSON, wide))
 	}
 	return cmd
 }

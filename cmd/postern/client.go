@@ -12,12 +12,8 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
-
-	"github.com/spf13/pflag"
 )
 
 // errNotFound means that the server knows no such thing.
@@ -127,8 +123,8 @@ func failure(resp *http.Response, body []byte) error {
 
 // onServer is a command's function that talks to the running server: as the
 // person whose session the environment has, and as its operator otherwise.
-func onServer(c *Config, f func(ctx context.Context, l *local, args []string, out io.Writer) error) runner {
-	return func(ctx context.Context, args []string, out io.Writer) error {
+func onServer(c *Config, f func(ctx context.Context, l *local, args []string, out *output) error) runner {
+	return func(ctx context.Context, args []string, out *output) error {
 		l := newLocal(*c)
 		if os.Getenv(sessionVariable) != "" {
 			var err error
@@ -168,35 +164,21 @@ func noArgs(args []string) error {
 	return nil
 }
 
-// group makes a command with verbs below it, such as "inbox create".
-func group(name, args, short, long string, flags func(*pflag.FlagSet), verbs map[string]runner) *command {
-	c := &command{use: name, short: short, long: long, flags: flags}
-	for use := range strings.SplitSeq(strings.TrimSuffix(args, " [flags]"), "|") {
-		b := &command{use: use}
-		b.run, b.short = verbs[b.name()], use
-		c.below = append(c.below, b)
+// completing returns a completion of the first argument with what ask returns:
+// names, each with a description after a tab. It is given up after a second: a
+// person who presses Tab does not wait for a server.
+func completing(c *Config, ask func(context.Context, *local) ([]string, error)) func(context.Context, []string) []string {
+	return func(ctx context.Context, args []string) []string {
+		if len(args) > 0 {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		var names []string
+		_ = onServer(c, func(ctx context.Context, l *local, _ []string, _ *output) (err error) { // an error completes nothing
+			names, err = ask(ctx, l)
+			return err
+		})(ctx, nil, newOutput(io.Discard, false, false))
+		return names
 	}
-	return c
-}
-
-// table writes rows in columns.
-func table(out io.Writer, rows [][]string) error {
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	for _, r := range rows {
-		fmt.Fprintln(w, strings.Join(r, "\t"))
-	}
-	return w.Flush()
-}
-
-// ago says how long before now t was.
-func ago(t time.Time) string {
-	switch d := time.Since(t); {
-	case d < time.Minute:
-		return fmt.Sprintf("%d s ago", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%d min ago", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%d h ago", int(d.Hours()))
-	}
-	return t.Local().Format("2006-01-02 15:04")
 }

@@ -4,35 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"strings"
 	"time"
+
+	"postern/internal/api"
 )
-
-// A signingKey is what the API tells of a key that signs what leaves.
-type signingKey struct {
-	ID, Kind, Name, Record, Detail string
-
-	CreatedAt time.Time `json:"created_at"`
-	From      time.Time
-	Until     *time.Time
-	InUse     bool `json:"in_use"`
-	Found     *bool
-}
 
 func dkimCommand() *command {
 	var c Config
 	verb := func(method, path string) runner {
-		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		return onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			names, err := signingDomains(ctx, l, args, method != "GET")
 			if err != nil {
 				return err
 			}
+			all := map[string][]api.SigningKey{}
 			for i, name := range names {
-				var answer struct{ Keys []signingKey }
+				var answer api.SigningKeyList
 				if err := notFoundAs(l.call(ctx, method, "/v1/signing/"+url.PathEscape(name)+path, nil, &answer), "this server signs nothing for %q; postern dkim list shows the domains for which it does", name); err != nil {
 					return err
+				}
+				all[name] = answer.Keys
+				if out.json {
+					continue
 				}
 				if i > 0 {
 					fmt.Fprintln(out)
@@ -41,10 +36,14 @@ func dkimCommand() *command {
 					return err
 				}
 			}
+			if out.json {
+				return out.object(all)
+			}
 			return nil
 		})
 	}
-	return group("dkim", "list|rotate|check|remove [DOMAIN] [KEY] [flags]", "the keys that sign what leaves", `
+	return &command{
+		use: "dkim", short: "the keys that sign what leaves", long: `
 postern dkim list [DOMAIN]         prints the keys, and the DNS records to publish; without
                                    DOMAIN those of all domains that are yours
 postern dkim check [DOMAIN]        looks the records up; new keys that are published sign from now on
@@ -58,21 +57,26 @@ or wait two days, after which the new keys sign in any case. Leave the former
 records there for a week, since mail that is under way is checked with them; then
 run remove and take them out of the DNS. The keys of statements are published by
 the server itself, also former ones.`,
-		c.location, map[string]runner{
-			"list":   verb("GET", ""),
-			"check":  verb("POST", "/check"),
-			"rotate": verb("POST", "/rotation"),
-			"remove": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if len(args) != 2 {
-					return fmt.Errorf("%w: want DOMAIN and KEY, got %d arguments", errUsage, len(args))
-				}
-				if err := l.call(ctx, "DELETE", "/v1/signing/"+url.PathEscape(args[0])+"/keys/"+url.PathEscape(args[1]), nil, nil); err != nil {
+		flags: c.location,
+		below: []*command{
+			{use: "list [DOMAIN]", short: "print the keys and the DNS records to publish", facts: true, run: verb("GET", "")},
+			{use: "check [DOMAIN]", short: "look the records up; new keys that are published sign from now on", facts: true, run: verb("POST", "/check")},
+			{use: "rotate [DOMAIN]", short: "make the next keys, to be published before they sign", facts: true, run: verb("POST", "/rotation")},
+			{
+				use: "remove DOMAIN KEY", short: "stop publishing a former key",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					if len(args) != 2 {
+						return fmt.Errorf("%w: want DOMAIN and KEY, got %d arguments", errUsage, len(args))
+					}
+					if err := l.call(ctx, "DELETE", "/v1/signing/"+url.PathEscape(args[0])+"/keys/"+url.PathEscape(args[1]), nil, nil); err != nil {
+						return err
+					}
+					_, err := fmt.Fprintf(out, "%s of %s is published no more; take its record out of the DNS\n", args[1], args[0])
 					return err
-				}
-				_, err := fmt.Fprintf(out, "%s of %s is published no more; take its record out of the DNS\n", args[1], args[0])
-				return err
-			}),
-		})
+				}),
+			},
+		},
+	}
 }
 
 // signingDomains returns the named domain, or else all domains of the caller. If
@@ -82,7 +86,7 @@ func signingDomains(ctx context.Context, l *local, args []string, one bool) ([]s
 		name, err := oneArg(args, "DOMAIN")
 		return []string{name}, err
 	}
-	var list struct{ Domains []string }
+	var list api.SigningDomainList
 	if err := l.call(ctx, "GET", "/v1/signing", nil, &list); err != nil {
 		return nil, err
 	}
@@ -95,7 +99,7 @@ func signingDomains(ctx context.Context, l *local, args []string, one bool) ([]s
 	return list.Domains, nil
 }
 
-func printKeys(out io.Writer, domain string, keys []signingKey) error {
+func printKeys(out *output, domain string, keys []api.SigningKey) error {
 	rows := [][]string{{"KEY", "KIND", "STATE", "SINCE"}}
 	for _, k := range keys {
 		state := "former"
@@ -110,7 +114,7 @@ func printKeys(out io.Writer, domain string, keys []signingKey) error {
 		}
 		rows = append(rows, []string{k.ID, k.Kind, state, ago(k.CreatedAt)})
 	}
-	if err := table(out, rows); err != nil {
+	if err := out.table(rows); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nDNS records of %s:\n", domain)

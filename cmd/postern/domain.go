@@ -4,24 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/spf13/pflag"
-
+	"postern/internal/api"
 	"postern/internal/mailbox"
 )
-
-// A mailDomain is what the API tells of a domain.
-type mailDomain struct {
-	ID, Domain, Unicode, State, Problem string
-
-	CheckedAt *time.Time `json:"checked_at"`
-	NextCheck *time.Time `json:"next_check_at"`
-}
 
 const domainHelp = `
 postern domain add NAME       claims a domain and prints what to publish
@@ -50,97 +39,115 @@ project's domain are refused. docs/tasks/mail-domain.md tells the whole of it.`
 
 func domainCommand() *command {
 	var c Config
-	return group("domain", "add NAME|list|records NAME|verify NAME|remove NAME [flags]", "bring your own domains for inboxes", domainHelp,
-		func(fs *pflag.FlagSet) { c.location(fs) }, map[string]runner{
-			"add": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				name, err := oneArg(args, "NAME")
-				if err != nil {
-					return err
-				}
-				var d mailDomain
-				if err := l.call(ctx, "POST", "/v1/domains", map[string]any{"domain": name}, &d); err != nil {
-					return err
-				}
-				fmt.Fprintf(out, "%s is claimed. Publish these records at your DNS provider:\n\n", d.name())
-				if err := printRecords(ctx, l, out, d.ID); err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(out, "\nThen: postern domain verify %s\n", d.Domain)
-				return err
-			}),
-			"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				var list struct{ Data []mailDomain }
-				if err := l.call(ctx, "GET", "/v1/domains", nil, &list); err != nil {
-					return err
-				}
-				rows := [][]string{{"DOMAIN", "STATE", "LOOKED AT", "NEXT LOOK", "ID", "PROBLEM"}}
-				for _, d := range list.Data {
-					rows = append(rows, []string{d.name(), d.State, orNever(d.CheckedAt), orNever(d.NextCheck), d.ID, printable(d.Problem)})
-				}
-				return table(out, rows)
-			}),
-			"records": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				d, err := findDomain(ctx, l, args)
-				if err != nil {
-					return err
-				}
-				if err := printRecords(ctx, l, out, d.ID); err != nil {
-					return err
-				}
-				have, err := l.addresses(ctx)
-				if err != nil {
-					return err
-				}
-				for _, address := range mailbox.Operated(d.Domain) {
-					if !slices.Contains(slices.Collect(maps.Values(have)), address) {
-						fmt.Fprintf(out, "; %s is refused until you make it: postern inbox create %s\n", address, address)
+	return &command{
+		use: "domain", short: "bring your own domains for inboxes", long: domainHelp,
+		flags: c.location,
+		below: []*command{
+			{
+				use: "add NAME", short: "claim a domain and print what to publish",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					name, err := oneArg(args, "NAME")
+					if err != nil {
+						return err
 					}
-				}
-				return nil
-			}),
-			"verify": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				d, err := findDomain(ctx, l, args)
-				if err != nil {
+					var d api.Domain
+					if err := l.call(ctx, "POST", "/v1/domains", api.NewDomain{Domain: name}, &d); err != nil {
+						return err
+					}
+					fmt.Fprintf(out, "%s is claimed. Publish these records at your DNS provider:\n\n", domainName(d))
+					if err := printRecords(ctx, l, out, d.ID); err != nil {
+						return err
+					}
+					_, err = fmt.Fprintf(out, "\nThen: postern domain verify %s\n", d.Domain)
 					return err
-				}
-				if err := l.call(ctx, "POST", "/v1/domains/"+pathSegment(d.ID)+"/verify", nil, &d); err != nil {
+				}),
+			},
+			{
+				use: "list", short: "list the domains and their states", lists: true,
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					var list api.DomainList
+					if err := l.call(ctx, "GET", "/v1/domains", nil, &list); err != nil {
+						return err
+					}
+					rows := [][]string{{"DOMAIN", "STATE", "CHECKED", "NEXT CHECK", "ID", "PROBLEM"}}
+					for _, d := range list.Domains {
+						rows = append(rows, []string{domainName(d), string(d.State), agoOrNever(d.CheckedAt), in(d.NextCheckAt), d.ID, cell(d.Problem)})
+					}
+					return out.rows(list.Domains, rows)
+				}),
+			},
+			{
+				use: "records NAME", short: "print the DNS records, each with what was found", facts: true,
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					d, err := findDomain(ctx, l, args)
+					if err != nil {
+						return err
+					}
+					if err := printRecords(ctx, l, out, d.ID); err != nil || out.json {
+						return err
+					}
+					have, err := l.addresses(ctx)
+					if err != nil {
+						return err
+					}
+					for _, address := range mailbox.Operated(d.Domain) {
+						if !slices.Contains(slices.Collect(maps.Values(have)), address) {
+							fmt.Fprintf(out, "; %s is refused until you make it: postern inbox create %s\n", address, address)
+						}
+					}
+					return nil
+				}),
+			},
+			{
+				use: "verify NAME", short: "check the DNS now and say what is wrong",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					d, err := findDomain(ctx, l, args)
+					if err != nil {
+						return err
+					}
+					if err := l.call(ctx, "POST", "/v1/domains/"+pathSegment(d.ID)+"/verify", nil, &d); err != nil {
+						return err
+					}
+					if err := printRecords(ctx, l, out, d.ID); err != nil {
+						return err
+					}
+					fmt.Fprintf(out, "\n%s is %s", domainName(d), d.State)
+					switch d.State {
+					case "verified":
+						_, err = fmt.Fprintln(out, ": inboxes in it receive and send.")
+					case "degraded":
+						_, err = fmt.Fprintln(out, ": inboxes can be made in it, but mail may not arrive or be distrusted; see above.")
+					case "lost":
+						_, err = fmt.Fprintln(out, ": it receives for a time and does not send. Publish the proof again.")
+					default:
+						_, err = fmt.Fprintln(out, ": it is not proved to be yours yet. DNS changes take minutes to hours.")
+					}
 					return err
-				}
-				if err := printRecords(ctx, l, out, d.ID); err != nil {
+				}),
+			},
+			{
+				use: "remove NAME", short: "give a domain up; it must have no inboxes left",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					d, err := findDomain(ctx, l, args)
+					if err != nil {
+						return err
+					}
+					if err := l.call(ctx, "DELETE", "/v1/domains/"+pathSegment(d.ID), nil, nil); err != nil {
+						return err
+					}
+					_, err = fmt.Fprintf(out, "%s is given up: mail for it is refused from now on.\n", domainName(d))
 					return err
-				}
-				fmt.Fprintf(out, "\n%s is %s", d.name(), d.State)
-				switch d.State {
-				case "verified":
-					_, err = fmt.Fprintln(out, ": inboxes in it receive and send.")
-				case "degraded":
-					_, err = fmt.Fprintln(out, ": inboxes can be made in it, but mail may not arrive or be distrusted; see above.")
-				case "lost":
-					_, err = fmt.Fprintln(out, ": it receives for a time and does not send. Publish the proof again.")
-				default:
-					_, err = fmt.Fprintln(out, ": it is not proved to be yours yet. DNS changes take minutes to hours.")
-				}
-				return err
-			}),
-			"remove": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				d, err := findDomain(ctx, l, args)
-				if err != nil {
-					return err
-				}
-				if err := l.call(ctx, "DELETE", "/v1/domains/"+pathSegment(d.ID), nil, nil); err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(out, "%s is given up: mail for it is refused from now on.\n", d.name())
-				return err
-			}),
-		})
+				}),
+			},
+		},
+	}
 }
 
-// name is the domain as the DNS knows it, and as people write it.
-func (d *mailDomain) name() string {
+// domainName is the domain as the DNS knows it, and as people write it.
+func domainName(d api.Domain) string {
 	if d.Unicode != d.Domain && d.Unicode != "" {
 		return d.Domain + " (" + printable(d.Unicode) + ")"
 	}
@@ -148,33 +155,30 @@ func (d *mailDomain) name() string {
 }
 
 // findDomain finds a domain by its id or by its name in either form.
-func findDomain(ctx context.Context, l *local, args []string) (mailDomain, error) {
+func findDomain(ctx context.Context, l *local, args []string) (api.Domain, error) {
 	name, err := oneArg(args, "NAME")
 	if err != nil {
-		return mailDomain{}, err
+		return api.Domain{}, err
 	}
-	var list struct{ Data []mailDomain }
+	var list api.DomainList
 	if err := l.call(ctx, "GET", "/v1/domains", nil, &list); err != nil {
-		return mailDomain{}, err
+		return api.Domain{}, err
 	}
-	for _, d := range list.Data {
+	for _, d := range list.Domains {
 		if d.ID == name || strings.EqualFold(d.Domain, strings.TrimSuffix(name, ".")) || strings.EqualFold(d.Unicode, name) {
 			return d, nil
 		}
 	}
-	return mailDomain{}, fmt.Errorf("the project has no domain %q; postern domain list shows them", name)
+	return api.Domain{}, fmt.Errorf("the project has no domain %q; postern domain list shows them", name)
 }
 
-func printRecords(ctx context.Context, l *local, out io.Writer, id string) error {
-	var list struct {
-		Records []struct {
-			Kind, Type, Name, Value, Need, Result, Detail string
-			Priority                                      int
-			Found                                         []string
-		}
-	}
+func printRecords(ctx context.Context, l *local, out *output, id string) error {
+	var list api.DomainRecords
 	if err := l.call(ctx, "GET", "/v1/domains/"+pathSegment(id)+"/records", nil, &list); err != nil {
 		return err
+	}
+	if out.json {
+		return out.object(list)
 	}
 	for _, r := range list.Records {
 		value := r.Value

@@ -3,9 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/api"
 )
 
 const grantHelp = `
@@ -35,58 +36,77 @@ Examples:
 func grantCommand() *command {
 	var k keyed
 	var name, scope, expires string
-	return group("grant", "create|extend GRANT|list|revoke ID [flags]", "let a program into several inboxes for a time", grantHelp,
-		func(fs *pflag.FlagSet) {
-			k.flags(fs)
-			fs.StringVar(&name, "name", "", "create: what to call it")
-			fs.StringVar(&scope, "scope", "read", "create, extend: read, or propose (read and propose to send)")
-			fs.StringVar(&expires, "expires", "", "create, extend: when it ends, as 36h, 30d or a `time`")
-		}, map[string]runner{
-			"create": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
+	return &command{
+		use: "grant", short: "let a program into several inboxes for a time", long: grantHelp,
+		flags: k.flags,
+		below: []*command{
+			{
+				use: "create", short: "make a grant over the inbox",
+				flags: func(fs *pflag.FlagSet) {
+					fs.StringVar(&name, "name", "", "what to call it")
+					fs.StringVar(&scope, "scope", "read", "read, or propose (read and propose to send)")
+					fs.StringVar(&expires, "expires", "", "when it ends, as 36h, 30d or a `time`")
+				},
+				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					return newCredential(ctx, l, out, path+"/grants", name, scope, expires)
+				}),
+			},
+			{
+				use: "extend GRANT", short: "add the inbox to a grant",
+				flags: func(fs *pflag.FlagSet) {
+					fs.StringVar(&scope, "scope", "read", "read, or propose (read and propose to send)")
+					fs.StringVar(&expires, "expires", "", "when it ends, as 36h, 30d or a `time`")
+				},
+				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
+					id, err := oneArg(args, "GRANT")
+					if err != nil {
+						return err
+					}
+					t, err := moment("expires", expires)
+					if err != nil {
+						return err
+					}
+					body := map[string]any{"grant": id, "scope": scope}
+					if t != nil {
+						body["expires_at"] = t
+					}
+					var p api.Credential
+					if err := l.call(ctx, "POST", path+"/grants", body, &p); err != nil {
+						return notFoundAs(err, "there is no grant %q", id)
+					}
+					return printNewCredential(out, p)
+				}),
+			},
+			{
+				use: "list", short: "list the grants of the project, or of the inbox with its key",
+				run: k.either(func(ctx context.Context, l *local, path string, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					var list api.GrantList
+					if err := l.call(ctx, "GET", path+"/grants", nil, &list); err != nil {
+						return err
+					}
+					return printCredentials(out, list.Grants, true)
+				}),
+			},
+			{
+				use: "revoke ID", short: "end a grant, in one inbox with its key or else in all",
+				run: k.either(func(ctx context.Context, l *local, path string, args []string, out *output) error {
+					id, err := oneArg(args, "ID")
+					if err != nil {
+						return err
+					}
+					if err := l.call(ctx, "DELETE", path+"/grants/"+pathSegment(id), nil, nil); err != nil {
+						return notFoundAs(err, "there is no grant %q; postern grant list shows them", id)
+					}
+					_, err = fmt.Fprintln(out, "Revoked. Whoever held it opens nothing that arrives from now on; what had arrived before is to be taken as read.")
 					return err
-				}
-				return newCredential(ctx, l, out, path+"/grants", name, scope, expires)
-			}),
-			"extend": k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
-				id, err := oneArg(args, "GRANT")
-				if err != nil {
-					return err
-				}
-				t, err := moment("expires", expires)
-				if err != nil {
-					return err
-				}
-				body := map[string]any{"grant": id, "scope": scope}
-				if t != nil {
-					body["expires_at"] = t
-				}
-				var p part
-				if err := l.call(ctx, "POST", path+"/grants", body, &p); err != nil {
-					return notFoundAs(err, "there is no grant %q", id)
-				}
-				return p.shownOnce(out)
-			}),
-			"list": k.either(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				var list struct{ Grants []part }
-				if err := l.call(ctx, "GET", path+"/grants", nil, &list); err != nil {
-					return err
-				}
-				return printParts(out, list.Grants, true)
-			}),
-			"revoke": k.either(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
-				id, err := oneArg(args, "ID")
-				if err != nil {
-					return err
-				}
-				if err := l.call(ctx, "DELETE", path+"/grants/"+pathSegment(id), nil, nil); err != nil {
-					return notFoundAs(err, "there is no grant %q; postern grant list shows them", id)
-				}
-				_, err = fmt.Fprintln(out, "Revoked. Whoever held it opens nothing that arrives from now on; what had arrived before is to be taken as read.")
-				return err
-			}),
-		})
+				}),
+			},
+		},
+	}
 }

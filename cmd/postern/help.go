@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 )
 
 // A section is a heading of the overview.
@@ -186,15 +184,4 @@ func indent(text string) string {
 // sentence makes a line of a list a sentence.
 func sentence(short string) string {
 	return strings.ToUpper(short[:1]) + short[1:] + "."
-}
-
-// columns returns the width of the terminal that out is, and 80 for anything
-// else. A width that nothing fits into counts as 40.
-func columns(out io.Writer) int {
-	if f, ok := out.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-			return max(int(size.Col), 40)
-		}
-	}
-	return 80
 }

@@ -31,7 +31,7 @@ type personal struct{ keyed }
 func (p *personal) flags(fs *pflag.FlagSet) { p.conf.location(fs) }
 
 // onServer is [onServer] with p's flags.
-func (p *personal) onServer(f func(ctx context.Context, l *local, args []string, out io.Writer) error) runner {
+func (p *personal) onServer(f func(ctx context.Context, l *local, args []string, out *output) error) runner {
 	return onServer(&p.conf, f)
 }
 
@@ -59,7 +59,7 @@ A passkey is a browser's: sign in at the console with it.`,
 			p.flags(fs)
 			fs.BoolVar(&stepUp, "step-up", false, "prove a second factor again in the session that there is")
 		},
-		run: func(ctx context.Context, args []string, out io.Writer) error {
+		run: func(ctx context.Context, args []string, out *output) error {
 			if stepUp {
 				if err := noArgs(args); err != nil {
 					return err
@@ -91,7 +91,7 @@ func (p *personal) open() (*local, error) {
 	return p.remote("")
 }
 
-func (l *local) signIn(ctx context.Context, name string, out io.Writer) error {
+func (l *local) signIn(ctx context.Context, name string, out *output) error {
 	in := bufio.NewReader(os.Stdin)
 	password, err := secretLine(in, "Password: ")
 	if err != nil {
@@ -113,7 +113,7 @@ func (l *local) signIn(ctx context.Context, name string, out io.Writer) error {
 	return err
 }
 
-func proveAgain(ctx context.Context, l *local, out io.Writer) error {
+func proveAgain(ctx context.Context, l *local, out *output) error {
 	code, err := secretLine(bufio.NewReader(os.Stdin), "Code: ")
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func logoutCommand() *command {
 Ends the session that "postern login" began. A session also ends by itself after
 twelve hours, and when its person's role or password changes.`,
 		flags: p.flags,
-		run: func(ctx context.Context, args []string, out io.Writer) error {
+		run: func(ctx context.Context, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}

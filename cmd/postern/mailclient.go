@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/api"
 )
 
 // The variables that commands which open an inbox read. A key is never taken
@@ -97,8 +98,8 @@ func serverURL(variable, base string) (*url.URL, error) {
 
 // withKey is a command's function that shows the inbox's key. It is given the
 // path of the inbox, /v1/inboxes/ibx_….
-func (k *keyed) withKey(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) runner {
-	return func(ctx context.Context, args []string, out io.Writer) error {
+func (k *keyed) withKey(f func(ctx context.Context, l *local, path string, args []string, out *output) error) runner {
+	return func(ctx context.Context, args []string, out *output) error {
 		l, err := k.client(keyVariable)
 		if err != nil {
 			return err
@@ -116,7 +117,7 @@ func (k *keyed) own(ctx context.Context, l *local) (string, error) {
 	if k.inbox != "" {
 		return k.inbox, nil
 	}
-	var list struct{ Inboxes []inbox }
+	var list api.InboxList
 	if err := l.call(ctx, "GET", "/v1/inboxes", nil, &list); err != nil {
 		return "", err
 	}
@@ -131,20 +132,6 @@ func (k *keyed) own(ctx context.Context, l *local) (string, error) {
 		names = append(names, b.Address)
 	}
 	return "", fmt.Errorf("%w: this key opens several inboxes: name one with --inbox: %s", errUsage, strings.Join(names, ", "))
-}
-
-// verbs makes a verb with verbs of its own below it, such as "inbox key add".
-func verbs(name, args string, below map[string]runner) runner {
-	return func(ctx context.Context, a []string, out io.Writer) error {
-		if len(a) == 0 {
-			return fmt.Errorf("%w: a verb is missing: %s", errUsage, args)
-		}
-		f, ok := below[a[0]]
-		if !ok {
-			return fmt.Errorf("%w: there is no %s %q: %s", errUsage, name, a[0], args)
-		}
-		return f(ctx, a[1:], out)
-	}
 }
 
 // moment reads a time of the command line: a date, a time, or how long from now.
@@ -170,24 +157,6 @@ func moment(flag, v string) (*time.Time, error) {
 	return nil, fmt.Errorf("%w: --%s: %q is not a time: want 36h, 30d, 2027-01-31 or 2027-01-31T12:00:00Z", errUsage, flag, v)
 }
 
-func orNever(t *time.Time) string {
-	if t == nil || t.IsZero() {
-		return "never"
-	}
-	return t.Local().Format("2006-01-02 15:04")
-}
-
-// megabytes writes a number of bytes for a column.
-func megabytes(n int64) string {
-	switch {
-	case n < 1<<10:
-		return fmt.Sprintf("%d B", n)
-	case n < 1<<20:
-		return fmt.Sprintf("%d KiB", n>>10)
-	}
-	return fmt.Sprintf("%d MiB", n>>20)
-}
-
 // notFoundAs returns err, and for what the server does not know a sentence.
 func notFoundAs(err error, format string, args ...any) error {
 	if errors.Is(err, errNotFound) {
@@ -202,8 +171,8 @@ func first(texts ...string) string { return printable(cmp.Or(texts...)) }
 // either is a command's function that shows the inbox's key if there is one in
 // the environment, and is the operator's otherwise. Its path is the inbox's, or
 // /v1 for all of the project.
-func (k *keyed) either(f func(ctx context.Context, l *local, path string, args []string, out io.Writer) error) runner {
-	return func(ctx context.Context, args []string, out io.Writer) error {
+func (k *keyed) either(f func(ctx context.Context, l *local, path string, args []string, out *output) error) runner {
+	return func(ctx context.Context, args []string, out *output) error {
 		if os.Getenv(keyVariable) != "" {
 			return k.withKey(f)(ctx, args, out)
 		}

@@ -61,7 +61,7 @@ lost is made once all the same. What happens is told on standard error.`,
 			fs.StringVar(&tools, "tools", "", "`sets or names` of the tools that are shown, between commas: core, drafts, oversight, all (default: core)")
 			fs.BoolVar(&config, "print-config", false, "print what to write into the settings of usual programs, and end")
 		},
-		run: func(ctx context.Context, args []string, out io.Writer) error {
+		run: func(ctx context.Context, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}
@@ -130,7 +130,7 @@ func toolsURL() (string, error) {
 	return u.String(), nil
 }
 
-func serveBridge(ctx context.Context, out io.Writer, folder *os.Root, tools []string) error {
+func serveBridge(ctx context.Context, out *output, folder *os.Root, tools []string) error {
 	endpoint, err := toolsURL()
 	if err != nil {
 		return err
@@ -145,18 +145,18 @@ func serveBridge(ctx context.Context, out io.Writer, folder *os.Root, tools []st
 	if err != nil {
 		return err
 	}
-	return b.Run(ctx, os.Stdin, output{out})
+	return b.Run(ctx, os.Stdin, openOutput{out})
 }
 
-// output is standard output, which the bridge ends with and does not close.
-type output struct{ io.Writer }
+// openOutput is standard output, which the bridge ends with and does not close.
+type openOutput struct{ io.Writer }
 
 // Close implements [io.Closer].
-func (output) Close() error { return nil }
+func (openOutput) Close() error { return nil }
 
 // printHosts shows how usual programs are told of the bridge. The key is not
 // printed: it would stay in the terminal's history.
-func printHosts(out io.Writer, folder *os.Root, tools []string) error {
+func printHosts(out *output, folder *os.Root, tools []string) error {
 	program, err := os.Executable()
 	if err != nil {
 		program = "postern"

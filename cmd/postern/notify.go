@@ -5,14 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/mail"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/console"
 	"postern/internal/mailbox"
@@ -101,8 +100,8 @@ person, where no second factor is asked for. docs/reference/notify.md has more.
 
 func notifyCommand() *command {
 	var c Config
-	person := func(f func(context.Context, *local, string, io.Writer) error) runner {
-		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+	person := func(f func(context.Context, *local, string, *output) error) runner {
+		return onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			name, err := oneArg(args, "NAME")
 			if err != nil {
 				return err
@@ -110,64 +109,67 @@ func notifyCommand() *command {
 			return notFoundAs(f(ctx, l, name, out), "there is no person %q", name)
 		})
 	}
-	return group("notify", "list|test NAME|link NAME|unlink NAME [flags]", "how people are told of what waits", notifyHelp, c.location, map[string]runner{
-		"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-			if err := noArgs(args); err != nil {
-				return err
-			}
-			return l.reaches(ctx, out)
-		}),
-		"test": person(func(ctx context.Context, l *local, name string, out io.Writer) error {
-			var in struct {
-				Channels []struct {
-					Channel, Detail string
-					Sent            bool
-				}
-			}
-			if err := l.call(ctx, "POST", "/v1/notify/test", map[string]string{"person": name}, &in); err != nil {
-				return err
-			}
-			sent := false
-			for _, t := range in.Channels {
-				said := "sent"
-				if !t.Sent {
-					said = "not sent: " + printable(t.Detail)
-				}
-				sent = sent || t.Sent
-				fmt.Fprintf(out, "%-9s %s\n", t.Channel, said)
-			}
-			if !sent {
-				return errors.New("nothing reached this person")
-			}
-			return nil
-		}),
-		"link": person(func(ctx context.Context, l *local, name string, out io.Writer) error {
-			var in struct {
-				Code, Bot string
-				Expires   time.Time `json:"expires_at"`
-			}
-			if err := l.call(ctx, "POST", "/v1/notify/telegram", map[string]string{"person": name}, &in); err != nil {
-				return err
-			}
-			fmt.Fprintf(out, "Until %s, %s writes this to the bot, once:\n  /start %s\n", in.Expires.Local().Format("15:04"), printable(name), in.Code)
-			if in.Bot != "" {
-				fmt.Fprintf(out, "or opens, on the phone that is to be linked:\n  https://t.me/%s?start=%s\n", printable(in.Bot), in.Code)
-			}
-			return nil
-		}),
-		"unlink": person(func(ctx context.Context, l *local, name string, _ io.Writer) error {
-			return l.call(ctx, "DELETE", "/v1/notify/telegram/"+url.PathEscape(name), nil, nil)
-		}),
-	})
+	return &command{
+		use: "notify", short: "how people are told of what waits", long: notifyHelp,
+		flags: c.location,
+		below: []*command{
+			{
+				use: "list", short: "show how each person is notified", lists: true,
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					return l.reaches(ctx, out)
+				}),
+			},
+			{
+				use: "test NAME", short: "send a person a test notification",
+				run: person(func(ctx context.Context, l *local, name string, out *output) error {
+					var in api.NotifyTestList
+					if err := l.call(ctx, "POST", "/v1/notify/test", api.NamedPerson{Person: name}, &in); err != nil {
+						return err
+					}
+					sent := false
+					for _, t := range in.Channels {
+						said := "sent"
+						if !t.Sent {
+							said = "not sent: " + printable(t.Detail)
+						}
+						sent = sent || t.Sent
+						fmt.Fprintf(out, "%-9s %s\n", t.Channel, said)
+					}
+					if !sent {
+						return errors.New("nothing reached this person")
+					}
+					return nil
+				}),
+			},
+			{
+				use: "link NAME", short: "make a code that links a person's Telegram chat",
+				run: person(func(ctx context.Context, l *local, name string, out *output) error {
+					var in api.TelegramCode
+					if err := l.call(ctx, "POST", "/v1/notify/telegram", api.NamedPerson{Person: name}, &in); err != nil {
+						return err
+					}
+					fmt.Fprintf(out, "Until %s, %s writes this to the bot, once:\n  /start %s\n", in.ExpiresAt.Local().Format("15:04"), printable(name), in.Code)
+					if in.Bot != "" {
+						fmt.Fprintf(out, "or opens, on the phone that is to be linked:\n  https://t.me/%s?start=%s\n", printable(in.Bot), in.Code)
+					}
+					return nil
+				}),
+			},
+			{
+				use: "unlink NAME", short: "unlink a person's Telegram chat",
+				run: person(func(ctx context.Context, l *local, name string, _ *output) error {
+					return l.call(ctx, "DELETE", "/v1/notify/telegram/"+url.PathEscape(name), nil, nil)
+				}),
+			},
+		},
+	}
 }
 
-func (l *local) reaches(ctx context.Context, out io.Writer) error {
-	var in struct {
-		Mail, Telegram bool
-		People         []struct {
-			Person, Role, Email, Telegram, Failed string
-		}
-	}
+func (l *local) reaches(ctx context.Context, out *output) error {
+	var in api.NotifyStatus
 	if err := l.call(ctx, "GET", "/v1/notify", nil, &in); err != nil {
 		return err
 	}
@@ -182,7 +184,7 @@ func (l *local) reaches(ctx context.Context, out io.Writer) error {
 		return printable(to)
 	}
 	for _, p := range in.People {
-		rows = append(rows, []string{printable(p.Person), p.Role, way(in.Mail, p.Email), way(in.Telegram, p.Telegram), strings.ReplaceAll(printable(p.Failed), "\t", " ")})
+		rows = append(rows, []string{printable(p.Person), string(p.Role), way(in.Mail, p.Email), way(in.Telegram, p.Telegram), cell(p.Failed)})
 	}
-	return table(out, rows)
+	return out.rows(in.People, rows)
 }

@@ -3,12 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/url"
 	"strconv"
-	"time"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/api"
 )
 
 const personHelp = `
@@ -41,28 +41,11 @@ Examples:
   postern person role rita owner
 ` + personalHelp
 
-type person struct {
-	Name, Role, Email string
-
-	CreatedAt  time.Time  `json:"created_at"`
-	DisabledAt *time.Time `json:"disabled_at"`
-	TOTP       bool
-	Passkeys   int
-	Sessions   int
-}
-
-type invitation struct {
-	ID, Role, Person, Email, Path string
-
-	CreatedBy string    `json:"created_by"`
-	ExpiresAt time.Time `json:"expires_at"`
-}
-
 func personCommand() *command {
 	var p personal
 	var role, email string
 	on := func(verb, done string) runner {
-		return p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		return p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
 			name, err := oneArg(args, "NAME")
 			if err != nil {
 				return err
@@ -74,120 +57,144 @@ func personCommand() *command {
 			return err
 		})
 	}
-	return group("person", "list|invite|invitations|withdraw ID|role NAME ROLE|email NAME ADDR|disable NAME|enable NAME|reset NAME|password NAME [flags]", "manage who may decide", personHelp,
-		func(fs *pflag.FlagSet) {
-			p.flags(fs)
-			fs.StringVar(&role, "role", "reviewer", "invite: owner, reviewer or viewer")
-			fs.StringVar(&email, "email", "", "invite: where to write to them of what waits")
-		}, map[string]runner{
-			"list": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				var list struct{ People []person }
-				if err := l.call(ctx, "GET", "/v1/people", nil, &list); err != nil {
-					return err
-				}
-				rows := [][]string{{"NAME", "ROLE", "SECOND FACTOR", "SESSIONS", "MADE", "EMAIL"}}
-				for _, p := range list.People {
-					rows = append(rows, []string{p.Name, p.standing(), p.factors(), strconv.Itoa(p.Sessions), ago(p.CreatedAt), printable(p.Email)})
-				}
-				return table(out, rows)
-			}),
-			"invite": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				var v invitation
-				if err := l.call(ctx, "POST", "/v1/invitations", map[string]string{"role": role, "email": email}, &v); err != nil {
-					return err
-				}
-				return v.print(out, "a new "+v.Role)
-			}),
-			"invitations": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				var list struct{ Invitations []invitation }
-				if err := l.call(ctx, "GET", "/v1/invitations", nil, &list); err != nil {
-					return err
-				}
-				rows := [][]string{{"ID", "FOR", "BY", "ENDS"}}
-				for _, v := range list.Invitations {
-					what := "a new " + v.Role
-					if v.Person != "" {
-						what = "a new password of " + v.Person
+	return &command{
+		use: "person", short: "manage who may decide", long: personHelp,
+		flags: p.flags,
+		below: []*command{
+			{
+				use: "list", short: "list the people of the project", lists: true,
+				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
 					}
-					rows = append(rows, []string{v.ID, what, first(v.CreatedBy, "the first start"), v.ExpiresAt.Local().Format("2006-01-02 15:04")})
-				}
-				return table(out, rows)
-			}),
-			"withdraw": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				id, err := oneArg(args, "ID")
-				if err != nil {
+					var list api.PersonList
+					if err := l.call(ctx, "GET", "/v1/people", nil, &list); err != nil {
+						return err
+					}
+					rows := [][]string{{"NAME", "ROLE", "SECOND FACTOR", "SESSIONS", "MADE", "EMAIL"}}
+					for _, p := range list.People {
+						rows = append(rows, []string{p.Name, standing(p), factors(p), strconv.Itoa(p.Sessions), ago(p.CreatedAt), cell(p.Email)})
+					}
+					return out.rows(list.People, rows)
+				}),
+			},
+			{
+				use: "invite", short: "print a one-time link for a new account",
+				flags: func(fs *pflag.FlagSet) {
+					fs.StringVar(&role, "role", "reviewer", "owner, reviewer or viewer")
+					fs.StringVar(&email, "email", "", "where to write to them of what waits")
+				},
+				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					var v api.Invitation
+					if err := l.call(ctx, "POST", "/v1/invitations", api.NewInvitation{Role: api.Role(role), Email: email}, &v); err != nil {
+						return err
+					}
+					return printLink(out, v, "a new "+string(v.Role))
+				}),
+			},
+			{
+				use: "invitations", short: "list the links that can still be used", lists: true,
+				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					var list api.InvitationList
+					if err := l.call(ctx, "GET", "/v1/invitations", nil, &list); err != nil {
+						return err
+					}
+					rows := [][]string{{"ID", "FOR", "BY", "ENDS"}}
+					for _, v := range list.Invitations {
+						what := "a new " + string(v.Role)
+						if v.Person != "" {
+							what = "a new password of " + v.Person
+						}
+						rows = append(rows, []string{v.ID, what, first(v.CreatedBy, "the first start"), in(&v.ExpiresAt)})
+					}
+					return out.rows(list.Invitations, rows)
+				}),
+			},
+			{
+				use: "withdraw ID", short: "invalidate a link",
+				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
+					id, err := oneArg(args, "ID")
+					if err != nil {
+						return err
+					}
+					if err := l.call(ctx, "DELETE", "/v1/invitations/"+pathSegment(id), nil, nil); err != nil {
+						return notFoundAs(err, "there is no link %q that can be used; postern person invitations lists them", id)
+					}
+					_, err = fmt.Fprintln(out, "It opens nothing now.")
 					return err
-				}
-				if err := l.call(ctx, "DELETE", "/v1/invitations/"+pathSegment(id), nil, nil); err != nil {
-					return notFoundAs(err, "there is no link %q that can be used; postern person invitations lists them", id)
-				}
-				_, err = fmt.Fprintln(out, "It opens nothing now.")
-				return err
-			}),
-			"role": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if len(args) != 2 {
-					return fmt.Errorf("%w: want NAME ROLE, got %d arguments", errUsage, len(args))
-				}
-				if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"role": args[1]}, nil); err != nil {
-					return noPerson(err, args[0])
-				}
-				_, err := fmt.Fprintf(out, "%s is %s now. Their sessions have ended.\n", args[0], args[1])
-				return err
-			}),
-			"email": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if len(args) != 2 {
-					return fmt.Errorf("%w: want NAME ADDRESS, got %d arguments", errUsage, len(args))
-				}
-				if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"email": args[1]}, nil); err != nil {
-					return noPerson(err, args[0])
-				}
-				_, err := fmt.Fprintln(out, "That is where they are told of what waits.")
-				return err
-			}),
-			"disable": on("disable", "Disabled. Their sessions have ended."),
-			"enable":  on("enable", "Enabled."),
-			"reset":   on("reset", "Reset. Their sessions have ended; their password alone signs in until they set a second factor up."),
-			"password": p.onServer(func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				name, err := oneArg(args, "NAME")
-				if err != nil {
+				}),
+			},
+			{
+				use: "role NAME ROLE", short: "change the role of a person",
+				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
+					if len(args) != 2 {
+						return fmt.Errorf("%w: want NAME ROLE, got %d arguments", errUsage, len(args))
+					}
+					if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"role": args[1]}, nil); err != nil {
+						return noPerson(err, args[0])
+					}
+					_, err := fmt.Fprintf(out, "%s is %s now. Their sessions have ended.\n", args[0], args[1])
 					return err
-				}
-				var v invitation
-				if err := l.call(ctx, "POST", "/v1/people/"+url.PathEscape(name)+"/password-link", nil, &v); err != nil {
-					return noPerson(err, name)
-				}
-				return v.print(out, "a new password of "+name)
-			}),
-		})
+				}),
+			},
+			{
+				use: "email NAME ADDRESS", short: "set the address at which a person is notified",
+				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
+					if len(args) != 2 {
+						return fmt.Errorf("%w: want NAME ADDRESS, got %d arguments", errUsage, len(args))
+					}
+					if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"email": args[1]}, nil); err != nil {
+						return noPerson(err, args[0])
+					}
+					_, err := fmt.Fprintln(out, "That is where they are told of what waits.")
+					return err
+				}),
+			},
+			{use: "disable NAME", short: "keep a person from signing in", run: on("disable", "Disabled. Their sessions have ended.")},
+			{use: "enable NAME", short: "let a disabled person sign in again", run: on("enable", "Enabled.")},
+			{use: "reset NAME", short: "remove second factors that a person has lost", run: on("reset", "Reset. Their sessions have ended; their password alone signs in until they set a second factor up.")},
+			{
+				use: "password NAME", short: "print a one-time link for choosing another password",
+				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
+					name, err := oneArg(args, "NAME")
+					if err != nil {
+						return err
+					}
+					var v api.Invitation
+					if err := l.call(ctx, "POST", "/v1/people/"+url.PathEscape(name)+"/password-link", nil, &v); err != nil {
+						return noPerson(err, name)
+					}
+					return printLink(out, v, "a new password of "+name)
+				}),
+			},
+		},
+	}
 }
 
 func noPerson(err error, name string) error {
 	return notFoundAs(err, "there is nobody called %q; postern person list shows who there is", name)
 }
 
-// print shows a link, this once: its path goes below the console's address.
-func (v invitation) print(out io.Writer, what string) error {
+// printLink shows a link, which is not shown again: its path goes below the console's address.
+func printLink(out *output, v api.Invitation, what string) error {
 	_, err := fmt.Fprintf(out, "%s\nThis is the link for %s, below the console's address, until %s:\n  %s\n", v.ID, what, v.ExpiresAt.Local().Format("2006-01-02 15:04"), v.Path)
 	return err
 }
 
-func (p person) standing() string {
+func standing(p api.Person) string {
 	if p.DisabledAt != nil {
-		return p.Role + ", disabled"
+		return string(p.Role) + ", disabled"
 	}
-	return p.Role
+	return string(p.Role)
 }
 
-func (p person) factors() string {
+func factors(p api.Person) string {
 	switch {
 	case p.TOTP && p.Passkeys > 0:
 		return fmt.Sprintf("app, %d passkeys", p.Passkeys)

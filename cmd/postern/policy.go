@@ -9,26 +9,13 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 	_ "time/tzdata" // a policy's zone holds on a machine without the package tzdata, too
 
 	"github.com/spf13/pflag"
 
+	"postern/internal/api"
 	"postern/internal/policy"
 )
-
-// A policyVersion is what the API tells of a version of the policy.
-type policyVersion struct {
-	Version   int64
-	Digest    string
-	CreatedAt time.Time `json:"created_at"`
-	Author    string
-	Decider   string
-	Action    string
-	Reason    string
-	Text      string
-	Tests     string
-}
 
 // A policyTool is the policy command with its flags.
 type policyTool struct {
@@ -38,10 +25,11 @@ type policyTool struct {
 
 func policyCommand() *command {
 	var p policyTool
-	onServer := func(f func(context.Context, *local, []string, io.Writer) error) runner {
+	onServer := func(f func(context.Context, *local, []string, *output) error) runner {
 		return onServer(&p.conf, f)
 	}
-	return group("policy", "show|check|test|diff|propose|history [FILE] [flags]", "rules that allow, ask and deny", `
+	return &command{
+		use: "policy", short: "rules that allow, ask and deny", long: `
 postern policy show [VERSION]     prints the policy that holds, or held
 postern policy history            prints its versions: who wrote and who approved them
 postern policy check FILE         says whether a policy can be taken, and where not
@@ -81,7 +69,7 @@ and write rules such as these:
 
 A condition is a CEL expression over these:
 
-`+variables()+`
+` + variables() + `
 
 A file of tests says what is to come of requests:
 
@@ -97,16 +85,25 @@ A file of tests says what is to come of requests:
 No rule opens an inbox that is read_only or gated_all, and none decides in place
 of a person on a mode, an allow list or the policy itself. A condition that
 cannot be evaluated never lets anything through. docs/reference/policy.md tells more.`,
-		func(fs *pflag.FlagSet) {
-			p.conf.location(fs)
-			fs.StringVar(&p.policy, "policy", "", "test: the policy's `file`; empty means what holds on the server")
-			fs.StringVar(&p.tests, "tests", "", "propose: a `file` of tests that come with it; empty means those of the version that holds")
-			fs.StringVar(&p.reason, "reason", "", "propose: `text` for who decides")
-		}, map[string]runner{
-			"check": p.check,
-			"test":  p.test,
-			"show":  onServer(p.show), "history": onServer(p.history), "diff": onServer(p.diff), "propose": onServer(p.propose),
-		})
+		flags: p.conf.location,
+		below: []*command{
+			{use: "show [VERSION]", short: "print the policy in force, or an earlier version", facts: true, run: onServer(p.show)},
+			{use: "history", short: "list the versions, with their authors and approvers", lists: true, run: onServer(p.history)},
+			{use: "check FILE", short: "check a policy for errors", run: p.check},
+			{use: "test TESTS", short: "run tests against a policy",
+				flags: func(fs *pflag.FlagSet) {
+					fs.StringVar(&p.policy, "policy", "", "the policy's `file`; empty means what holds on the server")
+				},
+				run: p.test},
+			{use: "diff FILE", short: "print how a file differs from the policy in force", run: onServer(p.diff)},
+			{use: "propose FILE", short: "propose a file as the policy; an owner approves it",
+				flags: func(fs *pflag.FlagSet) {
+					fs.StringVar(&p.tests, "tests", "", "a `file` of tests that come with it; empty means those of the version that holds")
+					fs.StringVar(&p.reason, "reason", "", "`text` for who decides")
+				},
+				run: onServer(p.propose)},
+		},
+	}
 }
 
 // variables lists what conditions can ask of.
@@ -129,7 +126,7 @@ func (p *policyTool) text(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, policy.MaxText+1)) // one more: it is then refused with its limit
 }
 
-func (p *policyTool) check(_ context.Context, args []string, out io.Writer) error {
+func (p *policyTool) check(_ context.Context, args []string, out *output) error {
 	path, err := oneArg(args, "FILE")
 	if err != nil {
 		return err
@@ -153,7 +150,7 @@ func (p *policyTool) check(_ context.Context, args []string, out io.Writer) erro
 		}
 		rows = append(rows, []string{c.ID, strconv.Itoa(c.Line), kinds, string(c.Then), printable(when)})
 	}
-	if err := table(out, rows); err != nil {
+	if err := out.table(rows); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s is in order; its digest is %x\n", path, d.Digest())
@@ -163,7 +160,7 @@ func (p *policyTool) check(_ context.Context, args []string, out io.Writer) erro
 // errTests means that tests fail; they have been printed.
 var errTests = errors.New("tests fail")
 
-func (p *policyTool) test(ctx context.Context, args []string, out io.Writer) error {
+func (p *policyTool) test(ctx context.Context, args []string, out *output) error {
 	path, err := oneArg(args, "TESTS")
 	if err != nil {
 		return err
@@ -226,7 +223,7 @@ func (p *policyTool) document(ctx context.Context) (*policy.Document, error) {
 }
 
 // policy returns the version that holds, or the one with the given number.
-func (l *local) policy(ctx context.Context, number string) (v policyVersion, err error) {
+func (l *local) policy(ctx context.Context, number string) (v api.PolicyVersion, err error) {
 	path := "/v1/policy"
 	if number != "" {
 		path += "/versions/" + pathSegment(number)
@@ -235,10 +232,13 @@ func (l *local) policy(ctx context.Context, number string) (v policyVersion, err
 	if errors.Is(err, errNotFound) {
 		err = fmt.Errorf("there is no version %q; postern policy history lists them", number)
 	}
+	if v.PolicyText == nil {
+		v.PolicyText = &api.PolicyText{}
+	}
 	return v, err
 }
 
-func (p *policyTool) show(ctx context.Context, l *local, args []string, out io.Writer) error {
+func (p *policyTool) show(ctx context.Context, l *local, args []string, out *output) error {
 	if len(args) > 1 {
 		return fmt.Errorf("%w: want at most one VERSION, got %d arguments", errUsage, len(args))
 	}
@@ -250,15 +250,17 @@ func (p *policyTool) show(ctx context.Context, l *local, args []string, out io.W
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(out, v.Text)
-	return err
+	return out.facts(v, func() error {
+		_, err := io.WriteString(out, v.Text)
+		return err
+	})
 }
 
-func (p *policyTool) history(ctx context.Context, l *local, args []string, out io.Writer) error {
+func (p *policyTool) history(ctx context.Context, l *local, args []string, out *output) error {
 	if err := noArgs(args); err != nil {
 		return err
 	}
-	var list struct{ Versions []policyVersion }
+	var list api.PolicyList
 	if err := l.call(ctx, "GET", "/v1/policy/versions?limit=500", nil, &list); err != nil {
 		return err
 	}
@@ -269,13 +271,13 @@ func (p *policyTool) history(ctx context.Context, l *local, args []string, out i
 			continue
 		}
 		rows = append(rows, []string{
-			strconv.FormatInt(v.Version, 10), ago(v.CreatedAt), v.Author, v.Decider, v.Action, v.Digest[:min(12, len(v.Digest))], printable(v.Reason),
+			strconv.FormatInt(v.Version, 10), agoOrNever(v.CreatedAt), v.Author, v.Decider, v.Action, v.Digest[:min(12, len(v.Digest))], printable(v.Reason),
 		})
 	}
-	return table(out, rows)
+	return out.rows(list.Versions, rows)
 }
 
-func (p *policyTool) diff(ctx context.Context, l *local, args []string, out io.Writer) error {
+func (p *policyTool) diff(ctx context.Context, l *local, args []string, out *output) error {
 	path, err := oneArg(args, "FILE")
 	if err != nil {
 		return err
@@ -296,7 +298,7 @@ func (p *policyTool) diff(ctx context.Context, l *local, args []string, out io.W
 	return err
 }
 
-func (p *policyTool) propose(ctx context.Context, l *local, args []string, out io.Writer) error {
+func (p *policyTool) propose(ctx context.Context, l *local, args []string, out *output) error {
 	path, err := oneArg(args, "FILE")
 	if err != nil {
 		return err
@@ -323,12 +325,12 @@ func (p *policyTool) propose(ctx context.Context, l *local, args []string, out i
 		}
 		tests = string(t)
 	}
-	var a action
-	in := map[string]any{"text": string(b), "tests": tests, "reason": p.reason, "replaces": was.Digest}
+	var a api.Action
+	in := api.NewPolicy{Text: string(b), Tests: tests, Reason: p.reason, Replaces: was.Digest}
 	if err := l.call(ctx, "POST", "/v1/policy", in, &a); err != nil {
 		return err
 	}
-	a.print(out, nil)
+	printAction(out, a, nil)
 	_, err = fmt.Fprintf(out, "It holds once it is approved: postern approve %s\n", a.ID)
 	return err
 }

@@ -3,14 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/spf13/pflag"
+	"postern/internal/api"
 )
 
 const quarantineHelp = `
@@ -28,25 +26,36 @@ What a score means, and what it does not: docs/reference/scan.md.`
 
 func quarantineCommand() *command {
 	var c Config
-	return group("quarantine", "list|release ID|drop ID [flags]", "decide about mail that looks like an attack", quarantineHelp,
-		func(fs *pflag.FlagSet) { c.location(fs) },
-		map[string]runner{
-			"list": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				return listQuarantine(ctx, l, out)
-			}),
-			"release": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				return settleHeld(ctx, l, args, out, "release", "Released: it is in its inbox, as new.")
-			}),
-			"drop": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				return settleHeld(ctx, l, args, out, "drop", "Dropped: it is gone.")
-			}),
-		})
+	return &command{
+		use: "quarantine", short: "decide about mail that looks like an attack", long: quarantineHelp,
+		flags: c.location,
+		below: []*command{
+			{
+				use: "list", short: "list messages that wait for a person", lists: true,
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					return listQuarantine(ctx, l, out)
+				}),
+			},
+			{
+				use: "release ID", short: "deliver a message to its inbox, as new",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					return settleHeld(ctx, l, args, out, "release", "Released: it is in its inbox, as new.")
+				}),
+			},
+			{
+				use: "drop ID", short: "delete a message for good",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					return settleHeld(ctx, l, args, out, "drop", "Dropped: it is gone.")
+				}),
+			},
+		},
+	}
 }
 
-func settleHeld(ctx context.Context, l *local, args []string, out io.Writer, verb, done string) error {
+func settleHeld(ctx context.Context, l *local, args []string, out *output, verb, done string) error {
 	id, err := oneArg(args, "ID")
 	if err != nil {
 		return err
@@ -58,20 +67,13 @@ func settleHeld(ctx context.Context, l *local, args []string, out io.Writer, ver
 	return err
 }
 
-func listQuarantine(ctx context.Context, l *local, out io.Writer) error {
-	var list struct {
-		Held []struct {
-			ID, Inbox, Reason     string
-			CreatedAt             time.Time `json:"created_at"`
-			Size                  int64
-			Score                 float64
-			Categories            map[string]float64
-			SPF, DKIM, DMARC, ARC string
-		}
-		Next string `json:"next_cursor"`
-	}
+func listQuarantine(ctx context.Context, l *local, out *output) error {
+	var list api.HeldList
 	if err := l.call(ctx, "GET", "/v1/quarantine?limit=200", nil, &list); err != nil {
 		return err
+	}
+	if out.json {
+		return out.object(list.Held)
 	}
 	if len(list.Held) == 0 {
 		_, err := fmt.Fprintln(out, "Nothing is held.")
@@ -102,7 +104,7 @@ func listQuarantine(ctx context.Context, l *local, out io.Writer) error {
 			h.ID, ago(h.CreatedAt), printable(to), strconv.FormatInt(h.Size, 10), fmt.Sprintf("%.2f", h.Score), h.Reason, strings.Join(found, ", "), printable(strings.Join(proofs, " ")),
 		})
 	}
-	if err := table(out, rows); err != nil || list.Next == "" {
+	if err := out.table(rows); err != nil || list.NextCursor == "" {
 		return err
 	}
 	_, err = fmt.Fprintln(out, "There are more; these are the newest 200.")

@@ -7,9 +7,10 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/api"
 )
 
 func commentCommand() *command {
@@ -25,11 +26,11 @@ that there is one.`,
 			c.location(fs)
 			fs.BoolVar(&agent, "agent", false, "let the agent that proposed it read the comment")
 		},
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if len(args) != 2 {
 				return fmt.Errorf("%w: want ID and TEXT, got %d arguments", errUsage, len(args))
 			}
-			in := map[string]any{"text": args[1], "to_agent": agent}
+			in := api.NewComment{Text: args[1], ToAgent: agent}
 			if err := l.call(ctx, "POST", "/v1/actions/"+pathSegment(args[0])+"/comments", in, nil); err != nil {
 				return noAction(err, args[0])
 			}
@@ -69,7 +70,7 @@ are left out leave things as they are.`,
 			set("bcc", "likewise those of Bcc", &bcc)
 			fs.Var(&drop, "drop", "take out the file with this `number`, 0 for the first; may be given again")
 		},
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
 			if err != nil {
 				return err
@@ -166,22 +167,14 @@ func splitAddresses(s string) []string {
 	return out
 }
 
-// A revised is what an action was to do, as the API tells it.
-type revised struct {
-	Version int64
-	Author  string
-	At      time.Time
-	Digest  string
-	Current bool
-	Kept    bool
-	Changes []struct{ Field, Old, New string }
-}
-
 // printChanges prints what each revision of an action changed, or only the last.
-func (l *local) printChanges(ctx context.Context, id string, last bool, out io.Writer) error {
-	var list struct{ Revisions []revised }
+func (l *local) printChanges(ctx context.Context, id string, last bool, out *output) error {
+	var list api.RevisionList
 	if err := l.call(ctx, "GET", "/v1/actions/"+pathSegment(id)+"/revisions", nil, &list); err != nil {
 		return noAction(err, id)
+	}
+	if out.json {
+		return out.object(list.Revisions)
 	}
 	for i, r := range list.Revisions {
 		if last && i < len(list.Revisions)-1 {
@@ -207,12 +200,12 @@ func (l *local) printChanges(ctx context.Context, id string, last bool, out io.W
 func revisionsCommand() *command {
 	var c Config
 	return &command{
-		use: "revisions ID", short: "show how an action came to be what it is",
+		use: "revisions ID", short: "show how an action came to be what it is", lists: true,
 		long: `
 Shows each revision of an action, by its agent or by a person, and what it
 changed: a line with - was there before, one with + is there since.`,
 		flags: c.location,
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
 			if err != nil {
 				return err

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/api"
 )
 
 const sendHelp = `
@@ -48,11 +50,13 @@ func sendCommand() *command {
 	var k keyed
 	var p proposal
 	return &command{
-		use: "send", short: "propose an email with an inbox's key", long: sendHelp,
+		use: "send", short: "propose an email with an inbox's key", long: sendHelp, facts: true,
 		flags: func(fs *pflag.FlagSet) {
-			p.flags(&k, fs)
+			k.flags(fs)
+			p.contentFlags(fs)
+			p.leavingFlags(fs)
 		},
-		run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out io.Writer) error {
+		run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}
@@ -61,9 +65,8 @@ func sendCommand() *command {
 	}
 }
 
-// flags declares what an email may say, and how it leaves.
-func (p *proposal) flags(k *keyed, fs *pflag.FlagSet) {
-	k.flags(fs)
+// contentFlags declares what an email may say.
+func (p *proposal) contentFlags(fs *pflag.FlagSet) {
 	fs.Var(&addressList{&p.to}, "to", "recipient, `\"Name <local@domain>\"`; may be repeated")
 	fs.Var(&addressList{&p.cc}, "cc", "`recipient` of a copy; may be repeated")
 	fs.Var(&addressList{&p.bcc}, "bcc", "`recipient` whom the others do not see; may be repeated")
@@ -75,6 +78,10 @@ func (p *proposal) flags(k *keyed, fs *pflag.FlagSet) {
 	fs.StringVar(&p.reply, "reply", "", "`id` of the message that this answers")
 	fs.BoolVar(&p.replyAll, "reply-all", false, "answer all who got it")
 	fs.StringVar(&p.forward, "forward", "", "`id` of a message to send on, with its files")
+}
+
+// leavingFlags declares when and how an email leaves.
+func (p *proposal) leavingFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&p.at, "at", "", "not before this `time`: 36h, 30d or 2027-01-31T12:00:00Z")
 	fs.StringVar(&p.timing, "gate-timing", "", "with --at: gate_first (decided before) or schedule_first (asked for when it is due)")
 	fs.Int64Var(&p.undo, "undo", -1, "`seconds` in which it can be cancelled after its approval")
@@ -102,7 +109,7 @@ func (l *addressList) Set(s string) error {
 	return nil
 }
 
-func (p *proposal) send(ctx context.Context, l *local, path string, in io.Reader, out io.Writer) error {
+func (p *proposal) send(ctx context.Context, l *local, path string, in io.Reader, out *output) error {
 	if p.reply != "" && p.forward != "" || p.html && p.markdown {
 		return fmt.Errorf("%w: --reply and --forward, and --html and --markdown, exclude each other", errUsage)
 	}
@@ -125,12 +132,14 @@ func (p *proposal) send(ctx context.Context, l *local, path string, in io.Reader
 		return fmt.Errorf("%w: want a recipient: --to", errUsage)
 	}
 	l.http.Timeout = 5 * time.Minute // files take their time
-	var a struct{ ID, Status, Digest string }
+	var a api.Proposed
 	if err := l.call(ctx, http.MethodPost, path, body, &a); err != nil {
 		return notFoundAs(err, "the inbox has no message %q; postern message list shows them", p.reply+p.forward)
 	}
-	_, err = fmt.Fprintf(out, "%s  %s\ndigest %s\n", a.ID, a.Status, a.Digest)
-	return err
+	return out.facts(a, func() error {
+		_, err := fmt.Fprintf(out, "%s  %s\ndigest %s\n", a.ID, a.Status, a.Digest)
+		return err
+	})
 }
 
 // draft is what is saved of an email, which may be unfinished.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -19,7 +18,7 @@ Prints the path of a one-time link below the server's address. Whoever opens it
 first, within a day, makes an account that decides what may leave: hand it to
 nobody else. A link that was made before stays valid until it is used.`,
 		flags: c.location,
-		run: func(ctx context.Context, args []string, out io.Writer) error {
+		run: func(ctx context.Context, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}
@@ -40,29 +39,35 @@ nobody else. A link that was made before stays valid until it is used.`,
 
 func keyCommand() *command {
 	var c Config
-	return group("key", "create [flags]", "make another project key", `
+	return &command{
+		use: "key", short: "make another project key", long: `
 postern key create   prints a new key of the project, once
 
 A project key manages sandboxes and inboxes. It opens no mail and decides
 nothing. Only its hash is stored.`,
-		c.location, map[string]runner{
-			"create": func(ctx context.Context, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
-					return err
-				}
-				return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
-					id, key, err := auth.NewProjectKey(ctx, tx, who.Project)
-					if err != nil {
+		flags: c.location,
+		below: []*command{
+			{
+				use: "create", short: "print a new key of the project, once",
+				run: func(ctx context.Context, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
 						return err
 					}
-					if err := audit.Append(ctx, tx, who, audit.KeyCreate, id, nil); err != nil {
+					return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
+						id, key, err := auth.NewProjectKey(ctx, tx, who.Project)
+						if err != nil {
+							return err
+						}
+						if err := audit.Append(ctx, tx, who, audit.KeyCreate, id, nil); err != nil {
+							return err
+						}
+						_, err = fmt.Fprintln(out, key.Reveal())
 						return err
-					}
-					_, err = fmt.Fprintln(out, key.Reveal())
-					return err
-				})
+					})
+				},
 			},
-		})
+		},
+	}
 }
 
 // inDatabase runs f in the database of a server that may be running or not.

@@ -4,24 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/api"
 )
 
-// A killSwitch is one that is on, as the API tells it.
-type killSwitch struct {
-	ID, Scope, Target, Reason, By string
-
-	At      time.Time
-	Until   *time.Time
-	Stopped int64
-}
-
-// print writes s for a person, who knows inboxes by their addresses.
-func (s *killSwitch) print(out io.Writer, addresses map[string]string) {
+// printSwitch prints s for a person, who knows inboxes by their addresses.
+func printSwitch(out *output, s api.Switch, addresses map[string]string) {
 	what := strings.TrimSpace(s.Scope + " " + printable(cmp.Or(addresses[s.Target], s.Target)))
 	until := ""
 	if s.Until != nil {
@@ -35,7 +27,7 @@ func stopCommand() *command {
 	var reason string
 	var within time.Duration
 	return &command{
-		use: "stop [SCOPE [TARGET]]", short: "stop actions at once with a kill switch",
+		use: "stop [SCOPE [TARGET]]", short: "stop actions at once with a kill switch", facts: true,
 		long: `
 Turns a kill switch on. From then on what it stops is denied when it is proposed;
 what had been approved is denied now; of what is just being executed nothing more
@@ -53,7 +45,7 @@ it lists the switches that are on.
 			fs.StringVar(&reason, "reason", "", "`text` for the record and the agents; needed")
 			fs.DurationVar(&within, "for", 0, "turn it off by itself after this `time`, such as 2h; 0 means that somebody does")
 		},
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if len(args) == 0 {
 				return l.printSwitches(ctx, out)
 			}
@@ -73,7 +65,7 @@ it lists the switches that are on.
 			if within > 0 {
 				in["until"] = time.Now().Add(within).UTC().Format(time.RFC3339Nano)
 			}
-			var s killSwitch
+			var s api.Switch
 			if err := l.call(ctx, "POST", "/v1/switches", in, &s); err != nil {
 				return notFoundAs(err, "there is no %s %q; postern inbox list shows inboxes", args[0], args[len(args)-1])
 			}
@@ -81,17 +73,20 @@ it lists the switches that are on.
 			if err != nil { // it is on all the same
 				addresses = nil
 			}
-			s.print(out, addresses)
+			printSwitch(out, s, addresses)
 			_, err = fmt.Fprintf(out, "%d actions had been approved and are denied; turn it off with postern resume %s\n", s.Stopped, s.ID)
 			return err
 		}),
 	}
 }
 
-func (l *local) printSwitches(ctx context.Context, out io.Writer) error {
-	var list struct{ Switches []killSwitch }
+func (l *local) printSwitches(ctx context.Context, out *output) error {
+	var list api.SwitchList
 	if err := l.call(ctx, "GET", "/v1/switches", nil, &list); err != nil {
 		return err
+	}
+	if out.json {
+		return out.object(list.Switches)
 	}
 	if len(list.Switches) == 0 {
 		fmt.Fprintln(out, "No kill switch is on.")
@@ -101,7 +96,7 @@ func (l *local) printSwitches(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	for _, s := range list.Switches {
-		s.print(out, addresses)
+		printSwitch(out, s, addresses)
 	}
 	return nil
 }
@@ -115,7 +110,7 @@ Turns off the kill switch with this ID, which "postern stop" lists. What it
 stopped stays stopped: agents propose it anew, if it is still wanted. An inbox
 that it put into a closer mode stays there.`,
 		flags: c.location,
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneArg(args, "ID")
 			if err != nil {
 				return err

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 
 	"github.com/spf13/pflag"
@@ -13,14 +12,15 @@ import (
 
 func templateCommand() *command {
 	c := Config{}
-	open := func(out io.Writer) (*template.Cache, error) {
+	open := func(out *output) (*template.Cache, error) {
 		g, err := guest()
 		if err != nil {
 			return nil, err
 		}
 		return template.New(slog.New(slog.DiscardHandler), template.Config{Dir: c.Cache, Guest: g, Progress: out})
 	}
-	return group("template", "build|prune [flags]", "build the base template, remove old ones", `
+	return &command{
+		use: "template", short: "build the base template, remove old ones", long: `
 postern template build   builds the root file system that sandboxes start from
 postern template prune   removes the templates that this program would not use
                          and that no running "postern up" uses
@@ -30,39 +30,47 @@ installed, and cached: with the same recipe this takes milliseconds. "postern
 up" does the same when it starts. Paused sandboxes and snapshots need the
 template that they were started from: prune when those of older programs are
 gone.`,
-		func(fs *pflag.FlagSet) {
+		flags: func(fs *pflag.FlagSet) {
 			pathVar(fs, &c.Cache, "cache", "/var/cache/postern", "`directory` for templates")
-		}, map[string]runner{
-			"build": func(ctx context.Context, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
+		},
+		below: []*command{
+			{
+				use: "build", short: "build the root file system that sandboxes start from",
+				run: func(ctx context.Context, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					cache, err := open(out)
+					if err != nil {
+						return err
+					}
+					defer cache.Close()
+					t, err := cache.Base(ctx)
+					if err != nil {
+						return err
+					}
+					_, err = fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", t.ID, t.Packages, t.Bytes/1e6, t.Rootfs)
 					return err
-				}
-				cache, err := open(out)
-				if err != nil {
-					return err
-				}
-				defer cache.Close()
-				t, err := cache.Base(ctx)
-				if err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", t.ID, t.Packages, t.Bytes/1e6, t.Rootfs)
-				return err
+				},
 			},
-			"prune": func(ctx context.Context, args []string, out io.Writer) error {
-				if err := noArgs(args); err != nil {
+			{
+				use: "prune", short: "remove templates that neither this program nor a running server uses",
+				run: func(ctx context.Context, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					cache, err := open(out)
+					if err != nil {
+						return err
+					}
+					defer cache.Close()
+					gone, err := cache.Prune(ctx)
+					for _, id := range gone {
+						fmt.Fprintf(out, "template %s: removed\n", id)
+					}
 					return err
-				}
-				cache, err := open(out)
-				if err != nil {
-					return err
-				}
-				defer cache.Close()
-				gone, err := cache.Prune(ctx)
-				for _, id := range gone {
-					fmt.Fprintf(out, "template %s: removed\n", id)
-				}
-				return err
+				},
 			},
-		})
+		},
+	}
 }

@@ -93,7 +93,7 @@ started with --sandboxes=off. A second one that would is refused.
 Every flag can be set by an environment variable: --mail-domain by
 POSTERN_MAIL_DOMAIN.`,
 		flags: c.flags,
-		run: func(ctx context.Context, args []string, out io.Writer) error {
+		run: func(ctx context.Context, args []string, out *output) error {
 			if len(args) > 0 {
 				return fmt.Errorf("%w: unexpected argument %q", errUsage, args[0])
 			}

@@ -39,7 +39,7 @@ is described in docs/reference/statement.md.`,
 			fs.StringVar(&keys, "keys", "", "`file or https URL` of the keys (default: fetched from the sender's domain)")
 			fs.StringVar(&recipient, "recipient", "", "`address` at which the message arrived: a message that was sent to somebody else is refused")
 		},
-		run: func(ctx context.Context, args []string, out io.Writer) error {
+		run: func(ctx context.Context, args []string, out *output) error {
 			file, err := oneArg(args, "FILE")
 			if err != nil {
 				return err
@@ -49,7 +49,7 @@ is described in docs/reference/statement.md.`,
 	}
 }
 
-func verifyMessage(ctx context.Context, out io.Writer, file, keys, recipient string) error {
+func verifyMessage(ctx context.Context, out *output, file, keys, recipient string) error {
 	raw, err := readBounded(file, maxVerified)
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"runtime"
 	"runtime/debug"
 )
@@ -14,12 +13,12 @@ var stamp string
 
 func versionCommand() *command {
 	return &command{
-		use: "version", short: "print the version",
+		use: "version", short: "print the version", facts: true,
 		long: `Prints the version of Postern, of Go, and of the gVisor inside. Postern's is the
 tag it was built from, or the last tag with the number of commits since and the
 commit, or the commit alone; "dirty" means that files were changed. A build from
 source without version control says so.`,
-		run: func(_ context.Context, args []string, out io.Writer) error {
+		run: func(_ context.Context, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}
@@ -31,8 +30,11 @@ source without version control says so.`,
 					}
 				}
 			}
-			_, err := fmt.Fprintf(out, "postern %s (%s %s/%s, gVisor %s)\n", revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH, gvisor)
-			return err
+			facts := map[string]string{"postern": revision(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH, "gvisor": gvisor}
+			return out.facts(facts, func() error {
+				_, err := fmt.Fprintf(out, "postern %s (%s %s/%s, gVisor %s)\n", revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH, gvisor)
+				return err
+			})
 		},
 	}
 }

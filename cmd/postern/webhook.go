@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -13,13 +12,29 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A hook is what the API tells of a webhook.
+// A hook describes a webhook of the project, as E2B's wire does.
 type hook struct {
-	ID, Name, URL  string
-	Enabled        bool
-	Events         []string
-	DisabledReason string
-	Secret         string `json:"signatureSecret"`
+	ID             string   `json:"id"`
+	Name           string   `json:"name"`
+	URL            string   `json:"url"`
+	Enabled        bool     `json:"enabled"`
+	Events         []string `json:"events"`
+	DisabledReason string   `json:"disabledReason,omitempty"`
+	Secret         string   `json:"signatureSecret,omitempty"` // only in the answer that created it
+}
+
+// A hookDelivery describes one event that was sent to a webhook.
+type hookDelivery struct {
+	ID            string     `json:"id"`
+	EventType     string     `json:"eventType"`
+	SandboxID     string     `json:"sandboxId"`
+	Status        string     `json:"status"`
+	Error         string     `json:"error,omitempty"`
+	Attempts      int        `json:"attempts"`
+	Response      int        `json:"responseStatusCode,omitempty"` // HTTP status of the last answer; 0: none
+	DurationMS    float64    `json:"durationMs"`                   // of the last attempt
+	CreatedAt     time.Time  `json:"createdAt"`
+	NextAttemptAt *time.Time `json:"nextAttemptAt,omitempty"`
 }
 
 const webhookHelp = `
@@ -53,7 +68,7 @@ func webhookCommand() *command {
 	var name, secret, events string
 	var limit int
 	enable := func(on bool) runner {
-		return onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
+		return onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneArg(args, "ID")
 			if err != nil {
 				return err
@@ -61,50 +76,66 @@ func webhookCommand() *command {
 			return noHook(id, l.call(ctx, "PATCH", "/events/webhooks/"+pathSegment(id), map[string]any{"enabled": on}, nil))
 		})
 	}
-	return group("webhook", "create URL|list|enable ID|disable ID|delete ID|deliveries ID|redeliver ID DELIVERY [flags]",
-		"send events to a URL", webhookHelp,
-		func(fs *pflag.FlagSet) {
-			c.location(fs)
-			fs.StringVar(&name, "name", "", "create: what to call it (default: the URL's host)")
-			fs.StringVar(&events, "events", "", "create: `types` of events between commas, such as created,killed (default: all)")
-			fs.StringVar(&secret, "secret", "", "create: sign with this `text` of 16 to 256 characters; others on this machine may see it in the list of processes (default: one is made)")
-			fs.IntVar(&limit, "limit", 20, "deliveries: at most so many, up to 100")
-		}, map[string]runner{
-			"create": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				u, err := oneArg(args, "URL")
-				if err != nil {
+	return &command{
+		use: "webhook", short: "send events to a URL", long: webhookHelp,
+		flags: c.location,
+		below: []*command{
+			{
+				use: "create URL", short: "make a webhook and print its secret, once", facts: true,
+				flags: func(fs *pflag.FlagSet) {
+					fs.StringVar(&name, "name", "", "what to call it (default: the URL's host)")
+					fs.StringVar(&events, "events", "", "`types` of events between commas, such as created,killed (default: all)")
+					fs.StringVar(&secret, "secret", "", "sign with this `text` of 16 to 256 characters; others on this machine may see it in the list of processes (default: one is made)")
+				},
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					u, err := oneArg(args, "URL")
+					if err != nil {
+						return err
+					}
+					return createHook(ctx, l, out, u, name, events, secret)
+				}),
+			},
+			{use: "list", short: "list the webhooks", lists: true, run: onServer(&c, listHooks)},
+			{use: "enable ID", short: "send events again after the server disabled a webhook", run: enable(true)},
+			{use: "disable ID", short: "stop sending events until the webhook is enabled", run: enable(false)},
+			{
+				use: "delete ID", short: "delete a webhook and its deliveries",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, _ *output) error {
+					id, err := oneArg(args, "ID")
+					if err != nil {
+						return err
+					}
+					return noHook(id, l.call(ctx, "DELETE", "/events/webhooks/"+pathSegment(id), nil, nil))
+				}),
+			},
+			{
+				use: "deliveries ID", short: "list what was sent, newest first", lists: true,
+				flags: func(fs *pflag.FlagSet) {
+					fs.IntVar(&limit, "limit", 20, "at most so many, up to 100")
+				},
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					id, err := oneArg(args, "ID")
+					if err != nil {
+						return err
+					}
+					return listDeliveries(ctx, l, out, id, limit)
+				}),
+			},
+			{
+				use: "redeliver ID DELIVERY", short: "send a delivery again",
+				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
+					if len(args) != 2 {
+						return fmt.Errorf("%w: want ID and DELIVERY, got %d arguments", errUsage, len(args))
+					}
+					err := l.call(ctx, "POST", "/events/webhooks/"+pathSegment(args[0])+"/deliveries/"+pathSegment(args[1])+"/redeliver", nil, nil)
+					if errors.Is(err, errNotFound) {
+						return fmt.Errorf("webhook %q has no delivery %q; postern webhook deliveries shows them", args[0], args[1])
+					}
 					return err
-				}
-				return createHook(ctx, l, out, u, name, events, secret)
-			}),
-			"list":    onServer(&c, listHooks),
-			"enable":  enable(true),
-			"disable": enable(false),
-			"delete": onServer(&c, func(ctx context.Context, l *local, args []string, _ io.Writer) error {
-				id, err := oneArg(args, "ID")
-				if err != nil {
-					return err
-				}
-				return noHook(id, l.call(ctx, "DELETE", "/events/webhooks/"+pathSegment(id), nil, nil))
-			}),
-			"deliveries": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				id, err := oneArg(args, "ID")
-				if err != nil {
-					return err
-				}
-				return listDeliveries(ctx, l, out, id, limit)
-			}),
-			"redeliver": onServer(&c, func(ctx context.Context, l *local, args []string, out io.Writer) error {
-				if len(args) != 2 {
-					return fmt.Errorf("%w: want ID and DELIVERY, got %d arguments", errUsage, len(args))
-				}
-				err := l.call(ctx, "POST", "/events/webhooks/"+pathSegment(args[0])+"/deliveries/"+pathSegment(args[1])+"/redeliver", nil, nil)
-				if errors.Is(err, errNotFound) {
-					return fmt.Errorf("webhook %q has no delivery %q; postern webhook deliveries shows them", args[0], args[1])
-				}
-				return err
-			}),
-		})
+				}),
+			},
+		},
+	}
 }
 
 func noHook(id string, err error) error {
@@ -114,7 +145,7 @@ func noHook(id string, err error) error {
 	return err
 }
 
-func createHook(ctx context.Context, l *local, out io.Writer, u, name, events, secret string) error {
+func createHook(ctx context.Context, l *local, out *output, u, name, events, secret string) error {
 	host, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(u, "https://"), "http://"), "/")
 	body := map[string]any{"url": u, "name": cmp.Or(name, host)}
 	if secret != "" {
@@ -133,6 +164,9 @@ func createHook(ctx context.Context, l *local, out io.Writer, u, name, events, s
 	if err := l.call(ctx, "POST", "/events/webhooks", body, &h); err != nil {
 		return err
 	}
+	if out.json {
+		return out.object(h)
+	}
 	if _, err := fmt.Fprintf(out, "webhook  %s, %s\n", h.ID, printable(h.URL)); err != nil || h.Secret == "" {
 		return err
 	}
@@ -140,7 +174,7 @@ func createHook(ctx context.Context, l *local, out io.Writer, u, name, events, s
 	return err
 }
 
-func listHooks(ctx context.Context, l *local, args []string, out io.Writer) error {
+func listHooks(ctx context.Context, l *local, args []string, out *output) error {
 	if err := noArgs(args); err != nil {
 		return err
 	}
@@ -159,17 +193,11 @@ func listHooks(ctx context.Context, l *local, args []string, out io.Writer) erro
 		}
 		rows = append(rows, []string{h.ID, printable(h.Name), state, strings.ReplaceAll(strings.Join(h.Events, ","), "sandbox.lifecycle.", ""), printable(h.URL)})
 	}
-	return table(out, rows)
+	return out.rows(hooks, rows)
 }
 
-func listDeliveries(ctx context.Context, l *local, out io.Writer, id string, limit int) error {
-	var ds []struct {
-		ID, EventType, SandboxID, Status, Error string
-		Attempts, ResponseStatusCode            int
-		DurationMS                              float64
-		CreatedAt                               time.Time
-		NextAttemptAt                           *time.Time
-	}
+func listDeliveries(ctx context.Context, l *local, out *output, id string, limit int) error {
+	var ds []hookDelivery
 	path := "/events/webhooks/" + pathSegment(id) + "/deliveries?limit=" + strconv.Itoa(limit)
 	if err := noHook(id, l.call(ctx, "GET", path, nil, &ds)); err != nil {
 		return err
@@ -177,16 +205,16 @@ func listDeliveries(ctx context.Context, l *local, out io.Writer, id string, lim
 	rows := [][]string{{"DELIVERY", "EVENT", "SANDBOX", "WHEN", "STATUS", "ATTEMPTS", "ANSWER", "TOOK", "NEXT", "ERROR"}}
 	for _, d := range ds {
 		answer, next := "-", "-"
-		if d.ResponseStatusCode != 0 {
-			answer = strconv.Itoa(d.ResponseStatusCode)
+		if d.Response != 0 {
+			answer = strconv.Itoa(d.Response)
 		}
 		if d.NextAttemptAt != nil {
-			next = d.NextAttemptAt.Local().Format(time.DateTime)
+			next = in(d.NextAttemptAt)
 		}
 		rows = append(rows, []string{
 			d.ID, strings.TrimPrefix(d.EventType, "sandbox.lifecycle."), d.SandboxID, ago(d.CreatedAt), d.Status,
 			strconv.Itoa(d.Attempts), answer, fmt.Sprintf("%.0f ms", d.DurationMS), next, printable(d.Error),
 		})
 	}
-	return table(out, rows)
+	return out.rows(ds, rows)
 }

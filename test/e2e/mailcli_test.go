@@ -146,7 +146,7 @@ func TestMailCommandLine(t *testing.T) {
 	}
 	other := op.with("POSTERN_INBOX_KEY=" + inboxKeyForm.FindString(op.must(t, []string{"inbox", "create", "mallory"}, "shown this once")))
 	agent.must(t, []string{"message", "search", "from:bob subject:kohlrabi label:orders"}, "Kohlrabi")
-	agent.must(t, []string{"message", "search", "crates -label:orders"}, "There is nothing")
+	agent.must(t, []string{"message", "search", "crates -label:orders"}, "There are no messages")
 	agent.refused(t, []string{"message", "search", "before:yesterdayish"}, "before")
 	mbox := filepath.Join(t.TempDir(), "all.mbox")
 	agent.must(t, []string{"message", "export", "--out", mbox})
@@ -158,7 +158,7 @@ func TestMailCommandLine(t *testing.T) {
 	if err := s.bring("eve@evil.example", address, attackMail); err != nil {
 		t.Fatal(err)
 	}
-	agent.must(t, []string{"message", "held"}, "evil.example", "Only a person lets them in")
+	agent.must(t, []string{"message", "held"}, "evil.example", "Only a person releases them")
 	if out := op.must(t, []string{"quarantine", "list"}, "msg_"); strings.Contains(out, "evil.example") {
 		t.Errorf("the quarantine tells a person what the sender wrote: %s", out)
 	}

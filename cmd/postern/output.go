@@ -1,0 +1,235 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// An output is where a command prints, and how.
+type output struct {
+	io.Writer
+
+	json  bool // facts are printed as JSON
+	wide  bool // cells of tables are never cut
+	width int  // columns of the terminal; 0 if it is none: then nothing is cut
+}
+
+// newOutput returns an output to w.
+func newOutput(w io.Writer, asJSON, wide bool) *output {
+	o := &output{Writer: w, json: asJSON, wide: wide}
+	if f, ok := w.(*os.File); ok && isTerminal(f) {
+		o.width = columns(f)
+	}
+	return o
+}
+
+// facts prints v: as JSON if the caller wants that, and by text otherwise.
+func (o *output) facts(v any, text func() error) error {
+	if !o.json {
+		return text()
+	}
+	return o.object(v)
+}
+
+// object prints v as indented JSON. What agents and strangers wrote stays
+// escaped, so that a terminal does not obey it.
+func (o *output) object(v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	var clean strings.Builder
+	for _, r := range string(b) {
+		// encoding/json escapes C0 controls and leaves DEL and C1 as they are.
+		if r >= 0x7f && r <= 0x9f {
+			fmt.Fprintf(&clean, `\u%04x`, r)
+			continue
+		}
+		clean.WriteRune(r)
+	}
+	clean.WriteByte('\n')
+	_, err = io.WriteString(o, clean.String())
+	return err
+}
+
+// rows prints a list: v, whose elements the rows describe, as JSON, or a table
+// whose first row is the heading.
+func (o *output) rows(v any, rows [][]string) error {
+	if o.json {
+		return o.object(v)
+	}
+	return o.table(rows)
+}
+
+const (
+	gap     = 2  // spaces between columns
+	minCell = 12 // columns that a cell keeps however narrow the terminal is
+)
+
+// table prints rows in columns. On a terminal the widest cells are cut until a
+// row fits into a line; identifiers, which stand in the first column, are not.
+func (o *output) table(rows [][]string) error {
+	var widths []int
+	for _, r := range rows {
+		for i, cell := range r {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	if o.width > 0 && !o.wide {
+		shrink(widths, o.width)
+	}
+	var b strings.Builder
+	for _, r := range rows {
+		line := ""
+		for i, cell := range r {
+			if utf8.RuneCountInString(cell) > widths[i] {
+				cell = string([]rune(cell)[:widths[i]-1]) + "…"
+			}
+			line += cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+gap)
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+	_, err := io.WriteString(o, b.String())
+	return err
+}
+
+// shrink narrows columns, the widest first, until all fit into width or none
+// can be narrower. The first one stays.
+func shrink(widths []int, width int) {
+	for {
+		total, widest := -gap, 0
+		for i, w := range widths {
+			total += w + gap
+			if i > 0 && w > minCell && (widest == 0 || w > widths[widest]) {
+				widest = i
+			}
+		}
+		if total <= width || widest == 0 {
+			return
+		}
+		widths[widest]--
+	}
+}
+
+// isTerminal reports whether out is a terminal, so that only a person sees it.
+func isTerminal(out io.Writer) bool {
+	if o, ok := out.(*output); ok {
+		out = o.Writer
+	}
+	f, ok := out.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// columns returns the width of the terminal that out is, and 80 for anything
+// else. A width that nothing fits into counts as 40.
+func columns(out io.Writer) int {
+	if f, ok := out.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+			return max(int(size.Col), 40)
+		}
+	}
+	return 80
+}
+
+const clock = "2006-01-02 15:04" // how a moment is shown, in the machine's time zone
+
+// ago returns how long before now t was, for a list.
+func ago(t time.Time) string {
+	switch d := time.Since(t); {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s ago", max(int(d.Seconds()), 0))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min ago", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h ago", int(d.Hours()))
+	case d < 30*24*time.Hour:
+		return fmt.Sprintf("%d d ago", int(d.Hours()/24))
+	}
+	return t.Local().Format(clock)
+}
+
+// agoOrNever is [ago] for a time that may be missing.
+func agoOrNever(t *time.Time) string {
+	if t == nil || t.IsZero() {
+		return "never"
+	}
+	return ago(*t)
+}
+
+// in returns how long after now t is, for a list, or "never".
+func in(t *time.Time) string {
+	if t == nil || t.IsZero() {
+		return "never"
+	}
+	switch d := time.Until(*t); {
+	case d < 0:
+		return ago(*t)
+	case d < time.Minute:
+		return fmt.Sprintf("in %d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("in %d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("in %d h", int(d.Hours()))
+	case d < 30*24*time.Hour:
+		return fmt.Sprintf("in %d d", int(d.Hours()/24))
+	}
+	return t.Local().Format(clock)
+}
+
+// orNever returns a moment, or "never" for a missing one.
+func orNever(t *time.Time) string {
+	if t == nil || t.IsZero() {
+		return "never"
+	}
+	return t.Local().Format(clock)
+}
+
+// megabytes returns a number of bytes in a unit that fits it.
+func megabytes(n int64) string {
+	switch {
+	case n < 1<<10:
+		return fmt.Sprintf("%d B", n)
+	case n < 1<<20:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d MiB", n>>20)
+}
+
+// printable replaces the control characters of what others wrote: a terminal
+// obeys them.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\t' || r >= ' ' && r != 0x7f && (r < 0x80 || r > 0x9f) {
+			return r
+		}
+		return '\uFFFD'
+	}, s)
+}
+
+// cell makes text that others wrote fit for a cell of a table.
+func cell(s string) string {
+	return strings.ReplaceAll(printable(s), "\t", " ")
+}
+
+// cut returns the first most characters of what others wrote, for a cell.
+func cut(s string, most int) string {
+	rs := []rune(cell(s))
+	if len(rs) > most {
+		return string(rs[:most-1]) + "…"
+	}
+	return string(rs)
+}
