@@ -2,10 +2,10 @@
 // work unchanged: the control API, and the proxy of the data plane to guests
 // and other services inside.
 //
-// It must not decide where a sandbox may connect (that is policy's) nor pass
-// anything that a client sent for the host on to what runs inside.
+// It must not decide where a sandbox may connect, which is policy's task, and must
+// not forward credentials that a client sent for the host to services inside.
 //
-// The wire is that of the SDKs that docs/compat.md names; field names are E2B's.
+// The protocol is that of the SDKs named in docs/compat.md. Field names are E2B's.
 package e2bapi
 
 import (
@@ -34,38 +34,39 @@ import (
 	"postern/internal/webhook"
 )
 
-// InboxKeyHeader is the request header with which the creator of a sandbox
-// hands it the credential of its inbox, so that it may also read.
+// InboxKeyHeader is the request header with which the creator of a sandbox lends it
+// the credential of its inbox, so that it can read mail.
 const InboxKeyHeader = "X-Postern-Inbox-Key"
 
-// InboxMetadata is the key of the metadata entry that names, by its address,
-// the inbox for which a sandbox may propose mail.
+// InboxMetadata is the metadata key whose value is the address of the inbox that a
+// sandbox may propose mail for.
 const InboxMetadata = "postern.inbox"
 
-// Config is what the server needs to know.
+// Config holds the settings of a [Server].
 type Config struct {
-	// Domain is under which "<port>-<id>.<domain>" reaches this server. Empty
-	// means that there is none, and clients set E2B_SANDBOX_URL.
+	// Domain is the domain of host names of the form "<port>-<id>.<domain>" that
+	// reach this server. Empty means no such names; clients then set
+	// E2B_SANDBOX_URL.
 	Domain string
-	// Ceiling is what the project allows at most; it is checked here only to
-	// tell creators early what they will not get.
+	// Ceiling is the maximum that the project allows. It is not enforced here:
+	// responses use it to tell creators what they really get.
 	Ceiling policy.Ceiling
 
-	// Hosts are further names of this server, at which the headers that name a
-	// sandbox count. Addresses, localhost and names of Domain need not be here.
+	// Hosts are further host names of this server. Only under the server's own
+	// names may headers select a sandbox. Addresses, localhost and names of Domain
+	// need not be listed.
 	Hosts []string
-	// PublicPorts lets creators open the ports of their sandboxes to all.
+	// PublicPorts lets creators open the ports of their sandboxes to everybody.
 	PublicPorts bool
-	// MaxConnections bounds the requests under way to one sandbox; 0 means 500.
+	// MaxConnections bounds the concurrent requests to one sandbox; 0 means 500.
 	MaxConnections int
-	// Webhooks, Metrics and Logs serve the routes of those names.
+	// Webhooks, Metrics and Logs serve the routes with these names.
 	Webhooks *webhook.Hooks
 	Metrics  *sandbox.Sampler
 	Logs     *sandbox.Logbook
-	// Limits bound how often the control API is called; nil means
-	// [DefaultLimits].
+	// Limits are the rate limits of the control API; nil means [DefaultLimits].
 	Limits *Limits
-	// Volumes are the projects' volumes; nil means that there are none.
+	// Volumes are the volumes of all projects; nil means that there are none.
 	Volumes *volume.Store
 }
 
@@ -79,20 +80,20 @@ type Server struct {
 	conf      Config
 	boxes     boxes
 	hosts     map[string]bool // see ownHost
-	visits    *visits
+	requests  *requests
 	limits    *limits
 	proxy     *httputil.ReverseProxy
 }
 
-// New returns a server of the sandboxes in fleet.
+// New returns a server for the sandboxes in fleet.
 func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, templates *template.Cache, mail *mailbox.PostOffice, c Config) *Server {
 	s := &Server{log: log, db: db, fleet: fleet, templates: templates, mail: mail, conf: c}
 	s.openData(fleet, fleet.Transport())
 	return s
 }
 
-// openData prepares the data plane of the sandboxes in b, which are reached
-// through inside.
+// openData prepares the data plane of the sandboxes in b. Inside is the transport
+// to services in them.
 func (s *Server) openData(b boxes, inside http.RoundTripper) {
 	s.conf.Domain = strings.ToLower(s.conf.Domain)
 	if s.conf.MaxConnections == 0 {
@@ -102,7 +103,7 @@ func (s *Server) openData(b boxes, inside http.RoundTripper) {
 		s.conf.Limits = &DefaultLimits
 	}
 	s.boxes, s.hosts = b, ownHosts(s.conf)
-	s.visits = &visits{max: s.conf.MaxConnections, by: map[visit]int{}}
+	s.requests = &requests{max: s.conf.MaxConnections, by: map[requestKey]int{}}
 	s.limits = newLimits(*s.conf.Limits)
 	s.proxy = s.newProxy(inside)
 }
@@ -110,14 +111,14 @@ func (s *Server) openData(b boxes, inside http.RoundTripper) {
 // maxBody bounds the body of a control request, in bytes.
 const maxBody = 1 << 20
 
-// bodyTime bounds how long the body of a control request may take to come.
+// bodyTime is how long a client may take to send the body of a control request.
 const bodyTime = 30 * time.Second
 
-// readBody takes all of r's body in before anything is done: one that trickles
-// in must not hold what a handler holds.
+// readBody reads all of r's body before the handler runs, so that a client that
+// sends slowly does not hold what the handler holds.
 func readBody(w http.ResponseWriter, r *http.Request) error {
 	c := http.NewResponseController(w)
-	// A test's recorder has no connection to set deadlines on.
+	// Responses of tests have no connection to set deadlines on.
 	if err := c.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return fmt.Errorf("set deadline for body: %w", err)
 	}
@@ -127,11 +128,11 @@ func readBody(w http.ResponseWriter, r *http.Request) error {
 	case errors.As(err, &tooBig):
 		return err
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%w: body: it did not come within %s", errRequest, bodyTime)
+		return fmt.Errorf("%w: body: not received within %s", errRequest, bodyTime)
 	case err != nil:
-		return fmt.Errorf("%w: body: it ended early", errRequest)
+		return fmt.Errorf("%w: body: ended early", errRequest)
 	}
-	// A deadline that stayed would end the request itself.
+	// The deadline would otherwise end the request itself.
 	if err := c.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return fmt.Errorf("clear deadline for body: %w", err)
 	}
@@ -139,7 +140,7 @@ func readBody(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// Handler returns the routes of the control API for callers with a project key.
+// Handler returns the routes of the control API for callers with a project's key.
 func (s *Server) Handler() http.Handler {
 	return s.routes(s.limited(func(r *http.Request) (auth.Principal, error) {
 		key := auth.Secret(r.Header.Get("X-Api-Key"))
@@ -154,14 +155,14 @@ func (s *Server) Handler() http.Handler {
 	}), s.byToken)
 }
 
-// HandlerFor returns the routes for requests that are known to come from who,
-// such as those over the operator's local socket.
+// HandlerFor returns the routes for requests whose caller is known in another way,
+// such as those on the operator's local socket.
 func (s *Server) HandlerFor(who func(*http.Request) (auth.Principal, error)) http.Handler {
 	return s.routes(who, s.byOwner(who))
 }
 
-// routes returns the routes for callers that who knows, and to the content of
-// volumes for those that mayUse lets in.
+// routes returns the routes for callers that who authenticates. MayUse decides who
+// may access the content of a volume.
 func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse func(*http.Request, string) error) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, h func(w http.ResponseWriter, r *http.Request, who auth.Principal) error) {
@@ -199,8 +200,8 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	handle("GET /templates/aliases/{alias...}", s.alias)
 	s.volumeRoutes(mux, handle, mayUse)
 	s.observe(handle)
-	// What E2B has and Postern has not yet is refused by name. The answer is
-	// not 404, which the SDKs take for "no such sandbox".
+	// Parts of E2B's API that Postern does not have get an answer of their own. It
+	// is not 404, which the SDKs take for "no such sandbox".
 	for _, p := range []string{
 		"/templates", "/templates/", "/v2/templates",
 		"/v2/templates/", "/v3/templates", "/secrets", "/secrets/",
@@ -212,22 +213,22 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, pattern := mux.Handler(r)
 		if pattern != "" {
-			mux.ServeHTTP(w, r) // not h, which would lack the values of the path
+			mux.ServeHTTP(w, r) // not h, which lacks the path values
 			return
 		}
-		// The mux refuses in words, and clients read the status from JSON.
+		// The mux answers in plain text, but clients read the status from JSON.
 		refused := statusOnly{header: w.Header()}
 		h.ServeHTTP(&refused, r)
 		msg := r.Method + " " + r.URL.Path + " is not a route of this server"
 		if refused.status != http.StatusMethodNotAllowed {
-			refused.status = http.StatusNotFound // nor anything to redirect to
+			refused.status = http.StatusNotFound // redirects are not answered either
 			refused.header.Del("Location")
 		}
 		reply(w, refused.status, map[string]any{"code": refused.status, "message": msg})
 	})
 }
 
-// A statusOnly takes the status and the header of an answer, and not its text.
+// A statusOnly is a response that keeps status and header and drops the body.
 type statusOnly struct {
 	header http.Header
 	status int
@@ -244,8 +245,8 @@ func (*statusOnly) Write(b []byte) (int, error) { return len(b), nil }
 
 var errNotYet = errors.New("not supported by this version of Postern, see docs/compat.md")
 
-// fail answers with the status of err's category. The SDKs read the status
-// from the body.
+// fail answers with the status of err's category. The SDKs read the status from the
+// body.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	status, msg := s.status(r, err)
 	if limited, ok := errors.AsType[*limitError](err); ok {
@@ -254,13 +255,14 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	reply(w, status, map[string]any{"code": status, "message": msg})
 }
 
-// status returns the status of err's category and what to tell the caller.
+// status is the table from errors to HTTP statuses and texts. Unknown errors are
+// logged and answered as "internal error".
 func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 	var tooBig *http.MaxBytesError
 	var limited *limitError
 	status, msg = http.StatusInternalServerError, "internal error"
 	switch {
-	case errors.Is(err, sandbox.ErrNotResumed): // first: whatever was not found, the sandbox is there
+	case errors.Is(err, sandbox.ErrNotResumed): // first: it may wrap another error's "not found", but the sandbox exists
 		msg = sandbox.ErrNotResumed.Error()
 		s.log.ErrorContext(r.Context(), "resume sandbox", "path", r.URL.Path, "err", err)
 	case errors.As(err, &limited):
@@ -274,7 +276,7 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoSnapshot), errors.Is(err, webhook.ErrNotFound):
 		status, msg = http.StatusNotFound, err.Error()
 	case errors.Is(err, template.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
-		status, msg = http.StatusBadRequest, err.Error() // the request's field is wrong, not its path
+		status, msg = http.StatusBadRequest, err.Error() // a field of the request is wrong, not its path
 	case errors.Is(err, sandbox.ErrInvalid), errors.Is(err, errRequest), errors.Is(err, policy.ErrInvalid),
 		errors.Is(err, webhook.ErrInvalid), errors.Is(err, event.ErrInvalid):
 		status, msg = http.StatusBadRequest, err.Error()
@@ -290,14 +292,15 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 	case errors.Is(err, errNotYet):
 		status, msg = http.StatusNotImplemented, err.Error()
 	case errors.Is(err, context.Canceled):
-		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
-		status = 499 // as proxies log it; nobody reads the answer
+		s.log.DebugContext(r.Context(), "caller disconnected", "method", r.Method, "path", r.URL.Path)
+		status = 499 // nginx's code for it in logs; nobody reads the answer
 	default:
 		s.log.ErrorContext(r.Context(), "serve control request", "method", r.Method, "path", r.URL.Path, "err", err)
 	}
 	return status, msg
 }
 
+// reply sends v as JSON.
 func reply(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil { // unreachable: our own types
@@ -309,19 +312,18 @@ func reply(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(b)
 }
 
-// errRequest means that a request's body cannot be taken; the text says why.
+// errRequest means that a request is malformed. The text says why.
 var errRequest = errors.New("invalid request")
 
-// decode reads a JSON object. Fields that this version does not know are
-// refused: to ignore one silently could mean to run with less protection than
-// was asked for.
+// decode parses the body as a JSON object. Unknown fields are refused: ignoring one
+// could mean running with less protection than the caller requested.
 func decode(r *http.Request, v any) error {
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
 	err := d.Decode(v)
 	var tooBig *http.MaxBytesError
 	switch {
-	case err == nil, errors.Is(err, io.EOF): // clients may leave an empty body out
+	case err == nil, errors.Is(err, io.EOF): // clients may omit an empty body
 		return nil
 	case errors.As(err, &tooBig):
 		return err

@@ -12,11 +12,11 @@ import (
 	"postern/internal/webhook"
 )
 
-// handlerFunc is how the routes of this door are written.
+// handlerFunc is the type of the handlers of the control API.
 type handlerFunc = func(w http.ResponseWriter, r *http.Request, who auth.Principal) error
 
-// observe declares the routes by which callers see what their sandboxes did
-// and do: events, webhooks, metrics, logs and teams.
+// observe declares the routes for observing sandboxes: events, webhooks, metrics,
+// logs and teams.
 func (s *Server) observe(handle func(pattern string, h handlerFunc)) {
 	handle("GET /events/sandboxes", s.listEvents)
 	handle("GET /events/sandboxes/{id}", s.listEvents)
@@ -36,8 +36,8 @@ func (s *Server) observe(handle func(pattern string, h handlerFunc)) {
 	handle("GET /teams/{id}/metrics/max", s.teamMetricsMax)
 }
 
-// number returns the query's parameter name as a number within limits, or
-// unset if it is not there.
+// number returns a query parameter as a number from least to most, or unset if it
+// is missing.
 func number(q url.Values, name string, unset, least, most int64) (int64, error) {
 	v := q.Get(name)
 	if v == "" {
@@ -50,6 +50,7 @@ func number(q url.Values, name string, unset, least, most int64) (int64, error) 
 	return n, nil
 }
 
+// flagOf returns a query parameter as a boolean; a missing one is false.
 func flagOf(q url.Values, name string) (bool, error) {
 	switch q.Get(name) {
 	case "", "false", "0":
@@ -83,7 +84,7 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, who auth.Pri
 	query := event.Query{Offset: offset, Limit: limit, Asc: asc}
 	if id := r.PathValue("id"); id != "" {
 		if query.Sandbox = shortID(id); !sandboxID().MatchString(query.Sandbox) {
-			return fmt.Errorf("%w: %q is no id of a sandbox", errRequest, id)
+			return fmt.Errorf("%w: %q is not the ID of a sandbox", errRequest, id)
 		}
 	}
 	es, err := event.List(r.Context(), s.db, who, query)
@@ -97,8 +98,8 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return nil
 }
 
-// hook is a webhook on the wire. E2B's documentation has spelled the team both
-// ways.
+// hook is a webhook in JSON. E2B's documentation has spelled the team's field in
+// both ways.
 type hook struct {
 	ID        string       `json:"id"`
 	TeamID    string       `json:"teamId"`
@@ -109,7 +110,7 @@ type hook struct {
 	Events    []event.Type `json:"events"`
 	CreatedAt string       `json:"createdAt"`
 	Reason    string       `json:"disabledReason,omitempty"`  // why the server disabled it
-	Secret    string       `json:"signatureSecret,omitempty"` // only when it was made for the caller, and only then
+	Secret    string       `json:"signatureSecret,omitempty"` // only in the answer to create, and only if the server generated it
 }
 
 func hookOf(w webhook.Webhook) hook {
@@ -126,7 +127,7 @@ type hookChange struct {
 	Enabled *bool        `json:"enabled"`
 	Events  []event.Type `json:"events"`
 	Secret  *string      `json:"signatureSecret"`
-	Alias   *string      `json:"secret"` // the same
+	Alias   *string      `json:"secret"` // alternative name of signatureSecret
 }
 
 func (c hookChange) change() (webhook.Change, error) {
@@ -134,7 +135,7 @@ func (c hookChange) change() (webhook.Change, error) {
 	if c.Secret == nil {
 		c.Secret = c.Alias
 	} else if c.Alias != nil {
-		return out, fmt.Errorf("%w: secret: is the same as signatureSecret; give one", errRequest)
+		return out, fmt.Errorf("%w: secret: means the same as signatureSecret; send only one of them", errRequest)
 	}
 	if c.Secret != nil {
 		secret := auth.Secret(*c.Secret)
@@ -206,7 +207,7 @@ func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request, who auth.
 	return nil
 }
 
-// delivery is one on the wire. What was not yet is null.
+// delivery is a delivery of a webhook in JSON. Times in the future are null.
 type delivery struct {
 	ID            string        `json:"id"`
 	WebhookID     string        `json:"webhookId"`

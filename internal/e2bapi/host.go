@@ -12,25 +12,26 @@ import (
 	"postern/internal/sandbox"
 )
 
-// A target is what a request for the data plane is for.
+// A target is the sandbox and port that a request of the data plane is for.
 type target struct {
 	sandbox string
 	port    uint16
-	// named says that the sandbox was named by the request's host, so that what
-	// it answers has an origin of its own.
+	// named says that the request's host names the sandbox, so that the response
+	// has an origin of its own.
 	named bool
-	// traffic is how it may be reached, once that is known.
+	// traffic says how the sandbox may be reached. It is set during admission.
 	traffic sandbox.Traffic
 }
 
-// sandboxHost is "<port>-<id>" with E2B's old "-<client>" suffix, which is cut.
+// sandboxHost is "<port>-<id>", optionally with E2B's old suffix "-<client>", which
+// is ignored.
 var (
 	sandboxHost = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9]{1,5})-(i[a-z0-9]{20})(?:-[a-z0-9]{1,32})?$`) })
 	sandboxID   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(i[a-z0-9]{20})(?:-[a-z0-9]{1,32})?$`) })
 )
 
-// shortID cuts E2B's old "-<client>" suffix off an id. It returns the empty
-// string for what cannot be an id.
+// shortID removes E2B's old suffix "-<client>" from an ID. It returns the empty
+// string if id is malformed.
 func shortID(id string) string {
 	if m := sandboxID().FindStringSubmatch(id); m != nil {
 		return m[1]
@@ -38,8 +39,8 @@ func shortID(id string) string {
 	return ""
 }
 
-// hostname returns the name in the Host of a request: without port, brackets
-// and the root's dot, in lower case.
+// hostname returns the name in a Host header in lower case, without port, brackets
+// and trailing dot.
 func hostname(host string) string {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -47,8 +48,8 @@ func hostname(host string) string {
 	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
 }
 
-// parseHost reads the Host of a request as "<port>-<id>.<domain>". What does
-// not have this form is not for a sandbox. An empty domain stands for any.
+// parseHost parses a Host header of the form "<port>-<id>.<domain>". It returns
+// false for other forms. An empty domain matches any.
 func parseHost(host, domain string) (target, bool) {
 	label, rest, ok := strings.Cut(hostname(host), ".")
 	if !ok || rest == "" || domain != "" && rest != domain {
@@ -65,22 +66,22 @@ func parseHost(host, domain string) (target, bool) {
 	return target{sandbox: m[2], port: uint16(port), named: true}, true
 }
 
-// SandboxOf returns the id of the sandbox and the port that a host name of the
-// form "<port>-<id>.<domain>" names.
+// SandboxOf returns the sandbox ID and the port in a host name of the form
+// "<port>-<id>.<domain>".
 func SandboxOf(host, domain string) (id string, port uint16, ok bool) {
 	t, ok := parseHost(host, strings.ToLower(domain))
 	return t.sandbox, t.port, ok
 }
 
-// The headers by which the SDKs name a sandbox when its host cannot.
+// The headers by which the SDKs name a sandbox if they cannot use its host name.
 const (
 	idHeader   = "E2b-Sandbox-Id"
 	portHeader = "E2b-Sandbox-Port"
 )
 
-// route returns what sandbox and port r is for. Headers count only when the
-// host is this server's own: a page that is served under a sandbox's name must
-// not reach another sandbox with them.
+// route returns the sandbox and port that r is for. Headers count only under the
+// server's own names: a page served under a sandbox's name must not reach another
+// sandbox with them.
 func (s *Server) route(r *http.Request) (t target, isData bool) {
 	if t, ok := parseHost(r.Host, s.conf.Domain); ok {
 		return t, true
@@ -95,10 +96,10 @@ func (s *Server) route(r *http.Request) (t target, isData bool) {
 	return target{sandbox: shortID(r.Header.Get(idHeader)), port: uint16(port)}, true
 }
 
-// ownHost reports whether host names this server rather than a sandbox: an
-// address, localhost, a name that the operator gave it, or sandbox.<domain> as
-// the SDKs call it. Any other name may be a page's that resolves it to this
-// machine, and then the browser takes what is here for that page's own.
+// ownHost reports whether host names this server rather than a sandbox: an address,
+// localhost, a configured name, or sandbox.<domain>, which the SDKs use. With any
+// other name a request may come from a page whose DNS name was pointed at this
+// machine (DNS rebinding). The browser would take the response as that page's own.
 func (s *Server) ownHost(host string) bool {
 	host = hostname(host)
 	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" || s.hosts[host] {
@@ -107,7 +108,7 @@ func (s *Server) ownHost(host string) bool {
 	return s.conf.Domain == "" && strings.HasPrefix(host, "sandbox.")
 }
 
-// ownHosts returns the names that [Server.ownHost] takes besides addresses.
+// ownHosts returns the names that [Server.ownHost] accepts besides addresses.
 func ownHosts(c Config) map[string]bool {
 	own := map[string]bool{}
 	for _, h := range c.Hosts {

@@ -16,50 +16,50 @@ import (
 	"postern/internal/auth"
 )
 
-// A Rate is how many requests may come: Burst at once, and Every second that
-// passes gives back PerSecond.
+// A Rate is a token bucket: Burst requests at once, refilled with PerSecond
+// requests per second.
 type Rate struct {
 	PerSecond float64 // requests; 0 means no limit
-	Burst     int     // requests; 0 means one second's, and at least one
+	Burst     int     // requests; 0 means those of one second, and at least one
 }
 
-// Limits bound how often the control API is called.
+// Limits are the rate limits of the control API.
 type Limits struct {
-	API     Rate // by each project, all calls
-	Create  Rate // by each project, calls that make sandboxes
-	Unknown Rate // by each address, calls without a valid key, and signed URLs that nobody signed
+	API     Rate // per project, all calls
+	Create  Rate // per project, calls that create sandboxes
+	Unknown Rate // per address, calls without a valid key and signed URLs that match no sandbox
 }
 
-// DefaultLimits are those that E2B publishes for the API. Its 5 creations a
-// second are not among them: they keep a shared service fair, and here the
-// number of sandboxes at the same time bounds what a creator takes.
+// DefaultLimits are the limits that E2B publishes for its API, except for 5
+// creations per second. That one keeps a shared service fair; here the number of
+// concurrent sandboxes bounds a creator.
 var DefaultLimits = Limits{
 	API:     Rate{PerSecond: 20_000.0 / 30, Burst: 20_000},
 	Create:  Rate{PerSecond: 100, Burst: 1000},
 	Unknown: Rate{PerSecond: 5, Burst: 100},
 }
 
-// missingRate is how often an address may ask for sandboxes that are not there.
-// Clients do so to learn that one has ended.
+// missingRate is how often an address may ask for sandboxes that do not exist.
+// Clients do that to learn that a sandbox has ended.
 var missingRate = Rate{PerSecond: 200, Burst: 2000}
 
-// maxBuckets bounds how many callers are remembered for each limit. Of more,
-// who was not seen for longest is forgotten and begins with a full bucket.
+// maxBuckets bounds the callers remembered per limit. Beyond it the least recently
+// seen caller is forgotten, and starts with a full bucket.
 const maxBuckets = 10_000
 
-// A limiter is a token bucket for each of many callers.
+// A limiter holds a token bucket per caller.
 type limiter struct {
 	rate Rate
 
 	mu    sync.Mutex               // guards what follows
-	by    map[string]*list.Element // of order; the values are *bucket
-	order *list.List               // the last seen first
+	by    map[string]*list.Element // elements of order; their values are *bucket
+	order *list.List               // most recently seen first
 }
 
 type bucket struct {
 	key    string
 	tokens float64
-	at     time.Time // when tokens was true
+	at     time.Time // when tokens was last updated
 }
 
 func newLimiter(r Rate) *limiter {
@@ -69,8 +69,7 @@ func newLimiter(r Rate) *limiter {
 	return &limiter{rate: r, by: map[string]*list.Element{}, order: list.New()}
 }
 
-// take takes n tokens, of which there may be 0, and returns how long to wait if
-// they are not there.
+// take takes n tokens, possibly 0, or returns how long to wait for them.
 func (l *limiter) take(key string, n float64, now time.Time) (wait time.Duration) {
 	if l.rate.PerSecond <= 0 {
 		return 0
@@ -104,7 +103,7 @@ func (l *limiter) bucketLocked(key string, now time.Time) *bucket {
 	return b
 }
 
-// forgetLocked drops buckets that are full again: they say nothing.
+// forgetLocked drops full buckets: a new one would be full as well.
 func (l *limiter) forgetLocked(now time.Time) {
 	full := time.Duration(float64(l.rate.Burst) / l.rate.PerSecond * float64(time.Second))
 	for e := l.order.Back(); e != nil; e = l.order.Back() {
@@ -121,12 +120,12 @@ func (l *limiter) dropLocked(e *list.Element) {
 	delete(l.by, b.key)
 }
 
-// limits are all limiters of a server.
+// limits are the limiters of a server.
 type limits struct {
 	api, create, unknown *limiter
-	missing              *limiter // by address: sandboxes that are not there
+	missing              *limiter // per address: sandboxes that do not exist
 	known                *known   // keys
-	ids                  *known   // of sandboxes
+	ids                  *known   // IDs of sandboxes
 }
 
 func newLimits(l Limits) *limits {
@@ -136,7 +135,7 @@ func newLimits(l Limits) *limits {
 	}
 }
 
-// A limitError means that a caller must wait.
+// A limitError means that a caller has exceeded a rate limit.
 type limitError struct {
 	what string
 	wait time.Duration
@@ -147,22 +146,23 @@ func (e *limitError) Error() string {
 	return fmt.Sprintf("too many %s; try again in %d s", e.what, e.seconds())
 }
 
-// seconds is for Retry-After, which clients want as a whole number above 0.
+// seconds is the value of Retry-After, which clients expect to be a whole number
+// above 0.
 func (e *limitError) seconds() int64 { return max(1, int64(math.Ceil(e.wait.Seconds()))) }
 
-// setRetryAfter says in an answer's header how long to wait.
+// setRetryAfter sets the Retry-After header.
 func (e *limitError) setRetryAfter(h http.Header) {
 	h.Set("Retry-After", strconv.FormatInt(e.seconds(), 10))
 }
 
-// limited makes of who one that counts its callers.
+// limited adds rate limits to an authentication function.
 func (s *Server) limited(who func(*http.Request) (auth.Principal, error)) func(*http.Request) (auth.Principal, error) {
 	return func(r *http.Request) (auth.Principal, error) {
 		now := time.Now()
 		key := r.Header.Get("X-Api-Key")
-		// A key that was good a moment ago is tried all the same: behind one
-		// address, such as a proxy's, one caller's wrong keys must not lock the
-		// others out.
+		// A key that was valid a moment ago is checked even if the address has no
+		// tokens left. Otherwise one caller with wrong keys behind a shared
+		// address, such as a proxy's, would lock out the others.
 		if wait := s.limits.unknown.take(addressOf(r), 0, now); wait > 0 && !s.limits.known.has(key, now) {
 			return auth.Principal{}, &limitError{"requests without a valid API key from this address", wait}
 		}
@@ -187,19 +187,21 @@ func (s *Server) limited(who func(*http.Request) (auth.Principal, error)) func(*
 	}
 }
 
-// creates are the routes that make sandboxes.
+// creates are the patterns of the routes that create sandboxes.
 var creates = map[string]bool{"POST /v2/sandboxes": true, "POST /sandboxes": true, "POST /sandboxes/{id}/fork": true}
 
-// maySearch reports whether r's address may have another signed URL looked up.
+// maySearch reports whether r's address may cause another search for the signer of
+// a URL.
 func (l *limits) maySearch(r *http.Request) bool {
 	return l.unknown.take(addressOf(r), 0, time.Now()) == 0
 }
 
-// foundNothing counts a search that was in vain.
+// foundNothing counts a search that found no sandbox.
 func (l *limits) foundNothing(r *http.Request) { l.unknown.take(addressOf(r), 1, time.Now()) }
 
-// addressOf returns whom a request without a valid key counts for: the IPv4
-// address, or the IPv6 network of which one host has all addresses.
+// addressOf returns the key that a request without a valid API key is counted
+// under: the IPv4 address, or the /64 network of an IPv6 address, since one host
+// has all addresses in it.
 func addressOf(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
@@ -216,14 +218,14 @@ func addressOf(r *http.Request) string {
 	return p.String()
 }
 
-// knownFor is how long a key counts as good after it was.
+// knownFor is how long a key is remembered after it was valid.
 const knownFor = 10 * time.Minute
 
-// maxKnown bounds how many keys or ids are remembered.
+// maxKnown bounds how many keys or IDs are remembered.
 const maxKnown = 1000
 
-// known remembers, as hashes, keys or ids that were good lately. It never lets
-// anyone in: each is checked every time.
+// known remembers keys or IDs that were valid recently, as hashes. It never grants
+// access: the key is still checked every time.
 type known struct {
 	mu    sync.Mutex // guards until
 	until map[[32]byte]time.Time

@@ -12,7 +12,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// logEntry is a line of a log on the wire.
+// logEntry is a log line in JSON.
 type logEntry struct {
 	Timestamp string            `json:"timestamp"`
 	Level     sandbox.Level     `json:"level"`
@@ -27,21 +27,20 @@ func logEntryOf(e sandbox.LogEntry) logEntry {
 	return out
 }
 
-// flat is e as the one line of JSON that E2B's CLI parses: it needs level and
-// logger.
+// flat returns e as one line of JSON with level and logger, as E2B's CLI expects.
 func flat(e sandbox.LogEntry) string {
 	m := map[string]string{}
 	maps.Copy(m, e.Fields)
 	m["timestamp"], m["level"], m["logger"], m["message"] = e.At.Format(time.RFC3339Nano), string(e.Level), e.Logger, e.Message
 	b, err := json.Marshal(m)
-	if err != nil { // unreachable: strings
+	if err != nil { // strings always marshal
 		return `{"level":"error","logger":"postern","message":"unreadable"}`
 	}
 	return string(b)
 }
 
-// moment returns the query's parameter name, in milliseconds since 1970.
-func moment(q url.Values, name string) (time.Time, error) {
+// millis returns a query parameter in milliseconds since 1970 as a time.
+func millis(q url.Values, name string) (time.Time, error) {
 	n, err := number(q, name, -1, 0, 1<<52)
 	if err != nil || n < 0 {
 		return time.Time{}, err
@@ -56,7 +55,7 @@ func (s *Server) readLogs(r *http.Request, who auth.Principal, q sandbox.LogQuer
 	}
 	q.Limit = int(min(limit, 1000))
 	if q.Limit == 0 {
-		q.Limit = 1 // the sandbox's existence is checked all the same
+		q.Limit = 1 // the sandbox must still be checked
 	}
 	es, err := s.conf.Logs.Read(r.Context(), who, shortID(r.PathValue("id")), q)
 	if limit == 0 {
@@ -65,9 +64,9 @@ func (s *Server) readLogs(r *http.Request, who auth.Principal, q sandbox.LogQuer
 	return es, err
 }
 
-// sandboxLogs is E2B's first form: the oldest lines since start.
+// sandboxLogs is E2B's v1: the oldest lines since start.
 func (s *Server) sandboxLogs(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	start, err := moment(r.URL.Query(), "start")
+	start, err := millis(r.URL.Query(), "start")
 	if err != nil {
 		return err
 	}
@@ -82,23 +81,23 @@ func (s *Server) sandboxLogs(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return nil
 }
 
-// sandboxLogsV2 is E2B's second form: from a cursor, in either direction.
+// sandboxLogsV2 is E2B's v2: from a cursor, in either direction.
 func (s *Server) sandboxLogsV2(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	v := r.URL.Query()
-	cursor, err := moment(v, "cursor")
+	cursor, err := millis(v, "cursor")
 	if err != nil {
 		return err
 	}
 	q := sandbox.LogQuery{From: cursor, Search: v.Get("search")}
 	if len(q.Search) > 256 {
-		return fmt.Errorf("%w: search: is longer than 256 bytes", errRequest)
+		return fmt.Errorf("%w: search: must have at most 256 bytes", errRequest)
 	}
 	switch d := v.Get("direction"); d {
 	case "", "forward":
 	case "backward":
 		q.Backward = true
 		if !cursor.IsZero() {
-			q.From = cursor.Add(time.Millisecond - 1) // all of the cursor's millisecond
+			q.From = cursor.Add(time.Millisecond - 1) // include the whole millisecond of the cursor
 		}
 	default:
 		return fmt.Errorf("%w: direction: must be forward or backward", errRequest)

@@ -12,7 +12,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// metric is a sample on the wire.
+// metric is a sample in JSON.
 type metric struct {
 	Timestamp     string  `json:"timestamp"`
 	TimestampUnix int64   `json:"timestampUnix"`
@@ -32,8 +32,8 @@ func metricOf(m sandbox.Sample) metric {
 	}
 }
 
-// interval returns the query's start and end, in seconds since 1970. The end
-// is a whole second, of which all is meant.
+// interval returns the query's start and end, in seconds since 1970. The whole
+// second of end is included.
 func interval(q url.Values) (start, end time.Time, err error) {
 	for name, t := range map[string]*time.Time{"start": &start, "end": &end} {
 		n, err := number(q, name, -1, 0, 1<<40)
@@ -76,7 +76,7 @@ func (s *Server) sandboxesMetrics(w http.ResponseWriter, r *http.Request, who au
 		}
 	}
 	if len(ids) == 0 || len(ids) > 100 {
-		return fmt.Errorf("%w: sandbox_ids: must name 1 to 100 sandboxes, and names %d", errRequest, len(ids))
+		return fmt.Errorf("%w: sandbox_ids: must name 1 to 100 sandboxes, not %d", errRequest, len(ids))
 	}
 	samples, err := s.conf.Metrics.Newest(who, ids)
 	if err != nil {

@@ -10,23 +10,24 @@ import (
 	"time"
 )
 
-// A page is the part of a list that the caller asks for, in E2B's way: so many,
-// and those that come after the place that the page before it ended at.
+// A page is the part of a list that the query asks for, with E2B's pagination: a
+// limit, and the position where the previous page ended.
 type page struct {
 	limit int
-	after string // a place, or empty for the first page
+	after string // a cursor, or empty for the first page
 }
 
-// place orders what a list shows: by time in microseconds, of fixed width, then by id.
-func place(at time.Time, id string) string { return fmt.Sprintf("%020d.%s", at.UnixMicro(), id) }
+// cursor returns the cursor of a list entry. Cursors sort by time in microseconds,
+// of fixed width, and then by ID.
+func cursor(at time.Time, id string) string { return fmt.Sprintf("%020d.%s", at.UnixMicro(), id) }
 
-// isPlace reports whether s may be what [place] returned.
-func isPlace(s string) bool {
+// isCursor reports whether s has the form of a cursor.
+func isCursor(s string) bool {
 	at, id, _ := strings.Cut(s, ".")
 	return len(at) == 20 && strings.Trim(at, "0123456789") == "" && id != ""
 }
 
-// pageOf returns the page that the query's limit and nextToken name.
+// pageOf parses the query parameters limit and nextToken.
 func pageOf(q url.Values) (page, error) {
 	p := page{limit: 100}
 	if l := q.Get("limit"); l != "" {
@@ -37,20 +38,20 @@ func pageOf(q url.Values) (page, error) {
 		p.limit = n
 	}
 	after, err := base64.RawURLEncoding.DecodeString(q.Get("nextToken"))
-	if err != nil || len(after) > 64 || len(after) > 0 && !isPlace(string(after)) {
-		return page{}, fmt.Errorf("%w: nextToken: want one that an earlier page gave", errRequest)
+	if err != nil || len(after) > 64 || len(after) > 0 && !isCursor(string(after)) {
+		return page{}, fmt.Errorf("%w: nextToken: not a token of an earlier page", errRequest)
 	}
 	p.after = string(after)
 	return p, nil
 }
 
-// goesOn tells the caller that there is more than this page, which ends at last.
-func goesOn(w http.ResponseWriter, last string) {
+// setNextToken tells the caller that there are more entries after last.
+func setNextToken(w http.ResponseWriter, last string) {
 	w.Header().Set("X-Next-Token", base64.RawURLEncoding.EncodeToString([]byte(last)))
 }
 
-// each returns what f makes of each element of in. It is never nil: clients
-// expect an empty list to be one.
+// each applies f to each element of in. Its result is never nil: clients expect []
+// and not null.
 func each[In, Out any](in []In, f func(In) Out) []Out {
 	out := make([]Out, len(in))
 	for i := range in {

@@ -25,13 +25,13 @@ func (s *Server) pause(w http.ResponseWriter, r *http.Request, who auth.Principa
 	return nil
 }
 
-// connect makes sure that a sandbox runs: it resumes a paused one, and lets a
-// running one live longer.
+// connect makes sure that a sandbox runs: it resumes a paused one, and extends the
+// life of a running one.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {
 		Timeout   *int64 `json:"timeout"`   // seconds
-		Memory    *bool  `json:"memory"`    // false: a paused sandbox keeps its files alone and boots
-		AutoPause *bool  `json:"autoPause"` // of E2B's resume; what create said stays
+		Memory    *bool  `json:"memory"`    // false: a paused sandbox keeps only its files and boots
+		AutoPause *bool  `json:"autoPause"` // sent by E2B's resume, and ignored: the setting of create stays
 	}
 	if err := decode(r, &b); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Princi
 	return nil
 }
 
-// refresh is E2B's older way to keep a sandbox alive.
+// refresh is E2B's older way to extend the life of a sandbox.
 func (s *Server) refresh(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {
 		Duration *int64 `json:"duration"` // seconds
@@ -69,8 +69,8 @@ func (s *Server) refresh(w http.ResponseWriter, r *http.Request, who auth.Princi
 	return nil
 }
 
-// setNetwork replaces where a sandbox may connect. What is left out is
-// cleared, as E2B has it.
+// setNetwork replaces the network rules of a sandbox. Omitted fields are cleared,
+// as in E2B.
 func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {
 		AllowOut       []string        `json:"allowOut"`
@@ -95,7 +95,7 @@ func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return nil
 }
 
-// fork makes copies of a running sandbox. One that fails does not fail the
+// fork makes copies of a running sandbox. One copy that fails does not fail the
 // others.
 func (s *Server) fork(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {

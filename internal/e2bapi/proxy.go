@@ -20,32 +20,32 @@ import (
 	"postern/internal/sandbox"
 )
 
-// InterpreterPort is the TCP port of the code interpreter of a template. The
-// SDK shows it the data plane's access token.
+// InterpreterPort is the TCP port of the template's code interpreter. The SDK sends
+// it the data plane's access token.
 const InterpreterPort = 49999
 
-// maxHeader bounds the header of what a service in a sandbox answers, in bytes.
+// maxHeader bounds the response header of a service in a sandbox, in bytes.
 const maxHeader = 256 << 10
 
-// maxHints bounds how many interim answers (1xx) come before the final one.
-// Each is passed on, and the transport itself sets no bound to what is.
+// maxHints bounds the number of interim responses (1xx) before the final one. Each
+// is forwarded, and the transport has no limit of its own for those that are.
 const maxHints = 16
 
-// IsData reports whether r is for the data plane, that is for something inside
-// a sandbox.
+// IsData reports whether r is for the data plane, that is, for a service in a
+// sandbox.
 func (s *Server) IsData(r *http.Request) bool {
 	if _, ok := s.route(r); ok {
 		return true
 	}
 	if r.Header.Get(idHeader) != "" {
-		return true // at a host that is not ours: ServeData says so
+		return true // not our host: ServeData answers with an error
 	}
-	// A browser asks whether it may send the headers before it sends them, and
-	// the SDK's signed URLs name no sandbox; see signedFor.
+	// Two kinds of requests name no sandbox: a browser's preflight, which comes
+	// before the headers, and the SDK's signed URLs (see signedFor).
 	return s.ownHost(r.Host) && (isPreflight(r) && asksFor(r, idHeader) || isSigned(r))
 }
 
-// ServeData forwards r to the sandbox that it is for, if the caller may.
+// ServeData forwards r to its sandbox if the caller may reach it.
 func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
 	t, ok := s.route(r)
 	if !t.named || t.port == sandbox.GuestPort {
@@ -65,18 +65,18 @@ func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
 	leave, ref := s.admit(r, &t)
 	if ref == nil {
 		defer leave()
-		// What is inside may answer before the whole request has come, as a stream
-		// of events does. Otherwise net/http would close the request's body then,
-		// and the proxy would take that for a failure and cut the stream: on a busy
-		// machine commands and watches ended with "terminated".
-		_ = http.NewResponseController(w).EnableFullDuplex() // always so with HTTP/2
+		// A service may answer before the whole request has been received, for
+		// example with a stream of events. Without full duplex net/http would then
+		// close the request's body. The proxy takes that for a failure and cuts the
+		// stream: on a busy machine commands and watches ended with "terminated".
+		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 is always full duplex
 		s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
 		return
 	}
 	refuse(w, r, t, ref)
 }
 
-// unnamed returns the target of a request that names none by host or header.
+// unnamed returns the target of a request whose host and headers name no sandbox.
 func (s *Server) unnamed(r *http.Request) (target, *refusal) {
 	if !isSigned(r) || !s.ownHost(r.Host) {
 		return target{}, &refusal{http.StatusMisdirectedRequest, "this server was not told that it has the name in Host: start it with --host or --domain"}
@@ -92,7 +92,7 @@ func (s *Server) unnamed(r *http.Request) (target, *refusal) {
 	return target{sandbox: id, port: sandbox.GuestPort}, nil
 }
 
-// A refusal is why a request does not reach its target, for outside.
+// A refusal is a status and a text for a request that does not reach its target.
 type refusal struct {
 	status int
 	msg    string
@@ -104,8 +104,8 @@ var (
 	errPortClosed = &refusal{http.StatusBadGateway, "The sandbox is running but port is not open"}
 )
 
-// admit decides whether r may go to t, and wakes the sandbox. Who is admitted
-// calls leave at the end.
+// admit decides whether r may reach t, and wakes the sandbox. If it is admitted,
+// the caller calls leave at the end of the request.
 func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) {
 	switch {
 	case t.sandbox == "":
@@ -113,8 +113,8 @@ func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) 
 	case t.port == 0:
 		return nil, &refusal{http.StatusBadRequest, portHeader + ": want a TCP port from 1 to 65535"}
 	case r.Method == http.MethodConnect:
-		// It would be a tunnel past everything that is checked here.
-		return nil, &refusal{http.StatusMethodNotAllowed, "CONNECT is not for sandboxes"}
+		// It would be a tunnel past all checks of this proxy.
+		return nil, &refusal{http.StatusMethodNotAllowed, "CONNECT is not allowed to sandboxes"}
 	case t.port == sandbox.GuestPort && !strings.HasPrefix(r.URL.Path, "/"):
 		return nil, &refusal{http.StatusBadRequest, "path: want one that begins with /"}
 	case t.port == sandbox.GuestPort && controlPath(r.URL.Path):
@@ -127,11 +127,12 @@ func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) 
 	if ref != nil {
 		return nil, ref
 	}
-	leave, ok := s.visits.enter(t.sandbox, open)
+	leave, ok := s.requests.enter(t.sandbox, open)
 	if !ok {
 		return nil, &refusal{http.StatusTooManyRequests, "too many connections to this sandbox"}
 	}
-	// Who shows nothing learns whether the guest is there and does not wake it.
+	// A request without credentials learns whether the guest is up, but does not
+	// wake the sandbox.
 	if open && t.port == sandbox.GuestPort {
 		return leave, nil
 	}
@@ -142,9 +143,9 @@ func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) 
 	return leave, nil
 }
 
-// find returns how t may be reached. What is not running is looked for in the
-// database, and anyone may ask for ids that they make up; so that is bounded
-// for each address, but for ids that were there a moment ago.
+// find returns how t may be reached. A sandbox that does not run is looked up in
+// the database, and anybody may send made-up IDs. So lookups are rate limited per
+// address, except for IDs that existed a moment ago.
 func (s *Server) find(r *http.Request, t target) (sandbox.Traffic, *refusal) {
 	now := time.Now()
 	if s.limits.missing.take(addressOf(r), 0, now) > 0 && !s.limits.ids.has(t.sandbox, now) {
@@ -159,8 +160,7 @@ func (s *Server) find(r *http.Request, t target) (sandbox.Traffic, *refusal) {
 	return traffic, nil
 }
 
-// mayEnter decides whether r may reach t. It is open if nothing had to be
-// shown for that.
+// mayEnter decides whether r may reach t. Open means that no credential was needed.
 func (s *Server) mayEnter(r *http.Request, t target) (open bool, ref *refusal) {
 	access := s.boxes.AccessToken(t.sandbox)
 	shown := same(r.Header.Get("X-Access-Token"), access.Reveal())
@@ -182,35 +182,38 @@ func (s *Server) mayEnter(r *http.Request, t target) (open bool, ref *refusal) {
 		if shown {
 			return false, nil
 		}
-		// It runs code, and needs a token also where other ports are public.
+		// The interpreter runs code, so it needs a token even if other ports are
+		// public.
 		t.traffic.Public = false
 	}
 	if same(r.Header.Get("E2b-Traffic-Access-Token"), s.boxes.TrafficToken(t.sandbox).Reveal()) {
 		return false, nil
 	}
-	// The defaults are closed, unlike E2B's: both the operator and the creator
-	// must have opened it.
+	// Ports are closed by default, unlike E2B's. Both the operator and the creator
+	// must have opened them.
 	if t.traffic.Public && s.conf.PublicPorts {
 		return true, nil
 	}
 	return false, &refusal{http.StatusForbidden, "missing or wrong e2b-traffic-access-token"}
 }
 
-// controlPath reports whether only the host may ask the guest for path.
+// controlPath reports whether path is one of the guest's that only the host may
+// request.
 func controlPath(path string) bool {
 	switch strings.TrimRight(path, "/") {
 	case "/init", "/warm", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade":
 		return true
 	}
-	// The guest's router cleans paths; what is not clean here could become one
-	// of the above there.
+	// The guest's router cleans paths, and could turn an unclean one into one of
+	// the above.
 	return strings.Contains(path, "//") || strings.Contains(path, "/.")
 }
 
+// targetKey is the context key of a request's target.
 type targetKey struct{}
 
-// withTarget hands t through httputil.ReverseProxy, whose hooks see only the
-// request. It also ends a sandbox's endless interim answers.
+// withTarget adds t to the context, since the hooks of httputil.ReverseProxy see
+// only the request. It also ends a response with endless interim responses.
 func withTarget(ctx context.Context, t target) context.Context {
 	hints := 0
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -229,15 +232,16 @@ func targetOf(ctx context.Context) target {
 	return t
 }
 
-// secrets are the request headers that are meant for this server alone. What
-// is inside is hostile: it gets no credential that a client or a browser sent
-// along for the host.
+// secrets are request headers meant for this server alone. Services inside are
+// hostile, so they must not get the credentials that a client or a browser sent for
+// the host.
 var secrets = []string{"X-Access-Token", "X-Api-Key", "E2b-Traffic-Access-Token", sandbox.ChannelHeader, InboxKeyHeader, idHeader, portHeader}
 
+// newProxy returns the reverse proxy of the data plane.
 func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport:     newRoads(inside),
-		FlushInterval: -1, // streams of events must not wait in a buffer
+		Transport:     newTransports(inside),
+		FlushInterval: -1, // event streams must not wait in a buffer
 		BufferPool:    &buffers,
 		Rewrite: func(p *httputil.ProxyRequest) {
 			t := targetOf(p.In.Context())
@@ -249,8 +253,8 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 			port := strconv.Itoa(int(t.port))
 			p.Out.URL.Host = t.sandbox + ":" + port
 			p.Out.Host = p.In.Host
-			// The server fills this map in when the body has been read; the copy
-			// of it that was made for Out would stay empty.
+			// The server fills this map when the body has been read. The copy that
+			// ReverseProxy made for Out would stay empty.
 			p.Out.Trailer = p.In.Trailer
 			h := p.Out.Header
 			for _, k := range secrets {
@@ -262,9 +266,9 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 			} else if traffic.MaskHost != "" {
 				p.Out.Host = strings.ReplaceAll(traffic.MaskHost, "${PORT}", port)
 			}
-			// On a connection that has been upgraded nothing is checked any more:
-			// to the guest, which has no use for it, and to HTTP/2 in disguise it
-			// would carry requests that never passed here.
+			// Nothing is checked on an upgraded connection. The guest does not use
+			// upgrades, and HTTP/2 without TLS would carry further requests that
+			// bypass all checks.
 			if up := h.Get("Upgrade"); t.port == sandbox.GuestPort || strings.Contains(strings.ToLower(up), "h2c") {
 				h.Del("Upgrade")
 				h.Del("Connection")
@@ -273,8 +277,8 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			t := targetOf(resp.Request.Context())
-			disarm(resp.Header, t.named)
-			disarmTrailers(resp, t.named)
+			cleanHeaders(resp.Header, t.named)
+			cleanTrailers(resp, t.named)
 			if !t.named || t.port == sandbox.GuestPort {
 				allowOrigins(resp.Header)
 			}
@@ -282,7 +286,7 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
-				return // The caller has left; nobody reads an answer.
+				return // the caller has disconnected
 			}
 			t := targetOf(r.Context())
 			refuse(w, r, t, s.refusalFor(r.Context(), t, err))
@@ -291,8 +295,8 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 	}
 }
 
-// refusalFor is the one table from errors on the way inside to answers. What
-// it does not know is not told: it may speak of the host.
+// refusalFor is the table from errors of the way inside to refusals. Unknown errors
+// may reveal something about the host, so their text is not shown.
 func (s *Server) refusalFor(ctx context.Context, t target, err error) *refusal {
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
@@ -310,20 +314,21 @@ func (s *Server) refusalFor(ctx context.Context, t target, err error) *refusal {
 	return &refusal{http.StatusBadGateway, "The sandbox did not answer as HTTP wants"}
 }
 
-// roads are the ways to a service inside: HTTP/1.1, and HTTP/2 without TLS for
-// gRPC, which speaks nothing else.
-type roads struct {
+// transports are the transports to services inside: HTTP/1.1, and HTTP/2 without TLS for
+// gRPC, which needs it.
+type transports struct {
 	plain, grpc http.RoundTripper
 }
 
-// newRoads bounds what the fleet's transport takes from a sandbox.
-func newRoads(inside http.RoundTripper) http.RoundTripper {
+// newTransports adds limits to the fleet's transport, since responses come from a
+// sandbox.
+func newTransports(inside http.RoundTripper) http.RoundTripper {
 	base, ok := inside.(*http.Transport)
 	if !ok {
 		return inside
 	}
 	t := base.Clone()
-	// Bodies pass through the larger buffers of copyBuffers and not these as well.
+	// Bodies are copied through the larger copyBuffers instead.
 	t.ReadBufferSize, t.WriteBufferSize = 16<<10, 16<<10
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := base.DialContext(ctx, network, addr)
@@ -333,29 +338,29 @@ func newRoads(inside http.RoundTripper) http.RoundTripper {
 		return &wideConn{c}, nil
 	}
 	t.MaxResponseHeaderBytes = maxHeader
-	// A client that waits for leave to send its body waits for the service's.
+	// A client that waits for "100 Continue" waits for the service's.
 	t.ExpectContinueTimeout = time.Second
-	// For httpsPorts: what serves inside has a certificate that nobody knows,
-	// and the link to it is not one that others can listen on.
-	t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // as E2B documents httpsPorts; see above
+	// For httpsPorts: services inside have self-signed certificates, and nobody
+	// else can read or change packets on the link.
+	t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // E2B documents httpsPorts like this; see above
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
 	g := t.Clone()
 	g.Protocols = new(http.Protocols)
 	g.Protocols.SetUnencryptedHTTP2(true)
 	g.Protocols.SetHTTP2(true)
-	return &roads{t, g}
+	return &transports{t, g}
 }
 
 // RoundTrip implements [http.RoundTripper].
-func (r *roads) RoundTrip(req *http.Request) (*http.Response, error) {
-	// Interim answers are passed on as they come, and not through ModifyResponse:
-	// a 103 could set the cookies that the final answer must not. This hook is
-	// the newest, so it sees their fields before the one that passes them on.
+func (r *transports) RoundTrip(req *http.Request) (*http.Response, error) {
+	// Interim responses are forwarded as they arrive and do not go through
+	// ModifyResponse. A 103 could set the cookies that the final response must not.
+	// This hook was added last, so it runs before the one that forwards them.
 	named := targetOf(req.Context()).named
 	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
-			disarm(http.Header(h), named)
+			cleanHeaders(http.Header(h), named)
 			return nil
 		},
 	}))
@@ -365,15 +370,15 @@ func (r *roads) RoundTrip(req *http.Request) (*http.Response, error) {
 	return r.plain.RoundTrip(req)
 }
 
-// copySize is the size of the buffers that bodies pass through, in bytes: two
-// packets of a sandbox's link. Smaller ones leave its packets half empty, which
-// costs both ends of it.
+// copySize is the size of the copy buffers for bodies, in bytes: two packets of a
+// link. Smaller buffers leave the link's packets half empty, which costs time at
+// both ends.
 const copySize = 128 << 10
 
 var buffers copyBuffers
 
-// A wideConn is a connection into a sandbox to which request bodies are copied
-// in large pieces; the transport's own are of 32 KiB.
+// A wideConn is a connection into a sandbox that copies request bodies in large
+// pieces. The transport itself uses 32 KiB.
 type wideConn struct{ net.Conn }
 
 // ReadFrom implements [io.ReaderFrom].
@@ -391,7 +396,7 @@ func (c *wideConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// copyBuffers lends buffers, one for each body that is under way.
+// copyBuffers is a pool of copy buffers, one per body in progress.
 type copyBuffers struct{ pool sync.Pool }
 
 // Get implements [httputil.BufferPool].
@@ -405,25 +410,27 @@ func (c *copyBuffers) Get() []byte {
 // Put implements [httputil.BufferPool].
 func (c *copyBuffers) Put(b []byte) { c.pool.Put(&b) }
 
-// visits counts the requests that are under way to each sandbox, so that
-// neither their callers nor a sandbox that never answers take all of the
-// server's memory: a request costs about a third of a mebibyte.
-type visits struct {
-	max int // for those who showed a token, and again for those who need none
+// requests counts the requests in progress per sandbox. Neither the callers nor a
+// sandbox that never answers may use up the server's memory: a request costs about
+// a third of a mebibyte.
+type requests struct {
+	max int // for callers with a token, and again for callers that need none
 
 	mu sync.Mutex // guards by
-	by map[visit]int
+	by map[requestKey]int
 }
 
-// A visit is counted apart when anyone may make it: a stranger must not use up
-// what the owner needs.
-type visit struct {
+// A requestKey is the key of a count. Requests that anybody may send are counted
+// separately, so that strangers cannot use up the owner's share.
+type requestKey struct {
 	sandbox string
 	open    bool
 }
 
-func (v *visits) enter(id string, open bool) (leave func(), ok bool) {
-	k := visit{id, open}
+// enter counts a request until leave is called. It returns false if there are too
+// many.
+func (v *requests) enter(id string, open bool) (leave func(), ok bool) {
+	k := requestKey{id, open}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.by[k] >= v.max {

@@ -90,9 +90,9 @@ func TestDropCookie(t *testing.T) {
 	}
 }
 
-// TestDisarm: what a sandbox answers under this server's own name must not act
+// TestHeadersThatHarmOthersAreRemoved: what a sandbox answers under this server's own name must not act
 // as a page of the console, which has the same origin.
-func TestDisarm(t *testing.T) {
+func TestHeadersThatHarmOthersAreRemoved(t *testing.T) {
 	inside := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		h := w.Header()
 		h.Set("Content-Type", "text/html")
@@ -125,10 +125,10 @@ func TestDisarm(t *testing.T) {
 	}
 }
 
-// TestDisarmProxies: a proxy in front of this server must not be told anything
+// TestHeadersForProxiesAreRemoved: a proxy in front of this server must not be told anything
 // by a sandbox, neither in an answer nor after it. What web applications say
 // to their clients passes.
-func TestDisarmProxies(t *testing.T) {
+func TestHeadersForProxiesAreRemoved(t *testing.T) {
 	hostile := []string{
 		"X-Accel-Redirect", "X-Accel-Expires", "X-Accel-Limit-Rate", "X-Sendfile", "X-Sendfile2", "X-LIGHTTPD-send-file", "X-LIGHTTPD-KBytes-per-second", "X-Reproxy-URL", "X-Reproxy-File",
 		"X-LiteSpeed-Location", "X-LiteSpeed-Cache-Control", "Surrogate-Control", "Surrogate-Key", "CDN-Cache-Control", "Cloudflare-CDN-Cache-Control", "Edge-Control", "Edge-Cache-Tag", "Cache-Tag", "xkey",

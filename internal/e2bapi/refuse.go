@@ -22,14 +22,14 @@ var refusedPage = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("refused").Parse(refusedHTML))
 })
 
-// refusedPolicy lets the page have its one style sheet and nothing else.
+// refusedPolicy allows the page its one style sheet and nothing else.
 var refusedPolicy = func() string {
 	sum := sha256.Sum256([]byte(refusedCSS))
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }()
 
-// navigates reports whether r is a person's browser that opens a page, rather
-// than a program, a script or a picture on one.
+// navigates reports whether r comes from a browser that opens a page, rather than
+// from a program, a script or an image.
 func navigates(r *http.Request) bool {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return false
@@ -45,11 +45,11 @@ func navigates(r *http.Request) bool {
 	return false
 }
 
-// refuse answers in this server's own words: JSON in the shape that the SDKs
-// read, or a page where a person will read it.
+// refuse answers a refused request itself: with a page if a person will read it,
+// otherwise with JSON in the shape that the SDKs read.
 func refuse(w http.ResponseWriter, r *http.Request, t target, ref *refusal) {
 	h := w.Header()
-	// Headers that a sandbox's interim answers may have left.
+	// A sandbox's interim responses may have left headers.
 	h.Del("Content-Length")
 	h.Del("Content-Encoding")
 	h.Set("Cache-Control", "no-store")
@@ -64,8 +64,8 @@ func refuse(w http.ResponseWriter, r *http.Request, t target, ref *refusal) {
 	h.Set("Content-Type", "application/json")
 	w.WriteHeader(ref.status)
 	if ref.status == http.StatusUnauthorized {
-		// A bad signature or access token is answered in the guest's words, to
-		// which alone these belong; clients compare the whole body.
+		// A bad signature or access token is answered with the text of E2B's guest,
+		// since clients compare the whole body.
 		_ = json.NewEncoder(w).Encode(struct {
 			Code    int    `json:"code"`
 			Message string `json:"message"`

@@ -20,10 +20,10 @@ import (
 	"postern/internal/template"
 )
 
-// guestVersion is the version of E2B's guest whose abilities ours has.
+// guestVersion is the version of E2B's guest that ours is compatible with.
 const guestVersion = "0.6.13"
 
-// newSandbox is the body of create, of E2B's v1 and v2.
+// newSandbox is the request body of create in E2B's v1 and v2.
 type newSandbox struct {
 	TemplateID     string            `json:"templateID"`
 	Timeout        *int64            `json:"timeout"` // seconds
@@ -31,7 +31,7 @@ type newSandbox struct {
 	EnvVars        map[string]string `json:"envVars"`
 	InternetAccess *bool             `json:"allow_internet_access"`
 	Network        *network          `json:"network"`
-	Secure         *bool             `json:"secure"` // v1; every sandbox is
+	Secure         *bool             `json:"secure"` // v1; ignored, since every sandbox is
 
 	AutoPause       bool                  `json:"autoPause"`
 	AutoPauseMemory *bool                 `json:"autoPauseMemory"`
@@ -55,13 +55,13 @@ type network struct {
 	Rules              json.RawMessage `json:"rules"`
 }
 
-// given reports whether an optional field was sent with a value.
+// given reports whether an optional field has a value.
 func given(m json.RawMessage) bool {
 	s := strings.TrimSpace(string(m))
 	return s != "" && s != "null" && s != "{}" && s != "[]"
 }
 
-// refuse names the first field that this version cannot honour.
+// refuse returns an error for the first field that this version does not support.
 func (b *newSandbox) refuse() error {
 	refused := map[string]bool{"iam": given(b.IAM), "mcp": given(b.MCP)}
 	if n := b.Network; n != nil {
@@ -76,8 +76,8 @@ func (b *newSandbox) refuse() error {
 	return nil
 }
 
-// egress returns where the sandbox asks to connect. Like E2B's, it asks for
-// the whole Internet unless it says otherwise; the project's ceiling decides.
+// egress returns the requested network rules. As in E2B, the default is the whole
+// Internet; the project's ceiling limits it.
 func (b *newSandbox) egress() (policy.Egress, error) {
 	e := policy.Egress{Internet: b.InternetAccess == nil || *b.InternetAccess}
 	if b.Network != nil {
@@ -86,7 +86,7 @@ func (b *newSandbox) egress() (policy.Egress, error) {
 	return e, e.Validate()
 }
 
-// options returns what else was asked for.
+// options returns the other requested settings.
 func (b *newSandbox) options(timeout time.Duration, publicPorts bool) (sandbox.Options, error) {
 	bad := func(field, format string, a ...any) (sandbox.Options, error) {
 		return sandbox.Options{}, fmt.Errorf("%w: %s: %s", errRequest, field, fmt.Sprintf(format, a...))
@@ -99,10 +99,10 @@ func (b *newSandbox) options(timeout time.Duration, publicPorts bool) (sandbox.O
 	if n == nil {
 		n = &network{}
 	}
-	// Where the operator lets ports be open, they are as open as E2B's are.
+	// If the operator allows public ports, E2B's default applies: public.
 	o.Traffic.Public = publicPorts && (n.AllowPublicTraffic == nil || *n.AllowPublicTraffic)
 	if n.AllowPublicTraffic != nil && *n.AllowPublicTraffic && !publicPorts {
-		return bad("network.allowPublicTraffic", "ports need their traffic token here; the operator opens them with --public-ports")
+		return bad("network.allowPublicTraffic", "ports need the traffic token on this server; its operator can allow public ports with --public-ports")
 	}
 	if len(n.MaskRequestHost) > 255 || strings.ContainsFunc(n.MaskRequestHost, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("/\\@?#", r) }) {
 		return bad("network.maskRequestHost", "want a host name, at most 255 bytes")
@@ -120,12 +120,13 @@ func (b *newSandbox) options(timeout time.Duration, publicPorts bool) (sandbox.O
 	return o, nil
 }
 
-// timeoutOf returns a timeout in seconds as a duration, without overflow.
+// timeoutOf converts a timeout in seconds to a duration without overflow. A missing
+// one is unset.
 func timeoutOf(seconds *int64, unset time.Duration) time.Duration {
 	if seconds == nil {
 		return unset
 	}
-	const longest = 1 << 31 // more than any limit, and no overflow in nanoseconds
+	const longest = 1 << 31 // above any limit, and no overflow in nanoseconds
 	return time.Duration(min(max(*seconds, -longest), longest)) * time.Second
 }
 
@@ -170,7 +171,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	return nil
 }
 
-// nameInboxKey names the header of the inbox key in an error that is about the key.
+// nameInboxKey names the header if err is about the inbox key.
 func nameInboxKey(err error) error {
 	if loan, ok := errors.AsType[*sandbox.LoanError](err); ok {
 		return fmt.Errorf("header %s: %w", InboxKeyHeader, loan.Err)
@@ -178,8 +179,8 @@ func nameInboxKey(err error) error {
 	return err
 }
 
-// resolve finds what a client means by a template: one by its name, or a
-// snapshot by its id or name.
+// resolve finds a template by its name, or a snapshot by its ID or name: for E2B's
+// clients a snapshot is a template.
 func (s *Server) resolve(ctx context.Context, who auth.Principal, name string) (id, snapshot string, err error) {
 	t, err := s.templates.Resolve(ctx, name)
 	if err == nil {
@@ -198,7 +199,7 @@ func (s *Server) resolve(ctx context.Context, who auth.Principal, name string) (
 	return "", "", serr
 }
 
-// sandbox is what create and connect answer.
+// sandbox returns the answer to create and connect.
 func (s *Server) sandbox(i sandbox.Info) map[string]any {
 	m := map[string]any{
 		"sandboxID": i.ID, "templateID": i.Template, "clientID": "postern", "envdVersion": guestVersion,
@@ -212,6 +213,7 @@ func (s *Server) sandbox(i sandbox.Info) map[string]any {
 	return m
 }
 
+// listed returns an entry of a list of sandboxes.
 func listed(i sandbox.Info) map[string]any {
 	state := sandbox.Running
 	if !running(i) {
@@ -228,9 +230,9 @@ func listed(i sandbox.Info) map[string]any {
 	return m
 }
 
-// running reports whether E2B would call the sandbox running and not paused.
-// One that a stop of the server froze is running to its owner: it comes back
-// by itself.
+// running reports whether the sandbox is running in E2B's terms, and not paused. A
+// sandbox that the server froze at its stop counts as running, since the server
+// resumes it.
 func running(i sandbox.Info) bool {
 	return i.State == sandbox.Running || i.State == sandbox.Pausing || i.Restart
 }
@@ -246,7 +248,8 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, who auth.Principal)
 	if s.conf.Domain != "" {
 		m["domain"] = s.conf.Domain
 	}
-	// What it really has: less than it asked for where the project's ceiling is lower.
+	// The effective value, which is lower than requested if the project's ceiling
+	// is.
 	m["allowInternetAccess"] = i.Egress.Internet && s.conf.Ceiling.Internet
 	network := map[string]any{"allowOut": orEmpty(i.Egress.AllowOut), "denyOut": orEmpty(i.Egress.DenyOut), "allowPublicTraffic": i.Options.Traffic.Public}
 	if h := i.Options.Traffic.MaskHost; h != "" {
@@ -265,6 +268,8 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, who auth.Principal)
 	return nil
 }
 
+// orEmpty returns s, or an empty slice instead of nil: clients expect [] and not
+// null.
 func orEmpty(s []string) []string {
 	if s == nil {
 		return []string{}
@@ -297,13 +302,13 @@ func (s *Server) setTimeout(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return nil
 }
 
-// list answers pages of sandboxes, newest first unless asked otherwise.
+// list answers with a page of sandboxes, newest first by default.
 func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q, err := parseListQuery(r.URL.Query())
 	if err != nil {
 		return err
 	}
-	// Sandboxes know their template's id; who lists may give one of its names.
+	// Sandboxes store their template's ID, but the caller may filter by name.
 	if t, err := s.templates.Resolve(r.Context(), q.template); q.template != "" && err == nil {
 		q.template = t.ID
 	}
@@ -312,7 +317,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 		return err
 	}
 	all = slices.DeleteFunc(all, func(i sandbox.Info) bool { return !q.matches(i) })
-	total := 0 // on all pages
+	total := 0 // over all pages
 	for _, i := range all {
 		if running(i) {
 			total++
@@ -334,7 +339,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	}
 	if len(all) > q.limit {
 		last := all[q.limit-1]
-		goesOn(w, place(last.Started, last.ID))
+		setNextToken(w, cursor(last.Started, last.ID))
 		all = all[:q.limit]
 	}
 	if q.running {
@@ -344,8 +349,8 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	return nil
 }
 
-// listRunning is E2B's v1 of list: what runs, newest first, without pages. Who
-// calls it knows no cursor and would miss what is on a second page.
+// listRunning is E2B's v1 of list: the running sandboxes, newest first, on one
+// page. Its callers know no cursor, and would miss a second page.
 func (s *Server) listRunning(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q, err := parseListQuery(url.Values{"metadata": r.URL.Query()["metadata"], "state": {"running"}})
 	if err != nil {
@@ -363,7 +368,7 @@ func (s *Server) listRunning(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return nil
 }
 
-// A listQuery is what list was asked for.
+// A listQuery holds the filters of list.
 type listQuery struct {
 	metadata  map[string]string
 	running   bool
@@ -374,11 +379,12 @@ type listQuery struct {
 	page
 }
 
+// past reports whether i comes after the cursor.
 func (q *listQuery) past(i sandbox.Info) bool {
 	if q.ascending {
-		return place(i.Started, i.ID) > q.after
+		return cursor(i.Started, i.ID) > q.after
 	}
-	return place(i.Started, i.ID) < q.after
+	return cursor(i.Started, i.ID) < q.after
 }
 
 func (q *listQuery) matches(i sandbox.Info) bool {
@@ -441,11 +447,12 @@ func parseListQuery(v url.Values) (*listQuery, error) {
 	return q, nil
 }
 
+// alias answers whether a template of that name exists.
 func (s *Server) alias(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	t, err := s.templates.Resolve(r.Context(), r.PathValue("alias"))
 	if err != nil {
 		reply(w, http.StatusNotFound, map[string]any{"code": 404, "message": err.Error()})
-		return nil //nolint:nilerr // answered
+		return nil //nolint:nilerr // the error has been answered
 	}
 	reply(w, http.StatusOK, map[string]any{"templateID": t.ID, "public": false})
 	return nil

@@ -12,26 +12,27 @@ import (
 	"time"
 )
 
+// same compares two strings in constant time.
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// maxSigned bounds the path and the user in a signed URL, in bytes: Linux knows
-// no longer path.
+// maxSigned bounds the path and the user in a signed URL, in bytes: Linux's
+// PATH_MAX.
 const maxSigned = 4096
 
-// isSigned reports whether r is one of the SDK's signed URLs for files.
+// isSigned reports whether r is a signed URL of the SDK for a file.
 func isSigned(r *http.Request) bool {
 	return r.URL.Path == "/files" && r.URL.Query().Has("signature")
 }
 
-// A signature is what a signed URL for /files says.
+// A signature holds the parts of a signed URL for /files.
 type signature struct {
-	sum     string // as sent
-	head    string // what is signed before the token
-	expires string // what is signed after it, or empty
+	sum     string // as sent by the client
+	head    string // signed text before the token
+	expires string // signed text after the token, or empty
 }
 
-// readSignature reads the signature of a request for /files and returns what
-// is wrong with its form, or the empty string.
+// readSignature parses the signature of a request for /files. It returns an error
+// text for the client, or the empty string.
 func readSignature(method string, q url.Values) (sig signature, msg string) {
 	op := "read"
 	if method == http.MethodPost {
@@ -47,7 +48,8 @@ func readSignature(method string, q url.Values) (sig signature, msg string) {
 	return sig, ""
 }
 
-// check returns what is wrong with the signature, or the empty string.
+// check compares the signature. It returns an error text for the client, or the
+// empty string.
 func (sig *signature) check(token string, now time.Time) string {
 	text := sig.head + token
 	if sig.expires != "" {
@@ -67,8 +69,8 @@ func (sig *signature) check(token string, now time.Time) string {
 
 const signatureExpired = "signature is already expired"
 
-// checkSignature checks a signed URL for /files and returns what is wrong with
-// it, or the empty string.
+// checkSignature checks a signed URL for /files. It returns an error text for the
+// client, or the empty string.
 func checkSignature(r *http.Request, token string, now time.Time) string {
 	sig, msg := readSignature(r.Method, r.URL.Query())
 	if msg != "" {
@@ -77,21 +79,21 @@ func checkSignature(r *http.Request, token string, now time.Time) string {
 	return sig.check(token, now)
 }
 
-// signedFor finds the sandbox whose token signed r: behind one address the
-// SDK's signed URLs carry nothing else that tells. The cost grows with the
-// number of sandboxes and anyone may cause it, so the caller bounds how often a
-// search finds nothing.
+// signedFor returns the sandbox whose token signed r. Under the server's own
+// address the SDK's signed URLs name no sandbox, so each living one is tried. The
+// cost grows with the number of sandboxes and anybody may cause it, so the caller
+// limits how often a search may fail.
 func (s *Server) signedFor(r *http.Request) string {
 	sig, msg := readSignature(r.Method, r.URL.Query())
 	if msg != "" {
 		return ""
 	}
-	// What comes before the token is the same for all and is hashed once.
+	// The text before the token is the same for all sandboxes, and is hashed once.
 	head := sha256.New()
 	head.Write([]byte(sig.head))
 	cloner, ok := head.(hash.Cloner)
 	if !ok {
-		return "" // unreachable: the standard library's can be cloned
+		return "" // the hashes of the standard library can be cloned
 	}
 	now := time.Now()
 	want, err := base64.RawStdEncoding.DecodeString(strings.TrimPrefix(sig.sum, "v1_"))
@@ -114,7 +116,7 @@ func (s *Server) signedFor(r *http.Request) string {
 			continue
 		}
 		if msg := sig.check(token, now); msg == "" || msg == signatureExpired {
-			return id // admit checks again, and says that it has expired
+			return id // expired or not: admit checks again and says so
 		}
 	}
 	return ""

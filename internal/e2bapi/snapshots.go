@@ -11,7 +11,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// snapshotName is "name" or "name:tag" as E2B has them.
+// snapshotName is "name" or "name:tag", as in E2B.
 var snapshotName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9_-]{1,64}(:[a-z0-9_.-]{1,64})?$`) })
 
 func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -23,7 +23,7 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, who auth
 	}
 	name := strings.TrimPrefix(b.Name, teamSlug+"/")
 	if name != "" && !snapshotName().MatchString(name) {
-		return fmt.Errorf("%w: name: want lower-case letters, digits, - and _, and perhaps a tag after a colon, each at most 64 bytes", errRequest)
+		return fmt.Errorf("%w: name: want lower-case letters, digits, - and _, optionally followed by a colon and a tag, each at most 64 bytes", errRequest)
 	}
 	if name != "" && !strings.Contains(name, ":") {
 		name += ":default"
@@ -36,7 +36,8 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, who auth
 	return nil
 }
 
-// teamSlug is the namespace of names; there is one, the project's own.
+// teamSlug is the namespace of snapshot names. There is only one, the project's
+// own.
 const teamSlug = "default"
 
 func snapshotInfo(n sandbox.Snapshot) map[string]any {
@@ -61,8 +62,8 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.
 	out := []map[string]any{}
 	last := ""
 	for _, n := range all {
-		// Newest first: a page goes on below the last one shown.
-		at := place(n.Created, n.ID)
+		// Newest first, so a page continues below the cursor.
+		at := cursor(n.Created, n.ID)
 		switch {
 		case p.after != "" && at >= p.after,
 			q.Has("sandboxID") && n.Sandbox != shortID(q.Get("sandboxID")),
@@ -70,7 +71,7 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.
 			continue
 		}
 		if len(out) == p.limit {
-			goesOn(w, last)
+			setNextToken(w, last)
 			break
 		}
 		out, last = append(out, snapshotInfo(n)), at
@@ -79,8 +80,8 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.
 	return nil
 }
 
-// deleteTemplate removes a snapshot, which is a template to E2B. Templates
-// that Postern brings along are not removed this way.
+// deleteTemplate removes a snapshot, which is a template in E2B's API. The server's
+// own templates cannot be removed.
 func (s *Server) deleteTemplate(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	n, err := s.fleet.FindSnapshot(r.Context(), who, r.PathValue("id"))
 	if err != nil {

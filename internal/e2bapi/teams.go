@@ -10,8 +10,8 @@ import (
 	"postern/internal/store"
 )
 
-// listTeams answers with the one team of the caller, which is its project. The
-// key is the one that the caller showed: no other is kept in the clear.
+// listTeams answers with the caller's only team, its project. The key in it is the
+// caller's own: the server stores no other in the clear.
 func (s *Server) listTeams(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	var name string
@@ -29,10 +29,10 @@ func (s *Server) listTeams(w http.ResponseWriter, r *http.Request, who auth.Prin
 	return nil
 }
 
-// team returns what was measured of the team in r's path.
+// team returns the samples of the team in r's path.
 func (s *Server) team(r *http.Request, who auth.Principal) ([]sandbox.TeamSample, error) {
 	if r.PathValue("id") != who.Project {
-		return nil, fmt.Errorf("the key is of another team: %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("the key belongs to another team: %w", auth.ErrForbidden)
 	}
 	start, end, err := interval(r.URL.Query())
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"postern/internal/volume"
 )
 
-// volumeRoutes adds the control of volumes and, for callers that mayUse lets
-// in, their content.
+// volumeRoutes adds the routes for volumes and, for callers that mayUse accepts,
+// for their content.
 func (s *Server) volumeRoutes(mux *http.ServeMux, handle func(string, func(http.ResponseWriter, *http.Request, auth.Principal) error), mayUse func(r *http.Request, id string) error) {
 	handle("POST /volumes", s.createVolume)
 	handle("GET /volumes", s.listVolumes)
@@ -39,10 +39,10 @@ func (s *Server) volumeRoutes(mux *http.ServeMux, handle func(string, func(http.
 	content("PUT file", s.writeFile)
 }
 
-// errToken means that the content of a volume was asked for without its token.
+// errToken means that a request for the content of a volume has no valid token.
 var errToken = errors.New("the volume's token is missing or not valid")
 
-// byToken lets in who shows the volume's token.
+// byToken accepts requests with the volume's token.
 func (s *Server) byToken(r *http.Request, id string) error {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok || s.conf.Volumes == nil {
@@ -55,7 +55,7 @@ func (s *Server) byToken(r *http.Request, id string) error {
 	return err
 }
 
-// byOwner lets in whoever who says belongs to the volume's project.
+// byOwner accepts requests of the project that owns the volume.
 func (s *Server) byOwner(who func(*http.Request) (auth.Principal, error)) func(*http.Request, string) error {
 	return func(r *http.Request, id string) error {
 		p, err := who(r)
@@ -71,6 +71,7 @@ func (s *Server) byOwner(who func(*http.Request) (auth.Principal, error)) func(*
 	}
 }
 
+// volumes returns the volumes, or an error if the server has none.
 func (s *Server) volumes() (*volume.Store, error) {
 	if s.conf.Volumes == nil {
 		return nil, volume.ErrUnsupported
@@ -78,6 +79,7 @@ func (s *Server) volumes() (*volume.Store, error) {
 	return s.conf.Volumes, nil
 }
 
+// withContent opens the content of the volume in r's path for h.
 func (s *Server) withContent(w http.ResponseWriter, r *http.Request, mayUse func(*http.Request, string) error, h func(http.ResponseWriter, *http.Request, *volume.Content) error) error {
 	if err := mayUse(r, r.PathValue("id")); err != nil {
 		return err
@@ -94,8 +96,7 @@ func (s *Server) withContent(w http.ResponseWriter, r *http.Request, mayUse func
 	return h(w, r, c)
 }
 
-// volumeStatus returns the status of the category of err, or 0 if it is none
-// of volumes'.
+// volumeStatus returns the status of an error of volumes, or 0 for other errors.
 func volumeStatus(err error) int {
 	for _, c := range []struct {
 		err    error
@@ -131,7 +132,7 @@ func (s *Server) createVolume(w http.ResponseWriter, r *http.Request, who auth.P
 	}
 	v, err := vs.Create(r.Context(), who, b.Name)
 	if errors.Is(err, volume.ErrExists) {
-		return fmt.Errorf("%w: %s", errRequest, err.Error()) // sealed: 400, as E2B has it
+		return fmt.Errorf("%w: %s", errRequest, err.Error()) // without %w: the status is 400, as in E2B
 	}
 	if err != nil {
 		return err
@@ -140,7 +141,8 @@ func (s *Server) createVolume(w http.ResponseWriter, r *http.Request, who auth.P
 	return nil
 }
 
-// volumeInfo has more than E2B's: what the operator wants to see.
+// volumeInfo returns a volume in JSON. It has more fields than E2B's, for the
+// operator.
 func volumeInfo(v volume.Volume) map[string]any {
 	return map[string]any{
 		"volumeID": v.ID, "name": v.Name,
@@ -218,7 +220,7 @@ func statOf(e volume.Entry) entryStat {
 	return entryStat{e.Name, e.Kind, e.Path, e.Size, e.Mode, e.UID, e.GID, e.Access, e.Modify, e.Change, e.Target}
 }
 
-// attributes reads uid, gid, mode and force from the query.
+// attributes parses uid, gid, mode and force from the query.
 func attributes(r *http.Request) (a volume.Attributes, force bool, err error) {
 	q := r.URL.Query()
 	for _, f := range []struct {
@@ -288,7 +290,8 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 	if err != nil {
 		return err
 	}
-	// Written entry by entry: a directory that a sandbox filled is 20 MB of JSON.
+	// Written entry by entry: the listing of a directory that a sandbox filled has
+	// up to 20 MB of JSON.
 	w.Header().Set("Content-Type", "application/json")
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(time.Now().Add(stalled))
@@ -296,7 +299,7 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 	sep := byte('[')
 	for _, e := range es {
 		b, err := json.Marshal(statOf(e))
-		if err != nil { // unreachable: no time of ext4's has a year of five digits
+		if err != nil { // ext4 has no times with a year of five digits
 			b = []byte("null")
 		}
 		_ = out.WriteByte(sep)
@@ -307,7 +310,7 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 		_ = out.WriteByte('[')
 	}
 	_ = out.WriteByte(']')
-	if err := out.Flush(); err != nil { // who asked has left
+	if err := out.Flush(); err != nil { // the client has disconnected
 		s.log.DebugContext(r.Context(), "send a listing of a volume", "volume", r.PathValue("id"), "err", err)
 		return nil
 	}
@@ -328,7 +331,7 @@ func (s *Server) makeDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 	return nil
 }
 
-// stalled is how long a transfer may stand still. The SDK sets no limit of its
+// stalled is how long a transfer may make no progress. The SDK sets no limit of its
 // own on a streamed upload.
 const stalled = 2 * time.Minute
 
@@ -338,18 +341,20 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request, c *volume.Cont
 		return err
 	}
 	defer f.Close()
-	// What a sandbox wrote must not become a page of ours in a browser.
+	// A file that a sandbox wrote must not become a page of this server in a
+	// browser.
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(e.Size, 10))
 	w.WriteHeader(http.StatusOK)
 	rc := http.NewResponseController(w)
 	for left := e.Size; left > 0; {
-		// Not every writer has deadlines, a test's recorder for one.
+		// Not every ResponseWriter has deadlines, for example a test's recorder.
 		_ = rc.SetWriteDeadline(time.Now().Add(stalled))
 		n, err := io.CopyN(w, f, min(left, 4<<20))
 		left -= n
 		if err != nil {
-			// The status is sent: an answer shorter than announced says the rest.
+			// The status has been sent: the client notices that the body is too
+			// short.
 			s.log.DebugContext(r.Context(), "send a file of a volume", "volume", r.PathValue("id"), "err", err)
 			return nil
 		}
@@ -363,11 +368,11 @@ func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, c *volume.Con
 	if err != nil {
 		return err
 	}
-	body := &patient{r: r.Body, rc: http.NewResponseController(w)}
+	body := &progressReader{r: r.Body, rc: http.NewResponseController(w)}
 	e, err := c.Write(r.URL.Query().Get("path"), body, a, force)
 	_ = body.rc.SetReadDeadline(time.Time{})
 	if body.err != nil && !errors.Is(body.err, io.EOF) && err != nil {
-		return fmt.Errorf("%w: body: the upload broke off", errRequest)
+		return fmt.Errorf("%w: body: the upload ended early", errRequest)
 	}
 	if err != nil {
 		return err
@@ -376,14 +381,14 @@ func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, c *volume.Con
 	return nil
 }
 
-// patient reads a request's body as long as something comes.
-type patient struct {
+// progressReader is a request body that may take any time as long as it makes progress.
+type progressReader struct {
 	r   io.Reader
 	rc  *http.ResponseController
-	err error // the last
+	err error // of the last Read
 }
 
-func (p *patient) Read(b []byte) (n int, err error) {
+func (p *progressReader) Read(b []byte) (n int, err error) {
 	_ = p.rc.SetReadDeadline(time.Now().Add(stalled))
 	n, p.err = p.r.Read(b)
 	return n, p.err

@@ -8,69 +8,72 @@ import (
 	"postern/internal/auth"
 )
 
-// forOrigin are the fields of an answer that act on the whole origin that it
-// comes from, not on the answer alone.
-var forOrigin = []string{
+// originHeaders are response headers that affect the whole origin of the response.
+var originHeaders = []string{
 	"Set-Cookie", "Service-Worker-Allowed", "Nel", "Report-To", "Reporting-Endpoints",
 	"Accept-Ch", "Critical-Ch", "Origin-Trial", "Origin-Agent-Cluster", "Set-Login", "Activate-Storage-Access", "Sec-Session-Registration", "Secure-Session-Registration",
 }
 
-// forAll are the fields that act on more than one origin: on how this server
-// is reached, or on every name of the registered domain. Clear-Site-Data clears
-// its cookies, and with them the sessions of other sandboxes' pages and of the
-// console. The server alone says whether its names are served over TLS.
-var forAll = []string{"Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Public-Key-Pins", "Expect-Ct", "Set-Cookie2"}
+// siteHeaders are response headers that affect more than one origin: how browsers
+// reach this server, or every name of the registered domain. Clear-Site-Data would
+// clear the cookies of other sandboxes' pages and of the console. Only the server
+// knows whether its names are served over TLS.
+var siteHeaders = []string{"Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Public-Key-Pins", "Expect-Ct", "Set-Cookie2"}
 
-// toProxy reports whether a word in a field's name marks the field as one for a
-// proxy in front of this server, not for the client. A list of allowed names would
-// break web applications, which invent names; a list of forbidden names would lag
-// behind the proxies. So this lists the words that proxies use in their names.
-func toProxy(word string) bool {
+// isProxyWord reports whether a word in a header's name marks it as an instruction
+// for a proxy in front of this server. A list of allowed names would break web
+// applications, which invent names. A list of forbidden names would lag behind the
+// proxies. So this lists the words that proxies use in their names.
+func isProxyWord(word string) bool {
 	switch word {
 	case "accel", // nginx, Caddy: X-Accel-Redirect serves a file of the proxy's machine
 		"sendfile", "sendfile2", "lighttpd", // Apache, lighttpd: likewise
 		"litespeed", "lsadc",
-		"reproxy", // Perlbal: X-Reproxy-URL asks another server
+		"reproxy", // Perlbal: X-Reproxy-URL makes the proxy fetch another URL
 		"envoy",   // X-Envoy-Immediate-Health-Check-Fail takes the whole server out of service
 		"proxy",
-		// Caches: what is kept for others, for how long, and what is thrown away.
+		// Caches: what is kept for other users, for how long, and what is purged.
 		"surrogate", "cdn", "edge", "fastly", "akamai", "varnish", "cloudflare", "cf", "xkey":
 		return true
 	}
 	return false
 }
 
-// forProxy reports whether a field speaks to a proxy.
+// forProxy reports whether a header is an instruction for a proxy.
 func forProxy(name string, values []string) bool {
 	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 	switch name {
 	case "x-accel-buffering":
-		// Event streams use this with nginx; it affects only their own answer.
+		// X-Accel-Buffering: event streams set it to "no" for nginx; it affects
+		// only their own response.
 		return len(values) != 1 || values[0] != "no"
 	case "cache-tag", "cache-tags", "x-cache-tag", "x-cache-tags", "x-send-file":
 		return true
 	}
 	for word := range strings.SplitSeq(name, "-") {
-		if toProxy(word) {
+		if isProxyWord(word) {
 			return true
 		}
 	}
 	return false
 }
 
-// disarm removes from a sandbox's answer what could harm anybody but the client.
-// The attacks: a signed URL for an HTML file has the console's origin, so a person
-// who opens it while signed in runs the sandbox's script there, and that script
-// approves; and a proxy in front of this server obeys a field of the answer and
-// sends a file of its own machine. named says that the sandbox has a host name,
-// and so an origin, of its own.
-func disarm(h http.Header, named bool) {
+// cleanHeaders removes from a sandbox's response what could harm anybody but the
+// client.
+//
+// The attacks: a signed URL for an HTML file has the console's origin, so if a signed-in
+// person opens it, the sandbox's script runs there and approves actions. And a proxy
+// in front of this server obeys a header of the response and sends a file of its own
+// machine.
+//
+// Named says that the sandbox has a host name, and so an origin, of its own.
+func cleanHeaders(h http.Header, named bool) {
 	for k, v := range h {
 		if forProxy(k, v) {
 			delete(h, k)
 		}
 	}
-	for _, k := range forAll {
+	for _, k := range siteHeaders {
 		h.Del(k)
 	}
 	if named {
@@ -78,49 +81,50 @@ func disarm(h http.Header, named bool) {
 		h.Del("Set-Cookie")
 		for _, c := range set {
 			// A cookie for the common domain would reach other sandboxes, or sign
-			// a reviewer in as another.
+			// in a reviewer as somebody else.
 			if k, _, _ := strings.Cut(c, "="); !isSession(strings.TrimSpace(k)) {
 				h.Add("Set-Cookie", ownCookie(c))
 			}
 		}
 		return
 	}
-	for _, k := range forOrigin {
+	for _, k := range originHeaders {
 		h.Del(k)
 	}
 	h.Set("Content-Security-Policy", "sandbox; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 }
 
-// disarmTrailers makes the body of resp disarm the trailers, which are known
-// when it has been read and are sent on after it.
-func disarmTrailers(resp *http.Response, named bool) {
+// cleanTrailers makes the body of resp clean the trailers. They are known only when
+// the body has been read, and are forwarded after it.
+func cleanTrailers(resp *http.Response, named bool) {
 	if resp.ContentLength < 0 && resp.StatusCode != http.StatusSwitchingProtocols {
-		resp.Body = &trailed{resp.Body, resp, named}
+		resp.Body = &trailerBody{resp.Body, resp, named}
 	}
 }
 
-type trailed struct {
+// A trailerBody is a body that cleans its response's trailers at its end.
+type trailerBody struct {
 	io.ReadCloser
 	resp  *http.Response
 	named bool
 }
 
 // Read implements [io.Reader].
-func (t *trailed) Read(p []byte) (int, error) {
+func (t *trailerBody) Read(p []byte) (int, error) {
 	n, err := t.ReadCloser.Read(p)
 	if err != nil && t.resp.Trailer != nil {
-		disarm(t.resp.Trailer, t.named)
+		cleanHeaders(t.resp.Trailer, t.named)
 		t.resp.Trailer.Del("Set-Cookie")
-		// The field does not belong to this answer.
+		// The policy belongs to a response, not to a trailer.
 		t.resp.Trailer.Del("Content-Security-Policy")
 		t.resp.Trailer.Del("X-Content-Type-Options")
 	}
 	return n, err
 }
 
-// ownCookie takes the domain from a cookie, so that it is for the host that
-// sets it alone.
+// ownCookie removes the domain from a cookie, so that browsers send it only to the
+// host that set it.
 func ownCookie(line string) string {
 	parts := strings.Split(line, ";")
 	kept := parts[:1]
@@ -137,7 +141,7 @@ func isSession(name string) bool {
 	return strings.TrimPrefix(name, "__Host-") == auth.SessionCookie
 }
 
-// dropCookie takes the console's session from a request.
+// dropCookie removes the console's session cookie from a request.
 func dropCookie(h http.Header) {
 	var kept []string
 	for _, line := range h.Values("Cookie") {
@@ -154,7 +158,8 @@ func dropCookie(h http.Header) {
 	}
 }
 
-// isPreflight reports whether a browser asks whether a page may make a request.
+// isPreflight reports whether a browser asks, before a request of a page, whether
+// the page may make it.
 func isPreflight(r *http.Request) bool {
 	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
 }
@@ -171,23 +176,23 @@ func asksFor(r *http.Request, header string) bool {
 	return false
 }
 
-// allowOrigins lets pages of any origin read the answer, as E2B's guest does.
-// That gives nothing away: what is asked for is opened by headers that the page
-// must know, never by a cookie, and with "*" a browser sends no cookie that it
-// would show the answer for.
+// allowOrigins lets pages of any origin read the response, as E2B's guest does.
+// That gives nothing away: access is granted by headers that the page must know,
+// never by a cookie, and with "*" browsers do not show a response to a request that
+// carried cookies.
 func allowOrigins(h http.Header) {
 	h.Set("Access-Control-Allow-Origin", "*")
 	h.Del("Access-Control-Allow-Credentials")
 	h.Set("Access-Control-Expose-Headers", "*")
 }
 
-// allowPreflight answers a preflight. It comes without what opens a sandbox,
-// so it is answered here, the same for all, and says nothing about any.
+// allowPreflight answers a preflight. Browsers send it without credentials, so the
+// answer is the same for all sandboxes and reveals nothing about any.
 func allowPreflight(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	allowOrigins(h)
 	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
-	// Named one by one: "*" does not cover Authorization.
+	// Echoed one by one, since "*" does not cover Authorization.
 	h["Access-Control-Allow-Headers"] = r.Header.Values("Access-Control-Request-Headers")
 	h.Set("Access-Control-Max-Age", "7200")
 	h.Add("Vary", "Access-Control-Request-Headers")
