@@ -32,15 +32,15 @@ import (
 
 const nic = 1
 
-// attached is one sandbox's side of the wall. It has a stack of its own, so
-// that nothing of one sandbox can be seen or used up by another.
+// attached is the wall's side of one sandbox. Each has a network stack of its own,
+// so that no sandbox can see or use up anything of another.
 type attached struct {
 	w     *Wall
 	log   *slog.Logger
 	who   auth.Principal
 	link  *link
 	stack *stack.Stack
-	end   context.CancelFunc // ends everything that the sandbox has open
+	end   context.CancelFunc // cancels everything that the sandbox has open
 
 	rules     atomic.Pointer[policy.Outbound]
 	ledger    *ledger
@@ -48,8 +48,8 @@ type attached struct {
 	standIns  *standIns
 	newConns  *rate.Limiter
 	questions *rate.Limiter
-	slots     chan struct{} // one element for each TCP connection
-	udpSlots  chan struct{} // one element for each DNS socket
+	slots     chan struct{} // semaphore of TCP connections
+	udpSlots  chan struct{} // semaphore of DNS sockets
 	inner     *innerServer  // nil without Config.Inner
 	voice     voice
 	wg        sync.WaitGroup
@@ -59,17 +59,17 @@ type attached struct {
 	closed bool
 }
 
-// A flow is a connection to the outside, from before it is dialled.
+// A flow is a connection to the outside. It exists from before the dial.
 type flow struct {
-	conn   policy.Connection // what it was allowed as
-	dst    netip.AddrPort    // where the sandbox aimed at
-	asked  policy.Connection // what the last word was asked about
-	why    string            // its reason; empty if the lists' is enough
+	conn   policy.Connection // what policy allowed
+	dst    netip.AddrPort    // address that the sandbox connected to
+	asked  policy.Connection // what Config.Permit was asked about
+	why    string            // reason of Config.Permit; empty if the lists decided
 	cancel context.CancelFunc
 	last   atomic.Int64 // Unix nanoseconds of the last byte
 }
 
-// idle cancels f when it has been without a byte for limit.
+// idle closes f when it has carried no byte for limit.
 func (f *flow) idle(limit time.Duration) *time.Timer {
 	var t *time.Timer
 	ready := make(chan struct{})
@@ -86,6 +86,8 @@ func (f *flow) idle(limit time.Duration) *time.Timer {
 	return t
 }
 
+// newAttached starts a stack on the host's end of a link. It takes ownership of
+// host, also if it fails.
 func newAttached(ctx context.Context, w *Wall, who auth.Principal, rules *policy.Outbound, host *os.File) (*attached, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	lim := w.cfg.Limits
@@ -116,18 +118,18 @@ func newAttached(ctx context.Context, w *Wall, who auth.Principal, rules *policy
 	return a, nil
 }
 
-// newStack makes the stack that ends the link and starts reading from it.
+// newStack creates the stack at the end of the link and starts reading from it.
 func (a *attached) newStack(ctx context.Context) error {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
-	// The most that a connection can hold back when its other side is slow: a
-	// sandbox with all its connections stuck holds Connections times this.
+	// The most that a connection can buffer when its other side is slow. A sandbox
+	// whose connections are all stuck holds this much times Limits.Connections.
 	const buf, most = 256 << 10, 1 << 20
 	var sack tcpip.TCPSACKEnabled = true
 	var moderate tcpip.TCPModerateReceiveBufferOption = true
-	// Ports are not scarce here and nothing is ever delayed on a link.
+	// Each sandbox has all ports for itself, and a link delays no packet.
 	timeWait := tcpip.TCPTimeWaitTimeoutOption(2 * time.Second)
 	linger := tcpip.TCPLingerTimeoutOption(10 * time.Second)
 	for _, o := range []tcpip.SettableTransportProtocolOption{
@@ -152,7 +154,7 @@ func (a *attached) newStack(ctx context.Context) error {
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, func(r *udp.ForwarderRequest) bool {
 		return a.handleUDP(ctx, r)
 	}).HandlePacket)
-	// The interface takes packets for any address and sends from any.
+	// The interface accepts packets for any address and sends from any.
 	e := s.CreateNICWithOptions(nic, a.link, stack.NICOptions{Name: "sandbox", Disabled: true})
 	if e == nil {
 		e = s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: gateway.WithPrefix()}, stack.AddressProperties{})
@@ -176,7 +178,7 @@ func (a *attached) newStack(ctx context.Context) error {
 	return nil
 }
 
-// enter notes that a handler runs; close waits for it. It is false if the
+// enter counts a running handler, which close waits for. It returns false if the
 // sandbox is being detached.
 func (a *attached) enter() bool {
 	a.mu.Lock()
@@ -188,14 +190,15 @@ func (a *attached) enter() bool {
 	return true
 }
 
+// close ends the link and records what was counted.
 func (a *attached) close() {
 	a.stop()
 	a.settle(context.Background())
 }
 
-// stop ends all that goes over the link, and then this end of it. The reader
-// goes first, so that no new connection comes up; then each open one is reset,
-// or a program inside that only reads would wait for ever.
+// stop ends everything on the link, and then this end of it. The reader stops
+// first, so that no new connections arrive. Then each open connection is reset,
+// since a program inside that only reads would otherwise wait forever.
 func (a *attached) stop() {
 	a.mu.Lock()
 	a.closed = true
@@ -206,8 +209,8 @@ func (a *attached) stop() {
 	a.link.stop()
 }
 
-// settle waits, for a while, for what stop has told to end, and writes what
-// was counted.
+// settle waits a limited time for the handlers that stop has ended, and then
+// records what was counted.
 func (a *attached) settle(ctx context.Context) {
 	if a.inner != nil {
 		a.inner.close()
@@ -221,13 +224,13 @@ func (a *attached) settle(ctx context.Context) {
 	select {
 	case <-done:
 	case <-time.After(2 * time.Second):
-		// A handshake that nobody answers has its own, longer, end.
+		// A handshake without an answer has a longer time-out of its own.
 		a.log.DebugContext(ctx, "detached with handlers still ending")
 	}
 	a.ledger.end(ctx, true)
 }
 
-// refuse puts a refusal on record; the caller then refuses.
+// refuse records a refusal. The caller then refuses the connection.
 func (a *attached) refuse(ctx context.Context, proto string, dst netip.AddrPort, name, reason string) {
 	a.log.DebugContext(ctx, "denied", "proto", proto, "dst", dst, "name", name, "reason", reason)
 	a.ledger.add(ctx, Event{Kind: Denied, Proto: proto, Dst: dst, Name: name, Reason: reason})
@@ -237,9 +240,9 @@ func (a *attached) connection(dst netip.AddrPort, names []string) policy.Connect
 	return policy.Connection{Addr: dst, Names: names, Own: a.w.isOwn(dst.Addr())}
 }
 
-// open registers a flow before it is dialled, so that update finds it. It is
-// nil if the rules have changed so that it is no longer allowed.
-func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.AddrPort, w word) (context.Context, *flow) {
+// open registers a flow before it is dialled, so that update finds it. It returns
+// nil if the rules have changed and no longer allow it.
+func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.AddrPort, w ruling) (context.Context, *flow) {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &flow{conn: c, dst: dst, cancel: cancel, asked: w.asked, why: w.verdict.Reason}
 	f.last.Store(time.Now().UnixNano())
@@ -251,8 +254,8 @@ func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.Addr
 	}
 	a.flows[f] = struct{}{}
 	a.mu.Unlock()
-	// A switch that was turned on since Permit spoke has either met this flow
-	// where it is now, or is met here.
+	// A switch may have been turned on since Permit decided. Either it finds this
+	// flow registered, or this check finds the switch.
 	if a.w.cfg.Permit != nil {
 		if v := a.w.cfg.Permit.Still(ctx, a.who, f.asked); v.Effect != policy.Allow {
 			a.refuse(ctx, "tcp", dst, strings.Join(f.asked.Names, " "), v.Reason)
@@ -263,7 +266,7 @@ func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.Addr
 	return ctx, f
 }
 
-// recheck cuts the connections that may not go on.
+// recheck cuts the connections that Config.Permit no longer allows.
 func (a *attached) recheck(ctx context.Context) {
 	if a.w.cfg.Permit == nil {
 		return
@@ -279,6 +282,7 @@ func (a *attached) recheck(ctx context.Context) {
 	}
 }
 
+// done removes a flow that has ended.
 func (a *attached) done(f *flow) {
 	f.cancel()
 	a.mu.Lock()
@@ -286,6 +290,7 @@ func (a *attached) done(f *flow) {
 	a.mu.Unlock()
 }
 
+// update installs new rules and cuts the connections that they do not allow.
 func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
 	type cut struct {
 		f      *flow
@@ -306,6 +311,7 @@ func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
 	}
 }
 
+// dialIn connects to a port of the sandbox.
 func (a *attached) dialIn(ctx context.Context, port uint16) (net.Conn, error) {
 	addr := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFrom4(sandbox.LinkAddress.As4()), Port: port}
 	c, err := gonet.DialContextTCP(ctx, a.stack, addr, ipv4.ProtocolNumber)
@@ -321,8 +327,8 @@ func (a *attached) dialIn(ctx context.Context, port uint16) (net.Conn, error) {
 	}
 }
 
-// An innerServer serves http://postern.internal to one sandbox. It is also the
-// listener of its own server.
+// An innerServer serves http://postern.internal to one sandbox. It is its own
+// server's listener: connections come from the stack.
 type innerServer struct {
 	srv   *http.Server
 	conns chan net.Conn
@@ -337,18 +343,19 @@ func serveInner(ctx context.Context, log *slog.Logger, h http.Handler) *innerSer
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 	}
-	go func() { _ = in.srv.Serve(in) }() // ends with close
+	go func() { _ = in.srv.Serve(in) }() // until close
 	return in
 }
 
-// innerHost refuses requests for other hosts: a page from elsewhere that
-// resolves its own name to 10.0.0.1 in a browser inside must not speak to us.
+// innerHost refuses requests for other hosts. The attack is DNS rebinding: a web
+// page in a browser inside, whose own name resolves to the gateway, would otherwise
+// be of one origin with this server.
 func innerHost(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := strings.ToLower(r.Host)
 		host = strings.TrimSuffix(strings.TrimSuffix(host, ":80"), ".")
 		if host != Name && host != sandbox.LinkGateway.String() {
-			http.Error(w, "this server answers to http://"+Name+" only", http.StatusMisdirectedRequest)
+			http.Error(w, "this server only answers to http://"+Name, http.StatusMisdirectedRequest)
 			return
 		}
 		h.ServeHTTP(w, r)
@@ -376,9 +383,9 @@ func (in *innerServer) Addr() net.Addr {
 	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(sandbox.LinkGateway, 80))
 }
 
-// serve hands c to the server and returns when c is closed.
+// serve hands c to the server and returns when c has been closed.
 func (in *innerServer) serve(c net.Conn) {
-	t := &toldConn{Conn: c, closed: make(chan struct{})}
+	t := &closeNotifyConn{Conn: c, closed: make(chan struct{})}
 	select {
 	case in.conns <- t:
 		select {
@@ -397,15 +404,15 @@ func (in *innerServer) close() {
 	}
 }
 
-// A toldConn tells when it was closed.
-type toldConn struct {
+// A closeNotifyConn reports when it was closed.
+type closeNotifyConn struct {
 	net.Conn
 	once   sync.Once
 	closed chan struct{}
 }
 
 // Close implements [net.Conn].
-func (c *toldConn) Close() error {
+func (c *closeNotifyConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.Conn.Close()
 }

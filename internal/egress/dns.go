@@ -23,22 +23,22 @@ import (
 
 const (
 	answerTTL  = 30   // seconds
-	maxReply   = 512  // bytes that every client takes (RFC 1035 §4.2.1)
-	maxAnswers = 14   // addresses in an answer: it then fits in maxReply with any name
-	maxWhy     = 200  // bytes of EXTRA-TEXT in a refusal, which then fits as well
-	udpSize    = 1232 // bytes of a question that we say to take; the DNS flag day's value
+	maxReply   = 512  // bytes that every client accepts (RFC 1035 §4.2.1)
+	maxAnswers = 14   // addresses in an answer, which then fits in maxReply with any name
+	maxWhy     = 200  // bytes of EXTRA-TEXT in a refusal, which then fits in maxReply as well
+	udpSize    = 1232 // EDNS buffer size that we announce, in bytes; the value of DNS flag day 2020
 )
 
-// Extended DNS errors (RFC 8914 §4), which say why a program got no address.
+// Extended DNS errors (RFC 8914 §4). They tell a program why it got no address.
 const (
-	edeForged       = 4  // Forged Answer: an address that stands in for the name's
+	edeForged       = 4  // Forged Answer: the address is a stand-in
 	edeBlocked      = 15 // Blocked: policy does not allow the name
-	edeNotSupported = 21 // Not Supported: a question of this kind is answered for no name
+	edeNotSupported = 21 // Not Supported: this type of question is answered for no name
 )
 
-// handleUDP takes a datagram to port 53, whatever its address: our resolver
-// answers in its place. So programs with a DNS server of their own, such as
-// "dig @8.8.8.8", work as far as policy lets them, and nothing is sent there.
+// handleUDP takes a datagram to port 53 of any address and answers with our
+// resolver. So programs with a DNS server of their own, such as "dig @8.8.8.8",
+// work as far as policy allows, and nothing is sent to that server.
 func (a *attached) handleUDP(ctx context.Context, r *udp.ForwarderRequest) bool {
 	id := r.ID()
 	dst := netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort)
@@ -105,26 +105,26 @@ func (a *attached) serveDNSStream(ctx context.Context, c *insideConn, dst netip.
 	}
 }
 
-// A dnsRequest is a DNS question as it came.
+// A dnsRequest is a parsed DNS question.
 type dnsRequest struct {
 	header   dnsmessage.Header
 	question dnsmessage.Question
-	edns     bool // it had an OPT record; without one the answer may have none (RFC 6891 §7)
+	edns     bool // it has an OPT record; without one the answer must not have one either (RFC 6891 §7)
 }
 
-// An answer is what a dnsRequest gets.
+// An answer is the content of a reply to a dnsRequest.
 type answer struct {
 	code  dnsmessage.RCode
 	addrs []netip.Addr
-	ede   uint16 // an extended error of RFC 8914, if why is not empty
-	why   string // a sentence for a person; empty where policy is not the cause
+	ede   uint16 // extended error code of RFC 8914, if why is not empty
+	why   string // a sentence for a person; empty if policy is not the cause
 }
 
 const badVersion dnsmessage.RCode = 16 // BADVERS, RFC 6891 §9
 
-// question parses a DNS message. If problem has a reason the message is answered
-// with it. drop says that it deserves no answer at all: it is an answer itself,
-// or cannot be read.
+// question parses a DNS message. If problem has a reason, the message is answered
+// with it. Drop means that the message must not be answered: it is an answer itself
+// or malformed.
 func question(b []byte) (r dnsRequest, problem answer, drop bool) {
 	var p dnsmessage.Parser
 	var err error
@@ -171,7 +171,7 @@ func question(b []byte) (r dnsRequest, problem answer, drop bool) {
 	}
 }
 
-// answer returns the reply to a message that was sent to dst, or nil.
+// answer returns the reply to a message that was sent to dst, or nil for none.
 func (a *attached) answer(ctx context.Context, b []byte, dst netip.AddrPort) []byte {
 	if !a.questions.Allow() {
 		a.ledger.count(ctx, Event{Kind: Denied, Proto: "dns", Dst: dst, Reason: fmt.Sprintf("more than %d DNS questions a second", a.w.cfg.Limits.Questions)})
@@ -180,8 +180,8 @@ func (a *attached) answer(ctx context.Context, b []byte, dst netip.AddrPort) []b
 	r, ans, drop := question(b)
 	switch {
 	case ans.why != "":
-		// The attack: a message that we do not understand but another server
-		// does, to get past the record.
+		// The attack: a message that this parser rejects but another server
+		// understands would leave no trace in the record.
 		a.refuse(ctx, "dns", dst, "", ans.why)
 	case !drop:
 		ans = a.answerTo(ctx, r.question, dst)
@@ -192,6 +192,7 @@ func (a *attached) answer(ctx context.Context, b []byte, dst netip.AddrPort) []b
 	return reply(r, ans)
 }
 
+// answerTo decides on a question and resolves it if policy allows.
 func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst netip.AddrPort) answer {
 	asked := q.Name.String()
 	refuse := func(code dnsmessage.RCode, ede uint16, reason string) answer {
@@ -209,7 +210,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 	switch q.Type {
 	case dnsmessage.TypeA, dnsmessage.TypeAAAA, svcb, https:
 	default:
-		// Types with free text carry a tunnel both ways.
+		// Types with free text could carry a tunnel in both directions.
 		return refuse(dnsmessage.RCodeRefused, edeNotSupported, fmt.Sprintf("DNS questions of type %s are not answered, only those for addresses", q.Type))
 	}
 	if name == Name {
@@ -221,9 +222,9 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 	v := a.mayResolve(ctx, name)
 	var addrs []netip.Addr
 	if v.Effect == policy.Allow {
-		// Only IPv4 leaves a sandbox, so no name has other addresses, nor
-		// parameters of its service. No error: a program that asks for several
-		// types at once would take it for the end.
+		// Only IPv4 leaves a sandbox, so for other types of addresses and for
+		// service parameters the answer is empty. It is not an error: a program
+		// that asks for several types at once would give up on one.
 		if q.Type != dnsmessage.TypeA {
 			return answer{}
 		}
@@ -247,7 +248,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 	return out
 }
 
-// mayResolve returns the verdict on looking a name up outside.
+// mayResolve returns the verdict on resolving a name outside.
 func (a *attached) mayResolve(ctx context.Context, name string) policy.Verdict {
 	v := a.rules.Load().Resolve(name)
 	if v.Effect == policy.Allow && a.w.cfg.Permit != nil {
@@ -256,9 +257,9 @@ func (a *attached) mayResolve(ctx context.Context, name string) policy.Verdict {
 	return v
 }
 
-// lookup resolves a name that policy allows, and judges what it resolves to:
-// whoever owns a name can make it mean any address (DNS rebinding). Without an
-// error either the verdict is not allow or there are addresses.
+// lookup resolves a name that policy allows, and judges the addresses: the owner of
+// a name can point it to any address (DNS rebinding). Without an error, either the
+// verdict is not allow or there are addresses.
 func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]netip.Addr, policy.Verdict, error) {
 	rules := a.rules.Load()
 	v := a.mayResolve(ctx, name)
@@ -269,7 +270,7 @@ func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]neti
 	if !ok {
 		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		// With its final dot: the search list of this machine is not for it.
+		// With the final dot, so that this machine's search list is not used.
 		var err error
 		if found, err = a.w.resolver.LookupNetIP(lctx, "ip4", name+"."); err != nil {
 			a.log.DebugContext(ctx, "lookup", "name", name, "err", err)
@@ -302,11 +303,11 @@ func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]neti
 	return addrs, policy.Verdict{Effect: policy.Allow}, nil
 }
 
-// reply returns the message that answers r, or nil.
+// reply returns the DNS message that answers r, or nil.
 func reply(r dnsRequest, ans answer) []byte {
 	b := dnsmessage.NewBuilder(make([]byte, 0, maxReply), dnsmessage.Header{
 		ID: r.header.ID, Response: true, OpCode: r.header.OpCode, RecursionDesired: r.header.RecursionDesired, RecursionAvailable: true,
-		RCode: ans.code & 0xf, // its other bits are in the OPT record
+		RCode: ans.code & 0xf, // the upper bits are in the OPT record
 	})
 	b.EnableCompression()
 	q := r.question
@@ -331,7 +332,7 @@ func reply(r dnsRequest, ans answer) []byte {
 		if ans.why != "" {
 			why := printable("refused by Postern's policy: " + ans.why)
 			opt.Options = []dnsmessage.Option{{
-				Code: 15, // Extended DNS Error: its code and EXTRA-TEXT
+				Code: 15, // Extended DNS Error: code and EXTRA-TEXT
 				Data: append(binary.BigEndian.AppendUint16(nil, ans.ede), why[:min(len(why), maxWhy)]...),
 			}}
 		}
@@ -346,7 +347,7 @@ func reply(r dnsRequest, ans answer) []byte {
 	return out
 }
 
-// names remembers what our resolver told one sandbox, within bounds.
+// names remembers the answers that our resolver gave to one sandbox, within bounds.
 type names struct {
 	mu     sync.Mutex
 	byAddr map[netip.Addr]*learned
@@ -364,8 +365,8 @@ type lookedUp struct {
 }
 
 const (
-	maxNames      = 2048 // of each table
-	namesOfOne    = 8    // names remembered for one address, the newest
+	maxNames      = 2048 // entries of each table
+	namesOfOne    = 8    // names remembered for one address, newest first
 	learnedFor    = time.Hour
 	lookedUpValid = answerTTL * time.Second
 )
@@ -374,8 +375,8 @@ func newNames() *names {
 	return &names{byAddr: map[netip.Addr]*learned{}, byName: map[string]lookedUp{}}
 }
 
-// of returns the names for which addr was given as an answer. Programs keep
-// answers longer than they should, so these are kept longer than they last.
+// of returns the names that were resolved to addr. Entries are kept longer than
+// their TTL, since programs use answers for longer, too.
 func (n *names) of(addr netip.Addr) []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -385,6 +386,7 @@ func (n *names) of(addr netip.Addr) []string {
 	return nil
 }
 
+// learn remembers that name was resolved to addrs.
 func (n *names) learn(name string, addrs []netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -403,6 +405,7 @@ func (n *names) learn(name string, addrs []netip.Addr) {
 	}
 }
 
+// cached returns a recent answer for name.
 func (n *names) cached(name string) ([]netip.Addr, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -410,6 +413,7 @@ func (n *names) cached(name string) ([]netip.Addr, bool) {
 	return slices.Clone(c.addrs), ok && time.Now().Before(c.until)
 }
 
+// cache keeps an answer for its TTL.
 func (n *names) cache(name string, addrs []netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -417,7 +421,8 @@ func (n *names) cache(name string, addrs []netip.Addr) {
 	n.byName[name] = lookedUp{slices.Clone(addrs[:min(len(addrs), 4*maxAnswers)]), time.Now().Add(lookedUpValid)}
 }
 
-// makeRoom forgets what is over, or else anything, if m is full.
+// makeRoom makes room in a full map: it deletes expired entries, or any entry if
+// none has expired.
 func makeRoom[K comparable, V any](m map[K]V, until func(V) time.Time) {
 	if len(m) < maxNames {
 		return

@@ -1,10 +1,10 @@
 // Package egress is the wall: each sandbox's only link to the outside.
 //
-// A link is a socket pair. One end becomes the sandbox's network interface;
-// the other ends here, in a TCP/IP stack of its own inside this process. There
-// is no route, no forwarding and no interface on the host that a mistake could
-// open. Whatever a program in the sandbox connects to arrives with the address
-// it aimed at, before its handshake is answered:
+// A link is a socket pair. One end is the sandbox's network interface. The other
+// ends here, in a TCP/IP stack inside this process that serves this sandbox alone.
+// There is no route, no forwarding and no interface on the host that a mistake
+// could open. A connection of a program arrives here with its original destination,
+// before its handshake is answered:
 //
 //	sandbox ── socket pair ── filter ── stack ─┬─ refused and recorded
 //	                                           ├─ dialled by us and spliced
@@ -18,11 +18,13 @@
 // a sandbox has no route for it, and its own kernel refuses the connection.
 //
 // The package trusts nothing that comes over a link: not the packets, which a
-// hostile sandbox may build by hand, not the source address, not the name in a
-// TLS or HTTP request. Where a name alone opens the way every clear-text message
-// that could name another is judged (gate), and no connection carries mail past
-// Config.SMTP (mailWatch). It must not decide: policy does. It must not store:
-// Config.Record does.
+// hostile sandbox can build by hand, not the source address, and not the name in a
+// TLS or HTTP request. If a connection is allowed by name only, every clear-text
+// message on it that could be for another name is judged (gate.go). No connection
+// carries mail past Config.SMTP (mailwatch.go).
+//
+// The package must not decide what is allowed: policy does. It must not store
+// anything: Config.Record does.
 package egress
 
 import (
@@ -58,71 +60,72 @@ const Name = "postern.internal"
 
 // Config holds the settings of a [Wall].
 type Config struct {
-	// Ceiling is what any sandbox may connect to at most. Zero: nothing.
+	// Ceiling is the maximum that any sandbox may connect to. Zero: nothing.
 	Ceiling policy.Ceiling
-	// Resolver is the DNS server that allowed names are looked up at. Zero:
-	// the system's.
+	// Resolver is the DNS server for allowed names. Zero: the system's.
 	Resolver netip.AddrPort
-	// Own holds further addresses by which this machine can be reached, for
-	// example a public one in front of a NAT; those of its interfaces are
-	// known. Sandboxes reach none of them.
+	// Own holds further addresses of this machine, for example a public one in
+	// front of a NAT. Addresses of interfaces are known. Sandboxes may connect to
+	// none of them.
 	Own []netip.Addr
-	// Dial connects to allowed destinations, network is "tcp". Nil: net.Dialer.
+	// Dial connects to allowed destinations; network is "tcp". Nil: net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Record writes an event to the record. It is called before a refusal is
-	// answered. Events that it cannot record are refused all the same and
-	// logged. It must be set.
+	// answered. If it fails the connection is refused all the same, and the event
+	// is logged. It must be set.
 	Record func(ctx context.Context, who auth.Principal, e Event) error
-	// Inner returns what the sandbox who finds at http://postern.internal. It
-	// limits bodies itself. Nil: connections are refused.
+	// Inner returns the handler that the sandbox who finds at
+	// http://postern.internal. It must limit request bodies itself. Nil:
+	// connections are refused.
 	Inner func(who auth.Principal) http.Handler
-	// SMTP holds a captured mail conversation with the sandbox who, which
-	// believes to talk to dst, until it is over; it owns conn. If seen is not
-	// empty these bytes were read from conn and the greeting has been sent; if
-	// it is empty the sandbox waits for the greeting. Port 465 arrives with
-	// its TLS taken off, under a certificate that nobody signed: a program
-	// that verifies certificates will not send. Mail ports of a sandbox
-	// without an inbox are refused; nil: of every one.
+	// SMTP serves a captured mail connection of the sandbox who to dst until it
+	// ends. It owns conn. If seen is empty, the sandbox waits for the greeting.
+	// Otherwise the greeting has been sent and seen has been read from conn.
+	//
+	// On port 465 TLS has been terminated with a self-signed certificate, so a program
+	// that verifies certificates will not send.
+	//
+	// Connections to mail ports are refused if the sandbox has no inbox, or if SMTP is
+	// nil.
 	SMTP func(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte)
 
-	// Permit has the last word on what the lists allow. Nil: the lists have it.
+	// Permit decides on connections that the lists allow. Nil: the lists decide.
 	Permit Permitter
 
-	Limits Limits // for each sandbox
+	Limits Limits // per sandbox
 }
 
-// A Permitter has the last word on what the lists of a sandbox allow: it can
-// only take from it. Implementations are safe for concurrent use and, but where
-// they wait for a person, as quick as memory: they are asked for each
-// connection.
+// A Permitter decides on connections that the lists of a sandbox allow; it can only
+// narrow them. Implementations are safe for concurrent use. They are asked for each
+// connection, so they must be fast unless they wait for a person.
 type Permitter interface {
-	// Names reports whether the word on who's connections goes by the names of
-	// hosts, so that a name is looked for on those to the web's ports, too,
-	// which are allowed by address.
+	// Names reports whether decisions on who's connections depend on host names.
+	// Then the wall looks for a name also on web connections that are allowed by
+	// address.
 	Names(ctx context.Context, who auth.Principal) bool
-	// Look says whether a name may be looked up outside.
+	// Look decides whether a name may be resolved outside.
 	Look(ctx context.Context, who auth.Principal, name string) policy.Verdict
-	// Permit says whether a connection may be made. To has the names that we
-	// resolved it by, or none. It may wait, for as long as it bounds itself, and
-	// returns soon when ctx is done.
+	// Permit decides whether a connection may be made. To holds the names that our
+	// resolver gave for the address, if any. Permit may wait, within a bound of its
+	// own, and returns soon when ctx is done.
 	Permit(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
-	// Still says whether a connection that Permit allowed may go on. It never
-	// asks a person.
+	// Still decides whether a connection that Permit allowed may continue. It never
+	// waits for a person.
 	Still(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
 }
 
-// Limits bounds what one sandbox can make this process do. Zero fields have
-// the defaults named.
+// Limits bound what one sandbox can make this process do. Zero means the default in
+// each comment.
 type Limits struct {
-	Connections    int           // TCP connections at once; 1024
-	NewConnections int           // TCP connections a second, with a burst of four times as many; 200. More wait: their first packet is dropped and sent again
-	Questions      int           // DNS questions a second, with a burst of four times as many; 100. More are dropped
-	UDPFlows       int           // DNS sockets at once; 256
-	Records        int           // distinct events on record in one window; 100. More are counted
-	Window         time.Duration // in which repeats are counted instead of recorded; one minute. Doubles, up to an hour, while Records is not enough
-	DialTimeout    time.Duration // for a connection to be made outside; 10 seconds
-	SniffTimeout   time.Duration // for a name, or the server's protocol, to be seen on a new connection; 5 seconds
-	Idle           time.Duration // after which a connection without a byte is cut; two hours
+	Connections    int           // concurrent TCP connections; 1024
+	NewConnections int           // TCP connections per second, with a burst of four times as many; 200. Beyond it the first packet is dropped, and the sandbox's kernel sends it again
+	Questions      int           // DNS questions per second, with a burst of four times as many; 100. Others are dropped
+	UDPFlows       int           // concurrent DNS sockets; 256
+	Records        int           // distinct events recorded per window; 100. Others are counted
+	Window         time.Duration // in which repeats are counted instead of recorded; one minute. It doubles, up to an hour, while Records is exceeded
+	DialTimeout    time.Duration // to connect to the outside; 10 seconds
+	SniffTimeout   time.Duration // for the name, or the server's protocol, to appear on a new connection; 5 seconds
+	Idle           time.Duration // after which a connection without traffic is cut; two hours
 }
 
 func (l *Limits) setDefaults() {
@@ -152,11 +155,11 @@ type Wall struct {
 	resolver *net.Resolver
 
 	mu       sync.Mutex
-	attached map[string]*attached // by sandbox id
+	attached map[string]*attached // by sandbox ID
 
 	ownMu    sync.Mutex
 	own      []netip.Addr // addresses of our interfaces
-	ownUntil time.Time    // when own is to be read again
+	ownUntil time.Time    // when own must be read again
 }
 
 var _ sandbox.Network = (*Wall)(nil)
@@ -190,12 +193,12 @@ func New(log *slog.Logger, cfg Config) (*Wall, error) {
 	return w, nil
 }
 
-// TLS returns the configuration with which captured connections are ended, for
-// STARTTLS in them. Its certificate is made anew in each process.
+// TLS returns the configuration for STARTTLS on captured connections. Its
+// certificate is new in each process.
 func (w *Wall) TLS() *tls.Config { return w.tls.Clone() }
 
-// Attach implements [sandbox.Network]. Its error wraps [policy.ErrInvalid] if
-// e cannot be taken.
+// Attach implements [sandbox.Network]. Its error wraps [policy.ErrInvalid] if e is
+// malformed.
 func (w *Wall) Attach(ctx context.Context, who auth.Principal, e policy.Egress) (*os.File, error) {
 	host, inside, err := pair()
 	if err != nil {
@@ -208,9 +211,9 @@ func (w *Wall) Attach(ctx context.Context, who auth.Principal, e policy.Egress) 
 	return inside, nil
 }
 
-// Adopt implements [sandbox.Network]. What the sandbox sent while nobody read
-// the link is read now; connections of the stack that read it before are
-// unknown here and reset at their next packet.
+// Adopt implements [sandbox.Network]. It reads what the sandbox sent while nobody
+// read the link. Connections of the previous stack are unknown to the new one,
+// which resets them at their next packet.
 func (w *Wall) Adopt(ctx context.Context, who auth.Principal, e policy.Egress, host *os.File) error {
 	own, err := adoptable(host)
 	if err != nil {
@@ -222,8 +225,8 @@ func (w *Wall) Adopt(ctx context.Context, who auth.Principal, e policy.Egress, h
 	return nil
 }
 
-// attach puts a stack on the host's end of a link, which it takes over, also
-// when it fails.
+// attach starts a stack on the host's end of a link. It takes ownership of host,
+// also if it fails.
 func (w *Wall) attach(ctx context.Context, who auth.Principal, e policy.Egress, host *os.File) error {
 	rules, err := w.rules(who, e)
 	if err != nil {
@@ -244,6 +247,7 @@ func (w *Wall) attach(ctx context.Context, who auth.Principal, e policy.Egress, 
 	return nil
 }
 
+// rules returns the effective rules of the sandbox who.
 func (w *Wall) rules(who auth.Principal, e policy.Egress) (*policy.Outbound, error) {
 	if who.Kind != auth.Sandbox || who.ID == "" {
 		return nil, fmt.Errorf("%s is not a sandbox", who)
@@ -255,7 +259,7 @@ func (w *Wall) rules(who auth.Principal, e policy.Egress) (*policy.Outbound, err
 	return rules, nil
 }
 
-// Projects returns the projects whose sandboxes have a link, each once.
+// Projects returns the projects whose sandboxes have a link, without duplicates.
 func (w *Wall) Projects() (out []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -267,8 +271,8 @@ func (w *Wall) Projects() (out []string) {
 	return out
 }
 
-// Recheck cuts, and records, the connections of a project's sandboxes that the
-// last word says may not go on. Whoever has it calls this when it has changed.
+// Recheck cuts and records the connections of a project's sandboxes that
+// Config.Permit no longer allows. The Permitter calls it when its decisions change.
 func (w *Wall) Recheck(ctx context.Context, project string) {
 	w.mu.Lock()
 	var of []*attached
@@ -296,8 +300,8 @@ func (w *Wall) Handle(id string) (*os.File, error) {
 	return f, nil
 }
 
-// Detach implements [sandbox.Network]. What was counted and not yet recorded
-// is recorded.
+// Detach implements [sandbox.Network]. Events that were counted and not yet
+// recorded are recorded.
 func (w *Wall) Detach(id string) {
 	w.mu.Lock()
 	a := w.attached[id]
@@ -308,10 +312,10 @@ func (w *Wall) Detach(id string) {
 	}
 }
 
-// Update implements [sandbox.Network]. Connections that the sandbox may no
-// longer have are cut and recorded. If it has a new owner all are reset, since
-// they were decided on, and may be read, in the name of the one before. Its
-// error wraps [sandbox.ErrNotFound] or [policy.ErrInvalid].
+// Update implements [sandbox.Network]. Connections that the rules no longer allow
+// are cut and recorded. For a new owner all connections are reset, since they were
+// allowed for, and may be read by, the previous one. Its error wraps
+// [sandbox.ErrNotFound] or [policy.ErrInvalid].
 func (w *Wall) Update(ctx context.Context, who auth.Principal, e policy.Egress) error {
 	rules, err := w.rules(who, e)
 	if err != nil {
@@ -328,9 +332,9 @@ func (w *Wall) Update(ctx context.Context, who auth.Principal, e policy.Egress) 
 	return w.handOver(ctx, who, rules)
 }
 
-// handOver gives a link to a new owner. The stack of the one before is stopped
-// and a new one starts on the same end: nothing that either knows of names,
-// events or connections can reach the other.
+// handOver gives a link to a new owner. It stops the previous owner's stack and
+// starts a new one on the same link. So no names, events or connections pass from
+// one to the other.
 func (w *Wall) handOver(ctx context.Context, who auth.Principal, rules *policy.Outbound) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -342,9 +346,10 @@ func (w *Wall) handOver(ctx context.Context, who auth.Principal, rules *policy.O
 	if err != nil {
 		return fmt.Errorf("hand over the link of %s: %w", who.ID, err)
 	}
-	// In this order: two readers of one link would steal each other's packets.
+	// Stop the old stack first: two readers of one link would take each other's
+	// packets.
 	old.stop()
-	go old.settle(context.WithoutCancel(ctx)) // may wait for seconds; it has no link any more
+	go old.settle(context.WithoutCancel(ctx)) // may take seconds, but does not use the link
 	delete(w.attached, who.ID)
 	a, err := newAttached(context.WithoutCancel(ctx), w, who, rules, host)
 	if err != nil {
@@ -354,9 +359,9 @@ func (w *Wall) handOver(ctx context.Context, who auth.Principal, rules *policy.O
 	return nil
 }
 
-// Dial implements [sandbox.Network]. It reaches services that listen on
-// 10.0.0.2 or on all addresses; one that listens on the sandbox's loopback
-// only is reported as closed, since no packet from outside can get there.
+// Dial implements [sandbox.Network]. It reaches services that listen on the
+// sandbox's address or on all addresses. A service that listens only on loopback
+// counts as closed, since no packet from outside can reach it.
 func (w *Wall) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	a, err := w.find(id)
 	if err != nil {
@@ -374,8 +379,8 @@ func (w *Wall) find(id string) (*attached, error) {
 	return nil, fmt.Errorf("link of %s: %w", id, sandbox.ErrNotFound)
 }
 
-// isOwn says whether a is an address of this machine. It is read again now and
-// then: a machine gets new ones.
+// isOwn reports whether a is an address of this machine. The addresses are read
+// again from time to time, since they change.
 func (w *Wall) isOwn(a netip.Addr) bool {
 	if slices.Contains(w.cfg.Own, a) {
 		return true
@@ -385,7 +390,7 @@ func (w *Wall) isOwn(a netip.Addr) bool {
 	if now := time.Now(); now.After(w.ownUntil) {
 		ifs, err := net.InterfaceAddrs()
 		if err != nil {
-			// Without knowing, every address could be ours.
+			// If they are unknown, any address could be ours.
 			w.log.Error("cannot list the addresses of this machine", "err", err)
 			return true
 		}
@@ -399,7 +404,7 @@ func (w *Wall) isOwn(a netip.Addr) bool {
 	return slices.Contains(w.own, a)
 }
 
-// pair makes a link. One message on it is one packet.
+// pair creates a link. One message on it is one packet.
 func pair() (host, inside *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -408,12 +413,13 @@ func pair() (host, inside *os.File, err error) {
 	for _, fd := range fds {
 		const size = 4 << 20
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) != nil {
-			// Without the right to go over the system's limit: slower, not wrong.
+			// Only a privileged process may exceed the system's limit. A smaller
+			// buffer is slower but works.
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size)
 		}
 	}
-	// Only a descriptor that does not block is left to Go's poller, which
-	// needs no thread for a waiting link.
+	// Go's poller only takes non-blocking descriptors. With it a waiting link needs
+	// no thread.
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
@@ -422,7 +428,7 @@ func pair() (host, inside *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "link-host"), os.NewFile(uintptr(fds[1]), "link-sandbox"), nil
 }
 
-// selfSigned makes the certificate for captured TLS. It lives in memory only.
+// selfSigned creates the certificate for captured TLS. It exists in memory only.
 func selfSigned() (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -10,26 +10,26 @@ import (
 	"postern/internal/policy"
 )
 
-// A gate reads a program's side of a connection, which begins with head, and
-// writes what may pass to s.toServer. It returns nil or io.EOF when the program
-// has ended its side. Its error may be a *refusedError or errMail.
+// A gate reads what a program sends on a connection, which begins with head, and
+// writes to s.toServer what may pass. It returns nil or io.EOF when the program has
+// ended its side. Its error may be a *refusedError or errMail.
 //
-// If policy allowed a connection by name alone, that name is proved only for the
+// If policy allowed a connection by name only, the name is proved only for the
 // first message. Gates ensure that no later message is for another name.
 type gate func(s *splicing, head []byte) error
 
-// A refusedError is why a connection that was made does not go on.
+// A refusedError is the reason for ending a connection that had been accepted.
 type refusedError struct {
 	name   string // requested host; empty if unknown
 	reason string
-	status int // of the answer in HTTP; zero: a reset
+	status int // HTTP status of the answer; zero means a reset
 }
 
 // Error implements error.
 func (r *refusedError) Error() string { return r.reason }
 
-// anything lets everything pass.
-func anything(s *splicing, head []byte) error {
+// passAll is a gate that lets everything pass.
+func passAll(s *splicing, head []byte) error {
 	if len(head) > 0 {
 		if _, err := s.toServer.Write(head); err != nil {
 			return err
@@ -38,8 +38,8 @@ func anything(s *splicing, head []byte) error {
 	return pump(&s.toServer, s.in, &s.f.last)
 }
 
-// gateFor returns the gate for a connection that began with first, for an
-// allowed name.
+// gateFor returns the gate for a connection to an allowed name that began with
+// first.
 func (a *attached) gateFor(first *sniffed) gate {
 	if first.tls {
 		return func(s *splicing, head []byte) error { return sameHello(s, head, first.name) }
@@ -47,16 +47,17 @@ func (a *attached) gateFor(first *sniffed) gate {
 	return func(s *splicing, head []byte) error { return a.requests(s, head, first.name) }
 }
 
-// requests passes on requests for one host. It parses each one itself, so that
-// it judges every request, also on a kept connection and with pipelining.
+// requests is a gate that forwards requests for one host. It parses each request
+// itself, so that it judges all of them, also on a kept-alive connection and with
+// pipelining.
 func (a *attached) requests(s *splicing, buf []byte, name string) error {
 	for n := 0; ; n++ {
 		var scan headScan
 		end, problem := scan.next(buf)
 		for end == 0 && problem == "" {
 			var err error
-			if buf, err = s.readOn(buf); err != nil {
-				return err // half a request stays here
+			if buf, err = s.readMore(buf); err != nil {
+				return err // an incomplete request is not forwarded
 			}
 			end, problem = scan.next(buf)
 		}
@@ -69,8 +70,9 @@ func (a *attached) requests(s *splicing, buf []byte, name string) error {
 			return err
 		}
 		// After an upgrade the host is unknown: in h2c each request has a host of
-		// its own. Only WebSocket stays with the named host. It must be the first
-		// request, since then its answer is known without parsing answers.
+		// its own. Only WebSocket stays with the named host. Its upgrade must be
+		// the first request, since then the answer to it is known without parsing
+		// answers.
 		websocket := r.websocket && n == 0
 		if r.upgrade && !websocket {
 			head = withoutUpgrade(head)
@@ -85,7 +87,7 @@ func (a *attached) requests(s *splicing, buf []byte, name string) error {
 		if websocket {
 			const switching = "HTTP/1.1 101"
 			if b := s.listen(a.w.cfg.Limits.Idle, func(b []byte) bool { return len(b) >= len(switching) }); bytes.HasPrefix(b, []byte(switching)) {
-				return anything(s, buf)
+				return passAll(s, buf)
 			}
 		}
 	}
@@ -107,13 +109,14 @@ func (a *attached) judgeRequest(r *request, name string) error {
 	case v.Effect != policy.Allow:
 		return &refusedError{n, v.Reason, http.StatusForbidden}
 	default:
-		// RFC 9110 §15.5.20: the client may ask again on another connection.
+		// RFC 9110 §15.5.20: the client may repeat the request on another
+		// connection.
 		return &refusedError{n, fmt.Sprintf("this connection is for %s: a request for %s needs its own", name, n), http.StatusMisdirectedRequest}
 	}
 }
 
-// body passes on a request's body of length bytes, or in chunks, which begins
-// in buf, and returns what was read after it.
+// body forwards a request's body, which begins in buf. It has length bytes or is
+// chunked. It returns what was read after the body.
 func (s *splicing) body(buf []byte, length int64) (rest []byte, err error) {
 	var c chunked
 	for {
@@ -141,16 +144,16 @@ func (s *splicing) body(buf []byte, length int64) (rest []byte, err error) {
 		if n < cap(buf) || n >= 256<<10 {
 			buf = buf[:0]
 		} else {
-			buf = make([]byte, 0, 2*n) // it grows with the body, see pump
+			buf = make([]byte, 0, 2*n) // grows with the body, see pump
 		}
-		if buf, err = s.readOn(buf); err != nil {
+		if buf, err = s.readMore(buf); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// readOn appends the program's next bytes.
-func (s *splicing) readOn(buf []byte) ([]byte, error) {
+// readMore appends the next bytes of the program to buf.
+func (s *splicing) readMore(buf []byte) ([]byte, error) {
 	if cap(buf)-len(buf) < 512 {
 		buf = append(make([]byte, 0, max(8<<10, 2*len(buf))), buf...)
 	}
@@ -158,16 +161,16 @@ func (s *splicing) readOn(buf []byte) ([]byte, error) {
 	return buf[:len(buf)+n], err
 }
 
-// sameHello passes on a TLS connection that began with a ClientHello for name.
-// RFC 8446 §4.1.2 has the client send a second one, in clear text, where the
-// server asks it to: it must be for the same name. After that all is encrypted.
+// sameHello is a gate for a TLS connection that began with a ClientHello for name.
+// The server may ask for a second ClientHello (RFC 8446 §4.1.2). It is in clear
+// text and must be for the same name. Everything after it is encrypted.
 func sameHello(s *splicing, buf []byte, name string) error {
 	_, _, end, _ := serverName(buf)
 	if _, err := s.toServer.Write(buf[:end]); err != nil {
 		return err
 	}
 	buf = slices.Clone(buf[end:])
-	left := 0 // bytes of a record that is passed on
+	left := 0 // bytes left of a record that is being forwarded
 	for {
 		k := min(left, len(buf))
 		if k > 0 {
@@ -178,17 +181,17 @@ func sameHello(s *splicing, buf []byte, name string) error {
 		}
 		start, _ := s.said()
 		if again, known := isHelloRetry(start); known && !again {
-			return anything(s, buf)
+			return passAll(s, buf)
 		}
 		if len(buf) < 5 {
 			var err error
-			if buf, err = s.readOn(buf); err != nil {
+			if buf, err = s.readMore(buf); err != nil {
 				return err
 			}
 			continue
 		}
 		switch n := int(binary.BigEndian.Uint16(buf[3:])); buf[0] {
-		case 0x14, 0x15, 0x17: // for middleboxes, an alert, early data
+		case 0x14, 0x15, 0x17: // change_cipher_spec for middleboxes, an alert, early data
 			left = 5 + n
 			continue
 		case 0x16:
@@ -202,7 +205,7 @@ func sameHello(s *splicing, buf []byte, name string) error {
 		second, problem, end, need := serverName(buf)
 		if need > len(buf) && len(buf) < 2*maxHead {
 			var err error
-			if buf, err = s.readOn(buf); err != nil {
+			if buf, err = s.readMore(buf); err != nil {
 				return err
 			}
 			continue
@@ -211,21 +214,22 @@ func sameHello(s *splicing, buf []byte, name string) error {
 		if end == 0 || problem != "" || err != nil || n != name {
 			return &refusedError{name: clip(second), reason: "the second TLS ClientHello is not for " + name}
 		}
-		return anything(s, buf)
+		return passAll(s, buf)
 	}
 }
 
-// isHelloRetry reports whether a server's first bytes are a HelloRetryRequest.
+// isHelloRetry reports whether a server's first bytes are a HelloRetryRequest, if
+// they show it.
 func isHelloRetry(start []byte) (yes, known bool) {
-	const at = 5 + 4 + 2 // headers of record and message, version
-	// RFC 8446 §4.1.3: it is a ServerHello with these random bytes.
+	const at = 5 + 4 + 2 // record header, message header, version
+	// RFC 8446 §4.1.3: a ServerHello with these random bytes.
 	random := [...]byte{
 		0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91,
 		0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
 	}
 	switch {
 	case len(start) > 0 && start[0] != 0x16:
-		return false, true // an alert, or no TLS
+		return false, true // an alert, or not TLS
 	case len(start) < at+len(random):
 		return false, false
 	default:
@@ -233,9 +237,9 @@ func isHelloRetry(start []byte) (yes, known bool) {
 	}
 }
 
-// sshOnly passes on a connection that began like SSH (RFC 4253 §4.2): its first
-// line, and the rest once the server has shown that it speaks SSH. A server for
-// the web could take what follows for a request.
+// sshOnly is a gate for a connection that began like SSH (RFC 4253 §4.2). It
+// forwards the first line, and the rest only after the server has shown that it
+// speaks SSH: a web server could take what follows for a request.
 func sshOnly(s *splicing, buf []byte) error {
 	end := bytes.IndexByte(buf, '\n')
 	for ; end < 0; end = bytes.IndexByte(buf, '\n') {
@@ -243,7 +247,7 @@ func sshOnly(s *splicing, buf []byte) error {
 			return &refusedError{reason: "the first line of the SSH connection is too long"}
 		}
 		var err error
-		if buf, err = s.readOn(buf); err != nil {
+		if buf, err = s.readMore(buf); err != nil {
 			return err
 		}
 	}
@@ -254,14 +258,14 @@ func sshOnly(s *splicing, buf []byte) error {
 	if b := s.listen(handshake, func(b []byte) bool { return len(b) >= len(ssh) }); !bytes.HasPrefix(b, []byte(ssh)) {
 		return &refusedError{reason: "the server does not speak SSH, as the program does"}
 	}
-	return anything(s, buf[end+1:])
+	return passAll(s, buf[end+1:])
 }
 
-// serverFirst passes on a connection on which the program said nothing at
-// first. If the server speaks first it is not a web server. Otherwise the
-// program's first bytes are judged as they would have been at the beginning.
+// serverFirst is a gate for a connection on which the program sent nothing at
+// first. If the server speaks first it is not a web server. Otherwise the program's
+// first bytes are judged like those at the start of a connection.
 func (a *attached) serverFirst(s *splicing, buf []byte) error {
-	buf, err := s.readOn(buf)
+	buf, err := s.readMore(buf)
 	if err != nil {
 		return err
 	}
@@ -270,7 +274,7 @@ func (a *attached) serverFirst(s *splicing, buf []byte) error {
 			return &refusedError{reason: "the connection names no host"}
 		}
 		s.gated = false
-		return anything(s, buf)
+		return passAll(s, buf)
 	}
 	first := sniff(s.in, buf)
 	v := a.rules.Load().Connect(a.connection(s.f.conn.Addr, []string{first.name}))

@@ -12,9 +12,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// inspect says whether a packet may go on to the stack. Only TCP and DNS from
-// the one right address do, whole and without options: the rest is refused
-// here, so that no other code reads it.
+// inspect reports whether the stack may see a packet. Only complete TCP packets,
+// and DNS packets over UDP, with the right source address and without IP options
+// may pass. Everything else is refused here, so that no other code parses it.
 func (a *attached) inspect(ctx context.Context, p []byte) bool {
 	if len(p) < header.IPv4MinimumSize || p[0]>>4 != 4 {
 		a.notIPv4(ctx, p)
@@ -29,7 +29,7 @@ func (a *attached) inspect(ctx context.Context, p []byte) bool {
 		return false
 	}
 	if src := netip.AddrFrom4(ip.SourceAddress().As4()); src != sandbox.LinkAddress {
-		// It says who it is not; whom it aims at does not matter.
+		// The source address is forged, so there is nobody to refuse it to.
 		a.ledger.addLater(ctx, Event{Kind: Denied, Proto: protoName(proto), Dst: netip.AddrPortFrom(dst, 0), Name: src.String(), Reason: fmt.Sprintf("a packet with the source address %v, which is not the sandbox's", src)}, func() {})
 		return false
 	}
@@ -73,6 +73,7 @@ func (a *attached) inspect(ctx context.Context, p []byte) bool {
 	}
 }
 
+// inspectSyn decides on the first packet of a connection.
 func (a *attached) inspectSyn(ctx context.Context, p []byte, to netip.AddrPort) bool {
 	if odd(to.Addr()) {
 		a.deny(ctx, p, to, fmt.Sprintf("%v is no address that a connection can be made to", to.Addr()))
@@ -85,32 +86,33 @@ func (a *attached) inspectSyn(ctx context.Context, p []byte, to netip.AddrPort) 
 	return true
 }
 
-// odd reports whether a stack would silently drop packets to a, or the sandbox's
-// own stack would drop a reset from there: broadcast addresses, including the last
-// address of the link's network, multicast addresses and those of one's own host.
+// odd reports whether a is an address for which a stack drops packets silently, or
+// from which the sandbox's stack would drop a reset: broadcast, including the last
+// address of the link's network, multicast, and addresses of the own host.
 func odd(a netip.Addr) bool {
 	b := a.As4()
 	return b[0] == 0 || b[0] == 127 || b[0] >= 224 || sandbox.LinkNetwork.Contains(a) && a != sandbox.LinkGateway
 }
 
-// deny records a packet and then refuses it by ICMP, so that the program that
-// sent it need not wait for a time-out. The answer comes from the gateway: from
-// an odd address the sandbox would drop it.
+// deny records a packet and then refuses it by ICMP, so that the program need not
+// wait for a time-out. The ICMP packet comes from the gateway: the sandbox would
+// drop one from an odd address.
 func (a *attached) deny(ctx context.Context, p []byte, to netip.AddrPort, reason string) {
 	refusal := unreachable(p)
 	a.ledger.addLater(ctx, Event{Kind: Denied, Proto: protoName(header.IPv4(p).TransportProtocol()), Dst: to, Reason: reason}, func() {
 		if refusal != nil {
-			_ = a.link.write([][]byte{refusal}) // without room it is lost, as any packet
+			_ = a.link.write([][]byte{refusal}) // without room it is lost, like any packet
 		}
 	})
 }
 
+// malformed counts a packet that cannot be parsed.
 func (a *attached) malformed(ctx context.Context, dst netip.Addr) {
 	a.ledger.count(ctx, Event{Kind: Denied, Proto: "ip", Dst: netip.AddrPortFrom(dst, 0), Reason: "malformed packets"})
 }
 
-// notIPv4 drops what is not IPv4. A kernel sends IPv6 multicast of its own
-// accord when a link comes up; that is nobody's attempt.
+// notIPv4 drops packets that are not IPv4. A kernel sends IPv6 multicast on its own
+// when a link comes up; those are not recorded, since no program tried anything.
 func (a *attached) notIPv4(ctx context.Context, p []byte) {
 	if len(p) < header.IPv6MinimumSize || p[0]>>4 != 6 {
 		a.malformed(ctx, netip.Addr{})
@@ -140,11 +142,11 @@ func protoName(p tcpip.TransportProtocolNumber) string {
 	}
 }
 
-// unreachable returns the packet that refuses p, which has a whole header, or
-// nil if p must not be answered: RFC 1122 §3.2.2 forbids errors about errors,
-// about broadcasts and about fragments but the first. It forbids them for
-// broadcasts since many could answer; here one does, and a connection that is
-// asked for waits for the answer, so TCP always gets one.
+// unreachable returns the ICMP packet that refuses p, which has a complete header.
+// It returns nil if p must not be answered: RFC 1122 §3.2.2 forbids errors about
+// ICMP errors, broadcasts and fragments other than the first. The reason for
+// broadcasts is that many hosts could answer. On a link only one can, and a TCP
+// connection waits for it, so TCP always gets an answer.
 func unreachable(p []byte) []byte {
 	ip := header.IPv4(p)
 	body := p[header.IPv4MinimumSize:]
@@ -169,7 +171,7 @@ func unreachable(p []byte) []byte {
 	case icmp:
 		m.SetCode(header.ICMPv4HostProhibited)
 	case tcp && odd(dst):
-		m.SetCode(header.ICMPv4NetProhibited) // ENETUNREACH, as Linux says without a wall
+		m.SetCode(header.ICMPv4NetProhibited) // ENETUNREACH, as on a machine without a route
 	default:
 		m.SetCode(header.ICMPv4PortUnreachable)
 	}

@@ -17,20 +17,20 @@ import (
 	"postern/internal/sandbox"
 )
 
-// A link is the host's end of a socket pair as an interface of a stack. Unlike
-// gVisor's own it shows each packet to filter before anything else reads it,
-// keeps no thread waiting, and a message of any size, none included, does it
-// no harm.
+// A link is the host's end of a socket pair, as a network interface of a stack. In
+// contrast to gVisor's fdbased endpoint it passes each packet to filter before any
+// other code parses it, needs no thread while it waits, and copes with messages of
+// any size, also empty ones.
 type link struct {
 	file   *os.File
 	raw    syscall.RawConn
-	filter func(p []byte) bool // says whether p may go on; p is the reader's
+	filter func(p []byte) bool // reports whether p may pass; p is only valid during the call
 
 	mu         sync.RWMutex
 	dispatcher stack.NetworkDispatcher
 	mtu        uint32
 	reading    bool
-	done       chan struct{} // closed when reading has ended
+	done       chan struct{} // closed when the reader has ended
 }
 
 var _ stack.LinkEndpoint = (*link)(nil)
@@ -43,8 +43,8 @@ func newLink(f *os.File, filter func([]byte) bool) (*link, error) {
 	return &link{file: f, raw: raw, filter: filter, mtu: sandbox.LinkMTU, done: make(chan struct{})}, nil
 }
 
-// adoptable returns a duplicate of the host's end of a link that was made by
-// another process, or earlier, ready to be read here.
+// adoptable returns a duplicate of the host's end of a link that another process,
+// or this one, created earlier. The duplicate is ready to be read here.
 func adoptable(host *os.File) (*os.File, error) {
 	raw, err := host.SyscallConn()
 	if err != nil {
@@ -67,7 +67,7 @@ func adoptable(host *os.File) (*os.File, error) {
 	return duplicate(raw)
 }
 
-// duplicate returns a second descriptor of the link's end.
+// duplicate returns a second descriptor of the link's host end.
 func (l *link) duplicate() (*os.File, error) { return duplicate(l.raw) }
 
 func duplicate(raw syscall.RawConn) (*os.File, error) {
@@ -84,15 +84,15 @@ func duplicate(raw syscall.RawConn) (*os.File, error) {
 	return os.NewFile(uintptr(dup), "link-host"), nil
 }
 
-// halt ends reading and returns when it has. Writing goes on.
+// halt stops the reader and returns when it has ended. Writing still works.
 func (l *link) halt() {
 	if l.file.SetReadDeadline(time.Unix(1, 0)) != nil {
-		l.file.Close() // reading ends in any case
+		l.file.Close() // the reader ends in any case
 	}
 	l.awaitReader()
 }
 
-// stop closes the link and returns when nothing more comes from it.
+// stop closes the link and returns when no more packets come from it.
 func (l *link) stop() {
 	l.file.Close()
 	l.awaitReader()
@@ -107,13 +107,14 @@ func (l *link) awaitReader() {
 	}
 }
 
-// errGone means that the other end was closed.
+// errGone means that the sandbox's end has been closed.
 var errGone = errors.New("the sandbox's end of the link is closed")
 
+// read passes packets to the stack until the link is closed.
 func (l *link) read() {
 	defer close(l.done)
-	const size = 1 << 16  // no IPv4 packet is larger
-	var view *buffer.View // nil while waiting: most links are idle, and memory is what bounds how many there are
+	const size = 1 << 16  // larger than any IPv4 packet
+	var view *buffer.View // nil while waiting: most links are idle, and memory limits how many a machine can have
 	defer func() {
 		if view != nil {
 			view.Release()
@@ -136,8 +137,8 @@ func (l *link) read() {
 			return false
 		}
 		if n == 0 && err == nil {
-			// An empty message reads like the end of the link. Only the end
-			// hangs up.
+			// An empty message looks like the end of the link when it is read. Only
+			// the real end sets RDHUP.
 			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 			if _, perr := unix.Poll(p, 0); perr == nil && p[0].Revents&(unix.POLLHUP|unix.POLLRDHUP|unix.POLLERR) != 0 {
 				err = errGone
@@ -161,8 +162,8 @@ func (l *link) read() {
 		}
 		var payload buffer.Buffer
 		if n < size/2 {
-			// A packet that waits in a queue must not hold more than twice its
-			// size: a sandbox could fill our memory with small ones.
+			// A queued packet must not hold more than twice its size. Otherwise a
+			// sandbox could fill our memory with small packets.
 			payload = buffer.MakeWithData(p)
 		} else {
 			view.CapLength(n)
@@ -177,8 +178,8 @@ func (l *link) read() {
 	}
 }
 
-// WritePackets implements [stack.LinkWriter]. A packet for which the sandbox
-// has no room is dropped; TCP sends it again.
+// WritePackets implements [stack.LinkWriter]. If the sandbox's buffer is full,
+// packets are dropped, and TCP sends them again.
 func (l *link) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 	for i, pkt := range pkts.AsSlice() {
 		if err := l.write(pkt.AsSlices()); err != nil {
@@ -237,8 +238,8 @@ func (l *link) SetMTU(mtu uint32) {
 	l.mtu = mtu
 }
 
-// Capabilities implements [stack.NetworkLinkEndpoint]. Nothing between the two
-// ends can damage a packet, so nobody computes checksums.
+// Capabilities implements [stack.NetworkLinkEndpoint]. Nothing can damage a packet
+// on a link, so neither side computes checksums.
 func (l *link) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
 }
@@ -261,8 +262,8 @@ func (l *link) AddHeader(*stack.PacketBuffer) {}
 // ParseHeader implements [stack.NetworkLinkEndpoint].
 func (l *link) ParseHeader(*stack.PacketBuffer) bool { return true }
 
-// Wait implements [stack.NetworkLinkEndpoint]. It does not wait: the stack
-// calls it under a lock that a packet on its way in may need. See stop.
+// Wait implements [stack.NetworkLinkEndpoint]. It returns at once: the stack calls
+// it under a lock that an incoming packet may need. See stop.
 func (l *link) Wait() {}
 
 // Close implements [stack.NetworkLinkEndpoint].

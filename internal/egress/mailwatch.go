@@ -5,62 +5,61 @@ import (
 	"strings"
 )
 
-// A mailSign is a sign of a mail conversation (RFC 5321) in a program's bytes.
-// Several may be set at once.
+// A mailSign is a sign of a mail conversation (RFC 5321) in what a program sends.
+// It is a bit set.
 type mailSign uint8
 
 const (
 	helloFirst mailSign = 1 << iota // the first word is EHLO, HELO or LHLO
-	helloMaybe                      // the bytes so far may become one
-	askFirst                        // the first word is a command of SMTP and perhaps of other protocols
+	helloMaybe                      // what came so far may become one of these
+	askFirst                        // the first word is a command of SMTP that other protocols may have, too
 	command                         // a line begins with a command of SMTP
-	delivery                        // what follows could reach a mailbox, or be hidden from us
-	recipient                       // a line begins with RCPT and what follows that word
+	delivery                        // what follows could deliver mail, or is hidden from us
+	recipient                       // a line begins with RCPT and what may follow that word
 	hidden                          // what follows may be encrypted
 )
 
 const (
-	maxLead = 64  // white space that is held back before the first word
-	maxLine = 480 // after which a server may take the rest for another line: RFC 5321 §4.5.3.1.4 has 512
-	maxWord = 40  // bytes at the start of a line that are compared
-	maxTail = 24  // bytes at the end of one that are
+	maxLead = 64  // white space held back before the first word
+	maxLine = 480 // bytes after which a server may start a new line: RFC 5321 §4.5.3.1.4 has 512
+	maxWord = 40  // bytes compared at the start of a line
+	maxTail = 24  // bytes compared at the end of a line
 
-	maxBlock = 16 << 10 // bytes looked at in one go: all of them stay in the processor's cache
+	maxBlock = 16 << 10 // bytes read in one go, so that they stay in the processor's cache
 
-	// A server that has read so much, more than the buffers on the way hold,
-	// and has not said a word is none for mail: it would have greeted, or
-	// replied to what it does not know.
+	// A server that has received this much, more than the buffers on the way hold,
+	// and has not answered is not a mail server. It would have sent a greeting, or
+	// an error for an unknown command.
 	maxUnheard = 64 << 20
 )
 
-// A mailWatch reads a program's bytes, line by line, for as long as the server
-// could be a mail server. It looks for what every delivery needs, not for how a
-// conversation begins: servers skip lines that they do not know, such as
-// "GET / HTTP/1.1", and accept the mail that comes next. No server delivers
-// without a RCPT command, so no line that a server could read as RCPT passes.
-// STARTTLS, which would hide such a line, does not pass either.
+// A mailWatch reads what a program sends, line by line, for as long as the server
+// could be a mail server. It looks for what every delivery needs instead of how a
+// conversation begins: servers skip lines that they do not know, such as "GET /
+// HTTP/1.1", and accept the mail that comes next. No server delivers without a RCPT
+// command, so no line that a server could take for RCPT may pass. STARTTLS could
+// hide such a line, so it may not pass either.
 //
 // The zero mailWatch is at the start of a connection.
 type mailWatch struct {
-	opening []byte // the first bytes, at most 8
+	opening []byte // first bytes, at most 8
 	decided bool   // the first word is known
 	connect bool   // it was CONNECT
-	lead    int    // bytes before and of the first word
+	lead    int    // bytes before and in the first word
 	binary  bool   // some of them are not white space
 
-	line []byte // the start of the line: upper case, without what is not seen
-	dull bool   // line is of no interest
+	line []byte // start of the line, in upper case, without invisible bytes
+	dull bool   // line needs no more attention
 	col  int    // bytes of the line
 	tail []byte // its last bytes
 }
 
-// read returns the signs in p, which follows what was read before.
+// read returns the signs in p, which continues what was read before.
 func (m *mailWatch) read(p []byte) (s mailSign) {
 	if n := 8 - len(m.opening); n > 0 {
 		m.opening = append(m.opening, p[:min(n, len(p))]...)
 	}
-	// A server that reads without looking for line ends takes each packet for
-	// a command.
+	// A server that does not look for line ends takes each packet for a command.
 	packet := mailWatch{decided: true}
 	s |= packet.segment(p[:min(len(p), maxWord)]) | packet.judge(true)
 	s &= delivery | recipient | hidden
@@ -86,7 +85,7 @@ func (m *mailWatch) read(p []byte) (s mailSign) {
 	return s
 }
 
-// segment reads a part of a line that holds no line end.
+// segment reads a part of a line without its end.
 func (m *mailWatch) segment(p []byte) (s mailSign) {
 	if !m.dull {
 		s |= m.start(p)
@@ -99,7 +98,8 @@ func (m *mailWatch) segment(p []byte) (s mailSign) {
 	before := m.col
 	m.col += len(p)
 	if m.col > maxLine {
-		// A server with a short buffer begins a new command in the middle.
+		// A server with a short buffer starts a new command in the middle of a
+		// line.
 		s |= longRecipient(m.tail, p)
 	}
 	if before == 0 || len(p) >= maxTail {
@@ -111,8 +111,8 @@ func (m *mailWatch) segment(p []byte) (s mailSign) {
 	return s
 }
 
-// start reads the start of a line. Servers are known to skip white space and
-// invisible bytes, and to clear the eighth bit.
+// start reads the start of a line. Known servers skip white space and invisible
+// bytes, and clear the eighth bit.
 func (m *mailWatch) start(p []byte) mailSign {
 	if len(p) > maxLine-m.col {
 		p, m.dull = p[:max(0, maxLine-m.col)], true // see longRecipient
@@ -142,13 +142,13 @@ func (m *mailWatch) start(p []byte) mailSign {
 	return m.judge(false)
 }
 
-// endLine ends a line.
+// endLine reads the end of a line.
 func (m *mailWatch) endLine() (s mailSign) {
 	if !m.dull {
 		s |= m.judge(true)
 	}
 	// RFC 3207: everything after STARTTLS is encrypted. It counts anywhere in a
-	// line, since a server may have begun to read there.
+	// line, since a server may have started a new command there.
 	last := len(m.tail) - 1
 	for last > 0 && (m.tail[last] == ' ' || !seen(m.tail[last]) || m.tail[last] == '\t') {
 		last--
@@ -160,13 +160,13 @@ func (m *mailWatch) endLine() (s mailSign) {
 	}
 	m.line, m.dull, m.col, m.tail = m.line[:0], false, 0, m.tail[:0]
 	if !m.decided {
-		m.lead++ // the line was empty
+		m.lead++ // an empty line
 	}
 	return s
 }
 
-// judge returns the signs of the start of the line; over says that the line
-// has ended.
+// judge returns the signs in the start of the line. Over means that the line has
+// ended.
 func (m *mailWatch) judge(over bool) (s mailSign) {
 	line := string(m.line)
 	word := line
@@ -175,7 +175,7 @@ func (m *mailWatch) judge(over bool) (s mailSign) {
 	} else {
 		over = over || m.dull
 	}
-	// A server may compare four letters and no more.
+	// Some servers compare only four letters.
 	if strings.HasPrefix(word, "RCPT") {
 		s |= command | delivery
 		if endsRecipient(line[len("RCPT"):]) {
@@ -185,7 +185,7 @@ func (m *mailWatch) judge(over bool) (s mailSign) {
 	first := !m.decided
 	if !over {
 		if first && !couldHello(word) {
-			// It cannot become a greeting any more.
+			// It can no longer become a greeting.
 			m.decided = !couldAsk(word) && !strings.HasPrefix("CONNECT", word)
 		}
 		return s
@@ -203,7 +203,7 @@ func (m *mailWatch) judge(over bool) (s mailSign) {
 	case "CONNECT":
 		m.connect = m.connect || first
 	case "NOOP":
-		// FTP has it too, but no client begins with it.
+		// FTP has this command, too, but no client begins with it.
 		if first {
 			s |= askFirst
 		}
@@ -218,8 +218,8 @@ func (m *mailWatch) judge(over bool) (s mailSign) {
 			s |= askFirst
 		}
 	case "AUTH":
-		// RFC 4217: FTP's is TLS. The mechanisms of RFC 4954 that can hide
-		// what follows are these.
+		// In FTP AUTH starts TLS (RFC 4217). In SMTP these mechanisms of RFC 4954
+		// can encrypt what follows.
 		arg := strings.TrimLeft(line[len(word):], " ")
 		for _, a := range []string{"GSS", "DIGEST", "KERBEROS", "SRP"} {
 			if strings.HasPrefix(arg, a) {
@@ -261,8 +261,8 @@ func longRecipient(tail, p []byte) mailSign {
 	return 0
 }
 
-// recipientIn reports whether b has a RCPT command somewhere. It looks for the
-// rarest of its letters, in all forms, since it reads whole uploads.
+// recipientIn reports whether b contains a RCPT command anywhere. It searches for
+// the rarest of its letters in all forms, to be fast: it reads whole uploads.
 func recipientIn(b []byte) bool {
 	for _, t := range []byte{'T', 't', 'T' | 0x80, 't' | 0x80} {
 		for at := 0; ; at++ {
@@ -283,14 +283,15 @@ func recipientIn(b []byte) bool {
 	return false
 }
 
-// endsRecipient says whether rest may follow the word RCPT.
+// endsRecipient reports whether rest may follow the word RCPT.
 func endsRecipient(rest string) bool {
 	return rest != "" && strings.IndexByte(" :<", rest[0]) >= 0 || strings.HasPrefix(rest, "TO")
 }
 
+// seen reports whether servers see c as a character.
 func seen(c byte) bool { return c&0x7f >= ' ' && c&0x7f != 0x7f || c == '\t' }
 
-// plain returns b in upper case, without invisible bytes and eighth bits.
+// plain returns b in upper case, without invisible bytes and without eighth bits.
 func plain(b []byte) []byte {
 	out := make([]byte, 0, len(b))
 	for _, c := range b {
@@ -307,17 +308,17 @@ func plain(b []byte) []byte {
 	return out
 }
 
-// A serverKind is the protocol of a server, as far as its first bytes show.
+// A serverKind is the kind of a server's protocol, as far as its first bytes show.
 type serverKind int
 
 const (
-	silent  serverKind = iota // it has not said enough
-	replies                   // replies of three digits, as SMTP has them; FTP, too
+	silent  serverKind = iota // not enough bytes yet
+	replies                   // replies of three digits, as in SMTP and FTP
 	foreign                   // another protocol
 )
 
 // serverProtocol judges the first bytes of a server. A mail server speaks first,
-// and the program cannot change what it says (RFC 5321 §3.1).
+// and the program cannot influence its greeting (RFC 5321 §3.1).
 func serverProtocol(b []byte) serverKind {
 	b = bytes.TrimLeft(b, " \t\r\n\x00")
 	for i := range 3 {
@@ -334,14 +335,14 @@ func serverProtocol(b []byte) serverKind {
 	case b[3] != ' ' && b[3] != '-' && b[3] != '\r' && b[3] != '\n' && b[3] != '\t':
 		return foreign
 	case string(b[:3]) == "200" || string(b[:3]) == "201":
-		return foreign // RFC 3977 §5.1: the greetings of news servers; SMTP has 220, 421 and 5xx
+		return foreign // RFC 3977 §5.1: greetings of news servers. SMTP uses 220, 421 and 5xx
 	default:
 		return replies
 	}
 }
 
-// tunnels reports whether the server's first bytes accept the program's request
-// for a tunnel to another server. They do not show that server's protocol.
+// tunnels reports whether the server's first bytes accept the program's request for
+// a tunnel to another server. Then they say nothing about that server's protocol.
 func (m *mailWatch) tunnels(server []byte) bool {
 	if len(server) == 0 || len(m.opening) == 0 {
 		return false

@@ -9,8 +9,8 @@ import (
 	"postern/internal/sandbox"
 )
 
-// A voice records whether a sandbox has sent anything since it was attached,
-// apart from answers on connections that this program dialled.
+// A voice records whether a sandbox has sent anything since it was attached, except
+// replies on connections that this program dialled.
 type voice struct{ state atomic.Int32 }
 
 const (
@@ -19,7 +19,7 @@ const (
 	voiceMuted
 )
 
-// may reports whether a packet that inspect let through may go on.
+// may reports whether a packet that inspect accepted may pass.
 func (v *voice) may(p []byte) bool {
 	if v.state.Load() == voiceHeard || isAnswer(p) {
 		return true
@@ -27,15 +27,15 @@ func (v *voice) may(p []byte) bool {
 	return v.state.CompareAndSwap(voiceUnheard, voiceHeard) || v.state.Load() == voiceHeard
 }
 
-// muteIfSilent reports whether the sandbox has sent nothing. If so, everything
-// that it sends from now on is dropped.
+// muteIfSilent reports whether the sandbox has sent nothing. If so, it drops
+// everything that the sandbox sends from now on.
 func (v *voice) muteIfSilent() bool {
 	return v.state.CompareAndSwap(voiceUnheard, voiceMuted) || v.state.Load() == voiceMuted
 }
 
-// isAnswer reports whether a packet that inspect let through belongs to a
-// connection that we opened to the guest. A packet that opens a connection does
-// not, whatever its port.
+// isAnswer reports whether a packet that inspect accepted belongs to a connection
+// that this program opened to the guest. A packet that opens a connection never
+// does, whatever its port.
 func isAnswer(p []byte) bool {
 	ip := header.IPv4(p)
 	if ip.TransportProtocol() != header.TCPProtocolNumber || netip.AddrFrom4(ip.DestinationAddress().As4()) != sandbox.LinkGateway {

@@ -17,59 +17,59 @@ type Kind string
 const (
 	Denied    Kind = "denied"    // refused
 	Connected Kind = "connected" // allowed and connected
-	Captured  Kind = "captured"  // a mail conversation, held here instead of where it was meant for
-	Cut       Kind = "cut"       // ended because it is no longer allowed, or because mail began on it after other bytes
-	Repeated  Kind = "repeated"  // how often the like of it happened again, unrecorded
+	Captured  Kind = "captured"  // a mail conversation, received here instead of by its server
+	Cut       Kind = "cut"       // ended since it is no longer allowed, or since mail began on it after other bytes
+	Repeated  Kind = "repeated"  // suppressed repeats, as a count
 )
 
-// An Event is one thing that happened at the wall of one sandbox. Its text
-// comes from the sandbox in part; it is printable ASCII of bounded length.
+// An Event is one thing that happened at the wall of one sandbox. Part of its text
+// comes from the sandbox. It is printable ASCII of bounded length.
 type Event struct {
 	Kind   Kind
 	Proto  string         // "tcp", "udp", "dns", "icmp" or "ip/47"
-	Dst    netip.AddrPort // where the sandbox aimed at; port 0 where there is none
-	Name   string         // host name that it asked for or named; empty if none was seen
-	Dialed netip.AddrPort // where we connected to, if Connected
+	Dst    netip.AddrPort // address that the sandbox connected to; port 0 if there is none
+	Name   string         // host name that it asked for or sent; empty if unknown
+	Dialed netip.AddrPort // address that we connected to, if Connected
 	Reason string         // a sentence for a person
-	Count  int            // how many attempts the event stands for; one but for Repeated
+	Count  int            // number of attempts; 1 except for Repeated
 }
 
-// A ledger writes a sandbox's events to the record and bounds how many: a
-// program that tries in a loop must not fill the disk, or the memory of this
-// process. Within a window each distinct event is written once and at most max
-// are, and at most max more of kind Connected: allowed connections must not be
-// a way to keep refused ones off the record. When the window ends one event
-// tells what was counted.
+// A ledger writes a sandbox's events to the record and limits their number. The
+// attack: a program that tries in a loop fills the disk, or the memory of this
+// process. In one window each distinct event is written once, and at most max
+// events are written. Events of kind Connected have a limit of their own, so that
+// allowed connections cannot keep refused ones off the record. At the end of the
+// window one Repeated event carries the counts.
 type ledger struct {
 	log   *slog.Logger
 	write func(ctx context.Context, e Event) error
 	max   int
-	base  time.Duration // the shortest window
+	base  time.Duration // shortest window
 
 	mu     sync.Mutex
 	window time.Duration
 	timer  *time.Timer // nil if no window is open
-	seen   map[sight]*sighting
-	made   int // of seen, those of kind Connected
+	seen   map[eventKey]*seenEvent
+	made   int // how many of seen are Connected
 	over   overflow
 	closed bool
-	wg     sync.WaitGroup // writes under way
+	wg     sync.WaitGroup // writes in progress
 }
 
-// A sight is what makes an event the same as an earlier one.
-type sight struct {
+// An eventKey is what makes two events equal.
+type eventKey struct {
 	kind  Kind
 	proto string
 	dst   netip.AddrPort
 	name  string
 }
 
-type sighting struct {
+type seenEvent struct {
 	written chan struct{} // closed when the first event has been written
 	repeats int
 }
 
-// overflow counts events that were never written one by one.
+// overflow counts events that were not written individually.
 type overflow struct {
 	count      int
 	first      Event
@@ -78,10 +78,11 @@ type overflow struct {
 }
 
 func newLedger(log *slog.Logger, max int, window time.Duration, write func(context.Context, Event) error) *ledger {
-	return &ledger{log: log, write: write, max: max, base: window, window: window, seen: map[sight]*sighting{}}
+	return &ledger{log: log, write: write, max: max, base: window, window: window, seen: map[eventKey]*seenEvent{}}
 }
 
-// add writes e and returns when it is written, also by another goroutine.
+// add writes e and returns when it has been written, also if another goroutine does
+// that.
 func (l *ledger) add(ctx context.Context, e Event) {
 	s, first, ok := l.note(ctx, e)
 	switch {
@@ -96,22 +97,22 @@ func (l *ledger) add(ctx context.Context, e Event) {
 	}
 }
 
-// addLater writes e without waiting, and then does next. If an event like e
-// was written in this window already only next is done.
+// addLater writes e in the background and then calls next. If an equal event was
+// written in this window, it only calls next.
 func (l *ledger) addLater(ctx context.Context, e Event, next func()) {
 	s, first, ok := l.note(ctx, e)
 	if !ok || !first {
 		next()
 		return
 	}
-	// At most max of these run: each has a place in seen.
+	// At most max of these run at a time: each has an entry in seen.
 	go func() {
 		l.put(ctx, s, e)
 		next()
 	}()
 }
 
-// count counts e without ever writing it.
+// count counts e without writing it.
 func (l *ledger) count(ctx context.Context, e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,14 +122,14 @@ func (l *ledger) count(ctx context.Context, e Event) {
 	}
 }
 
-func (l *ledger) put(ctx context.Context, s *sighting, e Event) {
+func (l *ledger) put(ctx context.Context, s *seenEvent, e Event) {
 	defer l.wg.Done()
 	defer close(s.written)
 	l.putNow(ctx, e)
 }
 
 func (l *ledger) putNow(ctx context.Context, e Event) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second) // a disk may stall
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second) // a disk may hang
 	defer cancel()
 	if e.Count == 0 {
 		e.Count = 1
@@ -140,15 +141,15 @@ func (l *ledger) putNow(ctx context.Context, e Event) {
 	}
 }
 
-// note finds the place of e in the window. ok is false if it has none.
-func (l *ledger) note(ctx context.Context, e Event) (s *sighting, first, ok bool) {
+// note finds or adds e in the window. It returns ok false if the window is full.
+func (l *ledger) note(ctx context.Context, e Event) (s *seenEvent, first, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, false, false
 	}
 	l.openLocked(ctx)
-	k := sight{e.Kind, e.Proto, e.Dst, clip(e.Name)}
+	k := eventKey{e.Kind, e.Proto, e.Dst, clip(e.Name)}
 	if s := l.seen[k]; s != nil {
 		s.repeats++
 		return s, false, true
@@ -164,7 +165,7 @@ func (l *ledger) note(ctx context.Context, e Event) (s *sighting, first, ok bool
 	if e.Kind == Connected {
 		l.made++
 	}
-	s = &sighting{written: make(chan struct{})}
+	s = &seenEvent{written: make(chan struct{})}
 	l.seen[k] = s
 	l.wg.Add(1)
 	return s, true, true
@@ -185,13 +186,13 @@ func (l *ledger) end(ctx context.Context, last bool) {
 	}
 	e, any := l.summaryLocked()
 	if l.window = l.base; l.over.count > 0 {
-		// Somebody is at it: the longer it lasts the less is written of it.
+		// Events keep coming: write fewer summaries the longer it lasts.
 		l.window = min(l.window*2, max(time.Hour, l.base))
 	}
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	l.timer, l.seen, l.made, l.over, l.closed = nil, map[sight]*sighting{}, 0, overflow{}, last
+	l.timer, l.seen, l.made, l.over, l.closed = nil, map[eventKey]*seenEvent{}, 0, overflow{}, last
 	if any {
 		l.wg.Add(1)
 	}
@@ -205,10 +206,10 @@ func (l *ledger) end(ctx context.Context, last bool) {
 	}
 }
 
-// summaryLocked returns the event that stands for all that was counted.
+// summaryLocked returns the event with the counts of the window.
 func (l *ledger) summaryLocked() (Event, bool) {
 	e := Event{Kind: Repeated}
-	var most *sight
+	var most *eventKey
 	for k, s := range l.seen {
 		e.Count += s.repeats
 		if s.repeats > 0 && (most == nil || s.repeats > l.seen[*most].repeats) {
@@ -256,10 +257,11 @@ func (o *overflow) add(e Event) {
 	o.lowP, o.maxP = min(o.lowP, p), max(o.maxP, p)
 }
 
+// clip cuts s to the length of a host name.
 func clip(s string) string { return s[:min(len(s), 255)] }
 
-// printable keeps what a sandbox wrote from doing anything to the terminal or
-// page that shows it.
+// printable replaces control characters and other bytes that could attack the
+// terminal or page that shows the record.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

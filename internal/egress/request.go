@@ -8,29 +8,29 @@ import (
 	"strings"
 )
 
-// maxRequestHead bounds the head of a request. Web servers take 8 to 64 KiB.
+// maxRequestHead bounds a request's head, in bytes. Web servers accept 8 to 64 KiB.
 const maxRequestHead = 64 << 10
 
-// A request is the head of an HTTP/1 request in the strict form of RFC 9112. If
-// two servers could read a head differently, problem says so.
+// A request is the parsed head of an HTTP/1 request in the strict form of RFC 9112.
+// If two servers could parse a head differently, problem says so.
 type request struct {
-	host      string // requested host as written, without its port
-	length    int64  // bytes of its body; -1: it comes in chunks
-	websocket bool   // it asks for RFC 6455, and for nothing else
+	host      string // requested host as written, without port
+	length    int64  // bytes of the body; -1 means chunked
+	websocket bool   // it asks for an upgrade to WebSocket (RFC 6455) and nothing else
 	upgrade   bool   // it has Upgrade fields
-	problem   string // why it is refused, for a person; else empty
+	problem   string // why it is refused, for a person; empty if it is not
 }
 
 // A headScan finds the end of a request's head in a growing buffer.
 type headScan struct {
-	at    int // bytes looked at
-	line  int // where the current line begins
-	lines int // lines that are over
+	at    int // bytes scanned
+	line  int // start of the current line
+	lines int // complete lines
 	space bool
 }
 
-// next looks at b, which begins with all that was looked at before. It returns
-// the length of the head, or zero if it is not over yet.
+// next continues the scan in b, which begins with everything scanned before. It
+// returns the length of the head, or zero if the head is incomplete.
 func (h *headScan) next(b []byte) (end int, problem string) {
 	for ; h.at < len(b); h.at++ {
 		c := b[h.at]
@@ -59,8 +59,8 @@ func (h *headScan) next(b []byte) (end int, problem string) {
 			switch h.space = c == ' ' && col > 0; {
 			case h.space:
 			case c >= 'a' && c <= 'z':
-				// RFC 9110 §9.1: methods are case-sensitive. "get" is GET to some
-				// servers; others pass over its line, and would take its body for
+				// RFC 9110 §9.1: methods are case-sensitive. Some servers take
+				// "get" for GET. Others skip the line, and would take the body for
 				// the next request.
 				return 0, "the HTTP request's method is not in upper case"
 			case !tokenByte(c) || col >= 32:
@@ -74,7 +74,7 @@ func (h *headScan) next(b []byte) (end int, problem string) {
 	return 0, ""
 }
 
-// parseRequest reads a head that headScan found.
+// parseRequest parses a head that headScan found.
 func parseRequest(head []byte) (r request) {
 	lines := bytes.Split(bytes.TrimSuffix(head, []byte("\r\n\r\n")), []byte("\r\n"))
 	method, target, minor, ok := requestLine(lines[0])
@@ -92,7 +92,8 @@ func parseRequest(head []byte) (r request) {
 	r.host = clip(authorityHost(f.host))
 	fromTarget, problem := targetHost(method, target)
 	if fromTarget != "" {
-		// RFC 9112 §3.2.2: the target's host wins, and the field is the same.
+		// RFC 9112 §3.2.2: the host of the target takes precedence; here both must
+		// be equal.
 		if r.host = clip(authorityHost(fromTarget)); problem == "" && f.hosts > 0 && !sameHost(fromTarget, f.host) {
 			problem = "the HTTP request names two hosts"
 		}
@@ -107,8 +108,8 @@ func parseRequest(head []byte) (r request) {
 	case f.hosts > 0 && !plainAuthority(f.host):
 		problem = "the HTTP Host field is malformed"
 	case f.length != 0 && (method == "GET" || method == "HEAD" || method == "TRACE"):
-		// RFC 9110 §9.3.1: servers that expect no body there take it for the
-		// next request, which would be judged by nobody.
+		// RFC 9110 §9.3.1: some servers expect no body here, and would take it for
+		// another request, which was not judged.
 		problem = "an HTTP " + method + " request with a body is not passed on"
 	}
 	r.problem, r.length, r.upgrade = problem, f.length, f.upgrades > 0
@@ -116,7 +117,7 @@ func parseRequest(head []byte) (r request) {
 	return r
 }
 
-// requestLine takes a request line apart (RFC 9112 §3).
+// requestLine splits a request line (RFC 9112 §3).
 func requestLine(l []byte) (method, target string, minor int, ok bool) {
 	p := strings.Split(string(l), " ")
 	if len(p) != 3 || p[0] == "" || p[1] == "" || (p[2] != "HTTP/1.1" && p[2] != "HTTP/1.0") {
@@ -127,7 +128,7 @@ func requestLine(l []byte) (method, target string, minor int, ok bool) {
 			return "", "", 0, false
 		}
 	}
-	// Programs send letters outside ASCII in paths as they are.
+	// Programs send letters outside ASCII in paths without escaping them.
 	if strings.IndexByte(p[1], '\t') >= 0 {
 		return "", "", 0, false
 	}
@@ -138,7 +139,7 @@ func requestLine(l []byte) (method, target string, minor int, ok bool) {
 func targetHost(method, target string) (authority, problem string) {
 	switch {
 	case method == "CONNECT":
-		// The host would be a proxy, and what it is asked for is beyond policy.
+		// The host would be a proxy, whose destination policy cannot judge.
 		return target, "HTTP CONNECT through an allowed host is not allowed"
 	case target[0] == '/', target == "*" && method == "OPTIONS":
 		return "", ""
@@ -156,8 +157,8 @@ func targetHost(method, target string) (authority, problem string) {
 	}
 }
 
-// plainAuthority reports whether s is a host and perhaps a port. RFC 3986 §3.2
-// has more, and servers differ in what they take for the host of it:
+// plainAuthority reports whether s is a host with an optional port. RFC 3986 §3.2
+// allows more, and servers disagree about which part is the host:
 // "evil.test:80@good.test".
 func plainAuthority(s string) bool {
 	if h, port, ok := strings.Cut(s, ":"); ok {
@@ -174,8 +175,8 @@ func plainAuthority(s string) bool {
 	return s != ""
 }
 
-// authorityHost returns the host of an authority, for the record where it is
-// malformed.
+// authorityHost returns the host of an authority, also of a malformed one, for the
+// record.
 func authorityHost(s string) string {
 	s = s[strings.LastIndexByte(s, '@')+1:]
 	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
@@ -188,20 +189,20 @@ func sameHost(a, b string) bool {
 	return strings.EqualFold(strings.TrimSuffix(authorityHost(a), "."), strings.TrimSuffix(authorityHost(b), "."))
 }
 
-// fields are those of a head, or of a trailer, that say where it ends and whom
-// it is for.
+// fields are the fields of a head or trailer that determine its host and its
+// length.
 type fields struct {
 	trailer   bool
 	host      string
 	hosts     int
-	length    int64 // -1: chunked
+	length    int64 // -1 means chunked
 	lengths   int
 	chunked   bool
 	upgrades  int
 	websocket bool
 }
 
-// read reads one field line (RFC 9112 §5).
+// read parses one field line (RFC 9112 §5).
 func (f *fields) read(l []byte) (problem string) {
 	i := bytes.IndexByte(l, ':')
 	if i <= 0 {
@@ -215,7 +216,8 @@ func (f *fields) read(l []byte) (problem string) {
 	name, value := strings.ToLower(string(l[:i])), string(bytes.Trim(l[i+1:], " \t"))
 	switch strings.ReplaceAll(name, "_", "-") {
 	case "host", "content-length", "transfer-encoding":
-		// Behind CGI "Content_Length" is the same as "Content-Length".
+		// CGI programs see no difference between "Content_Length" and
+		// "Content-Length".
 		if f.trailer || strings.Contains(name, "_") {
 			return "the HTTP request has a malformed field"
 		}
@@ -241,7 +243,7 @@ func (f *fields) read(l []byte) (problem string) {
 		f.upgrades++
 		f.websocket = strings.EqualFold(value, "websocket")
 	case "connection":
-		// RFC 9110 §7.6.1: a proxy behind the server would take these off.
+		// RFC 9110 §7.6.1: a proxy behind the server would remove these fields.
 		for v := range strings.SplitSeq(strings.ToLower(value), ",") {
 			switch strings.Trim(v, " \t") {
 			case "host", "content-length", "transfer-encoding":
@@ -249,7 +251,7 @@ func (f *fields) read(l []byte) (problem string) {
 			}
 		}
 	case "expect":
-		// Servers disagree on whether a body follows what they do not know.
+		// Servers disagree on whether a body follows an unknown expectation.
 		if !strings.EqualFold(value, "100-continue") {
 			return "the HTTP request has an Expect field other than 100-continue"
 		}
@@ -257,7 +259,7 @@ func (f *fields) read(l []byte) (problem string) {
 	return ""
 }
 
-// body says how the body is delimited (RFC 9112 §6).
+// body determines how the body is delimited (RFC 9112 §6).
 func (f *fields) body(minor int) (problem string) {
 	switch {
 	case f.chunked && f.lengths > 0:
@@ -275,9 +277,9 @@ func tokenByte(c byte) bool {
 	return c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c > ' ' && strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
 }
 
-// withoutUpgrade returns a head without its Upgrade fields: as RFC 9110 §7.8
-// lets every intermediary, for protocols that we cannot look into. The server
-// answers as if it had not been asked to change.
+// withoutUpgrade returns a head without its Upgrade fields. RFC 9110 §7.8 lets
+// every intermediary remove them, and we cannot parse the other protocols. The
+// server then answers without an upgrade.
 func withoutUpgrade(head []byte) []byte {
 	var out []byte
 	for l := range bytes.SplitAfterSeq(head, []byte("\r\n")) {
@@ -288,12 +290,12 @@ func withoutUpgrade(head []byte) []byte {
 	return out
 }
 
-// A chunked follows a body in chunks (RFC 9112 §7.1).
+// A chunked parses a chunked body (RFC 9112 §7.1).
 type chunked struct {
-	left    int64 // bytes of the current chunk
+	left    int64 // bytes left in the current chunk
 	line    []byte
-	ends    bool // the line end after a chunk is due
-	trailer bool // the last chunk has been
+	ends    bool // the line end after a chunk is expected
+	trailer bool // the last chunk has been read
 }
 
 const (
@@ -301,7 +303,8 @@ const (
 	maxTrailer   = 8 << 10
 )
 
-// next returns how much of p belongs to the body, and whether it is over.
+// next returns how many bytes of p belong to the body, and whether the body has
+// ended.
 func (c *chunked) next(p []byte) (n int, over bool, problem string) {
 	for n < len(p) {
 		if c.left > 0 {
@@ -352,8 +355,7 @@ func (c *chunked) next(p []byte) (n int, over bool, problem string) {
 	return n, false, ""
 }
 
-// chunkSize reads the line before a chunk. An extension says nothing to us;
-// its bytes are seen.
+// chunkSize parses the line before a chunk. Extensions are ignored.
 func chunkSize(l []byte) (int64, bool) {
 	digits, _, _ := bytes.Cut(l, []byte(";"))
 	if len(digits) == 0 || len(digits) > 15 {

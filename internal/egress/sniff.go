@@ -10,31 +10,30 @@ import (
 	"postern/internal/policy"
 )
 
-// sniffed is what the first bytes of a connection say about where it is going.
+// sniffed is what the first bytes of a connection reveal about its destination.
 type sniffed struct {
-	head    []byte // what was read
-	mail    bool   // it is a mail conversation
+	head    []byte // bytes read so far
+	mail    bool   // a mail conversation
 	tls     bool
 	http    bool
 	ssh     bool
-	name    string // normalised; empty if none is named
-	problem string // why it cannot be let through, for a person; else empty
+	name    string // normalised; empty if there is none
+	problem string // why it is refused, for a person; empty if it is not
 }
 
-// maxHead bounds how much of a connection is read to find its name, but for
-// HTTP. A TLS record ends at 16 KiB.
+// maxHead bounds how many bytes are read to find the name, except in HTTP. A TLS
+// record has at most 16 KiB.
 const maxHead = 17 << 10
 
-// sniff reads on after head until the name is clear, or it is clear that there
-// will be none, or conn's deadline or the limits are over. What is neither mail
-// nor TLS nor SSH must be HTTP: for a protocol that we do not know nobody could
-// say what name a server reads in it.
+// sniff reads on after head until it has found a name, or knows that there is none,
+// or conn's deadline or a limit is reached. A protocol that is not mail, TLS or SSH
+// must be HTTP: in an unknown protocol nobody could say which name a server sees.
 func sniff(conn io.Reader, head []byte) sniffed {
 	if cap(head) == 0 {
 		head = make([]byte, 0, 2048)
 	}
 	var scan headScan
-	var need int // bytes without which there is no sense in looking again
+	var need int // bytes without which another attempt is pointless
 	for {
 		if len(head) >= need {
 			var s sniffed
@@ -57,9 +56,9 @@ func sniff(conn io.Reader, head []byte) sniffed {
 	}
 }
 
-// parseHead reads the first bytes of a connection. If need is not zero the name
-// may still come, in no less than need bytes: a sandbox that sends them one by
-// one must not make us read all of them each time.
+// parseHead parses the first bytes of a connection. If need is not zero, the name
+// may still come but needs at least need bytes. So a sandbox that sends byte by
+// byte does not make us parse everything each time.
 func parseHead(b []byte, scan *headScan) (s sniffed, need int) {
 	s.head = b
 	if len(b) == 0 {
@@ -125,9 +124,9 @@ func (s *sniffed) setName(name string) {
 	s.name = n
 }
 
-// serverName returns the server name of a TLS ClientHello (RFC 8446 §4.1.2,
-// RFC 6066 §3), which may be spread over several records, and where it ends, or
-// how many bytes it needs.
+// serverName returns the server name in a TLS ClientHello (RFC 8446 §4.1.2, RFC
+// 6066 §3), which may span several records, and where it ends. If it is incomplete,
+// need is how many bytes it needs.
 func serverName(b []byte) (name, problem string, end, need int) {
 	const bad = "the TLS ClientHello is malformed"
 	var hello []byte
@@ -154,7 +153,7 @@ func serverName(b []byte) (name, problem string, end, need int) {
 		case want > maxHead:
 			return "", "the TLS ClientHello is too long", 0, 0
 		case len(hello) > want:
-			// RFC 8446 §5.1: nothing may follow it in its record.
+			// RFC 8446 §5.1: the record must end with the message.
 			return "", bad, 0, 0
 		case len(hello) == want:
 			name, problem = helloName(hello[4:])
@@ -185,7 +184,7 @@ func helloName(p []byte) (name, problem string) {
 		return "", bad
 	}
 	p = p[34:]                         // version and random
-	for _, l := range []int{1, 2, 1} { // session, cipher suites, compression
+	for _, l := range []int{1, 2, 1} { // session ID, cipher suites, compression methods
 		if _, ok := take(l); !ok {
 			return "", bad
 		}
@@ -214,7 +213,7 @@ func helloName(p []byte) (name, problem string) {
 		if name != "" {
 			return name, "the TLS ClientHello names two servers"
 		}
-		// One list with one entry of type host_name: nobody sends another.
+		// One list with one entry of type host_name. No client sends anything else.
 		if len(ext) < 5 || int(binary.BigEndian.Uint16(ext)) != len(ext)-2 || ext[2] != 0 || int(binary.BigEndian.Uint16(ext[3:])) != len(ext)-5 {
 			return "", bad
 		}
@@ -223,7 +222,8 @@ func helloName(p []byte) (name, problem string) {
 	return name, ""
 }
 
-// refuse tells the program why, in its own protocol, and hangs up.
+// refuse tells the program the reason in its own protocol, and closes the
+// connection.
 func (s *sniffed) refuse(c *insideConn, reason string) {
 	switch {
 	case s.tls:
@@ -237,8 +237,9 @@ func (s *sniffed) refuse(c *insideConn, reason string) {
 	}
 }
 
-// forbid answers a request and hangs up, after a moment for the program to
-// read it: what it sent and nobody read makes its kernel forget the answer.
+// forbid answers a request and closes the connection after a moment, in which the
+// program reads the answer. If it closed with unread input, the program's kernel
+// would discard the answer.
 func forbid(c *insideConn, status int, reason string) {
 	_ = c.SetDeadline(time.Now().Add(time.Second))
 	body := "Postern: " + printable(reason) + "\n"

@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// keepStart is how much of what a server says first is kept: enough for the
-// random bytes of a TLS ServerHello.
+// keepStart is how many of a server's first bytes are kept: enough for the random
+// bytes of a TLS ServerHello.
 const keepStart = 64
 
-// errMail means that a program began a mail conversation on a connection that
-// was not meant for one.
+// errMail means that a program began a mail conversation on a connection that was
+// not captured.
 var errMail = errors.New("a mail conversation")
 
-// splice carries bytes both ways until both sides have ended theirs. It owns
-// both connections. What the program says goes through g, if there is one, and
-// then past a mailWatch; head is what was read of it.
+// splice copies bytes in both directions until both sides have ended. It owns both
+// connections. What the program sends goes through g, if it is not nil, and then
+// through a mailWatch. Head is what was read of it before.
 func (a *attached) splice(ctx context.Context, f *flow, in *insideConn, up net.Conn, head []byte, g gate) {
 	s := &splicing{a: a, f: f, in: in, up: up, more: make(chan struct{}), greeted: make(chan struct{}), downDone: make(chan struct{})}
 	s.toServer.s = s
@@ -30,7 +30,7 @@ func (a *attached) splice(ctx context.Context, f *flow, in *insideConn, up net.C
 	defer f.idle(a.w.cfg.Limits.Idle).Stop()
 	go s.down()
 	if g == nil {
-		g = anything
+		g = passAll
 	} else {
 		s.gated = true
 	}
@@ -53,7 +53,7 @@ func (a *attached) splice(ctx context.Context, f *flow, in *insideConn, up net.C
 	case errors.As(err, &refused):
 		a.refuse(ctx, "tcp", f.dst, refused.name, refused.reason)
 		s.refuse(refused)
-	case err != nil && !errors.Is(err, io.EOF): // a program may end its side wherever it likes
+	case err != nil && !errors.Is(err, io.EOF): // a program may end its side at any point
 		s.abort()
 	default:
 		closeWrite(up)
@@ -69,18 +69,18 @@ type splicing struct {
 	f        *flow
 	in       *insideConn
 	up       net.Conn
-	gated    bool // the program's bytes do not come to toServer as they are
+	gated    bool // g, and not the program, writes to toServer
 	toServer upward
-	ours     atomic.Bool // the program hears no more of the server, but us
+	ours     atomic.Bool // the program gets no more of the server's bytes, only ours
 	downDone chan struct{}
-	greeted  chan struct{} // closed when the server's first bytes have gone in
+	greeted  chan struct{} // closed when the server's first bytes have been written to the program
 
 	mu    sync.Mutex
 	start []byte        // the server's first bytes, at most keepStart
-	more  chan struct{} // closed and made anew when start has grown
+	more  chan struct{} // closed and replaced when start has grown
 }
 
-// down carries what the server says into the sandbox.
+// down copies from the server into the sandbox.
 func (s *splicing) down() {
 	defer close(s.downDone)
 	buf := make([]byte, 4<<10)
@@ -91,7 +91,8 @@ func (s *splicing) down() {
 			continue
 		}
 		s.f.last.Store(time.Now().UnixNano())
-		// First, or the program could answer before we know what to.
+		// Before the write: otherwise the program could react before we know to
+		// what.
 		s.hear(buf[:min(n, keepStart-kept)])
 		_, werr := s.in.Write(buf[:n])
 		err = errors.Join(err, werr)
@@ -112,6 +113,7 @@ func (s *splicing) down() {
 	}
 }
 
+// hear keeps the server's first bytes.
 func (s *splicing) hear(p []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,15 +122,16 @@ func (s *splicing) hear(p []byte) {
 	s.more = make(chan struct{})
 }
 
-// said returns the server's first bytes, and what is closed when there are more.
+// said returns the server's first bytes, and a channel that is closed when there
+// are more.
 func (s *splicing) said() ([]byte, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.start, s.more
 }
 
-// listen waits until the server's first bytes are enough, it has ended, or the
-// time is over, and returns them.
+// listen returns the server's first bytes when they are enough, the server has
+// ended or the time is over.
 func (s *splicing) listen(limit time.Duration, enough func([]byte) bool) []byte {
 	t := time.NewTimer(limit)
 	defer t.Stop()
@@ -148,8 +151,8 @@ func (s *splicing) listen(limit time.Duration, enough func([]byte) bool) []byte 
 	}
 }
 
-// hangUp ends the server's side and leaves the program's. What the server had
-// said stands.
+// hangUp ends the server's side and keeps the program's. Bytes already received
+// from the server still reach the program.
 func (s *splicing) hangUp() {
 	if b, _ := s.said(); len(b) > 0 {
 		select {
@@ -160,12 +163,12 @@ func (s *splicing) hangUp() {
 	}
 	s.ours.Store(true)
 	s.up.Close()
-	_ = s.in.SetWriteDeadline(time.Now()) // a server that floods must not keep us
+	_ = s.in.SetWriteDeadline(time.Now()) // do not wait for a server that floods
 	<-s.downDone
 	_ = s.in.SetWriteDeadline(time.Time{})
 }
 
-// hasGreeted reports whether the program has heard the server's first bytes.
+// hasGreeted reports whether the program has received the server's first bytes.
 func (s *splicing) hasGreeted() bool {
 	select {
 	case <-s.greeted:
@@ -175,8 +178,7 @@ func (s *splicing) hasGreeted() bool {
 	}
 }
 
-// refuse answers a request that may not go on, after the answers to those
-// before it.
+// refuse answers a refused request, after the answers to the requests before it.
 func (s *splicing) refuse(r *refusedError) {
 	if r.status == 0 {
 		s.abort()
@@ -201,8 +203,8 @@ func (s *splicing) abort() {
 	s.up.Close()
 }
 
-// upward is the way to the server. Nothing goes past it that could deliver
-// mail, until the server has shown that it is none for mail.
+// upward writes to the server. Nothing that could deliver mail passes until the
+// server has shown that it is not a mail server.
 type upward struct {
 	s     *splicing
 	watch mailWatch
@@ -210,14 +212,14 @@ type upward struct {
 	sent  int64
 
 	mu   sync.Mutex
-	held []byte // not yet sent
+	held []byte // not sent yet
 	left bool   // something was sent
-	over bool   // nothing more is
+	over bool   // nothing more may be sent
 	hold *time.Timer
 }
 
-// Write implements [io.Writer]. Its error is errMail if p may not be sent; it
-// stands then, with what was held back before, in held.
+// Write implements [io.Writer]. Its error is errMail if p must not be sent. Then
+// held ends with p.
 func (u *upward) Write(p []byte) (int, error) {
 	if u.free {
 		return u.s.up.Write(p)
@@ -235,8 +237,8 @@ func (u *upward) Write(p []byte) (int, error) {
 		u.held, u.over = append(u.held, p...), true
 		return 0, errMail
 	case wait:
-		// A word that is sent letter by letter; or a program that waits for an
-		// answer to this much.
+		// A word that is sent letter by letter, or a program that waits for an
+		// answer to an incomplete word.
 		u.held = append(u.held, p...)
 		u.hold = time.AfterFunc(u.s.a.w.cfg.Limits.SniffTimeout, func() { _ = u.flush() })
 		return len(p), nil
@@ -248,8 +250,8 @@ func (u *upward) Write(p []byte) (int, error) {
 	return u.s.up.Write(p)
 }
 
-// judge decides on bytes with these signs: they wait for more of them, they are
-// mail, or they may go.
+// judge decides on bytes with these signs: wait for more bytes, treat them as mail,
+// or send them.
 func (u *upward) judge(sign mailSign) (wait, mail bool) {
 	start, _ := u.s.said()
 	t, tunnel := serverProtocol(start), u.watch.tunnels(start)
@@ -257,16 +259,15 @@ func (u *upward) judge(sign mailSign) (wait, mail bool) {
 		return false, true
 	}
 	if t == silent && sign&(delivery|askFirst) != 0 {
-		// It depends on the server, which we wait for a while. Whoever waits for
-		// an answer to the very bytes that we hold waits in vain; mail would be
-		// delivered otherwise by a server that is slow to greet.
+		// It depends on the server, so wait for its first bytes, for a limited
+		// time. A program that waits for an answer to the bytes held here waits in
+		// vain, but otherwise a server that greets slowly would deliver the mail.
 		start = u.s.listen(u.s.a.w.cfg.Limits.SniffTimeout, func(b []byte) bool { return serverProtocol(b) != silent || u.watch.tunnels(b) })
 		t, tunnel = serverProtocol(start), u.watch.tunnels(start)
 	}
 	switch {
 	case tunnel:
-		// What is at its other end may be a mail server, whatever is said at
-		// first.
+		// The other end of the tunnel may be a mail server, whatever comes first.
 		return false, sign&(recipient|hidden) != 0
 	case t == foreign:
 		u.free = true
@@ -279,7 +280,7 @@ func (u *upward) judge(sign mailSign) (wait, mail bool) {
 	}
 }
 
-// flush sends what is held back.
+// flush sends the bytes held back.
 func (u *upward) flush() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -301,13 +302,13 @@ func (s *splicing) read(p []byte) (int, error) {
 	n, err := s.in.Read(p)
 	if n > 0 {
 		s.f.last.Store(time.Now().UnixNano())
-		return n, nil // the next one meets the error again
+		return n, nil // the next read returns the error again
 	}
 	return n, err
 }
 
-// pump copies until src ends. The buffer grows with the stream: most
-// connections are quiet, and each waits with its buffer.
+// pump copies until src ends. Its buffer grows with the traffic: most connections
+// are quiet, and each one waits with its buffer.
 func pump(dst io.Writer, src io.Reader, last *atomic.Int64) error {
 	buf := make([]byte, 8<<10)
 	for {

@@ -20,19 +20,19 @@ import (
 	"postern/internal/sandbox"
 )
 
-// handshake bounds the TLS handshake of a captured connection and the wait for
-// a mail server's greeting.
+// handshake bounds the TLS handshake of a captured connection, and the wait for a
+// mail server's greeting.
 const handshake = 10 * time.Second
 
-// An insideConn is a connection that a program in the sandbox made. Its local
-// address is the one that the program aimed at.
+// An insideConn is a connection of a program in the sandbox. Its local address is
+// the destination that the program aimed at.
 type insideConn struct {
 	*gonet.TCPConn
 	ep tcpip.Endpoint
 }
 
-// abort ends the connection with a reset: the program must not take what it
-// has read for all that there was.
+// abort resets the connection, so that the program does not take what it has read
+// for all of the data.
 func (c *insideConn) abort() { c.ep.Abort() }
 
 func accept(r *tcp.ForwarderRequest) *insideConn {
@@ -47,7 +47,7 @@ func accept(r *tcp.ForwarderRequest) *insideConn {
 
 func smtpPort(p uint16) bool { return p == 25 || p == 465 || p == 587 || p == 2525 }
 
-// handleTCP decides on a connection whose handshake is not yet answered.
+// handleTCP decides on a connection whose handshake has not been answered yet.
 func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 	id := r.ID()
 	dst := netip.AddrPortFrom(netip.AddrFrom4(id.LocalAddress.As4()), id.LocalPort)
@@ -64,9 +64,9 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 	}
 	switch p := dst.Port(); {
 	case p == 53:
-		// Our resolver stands for every other one that the sandbox may connect
-		// to. Where it may not, it must not seem to: a program that tries
-		// 8.8.8.8 to see whether there is an Internet would find one.
+		// Our resolver answers in place of every DNS server that the sandbox may
+		// connect to. Other DNS servers must not seem reachable: a program that
+		// tries 8.8.8.8 to detect Internet access would find it.
 		if v := a.mayAsk(dst); v.Effect != policy.Allow {
 			refuse(v.Reason)
 		} else if c := accept(r); c != nil {
@@ -124,8 +124,8 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		return
 	}
 	if v.Effect != policy.Allow && rules.MayByName(c) {
-		// Only a name can open it: one that our resolver gave this address
-		// for, or, on the web's ports, one that is seen on the connection.
+		// Only a name can allow it: a name that our resolver gave this address for,
+		// or, on the web's ports, one that the connection itself shows.
 		if web {
 			if in := accept(r); in != nil {
 				a.handleNamed(ctx, in, dst)
@@ -152,8 +152,8 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		return
 	}
 	defer a.done(f)
-	// The handshake is answered when the outside has answered ours, so that a
-	// refusal or a time-out there is one inside.
+	// The handshake is answered only after the dial, so that a refusal or time-out
+	// outside is one inside, too.
 	up, err := a.dialOut(ctx, f, dst)
 	if err != nil {
 		r.Complete(true)
@@ -167,25 +167,25 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 	a.splice(ctx, f, in, up, nil, nil)
 }
 
-// A word is the last one on a connection.
-type word struct {
+// A ruling is the decision of Config.Permit on a connection.
+type ruling struct {
 	asked   policy.Connection
 	verdict policy.Verdict
 }
 
-// permit asks who has the last word. A connection that its address alone allows
-// is asked about by the names that our resolver gave for it.
-func (a *attached) permit(ctx context.Context, c policy.Connection) word {
+// permit asks Config.Permit. If a connection is allowed by its address, Permit gets
+// the names that our resolver gave for it.
+func (a *attached) permit(ctx context.Context, c policy.Connection) ruling {
 	if a.w.cfg.Permit == nil {
-		return word{c, policy.Verdict{Effect: policy.Allow}}
+		return ruling{c, policy.Verdict{Effect: policy.Allow}}
 	}
 	if len(c.Names) == 0 {
 		c.Names = a.names.of(c.Addr.Addr())
 	}
-	return word{c, a.w.cfg.Permit.Permit(ctx, a.who, c)}
+	return ruling{c, a.w.cfg.Permit.Permit(ctx, a.who, c)}
 }
 
-// handleNamed decides on a web connection by the name that it names itself.
+// handleNamed decides on a web connection by the name that the connection shows.
 func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.AddrPort) {
 	defer in.Close()
 	defer context.AfterFunc(ctx, in.abort)()
@@ -202,7 +202,7 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 	}
 	c := a.connection(dst, nil)
 	var g gate
-	// Its address may be allowed whatever its name is, see handleOut.
+	// The address may be allowed whatever its name, see handleOut.
 	anyName := a.rules.Load().Connect(c).Effect == policy.Allow
 	switch {
 	case s.mail && !anyName:
@@ -212,27 +212,27 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		refuse(s.name, s.problem)
 		return
 	case s.name != "" && s.problem == "":
-		// The sandbox may send any name to any address. The name counts, and
-		// what we find it to be is dialled.
+		// The sandbox may send any name to any address. So the name decides, and we
+		// dial the address that we resolve it to.
 		to, v := a.resolveFor(ctx, s.name, dst)
 		switch {
 		case v.Effect == policy.Allow:
 			c, g = a.connection(to, []string{s.name}), a.gateFor(&s)
-		case anyName && a.mayLook(ctx, s.name):
-			// The name is not one that it may look up, so it says nothing of
-			// the address, which it may connect to.
+		case anyName && a.mayResolveOutside(ctx, s.name):
+			// The name may not be resolved, so it proves nothing about the address,
+			// but the address itself is allowed.
 		default:
 			refuse(s.name, v.Reason)
 			return
 		}
 	case anyName: // no name is proved, and none is needed
 	case s.tls || s.http:
-		// Many names share an address, and one of them is asked for without
-		// saying which.
+		// Many names share an address, and the request is for one of them without
+		// naming it.
 		refuse("", "the connection names no host")
 		return
 	default:
-		// SSH, or a protocol in which the server speaks first: what our
+		// SSH, or a protocol in which the server speaks first: use what our
 		// resolver knows.
 		c.Names = a.names.of(dst.Addr())
 		if v := a.rules.Load().Connect(c); v.Effect != policy.Allow {
@@ -261,13 +261,13 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 	a.splice(ctx, f, in, up, s.head, g)
 }
 
-// mayLook reports whether it is the lists alone that a name is not on.
-func (a *attached) mayLook(ctx context.Context, name string) bool {
+// mayResolveOutside reports whether Config.Permit would allow resolving name.
+func (a *attached) mayResolveOutside(ctx context.Context, name string) bool {
 	return a.w.cfg.Permit == nil || a.w.cfg.Permit.Look(ctx, a.who, name).Effect == policy.Allow
 }
 
-// resolveFor returns the address to dial for a name that was seen on a
-// connection to dst: dst itself if the name has it.
+// resolveFor returns the address to dial for a name that was seen on a connection
+// to dst. It is dst itself if the name resolves to it.
 func (a *attached) resolveFor(ctx context.Context, name string, dst netip.AddrPort) (netip.AddrPort, policy.Verdict) {
 	addrs, v, err := a.lookup(ctx, name, dst.Port())
 	if err != nil {
@@ -294,7 +294,7 @@ func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net
 	return up, nil
 }
 
-// capture hands a connection to a mail port to Config.SMTP, wherever it aimed.
+// capture hands a connection to a mail port to Config.SMTP, whatever its address.
 func (a *attached) capture(ctx context.Context, in *insideConn, dst netip.AddrPort, seen []byte) {
 	a.ledger.addLater(ctx, Event{Kind: Captured, Proto: "tcp", Dst: dst, Name: a.standIns.of(dst.Addr()), Reason: "mail waits here for a decision, wherever it was to go"}, func() {})
 	var c net.Conn = in
@@ -314,8 +314,8 @@ func (a *attached) capture(ctx context.Context, in *insideConn, dst netip.AddrPo
 	a.w.cfg.SMTP(ctx, a.who, dst, c, seen)
 }
 
-// captureLate does the same when the program has spoken already. If no server
-// has greeted it yet it is greeted here.
+// captureLate is capture for a connection on which the program has already sent
+// something. If no server has greeted the program, captureLate does.
 func (a *attached) captureLate(ctx context.Context, in *insideConn, dst netip.AddrPort, seen []byte, greeted bool) {
 	if !greeted {
 		_ = in.SetWriteDeadline(time.Now().Add(handshake))
