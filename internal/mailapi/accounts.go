@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/mailbox"
 )
 
@@ -21,18 +22,8 @@ func (s accountServer) routes() []route {
 	}
 }
 
-type accountJSON struct {
-	ID        string     `json:"id"`
-	Name      string     `json:"name"`
-	CreatedAt time.Time  `json:"created_at"`
-	CreatedBy string     `json:"created_by"`
-	UsedAt    *time.Time `json:"used_at"`
-	Inboxes   int        `json:"inbox_count"`
-	Token     string     `json:"token,omitempty"` // when it was made, once
-}
-
-func accountOf(a mailbox.Account) accountJSON {
-	return accountJSON{ID: a.ID, Name: a.Name, CreatedAt: a.Created, CreatedBy: a.CreatedBy, UsedAt: moment(a.Used), Inboxes: a.Inboxes}
+func accountOf(a mailbox.Account) api.Account {
+	return api.Account{ID: a.ID, Name: a.Name, CreatedAt: a.Created, CreatedBy: a.CreatedBy, UsedAt: moment(a.Used), Inboxes: a.Inboxes}
 }
 
 func (s accountServer) listAccounts(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -40,14 +31,12 @@ func (s accountServer) listAccounts(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"accounts": each(list, accountOf)})
+	answer(w, http.StatusOK, api.AccountList{Accounts: each(list, accountOf)})
 	return nil
 }
 
 func (s accountServer) createAccount(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		Name string `json:"name"`
-	}
+	var in api.NewAccount
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -55,6 +44,6 @@ func (s accountServer) createAccount(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusCreated, accountJSON{ID: id, Name: in.Name, CreatedAt: time.Now().UTC(), CreatedBy: c.String(), Token: token.Reveal()})
+	answer(w, http.StatusCreated, api.Account{ID: id, Name: in.Name, CreatedAt: time.Now().UTC(), CreatedBy: c.String(), Token: token.Reveal()})
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -34,60 +35,9 @@ func (s actionServer) routes() []route {
 	}
 }
 
-// An actionJSON is an action as its proposer may see it, and the rest of it for
-// reviewers.
-type actionJSON struct {
-	ID        string          `json:"id"`
-	Kind      string          `json:"kind"`
-	State     oversight.State `json:"state"`
-	Inbox     string          `json:"inbox"`
-	Via       string          `json:"via"`
-	Digest    string          `json:"digest"`
-	CreatedAt time.Time       `json:"created_at"`
-	DecidedAt *time.Time      `json:"decided_at"`
-	Reason    string          `json:"reason"`  // the reviewer's, or the policy's that denied it
-	Result    string          `json:"result"`  // what the execution brought
-	SendAt    *time.Time      `json:"send_at"` // it leaves no sooner
-	AskAt     *time.Time      `json:"ask_at"`  // a person is asked no sooner
-	DueAt     *time.Time      `json:"due_at"`  // of an approved one: when it leaves; until then it can be cancelled
-	Note      string          `json:"note"`    // what the reviewer is warned of
-
-	ExpiresAt *time.Time `json:"expires_at"` // of one that waits for a person: when it is denied
-	Approvals int        `json:"approvals"`  // people who have approved it as it is now
-	Approvers int        `json:"approvers"`  // how many must
-	Missing   string     `json:"missing"`    // what it still waits for, in words; else empty
-
-	*reviewJSON
-}
-
-type reviewJSON struct {
-	Version  int64     `json:"version"`
-	Proposer string    `json:"proposer"`
-	Rule     string    `json:"rule"`
-	Verdict  string    `json:"verdict"`
-	Decider  string    `json:"decider"`
-	Attempts int64     `json:"attempts"`
-	Author   string    `json:"author"`         // the person who edited it last; else empty
-	Who      []string  `json:"who"`            // who is asked; empty means whoever decides
-	StepUp   bool      `json:"step_up"`        // who approves proves a second factor
-	Stopped  string    `json:"stopped"`        // why nothing more of it begins
-	Context  string    `json:"context"`        // what its proposer chose to show beside it
-	View     *viewJSON `json:"view,omitempty"` // of one action, not in lists
-}
-
-// A viewJSON is what the reviewer decides on. All of it may be hostile.
-type viewJSON struct {
-	Title  string       `json:"title"`
-	Fields []headerJSON `json:"fields"`
-	Text   string       `json:"text"`
-	Notes  []string     `json:"notes"`
-	Files  []fileJSON   `json:"files"`
-	NoWay  []string     `json:"no_way_out"` // domains of recipients for whom nothing leaves from this server
-}
-
-func actionOf(c caller, a oversight.Action) actionJSON {
-	out := actionJSON{
-		ID: a.ID, Kind: string(a.Kind), State: a.State, Inbox: a.Inbox, Via: a.Via, Digest: a.Hex(), CreatedAt: a.Created, Reason: a.Reason, Result: a.Result,
+func actionOf(c caller, a oversight.Action) api.Action {
+	out := api.Action{
+		ID: a.ID, Kind: string(a.Kind), State: api.State(a.State), Inbox: a.Inbox, Via: a.Via, Digest: a.Hex(), CreatedAt: a.Created, Reason: a.Reason, Result: a.Result,
 	}
 	out.DecidedAt, out.SendAt, out.AskAt, out.DueAt, out.Note = moment(a.Decided), moment(a.SendAt), moment(a.AskAt), moment(a.Due), a.Note
 	out.Approvals, out.Approvers, out.Missing = a.Approvals, a.Approvers, a.Missing()
@@ -96,7 +46,7 @@ func actionOf(c caller, a oversight.Action) actionJSON {
 	}
 	if c.Kind == auth.Person {
 		out.Missing = a.Lacks()
-		out.reviewJSON = &reviewJSON{
+		out.Review = &api.Review{
 			Version: a.Version, Proposer: a.Proposer, Rule: a.Rule, Verdict: a.Verdict, Decider: a.Decider, Attempts: a.Attempts,
 			Author: a.Author, Who: append([]string{}, a.Who...), StepUp: a.StepUp, Stopped: a.Stopped, Context: a.Context,
 		}
@@ -154,7 +104,7 @@ func (s actionServer) listActions(w http.ResponseWriter, r *http.Request, c call
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"actions": each(list, func(a oversight.Action) actionJSON { return actionOf(c, a) })})
+	answer(w, http.StatusOK, api.ActionList{Actions: each(list, func(a oversight.Action) api.Action { return actionOf(c, a) })})
 	return nil
 }
 
@@ -172,7 +122,7 @@ func (s actionServer) getAction(w http.ResponseWriter, r *http.Request, c caller
 		return err
 	}
 	out := actionOf(c, a)
-	if out.reviewJSON != nil {
+	if out.Review != nil {
 		v, err := s.gate.Show(a)
 		if err != nil {
 			return err
@@ -183,13 +133,13 @@ func (s actionServer) getAction(w http.ResponseWriter, r *http.Request, c caller
 	return nil
 }
 
-func viewOf(v oversight.View) *viewJSON {
-	out := &viewJSON{Title: v.Title, Fields: []headerJSON{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []fileJSON{}, NoWay: append([]string{}, v.NoWay...)}
+func viewOf(v oversight.View) *api.View {
+	out := &api.View{Title: v.Title, Fields: []api.Field{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []api.File{}, NoWay: append([]string{}, v.NoWay...)}
 	for _, f := range v.Fields {
-		out.Fields = append(out.Fields, headerJSON(f))
+		out.Fields = append(out.Fields, api.Field(f))
 	}
 	for _, f := range v.Files {
-		out.Files = append(out.Files, fileJSON{f.Name, f.Type, f.Size, f.SHA256})
+		out.Files = append(out.Files, api.File{Name: f.Name, ContentType: f.Type, Size: f.Size, SHA256: f.SHA256})
 	}
 	return out
 }
@@ -218,17 +168,11 @@ func (s actionServer) decide(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	var in struct {
-		Version int64  `json:"version"`
-		Digest  string `json:"digest"`
-		Approve *bool  `json:"approve"`
-		Reason  string `json:"reason"`
-	}
+	var in api.Decision
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	one := decisionJSON{id, in.Version, in.Digest, in.Approve, in.Reason}
-	d, err := one.decision(id)
+	d, err := decisionOf(id, in)
 	if err != nil {
 		return err
 	}
@@ -246,15 +190,12 @@ func (s actionServer) resolve(w http.ResponseWriter, r *http.Request, c caller) 
 	if err != nil {
 		return err
 	}
-	var in struct {
-		Version int64           `json:"version"`
-		State   oversight.State `json:"state"`
-		Reason  string          `json:"reason"`
-	}
+	var in api.Resolution
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	switch in.State {
+	state := oversight.State(in.State)
+	switch state {
 	case oversight.Done, oversight.Failed, oversight.Approved:
 	default:
 		return fmt.Errorf("%w: state: must be done (it happened), failed (it did not) or approved (it did not: try again)", errRequest)
@@ -262,7 +203,7 @@ func (s actionServer) resolve(w http.ResponseWriter, r *http.Request, c caller) 
 	if err := checkReason(in.Reason); err != nil {
 		return err
 	}
-	if err := s.gate.Resolve(r.Context(), c.Principal, id, in.Version, in.State, in.Reason); err != nil {
+	if err := s.gate.Resolve(r.Context(), c.Principal, id, in.Version, state, in.Reason); err != nil {
 		return err
 	}
 	return s.answerAction(w, r, c, id)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
+	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/store"
@@ -33,17 +34,6 @@ func (s auditServer) routes() []route {
 		{"POST", "/v1/audit/checkpoint", 0, s.makeCheckpoint},
 		{"GET", "/v1/audit/proof", 0, s.getProof},
 	}
-}
-
-type entryJSON struct {
-	Seq    int64           `json:"seq"`
-	At     time.Time       `json:"at"`
-	Actor  string          `json:"actor"`
-	Verb   string          `json:"verb"`
-	Object string          `json:"object"`
-	Detail json.RawMessage `json:"detail"`
-	Prev   string          `json:"prev"` // hexadecimal
-	Hash   string          `json:"hash"` // hexadecimal; of the entry as it reads now
 }
 
 var (
@@ -102,7 +92,7 @@ func (s auditServer) listAudit(w http.ResponseWriter, r *http.Request, c caller)
 		list = list[:n]
 		next = &list[n-1].Seq
 	}
-	out := []entryJSON{}
+	out := []api.AuditEntry{}
 	for _, e := range list {
 		h := e.Hash()
 		detail := json.RawMessage(e.Detail)
@@ -111,9 +101,9 @@ func (s auditServer) listAudit(w http.ResponseWriter, r *http.Request, c caller)
 				return err
 			}
 		}
-		out = append(out, entryJSON{e.Seq, e.At, e.Actor, string(e.Verb), e.Object, detail, hex.EncodeToString(e.Prev[:]), hex.EncodeToString(h[:])})
+		out = append(out, api.AuditEntry{Seq: e.Seq, At: e.At, Actor: e.Actor, Verb: string(e.Verb), Object: e.Object, Detail: detail, Prev: hex.EncodeToString(e.Prev[:]), Hash: hex.EncodeToString(h[:])})
 	}
-	answer(w, http.StatusOK, map[string]any{"entries": out, "next": next})
+	answer(w, http.StatusOK, api.AuditList{Entries: out, Next: next})
 	return nil
 }
 
@@ -129,17 +119,8 @@ func number(v url.Values, name string) (int64, error) {
 	return n, nil
 }
 
-// A checkpointJSON is a checkpoint: the note is what is signed, the rest of it
-// is for reading.
-type checkpointJSON struct {
-	Size       int64     `json:"size"`
-	Root       string    `json:"root"` // base64
-	At         time.Time `json:"at"`
-	Checkpoint string    `json:"checkpoint"`
-}
-
-func checkpointOf(s audit.Signed) checkpointJSON {
-	return checkpointJSON{Size: s.Size, Root: base64.StdEncoding.EncodeToString(s.Root[:]), At: s.At, Checkpoint: string(s.Note)}
+func checkpointOf(s audit.Signed) api.Checkpoint {
+	return api.Checkpoint{Size: s.Size, Root: base64.StdEncoding.EncodeToString(s.Root[:]), At: s.At, Checkpoint: string(s.Note)}
 }
 
 func (s auditServer) getCheckpoint(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -181,17 +162,6 @@ func (s auditServer) makeCheckpoint(w http.ResponseWriter, r *http.Request, c ca
 	return nil
 }
 
-// A proofJSON shows that an entry is in the record of a size, or that the
-// record of a size goes on from that of a smaller one.
-type proofJSON struct {
-	Seq        int64    `json:"seq,omitempty"`
-	From       int64    `json:"from,omitempty"`
-	Size       int64    `json:"size"`
-	Hashes     []string `json:"hashes"`               // base64
-	Checkpoint string   `json:"checkpoint,omitempty"` // of that size
-	Proof      string   `json:"proof,omitempty"`      // all of it as c2sp.org/tlog-proof
-}
-
 func encoded(hashes []tlog.Hash) []string {
 	out := []string{}
 	for _, h := range hashes {
@@ -219,7 +189,7 @@ func (s auditServer) getProof(w http.ResponseWriter, r *http.Request, c caller) 
 	if (at["seq"] > 0) == (at["from"] > 0) || at["to"] > 0 && at["from"] == 0 {
 		return fmt.Errorf("%w: want seq, for an entry, or from and to, for the record of two sizes", errRequest)
 	}
-	var out proofJSON
+	var out api.Proof
 	err := s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
 		ctx := r.Context()
 		if seq := at["seq"]; seq > 0 {
@@ -232,7 +202,7 @@ func (s auditServer) getProof(w http.ResponseWriter, r *http.Request, c caller) 
 				return err
 			}
 			file, err := p.Marshal()
-			out = proofJSON{Seq: seq, Size: point.Size, Hashes: encoded(p.Hashes), Checkpoint: string(p.Checkpoint), Proof: string(file)}
+			out = api.Proof{Seq: seq, Size: point.Size, Hashes: encoded(p.Hashes), Checkpoint: string(p.Checkpoint), Proof: string(file)}
 			return err
 		}
 		size := at["to"]

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
 
+	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/store"
@@ -69,9 +70,9 @@ func TestAuditProofs(t *testing.T) {
 			}
 		}
 		seq := f.entry(t)
-		var first checkpointJSON
+		var first api.Checkpoint
 		read("/v1/audit/checkpoint", &first)
-		var p proofJSON
+		var p api.Proof
 		read(fmt.Sprintf("/v1/audit/proof?seq=%d", seq), &p)
 		proof, err := audit.ParseProof([]byte(p.Proof))
 		if err != nil || p.Seq != seq || p.Checkpoint != first.Checkpoint {
@@ -102,9 +103,9 @@ func TestAuditProofs(t *testing.T) {
 		if got := f.do(t, "person", "POST", "/v1/audit/checkpoint", ""); got.code != 200 {
 			t.Fatalf("make one: %d %s", got.code, got.body)
 		}
-		var second checkpointJSON
+		var second api.Checkpoint
 		read("/v1/audit/checkpoint", &second)
-		var c proofJSON
+		var c api.Proof
 		read(fmt.Sprintf("/v1/audit/proof?from=%d", first.Size), &c)
 		var hashes tlog.TreeProof
 		for _, h := range c.Hashes {
@@ -123,7 +124,7 @@ func TestAuditProofs(t *testing.T) {
 			t.Errorf("from %d to %d: %v", first.Size, second.Size, err)
 		}
 		var page struct {
-			Entries []entryJSON
+			Entries []api.AuditEntry
 			Next    *int64
 		}
 		read("/v1/audit?actor=system:&verb=setup.&limit=3", &page)

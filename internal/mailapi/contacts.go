@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
 
+	"postern/internal/api"
 	"postern/internal/mailbox"
 )
 
@@ -20,14 +20,6 @@ func (s contactServer) routes() []route {
 	return []route{
 		{"GET", "/v1/inboxes/{inbox}/contacts", 0, s.listContacts},
 	}
-}
-
-type contactJSON struct {
-	Address  string    `json:"address"`
-	Name     string    `json:"name"`
-	Received int       `json:"received"`
-	Sent     int       `json:"sent"`
-	LastAt   time.Time `json:"last_at"`
 }
 
 func (s contactServer) listContacts(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -54,13 +46,13 @@ func (s contactServer) listContacts(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	out, next := []contactJSON{}, ""
+	out, next := []api.Contact{}, ""
 	for _, x := range list {
-		out = append(out, contactJSON{x.Address, x.Name, x.Received, x.Sent, x.Last})
+		out = append(out, api.Contact{Address: x.Address, Name: x.Name, Received: x.Received, Sent: x.Sent, LastAt: x.Last})
 	}
 	if more {
 		next = strconv.Itoa(offset + n)
 	}
-	answer(w, http.StatusOK, map[string]any{"contacts": out, "next_cursor": next})
+	answer(w, http.StatusOK, api.ContactList{Contacts: out, NextCursor: next})
 	return nil
 }

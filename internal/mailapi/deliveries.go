@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/signing"
@@ -36,22 +37,6 @@ func (s deliveryServer) routes() []route {
 	}
 }
 
-// A recipientJSON is what became of one recipient.
-type recipientJSON struct {
-	Recipient    string                `json:"recipient"`
-	State        mailbox.DeliveryState `json:"state"`
-	Code         int                   `json:"code"`   // SMTP code of the last reply; 0 where there was none
-	Status       string                `json:"status"` // RFC 3463 code of it, or empty
-	Detail       string                `json:"detail"`
-	Remote       string                `json:"remote"`
-	Attempts     int64                 `json:"attempts"`
-	FirstAt      *time.Time            `json:"first_at"`
-	LastAt       *time.Time            `json:"last_at"`
-	NextAt       *time.Time            `json:"next_at"`
-	SettledAt    *time.Time            `json:"settled_at"`
-	ComplainedAt *time.Time            `json:"complained_at"`
-}
-
 func (s deliveryServer) listRecipients(w http.ResponseWriter, r *http.Request, c caller) error {
 	id, err := id(r)
 	if err != nil {
@@ -61,14 +46,14 @@ func (s deliveryServer) listRecipients(w http.ResponseWriter, r *http.Request, c
 	if err != nil {
 		return err
 	}
-	out := []recipientJSON{}
+	out := []api.Delivery{}
 	for _, d := range ds {
-		out = append(out, recipientJSON{
-			d.Recipient, d.State, d.Code, d.Status, d.Detail, d.Remote, d.Attempts,
-			timeOrNull(d.First), timeOrNull(d.Last), timeOrNull(d.Next), timeOrNull(d.Settled), timeOrNull(d.Complained),
+		out = append(out, api.Delivery{
+			Recipient: d.Recipient, State: api.DeliveryState(d.State), Code: d.Code, Status: d.Status, Detail: d.Detail, Remote: d.Remote, Attempts: d.Attempts,
+			FirstAt: timeOrNull(d.First), LastAt: timeOrNull(d.Last), NextAt: timeOrNull(d.Next), SettledAt: timeOrNull(d.Settled), ComplainedAt: timeOrNull(d.Complained),
 		})
 	}
-	answer(w, http.StatusOK, map[string]any{"deliveries": out})
+	answer(w, http.StatusOK, api.DeliveryList{Deliveries: out})
 	return nil
 }
 
@@ -77,14 +62,16 @@ func (s deliveryServer) countSuppressed(w http.ResponseWriter, r *http.Request, 
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"counts": count})
+	counts := map[string]int{}
+	for reason, n := range count {
+		counts[string(reason)] = n
+	}
+	answer(w, http.StatusOK, api.SuppressionCounts{Counts: counts})
 	return nil
 }
 
 func address(r *http.Request) (string, error) {
-	var in struct {
-		Address string `json:"address"`
-	}
+	var in api.Address
 	err := decode(r, &in)
 	return in.Address, err
 }
@@ -109,7 +96,7 @@ func (s deliveryServer) lookUpSuppressed(w http.ResponseWriter, r *http.Request,
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"reason": v.Reason, "inbox": v.Inbox, "created_at": v.Created})
+	answer(w, http.StatusOK, api.Suppression{Reason: string(v.Reason), Inbox: v.Inbox, CreatedAt: v.Created})
 	return nil
 }
 
@@ -129,16 +116,11 @@ func (s deliveryServer) listSuspensions(w http.ResponseWriter, r *http.Request, 
 	if err != nil {
 		return err
 	}
-	type suspension struct {
-		Scope       string    `json:"scope"`
-		Reason      string    `json:"reason"`
-		SuspendedAt time.Time `json:"suspended_at"`
-	}
-	out := []suspension{}
+	out := []api.Suspension{}
 	for _, v := range list {
-		out = append(out, suspension{v.Scope, v.Reason, v.At})
+		out = append(out, api.Suspension{Scope: v.Scope, Reason: v.Reason, SuspendedAt: v.At})
 	}
-	answer(w, http.StatusOK, map[string]any{"suspensions": out})
+	answer(w, http.StatusOK, api.SuspensionList{Suspensions: out})
 	return nil
 }
 
@@ -157,9 +139,7 @@ func (s deliveryServer) lift(w http.ResponseWriter, r *http.Request, c caller) e
 	if c.Kind != auth.Person {
 		return fmt.Errorf("only a person lifts a suspension: %w", auth.ErrForbidden)
 	}
-	var in struct {
-		Reason string `json:"reason"`
-	}
+	var in api.Lift
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -176,23 +156,9 @@ func (s deliveryServer) lift(w http.ResponseWriter, r *http.Request, c caller) e
 	return nil
 }
 
-// A signingKeyJSON is the public half of a key that signs what leaves.
-type signingKeyJSON struct {
-	ID        string       `json:"id"`
-	Kind      signing.Kind `json:"kind"`
-	CreatedAt time.Time    `json:"created_at"`
-	From      time.Time    `json:"from"`
-	Until     *time.Time   `json:"until"`
-	InUse     bool         `json:"in_use"`
-	Name      string       `json:"name"`   // of the DNS record; empty for a statement's key
-	Record    string       `json:"record"` // its text
-	Found     *bool        `json:"found,omitempty"`
-	Detail    string       `json:"detail,omitempty"`
-}
-
-func signingKeyOf(k signing.Key) signingKeyJSON {
-	return signingKeyJSON{
-		ID: k.ID, Kind: k.Kind, CreatedAt: k.Created, From: k.From, Until: timeOrNull(k.Until), InUse: k.InUse(time.Now()), Name: k.Name(), Record: k.Record(),
+func signingKeyOf(k signing.Key) api.SigningKey {
+	return api.SigningKey{
+		ID: k.ID, Kind: string(k.Kind), CreatedAt: k.Created, From: k.From, Until: timeOrNull(k.Until), InUse: k.InUse(time.Now()), Name: k.Name(), Record: k.Record(),
 	}
 }
 
@@ -200,7 +166,7 @@ func answerKeys(w http.ResponseWriter, keys []signing.Key, err error) error {
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"keys": each(keys, signingKeyOf)})
+	answer(w, http.StatusOK, api.SigningKeyList{Keys: each(keys, signingKeyOf)})
 	return nil
 }
 
@@ -209,7 +175,7 @@ func (s deliveryServer) listSigningDomains(w http.ResponseWriter, r *http.Reques
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"domains": append([]string{}, names...)})
+	answer(w, http.StatusOK, api.SigningDomainList{Domains: append([]string{}, names...)})
 	return nil
 }
 
@@ -228,13 +194,13 @@ func (s deliveryServer) checkSigningKeys(w http.ResponseWriter, r *http.Request,
 	if err != nil {
 		return err
 	}
-	out := []signingKeyJSON{}
+	out := []api.SigningKey{}
 	for _, p := range list {
 		k := signingKeyOf(p.Key)
 		k.Found, k.Detail = &p.Found, p.Detail
 		out = append(out, k)
 	}
-	answer(w, http.StatusOK, map[string]any{"keys": out})
+	answer(w, http.StatusOK, api.SigningKeyList{Keys: out})
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/domain"
 )
 
@@ -26,21 +27,13 @@ func (s domainServer) routes() []route {
 	}
 }
 
-// A domainJSON is a domain in this door's words and in LobsterMail's, whose
-// client reads domain, status, dnsRecords and createdAt.
-type domainJSON struct {
-	ID         string       `json:"id"`
-	Domain     string       `json:"domain"`      // as the DNS knows it
-	Unicode    string       `json:"unicode"`     // as people write it
-	State      domain.State `json:"state"`       // pending, verified, degraded or lost
-	Problem    string       `json:"problem"`     // what is wrong, for a person, or empty
-	VerifiedAt *time.Time   `json:"verified_at"` // since when it is the project's
-	CheckedAt  *time.Time   `json:"checked_at"`
-	NextCheck  *time.Time   `json:"next_check_at"` // by itself
+// A domainAnswer is a domain in our words and in LobsterMail's, whose client
+// reads domain, status, dnsRecords and createdAt.
+type domainAnswer struct {
+	api.Domain
 
 	Status     string    `json:"status"` // pending_verification, verified or failed
 	DNSRecords []dnsJSON `json:"dnsRecords"`
-	CreatedAt  time.Time `json:"createdAt"`
 }
 
 type dnsJSON struct {
@@ -63,11 +56,11 @@ func timeOrNull(t time.Time) *time.Time {
 	return &t
 }
 
-func (s domainServer) domainOf(r *http.Request, d domain.Domain) (domainJSON, error) {
-	out := domainJSON{
-		ID: d.ID, Domain: d.Name, Unicode: d.Unicode(), State: d.State, Problem: d.Problem(), VerifiedAt: timeOrNull(d.Verified),
-		CheckedAt: timeOrNull(d.Checked), NextCheck: timeOrNull(d.Next), Status: lobsterStatus[d.State], DNSRecords: []dnsJSON{}, CreatedAt: d.Created,
-	}
+func (s domainServer) domainOf(r *http.Request, d domain.Domain) (domainAnswer, error) {
+	out := domainAnswer{Domain: api.Domain{
+		ID: d.ID, Domain: d.Name, Unicode: d.Unicode(), State: api.DomainState(d.State), Problem: d.Problem(), VerifiedAt: timeOrNull(d.Verified),
+		CheckedAt: timeOrNull(d.Checked), NextCheckAt: timeOrNull(d.Next), CreatedAt: d.Created,
+	}, Status: lobsterStatus[d.State], DNSRecords: []dnsJSON{}}
 	rs, err := s.domains.Records(r.Context(), d)
 	for _, rec := range rs {
 		if rec.Need != domain.Optional {
@@ -82,7 +75,7 @@ func (s domainServer) listDomains(w http.ResponseWriter, r *http.Request, c call
 	if err != nil {
 		return err
 	}
-	out := []domainJSON{}
+	out := []domainAnswer{}
 	for _, d := range ds { // a project has few
 		v, err := s.domainOf(r, d)
 		if err != nil {
@@ -95,9 +88,7 @@ func (s domainServer) listDomains(w http.ResponseWriter, r *http.Request, c call
 }
 
 func (s domainServer) addDomain(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		Domain string `json:"domain"`
-	}
+	var in api.NewDomain
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -150,7 +141,7 @@ func (s domainServer) removeDomain(w http.ResponseWriter, r *http.Request, c cal
 	if err := s.domains.Remove(r.Context(), c.Principal, d.ID); err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"id": d.ID, "domain": d.Name, "deleted": true}) // LobsterMail's client reads JSON from every answer
+	answer(w, http.StatusOK, api.RemovedDomain{ID: d.ID, Domain: d.Name, Deleted: true}) // LobsterMail's client reads JSON from every answer
 	return nil
 }
 
@@ -163,10 +154,17 @@ func (s domainServer) domainRecords(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{
-		"domain": d.Name, "state": d.State, "checked_at": timeOrNull(d.Checked), "records": rs, "mta_sts_policy": s.domains.MTASTSPolicy(),
+	answer(w, http.StatusOK, api.DomainRecords{
+		Domain: d.Name, State: api.DomainState(d.State), CheckedAt: timeOrNull(d.Checked), Records: each(rs, recordOf), MTASTSPolicy: s.domains.MTASTSPolicy(),
 	})
 	return nil
+}
+
+func recordOf(r domain.Record) api.DomainRecord {
+	return api.DomainRecord{
+		Kind: string(r.Kind), Type: r.Type, Name: r.Name, Value: r.Value, Priority: r.Priority, Need: string(r.Need), Why: r.Why,
+		Result: string(r.Result), Found: r.Found, Detail: r.Detail,
+	}
 }
 
 func (s domainServer) verifyDomain(w http.ResponseWriter, r *http.Request, c caller) error {

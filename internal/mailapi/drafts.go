@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -33,70 +34,21 @@ func (s draftServer) routes() []route {
 	}
 }
 
-// draftJSON is what a draft may say; when and how it leaves is said when it is sent.
-type draftJSON struct {
-	To          []string `json:"to"`
-	Cc          []string `json:"cc"`
-	Bcc         []string `json:"bcc"`
-	Subject     string   `json:"subject"`
-	Text        string   `json:"text"`
-	HTML        string   `json:"html"`
-	Markdown    string   `json:"markdown"`
-	InReplyTo   string   `json:"in_reply_to"` // a Message-ID
-	ReplyTo     string   `json:"reply_to"`    // the id of a message of the inbox
-	ReplyAll    bool     `json:"reply_all"`
-	Quote       bool     `json:"quote"`
-	Forward     string   `json:"forward"` // the id of a message of the inbox
-	Attachments []struct {
-		Name        string `json:"name"`
-		Content     string `json:"content_base64"`
-		ContentType string `json:"content_type"`
-	} `json:"attachments"`
-}
-
-func (in *draftJSON) outgoing(r *http.Request) (mailbox.Outgoing, error) {
+// outgoingDraft returns the mail that a draft describes.
+func outgoingDraft(r *http.Request, in *api.NewDraft) (mailbox.Outgoing, error) {
 	for name, id := range map[string]string{"reply_to": in.ReplyTo, "forward": in.Forward} {
 		if id != "" && !idForm().MatchString(id) {
 			return mailbox.Outgoing{}, fmt.Errorf("%w: %s: must be the id of a message", errRequest, name)
 		}
 	}
-	common := sendJSON{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Text, HTML: in.HTML, Markdown: in.Markdown, InReplyTo: in.InReplyTo, Attachments: in.Attachments}
-	o, err := common.outgoing(r)
+	common := api.NewMessage{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Text, HTML: in.HTML, Markdown: in.Markdown, InReplyTo: in.InReplyTo, Attachments: in.Attachments}
+	o, err := outgoing(r, &common)
 	o.ReplyTo, o.ReplyAll, o.Quote, o.Forward = in.ReplyTo, in.ReplyAll, in.Quote, in.Forward
 	return o, err
 }
 
-// A savedJSON is a draft as it is answered: its files without their content.
-type savedJSON struct {
-	ID          string     `json:"id"`
-	Inbox       string     `json:"inbox"`
-	Version     int64      `json:"version"`
-	CreatedAt   time.Time  `json:"created_at"`
-	UpdatedAt   time.Time  `json:"updated_at"`
-	Size        int64      `json:"size"`
-	To          []string   `json:"to"`
-	Cc          []string   `json:"cc"`
-	Bcc         []string   `json:"bcc"`
-	Subject     string     `json:"subject"`
-	Preview     string     `json:"preview"`
-	ReplyTo     string     `json:"reply_to"`
-	Forward     string     `json:"forward"`
-	Attachments []fileJSON `json:"attachments"`
-
-	*wholeJSON // of one draft, not in a list
-}
-
-type wholeJSON struct {
-	Text      string `json:"text"`
-	HTML      string `json:"html"`
-	Markdown  string `json:"markdown"`
-	InReplyTo string `json:"in_reply_to"`
-	ReplyAll  bool   `json:"reply_all"`
-	Quote     bool   `json:"quote"`
-}
-
-func draftOf(d mailbox.Draft) savedJSON {
-	return savedJSON{
+func draftOf(d mailbox.Draft) api.Draft {
+	return api.Draft{
 		ID: d.ID, Inbox: d.Inbox, Version: d.Version, CreatedAt: d.Created, UpdatedAt: d.Updated, Size: d.Size,
 		To: append([]string{}, d.To...), Cc: append([]string{}, d.Cc...), Bcc: append([]string{}, d.Bcc...), Subject: d.Subject, Preview: d.Preview,
 		ReplyTo: d.ReplyTo, Forward: d.Forward, Attachments: each(d.Attachments, fileOf),
@@ -116,7 +68,7 @@ func (s draftServer) listDrafts(w http.ResponseWriter, r *http.Request, c caller
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"drafts": each(list, draftOf), "next_cursor": next})
+	answer(w, http.StatusOK, api.DraftList{Drafts: each(list, draftOf), NextCursor: next})
 	return nil
 }
 
@@ -133,11 +85,11 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	defer done()
-	var in draftJSON
+	var in api.NewDraft
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	o, err := in.outgoing(r)
+	o, err := outgoingDraft(r, &in)
 	if err != nil {
 		return err
 	}
@@ -147,7 +99,7 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	w.Header().Set("Location", "/v1/inboxes/"+k.Inbox()+"/drafts/"+d.ID)
-	answer(w, http.StatusCreated, map[string]any{"id": d.ID, "version": d.Version})
+	answer(w, http.StatusCreated, api.DraftVersion{ID: d.ID, Version: d.Version})
 	return nil
 }
 
@@ -168,19 +120,15 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	defer done()
-	var in struct {
-		draftJSON
-		Version int64 `json:"version"`
-		Keep    []int `json:"keep_attachments"` // places of files of the version before
-	}
+	var in api.DraftUpdate
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	o, err := in.outgoing(r)
+	o, err := outgoingDraft(r, &in.NewDraft)
 	if err != nil {
 		return err
 	}
-	if len(in.Keep) > 0 {
+	if len(in.KeepAttachments) > 0 {
 		d, before, err := s.post.Draft(r.Context(), c.Principal, k, id)
 		if err != nil {
 			return err
@@ -189,7 +137,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 			return mailbox.ErrDraft
 		}
 		var kept []mail.Attachment
-		for i, n := range in.Keep {
+		for i, n := range in.KeepAttachments {
 			if n < 0 || n >= len(before.Attachments) || i > len(before.Attachments) {
 				return fmt.Errorf("%w: keep_attachments[%d]: the draft has %d files, counted from 0", errRequest, i, len(before.Attachments))
 			}
@@ -202,7 +150,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"id": d.ID, "version": d.Version})
+	answer(w, http.StatusOK, api.DraftVersion{ID: d.ID, Version: d.Version})
 	return nil
 }
 
@@ -230,7 +178,7 @@ func (s draftServer) getDraft(w http.ResponseWriter, r *http.Request, c caller) 
 		return err
 	}
 	out := draftOf(d)
-	out.wholeJSON = &wholeJSON{Text: o.Text, HTML: o.HTML, Markdown: o.Markdown, InReplyTo: o.InReplyTo, ReplyAll: o.ReplyAll, Quote: o.Quote}
+	out.DraftContent = &api.DraftContent{Text: o.Text, HTML: o.HTML, Markdown: o.Markdown, InReplyTo: o.InReplyTo, ReplyAll: o.ReplyAll, Quote: o.Quote}
 	answer(w, http.StatusOK, out)
 	return nil
 }
@@ -276,19 +224,12 @@ func (s draftServer) sendDraft(w http.ResponseWriter, r *http.Request, c caller)
 		return err
 	}
 	defer done()
-	var in struct {
-		Version        int64          `json:"version"`
-		SendAt         time.Time      `json:"send_at"`
-		GateTiming     mailbox.Timing `json:"gate_timing"`
-		UndoSeconds    *int64         `json:"undo_seconds"`
-		Bulk           bool           `json:"bulk"`
-		AllowDuplicate bool           `json:"allow_duplicate"`
-	}
+	var in api.SendDraft
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	how := sendJSON{SendAt: in.SendAt, GateTiming: in.GateTiming, UndoSeconds: in.UndoSeconds, Bulk: in.Bulk, AllowDuplicate: in.AllowDuplicate}
-	o, err := how.outgoing(r)
+	how := api.NewMessage{SendAt: in.SendAt, GateTiming: in.GateTiming, UndoSeconds: in.UndoSeconds, Bulk: in.Bulk, AllowDuplicate: in.AllowDuplicate}
+	o, err := outgoing(r, &how)
 	if err != nil {
 		return err
 	}

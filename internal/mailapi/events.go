@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/event"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -246,7 +247,7 @@ func (s eventServer) waitForMessages(w http.ResponseWriter, r *http.Request, c c
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
-	out := []messageJSON{}
+	out := []api.Message{}
 	err = s.await(ctx, k.Inbox(), func() (bool, error) { //nolint:contextcheck // r's context is what is passed
 		es, err := s.history(r.Context(), k.Inbox(), last, maxArrivals, event.MessageReceived)
 		if err != nil || len(es) == 0 {
@@ -267,7 +268,7 @@ func (s eventServer) waitForMessages(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"messages": out, "after": mark(last)})
+	answer(w, http.StatusOK, api.Arrivals{Messages: out, After: mark(last)})
 	return nil
 }
 

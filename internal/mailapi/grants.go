@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 )
@@ -32,7 +33,7 @@ func (s grantServer) listInboxGrants(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"grants": partsOf(list, auth.Grant)})
+	answer(w, http.StatusOK, api.GrantList{Grants: partsOf(list, auth.Grant)})
 	return nil
 }
 
@@ -42,15 +43,12 @@ func (s grantServer) grant(w http.ResponseWriter, r *http.Request, c caller) err
 	if err != nil {
 		return err
 	}
-	var in struct {
-		newKeyJSON
-		Grant string `json:"grant"`
-	}
+	var in api.NewGrant
 	if err := decode(r, &in); err != nil {
 		return err
 	}
 	if in.Grant == "" {
-		p, key, err := s.post.Grant(r.Context(), c.Principal, k, in.request())
+		p, key, err := s.post.Grant(r.Context(), c.Principal, k, keyRequest(in.NewKey))
 		if err != nil {
 			return err
 		}
@@ -60,7 +58,7 @@ func (s grantServer) grant(w http.ResponseWriter, r *http.Request, c caller) err
 	if !idForm().MatchString(in.Grant) || in.Name != "" {
 		return fmt.Errorf("%w: grant: must be the id of a grant (crd_…), which has its name already", errRequest)
 	}
-	p, err := s.post.Extend(r.Context(), c.Principal, k, in.Grant, in.request())
+	p, err := s.post.Extend(r.Context(), c.Principal, k, in.Grant, keyRequest(in.NewKey))
 	if err != nil {
 		return err
 	}
@@ -86,7 +84,7 @@ func (s grantServer) listGrants(w http.ResponseWriter, r *http.Request, c caller
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"grants": partsOf(list, auth.Grant)})
+	answer(w, http.StatusOK, api.GrantList{Grants: partsOf(list, auth.Grant)})
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
@@ -37,48 +38,34 @@ func (s inboxServer) routes() []route {
 	}
 }
 
-type inboxJSON struct {
-	ID          string      `json:"id"`
-	Address     string      `json:"address"`
-	DisplayName string      `json:"display_name"`
-	Mode        policy.Mode `json:"mode"`
-	ModeAt      *time.Time  `json:"mode_at"`     // when it changed last; null: it has not
-	ModeReason  string      `json:"mode_reason"` // why; may be empty
-	CreatedAt   time.Time   `json:"created_at"`
-	ExpiresAt   *time.Time  `json:"expires_at"` // null: never
-	DeletedAt   *time.Time  `json:"deleted_at"` // null: it is not
-	PurgeAt     *time.Time  `json:"purge_at"`   // of a deleted one: when its mail goes for good
-	MaxBytes    int64       `json:"max_bytes"`  // what may arrive in it
-
-	// The same in LobsterMail's words, whose client reads these:
-	DisplayName2 *string    `json:"displayName"`
-	Domain       string     `json:"domain"`
-	IsActive     bool       `json:"isActive"`
-	EmailCount   *int64     `json:"emailCount,omitempty"` // for accounts only: it is counted anew
-	ExpiresAt2   *time.Time `json:"expiresAt"`
-	CreatedAt2   time.Time  `json:"createdAt"`
-
-	// In the answer to its creation, once:
-	Key         string `json:"key,omitempty"`
-	RecoveryKey string `json:"recovery_key,omitempty"`
-	Notice      string `json:"notice,omitempty"` // what losing them means
+// An inboxAnswer is an inbox in our words and in LobsterMail's.
+type inboxAnswer struct {
+	api.Inbox
+	lobsterInbox
 }
 
-func inboxOf(b mailbox.Inbox) inboxJSON {
+// An inboxesAnswer is [api.InboxList], with LobsterMail's fields and its name
+// for the list.
+type inboxesAnswer struct {
+	Inboxes    []inboxAnswer `json:"inboxes"`
+	Data       []inboxAnswer `json:"data"`
+	NextCursor string        `json:"next_cursor"`
+}
+
+func inboxOf(b mailbox.Inbox) inboxAnswer {
 	_, host, _ := strings.Cut(b.Address, "@")
-	out := inboxJSON{
-		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: b.Mode, ModeAt: moment(b.ModeAt), ModeReason: b.ModeReason, CreatedAt: b.Created,
+	out := inboxAnswer{Inbox: api.Inbox{
+		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: api.Mode(b.Mode), ModeAt: moment(b.ModeAt), ModeReason: b.ModeReason, CreatedAt: b.Created,
 		ExpiresAt: moment(b.Expires), DeletedAt: moment(b.Deleted), PurgeAt: moment(b.Purge), MaxBytes: b.MaxBytes,
-		Domain: host, IsActive: b.Deleted.IsZero(), ExpiresAt2: moment(b.Expires), CreatedAt2: b.Created,
-	}
+	}, lobsterInbox: lobsterInbox{Domain: host, IsActive: b.Deleted.IsZero(), ExpiresAt: moment(b.Expires), CreatedAt: b.Created}}
 	if b.DisplayName != "" {
-		out.DisplayName2 = &b.DisplayName
+		out.lobsterInbox.DisplayName = &b.DisplayName
 	}
 	return out
 }
 
 // counted adds what only accounts are told.
-func (s inboxServer) counted(r *http.Request, c caller, in inboxJSON) (inboxJSON, error) {
+func (s inboxServer) counted(r *http.Request, c caller, in inboxAnswer) (inboxAnswer, error) {
 	if c.Kind != auth.Grant {
 		return in, nil
 	}
@@ -105,7 +92,7 @@ func (s inboxServer) listInboxes(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	out := []inboxJSON{}
+	out := []inboxAnswer{}
 	for _, b := range list {
 		j, err := s.counted(r, c, inboxOf(b))
 		if err != nil {
@@ -113,7 +100,7 @@ func (s inboxServer) listInboxes(w http.ResponseWriter, r *http.Request, c calle
 		}
 		out = append(out, j)
 	}
-	answer(w, http.StatusOK, map[string]any{"inboxes": out, "data": out, "next_cursor": next}) // data for LobsterMail's client
+	answer(w, http.StatusOK, inboxesAnswer{out, out, next})
 	return nil
 }
 
@@ -140,13 +127,7 @@ func pageOfInboxes(q url.Values, list []mailbox.Inbox) (part []mailbox.Inbox, ne
 
 func (s inboxServer) createInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in struct {
-		Address     string      `json:"address"`
-		Next        bool        `json:"next"`
-		DisplayName string      `json:"display_name"`
-		Mode        policy.Mode `json:"mode"`
-		ExpiresAt   *time.Time  `json:"expires_at"`
-		MaxBytes    int64       `json:"max_bytes"`
-		RecoveryKey bool        `json:"recovery_key"`
+		api.NewInbox
 
 		// In LobsterMail's words:
 		LocalPart    string `json:"localPart"`
@@ -169,7 +150,7 @@ func (s inboxServer) createInbox(w http.ResponseWriter, r *http.Request, c calle
 	if in.DisplayName == "" {
 		in.DisplayName = in.DisplayName2
 	}
-	n := mailbox.NewInbox{Address: in.Address, Next: in.Next, DisplayName: in.DisplayName, Mode: in.Mode, MaxBytes: in.MaxBytes}
+	n := mailbox.NewInbox{Address: in.Address, Next: in.Next, DisplayName: in.DisplayName, Mode: policy.Mode(in.Mode), MaxBytes: in.MaxBytes}
 	if in.ExpiresAt != nil {
 		n.Expires = *in.ExpiresAt
 	}
@@ -225,13 +206,7 @@ func (s inboxServer) getInbox(w http.ResponseWriter, r *http.Request, c caller) 
 }
 
 func (s inboxServer) updateInbox(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		DisplayName *string         `json:"display_name"`
-		ExpiresAt   json.RawMessage `json:"expires_at"` // null: never
-		MaxBytes    *int64          `json:"max_bytes"`
-		Mode        *policy.Mode    `json:"mode"`
-		ModeReason  string          `json:"mode_reason"`
-	}
+	var in api.InboxChange
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -240,7 +215,7 @@ func (s inboxServer) updateInbox(w http.ResponseWriter, r *http.Request, c calle
 		// Each is a change of its own, with who may make it: half of it must not be done.
 		return fmt.Errorf("%w: mode: is changed by itself; send the other fields in another request", errRequest)
 	case in.Mode != nil:
-		b, err := s.post.SetMode(r.Context(), c.Principal, r.PathValue("inbox"), *in.Mode, in.ModeReason)
+		b, err := s.post.SetMode(r.Context(), c.Principal, r.PathValue("inbox"), policy.Mode(*in.Mode), in.ModeReason)
 		if err != nil {
 			return err
 		}

@@ -3,8 +3,8 @@ package mailapi
 import (
 	"fmt"
 	"net/http"
-	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -34,37 +34,19 @@ const (
 	recoveryNotice = "Keep the recovery key away from any machine, on paper or in a safe: it is shown this once and stored nowhere. With it, and after every other key was lost or stolen, POST …/recover makes a new key. Whoever loses it and every key of the inbox loses its mail; no operator can open it."
 )
 
-// A partJSON is what one credential may do in one inbox.
-type partJSON struct {
-	ID        string     `json:"id"`
-	Inbox     string     `json:"inbox"`
-	Kind      string     `json:"kind"` // key, grant, recovery
-	Name      string     `json:"name"`
-	Scope     seal.Scope `json:"scope"`
-	CreatedAt time.Time  `json:"created_at"`
-	CreatedBy string     `json:"created_by"`
-	UsedAt    *time.Time `json:"used_at"` // to ten minutes; null: never
-	ExpiresAt *time.Time `json:"expires_at"`
-	Account   bool       `json:"account"` // of a grant: it gets a part in each inbox that it makes
-
-	// In the answer to its creation, once:
-	Key    string `json:"key,omitempty"`
-	Notice string `json:"notice,omitempty"`
-}
-
-func partOf(p mailbox.Part) partJSON {
+func partOf(p mailbox.Part) api.Credential {
 	kind := string(p.Kind)
 	if p.Kind == auth.Agent {
 		kind = "key"
 	}
-	return partJSON{
-		ID: p.Credential, Inbox: p.Inbox, Kind: kind, Name: p.Name, Scope: p.Scope, CreatedAt: p.Created, CreatedBy: p.CreatedBy,
+	return api.Credential{
+		ID: p.Credential, Inbox: p.Inbox, Kind: kind, Name: p.Name, Scope: api.Scope(p.Scope), CreatedAt: p.Created, CreatedBy: p.CreatedBy,
 		UsedAt: moment(p.Used), ExpiresAt: moment(p.Expires), Account: p.Account,
 	}
 }
 
-func partsOf(list []mailbox.Part, kinds ...auth.Kind) []partJSON {
-	out := []partJSON{}
+func partsOf(list []mailbox.Part, kinds ...auth.Kind) []api.Credential {
+	out := []api.Credential{}
 	for _, p := range list {
 		for _, k := range kinds {
 			if p.Kind == k {
@@ -80,19 +62,13 @@ func (s keyServer) listKeys(w http.ResponseWriter, r *http.Request, c caller) er
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"keys": partsOf(list, auth.Agent, auth.Recovery)})
+	answer(w, http.StatusOK, api.KeyList{Keys: partsOf(list, auth.Agent, auth.Recovery)})
 	return nil
 }
 
-// newKeyJSON asks for a key or a grant.
-type newKeyJSON struct {
-	Name      string     `json:"name"`
-	Scope     seal.Scope `json:"scope"`
-	ExpiresAt *time.Time `json:"expires_at"`
-}
-
-func (n newKeyJSON) request() mailbox.NewKey {
-	out := mailbox.NewKey{Name: n.Name, Scope: n.Scope}
+// keyRequest returns the key that n asks for.
+func keyRequest(n api.NewKey) mailbox.NewKey {
+	out := mailbox.NewKey{Name: n.Name, Scope: seal.Scope(n.Scope)}
 	if n.ExpiresAt != nil {
 		out.Expires = *n.ExpiresAt
 	}
@@ -104,11 +80,11 @@ func (s keyServer) addKey(w http.ResponseWriter, r *http.Request, c caller) erro
 	if err != nil {
 		return err
 	}
-	var in newKeyJSON
+	var in api.NewKey
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	p, key, err := s.post.AddKey(r.Context(), c.Principal, k, in.request())
+	p, key, err := s.post.AddKey(r.Context(), c.Principal, k, keyRequest(in))
 	if err != nil {
 		return err
 	}
@@ -180,9 +156,7 @@ func (s keyServer) recoverInbox(w http.ResponseWriter, r *http.Request, c caller
 			return fmt.Errorf("this recovery key is of another inbox than the one named: %w", auth.ErrForbidden)
 		}
 	}
-	var in struct {
-		RevokeOthers bool `json:"revoke_others"`
-	}
+	var in api.Recover
 	if err := decode(r, &in); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 
+	"postern/internal/api"
 	"postern/internal/mailbox"
 	"postern/internal/store"
 )
@@ -23,12 +24,6 @@ func (s labelServer) routes() []route {
 	}
 }
 
-type labelJSON struct {
-	Name     string `json:"name"`
-	System   bool   `json:"system"`
-	Messages int    `json:"message_count"`
-}
-
 func (s labelServer) listLabels(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)
 	if err != nil {
@@ -38,17 +33,12 @@ func (s labelServer) listLabels(w http.ResponseWriter, r *http.Request, c caller
 	if err != nil {
 		return err
 	}
-	out := []labelJSON{}
+	out := []api.Label{}
 	for _, l := range ls {
-		out = append(out, labelJSON(l))
+		out = append(out, api.Label(l))
 	}
-	answer(w, http.StatusOK, map[string]any{"labels": out})
+	answer(w, http.StatusOK, api.LabelList{Labels: out})
 	return nil
-}
-
-type labelledJSON struct {
-	ID     string   `json:"id"`
-	Labels []string `json:"labels"`
 }
 
 func (s labelServer) changeLabels(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -56,11 +46,7 @@ func (s labelServer) changeLabels(w http.ResponseWriter, r *http.Request, c call
 	if err != nil {
 		return err
 	}
-	var in struct {
-		IDs    []string `json:"ids"`
-		Add    []string `json:"add"`
-		Remove []string `json:"remove"`
-	}
+	var in api.LabelChange
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -72,10 +58,10 @@ func (s labelServer) changeLabels(w http.ResponseWriter, r *http.Request, c call
 	if err != nil {
 		return err
 	}
-	out := []labelledJSON{}
+	out := []api.LabelledMessage{}
 	for _, l := range list {
-		out = append(out, labelledJSON{l.ID, append([]string{}, l.Labels...)})
+		out = append(out, api.LabelledMessage{ID: l.ID, Labels: append([]string{}, l.Labels...)})
 	}
-	answer(w, http.StatusOK, map[string]any{"messages": out})
+	answer(w, http.StatusOK, api.LabelledMessages{Messages: out})
 	return nil
 }

@@ -183,6 +183,17 @@ func (s inboxServer) room(ctx context.Context, c caller) error {
 	return err
 }
 
+// A lobsterInbox is what LobsterMail's client reads of an inbox, beside the id
+// and the address.
+type lobsterInbox struct {
+	DisplayName *string    `json:"displayName"`
+	Domain      string     `json:"domain"`
+	IsActive    bool       `json:"isActive"`
+	EmailCount  *int64     `json:"emailCount,omitempty"` // for accounts only: it is counted anew
+	ExpiresAt   *time.Time `json:"expiresAt"`
+	CreatedAt   time.Time  `json:"createdAt"`
+}
+
 type lobsterFile struct {
 	Filename    string `json:"filename"`
 	ContentType string `json:"contentType"`

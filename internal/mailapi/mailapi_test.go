@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
@@ -204,8 +205,8 @@ func (f *fixture) do(t *testing.T, who, method, path, body string, header ...str
 	a := answered{w.Code, w.Header(), w.Body.String()}
 	checkAnswer(t, r, body, a)
 	if a.code >= 400 && method != http.MethodHead {
-		var p problem
-		if err := json.Unmarshal([]byte(a.body), &p); err != nil || p.Status != a.code || p.Error == "" || p.Message == "" || len(a.body) > 1500 {
+		var p api.Problem
+		if err := json.Unmarshal([]byte(a.body), &p); err != nil || p.Status != a.code || p.Code == "" || p.Message == "" || len(a.body) > 1500 {
 			t.Errorf("%s %s as %s: not a problem: %d %.300s", method, path, who, a.code, a.body)
 		}
 		if (a.code == 401) != (a.header.Get("WWW-Authenticate") != "") {

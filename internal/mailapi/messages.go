@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 )
@@ -28,48 +29,20 @@ func (s messageServer) routes() []route {
 	}
 }
 
-type fileJSON struct {
-	Name        string `json:"name"`
-	ContentType string `json:"content_type"`
-	Size        int64  `json:"size"` // bytes
-	SHA256      string `json:"sha256"`
+func fileOf(f mail.File) api.File {
+	return api.File{Name: f.Name, ContentType: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256}
 }
 
-func fileOf(f mail.File) fileJSON {
-	return fileJSON{f.Name, f.ContentType, int64(f.Size), f.SHA256}
-}
-
-type messageJSON struct {
-	ID          string            `json:"id"`
-	Inbox       string            `json:"inbox"`
-	Thread      string            `json:"thread"`
-	Direction   mailbox.Direction `json:"direction"`
-	CreatedAt   time.Time         `json:"created_at"` // when it was stored, not what it claims
-	Size        int64             `json:"size"`       // bytes
-	Labels      []string          `json:"labels"`
-	From        string            `json:"from"`
-	To          []string          `json:"to"`
-	Cc          []string          `json:"cc"`
-	Subject     string            `json:"subject"`
-	Preview     string            `json:"preview"`
-	MessageID   string            `json:"message_id"`
-	InReplyTo   []string          `json:"in_reply_to"`
-	References  []string          `json:"references"`
-	Attachments []fileJSON        `json:"attachments"`
-	Warnings    []string          `json:"warnings"`
-	Security    *securityJSON     `json:"security"` // null for what was sent
-}
-
-func messageOf(m mailbox.Message) messageJSON {
-	return messageJSON{
-		ID: m.ID, Inbox: m.Inbox, Thread: m.Thread, Direction: m.Direction, CreatedAt: m.At, Size: m.Size, Labels: append([]string{}, m.Labels...),
+func messageOf(m mailbox.Message) api.Message {
+	return api.Message{
+		ID: m.ID, Inbox: m.Inbox, Thread: m.Thread, Direction: api.Direction(m.Direction), CreatedAt: m.At, Size: m.Size, Labels: append([]string{}, m.Labels...),
 		From: m.From, To: append([]string{}, m.To...), Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID,
 		InReplyTo: append([]string{}, m.InReplyTo...), References: append([]string{}, m.References...),
 		Attachments: each(m.Attachments, fileOf), Warnings: append([]string{}, m.Warnings...), Security: securityOf(m.Security),
 	}
 }
 
-func messagesOf(ms []mailbox.Message) []messageJSON {
+func messagesOf(ms []mailbox.Message) []api.Message {
 	return each(ms, messageOf)
 }
 
@@ -95,23 +68,8 @@ func (s messageServer) listMessages(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"messages": messagesOf(ms), "next_cursor": next})
+	answer(w, http.StatusOK, api.MessageList{Messages: messagesOf(ms), NextCursor: next})
 	return nil
-}
-
-type headerJSON struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
-}
-
-// What is in it was written by others: text and html are as they came. An agent
-// should read fenced.
-type parsedJSON struct {
-	messageJSON
-	safeJSON
-	Headers []headerJSON `json:"headers"`
-	Text    string       `json:"text"`
-	HTML    string       `json:"html"`
 }
 
 func (s messageServer) getMessage(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -124,21 +82,21 @@ func (s messageServer) getMessage(w http.ResponseWriter, r *http.Request, c call
 	return nil
 }
 
-func parsedOf(m mailbox.Message, raw []byte) parsedJSON {
+func parsedOf(m mailbox.Message, raw []byte) api.FullMessage {
 	p := mail.Read(raw)
-	out := parsedJSON{messageJSON: messageOf(m), Headers: []headerJSON{}, Text: p.Text, HTML: p.HTML}
+	out := api.FullMessage{Message: messageOf(m), Headers: []api.Field{}, Text: p.Text, HTML: p.HTML}
 	out.Warnings = append([]string{}, p.Warnings...)
 	// A list of messages shows the first of many files and says so; here are all.
 	for _, a := range p.Attachments[min(len(p.Attachments), len(out.Attachments)):] {
-		out.Attachments = append(out.Attachments, fileJSON{a.Name, a.ContentType, int64(len(a.Data)), a.Digest()})
+		out.Attachments = append(out.Attachments, api.File{Name: a.Name, ContentType: a.ContentType, Size: int64(len(a.Data)), SHA256: a.Digest()})
 	}
 	for _, f := range p.Header {
-		out.Headers = append(out.Headers, headerJSON{f.Name, f.Value})
+		out.Headers = append(out.Headers, api.Field{Name: f.Name, Value: f.Value})
 	}
 	if m.Security != nil {
-		out.Security.Findings = append(out.Security.Findings, m.Security.Findings...)
+		out.Security.Findings = append(out.Security.Findings, findingsOf(m.Security.Findings)...)
 	}
-	out.safeJSON = safeOf(out.messageJSON, p.Text, p.HTML)
+	out.SafeContent = safeOf(out.Message, p.Text, p.HTML)
 	return out
 }
 

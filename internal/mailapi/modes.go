@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -36,25 +37,20 @@ func (s modeServer) makeModeCode(w http.ResponseWriter, r *http.Request, c calle
 	if !c.Manages() {
 		return fmt.Errorf("no key makes a code that raises a mode, only an owner does: %w", auth.ErrForbidden)
 	}
-	var in struct {
-		Mode   policy.Mode `json:"mode"`
-		Reason string      `json:"reason"`
-	}
+	var in api.NewModeCode
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	code, expires, err := s.post.ModeCode(r.Context(), c.Principal, r.PathValue("inbox"), in.Mode, in.Reason)
+	code, expires, err := s.post.ModeCode(r.Context(), c.Principal, r.PathValue("inbox"), policy.Mode(in.Mode), in.Reason)
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusCreated, map[string]any{"code": code.Reveal(), "mode": in.Mode, "expires_at": expires})
+	answer(w, http.StatusCreated, api.ModeCode{Code: code.Reveal(), Mode: in.Mode, ExpiresAt: expires})
 	return nil
 }
 
 func (s modeServer) raiseMode(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		Code string `json:"code"`
-	}
+	var in api.ModeUpgrade
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -67,14 +63,11 @@ func (s modeServer) raiseMode(w http.ResponseWriter, r *http.Request, c caller) 
 }
 
 func (s modeServer) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		TargetMode policy.Mode `json:"target_mode"`
-		Reason     string      `json:"reason"`
-	}
+	var in api.ModeRequest
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	a, err := s.post.RequestMode(r.Context(), c.Principal, "rest", r.PathValue("inbox"), in.TargetMode, in.Reason)
+	a, err := s.post.RequestMode(r.Context(), c.Principal, "rest", r.PathValue("inbox"), policy.Mode(in.TargetMode), in.Reason)
 	return s.asked(w, c, a, err)
 }
 
@@ -90,18 +83,8 @@ func (s modeServer) asked(w http.ResponseWriter, c caller, a oversight.Action, e
 	return nil
 }
 
-// An allowedJSON is an entry of an allow list.
-type allowedJSON struct {
-	ID        string     `json:"id"`
-	Pattern   string     `json:"pattern"`
-	CreatedAt time.Time  `json:"created_at"`
-	CreatedBy string     `json:"created_by,omitempty"` // for managers
-	Action    string     `json:"action"`               // by which the agent asked for it, or empty
-	ExpiresAt *time.Time `json:"expires_at"`           // null: never
-}
-
-func allowedOf(c caller, e mailbox.AllowEntry) allowedJSON {
-	out := allowedJSON{ID: e.ID, Pattern: e.Pattern, CreatedAt: e.Created, Action: e.Action, ExpiresAt: moment(e.Expires)}
+func allowedOf(c caller, e mailbox.AllowEntry) api.AllowEntry {
+	out := api.AllowEntry{ID: e.ID, Pattern: e.Pattern, CreatedAt: e.Created, Action: e.Action, ExpiresAt: moment(e.Expires)}
 	if c.Kind == auth.Person || c.Kind == auth.Project {
 		out.CreatedBy = e.CreatedBy
 	}
@@ -113,11 +96,11 @@ func (s modeServer) listAllowed(w http.ResponseWriter, r *http.Request, c caller
 	if err != nil {
 		return err
 	}
-	out := []allowedJSON{}
+	out := []api.AllowEntry{}
 	for _, e := range list {
 		out = append(out, allowedOf(c, e))
 	}
-	answer(w, http.StatusOK, map[string]any{"allowlist": out})
+	answer(w, http.StatusOK, api.AllowList{Entries: out})
 	return nil
 }
 
@@ -125,10 +108,7 @@ func (s modeServer) addAllowed(w http.ResponseWriter, r *http.Request, c caller)
 	if !c.Manages() {
 		return fmt.Errorf("only an owner adds to an allow list; ask for it with POST …/allowlist/requests: %w", auth.ErrForbidden)
 	}
-	var in struct {
-		Pattern   string     `json:"pattern"`
-		ExpiresAt *time.Time `json:"expires_at"`
-	}
+	var in api.NewAllowEntry
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -157,11 +137,7 @@ func (s modeServer) removeAllowed(w http.ResponseWriter, r *http.Request, c call
 }
 
 func (s modeServer) requestAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		Pattern   string     `json:"pattern"`
-		ExpiresAt *time.Time `json:"expires_at"`
-		Reason    string     `json:"reason"`
-	}
+	var in api.AllowRequest
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -174,7 +150,7 @@ func (s modeServer) getOverseers(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"addresses": append([]string{}, list...)})
+	answer(w, http.StatusOK, api.Overseers{Addresses: append([]string{}, list...)})
 	return nil
 }
 
@@ -182,9 +158,7 @@ func (s modeServer) setOverseers(w http.ResponseWriter, r *http.Request, c calle
 	if !c.Manages() {
 		return fmt.Errorf("only an owner says who oversees: %w", auth.ErrForbidden)
 	}
-	var in struct {
-		Addresses []string `json:"addresses"`
-	}
+	var in api.Overseers
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -192,6 +166,6 @@ func (s modeServer) setOverseers(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"addresses": append([]string{}, list...)})
+	answer(w, http.StatusOK, api.Overseers{Addresses: append([]string{}, list...)})
 	return nil
 }

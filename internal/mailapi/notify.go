@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/notify"
 )
@@ -34,15 +35,6 @@ func (s notifyServer) notifier(c caller) (*notify.Notifier, error) {
 	return s.notify, nil
 }
 
-type reachJSON struct {
-	Person   string     `json:"person"`
-	Role     auth.Role  `json:"role"`
-	Email    string     `json:"email"`
-	Telegram string     `json:"telegram"` // the account whose chat is linked, as it was named then
-	LinkedAt *time.Time `json:"linked_at"`
-	Failed   string     `json:"failed"` // why the newest notice did not reach them
-}
-
 func (s notifyServer) listReaches(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := s.notifier(c)
 	if err != nil {
@@ -52,19 +44,17 @@ func (s notifyServer) listReaches(w http.ResponseWriter, r *http.Request, c call
 	if err != nil {
 		return err
 	}
-	people := []reachJSON{}
+	people := []api.NotifyChannels{}
 	for _, p := range list {
-		people = append(people, reachJSON{p.Name, p.Role, p.Email, p.Telegram, moment(p.Linked), p.Failed})
+		people = append(people, api.NotifyChannels{Person: p.Name, Role: api.Role(p.Role), Email: p.Email, Telegram: p.Telegram, LinkedAt: moment(p.Linked), Failed: p.Failed})
 	}
-	answer(w, http.StatusOK, map[string]any{"mail": n.On(notify.Mail), "telegram": n.On(notify.Telegram), "people": people})
+	answer(w, http.StatusOK, api.NotifyStatus{Mail: n.On(notify.Mail), Telegram: n.On(notify.Telegram), People: people})
 	return nil
 }
 
 // aPerson reads the name of a person from a request's body.
 func aPerson(r *http.Request) (string, error) {
-	var in struct {
-		Person string `json:"person"`
-	}
+	var in api.NamedPerson
 	if err := decode(r, &in); err != nil {
 		return "", err
 	}
@@ -72,12 +62,6 @@ func aPerson(r *http.Request) (string, error) {
 		return "", fmt.Errorf("%w: person: must be the name of a person, 1 to 63 characters", errRequest)
 	}
 	return in.Person, nil
-}
-
-type sentTestJSON struct {
-	Channel notify.Channel `json:"channel"`
-	Sent    bool           `json:"sent"`
-	Detail  string         `json:"detail"`
 }
 
 func (s notifyServer) testNotify(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -93,11 +77,11 @@ func (s notifyServer) testNotify(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	out := []sentTestJSON{}
+	out := []api.NotifyTest{}
 	for _, t := range list {
-		out = append(out, sentTestJSON(t))
+		out = append(out, api.NotifyTest{Channel: string(t.Channel), Sent: t.Sent, Detail: t.Detail})
 	}
-	answer(w, http.StatusOK, map[string]any{"channels": out})
+	answer(w, http.StatusOK, api.NotifyTestList{Channels: out})
 	return nil
 }
 
@@ -114,7 +98,7 @@ func (s notifyServer) telegramCode(w http.ResponseWriter, r *http.Request, c cal
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusCreated, map[string]any{"code": code.Reveal(), "bot": bot, "expires_at": time.Now().Add(notify.CodeTime).UTC()})
+	answer(w, http.StatusCreated, api.TelegramCode{Code: code.Reveal(), Bot: bot, ExpiresAt: time.Now().Add(notify.CodeTime).UTC()})
 	return nil
 }
 

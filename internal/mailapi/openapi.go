@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"postern/docs"
+	"postern/internal/api"
 	"postern/internal/store"
 )
 
@@ -66,6 +67,6 @@ func (s documentServer) getProblem(w http.ResponseWriter, r *http.Request, _ cal
 	if !ok {
 		return fmt.Errorf("problem: there is none of this name: %w", store.ErrNotFound)
 	}
-	answer(w, http.StatusOK, map[string]any{"type": problemPath + code, "title": k.title, "status": k.status, "advice": k.advice})
+	answer(w, http.StatusOK, api.ProblemKind{Type: problemPath + code, Title: k.title, Status: k.status, Advice: k.advice})
 	return nil
 }

@@ -7,8 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/people"
 	"postern/internal/store"
@@ -46,15 +46,6 @@ func (s peopleServer) routes() []route {
 	}
 }
 
-// A sessionJSON is who is signed in.
-type sessionJSON struct {
-	Person    string     `json:"person"`
-	Role      auth.Role  `json:"role"`
-	StrongAt  *time.Time `json:"strong_at"` // when it last proved a second factor; null: never
-	ExpiresAt *time.Time `json:"expires_at,omitempty"`
-	Token     string     `json:"token,omitempty"` // when it was begun, once
-}
-
 func (s peopleServer) visit(r *http.Request) people.Visit {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
@@ -68,11 +59,7 @@ func (s peopleServer) beginSession(w http.ResponseWriter, r *http.Request, _ cal
 	if r.Header.Get("Authorization") != "" || r.Header.Get("X-Api-Key") != "" {
 		return fmt.Errorf("header Authorization: a key opens no session, a person does, with a password: %w", auth.ErrForbidden)
 	}
-	var in struct {
-		Name     string `json:"name"`
-		Password string `json:"password"`
-		Code     string `json:"code"`
-	}
+	var in api.SignIn
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -83,8 +70,8 @@ func (s peopleServer) beginSession(w http.ResponseWriter, r *http.Request, _ cal
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusCreated, sessionJSON{
-		Person: begun.Who.ID, Role: begun.Who.Role, StrongAt: moment(begun.Who.Strong), ExpiresAt: moment(begun.Session.Expires), Token: begun.Token.Reveal(),
+	answer(w, http.StatusCreated, api.Session{
+		Person: begun.Who.ID, Role: api.Role(begun.Who.Role), StrongAt: moment(begun.Who.Strong), ExpiresAt: moment(begun.Session.Expires), Token: begun.Token.Reveal(),
 	})
 	return nil
 }
@@ -93,7 +80,7 @@ func (s peopleServer) showSession(w http.ResponseWriter, _ *http.Request, c call
 	if c.Kind != auth.Person {
 		return fmt.Errorf("a %s has no session: %w", c.Kind, auth.ErrForbidden)
 	}
-	answer(w, http.StatusOK, sessionJSON{Person: c.ID, Role: c.Role, StrongAt: moment(c.Strong)})
+	answer(w, http.StatusOK, api.Session{Person: c.ID, Role: api.Role(c.Role), StrongAt: moment(c.Strong)})
 	return nil
 }
 
@@ -120,9 +107,7 @@ func (s peopleServer) stepUp(w http.ResponseWriter, r *http.Request, c caller) e
 	if err := c.inSession(); err != nil {
 		return err
 	}
-	var in struct {
-		Code string `json:"code"`
-	}
+	var in api.StepUp
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -136,22 +121,9 @@ func (s peopleServer) stepUp(w http.ResponseWriter, r *http.Request, c caller) e
 	return s.showSession(w, r, caller{Principal: p})
 }
 
-// A personJSON is one person, for owners.
-type personJSON struct {
-	Name          string     `json:"name"`
-	Role          auth.Role  `json:"role"`
-	Email         string     `json:"email"`
-	CreatedAt     time.Time  `json:"created_at"`
-	DisabledAt    *time.Time `json:"disabled_at"` // null: may come in
-	TOTP          bool       `json:"totp"`
-	Passkeys      int        `json:"passkeys"`
-	RecoveryCodes int        `json:"recovery_codes"` // left
-	Sessions      int        `json:"sessions"`
-}
-
-func personOf(p people.Person) personJSON {
-	return personJSON{
-		Name: p.Name, Role: p.Role, Email: p.Email, CreatedAt: p.Created, DisabledAt: moment(p.Disabled),
+func personOf(p people.Person) api.Person {
+	return api.Person{
+		Name: p.Name, Role: api.Role(p.Role), Email: p.Email, CreatedAt: p.Created, DisabledAt: moment(p.Disabled),
 		TOTP: p.TOTP, Passkeys: p.Passkeys, RecoveryCodes: p.Codes, Sessions: p.Sessions,
 	}
 }
@@ -161,25 +133,13 @@ func (s peopleServer) listPeople(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"people": each(list, personOf)})
+	answer(w, http.StatusOK, api.PersonList{People: each(list, personOf)})
 	return nil
 }
 
-// An invitationJSON is a one-time link.
-type invitationJSON struct {
-	ID        string     `json:"id"`
-	Role      auth.Role  `json:"role"`
-	Person    string     `json:"person"` // whose new password it is for; empty: a new account
-	Email     string     `json:"email"`
-	CreatedBy string     `json:"created_by"`
-	CreatedAt *time.Time `json:"created_at"` // null: not known
-	ExpiresAt time.Time  `json:"expires_at"`
-	Path      string     `json:"path,omitempty"` // of the link, below the console's address; when it was made, once
-}
-
-func invitationOf(v auth.Invitation) invitationJSON {
-	return invitationJSON{
-		ID: v.ID, Role: v.Role, Person: v.Person, Email: v.Email, CreatedBy: v.CreatedBy, CreatedAt: moment(v.Created), ExpiresAt: v.Expires.UTC(),
+func invitationOf(v auth.Invitation) api.Invitation {
+	return api.Invitation{
+		ID: v.ID, Role: api.Role(v.Role), Person: v.Person, Email: v.Email, CreatedBy: v.CreatedBy, CreatedAt: moment(v.Created), ExpiresAt: v.Expires.UTC(),
 	}
 }
 
@@ -188,19 +148,16 @@ func (s peopleServer) listInvitations(w http.ResponseWriter, r *http.Request, c 
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"invitations": each(list, invitationOf)})
+	answer(w, http.StatusOK, api.InvitationList{Invitations: each(list, invitationOf)})
 	return nil
 }
 
 func (s peopleServer) invite(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		Role  auth.Role `json:"role"`
-		Email string    `json:"email"`
-	}
+	var in api.NewInvitation
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	v, token, err := s.people.Invite(r.Context(), c.Principal, auth.Invitation{Role: in.Role, Email: in.Email})
+	v, token, err := s.people.Invite(r.Context(), c.Principal, auth.Invitation{Role: auth.Role(in.Role), Email: in.Email})
 	if err != nil {
 		return err
 	}
@@ -225,10 +182,7 @@ func (s peopleServer) withdraw(w http.ResponseWriter, r *http.Request, c caller)
 
 // changePerson changes a role, or where a person is told of what waits.
 func (s peopleServer) changePerson(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in struct {
-		Role  *auth.Role `json:"role"`
-		Email *string    `json:"email"`
-	}
+	var in api.PersonChange
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -239,7 +193,7 @@ func (s peopleServer) changePerson(w http.ResponseWriter, r *http.Request, c cal
 	if in.Email != nil {
 		err = s.people.SetEmail(r.Context(), c.Principal, r.PathValue("id"), *in.Email)
 	} else {
-		err = s.people.SetRole(r.Context(), c.Principal, r.PathValue("id"), *in.Role)
+		err = s.people.SetRole(r.Context(), c.Principal, r.PathValue("id"), auth.Role(*in.Role))
 	}
 	if err != nil {
 		return err

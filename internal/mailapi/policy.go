@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -29,32 +30,13 @@ func (s policyServer) routes() []route {
 	}
 }
 
-// A policyJSON is a version of the project's policy.
-type policyJSON struct {
-	Version   int64      `json:"version"` // 0 is the program's own
-	Digest    string     `json:"digest"`
-	CreatedAt *time.Time `json:"created_at"` // from when on it held; null for the program's own
-	Author    string     `json:"author"`
-	Decider   string     `json:"decider"`
-	Action    string     `json:"action"`
-	Reason    string     `json:"reason"`
-
-	*policyTextJSON
+func policyOf(v rulebook.Version) api.PolicyVersion {
+	return api.PolicyVersion{Version: v.Number, Digest: v.Hex(), CreatedAt: moment(v.At), Author: v.Author, Decider: v.Decider, Action: v.Action, Reason: v.Reason}
 }
 
-// policyTextJSON is what lists leave out.
-type policyTextJSON struct {
-	Text  string `json:"text"`
-	Tests string `json:"tests"`
-}
-
-func policyOf(v rulebook.Version) policyJSON {
-	return policyJSON{Version: v.Number, Digest: v.Hex(), CreatedAt: moment(v.At), Author: v.Author, Decider: v.Decider, Action: v.Action, Reason: v.Reason}
-}
-
-func wholePolicy(v rulebook.Version) policyJSON {
+func wholePolicy(v rulebook.Version) api.PolicyVersion {
 	out := policyOf(v)
-	out.policyTextJSON = &policyTextJSON{v.Text, v.Tests}
+	out.PolicyText = &api.PolicyText{Text: v.Text, Tests: v.Tests}
 	return out
 }
 
@@ -76,11 +58,11 @@ func (s policyServer) listPolicies(w http.ResponseWriter, r *http.Request, c cal
 	if err != nil {
 		return err
 	}
-	out := []policyJSON{}
+	out := []api.PolicyVersion{}
 	for _, v := range list {
 		out = append(out, policyOf(v))
 	}
-	answer(w, http.StatusOK, map[string]any{"versions": out})
+	answer(w, http.StatusOK, api.PolicyList{Versions: out})
 	return nil
 }
 
@@ -101,12 +83,7 @@ func (s policyServer) proposePolicy(w http.ResponseWriter, r *http.Request, c ca
 	if !c.Decides() {
 		return fmt.Errorf("no key proposes a policy: only a person who decides, signed in or at the machine: %w", auth.ErrForbidden)
 	}
-	var in struct {
-		Text     string `json:"text"`
-		Tests    string `json:"tests"`
-		Reason   string `json:"reason"`
-		Replaces string `json:"replaces"`
-	}
+	var in api.NewPolicy
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -119,7 +96,7 @@ func (s policyServer) proposePolicy(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	if out.reviewJSON != nil {
+	if out.Review != nil {
 		out.View = viewOf(v)
 	}
 	w.Header().Set("Location", "/v1/actions/"+a.ID)
@@ -127,18 +104,8 @@ func (s policyServer) proposePolicy(w http.ResponseWriter, r *http.Request, c ca
 	return nil
 }
 
-type verdictJSON struct {
-	Effect    policy.Effect `json:"effect"`
-	Rule      string        `json:"rule"` // or a mode; empty for neither
-	Reason    string        `json:"reason"`
-	Approvers int           `json:"approvers"` // how many people are asked; 0 unless effect is ask
-	Who       []string      `json:"who"`       // empty means whoever decides
-	Within    string        `json:"within"`    // "4h0m0s"; empty means the default
-	StepUp    bool          `json:"step_up"`
-}
-
-func verdictOf(v policy.Verdict) verdictJSON {
-	out := verdictJSON{Effect: v.Effect, Rule: v.Rule, Reason: v.Reason, Who: append([]string{}, v.Who...), StepUp: v.StepUp}
+func verdictOf(v policy.Verdict) api.Verdict {
+	out := api.Verdict{Effect: api.Effect(v.Effect), Rule: v.Rule, Reason: v.Reason, Who: append([]string{}, v.Who...), StepUp: v.StepUp}
 	if v.Effect == policy.Ask {
 		out.Approvers = max(v.Approvers, 1)
 	}
@@ -148,15 +115,8 @@ func verdictOf(v policy.Verdict) verdictJSON {
 	return out
 }
 
-type stepJSON struct {
-	Rule    string `json:"rule"`
-	Line    int    `json:"line"`
-	Outcome string `json:"outcome"` // "matched", "did not match", "is about other kinds", "could not be evaluated: …"
-	Cost    uint64 `json:"cost"`
-}
-
-func stepsOf(steps []policy.Step) []stepJSON {
-	out := []stepJSON{}
+func stepsOf(steps []policy.Step) []api.PolicyStep {
+	out := []api.PolicyStep{}
 	for _, s := range steps {
 		what := "did not match"
 		switch {
@@ -167,17 +127,18 @@ func stepsOf(steps []policy.Step) []stepJSON {
 		case s.Matched:
 			what = "matched"
 		}
-		out = append(out, stepJSON{s.Rule, s.Line, what, s.Cost})
+		out = append(out, api.PolicyStep{Rule: s.Rule, Line: s.Line, Outcome: what, Cost: s.Cost})
 	}
 	return out
 }
 
-type trialJSON struct {
-	Name    string      `json:"name"`
-	Line    int         `json:"line"`
-	Passed  bool        `json:"passed"`
-	Problem string      `json:"problem"` // in what the verdict is not what the test wants
-	Verdict verdictJSON `json:"verdict"`
+// requestOf returns what policy evaluates.
+func requestOf(in api.PolicyRequest) policy.Request {
+	return policy.Request{
+		Kind: policy.Kind(in.Kind), Mode: policy.Mode(in.Mode), Inbox: in.Inbox, Via: in.Via, From: in.From, To: in.To, Listed: in.Listed, Size: in.Size,
+		Files: each(in.Files, func(f api.PolicyFile) policy.Attachment { return policy.Attachment(f) }), Flags: in.Flags, Sandbox: in.Sandbox, Template: in.Template,
+		History: policy.History(in.History), Time: in.Time, Detail: in.Detail,
+	}
 }
 
 // evaluatePolicy says what a document makes of a request and of tests. It has
@@ -187,11 +148,7 @@ func (s policyServer) evaluatePolicy(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	var in struct {
-		Text    *string         `json:"text"`
-		Tests   string          `json:"tests"`
-		Request *policy.Request `json:"request"`
-	}
+	var in api.Evaluation
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -203,9 +160,9 @@ func (s policyServer) evaluatePolicy(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return fmt.Errorf("%w: text: %w", errRequest, err)
 	}
-	out := map[string]any{"verdict": nil, "steps": []stepJSON{}, "tests": []trialJSON{}}
+	out := api.EvaluationResult{Steps: []api.PolicyStep{}, Tests: []api.PolicyTest{}}
 	if in.Request != nil {
-		req := *in.Request
+		req := requestOf(*in.Request)
 		if req.Kind == "" {
 			return fmt.Errorf("%w: request.kind: is missing, such as %s", errRequest, policy.KindSend)
 		}
@@ -216,23 +173,21 @@ func (s policyServer) evaluatePolicy(w http.ResponseWriter, r *http.Request, c c
 			req.Mode = policy.GatedSend
 		}
 		v, steps := policy.Explain(d, req)
-		out["verdict"], out["steps"] = verdictOf(v), stepsOf(steps)
+		out.Verdict, out.Steps = new(verdictOf(v)), stepsOf(steps)
 	}
 	if strings.TrimSpace(in.Tests) != "" {
 		trials, err := policy.ParseTrials([]byte(in.Tests))
 		if err != nil {
 			return fmt.Errorf("%w: tests: %w", errRequest, err)
 		}
-		list := []trialJSON{}
 		for _, t := range trials {
 			v, err := t.Check(d)
-			x := trialJSON{Name: t.Name, Line: t.Line, Passed: err == nil, Verdict: verdictOf(v)}
+			x := api.PolicyTest{Name: t.Name, Line: t.Line, Passed: err == nil, Verdict: verdictOf(v)}
 			if err != nil {
 				x.Problem = err.Error()
 			}
-			list = append(list, x)
+			out.Tests = append(out.Tests, x)
 		}
-		out["tests"] = list
 	}
 	answer(w, http.StatusOK, out)
 	return nil

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
@@ -79,22 +80,6 @@ var kinds = map[string]kind{
 	"too_many_requests":      {429, "Too many requests", "Wait, for as long as the header Retry-After says if there is one."},
 	"not_offered":            {501, "Not offered", "This server does not do that; the detail says what does."},
 	"internal_error":         {500, "Internal error", "Tell the operator the requestId: the reason is in the server's log."},
-}
-
-// A problem is the body of every answer that is not a success (RFC 9457), as
-// application/problem+json.
-type problem struct {
-	Type   string `json:"type"`   // the address of what its kind means
-	Title  string `json:"title"`  // of its kind
-	Status int    `json:"status"` // the HTTP status once more
-	Detail string `json:"detail"` // for people: the field and the limit
-
-	Error     string `json:"error"`        // the last part of type, for programs
-	Message   string `json:"message"`      // detail once more
-	RequestID string `json:"requestId"`    // also in the log, if there is something to say
-	ID        string `json:"id,omitempty"` // the action that a rule blocked, or that has the same content
-
-	Suggestions []string `json:"suggestions,omitempty"` // addresses that are free, of one that is not
 }
 
 // classify tells the kind of an error, and what of it is told outside: the one
@@ -185,9 +170,9 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	code, detail := classify(err)
 	k := kinds[code]
-	p := problem{
+	p := api.Problem{
 		Type: problemPath + code, Title: k.title, Status: k.status, Detail: detail,
-		Error: code, Message: detail, RequestID: "req_" + rand.Text(),
+		Code: code, Message: detail, RequestID: "req_" + rand.Text(),
 	}
 	switch code {
 	case "unauthorized", "sign_in_failed":

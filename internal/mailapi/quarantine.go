@@ -2,11 +2,10 @@ package mailapi
 
 import (
 	"net/http"
-	"time"
 
+	"postern/internal/api"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
-	"postern/internal/scan"
 )
 
 // A quarantineServer serves mail that was held on arrival.
@@ -26,23 +25,6 @@ func (s quarantineServer) routes() []route {
 	}
 }
 
-// A heldJSON is a message in quarantine as those see it who manage inboxes:
-// nothing that its sender wrote.
-type heldJSON struct {
-	ID         string                    `json:"id"`
-	Inbox      string                    `json:"inbox"`
-	CreatedAt  time.Time                 `json:"created_at"`
-	Size       int64                     `json:"size"` // bytes
-	Score      float64                   `json:"score"`
-	Reason     mailbox.QuarantineReason  `json:"reason"`
-	Categories map[scan.Category]float64 `json:"categories"`
-	SPF        string                    `json:"spf"`
-	DKIM       string                    `json:"dkim"`
-	DMARC      string                    `json:"dmarc"`
-	ARC        string                    `json:"arc"`
-	Action     string                    `json:"action"` // by which it is let in; empty where release and drop do
-}
-
 func (s quarantineServer) listQuarantine(w http.ResponseWriter, r *http.Request, c caller) error {
 	q := r.URL.Query()
 	n, err := limit(q, 50, 200)
@@ -53,14 +35,14 @@ func (s quarantineServer) listQuarantine(w http.ResponseWriter, r *http.Request,
 	if err != nil {
 		return err
 	}
-	out := []heldJSON{}
+	out := []api.Held{}
 	for _, h := range list {
-		out = append(out, heldJSON{
-			ID: h.ID, Inbox: h.Inbox, CreatedAt: h.At, Size: h.Size, Score: h.Score, Reason: h.Reason, Categories: h.Categories,
+		out = append(out, api.Held{
+			ID: h.ID, Inbox: h.Inbox, CreatedAt: h.At, Size: h.Size, Score: h.Score, Reason: string(h.Reason), Categories: categoriesOf(h.Categories),
 			SPF: h.Checks["spf"], DKIM: h.Checks["dkim"], DMARC: h.Checks["dmarc"], ARC: h.Checks["arc"], Action: h.Action,
 		})
 	}
-	answer(w, http.StatusOK, map[string]any{"held": out, "next_cursor": next})
+	answer(w, http.StatusOK, api.HeldList{Held: out, NextCursor: next})
 	return nil
 }
 
@@ -102,7 +84,7 @@ func (s quarantineServer) listHeld(w http.ResponseWriter, r *http.Request, c cal
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"messages": messagesOf(ms), "next_cursor": next})
+	answer(w, http.StatusOK, api.MessageList{Messages: messagesOf(ms), NextCursor: next})
 	return nil
 }
 
@@ -123,14 +105,11 @@ func (s quarantineServer) getHeld(w http.ResponseWriter, r *http.Request, c call
 		return err
 	}
 	p := mail.Read(raw)
-	out := struct {
-		messageJSON
-		safeJSON
-	}{messageJSON: messageOf(m)}
+	out := api.HeldMessage{Message: messageOf(m)}
 	if m.Security != nil {
-		out.Security.Findings = append(out.Security.Findings, m.Security.Findings...)
+		out.Security.Findings = append(out.Security.Findings, findingsOf(m.Security.Findings)...)
 	}
-	out.safeJSON = safeOf(out.messageJSON, p.Text, p.HTML)
+	out.SafeContent = safeOf(out.Message, p.Text, p.HTML)
 	answer(w, http.StatusOK, out)
 	return nil
 }

@@ -7,8 +7,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
+	"postern/internal/api"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -17,17 +17,8 @@ import (
 // maxDecisions is how many decisions one request brings.
 const maxDecisions = 100
 
-// A decisionJSON is one of a batch.
-type decisionJSON struct {
-	ID      string `json:"id"`
-	Version int64  `json:"version"`
-	Digest  string `json:"digest"`
-	Approve *bool  `json:"approve"`
-	Reason  string `json:"reason"`
-}
-
-// decision checks what was sent, and names its field if it cannot be taken.
-func (in *decisionJSON) decision(id string) (oversight.Decision, error) {
+// decisionOf checks a decision, and names the field that is wrong.
+func decisionOf(id string, in api.Decision) (oversight.Decision, error) {
 	sum, err := hex.DecodeString(in.Digest)
 	switch {
 	case in.Version < 1:
@@ -43,21 +34,11 @@ func (in *decisionJSON) decision(id string) (oversight.Decision, error) {
 	return oversight.Decision{ID: id, Version: in.Version, Digest: strings.ToLower(in.Digest), Approve: *in.Approve, Reason: in.Reason}, nil
 }
 
-// A decidedJSON is what became of one decision of a batch.
-type decidedJSON struct {
-	ID     string      `json:"id"`
-	Error  string      `json:"error"`  // a problem's code, or empty
-	Detail string      `json:"detail"` // for people
-	Action *actionJSON `json:"action"` // as it is then; null where it was not recorded
-}
-
 func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err := mayDecide(c); err != nil {
 		return err
 	}
-	var in struct {
-		Decisions []decisionJSON `json:"decisions"`
-	}
+	var in api.Decisions
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -66,7 +47,8 @@ func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller
 	}
 	ds := make([]oversight.Decision, len(in.Decisions))
 	for i := range in.Decisions {
-		d, err := in.Decisions[i].decision(in.Decisions[i].ID)
+		one := in.Decisions[i]
+		d, err := decisionOf(one.ID, api.Decision{Version: one.Version, Digest: one.Digest, Approve: one.Approve, Reason: one.Reason})
 		if err != nil {
 			return fmt.Errorf("%w (in decisions[%d])", err, i)
 		}
@@ -75,9 +57,9 @@ func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller
 		}
 		ds[i] = d
 	}
-	out := []decidedJSON{}
+	out := []api.DecisionResult{}
 	for i, err := range s.gate.DecideAll(r.Context(), c.Principal, ds) {
-		d := decidedJSON{ID: ds[i].ID}
+		d := api.DecisionResult{ID: ds[i].ID}
 		if err == nil {
 			var a oversight.Action
 			if a, err = s.gate.Action(r.Context(), c.Principal, ds[i].ID); err == nil {
@@ -90,16 +72,8 @@ func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller
 		}
 		out = append(out, d)
 	}
-	answer(w, http.StatusOK, map[string]any{"decisions": out})
+	answer(w, http.StatusOK, api.DecisionResults{Decisions: out})
 	return nil
-}
-
-// An approvalJSON is one person's yes to one version of an action.
-type approvalJSON struct {
-	Version int64     `json:"version"`
-	Person  string    `json:"person"`
-	At      time.Time `json:"at"`
-	Reason  string    `json:"reason"`
 }
 
 func (s actionServer) listApprovals(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -111,21 +85,12 @@ func (s actionServer) listApprovals(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"approvals": each(votes, func(v oversight.Vote) approvalJSON { return approvalJSON(v) })})
+	answer(w, http.StatusOK, api.ApprovalList{Approvals: each(votes, func(v oversight.Vote) api.Approval { return api.Approval(v) })})
 	return nil
 }
 
-// A commentJSON is what a person said about an action.
-type commentJSON struct {
-	ID      string    `json:"id"`
-	Person  string    `json:"person"`
-	At      time.Time `json:"at"`
-	Text    string    `json:"text"`
-	ToAgent bool      `json:"to_agent"`
-}
-
-func commentOf(m oversight.Remark) commentJSON {
-	return commentJSON{m.ID, m.Person, m.At, m.Text, m.Agent}
+func commentOf(m oversight.Remark) api.Comment {
+	return api.Comment{ID: m.ID, Person: m.Person, At: m.At, Text: m.Text, ToAgent: m.Agent}
 }
 
 func (s actionServer) listComments(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -141,7 +106,7 @@ func (s actionServer) listComments(w http.ResponseWriter, r *http.Request, c cal
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"comments": each(list, commentOf)})
+	answer(w, http.StatusOK, api.CommentList{Comments: each(list, commentOf)})
 	return nil
 }
 
@@ -153,10 +118,7 @@ func (s actionServer) comment(w http.ResponseWriter, r *http.Request, c caller) 
 	if err != nil {
 		return err
 	}
-	var in struct {
-		Text    string `json:"text"`
-		ToAgent bool   `json:"to_agent"`
-	}
+	var in api.NewComment
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -176,15 +138,7 @@ func (s actionServer) edit(w http.ResponseWriter, r *http.Request, c caller) err
 	if err != nil {
 		return err
 	}
-	var in struct {
-		Version int64     `json:"version"`
-		To      *[]string `json:"to"`
-		Cc      *[]string `json:"cc"`
-		Bcc     *[]string `json:"bcc"`
-		Subject *string   `json:"subject"`
-		Text    *string   `json:"text"`
-		Drop    []int     `json:"drop"`
-	}
+	var in api.Edit
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -193,23 +147,6 @@ func (s actionServer) edit(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	return s.answerAction(w, r, c, id)
-}
-
-// A revisionJSON is what an action would do, or would have done.
-type revisionJSON struct {
-	Version int64        `json:"version"`
-	Author  string       `json:"author"`
-	At      time.Time    `json:"at"`
-	Digest  string       `json:"digest"`
-	Current bool         `json:"current"`
-	Kept    bool         `json:"kept"`    // what it would have done is still there
-	Changes []changeJSON `json:"changes"` // since the one before; empty where one of both is not kept
-}
-
-type changeJSON struct {
-	Field string `json:"field"`
-	Old   string `json:"old"`
-	New   string `json:"new"`
 }
 
 func (s actionServer) listRevisions(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -221,21 +158,21 @@ func (s actionServer) listRevisions(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	out := []revisionJSON{}
+	out := []api.Revision{}
 	for i, v := range list {
-		j := revisionJSON{v.Version, v.Author, v.At, hex.EncodeToString(v.Digest), v.Current, v.Payload != nil, []changeJSON{}}
+		j := api.Revision{Version: v.Version, Author: v.Author, At: v.At, Digest: hex.EncodeToString(v.Digest), Current: v.Current, Kept: v.Payload != nil, Changes: []api.Change{}}
 		if i > 0 && v.Payload != nil && list[i-1].Payload != nil {
 			changes, err := mailbox.Difference(list[i-1], v)
 			if err != nil {
 				return err
 			}
 			for _, change := range changes {
-				j.Changes = append(j.Changes, changeJSON(change))
+				j.Changes = append(j.Changes, api.Change(change))
 			}
 		}
 		out = append(out, j)
 	}
-	answer(w, http.StatusOK, map[string]any{"revisions": out})
+	answer(w, http.StatusOK, api.RevisionList{Revisions: out})
 	return nil
 }
 

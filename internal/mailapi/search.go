@@ -3,6 +3,7 @@ package mailapi
 import (
 	"net/http"
 
+	"postern/internal/api"
 	"postern/internal/mailbox"
 )
 
@@ -33,6 +34,6 @@ func (s searchServer) searchMessages(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"messages": messagesOf(found.Messages), "next_cursor": found.Next, "pending": found.Pending})
+	answer(w, http.StatusOK, api.SearchResult{Messages: messagesOf(found.Messages), NextCursor: found.Next, Pending: found.Pending})
 	return nil
 }

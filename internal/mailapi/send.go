@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -37,45 +38,11 @@ func (s sendServer) routes() []route {
 	}
 }
 
-type sendJSON struct {
-	To          []string `json:"to"`
-	Cc          []string `json:"cc"`
-	Bcc         []string `json:"bcc"`
-	Subject     string   `json:"subject"`
-	Text        string   `json:"text"`
-	HTML        string   `json:"html"`
-	Markdown    string   `json:"markdown"`
-	InReplyTo   string   `json:"in_reply_to"` // a Message-ID
-	Attachments []struct {
-		Name        string `json:"name"`
-		Content     string `json:"content_base64"`
-		ContentType string `json:"content_type"`
-	} `json:"attachments"`
-
-	SendAt         time.Time      `json:"send_at"`
-	GateTiming     mailbox.Timing `json:"gate_timing"`
-	UndoSeconds    *int64         `json:"undo_seconds"`
-	Bulk           bool           `json:"bulk"`
-	IdempotencyKey string         `json:"idempotency_key"`
-	AllowDuplicate bool           `json:"allow_duplicate"`
-}
-
-type replyJSON struct {
-	sendJSON
-	ReplyAll bool `json:"reply_all"`
-	Quote    bool `json:"quote"`
-}
-
-type reviseJSON struct {
-	sendJSON
-	Version int64 `json:"version"` // the one that is revised; 0 means whichever it is
-}
-
 // outgoing returns what in asks for.
-func (in *sendJSON) outgoing(r *http.Request) (mailbox.Outgoing, error) {
+func outgoing(r *http.Request, in *api.NewMessage) (mailbox.Outgoing, error) {
 	o := mailbox.Outgoing{
 		Draft:  mail.Draft{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Text, HTML: in.HTML, Markdown: in.Markdown, InReplyTo: in.InReplyTo},
-		SendAt: in.SendAt, Timing: in.GateTiming, Bulk: in.Bulk, IdempotencyKey: in.IdempotencyKey, AllowDuplicate: in.AllowDuplicate,
+		SendAt: in.SendAt, Timing: mailbox.Timing(in.GateTiming), Bulk: in.Bulk, IdempotencyKey: in.IdempotencyKey, AllowDuplicate: in.AllowDuplicate,
 	}
 	if in.InReplyTo != "" {
 		o.References = []string{in.InReplyTo}
@@ -162,11 +129,11 @@ func (s sendServer) send(w http.ResponseWriter, r *http.Request, c caller) error
 		return err
 	}
 	defer done()
-	var in sendJSON
+	var in api.NewMessage
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	o, err := in.outgoing(r)
+	o, err := outgoing(r, &in)
 	if err != nil {
 		return err
 	}
@@ -179,20 +146,20 @@ func (s sendServer) send(w http.ResponseWriter, r *http.Request, c caller) error
 }
 
 func (s sendServer) reply(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in replyJSON
-	return s.about(w, r, c, &in, &in.sendJSON, func(o *mailbox.Outgoing, id string) {
+	var in api.Reply
+	return s.about(w, r, c, &in, &in.NewMessage, func(o *mailbox.Outgoing, id string) {
 		o.ReplyTo, o.ReplyAll, o.Quote = id, in.ReplyAll, in.Quote
 	})
 }
 
 func (s sendServer) forward(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in sendJSON
+	var in api.NewMessage
 	return s.about(w, r, c, &in, &in, func(o *mailbox.Outgoing, id string) { o.Forward = id })
 }
 
 // about proposes to send something about a message of the inbox. In is read
 // from the request, and common is what of it all requests have.
-func (s sendServer) about(w http.ResponseWriter, r *http.Request, c caller, in any, common *sendJSON, what func(*mailbox.Outgoing, string)) error {
+func (s sendServer) about(w http.ResponseWriter, r *http.Request, c caller, in any, common *api.NewMessage, what func(*mailbox.Outgoing, string)) error {
 	k, id, err := s.item(r, c)
 	if err != nil {
 		return err
@@ -205,7 +172,7 @@ func (s sendServer) about(w http.ResponseWriter, r *http.Request, c caller, in a
 	if err := decode(r, in); err != nil {
 		return err
 	}
-	o, err := common.outgoing(r)
+	o, err := outgoing(r, common)
 	if err != nil {
 		return err
 	}
@@ -238,11 +205,11 @@ func (s sendServer) revise(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	defer done()
-	var in reviseJSON
+	var in api.RevisedMessage
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	o, err := in.outgoing(r)
+	o, err := outgoing(r, &in.NewMessage)
 	if err != nil {
 		return err
 	}
@@ -272,19 +239,19 @@ func answerSend(w http.ResponseWriter, p mailbox.Proposed) error {
 	if p.Replayed {
 		w.Header().Set("Idempotency-Replayed", "true")
 	}
-	status := "approved"
+	status := api.StatusApproved
 	switch p.State {
 	case oversight.Pending:
-		status = "pending_send_approval"
+		status = api.StatusPending
 	case oversight.Scheduled:
-		status = "scheduled"
+		status = api.StatusScheduled
 	case oversight.Denied:
 		return &blockedError{p.ID, p.Verdict}
 	case oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
 	}
 	w.Header().Set("Location", "/v1/actions/"+p.ID)
-	answer(w, http.StatusAccepted, map[string]any{
-		"id": p.ID, "status": status, "digest": p.Hex(), "created_at": p.Created, "version": p.Version, "send_at": moment(p.SendAt), "due_at": moment(p.Due), "note": p.Note,
+	answer(w, http.StatusAccepted, api.Proposed{
+		ID: p.ID, Status: status, Digest: p.Hex(), CreatedAt: p.Created, Version: p.Version, SendAt: moment(p.SendAt), DueAt: moment(p.Due), Note: p.Note,
 	})
 	return nil
 }
@@ -319,27 +286,6 @@ func rateLimits(h http.Header, left []mailbox.Quota) {
 	}
 }
 
-type limitsJSON struct {
-	PerMinute  int64 `json:"per_minute"`
-	PerHour    int64 `json:"per_hour"`
-	PerDay     int64 `json:"per_day"`
-	Recipients int64 `json:"recipients_per_day"`
-	Bytes      int64 `json:"bytes_per_day"`
-}
-
-type quotaJSON struct {
-	Name          string `json:"name"`
-	Limit         int64  `json:"limit"`
-	Left          int64  `json:"left"`
-	WindowSeconds int64  `json:"window_seconds"`
-	ResetsIn      int64  `json:"resets_in"` // seconds
-}
-
-type sendingJSON struct {
-	UndoSeconds int64      `json:"undo_seconds"`
-	Limits      limitsJSON `json:"limits"`
-}
-
 // getSending tells how an inbox sends, or, with no inbox in the path, the project.
 func (s sendServer) getSending(w http.ResponseWriter, r *http.Request, c caller) error {
 	set, left, err := s.post.Sends(r.Context(), c.Principal, r.PathValue("inbox"))
@@ -347,19 +293,16 @@ func (s sendServer) getSending(w http.ResponseWriter, r *http.Request, c caller)
 		return err
 	}
 	rateLimits(w.Header(), left)
-	out := struct {
-		sendingJSON
-		Left []quotaJSON `json:"left"`
-	}{sendingJSON{int64(set.Undo / time.Second), limitsJSON(set.Limits)}, []quotaJSON{}}
+	out := api.SendStatus{SendSettings: api.SendSettings{UndoSeconds: int64(set.Undo / time.Second), Limits: api.SendLimits(set.Limits)}, Left: []api.Quota{}}
 	for _, q := range left {
-		out.Left = append(out.Left, quotaJSON{q.Name, q.Limit, q.Left, wholeSeconds(q.Window), wholeSeconds(q.Resets)})
+		out.Left = append(out.Left, api.Quota{Name: q.Name, Limit: q.Limit, Left: q.Left, WindowSeconds: wholeSeconds(q.Window), ResetsIn: wholeSeconds(q.Resets)})
 	}
 	answer(w, http.StatusOK, out)
 	return nil
 }
 
 func (s sendServer) setSending(w http.ResponseWriter, r *http.Request, c caller) error {
-	var in sendingJSON
+	var in api.SendSettings
 	if err := decode(r, &in); err != nil {
 		return err
 	}

@@ -3,8 +3,8 @@ package mailapi
 import (
 	"fmt"
 	"net/http"
-	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -24,20 +24,8 @@ func (s switchServer) routes() []route {
 	}
 }
 
-// A switchJSON is a kill switch that is on.
-type switchJSON struct {
-	ID      string          `json:"id"`
-	Scope   oversight.Scope `json:"scope"`
-	Target  string          `json:"target"`
-	Reason  string          `json:"reason"`
-	By      string          `json:"by"`
-	At      time.Time       `json:"at"`
-	Until   *time.Time      `json:"until"`
-	Stopped int64           `json:"stopped"` // actions that had been approved when it was turned on
-}
-
-func switchOf(s oversight.Switch) switchJSON {
-	return switchJSON{s.ID, s.Scope, s.Target, s.Reason, s.By, s.At, moment(s.Until), s.Stopped}
+func switchOf(s oversight.Switch) api.Switch {
+	return api.Switch{ID: s.ID, Scope: string(s.Scope), Target: s.Target, Reason: s.Reason, By: s.By, At: s.At, Until: moment(s.Until), Stopped: s.Stopped}
 }
 
 func (s switchServer) listSwitches(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -45,11 +33,11 @@ func (s switchServer) listSwitches(w http.ResponseWriter, r *http.Request, c cal
 	if err != nil {
 		return err
 	}
-	out := []switchJSON{}
+	out := []api.Switch{}
 	for _, sw := range list {
 		out = append(out, switchOf(sw))
 	}
-	answer(w, http.StatusOK, map[string]any{"switches": out})
+	answer(w, http.StatusOK, api.SwitchList{Switches: out})
 	return nil
 }
 
@@ -57,19 +45,14 @@ func (s switchServer) switchOn(w http.ResponseWriter, r *http.Request, c caller)
 	if c.Kind != auth.Person {
 		return fmt.Errorf("no key stops or lets go: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
 	}
-	var in struct {
-		Scope  oversight.Scope `json:"scope"`
-		Target string          `json:"target"`
-		Reason string          `json:"reason"`
-		Until  *time.Time      `json:"until"`
-	}
+	var in api.NewSwitch
 	if err := decode(r, &in); err != nil {
 		return err
 	}
 	if err := checkReason(in.Reason); err != nil {
 		return err
 	}
-	sw := oversight.Switch{Scope: in.Scope, Target: in.Target, Reason: in.Reason}
+	sw := oversight.Switch{Scope: oversight.Scope(in.Scope), Target: in.Target, Reason: in.Reason}
 	if in.Until != nil {
 		sw.Until = *in.Until
 	}

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
 )
@@ -20,15 +21,6 @@ func (s threadServer) routes() []route {
 		{"GET", "/v1/inboxes/{inbox}/threads", 0, s.listThreads},
 		{"GET", "/v1/inboxes/{inbox}/threads/{id}", 0, s.getThread},
 	}
-}
-
-type threadJSON struct {
-	ID        string      `json:"id"`
-	Inbox     string      `json:"inbox"`
-	UpdatedAt time.Time   `json:"updated_at"` // when its newest message was stored
-	Messages  int         `json:"message_count"`
-	Unread    int         `json:"unread_count"`
-	Newest    messageJSON `json:"newest"`
 }
 
 // A lobsterThread is a thread in LobsterMail's words.
@@ -64,15 +56,12 @@ func (s threadServer) listThreads(w http.ResponseWriter, r *http.Request, c call
 	if err != nil {
 		return err
 	}
-	out, lobster := []threadJSON{}, []lobsterThread{}
+	out, lobster := []api.Thread{}, []lobsterThread{}
 	for _, t := range ts {
 		out = append(out, threadOf(k, t))
 		lobster = append(lobster, lobsterThread{t.ID, k.Inbox(), t.Newest.Subject, t.Messages, t.At, t.Begun})
 	}
-	answer(w, http.StatusOK, map[string]any{
-		"threads": out, "next_cursor": next,
-		"data": lobster, "hasMore": next != "", "cursor": orNull(next),
-	})
+	answer(w, http.StatusOK, threadsAnswer{api.ThreadList{Threads: out, NextCursor: next}, lobster, next != "", orNull(next)})
 	return nil
 }
 
@@ -84,8 +73,26 @@ func orNull(s string) *string {
 	return &s
 }
 
-func threadOf(k *seal.Key, t mailbox.Thread) threadJSON {
-	return threadJSON{ID: t.ID, Inbox: k.Inbox(), UpdatedAt: t.At, Messages: t.Messages, Unread: t.Unread, Newest: messageOf(t.Newest)}
+// A threadsAnswer is a page of threads in our words and in LobsterMail's.
+type threadsAnswer struct {
+	api.ThreadList
+
+	Data    []lobsterThread `json:"data"`
+	HasMore bool            `json:"hasMore"`
+	Cursor  *string         `json:"cursor"`
+}
+
+// A threadAnswer is [api.FullThread], with LobsterMail's fields.
+type threadAnswer struct {
+	lobsterThread
+
+	Inbox    string          `json:"inbox"`
+	Messages []api.Message   `json:"messages"`
+	Emails   []lobsterGlance `json:"emails"`
+}
+
+func threadOf(k *seal.Key, t mailbox.Thread) api.Thread {
+	return api.Thread{ID: t.ID, Inbox: k.Inbox(), UpdatedAt: t.At, Messages: t.Messages, Unread: t.Unread, Newest: messageOf(t.Newest)}
 }
 
 func (s threadServer) getThread(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -101,11 +108,6 @@ func (s threadServer) getThread(w http.ResponseWriter, r *http.Request, c caller
 	for _, m := range ms {
 		emails = append(emails, lobsterGlance{m.ID, bare(m.From), m.Subject, m.Preview, m.At, lobsterOf(m).Security.Risk >= lobsterRisk})
 	}
-	answer(w, http.StatusOK, struct {
-		lobsterThread
-		Inbox    string          `json:"inbox"`
-		Messages []messageJSON   `json:"messages"`
-		Glances  []lobsterGlance `json:"emails"`
-	}{lobsterThread{id, k.Inbox(), ms[0].Subject, len(ms), ms[len(ms)-1].At, ms[0].At}, k.Inbox(), messagesOf(ms), emails})
+	answer(w, http.StatusOK, threadAnswer{lobsterThread{id, k.Inbox(), ms[0].Subject, len(ms), ms[len(ms)-1].At, ms[0].At}, k.Inbox(), messagesOf(ms), emails})
 	return nil
 }

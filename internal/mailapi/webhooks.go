@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/mailbox"
@@ -36,23 +37,9 @@ func (s webhookServer) routes() []route {
 	}
 }
 
-type webhookJSON struct {
-	ID         string       `json:"id"`
-	Name       string       `json:"name"`
-	URL        string       `json:"url"`
-	Events     []event.Type `json:"events"`
-	Enabled    bool         `json:"enabled"`
-	State      string       `json:"state"`      // active, waiting or disabled
-	Action     string       `json:"action_id"`  // that asks a person for its URL; empty if none does
-	Reason     string       `json:"reason"`     // why the server disabled it
-	Credential string       `json:"credential"` // that made it, and with which it ends
-	CreatedAt  time.Time    `json:"created_at"`
-	Secret     string       `json:"secret,omitempty"` // when it was made, once
-}
-
-func webhookOf(w webhook.Webhook) webhookJSON {
-	return webhookJSON{
-		ID: w.ID, Name: w.Name, URL: w.URL, Events: append([]event.Type{}, w.Events...), Enabled: w.Enabled, State: w.State(), Action: w.Waits, Reason: w.Reason,
+func webhookOf(w webhook.Webhook) api.Webhook {
+	return api.Webhook{
+		ID: w.ID, Name: w.Name, URL: w.URL, Events: each(w.Events, func(t event.Type) string { return string(t) }), Enabled: w.Enabled, State: w.State(), Action: w.Waits, Reason: w.Reason,
 		Credential: w.Credential, CreatedAt: w.Created,
 	}
 }
@@ -92,19 +79,17 @@ func (s webhookServer) listWebhooks(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"webhooks": each(list, webhookOf)})
+	answer(w, http.StatusOK, api.WebhookList{Webhooks: each(list, webhookOf)})
 	return nil
 }
 
-type webhookChange struct {
-	Name    *string      `json:"name"`
-	URL     *string      `json:"url"`
-	Events  []event.Type `json:"events"`
-	Enabled *bool        `json:"enabled"`
-}
-
-func (c webhookChange) change() webhook.Change {
-	return webhook.Change{Name: c.Name, URL: c.URL, Events: c.Events, Enabled: c.Enabled}
+// hookChange returns the change that c asks for.
+func hookChange(c api.WebhookChange) webhook.Change {
+	out := webhook.Change{Name: c.Name, URL: c.URL, Enabled: c.Enabled}
+	if c.Events != nil { // an empty list differs from none
+		out.Events = each(c.Events, func(t string) event.Type { return event.Type(t) })
+	}
+	return out
 }
 
 func (s webhookServer) createWebhook(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -112,7 +97,7 @@ func (s webhookServer) createWebhook(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	var in webhookChange
+	var in api.WebhookChange
 	if err := decode(r, &in); err != nil {
 		return err
 	}
@@ -120,9 +105,9 @@ func (s webhookServer) createWebhook(w http.ResponseWriter, r *http.Request, c c
 		in.Name = new("webhook")
 	}
 	if in.Events == nil {
-		in.Events = event.MailTypes()
+		in.Events = each(event.MailTypes(), func(t event.Type) string { return string(t) })
 	}
-	h, secret, err := s.hooks.Create(r.Context(), who, in.change())
+	h, secret, err := s.hooks.Create(r.Context(), who, hookChange(in))
 	if err != nil {
 		return err
 	}
@@ -150,11 +135,11 @@ func (s webhookServer) updateWebhook(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	var in webhookChange
+	var in api.WebhookChange
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	h, err := s.hooks.Update(r.Context(), who, id, in.change())
+	h, err := s.hooks.Update(r.Context(), who, id, hookChange(in))
 	if err != nil {
 		return err
 	}
@@ -182,45 +167,28 @@ func (s webhookServer) rotateWebhook(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	var in struct {
-		Overlap *int64 `json:"overlap_seconds"`
-	}
+	var in api.WebhookRotation
 	if err := decode(r, &in); err != nil {
 		return err
 	}
 	both := overlap
-	if in.Overlap != nil {
+	if in.OverlapSeconds != nil {
 		most := int64(webhook.MaxOverlap / time.Second)
-		if *in.Overlap < 0 || *in.Overlap > most {
+		if *in.OverlapSeconds < 0 || *in.OverlapSeconds > most {
 			return fmt.Errorf("%w: overlap_seconds: must be 0 to %d", errRequest, most)
 		}
-		both = time.Duration(*in.Overlap) * time.Second
+		both = time.Duration(*in.OverlapSeconds) * time.Second
 	}
 	h, secret, until, err := s.hooks.Rotate(r.Context(), who, id, both)
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]any{"id": h.ID, "secret": secret.Reveal(), "old_secret_until": until})
+	answer(w, http.StatusOK, api.RotatedWebhook{ID: h.ID, Secret: secret.Reveal(), OldSecretUntil: until})
 	return nil
 }
 
-// A deliveryJSON is one event on its way. What was not yet is null.
-type deliveryJSON struct {
-	ID            string        `json:"id"`
-	Event         string        `json:"event"`
-	Type          event.Type    `json:"type"`
-	State         webhook.State `json:"state"`
-	Attempts      int           `json:"attempts"`
-	Status        *int          `json:"status"`      // of the last answer
-	Duration      *float64      `json:"duration_ms"` // of the last attempt
-	Error         string        `json:"error"`
-	CreatedAt     time.Time     `json:"created_at"`
-	LastAttemptAt *time.Time    `json:"last_attempt_at"`
-	NextAttemptAt *time.Time    `json:"next_attempt_at"`
-}
-
-func deliveryOf(d webhook.Delivery) deliveryJSON {
-	out := deliveryJSON{ID: d.ID, Event: d.Event, Type: d.Type, State: d.State, Attempts: d.Attempts, Error: d.Error, CreatedAt: d.Created}
+func deliveryOf(d webhook.Delivery) api.WebhookDelivery {
+	out := api.WebhookDelivery{ID: d.ID, Event: d.Event, Type: string(d.Type), State: string(d.State), Attempts: d.Attempts, Error: d.Error, CreatedAt: d.Created}
 	if d.Status != 0 {
 		out.Status = &d.Status
 	}
@@ -258,7 +226,7 @@ func (s webhookServer) listDeliveries(w http.ResponseWriter, r *http.Request, c 
 	if err != nil {
 		return err
 	}
-	out, next := []deliveryJSON{}, ""
+	out, next := []api.WebhookDelivery{}, ""
 	for i, d := range ds {
 		if i == n {
 			next = strconv.Itoa(offset + n)
@@ -266,7 +234,7 @@ func (s webhookServer) listDeliveries(w http.ResponseWriter, r *http.Request, c 
 		}
 		out = append(out, deliveryOf(d))
 	}
-	answer(w, http.StatusOK, map[string]any{"deliveries": out, "next_cursor": next})
+	answer(w, http.StatusOK, api.WebhookDeliveryList{Deliveries: out, NextCursor: next})
 	return nil
 }
 
