@@ -24,6 +24,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/connection"
 	"postern/internal/console"
 	"postern/internal/domain"
 	"postern/internal/e2bapi"
@@ -126,7 +127,7 @@ type daemon struct {
 	record      *audit.Keeper
 	sinks       *sink.Forwarder
 	book        *rulebook.Book
-	connections *rulebook.Connections
+	connections *connection.Admission
 	gate        *oversight.Gate
 	people      *people.People
 	post        *mailbox.PostOffice
@@ -434,7 +435,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.book = rulebook.New(d.log, d.db)
 	d.gate = oversight.NewGate(d.log, d.db, d.book)
 	d.gate.Handle(policy.KindChange, d.book)
-	d.connections = rulebook.NewConnections(d.log, d.db, d.book, d.gate, 0)
+	d.connections = connection.New(d.log, d.db, d.book, d.gate, 0)
 	d.gate.Handle(policy.KindConnect, d.connections)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {

@@ -186,7 +186,7 @@ func TestModePages(t *testing.T) {
 	if got := f.submit(path+"/mode", url.Values{"mode": {"autonomous"}, "reason": {"<b>trusted</b>"}}); got.status != http.StatusSeeOther {
 		t.Fatalf("raise by an owner: %d\n%s", got.status, got.body)
 	}
-	contains(t, "page", f.get(path).body, "sends by itself", "&lt;b&gt;trusted&lt;/b&gt;")
+	contains(t, "page", f.get(path).body, "leaves at once, and nobody gets a copy", "&lt;b&gt;trusted&lt;/b&gt;")
 	for _, form := range []url.Values{{"mode": {"root"}}, {}} {
 		if got := f.submit(path+"/mode", form); got.status != http.StatusBadRequest {
 			t.Errorf("mode %v: %d", form, got.status)

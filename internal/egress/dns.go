@@ -252,7 +252,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 func (a *attached) mayResolve(ctx context.Context, name string) policy.Verdict {
 	v := a.rules.Load().Resolve(name)
 	if v.Effect == policy.Allow && a.w.cfg.Permit != nil {
-		v = a.w.cfg.Permit.Look(ctx, a.who, name)
+		v = a.w.cfg.Permit.Lookup(ctx, a.who, name)
 	}
 	return v
 }

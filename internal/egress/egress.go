@@ -103,8 +103,8 @@ type Permitter interface {
 	// Then the wall looks for a name also on web connections that are allowed by
 	// address.
 	Names(ctx context.Context, who auth.Principal) bool
-	// Look decides whether a name may be resolved outside.
-	Look(ctx context.Context, who auth.Principal, name string) policy.Verdict
+	// Lookup decides whether a name may be resolved outside.
+	Lookup(ctx context.Context, who auth.Principal, name string) policy.Verdict
 	// Permit decides whether a connection may be made. To holds the names that our
 	// resolver gave for the address, if any. Permit may wait, within a bound of its
 	// own, and returns soon when ctx is done.

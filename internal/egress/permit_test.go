@@ -38,7 +38,7 @@ func (w *lastWord) Still(context.Context, auth.Principal, policy.Connection) pol
 
 func (w *lastWord) Names(context.Context, auth.Principal) bool { return w.names }
 
-func (w *lastWord) Look(_ context.Context, _ auth.Principal, name string) policy.Verdict {
+func (w *lastWord) Lookup(_ context.Context, _ auth.Principal, name string) policy.Verdict {
 	if slices.Contains(w.hosts, name) {
 		return policy.Verdict{Effect: policy.Deny, Reason: "a switch is on"}
 	}

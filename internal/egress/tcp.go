@@ -263,7 +263,7 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 
 // mayResolveOutside reports whether Config.Permit would allow resolving name.
 func (a *attached) mayResolveOutside(ctx context.Context, name string) bool {
-	return a.w.cfg.Permit == nil || a.w.cfg.Permit.Look(ctx, a.who, name).Effect == policy.Allow
+	return a.w.cfg.Permit == nil || a.w.cfg.Permit.Lookup(ctx, a.who, name).Effect == policy.Allow
 }
 
 // resolveFor returns the address to dial for a name that was seen on a connection

@@ -143,7 +143,7 @@ func (b *Book) Execute(ctx context.Context, a oversight.Action) oversight.Outcom
 	}
 	// The gate has seen to it. The attack: a rule, or a mistake in one, by
 	// which a policy lets itself be replaced.
-	if !byPerson(a) {
+	if _, ok := a.Person(); !ok {
 		return oversight.Outcome{State: oversight.Failed, Detail: "no person has approved it; the policy is as it was"}
 	}
 	d, err := policy.Parse([]byte(p.Text))

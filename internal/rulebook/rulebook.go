@@ -74,7 +74,7 @@ func (b *Book) Judge(ctx context.Context, tx *store.Tx, project string, r policy
 	if err != nil {
 		return policy.Verdict{}, err
 	}
-	d, err := b.document(v)
+	d, err := b.Document(v)
 	if err != nil {
 		b.log.ErrorContext(ctx, "read policy", "project", project, "version", v.Number, "err", err)
 		return unreadable(r, v, err), nil
@@ -96,8 +96,9 @@ func unreadable(r policy.Request, v Version, err error) policy.Verdict {
 	}
 }
 
-// document returns v's document.
-func (b *Book) document(v Version) (*policy.Document, error) {
+// Document returns the document of v, compiled and shared. It is an error if the
+// text is not what people approved, or cannot be read by this release.
+func (b *Book) Document(v Version) (*policy.Document, error) {
 	if v.Number == 0 {
 		return policy.Default(), nil
 	}
@@ -159,6 +160,12 @@ func active(ctx context.Context, tx *store.Tx, project string) (Version, error) 
 	}
 	v.forged = !genuine
 	return v, nil
+}
+
+// InForce returns the version that is in force in a project, as part of tx. It
+// checks no principal: it is for the parts of this program that apply the policy.
+func (b *Book) InForce(ctx context.Context, tx *store.Tx, project string) (Version, error) {
+	return active(ctx, tx, project)
 }
 
 // maySee returns an error unless who may read the policy: people may. The

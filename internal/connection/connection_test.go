@@ -1,4 +1,4 @@
-package rulebook_test
+package connection_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/connection"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
@@ -47,9 +48,9 @@ func (f *fixture) holds(text string) {
 }
 
 // connections returns the last word of another program on the database.
-func (f *fixture) connections(hold time.Duration) *rulebook.Connections {
+func (f *fixture) connections(hold time.Duration) *connection.Admission {
 	book, gate := f.server(f.db)
-	c := rulebook.NewConnections(f.log, f.db, book, gate, hold)
+	c := connection.New(f.log, f.db, book, gate, hold)
 	gate.Handle(policy.KindConnect, c)
 	f.gate.Handle(policy.KindConnect, c)
 	return c
@@ -74,7 +75,7 @@ func (f *fixture) waiting() []oversight.Action {
 	return list
 }
 
-func TestConnections(t *testing.T) {
+func TestRulesDecideOnConnections(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.owner.Project, Template: "base"}
@@ -145,7 +146,7 @@ func (f *fixture) read(id string) oversight.Action {
 
 // TestHeld: a connection waits for the person, whose answer may come to another
 // program.
-func TestHeld(t *testing.T) {
+func TestHeldUntilAPersonDecides(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.owner.Project}
@@ -194,7 +195,7 @@ func TestSwitchesOnConnections(t *testing.T) {
 	go func() { done <- c.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 	allows := func(names ...string) bool { return c.Permit(ctx, box, to(443, names...)).Effect == policy.Allow }
-	looks := func(name string) bool { return c.Look(ctx, box, name).Effect == policy.Allow }
+	looks := func(name string) bool { return c.Lookup(ctx, box, name).Effect == policy.Allow }
 	goesOn := func() bool { return c.Still(ctx, box, to(443, "a.example")).Effect == policy.Allow }
 	if !allows("a.example") || !looks("a.example") || !goesOn() {
 		t.Fatal("it is refused from the beginning")
@@ -283,7 +284,7 @@ func TestSwitchEndsPasses(t *testing.T) {
 		f.holds(rulesOnConnections)
 		c := f.connections(time.Millisecond)
 		ctx := t.Context()
-		allows := func(c *rulebook.Connections) bool {
+		allows := func(c *connection.Admission) bool {
 			return c.Permit(ctx, box, to(443, "api.example")).Effect == policy.Allow
 		}
 		throw := func(scope oversight.Scope, target string) {
