@@ -97,7 +97,7 @@ func (d *daemon) delivery() mailbox.DeliveryConfig {
 
 // serves says whether mail for a domain stays here.
 func (d *daemon) serves(ctx context.Context, domain string) (bool, error) {
-	return d.post.Serves(ctx, domain)
+	return d.post.Directory.Serves(ctx, domain)
 }
 
 func (d *daemon) smtpClient(own string) (*smtpclient.Client, error) {

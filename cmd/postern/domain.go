@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"postern/internal/api"
-	"postern/internal/mailbox"
+	"postern/internal/directory"
 )
 
 const domainHelp = `
@@ -93,7 +93,7 @@ func domainCommand() *command {
 					if err != nil {
 						return err
 					}
-					for _, address := range mailbox.Operated(d.Domain) {
+					for _, address := range directory.Operated(d.Domain) {
 						if !slices.Contains(slices.Collect(maps.Values(have)), address) {
 							fmt.Fprintf(out, "; %s is refused until you make it: postern inbox create %s\n", address, address)
 						}

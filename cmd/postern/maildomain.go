@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 
+	"postern/internal/directory"
 	"postern/internal/domain"
-	"postern/internal/mailbox"
 )
 
 // domains returns the registry of the domains that projects bring.
@@ -13,7 +13,7 @@ func (d *daemon) domains() (*domain.Registry, error) {
 	conf := domain.Config{
 		Domain: d.conf.MailDomain, Host: cmp.Or(d.conf.MailHost, d.conf.MailDomain), SPF: d.conf.MailSPF, Resolver: d.resolver,
 		Keys:  d.dkimKeys,
-		InUse: mailbox.InboxesIn, OnHeld: mailbox.FreeAddresses,
+		InUse: directory.InboxesIn, OnHeld: directory.FreeAddresses,
 	}
 	if d.conf.Domain != "" {
 		conf.Reserved = []string{d.conf.Domain}

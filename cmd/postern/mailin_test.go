@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -76,7 +77,7 @@ func TestUnanswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := d.post.CreateInbox(t.Context(), person, mailbox.NewInbox{Address: "abuse"}, ""); err != nil {
+	if _, _, err := d.post.CreateInbox(t.Context(), person, directory.NewInbox{Address: "abuse"}, ""); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := strings.Join(d.unanswered(t.Context()), " "), "postmaster@agents.example"; got != want {

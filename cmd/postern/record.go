@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
 	"postern/internal/oversight"
@@ -130,7 +131,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
 		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
-		rulebook.SealedVersions(), mailbox.SealedInboxes(), mailbox.SealedAllowed(), mailbox.SealedDeliveries(),
+		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), mailbox.SealedDeliveries(),
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/connection"
 	"postern/internal/console"
+	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
@@ -519,7 +520,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
 		Warmup:  map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
-		Inboxes: d.post,
+		Inboxes: d.post.Keys,
 	})
 	if err != nil {
 		return err
@@ -645,8 +646,8 @@ func (d *daemon) unanswered(ctx context.Context) (out []string) {
 	if strings.HasSuffix(d.conf.MailDomain, ".internal") || strings.HasSuffix(d.conf.MailDomain, ".test") {
 		return nil
 	}
-	for _, address := range mailbox.Operated(d.conf.MailDomain) {
-		if errors.Is(d.post.Accepts(ctx, address), mailbox.ErrNoInbox) {
+	for _, address := range directory.Operated(d.conf.MailDomain) {
+		if errors.Is(d.post.Accepts(ctx, address), directory.ErrNoInbox) {
 			out = append(out, address)
 		}
 	}

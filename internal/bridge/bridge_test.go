@@ -26,6 +26,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/bridge"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
@@ -43,7 +44,7 @@ type fixture struct {
 	web    *httptest.Server
 	log    *slog.Logger
 	person auth.Principal
-	inbox  mailbox.Inbox
+	inbox  directory.Inbox
 	key    auth.Secret
 
 	broken atomic.Int64 // so many answers are lost
@@ -79,7 +80,7 @@ func setup(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	f.person = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project.Project}
-	if f.inbox, f.key, err = f.post.CreateInbox(ctx, project, mailbox.NewInbox{Address: "analyst"}, ""); err != nil {
+	if f.inbox, f.key, err = f.post.CreateInbox(ctx, project, directory.NewInbox{Address: "analyst"}, ""); err != nil {
 		t.Fatal(err)
 	}
 	srv := mcpserver.New(f.log, db, f.gate, f.post, fleet, mcpserver.Config{})

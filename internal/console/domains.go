@@ -26,7 +26,7 @@ func (s *Server) domainList(w http.ResponseWriter, r *http.Request, who auth.Pri
 }
 
 func (s *Server) showDomains(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
-	v := domainsPage{Own: s.post.Domain(), Notice: notice, Name: r.PostForm.Get("domain")}
+	v := domainsPage{Own: s.post.Directory.Domain(), Notice: notice, Name: r.PostForm.Get("domain")}
 	var err error
 	if v.Domains, err = s.domains.Domains(r.Context(), who); err != nil {
 		return err

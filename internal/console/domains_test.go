@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/domain"
-	"postern/internal/mailbox"
 	"postern/internal/store"
 )
 
@@ -53,7 +53,7 @@ func TestDomains(t *testing.T) {
 	contains(t, "the list", f.get("/console/domains").body, "degraded", "xn--bcher-kva.example")
 
 	// It goes only when its name is typed and no inbox is left.
-	b, _, err := f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: "sales@bücher.example"}, "")
+	b, _, err := f.post.CreateInbox(t.Context(), f.project, directory.NewInbox{Address: "sales@bücher.example"}, "")
 	if err != nil {
 		t.Fatal(err)
 	}

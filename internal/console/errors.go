@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
-	"postern/internal/mailbox"
+	"postern/internal/directory"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/sandbox"
@@ -92,7 +92,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusTooManyRequests, "Too many pages", "Many pages of yours are open and watch for changes. Close some.", "/console/", "Go to the queue"}
 	case errors.Is(err, errMethod):
 		f = failure{http.StatusMethodNotAllowed, "Not this way", "Nothing was changed. What changes anything is done with the buttons on a page, never by a link.", "/console/", "Go to the queue"}
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, webhook.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, webhook.ErrNotFound):
 		f = failure{http.StatusNotFound, "Not found", "There is nothing at this address, or nothing that you may see.", "/console/", "Go to the queue"}
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)

@@ -20,6 +20,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/console"
+	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
@@ -163,7 +164,7 @@ type fixture struct {
 
 	project, person, agent auth.Principal
 	projectKey, inboxKey   auth.Secret
-	inbox                  mailbox.Inbox
+	inbox                  directory.Inbox
 	link                   auth.Secret // set-up token
 	client                 *http.Client
 }
@@ -210,7 +211,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	}
 	f.newRecord()
 	f.dns = dnstest.Start(t)
-	f.domains, err = domain.New(log, f.db, domain.Config{Domain: "agents.test", Host: "mx.agents.test", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond, InUse: mailbox.InboxesIn, OnHeld: mailbox.FreeAddresses})
+	f.domains, err = domain.New(log, f.db, domain.Config{Domain: "agents.test", Host: "mx.agents.test", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond, InUse: directory.InboxesIn, OnHeld: directory.FreeAddresses})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,9 +234,9 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	return f
 }
 
-func (f *fixture) newInbox(name string) (mailbox.Inbox, auth.Secret) {
+func (f *fixture) newInbox(name string) (directory.Inbox, auth.Secret) {
 	f.t.Helper()
-	b, key, err := f.post.CreateInbox(f.t.Context(), f.project, mailbox.NewInbox{Address: name}, "")
+	b, key, err := f.post.CreateInbox(f.t.Context(), f.project, directory.NewInbox{Address: name}, "")
 	if err != nil {
 		f.t.Fatal(err)
 	}

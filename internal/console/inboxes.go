@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/domain"
+	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/seal"
@@ -22,7 +24,7 @@ import (
 
 // A listedInbox is one with what is known of it without opening it.
 type listedInbox struct {
-	mailbox.Inbox
+	directory.Inbox
 	Usage mailbox.Usage
 	Keys  int // credentials that may open it
 }
@@ -58,9 +60,9 @@ func (s *Server) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Pr
 	ctx := r.Context()
 	v := inboxesPage{
 		Notice: notice, Name: r.PostForm.Get("name"), Display: r.PostForm.Get("display"), Domain: r.PostForm.Get("domain"),
-		Expires: r.PostForm.Get("expires"), Domains: []string{s.post.Domain()},
+		Expires: r.PostForm.Get("expires"), Domains: []string{s.post.Directory.Domain()},
 	}
-	live, err1 := s.post.Inboxes(ctx, who)
+	live, err1 := s.post.Directory.Inboxes(ctx, who)
 	gone, err2 := s.post.Deleted(ctx, who)
 	usage, err3 := s.post.Usage(ctx, who)
 	ds, err4 := s.domains.Domains(ctx, who)
@@ -89,7 +91,7 @@ func formDate(r *http.Request, field string) (time.Time, error) {
 	}
 	t, err := time.ParseInLocation(time.DateOnly, v, time.UTC)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("%w: %s: must be a date such as 2027-01-31", mailbox.ErrInvalid, field)
+		return time.Time{}, fmt.Errorf("%w: %s: must be a date such as 2027-01-31", directory.ErrInvalid, field)
 	}
 	return t.Add(24*time.Hour - time.Second), nil
 }
@@ -97,13 +99,13 @@ func formDate(r *http.Request, field string) (time.Time, error) {
 // refused returns, for a person, why a form about an inbox could not be taken,
 // or the empty string for an error that is not theirs.
 func refused(err error) string {
-	if taken, ok := errors.AsType[*mailbox.TakenError](err); ok {
+	if taken, ok := errors.AsType[*directory.TakenError](err); ok {
 		if len(taken.Suggestions) > 0 {
 			return "Nothing was made: " + taken.Address + " is taken. Free are " + strings.Join(taken.Suggestions, ", ") + "."
 		}
 		return "Nothing was made: " + taken.Address + " is taken."
 	}
-	for _, known := range []error{mailbox.ErrInvalid, mailbox.ErrTaken, domain.ErrInvalid} {
+	for _, known := range []error{directory.ErrInvalid, directory.ErrTaken, domain.ErrInvalid} {
 		if errors.Is(err, known) {
 			return "Nothing was changed: " + strings.TrimPrefix(err.Error(), known.Error()+": ") + "."
 		}
@@ -113,7 +115,7 @@ func refused(err error) string {
 
 // A keyPage shows credentials, this once.
 type keyPage struct {
-	Inbox    mailbox.Inbox
+	Inbox    directory.Inbox
 	Key      string
 	Recovery string // empty if none was made
 	Made     bool   // the inbox is new
@@ -122,11 +124,11 @@ type keyPage struct {
 
 func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
-	n := mailbox.NewInbox{Address: strings.TrimSpace(r.PostForm.Get("name")), DisplayName: strings.TrimSpace(r.PostForm.Get("display"))}
+	n := directory.NewInbox{Address: strings.TrimSpace(r.PostForm.Get("name")), DisplayName: strings.TrimSpace(r.PostForm.Get("display"))}
 	if d := strings.TrimSpace(r.PostForm.Get("domain")); n.Address != "" && d != "" && !strings.Contains(n.Address, "@") {
 		n.Address += "@" + d
 	}
-	var b mailbox.Inbox
+	var b directory.Inbox
 	var key auth.Secret
 	expires, err := formDate(r, "expires")
 	if err == nil {
@@ -157,11 +159,11 @@ func (s *Server) recoveryKey(ctx context.Context, key auth.Secret, inbox string)
 	if err != nil {
 		return "", err
 	}
-	k, err := s.post.Open(ctx, agent, key, inbox)
+	k, err := s.post.Keys.Open(ctx, agent, key, inbox)
 	if err != nil {
 		return "", err
 	}
-	_, recovery, err := s.post.AddRecovery(ctx, agent, k)
+	_, recovery, err := s.post.Keys.AddRecovery(ctx, agent, k)
 	return recovery, err
 }
 
@@ -174,7 +176,7 @@ var inboxID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`
 // An inboxPage is one inbox: what it may, who may open it, and no mail.
 type inboxPage struct {
 	listedInbox
-	Parts   []mailbox.Part
+	Parts   []keyring.Part
 	Notice  string
 	Grace   time.Duration
 	Ends    string // the date, as a form's field has it
@@ -225,23 +227,23 @@ func (p inboxPage) Limits() []limitField {
 const megabyte = 1 << 20
 
 // findInbox returns an inbox of who's project, deleted or not.
-func (s *Server) findInbox(r *http.Request, who auth.Principal) (mailbox.Inbox, error) {
+func (s *Server) findInbox(r *http.Request, who auth.Principal) (directory.Inbox, error) {
 	id := r.PathValue("id")
 	if !inboxID().MatchString(id) {
-		return mailbox.Inbox{}, fmt.Errorf("inbox %q: %w", id, mailbox.ErrNoInbox)
+		return directory.Inbox{}, fmt.Errorf("inbox %q: %w", id, directory.ErrNoInbox)
 	}
-	b, err := s.post.Find(r.Context(), who, id)
-	if !errors.Is(err, mailbox.ErrNoInbox) {
+	b, err := s.post.Directory.Find(r.Context(), who, id)
+	if !errors.Is(err, directory.ErrNoInbox) {
 		return b, err
 	}
 	gone, derr := s.post.Deleted(r.Context(), who)
 	if derr != nil {
-		return mailbox.Inbox{}, derr
+		return directory.Inbox{}, derr
 	}
-	if i := slices.IndexFunc(gone, func(b mailbox.Inbox) bool { return b.ID == id }); i >= 0 {
+	if i := slices.IndexFunc(gone, func(b directory.Inbox) bool { return b.ID == id }); i >= 0 {
 		return gone[i], nil
 	}
-	return mailbox.Inbox{}, err
+	return directory.Inbox{}, err
 }
 
 func (s *Server) inbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -257,12 +259,12 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 	if err != nil {
 		return err
 	}
-	v := inboxPage{listedInbox: listedInbox{Inbox: b, Usage: usage[b.ID]}, Notice: notice, Grace: mailbox.Grace, MaxMB: b.MaxBytes / megabyte, MostMB: mailbox.MaxInboxBytes / megabyte, LastKey: last}
+	v := inboxPage{listedInbox: listedInbox{Inbox: b, Usage: usage[b.ID]}, Notice: notice, Grace: mailbox.Grace, MaxMB: b.MaxBytes / megabyte, MostMB: directory.MaxBytes / megabyte, LastKey: last}
 	if !b.Expires.IsZero() {
 		v.Ends = b.Expires.UTC().Format(time.DateOnly)
 	}
 	if !v.IsDeleted() {
-		if v.Parts, err = s.post.Parts(r.Context(), who, b.ID); err != nil {
+		if v.Parts, err = s.post.Keys.Parts(r.Context(), who, b.ID); err != nil {
 			return err
 		}
 		if v.Sending, v.Quotas, err = s.post.Sends(r.Context(), who, b.ID); err != nil {
@@ -293,7 +295,7 @@ func (s *Server) back(w http.ResponseWriter, r *http.Request, who auth.Principal
 	if errors.Is(err, oversight.ErrByHand) || errors.Is(err, oversight.ErrNotAsked) {
 		return s.showInbox(w, r, who, http.StatusForbidden, sentence(err.Error())+" Nothing was changed.", "")
 	}
-	if errors.Is(err, mailbox.ErrNoKey) {
+	if errors.Is(err, keyring.ErrNoKey) {
 		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such key any more.", "")
 	}
 	if err != nil {
@@ -316,8 +318,8 @@ func (s *Server) changeInbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 			c.Expires = &expires // one that was not touched keeps its hour
 		}
 		mb, perr := strconv.ParseInt(strings.TrimSpace(r.PostForm.Get("megabytes")), 10, 64)
-		if perr != nil || mb < 1 || mb > mailbox.MaxInboxBytes/megabyte {
-			err = fmt.Errorf("%w: room: must be 1 to %d MiB", mailbox.ErrInvalid, mailbox.MaxInboxBytes/megabyte)
+		if perr != nil || mb < 1 || mb > directory.MaxBytes/megabyte {
+			err = fmt.Errorf("%w: room: must be 1 to %d MiB", directory.ErrInvalid, directory.MaxBytes/megabyte)
 		} else if mb != b.MaxBytes/megabyte {
 			bytes := mb * megabyte
 			c.MaxBytes = &bytes
@@ -342,7 +344,7 @@ func (s *Server) limitInbox(w http.ResponseWriter, r *http.Request, who auth.Pri
 	for name, v := range map[string]*int64{"minute": &l.PerMinute, "hour": &l.PerHour, "day": &l.PerDay, "recipients": &l.Recipients, "bytes": &l.Bytes} {
 		n, err := strconv.ParseInt(strings.TrimSpace(r.PostForm.Get(name)), 10, 64)
 		if err != nil || n < mailbox.Unlimited {
-			return s.back(w, r, who, fmt.Errorf("%w: %s: must be a number; 0 is the server's own limit, -1 is none", mailbox.ErrInvalid, name))
+			return s.back(w, r, who, fmt.Errorf("%w: %s: must be a number; 0 is the server's own limit, -1 is none", directory.ErrInvalid, name))
 		}
 		*v = n
 	}
@@ -378,8 +380,8 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Prin
 	if !credentialID().MatchString(id) {
 		return fmt.Errorf("credential %q: %w", id, store.ErrNotFound)
 	}
-	err = s.post.Revoke(r.Context(), who, b.ID, id, r.PostForm.Get("last") == id)
-	if errors.Is(err, mailbox.ErrLastKey) {
+	err = s.post.Keys.Revoke(r.Context(), who, b.ID, id, r.PostForm.Get("last") == id)
+	if errors.Is(err, keyring.ErrLastKey) {
 		return s.showInbox(w, r, who, http.StatusConflict, "Nothing was changed: it is the last key that manages the inbox. Without it, nobody can ever open the mail that is in it, unless there is a recovery key. If you mean that, say so once more below.", id)
 	}
 	return s.back(w, r, who, err)
@@ -406,7 +408,7 @@ func (s *Server) recoverInbox(w http.ResponseWriter, r *http.Request, who auth.P
 		return s.render(w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{"That is no recovery key of an inbox of this project. Nothing was changed. A recovery key begins with prk_."}})
 	}
 	revoke := r.PostForm.Get("revoke") != ""
-	b, _, fresh, err := s.post.Recover(ctx, holder, key, revoke)
+	b, _, fresh, err := s.post.Keys.Recover(ctx, holder, key, revoke)
 	if err != nil {
 		return err
 	}
@@ -414,7 +416,7 @@ func (s *Server) recoverInbox(w http.ResponseWriter, r *http.Request, who auth.P
 }
 
 // partKind is what people call a credential.
-func partKind(p mailbox.Part) string {
+func partKind(p keyring.Part) string {
 	switch p.Kind {
 	case auth.Agent:
 		return "key"
@@ -431,7 +433,7 @@ func partKind(p mailbox.Part) string {
 }
 
 // partMay is what a credential may do, in words.
-func partMay(p mailbox.Part) string {
+func partMay(p keyring.Part) string {
 	if p.Kind == auth.Recovery {
 		return "makes a new key"
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/store"
@@ -52,7 +53,7 @@ func TestInboxPages(t *testing.T) {
 		t.Fatalf("make: %d, %d keys", a.status, len(keys))
 	}
 	contains(t, "the key's page", a.body, "shown this once", "the mail in it is lost", "reporter@agents.test")
-	b, err := f.post.Find(t.Context(), f.person, "reporter@agents.test")
+	b, err := f.post.Directory.Find(t.Context(), f.person, "reporter@agents.test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +116,7 @@ func TestInboxPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := f.post.Open(t.Context(), agent, fresh, "")
+	k, err := f.post.Keys.Open(t.Context(), agent, fresh, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +168,7 @@ func TestForeignInbox(t *testing.T) {
 		other = auth.Principal{Kind: auth.Project, ID: "crd_x", Project: id}
 		return err
 	})
-	b, key, err := f.post.CreateInbox(t.Context(), other, mailbox.NewInbox{Address: "foreign"}, "")
+	b, key, err := f.post.CreateInbox(t.Context(), other, directory.NewInbox{Address: "foreign"}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,11 +176,11 @@ func TestForeignInbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := f.post.Open(t.Context(), agent, key, "")
+	k, err := f.post.Keys.Open(t.Context(), agent, key, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, recovery, err := f.post.AddRecovery(t.Context(), agent, k)
+	_, recovery, err := f.post.Keys.AddRecovery(t.Context(), agent, k)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +197,7 @@ func TestForeignInbox(t *testing.T) {
 	if a := f.submit("/console/recover", url.Values{"recovery": {recovery.Reveal()}}); a.status != http.StatusBadRequest || len(shown(t, a.body)) != 0 {
 		t.Errorf("recover: %d", a.status)
 	}
-	if b, err := f.post.Find(t.Context(), other, b.ID); err != nil || b.MaxBytes != mailbox.MaxInboxBytes {
+	if b, err := f.post.Directory.Find(t.Context(), other, b.ID); err != nil || b.MaxBytes != directory.MaxBytes {
 		t.Errorf("afterwards: %+v, %v", b, err)
 	}
 }

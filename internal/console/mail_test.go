@@ -67,7 +67,7 @@ func TestQuarantine(t *testing.T) {
 			t.Errorf("%s again: %d", form, a.status)
 		}
 	}
-	k, err := f.post.Open(t.Context(), f.agent, f.inboxKey, "")
+	k, err := f.post.Keys.Open(t.Context(), f.agent, f.inboxKey, "")
 	if err != nil {
 		t.Fatal(err)
 	}

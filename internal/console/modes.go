@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
-	"postern/internal/mailbox"
+	"postern/internal/directory"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -85,7 +85,7 @@ func (s *Server) disallow(w http.ResponseWriter, r *http.Request, who auth.Princ
 		return err
 	}
 	err = s.post.Disallow(r.Context(), who, b.ID, r.PostForm.Get("entry"))
-	if errors.Is(err, store.ErrNotFound) && !errors.Is(err, mailbox.ErrNoInbox) {
+	if errors.Is(err, store.ErrNotFound) && !errors.Is(err, directory.ErrNoInbox) {
 		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such entry any more.", "")
 	}
 	return s.back(w, r, who, err)

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/scan"
 	"postern/internal/store"
@@ -128,7 +129,7 @@ func (s *Server) judge(w http.ResponseWriter, r *http.Request, who auth.Principa
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return s.showQuarantine(w, r, who, http.StatusConflict, "Your click changed nothing: the message is not held, or not any more.")
-	case errors.Is(err, mailbox.ErrFull), errors.Is(err, mailbox.ErrNoInbox):
+	case errors.Is(err, mailbox.ErrFull), errors.Is(err, directory.ErrNoInbox):
 		return s.showQuarantine(w, r, who, http.StatusConflict, "Your click changed nothing: "+err.Error()+".")
 	case err != nil:
 		return err

@@ -265,7 +265,7 @@ func (s *Server) brief(ctx context.Context, who auth.Principal, a *oversight.Act
 
 // addresses returns the addresses of the project's inboxes by their ids.
 func (s *Server) addresses(ctx context.Context, who auth.Principal) (map[string]string, error) {
-	boxes, err := s.post.Inboxes(ctx, who)
+	boxes, err := s.post.Directory.Inboxes(ctx, who)
 	if err != nil {
 		return nil, err
 	}

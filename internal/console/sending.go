@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -128,8 +129,8 @@ func addressRefused(err error) string {
 	if field, ok := errors.AsType[*mail.FieldError](err); ok {
 		return "That is not an address: " + field.Reason + "."
 	}
-	if errors.Is(err, mailbox.ErrInvalid) {
-		return sentence(strings.TrimPrefix(err.Error(), mailbox.ErrInvalid.Error()+": "))
+	if errors.Is(err, directory.ErrInvalid) {
+		return sentence(strings.TrimPrefix(err.Error(), directory.ErrInvalid.Error()+": "))
 	}
 	return ""
 }

@@ -50,7 +50,7 @@ func (s *Server) showSwitches(w http.ResponseWriter, r *http.Request, who auth.P
 	if err != nil {
 		return err
 	}
-	boxes, err := s.post.Inboxes(r.Context(), who)
+	boxes, err := s.post.Directory.Inboxes(r.Context(), who)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (s *Server) switchOn(w http.ResponseWriter, r *http.Request, who auth.Princ
 	switch p.Scope {
 	case oversight.ScopeInbox:
 		p.Target = r.PostForm.Get("inbox")
-		if _, err := s.post.Find(r.Context(), who, p.Target); err != nil {
+		if _, err := s.post.Directory.Find(r.Context(), who, p.Target); err != nil {
 			p.Notice = "Nothing was stopped: choose an inbox."
 		}
 	case oversight.ScopeCapability:

@@ -160,7 +160,7 @@ func (s *Server) showKeys(w http.ResponseWriter, r *http.Request, who auth.Princ
 			p.Grants = append(p.Grants, c)
 		}
 	}
-	boxes, err := s.post.Inboxes(r.Context(), who)
+	boxes, err := s.post.Directory.Inboxes(r.Context(), who)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
@@ -275,7 +276,7 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusForbidden, err.Error()
 	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoSnapshot), errors.Is(err, webhook.ErrNotFound):
 		status, msg = http.StatusNotFound, err.Error()
-	case errors.Is(err, template.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox):
+	case errors.Is(err, template.ErrNotFound), errors.Is(err, directory.ErrNoInbox):
 		status, msg = http.StatusBadRequest, err.Error() // a field of the request is wrong, not its path
 	case errors.Is(err, sandbox.ErrInvalid), errors.Is(err, errRequest), errors.Is(err, policy.ErrInvalid),
 		errors.Is(err, webhook.ErrInvalid), errors.Is(err, event.ErrInvalid):

@@ -157,7 +157,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 		return err
 	}
 	if address := b.Metadata[InboxMetadata]; address != "" {
-		inbox, err := s.mail.Find(r.Context(), who, address)
+		inbox, err := s.mail.Directory.Find(r.Context(), who, address)
 		if err != nil {
 			return fmt.Errorf("metadata[%q]: %w", InboxMetadata, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -19,11 +20,11 @@ type access struct{ post *mailbox.PostOffice }
 
 // known returns the inbox that the request names, which the caller manages or
 // has a part in.
-func (s access) known(r *http.Request, c caller) (mailbox.Inbox, error) {
+func (s access) known(r *http.Request, c caller) (directory.Inbox, error) {
 	if c.Kind != auth.Project && c.Kind != auth.Person {
 		return s.own(r, c)
 	}
-	return s.post.Find(r.Context(), c.Principal, r.PathValue("inbox"))
+	return s.post.Directory.Find(r.Context(), c.Principal, r.PathValue("inbox"))
 }
 
 // open returns the key of the inbox that the request names, if the caller's
@@ -34,7 +35,7 @@ func (s access) open(r *http.Request, c caller) (*seal.Key, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.post.Open(r.Context(), c.Principal, c.key, b.ID)
+	return s.post.Keys.Open(r.Context(), c.Principal, c.key, b.ID)
 }
 
 // item is open for a request that names something in the inbox, whose id it
@@ -50,11 +51,11 @@ func (s access) item(r *http.Request, c caller) (*seal.Key, string, error) {
 
 // own returns the inbox that the request names if the caller's credential has a
 // part in it.
-func (s access) own(r *http.Request, c caller) (mailbox.Inbox, error) {
+func (s access) own(r *http.Request, c caller) (directory.Inbox, error) {
 	if c.key == "" {
-		return mailbox.Inbox{}, fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
 	}
-	b, _, err := s.post.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
+	b, _, err := s.post.Keys.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
 	return b, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"postern/internal/api"
+	"postern/internal/keyring"
 	"postern/internal/mailbox"
 )
 
@@ -22,12 +23,12 @@ func (s accountServer) routes() []route {
 	}
 }
 
-func accountOf(a mailbox.Account) api.Account {
+func accountOf(a keyring.Account) api.Account {
 	return api.Account{ID: a.ID, Name: a.Name, CreatedAt: a.Created, CreatedBy: a.CreatedBy, UsedAt: moment(a.Used), Inboxes: a.Inboxes}
 }
 
 func (s accountServer) listAccounts(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Accounts(r.Context(), c.Principal)
+	list, err := s.post.Keys.Accounts(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -40,7 +41,7 @@ func (s accountServer) createAccount(w http.ResponseWriter, r *http.Request, c c
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	id, token, err := s.post.NewAccount(r.Context(), c.Principal, in.Name)
+	id, token, err := s.post.Keys.NewAccount(r.Context(), c.Principal, in.Name)
 	if err != nil {
 		return err
 	}

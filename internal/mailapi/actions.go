@@ -92,7 +92,7 @@ func (s actionServer) listActions(w http.ResponseWriter, r *http.Request, c call
 		}
 	}
 	if c.Kind == auth.Grant {
-		inboxes, err := s.post.Inboxes(r.Context(), c.Principal)
+		inboxes, err := s.post.Directory.Inboxes(r.Context(), c.Principal)
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/storetest"
@@ -28,7 +29,7 @@ func TestWhoNeverReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first := func(who string, b mailbox.Inbox) string {
+	first := func(who string, b directory.Inbox) string {
 		w := f.wait(t, who, "/v1/inboxes/"+b.ID+"/messages")
 		return "/v1/inboxes/" + b.ID + "/messages/" + w.Messages[0].ID + "/raw"
 	}
@@ -145,7 +146,7 @@ func TestLargeMailIsWaitedForCheaply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := f.post.Open(t.Context(), who, f.key("key a"), "")
+	k, err := f.post.Keys.Open(t.Context(), who, f.key("key a"), "")
 	if err != nil {
 		t.Fatal(err)
 	}

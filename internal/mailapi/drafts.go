@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/api"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -77,7 +78,7 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	if err := mailbox.May(k, seal.Propose); err != nil {
+	if err := keyring.May(k, seal.Propose); err != nil {
 		return err
 	}
 	done, err := s.begin(w, r, k.Inbox())
@@ -108,7 +109,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	if err := mailbox.May(k, seal.Propose); err != nil {
+	if err := keyring.May(k, seal.Propose); err != nil {
 		return err
 	}
 	id, err := id(r)

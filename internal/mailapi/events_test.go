@@ -16,6 +16,7 @@ import (
 	"github.com/coder/websocket"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -26,7 +27,7 @@ import (
 // patience bounds every wait for something that must happen.
 const patience = time.Minute
 
-func (f *fixture) receive(t *testing.T, b mailbox.Inbox, subject string) {
+func (f *fixture) receive(t *testing.T, b directory.Inbox, subject string) {
 	t.Helper()
 	raw := "From: Bob <bob@example.com>\r\nTo: " + b.Address + "\r\nSubject: " + subject + "\r\nMessage-ID: <" + subject + "@example.com>\r\n\r\nHello\r\n"
 	err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
 	"postern/internal/semaphore"
@@ -53,7 +54,7 @@ func (s exportServer) exportInbox(w http.ResponseWriter, r *http.Request, c call
 		return err
 	}
 	// Before anything is written, so that a refusal has its status.
-	if err := mailbox.May(k, seal.Manage); err != nil || c.Kind != auth.Agent {
+	if err := keyring.May(k, seal.Manage); err != nil || c.Kind != auth.Agent {
 		if err == nil {
 			_, err = s.post.Export(r.Context(), c.Principal, k, nil)
 		}

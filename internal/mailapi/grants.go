@@ -29,7 +29,7 @@ func (s grantServer) routes() []route {
 const grantNotice = "Keep the grant: it is shown this once and stored nowhere. It opens the inboxes that their own keys have granted it, until each one's end or until it is revoked."
 
 func (s grantServer) listInboxGrants(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
+	list, err := s.post.Keys.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (s grantServer) grant(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	if in.Grant == "" {
-		p, key, err := s.post.Grant(r.Context(), c.Principal, k, keyRequest(in.NewKey))
+		p, key, err := s.post.Keys.Grant(r.Context(), c.Principal, k, keyRequest(in.NewKey))
 		if err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func (s grantServer) grant(w http.ResponseWriter, r *http.Request, c caller) err
 	if !idForm().MatchString(in.Grant) || in.Name != "" {
 		return fmt.Errorf("%w: grant: must be the id of a grant (crd_…), which has its name already", errRequest)
 	}
-	p, err := s.post.Extend(r.Context(), c.Principal, k, in.Grant, keyRequest(in.NewKey))
+	p, err := s.post.Keys.Extend(r.Context(), c.Principal, k, in.Grant, keyRequest(in.NewKey))
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (s grantServer) revokeInboxGrant(w http.ResponseWriter, r *http.Request, c 
 	if err != nil {
 		return err
 	}
-	if err := s.post.Revoke(r.Context(), c.Principal, r.PathValue("inbox"), id, false); err != nil {
+	if err := s.post.Keys.Revoke(r.Context(), c.Principal, r.PathValue("inbox"), id, false); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -80,7 +80,7 @@ func (s grantServer) revokeInboxGrant(w http.ResponseWriter, r *http.Request, c 
 }
 
 func (s grantServer) listGrants(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Grants(r.Context(), c.Principal)
+	list, err := s.post.Keys.Grants(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (s grantServer) revokeGrant(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	if err := s.post.RevokeGrant(r.Context(), c.Principal, id); err != nil {
+	if err := s.post.Keys.RevokeGrant(r.Context(), c.Principal, id); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

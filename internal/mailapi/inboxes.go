@@ -14,6 +14,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -52,7 +53,7 @@ type inboxesAnswer struct {
 	NextCursor string        `json:"next_cursor"`
 }
 
-func inboxOf(b mailbox.Inbox) inboxAnswer {
+func inboxOf(b directory.Inbox) inboxAnswer {
 	_, host, _ := strings.Cut(b.Address, "@")
 	out := inboxAnswer{Inbox: api.Inbox{
 		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: api.Mode(b.Mode), ModeAt: moment(b.ModeAt), ModeReason: b.ModeReason, CreatedAt: b.Created,
@@ -75,11 +76,11 @@ func (s inboxServer) counted(r *http.Request, c caller, in inboxAnswer) (inboxAn
 }
 
 func (s inboxServer) listInboxes(w http.ResponseWriter, r *http.Request, c caller) error {
-	var list []mailbox.Inbox
+	var list []directory.Inbox
 	var err error
 	switch deleted := r.URL.Query().Get("deleted"); deleted {
 	case "", "false":
-		list, err = s.post.Inboxes(r.Context(), c.Principal)
+		list, err = s.post.Directory.Inboxes(r.Context(), c.Principal)
 	case "true":
 		list, err = s.post.Deleted(r.Context(), c.Principal)
 	default:
@@ -106,7 +107,7 @@ func (s inboxServer) listInboxes(w http.ResponseWriter, r *http.Request, c calle
 
 // pageOfInboxes returns the part of a list that the query asks for, and the
 // cursor of the next part. The list is by address, and so is the cursor.
-func pageOfInboxes(q url.Values, list []mailbox.Inbox) (part []mailbox.Inbox, next string, err error) {
+func pageOfInboxes(q url.Values, list []directory.Inbox) (part []directory.Inbox, next string, err error) {
 	n, err := limit(q, 1000, 1000)
 	if err != nil {
 		return nil, "", err
@@ -150,14 +151,14 @@ func (s inboxServer) createInbox(w http.ResponseWriter, r *http.Request, c calle
 	if in.DisplayName == "" {
 		in.DisplayName = in.DisplayName2
 	}
-	n := mailbox.NewInbox{Address: in.Address, Next: in.Next, DisplayName: in.DisplayName, Mode: policy.Mode(in.Mode), MaxBytes: in.MaxBytes}
+	n := directory.NewInbox{Address: in.Address, Next: in.Next, DisplayName: in.DisplayName, Mode: policy.Mode(in.Mode), MaxBytes: in.MaxBytes}
 	if in.ExpiresAt != nil {
 		n.Expires = *in.ExpiresAt
 	}
 	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, n, c.key)
-	if lobster && errors.Is(err, mailbox.ErrReserved) {
+	if lobster && errors.Is(err, directory.ErrReserved) {
 		// Its client then tries the next name, as it does for one that is taken.
-		err = &mailbox.TakenError{Address: in.Address}
+		err = &directory.TakenError{Address: in.Address}
 	}
 	if err != nil {
 		return err
@@ -184,11 +185,11 @@ func (s inboxServer) firstRecovery(r *http.Request, key auth.Secret) (auth.Secre
 	if err != nil {
 		return "", err
 	}
-	k, err := s.post.Open(r.Context(), who, key, "")
+	k, err := s.post.Keys.Open(r.Context(), who, key, "")
 	if err != nil {
 		return "", err
 	}
-	_, recovery, err := s.post.AddRecovery(r.Context(), who, k)
+	_, recovery, err := s.post.Keys.AddRecovery(r.Context(), who, k)
 	return recovery, err
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -158,9 +160,9 @@ type trial struct {
 	f      *fixture
 	n      int // another for each trial
 	target target
-	inbox  mailbox.Inbox // the target's, or a where the target is none
-	holder string        // the client with that inbox's full key
-	want   int           // the status that the rule says
+	inbox  directory.Inbox // the target's, or a where the target is none
+	holder string          // the client with that inbox's full key
+	want   int             // the status that the rule says
 
 	id, query, body string // of the path's {id}, after its ?, and the request's
 	after           func() // puts things in order again
@@ -589,11 +591,11 @@ func (x *trial) domain() {
 	x.id = x.f.do(x.t, "person", "POST", "/v1/domains", fmt.Sprintf(`{"domain":"one-%d.example"}`, x.n)).field(x.t, "id")
 }
 
-func (x *trial) manager(b mailbox.Inbox) auth.Principal {
+func (x *trial) manager(b directory.Inbox) auth.Principal {
 	return auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: b.Project}
 }
 
-func (x *trial) delete(b mailbox.Inbox) {
+func (x *trial) delete(b directory.Inbox) {
 	_, _ = x.f.post.Delete(x.t.Context(), x.manager(b), b.ID) // it may be deleted already
 }
 
@@ -617,44 +619,44 @@ func (f *fixture) principals(t *testing.T) {
 		secret := f.secret(client)
 		who, err := auth.CheckKey(ctx, f.db, secret)
 		fatal(err)
-		k, err := f.post.Open(ctx, who, secret, "")
+		k, err := f.post.Keys.Open(ctx, who, secret, "")
 		fatal(err)
 		return who, k
 	}
 	who, a := open("key a")
 	whoB, b := open("key b")
-	add := func(name string, n mailbox.NewKey) string {
-		p, key, err := f.post.AddKey(ctx, who, a, n)
+	add := func(name string, n keyring.NewKey) string {
+		p, key, err := f.post.Keys.Add(ctx, who, a, n)
 		fatal(err)
 		f.byKey(name, key)
 		return p.Credential
 	}
 	grant := func(name string, who auth.Principal, k *seal.Key, s seal.Scope) string {
-		p, key, err := f.post.Grant(ctx, who, k, mailbox.NewKey{Name: name, Scope: s, Expires: soon})
+		p, key, err := f.post.Keys.Grant(ctx, who, k, keyring.NewKey{Name: name, Scope: s, Expires: soon})
 		fatal(err)
 		f.byKey(name, key)
 		return p.Credential
 	}
-	add("reading key a", mailbox.NewKey{Scope: seal.Read})
-	add("proposing key a", mailbox.NewKey{Scope: seal.Propose})
-	expired := add("expired key a", mailbox.NewKey{Scope: seal.Manage, Expires: soon})
-	fatal(f.post.Revoke(ctx, who, "", add("revoked key a", mailbox.NewKey{}), false))
-	_, recovery, err := f.post.AddRecovery(ctx, who, a)
+	add("reading key a", keyring.NewKey{Scope: seal.Read})
+	add("proposing key a", keyring.NewKey{Scope: seal.Propose})
+	expired := add("expired key a", keyring.NewKey{Scope: seal.Manage, Expires: soon})
+	fatal(f.post.Keys.Revoke(ctx, who, "", add("revoked key a", keyring.NewKey{}), false))
+	_, recovery, err := f.post.Keys.AddRecovery(ctx, who, a)
 	fatal(err)
 	f.byKey("recovery key a", recovery)
 
 	f.spareGrant = map[string]string{}
 	f.spareGrant[f.a.ID] = grant("reading grant a", who, a, seal.Read)
 	both := grant("proposing grant a, b", who, a, seal.Propose)
-	_, err = f.post.Extend(ctx, whoB, b, both, mailbox.NewKey{Scope: seal.Propose, Expires: soon})
+	_, err = f.post.Keys.Extend(ctx, whoB, b, both, keyring.NewKey{Scope: seal.Propose, Expires: soon})
 	fatal(err)
 	f.spareGrant[f.b.ID] = grant("grant b", whoB, b, seal.Propose)
 	ended := grant("ended grant a", who, a, seal.Read)
 	formerly := grant("grant b, formerly a", who, a, seal.Read)
-	_, err = f.post.Extend(ctx, whoB, b, formerly, mailbox.NewKey{Scope: seal.Read, Expires: soon})
+	_, err = f.post.Keys.Extend(ctx, whoB, b, formerly, keyring.NewKey{Scope: seal.Read, Expires: soon})
 	fatal(err)
-	fatal(f.post.Revoke(ctx, who, "", formerly, false))
-	fatal(f.post.RevokeGrant(ctx, f.person, grant("revoked grant a", who, a, seal.Propose)))
+	fatal(f.post.Keys.Revoke(ctx, who, "", formerly, false))
+	fatal(f.post.Keys.RevokeGrant(ctx, f.person, grant("revoked grant a", who, a, seal.Propose)))
 	fatal(f.db.Update(ctx, func(tx *store.Tx) error {
 		past := store.Time(time.Now().Add(-time.Hour))
 		if _, err := tx.ExecContext(ctx, `update inbox_key set expires_at = $1 where credential_id in ($2, $3)`, past, expired, ended); err != nil {
@@ -667,12 +669,12 @@ func (f *fixture) principals(t *testing.T) {
 	foreign, k := open("foreign key")
 	f.spareGrant[f.foreign.ID] = grant("foreign grant", foreign, k, seal.Propose)
 	for name, project := range map[string]string{"account": f.a.Project, "foreign account": f.foreign.Project} {
-		_, key, err := f.post.NewAccount(ctx, auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project}, name)
+		_, key, err := f.post.Keys.NewAccount(ctx, auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project}, name)
 		fatal(err)
 		f.byKey(name, key)
 	}
 	var key auth.Secret
-	f.deleted, key, err = f.post.CreateInbox(ctx, f.person, mailbox.NewInbox{Address: "deleted"}, "")
+	f.deleted, key, err = f.post.CreateInbox(ctx, f.person, directory.NewInbox{Address: "deleted"}, "")
 	fatal(err)
 	f.byKey("key of a deleted inbox", key)
 	_, err = f.post.Delete(ctx, f.person, f.deleted.ID)
@@ -681,7 +683,7 @@ func (f *fixture) principals(t *testing.T) {
 	const raw = "From: bob@example.com\r\nSubject: Kohlrabi\r\nMIME-Version: 1.0\r\nContent-Disposition: attachment; filename=kohlrabi.txt\r\n\r\nKohlrabi\r\n"
 	f.made = store.Time(time.Now())
 	f.messages, f.threads, f.spare = map[string]string{}, map[string]string{}, map[string]string{}
-	for client, b := range map[string]mailbox.Inbox{"key a": f.a, "key b": f.b, "foreign key": f.foreign} {
+	for client, b := range map[string]directory.Inbox{"key a": f.a, "key b": f.b, "foreign key": f.foreign} {
 		who, _ := open(client)
 		f.spare[b.ID] = who.ID
 		f.messages[b.ID] = f.arrive(t, b, client, raw)

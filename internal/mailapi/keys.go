@@ -6,6 +6,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
 )
@@ -34,7 +35,7 @@ const (
 	recoveryNotice = "Keep the recovery key away from any machine, on paper or in a safe: it is shown this once and stored nowhere. With it, and after every other key was lost or stolen, POST …/recover makes a new key. Whoever loses it and every key of the inbox loses its mail; no operator can open it."
 )
 
-func partOf(p mailbox.Part) api.Credential {
+func partOf(p keyring.Part) api.Credential {
 	kind := string(p.Kind)
 	if p.Kind == auth.Agent {
 		kind = "key"
@@ -45,7 +46,7 @@ func partOf(p mailbox.Part) api.Credential {
 	}
 }
 
-func partsOf(list []mailbox.Part, kinds ...auth.Kind) []api.Credential {
+func partsOf(list []keyring.Part, kinds ...auth.Kind) []api.Credential {
 	out := []api.Credential{}
 	for _, p := range list {
 		for _, k := range kinds {
@@ -58,7 +59,7 @@ func partsOf(list []mailbox.Part, kinds ...auth.Kind) []api.Credential {
 }
 
 func (s keyServer) listKeys(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
+	list, err := s.post.Keys.Parts(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
 	}
@@ -67,8 +68,8 @@ func (s keyServer) listKeys(w http.ResponseWriter, r *http.Request, c caller) er
 }
 
 // keyRequest returns the key that n asks for.
-func keyRequest(n api.NewKey) mailbox.NewKey {
-	out := mailbox.NewKey{Name: n.Name, Scope: seal.Scope(n.Scope)}
+func keyRequest(n api.NewKey) keyring.NewKey {
+	out := keyring.NewKey{Name: n.Name, Scope: seal.Scope(n.Scope)}
 	if n.ExpiresAt != nil {
 		out.Expires = *n.ExpiresAt
 	}
@@ -84,7 +85,7 @@ func (s keyServer) addKey(w http.ResponseWriter, r *http.Request, c caller) erro
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	p, key, err := s.post.AddKey(r.Context(), c.Principal, k, keyRequest(in))
+	p, key, err := s.post.Keys.Add(r.Context(), c.Principal, k, keyRequest(in))
 	if err != nil {
 		return err
 	}
@@ -93,7 +94,7 @@ func (s keyServer) addKey(w http.ResponseWriter, r *http.Request, c caller) erro
 }
 
 // answerKey shows a credential, this once.
-func answerKey(w http.ResponseWriter, p mailbox.Part, key auth.Secret, notice string) {
+func answerKey(w http.ResponseWriter, p keyring.Part, key auth.Secret, notice string) {
 	out := partOf(p)
 	out.Key, out.Notice = key.Reveal(), notice
 	answer(w, http.StatusCreated, out)
@@ -104,7 +105,7 @@ func (s keyServer) rotateKey(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	p, key, err := s.post.Rotate(r.Context(), c.Principal, k, id)
+	p, key, err := s.post.Keys.Rotate(r.Context(), c.Principal, k, id)
 	if err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func (s keyServer) revokeKey(w http.ResponseWriter, r *http.Request, c caller) e
 	if last != "" && last != "true" && last != "false" {
 		return fmt.Errorf("%w: even_last: must be true or false", errRequest)
 	}
-	if err := s.post.Revoke(r.Context(), c.Principal, r.PathValue("inbox"), id, last == "true"); err != nil {
+	if err := s.post.Keys.Revoke(r.Context(), c.Principal, r.PathValue("inbox"), id, last == "true"); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -137,7 +138,7 @@ func (s keyServer) addRecovery(w http.ResponseWriter, r *http.Request, c caller)
 	if err != nil {
 		return err
 	}
-	p, key, err := s.post.AddRecovery(r.Context(), c.Principal, k)
+	p, key, err := s.post.Keys.AddRecovery(r.Context(), c.Principal, k)
 	if err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (s keyServer) recoverInbox(w http.ResponseWriter, r *http.Request, c caller
 		return fmt.Errorf("only the inbox's recovery key (prk_…) makes it a new key: %w", auth.ErrForbidden)
 	}
 	if name := r.PathValue("inbox"); name != c.Inbox {
-		b, err := s.post.Find(r.Context(), c.Principal, name)
+		b, err := s.post.Directory.Find(r.Context(), c.Principal, name)
 		if err != nil || b.ID != c.Inbox {
 			return fmt.Errorf("this recovery key is of another inbox than the one named: %w", auth.ErrForbidden)
 		}
@@ -160,7 +161,7 @@ func (s keyServer) recoverInbox(w http.ResponseWriter, r *http.Request, c caller
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	_, p, key, err := s.post.Recover(r.Context(), c.Principal, c.key, in.RevokeOthers)
+	_, p, key, err := s.post.Keys.Recover(r.Context(), c.Principal, c.key, in.RevokeOthers)
 	if err != nil {
 		return err
 	}

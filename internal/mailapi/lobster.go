@@ -16,7 +16,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -98,7 +100,7 @@ func (s lobsterServer) lobsterSignup(w http.ResponseWriter, r *http.Request, _ c
 	if err != nil {
 		return err
 	}
-	id, token, err := s.post.NewAccount(r.Context(), who, "signed up "+time.Now().UTC().Format(time.RFC3339))
+	id, token, err := s.post.Keys.NewAccount(r.Context(), who, "signed up "+time.Now().UTC().Format(time.RFC3339))
 	if err != nil {
 		return err
 	}
@@ -109,14 +111,14 @@ func (s lobsterServer) lobsterSignup(w http.ResponseWriter, r *http.Request, _ c
 // lobsterAccount tells what a token may do. There are no tiers: all may send,
 // and a person decides.
 func (s lobsterServer) lobsterAccount(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Inboxes(r.Context(), c.Principal)
+	list, err := s.post.Directory.Inboxes(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
 	var received int64
 	since := time.Now().UTC()
 	if c.key != "" {
-		if since, err = s.post.Made(r.Context(), c.ID); err != nil {
+		if since, err = s.post.Keys.Made(r.Context(), c.ID); err != nil {
 			return err
 		}
 	}
@@ -141,7 +143,7 @@ func (s lobsterServer) lobsterAccount(w http.ResponseWriter, r *http.Request, c 
 
 // dailyLimit returns how many emails a day the inboxes of a token may send
 // together, 0 if it may send none or that is not limited.
-func (s lobsterServer) dailyLimit(r *http.Request, c caller, list []mailbox.Inbox) (sum int64) {
+func (s lobsterServer) dailyLimit(r *http.Request, c caller, list []directory.Inbox) (sum int64) {
 	for _, b := range list {
 		_, left, err := s.post.Sends(r.Context(), c.Principal, b.ID)
 		if err != nil {
@@ -176,7 +178,7 @@ func (s inboxServer) room(ctx context.Context, c caller) error {
 	}
 	// Those that it has deleted count until they are gone: each keeps an
 	// address, and a disk is full of them too.
-	n, err := s.post.Opens(ctx, c.ID)
+	n, err := s.post.Keys.Opens(ctx, c.ID)
 	if err == nil && n >= maxAccountInboxes {
 		err = fmt.Errorf("this account has %d inboxes, with those that it deleted in the last days, which is the most: %w", n, auth.ErrForbidden)
 	}
@@ -509,7 +511,7 @@ func (s lobsterServer) lobsterThread(ctx context.Context, c caller, in lobsterDr
 	if !idForm().MatchString(in.Thread) {
 		return fmt.Errorf("%w: threadId: is not the id of a thread", errRequest)
 	}
-	k, err := s.post.Open(ctx, c.Principal, c.key, o.Inbox)
+	k, err := s.post.Keys.Open(ctx, c.Principal, c.key, o.Inbox)
 	if err != nil {
 		return err
 	}
@@ -536,12 +538,12 @@ func (s lobsterServer) lobsterHooks(r *http.Request, c caller, inbox string) (au
 	if c.key == "" {
 		return who, fmt.Errorf("a %s manages inboxes and opens none: %w", c.Kind, auth.ErrForbidden)
 	}
-	k, err := s.post.Open(r.Context(), c.Principal, c.key, inbox)
+	k, err := s.post.Keys.Open(r.Context(), c.Principal, c.key, inbox)
 	if err != nil {
 		return who, err
 	}
 	who.Inbox = k.Inbox()
-	return who, mailbox.May(k, seal.Manage)
+	return who, keyring.May(k, seal.Manage)
 }
 
 type lobsterHook struct {

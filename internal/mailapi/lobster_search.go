@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 )
 
@@ -33,14 +34,14 @@ func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c c
 	}
 	var found []mailbox.Message
 	for _, b := range inboxes {
-		k, err := s.post.Open(r.Context(), c.Principal, c.key, b)
+		k, err := s.post.Keys.Open(r.Context(), c.Principal, c.key, b)
 		if err != nil {
 			return err
 		}
 		// One more than is wanted of each: then whether there are more is known.
 		search := mailbox.Search{Query: lobsterQuery(q.Get("q"), filters), Limit: n + 1, Cursor: q.Get("cursor")}
 		got, err := s.post.Search(r.Context(), c.Principal, k, search)
-		if errors.Is(err, mailbox.ErrInvalid) && strings.TrimSpace(q.Get("q")) != "" {
+		if errors.Is(err, directory.ErrInvalid) && strings.TrimSpace(q.Get("q")) != "" {
 			// LobsterMail has words and no language: "Re: 50%" is a text to look for.
 			search.Query = lobsterQuery(quoted(q.Get("q")), filters)
 			got, err = s.post.Search(r.Context(), c.Principal, k, search)
@@ -68,10 +69,10 @@ func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c c
 // lobsterScope returns the inboxes that a search is about.
 func (s lobsterServer) lobsterScope(r *http.Request, c caller, inbox string) ([]string, error) {
 	if inbox != "" {
-		b, _, err := s.post.Reach(r.Context(), c.Principal, inbox)
+		b, _, err := s.post.Keys.Reach(r.Context(), c.Principal, inbox)
 		return []string{b.ID}, err
 	}
-	list, err := s.post.Inboxes(r.Context(), c.Principal)
+	list, err := s.post.Directory.Inboxes(r.Context(), c.Principal)
 	var out []string
 	for _, b := range list {
 		out = append(out, b.ID)

@@ -10,7 +10,7 @@ import (
 	"github.com/coder/websocket"
 
 	"postern/internal/auth"
-	"postern/internal/mailbox"
+	"postern/internal/directory"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -18,20 +18,20 @@ import (
 // account makes an account of the first project, as client name.
 func (f *fixture) account(t *testing.T, name string) {
 	t.Helper()
-	_, token, err := f.post.NewAccount(t.Context(), f.person, name)
+	_, token, err := f.post.Keys.NewAccount(t.Context(), f.person, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.byKey(name, token)
 }
 
-func (f *fixture) makeInbox(t *testing.T, who, body string) mailbox.Inbox {
+func (f *fixture) makeInbox(t *testing.T, who, body string) directory.Inbox {
 	t.Helper()
 	got := f.do(t, who, "POST", "/v1/inboxes", body)
 	if got.code != 201 {
 		t.Fatalf("create = %+v", got)
 	}
-	return mailbox.Inbox{ID: got.field(t, "id"), Address: got.field(t, "address"), Project: f.a.Project}
+	return directory.Inbox{ID: got.field(t, "id"), Address: got.field(t, "address"), Project: f.a.Project}
 }
 
 func TestBare(t *testing.T) {

@@ -72,7 +72,7 @@ func (k *socket) obeyLobster(ctx context.Context, cmd command) error {
 		if k.follow[name] == nil && len(k.follow) >= maxFollowed {
 			return k.write(ctx, map[string]any{"type": "error", "id": cmd.ID, "code": "too_many_requests", "message": "inbox_ids: this connection follows as many as it may"})
 		}
-		b, _, err := k.post.Reach(ctx, k.who.Principal, name)
+		b, _, err := k.post.Keys.Reach(ctx, k.who.Principal, name)
 		if err != nil {
 			if err := k.complain(ctx, cmd.ID, name, err); err != nil {
 				return err
@@ -110,7 +110,7 @@ func (k *socket) showLobster(ctx context.Context, e event.Event) (any, error) {
 	}
 	var data any = map[string]any{"inboxId": e.Inbox, "emailId": e.Data["message"]}
 	if e.Type == event.MessageReceived {
-		key, err := k.post.Open(ctx, k.who.Principal, k.who.key, e.Inbox)
+		key, err := k.post.Keys.Open(ctx, k.who.Principal, k.who.key, e.Inbox)
 		if err != nil {
 			return nil, err
 		}

@@ -20,6 +20,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
@@ -88,9 +89,9 @@ type fixture struct {
 	domains *domain.Registry
 	hooks   *webhook.Hooks
 
-	a, b    mailbox.Inbox // of one project
-	foreign mailbox.Inbox // of another
-	deleted mailbox.Inbox // of the one; made by principals
+	a, b    directory.Inbox // of one project
+	foreign directory.Inbox // of another
+	deleted directory.Inbox // of the one; made by principals
 	// By inbox, made by principals:
 	messages, threads, spare, spareGrant map[string]string
 	made                                 int64 // when it had made the credentials
@@ -112,7 +113,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	f.gate = oversight.NewGate(log, db, oversight.Fixed(rules))
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", PublicURL: "https://mail.example"})
 	f.dns = dnstest.Start(t)
-	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond, MaxDomains: 500, InUse: mailbox.InboxesIn, OnHeld: mailbox.FreeAddresses})
+	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond, MaxDomains: 500, InUse: directory.InboxesIn, OnHeld: directory.FreeAddresses})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,8 +148,8 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 		}
 		who := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: project.Project}
 		byWho(name+"person", who)
-		inbox := func(address, client string) mailbox.Inbox {
-			b, key, err := f.post.CreateInbox(ctx, project, mailbox.NewInbox{Address: address}, "")
+		inbox := func(address, client string) directory.Inbox {
+			b, key, err := f.post.CreateInbox(ctx, project, directory.NewInbox{Address: address}, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -216,13 +217,13 @@ func (f *fixture) do(t *testing.T, who, method, path, body string, header ...str
 	return a
 }
 
-func (f *fixture) message(t *testing.T, b mailbox.Inbox, as string) string {
+func (f *fixture) message(t *testing.T, b directory.Inbox, as string) string {
 	t.Helper()
 	return f.arrive(t, b, as, "From: Bob <bob@example.com>\r\nTo: "+b.Address+"\r\nSubject: Kohlrabi\r\nMessage-ID: <1@example.com>\r\nX-Odd: yes\r\n\r\nHello\r\n")
 }
 
 // arrive receives raw and returns its id, as its reader sees it.
-func (f *fixture) arrive(t *testing.T, b mailbox.Inbox, as, raw string) string {
+func (f *fixture) arrive(t *testing.T, b directory.Inbox, as, raw string) string {
 	t.Helper()
 	if err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"}); err != nil {
 		t.Fatal(err)

@@ -13,7 +13,9 @@ import (
 	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/domain"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
@@ -90,7 +92,7 @@ func classify(err error) (code, detail string) {
 	var blocked *blockedError
 	var broken *audit.BrokenError
 	detail = err.Error()
-	for _, sentinel := range []error{errRequest, mailbox.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid} {
+	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid} {
 		// What was being done stands before it in the log's words; the detail begins with the field.
 		if _, after, ok := strings.Cut(detail, sentinel.Error()+": "); ok && errors.Is(err, sentinel) {
 			detail = after
@@ -107,19 +109,19 @@ func classify(err error) (code, detail string) {
 		return "unauthorized", "send a valid key in the header Authorization: Bearer, or in X-API-Key"
 	case errors.As(err, &blocked):
 		return "blocked_by_policy", detail
-	case errors.Is(err, mailbox.ErrDomain):
+	case errors.Is(err, directory.ErrDomain):
 		return "domain_not_verified", detail
 	case errors.Is(err, auth.ErrForbidden):
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, people.ErrNoFactor):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, directory.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, people.ErrNoFactor):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
-	case errors.Is(err, mailbox.ErrLastKey):
+	case errors.Is(err, keyring.ErrLastKey):
 		return "last_key", detail
-	case errors.Is(err, mailbox.ErrTaken):
+	case errors.Is(err, directory.ErrTaken):
 		return "address_collision", detail
 	case errors.Is(err, oversight.ErrRemark):
 		return "invalid_request", "text: " + oversight.ErrRemark.Error()
@@ -153,7 +155,7 @@ func classify(err error) (code, detail string) {
 		return "limit_reached", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded), errors.Is(err, auth.ErrTooMany):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, mailbox.ErrNoInbox), errors.Is(err, mailbox.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, signing.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, signing.ErrNotFound):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail
@@ -182,7 +184,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		errors.As(err, &blocked)
 		p.ID = blocked.id
 	case "address_collision":
-		if taken, ok := errors.AsType[*mailbox.TakenError](err); ok {
+		if taken, ok := errors.AsType[*directory.TakenError](err); ok {
 			p.Suggestions = taken.Suggestions
 		}
 	case "duplicate":

@@ -57,7 +57,7 @@ func (s switchServer) switchOn(w http.ResponseWriter, r *http.Request, c caller)
 		sw.Until = *in.Until
 	}
 	if sw.Scope == oversight.ScopeInbox {
-		b, err := s.post.Find(r.Context(), c.Principal, in.Target)
+		b, err := s.post.Directory.Find(r.Context(), c.Principal, in.Target)
 		if err != nil {
 			return err
 		}

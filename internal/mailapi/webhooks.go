@@ -9,7 +9,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/event"
-	"postern/internal/mailbox"
+	"postern/internal/keyring"
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/webhook"
@@ -51,7 +51,7 @@ func (s webhookServer) hookOwner(r *http.Request, c caller, want seal.Scope) (au
 	if err != nil {
 		return auth.Principal{}, err
 	}
-	if err := mailbox.May(k, want); err != nil {
+	if err := keyring.May(k, want); err != nil {
 		return auth.Principal{}, err
 	}
 	who := c.Principal

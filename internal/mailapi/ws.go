@@ -300,7 +300,7 @@ func (k *socket) tellSome(ctx context.Context, inbox string) (more bool, err err
 	if _, err := auth.CheckKey(ctx, k.db, k.who.key); err != nil {
 		return false, err
 	}
-	if _, _, err := k.post.Reach(ctx, k.who.Principal, inbox); err != nil {
+	if _, _, err := k.post.Keys.Reach(ctx, k.who.Principal, inbox); err != nil {
 		k.unfollow(inbox)
 		return false, k.lost(ctx, inbox, err)
 	}

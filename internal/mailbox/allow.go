@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -45,13 +46,13 @@ const (
 var ErrNoEntry = fmt.Errorf("no such entry of the allow list (%w)", store.ErrNotFound)
 
 // ParseAllowed returns a pattern as it is kept: in lower case, its domain in
-// ASCII. It returns an error that wraps [ErrInvalid] for what is no pattern, or
+// ASCII. It returns an error that wraps [directory.ErrInvalid] for what is no pattern, or
 // one that could mean somebody else than it seems. The attacks: letters that
 // look like others before the @; a whole public suffix; a name that a server
 // takes as the way to another.
 func ParseAllowed(pattern string) (string, error) {
 	bad := func(why string) (string, error) {
-		return "", fmt.Errorf("%w: pattern: %s", ErrInvalid, why)
+		return "", fmt.Errorf("%w: pattern: %s", directory.ErrInvalid, why)
 	}
 	pattern = strings.TrimSpace(pattern)
 	if len(pattern) > 320 {
@@ -157,11 +158,11 @@ func (m *PostOffice) Allowed(ctx context.Context, who auth.Principal, inbox stri
 }
 
 // knownTo returns an inbox that who manages or has a part in.
-func (m *PostOffice) knownTo(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (Inbox, error) {
+func (m *PostOffice) knownTo(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (directory.Inbox, error) {
 	if who.Kind == auth.Person || who.Kind == auth.Project {
-		return m.findFor(ctx, tx, who, inbox)
+		return directory.LookupFor(ctx, tx, who, inbox)
 	}
-	b, _, err := m.reach(ctx, tx, who, inbox)
+	b, _, err := m.Keys.ReachIn(ctx, tx, who, inbox)
 	return b, err
 }
 
@@ -175,7 +176,7 @@ func (m *PostOffice) Allow(ctx context.Context, who auth.Principal, inbox, patte
 		return AllowEntry{}, err
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.findFor(ctx, tx, who, inbox)
+		b, err := directory.LookupFor(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
@@ -189,19 +190,19 @@ func (m *PostOffice) Allow(ctx context.Context, who auth.Principal, inbox, patte
 }
 
 // listing returns policy's request for adding a pattern to b's allow list.
-func listing(b Inbox, pattern string, until time.Time) policy.Request {
+func listing(b directory.Inbox, pattern string, until time.Time) policy.Request {
 	return policy.Request{Kind: AllowKind, Inbox: b.Address, Mode: b.Mode, To: []string{pattern}, Detail: map[string]string{"pattern": pattern, "until": ends(until)}}
 }
 
 func checkAllowed(pattern string, until time.Time) (string, error) {
 	pattern, err := ParseAllowed(pattern)
 	if err == nil && !until.IsZero() && !until.After(time.Now()) {
-		err = fmt.Errorf("%w: expires_at: must be in the future", ErrInvalid)
+		err = fmt.Errorf("%w: expires_at: must be in the future", directory.ErrInvalid)
 	}
 	return pattern, err
 }
 
-func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, pattern string, until time.Time, action string) (AllowEntry, error) {
+func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pattern string, until time.Time, action string) (AllowEntry, error) {
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	// What has expired takes no room.
 	if _, err := tx.ExecContext(ctx, `delete from allow_entry where inbox_id = $1 and expires_at > 0 and expires_at <= $2`, b.ID, store.Time(now)); err != nil {
@@ -212,7 +213,7 @@ func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal
 		return AllowEntry{}, fmt.Errorf("count allow list of inbox %s: %w", b.ID, err)
 	}
 	if n >= maxAllowed {
-		return AllowEntry{}, fmt.Errorf("%w: the allow list has %d entries, which is the most", ErrInvalid, n)
+		return AllowEntry{}, fmt.Errorf("%w: the allow list has %d entries, which is the most", directory.ErrInvalid, n)
 	}
 	e, err := scanAllowed(tx.QueryRowContext(ctx, `insert into allow_entry (id, inbox_id, pattern, created_at, created_by, action_id, expires_at) values ($1, $2, $3, $4, $5, $6, $7)
 		on conflict (inbox_id, pattern) do update set created_at = excluded.created_at, created_by = excluded.created_by, action_id = excluded.action_id, expires_at = excluded.expires_at
@@ -269,7 +270,7 @@ func (m *PostOffice) RequestAllow(ctx context.Context, who auth.Principal, via, 
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	return m.request(ctx, who, via, b, AllowKind, allowRequests, func(b Inbox) (any, policy.Request, error) {
+	return m.request(ctx, who, via, b, AllowKind, allowRequests, func(b directory.Inbox) (any, policy.Request, error) {
 		r := allowRequest{Inbox: b.ID, Address: b.Address, Pattern: pattern, Until: until.UTC().Truncate(time.Second), Reason: why}
 		return r, listing(b, pattern, r.Until), nil
 	})
@@ -291,12 +292,12 @@ func (x allowExecutor) Execute(ctx context.Context, a oversight.Action) oversigh
 	if p, perr := ParseAllowed(r.Pattern); err != nil || perr != nil || p != r.Pattern || r.Inbox != a.Inbox {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
 	}
-	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
+	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b directory.Inbox) (string, error) {
 		if !r.Until.IsZero() && !r.Until.After(time.Now()) {
 			return "the time until which it asked has passed", nil
 		}
 		_, err := x.m.allow(ctx, tx, who, b, r.Pattern, r.Until, a.ID)
-		if errors.Is(err, ErrInvalid) {
+		if errors.Is(err, directory.ErrInvalid) {
 			return err.Error(), nil
 		}
 		return "", err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -47,7 +48,7 @@ func TestParseAllowed(t *testing.T) {
 		{"no UTF-8", "bob@\xff.example", ""},
 	} {
 		got, err := mailbox.ParseAllowed(tt.in)
-		if got != tt.want || (err == nil) != (tt.want != "") || err != nil && !errors.Is(err, mailbox.ErrInvalid) {
+		if got != tt.want || (err == nil) != (tt.want != "") || err != nil && !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("%s: %q, %v; want %q", tt.name, got, err, tt.want)
 		}
 	}
@@ -146,7 +147,7 @@ func TestListed(t *testing.T) {
 		if again.ID != bob.ID || again.Expires.IsZero() {
 			t.Errorf("the same again: %+v, first %+v", again, bob)
 		}
-		if _, err := f.post.Allow(ctx, f.person, "alice@agents.test", "x@example.com", time.Now().Add(-time.Hour)); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, err := f.post.Allow(ctx, f.person, "alice@agents.test", "x@example.com", time.Now().Add(-time.Hour)); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("an end in the past: %v", err)
 		}
 

@@ -3,16 +3,15 @@ package mailbox
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"strings"
 	"time"
 
 	"postern/internal/audit"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/oversight"
-	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -23,13 +22,13 @@ import (
 //
 // It takes the lock of the audit's chain, so call it when that costs nothing:
 // beside audit.Append, and after other writes of tx.
-func (m *PostOffice) announce(ctx context.Context, tx *store.Tx, b Inbox, t event.Type, objects ...string) error {
+func (m *PostOffice) announce(ctx context.Context, tx *store.Tx, b directory.Inbox, t event.Type, objects ...string) error {
 	return m.announceWith(ctx, tx, b, t, nil, objects...)
 }
 
 // announceWith is announce with what else the agent is to know: a state, and
 // what people or policy say to it. It is no place for what a mail says.
-func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b Inbox, t event.Type, data map[string]any, objects ...string) error {
+func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b directory.Inbox, t event.Type, data map[string]any, objects ...string) error {
 	e := event.Event{Project: b.Project, Inbox: b.ID, Type: t, Data: map[string]any{}}
 	maps.Copy(e.Data, data)
 	for i, id := range objects {
@@ -73,12 +72,6 @@ func (m *PostOffice) Announce(ctx context.Context, tx *store.Tx, a oversight.Act
 	return m.announceMove(ctx, tx, a)
 }
 
-// Watched returns the address and the mode of an inbox.
-func Watched(ctx context.Context, tx *store.Tx, id string) (address string, mode policy.Mode, err error) {
-	err = tx.One(ctx, `select address, mode from inbox where id = $1 and deleted_at = 0`, []any{id}, &address, &mode)
-	return address, mode, err
-}
-
 // announceMove tells of actions that wait for a person and of how they were
 // decided, with the reason that the agent is given.
 func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight.Action) error {
@@ -116,17 +109,8 @@ func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight
 	if t == event.OversightPending && !a.Expires.IsZero() {
 		data["expires_at"] = a.Expires.Format(time.RFC3339)
 	}
-	return m.announceWith(ctx, tx, Inbox{ID: a.Inbox, Project: a.Project}, t, data, a.ID)
+	return m.announceWith(ctx, tx, directory.Inbox{ID: a.Inbox, Project: a.Project}, t, data, a.ID)
 }
 
 // Events returns what wakes those who wait for events of inboxes.
 func (m *PostOffice) Events() *event.Watch { return m.watch }
-
-// Holds reports whether a credential has a part in an inbox now.
-func Holds(ctx context.Context, tx *store.Tx, credential, inbox string) (bool, error) {
-	_, err := member(ctx, tx, inbox, credential)
-	if errors.Is(err, store.ErrNotFound) {
-		return false, nil
-	}
-	return err == nil, err
-}

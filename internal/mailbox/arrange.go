@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/seal"
@@ -38,9 +40,9 @@ var arrangements = map[policy.Kind]string{policy.KindArchive: LabelArchived, pol
 // already is not asked twice: its action is returned.
 func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *seal.Key, kind policy.Kind, id string) (a oversight.Action, err error) {
 	if _, ok := arrangements[kind]; !ok {
-		return a, fmt.Errorf("%w: kind: %q arranges nothing", ErrInvalid, kind)
+		return a, fmt.Errorf("%w: kind: %q arranges nothing", directory.ErrInvalid, kind)
 	}
-	if err := errors.Join(mayOpen(who, k.Inbox()), May(k, seal.Propose)); err != nil {
+	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
 		return a, err
 	}
 	msg, err := m.Listed(ctx, who, k, id)
@@ -48,7 +50,7 @@ func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string
 		return a, err
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.find(ctx, tx, k.Inbox())
+		b, err := directory.Lookup(ctx, tx, k.Inbox())
 		if err != nil {
 			return err
 		}
@@ -68,7 +70,7 @@ func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string
 
 // waiting returns the action by which people are asked for exactly this already,
 // whoever of b proposed it, or [store.ErrNotFound].
-func (m *PostOffice) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, kind policy.Kind, payload []byte) (oversight.Action, error) {
+func (m *PostOffice) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, kind policy.Kind, payload []byte) (oversight.Action, error) {
 	var id string
 	digest := sha256.Sum256(payload)
 	err := tx.One(ctx, `select id from action where project_id = $1 and inbox_id = $2 and kind = $3 and digest = $4 and state = $5 order by id limit 1`,
@@ -115,7 +117,7 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 	switch {
 	case errors.Is(err, oversight.ErrStopped):
 		return stoppedFirst("nothing was changed")
-	case errors.Is(err, ErrNoInbox), errors.Is(err, store.ErrNotFound), gone:
+	case errors.Is(err, directory.ErrNoInbox), errors.Is(err, store.ErrNotFound), gone:
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the message is gone"}
 	case err != nil:
 		x.m.log.ErrorContext(ctx, "arrange message", "action", a.ID, "err", err)

@@ -13,6 +13,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -114,7 +115,7 @@ func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversi
 	switch {
 	case errors.Is(err, oversight.ErrStopped):
 		return stoppedFirst("nothing was let in")
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, ErrNoInbox):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, directory.ErrNoInbox):
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was let in: the message is not there any more"}
 	case err != nil:
 		x.m.log.ErrorContext(ctx, "release message", "action", a.ID, "err", err)

@@ -14,6 +14,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -30,9 +31,9 @@ func (modes) Judge(_ context.Context, _ *store.Tx, _ string, r policy.Request) (
 }
 
 // agentIn makes an inbox in a mode, and returns who holds its key.
-func (f *fixture) agentIn(t *testing.T, name string, mode policy.Mode) (mailbox.Inbox, auth.Principal, *seal.Key) {
+func (f *fixture) agentIn(t *testing.T, name string, mode policy.Mode) (directory.Inbox, auth.Principal, *seal.Key) {
 	t.Helper()
-	b, key, err := f.post.CreateInbox(t.Context(), f.person, mailbox.NewInbox{Address: name, Mode: mode}, "")
+	b, key, err := f.post.CreateInbox(t.Context(), f.person, directory.NewInbox{Address: name, Mode: mode}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +41,7 @@ func (f *fixture) agentIn(t *testing.T, name string, mode policy.Mode) (mailbox.
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := f.post.Open(t.Context(), who, key, "")
+	k, err := f.post.Keys.Open(t.Context(), who, key, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func TestGatedAllArrivals(t *testing.T) {
 		for name, err := range map[string]error{
 			"release by a person": f.post.Release(ctx, f.person, held[0].ID), "drop by a person": f.post.Drop(ctx, f.person, held[0].ID),
 		} {
-			if !errors.Is(err, mailbox.ErrInvalid) || !strings.Contains(err.Error(), a.ID) {
+			if !errors.Is(err, directory.ErrInvalid) || !strings.Contains(err.Error(), a.ID) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

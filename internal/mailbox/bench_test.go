@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/seal"
@@ -53,7 +54,7 @@ func seed(b *testing.B, n int, blobs bool) bench {
 	if err != nil {
 		b.Fatal(err)
 	}
-	box, key, err := m.CreateInbox(ctx, auth.Principal{Kind: auth.Project, ID: "crd_x", Project: project}, NewInbox{Address: "analyst"}, "")
+	box, key, err := m.CreateInbox(ctx, auth.Principal{Kind: auth.Project, ID: "crd_x", Project: project}, directory.NewInbox{Address: "analyst"}, "")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func seed(b *testing.B, n int, blobs bool) bench {
 	if err != nil {
 		b.Fatal(err)
 	}
-	k, err := m.Open(ctx, who, key, "")
+	k, err := m.Keys.Open(ctx, who, key, "")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -102,7 +103,7 @@ func seed(b *testing.B, n int, blobs bool) bench {
 	return bench{m, who, k}
 }
 
-func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box Inbox, k *seal.Key, i, n int, begin time.Time, raw []byte, dir string, blobs bool) error {
+func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box directory.Inbox, k *seal.Key, i, n int, begin time.Time, raw []byte, dir string, blobs bool) error {
 	p := mail.Read(raw)
 	id := "msg_" + crand.Text()
 	summary, err := json.Marshal(summarise(p))
@@ -111,7 +112,7 @@ func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box Inbox, k *sea
 	}
 	close := func(part string, data []byte) ([]byte, error) {
 		if n-i <= 256 {
-			return seal.Seal(box.publicKey, box.ID, id, part, data)
+			return seal.Seal(box.PublicKey, box.ID, id, part, data)
 		}
 		return k.Seal(id, part, data)
 	}

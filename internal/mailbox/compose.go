@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/seal"
@@ -57,7 +58,7 @@ type Outgoing struct {
 
 // Send composes o and proposes to send it. Nothing leaves before the returned
 // action is approved. Via names the door. What is wrong with o is told by a
-// [mail.FieldError] or an [ErrInvalid]; [ErrLimit], [ErrDuplicate] and
+// [mail.FieldError] or an [directory.ErrInvalid]; [ErrLimit], [ErrDuplicate] and
 // [ErrIdempotency] mean that nothing was proposed.
 func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, o Outgoing) (Proposed, error) {
 	return m.outgo(ctx, who, via, o, "", 0)
@@ -147,22 +148,22 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 // schedule fills in when p leaves and when a person is asked.
 func (o *Outgoing) schedule(p *oversight.Proposal) error {
 	if o.Undo != nil && (*o.Undo < 0 || *o.Undo > MaxUndo) {
-		return fmt.Errorf("%w: undo_seconds: must be 0 to %v", ErrInvalid, MaxUndo.Seconds())
+		return fmt.Errorf("%w: undo_seconds: must be 0 to %v", directory.ErrInvalid, MaxUndo.Seconds())
 	}
 	if o.Timing != "" && o.Timing != GateFirst && o.Timing != ScheduleFirst {
-		return fmt.Errorf("%w: gate_timing: must be %s or %s", ErrInvalid, GateFirst, ScheduleFirst)
+		return fmt.Errorf("%w: gate_timing: must be %s or %s", directory.ErrInvalid, GateFirst, ScheduleFirst)
 	}
 	if o.SendAt.IsZero() {
 		if o.Timing == ScheduleFirst {
-			return fmt.Errorf("%w: gate_timing: %s needs a send_at", ErrInvalid, ScheduleFirst)
+			return fmt.Errorf("%w: gate_timing: %s needs a send_at", directory.ErrInvalid, ScheduleFirst)
 		}
 		return nil
 	}
 	switch ahead := time.Until(o.SendAt); {
 	case ahead < -time.Minute: // clocks differ
-		return fmt.Errorf("%w: send_at: is in the past", ErrInvalid)
+		return fmt.Errorf("%w: send_at: is in the past", directory.ErrInvalid)
 	case ahead > maxAhead:
-		return fmt.Errorf("%w: send_at: is more than a year ahead", ErrInvalid)
+		return fmt.Errorf("%w: send_at: is more than a year ahead", directory.ErrInvalid)
 	}
 	p.NotBefore = o.SendAt
 	if o.Timing == ScheduleFirst {
@@ -172,7 +173,7 @@ func (o *Outgoing) schedule(p *oversight.Proposal) error {
 }
 
 // draft returns what o becomes, and what a reviewer is to be warned of.
-func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b Inbox, o Outgoing) (d mail.Draft, note string, err error) {
+func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b directory.Inbox, o Outgoing) (d mail.Draft, note string, err error) {
 	d = o.Draft
 	own := b.Address
 	if b.DisplayName != "" {
@@ -189,12 +190,12 @@ func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b Inbox, o O
 	}
 	switch {
 	case o.ReplyTo != "" && o.Forward != "":
-		return d, "", fmt.Errorf("%w: forward: is given together with reply_to; one message does one of both", ErrInvalid)
+		return d, "", fmt.Errorf("%w: forward: is given together with reply_to; one message does one of both", directory.ErrInvalid)
 	case o.ReplyTo == "" && (o.ReplyAll || o.Quote):
-		return d, "", fmt.Errorf("%w: reply_all, quote: need a reply_to", ErrInvalid)
+		return d, "", fmt.Errorf("%w: reply_all, quote: need a reply_to", directory.ErrInvalid)
 	case o.ReplyTo != "":
 		if len(d.To) > 0 {
-			return d, "", fmt.Errorf("%w: to: an answer goes to whom the message names; add others with cc and bcc, or forward it", ErrInvalid)
+			return d, "", fmt.Errorf("%w: to: an answer goes to whom the message names; add others with cc and bcc, or forward it", directory.ErrInvalid)
 		}
 		original, err := m.original(ctx, who, b, o.Key, o.ReplyTo)
 		if err != nil {
@@ -217,12 +218,12 @@ const manyRecipients = 10
 // wayOut gives bulk mail the fields by which its reader gets no more of it. A
 // link is of one address, and all recipients get the same bytes; so bulk mail
 // goes to one recipient a message, and mail to many names an address to write to.
-func (m *PostOffice) wayOut(d *mail.Draft, b Inbox, bulk bool) error {
+func (m *PostOffice) wayOut(d *mail.Draft, b directory.Inbox, bulk bool) error {
 	n := len(d.To) + len(d.Cc) + len(d.Bcc)
 	mailto := "mailto:" + b.Address + "?subject=unsubscribe"
 	switch {
 	case bulk && (n != 1 || len(d.To) != 1):
-		return fmt.Errorf("%w: bulk: needs one recipient a message, in to: the link in it is of one address", ErrInvalid)
+		return fmt.Errorf("%w: bulk: needs one recipient a message, in to: the link in it is of one address", directory.ErrInvalid)
 	case bulk && m.cfg.PublicURL == "":
 		d.Unsubscribe = mailto
 	case bulk:
@@ -238,7 +239,7 @@ func (m *PostOffice) wayOut(d *mail.Draft, b Inbox, bulk bool) error {
 }
 
 // original returns one message of the inbox, read.
-func (m *PostOffice) original(ctx context.Context, who auth.Principal, b Inbox, k *seal.Key, id string) (mail.Message, error) {
+func (m *PostOffice) original(ctx context.Context, who auth.Principal, b directory.Inbox, k *seal.Key, id string) (mail.Message, error) {
 	if k == nil {
 		return mail.Message{}, fmt.Errorf("a message is answered or passed on by who can read it: this caller shows no key of inbox %s: %w", b.ID, auth.ErrForbidden)
 	}
@@ -251,7 +252,7 @@ func (m *PostOffice) original(ctx context.Context, who auth.Principal, b Inbox, 
 	}
 	p, err := mail.Parse(raw)
 	if err != nil {
-		return mail.Message{}, fmt.Errorf("%w: message %s cannot be read, so it can be neither answered nor passed on", ErrInvalid, id)
+		return mail.Message{}, fmt.Errorf("%w: message %s cannot be read, so it can be neither answered nor passed on", directory.ErrInvalid, id)
 	}
 	return p, nil
 }
@@ -313,7 +314,7 @@ func (m *PostOffice) As(ctx context.Context, who auth.Principal, action string) 
 	if err != nil {
 		return who, err
 	}
-	if _, _, err := m.Reach(ctx, who, inbox); err == nil {
+	if _, _, err := m.Keys.Reach(ctx, who, inbox); err == nil {
 		who.Inbox = inbox
 	}
 	return who, nil

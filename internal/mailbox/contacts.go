@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailquery"
 	"postern/internal/seal"
@@ -36,7 +37,7 @@ const maxContacts = 20000
 // filter do, if that is not empty. Nothing of it is stored: it follows from the
 // search index, which is sealed. A limit of 0 means 50.
 func (m *PostOffice) Contacts(ctx context.Context, who auth.Principal, k *seal.Key, filter string, offset, limit int) (out []Contact, more bool, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, false, err
 	}
 	if limit <= 0 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -30,7 +31,7 @@ var errNoCopy = errors.New("the copy for its overseers may not leave")
 
 // ensureCopy makes the copy of what b is about to send, if it must have one and
 // has none yet.
-func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b Inbox, env mail.Envelope) error {
+func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope) error {
 	if a.Kind != SendKind || b.Mode != policy.Monitored && a.Request.Mode != policy.Monitored {
 		return nil
 	}
@@ -140,8 +141,8 @@ func (x copyExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Actio
 	if err != nil {
 		return fmt.Errorf("find inbox of copy %s: %w", a.ID, err)
 	}
-	b, err := x.m.find(ctx, tx, id)
-	if errors.Is(err, ErrNoInbox) {
+	b, err := directory.Lookup(ctx, tx, id)
+	if errors.Is(err, directory.ErrNoInbox) {
 		return nil
 	}
 	if err != nil || b.Mode != policy.Monitored {

@@ -120,7 +120,7 @@ func TestMonitored(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.runAll(t)
-		if got, err := f.post.Find(ctx, f.person, b.ID); err != nil || got.Mode != policy.GatedSend || !strings.Contains(got.ModeReason, "copy for its overseers") {
+		if got, err := f.post.Directory.Find(ctx, f.person, b.ID); err != nil || got.Mode != policy.GatedSend || !strings.Contains(got.ModeReason, "copy for its overseers") {
 			t.Errorf("after its copy bounced: %+v, %v", got, err)
 		}
 	})

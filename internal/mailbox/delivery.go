@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -297,7 +298,7 @@ func (m *PostOffice) Execute(ctx context.Context, a oversight.Action) oversight.
 	}
 	done := context.WithoutCancel(ctx)
 	b, ds, err := m.enqueue(ctx, a, env)
-	if errors.Is(err, ErrNoInbox) {
+	if errors.Is(err, directory.ErrNoInbox) {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: the inbox has been deleted"}
 	}
 	if errors.Is(err, ErrReadOnly) {
@@ -349,14 +350,14 @@ func attempts(ds []Delivery) (n int64) {
 
 // enqueue makes the record of each recipient, unless it is there, and settles
 // those who must not be written to.
-func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.Envelope) (b Inbox, ds []Delivery, err error) {
+func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.Envelope) (b directory.Inbox, ds []Delivery, err error) {
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		if a.Kind == CopyKind {
 			// The attack: an agent that sends and deletes its inbox at once, before
 			// its overseers have the copy.
-			b, err = m.stored(ctx, tx, a.Inbox)
+			b, err = directory.LookupStored(ctx, tx, a.Inbox)
 		} else {
-			b, err = m.find(ctx, tx, a.Inbox)
+			b, err = directory.Lookup(ctx, tx, a.Inbox)
 		}
 		if err != nil {
 			return err
@@ -390,8 +391,8 @@ func (m *PostOffice) enqueue(ctx context.Context, a oversight.Action, env mail.E
 			return err
 		}
 		m.recall(a.ID, ds)
-		lost := m.checkSends(ctx, tx, b)
-		if lost != nil && !errors.Is(lost, ErrDomain) {
+		lost := m.Directory.MaySend(ctx, tx, b)
+		if lost != nil && !errors.Is(lost, directory.ErrDomain) {
 			return lost
 		}
 		var barred []Delivery
@@ -482,7 +483,7 @@ next:
 }
 
 // deliver takes one copy to one destination and records what became of it.
-func (m *PostOffice) deliver(ctx context.Context, a oversight.Action, b Inbox, env mail.Envelope, x batch) error {
+func (m *PostOffice) deliver(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope, x batch) error {
 	holder, ok, err := m.begin(ctx, a, b, env, x)
 	if err != nil || !ok {
 		return err
@@ -507,7 +508,7 @@ func (m *PostOffice) deliver(ctx context.Context, a oversight.Action, b Inbox, e
 
 // begin records the intent to send x, unless it must wait; then it records for
 // how long. Holder is who uses the destination.
-func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b Inbox, env mail.Envelope, x batch) (holder string, ok bool, err error) {
+func (m *PostOffice) begin(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope, x batch) (holder string, ok bool, err error) {
 	sent := m.sentHash(b.ID, messageIDOf(env.Raw)) // read from a large message, while others can write
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
@@ -622,7 +623,7 @@ func (m *PostOffice) keyed(salt, purpose, value string) []byte {
 }
 
 // send hands the copy to the transport and returns what became of each of x.to.
-func (m *PostOffice) send(ctx context.Context, a oversight.Action, b Inbox, env mail.Envelope, x batch) []mail.Delivery {
+func (m *PostOffice) send(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope, x batch) []mail.Delivery {
 	e := mail.Envelope{From: env.From, Raw: env.Raw}
 	for _, d := range x.to {
 		e.To = append(e.To, d.Recipient)
@@ -652,7 +653,7 @@ func all(to []string, o mail.Outcome, detail string) (out []mail.Delivery) {
 }
 
 // sign returns what goes before the approved bytes.
-func (m *PostOffice) sign(ctx context.Context, a oversight.Action, b Inbox, raw []byte, hidden string) ([]byte, error) {
+func (m *PostOffice) sign(ctx context.Context, a oversight.Action, b directory.Inbox, raw []byte, hidden string) ([]byte, error) {
 	if m.cfg.Signer == nil {
 		return nil, nil
 	}
@@ -676,7 +677,7 @@ func (m *PostOffice) sign(ctx context.Context, a oversight.Action, b Inbox, raw 
 }
 
 // record writes down what became of a batch, and lets its destination go.
-func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, x batch, holder string, results []mail.Delivery) error {
+func (m *PostOffice) record(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, x batch, holder string, results []mail.Delivery) error {
 	now := time.Now()
 	answered := false
 	ds, err := deliveries(ctx, tx, a.ID, nil)
@@ -878,8 +879,8 @@ func (m *PostOffice) copyOf(ctx context.Context, tx *store.Tx, a oversight.Actio
 	if err != nil {
 		return nil //nolint:nilerr // it is kept no longer
 	}
-	b, err := m.find(ctx, tx, a.Inbox)
-	if errors.Is(err, ErrNoInbox) {
+	b, err := directory.Lookup(ctx, tx, a.Inbox)
+	if errors.Is(err, directory.ErrNoInbox) {
 		return nil
 	}
 	if err != nil {
@@ -895,8 +896,8 @@ func (m *PostOffice) Finish(ctx context.Context, tx *store.Tx, a oversight.Actio
 	if err != nil {
 		return err
 	}
-	b, err := m.find(ctx, tx, a.Inbox)
-	if errors.Is(err, ErrNoInbox) {
+	b, err := directory.Lookup(ctx, tx, a.Inbox)
+	if errors.Is(err, directory.ErrNoInbox) {
 		return nil // it was deleted meanwhile, and there is nobody to keep a copy for
 	}
 	if err != nil {
@@ -921,7 +922,7 @@ func (m *PostOffice) Finish(ctx context.Context, tx *store.Tx, a oversight.Actio
 }
 
 // keepCopy puts what was sent into the inbox that sent it, once.
-func (m *PostOffice) keepCopy(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, raw []byte) error {
+func (m *PostOffice) keepCopy(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, raw []byte) error {
 	fresh, err := tx.Changed(ctx, `update sent_message set copied = 1 where action_id = $1 and copied = 0`, a.ID)
 	if err != nil || !fresh {
 		return err
@@ -935,7 +936,7 @@ func (m *PostOffice) keepCopy(ctx context.Context, tx *store.Tx, a oversight.Act
 
 // tell puts a bounce (RFC 3464) into the inbox for those who were given up and
 // of whom it was not told yet.
-func (m *PostOffice) tell(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, env mail.Envelope, ds []Delivery) error {
+func (m *PostOffice) tell(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, env mail.Envelope, ds []Delivery) error {
 	var failed []mail.BouncedRecipient
 	for _, d := range ds {
 		if d.State != DeliveryBounced && d.State != DeliverySuppressed || !d.told.IsZero() {

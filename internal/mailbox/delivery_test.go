@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -84,7 +85,7 @@ type delivering struct {
 	*fixture
 	t     *testing.T
 	w     *world
-	inbox mailbox.Inbox
+	inbox directory.Inbox
 	agent auth.Principal
 	key   auth.Secret
 	ring  *signing.Ring
@@ -113,7 +114,7 @@ func deliver(t *testing.T, db *store.DB, c mailbox.DeliveryConfig) *delivering {
 	return d
 }
 
-func (f *fixture) fixtureInbox(t *testing.T) (mailbox.Inbox, auth.Principal, auth.Secret) {
+func (f *fixture) fixtureInbox(t *testing.T) (directory.Inbox, auth.Principal, auth.Secret) {
 	t.Helper()
 	return f.inbox(t, "analyst")
 }
@@ -189,7 +190,7 @@ func (d *delivering) states(id string) string {
 
 func (d *delivering) messages(dir mailbox.Direction) (out []mailbox.Message) {
 	d.t.Helper()
-	k, err := d.post.Open(d.t.Context(), d.agent, d.key, "")
+	k, err := d.post.Keys.Open(d.t.Context(), d.agent, d.key, "")
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -302,7 +303,7 @@ func TestGivenUp(t *testing.T) {
 		if len(in) != 1 || in[0].From != "Mail Delivery System <mailer-daemon@agents.test>" {
 			t.Fatalf("the sender is told by %+v", in)
 		}
-		k, err := d.post.Open(t.Context(), d.agent, d.key, "")
+		k, err := d.post.Keys.Open(t.Context(), d.agent, d.key, "")
 		if err != nil {
 			t.Fatal(err)
 		}

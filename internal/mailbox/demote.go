@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -51,8 +52,8 @@ func demoter(project string) auth.Principal {
 
 // demote puts an inbox into a mode that watches more closely; one that is
 // watched as closely stays as it is.
-func (m *PostOffice) demote(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, to policy.Mode, why string) error {
-	if !looser(b.Mode, to) {
+func (m *PostOffice) demote(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, to policy.Mode, why string) error {
+	if !b.Mode.Looser(to) {
 		return nil
 	}
 	_, err := m.change(ctx, tx, who, b, to, audit.InboxDemote, why, "")
@@ -61,12 +62,12 @@ func (m *PostOffice) demote(ctx context.Context, tx *store.Tx, who auth.Principa
 
 // demoteBad demotes an inbox of whose mail too much bounced or was complained
 // about. B may be as it was read a while ago.
-func (m *PostOffice) demoteBad(ctx context.Context, tx *store.Tx, b Inbox, now time.Time) error {
-	if !looser(b.Mode, policy.GatedSend) {
+func (m *PostOffice) demoteBad(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error {
+	if !b.Mode.Looser(policy.GatedSend) {
 		return nil
 	}
-	b, err := m.stored(ctx, tx, b.ID)
-	if err != nil || !looser(b.Mode, policy.GatedSend) || !b.Deleted.IsZero() {
+	b, err := directory.LookupStored(ctx, tx, b.ID)
+	if err != nil || !b.Mode.Looser(policy.GatedSend) || !b.Deleted.IsZero() {
 		return err
 	}
 	d := &m.cfg.Demotion
@@ -93,8 +94,8 @@ func (m *PostOffice) demoteDenied(ctx context.Context, tx *store.Tx, a oversight
 	if _, ok := decided(a); !ok || a.State != oversight.Denied || a.Kind != SendKind || most < 0 {
 		return nil
 	}
-	b, err := m.stored(ctx, tx, a.Inbox)
-	if err != nil || !looser(b.Mode, policy.GatedSend) || !b.Deleted.IsZero() {
+	b, err := directory.LookupStored(ctx, tx, a.Inbox)
+	if err != nil || !b.Mode.Looser(policy.GatedSend) || !b.Deleted.IsZero() {
 		return err
 	}
 	var since int64 // of the last approval by a person
@@ -132,7 +133,7 @@ func (m *PostOffice) Stopped(ctx context.Context, tx *store.Tx, who auth.Princip
 	case oversight.ScopeCapability, oversight.ScopeDomain:
 		return nil
 	}
-	list, err := inboxes(ctx, tx, where+` and deleted_at = 0`, args...)
+	list, err := directory.List(ctx, tx, where+` and deleted_at = 0`, args...)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/seal"
@@ -75,11 +77,11 @@ func checkDraft(o Outgoing) error {
 		list []string
 	}{{"to", o.To}, {"cc", o.Cc}, {"bcc", o.Bcc}, {"references", o.References}} {
 		if len(l.list) > mail.MaxRecipients {
-			return fmt.Errorf("%w: %s: has %d entries, more than %d", ErrInvalid, l.name, len(l.list), mail.MaxRecipients)
+			return fmt.Errorf("%w: %s: has %d entries, more than %d", directory.ErrInvalid, l.name, len(l.list), mail.MaxRecipients)
 		}
 		for i, s := range l.list {
 			if len(s) > 1000 || !utf8.ValidString(s) {
-				return fmt.Errorf("%w: %s[%d]: must be at most 1000 bytes of text", ErrInvalid, l.name, i)
+				return fmt.Errorf("%w: %s[%d]: must be at most 1000 bytes of text", directory.ErrInvalid, l.name, i)
 			}
 		}
 	}
@@ -96,26 +98,26 @@ func checkDraft(o Outgoing) error {
 		{"forward", o.Forward, 100},
 	} {
 		if utf8.RuneCountInString(t.s) > t.most || !utf8.ValidString(t.s) {
-			return fmt.Errorf("%w: %s: must be at most %d characters", ErrInvalid, t.name, t.most)
+			return fmt.Errorf("%w: %s: must be at most %d characters", directory.ErrInvalid, t.name, t.most)
 		}
 	}
 	if len(o.Attachments) > maxDraftFiles {
-		return fmt.Errorf("%w: attachments: are %d, more than %d", ErrInvalid, len(o.Attachments), maxDraftFiles)
+		return fmt.Errorf("%w: attachments: are %d, more than %d", directory.ErrInvalid, len(o.Attachments), maxDraftFiles)
 	}
 	size := 0
 	for i, a := range o.Attachments {
 		if len(a.Name) > 255 || len(a.ContentType) > 255 || !utf8.ValidString(a.Name+a.ContentType) {
-			return fmt.Errorf("%w: attachments[%d]: name and content_type must be at most 255 bytes of text", ErrInvalid, i)
+			return fmt.Errorf("%w: attachments[%d]: name and content_type must be at most 255 bytes of text", directory.ErrInvalid, i)
 		}
 		if size += len(a.Data); size > mail.MaxAttachmentsBytes {
-			return fmt.Errorf("%w: attachments: have together more than %d bytes", ErrInvalid, mail.MaxAttachmentsBytes)
+			return fmt.Errorf("%w: attachments: have together more than %d bytes", directory.ErrInvalid, mail.MaxAttachmentsBytes)
 		}
 	}
 	return nil
 }
 
 // sealDraft seals a draft for b and makes its blob durable.
-func (m *PostOffice) sealDraft(b Inbox, id string, o Outgoing) (summary []byte, blob string, size int, err error) {
+func (m *PostOffice) sealDraft(b directory.Inbox, id string, o Outgoing) (summary []byte, blob string, size int, err error) {
 	if err := checkDraft(o); err != nil {
 		return nil, "", 0, err
 	}
@@ -140,10 +142,10 @@ func (m *PostOffice) sealDraft(b Inbox, id string, o Outgoing) (summary []byte, 
 		return nil, "", 0, fmt.Errorf("encode draft: %w", err)
 	}
 	defer clear(whole)
-	if summary, err = seal.Seal(b.publicKey, b.ID, id, "draft summary", short); err != nil {
+	if summary, err = seal.Seal(b.PublicKey, b.ID, id, "draft summary", short); err != nil {
 		return nil, "", 0, err
 	}
-	sealed, err := seal.Seal(b.publicKey, b.ID, id, "draft", whole)
+	sealed, err := seal.Seal(b.PublicKey, b.ID, id, "draft", whole)
 	if err != nil {
 		return nil, "", 0, err
 	}
@@ -185,9 +187,9 @@ func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id strin
 			return err
 		}
 		// The inbox may have another key by now, or be gone.
-		if now, err := m.find(ctx, tx, b.ID); err != nil {
+		if now, err := directory.Lookup(ctx, tx, b.ID); err != nil {
 			return err
-		} else if now.epoch != b.epoch {
+		} else if now.Epoch != b.Epoch {
 			return errRetry
 		}
 		old = ""
@@ -197,7 +199,7 @@ func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id strin
 			return err
 		}
 		if others >= maxDrafts || bytes+d.Size > maxDraftBytes {
-			return fmt.Errorf("%w: the inbox has %d drafts with %d bytes; it may have %d with %d", ErrInvalid, others, bytes, maxDrafts, maxDraftBytes)
+			return fmt.Errorf("%w: the inbox has %d drafts with %d bytes; it may have %d with %d", directory.ErrInvalid, others, bytes, maxDrafts, maxDraftBytes)
 		}
 		if id == "" {
 			_, err = tx.ExecContext(ctx, `insert into draft (id, inbox_id, version, created_at, updated_at, sending_at, size, summary, blob_id) values ($1, $2, $3, $4, $4, 0, $5, $6, $7)`,
@@ -252,7 +254,7 @@ func scanDraft(row func(...any) error, k *seal.Key, more ...any) (Draft, error) 
 // Drafts returns the drafts of the inbox that k opens, the one that was changed
 // last first, and the cursor of the next page. A limit of 0 means 50.
 func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Draft, next string, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	if limit <= 0 {
@@ -277,7 +279,7 @@ func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *seal.Key
 // Draft returns one draft of the inbox that k opens, with all that it says, or
 // an error that wraps [store.ErrNotFound].
 func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *seal.Key, id string) (d Draft, o Outgoing, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return Draft{}, Outgoing{}, err
 	}
 	defer m.scrub.Touch()
@@ -315,7 +317,7 @@ func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *seal.Key,
 // DeleteDraft removes a draft of the inbox that k opens. Version is the one that
 // the caller means, or 0 for whichever is there.
 func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64) error {
-	if err := errors.Join(mayOpen(who, k.Inbox()), May(k, seal.Propose)); err != nil {
+	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
 		return err
 	}
 	return m.deleteDraft(ctx, k.Inbox(), id, version, Proposed{})
@@ -359,7 +361,7 @@ const draftTime = keyTime - time.Hour
 // leaves counts. A draft is proposed once: who sends it at the same time, again
 // after a crash, or within a day since the answer was lost, gets the same action.
 func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via string, k *seal.Key, id string, version int64, how Outgoing) (Proposed, error) {
-	if err := errors.Join(mayOpen(who, k.Inbox()), May(k, seal.Propose)); err != nil {
+	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
 		return Proposed{}, err
 	}
 	d, o, err := m.Draft(ctx, who, k, id)
@@ -381,7 +383,7 @@ func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via stri
 		err := tx.One(ctx, `update draft set sending_at = case when sending_at = 0 then $1 else sending_at end where id = $2 and version = $3 returning sending_at`,
 			[]any{store.Time(time.Now()), id, d.Version}, &since)
 		if err == nil && time.Since(store.FromTime(since)) > draftTime {
-			return fmt.Errorf("%w: draft: sending it was cut off at %s, and whether it was proposed is not known any more: look at the inbox's actions, and save it anew to send it", ErrInvalid, store.FromTime(since).Format(time.RFC3339))
+			return fmt.Errorf("%w: draft: sending it was cut off at %s, and whether it was proposed is not known any more: look at the inbox's actions, and save it anew to send it", directory.ErrInvalid, store.FromTime(since).Format(time.RFC3339))
 		}
 		return err
 	})
@@ -426,7 +428,7 @@ func (m *PostOffice) sentDraft(ctx context.Context, who auth.Principal, k *seal.
 		if err != nil {
 			return err
 		}
-		p, err = m.first(ctx, tx, who, Inbox{ID: k.Inbox()}, action, state)
+		p, err = m.first(ctx, tx, who, directory.Inbox{ID: k.Inbox()}, action, state)
 		return err
 	})
 	return p, err

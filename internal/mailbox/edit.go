@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -22,17 +23,17 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 		return oversight.Action{}, fmt.Errorf("%s does not edit what is proposed, only a person who reviews does: %w", who, auth.ErrForbidden)
 	}
 	if version < 1 {
-		return oversight.Action{}, fmt.Errorf("%w: version: must be the one that was shown, 1 or more", ErrInvalid)
+		return oversight.Action{}, fmt.Errorf("%w: version: must be the one that was shown, 1 or more", directory.ErrInvalid)
 	}
 	if e.Empty() {
-		return oversight.Action{}, fmt.Errorf("%w: nothing is changed", ErrInvalid)
+		return oversight.Action{}, fmt.Errorf("%w: nothing is changed", directory.ErrInvalid)
 	}
 	old, err := m.gate.Action(ctx, who, action)
 	if err != nil {
 		return oversight.Action{}, err
 	}
 	if old.Kind != SendKind {
-		return oversight.Action{}, fmt.Errorf("%w: only an email can be edited", ErrInvalid)
+		return oversight.Action{}, fmt.Errorf("%w: only an email can be edited", directory.ErrInvalid)
 	}
 	if old.Version != version || !old.Dropped.IsZero() {
 		return oversight.Action{}, fmt.Errorf("edit action %s at version %d: %w", action, version, oversight.ErrStale)
@@ -56,13 +57,13 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	facts, err := m.about(auth.Principal{}, Inbox{Address: before.From}, old.Via, env)
+	facts, err := m.about(auth.Principal{}, directory.Inbox{Address: before.From}, old.Via, env)
 	if err != nil {
 		return oversight.Action{}, err
 	}
 	facts.Sandbox, facts.Template = old.Request.Sandbox, old.Request.Template
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.find(ctx, tx, old.Inbox)
+		b, err := directory.Lookup(ctx, tx, old.Inbox)
 		if err != nil {
 			return err
 		}

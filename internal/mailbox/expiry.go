@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/store"
 )
@@ -39,15 +40,15 @@ type Change struct {
 // Update changes an inbox that who manages. When it ends and how much it holds
 // is for its project to say, not for its own keys: an agent must not prolong
 // its own life.
-func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox string, c Change) (b Inbox, err error) {
+func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox string, c Change) (b directory.Inbox, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
-	if (c.Expires != nil || c.MaxBytes != nil) && mayManage(who) != nil {
-		return Inbox{}, fmt.Errorf("expires_at and max_bytes are for the inbox's project to change: %w", mayManage(who))
+	if (c.Expires != nil || c.MaxBytes != nil) && directory.MayManage(who) != nil {
+		return directory.Inbox{}, fmt.Errorf("expires_at and max_bytes are for the inbox's project to change: %w", directory.MayManage(who))
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
+		if b, err = m.Keys.Managed(ctx, tx, who, inbox); err != nil {
 			return err
 		}
 		was, detail := b, audit.Fields{}
@@ -63,7 +64,7 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 			b.MaxBytes = *c.MaxBytes
 			detail["max_bytes"] = strconv.FormatInt(b.MaxBytes, 10)
 		}
-		if err := b.check(); err != nil {
+		if err := b.Check(); err != nil {
 			b = was
 			return err
 		}
@@ -73,7 +74,7 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 			return fmt.Errorf("update inbox %s: %w", b.ID, err)
 		}
 		if !ok {
-			return ErrNoInbox
+			return directory.ErrNoInbox
 		}
 		return audit.Append(ctx, tx, who, audit.InboxUpdate, b.ID, detail)
 	})
@@ -83,12 +84,12 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 // Delete ends an inbox that who manages. It takes no mail and shows none from
 // now on; [PostOffice.Undelete] brings it back for [Grace], after which what is
 // in it is gone.
-func (m *PostOffice) Delete(ctx context.Context, who auth.Principal, inbox string) (b Inbox, err error) {
+func (m *PostOffice) Delete(ctx context.Context, who auth.Principal, inbox string) (b directory.Inbox, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
+		if b, err = m.Keys.Managed(ctx, tx, who, inbox); err != nil {
 			return err
 		}
 		b, err = m.end(ctx, tx, who, b, audit.InboxDelete)
@@ -97,29 +98,29 @@ func (m *PostOffice) Delete(ctx context.Context, who auth.Principal, inbox strin
 	return b, err
 }
 
-func (m *PostOffice) end(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, verb audit.Verb) (Inbox, error) {
+func (m *PostOffice) end(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, verb audit.Verb) (directory.Inbox, error) {
 	b.Deleted = time.Now().UTC().Truncate(time.Microsecond)
 	b.Purge = b.Deleted.Add(Grace)
 	ok, err := tx.Changed(ctx, `update inbox set deleted_at = $1, purge_at = $2 where id = $3 and deleted_at = 0`, store.Time(b.Deleted), store.Time(b.Purge), b.ID)
 	if err != nil {
-		return Inbox{}, fmt.Errorf("delete inbox %s: %w", b.ID, err)
+		return directory.Inbox{}, fmt.Errorf("delete inbox %s: %w", b.ID, err)
 	}
 	if !ok {
-		return Inbox{}, ErrNoInbox
+		return directory.Inbox{}, directory.ErrNoInbox
 	}
 	if err := audit.Append(ctx, tx, who, verb, b.ID, audit.Fields{"purge_at": ends(b.Purge)}); err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
 	return b, m.announce(ctx, tx, b, event.InboxDeleted)
 }
 
 // Deleted returns the inboxes of who's project that can still be brought back.
-func (m *PostOffice) Deleted(ctx context.Context, who auth.Principal) (out []Inbox, err error) {
-	if err := mayManage(who); err != nil {
+func (m *PostOffice) Deleted(ctx context.Context, who auth.Principal) (out []directory.Inbox, err error) {
+	if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		out, err = inboxes(ctx, tx, `project_id = $1 and deleted_at > 0 and purge_at > $2`, who.Project, store.Time(time.Now()))
+		out, err = directory.List(ctx, tx, `project_id = $1 and deleted_at > 0 and purge_at > $2`, who.Project, store.Time(time.Now()))
 		return err
 	})
 	return out, err
@@ -127,24 +128,24 @@ func (m *PostOffice) Deleted(ctx context.Context, who auth.Principal) (out []Inb
 
 // Undelete brings a deleted inbox of who's project back, with its keys and its
 // mail. One that had expired has no end then.
-func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox string) (b Inbox, err error) {
+func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox string) (b directory.Inbox, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
-	if err := mayManage(who); err != nil {
-		return Inbox{}, err
+	if err := directory.MayManage(who); err != nil {
+		return directory.Inbox{}, err
 	}
-	if !nameForm().MatchString(inbox) {
-		return Inbox{}, fmt.Errorf("inbox %q: %w", inbox, ErrNoInbox)
+	if !directory.ValidName(inbox) {
+		return directory.Inbox{}, fmt.Errorf("inbox %q: %w", inbox, directory.ErrNoInbox)
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
-		list, err := inboxes(ctx, tx, `(id = $1 or address = $4) and project_id = $2 and deleted_at > 0 and purge_at > $3`, inbox, who.Project, store.Time(now), strings.ToLower(inbox))
+		list, err := directory.List(ctx, tx, `(id = $1 or address = $4) and project_id = $2 and deleted_at > 0 and purge_at > $3`, inbox, who.Project, store.Time(now), strings.ToLower(inbox))
 		if err != nil {
 			return err
 		}
 		if len(list) == 0 {
-			return fmt.Errorf("inbox %q: none that is deleted and can be brought back: %w", inbox, ErrNoInbox)
+			return fmt.Errorf("inbox %q: none that is deleted and can be brought back: %w", inbox, directory.ErrNoInbox)
 		}
 		b = list[0]
 		if !b.Expires.After(now) {
@@ -157,7 +158,7 @@ func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox str
 			return fmt.Errorf("undelete inbox %s: %w", b.ID, err)
 		}
 		if !ok {
-			return ErrNoInbox
+			return directory.ErrNoInbox
 		}
 		return audit.Append(ctx, tx, who, audit.InboxUndelete, b.ID, nil)
 	})
@@ -194,11 +195,11 @@ func (m *PostOffice) Expire(ctx context.Context) error {
 			_, err := m.end(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, b, audit.InboxExpire)
 			return err
 		})
-		if err != nil && !errors.Is(err, ErrNoInbox) { // another process was faster
+		if err != nil && !errors.Is(err, directory.ErrNoInbox) { // another process was faster
 			return err
 		}
 	}
-	if err := m.expireParts(ctx); err != nil {
+	if err := m.Keys.Expire(ctx); err != nil {
 		return err
 	}
 	if due, err = m.due(ctx, `deleted_at > 0 and purge_at <= $1`); err != nil {
@@ -212,56 +213,18 @@ func (m *PostOffice) Expire(ctx context.Context) error {
 	if err := m.tidy(ctx); err != nil {
 		return err
 	}
-	// The attack: what was wrapped for a credential that was revoked, found in
-	// the database's files by who has both.
-	if m.removed.Swap(false) {
-		if err := m.db.Forget(ctx); err != nil {
-			m.removed.Store(true)
-			m.log.DebugContext(ctx, "forget removed keys", "err", err) // next time
-		}
+	if err := m.Keys.Forget(ctx); err != nil {
+		m.log.DebugContext(ctx, "forget removed keys", "err", err) // next time
 	}
 	return nil
 }
 
-func (m *PostOffice) due(ctx context.Context, where string) (out []Inbox, err error) {
+func (m *PostOffice) due(ctx context.Context, where string) (out []directory.Inbox, err error) {
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		out, err = inboxes(ctx, tx, where, store.Time(time.Now()))
+		out, err = directory.List(ctx, tx, where, store.Time(time.Now()))
 		return err
 	})
 	return out, err
-}
-
-// expireParts removes what is wrapped for credentials whose time is over, and
-// re-keys their inboxes: what comes after is not sealed to a key that they, with
-// a copy of the database, could open.
-func (m *PostOffice) expireParts(ctx context.Context) error {
-	var list []Part
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		list, err = parts(ctx, tx, `(k.expires_at > 0 and k.expires_at <= $1 or c.expires_at > 0 and c.expires_at <= $1)`, store.Time(time.Now()))
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	for _, p := range list {
-		err := m.db.Update(ctx, func(tx *store.Tx) error {
-			if err := lockInbox(ctx, tx, p.Inbox); err != nil {
-				return err
-			}
-			if _, err := onePart(ctx, tx, p.Inbox, p.Credential); err != nil {
-				return err
-			}
-			b, err := m.stored(ctx, tx, p.Inbox)
-			if err != nil {
-				return err
-			}
-			return m.dropAndRekey(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, p, "its time is over")
-		})
-		if err != nil && !errors.Is(err, ErrNoKey) && !errors.Is(err, ErrNoInbox) { // another process was faster
-			return err
-		}
-	}
-	return nil
 }
 
 // holdings are the tables that hold what is in an inbox, with the column that
@@ -291,7 +254,7 @@ var holdings = []struct{ table, blob string }{
 // transaction after which there is no way back: whatever of the rest a crash
 // leaves for the next run, or a disk keeps of removed rows and files, opens for
 // nobody. The row of the inbox goes last, so that the next run finds it.
-func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
+func (m *PostOffice) purge(ctx context.Context, b directory.Inbox) error {
 	who := auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}
 	err := m.db.Update(ctx, func(tx *store.Tx) error {
 		ok, err := tx.Changed(ctx, `update inbox set purge_at = 1 where id = $1 and deleted_at > 0 and purge_at <= $2`, b.ID, store.Time(time.Now()))
@@ -299,25 +262,11 @@ func (m *PostOffice) purge(ctx context.Context, b Inbox) error {
 			return err
 		}
 		if !ok {
-			return ErrNoInbox // it was brought back
+			return directory.ErrNoInbox // it was brought back
 		}
-		list, err := parts(ctx, tx, `k.inbox_id = $1`, b.ID)
-		if err != nil {
-			return err
-		}
-		for _, p := range list {
-			if err := m.drop(ctx, tx, who, p, "the inbox is gone"); err != nil {
-				return err
-			}
-		}
-		for _, table := range []string{"inbox_wrap", "inbox_key"} { // of credentials that had ended
-			if _, err := tx.ExecContext(ctx, `delete from `+table+` where inbox_id = $1`, b.ID); err != nil {
-				return err
-			}
-		}
-		return nil
+		return m.Keys.DropAll(ctx, tx, who, b.ID, "the inbox is gone")
 	})
-	if errors.Is(err, ErrNoInbox) {
+	if errors.Is(err, directory.ErrNoInbox) {
 		return nil
 	}
 	if err != nil {
@@ -391,4 +340,12 @@ func (m *PostOffice) empty(ctx context.Context, table, blob, inbox string) error
 		_, err := tx.ExecContext(ctx, `delete from `+table+` where inbox_id = $1`, inbox)
 		return err
 	})
+}
+
+// ends returns the end of something as texts and the audit show it.
+func ends(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.UTC().Format(time.RFC3339)
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
@@ -52,23 +54,23 @@ func TestLife(t *testing.T) {
 			f.incoming(t, b, "one")
 		}
 		_, k := f.show(t, key, "")
-		must(f.post.Grant(ctx, who, k, mailbox.NewKey{Expires: time.Now().Add(time.Hour)}))(t)
+		must(f.post.Keys.Grant(ctx, who, k, keyring.NewKey{Expires: time.Now().Add(time.Hour)}))(t)
 
-		if _, err := f.post.Delete(ctx, f.other, b.ID); !errors.Is(err, mailbox.ErrNoInbox) {
+		if _, err := f.post.Delete(ctx, f.other, b.ID); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("another project deletes: %v", err)
 		}
 		d, err := f.post.Delete(ctx, who, "") // its own key may
 		if err != nil || d.Deleted.IsZero() || d.Purge.Sub(d.Deleted) != mailbox.Grace {
 			t.Fatalf("Delete = %+v, %v", d, err)
 		}
-		f.refused(t, key, "", mailbox.ErrNoInbox)
-		if err := f.post.Accepts(ctx, b.Address); !errors.Is(err, mailbox.ErrNoInbox) {
+		f.refused(t, key, "", directory.ErrNoInbox)
+		if err := f.post.Accepts(ctx, b.Address); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("a deleted inbox takes mail: %v", err)
 		}
-		if _, err := f.post.Address(ctx, who, ""); !errors.Is(err, mailbox.ErrNoInbox) {
+		if _, err := f.post.Address(ctx, who, ""); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("a deleted inbox sends: %v", err)
 		}
-		if _, _, err := f.post.CreateInbox(ctx, f.project, mailbox.NewInbox{Address: "analyst"}, ""); !errors.Is(err, mailbox.ErrTaken) {
+		if _, _, err := f.post.CreateInbox(ctx, f.project, directory.NewInbox{Address: "analyst"}, ""); !errors.Is(err, directory.ErrTaken) {
 			t.Errorf("its address is free: %v", err)
 		}
 		if list, err := f.post.Deleted(ctx, f.person); err != nil || len(list) != 1 || list[0].ID != b.ID {
@@ -94,7 +96,7 @@ func TestLife(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.exec(t, `update inbox set expires_at = 1 where id = $1`, b.ID)
-		f.refused(t, key, "", mailbox.ErrNoInbox)
+		f.refused(t, key, "", directory.ErrNoInbox)
 		if err := f.post.Expire(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +105,7 @@ func TestLife(t *testing.T) {
 		}
 		// The grace is over. A run that is killed in between leaves it to the next.
 		f.exec(t, `update inbox set purge_at = 1 where id = $1`, b.ID)
-		if _, err := f.post.Undelete(ctx, f.project, b.ID); !errors.Is(err, mailbox.ErrNoInbox) {
+		if _, err := f.post.Undelete(ctx, f.project, b.ID); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("brought back after its time: %v", err)
 		}
 		f.exec(t, `delete from inbox_wrap where inbox_id = $1`, b.ID) // killed after the keys
@@ -128,10 +130,10 @@ func TestLife(t *testing.T) {
 		f.reads(t, otherKey, "", "stays")
 
 		// Its address is nobody else's: mail for the former owner still comes.
-		if _, _, err := f.post.CreateInbox(ctx, f.other, mailbox.NewInbox{Address: "analyst"}, ""); !errors.Is(err, mailbox.ErrTaken) {
+		if _, _, err := f.post.CreateInbox(ctx, f.other, directory.NewInbox{Address: "analyst"}, ""); !errors.Is(err, directory.ErrTaken) {
 			t.Errorf("another project gets the address: %v", err)
 		}
-		again, _, err := f.post.CreateInbox(ctx, f.project, mailbox.NewInbox{Address: "analyst"}, "")
+		again, _, err := f.post.CreateInbox(ctx, f.project, directory.NewInbox{Address: "analyst"}, "")
 		if err != nil || again.ID == b.ID {
 			t.Errorf("its own project does not get the address: %v", err)
 		}
@@ -232,16 +234,16 @@ func TestUpdate(t *testing.T) {
 			{"nothing", f.project, mailbox.Change{}, nil},
 			{"its room", f.person, mailbox.Change{MaxBytes: num(1000)}, nil},
 			{"its room, by its key", who, mailbox.Change{MaxBytes: num(1 << 30)}, auth.ErrForbidden},
-			{"too much room", f.person, mailbox.Change{MaxBytes: num(1 << 40)}, mailbox.ErrInvalid},
-			{"no room", f.person, mailbox.Change{MaxBytes: num(0)}, mailbox.ErrInvalid},
-			{"a past end", f.person, mailbox.Change{Expires: at(-time.Second)}, mailbox.ErrInvalid},
+			{"too much room", f.person, mailbox.Change{MaxBytes: num(1 << 40)}, directory.ErrInvalid},
+			{"no room", f.person, mailbox.Change{MaxBytes: num(0)}, directory.ErrInvalid},
+			{"a past end", f.person, mailbox.Change{Expires: at(-time.Second)}, directory.ErrInvalid},
 			{"no end", f.person, mailbox.Change{Expires: &time.Time{}}, nil},
-			{"an address for a name", f.person, mailbox.Change{DisplayName: str("boss@bank.example")}, mailbox.ErrInvalid},
-			{"a quotation", f.person, mailbox.Change{DisplayName: str(`a" <x>`)}, mailbox.ErrInvalid},
-			{"a line break", f.person, mailbox.Change{DisplayName: str("a\r\nBcc: x")}, mailbox.ErrInvalid},
-			{"a hidden character", f.person, mailbox.Change{DisplayName: str("a\u200bb")}, mailbox.ErrInvalid},
-			{"too long", f.person, mailbox.Change{DisplayName: str(strings.Repeat("ä", 101))}, mailbox.ErrInvalid},
-			{"another project", f.other, mailbox.Change{DisplayName: str("x")}, mailbox.ErrNoInbox},
+			{"an address for a name", f.person, mailbox.Change{DisplayName: str("boss@bank.example")}, directory.ErrInvalid},
+			{"a quotation", f.person, mailbox.Change{DisplayName: str(`a" <x>`)}, directory.ErrInvalid},
+			{"a line break", f.person, mailbox.Change{DisplayName: str("a\r\nBcc: x")}, directory.ErrInvalid},
+			{"a hidden character", f.person, mailbox.Change{DisplayName: str("a\u200bb")}, directory.ErrInvalid},
+			{"too long", f.person, mailbox.Change{DisplayName: str(strings.Repeat("ä", 101))}, directory.ErrInvalid},
+			{"another project", f.other, mailbox.Change{DisplayName: str("x")}, directory.ErrNoInbox},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
 				if _, err := f.post.Update(ctx, tt.who, b.ID, tt.c); !errors.Is(err, tt.want) {
@@ -249,7 +251,7 @@ func TestUpdate(t *testing.T) {
 				}
 			})
 		}
-		got, err := f.post.Find(ctx, f.project, b.ID)
+		got, err := f.post.Directory.Find(ctx, f.project, b.ID)
 		if err != nil || got.DisplayName != "Zoë, Sales" || got.MaxBytes != 1000 || !got.Expires.IsZero() {
 			t.Errorf("inbox = %+v, %v", got, err)
 		}
@@ -265,7 +267,7 @@ func TestNames(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
 		f := setup(t, db)
-		make := func(n mailbox.NewInbox) (string, error) {
+		make := func(n directory.NewInbox) (string, error) {
 			b, _, err := f.post.CreateInbox(ctx, f.project, n, "")
 			return strings.TrimSuffix(b.Address, "@agents.test"), err
 		}
@@ -280,32 +282,32 @@ func TestNames(t *testing.T) {
 			{"spaces", "  a   b  ", "a-b"},
 			{"long", strings.Repeat("word ", 15), "word-word-word-word-word-word-word-word"},
 		} {
-			if got, err := make(mailbox.NewInbox{DisplayName: tt.text}); err != nil || got != tt.want {
+			if got, err := make(directory.NewInbox{DisplayName: tt.text}); err != nil || got != tt.want {
 				t.Errorf("%s: got %q, %v; want %q", tt.name, got, err, tt.want)
 			}
 		}
 		for _, text := range []string{"", "日本語", "💌", "!!!"} {
-			if got, err := make(mailbox.NewInbox{DisplayName: text}); err != nil || strings.Count(got, "-") != 2 {
+			if got, err := make(directory.NewInbox{DisplayName: text}); err != nil || strings.Count(got, "-") != 2 {
 				t.Errorf("%q: got %q, %v; want a drawn name", text, got, err)
 			}
 		}
 		// What is taken is told with what is free, or passed over.
-		if got, err := make(mailbox.NewInbox{DisplayName: "Sarah Shield"}); err != nil || !strings.HasPrefix(got, "sarah-shield-") {
+		if got, err := make(directory.NewInbox{DisplayName: "Sarah Shield"}); err != nil || !strings.HasPrefix(got, "sarah-shield-") {
 			t.Errorf("the next by itself: got %q, %v", got, err)
 		}
-		if got, err := make(mailbox.NewInbox{Address: "sarah-shield", Next: true}); err != nil || !strings.HasPrefix(got, "sarah-shield-") {
+		if got, err := make(directory.NewInbox{Address: "sarah-shield", Next: true}); err != nil || !strings.HasPrefix(got, "sarah-shield-") {
 			t.Errorf("the next when asked: got %q, %v", got, err)
 		}
-		_, err := make(mailbox.NewInbox{Address: "Sarah-Shield@Agents.Test"})
-		taken, ok := errors.AsType[*mailbox.TakenError](err)
+		_, err := make(directory.NewInbox{Address: "Sarah-Shield@Agents.Test"})
+		taken, ok := errors.AsType[*directory.TakenError](err)
 		if !ok || len(taken.Suggestions) == 0 {
 			t.Fatalf("taken: %v", err)
 		}
-		if got, err := make(mailbox.NewInbox{Address: taken.Suggestions[0]}); err != nil || got+"@agents.test" != taken.Suggestions[0] {
+		if got, err := make(directory.NewInbox{Address: taken.Suggestions[0]}); err != nil || got+"@agents.test" != taken.Suggestions[0] {
 			t.Errorf("a suggestion is not free: %q, %v", got, err)
 		}
 		for _, name := range []string{"postmaster", "Post.Master", "post-master", "postmaster1", "abuse", "hostmaster", "admin", "sslwebmaster", "mta-sts", "mailer-daemon", "noreply", "no_reply", "root", "www", "api", "info", "sales"} {
-			if got, err := make(mailbox.NewInbox{Address: name}); !errors.Is(err, mailbox.ErrInvalid) {
+			if got, err := make(directory.NewInbox{Address: name}); !errors.Is(err, directory.ErrInvalid) {
 				t.Errorf("%s: %q, %v; want ErrInvalid", name, got, err)
 			}
 		}
@@ -319,14 +321,14 @@ func TestOperated(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
 		f := setup(t, db)
-		b, key, err := f.post.CreateInbox(ctx, f.person, mailbox.NewInbox{Address: "Postmaster"}, "")
+		b, key, err := f.post.CreateInbox(ctx, f.person, directory.NewInbox{Address: "Postmaster"}, "")
 		if err != nil || b.Address != "postmaster@agents.test" {
 			t.Fatalf("a person: %q, %v", b.Address, err)
 		}
 		if err := f.post.Accepts(ctx, "PostMaster@agents.test"); err != nil {
 			t.Errorf("mail for it: %v", err)
 		}
-		if err := f.post.Accepts(ctx, "abuse@agents.test"); !errors.Is(err, mailbox.ErrNoInbox) {
+		if err := f.post.Accepts(ctx, "abuse@agents.test"); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("mail for what nobody has made: %v", err)
 		}
 		f.incoming(t, b, "one")
@@ -337,25 +339,25 @@ func TestOperated(t *testing.T) {
 			address string
 			want    error
 		}{
-			"a project's key":           {f.project, "abuse", mailbox.ErrReserved},
+			"a project's key":           {f.project, "abuse", directory.ErrReserved},
 			"an inbox's key":            {agent, "abuse", auth.ErrForbidden},
 			"a sandbox":                 {auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.project.Project}, "abuse", auth.ErrForbidden},
-			"what looks like it":        {f.person, "post-master", mailbox.ErrReserved},
-			"what mail servers use":     {f.person, "mailer-daemon", mailbox.ErrReserved},
-			"a key, a role":             {f.project, "support", mailbox.ErrReserved},
-			"a domain that is not ours": {f.person, "abuse@example.com", mailbox.ErrInvalid},
-			"what is there":             {f.person, "postmaster", mailbox.ErrTaken},
+			"what looks like it":        {f.person, "post-master", directory.ErrReserved},
+			"what mail servers use":     {f.person, "mailer-daemon", directory.ErrReserved},
+			"a key, a role":             {f.project, "support", directory.ErrReserved},
+			"a domain that is not ours": {f.person, "abuse@example.com", directory.ErrInvalid},
+			"what is there":             {f.person, "postmaster", directory.ErrTaken},
 		} {
-			if got, _, err := f.post.CreateInbox(ctx, tt.who, mailbox.NewInbox{Address: tt.address}, ""); !errors.Is(err, tt.want) {
+			if got, _, err := f.post.CreateInbox(ctx, tt.who, directory.NewInbox{Address: tt.address}, ""); !errors.Is(err, tt.want) {
 				t.Errorf("%s: %q, %v; want %v", name, got.Address, err, tt.want)
 			}
 		}
 		for _, name := range []string{"hostmaster", "admin", "webmaster", "info", "support"} {
-			if b, _, err := f.post.CreateInbox(ctx, f.person, mailbox.NewInbox{Address: name}, ""); err != nil || b.Address != name+"@agents.test" {
+			if b, _, err := f.post.CreateInbox(ctx, f.person, directory.NewInbox{Address: name}, ""); err != nil || b.Address != name+"@agents.test" {
 				t.Errorf("an owner makes %s: %q, %v", name, b.Address, err)
 			}
 		}
-		if _, _, err := f.post.CreateInbox(ctx, f.project, mailbox.NewInbox{Address: "admin"}, ""); err == nil || !strings.Contains(err.Error(), "an owner can create it") || !strings.Contains(err.Error(), "postern inbox create admin") {
+		if _, _, err := f.post.CreateInbox(ctx, f.project, directory.NewInbox{Address: "admin"}, ""); err == nil || !strings.Contains(err.Error(), "an owner can create it") || !strings.Contains(err.Error(), "postern inbox create admin") {
 			t.Errorf("a key is told %v, want who may and how", err)
 		}
 		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.project.Project, Inbox: b.ID}
@@ -379,7 +381,7 @@ func TestKeyOfBefore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := mailbox.Inbox{ID: "ibx_OLDOLDOLDOLD", Address: "oldest@agents.test"}
+		b := directory.Inbox{ID: "ibx_OLDOLDOLDOLD", Address: "oldest@agents.test"}
 		public := private.PublicKey().Bytes()
 		f.exec(t, `insert into inbox (id, project_id, address, mode, public_key, created_at) values ($1, $2, $3, $4, $5, 1)`, b.ID, f.project.Project, b.Address, policy.GatedSend, public)
 		f.exec(t, `insert into inbox_epoch (inbox_id, epoch, public_key, created_at) values ($1, 1, $2, 1)`, b.ID, public)
@@ -403,8 +405,8 @@ func TestKeyOfBefore(t *testing.T) {
 			t.Error("it has no key pair after it was shown")
 		}
 		who, k := f.show(t, key, "")
-		p, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: seal.Read}))(t)
-		if err := f.post.Revoke(ctx, who, "", p.Credential, false); err != nil {
+		p, _ := must(f.post.Keys.Add(ctx, who, k, keyring.NewKey{Scope: seal.Read}))(t)
+		if err := f.post.Keys.Revoke(ctx, who, "", p.Credential, false); err != nil {
 			t.Fatal(err)
 		}
 		f.incoming(t, b, "two")

@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -26,10 +27,10 @@ func (m *PostOffice) Export(ctx context.Context, who auth.Principal, k *seal.Key
 	if who.Kind != auth.Agent {
 		return 0, fmt.Errorf("a %s cannot export an inbox, only its own key can: %w", who.Kind, auth.ErrForbidden)
 	}
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return 0, err
 	}
-	if err := May(k, seal.Manage); err != nil {
+	if err := keyring.May(k, seal.Manage); err != nil {
 		return 0, err
 	}
 	defer m.scrub.Touch()

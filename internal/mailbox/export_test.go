@@ -1,6 +1,9 @@
 package mailbox
 
-import "postern/internal/policy"
+import (
+	"postern/internal/directory"
+	"postern/internal/policy"
+)
 
 // Emptied returns the tables that are emptied when an inbox goes.
 func Emptied() map[string]bool {
@@ -15,8 +18,8 @@ func Emptied() map[string]bool {
 func (m *PostOffice) FoldAt(least, most int) { m.foldMin, m.foldMax = least, most }
 
 // NameFor and CheckName are nameFor and checkName in our own domain.
-func NameFor(text string) string  { return nameFor(text) }
-func CheckName(name string) error { return checkName(name, true) }
+func NameFor(text string) string  { return directory.NameFor(text) }
+func CheckName(name string) error { return directory.CheckName(name, true) }
 
 // ExecutorOf returns what carries out the actions of a kind that has one effect.
 func (m *PostOffice) ExecutorOf(kind policy.Kind) any {

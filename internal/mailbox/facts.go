@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -21,7 +22,7 @@ var _ oversight.Refresher = (*PostOffice)(nil)
 
 // about returns what can be said of an envelope without the database: all of
 // [policy.Request] that takes time, so that no transaction waits for it.
-func (m *PostOffice) about(who auth.Principal, b Inbox, via string, env mail.Envelope) (policy.Request, error) {
+func (m *PostOffice) about(who auth.Principal, b directory.Inbox, via string, env mail.Envelope) (policy.Request, error) {
 	p, err := mail.Parse(env.Raw)
 	if err != nil {
 		return policy.Request{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
@@ -56,7 +57,7 @@ func lowered(list []string) []string {
 // weigh fills in what the database knows of a request now, as part of tx: the
 // inbox's mode, whether its allow list has all recipients, and what they have
 // had with one another.
-func (m *PostOffice) weigh(ctx context.Context, tx *store.Tx, b Inbox, r *policy.Request) (err error) {
+func (m *PostOffice) weigh(ctx context.Context, tx *store.Tx, b directory.Inbox, r *policy.Request) (err error) {
 	if r.Mode, err = m.watched(ctx, tx, b); err != nil {
 		return err
 	}
@@ -71,8 +72,8 @@ func (m *PostOffice) weigh(ctx context.Context, tx *store.Tx, b Inbox, r *policy
 // more by the mode, the allow list and the history of now.
 func (m *PostOffice) Refresh(ctx context.Context, tx *store.Tx, a oversight.Action) (policy.Request, error) {
 	r := a.Request
-	b, err := m.find(ctx, tx, a.Inbox)
-	if errors.Is(err, ErrNoInbox) {
+	b, err := directory.Lookup(ctx, tx, a.Inbox)
+	if errors.Is(err, directory.ErrNoInbox) {
 		r.Mode = policy.ReadOnly // what is gone sends nothing
 		return r, nil
 	}
@@ -94,7 +95,7 @@ func (m *PostOffice) Refresh(ctx context.Context, tx *store.Tx, a oversight.Acti
 // watched returns the mode by which b is judged. A monitored inbox of which
 // nobody gets the copies would send unseen: until somebody does, it waits for a
 // person like one in gated_send.
-func (m *PostOffice) watched(ctx context.Context, tx *store.Tx, b Inbox) (policy.Mode, error) {
+func (m *PostOffice) watched(ctx context.Context, tx *store.Tx, b directory.Inbox) (policy.Mode, error) {
 	if b.Mode != policy.Monitored {
 		return b.Mode, nil
 	}
@@ -155,6 +156,3 @@ func provedSender(e Arrival, p mail.Message) string {
 	}
 	return p.From[0].Addr
 }
-
-// looser reports whether a watches less than b.
-func looser(a, b policy.Mode) bool { return a.Looser(b) }

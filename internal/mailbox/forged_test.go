@@ -72,7 +72,7 @@ func TestForgedModes(t *testing.T) {
 			}
 		}
 		raw(`update inbox set mode = 'autonomous' where id = $1`, b.ID)
-		got, err := f.post.Find(t.Context(), agent, b.ID)
+		got, err := f.post.Directory.Find(t.Context(), agent, b.ID)
 		if err != nil || got.Mode != "gated_all" || !strings.Contains(got.ModeReason, "behind") {
 			t.Errorf("opened in the database: mode %q, %q, %v; want gated_all", got.Mode, got.ModeReason, err)
 		}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -19,13 +21,13 @@ import (
 	"postern/internal/storetest"
 )
 
-func (f *fixture) receive(t *testing.T, b mailbox.Inbox, subject string) error {
+func (f *fixture) receive(t *testing.T, b directory.Inbox, subject string) error {
 	t.Helper()
 	raw := []byte("From: Bob <bob@example.com>\r\nSubject: " + subject + "\r\n\r\n" + subject + "\r\n")
 	return f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: raw}, Remote: "192.0.2.1"})
 }
 
-func (f *fixture) incoming(t *testing.T, b mailbox.Inbox, subject string) {
+func (f *fixture) incoming(t *testing.T, b directory.Inbox, subject string) {
 	t.Helper()
 	if err := f.receive(t, b, subject); err != nil {
 		t.Fatal(err)
@@ -39,7 +41,7 @@ func (f *fixture) subjects(ctx context.Context, key auth.Secret, inbox string) (
 	if err != nil {
 		return "", err
 	}
-	k, err := f.post.Open(ctx, who, key, inbox)
+	k, err := f.post.Keys.Open(ctx, who, key, inbox)
 	if err != nil {
 		return "", err
 	}
@@ -77,7 +79,7 @@ func (f *fixture) show(t *testing.T, key auth.Secret, inbox string) (auth.Princi
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := f.post.Open(t.Context(), who, key, inbox)
+	k, err := f.post.Keys.Open(t.Context(), who, key, inbox)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +87,8 @@ func (f *fixture) show(t *testing.T, key auth.Secret, inbox string) (auth.Princi
 }
 
 // must returns what a call that makes a key returned, if it did.
-func must(p mailbox.Part, key auth.Secret, err error) func(t *testing.T) (mailbox.Part, auth.Secret) {
-	return func(t *testing.T) (mailbox.Part, auth.Secret) {
+func must(p keyring.Part, key auth.Secret, err error) func(t *testing.T) (keyring.Part, auth.Secret) {
+	return func(t *testing.T) (keyring.Part, auth.Secret) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -104,31 +106,31 @@ func TestKeys(t *testing.T) {
 		_, k := f.show(t, first, "")
 
 		// A second key opens what there is and what comes, within its scope.
-		part, second := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Name: "laptop", Scope: seal.Read}))(t)
+		part, second := must(f.post.Keys.Add(ctx, who, k, keyring.NewKey{Name: "laptop", Scope: seal.Read}))(t)
 		f.reads(t, second, "", "one")
 		reader, rk := f.show(t, second, b.Address)
-		if mailbox.May(rk, seal.Read) != nil || !errors.Is(mailbox.May(rk, seal.Propose), auth.ErrForbidden) || !errors.Is(mailbox.May(rk, seal.Manage), auth.ErrForbidden) {
+		if keyring.May(rk, seal.Read) != nil || !errors.Is(keyring.May(rk, seal.Propose), auth.ErrForbidden) || !errors.Is(keyring.May(rk, seal.Manage), auth.ErrForbidden) {
 			t.Errorf("scope = %v", rk.Scope())
 		}
 		if _, err := f.post.Send(ctx, reader, "test", mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}, Text: "x"}}); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a reading key proposes: %v", err)
 		}
 		for name, err := range map[string]error{
-			"add a key":      func() error { _, _, err := f.post.AddKey(ctx, reader, rk, mailbox.NewKey{}); return err }(),
-			"add a recovery": func() error { _, _, err := f.post.AddRecovery(ctx, reader, rk); return err }(),
+			"add a key":      func() error { _, _, err := f.post.Keys.Add(ctx, reader, rk, keyring.NewKey{}); return err }(),
+			"add a recovery": func() error { _, _, err := f.post.Keys.AddRecovery(ctx, reader, rk); return err }(),
 			"grant": func() error {
-				_, _, err := f.post.Grant(ctx, reader, rk, mailbox.NewKey{Expires: time.Now().Add(time.Hour)})
+				_, _, err := f.post.Keys.Grant(ctx, reader, rk, keyring.NewKey{Expires: time.Now().Add(time.Hour)})
 				return err
 			}(),
-			"rotate another": func() error { _, _, err := f.post.Rotate(ctx, reader, rk, who.ID); return err }(),
-			"revoke":         f.post.Revoke(ctx, reader, "", who.ID, false),
+			"rotate another": func() error { _, _, err := f.post.Keys.Rotate(ctx, reader, rk, who.ID); return err }(),
+			"revoke":         f.post.Keys.Revoke(ctx, reader, "", who.ID, false),
 			"delete":         func() error { _, err := f.post.Delete(ctx, reader, ""); return err }(),
 			"update": func() error {
 				s := "x"
 				_, err := f.post.Update(ctx, reader, "", mailbox.Change{DisplayName: &s})
 				return err
 			}(),
-			"list keys": func() error { _, err := f.post.Parts(ctx, reader, ""); return err }(),
+			"list keys": func() error { _, err := f.post.Keys.Parts(ctx, reader, ""); return err }(),
 		} {
 			if !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("a reading key may %s: %v", name, err)
@@ -136,44 +138,44 @@ func TestKeys(t *testing.T) {
 		}
 
 		// It may replace itself, and is then nothing.
-		_, third := must(f.post.Rotate(ctx, reader, rk, part.Credential))(t)
+		_, third := must(f.post.Keys.Rotate(ctx, reader, rk, part.Credential))(t)
 		f.refused(t, second, "", auth.ErrUnauthenticated)
 		f.incoming(t, b, "two")
 		f.reads(t, third, "", "two one")
 		f.reads(t, first, "", "two one")
 
-		list, err := f.post.Parts(ctx, f.person, b.ID)
+		list, err := f.post.Keys.Parts(ctx, f.person, b.ID)
 		if err != nil || len(list) != 2 || list[0].Credential != who.ID || list[0].Scope != seal.Manage || list[1].Name != "laptop" || list[1].Scope != seal.Read || list[1].Used.IsZero() {
 			t.Errorf("keys = %+v, %v", list, err)
 		}
-		if _, err := f.post.Parts(ctx, f.other, b.ID); !errors.Is(err, mailbox.ErrNoInbox) {
+		if _, err := f.post.Keys.Parts(ctx, f.other, b.ID); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("another project lists keys: %v", err)
 		}
 
 		// The last key that manages stays, unless its project says otherwise.
-		if err := f.post.Revoke(ctx, who, "", who.ID, true); !errors.Is(err, mailbox.ErrLastKey) {
+		if err := f.post.Keys.Revoke(ctx, who, "", who.ID, true); !errors.Is(err, keyring.ErrLastKey) {
 			t.Errorf("the last key revokes itself: %v", err)
 		}
-		if err := f.post.Revoke(ctx, f.person, b.ID, who.ID, false); !errors.Is(err, mailbox.ErrLastKey) {
+		if err := f.post.Keys.Revoke(ctx, f.person, b.ID, who.ID, false); !errors.Is(err, keyring.ErrLastKey) {
 			t.Errorf("the last key is revoked: %v", err)
 		}
-		if err := f.post.Revoke(ctx, f.other, b.ID, who.ID, true); !errors.Is(err, mailbox.ErrNoInbox) {
+		if err := f.post.Keys.Revoke(ctx, f.other, b.ID, who.ID, true); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("another project revokes: %v", err)
 		}
-		if err := f.post.Revoke(ctx, f.project, b.Address, who.ID, true); err != nil {
+		if err := f.post.Keys.Revoke(ctx, f.project, b.Address, who.ID, true); err != nil {
 			t.Error(err)
 		}
 		f.refused(t, first, "", auth.ErrUnauthenticated)
 		f.reads(t, third, "", "two one")
-		if err := f.post.Revoke(ctx, f.project, b.ID, "crd_NOTHING", true); !errors.Is(err, mailbox.ErrNoKey) {
+		if err := f.post.Keys.Revoke(ctx, f.project, b.ID, "crd_NOTHING", true); !errors.Is(err, keyring.ErrNoKey) {
 			t.Errorf("a key that there is not: %v", err)
 		}
 
-		for name, n := range map[string]mailbox.NewKey{
+		for name, n := range map[string]keyring.NewKey{
 			"a scope that there is not": {Scope: "everything"}, "recovery by its scope": {Scope: "recover"}, "a past end": {Expires: time.Now()},
 			"a long name": {Name: strings.Repeat("x", 101)}, "a hidden name": {Name: "a\u202eb"}, "no UTF-8": {Name: "\xff"},
 		} {
-			if _, _, err := f.post.AddKey(ctx, who, k, n); !errors.Is(err, mailbox.ErrInvalid) {
+			if _, _, err := f.post.Keys.Add(ctx, who, k, n); !errors.Is(err, directory.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -187,35 +189,35 @@ func TestRecovery(t *testing.T) {
 		b, who, first := f.inbox(t, "analyst")
 		f.incoming(t, b, "one")
 		_, k := f.show(t, first, "")
-		_, recovery := must(f.post.AddRecovery(ctx, who, k))(t)
+		_, recovery := must(f.post.Keys.AddRecovery(ctx, who, k))(t)
 		keeper, err := auth.CheckKey(ctx, db, recovery)
 		if err != nil || keeper.Kind != auth.Recovery {
 			t.Fatalf("recovery key = %+v, %v", keeper, err)
 		}
 		// By itself it opens nothing and proposes nothing.
-		if _, err := f.post.Open(ctx, keeper, recovery, ""); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.post.Keys.Open(ctx, keeper, recovery, ""); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a recovery key opens: %v", err)
 		}
 		if _, err := f.post.Send(ctx, keeper, "test", mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}}}); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a recovery key proposes: %v", err)
 		}
-		if _, _, _, err := f.post.Recover(ctx, who, first, false); !errors.Is(err, auth.ErrForbidden) {
+		if _, _, _, err := f.post.Keys.Recover(ctx, who, first, false); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("an inbox key recovers: %v", err)
 		}
 
 		// The key is lost, and its project has ended it: mail goes on to arrive.
-		if err := f.post.Revoke(ctx, f.person, b.ID, who.ID, true); err != nil {
+		if err := f.post.Keys.Revoke(ctx, f.person, b.ID, who.ID, true); err != nil {
 			t.Fatal(err)
 		}
 		f.incoming(t, b, "two")
-		_, _, second, err := f.post.Recover(ctx, keeper, recovery, false)
+		_, _, second, err := f.post.Keys.Recover(ctx, keeper, recovery, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		f.reads(t, second, "", "two one")
 
 		// It was stolen: everything else ends.
-		_, _, third, err := f.post.Recover(ctx, keeper, recovery, true)
+		_, _, third, err := f.post.Keys.Recover(ctx, keeper, recovery, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -224,7 +226,7 @@ func TestRecovery(t *testing.T) {
 		f.reads(t, third, "", "three two one")
 		// The key that it made can do all that a first key can.
 		owner, k := f.show(t, third, "")
-		_, fourth := must(f.post.Rotate(ctx, owner, k, keeper.ID))(t)
+		_, fourth := must(f.post.Keys.Rotate(ctx, owner, k, keeper.ID))(t)
 		if _, err := auth.CheckKey(ctx, db, recovery); !errors.Is(err, auth.ErrUnauthenticated) {
 			t.Errorf("a replaced recovery key: %v", err)
 		}
@@ -243,19 +245,19 @@ func TestGrants(t *testing.T) {
 		a, agentA, keyA := f.inbox(t, "alice")
 		b, agentB, keyB := f.inbox(t, "bella")
 		c, _, _ := f.inbox(t, "clara")
-		for _, box := range []mailbox.Inbox{a, b, c} {
+		for _, box := range []directory.Inbox{a, b, c} {
 			f.incoming(t, box, "one")
 		}
 		_, ka := f.show(t, keyA, "")
 		_, kb := f.show(t, keyB, "")
 		soon := time.Now().Add(time.Hour)
-		part, grant := must(f.post.Grant(ctx, agentA, ka, mailbox.NewKey{Name: "orchestrator", Expires: soon}))(t)
+		part, grant := must(f.post.Keys.Grant(ctx, agentA, ka, keyring.NewKey{Name: "orchestrator", Expires: soon}))(t)
 		if part.Scope != seal.Read || part.Expires.IsZero() {
 			t.Errorf("grant = %+v", part)
 		}
 		f.reads(t, grant, a.Address, "one")
 		f.refused(t, grant, b.Address, auth.ErrForbidden)
-		if _, err := f.post.Extend(ctx, agentB, kb, part.Credential, mailbox.NewKey{Scope: seal.Propose, Expires: soon}); err != nil {
+		if _, err := f.post.Keys.Extend(ctx, agentB, kb, part.Credential, keyring.NewKey{Scope: seal.Propose, Expires: soon}); err != nil {
 			t.Fatal(err)
 		}
 		f.reads(t, grant, b.ID, "one")
@@ -266,7 +268,7 @@ func TestGrants(t *testing.T) {
 			t.Errorf("foreign: %v, missing: %v", foreign, missing)
 		}
 		holder, _ := f.show(t, grant, a.ID)
-		if list, err := f.post.Inboxes(ctx, holder); err != nil || len(list) != 2 {
+		if list, err := f.post.Directory.Inboxes(ctx, holder); err != nil || len(list) != 2 {
 			t.Errorf("a grant lists %d inboxes, %v; want 2", len(list), err)
 		}
 		if _, err := f.post.Address(ctx, holder, b.ID); err != nil {
@@ -275,43 +277,43 @@ func TestGrants(t *testing.T) {
 		if _, err := f.post.Address(ctx, holder, a.ID); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a reading grant proposes: %v", err)
 		}
-		if _, _, err := f.post.CreateInbox(ctx, holder, mailbox.NewInbox{}, grant); !errors.Is(err, auth.ErrForbidden) {
+		if _, _, err := f.post.CreateInbox(ctx, holder, directory.NewInbox{}, grant); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a grant makes an inbox: %v", err)
 		}
 		_, gk := f.show(t, grant, b.ID)
-		if _, _, err := f.post.Grant(ctx, holder, gk, mailbox.NewKey{Expires: soon}); !errors.Is(err, auth.ErrForbidden) {
+		if _, _, err := f.post.Keys.Grant(ctx, holder, gk, keyring.NewKey{Expires: soon}); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a grant grants: %v", err)
 		}
-		if list, err := f.post.Grants(ctx, f.person); err != nil || len(list) != 2 || list[0].Inbox != a.ID || list[0].CreatedBy != agentA.String() {
+		if list, err := f.post.Keys.Grants(ctx, f.person); err != nil || len(list) != 2 || list[0].Inbox != a.ID || list[0].CreatedBy != agentA.String() {
 			t.Errorf("grants = %+v, %v", list, err)
 		}
 
 		for name, err := range map[string]error{
-			"no end": func() error { _, _, err := f.post.Grant(ctx, agentA, ka, mailbox.NewKey{}); return err }(),
+			"no end": func() error { _, _, err := f.post.Keys.Grant(ctx, agentA, ka, keyring.NewKey{}); return err }(),
 			"an end too far": func() error {
-				_, _, err := f.post.Grant(ctx, agentA, ka, mailbox.NewKey{Expires: soon.Add(mailbox.MaxGrant)})
+				_, _, err := f.post.Keys.Grant(ctx, agentA, ka, keyring.NewKey{Expires: soon.Add(keyring.MaxGrant)})
 				return err
 			}(),
 			"to manage": func() error {
-				_, _, err := f.post.Grant(ctx, agentA, ka, mailbox.NewKey{Scope: seal.Manage, Expires: soon})
+				_, _, err := f.post.Keys.Grant(ctx, agentA, ka, keyring.NewKey{Scope: seal.Manage, Expires: soon})
 				return err
 			}(),
 			"twice the same": func() error {
-				_, err := f.post.Extend(ctx, agentA, ka, part.Credential, mailbox.NewKey{Expires: soon})
+				_, err := f.post.Keys.Extend(ctx, agentA, ka, part.Credential, keyring.NewKey{Expires: soon})
 				return err
 			}(),
 			"a key that is none": func() error {
-				_, err := f.post.Extend(ctx, agentA, ka, agentB.ID, mailbox.NewKey{Expires: soon})
+				_, err := f.post.Keys.Extend(ctx, agentA, ka, agentB.ID, keyring.NewKey{Expires: soon})
 				return err
 			}(),
 		} {
-			if !errors.Is(err, mailbox.ErrInvalid) && !errors.Is(err, mailbox.ErrNoKey) {
+			if !errors.Is(err, directory.ErrInvalid) && !errors.Is(err, keyring.ErrNoKey) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 
 		// Its own key takes one inbox back; the other stays.
-		if err := f.post.Revoke(ctx, agentA, "", part.Credential, false); err != nil {
+		if err := f.post.Keys.Revoke(ctx, agentA, "", part.Credential, false); err != nil {
 			t.Fatal(err)
 		}
 		f.refused(t, grant, a.ID, auth.ErrForbidden)
@@ -319,10 +321,10 @@ func TestGrants(t *testing.T) {
 		f.reads(t, keyA, "", "two one")
 		f.reads(t, grant, b.ID, "one")
 		// A manager takes all.
-		if err := f.post.RevokeGrant(ctx, f.other, part.Credential); !errors.Is(err, mailbox.ErrNoKey) {
+		if err := f.post.Keys.RevokeGrant(ctx, f.other, part.Credential); !errors.Is(err, keyring.ErrNoKey) {
 			t.Errorf("another project revokes: %v", err)
 		}
-		if err := f.post.RevokeGrant(ctx, f.project, part.Credential); err != nil {
+		if err := f.post.Keys.RevokeGrant(ctx, f.project, part.Credential); err != nil {
 			t.Fatal(err)
 		}
 		f.refused(t, grant, b.ID, auth.ErrUnauthenticated)
@@ -331,7 +333,7 @@ func TestGrants(t *testing.T) {
 
 		// One whose time is over opens nothing, noticed or not, and what is
 		// wrapped for it goes when it is noticed.
-		part, grant = must(f.post.Grant(ctx, agentA, ka, mailbox.NewKey{Expires: soon}))(t)
+		part, grant = must(f.post.Keys.Grant(ctx, agentA, ka, keyring.NewKey{Expires: soon}))(t)
 		f.exec(t, `update inbox_key set expires_at = 1 where credential_id = $1`, part.Credential)
 		f.refused(t, grant, a.ID, auth.ErrForbidden)
 		if err := f.post.Expire(ctx); err != nil {
@@ -377,7 +379,7 @@ func TestFormerHolder(t *testing.T) {
 		b, who, key := f.inbox(t, "analyst")
 		_, k := f.show(t, key, "")
 		f.incoming(t, b, "before")
-		part, grant := must(f.post.Grant(ctx, who, k, mailbox.NewKey{Expires: time.Now().Add(time.Hour)}))(t)
+		part, grant := must(f.post.Keys.Grant(ctx, who, k, keyring.NewKey{Expires: time.Now().Add(time.Hour)}))(t)
 		thief, _ := f.show(t, grant, b.ID)
 
 		type wrapping struct {
@@ -409,7 +411,7 @@ func TestFormerHolder(t *testing.T) {
 		if strings.HasSuffix(t.Name(), "/sqlite") && !f.inFiles(t, copied[0].wrapped) {
 			t.Error("the wrapped key is not found where it is")
 		}
-		if err := f.post.Revoke(ctx, who, "", part.Credential, false); err != nil {
+		if err := f.post.Keys.Revoke(ctx, who, "", part.Credential, false); err != nil {
 			t.Fatal(err)
 		}
 		f.incoming(t, b, "after")
@@ -427,7 +429,7 @@ func TestFormerHolder(t *testing.T) {
 		f.exec(t, `update credential set revoked_at = 0 where id = $1`, part.Credential)
 		f.exec(t, `insert into inbox_key (inbox_id, credential_id, scope, public_key) select inbox_id, $1, 'read', public_key from inbox_key where credential_id = $2`, part.Credential, who.ID)
 		f.exec(t, `insert into inbox_wrap (inbox_id, credential_id, epoch, wrapped) values ($1, $2, 1, $3)`, b.ID, part.Credential, copied[0].wrapped)
-		old, err := f.post.Open(ctx, thief, grant, b.ID)
+		old, err := f.post.Keys.Open(ctx, thief, grant, b.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -435,7 +437,7 @@ func TestFormerHolder(t *testing.T) {
 			t.Error("the old epoch's key opens mail of the new one")
 		}
 		f.exec(t, `insert into inbox_wrap (inbox_id, credential_id, epoch, wrapped) values ($1, $2, 2, $3)`, b.ID, part.Credential, copied[0].wrapped)
-		if _, err := f.post.Open(ctx, thief, grant, b.ID); err == nil {
+		if _, err := f.post.Keys.Open(ctx, thief, grant, b.ID); err == nil {
 			t.Error("a wrapping of one epoch passes for another's")
 		}
 	})
@@ -477,14 +479,14 @@ func TestKeysAtOnce(t *testing.T) {
 		for i := range 4 {
 			wg.Go(func() {
 				for j := range 3 {
-					_, stays, err := f.post.AddKey(ctx, who, k, mailbox.NewKey{Name: fmt.Sprint(i, j)})
+					_, stays, err := f.post.Keys.Add(ctx, who, k, keyring.NewKey{Name: fmt.Sprint(i, j)})
 					if err != nil {
 						t.Error(err)
 						return
 					}
-					goes, _, err := f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: seal.Read})
+					goes, _, err := f.post.Keys.Add(ctx, who, k, keyring.NewKey{Scope: seal.Read})
 					if err == nil {
-						err = f.post.Revoke(ctx, who, "", goes.Credential, false)
+						err = f.post.Keys.Revoke(ctx, who, "", goes.Credential, false)
 					}
 					if err != nil {
 						t.Error(err)
@@ -517,7 +519,7 @@ func TestAccount(t *testing.T) {
 		f := setup(t, db)
 		other, _, _ := f.inbox(t, "other")
 		f.incoming(t, other, "one")
-		_, key, err := f.post.NewAccount(ctx, f.person, "lobster")
+		_, key, err := f.post.Keys.NewAccount(ctx, f.person, "lobster")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -525,7 +527,7 @@ func TestAccount(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, own, err := f.post.CreateInbox(ctx, who, mailbox.NewInbox{DisplayName: "Sarah Shield"}, key)
+		b, own, err := f.post.CreateInbox(ctx, who, directory.NewInbox{DisplayName: "Sarah Shield"}, key)
 		if err != nil || b.Address != "sarah-shield@agents.test" {
 			t.Fatalf("inbox = %+v, %v", b, err)
 		}
@@ -539,7 +541,7 @@ func TestAccount(t *testing.T) {
 		if _, err := f.post.Undelete(ctx, who, b.ID); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("an account undeletes: %v", err)
 		}
-		if _, _, err := f.post.NewAccount(ctx, who, "another"); !errors.Is(err, auth.ErrForbidden) {
+		if _, _, err := f.post.Keys.NewAccount(ctx, who, "another"); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("an account makes an account: %v", err)
 		}
 	})
@@ -553,33 +555,33 @@ func TestLoanEnds(t *testing.T) {
 		f := setup(t, db)
 		b, who, key := f.inbox(t, "analyst")
 		_, k := f.show(t, key, "")
-		part, lent := must(f.post.Grant(ctx, who, k, mailbox.NewKey{Expires: time.Now().Add(time.Hour)}))(t)
+		part, lent := must(f.post.Keys.Grant(ctx, who, k, keyring.NewKey{Expires: time.Now().Add(time.Hour)}))(t)
 		sandbox := auth.Principal{Kind: auth.Sandbox, ID: "sbx", Project: b.Project, Inbox: b.ID}
-		if err := f.post.Lend(ctx, f.project, sandbox, lent); err != nil {
+		if err := f.post.Keys.Lend(ctx, f.project, sandbox, lent); err != nil {
 			t.Fatal(err)
 		}
-		other, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{}))(t)
-		if err := f.post.Revoke(ctx, who, "", other.Credential, false); err != nil { // a new epoch
+		other, _ := must(f.post.Keys.Add(ctx, who, k, keyring.NewKey{}))(t)
+		if err := f.post.Keys.Revoke(ctx, who, "", other.Credential, false); err != nil { // a new epoch
 			t.Fatal(err)
 		}
 		f.incoming(t, b, "one")
-		lk, err := f.post.Lent(ctx, sandbox)
+		lk, err := f.post.Keys.Lent(ctx, sandbox)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if ms, err := f.post.Messages(ctx, sandbox, lk, 0); err != nil || len(ms) != 1 {
 			t.Errorf("a loan reads %d, %v", len(ms), err)
 		}
-		if err := mailbox.May(lk, seal.Propose); !errors.Is(err, auth.ErrForbidden) {
+		if err := keyring.May(lk, seal.Propose); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a loan is more than reading: %v", err)
 		}
-		if _, _, err := f.post.AddKey(ctx, sandbox, lk, mailbox.NewKey{}); !errors.Is(err, auth.ErrForbidden) {
+		if _, _, err := f.post.Keys.Add(ctx, sandbox, lk, keyring.NewKey{}); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a sandbox makes a key: %v", err)
 		}
-		if err := f.post.Revoke(ctx, f.person, b.ID, part.Credential, false); err != nil {
+		if err := f.post.Keys.Revoke(ctx, f.person, b.ID, part.Credential, false); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.post.Lent(ctx, sandbox); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.post.Keys.Lent(ctx, sandbox); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a loan outlives its key: %v", err)
 		}
 	})
@@ -592,12 +594,12 @@ func TestKeyIsShared(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	b, _, key := f.inbox(t, "analyst")
 	who, k := f.show(t, key, "")
-	p, _ := must(f.post.AddKey(ctx, who, k, mailbox.NewKey{Scope: seal.Read}))(t)
+	p, _ := must(f.post.Keys.Add(ctx, who, k, keyring.NewKey{Scope: seal.Read}))(t)
 	const each = 8
 	for range each {
 		f.incoming(t, b, "kohlrabi")
 	}
-	if err := f.post.Revoke(ctx, who, "", p.Credential, false); err != nil { // the next epoch begins
+	if err := f.post.Keys.Revoke(ctx, who, "", p.Credential, false); err != nil { // the next epoch begins
 		t.Fatal(err)
 	}
 	for range each {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -66,7 +67,7 @@ func TestManualChangesFollowPolicy(t *testing.T) {
 			},
 			"make": func(who auth.Principal) error {
 				n++
-				_, _, err := f.post.CreateInbox(ctx, who, mailbox.NewInbox{Address: "bella" + string(rune('a'+n)), Mode: policy.Autonomous}, "")
+				_, _, err := f.post.CreateInbox(ctx, who, directory.NewInbox{Address: "bella" + string(rune('a'+n)), Mode: policy.Autonomous}, "")
 				return err
 			},
 			"allow": func(who auth.Principal) error {
@@ -120,7 +121,7 @@ func TestManualChangesFollowPolicy(t *testing.T) {
 		if got := f.mode(t, b.ID); got != policy.GatedSend {
 			t.Errorf("the mode is %s", got)
 		}
-		if _, err := f.post.SetMode(ctx, f.person, b.ID, policy.Monitored, " "); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, err := f.post.SetMode(ctx, f.person, b.ID, policy.Monitored, " "); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("raised without a reason: %v", err)
 		}
 	})

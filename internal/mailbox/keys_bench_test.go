@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"postern/internal/mailbox"
+	"postern/internal/keyring"
 	"postern/internal/seal"
 	"postern/internal/storetest"
 )
@@ -16,21 +16,21 @@ func BenchmarkOpen(b *testing.B) {
 		b.Run(fmt.Sprint(epochs), func(b *testing.B) {
 			f := setup(b, storetest.SQLite(b))
 			box, who, key := f.inbox(b, "analyst")
-			k, err := f.post.Open(b.Context(), who, key, "")
+			k, err := f.post.Keys.Open(b.Context(), who, key, "")
 			if err != nil {
 				b.Fatal(err)
 			}
 			for range epochs - 1 {
-				p, _, err := f.post.AddKey(b.Context(), who, k, mailbox.NewKey{Scope: seal.Read})
+				p, _, err := f.post.Keys.Add(b.Context(), who, k, keyring.NewKey{Scope: seal.Read})
 				if err == nil {
-					err = f.post.Revoke(b.Context(), who, "", p.Credential, false)
+					err = f.post.Keys.Revoke(b.Context(), who, "", p.Credential, false)
 				}
 				if err != nil {
 					b.Fatal(err)
 				}
 			}
 			for b.Loop() {
-				if _, err := f.post.Open(b.Context(), who, key, box.ID); err != nil {
+				if _, err := f.post.Keys.Open(b.Context(), who, key, box.ID); err != nil {
 					b.Fatal(err)
 				}
 			}

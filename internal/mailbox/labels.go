@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -45,10 +47,10 @@ var (
 
 func checkLabel(label string) error {
 	if !labelForm().MatchString(label) {
-		return fmt.Errorf("%w: label: must be 1 to 64 of a-z 0-9 . _ / -, begin and end with a letter or digit: got %.70q", ErrInvalid, label)
+		return fmt.Errorf("%w: label: must be 1 to 64 of a-z 0-9 . _ / -, begin and end with a letter or digit: got %.70q", directory.ErrInvalid, label)
 	}
 	if slices.Contains(reservedLabels, label) {
-		return fmt.Errorf("%w: label: %s is the name of a place or a state, and no label", ErrInvalid, label)
+		return fmt.Errorf("%w: label: %s is the name of a place or a state, and no label", directory.ErrInvalid, label)
 	}
 	return nil
 }
@@ -88,25 +90,25 @@ type labelled struct {
 // away, of all or of none of them. It returns them in the order of ids. What is
 // put into the trash is gone after 30 days, unless it is taken out of it.
 func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *seal.Key, ids, add, remove []string) (out []Labelled, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, err
 	}
 	// Who was only let in to read changes nothing: the trash ends messages.
-	if err := May(k, seal.Propose); err != nil {
+	if err := keyring.May(k, seal.Propose); err != nil {
 		return nil, err
 	}
 	if len(ids) == 0 || len(ids) > MaxLabelChange {
-		return nil, fmt.Errorf("%w: ids: must be 1 to %d", ErrInvalid, MaxLabelChange)
+		return nil, fmt.Errorf("%w: ids: must be 1 to %d", directory.ErrInvalid, MaxLabelChange)
 	}
 	if len(add)+len(remove) == 0 || len(add)+len(remove) > 2*maxLabels {
-		return nil, fmt.Errorf("%w: add and remove: must be together 1 to %d labels", ErrInvalid, 2*maxLabels)
+		return nil, fmt.Errorf("%w: add and remove: must be together 1 to %d labels", directory.ErrInvalid, 2*maxLabels)
 	}
 	for _, l := range slices.Concat(add, remove) {
 		if err := checkLabel(l); err != nil {
 			return nil, err
 		}
 		if slices.Contains(add, l) && slices.Contains(remove, l) {
-			return nil, fmt.Errorf("%w: add and remove: both name %s", ErrInvalid, l)
+			return nil, fmt.Errorf("%w: add and remove: both name %s", directory.ErrInvalid, l)
 		}
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
@@ -196,7 +198,7 @@ func relabel(ctx context.Context, tx *store.Tx, inbox string, msg *labelled, add
 		}
 	}
 	if own > maxLabels {
-		return fmt.Errorf("%w: add: message %s would have %d labels of its own, more than %d", ErrInvalid, msg.id, own, maxLabels)
+		return fmt.Errorf("%w: add: message %s would have %d labels of its own, more than %d", directory.ErrInvalid, msg.id, own, maxLabels)
 	}
 	trashed := int64(0)
 	if slices.Contains(msg.labels, LabelTrash) {
@@ -228,7 +230,7 @@ func checkOwnLabels(ctx context.Context, tx *store.Tx, inbox string, add []strin
 		delete(own, l)
 	}
 	if len(own) > maxOwnLabels {
-		return fmt.Errorf("%w: add: the inbox would have %d labels of its own, more than %d", ErrInvalid, len(own), maxOwnLabels)
+		return fmt.Errorf("%w: add: the inbox would have %d labels of its own, more than %d", directory.ErrInvalid, len(own), maxOwnLabels)
 	}
 	return nil
 }
@@ -243,7 +245,7 @@ type LabelCount struct {
 // Labels returns the labels that are in use in the inbox that k opens, those of
 // this program always and first.
 func (m *PostOffice) Labels(ctx context.Context, who auth.Principal, k *seal.Key) (out []LabelCount, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, err
 	}
 	var counts []LabelCount

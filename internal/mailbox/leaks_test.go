@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -71,7 +72,7 @@ func TestNothingLeavesUnread(t *testing.T) {
 		}
 		f.gate = oversight.NewGate(log, db, documented{doc})
 		f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", QuarantineScore: 0.75})
-		b, key, err := f.post.CreateInbox(t.Context(), f.person, mailbox.NewInbox{Address: "box", Mode: policy.Autonomous}, "")
+		b, key, err := f.post.CreateInbox(t.Context(), f.person, directory.NewInbox{Address: "box", Mode: policy.Autonomous}, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/store"
 )
 
@@ -228,17 +229,17 @@ func (m *PostOffice) Sends(ctx context.Context, who auth.Principal, inbox string
 // name the project.
 func (m *PostOffice) scope(ctx context.Context, who auth.Principal, inbox string, change bool) (scope, id string, defaults Limits, err error) {
 	switch {
-	case mayManage(who) == nil && inbox == "":
+	case directory.MayManage(who) == nil && inbox == "":
 		return "project", who.Project, m.cfg.ProjectLimits, nil
-	case mayManage(who) == nil && !nameForm().MatchString(inbox):
-		return "", "", Limits{}, ErrNoInbox
-	case mayManage(who) == nil:
-		b, err := m.Find(ctx, who, inbox)
+	case directory.MayManage(who) == nil && !directory.ValidName(inbox):
+		return "", "", Limits{}, directory.ErrNoInbox
+	case directory.MayManage(who) == nil:
+		b, err := m.Directory.Find(ctx, who, inbox)
 		return "inbox", b.ID, m.cfg.InboxLimits, err
 	case change || inbox == "":
-		return "", "", Limits{}, mayManage(who)
+		return "", "", Limits{}, directory.MayManage(who)
 	}
-	b, _, err := m.Reach(ctx, who, inbox)
+	b, _, err := m.Keys.Reach(ctx, who, inbox)
 	return "inbox", b.ID, m.cfg.InboxLimits, err
 }
 
@@ -253,7 +254,7 @@ func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox s
 		return err
 	}
 	if s.Undo < 0 || s.Undo > MaxUndo || scope == "project" && s.Undo != 0 {
-		return fmt.Errorf("%w: undo_seconds: must be 0 to %v, and 0 for a project", ErrInvalid, MaxUndo.Seconds())
+		return fmt.Errorf("%w: undo_seconds: must be 0 to %v, and 0 for a project", directory.ErrInvalid, MaxUndo.Seconds())
 	}
 	for _, l := range []struct {
 		field string
@@ -266,7 +267,7 @@ func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox s
 		{"bytes_per_day", s.Limits.Bytes},
 	} {
 		if l.n < Unlimited || l.n > 1<<50 {
-			return fmt.Errorf("%w: %s: must be 1 to 2^50, 0 for what the server says, or -1 for no limit", ErrInvalid, l.field)
+			return fmt.Errorf("%w: %s: must be 1 to 2^50, 0 for what the server says, or -1 for no limit", directory.ErrInvalid, l.field)
 		}
 	}
 	return m.db.Update(ctx, func(tx *store.Tx) error {

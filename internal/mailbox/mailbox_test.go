@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -75,9 +76,9 @@ func setup(t testing.TB, db *store.DB) *fixture {
 	return f
 }
 
-func (f *fixture) inbox(t testing.TB, name string) (mailbox.Inbox, auth.Principal, auth.Secret) {
+func (f *fixture) inbox(t testing.TB, name string) (directory.Inbox, auth.Principal, auth.Secret) {
 	t.Helper()
-	b, key, err := f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: name}, "")
+	b, key, err := f.post.CreateInbox(t.Context(), f.project, directory.NewInbox{Address: name}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,7 @@ func TestReceiveIsSealed(t *testing.T) {
 		if err := f.post.Receive(ctx, mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{"Analyst@Agents.Test", "analyst@agents.test"}, Raw: incoming}, Remote: "192.0.2.1"}); err != nil {
 			t.Fatal(err)
 		}
-		k, err := f.post.Open(ctx, who, key, "")
+		k, err := f.post.Keys.Open(ctx, who, key, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +173,7 @@ func TestFullInbox(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := db.Update(t.Context(), func(tx *store.Tx) error {
-			_, err := tx.ExecContext(t.Context(), `update inbox_use set bytes = $1 where inbox_id = $2`, int64(mailbox.MaxInboxBytes), b.ID)
+			_, err := tx.ExecContext(t.Context(), `update inbox_use set bytes = $1 where inbox_id = $2`, int64(directory.MaxBytes), b.ID)
 			return err
 		})
 		if err != nil {
@@ -194,7 +195,7 @@ func TestIsolation(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	a, agentA, keyA := f.inbox(t, "analyst")
 	b, agentB, keyB := f.inbox(t, "buyer")
-	ka, err := f.post.Open(ctx, agentA, keyA, "")
+	ka, err := f.post.Keys.Open(ctx, agentA, keyA, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,43 +210,43 @@ func TestIsolation(t *testing.T) {
 			t.Errorf("%s with a key of A reads: %v, want ErrForbidden", who, err)
 		}
 	}
-	if _, err := f.post.Open(ctx, agentA, keyB, ""); err == nil {
+	if _, err := f.post.Keys.Open(ctx, agentA, keyB, ""); err == nil {
 		t.Error("A's wrapping opened with B's credential")
 	}
 	forged := agentA
 	forged.Inbox = b.ID
-	if _, err := f.post.Open(ctx, forged, keyA, ""); err == nil {
+	if _, err := f.post.Keys.Open(ctx, forged, keyA, ""); err == nil {
 		t.Error("A's credential opened B's inbox")
 	}
 	for _, who := range []auth.Principal{f.project, f.person, sandbox} {
-		if _, err := f.post.Open(ctx, who, keyA, ""); err == nil {
+		if _, err := f.post.Keys.Open(ctx, who, keyA, ""); err == nil {
 			t.Errorf("%s opened an inbox", who)
 		}
 	}
 
 	// Sandboxes read only what was lent, and only while it is.
-	if _, err := f.post.Lent(t.Context(), sandbox); !errors.Is(err, auth.ErrForbidden) {
+	if _, err := f.post.Keys.Lent(t.Context(), sandbox); !errors.Is(err, auth.ErrForbidden) {
 		t.Errorf("nothing lent: %v", err)
 	}
-	if err := f.post.Lend(ctx, f.project, sandbox, keyB); !errors.Is(err, mailbox.ErrInvalid) {
+	if err := f.post.Keys.Lend(ctx, f.project, sandbox, keyB); !errors.Is(err, directory.ErrInvalid) {
 		t.Errorf("lending another inbox's key: %v", err)
 	}
-	if err := f.post.Lend(ctx, f.project, sandbox, "pib_nonsense"); !errors.Is(err, mailbox.ErrInvalid) {
+	if err := f.post.Keys.Lend(ctx, f.project, sandbox, "pib_nonsense"); !errors.Is(err, directory.ErrInvalid) {
 		t.Errorf("lending nonsense: %v", err)
 	}
-	if err := f.post.Lend(ctx, f.project, sandbox, keyA); err != nil {
+	if err := f.post.Keys.Lend(ctx, f.project, sandbox, keyA); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := f.post.Lent(t.Context(), sandbox); err != nil || k.Inbox() != a.ID {
+	if k, err := f.post.Keys.Lent(t.Context(), sandbox); err != nil || k.Inbox() != a.ID {
 		t.Errorf("Lent = %v", err)
 	}
 	impostor := sandbox
 	impostor.Inbox = b.ID
-	if _, err := f.post.Lent(t.Context(), impostor); err == nil {
+	if _, err := f.post.Keys.Lent(t.Context(), impostor); err == nil {
 		t.Error("a key was lent for another inbox")
 	}
-	f.post.Return(sandbox.ID)
-	if _, err := f.post.Lent(t.Context(), sandbox); err == nil {
+	f.post.Keys.Return(sandbox.ID)
+	if _, err := f.post.Keys.Lent(t.Context(), sandbox); err == nil {
 		t.Error("the key was not returned")
 	}
 
@@ -255,13 +256,13 @@ func TestIsolation(t *testing.T) {
 			t.Errorf("%s proposes: %v, want ErrForbidden", who, err)
 		}
 	}
-	if bs, err := f.post.Inboxes(ctx, f.other); err != nil || len(bs) != 0 {
+	if bs, err := f.post.Directory.Inboxes(ctx, f.other); err != nil || len(bs) != 0 {
 		t.Errorf("another project sees %d inboxes, %v", len(bs), err)
 	}
-	if bs, err := f.post.Inboxes(ctx, agentA); err != nil || len(bs) != 1 {
+	if bs, err := f.post.Directory.Inboxes(ctx, agentA); err != nil || len(bs) != 1 {
 		t.Errorf("an agent sees %d inboxes, %v", len(bs), err)
 	}
-	if _, err := f.post.Find(ctx, f.other, a.Address); !errors.Is(err, mailbox.ErrNoInbox) {
+	if _, err := f.post.Directory.Find(ctx, f.other, a.Address); !errors.Is(err, directory.ErrNoInbox) {
 		t.Errorf("another project finds A: %v", err)
 	}
 }
@@ -300,7 +301,7 @@ func TestSendWaitsAndIsDeliveredOnce(t *testing.T) {
 		if len(f.hop.got) != 1 || bytes.Contains(f.hop.got[0].Raw, []byte("eve@")) {
 			t.Errorf("delivered %d times; Bcc in the bytes: %v", len(f.hop.got), len(f.hop.got) > 0 && bytes.Contains(f.hop.got[0].Raw, []byte("eve@")))
 		}
-		k, err := f.post.Open(ctx, agent, key, "")
+		k, err := f.post.Keys.Open(ctx, agent, key, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -388,19 +389,19 @@ func TestCreateInboxRefuses(t *testing.T) {
 		want    error
 	}{
 		{"an agent", agent, "fresh", "", auth.ErrForbidden},
-		{"taken", f.project, "Analyst", "", mailbox.ErrTaken},
-		{"taken by another project", f.other, "analyst@agents.test", "", mailbox.ErrTaken},
-		{"another domain", f.project, "x@example.com", "", mailbox.ErrInvalid},
-		{"reserved", f.project, "postmaster", "", mailbox.ErrInvalid},
-		{"too short", f.project, "ab", "", mailbox.ErrInvalid},
-		{"line break", f.project, "abc\r\nx", "", mailbox.ErrInvalid},
-		{"dots", f.project, "a..b", "", mailbox.ErrInvalid},
+		{"taken", f.project, "Analyst", "", directory.ErrTaken},
+		{"taken by another project", f.other, "analyst@agents.test", "", directory.ErrTaken},
+		{"another domain", f.project, "x@example.com", "", directory.ErrInvalid},
+		{"reserved", f.project, "postmaster", "", directory.ErrInvalid},
+		{"too short", f.project, "ab", "", directory.ErrInvalid},
+		{"line break", f.project, "abc\r\nx", "", directory.ErrInvalid},
+		{"dots", f.project, "a..b", "", directory.ErrInvalid},
 		{"a mode for owners alone", f.project, "fresh", "autonomous", auth.ErrForbidden},
-		{"no mode", f.project, "fresh", "whatever", mailbox.ErrInvalid},
+		{"no mode", f.project, "fresh", "whatever", directory.ErrInvalid},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, _, err := f.post.CreateInbox(t.Context(), tt.who, mailbox.NewInbox{Address: tt.address, Mode: modeOf(tt.mode)}, ""); !errors.Is(err, tt.want) {
+			if _, _, err := f.post.CreateInbox(t.Context(), tt.who, directory.NewInbox{Address: tt.address, Mode: modeOf(tt.mode)}, ""); !errors.Is(err, tt.want) {
 				t.Errorf("CreateInbox = %v, want %v", err, tt.want)
 			}
 		})

@@ -18,7 +18,9 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/policy"
 	"postern/internal/scan"
@@ -131,7 +133,7 @@ func cut(s string, most int) string {
 // and its blob durable.
 type letter struct {
 	id        string
-	inbox     Inbox
+	inbox     directory.Inbox
 	direction Direction
 	at        time.Time
 	size      int
@@ -144,17 +146,17 @@ type letter struct {
 // seal seals a message for b and makes its blob durable. What fails after it
 // must be undone with [PostOffice.discard]; a crash leaves at most a blob
 // without a row.
-func (m *PostOffice) seal(b Inbox, d Direction, raw []byte, p mail.Message, s Summary) (letter, error) {
+func (m *PostOffice) seal(b directory.Inbox, d Direction, raw []byte, p mail.Message, s Summary) (letter, error) {
 	// The ID is drawn before sealing, which binds to it.
 	l := letter{id: "msg_" + rand.Text(), inbox: b, direction: d, at: time.Now().UTC(), size: len(raw), refs: m.refs(b.ID, p)}
 	summary, err := json.Marshal(s)
 	if err != nil {
 		return letter{}, fmt.Errorf("summarise message: %w", err)
 	}
-	if l.summary, err = seal.Seal(b.publicKey, b.ID, l.id, "summary", summary); err != nil {
+	if l.summary, err = seal.Seal(b.PublicKey, b.ID, l.id, "summary", summary); err != nil {
 		return letter{}, err
 	}
-	sealed, err := seal.Seal(b.publicKey, b.ID, l.id, "message", raw)
+	sealed, err := seal.Seal(b.PublicKey, b.ID, l.id, "message", raw)
 	if err != nil {
 		return letter{}, err
 	}
@@ -164,7 +166,7 @@ func (m *PostOffice) seal(b Inbox, d Direction, raw []byte, p mail.Message, s Su
 func (m *PostOffice) discard(l letter) error { return m.cfg.Blobs.Delete(blobID(l.id)) }
 
 // put seals a message and stores it as part of tx.
-func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b Inbox, d Direction, raw []byte) (id string, err error) {
+func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b directory.Inbox, d Direction, raw []byte) (id string, err error) {
 	p := mail.Read(raw)
 	l, err := m.seal(b, d, raw, p, summarise(p))
 	if err != nil {
@@ -219,10 +221,6 @@ func (m *PostOffice) keep(ctx context.Context, tx *store.Tx, l letter) error {
 	}
 	return nil
 }
-
-// MaxInboxBytes bounds what arrives in one inbox, in bytes of messages before
-// sealing: whoever can reach the SMTP port could else fill the disk.
-const MaxInboxBytes = 1 << 30
 
 // ErrFull means that an inbox takes no more mail for now.
 var ErrFull = errors.New("the inbox is full")
@@ -317,10 +315,10 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 }
 
 // recipients returns the inboxes of e's recipients, each once, by id.
-func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []Inbox, err error) {
+func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []directory.Inbox, err error) {
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		for _, to := range e.To {
-			b, err := m.addressee(ctx, tx, to)
+			b, err := m.Directory.Addressee(ctx, tx, to)
 			if err != nil {
 				return fmt.Errorf("receive for %q: %w", to, err)
 			}
@@ -328,8 +326,8 @@ func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []Inbox, er
 		}
 		return nil
 	})
-	slices.SortFunc(out, func(a, b Inbox) int { return cmp.Compare(a.ID, b.ID) })
-	return slices.CompactFunc(out, func(a, b Inbox) bool { return a.ID == b.ID }), err
+	slices.SortFunc(out, func(a, b directory.Inbox) int { return cmp.Compare(a.ID, b.ID) })
+	return slices.CompactFunc(out, func(a, b directory.Inbox) bool { return a.ID == b.ID }), err
 }
 
 // admit stores l, or holds it for a person, unless its inbox is full, gone, or has another key than l was
@@ -339,11 +337,11 @@ func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l *letter, securit
 	if err != nil {
 		return err
 	}
-	b, err := m.find(ctx, tx, l.inbox.ID)
+	b, err := directory.Lookup(ctx, tx, l.inbox.ID)
 	if err != nil {
 		return fmt.Errorf("receive for %s: %w", l.inbox.ID, err)
 	}
-	if !slices.Equal(b.publicKey, l.inbox.publicKey) {
+	if !slices.Equal(b.PublicKey, l.inbox.PublicKey) {
 		return fmt.Errorf("receive for %s: its key was changed just now: %w", b.ID, errRetry)
 	}
 	if used+int64(l.size) > b.MaxBytes {
@@ -391,7 +389,7 @@ func parseCursor(s string) (position, error) {
 			return position{at, f[2]}, nil
 		}
 	}
-	return position{}, fmt.Errorf("%w: cursor: is not one that a list ended with", ErrInvalid)
+	return position{}, fmt.Errorf("%w: cursor: is not one that a list ended with", directory.ErrInvalid)
 }
 
 func (p position) String() string { return strconv.FormatInt(p.at, 36) + "." + p.id }
@@ -424,7 +422,7 @@ func (m *PostOffice) Messages(ctx context.Context, who auth.Principal, k *seal.K
 // List returns messages of the inbox that k opens, newest first, and the cursor
 // of the next page, which is empty where there is none.
 func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *seal.Key, l Listing) (out []Message, next string, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	if l.Limit <= 0 {
@@ -509,7 +507,7 @@ func (m *PostOffice) scan(row func(...any) error, k *seal.Key) (Message, error) 
 // without reading its bytes. It returns an error that wraps [store.ErrNotFound]
 // if there is none.
 func (m *PostOffice) Listed(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg Message, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return Message{}, err
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
@@ -532,7 +530,7 @@ func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *seal.Ke
 // whole opens the message of a row, and its bytes. The query has its id and
 // its inbox for parameters, and yields the columns of a message and its blob.
 func (m *PostOffice) whole(ctx context.Context, who auth.Principal, k *seal.Key, id, query string) (msg Message, raw []byte, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return Message{}, nil, err
 	}
 	var blob string

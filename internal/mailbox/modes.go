@@ -13,6 +13,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -53,18 +54,18 @@ const (
 // ErrCode means that a code raises nothing: it is wrong, was used, or has ended.
 var ErrCode = fmt.Errorf("the code is wrong, was used, or has ended: ask a person for another (%w)", auth.ErrForbidden)
 
-// checkWhy returns a reason as it is kept, or an error that wraps [ErrInvalid].
+// checkWhy returns a reason as it is kept, or an error that wraps [directory.ErrInvalid].
 func checkWhy(why string) (string, error) {
 	why = strings.TrimSpace(why)
 	if !utf8.ValidString(why) || utf8.RuneCountInString(why) > maxWhy {
-		return "", fmt.Errorf("%w: reason: must be at most %d characters", ErrInvalid, maxWhy)
+		return "", fmt.Errorf("%w: reason: must be at most %d characters", directory.ErrInvalid, maxWhy)
 	}
 	return mail.Printable(why, 4*maxWhy), nil
 }
 
 func checkMode(mode policy.Mode) error {
 	if !mode.Known() {
-		return fmt.Errorf("%w: mode: must be one of %v", ErrInvalid, policy.Modes())
+		return fmt.Errorf("%w: mode: must be one of %v", directory.ErrInvalid, policy.Modes())
 	}
 	return nil
 }
@@ -72,21 +73,21 @@ func checkMode(mode policy.Mode) error {
 // SetMode puts an inbox into a mode. To one that watches more closely whoever
 // manages the inbox may, and a person who decides; to one that watches less an
 // owner. To the mode that it has changes nothing.
-func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode, why string) (b Inbox, err error) {
+func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode, why string) (b directory.Inbox, err error) {
 	if err := checkMode(mode); err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
 	if why, err = checkWhy(why); err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		if b, err = m.steered(ctx, tx, who, inbox); err != nil {
 			return err
 		}
-		if looser(mode, b.Mode) && !who.Manages() {
+		if mode.Looser(b.Mode) && !who.Manages() {
 			return fmt.Errorf("%s may not raise inbox %s from %s to %s: an owner does, gives a code for it, or approves a request: %w", who, b.ID, b.Mode, mode, auth.ErrForbidden)
 		}
-		if looser(mode, b.Mode) {
+		if mode.Looser(b.Mode) {
 			if why == "" {
 				return errNoWhy
 			}
@@ -101,47 +102,47 @@ func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox stri
 }
 
 // errNoWhy means that a mode is raised without a reason.
-var errNoWhy = fmt.Errorf("%w: reason: say why the inbox is to be watched less; --reason on the command line, mode_reason where the inbox is changed over REST", ErrInvalid)
+var errNoWhy = fmt.Errorf("%w: reason: say why the inbox is to be watched less; --reason on the command line, mode_reason where the inbox is changed over REST", directory.ErrInvalid)
 
 // raising returns policy's request for putting b into a mode.
-func raising(b Inbox, mode policy.Mode) policy.Request {
+func raising(b directory.Inbox, mode policy.Mode) policy.Request {
 	return policy.Request{Kind: ModeKind, Inbox: b.Address, Mode: b.Mode, Detail: map[string]string{"from": string(b.Mode), "to": string(mode)}}
 }
 
 // steered returns an inbox of which who may lower the mode and shorten the
 // allow list.
-func (m *PostOffice) steered(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (Inbox, error) {
+func (m *PostOffice) steered(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (directory.Inbox, error) {
 	if who.Kind == auth.Person && !who.Decides() {
-		return Inbox{}, fmt.Errorf("%s looks and changes nothing: %w", who, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("%s looks and changes nothing: %w", who, auth.ErrForbidden)
 	}
-	return m.managed(ctx, tx, who, inbox)
+	return m.Keys.Managed(ctx, tx, who, inbox)
 }
 
 // change moves b, which was read in tx, to a mode, ends the codes that were made
 // for the mode before, and says so in the audit and to programs.
-func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, mode policy.Mode, verb audit.Verb, why, action string) (Inbox, error) {
+func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, mode policy.Mode, verb audit.Verb, why, action string) (directory.Inbox, error) {
 	if b.Mode == mode {
 		return b, nil
 	}
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	ok, err := tx.Changed(ctx, `update inbox set mode = $1, mode_at = $2, mode_by = $3, mode_reason = $4, mode_action = $5 where id = $6 and mode = $7 and deleted_at = 0`,
-		mode, store.Time(now), who.String(), why, action, b.ID, b.rowMode)
+		mode, store.Time(now), who.String(), why, action, b.ID, b.RowMode)
 	if err != nil {
-		return Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, err)
+		return directory.Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, err)
 	}
 	if !ok {
-		return Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, ErrNoInbox)
+		return directory.Inbox{}, fmt.Errorf("change mode of inbox %s: %w", b.ID, directory.ErrNoInbox)
 	}
-	if err := tx.Seal(ctx, SealedInboxes(), `id = $1`, b.ID); err != nil {
-		return Inbox{}, err
+	if err := tx.Seal(ctx, directory.Sealed(), `id = $1`, b.ID); err != nil {
+		return directory.Inbox{}, err
 	}
 	if _, err := tx.ExecContext(ctx, `update mode_code set ended_at = $1 where inbox_id = $2 and ended_at = 0`, store.Time(now), b.ID); err != nil {
-		return Inbox{}, fmt.Errorf("end codes of inbox %s: %w", b.ID, err)
+		return directory.Inbox{}, fmt.Errorf("end codes of inbox %s: %w", b.ID, err)
 	}
 	from := b.Mode
-	b.Mode, b.rowMode, b.ModeAt, b.ModeBy, b.ModeReason = mode, mode, now, who.String(), why
+	b.Mode, b.RowMode, b.ModeAt, b.ModeBy, b.ModeReason = mode, mode, now, who.String(), why
 	if err := audit.Append(ctx, tx, who, verb, b.ID, audit.Fields{"from": string(from), "to": string(mode), "reason": why, "action": action}); err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
 	data := map[string]any{"from": string(from), "mode": string(mode)}
 	if why != "" {
@@ -171,12 +172,12 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	expires = now.Add(CodeTime)
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.findFor(ctx, tx, who, inbox)
+		b, err := directory.LookupFor(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
-		if !looser(mode, b.Mode) {
-			return fmt.Errorf("%w: mode: the inbox is in mode %s, from which %s is no step up: it needs no code", ErrInvalid, b.Mode, mode)
+		if !mode.Looser(b.Mode) {
+			return fmt.Errorf("%w: mode: the inbox is in mode %s, from which %s is no step up: it needs no code", directory.ErrInvalid, b.Mode, mode)
 		}
 		if why == "" {
 			return errNoWhy
@@ -189,7 +190,7 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 			return fmt.Errorf("count codes of inbox %s: %w", b.ID, err)
 		}
 		if open >= maxCodes {
-			return fmt.Errorf("%w: the inbox has %d codes that nobody has used, which is the most: a change of its mode ends them", ErrInvalid, open)
+			return fmt.Errorf("%w: the inbox has %d codes that nobody has used, which is the most: a change of its mode ends them", directory.ErrInvalid, open)
 		}
 		id := "cod_" + rand.Text()
 		_, err = tx.ExecContext(ctx, `insert into mode_code (id, inbox_id, mode, hash, created_at, created_by, expires_at, tries, ended_at) values ($1, $2, $3, $4, $5, $6, $7, 0, 0)`,
@@ -223,15 +224,15 @@ func bareCode(code auth.Secret) (string, bool) {
 // RaiseMode raises an inbox by a code that an owner has made. Who holds a key
 // that manages it. Of two who use one code at once, in whatever processes, one
 // does. Anything that is wrong with the code is [ErrCode].
-func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox string, code auth.Secret) (b Inbox, err error) {
+func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox string, code auth.Secret) (b directory.Inbox, err error) {
 	if who.Kind != auth.Agent && who.Kind != auth.Grant {
-		return Inbox{}, fmt.Errorf("a code is for the inbox's own key, which %s is not: %w", who, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("a code is for the inbox's own key, which %s is not: %w", who, auth.ErrForbidden)
 	}
 	bare, formed := bareCode(code)
 	wrong := false
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		wrong = false
-		if b, err = m.managed(ctx, tx, who, inbox); err != nil {
+		if b, err = m.Keys.Managed(ctx, tx, who, inbox); err != nil {
 			return err
 		}
 		if !formed { // it can be none, and nobody guesses so
@@ -249,7 +250,7 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 		if err != nil {
 			return fmt.Errorf("use code: %w", err)
 		}
-		if !looser(mode, b.Mode) {
+		if !mode.Looser(b.Mode) {
 			return ErrCode // unreachable: a change of the mode ends its codes
 		}
 		// The attack: a code from before policy asked two people for it.
@@ -268,13 +269,13 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 		err = ErrCode
 	}
 	if err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
 	return b, nil
 }
 
 // wrongCode counts a wrong code against all that are open.
-func (m *PostOffice) wrongCode(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, now int64) error {
+func (m *PostOffice) wrongCode(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, now int64) error {
 	tries, err := store.List(ctx, tx, func(row func(...any) error) (n int64, err error) { return n, row(&n) },
 		`update mode_code set tries = tries + 1, ended_at = case when tries + 1 >= $1 then $2 else 0 end
 		where inbox_id = $3 and ended_at = 0 and expires_at > $2 returning tries`, codeTries, now, b.ID)
@@ -309,9 +310,9 @@ func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, i
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	return m.request(ctx, who, via, b, ModeKind, modeRequests, func(b Inbox) (any, policy.Request, error) {
-		if !looser(mode, b.Mode) {
-			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s; to go to %s takes nobody's word", ErrInvalid, b.Mode, mode)
+	return m.request(ctx, who, via, b, ModeKind, modeRequests, func(b directory.Inbox) (any, policy.Request, error) {
+		if !mode.Looser(b.Mode) {
+			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s; to go to %s takes nobody's word", directory.ErrInvalid, b.Mode, mode)
 		}
 		r := modeRequest{Inbox: b.ID, Address: b.Address, From: b.Mode, To: mode, Reason: why}
 		return r, raising(b, mode), nil
@@ -321,9 +322,9 @@ func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, i
 // request proposes what an owner decides on, at most so many times an hour.
 // What returns its payload, and what policy is asked besides. What waits already,
 // word for word, is not asked twice: its action is returned.
-func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string, b Inbox, kind policy.Kind, perHour int64, what func(Inbox) (any, policy.Request, error)) (a oversight.Action, err error) {
+func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string, b directory.Inbox, kind policy.Kind, perHour int64, what func(directory.Inbox) (any, policy.Request, error)) (a oversight.Action, err error) {
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		now, err := m.find(ctx, tx, b.ID)
+		now, err := directory.Lookup(ctx, tx, b.ID)
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -29,7 +30,7 @@ func TestModeAtCreation(t *testing.T) {
 		reviewer.Role = auth.Reviewer
 		for _, who := range []auth.Principal{f.person, f.project, reviewer} {
 			for i, mode := range policy.Modes() {
-				b, _, err := f.post.CreateInbox(t.Context(), who, mailbox.NewInbox{Mode: mode}, "")
+				b, _, err := f.post.CreateInbox(t.Context(), who, directory.NewInbox{Mode: mode}, "")
 				if want := (i <= 2 || who.Manages()) && who.Role != auth.Reviewer; (err == nil) != want {
 					t.Errorf("%s (%s) makes an inbox in mode %s: %v", who, who.Role, mode, err)
 				}
@@ -41,7 +42,7 @@ func TestModeAtCreation(t *testing.T) {
 				}
 			}
 		}
-		if _, _, err := f.post.CreateInbox(t.Context(), f.person, mailbox.NewInbox{Mode: "free"}, ""); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, _, err := f.post.CreateInbox(t.Context(), f.person, directory.NewInbox{Mode: "free"}, ""); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("a mode that is none: %v", err)
 		}
 	})
@@ -135,7 +136,7 @@ func (f *fixture) judgedBy(t *testing.T, j oversight.Judge) {
 func TestReadOnly(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
-		_, key, err := f.post.CreateInbox(t.Context(), f.person, mailbox.NewInbox{Address: "quiet", Mode: policy.ReadOnly}, "")
+		_, key, err := f.post.CreateInbox(t.Context(), f.person, directory.NewInbox{Address: "quiet", Mode: policy.ReadOnly}, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -54,7 +55,7 @@ type request struct {
 // checkKey refuses what is no key.
 func checkKey(key string) error {
 	if len(key) > maxKey || !utf8.ValidString(key) {
-		return fmt.Errorf("%w: idempotency_key: must be at most %d bytes of text", ErrInvalid, maxKey)
+		return fmt.Errorf("%w: idempotency_key: must be at most %d bytes of text", directory.ErrInvalid, maxKey)
 	}
 	return nil
 }
@@ -122,7 +123,7 @@ func recall(ctx context.Context, tx *store.Tx, inbox string, r request) (first s
 // replay returns the action that the request r of an inbox has made already, if
 // it has. It is asked before anything else is looked at: what was taken once is
 // answered alike although its time has passed, or what it answers is gone.
-func (m *PostOffice) replay(ctx context.Context, who auth.Principal, b Inbox, r request) (out Proposed, err error) {
+func (m *PostOffice) replay(ctx context.Context, who auth.Principal, b directory.Inbox, r request) (out Proposed, err error) {
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		first, state, err := recall(ctx, tx, b.ID, r)
 		if err != nil || first == "" {
@@ -135,7 +136,7 @@ func (m *PostOffice) replay(ctx context.Context, who auth.Principal, b Inbox, r 
 }
 
 // first returns the action that a request has made, as it was then answered.
-func (m *PostOffice) first(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, action string, state oversight.State) (Proposed, error) {
+func (m *PostOffice) first(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, action string, state oversight.State) (Proposed, error) {
 	who.Inbox = b.ID // as somebody of the inbox: the first may have shown another key
 	a, err := m.gate.Find(ctx, tx, who, action)
 	if err != nil {

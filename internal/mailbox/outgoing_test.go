@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -390,7 +391,7 @@ func TestLimitKinds(t *testing.T) {
 		limited(other, "", letter("10"))
 		limited(who, "project-minute", letter("11"))
 		limited(other, "project-minute", letter("12"))
-		_, key, err := f.post.CreateInbox(ctx, f.other, mailbox.NewInbox{Address: "foreign"}, "")
+		_, key, err := f.post.CreateInbox(ctx, f.other, directory.NewInbox{Address: "foreign"}, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -414,11 +415,11 @@ func TestLimitKinds(t *testing.T) {
 		}{
 			{"an inbox for itself", who, b.ID, mailbox.Sending{}, auth.ErrForbidden},
 			{"an inbox for all", who, "", mailbox.Sending{}, auth.ErrForbidden},
-			{"another project", f.other, b.ID, mailbox.Sending{}, mailbox.ErrNoInbox},
-			{"a hostile name", f.project, "'; drop table\x00", mailbox.Sending{}, mailbox.ErrNoInbox},
-			{"a long undo", f.project, b.ID, mailbox.Sending{Undo: time.Hour}, mailbox.ErrInvalid},
-			{"less than none", f.project, b.ID, mailbox.Sending{Limits: mailbox.Limits{PerDay: -2}}, mailbox.ErrInvalid},
-			{"beyond numbers", f.project, b.ID, mailbox.Sending{Limits: mailbox.Limits{Bytes: 1 << 62}}, mailbox.ErrInvalid},
+			{"another project", f.other, b.ID, mailbox.Sending{}, directory.ErrNoInbox},
+			{"a hostile name", f.project, "'; drop table\x00", mailbox.Sending{}, directory.ErrNoInbox},
+			{"a long undo", f.project, b.ID, mailbox.Sending{Undo: time.Hour}, directory.ErrInvalid},
+			{"less than none", f.project, b.ID, mailbox.Sending{Limits: mailbox.Limits{PerDay: -2}}, directory.ErrInvalid},
+			{"beyond numbers", f.project, b.ID, mailbox.Sending{Limits: mailbox.Limits{Bytes: 1 << 62}}, directory.ErrInvalid},
 		} {
 			if err := f.post.SetSending(ctx, tt.who, tt.inbox, tt.s); !errors.Is(err, tt.want) {
 				t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
@@ -450,13 +451,13 @@ func TestUndoOfInbox(t *testing.T) {
 	})
 }
 
-func (f *fixture) arrived(t *testing.T, b mailbox.Inbox, who auth.Principal, key auth.Secret, raw string) (*seal.Key, string) {
+func (f *fixture) arrived(t *testing.T, b directory.Inbox, who auth.Principal, key auth.Secret, raw string) (*seal.Key, string) {
 	t.Helper()
 	err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := f.post.Open(t.Context(), who, key, "")
+	k, err := f.post.Keys.Open(t.Context(), who, key, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -560,9 +561,9 @@ func TestReplyAndForward(t *testing.T) {
 			{"with another inbox's key", who, mailbox.Outgoing{Key: kB, Forward: foreign, Draft: mail.Draft{To: []string{"x@example.com"}}}, auth.ErrForbidden},
 			{"another inbox's message", who, mailbox.Outgoing{Key: k, Forward: foreign, Draft: mail.Draft{To: []string{"x@example.com"}}}, store.ErrNotFound},
 			{"a sandbox without a loan", sandbox, mailbox.Outgoing{Forward: id, Draft: mail.Draft{To: []string{"x@example.com"}}}, auth.ErrForbidden},
-			{"both", who, mailbox.Outgoing{Key: k, ReplyTo: id, Forward: id}, mailbox.ErrInvalid},
-			{"an answer to others", who, mailbox.Outgoing{Key: k, ReplyTo: id, Draft: mail.Draft{To: []string{"x@example.com"}}}, mailbox.ErrInvalid},
-			{"a quote of nothing", who, mailbox.Outgoing{Quote: true, Draft: mail.Draft{To: []string{"x@example.com"}}}, mailbox.ErrInvalid},
+			{"both", who, mailbox.Outgoing{Key: k, ReplyTo: id, Forward: id}, directory.ErrInvalid},
+			{"an answer to others", who, mailbox.Outgoing{Key: k, ReplyTo: id, Draft: mail.Draft{To: []string{"x@example.com"}}}, directory.ErrInvalid},
+			{"a quote of nothing", who, mailbox.Outgoing{Quote: true, Draft: mail.Draft{To: []string{"x@example.com"}}}, directory.ErrInvalid},
 		} {
 			if p, err := f.post.Send(ctx, tt.who, "rest", tt.o); !errors.Is(err, tt.want) || strings.Contains(fmt.Sprint(err), secretWord) {
 				t.Errorf("%s: %s, %v; want %v", tt.name, p.ID, err, tt.want)

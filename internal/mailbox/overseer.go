@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/store"
 )
@@ -18,7 +19,7 @@ const maxOverseers = 10
 
 // overseers returns who gets copies of what b sends while it is monitored: its
 // own, or else its project's.
-func overseers(ctx context.Context, tx *store.Tx, b Inbox) (out []string, err error) {
+func overseers(ctx context.Context, tx *store.Tx, b directory.Inbox) (out []string, err error) {
 	for _, scope := range []string{b.ID, b.Project} {
 		out, err = tx.Strings(ctx, `select address from overseer where scope = $1`, scope)
 		if err != nil {
@@ -40,7 +41,7 @@ func (m *PostOffice) overseen(ctx context.Context, tx *store.Tx, who auth.Princi
 	if inbox == "" {
 		return who.Project, nil
 	}
-	b, err := m.findFor(ctx, tx, who, inbox)
+	b, err := directory.LookupFor(ctx, tx, who, inbox)
 	return b.ID, err
 }
 
@@ -72,7 +73,7 @@ func (m *PostOffice) SetOverseers(ctx context.Context, who auth.Principal, inbox
 		return nil, fmt.Errorf("%s may not say who oversees, an owner may: %w", who, auth.ErrForbidden)
 	}
 	if len(addresses) > maxOverseers {
-		return nil, fmt.Errorf("%w: addresses: are more than %d", ErrInvalid, maxOverseers)
+		return nil, fmt.Errorf("%w: addresses: are more than %d", directory.ErrInvalid, maxOverseers)
 	}
 	for i, a := range addresses {
 		a, err := mail.CheckAddr(fmt.Sprintf("addresses[%d]", i), strings.TrimSpace(a))
@@ -88,8 +89,8 @@ func (m *PostOffice) SetOverseers(ctx context.Context, who auth.Principal, inbox
 		if err != nil {
 			return err
 		}
-		if b, err := m.stored(ctx, tx, scope); err == nil && slices.ContainsFunc(out, func(a string) bool { return strings.EqualFold(a, b.Address) }) {
-			return fmt.Errorf("%w: addresses: an inbox does not oversee itself", ErrInvalid)
+		if b, err := directory.LookupStored(ctx, tx, scope); err == nil && slices.ContainsFunc(out, func(a string) bool { return strings.EqualFold(a, b.Address) }) {
+			return fmt.Errorf("%w: addresses: an inbox does not oversee itself", directory.ErrInvalid)
 		}
 		if _, err := tx.ExecContext(ctx, `delete from overseer where scope = $1`, scope); err != nil {
 			return fmt.Errorf("set overseers of %s: %w", scope, err)

@@ -12,7 +12,9 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/policy"
 	"postern/internal/scan"
@@ -95,7 +97,7 @@ func (m *PostOffice) inspect(e Arrival, p mail.Message) Security {
 }
 
 // in returns s as it is for an inbox: in mode gated_all everything waits.
-func (s Security) in(b Inbox) Security {
+func (s Security) in(b directory.Inbox) Security {
 	if b.Mode == policy.GatedAll && !s.Quarantined {
 		s.Quarantined, s.Reason = true, ForMode
 	}
@@ -182,7 +184,7 @@ func scanHeld(row func(...any) error, more ...any) (h Held, err error) {
 // inbox is not empty, newest first, and the cursor of the next page. Who manages
 // inboxes.
 func (m *PostOffice) Quarantine(ctx context.Context, who auth.Principal, inbox, cursor string, limit int) (out []Held, next string, err error) {
-	if err := mayManage(who); err != nil {
+	if err := directory.MayManage(who); err != nil {
 		return nil, "", err
 	}
 	from, err := parseCursor(cursor)
@@ -216,7 +218,7 @@ func heldLimit(limit int) int {
 // HeldMessages returns what is held for the inbox that k opens, with what its
 // senders wrote, newest first. Looking releases nothing.
 func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *seal.Key, cursor string, limit int) (out []Message, next string, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	from, err := parseCursor(cursor)
@@ -283,12 +285,12 @@ func (m *PostOffice) settle(ctx context.Context, who auth.Principal, id string, 
 			return err
 		}
 		if waits != action { // it has one decision, where everybody looks for it
-			return fmt.Errorf("%w: message: it waits as action %s: decide on that", ErrInvalid, waits)
+			return fmt.Errorf("%w: message: it waits as action %s: decide on that", directory.ErrInvalid, waits)
 		}
 		if _, err := m.lock(ctx, tx, inbox); err != nil {
 			return err
 		}
-		b, err := m.find(ctx, tx, inbox)
+		b, err := directory.Lookup(ctx, tx, inbox)
 		if err != nil {
 			return err
 		}

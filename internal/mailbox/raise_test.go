@@ -11,7 +11,9 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
+	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -22,7 +24,7 @@ import (
 
 func (f *fixture) mode(t *testing.T, inbox string) policy.Mode {
 	t.Helper()
-	b, err := f.post.Find(t.Context(), f.person, inbox)
+	b, err := f.post.Directory.Find(t.Context(), f.person, inbox)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,11 +62,11 @@ func TestRaise(t *testing.T) {
 		ctx := t.Context()
 		b, agent, key := f.inbox(t, "alice")
 		_, other, _ := f.inbox(t, "bella")
-		k, err := f.post.Open(ctx, agent, key, "")
+		k, err := f.post.Keys.Open(ctx, agent, key, "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		reader, readKey, err := f.post.AddKey(ctx, agent, k, mailbox.NewKey{Scope: seal.Propose})
+		reader, readKey, err := f.post.Keys.Add(ctx, agent, k, keyring.NewKey{Scope: seal.Propose})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +85,7 @@ func TestRaise(t *testing.T) {
 		}
 		for name, who := range keys {
 			for _, to := range []policy.Mode{policy.Monitored, policy.Autonomous} {
-				if _, err := f.post.SetMode(ctx, who, b.ID, to, ""); !errors.Is(err, auth.ErrForbidden) && !errors.Is(err, mailbox.ErrNoInbox) {
+				if _, err := f.post.SetMode(ctx, who, b.ID, to, ""); !errors.Is(err, auth.ErrForbidden) && !errors.Is(err, directory.ErrNoInbox) {
 					t.Errorf("%s sets %s: %v", name, to, err)
 				}
 			}
@@ -94,10 +96,10 @@ func TestRaise(t *testing.T) {
 				t.Errorf("%s adds to the allow list: %v", name, err)
 			}
 		}
-		if _, err := f.post.SetMode(ctx, stranger, b.ID, policy.Autonomous, ""); !errors.Is(err, mailbox.ErrNoInbox) {
+		if _, err := f.post.SetMode(ctx, stranger, b.ID, policy.Autonomous, ""); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("another project's owner: %v", err)
 		}
-		if _, _, err := f.post.ModeCode(ctx, stranger, b.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, mailbox.ErrNoInbox) {
+		if _, _, err := f.post.ModeCode(ctx, stranger, b.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, directory.ErrNoInbox) {
 			t.Errorf("another project's owner makes a code: %v", err)
 		}
 
@@ -142,7 +144,7 @@ func TestRaise(t *testing.T) {
 			if name == "another's key" {
 				continue
 			}
-			if _, err := f.post.RaiseMode(ctx, who, "bella@agents.test", code); !errors.Is(err, auth.ErrForbidden) && !errors.Is(err, mailbox.ErrNoInbox) {
+			if _, err := f.post.RaiseMode(ctx, who, "bella@agents.test", code); !errors.Is(err, auth.ErrForbidden) && !errors.Is(err, directory.ErrNoInbox) {
 				t.Errorf("%s uses bella's code: %v", name, err)
 			}
 		}
@@ -215,13 +217,13 @@ func TestCodes(t *testing.T) {
 		if got := f.mode(t, box.ID); got != policy.ReadOnly {
 			t.Errorf("mode is %s", got)
 		}
-		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.ReadOnly, "three good weeks"); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.ReadOnly, "three good weeks"); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("a code for no step up: %v", err)
 		}
 		for range 5 {
 			fresh()
 		}
-		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, _, err := f.post.ModeCode(ctx, f.person, box.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("a sixth open code: %v", err)
 		}
 
@@ -326,7 +328,7 @@ func TestModeRequest(t *testing.T) {
 		if err != nil || got.State != oversight.Failed || !strings.Contains(got.Result, "since it asked") || f.mode(t, box.ID) != policy.Monitored {
 			t.Errorf("a request of before: %s, %q, %v", got.State, got.Result, err)
 		}
-		if _, err := f.post.RequestMode(ctx, agent, "rest", "", policy.GatedSend, ""); !errors.Is(err, mailbox.ErrInvalid) {
+		if _, err := f.post.RequestMode(ctx, agent, "rest", "", policy.GatedSend, ""); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("a request to go down: %v", err)
 		}
 		ask(policy.Autonomous)
@@ -366,10 +368,10 @@ func TestDemoted(t *testing.T) {
 	offices(t, policy.Rules{{ID: "ask", Kind: "*", Effect: policy.Ask}}, mailbox.Config{Secret: []byte("s")}, func(t *testing.T, f *fixture, _, _ office) {
 		ctx := t.Context()
 		n := 0
-		free := func() (mailbox.Inbox, auth.Principal) {
+		free := func() (directory.Inbox, auth.Principal) {
 			t.Helper()
 			n++
-			b, key, err := f.post.CreateInbox(ctx, f.person, mailbox.NewInbox{Mode: policy.Autonomous}, "")
+			b, key, err := f.post.CreateInbox(ctx, f.person, directory.NewInbox{Mode: policy.Autonomous}, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -402,7 +404,7 @@ func TestDemoted(t *testing.T) {
 			t.Errorf("mode is %s: an approval stands between the denials", got)
 		}
 		decide(propose(who), false)
-		got, err := f.post.Find(ctx, f.person, b.ID)
+		got, err := f.post.Directory.Find(ctx, f.person, b.ID)
 		if err != nil || got.Mode != policy.GatedSend || got.ModeBy != "system:demotion" || !strings.Contains(got.ModeReason, "3 of its proposals in a row") {
 			t.Errorf("after three denials: %+v, %v", got, err)
 		}
@@ -421,7 +423,7 @@ func TestDemoted(t *testing.T) {
 			decide(propose(who), true)
 		}
 		f.runAll(t)
-		got, err = f.post.Find(ctx, f.person, b.ID)
+		got, err = f.post.Directory.Find(ctx, f.person, b.ID)
 		if err != nil || got.Mode != policy.GatedSend || !strings.Contains(got.ModeReason, "5 of 5 recipients bounced") {
 			t.Errorf("after five bounces: %+v, %v", got, err)
 		}
@@ -449,7 +451,7 @@ func TestStopped(t *testing.T) {
 		ctx := t.Context()
 		inbox := func(who auth.Principal) string {
 			t.Helper()
-			b, _, err := f.post.CreateInbox(ctx, who, mailbox.NewInbox{Mode: policy.Autonomous}, "")
+			b, _, err := f.post.CreateInbox(ctx, who, directory.NewInbox{Mode: policy.Autonomous}, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -460,7 +462,7 @@ func TestStopped(t *testing.T) {
 		one, two, foreign := inbox(f.person), inbox(f.person), inbox(stranger)
 		modeOf := func(who auth.Principal, id string) policy.Mode {
 			t.Helper()
-			b, err := f.post.Find(ctx, who, id)
+			b, err := f.post.Directory.Find(ctx, who, id)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -518,7 +520,7 @@ func TestDemotedByComplaints(t *testing.T) {
 			{"a second reader", complaint(sent, "carol@b.test"), policy.GatedSend},
 		} {
 			d.arrive(tt.report)
-			got, err := d.post.Find(ctx, owner, d.inbox.ID)
+			got, err := d.post.Directory.Find(ctx, owner, d.inbox.ID)
 			if err != nil || got.Mode != tt.want {
 				t.Fatalf("%s: %s because %q, %v; want %s", tt.name, got.Mode, got.ModeReason, err, tt.want)
 			}

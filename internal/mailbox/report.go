@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -16,7 +17,7 @@ import (
 )
 
 // announceDelivery tells programs what became of one recipient.
-func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, d Delivery) error {
+func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, d Delivery) error {
 	if a.Kind == CopyKind { // the agent is told nothing of it
 		return nil
 	}
@@ -45,7 +46,7 @@ func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a overs
 // header: who makes one up must have got the message. Who did get it can lie
 // about its other recipients; that is told to the reader of docs/reference/delivery.md,
 // and stops at [Reputation.MinBad].
-func (m *PostOffice) reports(ctx context.Context, inboxes []Inbox, raw []byte) (map[string]mail.Report, error) {
+func (m *PostOffice) reports(ctx context.Context, inboxes []directory.Inbox, raw []byte) (map[string]mail.Report, error) {
 	r, ok := mail.ParseReport(raw)
 	if !ok || r.MessageID == "" {
 		return nil, nil
@@ -63,7 +64,7 @@ func (m *PostOffice) reports(ctx context.Context, inboxes []Inbox, raw []byte) (
 
 // noteReport notes a bounce or a complaint that arrived in b where it is about
 // something that b itself sent. Everything else changes nothing.
-func (m *PostOffice) noteReport(ctx context.Context, tx *store.Tx, b Inbox, r mail.Report) error {
+func (m *PostOffice) noteReport(ctx context.Context, tx *store.Tx, b directory.Inbox, r mail.Report) error {
 	var action string
 	err := tx.One(ctx, `select action_id from sent_message where inbox_id = $1 and hash = $2`, []any{b.ID, m.sentHash(b.ID, r.MessageID)}, &action)
 	if errors.Is(err, store.ErrNotFound) {
@@ -99,7 +100,7 @@ func (m *PostOffice) noteReport(ctx context.Context, tx *store.Tx, b Inbox, r ma
 // signedHere says whether a header is of a message that this server signed for
 // b. Without keys of its own it signs nothing, and knows by the Message-ID
 // alone.
-func (m *PostOffice) signedHere(ctx context.Context, b Inbox, header []byte) (bool, error) {
+func (m *PostOffice) signedHere(ctx context.Context, b directory.Inbox, header []byte) (bool, error) {
 	if m.cfg.Signer == nil {
 		return true, nil
 	}
@@ -111,7 +112,7 @@ func (m *PostOffice) signedHere(ctx context.Context, b Inbox, header []byte) (bo
 	return err == nil && strings.EqualFold(s.Inbox, b.Address), nil
 }
 
-func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, r mail.Report, ds []Delivery) error {
+func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
 	var fresh []Delivery
 	for _, to := range r.Recipients {
 		for _, d := range ds {
@@ -160,7 +161,7 @@ func gone(status string) bool {
 	return slices.Contains([]string{"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1"}, status)
 }
 
-func (m *PostOffice) noteComplaint(ctx context.Context, tx *store.Tx, a oversight.Action, b Inbox, r mail.Report, ds []Delivery) error {
+func (m *PostOffice) noteComplaint(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
 	if r.Feedback == "not-spam" {
 		return nil
 	}

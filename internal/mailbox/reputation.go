@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/store"
 )
@@ -54,7 +55,7 @@ var warmUp = []int64{50, 500, 5000}
 
 // mayLeave says until when a batch must wait, and why, because of what b or its
 // domain did before. What stays on this server harms nobody's name.
-func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
+func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
 	if x.hop.Kind == HopLocal {
 		return time.Time{}, "", nil
 	}
@@ -74,7 +75,7 @@ func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b Inbox, x batc
 
 // warm counts the recipients of a batch where the domain of b is new, or says
 // until when to wait and why.
-func (m *PostOffice) warm(ctx context.Context, tx *store.Tx, b Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
+func (m *PostOffice) warm(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
 	domain := mail.Domain(b.Address)
 	if x.hop.Kind != HopDirect || !m.cfg.Delivery.WarmUp {
 		return time.Time{}, "", nil
@@ -108,7 +109,7 @@ func (m *PostOffice) warm(ctx context.Context, tx *store.Tx, b Inbox, x batch, n
 }
 
 // judge suspends b, or its domain, where too much of what it sent was refused.
-func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b Inbox, now time.Time) error {
+func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error {
 	r := &m.cfg.Delivery.Reputation
 	domain := mail.Domain(b.Address)
 	suspended := map[string]string{}
@@ -183,7 +184,7 @@ type Suspension struct {
 // Suspensions returns those of who's project: of its inboxes, and of the
 // domains that they send from.
 func (m *PostOffice) Suspensions(ctx context.Context, who auth.Principal) (out []Suspension, err error) {
-	if err := mayManage(who); err != nil {
+	if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {

@@ -8,6 +8,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -37,14 +38,14 @@ func decided(a oversight.Action) (auth.Principal, bool) {
 // grantRequest carries out a within one transaction and says what came of it.
 // Do returns why it cannot be done any more, or nothing; r is asked what there is
 // of it where the database fails again and again.
-func (m *PostOffice) grantRequest(ctx context.Context, r oversight.Recoverer, a oversight.Action, do func(tx *store.Tx, who auth.Principal, b Inbox) (refused string, err error)) oversight.Outcome {
+func (m *PostOffice) grantRequest(ctx context.Context, r oversight.Recoverer, a oversight.Action, do func(tx *store.Tx, who auth.Principal, b directory.Inbox) (refused string, err error)) oversight.Outcome {
 	who, ok := decided(a)
 	if !ok {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: no person approved it"}
 	}
 	var refused string
 	err := m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.find(ctx, tx, a.Inbox)
+		b, err := directory.Lookup(ctx, tx, a.Inbox)
 		if err != nil {
 			return err
 		}
@@ -56,7 +57,7 @@ func (m *PostOffice) grantRequest(ctx context.Context, r oversight.Recoverer, a 
 	switch {
 	case errors.Is(err, oversight.ErrStopped):
 		return stoppedFirst("nothing was changed")
-	case errors.Is(err, ErrNoInbox):
+	case errors.Is(err, directory.ErrNoInbox):
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the inbox has been deleted"}
 	case err != nil:
 		m.log.ErrorContext(ctx, "carry out request", "action", a.ID, "err", err)
@@ -88,7 +89,7 @@ func (x modeExecutor) Execute(ctx context.Context, a oversight.Action) oversight
 	if err := json.Unmarshal(a.Payload, &r); err != nil || checkMode(r.To) != nil || r.Inbox != a.Inbox {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
 	}
-	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b Inbox) (string, error) {
+	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b directory.Inbox) (string, error) {
 		if b.Mode != r.From {
 			// The attack: a request that waits until after a demotion, and undoes it.
 			return fmt.Sprintf("the inbox has been put into mode %s since it asked, in mode %s", b.Mode, r.From), nil

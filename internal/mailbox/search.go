@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mailquery"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -46,7 +48,7 @@ const (
 // Search looks for messages of the inbox that k opens. What it opens is in
 // memory while it works: a few segments at a time, none of it afterwards.
 func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *seal.Key, s Search) (Found, error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return Found{}, err
 	}
 	if s.Limit <= 0 {
@@ -62,7 +64,7 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *seal.Key
 	}
 	q, err := mailquery.Parse(s.Query, mailquery.Options{Now: time.Now(), Me: me})
 	if err != nil {
-		return Found{}, fmt.Errorf("%w: q: %w", ErrInvalid, err)
+		return Found{}, fmt.Errorf("%w: q: %w", directory.ErrInvalid, err)
 	}
 	done, err := m.searching.Acquire(ctx, k.Inbox())
 	if err != nil {

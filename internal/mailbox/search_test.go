@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/seal"
@@ -142,7 +143,7 @@ func TestSearch(t *testing.T) {
 			}
 		}
 		for _, bad := range []string{"", "form:bob", "(", strings.Repeat("a", 3000)} {
-			if _, err := f.post.Search(t.Context(), who, k, mailbox.Search{Query: bad}); !errors.Is(err, mailbox.ErrInvalid) {
+			if _, err := f.post.Search(t.Context(), who, k, mailbox.Search{Query: bad}); !errors.Is(err, directory.ErrInvalid) {
 				t.Errorf("%.20q: %v", bad, err)
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/leak"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -18,33 +19,33 @@ import (
 
 // sender returns the inbox that who may propose for. It is named by inbox, an
 // id or an address; empty means who's own.
-func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox string) (Inbox, error) {
+func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox string) (directory.Inbox, error) {
 	switch who.Kind {
 	case auth.Sandbox:
 		if who.Inbox == "" {
-			return Inbox{}, fmt.Errorf("this sandbox has no inbox: its creator attaches one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
+			return directory.Inbox{}, fmt.Errorf("this sandbox has no inbox: its creator attaches one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
 		}
 	case auth.Agent, auth.Grant:
 	default:
-		return Inbox{}, fmt.Errorf("a %s does not send mail, only an inbox's key or a sandbox attached to one does: %w", who.Kind, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("a %s does not send mail, only an inbox's key or a sandbox attached to one does: %w", who.Kind, auth.ErrForbidden)
 	}
-	b, s, err := m.Reach(ctx, who, inbox)
+	b, s, err := m.Keys.Reach(ctx, who, inbox)
 	if err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
-	if who.Kind == auth.Sandbox && isOperated(b.Address) {
+	if who.Kind == auth.Sandbox && directory.IsOperated(b.Address) {
 		// The attack: a project's key, which may not make it, attaches it to a
 		// sandbox, and that writes as whoever runs the domain.
-		return Inbox{}, fmt.Errorf("no sandbox writes as %s: %w", b.Address, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("no sandbox writes as %s: %w", b.Address, auth.ErrForbidden)
 	}
 	if who.Kind != auth.Sandbox && !s.Includes(seal.Propose) {
-		return Inbox{}, fmt.Errorf("this key reads in inbox %s and does not propose: %w", b.ID, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("this key reads in inbox %s and does not propose: %w", b.ID, auth.ErrForbidden)
 	}
 	return b, nil
 }
 
 // Address returns the address that who writes from when it writes for inbox,
-// as in [PostOffice.Reach].
+// as in [keyring.Ring.Reach].
 func (m *PostOffice) Address(ctx context.Context, who auth.Principal, inbox string) (string, error) {
 	b, err := m.sender(ctx, who, inbox)
 	return b.Address, err
@@ -88,7 +89,7 @@ type asked struct {
 	oversight.Proposal // Via, Note, NotBefore, AskAt
 }
 
-func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, env mail.Envelope, how asked) (out Proposed, err error) {
+func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b directory.Inbox, env mail.Envelope, how asked) (out Proposed, err error) {
 	defer m.scrub.Touch()
 	payload, err := env.Payload()
 	if err != nil {
@@ -124,7 +125,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 			return err
 		}
 		// The mode of now, not of when the request began to be read.
-		if b, err = m.find(ctx, tx, b.ID); err != nil {
+		if b, err = directory.Lookup(ctx, tx, b.ID); err != nil {
 			return err
 		}
 		if b.Mode == policy.ReadOnly {
@@ -143,7 +144,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b Inbox, e
 			p.Ask = true
 			p.Note = strings.TrimSpace(p.Note + "\nit waits for a person in every mode: " + doubts[0])
 		}
-		if err := m.checkSends(ctx, tx, b); err != nil {
+		if err := m.Directory.MaySend(ctx, tx, b); err != nil {
 			return err
 		}
 		if err := fresh(ctx, tx, b.ID, content); err != nil {

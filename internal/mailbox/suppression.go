@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -66,7 +67,7 @@ func (m *PostOffice) suppress(ctx context.Context, tx *store.Tx, project, inbox,
 }
 
 func (m *PostOffice) suppressible(who auth.Principal, address string) (string, error) {
-	if err := mayManage(who); err != nil {
+	if err := directory.MayManage(who); err != nil {
 		return "", err
 	}
 	addr, err := mail.CheckAddr("address", address)
@@ -97,7 +98,7 @@ func (m *PostOffice) Suppressed(ctx context.Context, who auth.Principal, address
 // Suppressions returns how many addresses are on the list of who's project, by
 // reason. The addresses themselves are not kept.
 func (m *PostOffice) Suppressions(ctx context.Context, who auth.Principal) (map[SuppressionReason]int, error) {
-	if err := mayManage(who); err != nil {
+	if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
 	out := map[SuppressionReason]int{}
@@ -164,13 +165,13 @@ func (m *PostOffice) Unsuppress(ctx context.Context, who auth.Principal, address
 
 // UnsubscribeToken returns what a link in a message to address holds, so that
 // its reader ends mail to himself, and only that: it tells nobody the address.
-func (m *PostOffice) UnsubscribeToken(b Inbox, address string) string {
+func (m *PostOffice) UnsubscribeToken(b directory.Inbox, address string) string {
 	body := b.ID + "." + base64.RawURLEncoding.EncodeToString(m.suppressionHash(b.Project, address))
 	mac := m.keyed(b.ID, "postern unsubscribe v1", body)
 	return body + "." + base64.RawURLEncoding.EncodeToString(mac[:16])
 }
 
-// CheckUnsubscribe returns [ErrInvalid] unless token is one that
+// CheckUnsubscribe returns [directory.ErrInvalid] unless token is one that
 // [PostOffice.UnsubscribeToken] made.
 func (m *PostOffice) CheckUnsubscribe(token string) error {
 	_, _, err := m.readToken(token)
@@ -178,7 +179,7 @@ func (m *PostOffice) CheckUnsubscribe(token string) error {
 }
 
 func (m *PostOffice) readToken(token string) (inbox string, hash []byte, err error) {
-	bad := fmt.Errorf("%w: this link is not one of ours, or not all of it", ErrInvalid)
+	bad := fmt.Errorf("%w: this link is not one of ours, or not all of it", directory.ErrInvalid)
 	if len(token) > 300 {
 		return "", nil, bad
 	}

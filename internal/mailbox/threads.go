@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -153,7 +154,7 @@ type Thread struct {
 // there is none. Threads that are in the trash altogether are left out. A limit
 // of 0 means 50.
 func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Thread, next string, err error) {
-	if err := mayOpen(who, k.Inbox()); err != nil {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
 	if limit <= 0 {

@@ -28,7 +28,7 @@ func (f *fixture) arrive(t *testing.T, to, header string) {
 // open returns the key of an inbox.
 func (f *fixture) open(t *testing.T, who auth.Principal, key auth.Secret) *seal.Key {
 	t.Helper()
-	k, err := f.post.Open(t.Context(), who, key, "")
+	k, err := f.post.Keys.Open(t.Context(), who, key, "")
 	if err != nil {
 		t.Fatal(err)
 	}

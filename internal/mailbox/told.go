@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"postern/internal/audit"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -22,7 +23,7 @@ func (m *PostOffice) Switched(ctx context.Context, tx *store.Tx, s oversight.Swi
 		where, args = `project_id <> $1`, []any{""}
 	case oversight.ScopeProject, oversight.ScopeCapability, oversight.ScopeDomain:
 	}
-	list, err := inboxes(ctx, tx, where+` and deleted_at = 0`, args...)
+	list, err := directory.List(ctx, tx, where+` and deleted_at = 0`, args...)
 	if err != nil {
 		return err
 	}
@@ -57,5 +58,5 @@ func (m *PostOffice) Commented(ctx context.Context, tx *store.Tx, a oversight.Ac
 	if a.Inbox == "" {
 		return nil
 	}
-	return m.announceWith(ctx, tx, Inbox{ID: a.Inbox, Project: a.Project}, event.OversightCommented, map[string]any{"state": string(a.State)}, a.ID)
+	return m.announceWith(ctx, tx, directory.Inbox{ID: a.Inbox, Project: a.Project}, event.OversightCommented, map[string]any{"state": string(a.State)}, a.ID)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/store"
 )
 
@@ -17,7 +18,7 @@ type Usage struct {
 // Usage returns how much is in each inbox of who's project, by its id. What is
 // in it is sealed; how much is not.
 func (m *PostOffice) Usage(ctx context.Context, who auth.Principal) (out map[string]Usage, err error) {
-	if err := mayManage(who); err != nil {
+	if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
 	out = map[string]Usage{}

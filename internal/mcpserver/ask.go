@@ -87,7 +87,7 @@ type allowData struct {
 }
 
 func (s *Server) oversight(ctx context.Context, c caller, in inboxOnly) (out reply[oversightData], err error) {
-	b, _, err := s.post.Reach(ctx, c.who, in.Inbox)
+	b, _, err := s.post.Keys.Reach(ctx, c.who, in.Inbox)
 	if err != nil {
 		return out, err
 	}
@@ -175,7 +175,7 @@ func (s *Server) askMode(ctx context.Context, c caller, in modeArgs) (out reply[
 	if !in.Mode.Known() {
 		return out, fmt.Errorf("%w: mode: must be one of %v", errArgument, policy.Modes())
 	}
-	b, _, err := s.post.Reach(ctx, c.who, in.Inbox)
+	b, _, err := s.post.Keys.Reach(ctx, c.who, in.Inbox)
 	if err != nil {
 		return out, err
 	}

@@ -237,7 +237,7 @@ func TestNoToolDecides(t *testing.T) {
 		f := setup(t, db, nil)
 		b, key := f.inbox(t, "analyst")
 		who, _ := f.sandbox(t, b.ID)
-		if err := f.post.Lend(t.Context(), f.project, who, key); err != nil {
+		if err := f.post.Keys.Lend(t.Context(), f.project, who, key); err != nil {
 			t.Fatal(err)
 		}
 		outside, inside := connect(t, f.srv.Handler(), key, ""), connect(t, f.srv.HandlerFor(who), "", "")
@@ -278,7 +278,7 @@ func TestNoToolDecides(t *testing.T) {
 		if err != nil || after.State != oversight.Pending || after.Version != before.Version || after.Hex() != before.Hex() {
 			t.Errorf("after all of it: %+v, %v", after, err)
 		}
-		if now, err := f.post.Find(t.Context(), f.person, b.ID); err != nil || now.Mode != policy.GatedSend {
+		if now, err := f.post.Directory.Find(t.Context(), f.person, b.ID); err != nil || now.Mode != policy.GatedSend {
 			t.Errorf("the inbox is in mode %s, %v", now.Mode, err)
 		}
 		if list, err := f.post.Allowed(t.Context(), f.person, b.ID); err != nil || len(list) != 0 {

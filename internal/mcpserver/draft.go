@@ -8,6 +8,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/scan"
@@ -249,7 +250,7 @@ func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out 
 		return out, err
 	}
 	// Who was only let in to read changes nothing.
-	if err := mailbox.May(k, seal.Propose); err != nil {
+	if err := keyring.May(k, seal.Propose); err != nil {
 		return out, err
 	}
 	if in.Version < 1 {

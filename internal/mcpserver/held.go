@@ -100,7 +100,7 @@ func (s *Server) actions(ctx context.Context, c caller, in actionsArgs) (out rep
 		}
 		q.States = []oversight.State{in.State}
 	}
-	bs, err := s.post.Inboxes(ctx, c.who)
+	bs, err := s.post.Directory.Inboxes(ctx, c.who)
 	if err != nil {
 		return out, err
 	}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -125,18 +127,18 @@ func TestIsolation(t *testing.T) {
 			foreign.Project, _, err = auth.NewProject(ctx, tx, "two")
 			return err
 		}))
-		c, keyC, err := f.post.CreateInbox(ctx, foreign, mailbox.NewInbox{Address: "foreign"}, "")
+		c, keyC, err := f.post.CreateInbox(ctx, foreign, directory.NewInbox{Address: "foreign"}, "")
 		fatal(err)
 		messages, writers := map[string]string{}, map[string]auth.Principal{}
 		for name, b := range map[string]struct {
-			mailbox.Inbox
+			directory.Inbox
 			key auth.Secret
 		}{"a": {a, keyA}, "b": {b, keyB}, "foreign": {c, keyC}} {
 			raw := "From: Bob <bob@example.com>\r\nTo: " + b.Address + "\r\nSubject: Kohlrabi\r\nMessage-ID: <" + name + "@example.com>\r\n\r\nKohlrabi\r\n"
 			fatal(f.post.Receive(ctx, mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"}))
 			who, err := auth.CheckKey(ctx, db, b.key)
 			fatal(err)
-			k, err := f.post.Open(ctx, who, b.key, "")
+			k, err := f.post.Keys.Open(ctx, who, b.key, "")
 			fatal(err)
 			ms, err := f.post.Messages(ctx, who, k, 1)
 			fatal(err)
@@ -156,19 +158,19 @@ func TestIsolation(t *testing.T) {
 		fatal(err)
 		whoB, err := auth.CheckKey(ctx, db, keyB)
 		fatal(err)
-		ka, err := f.post.Open(ctx, whoA, keyA, "")
+		ka, err := f.post.Keys.Open(ctx, whoA, keyA, "")
 		fatal(err)
-		kb, err := f.post.Open(ctx, whoB, keyB, "")
+		kb, err := f.post.Keys.Open(ctx, whoB, keyB, "")
 		fatal(err)
 		soon := time.Now().Add(time.Hour)
-		add := func(name string, n mailbox.NewKey) string {
-			p, key, err := f.post.AddKey(ctx, whoA, ka, n)
+		add := func(name string, n keyring.NewKey) string {
+			p, key, err := f.post.Keys.Add(ctx, whoA, ka, n)
 			fatal(err)
 			keys[name] = key
 			return p.Credential
 		}
 		grant := func(name string, who auth.Principal, k *seal.Key, s seal.Scope) string {
-			p, key, err := f.post.Grant(ctx, who, k, mailbox.NewKey{Scope: s, Expires: soon})
+			p, key, err := f.post.Keys.Grant(ctx, who, k, keyring.NewKey{Scope: s, Expires: soon})
 			fatal(err)
 			keys[name] = key
 			return p.Credential
@@ -176,26 +178,26 @@ func TestIsolation(t *testing.T) {
 		attach := func(name, inbox string, lent auth.Secret) {
 			who, _ := f.sandbox(t, inbox) //nolint:contextcheck // it takes t's
 			if lent != "" {
-				fatal(f.post.Lend(ctx, f.project, who, lent))
+				fatal(f.post.Keys.Lend(ctx, f.project, who, lent))
 			}
 			handlers[name] = f.srv.HandlerFor(who)
 		}
-		add("reading key a", mailbox.NewKey{Scope: seal.Read})
-		expired := add("expired key a", mailbox.NewKey{Expires: soon})
-		_, keys["recovery key a"], err = f.post.AddRecovery(ctx, whoA, ka)
+		add("reading key a", keyring.NewKey{Scope: seal.Read})
+		expired := add("expired key a", keyring.NewKey{Expires: soon})
+		_, keys["recovery key a"], err = f.post.Keys.AddRecovery(ctx, whoA, ka)
 		fatal(err)
 		grant("reading grant a", whoA, ka, seal.Read)
 		grant("proposing grant a", whoA, ka, seal.Propose)
 		grant("grant b", whoB, kb, seal.Propose)
 		ended := grant("ended grant a", whoA, ka, seal.Propose)
-		revoked := add("revoked key a", mailbox.NewKey{})
+		revoked := add("revoked key a", keyring.NewKey{})
 		attach("sandbox of a", a.ID, "")
 		attach("sandbox of a that was lent the key", a.ID, keyA)
 		attach("sandbox of a that was lent a key that was revoked", a.ID, keys["revoked key a"])
 		attach("sandbox of b", b.ID, "")
 		attach("sandbox of none", "", "")
-		fatal(f.post.Revoke(ctx, whoA, "", revoked, false))
-		fatal(f.post.RevokeGrant(ctx, f.project, grant("revoked grant a", whoA, ka, seal.Propose)))
+		fatal(f.post.Keys.Revoke(ctx, whoA, "", revoked, false))
+		fatal(f.post.Keys.RevokeGrant(ctx, f.project, grant("revoked grant a", whoA, ka, seal.Propose)))
 		fatal(db.Update(ctx, func(tx *store.Tx) error {
 			if _, err := tx.ExecContext(ctx, `update credential set expires_at = 1 where id = $1`, expired); err != nil {
 				return err
@@ -259,7 +261,7 @@ func TestIsolation(t *testing.T) {
 					}
 					status, got := f.ask(t, h, keys[p.name], tool, row.args, names[target], strings.NewReplacer("MESSAGE", messages[in], "HELD", messages["held "+in], "DRAFT", draft, "PATTERN", fmt.Sprintf("a%d@example.com", n), "ACTION", action, "BODY", fmt.Sprint("number ", n)))
 					if draft != "" { // or the inbox is full of them soon
-						k, err := f.post.Open(ctx, writers[in], map[string]auth.Secret{"a": keyA, "b": keyB, "foreign": keyC}[in], "")
+						k, err := f.post.Keys.Open(ctx, writers[in], map[string]auth.Secret{"a": keyA, "b": keyB, "foreign": keyC}[in], "")
 						fatal(err)
 						if err := f.post.DeleteDraft(ctx, writers[in], k, draft, 0); err != nil && !errors.Is(err, store.ErrNotFound) {
 							t.Fatal(err)

@@ -104,11 +104,11 @@ type caller struct {
 func (s *Server) HandlerFor(who auth.Principal) http.Handler {
 	c := caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
 		if inbox != "" {
-			if _, _, err := s.post.Reach(ctx, who, inbox); err != nil {
+			if _, _, err := s.post.Keys.Reach(ctx, who, inbox); err != nil {
 				return nil, err
 			}
 		}
-		return s.post.Lent(ctx, who)
+		return s.post.Keys.Lent(ctx, who)
 	}}
 	return s.guarded(func(w http.ResponseWriter, r *http.Request) { s.bounded(w, r, c) })
 }
@@ -128,7 +128,7 @@ func (s *Server) Handler() http.Handler {
 			return
 		}
 		s.bounded(w, r, caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
-			return s.post.Open(ctx, who, key, inbox)
+			return s.post.Keys.Open(ctx, who, key, inbox)
 		}})
 	})
 }

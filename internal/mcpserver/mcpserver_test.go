@@ -27,6 +27,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -272,9 +273,9 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	return f
 }
 
-func (f *fixture) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Secret) {
+func (f *fixture) inbox(t *testing.T, name string) (directory.Inbox, auth.Secret) {
 	t.Helper()
-	b, key, err := f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: name}, "")
+	b, key, err := f.post.CreateInbox(t.Context(), f.project, directory.NewInbox{Address: name}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -648,7 +649,7 @@ func TestReading(t *testing.T) {
 		_, otherKey := f.inbox(t, "other")
 		f.receive(t, hostile)
 		lent, _ := f.sandbox(t, b.ID)
-		if err := f.post.Lend(ctx, f.project, lent, key); err != nil {
+		if err := f.post.Keys.Lend(ctx, f.project, lent, key); err != nil {
 			t.Fatal(err)
 		}
 		notLent, _ := f.sandbox(t, b.ID)
@@ -705,7 +706,7 @@ func TestReading(t *testing.T) {
 		if r := call(t, other, "email_message_get", args{"id": id}); !r.isErr || !strings.Contains(r.text, "not found") {
 			t.Errorf("another inbox's key: %+v", r)
 		}
-		f.post.Return(lent.ID)
+		f.post.Keys.Return(lent.ID)
 		if r := call(t, connect(t, f.srv.HandlerFor(lent), "", ""), "email_inbox", nil); !r.isErr {
 			t.Errorf("after the key was returned: %+v", r)
 		}

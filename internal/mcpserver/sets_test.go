@@ -13,8 +13,8 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"postern/internal/keyring"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
@@ -450,11 +450,11 @@ func TestWaitEnds(t *testing.T) {
 
 	// A key that is revoked while it waits reads nothing.
 	who := f.who(t, key)
-	k, err := f.post.Open(t.Context(), who, key, "")
+	k, err := f.post.Keys.Open(t.Context(), who, key, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, second, err := f.post.AddKey(t.Context(), who, k, mailbox.NewKey{})
+	p, second, err := f.post.Keys.Add(t.Context(), who, k, keyring.NewKey{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -462,7 +462,7 @@ func TestWaitEnds(t *testing.T) {
 	cs := connect(t, f.srv.Handler(), second, "")
 	go func() { got <- call(t, cs, "wait_for_email", args{"timeoutSeconds": 60}) }()
 	waiting()
-	if err := f.post.Revoke(t.Context(), who, "", p.Credential, false); err != nil {
+	if err := f.post.Keys.Revoke(t.Context(), who, "", p.Credential, false); err != nil {
 		t.Fatal(err)
 	}
 	f.receive(t, "From: a@example.com\r\nSubject: private\r\n\r\nx\r\n")
@@ -471,7 +471,7 @@ func TestWaitEnds(t *testing.T) {
 	}
 	// And the server stops.
 	inside, _ := f.sandbox(t, b.ID)
-	if err := f.post.Lend(t.Context(), f.project, inside, key); err != nil {
+	if err := f.post.Keys.Lend(t.Context(), f.project, inside, key); err != nil {
 		t.Fatal(err)
 	}
 	cs = connect(t, f.srv.HandlerFor(inside), "", "")

@@ -15,6 +15,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -72,11 +73,11 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 	switch {
 	case errors.As(err, &field):
 		return field.Error()
-	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, mailbox.ErrInvalid), errors.Is(err, mailbox.ErrNoInbox),
+	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, directory.ErrInvalid), errors.Is(err, directory.ErrNoInbox),
 		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, mailbox.ErrLimit), errors.Is(err, mailbox.ErrDraft),
 		errors.Is(err, oversight.ErrTooLate), errors.Is(err, oversight.ErrStale),
 		errors.Is(err, errBusy), errors.Is(err, errCrowded), errors.Is(err, oversight.ErrFull), errors.Is(err, store.ErrNotFound):
-		return strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), mailbox.ErrInvalid.Error()+": ")
+		return strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), directory.ErrInvalid.Error()+": ")
 	case errors.Is(err, mailbox.ErrDuplicate):
 		return err.Error() + " (allowDuplicate: true)"
 	case ctx.Err() != nil:

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailauth"
 	"postern/internal/mailbox"
@@ -93,13 +94,13 @@ func (b *Inboxes) ownAddress(ctx context.Context, address string) bool {
 
 // Accepts implements [Config.Accepts].
 func (b *Inboxes) Accepts(ctx context.Context, rcpt string) error {
-	if ours, err := b.cfg.Post.Serves(ctx, mail.Domain(rcpt)); err != nil {
+	if ours, err := b.cfg.Post.Directory.Serves(ctx, mail.Domain(rcpt)); err != nil {
 		return err
 	} else if !ours {
 		return ErrRelay
 	}
 	err := b.cfg.Post.Accepts(ctx, rcpt)
-	if errors.Is(err, mailbox.ErrNoInbox) {
+	if errors.Is(err, directory.ErrNoInbox) {
 		return ErrNoMailbox
 	}
 	return err

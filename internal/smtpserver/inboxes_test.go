@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
@@ -26,7 +27,7 @@ type inboxes struct {
 	db      *store.DB
 	post    *mailbox.PostOffice
 	project auth.Principal
-	inbox   mailbox.Inbox
+	inbox   directory.Inbox
 	key     auth.Secret // of inbox
 	who     auth.Principal
 }
@@ -59,7 +60,7 @@ func newInboxes(t *testing.T, dns *dnstest.Server, change func(*smtpserver.Inbox
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.inbox, f.key, err = f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: "agent"}, "")
+	f.inbox, f.key, err = f.post.CreateInbox(t.Context(), f.project, directory.NewInbox{Address: "agent"}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +86,7 @@ func TestDMARCDecidesWhatIsDelivered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := f.post.Open(t.Context(), f.who, f.key, f.inbox.ID)
+	k, err := f.post.Keys.Open(t.Context(), f.who, f.key, f.inbox.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +169,7 @@ func TestRecipientsOfOtherDomainsAreRelaying(t *testing.T) {
 // that nobody learns from it which inboxes exist.
 func TestSubmissionNeedsTheKeyOfThatInbox(t *testing.T) {
 	f := newInboxes(t, dnstest.Start(t), nil)
-	other, otherKey, err := f.post.CreateInbox(t.Context(), f.project, mailbox.NewInbox{Address: "other"}, "")
+	other, otherKey, err := f.post.CreateInbox(t.Context(), f.project, directory.NewInbox{Address: "other"}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,9 +222,9 @@ func TestRefusedProposalsAreNotAccepted(t *testing.T) {
 		"over a limit":          {err: fmt.Errorf("inbox: %w", mailbox.ErrLimit), code: 452, said: "inbox: " + mailbox.ErrLimit.Error()},
 		"too many waiting":      {err: oversight.ErrFull, code: 452, said: oversight.ErrFull.Error()},
 		"the same again":        {err: mailbox.ErrDuplicate, code: 550, said: mailbox.ErrDuplicate.Error()},
-		"malformed":             {err: mailbox.ErrInvalid, code: 550, said: mailbox.ErrInvalid.Error()},
+		"malformed":             {err: directory.ErrInvalid, code: 550, said: directory.ErrInvalid.Error()},
 		"no right to propose":   {err: auth.ErrForbidden, code: 550, said: auth.ErrForbidden.Error()},
-		"no inbox":              {err: mailbox.ErrNoInbox, code: 550, said: mailbox.ErrNoInbox.Error()},
+		"no inbox":              {err: directory.ErrNoInbox, code: 550, said: directory.ErrNoInbox.Error()},
 		"an error of the store": {err: errors.New("disk full")},
 	} {
 		said, err := smtpserver.ProposalReply(tt.p, tt.err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -26,7 +27,7 @@ func (b *Inboxes) Authenticate(ctx context.Context, user, password string, _ Pee
 	}
 	address, err := b.cfg.Post.Address(ctx, who, user)
 	// The attack: a key of one inbox is used to find out which others exist.
-	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, mailbox.ErrNoInbox) {
+	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, directory.ErrNoInbox) {
 		return Account{}, ErrCredentials
 	}
 	return Account{Who: who, Address: address}, err
@@ -54,9 +55,9 @@ func proposalReply(p mailbox.Proposed, err error) (said string, _ error) {
 	switch {
 	case errors.Is(err, mailbox.ErrLimit), errors.Is(err, oversight.ErrFull):
 		return "", refuse(452, 4, 7, 1)
-	case errors.Is(err, mailbox.ErrDuplicate), errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, mailbox.ErrInvalid):
+	case errors.Is(err, mailbox.ErrDuplicate), errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, directory.ErrInvalid):
 		return "", refuse(550, 5, 6, 0)
-	case errors.Is(err, auth.ErrForbidden), errors.Is(err, mailbox.ErrNoInbox):
+	case errors.Is(err, auth.ErrForbidden), errors.Is(err, directory.ErrNoInbox):
 		return "", refuse(550, 5, 7, 1)
 	case err != nil:
 		return "", err

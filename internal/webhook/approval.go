@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
-	"postern/internal/mailbox"
+	"postern/internal/directory"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -60,7 +60,7 @@ func (h *Hooks) proposeURL(ctx context.Context, tx *store.Tx, who auth.Principal
 		Detail: map[string]string{"url": w.URL, "host": strings.ToLower(u.Hostname())},
 	}
 	if w.Inbox != "" {
-		if r.Inbox, r.Mode, err = mailbox.Watched(ctx, tx, w.Inbox); err != nil {
+		if r.Inbox, r.Mode, err = directory.AddressAndMode(ctx, tx, w.Inbox); err != nil {
 			return err
 		}
 	}

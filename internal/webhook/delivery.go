@@ -12,7 +12,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/event"
-	"postern/internal/mailbox"
+	"postern/internal/keyring"
 	"postern/internal/store"
 )
 
@@ -227,7 +227,7 @@ func mayReceive(ctx context.Context, tx *store.Tx, w *Webhook, inbox string) (bo
 	if w.Credential == "" {
 		return true, nil
 	}
-	holds, err := mailbox.Holds(ctx, tx, w.Credential, inbox)
+	holds, err := keyring.Holds(ctx, tx, w.Credential, inbox)
 	if err != nil || holds || w.Inbox == "" {
 		return holds, err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -44,9 +45,9 @@ func newPost(t *testing.T, db *store.DB) post {
 }
 
 // inbox makes an inbox and returns it with the principal of its key.
-func (p post) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Principal) {
+func (p post) inbox(t *testing.T, name string) (directory.Inbox, auth.Principal) {
 	t.Helper()
-	b, key, err := p.CreateInbox(t.Context(), p.who, mailbox.NewInbox{Address: name}, "")
+	b, key, err := p.CreateInbox(t.Context(), p.who, directory.NewInbox{Address: name}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,7 @@ func (p post) inbox(t *testing.T, name string) (mailbox.Inbox, auth.Principal) {
 	return b, who
 }
 
-func (p post) receive(t *testing.T, b mailbox.Inbox) {
+func (p post) receive(t *testing.T, b directory.Inbox) {
 	t.Helper()
 	raw := "From: bob@example.com\r\nTo: " + b.Address + "\r\nSubject: secret\r\n\r\nsecret\r\n"
 	err := p.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{b.Address}, Raw: []byte(raw)}, Remote: "192.0.2.1"})
@@ -267,7 +268,7 @@ func TestRotate(t *testing.T) {
 func TestLobster(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		p := newPost(t, db)
-		_, token, err := p.NewAccount(t.Context(), p.who, "account")
+		_, token, err := p.Keys.NewAccount(t.Context(), p.who, "account")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -275,7 +276,7 @@ func TestLobster(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		mine, _, err := p.CreateInbox(t.Context(), account, mailbox.NewInbox{Address: "mine"}, token)
+		mine, _, err := p.CreateInbox(t.Context(), account, directory.NewInbox{Address: "mine"}, token)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,21 +1,49 @@
-package mailbox
+// Package keyring says which credentials open which inboxes: the keys of an
+// inbox, grants over several inboxes, recovery keys, accounts, and keys that are
+// lent to sandboxes.
+//
+// It stores the private keys of inboxes only wrapped for their credentials, and
+// credentials only as hashes. So the server opens an inbox while somebody shows a
+// credential of it and at no other time, and no manager can give himself a part
+// in one: whoever holds a key that manages the inbox adds others to it. When a
+// credential ends, its inboxes get a new epoch (see package seal), which it does
+// not open.
+package keyring
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/scrub"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
 
-// mayOpen returns the error of who may not read the inbox, in words that say
-// what would. That a grant may was shown when its key was opened.
-func mayOpen(who auth.Principal, inbox string) error {
+// A Ring opens inboxes for their credentials, and gives credentials a part in
+// them. It is safe for concurrent use.
+type Ring struct {
+	db      *store.DB
+	scrub   *scrub.Scrubber // told when keys are open in this process
+	removed atomic.Bool     // wrapped keys were deleted since the last Forget
+
+	mu   sync.Mutex      // guards lent
+	lent map[string]loan // by sandbox ID; in memory only, so a loan ends with the process
+}
+
+// New returns the ring of the inboxes in db.
+func New(db *store.DB, s *scrub.Scrubber) *Ring {
+	return &Ring{db: db, scrub: s, lent: map[string]loan{}}
+}
+
+// MayOpen returns an error unless who may read an inbox that it has the key of.
+// The text says who could. For a grant, opening the key has checked it.
+func MayOpen(who auth.Principal, inbox string) error {
 	switch who.Kind {
 	case auth.Agent, auth.Sandbox:
 		if who.Inbox != "" && who.Inbox == inbox {
@@ -47,53 +75,49 @@ type membership struct {
 	expires   int64
 }
 
-// nameForm is what the id or address of an inbox may look like; a database need
-// not see anything else. It is compiled when it is first needed: each part of a
-// sandbox is this program, and would otherwise compile it as it starts.
-var nameForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._@-]{3,320}$`) })
-
 // Reach returns the inbox that name, an id or an address, means to who, and
 // what who may do in it by a credential. An empty name is who's own inbox.
 // Whether an inbox is somebody else's or is not there answers alike, so that
 // nobody learns addresses by asking.
-func (m *PostOffice) Reach(ctx context.Context, who auth.Principal, name string) (b Inbox, s seal.Scope, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		b, s, err = m.reach(ctx, tx, who, name)
+func (r *Ring) Reach(ctx context.Context, who auth.Principal, name string) (b directory.Inbox, s seal.Scope, err error) {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
+		b, s, err = r.ReachIn(ctx, tx, who, name)
 		return err
 	})
 	return b, s, err
 }
 
-func (m *PostOffice) reach(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (Inbox, seal.Scope, error) {
+// ReachIn is [Ring.Reach] within tx.
+func (r *Ring) ReachIn(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (directory.Inbox, seal.Scope, error) {
 	if who.Kind != auth.Grant {
-		if err := mayOpen(who, who.Inbox); err != nil {
-			return Inbox{}, "", err
+		if err := MayOpen(who, who.Inbox); err != nil {
+			return directory.Inbox{}, "", err
 		}
 		if name == "" {
 			name = who.Inbox
 		}
 	} else if name == "" {
-		return Inbox{}, "", fmt.Errorf("%w: inbox: must be named, since a grant is over several", ErrInvalid)
+		return directory.Inbox{}, "", fmt.Errorf("%w: inbox: must be named, since a grant is over several", directory.ErrInvalid)
 	}
-	b, err := Inbox{}, ErrNoInbox
-	if nameForm().MatchString(name) {
-		b, err = m.find(ctx, tx, name)
+	b, err := directory.Inbox{}, directory.ErrNoInbox
+	if directory.ValidName(name) {
+		b, err = directory.Lookup(ctx, tx, name)
 	}
 	if err == nil && (b.Project != who.Project || who.Kind != auth.Grant && b.ID != who.Inbox) {
-		err = ErrNoInbox
+		err = directory.ErrNoInbox
 	}
 	var p membership
 	if err == nil && who.Kind != auth.Sandbox { // which has its part by what its creator attached
 		p, err = member(ctx, tx, b.ID, who.ID)
 	}
-	if errors.Is(err, ErrNoInbox) || errors.Is(err, store.ErrNotFound) {
+	if errors.Is(err, directory.ErrNoInbox) || errors.Is(err, store.ErrNotFound) {
 		if who.Kind == auth.Grant {
-			return Inbox{}, "", fmt.Errorf("this grant is over other inboxes than the one named: %w", auth.ErrForbidden)
+			return directory.Inbox{}, "", fmt.Errorf("this grant is over other inboxes than the one named: %w", auth.ErrForbidden)
 		}
 		if name == who.Inbox {
-			return Inbox{}, "", fmt.Errorf("inbox %s is deleted, or this key has no part in it: %w", who.Inbox, ErrNoInbox)
+			return directory.Inbox{}, "", fmt.Errorf("inbox %s is deleted, or this key has no part in it: %w", who.Inbox, directory.ErrNoInbox)
 		}
-		return Inbox{}, "", fmt.Errorf("this key is of another inbox than the one named; it opens inbox %s alone: %w", who.Inbox, auth.ErrForbidden)
+		return directory.Inbox{}, "", fmt.Errorf("this key is of another inbox than the one named; it opens inbox %s alone: %w", who.Inbox, auth.ErrForbidden)
 	}
 	return b, p.scope, err
 }
@@ -112,35 +136,35 @@ func member(ctx context.Context, tx *store.Tx, inbox, credentialID string) (memb
 // Open returns the key of an inbox that credential opens; an empty inbox means
 // the one that who acts for. Who is the credential's principal, as
 // [auth.CheckKey] told.
-func (m *PostOffice) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*seal.Key, error) {
+func (r *Ring) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*seal.Key, error) {
 	if who.Kind != auth.Agent && who.Kind != auth.Grant {
-		if err := mayOpen(who, who.Inbox); err != nil {
+		if err := MayOpen(who, who.Inbox); err != nil {
 			return nil, err
 		}
 		return nil, fmt.Errorf("a %s shows no key of an inbox: %w", who.Kind, auth.ErrForbidden)
 	}
-	return m.unlock(ctx, who, credential, inbox)
+	return r.unlock(ctx, who, credential, inbox)
 }
 
 // unlock opens an inbox for a credential of any kind.
-func (m *PostOffice) unlock(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (k *seal.Key, err error) {
+func (r *Ring) unlock(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (k *seal.Key, err error) {
 	cred, err := seal.CredentialKey(credential.Reveal(), who.ID)
 	if err != nil {
 		return nil, err
 	}
 	var legacy bool
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		b, _, err := m.reach(ctx, tx, who, inbox)
+	err = r.db.View(ctx, func(tx *store.Tx) error {
+		b, _, err := r.ReachIn(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
-		k, legacy, err = m.unlockIn(ctx, tx, b, who, cred, credential)
+		k, legacy, err = r.unlockIn(ctx, tx, b, who, cred, credential)
 		return err
 	})
 	if err != nil || !legacy {
 		return k, err
 	}
-	if err := m.renew(ctx, k); err != nil {
+	if err := r.renew(ctx, k); err != nil {
 		return nil, fmt.Errorf("give credential %s a key pair: %w", who.ID, err)
 	}
 	return k, nil
@@ -149,8 +173,8 @@ func (m *PostOffice) unlock(ctx context.Context, who auth.Principal, credential 
 // unlockIn returns the key of b for a credential that has a part in it. Legacy
 // says that the credential is from before credentials had key pairs; only then
 // its secret is needed.
-func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who auth.Principal, cred seal.Credential, secret auth.Secret) (k *seal.Key, legacy bool, err error) {
-	m.scrub.Touch()
+func (r *Ring) unlockIn(ctx context.Context, tx *store.Tx, b directory.Inbox, who auth.Principal, cred seal.Credential, secret auth.Secret) (k *seal.Key, legacy bool, err error) {
+	r.scrub.Touch()
 	p, err := member(ctx, tx, b.ID, cred.ID)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, false, fmt.Errorf("%s has no key of inbox %s: %w", who, b.ID, auth.ErrForbidden)
@@ -179,13 +203,13 @@ func (m *PostOffice) unlockIn(ctx context.Context, tx *store.Tx, b Inbox, who au
 
 // renew stores the key pair of a credential that was made before there were
 // any, and wraps the keys of its inbox for it anew.
-func (m *PostOffice) renew(ctx context.Context, k *seal.Key) error {
+func (r *Ring) renew(ctx context.Context, k *seal.Key) error {
 	cred := k.Credential()
 	list, err := k.WrapFor(cred.PublicKey(), cred.ID)
 	if err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return r.db.Update(ctx, func(tx *store.Tx) error {
 		fresh, err := tx.Changed(ctx, `update inbox_key set public_key = $1 where inbox_id = $2 and credential_id = $3 and length(public_key) = 0`,
 			cred.PublicKey(), k.Inbox(), cred.ID)
 		if err != nil || !fresh { // another request was faster
@@ -199,6 +223,26 @@ func (m *PostOffice) renew(ctx context.Context, k *seal.Key) error {
 		}
 		return nil
 	})
+}
+
+// AddFirst gives a new inbox its first key, which is shown this once, and account,
+// the public key of the account who is, a part in it, unless that is nil.
+func (r *Ring) AddFirst(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pair seal.Pair, account []byte) (id string, key auth.Secret, err error) {
+	id, key, err = auth.NewCredential(ctx, tx, auth.Credential{Project: b.Project, Kind: auth.Agent, Inbox: b.ID, CreatedBy: who.String()})
+	if err != nil {
+		return "", "", err
+	}
+	cred, err := seal.CredentialKey(key.Reveal(), id)
+	if err != nil {
+		return "", "", err
+	}
+	if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey(), seal.Manage, time.Time{}, pair); err != nil {
+		return "", "", err
+	}
+	if account == nil {
+		return id, key, nil
+	}
+	return id, key, enrol(ctx, tx, who, b.ID, who.ID, account, seal.Manage, time.Time{}, pair)
 }
 
 // enrol gives a credential, whose public key is to, a part in an inbox. Keys
@@ -225,4 +269,13 @@ func insertWrapped(ctx context.Context, tx *store.Tx, inbox, credentialID string
 		}
 	}
 	return nil
+}
+
+// Holds reports whether a credential has a part in an inbox now.
+func Holds(ctx context.Context, tx *store.Tx, credential, inbox string) (bool, error) {
+	_, err := member(ctx, tx, inbox, credential)
+	if errors.Is(err, store.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }

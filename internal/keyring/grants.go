@@ -1,4 +1,4 @@
-package mailbox
+package keyring
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -77,24 +78,24 @@ func parts(ctx context.Context, tx *store.Tx, where string, args ...any) (out []
 	return out, rows.Err()
 }
 
-// managed returns an inbox that who manages: by its project, or by a credential
+// Managed returns an inbox that who manages: by its project, or by a credential
 // of it whose scope says so.
-func (m *PostOffice) managed(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (Inbox, error) {
-	if mayManage(who) != nil {
-		b, s, err := m.reach(ctx, tx, who, name)
+func (r *Ring) Managed(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (directory.Inbox, error) {
+	if directory.MayManage(who) != nil {
+		b, s, err := r.ReachIn(ctx, tx, who, name)
 		if err == nil && !s.Includes(seal.Manage) {
 			err = fmt.Errorf("%s does not manage inbox %s: that takes a key of it with the scope %s: %w", who, b.ID, seal.Manage, auth.ErrForbidden)
 		}
 		return b, err
 	}
-	return m.findFor(ctx, tx, who, name)
+	return directory.LookupFor(ctx, tx, who, name)
 }
 
 // Parts returns what each credential may do in an inbox that who manages. The
 // credentials themselves are shown to nobody.
-func (m *PostOffice) Parts(ctx context.Context, who auth.Principal, inbox string) (out []Part, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		b, err := m.managed(ctx, tx, who, inbox)
+func (r *Ring) Parts(ctx context.Context, who auth.Principal, inbox string) (out []Part, err error) {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
+		b, err := r.Managed(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
@@ -106,14 +107,14 @@ func (m *PostOffice) Parts(ctx context.Context, who auth.Principal, inbox string
 
 // Grants returns all parts of grants in who's project, or those of the grant
 // that who is.
-func (m *PostOffice) Grants(ctx context.Context, who auth.Principal) (out []Part, err error) {
+func (r *Ring) Grants(ctx context.Context, who auth.Principal) (out []Part, err error) {
 	where, args := `c.kind = $1 and c.project_id = $2`, []any{auth.Grant, who.Project}
 	if who.Kind == auth.Grant {
 		where, args = where+` and c.id = $3`, append(args, who.ID)
-	} else if err := mayManage(who); err != nil {
+	} else if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
 		out, err = parts(ctx, tx, where, args...)
 		return err
 	})
@@ -130,11 +131,11 @@ type NewKey struct {
 func (n *NewKey) check() error {
 	switch {
 	case !utf8.ValidString(n.Name) || utf8.RuneCountInString(n.Name) > 100 || strings.ContainsFunc(n.Name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("%w: name: must be at most 100 characters that can be seen", ErrInvalid)
+		return fmt.Errorf("%w: name: must be at most 100 characters that can be seen", directory.ErrInvalid)
 	case !n.Scope.Valid():
-		return fmt.Errorf("%w: scope: must be one of %v", ErrInvalid, seal.Scopes)
+		return fmt.Errorf("%w: scope: must be one of %v", directory.ErrInvalid, seal.Scopes)
 	case !n.Expires.IsZero() && !n.Expires.After(time.Now()):
-		return fmt.Errorf("%w: expires_at: must be in the future", ErrInvalid)
+		return fmt.Errorf("%w: expires_at: must be in the future", directory.ErrInvalid)
 	}
 	return nil
 }
@@ -142,19 +143,19 @@ func (n *NewKey) check() error {
 // hold does f with the keys of k's inbox as they are, while nobody else changes
 // who has a part in it. The attack on doing it without: a key that is added
 // while another is revoked would miss the new epoch, or see it.
-func (m *PostOffice) hold(ctx context.Context, who auth.Principal, k *seal.Key, want seal.Scope, f func(tx *store.Tx, b Inbox, k *seal.Key) error) error {
+func (r *Ring) hold(ctx context.Context, who auth.Principal, k *seal.Key, want seal.Scope, f func(tx *store.Tx, b directory.Inbox, k *seal.Key) error) error {
 	if err := May(k, want); err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return r.db.Update(ctx, func(tx *store.Tx) error {
 		if err := lockInbox(ctx, tx, k.Inbox()); err != nil {
 			return err
 		}
-		b, err := m.find(ctx, tx, k.Inbox())
+		b, err := directory.Lookup(ctx, tx, k.Inbox())
 		if err != nil {
 			return fmt.Errorf("inbox %q: %w", k.Inbox(), err)
 		}
-		fresh, _, err := m.unlockIn(ctx, tx, b, who, k.Credential(), "")
+		fresh, _, err := r.unlockIn(ctx, tx, b, who, k.Credential(), "")
 		if err != nil {
 			return err
 		}
@@ -179,13 +180,13 @@ func room(ctx context.Context, tx *store.Tx, inbox string) error {
 		return fmt.Errorf("count keys of inbox %s: %w", inbox, err)
 	}
 	if n >= maxKeys {
-		return fmt.Errorf("%w: %w", ErrInvalid, ErrKeys)
+		return fmt.Errorf("%w: %w", directory.ErrInvalid, ErrKeys)
 	}
 	return nil
 }
 
 // issue makes a credential with a part in b, which k opens.
-func issue(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox, k *seal.Key, c auth.Credential, s seal.Scope) (string, auth.Secret, error) {
+func issue(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, k *seal.Key, c auth.Credential, s seal.Scope) (string, auth.Secret, error) {
 	if err := room(ctx, tx, k.Inbox()); err != nil {
 		return "", "", err
 	}
@@ -219,15 +220,15 @@ func ends(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// AddKey makes another key of the inbox that k manages. It is shown this once.
-func (m *PostOffice) AddKey(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
+// Add makes another key of the inbox that k manages. It is shown this once.
+func (r *Ring) Add(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
 	if n.Scope == "" {
 		n.Scope = seal.Manage
 	}
 	if err := n.check(); err != nil {
 		return Part{}, "", err
 	}
-	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
+	err = r.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
 		var id string
 		id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: n.Name, Expires: n.Expires}, n.Scope)
 		if err != nil {
@@ -243,9 +244,9 @@ func (m *PostOffice) AddKey(ctx context.Context, who auth.Principal, k *seal.Key
 
 // AddRecovery makes a recovery key of the inbox that k manages, for a person to
 // keep away from any machine. It is shown this once and opens no mail by itself:
-// [PostOffice.Recover] makes a new key of the inbox with it.
-func (m *PostOffice) AddRecovery(ctx context.Context, who auth.Principal, k *seal.Key) (p Part, key auth.Secret, err error) {
-	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
+// [Ring.Recover] makes a new key of the inbox with it.
+func (r *Ring) AddRecovery(ctx context.Context, who auth.Principal, k *seal.Key) (p Part, key auth.Secret, err error) {
+	err = r.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
 		var id string
 		id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Recovery, Inbox: b.ID, Name: "recovery key"}, seal.Recover)
 		if err != nil {
@@ -262,19 +263,19 @@ func (m *PostOffice) AddRecovery(ctx context.Context, who auth.Principal, k *sea
 // Recover makes a new key of the inbox that a recovery key is of. With revoke,
 // every other key and grant of the inbox ends, for when one was stolen and not
 // only lost. The recovery key stays.
-func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery auth.Secret, revoke bool) (b Inbox, p Part, key auth.Secret, err error) {
+func (r *Ring) Recover(ctx context.Context, who auth.Principal, recovery auth.Secret, revoke bool) (b directory.Inbox, p Part, key auth.Secret, err error) {
 	if who.Kind != auth.Recovery {
-		return Inbox{}, Part{}, "", fmt.Errorf("a %s recovers no inbox, only its recovery key (prk_…) does: %w", who.Kind, auth.ErrForbidden)
+		return directory.Inbox{}, Part{}, "", fmt.Errorf("a %s recovers no inbox, only its recovery key (prk_…) does: %w", who.Kind, auth.ErrForbidden)
 	}
 	cred, err := seal.CredentialKey(recovery.Reveal(), who.ID)
 	if err != nil {
-		return Inbox{}, Part{}, "", err
+		return directory.Inbox{}, Part{}, "", err
 	}
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
+	err = r.db.Update(ctx, func(tx *store.Tx) error {
 		if err := lockInbox(ctx, tx, who.Inbox); err != nil {
 			return err
 		}
-		if b, err = m.find(ctx, tx, who.Inbox); err != nil {
+		if b, err = directory.Lookup(ctx, tx, who.Inbox); err != nil {
 			return fmt.Errorf("inbox %q: %w", who.Inbox, err)
 		}
 		if revoke {
@@ -283,15 +284,15 @@ func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery a
 				return err
 			}
 			for _, o := range others {
-				if err := m.drop(ctx, tx, who, o, "recovery"); err != nil {
+				if err := r.drop(ctx, tx, who, o, "recovery"); err != nil {
 					return err
 				}
 			}
-			if b, err = m.rekey(ctx, tx, who, b); err != nil {
+			if b, err = r.rekey(ctx, tx, who, b); err != nil {
 				return err
 			}
 		}
-		k, _, err := m.unlockIn(ctx, tx, b, who, cred, "")
+		k, _, err := r.unlockIn(ctx, tx, b, who, cred, "")
 		if err != nil {
 			return err
 		}
@@ -310,28 +311,28 @@ func (m *PostOffice) Recover(ctx context.Context, who auth.Principal, recovery a
 // Rotate replaces a key of the inbox that k opens by a new one with the same
 // scope and end, and re-keys the inbox. A key may replace itself; to replace
 // another, or a recovery key, takes one that manages.
-func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id string) (p Part, key auth.Secret, err error) {
+func (r *Ring) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id string) (p Part, key auth.Secret, err error) {
 	want := seal.Manage
 	if id == who.ID && id == k.Credential().ID && who.Kind == auth.Agent { // not a sandbox that was lent the key
 		want = seal.Read
 	}
-	err = m.hold(ctx, who, k, want, func(tx *store.Tx, b Inbox, k *seal.Key) error {
+	err = r.hold(ctx, who, k, want, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
 		old, err := onePart(ctx, tx, b.ID, id)
 		if err != nil {
 			return err
 		}
 		if old.Kind == auth.Grant {
-			return fmt.Errorf("%w: a grant is not rotated: revoke it and make another", ErrInvalid)
+			return fmt.Errorf("%w: a grant is not rotated: revoke it and make another", directory.ErrInvalid)
 		}
 		var fresh string
 		fresh, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: old.Kind, Inbox: b.ID, Name: old.Name, Expires: old.Expires}, old.Scope)
 		if err != nil {
 			return err
 		}
-		if err := m.drop(ctx, tx, who, old, "rotation"); err != nil {
+		if err := r.drop(ctx, tx, who, old, "rotation"); err != nil {
 			return err
 		}
-		if _, err := m.rekey(ctx, tx, who, b); err != nil {
+		if _, err := r.rekey(ctx, tx, who, b); err != nil {
 			return err
 		}
 		if p, err = onePart(ctx, tx, b.ID, fresh); err != nil {
@@ -346,19 +347,19 @@ func (m *PostOffice) Rotate(ctx context.Context, who auth.Principal, k *seal.Key
 // re-keys the inbox: whoever held the credential opens nothing that comes
 // after. The last key that manages the inbox stays unless evenLast, which only
 // its project or a person may say: its mail is lost with it.
-func (m *PostOffice) Revoke(ctx context.Context, who auth.Principal, inbox, id string, evenLast bool) error {
+func (r *Ring) Revoke(ctx context.Context, who auth.Principal, inbox, id string, evenLast bool) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.managed(ctx, tx, who, inbox)
+	return r.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := r.Managed(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
 		if err := lockInbox(ctx, tx, b.ID); err != nil {
 			return err
 		}
-		if b, err = m.managed(ctx, tx, who, b.ID); err != nil { // as it is behind the lock
+		if b, err = r.Managed(ctx, tx, who, b.ID); err != nil { // as it is behind the lock
 			return err
 		}
 		p, err := onePart(ctx, tx, b.ID, id)
@@ -370,27 +371,27 @@ func (m *PostOffice) Revoke(ctx context.Context, who auth.Principal, inbox, id s
 			if err != nil {
 				return err
 			}
-			if len(others) == 0 && (!evenLast || mayManage(who) != nil) {
+			if len(others) == 0 && (!evenLast || directory.MayManage(who) != nil) {
 				return fmt.Errorf("%s: %w", id, ErrLastKey)
 			}
 		}
-		if err := m.drop(ctx, tx, who, p, "revocation"); err != nil {
+		if err := r.drop(ctx, tx, who, p, "revocation"); err != nil {
 			return err
 		}
-		_, err = m.rekey(ctx, tx, who, b)
+		_, err = r.rekey(ctx, tx, who, b)
 		return err
 	})
 }
 
 // RevokeGrant ends a grant of who's project in every inbox.
-func (m *PostOffice) RevokeGrant(ctx context.Context, who auth.Principal, id string) error {
+func (r *Ring) RevokeGrant(ctx context.Context, who auth.Principal, id string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
 	}
-	if err := mayManage(who); err != nil {
+	if err := directory.MayManage(who); err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return r.db.Update(ctx, func(tx *store.Tx) error {
 		var found int
 		if err := tx.One(ctx, `select count(*) from credential where id = $1 and kind = $2 and project_id = $3 and revoked_at = 0`, []any{id, auth.Grant, who.Project}, &found); err != nil {
 			return fmt.Errorf("find grant %s: %w", id, err)
@@ -414,7 +415,7 @@ func (m *PostOffice) RevokeGrant(ctx context.Context, who auth.Principal, id str
 			}
 		}
 		for _, p := range list {
-			if err := m.dropAndRekey(ctx, tx, who, p, "revocation"); err != nil {
+			if err := r.dropAndRekey(ctx, tx, who, p, "revocation"); err != nil {
 				return err
 			}
 		}
@@ -423,23 +424,23 @@ func (m *PostOffice) RevokeGrant(ctx context.Context, who auth.Principal, id str
 }
 
 // dropAndRekey needs the inbox's lock.
-func (m *PostOffice) dropAndRekey(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
-	b, err := m.stored(ctx, tx, p.Inbox)
+func (r *Ring) dropAndRekey(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
+	b, err := directory.LookupStored(ctx, tx, p.Inbox)
 	if err != nil {
 		return err
 	}
-	if err := m.drop(ctx, tx, who, p, why); err != nil {
+	if err := r.drop(ctx, tx, who, p, why); err != nil {
 		return err
 	}
-	_, err = m.rekey(ctx, tx, who, b)
+	_, err = r.rekey(ctx, tx, who, b)
 	return err
 }
 
 // drop ends a part: what is wrapped for the credential is removed, and the
 // credential itself ends with its last inbox. An account stays, since it makes
 // more.
-func (m *PostOffice) drop(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
-	tx.AfterCommit(func() { m.removed.Store(true) })
+func (r *Ring) drop(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
+	tx.AfterCommit(func() { r.removed.Store(true) })
 	if _, err := tx.ExecContext(ctx, `delete from inbox_wrap where inbox_id = $1 and credential_id = $2`, p.Inbox, p.Credential); err != nil {
 		return fmt.Errorf("remove key of inbox %s: %w", p.Inbox, err)
 	}
@@ -457,26 +458,26 @@ func (m *PostOffice) drop(ctx context.Context, tx *store.Tx, who auth.Principal,
 // rekey gives an inbox a new key pair, for what comes after, and wraps it for
 // the credentials that have a part in it now. It needs none of them, and the
 // private key is forgotten when it returns.
-func (m *PostOffice) rekey(ctx context.Context, tx *store.Tx, who auth.Principal, b Inbox) (Inbox, error) {
-	next := b.epoch + 1
+func (r *Ring) rekey(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox) (directory.Inbox, error) {
+	next := b.Epoch + 1
 	pair, err := seal.NewPair(b.ID, next)
 	if err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
-	ok, err := tx.Changed(ctx, `update inbox set epoch = $1, public_key = $2 where id = $3 and epoch = $4`, next, pair.Public, b.ID, b.epoch)
+	ok, err := tx.Changed(ctx, `update inbox set epoch = $1, public_key = $2 where id = $3 and epoch = $4`, next, pair.Public, b.ID, b.Epoch)
 	if err != nil {
-		return Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
+		return directory.Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
 	}
 	if !ok {
-		return Inbox{}, fmt.Errorf("re-key inbox %s: it changed meanwhile", b.ID) // unreachable: it is locked
+		return directory.Inbox{}, fmt.Errorf("re-key inbox %s: it changed meanwhile", b.ID) // unreachable: it is locked
 	}
 	if _, err := tx.ExecContext(ctx, `insert into inbox_epoch (inbox_id, epoch, public_key, created_at) values ($1, $2, $3, $4)`,
 		b.ID, next, pair.Public, store.Time(time.Now())); err != nil {
-		return Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
+		return directory.Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
 	}
 	keys, err := publicKeys(ctx, tx, b.ID)
 	if err != nil {
-		return Inbox{}, err
+		return directory.Inbox{}, err
 	}
 	for id, to := range keys {
 		list, err := pair.WrapFor(to, id)
@@ -484,10 +485,10 @@ func (m *PostOffice) rekey(ctx context.Context, tx *store.Tx, who auth.Principal
 			err = insertWrapped(ctx, tx, b.ID, id, list)
 		}
 		if err != nil {
-			return Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
+			return directory.Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
 		}
 	}
-	b.epoch, b.publicKey = next, pair.Public
+	b.Epoch, b.PublicKey = next, pair.Public
 	return b, audit.Append(ctx, tx, who, audit.InboxRekey, b.ID, audit.Fields{"epoch": strconv.FormatInt(next, 10), "credentials": strconv.Itoa(len(keys))})
 }
 
@@ -519,20 +520,20 @@ func (n *NewKey) checkGrant() error {
 	}
 	switch {
 	case n.Scope == seal.Manage:
-		return fmt.Errorf("%w: scope: a grant is to %s or to %s", ErrInvalid, seal.Read, seal.Propose)
+		return fmt.Errorf("%w: scope: a grant is to %s or to %s", directory.ErrInvalid, seal.Read, seal.Propose)
 	case n.Expires.IsZero() || n.Expires.After(time.Now().Add(MaxGrant)):
-		return fmt.Errorf("%w: expires_at: a grant has an end, %d days away at most", ErrInvalid, MaxGrant/(24*time.Hour))
+		return fmt.Errorf("%w: expires_at: a grant has an end, %d days away at most", directory.ErrInvalid, MaxGrant/(24*time.Hour))
 	}
 	return n.check()
 }
 
 // Grant makes a grant over the inbox that k manages, for an orchestrator. It is
-// shown this once. [PostOffice.Extend] adds other inboxes to it.
-func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
+// shown this once. [Ring.Extend] adds other inboxes to it.
+func (r *Ring) Grant(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
 	if err := n.checkGrant(); err != nil {
 		return Part{}, "", err
 	}
-	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
+	err = r.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
 		if room(ctx, tx, b.ID) != nil {
 			return room(ctx, tx, b.ID)
 		}
@@ -558,11 +559,11 @@ func (m *PostOffice) Grant(ctx context.Context, who auth.Principal, k *seal.Key,
 
 // Extend gives a grant that there is a part in the inbox that k manages. It
 // needs the grant's id alone, not the grant.
-func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *seal.Key, grant string, n NewKey) (p Part, err error) {
+func (r *Ring) Extend(ctx context.Context, who auth.Principal, k *seal.Key, grant string, n NewKey) (p Part, err error) {
 	if err := n.checkGrant(); err != nil {
 		return Part{}, err
 	}
-	err = m.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b Inbox, k *seal.Key) error {
+	err = r.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
 		if err := room(ctx, tx, b.ID); err != nil {
 			return err
 		}
@@ -577,7 +578,7 @@ func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *seal.Key
 			return fmt.Errorf("find grant %s: %w", grant, err)
 		}
 		if _, err := onePart(ctx, tx, b.ID, grant); err == nil {
-			return fmt.Errorf("%w: grant %s has a part in this inbox already: revoke it first", ErrInvalid, grant)
+			return fmt.Errorf("%w: grant %s has a part in this inbox already: revoke it first", directory.ErrInvalid, grant)
 		} else if !errors.Is(err, ErrNoKey) {
 			return err
 		}
@@ -594,7 +595,7 @@ func (m *PostOffice) Extend(ctx context.Context, who auth.Principal, k *seal.Key
 
 // NewAccount makes an account in a project: a grant that gets a part with every
 // right in each inbox that it makes, and in no other. It is shown this once.
-func (m *PostOffice) NewAccount(ctx context.Context, who auth.Principal, name string) (id string, key auth.Secret, err error) {
+func (r *Ring) NewAccount(ctx context.Context, who auth.Principal, name string) (id string, key auth.Secret, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return "", "", err
 	}
@@ -603,11 +604,11 @@ func (m *PostOffice) NewAccount(ctx context.Context, who auth.Principal, name st
 		return "", "", err
 	}
 	if who.Kind != auth.System {
-		if err := mayManage(who); err != nil {
+		if err := directory.MayManage(who); err != nil {
 			return "", "", err
 		}
 	}
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
+	err = r.db.Update(ctx, func(tx *store.Tx) error {
 		id, key, err = auth.NewCredential(ctx, tx, auth.Credential{Project: who.Project, Kind: auth.Grant, Name: name, CreatedBy: who.String(), Account: true})
 		if err != nil {
 			return err

@@ -1,4 +1,4 @@
-package mailbox
+package keyring
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -17,11 +19,11 @@ type Account struct {
 }
 
 // Accounts returns the accounts of who's project, oldest first.
-func (m *PostOffice) Accounts(ctx context.Context, who auth.Principal) (out []Account, err error) {
-	if err := mayManage(who); err != nil {
+func (r *Ring) Accounts(ctx context.Context, who auth.Principal) (out []Account, err error) {
+	if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select c.id, c.name, c.created_at, c.created_by, c.used_at, (select count(*) from inbox_key k where k.credential_id = c.id)
 			from credential c where c.project_id = $1 and c.account = $2 and c.revoked_at = 0 order by c.created_at, c.id`, who.Project, true)
 		if err != nil {
@@ -46,8 +48,8 @@ func (m *PostOffice) Accounts(ctx context.Context, who auth.Principal) (out []Ac
 }
 
 // Made returns when a credential was made.
-func (m *PostOffice) Made(ctx context.Context, credential string) (t time.Time, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+func (r *Ring) Made(ctx context.Context, credential string) (t time.Time, err error) {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
 		var at int64
 		err := tx.One(ctx, `select created_at from credential where id = $1`, []any{credential}, &at)
 		t = store.FromTime(at)
@@ -58,12 +60,35 @@ func (m *PostOffice) Made(ctx context.Context, credential string) (t time.Time, 
 
 // Opens returns of how many inboxes a credential has a part, with those that are
 // deleted and not gone yet.
-func (m *PostOffice) Opens(ctx context.Context, credential string) (n int, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+func (r *Ring) Opens(ctx context.Context, credential string) (n int, err error) {
+	err = r.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select count(*) from inbox_key where credential_id = $1`, []any{credential}, &n)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("count inboxes of %s: %w", credential, err)
 	}
 	return n, nil
+}
+
+// AccountKey returns the public key of the account that who is, or nil for a
+// manager, who gets no part in what it makes.
+func (r *Ring) AccountKey(ctx context.Context, who auth.Principal, credential auth.Secret) ([]byte, error) {
+	if who.Kind != auth.Grant {
+		return nil, directory.MayManage(who)
+	}
+	var account bool
+	err := r.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select account from credential where id = $1`, []any{who.ID}, &account)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find grant %s: %w", who.ID, err)
+	}
+	if !account {
+		return nil, directory.MayManage(who)
+	}
+	k, err := seal.CredentialKey(credential.Reveal(), who.ID)
+	if err != nil {
+		return nil, err
+	}
+	return k.PublicKey(), nil
 }

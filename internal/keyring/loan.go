@@ -1,4 +1,4 @@
-package mailbox
+package keyring
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -21,25 +22,25 @@ type loan struct {
 }
 
 // CheckLoan returns an error unless credential opens the inbox of sandbox.
-func (m *PostOffice) CheckLoan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) error {
-	_, err := m.loan(ctx, sandbox, credential)
+func (r *Ring) CheckLoan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) error {
+	_, err := r.loan(ctx, sandbox, credential)
 	return err
 }
 
-func (m *PostOffice) loan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) (loan, error) {
-	owner, err := auth.CheckKey(ctx, m.db, credential)
+func (r *Ring) loan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) (loan, error) {
+	owner, err := auth.CheckKey(ctx, r.db, credential)
 	if errors.Is(err, auth.ErrUnauthenticated) {
-		return loan{}, fmt.Errorf("%w: it is not a key of an inbox", ErrInvalid)
+		return loan{}, fmt.Errorf("%w: it is not a key of an inbox", directory.ErrInvalid)
 	}
 	if err != nil {
 		return loan{}, err
 	}
-	no := fmt.Errorf("%w: it is not a key of the inbox that the sandbox is attached to", ErrInvalid)
+	no := fmt.Errorf("%w: it is not a key of the inbox that the sandbox is attached to", directory.ErrInvalid)
 	if owner.Project != sandbox.Project || sandbox.Inbox == "" || owner.Kind != auth.Grant && owner.Inbox != sandbox.Inbox {
 		return loan{}, no
 	}
-	k, err := m.Open(ctx, owner, credential, sandbox.Inbox)
-	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, ErrNoInbox) {
+	k, err := r.Open(ctx, owner, credential, sandbox.Inbox)
+	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, directory.ErrNoInbox) {
 		return loan{}, no
 	}
 	if err != nil {
@@ -48,54 +49,54 @@ func (m *PostOffice) loan(ctx context.Context, sandbox auth.Principal, credentia
 	return loan{owner: owner, inbox: k.Inbox(), cred: k.Credential()}, nil
 }
 
-// Lend lets sandbox read the inbox that it is attached to, until [PostOffice.Return]
+// Lend lets sandbox read the inbox that it is attached to, until [Ring.Return]
 // or the credential's end. The key stays in this process; the sandbox never
 // holds it. Who hands it over.
-func (m *PostOffice) Lend(ctx context.Context, who, sandbox auth.Principal, credential auth.Secret) error {
-	l, err := m.loan(ctx, sandbox, credential)
+func (r *Ring) Lend(ctx context.Context, who, sandbox auth.Principal, credential auth.Secret) error {
+	l, err := r.loan(ctx, sandbox, credential)
 	if err != nil {
 		return err
 	}
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
+	err = r.db.Update(ctx, func(tx *store.Tx) error {
 		return audit.Append(ctx, tx, who, audit.InboxLend, sandbox.Inbox, audit.Fields{"to": sandbox.String(), "credential": l.owner.ID})
 	})
 	if err != nil {
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.lent[sandbox.ID] = l
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lent[sandbox.ID] = l
 	return nil
 }
 
-// Return ends what [PostOffice.Lend] began. It does nothing for a sandbox that
+// Return ends what [Ring.Lend] began. It does nothing for a sandbox that
 // was lent nothing.
-func (m *PostOffice) Return(sandboxID string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.lent, sandboxID)
+func (r *Ring) Return(sandboxID string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.lent, sandboxID)
 }
 
 // Lent returns the key that was lent to a sandbox, which only reads, or an error
 // that says how its creator lends one.
-func (m *PostOffice) Lent(ctx context.Context, sandbox auth.Principal) (k *seal.Key, err error) {
-	m.mu.Lock()
-	l, ok := m.lent[sandbox.ID]
-	m.mu.Unlock()
+func (r *Ring) Lent(ctx context.Context, sandbox auth.Principal) (k *seal.Key, err error) {
+	r.mu.Lock()
+	l, ok := r.lent[sandbox.ID]
+	r.mu.Unlock()
 	if !ok || sandbox.Kind != auth.Sandbox || l.inbox == "" || l.inbox != sandbox.Inbox || l.owner.Project != sandbox.Project {
 		return nil, fmt.Errorf("this sandbox may not read mail: its creator lends the inbox's key with the header X-Postern-Inbox-Key: %w", auth.ErrForbidden)
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		b, _, err := m.reach(ctx, tx, l.owner, l.inbox)
+	err = r.db.View(ctx, func(tx *store.Tx) error {
+		b, _, err := r.ReachIn(ctx, tx, l.owner, l.inbox)
 		if err != nil {
 			return err
 		}
-		k, _, err = m.unlockIn(ctx, tx, b, l.owner, l.cred, "")
+		k, _, err = r.unlockIn(ctx, tx, b, l.owner, l.cred, "")
 		return err
 	})
-	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, ErrNoInbox) {
+	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, directory.ErrNoInbox) {
 		// The attack: reading on by a loan of a key that was revoked.
-		m.Return(sandbox.ID)
+		r.Return(sandbox.ID)
 		return nil, fmt.Errorf("this sandbox may not read mail any more: the key that its creator lent it has ended: %w", auth.ErrForbidden)
 	}
 	if err != nil {

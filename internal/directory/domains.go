@@ -1,4 +1,4 @@
-package mailbox
+package directory
 
 import (
 	"context"
@@ -13,15 +13,11 @@ import (
 	"postern/internal/store"
 )
 
-// ErrDomain means that an inbox's domain is not, or not any more, proved to be
-// its project's.
-var ErrDomain = errors.New("the domain is not verified for this project")
-
 // useDomain returns an error unless inboxes of project may have addresses in
 // the domain of address. The domain stays the project's until tx is over.
-func (m *PostOffice) useDomain(ctx context.Context, tx *store.Tx, project, address string) error {
+func (d *Directory) useDomain(ctx context.Context, tx *store.Tx, project, address string) error {
 	_, name, _ := strings.Cut(address, "@")
-	if name == m.cfg.Domain {
+	if name == d.conf.Domain {
 		return nil
 	}
 	ok, err := domain.Use(ctx, tx, project, name)
@@ -29,16 +25,16 @@ func (m *PostOffice) useDomain(ctx context.Context, tx *store.Tx, project, addre
 		return err
 	}
 	if !ok {
-		return fmt.Errorf("%w: address: its domain must be %s or one that this project has verified (POST /v1/domains)", ErrInvalid, m.cfg.Domain)
+		return fmt.Errorf("%w: address: its domain must be %s or one that this project has verified (POST /v1/domains)", ErrInvalid, d.conf.Domain)
 	}
 	return nil
 }
 
-// checkSends returns [ErrDomain] unless mail may leave from b's address. A
+// MaySend returns [ErrDomain] unless mail may leave from b's address. A
 // domain that is lost, or another project's by now, lends its name to nobody.
-func (m *PostOffice) checkSends(ctx context.Context, tx *store.Tx, b Inbox) error {
+func (d *Directory) MaySend(ctx context.Context, tx *store.Tx, b Inbox) error {
 	_, name, _ := strings.Cut(b.Address, "@")
-	if name == m.cfg.Domain {
+	if name == d.conf.Domain {
 		return nil
 	}
 	ok, err := domain.Verified(ctx, tx, b.Project, name)
@@ -53,33 +49,33 @@ func (m *PostOffice) checkSends(ctx context.Context, tx *store.Tx, b Inbox) erro
 
 // Serves reports whether this server receives mail for the domain called name:
 // its own, or one that a project holds.
-func (m *PostOffice) Serves(ctx context.Context, name string) (held bool, err error) {
+func (d *Directory) Serves(ctx context.Context, name string) (held bool, err error) {
 	name, err = domain.ASCII(name)
 	if err != nil {
 		return false, nil // what is no name is nobody's domain
 	}
-	if name == m.cfg.Domain {
+	if name == d.conf.Domain {
 		return true, nil
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = d.db.View(ctx, func(tx *store.Tx) error {
 		_, held, err = domain.Owner(ctx, tx, name)
 		return err
 	})
 	return held, err
 }
 
-// addressee returns the inbox that receives mail for address.
-func (m *PostOffice) addressee(ctx context.Context, tx *store.Tx, address string) (Inbox, error) {
+// Addressee returns the inbox that receives mail for address.
+func (d *Directory) Addressee(ctx context.Context, tx *store.Tx, address string) (Inbox, error) {
 	if local, name, ok := strings.Cut(address, "@"); ok { // RFC 6531 lets the domain come in either form
 		if ascii, err := domain.ASCII(name); err == nil {
 			address = local + "@" + ascii
 		}
 	}
-	b, err := m.find(ctx, tx, address)
+	b, err := Lookup(ctx, tx, address)
 	if err != nil {
 		return Inbox{}, err
 	}
-	if _, name, _ := strings.Cut(b.Address, "@"); name != m.cfg.Domain {
+	if _, name, _ := strings.Cut(b.Address, "@"); name != d.conf.Domain {
 		ok, err := domain.Receives(ctx, tx, b.Project, name)
 		if err != nil {
 			return Inbox{}, err

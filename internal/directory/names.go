@@ -1,4 +1,4 @@
-package mailbox
+package directory
 
 import (
 	"context"
@@ -32,9 +32,6 @@ func (e *TakenError) Error() string { return e.Address + ": " + ErrTaken.Error()
 
 // Unwrap returns [ErrTaken].
 func (e *TakenError) Unwrap() error { return ErrTaken }
-
-// ErrReserved means that an address is nobody's to have.
-var ErrReserved = errors.New("reserved")
 
 // localPart is compiled when it is first needed: each part of a sandbox is this
 // program, and would otherwise compile it as it starts.
@@ -88,10 +85,10 @@ func Operated(name string) (out []string) {
 	return out
 }
 
-// isOperated reports whether an address belongs to its domain's operator. The
+// IsOperated reports whether an address belongs to its domain's operator. The
 // attack: an agent that reads it receives a proof of control of the domain, and
 // gets a certificate for it.
-func isOperated(address string) bool {
+func IsOperated(address string) bool {
 	local, _, _ := strings.Cut(address, "@")
 	return slices.Contains(guarded, local)
 }
@@ -131,16 +128,16 @@ func isReserved(name string, ours bool) bool {
 // the @, in a domain which is ours or some project's. An owner may have reserved
 // names exactly as written; nobody may have names that only look like them.
 func mayName(who auth.Principal, name string, ours bool) error {
-	err := checkName(name, ours)
+	err := CheckName(name, ours)
 	if errors.Is(err, ErrReserved) && who.Manages() && (slices.Contains(guarded, name) || slices.Contains(roles, name)) {
 		return nil
 	}
 	return err
 }
 
-// checkName returns why a name cannot be the part of an address before the @,
+// CheckName returns why a name cannot be the part of an address before the @,
 // in a domain which is ours or some project's, for anybody but an owner.
-func checkName(name string, ours bool) error {
+func CheckName(name string, ours bool) error {
 	if len(name) < 3 || len(name) > 64 || !localPart().MatchString(name) || strings.Contains(name, "..") {
 		return fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
 	}
@@ -159,9 +156,9 @@ func checkName(name string, ours bool) error {
 // spelled are letters that do not come apart into one of a-z and a mark.
 var spelled = strings.NewReplacer("ß", "ss", "æ", "ae", "œ", "oe", "ø", "o", "đ", "d", "ð", "d", "ł", "l", "þ", "th", "ı", "i", "ä", "ae", "ö", "oe", "ü", "ue", "&", " and ")
 
-// nameFor returns a name for an address out of free text, "Zoë's Sales Bot":
+// NameFor returns a name for an address out of free text, "Zoë's Sales Bot":
 // "zoes-sales-bot". It is empty if there is nothing in it to make one of.
-func nameFor(text string) string {
+func NameFor(text string) string {
 	text = spelled.Replace(strings.ToLower(norm.NFC.String(text)))
 	var b strings.Builder
 	for _, r := range norm.NFKD.String(text) {
@@ -183,7 +180,7 @@ func nameFor(text string) string {
 	case len(name) < 3 || isReserved(name, true):
 		name += "-agent"
 	}
-	if checkName(name, true) != nil {
+	if CheckName(name, true) != nil {
 		return ""
 	}
 	return name
@@ -220,7 +217,7 @@ func like(name string) []string {
 	for range 4 {
 		out = append(out, name+"-"+strconv.Itoa(100+below(900)))
 	}
-	return slices.DeleteFunc(out, func(s string) bool { return checkName(s, true) != nil })
+	return slices.DeleteFunc(out, func(s string) bool { return CheckName(s, true) != nil })
 }
 
 // taken reports whether an address is in use, or was another project's not long
@@ -251,14 +248,14 @@ func free(ctx context.Context, tx *store.Tx, project string, names []string, dom
 	return out, nil
 }
 
-// suggest fills in what is free like the address that err says is taken.
-func (m *PostOffice) suggest(ctx context.Context, project string, err error) error {
+// Suggest fills in what is free like the address that err says is taken.
+func (d *Directory) Suggest(ctx context.Context, project string, err error) error {
 	e, ok := errors.AsType[*TakenError](err)
 	if !ok {
 		return err
 	}
 	name, domain, _ := strings.Cut(e.Address, "@")
-	verr := m.db.View(ctx, func(tx *store.Tx) (err error) {
+	verr := d.db.View(ctx, func(tx *store.Tx) (err error) {
 		e.Suggestions, err = free(ctx, tx, project, like(name), domain, 3)
 		return err
 	})
