@@ -69,6 +69,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(longForms(root, args))
 	cmd, err := root.ExecuteContextC(ctx)
 	name := cmp.Or(cmd.CommandPath(), "postern")
+	if status, ok := errors.AsType[exitStatus](err); ok {
+		return int(status)
+	}
 	switch {
 	case err == nil:
 		return 0

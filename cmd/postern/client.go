@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -92,6 +93,9 @@ func (l *local) address(path string) string { return cmp.Or(l.base, "http://post
 func (l *local) do(req *http.Request) (*http.Response, error) {
 	if l.key != "" {
 		req.Header.Set("Authorization", "Bearer "+l.key)
+		if strings.HasPrefix(l.key, "e2b_") {
+			req.Header.Set("X-Api-Key", l.key) // as E2B's own clients show it
+		}
 	}
 	resp, err := l.http.Do(req)
 	if l.base != "" {
@@ -122,16 +126,22 @@ func failure(resp *http.Response, body []byte) error {
 }
 
 // onServer is a command's function that talks to the running server: as the
-// person whose session the environment has, and as its operator otherwise.
+// person whose session the environment has, as the project whose key it has,
+// and as its operator otherwise.
 func onServer(c *Config, f func(ctx context.Context, l *local, args []string, out *output) error) runner {
 	return func(ctx context.Context, args []string, out *output) error {
 		l := newLocal(*c)
-		if os.Getenv(sessionVariable) != "" {
-			var err error
+		var err error
+		switch {
+		case os.Getenv(sessionVariable) != "":
 			if l, err = (&keyed{conf: *c}).client(sessionVariable); err != nil {
 				return err
 			}
 			l.ended = errSession
+		case os.Getenv(projectVariable) != "":
+			if l, err = (&keyed{conf: *c}).client(projectVariable); err != nil {
+				return err
+			}
 		}
 		return f(ctx, l, args, out)
 	}

@@ -11,7 +11,7 @@ func TestMissingArgument(t *testing.T) {
 	for line, want := range map[string]string{
 		"approve":        "ID is missing; postern pending shows what waits",
 		"cancel":         "ID is missing; postern pending shows what waits",
-		"sandbox":        "a verb is missing: list|pause",
+		"sandbox":        "a verb is missing: create|list|show",
 		"sandbox kill":   "kill: ID is missing; postern sandbox list shows those there are",
 		"volume create":  "create: NAME is missing\n",
 		"approve a b":    `want one ID, not also "b"`,

@@ -125,8 +125,22 @@ func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) h
 		}
 		person.ServeHTTP(w, r)
 	})
-	mux.Handle("/", d.boxes(d.e2b.HandlerFor(who)))
-	return mux
+	box, boxByKey := d.boxes(d.e2b.HandlerFor(who)), d.boxes(d.e2b.Handler())
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Api-Key") != "" {
+			boxByKey.ServeHTTP(w, r)
+			return
+		}
+		box.ServeHTTP(w, r)
+	})
+	data := d.boxes(http.HandlerFunc(d.e2b.ServeData))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if d.e2b.IsData(r) { // opened by the sandbox's own token, here as elsewhere
+			data.ServeHTTP(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // boxes returns next, or a handler that says that this server runs no sandboxes.

@@ -25,10 +25,11 @@ const (
 	keyVariable      = "POSTERN_INBOX_KEY"
 	recoveryVariable = "POSTERN_RECOVERY_KEY"
 	urlVariable      = "POSTERN_URL"
+	projectVariable  = "POSTERN_PROJECT_KEY"
 )
 
 // clientVariables are no settings of the server, and no mistyped ones either.
-var clientVariables = []string{keyVariable, recoveryVariable, urlVariable, mcpKeyVariable}
+var clientVariables = []string{keyVariable, recoveryVariable, urlVariable, mcpKeyVariable, projectVariable, sessionVariable}
 
 // A keyed is the way of a command that shows a credential.
 type keyed struct {

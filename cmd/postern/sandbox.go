@@ -1,87 +1,357 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // A sandboxFacts describes a sandbox, as E2B's wire does.
 type sandboxFacts struct {
 	SandboxID  string            `json:"sandboxID"`
 	TemplateID string            `json:"templateID"`
-	State      string            `json:"state"` // running or paused
-	StartedAt  time.Time         `json:"startedAt"`
-	EndAt      time.Time         `json:"endAt"`
-	CPUs       int64             `json:"cpuCount"`
-	MemoryMB   int64             `json:"memoryMB"`
-	DiskMB     int64             `json:"diskSizeMB"`
-	Metadata   map[string]string `json:"metadata"` // its creator's
+	State      string            `json:"state,omitempty"` // running or paused
+	StartedAt  time.Time         `json:"startedAt,omitzero"`
+	EndAt      time.Time         `json:"endAt,omitzero"`
+	CPUs       int64             `json:"cpuCount,omitempty"`
+	MemoryMB   int64             `json:"memoryMB,omitempty"`
+	DiskMB     int64             `json:"diskSizeMB,omitempty"`
+	Metadata   map[string]string `json:"metadata,omitempty"` // its creator's
+
+	token string // opens the data plane of this sandbox; never printed
+}
+
+const sandboxHelp = `
+A sandbox is an isolated place in which an agent's code runs. Programs create
+sandboxes with the official E2B SDKs; this command does the same by hand:
+
+  id=$(postern sandbox create --timeout 10m)
+  postern sandbox exec $id -- python3 -c 'print(6*7)'
+  postern sandbox shell $id
+  postern sandbox cp report.csv $id:/home/user/report.csv
+  postern sandbox kill $id
+
+The commands ask the server over its local socket, as its operator. With a
+project's key they work over the network too, and on that project alone:
+
+  export POSTERN_URL=https://postern.example.com
+  export POSTERN_PROJECT_KEY=e2b_...`
+
+// A sandboxTool is the sandbox command with its flags.
+type sandboxTool struct {
+	conf Config
+
+	template, inbox string
+	timeout         time.Duration
+	metadata, envs  []string
+	volumes         []string
+
+	user, dir string
+	stdin     bool
+	force     bool
+
+	limit int
+	level string
 }
 
 func sandboxCommand() *command {
-	var c Config
+	s := &sandboxTool{}
+	c := &s.conf
+	ids := sandboxIDs(c)
 	return &command{
-		use: "sandbox", short: "list, pause, resume or kill sandboxes", long: `
-postern sandbox list        lists the sandboxes that run or are paused
-postern sandbox pause ID    freezes one: its memory goes to disk, and it takes
-                            nothing else of the machine
-postern sandbox resume ID   lets a paused one go on where it was, for five
-                            minutes unless its owner asks for more
-postern sandbox kill ID     ends one at once; everything in it is gone`,
+		use: "sandbox", short: "create, use, watch, pause and kill sandboxes", long: sandboxHelp,
 		flags: c.location,
 		below: []*command{
 			{
-				use: "list", short: "list sandboxes", lists: true,
-				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
-					if err := noArgs(args); err != nil {
-						return err
-					}
-					var list []sandboxFacts
-					if err := l.call(ctx, "GET", "/v2/sandboxes", nil, &list); err != nil {
-						return err
-					}
-					rows := [][]string{{"ID", "STATE", "TEMPLATE", "STARTED", "ENDS IN", "MEMORY", "METADATA"}}
-					for _, s := range list {
-						var meta []string
-						for _, k := range slices.Sorted(maps.Keys(s.Metadata)) {
-							meta = append(meta, fmt.Sprintf("%s=%s", printable(k), printable(s.Metadata[k])))
-						}
-						ends := time.Until(s.EndAt).Round(time.Second).String()
-						if s.State == "paused" {
-							ends = "-"
-						}
-						rows = append(rows, []string{
-							s.SandboxID, s.State, s.TemplateID, ago(s.StartedAt), ends,
-							fmt.Sprintf("%d MiB", s.MemoryMB), strings.Join(meta, " "),
-						})
-					}
-					return out.rows(list, rows)
-				}),
+				use: "create", short: "create a sandbox and print its ID", facts: true,
+				example: "postern sandbox create --timeout 1h --inbox analyst@agents.internal --volume data:/mnt/data",
+				flags:   s.createFlags, run: onServer(c, s.create),
 			},
-			{use: "pause ID", short: "freeze a sandbox to disk; it takes nothing else of the machine", run: onSandbox(&c, "POST", "/pause", "paused")},
-			{use: "resume ID", short: "resume a paused sandbox, for five minutes unless its owner asks for more", run: onSandbox(&c, "POST", "/connect", "resumed")},
-			{use: "kill ID", short: "end a sandbox at once and delete everything in it", run: onSandbox(&c, "DELETE", "", "killed")},
+			{use: "list", short: "list sandboxes", lists: true, run: onServer(c, listSandboxes)},
+			{use: "show ID", short: "show a sandbox", facts: true, complete: ids, run: onServer(c, showSandbox)},
+			{
+				use: "exec ID [--] COMMAND [ARGUMENT...]", short: "run a command and exit with its status", foreign: true, complete: ids,
+				long: `
+Runs a command in a sandbox and passes its output on. The exit status is that of
+the command. Flags of this command come before the ID. Standard input is passed
+on with --stdin.`,
+				example: "postern sandbox exec ID -- ls -la /tmp\necho 'print(1)' | postern sandbox exec --stdin ID python3 -",
+				flags: func(fs *pflag.FlagSet) {
+					s.processFlags(fs)
+					fs.BoolVar(&s.stdin, "stdin", false, "pass standard input on to the command")
+				},
+				run: onServer(c, s.exec),
+			},
+			{
+				use: "shell ID", short: "open a shell in a sandbox on this terminal", complete: ids,
+				flags: s.processFlags, run: onServer(c, s.shell),
+			},
+			{
+				use: "logs ID", short: "print what a sandbox's services wrote", lists: true, complete: ids,
+				flags: func(fs *pflag.FlagSet) {
+					fs.IntVar(&s.limit, "limit", 100, "at most so many of the newest `lines`, up to 1000")
+					fs.StringVar(&s.level, "level", "", "only this `level` and above: debug, info, warn or error")
+				},
+				run: onServer(c, s.logs),
+			},
+			{use: "metrics ID", short: "show processor, memory and disk use", lists: true, complete: ids, run: onServer(c, printMetrics)},
+			{
+				use: "cp SOURCE TARGET", short: "copy a file into a sandbox or out of it",
+				long: `
+Copies one file. One of SOURCE and TARGET is ID:PATH, a path in a sandbox; the
+other is a file here, or - for standard input or output. A file here is
+overwritten only with --force. Copy a directory as an archive:
+
+  tar c src | postern sandbox exec --stdin ID tar x`,
+				example: "postern sandbox cp report.csv ID:/home/user/report.csv\npostern sandbox cp ID:/home/user/out.png out.png",
+				flags: func(fs *pflag.FlagSet) {
+					s.userFlag(fs)
+					fs.BoolVar(&s.force, "force", false, "overwrite the file here")
+				},
+				run: onServer(c, s.copy),
+			},
+			{use: "pause ID", short: "freeze a sandbox to disk; it takes nothing else of the machine", complete: ids, run: onSandbox(c, "POST", "/pause", "paused")},
+			{use: "resume ID", short: "resume a paused sandbox, for five minutes unless its owner asks for more", complete: ids, run: onSandbox(c, "POST", "/connect", "resumed")},
+			{use: "kill ID", short: "end a sandbox at once and delete everything in it", complete: ids, run: onSandbox(c, "DELETE", "", "killed")},
 		},
 	}
 }
 
-// onSandbox does one thing to the sandbox that the only argument names.
+func (s *sandboxTool) createFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&s.template, "template", "base", "`id or name` of the template that it starts from")
+	fs.DurationVar(&s.timeout, "timeout", 5*time.Minute, "how long it lives, in whole seconds")
+	fs.StringVar(&s.inbox, "inbox", "", "`address` of the inbox that code inside sends from without a key")
+	fs.Var(&addressList{&s.metadata}, "metadata", "`NAME=VALUE` that it is found by; may be repeated")
+	fs.Var(&addressList{&s.envs}, "env", "`NAME=VALUE` for the environment of its processes; may be repeated")
+	fs.Var(&addressList{&s.volumes}, "volume", "`NAME:PATH`: mount a volume at a path; may be repeated")
+}
+
+func (s *sandboxTool) userFlag(fs *pflag.FlagSet) {
+	fs.StringVar(&s.user, "user", "", "`name` of the account in the sandbox (default: the template's)")
+}
+
+func (s *sandboxTool) processFlags(fs *pflag.FlagSet) {
+	s.userFlag(fs)
+	fs.StringVar(&s.dir, "dir", "", "working `directory` (default: the account's home)")
+	fs.Var(&addressList{&s.envs}, "env", "`NAME=VALUE` for its environment; may be repeated")
+}
+
+// pairs reads NAME=VALUE flags.
+func pairs(flag string, list []string, sep string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, p := range list {
+		name, value, ok := strings.Cut(p, sep)
+		if !ok || name == "" {
+			return nil, fmt.Errorf("%w: --%s: %q: want NAME%sVALUE", errUsage, flag, p, sep)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+func (s *sandboxTool) create(ctx context.Context, l *local, args []string, out *output) error {
+	if err := noArgs(args); err != nil {
+		return err
+	}
+	if s.timeout < time.Second || s.timeout%time.Second != 0 {
+		return fmt.Errorf("%w: --timeout: want whole seconds, at least one", errUsage)
+	}
+	metadata, err := pairs("metadata", s.metadata, "=")
+	if err != nil {
+		return err
+	}
+	if s.inbox != "" {
+		metadata["postern.inbox"] = s.inbox
+	}
+	envs, err := pairs("env", s.envs, "=")
+	if err != nil {
+		return err
+	}
+	type mount struct {
+		Name string `json:"name"`
+		Path string `json:"path"`
+	}
+	volumes, err := pairs("volume", s.volumes, ":")
+	if err != nil {
+		return err
+	}
+	mounts := []mount{}
+	for _, name := range slices.Sorted(maps.Keys(volumes)) {
+		mounts = append(mounts, mount{Name: name, Path: volumes[name]})
+	}
+	body := map[string]any{"templateID": s.template, "timeout": int64(s.timeout / time.Second), "metadata": metadata, "envVars": envs, "volumeMounts": mounts}
+	var made sandboxFacts
+	if err := l.call(ctx, "POST", "/sandboxes", body, &made); err != nil {
+		return notFoundAs(err, "there is no template %q", s.template)
+	}
+	return out.facts(made, func() error {
+		_, err := fmt.Fprintln(out, made.SandboxID)
+		return err
+	})
+}
+
+// sandboxIDs completes the first argument with the IDs of sandboxes.
+func sandboxIDs(c *Config) func(context.Context, []string) []string {
+	return completing(c, func(ctx context.Context, l *local) (ids []string, err error) {
+		var list []sandboxFacts
+		err = l.call(ctx, "GET", "/v2/sandboxes", nil, &list)
+		for _, s := range list {
+			ids = append(ids, s.SandboxID+"\t"+s.State)
+		}
+		return ids, err
+	})
+}
+
+func listSandboxes(ctx context.Context, l *local, args []string, out *output) error {
+	if err := noArgs(args); err != nil {
+		return err
+	}
+	list := []sandboxFacts{}
+	if err := l.call(ctx, "GET", "/v2/sandboxes", nil, &list); err != nil {
+		return err
+	}
+	rows := [][]string{{"ID", "STATE", "TEMPLATE", "STARTED", "ENDS", "MEMORY", "METADATA"}}
+	for _, s := range list {
+		rows = append(rows, []string{s.SandboxID, s.State, s.TemplateID, ago(s.StartedAt), s.ends(), fmt.Sprintf("%d MiB", s.MemoryMB), s.labels()})
+	}
+	return out.rows(list, rows)
+}
+
+// ends returns when s ends. A paused sandbox does not until it is resumed.
+func (s *sandboxFacts) ends() string {
+	if s.State == "paused" {
+		return "-"
+	}
+	return in(&s.EndAt)
+}
+
+// labels returns the metadata of s, which its creator wrote.
+func (s *sandboxFacts) labels() string {
+	var meta []string
+	for _, k := range slices.Sorted(maps.Keys(s.Metadata)) {
+		meta = append(meta, cell(k)+"="+cell(s.Metadata[k]))
+	}
+	return strings.Join(meta, " ")
+}
+
+// sandbox returns a sandbox with the token of its data plane.
+func (l *local) sandbox(ctx context.Context, id string) (sandboxFacts, error) {
+	var s struct {
+		sandboxFacts
+
+		Token string `json:"envdAccessToken"`
+	}
+	if err := l.call(ctx, "GET", "/sandboxes/"+pathSegment(id), nil, &s); err != nil {
+		return s.sandboxFacts, noSandbox(err, id)
+	}
+	s.token = s.Token
+	return s.sandboxFacts, nil
+}
+
+func noSandbox(err error, id string) error {
+	return notFoundAs(err, "there is no sandbox %q; postern sandbox list shows those there are", id)
+}
+
+func showSandbox(ctx context.Context, l *local, args []string, out *output) error {
+	id, err := oneArg(args, "ID")
+	if err != nil {
+		return err
+	}
+	s, err := l.sandbox(ctx, id)
+	if err != nil {
+		return err
+	}
+	return out.facts(s, func() error {
+		_, err := fmt.Fprintf(out, "sandbox   %s, %s\ntemplate  %s\nstarted   %s\nends      %s\nsize      %d cores, %d MiB memory, %d MiB disk\nmetadata  %s\n",
+			s.SandboxID, s.State, s.TemplateID, orNever(&s.StartedAt), s.ends(), s.CPUs, s.MemoryMB, s.DiskMB, cmp.Or(s.labels(), "none"))
+		return err
+	})
+}
+
+// A logLine is an entry of a sandbox's log. Programs inside wrote it.
+type logLine struct {
+	Timestamp time.Time         `json:"timestamp"`
+	Level     string            `json:"level"`
+	Message   string            `json:"message"`
+	Fields    map[string]string `json:"fields"`
+}
+
+func (s *sandboxTool) logs(ctx context.Context, l *local, args []string, out *output) error {
+	id, err := oneArg(args, "ID")
+	if err != nil {
+		return err
+	}
+	if s.limit < 1 || s.limit > 1000 {
+		return fmt.Errorf("%w: --limit: want 1 to 1000", errUsage)
+	}
+	q := url.Values{"direction": {"backward"}, "limit": {strconv.Itoa(s.limit)}}
+	if s.level != "" {
+		q.Set("level", s.level)
+	}
+	answer := struct{ Logs []logLine }{Logs: []logLine{}}
+	if err := l.call(ctx, "GET", "/v2/sandboxes/"+pathSegment(id)+"/logs?"+q.Encode(), nil, &answer); err != nil {
+		return noSandbox(err, id)
+	}
+	slices.Reverse(answer.Logs)
+	if out.json {
+		return out.object(answer.Logs)
+	}
+	for _, e := range answer.Logs {
+		fmt.Fprintf(out, "%s  %-5s  %s\n", e.Timestamp.Local().Format(time.DateTime), e.Level, printable(strings.TrimRight(e.Message, "\n")))
+	}
+	return nil
+}
+
+// A sample is what a sandbox used at one moment.
+type sample struct {
+	Timestamp  time.Time `json:"timestamp"`
+	CPUCount   int64     `json:"cpuCount"`
+	CPUUsedPct float64   `json:"cpuUsedPct"` // of all its cores
+	MemUsed    int64     `json:"memUsed"`    // bytes, as are those below
+	MemTotal   int64     `json:"memTotal"`
+	DiskUsed   int64     `json:"diskUsed"`
+	DiskTotal  int64     `json:"diskTotal"`
+}
+
+func printMetrics(ctx context.Context, l *local, args []string, out *output) error {
+	id, err := oneArg(args, "ID")
+	if err != nil {
+		return err
+	}
+	list := []sample{}
+	if err := l.call(ctx, "GET", "/sandboxes/"+pathSegment(id)+"/metrics", nil, &list); err != nil {
+		return noSandbox(err, id)
+	}
+	rows := [][]string{{"TIME", "CPU", "MEMORY", "DISK"}}
+	for _, m := range list[max(0, len(list)-20):] {
+		rows = append(rows, []string{
+			ago(m.Timestamp), fmt.Sprintf("%.1f %% of %d", m.CPUUsedPct, m.CPUCount),
+			megabytes(m.MemUsed) + " of " + megabytes(m.MemTotal), megabytes(m.DiskUsed) + " of " + megabytes(m.DiskTotal),
+		})
+	}
+	return out.rows(list, rows)
+}
+
+// onSandbox makes one request about the sandbox that the only argument names.
 func onSandbox(c *Config, method, path, done string) runner {
 	return onServer(c, func(ctx context.Context, l *local, args []string, out *output) error {
 		id, err := oneArg(args, "ID")
 		if err != nil {
 			return err
 		}
-		err = l.call(ctx, method, "/sandboxes/"+pathSegment(id)+path, nil, nil)
-		if errors.Is(err, errNotFound) {
-			return fmt.Errorf("there is no sandbox %q; postern sandbox list shows those there are", id)
-		}
-		if err != nil {
+		if err := l.call(ctx, method, "/sandboxes/"+pathSegment(id)+path, nil, nil); err != nil {
+			if errors.Is(err, errNotFound) {
+				return noSandbox(err, id)
+			}
 			return err
 		}
 		_, err = fmt.Fprintln(out, done, id)

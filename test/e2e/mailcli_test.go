@@ -216,14 +216,14 @@ func TestMailCommandLine(t *testing.T) {
 	watcher.refused(t, []string{"message", "list", "--inbox", address}, "valid key")
 
 	// The key is lost and stolen; the recovery key makes another.
-	op.refused(t, []string{"inbox", "recover", address}, "cannot be opened by anybody")
-	out = op.with("POSTERN_RECOVERY_KEY="+recovery).must(t, []string{"inbox", "recover", address, "--revoke-others"}, "shown this once", "stays good")
+	op.refused(t, []string{"inbox", "recover", address}, "nobody can open its mail")
+	out = op.with("POSTERN_RECOVERY_KEY="+recovery).must(t, []string{"inbox", "recover", address, "--revoke-others"}, "shown this once", "stays valid")
 	fresh := inboxKeyForm.FindString(out)
 	agent.refused(t, []string{"message", "list"}, "valid key")
 	op.with("POSTERN_INBOX_KEY="+fresh).must(t, []string{"message", "list"}, "Kohlrabi")
 
 	// Deleted, restored; the domain stays until no inbox is in it.
-	op.must(t, []string{"inbox", "delete", address}, "can be brought back")
+	op.must(t, []string{"inbox", "delete", address}, "can be restored")
 	op.must(t, []string{"inbox", "list", "--deleted"}, address)
 	op.must(t, []string{"inbox", "restore", address}, "is back")
 	op.refused(t, []string{"domain", "remove", "bücher.example"}, "inboxes have addresses")

@@ -304,7 +304,7 @@ func TestOversightCommandLine(t *testing.T) {
 			t.Errorf("upgrade: %d: %s", status, out)
 		}
 		agent.refused(t, []string{"inbox", "upgrade", code}, "code")
-		op.must(t, []string{"inbox", "overseers", "get", alice}, "nobody")
+		op.must(t, []string{"inbox", "overseers", "get", alice}, "no overseers")
 		op.refused(t, []string{"inbox", "overseers", "set", alice, "ann"}, "addresses[0]")
 		op.must(t, []string{"inbox", "overseers", "set", alice, carol}, carol)
 		op.must(t, []string{"inbox", "mode", alice, "gated_send", "--reason", "once more"}, "once more")
