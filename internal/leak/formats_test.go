@@ -325,10 +325,10 @@ func TestFlagsWhatItCannotRead(t *testing.T) {
 func TestOrdinaryFilesAreRead(t *testing.T) {
 	var sums, table, links, code strings.Builder
 	for i := range 20 {
-		fmt.Fprintf(&sums, "%s  file-%d.tar.gz\n", random(uint64(i), lhex, 64), i)
+		fmt.Fprintf(&sums, "%s  file-%d.tar.gz\n", random(uint64(i), lowHex, 64), i)
 	}
 	for i := range 300 {
-		h := random(uint64(i), lhex, 32)
+		h := random(uint64(i), lowHex, 32)
 		fmt.Fprintf(&table, "%s-%s-%s-%s-%s,%d,order %d,shipped\n", h[:8], h[8:12], h[12:16], h[16:20], h[20:], i*37%1000, i)
 		fmt.Fprintf(&links, "Read more about topic %d: <https://news.example/read/%s?id=%d>\n\nA few words that say what it is about and why it matters.\n", i, random(uint64(i), urlen, 40), i)
 		fmt.Fprintf(&code, "function f%d(a,b){if(a>b&&b.length!==0){return a[%d].map(function(c){return c+1})}else{throw new Error(\"bad %d\")}}", i, i, i*7)
@@ -358,7 +358,7 @@ func TestOrdinaryFilesAreRead(t *testing.T) {
 		"a tar":                 tarred(t, "a/b.txt", filler(30_000)),
 		"a log, packed":         xzed(t, filler(30_000)),
 		"another, packed":       zstded(t, filler(30_000)),
-		"a calendar":            []byte("BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\nUID:" + random(74, lhex, 32) + "@example.com\r\nSUMMARY:Meeting\r\nEND:VEVENT\r\nEND:VCALENDAR\r\n"),
+		"a calendar":            []byte("BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\nUID:" + random(74, lowHex, 32) + "@example.com\r\nSUMMARY:Meeting\r\nEND:VEVENT\r\nEND:VCALENDAR\r\n"),
 		"a web page":            []byte("<!doctype html><html><body><p>Hello</p><img src=\"data:image/png;base64," + base64.StdEncoding.EncodeToString(drawing(t)) + "\"></body></html>"),
 		"a key that is public":  []byte(publicKey(t)),
 		"a list of many words":  []byte(strings.Repeat("internationalization\ncounterrevolutionary\nuncharacteristically\n", 100)),

@@ -22,6 +22,12 @@ import (
 	"testing"
 )
 
+// The alphabets of made-up tokens.
+const (
+	urlen = alnum + "-_"
+	b32   = upper + "234567"
+)
+
 // random returns n characters of a charset, the same ones in each run. Nothing
 // in these tests is anybody's key: each is drawn here.
 func random(seed uint64, charset string, n int) string {
@@ -134,7 +140,7 @@ func outgoingCorpus(t testing.TB) []struct {
 		text("hugging face", token("hf_"+random(12, alnum, 34)), FlagSecret),
 		text("sendgrid", token("SG."+random(13, alnum, 22)+"."+random(14, alnum, 43)), FlagSecret),
 		text("our own inbox key", token("pib_"+random(15, b32, 26)), FlagSecret),
-		text("our own project key", token("e2b_"+random(16, lhex, 40)), FlagSecret),
+		text("our own project key", token("e2b_"+random(16, lowHex, 40)), FlagSecret),
 		text("a web token", token(jwt()), FlagSecret),
 		text("in brackets", "("+githubToken(17)+")", FlagSecret),
 		text("an env file", "DEBUG=1\nDB_PASSWORD=tr0ub4dor&3\nPORT=80\n", FlagSecret),
@@ -169,8 +175,8 @@ func outgoingCorpus(t testing.TB) []struct {
 		text("a Telegram bot", token(random(88, "123456789", 10)+":AA"+random(89, urlen, 33)), FlagSecret),
 		text("google, a service account", `{"type": "service_account", "private_key": "`+strings.ReplaceAll(pem(""), "\n", `\n`)+`"}`, key...),
 		text("google, a client's", token("GOCSPX-"+random(90, urlen, 28)), FlagSecret),
-		text("gitlab, a trigger", token("glptt-"+random(91, lhex, 40)), FlagSecret),
-		text("slack, a session", token("xoxc-"+random(92, "0123456789", 12)+"-"+random(93, lhex, 40)), FlagSecret),
+		text("gitlab, a trigger", token("glptt-"+random(91, lowHex, 40)), FlagSecret),
+		text("slack, a session", token("xoxc-"+random(92, "0123456789", 12)+"-"+random(93, lowHex, 40)), FlagSecret),
 		text("stripe, restricted", token("rk_live_"+random(94, alnum, 40)), FlagSecret),
 		text("age", token("AGE-SECRET-KEY-1"+random(95, "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58)), FlagSecret),
 		text("docker", token("dckr_pat_"+random(96, urlen, 27)), FlagSecret),
@@ -267,7 +273,7 @@ func outgoingCorpus(t testing.TB) []struct {
 		text("about passwords", "Your password: reset it with the link below. The token: see the manual."),
 		text("the words of a key", "A file that begins with -----BEGIN RSA PRIVATE KEY----- is a key."),
 		text("a public key", publicKey(t)),
-		text("a hash", "sha256 "+random(30, lhex, 64)+"\ncommit "+random(31, lhex, 40)),
+		text("a hash", "sha256 "+random(30, lowHex, 64)+"\ncommit "+random(31, lowHex, 40)),
 		text("an identifier", "order 3f2504e0-4f89-41d3-9a0c-0305e82c3301 of act_"+random(32, b32, 26)),
 		text("a test card", "use 4242 4242 4242 4242 in the sandbox"),
 		text("a number that is no card", "order 4539 1488 0343 6466, invoice 1234567890123456"),

@@ -5,65 +5,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"postern/internal/extract"
 )
-
-// An infix is a token that is known by something in its middle.
-type infix struct {
-	mark          string
-	rule          string
-	before, after string // characters of what stands on each side
-	minBefore     int
-	maxBefore     int
-	minAfter      int
-	maxAfter      int
-}
-
-// infixTable are tokens that do not begin with what they are known by.
-var infixTable = []infix{
-	{"8Q~", "azure_client_secret", urlen + "~.", urlen + "~.", 3, 3, 31, 34},
-	{"7Q~", "azure_client_secret", urlen + "~.", urlen + "~.", 3, 3, 31, 34},
-	{":AA", "telegram_bot_token", "0123456789", urlen, 8, 10, 33, 33},
-	{".atlasv1.", "terraform_token", alnum, urlen, 14, 14, 60, 70},
-	{"hooks.slack.com/services/", "slack_webhook", "", alnum + "/", 0, 0, 40, 60},
-	{"hooks.slack.com/workflows/", "slack_webhook", "", alnum + "/", 0, 0, 40, 90},
-	{"discord.com/api/webhooks/", "discord_webhook", "", urlen + "/", 0, 0, 80, 110},
-	{"discordapp.com/api/webhooks/", "discord_webhook", "", urlen + "/", 0, 0, 80, 110},
-	{".webhook.office.com/", "teams_webhook", alnum + "-", urlen + "/@", 1, 60, 60, 300},
-	{"-us", "mailchimp_key", lhex, "0123456789", 32, 32, 1, 2},
-	{"&sig=", "azure_shared_access", urlen + "%=&:.", urlen + "%=+/", 8, 300, 40, 80},
-	{"AccountKey=", "azure_storage_key", "", alnum + "+/=", 0, 0, 86, 88},
-	{"SharedAccessKey=", "azure_storage_key", "", alnum + "+/=", 0, 0, 43, 44},
-}
-
-// infixes finds the tokens of the table.
-func infixes(text string, found func(match)) {
-	for _, f := range infixTable {
-		for i := 0; ; {
-			j := strings.Index(text[i:], f.mark)
-			if j < 0 {
-				break
-			}
-			j += i
-			i = j + len(f.mark)
-			from, to := j, i
-			for from > 0 && j-from <= f.maxBefore && strings.IndexByte(f.before, text[from-1]) >= 0 {
-				from--
-			}
-			for to < len(text) && to-i <= f.maxAfter && strings.IndexByte(f.after, text[to]) >= 0 {
-				to++
-			}
-			b, a := j-from, to-i
-			if b < f.minBefore || b > f.maxBefore || a < f.minAfter || a > f.maxAfter {
-				continue
-			}
-			if token := text[from:to]; extract.Entropy(token) >= minEntropy && !placeholder(text[i:to]) {
-				found(match{from, to, FlagSecret, f.rule, ""})
-			}
-		}
-	}
-}
 
 // passwordNames are what people call a password. Its value may be short, and
 // have a form of no kind.
