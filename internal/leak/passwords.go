@@ -10,9 +10,13 @@ import (
 // passwordNames are what people call a password. Its value may be short, and
 // have a form of no kind.
 var passwordNames = []string{
-	"password", "passwd", "passphrase", "passcode", "pwd", "passwort", "kennwort", "contraseña", "mot de passe", "senha", "wachtwoord", "hasło", "parola",
+	"password", "passwd", "passphrase", "passcode", "pwd", "pass phrase",
+	"passwort", "kennwort", "contraseña", "mot de passe", "senha", "wachtwoord", "hasło", "parola",
 	"lösenord", "adgangskode", "passord", "salasana", "heslo", "jelszó", "şifre", "пароль", "密码", "密碼", "パスワード", "비밀번호",
 }
+
+// englishNames is how many of the names come first and are English.
+const englishNames = 6
 
 // linkWords stand between a password's name and the password.
 var linkWords = []string{
@@ -47,7 +51,7 @@ func sentences(text string, found func(match)) {
 			if before, _ := utf8.DecodeLastRuneInString(low[:j]); letterOrDigit(before) && name[0] < utf8.RuneSelf {
 				continue
 			}
-			if from, to := said(low, text, i); to > 0 {
+			if from, to := said(low, text, i, slices.Contains(passwordNames[:englishNames], name)); to > 0 {
 				found(match{from, to, FlagSecret, "password_in_words", ""})
 				i = to
 			}
@@ -59,48 +63,31 @@ func letterOrDigit(r rune) bool {
 	return r != utf8.RuneError && (unicode.IsLetter(r) || unicode.IsDigit(r))
 }
 
-// said returns where the password is that the words from i on tell.
-func said(low, text string, i int) (from, to int) {
-	says := false
+// said returns where the password is that the words from i on tell, or 0, 0.
+func said(low, text string, i int, english bool) (from, to int) {
 	if r, _ := utf8.DecodeRuneInString(low[i:]); letterOrDigit(r) && r < 0x2e80 {
 		return 0, 0
 	}
+	var w saying
 	for range 9 { // words
-		for i < len(low) {
-			r, n := utf8.DecodeRuneInString(low[i:])
-			switch r {
-			case ':', '=', '：', '→':
-				says = true
-			case ' ', '\t', '\r', '\n', '"', '\'', '`', '*', '_', '“', '”', '„', '«', '»', '‘', '’', '(', '[', '>', '|', '\u00a0':
-			default:
-				n = 0
-			}
-			if n == 0 {
-				break
-			}
-			i += n
-		}
-		end := i
-		for end < len(low) && strings.IndexByte(" \t\r\n\"`<,;|", low[end]) < 0 && end-i < 200 {
-			if r, n := utf8.DecodeRuneInString(low[end:]); r == '”' || r == '»' || r == '“' || r == '’' || r == '\u00a0' {
-				break
-			} else if n > 1 {
-				end += n - 1
-			}
-			end++
-		}
-		word := strings.TrimRight(low[i:min(end, len(low))], ".,;:!?)]}'*_")
+		i = w.skip(low, i)
+		end := wordEnd(low, i)
+		word := strings.TrimRight(low[i:end], ".,;:!?)]}'*_")
 		if word == "" {
 			return 0, 0
 		}
-		if says && passwordValue(text[i:i+len(word)]) {
-			// A mark at its end may be its own.
-			return i, i + len(word)
+		to = i + len(word)
+		if w.says && passwordValue(text[i:to]) { // a mark at its end may be its own
+			return i, to
 		}
-		if !among(linkWords, word) && !among(sayWords, word) {
+		if !w.lines && plainPassword(word) && clauseEnds(low[to:]) && (w.colon || w.quoted && w.says || english && w.says && !describes(word)) {
+			return i, to
+		}
+		if !slices.Contains(linkWords, word) && !slices.Contains(sayWords, word) {
 			return 0, 0
 		}
-		says = says || among(sayWords, word)
+		w.says = w.says || slices.Contains(sayWords, word)
+		w.linked = true
 		if end < len(low) && strings.IndexByte(",;|", low[end]) >= 0 || strings.HasSuffix(low[i:end], ".") {
 			return 0, 0
 		}
@@ -109,7 +96,103 @@ func said(low, text string, i int) (from, to int) {
 	return 0, 0
 }
 
-func among(list []string, word string) bool { return slices.Contains(list, word) }
+// saying is what stood between the name of a password and the word at hand.
+type saying struct {
+	says   bool // a sign or a verb that announces the value
+	linked bool // a word
+	colon  bool // the sign follows the name at once: "password: "
+	quoted bool // a quotation mark is the last thing before the word
+	lines  bool // a line end
+}
+
+// skip returns where the next word begins.
+func (w *saying) skip(low string, i int) int {
+	w.quoted = false
+	for i < len(low) {
+		r, n := utf8.DecodeRuneInString(low[i:])
+		switch r {
+		case ':', '=', '：', '→':
+			w.says = true
+			w.colon = w.colon || !w.linked
+		case '\n':
+			w.lines = true
+		case '"', '\'', '`', '“', '„', '«', '‘':
+			w.quoted = true
+		case ' ', '\t', '\r', '*', '_', '”', '»', '’', '(', '[', '>', '|', '\u00a0':
+			w.quoted = false
+		default:
+			return i
+		}
+		i += n
+	}
+	return i
+}
+
+// wordEnd returns where the word at i ends.
+func wordEnd(low string, i int) int {
+	end := i
+	for end < len(low) && strings.IndexByte(" \t\r\n\"`<,;|", low[end]) < 0 && end-i < 200 {
+		r, n := utf8.DecodeRuneInString(low[end:])
+		if r == '”' || r == '»' || r == '“' || r == '’' || r == '\u00a0' {
+			break
+		}
+		end += n
+	}
+	return min(end, len(low))
+}
+
+// clauseEnds says whether rest begins with the end of a quotation, a line or a
+// clause, so that the word before it is the whole value.
+func clauseEnds(rest string) bool {
+	inner := strings.TrimLeft(rest, "\"'`”“»’*_")
+	return inner == "" || len(inner) < len(rest) || strings.IndexByte("\r\n.,;!)", inner[0]) >= 0 || strings.HasPrefix(inner, " (")
+}
+
+// plainPassword says whether a word without digits and signs could be a
+// password: letters alone, or six digits and more, and no word that stands where
+// a password would in forms, programs and instructions.
+func plainPassword(word string) bool {
+	if strings.Trim(word, digits) == "" {
+		return len(word) >= 6 && len(word) <= 20
+	}
+	if len(word) < 5 || len(word) > 40 || strings.Trim(word, lower) != "" || placeholder(word) {
+		return false
+	}
+	for _, part := range []string{"pass", "pwd", "secret", "login", "user", "test"} {
+		if strings.Contains(word, part) {
+			return false
+		}
+	}
+	return !slices.Contains(fieldWords, word) && !slices.Contains(termWords, word) && !slices.Contains(passwordNames, word) &&
+		!slices.Contains(linkWords, word)
+}
+
+// describes says whether an English word tells how a password is, and not which.
+func describes(word string) bool {
+	for _, end := range []string{"ed", "en", "ing", "able", "ible", "ive", "ly", "al", "ous", "ful", "less", "ic", "ent", "ant", "ary", "er", "ure", "id", "ct", "st", "ex", "que", "ble", "ate", "ete", "ient", "ory"} {
+		if strings.HasSuffix(word, end) {
+			return true
+		}
+	}
+	return slices.Contains(stateWords, word)
+}
+
+// fieldWords stand behind "password:" in forms, schemas and programs.
+var fieldWords = []string{
+	"string", "number", "boolean", "integer", "object", "array", "bytes", "varchar", "char", "field", "input", "value", "label", "event", "param", "params", "option", "options", "config", "settings", "props", "state", "hash", "hashed", "plain",
+	"plaintext", "cleartext", "encrypted", "hidden", "masked", "required", "optional", "mandatory", "empty", "blank", "missing", "invalid", "valid", "incorrect", "correct", "wrong", "expired", "unknown", "unset", "undefined", "false", "nothing", "forgotten",
+	"forgot", "reset", "change", "changed", "confirm", "confirmation", "repeat", "again", "email", "username", "account", "continue", "cancel", "submit", "below", "above", "attached", "enclosed", "separate", "separately", "later", "same", "yes",
+	"strength", "strong", "weak", "policy", "length", "manager", "vault", "keychain", "prompt", "stdin", "environment", "variable", "token", "bearer", "basic", "digest", "oauth", "ldap", "kerberos", "authentication", "credentials", "credential",
+	"first", "second", "third", "other", "another", "every", "please", "enter", "type", "choose", "follow", "follows", "following", "always", "never", "unchanged", "disabled", "enabled", "locked", "available", "protected", "removed", "deleted", "redacted",
+	"falsch", "richtig", "leer", "keine", "keines", "unbekannt", "abgelaufen", "vergessen", "siehe", "pflichtfeld", "erforderlich", "geheim", "obligatoire", "requis", "oublié", "requerido", "obligatorio", "verplicht", "wymagane", "telefonisch", "separat", "brief",
+}
+
+// stateWords tell how a password is, with endings that other words have, too.
+var stateWords = []string{
+	"correct", "wrong", "right", "fine", "okay", "gone", "lost", "known", "unknown", "public", "private", "secure", "insecure", "simple", "easy", "hard", "weak", "strong", "short", "long", "random", "unique", "ready", "needed", "there", "below", "above", "inside",
+	"missing", "empty", "blank", "blind", "alright", "enough", "mine", "yours", "theirs", "ours", "everything", "nothing", "something", "anything", "useless", "trivial", "obvious", "safe", "unsafe", "stale", "fresh", "online", "offline", "alive", "important",
+	"broken", "essential", "paramount", "crucial", "forever", "everywhere", "nowhere", "somewhere", "here", "elsewhere", "absent", "present", "mandatory", "necessary", "worthless", "legacy", "outdated", "yesterday", "today", "tomorrow", "bogus", "garbage", "history", "sticky", "tricky", "messy", "silly", "funny", "crazy", "lousy", "pending", "awful", "good", "great", "nice", "cool", "terrible",
+}
 
 func passwordName(name string) bool {
 	for _, w := range passwordNames {
