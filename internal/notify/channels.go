@@ -14,20 +14,21 @@ import (
 	"postern/internal/store"
 )
 
-// Channels is how one person is told.
+// Channels is how one person gets notices.
 type Channels struct {
 	Name     string
 	Role     auth.Role
-	Email    string    // where mail goes; empty means nowhere
-	Telegram string    // the account whose chat is linked, as it was named then; empty means none
-	Linked   time.Time // since when
-	Failed   string    // why the newest notice did not reach them; empty if it did
+	Email    string    // address for notices; empty means none
+	Telegram string    // name of the linked account when it was linked; empty means none
+	Linked   time.Time // when the chat was linked; zero without one
+	Failed   string    // why the newest notice failed; empty if it was sent
 }
 
-// Channels returns how each person of who's project is told. Who is a person.
+// Channels returns the channels of each person in who's project. who must be a
+// person.
 func (n *Notifier) Channels(ctx context.Context, who auth.Principal) (out []Channels, err error) {
 	if who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s does not see how people are told: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not list people's channels, only a person may: %w", who, auth.ErrForbidden)
 	}
 	err = n.db.View(ctx, func(tx *store.Tx) error {
 		out, err = store.List(ctx, tx, func(row func(...any) error) (r Channels, err error) {
@@ -43,24 +44,24 @@ func (n *Notifier) Channels(ctx context.Context, who auth.Principal) (out []Chan
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list how people are told: %w", err)
+		return nil, fmt.Errorf("list channels of people: %w", err)
 	}
 	return out, nil
 }
 
-// A TestResult is what became of a test over one channel.
+// A TestResult is the result of a test notice over one channel.
 type TestResult struct {
 	Channel Channel
 	Sent    bool
-	Detail  string // why not
+	Detail  string // why it was not sent; else empty
 }
 
-// errNoAddress means that a channel is there and leads nowhere for a person.
+// errNoAddress means that the server has a channel but the person has no address
+// on it.
 var errNoAddress = errors.New("this person has no address or linked chat there")
 
-// SendTest sends a person a test over each channel that the server has, and returns
-// what became of it. The person may, and who manages the project. It counts
-// among the notices of the hour.
+// SendTest sends a person a test notice over each channel that the server has.
+// The person and an owner may. A test counts against the notices of the hour.
 func (n *Notifier) SendTest(ctx context.Context, who auth.Principal, name string) (out []TestResult, err error) {
 	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
 		return nil, fmt.Errorf("%s cannot have a test sent to %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
@@ -91,7 +92,7 @@ func (n *Notifier) SendTest(ctx context.Context, who auth.Principal, name string
 		case !n.canReach(to, c):
 			err = errNoAddress
 		case !room:
-			err = fmt.Errorf("this person was told %d times within an hour already", n.conf.PerHour)
+			err = fmt.Errorf("this person has had the limit of %d notices within an hour; try again later", n.conf.PerHour)
 		default:
 			r := n.sendTest(ctx, to, c)
 			if err = r.err; r.state == "sent" && err == nil {
@@ -111,7 +112,7 @@ func (n *Notifier) SendTest(ctx context.Context, who auth.Principal, name string
 func (n *Notifier) sendTest(ctx context.Context, to person, c Channel) result {
 	ctx, cancel := context.WithTimeout(ctx, sendTime)
 	defer cancel()
-	text := "This is a test. You are told here of what waits for your decision.\nThe console: " + n.conf.Base + "/console/\n"
+	text := "This is a test. Notices of actions that wait for your decision come here.\nThe console: " + n.conf.Base + "/console/\n"
 	switch c {
 	case Mail:
 		return n.sendMailTo(ctx, to, "Postern: a test", text)

@@ -29,14 +29,14 @@ const (
 	reject  verb = "r"
 )
 
-// data returns what a button of a's sends back: what is to be done, the action,
-// and the version and the beginning of the digest that were shown. Telegram
-// takes 64 bytes. It is no secret and proves nothing: a client can send any.
+// data returns what a button of a sends back: the verb, the action, and the
+// version and the beginning of the digest that were shown. Telegram limits it to
+// 64 bytes. It is not secret and proves nothing, since a client can send any data.
 func data(v verb, a oversight.Action) string {
 	return strings.Join([]string{string(v), strings.TrimPrefix(a.ID, "act_"), strconv.FormatInt(a.Version, 36), prefix(a)}, ":")
 }
 
-// A press is what a button sent.
+// A press is the parsed data of a button.
 type press struct {
 	verb    verb
 	action  string
@@ -48,7 +48,7 @@ var pressed = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([ar]):([A-Z2-7]{26}):([0-9a-z]{1,12}):([0-9a-f]{16})$`)
 })
 
-// parsePress reads what a button sent. Anybody can send it.
+// parsePress parses the data of a button. It is hostile: anybody can send it.
 func parsePress(s string) (press, bool) {
 	m := pressed().FindStringSubmatch(s)
 	if m == nil {
@@ -62,10 +62,10 @@ func parsePress(s string) (press, bool) {
 }
 
 const (
-	pollLease  = 90 * time.Second // for which one server alone reads a bot's updates, without a word from it
-	pollRetry  = time.Second      // after the first failure; doubles
-	pollSilent = time.Minute      // at most
-	// pollIdle is how often a server looks whether the one that reads is still there.
+	pollLease  = 90 * time.Second // for which one server alone reads a bot's updates; renewed with each poll
+	pollRetry  = time.Second      // wait after the first failure; doubles
+	pollSilent = time.Minute      // the longest wait after a failure
+	// pollIdle is how often the other servers check whether the lease is free.
 	pollIdle = 2 * time.Second
 	// questionTime is how long the bot waits for the reason of a rejection.
 	questionTime = time.Hour
@@ -73,16 +73,18 @@ const (
 	CodeTime = 15 * time.Minute
 )
 
-// RunTelegram reads what people write and press in their chats with the bot,
-// until ctx is done. Several servers of one database may run it: one of them
-// reads. An update is done with before the server is told so, and done again if
-// a program stops in between: each is one conditional change, and what it
-// changed once it does not change twice.
+// RunTelegram handles what people write and press in their chats with the bot,
+// until ctx is done. Several servers of one database may run it; a lease makes
+// one of them read. An update is handled before it is confirmed to Telegram, and
+// handled again if the program stops in between. That is safe because each is
+// one conditional update, which a repetition does not match.
 //
-// A button decides as the person whose chat it is in, if chat and user are the
-// linked ones, the message is the very one that asked this person about this
-// version and digest, and nothing of it has changed; to approve, it must have
-// shown all that would leave, and no second factor be asked for.
+// A button decides as the person whose chat it is in, if
+//   - chat and user are the linked ones,
+//   - the message is the one that asked this person about this version and digest,
+//   - the action has not changed since, and
+//   - to approve: the message showed all that would leave, and policy requires
+//     no second factor.
 func (n *Notifier) RunTelegram(ctx context.Context) error {
 	if n.bot == nil {
 		<-ctx.Done()
@@ -112,7 +114,7 @@ func (n *Notifier) RunTelegram(ctx context.Context) error {
 	}
 }
 
-// releasePoll lets another server read at once.
+// releasePoll gives up the lease, so that another server can read at once.
 func (n *Notifier) releasePoll(ctx context.Context, holder string) {
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
@@ -121,12 +123,12 @@ func (n *Notifier) releasePoll(ctx context.Context, holder string) {
 		return err
 	})
 	if err != nil {
-		n.log.DebugContext(ctx, "leave telegram to another server", "err", err)
+		n.log.DebugContext(ctx, "release telegram lease", "err", err)
 	}
 }
 
-// poll asks once for updates and does what they say. It returns how long to
-// wait before it is called again.
+// poll asks once for updates and handles them. It returns how long to wait
+// before it is called again.
 func (n *Notifier) poll(ctx context.Context, holder string, long time.Duration) (time.Duration, error) {
 	next, ours := int64(0), false
 	err := n.db.Update(ctx, func(tx *store.Tx) error {
@@ -143,7 +145,7 @@ func (n *Notifier) poll(ctx context.Context, holder string, long time.Duration) 
 		return tx.One(ctx, `select next_id from telegram_bot where bot = $1`, []any{n.bot.id}, &next)
 	})
 	if err != nil {
-		return 0, fmt.Errorf("take turn at telegram: %w", err)
+		return 0, fmt.Errorf("take telegram lease: %w", err)
 	}
 	if !ours {
 		return pollIdle, nil
@@ -160,7 +162,7 @@ func (n *Notifier) poll(ctx context.Context, holder string, long time.Duration) 
 			if ctx.Err() != nil {
 				return 0, ctx.Err()
 			}
-			n.log.ErrorContext(ctx, "do what an update says", "update", u.ID, "err", err)
+			n.log.ErrorContext(ctx, "handle update", "update", u.ID, "err", err)
 		}
 		next = u.ID + 1
 		err := n.db.Update(ctx, func(tx *store.Tx) (err error) {
@@ -170,14 +172,14 @@ func (n *Notifier) poll(ctx context.Context, holder string, long time.Duration) 
 		if err != nil {
 			return 0, fmt.Errorf("record update: %w", err)
 		}
-		if !ours { // this program stood still, and another reads now
+		if !ours { // this program was suspended, and another has the lease now
 			return pollIdle, nil
 		}
 	}
 	return 0, nil
 }
 
-// update does what one update says.
+// update handles one update.
 func (n *Notifier) update(ctx context.Context, u *models.Update) error {
 	ctx, cancel := context.WithTimeout(ctx, telegramTime)
 	defer cancel()
@@ -185,9 +187,9 @@ func (n *Notifier) update(ctx context.Context, u *models.Update) error {
 	case u.CallbackQuery != nil:
 		said, err := n.handlePress(ctx, u.CallbackQuery)
 		if err != nil {
-			said = "Something went wrong here. Use the console."
+			said = "Internal error. Use the console."
 		}
-		// Telegram forgets a query after a while: that it was not answered changes nothing.
+		// Telegram drops a query after a while; a lost answer is harmless.
 		_, aerr := n.bot.api.AnswerCallbackQuery(ctx, &tg.AnswerCallbackQueryParams{CallbackQueryID: u.CallbackQuery.ID, Text: truncate(said, 190), ShowAlert: said != ""})
 		if aerr != nil {
 			n.log.DebugContext(ctx, "answer a button", "err", n.bot.hide(aerr))
@@ -196,7 +198,7 @@ func (n *Notifier) update(ctx context.Context, u *models.Update) error {
 	case u.Message != nil && u.Message.From != nil && u.Message.Chat.Type == models.ChatTypePrivate && u.Message.Chat.ID == u.Message.From.ID:
 		return n.handleMessage(ctx, u.Message)
 	}
-	return nil // groups and channels: whoever is in them would read and press
+	return nil // not groups and channels, whose members could all read and press
 }
 
 // linkedPerson returns the person who linked this chat, as this user.
@@ -219,13 +221,14 @@ func SealedCodes() store.Sealed {
 }
 
 const (
-	saidStale   = "It is decided already, or was changed since. The console has it as it is now."
-	saidUnknown = "This button is not one of this chat's. Use the console."
+	saidStale   = "This was decided already, or has changed since. See the console for its present state."
+	saidUnknown = "This button does not belong to this chat. Use the console."
 	saidStepUp  = "This needs your second factor. Decide in the console."
 	saidUnseen  = "This message does not show all that would leave. Decide in the console."
 )
 
-// handlePress does what a button asks for and returns what is said to who pressed it.
+// handlePress carries out what a button asks for and returns the text for the
+// person who pressed it; empty means that there is nothing to say.
 func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (string, error) {
 	p, ok := parsePress(q.Data)
 	var chat int64
@@ -245,8 +248,8 @@ func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (st
 		if who, err = linkedPerson(ctx, tx, chat, q.From.ID); err != nil {
 			return err
 		}
-		// The attack: what one message's button sends, sent as another's, or
-		// made up. It counts only from the message that asked this person this.
+		// The attack: the data of one message's button sent as another's, or made
+		// up. It counts only from the message that asked this person this question.
 		return tx.One(ctx, `select whole from notice where channel = $1 and person_id = $2 and chat_id = $3 and message_id = $4 and action_id = $5 and version = $6`,
 			[]any{Telegram, who.id, chat, message, p.action, p.version}, &whole)
 	})
@@ -280,7 +283,7 @@ func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (st
 	return said, err
 }
 
-// decide decides as who, and returns what is said if that may not be.
+// decide decides as who. If that is refused it returns the text that says why.
 func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision) (string, error) {
 	err := n.gate.Decide(ctx, who.Principal, d)
 	switch {
@@ -291,24 +294,25 @@ func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision)
 	case errors.Is(err, oversight.ErrStepUp):
 		return saidStepUp, nil
 	case errors.Is(err, oversight.ErrStopped):
-		return "A kill switch stops it.", nil
+		return "A kill switch stops this.", nil
 	case errors.Is(err, oversight.ErrLate):
-		return "Its time to leave has passed. Look at it again in the console.", nil
+		return "The time that it was scheduled for has passed. Review it in the console.", nil
 	case errors.Is(err, oversight.ErrStale):
 		return saidStale, nil
 	case errors.Is(err, oversight.ErrReason):
-		return "The reason must have 1 to 1000 characters. Answer my question once more.", nil
+		return "The reason must have 1 to 1000 characters. Reply to my question once more.", nil
 	case errors.Is(err, oversight.ErrNotCounted):
 		return "Not approved: your approval would not count here. The console says why.", nil
 	case errors.Is(err, auth.ErrForbidden):
-		return "You may not decide on this, or not any more.", nil
+		return "You are not allowed to decide on this.", nil
 	case errors.Is(err, store.ErrNotFound):
 		return saidUnknown, nil
 	}
 	return "", err
 }
 
-// afterApproval says what became of a decision; one of several approvals leaves it waiting.
+// afterApproval returns the text for an approval that was recorded: done, or how
+// many approvals are still missing.
 func (n *Notifier) afterApproval(ctx context.Context, a oversight.Action, done string) string {
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
 		a, err = oversight.Waiting(ctx, tx, a.ID)
@@ -320,11 +324,12 @@ func (n *Notifier) afterApproval(ctx context.Context, a oversight.Action, done s
 	return done
 }
 
-// askReason asks for the reason of a rejection, which the answer to it gives.
+// askReason asks for the reason of a rejection. The person's reply to that
+// message rejects the action, see rejectWithReason.
 func (n *Notifier) askReason(ctx context.Context, who person, a oversight.Action, chat int64) error {
 	m, err := n.bot.api.SendMessage(ctx, &tg.SendMessageParams{
 		ChatID: chat, LinkPreviewOptions: noPreview(),
-		Text:        kindInWords(a) + " with digest " + prefix(a) + ": why do you reject it? Answer this message. The agent reads the reason.",
+		Text:        kindInWords(a) + " with digest " + prefix(a) + ": why do you reject it? Reply to this message. The agent will read your reason.",
 		ReplyMarkup: models.ForceReply{ForceReply: true, InputFieldPlaceholder: "Reason"},
 	})
 	if err != nil {
@@ -338,7 +343,7 @@ func (n *Notifier) askReason(ctx context.Context, who person, a oversight.Action
 	})
 }
 
-// handleMessage does what a message to the bot says.
+// handleMessage handles a private message to the bot.
 func (n *Notifier) handleMessage(ctx context.Context, m *models.Message) error {
 	text := strings.TrimSpace(m.Text)
 	word, rest, _ := strings.Cut(text, " ")
@@ -350,8 +355,8 @@ func (n *Notifier) handleMessage(ctx context.Context, m *models.Message) error {
 	case word == "/stop":
 		return n.stop(ctx, m)
 	}
-	// Strangers get no answer: a bot that answers everybody can be made to write
-	// as often as anybody likes.
+	// Strangers get no answer. The attack: a bot that answers everybody is made to
+	// send messages without limit.
 	err := n.db.View(ctx, func(tx *store.Tx) error {
 		_, err := linkedPerson(ctx, tx, m.Chat.ID, m.From.ID)
 		return err
@@ -362,7 +367,7 @@ func (n *Notifier) handleMessage(ctx context.Context, m *models.Message) error {
 	if err != nil {
 		return err
 	}
-	return n.sendText(ctx, m.Chat.ID, "I tell you of what waits for your decision. Press a button under it, or answer my question with your reason. /stop ends this chat's link.")
+	return n.sendText(ctx, m.Chat.ID, "I send you what waits for your decision. Press a button under a message, or reply to my question with your reason. /stop unlinks this chat.")
 }
 
 func (n *Notifier) sendText(ctx context.Context, chat int64, text string) error {
@@ -382,7 +387,7 @@ func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text
 			[]any{m.Chat.ID, m.ReplyToMessage.ID, who.id, store.Time(time.Now())}, &d.ID, &d.Version, &d.Digest)
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return nil // it answers something else
+		return nil // a reply to something else
 	}
 	if err != nil {
 		return err
@@ -393,7 +398,7 @@ func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text
 		return err
 	}
 	if said == "" {
-		said = "Rejected. The agent is told why."
+		said = "Rejected. The agent will read your reason."
 		err := n.db.Update(ctx, func(tx *store.Tx) error {
 			_, err := tx.ExecContext(ctx, `delete from telegram_question where chat_id = $1 and message_id = $2`, m.Chat.ID, m.ReplyToMessage.ID)
 			return err
@@ -405,15 +410,15 @@ func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text
 	return n.sendText(ctx, m.Chat.ID, said)
 }
 
-// Code makes a single-use code with which a person links a chat with the bot to
-// themself. The person asks for it, or the operator at the machine; an owner may
-// not for others, or one person would decide as two.
+// Code makes a single-use code that links a chat with the bot to a person. The
+// person may ask for it, and the operator at the machine. An owner may not ask
+// for others: one person could then decide as two.
 func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (code auth.Secret, bot string, err error) {
 	if n.bot == nil {
 		return "", "", ErrOff
 	}
 	if who.Kind != auth.Person || who.ID != name && !who.Operator {
-		return "", "", fmt.Errorf("%s cannot link a chat to %s: each person does for themself: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
+		return "", "", fmt.Errorf("%s cannot link a chat to %s, only that person can: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
 	}
 	code = auth.Secret(rand.Text())
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
@@ -421,8 +426,8 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		if err != nil {
 			return err
 		}
-		// The attack: a session that was stolen, with which a thief's phone comes
-		// to decide for good. What lets somebody in takes the second factor anew.
+		// The attack: with a stolen session a thief links a phone, which then decides
+		// for good. So a fresh second factor is required, as for every credential.
 		var factors int
 		err = tx.One(ctx, `select (select count(*) from totp where person_id = $1) + (select count(*) from passkey where person_id = $1)`, []any{p.id}, &factors)
 		if err != nil {
@@ -438,7 +443,7 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 				return err
 			}
 		}
-		// The newest counts alone.
+		// Only the newest code counts.
 		if _, err := tx.ExecContext(ctx, `delete from telegram_code where person_id = $1`, p.id); err != nil {
 			return err
 		}
@@ -454,7 +459,7 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 	if err != nil {
 		return "", "", fmt.Errorf("make code for %s: %w", mail.Printable(name, 80), err)
 	}
-	// Without its name the code is as good: the operator knows the bot.
+	// The code works without the bot's name too: the operator knows the bot.
 	if bot, err = n.bot.name(ctx); err != nil {
 		n.log.WarnContext(ctx, "ask for the bot's name", "err", err)
 	}
@@ -475,7 +480,7 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 	if !linkToken().MatchString(code.Reveal()) {
 		return nil
 	}
-	said := "This code is not good: it was used, is older than 15 minutes, or was replaced by a newer one."
+	said := "This code is not valid: it was used, is older than 15 minutes, or was replaced by a newer one."
 	err := n.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
 		var id string
@@ -496,14 +501,14 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 		if err != nil {
 			return err
 		}
-		// The attack: one account that is linked to two people approves twice.
+		// The attack: one Telegram account that is linked to two people approves twice.
 		var other int
 		err = tx.One(ctx, `select count(*) from telegram_link where user_id = $1 and person_id <> $2`, []any{m.From.ID, p.id}, &other)
 		if err != nil {
 			return err
 		}
 		if other > 0 {
-			said = "This account is linked to another person already. It says /stop first."
+			said = "This account is already linked to another person. Send /stop first."
 			return nil
 		}
 		_, err = tx.ExecContext(ctx, `insert into telegram_link (person_id, user_id, chat_id, name, at) values ($1, $2, $3, $4, $5)
@@ -515,7 +520,7 @@ func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Se
 		if err != nil {
 			return err
 		}
-		said = "Linked: from now on I tell " + p.ID + " here of what waits. Whoever holds this phone decides as " + p.ID + ". /stop ends it."
+		said = "Linked: from now on " + p.ID + " gets notices here. Anybody who holds this phone can decide as " + p.ID + ". /stop unlinks it."
 		return audit.Append(ctx, tx, p.Principal, audit.NotifyLink, p.ID, audit.Fields{"channel": string(Telegram), "user": strconv.FormatInt(m.From.ID, 10), "name": mail.Printable(m.From.Username, 64)})
 	})
 	if err != nil {
@@ -539,7 +544,7 @@ func (n *Notifier) stop(ctx context.Context, m *models.Message) error {
 	if err != nil {
 		return fmt.Errorf("end link: %w", err)
 	}
-	return n.sendText(ctx, m.Chat.ID, "This chat is not linked any more.")
+	return n.sendText(ctx, m.Chat.ID, "This chat is no longer linked.")
 }
 
 func unlink(ctx context.Context, tx *store.Tx, who auth.Principal, p person) error {
@@ -553,8 +558,8 @@ func unlink(ctx context.Context, tx *store.Tx, who auth.Principal, p person) err
 	return audit.Append(ctx, tx, who, audit.NotifyUnlink, p.ID, audit.Fields{"channel": string(Telegram)})
 }
 
-// Unlink ends the link of a person's chat: the person may, who manages the
-// project, and the operator. To end it again changes nothing.
+// Unlink ends the link of a person's chat. The person, an owner and the operator
+// may. Without a link it does nothing.
 func (n *Notifier) Unlink(ctx context.Context, who auth.Principal, name string) error {
 	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
 		return fmt.Errorf("%s cannot end the link of %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)

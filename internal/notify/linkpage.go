@@ -25,9 +25,9 @@ var files embed.FS
 // Paths are those that [Notifier.Handler] serves, as patterns of a mux.
 var Paths = []string{linkPath}
 
-// Handler returns the page that links lead to. It shows one action to whoever
-// has the link, changes nothing and takes no form: mail servers, virus scanners
-// and chats fetch links before people do.
+// Handler returns the page behind links. It shows one action to anybody who has
+// the link, changes nothing and has no form: mail servers, virus scanners and
+// chats fetch links before people do.
 func (n *Notifier) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+linkPath+"{token}", n.serveLink)
@@ -37,7 +37,7 @@ func (n *Notifier) Handler() http.Handler {
 	})
 	mux.HandleFunc(linkPath+"{token}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Allow", "GET, HEAD")
-		n.render(w, http.StatusMethodNotAllowed, linkPage{Title: "Not this way", Text: "A link shows and decides nothing. Sign in to decide."})
+		n.render(w, http.StatusMethodNotAllowed, linkPage{Title: "Method not allowed", Text: "This page only shows an action. Sign in to decide."})
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { n.render(w, http.StatusNotFound, noLink) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -53,7 +53,7 @@ func (n *Notifier) Handler() http.Handler {
 	})
 }
 
-// linkPage is what the page shows.
+// linkPage is the data of the page.
 type linkPage struct {
 	Title, Text string // instead of an action
 	Action      *oversight.Action
@@ -63,7 +63,7 @@ type linkPage struct {
 	Link        string
 }
 
-var noLink = linkPage{Title: "This link cannot be used", Text: "It is not one of ours, or what it led to is long over. Sign in to see what waits."}
+var noLink = linkPage{Title: "This link cannot be used", Text: "It is not valid, or its action is long over. Sign in to see what waits."}
 
 var linkToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z2-7]{26}$`) })
 
@@ -84,7 +84,7 @@ func (n *Notifier) serveLink(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
-		// Who has left sees nothing more, whatever mail they kept.
+		// A person who was disabled sees nothing more, whatever mail they kept.
 		p, err := withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
 		if err != nil {
 			return err
@@ -98,18 +98,18 @@ func (n *Notifier) serveLink(w http.ResponseWriter, r *http.Request) {
 	}
 	if err != nil {
 		n.log.ErrorContext(ctx, "look up link", "err", err)
-		n.render(w, http.StatusInternalServerError, linkPage{Title: "Internal error", Text: "Something went wrong here. The server's log says what."})
+		n.render(w, http.StatusInternalServerError, linkPage{Title: "Internal error", Text: "The server's log has the details."})
 		return
 	}
 	l := linkPage{What: kindInWords(a), Link: "/console/actions/" + a.ID}
 	if a.State != oversight.Pending || a.Version != version || !a.Expires.IsZero() && !a.Expires.After(time.Now()) {
-		l.Title, l.Text = "It does not wait any more", outcome(a, version)
+		l.Title, l.Text = "It no longer waits", outcome(a, version)
 		n.render(w, http.StatusGone, l)
 		return
 	}
 	sum := sha256.Sum256(a.Payload)
 	if l.View, err = n.gate.Show(a); err != nil || !bytes.Equal(sum[:], a.Digest) {
-		l.Title, l.Text = "It cannot be shown here", "What is stored cannot be shown, or is not what was proposed. Sign in to see more."
+		l.Title, l.Text = "It cannot be shown here", "Its content cannot be displayed, or differs from what was proposed. Sign in for details."
 		n.render(w, http.StatusOK, l)
 		return
 	}
@@ -136,10 +136,11 @@ func toString(s any) string {
 	return ""
 }
 
-// lines makes unseen characters visible and keeps the lines.
+// lines makes invisible characters visible and keeps line breaks.
 func lines(s string) string { return mail.PrintableLines(s, maxShown) }
 
-// render answers with a page, which is made as a whole first.
+// render answers with a page. The page is rendered completely before the status
+// is sent, so that an error in it can still become a 500.
 func (n *Notifier) render(w http.ResponseWriter, status int, l linkPage) {
 	var b bytes.Buffer
 	if err := page().Execute(&b, l); err != nil {

@@ -169,7 +169,7 @@ func TestForgedLinks(t *testing.T) {
 			if _, err := f.gate.Cancel(f.t.Context(), f.agent, a.ID); err != nil {
 				f.t.Fatal(err)
 			}
-		}, 410, "taken back"},
+		}, 410, "cancelled"},
 		{"written anew", func(f *fixture, a oversight.Action) {
 			f.update(func(tx *store.Tx) error {
 				_, err := f.gate.Revise(f.t.Context(), tx, f.agent, a.ID, 1, oversight.Proposal{
@@ -177,10 +177,10 @@ func TestForgedLinks(t *testing.T) {
 				})
 				return err
 			})
-		}, 410, "written anew"},
+		}, 410, "was edited"},
 		{"expired", func(f *fixture, _ oversight.Action) {
 			f.exec(`update action set expires_at = $1`, store.Time(time.Now().Add(-time.Second)))
-		}, 410, "not wait any more"},
+		}, 410, "no longer waits"},
 		{"denied since nobody decided", func(f *fixture, a oversight.Action) {
 			f.exec(`update action set expires_at = $1`, store.Time(time.Now().Add(-time.Second)))
 			if _, err := f.gate.RunOne(f.t.Context()); err != nil {
@@ -189,7 +189,7 @@ func TestForgedLinks(t *testing.T) {
 		}, 410, "Nobody decided in time"},
 		{"payload changed in the database", func(f *fixture, _ oversight.Action) {
 			f.exec(`update action set payload = $1`, []byte("the second"))
-		}, 200, "not what was proposed"},
+		}, 200, "differs from what was proposed"},
 		{"person disabled", func(f *fixture, _ oversight.Action) { f.exec(`update person set disabled_at = 1 where name = 'bob'`) }, 404, "cannot be used"},
 		{"person moved to another project", func(f *fixture, _ oversight.Action) {
 			var other string

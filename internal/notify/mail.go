@@ -10,33 +10,34 @@ import (
 	"postern/internal/mail"
 )
 
-// linkPath is where links lead to; the token follows.
+// linkPath is the path of links; the token follows.
 const linkPath = "/look/"
 
 // link returns the address of the page that shows p's action.
 func (n *Notifier) link(p outgoing) string { return n.conf.Base + linkPath + p.token.Reveal() }
 
-// mailText returns subject and text of the mail for p. All of it is ours but what
-// [actionFields] makes inert; it is plain text, so that nothing in it is obeyed.
+// mailText returns the subject and the text of the mail for p. The only parts
+// that an agent chose are those that [actionFields] defangs. The mail is plain
+// text, so that no program follows markup in it.
 func (n *Notifier) mailText(p outgoing) (subject, text string) {
 	var b strings.Builder
 	b.WriteString(headline(p) + ".\n\n")
 	if p.others > 0 {
-		fmt.Fprintf(&b, "You were told of %d in an hour and these came on top, so they are told together:\n%s/console/\n", n.conf.PerHour, n.conf.Base)
+		fmt.Fprintf(&b, "You got %d notices within an hour; these came after them and are combined here:\n%s/console/\n", n.conf.PerHour, n.conf.Base)
 		return "Postern: " + headline(p), b.String()
 	}
 	for _, f := range actionFields(p.action) {
 		fmt.Fprintf(&b, "  %-14s %s\n", f.name, f.value)
 	}
 	fmt.Fprintf(&b, `
-Look at it:
+View it:
 %s
 
-The page shows it, to whoever has this link, for as long as it waits: pass the
-link on to nobody. It decides nothing. To decide, sign in from there.
+Anybody with this link can see the action for as long as it waits, so do not
+forward it. The page decides nothing: sign in there to decide.
 `, n.link(p))
 	if p.last {
-		fmt.Fprintf(&b, "\nThis is number %d within an hour. What else comes in that hour is told together at its end.\n", n.conf.PerHour)
+		fmt.Fprintf(&b, "\nThis is notice %d within an hour. Further ones are combined into one message when the hour is over.\n", n.conf.PerHour)
 	}
 	return "Postern: " + headline(p) + " (" + prefix(p.action)[:8] + ")", b.String()
 }
@@ -47,7 +48,7 @@ func (n *Notifier) sendMail(ctx context.Context, p outgoing) result {
 }
 
 // errServed means that an address is one of this server's own.
-var errServed = errors.New("the address is of a domain whose mail stays here: an agent would read what is asked about agents")
+var errServed = errors.New("the address is in a domain of this server, so an agent could read the notice: use an address elsewhere")
 
 // sendMailTo sends one mail to a person.
 func (n *Notifier) sendMailTo(ctx context.Context, to person, subject, text string) result {
@@ -80,13 +81,13 @@ func (n *Notifier) sendMailTo(ctx context.Context, to person, subject, text stri
 		return result{state: "failed", err: err}
 	}
 	if len(ds) != 1 {
-		return result{state: "failed", err: fmt.Errorf("the transport told of %d recipients of 1", len(ds))}
+		return result{state: "failed", err: fmt.Errorf("the transport reported %d recipients, want 1", len(ds))}
 	}
 	said := errors.New(mail.Printable(ds[0].Detail, 200))
 	switch ds[0].Outcome {
 	case mail.Accepted:
 		return result{state: "sent"}
-	case mail.Uncertain: // it may be there: never twice
+	case mail.Uncertain: // it may have arrived: do not send it twice
 		return result{state: "sent", err: said}
 	case mail.Refused:
 		return result{state: "failed", err: said}

@@ -1,25 +1,25 @@
-// Package notify tells people of actions that wait for them, by mail and in a
-// chat with a Telegram bot.
+// Package notify sends people notices of actions that wait for them, by mail and
+// in a chat with a Telegram bot.
 //
-// A version of an action makes one round: a row for each person whom policy
-// asks and each channel that reaches them, made in one transaction that two
-// servers on one database cannot both make. A row is sent once:
+// Each version of an action gets one round of notices: a row for each person
+// whom policy asks and each channel of that person. The round is inserted in one
+// transaction, which only one of several servers can win. A row is sent once:
 //
 //	waiting ─┬─ sending ─┬─ sent
-//	   ↑ ↑   │           ├─ failed    refused for good, or tried too often
-//	   │ └───┼───────────┘            certainly not sent: tried again
-//	   │     ├─ held ──── sent        too many in an hour: told together, later
-//	   │     └─ dropped               it does not wait any more, or does not ask this person
-//	   └ the round, and once more a reminder
+//	   ↑ ↑   │           ├─ failed    refused permanently, or out of attempts
+//	   │ └───┼───────────┘            certainly not sent: retried
+//	   │     ├─ held ──── sent        over the hourly limit: sent in a digest
+//	   │     └─ dropped               no longer pending, or no longer asks this person
+//	   └ the round, and later one reminder
 //
-// It is marked as being sent before it is: a crash in between loses one notice
-// and never doubles one, and the reminder comes all the same.
+// A row is marked as sending before the notice is sent. So a crash in between
+// loses a notice and never sends one twice; the reminder still follows.
 //
-// A notice decides nothing. What it holds of an agent's are counts, domains that
-// no program makes a link of, and a digest; its link shows the one action, to
-// whoever has it and for as long as it waits, and leads to the sign-in. Only in
-// a chat that a person has linked is there a button, and there the message shows
-// all that would leave: see [Notifier.RunTelegram].
+// A notice decides nothing. The only data from an agent in it are counts, a
+// digest, and domains that no program turns into a link. Its link shows the one
+// action to anybody who has it, for as long as the action waits, and leads to
+// the sign-in. Only a chat that a person has linked gets buttons, under messages
+// that show all that would leave: see [Notifier.RunTelegram].
 package notify
 
 import (
@@ -44,44 +44,44 @@ import (
 	"postern/internal/store"
 )
 
-// Config says how people are told.
+// Config is the configuration of a [Notifier].
 type Config struct {
 	// Base is the URL under which people reach this server, without a path:
 	// links begin with it. Required.
 	Base string
 
-	// From is the address that mail is sent from, with or without a display
-	// name; empty means that none is sent.
+	// From is the sender of mail, with or without a display name; empty means
+	// that no mail is sent.
 	From string
-	// Transport sends it. Required with From.
+	// Transport sends mail. Required with From.
 	Transport mailbox.Transport
-	// Serves reports whether the mail of a domain stays here: an agent would
-	// read it. nil means of none.
+	// Serves reports whether this server has inboxes in a domain. No notice goes
+	// there, since an agent could read it. nil means that it has none anywhere.
 	Serves func(ctx context.Context, domain string) (bool, error)
-	// Sign returns what goes before a message of a domain, such as its DKIM
-	// signature; nil means nothing.
+	// Sign returns the fields to put before a message from a domain, such as a
+	// DKIM signature; nil means none.
 	Sign func(ctx context.Context, domain string, raw []byte) ([]byte, error)
 
 	// TelegramToken is the bot's; empty means that there is no bot.
 	TelegramToken auth.Secret
-	// TelegramURL is the server that speaks for it; empty means Telegram's own.
+	// TelegramURL is the URL of the Bot API server; empty means Telegram's own.
 	TelegramURL string
-	// Resolver finds that server's address; nil means the system's.
+	// Resolver resolves that server's name; nil means the system's resolver.
 	Resolver *net.Resolver
-	// TelegramOmitContent keeps the content of what waits out of Telegram. What is
-	// not shown there cannot be approved there.
+	// TelegramOmitContent keeps the content of actions out of Telegram. An action
+	// that is not shown there cannot be approved there.
 	TelegramOmitContent bool
 
-	// PerHour is how many notices a person gets over one channel in an hour
-	// before they are told together; zero means 20.
+	// PerHour limits the notices that a person gets over one channel in an hour;
+	// further ones are combined into a digest. Zero means 20.
 	PerHour int
-	// Remind is after which part of its time to decide a person is told of an
-	// action once more, from 0 (never) to less than 1.
+	// Remind is the fraction of an action's time to decide after which a reminder
+	// is sent: 0 (never) to less than 1.
 	Remind float64
 
-	Style []byte // of the page that links lead to
+	Style []byte // CSS of the page behind links
 
-	// Poll is how often is looked for what waits; zero means each second.
+	// Poll is the interval between checks for new actions; zero means 1 second.
 	Poll time.Duration
 }
 
@@ -96,16 +96,16 @@ const (
 
 // The kinds of notices.
 const (
-	kindAsked             = "asked"     // it waits for this person
+	kindAsked             = "asked"     // the action waits for this person
 	kindReminder          = "reminder"  // it still does
-	kindUnclaimed         = "unclaimed" // it waits, and policy asks nobody who is there: owners are told
-	kindUnclaimedReminder = "forgotten" // and it still does
+	kindUnclaimed         = "unclaimed" // policy asks nobody who has an account, so owners get the notice
+	kindUnclaimedReminder = "forgotten" // likewise, as a reminder
 )
 
-// ErrOff means that the server was not told how to reach people that way.
-var ErrOff = errors.New("the server does not tell people that way")
+// ErrOff means that no channel, or not this one, is configured.
+var ErrOff = errors.New("this channel for notices is not configured on the server")
 
-// A Notifier tells people of what waits. It is safe for concurrent use.
+// A Notifier sends notices. It is safe for concurrent use.
 type Notifier struct {
 	log  *slog.Logger
 	db   *store.DB
@@ -114,27 +114,27 @@ type Notifier struct {
 	from mail.Address
 	bot  *telegram // nil without a token
 
-	slots map[Channel]chan struct{} // sends under way
+	slots map[Channel]chan struct{} // semaphores of maxConcurrent sends
 }
 
-const maxConcurrent = 4 // sends of one channel under way
+const maxConcurrent = 4 // sends over one channel at the same time
 
-// New returns a notifier of the actions in gate. It starts nothing and connects
+// New returns a notifier for the actions in gate. It starts nothing and connects
 // to nothing.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) (*Notifier, error) {
 	u, err := url.Parse(conf.Base)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("configure notices: %q is no URL under which people reach this server", conf.Base)
+		return nil, fmt.Errorf("configure notices: %q is not a URL of this server: want http:// or https:// and a host", conf.Base)
 	}
 	conf.Base = strings.TrimSuffix(conf.Base, "/")
 	if conf.Remind < 0 || conf.Remind >= 1 {
-		return nil, fmt.Errorf("configure notices: reminder after %v of the time: want 0 to less than 1", conf.Remind)
+		return nil, fmt.Errorf("configure notices: reminder after a fraction of %v: want 0 to less than 1", conf.Remind)
 	}
 	if conf.PerHour == 0 {
 		conf.PerHour = 20
 	}
 	if conf.PerHour < 0 {
-		return nil, fmt.Errorf("configure notices: %d an hour: want 1 or more", conf.PerHour)
+		return nil, fmt.Errorf("configure notices: %d notices an hour: want 1 or more", conf.PerHour)
 	}
 	if conf.Poll <= 0 {
 		conf.Poll = time.Second
@@ -159,7 +159,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) (*No
 	return n, nil
 }
 
-// On reports whether people are told over c.
+// On reports whether c is configured.
 func (n *Notifier) On(c Channel) bool {
 	switch c {
 	case Mail:
@@ -170,8 +170,8 @@ func (n *Notifier) On(c Channel) bool {
 	return false
 }
 
-// Run tells people of what waits until ctx is done. Several servers of one
-// database may run it.
+// Run sends notices until ctx is done. Several servers of one database may run
+// it.
 func (n *Notifier) Run(ctx context.Context) error {
 	if !n.On(Mail) && !n.On(Telegram) {
 		<-ctx.Done()
@@ -189,7 +189,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 			err = n.prune(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			n.log.ErrorContext(ctx, "tell people of what waits", "err", err)
+			n.log.ErrorContext(ctx, "send notices", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -199,18 +199,18 @@ func (n *Notifier) Run(ctx context.Context) error {
 	}
 }
 
-// Step does what there is to do now, and begins to send what is due; sending
-// counts what is under way.
+// Step does one pass of [Notifier.Run]. It starts sends in the background, which
+// sending counts.
 func (n *Notifier) Step(ctx context.Context, sending *sync.WaitGroup) error {
 	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.editDecided(ctx))
 }
 
-// A person is one who may be told.
+// A person is a possible recipient of notices.
 type person struct {
 	auth.Principal
 	id         string
 	email      string
-	chat, user int64 // in Telegram; 0 means that none is linked
+	chat, user int64 // Telegram's IDs; 0 if no chat is linked
 }
 
 const selectPeople = `select p.id, p.name, p.project_id, p.role, p.email, coalesce(l.chat_id, 0), coalesce(l.user_id, 0)
@@ -222,10 +222,10 @@ func scanPerson(row func(...any) error) (person, error) {
 	return p, store.NotFound(err)
 }
 
-// withoutForged returns a person as read, but without address or chat if the server did
-// not write the row that has them. The attack: somebody who can write the database
-// redirects people's notices, or links another chat to a person and decides as
-// that person.
+// withoutForged returns a function that passes on a person as read, but without
+// the address or chat if the seal of their row does not hold. The attack: somebody
+// who can write the database redirects people's notices, or links another chat to
+// a person and decides as that person.
 func withoutForged(ctx context.Context, tx *store.Tx) func(person, error) (person, error) {
 	return func(p person, err error) (person, error) {
 		if err != nil {
@@ -247,7 +247,7 @@ func withoutForged(ctx context.Context, tx *store.Tx) func(person, error) (perso
 // asked reports whether p is asked to decide on a.
 func (p person) asked(a oversight.Action) bool { return p.Decides() && a.Asks(p.Principal) }
 
-// canReach reports whether p can be told over c.
+// canReach reports whether p has an address on c, and c is configured.
 func (n *Notifier) canReach(p person, c Channel) bool {
 	switch c {
 	case Mail:
@@ -258,7 +258,7 @@ func (n *Notifier) canReach(p person, c Channel) bool {
 	return false
 }
 
-// rounds makes the notices of the actions that began to wait.
+// rounds inserts the notices of actions that became pending.
 func (n *Notifier) rounds(ctx context.Context) error {
 	var ids []string
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -267,11 +267,11 @@ func (n *Notifier) rounds(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("find what began to wait: %w", err)
+		return fmt.Errorf("find new pending actions: %w", err)
 	}
 	for _, id := range ids {
 		if err := n.db.Update(ctx, func(tx *store.Tx) error { return n.round(ctx, tx, id) }); err != nil {
-			return fmt.Errorf("tell of action %s: %w", id, err)
+			return fmt.Errorf("insert notices of action %s: %w", id, err)
 		}
 	}
 	return nil
@@ -289,13 +289,13 @@ func (n *Notifier) round(ctx context.Context, tx *store.Tx, id string) error {
 	}
 	fresh, err := tx.Changed(ctx, `insert into notice_round (action_id, version, at, remind_at) values ($1, $2, $3, $4) on conflict do nothing`,
 		a.ID, a.Version, store.Time(now), store.Time(remind))
-	if err != nil || !fresh { // the other server was faster
+	if err != nil || !fresh { // another server has inserted the round
 		return err
 	}
 	return n.notices(ctx, tx, a, kindAsked)
 }
 
-// notices makes a's notices of a kind, one for each person and channel.
+// notices inserts a's notices of a kind, one for each person and channel.
 func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action, kind string) error {
 	all, err := store.List(ctx, tx, scanPerson, selectPeople+`and p.project_id = $1 order by p.name`, a.Project)
 	if err != nil {
@@ -313,8 +313,8 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 		}
 	}
 	if len(to) == 0 {
-		// Policy names somebody who has left, or a role that nobody has: unless
-		// an owner is told, it waits until it is denied.
+		// Policy names a person who was disabled, or a role that nobody has. Without
+		// a notice to the owners the action would wait until it is denied.
 		for _, p := range all {
 			if p.Manages() {
 				to = append(to, p)
@@ -343,7 +343,7 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 		}
 	}
 	if reached == 0 && kind != kindReminder && kind != kindUnclaimedReminder {
-		n.log.WarnContext(ctx, "an action waits and nobody whom it asks can be told", "action", a.ID, "asked", strings.Join(a.Who, ", "))
+		n.log.WarnContext(ctx, "nobody who could decide on an action can be notified", "action", a.ID, "asked", strings.Join(a.Who, ", "))
 		return audit.Append(ctx, tx, system(a), audit.NotifyNobody, a.ID, audit.Fields{"asked": strings.Join(a.Who, ", ")})
 	}
 	return nil
@@ -363,7 +363,7 @@ func system(a oversight.Action) auth.Principal {
 	return auth.Principal{Kind: auth.System, ID: "notify", Project: a.Project}
 }
 
-// reminders makes the notices of what has waited for long.
+// reminders inserts the reminders that are due.
 func (n *Notifier) reminders(ctx context.Context) error {
 	type due struct {
 		id          string
@@ -400,12 +400,12 @@ func (n *Notifier) reminders(ctx context.Context) error {
 }
 
 const (
-	keepNotices = 30 * 24 * time.Hour // after which a notice is forgotten
-	keepCodes   = 24 * time.Hour      // likewise a code or a question that is over
+	keepNotices = 30 * 24 * time.Hour // how long a notice is kept
+	keepCodes   = 24 * time.Hour      // how long an expired code or question is kept
 )
 
-// prune forgets what is over. Rounds of what still waits stay: or it would be
-// told of again.
+// prune deletes old rows. Rounds of pending actions stay, since without one an
+// action would get its notices again.
 func (n *Notifier) prune(ctx context.Context) error {
 	now := time.Now()
 	return n.db.Update(ctx, func(tx *store.Tx) error {
@@ -427,8 +427,8 @@ func (n *Notifier) prune(ctx context.Context) error {
 	})
 }
 
-// digest returns what is stored of a token or a code. It has 130 random bits,
-// so that it needs no salt.
+// digest returns the form in which a token or a code is stored. A token has 130
+// random bits and needs no salt.
 func digest(token auth.Secret) string {
 	sum := sha256.Sum256([]byte(token.Reveal()))
 	return hex.EncodeToString(sum[:])

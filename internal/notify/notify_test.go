@@ -164,7 +164,7 @@ func TestNobodyIsAsked(t *testing.T) {
 	f.exec(`update notice_round set remind_at = 1`)
 	f.step()
 	to, text := f.mailed()
-	if !slices.Equal(to, []string{"ann@people.example", "ann@people.example"}) || !strings.Contains(text, "nobody whom the policy asks is there") {
+	if !slices.Equal(to, []string{"ann@people.example", "ann@people.example"}) || !strings.Contains(text, "nobody whom the policy asks has an account") {
 		t.Errorf("mail to %v\n%s", to, text)
 	}
 }
@@ -303,7 +303,7 @@ func TestFlood(t *testing.T) {
 		// Several are sent at a time: the third need not be the last to arrive.
 		sent, thirds := f.hop.mails(), 0
 		for _, e := range sent {
-			if strings.Contains(string(e.Raw), "number 3 within an hour") {
+			if strings.Contains(string(e.Raw), "notice 3 within an hour") {
 				thirds++
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	"postern/internal/store"
 )
 
-// A outgoing is a notice that is being sent: it is on record as such.
+// An outgoing is a notice that is in state sending.
 type outgoing struct {
 	id, kind string
 	channel  Channel
@@ -22,32 +22,33 @@ type outgoing struct {
 	to       person
 	action   oversight.Action
 	token    auth.Secret // of its link
-	last     bool        // of this hour: more are told together, later
-	others   int         // that wait, in a notice of several; then there is no action
+	last     bool        // the last one of this hour: later ones go into a digest
+	others   int         // of a digest: how many actions it covers; then action is zero
 }
 
-// A result is what became of a parcel.
+// A result is the outcome of one attempt to send.
 type result struct {
-	state   string // sent, failed, or waiting: certainly not sent, and tried again
-	err     error  // why, for the log and the row
-	after   time.Duration
-	chat    int64
-	message int
-	whole   bool // all that would leave was shown
+	state   string        // sent; failed; or waiting: certainly not sent, and retried
+	err     error         // the reason, for the log and the row
+	after   time.Duration // the least wait before the retry, as the server asks for
+	chat    int64         // of a message with buttons; else 0
+	message int           // likewise
+	whole   bool          // the message showed all that would leave
 }
 
 const (
 	maxAttempts = 8
 	sendTime    = 2 * time.Minute // for one attempt
-	stopGrace   = 5 * time.Second // for it when the program stops
+	stopGrace   = 5 * time.Second // for attempts under way when the program stops
 )
 
-// backoff returns how long to wait after so many attempts.
+// backoff returns how long to wait after an attempt: 1, 4, 16, 64 minutes, then
+// 4 hours.
 func backoff(attempts int64) time.Duration {
 	return min(time.Minute<<(2*min(attempts-1, 4)), 4*time.Hour)
 }
 
-// dispatch begins to send what is due.
+// dispatch starts to send the notices that are due.
 func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error {
 	for _, c := range []Channel{Mail, Telegram} {
 		if !n.On(c) {
@@ -65,7 +66,7 @@ func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error 
 			select {
 			case n.slots[c] <- struct{}{}:
 			default:
-				id = "" // slow ones have all the room; the rest waits for the next look
+				id = "" // all slots are in use; the rest waits for the next pass
 			}
 			if id == "" {
 				break
@@ -74,7 +75,7 @@ func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error 
 			if err != nil {
 				<-n.slots[c]
 				if errors.Is(err, store.ErrNotFound) {
-					continue // the other server was faster, or it is held or dropped
+					continue // another server took it, or it is held or dropped now
 				}
 				return fmt.Errorf("take notice: %w", err)
 			}
@@ -84,14 +85,14 @@ func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error 
 	return nil
 }
 
-// begin sends p in the background. Its slot is taken, and is given back.
+// begin sends p in the background and frees the slot that the caller has taken.
 func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p outgoing) {
 	sending.Go(func() {
 		defer func() { <-n.slots[p.channel] }()
 		done, stopping := context.WithoutCancel(ctx), ctx
 		ctx, cancel := context.WithTimeout(done, sendTime)
 		defer cancel()
-		// What is in flight is finished, but for the slowest.
+		// A send under way may finish when the program stops, within stopGrace.
 		defer context.AfterFunc(stopping, func() {
 			select {
 			case <-time.After(stopGrace):
@@ -115,8 +116,8 @@ func (n *Notifier) send(ctx context.Context, p outgoing) result {
 	return result{state: "failed", err: fmt.Errorf("there is no channel %q", p.channel)}
 }
 
-// takeNotice marks a notice as being sent, or as held or dropped; then it returns
-// [store.ErrNotFound].
+// takeNotice moves a notice to sending. If it moves it to held or dropped instead,
+// or another server took it, it returns [store.ErrNotFound].
 func (n *Notifier) takeNotice(ctx context.Context, id string) (p outgoing, err error) {
 	took := false
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
@@ -150,7 +151,7 @@ func (n *Notifier) takeNotice(ctx context.Context, id string) (p outgoing, err e
 		if err != nil {
 			return err
 		}
-		// Rights change: who was an owner when it began to wait may be none now.
+		// Rights change: an owner of the time of the round may be one no longer.
 		asks := p.to.asked(p.action) || (p.kind == kindUnclaimed || p.kind == kindUnclaimedReminder) && p.to.Manages()
 		if said || !asks || !n.canReach(p.to, p.channel) {
 			return to("dropped")
@@ -175,8 +176,8 @@ func (n *Notifier) takeNotice(ctx context.Context, id string) (p outgoing, err e
 	return p, err
 }
 
-// countNotice takes one of the notices that a person gets in an hour, and reports
-// whether there was one left and whether it was the last.
+// countNotice counts a notice against a person's hour. It reports whether there
+// was room, and whether this was the last one.
 func (n *Notifier) countNotice(ctx context.Context, tx *store.Tx, person string, c Channel, now time.Time) (room, last bool, err error) {
 	_, err = tx.ExecContext(ctx, `insert into notice_flow (person_id, channel, window_at, sent) values ($1, $2, $3, 0) on conflict do nothing`, person, c, store.Time(now))
 	if err != nil {
@@ -201,12 +202,12 @@ func (n *Notifier) countNotice(ctx context.Context, tx *store.Tx, person string,
 	return true, sent == int64(n.conf.PerHour), nil
 }
 
-// finish records what became of a parcel.
+// finish records the result of p.
 func (n *Notifier) finish(ctx context.Context, p outgoing, r result) error {
 	why := ""
 	if r.err != nil {
 		why = truncate(r.err.Error(), 300)
-		n.log.WarnContext(ctx, "tell a person of what waits", "notice", p.id, "channel", p.channel, "person", p.to.ID, "state", r.state, "err", r.err)
+		n.log.WarnContext(ctx, "send notice", "notice", p.id, "channel", p.channel, "person", p.to.ID, "state", r.state, "err", r.err)
 	}
 	if p.others > 0 {
 		return n.finishDigest(ctx, p, r, why)
@@ -236,7 +237,7 @@ func (n *Notifier) finish(ctx context.Context, p outgoing, r result) error {
 	})
 }
 
-// digests tells together what was held for too many in an hour.
+// digests sends the held notices of people whose hour is over, as one each.
 func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 	type flow struct {
 		person  string
@@ -277,8 +278,8 @@ func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 	return nil
 }
 
-// takeDigest makes one parcel of all that is held for a person. It has none of them
-// if the other server was faster, or nothing of it waits any more.
+// takeDigest combines all notices that are held for a person. The result covers
+// no actions if another server took them, or none of them is pending any more.
 func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel, window int64) (p outgoing, err error) {
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
 		p = outgoing{id: "dig_" + rand.Text(), channel: c}
@@ -300,7 +301,7 @@ func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel, win
 			_, err = tx.ExecContext(ctx, `update notice set state = 'dropped' where person_id = $1 and channel = $2 and state = 'held'`, holder, c)
 			return err
 		}
-		// An action that was both asked about and reminded of is one.
+		// An action with both a notice and a reminder counts once.
 		err = tx.One(ctx, `select count(distinct action_id) from notice where person_id = $1 and channel = $2 and state = 'held'`, []any{holder, c}, &p.others)
 		if err != nil || p.others == 0 {
 			return err
@@ -314,7 +315,7 @@ func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel, win
 func (n *Notifier) finishDigest(ctx context.Context, p outgoing, r result, why string) error {
 	return n.db.Update(ctx, func(tx *store.Tx) error {
 		if r.state == "waiting" {
-			// Once more, soon: the window is over again then.
+			// Retry soon, by letting the window end after the wait.
 			_, err := tx.ExecContext(ctx, `update notice_flow set window_at = $1 where person_id = $2 and channel = $3`,
 				store.Time(time.Now().Add(max(r.after, 5*time.Minute)-time.Hour)), p.to.id, p.channel)
 			if err != nil {

@@ -25,26 +25,26 @@ import (
 
 const (
 	telegramServer = "https://api.telegram.org"
-	// longPoll is for how long the server is asked to wait for an update.
+	// longPoll is how long the server may wait for an update before it answers.
 	longPoll = 25 * time.Second
 	// telegramTime bounds any other request.
 	telegramTime = 20 * time.Second
-	// maxAnswer bounds what is read of an answer, in bytes.
+	// maxAnswer bounds the response body that is read, in bytes.
 	maxAnswer = 4 << 20
 )
 
-// A telegram is the way to the server that speaks for a bot. It is safe for
-// concurrent use.
+// A telegram is a client of the Bot API for one bot. It is safe for concurrent
+// use.
 type telegram struct {
 	api   *tg.Bot
 	http  *http.Client
-	id    string // the bot's
-	base  string // with the token: in no error and no log
+	id    string // the bot's user ID
+	base  string // URL with the token: must not get into errors or logs
 	token auth.Secret
 }
 
-// bounded is an HTTP client of whose answers no more than maxAnswer is read:
-// the library reads them whole.
+// bounded is an HTTP client that reads at most maxAnswer of a response. The
+// library would read any length.
 type bounded struct{ *http.Client }
 
 func (c bounded) Do(r *http.Request) (*http.Response, error) {
@@ -70,7 +70,7 @@ func newTelegram(token auth.Secret, server string, resolver *net.Resolver) (*tel
 	}
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("configure notices: %q is no URL of a Telegram server", server)
+		return nil, fmt.Errorf("configure notices: %q is not a URL of a Telegram server: want http:// or https:// and a host", server)
 	}
 	server = strings.TrimSuffix(server, "/")
 	c := &http.Client{
@@ -80,7 +80,7 @@ func newTelegram(token auth.Secret, server string, resolver *net.Resolver) (*tel
 			DialContext:       (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second, Resolver: resolver}).DialContext,
 			ForceAttemptHTTP2: true, IdleConnTimeout: 90 * time.Second, TLSHandshakeTimeout: 10 * time.Second,
 		},
-		// The token is in the address: it goes to this server and to no other.
+		// The token is in the URL, so no redirect may carry it to another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	api, err := tg.New(token.Reveal(), tg.WithSkipGetMe(), tg.WithServerURL(server), tg.WithHTTPClient(longPoll, bounded{c}),
@@ -91,7 +91,7 @@ func newTelegram(token auth.Secret, server string, resolver *net.Resolver) (*tel
 	return &telegram{api: api, http: c, id: id, base: server + "/bot" + token.Reveal() + "/", token: token}, nil
 }
 
-// hide returns err without the bot's token, which stands in addresses.
+// hide returns err without the bot's token, which is part of every URL.
 func (t *telegram) hide(err error) error {
 	if err == nil || !strings.Contains(err.Error(), t.token.Reveal()) {
 		return err
@@ -111,10 +111,10 @@ type button struct {
 	URL  string `json:"url,omitempty"`
 }
 
-// A note is a text for a chat, of which a part may be an agent's.
+// A note is a text for a chat, with marked parts that an agent wrote.
 type note struct {
 	b     strings.Builder
-	units int // of UTF-16, in which Telegram counts
+	units int // length in UTF-16 code units, in which Telegram counts
 	marks []models.MessageEntity
 }
 
@@ -123,8 +123,9 @@ func (t *note) add(s string) {
 	t.units += len(utf16.Encode([]rune(s)))
 }
 
-// quote adds what an agent wrote, marked as preformatted: nothing in it becomes
-// a link, a mention or a command, and no markup is read, since none is asked for.
+// quote adds text that an agent wrote, marked as preformatted: nothing in it
+// becomes a link, a mention or a command. No parse mode is set, so markup in it
+// has no effect.
 func (t *note) quote(s string) {
 	if s == "" {
 		return
@@ -135,7 +136,7 @@ func (t *note) quote(s string) {
 	t.add("\n")
 }
 
-// maxNote is how long a message may be: Telegram takes 4096.
+// maxNote bounds a message, in UTF-16 code units. Telegram's limit is 4096.
 const maxNote = 3800
 
 // note returns the message for p, and whether it shows all that would leave.
@@ -144,9 +145,9 @@ func (n *Notifier) note(ctx context.Context, p outgoing) (t *note, whole bool) {
 	if p.others > 0 {
 		return t, false
 	}
-	tail := "\nLook at it, and sign in to decide: " + n.link(p) + "\n"
+	tail := "\nView it, and sign in to decide: " + n.link(p) + "\n"
 	if p.last {
-		tail += fmt.Sprintf("\nThis is number %d within an hour. What else comes in that hour is told together at its end.\n", n.conf.PerHour)
+		tail += fmt.Sprintf("\nThis is notice %d within an hour. Further ones are combined into one message when the hour is over.\n", n.conf.PerHour)
 	}
 	if content, ok := n.content(ctx, p); ok {
 		full := n.heading(p)
@@ -165,7 +166,7 @@ func (n *Notifier) heading(p outgoing) *note {
 	t := &note{}
 	t.add(headline(p) + ".\n")
 	if p.others > 0 {
-		t.add(fmt.Sprintf("You were told of %d in an hour and these came on top, so they are told together:\n%s/console/\n", n.conf.PerHour, n.conf.Base))
+		t.add(fmt.Sprintf("You got %d notices within an hour; these came after them and are combined here:\n%s/console/\n", n.conf.PerHour, n.conf.Base))
 		return t
 	}
 	for _, f := range actionFields(p.action) {
@@ -174,9 +175,9 @@ func (n *Notifier) heading(p outgoing) *note {
 	return t
 }
 
-// content returns all that p's action would do, if text can show it. What has
-// files or an HTML part, or of which anything else is not in the fields and the
-// text, is looked at in the console, which shows these.
+// content returns the content of p's action, if plain text can show all of it.
+// An action with files, an HTML part or anything else beside fields and text has
+// to be reviewed in the console.
 func (n *Notifier) content(ctx context.Context, p outgoing) (string, bool) {
 	if n.conf.TelegramOmitContent {
 		return "", false
@@ -186,14 +187,15 @@ func (n *Notifier) content(ctx context.Context, p outgoing) (string, bool) {
 		return "", false
 	}
 	v, err := n.gate.Show(a)
-	// What the content checks found is masked where it is shown. The attack: words
-	// that look like a secret, which leave as they are and are stars here.
+	// Findings of the content checks are masked in the view. The attack: text that
+	// looks like a secret is shown as stars here and leaves as it is.
 	if err != nil || v.Partial != "" || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Flags) > 0 || len(v.Text) > maxNote {
 		return "", false
 	}
 	var b strings.Builder
-	// The attack: a field of four thousand octets and few letters, which would be cut
-	// and still have room in a message. What is cut here has none.
+	// The attack: a field of thousands of octets but few characters, which is cut
+	// while the message still has room, so that it seems whole. This limit is so
+	// high that a cut field no longer fits into a message.
 	line := func(s string) string { return mail.Printable(s, 4*maxNote) }
 	for _, w := range v.Notes {
 		fmt.Fprintf(&b, "LOOK CLOSELY: %s\n", line(w))
@@ -227,8 +229,8 @@ func (n *Notifier) sendTelegram(ctx context.Context, p outgoing) result {
 	return r
 }
 
-// buttons are those under a message: to approve only what it shows, and what
-// asks for no second factor.
+// buttons returns the buttons under a message. Approve is among them only if the
+// message shows all that would leave and no second factor is required.
 func (n *Notifier) buttons(a oversight.Action, whole bool) keyboard {
 	row := []button{{Text: "Reject", Data: data(reject, a)}}
 	if whole && !a.StepUp {
@@ -237,7 +239,7 @@ func (n *Notifier) buttons(a oversight.Action, whole bool) keyboard {
 	return keyboard{Rows: [][]button{row}}
 }
 
-// sendResult says what an error of the library means for a message that was sent.
+// sendResult classifies an error of the library for a message.
 func (t *telegram) sendResult(err error) result {
 	r := result{err: t.hide(err)}
 	var many *tg.TooManyRequestsError
@@ -245,20 +247,20 @@ func (t *telegram) sendResult(err error) result {
 	switch {
 	case errors.As(err, &many):
 		r.state, r.after = "waiting", time.Duration(min(max(many.RetryAfter, 1), 3600))*time.Second
-	case errors.Is(err, tg.ErrorForbidden), errors.Is(err, tg.ErrorBadRequest): // the person has shut the bot out, or the chat is gone
+	case errors.Is(err, tg.ErrorForbidden), errors.Is(err, tg.ErrorBadRequest): // the person has blocked the bot, or the chat was deleted
 		r.state = "failed"
-	case errors.Is(err, tg.ErrorUnauthorized), errors.Is(err, tg.ErrorNotFound), errors.Is(err, tg.ErrorConflict): // the token is another's: the operator mends it
+	case errors.Is(err, tg.ErrorUnauthorized), errors.Is(err, tg.ErrorNotFound), errors.Is(err, tg.ErrorConflict): // the token is wrong, which the operator can correct
 		r.state = "waiting"
 	case errors.As(err, &op) && op.Op == "dial":
 		r.state = "waiting"
-	default: // it may be there: never twice
+	default: // it may have arrived: do not send it twice
 		r.state = "sent"
 	}
 	return r
 }
 
-// editDecided edits the messages whose action is decided, by whomever and wherever,
-// and takes their buttons away.
+// editDecided edits the messages whose action was decided anywhere, or changed,
+// and removes their buttons.
 func (n *Notifier) editDecided(ctx context.Context) error {
 	if n.bot == nil {
 		return nil
@@ -290,7 +292,7 @@ func (n *Notifier) editDecided(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// To edit twice is to edit once: two servers need not take turns.
+		// Editing is idempotent, so two servers need no coordination.
 		open, due := 0, time.Time{}
 		if err := n.edit(ctx, s.chat, int(s.message), a, s.version); err != nil {
 			r := n.bot.sendResult(err)
@@ -310,7 +312,7 @@ func (n *Notifier) editDecided(ctx context.Context) error {
 	return nil
 }
 
-// edit writes what became of a into the message that asked about it.
+// edit replaces a message about a by one that says how a was decided.
 func (n *Notifier) edit(ctx context.Context, chat int64, message int, a oversight.Action, version int64) error {
 	ctx, cancel := context.WithTimeout(ctx, telegramTime)
 	defer cancel()
@@ -321,19 +323,19 @@ func (n *Notifier) edit(ctx context.Context, chat int64, message int, a oversigh
 			t.add(f.name + ": " + f.value + "\n")
 		}
 	}
-	// The error is told as it is: failed looks at what it wraps, and hides the token.
+	// The error is not hidden yet: sendResult has to unwrap it, and hides the token.
 	_, err := n.bot.api.EditMessageText(ctx, &tg.EditMessageTextParams{
 		ChatID: chat, MessageID: message, Text: t.b.String(), LinkPreviewOptions: noPreview(), ReplyMarkup: keyboard{Rows: [][]button{}},
 	})
-	if err != nil && strings.Contains(err.Error(), "not modified") { // the other server was faster
+	if err != nil && strings.Contains(err.Error(), "not modified") { // another server has edited it
 		return nil
 	}
 	return err
 }
 
-// updates asks the server for what came with a number from next on. It is not
-// the library's own loop: that one tells the server that it has an update
-// before anybody has looked at it, so that a crash loses it.
+// updates returns the updates from number next on, or how long the server asks to
+// wait. The library's own loop is not used: it confirms an update to the server
+// before it is handled, so that a crash loses it.
 func (t *telegram) updates(ctx context.Context, next int64, wait time.Duration) ([]*models.Update, time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait+telegramTime)
 	defer cancel()
@@ -367,7 +369,7 @@ func (t *telegram) updates(ctx context.Context, next int64, wait time.Duration) 
 	for _, raw := range answer.Result {
 		u := &models.Update{}
 		if err := json.Unmarshal(raw, u); err != nil {
-			// One that cannot be read is passed over, not waited at for ever.
+			// An update that cannot be parsed is skipped; retrying would block the others.
 			var id struct {
 				ID int64 `json:"update_id"`
 			}

@@ -289,7 +289,7 @@ func TestChangedBetweenLookAndPress(t *testing.T) {
 	}
 	f.step()
 	ms := f.chats.in(bobs)
-	if old := ms[1]; !strings.Contains(old.text, "written anew") || len(old.buttons()) != 0 {
+	if old := ms[1]; !strings.Contains(old.text, "was edited") || len(old.buttons()) != 0 {
 		t.Errorf("the old message says %q with %v", old.text, old.buttons())
 	}
 	m = f.chats.last(bobs)
@@ -438,7 +438,7 @@ func TestLinkingAChat(t *testing.T) {
 		// The same account for ann.
 		f.chats.write(bobs, "/start "+code(ann), 0)
 		f.poll()
-		if got := f.chats.last(bobs).text; links() != 1 || !strings.Contains(got, "another person already") {
+		if got := f.chats.last(bobs).text; links() != 1 || !strings.Contains(got, "already linked to another person") {
 			t.Errorf("one account is two people: the bot says %q", got)
 		}
 		// An expired code.

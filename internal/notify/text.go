@@ -12,16 +12,16 @@ import (
 	"postern/internal/oversight"
 )
 
-// What of an action is said outside. An agent chooses recipients, and with them
-// their domains; a mail program and a chat make links of what looks like one.
-// The attack: a notice whose domain is a link to a page that looks like the
-// console. So nothing of an agent's is written but what inert returns.
+// What a notice says about an action. An agent chooses recipients, and with them
+// their domains, and mail programs and chats turn what looks like a link into
+// one. The attack: a notice in which a recipient's domain is a link to a page
+// that looks like the console. So agents' text is only written through defang.
 
-// defang returns s as one line that no program makes a link, an address, a
-// mention or a command of, of at most most octets.
+// defang returns s as one line of at most most octets that no program turns into
+// a link, an address, a mention or a command.
 func defang(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
-		if r <= ' ' || r >= utf8.RuneSelf || r == 0x7f { // names are ASCII here; what is not, or hides, is shown as not
+		if r <= ' ' || r >= utf8.RuneSelf || r == 0x7f { // names are ASCII here; anything else, or invisible, becomes ?
 			return '?'
 		}
 		return r
@@ -29,7 +29,7 @@ func defang(s string, most int) string {
 	return strings.NewReplacer(".", "[.]", "@", " (at) ", ":", "[:]", "/", "[/]", "#", "?", "<", "?", ">", "?", "&", "?", `"`, "?").Replace(s)
 }
 
-// truncate returns at most most octets of s, and says so.
+// truncate returns at most most octets of s, followed by "..." if it cut any off.
 func truncate(s string, most int) string {
 	s = strings.ToValidUTF8(s, "?")
 	if len(s) <= most {
@@ -52,8 +52,8 @@ const maxDomains = 5
 // A field is one line of a notice.
 type field struct{ name, value string }
 
-// actionFields are what a notice says of an action. They hold nothing that an agent
-// wrote but domains and the name of an inbox, both inert.
+// actionFields are what a notice says about an action. The only text from an
+// agent in them are domains and the name of an inbox, both defanged.
 func actionFields(a oversight.Action) []field {
 	var out []field
 	add := func(name, format string, args ...any) { out = append(out, field{name, fmt.Sprintf(format, args...)}) }
@@ -86,13 +86,13 @@ func actionFields(a oversight.Action) []field {
 		for _, f := range flags[:min(len(flags), 10)] {
 			names = append(names, defang(f, 40))
 		}
-		add("found in it", "%s", strings.Join(names, ", "))
+		add("findings", "%s", strings.Join(names, ", "))
 	}
 	if a.Approvers > 1 {
 		add("approvals", "%d of %d so far", a.Approvals, a.Approvers)
 	}
 	if a.StepUp {
-		add("second factor", "needed, so it is decided in the console")
+		add("second factor", "required, so decide in the console")
 	}
 	if !a.Expires.IsZero() {
 		add("decide until", "%s, then it is denied", a.Expires.UTC().Format("Mon 2 Jan 2006 15:04 MST"))
@@ -101,7 +101,7 @@ func actionFields(a oversight.Action) []field {
 	return out
 }
 
-// prefixLen is how many digits of a digest are told, and are in a button.
+// prefixLen is how many digits of a digest a notice and a button carry.
 const prefixLen = 16
 
 func prefix(a oversight.Action) string { return a.Hex()[:min(prefixLen, len(a.Hex()))] }
@@ -114,7 +114,7 @@ func headline(p outgoing) string {
 	case p.kind == kindReminder:
 		return kindInWords(p.action) + " still waits for your decision"
 	case p.kind == kindUnclaimed, p.kind == kindUnclaimedReminder:
-		return kindInWords(p.action) + " waits, and nobody whom the policy asks is there"
+		return kindInWords(p.action) + " waits, and nobody whom the policy asks has an account"
 	}
 	return kindInWords(p.action) + " waits for your decision"
 }
@@ -126,8 +126,8 @@ func plural(n int) string {
 	return strconv.Itoa(n) + " actions"
 }
 
-// outcome says what became of an action that a notice was about, by the version
-// that it was about.
+// outcome says what became of the action of a notice. version is the one that
+// the notice was about.
 func outcome(a oversight.Action, version int64) string {
 	by := ""
 	if name, ok := a.Person(); ok {
@@ -136,23 +136,23 @@ func outcome(a oversight.Action, version int64) string {
 	switch a.State {
 	case oversight.Pending, oversight.Scheduled:
 		if a.Version != version {
-			return "It was written anew since, and is asked about anew."
+			return "It was edited since; the new version has a notice of its own."
 		}
 	case oversight.Denied:
 		switch {
 		case by != "":
 			return "Rejected" + by + "."
 		case a.Lapsed():
-			return "Nobody decided in time: it is denied."
+			return "Nobody decided in time, so it was denied."
 		}
-		return "Stopped by policy or by a switch."
+		return "Stopped by policy or by a kill switch."
 	case oversight.Cancelled:
-		return "It was taken back before it was decided."
+		return "It was cancelled before anybody decided."
 	case oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown:
 		if by != "" {
 			return "Approved" + by + "."
 		}
-		return "Let go by policy."
+		return "Approved by policy."
 	}
 	return "It still waits."
 }

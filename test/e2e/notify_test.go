@@ -219,7 +219,7 @@ func TestNotify(t *testing.T) {
 		files, _ := filepath.Glob(filepath.Join(maildir, "b", "new", "*"))
 		for _, f := range files {
 			b, err := os.ReadFile(f)
-			if err == nil && strings.Contains(string(b), "Look at it:") {
+			if err == nil && strings.Contains(string(b), "View it:") {
 				text := strings.ReplaceAll(strings.ReplaceAll(string(b), "\r\n", "\n"), "=\n", "")
 				link = regexp.MustCompile(`http://[0-9.:]+/look/[A-Z2-7]{26}`).FindString(text)
 				if strings.Contains(text, "evil.example") || strings.Contains(text, "north 150") {
