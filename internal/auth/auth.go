@@ -1,9 +1,9 @@
-// Package auth says who is asking, and proves it.
+// Package auth identifies and authenticates callers.
 //
-// A [Principal] is an authenticated caller. These things prove one: a project
-// key, an inbox key, a grant over inboxes, an inbox's recovery key, a person's
-// session, and, for a sandbox, nothing but the link its connection came out of. No principal is ever taken from a request's
-// body or from a header that a sandbox could set.
+// A [Principal] is an authenticated caller. Its proof is one of: a project key, an
+// inbox key, a grant over inboxes, an inbox's recovery key, a person's session, or,
+// for a sandbox, only the network link that its connection came out of. A principal
+// is never taken from a request's body or from a header that a sandbox could set.
 package auth
 
 import (
@@ -13,62 +13,62 @@ import (
 	"time"
 )
 
-// Kind tells people from programs.
+// Kind is the kind of a principal.
 type Kind string
 
 // The kinds of principal.
 const (
-	Person   Kind = "person"   // somebody signed in, or the operator at the machine
-	Project  Kind = "project"  // a project key: manages sandboxes and inboxes, opens no mail
-	Agent    Kind = "agent"    // an inbox key: reads and proposes for that inbox alone
-	Grant    Kind = "grant"    // a key of an orchestrator over the inboxes that their own keys have granted it
-	Recovery Kind = "recovery" // an inbox's recovery key: makes it a new key and does nothing else
-	Sandbox  Kind = "sandbox"  // code inside a sandbox, known by its link
-	System   Kind = "system"   // this program acting by rule
+	Person   Kind = "person"   // a person who is signed in, or the operator at the machine
+	Project  Kind = "project"  // a project key: manages sandboxes and inboxes, cannot open mail
+	Agent    Kind = "agent"    // an inbox key: reads and proposes for that inbox only
+	Grant    Kind = "grant"    // an orchestrator's key over the inboxes whose own keys have granted it
+	Recovery Kind = "recovery" // an inbox's recovery key: can only create a new key for the inbox
+	Sandbox  Kind = "sandbox"  // code inside a sandbox, identified by its link
+	System   Kind = "system"   // this program itself
 )
 
 // The errors of this package, one for each answer that a door can give.
 var (
-	// ErrUnauthenticated means that no valid credential was shown.
+	// ErrUnauthenticated means that no valid credential was presented.
 	ErrUnauthenticated = errors.New("not authenticated")
-	// ErrForbidden means that who asks is known and may not do this.
+	// ErrForbidden means that the caller is authenticated and may not do this.
 	ErrForbidden = errors.New("not allowed")
-	// ErrStepUp means that a person who may do this has to prove a second
-	// factor first, in this session and within [StepUpTime].
+	// ErrStepUp means that a person who may do this must first prove a second
+	// factor, in this session and within [StepUpTime].
 	ErrStepUp error = stepUpError{}
 )
 
-// StepUpTime is how long a second factor that was proved counts as fresh.
+// StepUpTime is how long a proof of a second factor counts as fresh.
 const StepUpTime = 10 * time.Minute
 
 type stepUpError struct{}
 
-func (stepUpError) Error() string { return "a second factor has to be proved first, in this session" }
+func (stepUpError) Error() string { return "a second factor must be proved first, in this session" }
 func (stepUpError) Unwrap() error { return ErrForbidden }
 
 // A Principal is an authenticated caller. It is passed as an argument, never
 // in a context, so that a function that needs one cannot be called without.
 type Principal struct {
 	Kind    Kind
-	ID      string // the credential's, person's or sandbox's id
+	ID      string // of the credential or sandbox, or the person's name
 	Project string // the project it belongs to; empty for System
 	Inbox   string // the inbox of an Agent or a Recovery, or the one attached to a Sandbox; else empty
 
 	Role     Role      // of a Person; else empty
 	Strong   time.Time // of a Person: when this session last proved a second factor; zero means never
-	Operator bool      // of a Person: at the machine itself, over its local socket; no name proves that
-	Template string    // what a Sandbox was started from; else empty
+	Operator bool      // of a Person: connected over the local socket; no name implies this
+	Template string    // of a Sandbox: the template it was started from; else empty
 }
 
-// A Role says what a person may do in their project. The zero Role may do
-// nothing but look.
+// A Role says what a person may do in their project. The zero Role has the rights
+// of a Viewer.
 type Role string
 
 // The roles, each with the rights of those below it.
 const (
 	Owner    Role = "owner"    // manages people, modes, policy, switches, domains and keys
-	Reviewer Role = "reviewer" // decides on actions, stops things, and lets mail out of quarantine
-	Viewer   Role = "viewer"   // looks
+	Reviewer Role = "reviewer" // decides on actions, uses kill switches, and releases mail from quarantine
+	Viewer   Role = "viewer"   // reads
 )
 
 // Decides reports whether p is a person who decides on actions.
@@ -85,15 +85,15 @@ func (p Principal) Proved() bool {
 	return p.Kind == Person && !p.Strong.IsZero() && time.Since(p.Strong) < StepUpTime
 }
 
-// String returns the principal as the audit writes it, "sandbox:i3k…".
+// String returns the principal as the audit records it, such as "sandbox:i3k…".
 func (p Principal) String() string { return string(p.Kind) + ":" + p.ID }
 
-// Need returns [ErrForbidden] for a person whose role is below least. Whatever
-// else asks is not a person's role's matter: what keys may do is said where it
-// is done.
+// Need returns [ErrForbidden] for a person whose role is below least. It returns
+// nil for every other kind of principal: roles do not apply to keys, whose rights
+// are checked by each operation.
 func Need(who Principal, least Role) error {
 	if who.Kind != Person || least == Viewer || who.Manages() || least == Reviewer && who.Decides() {
 		return nil
 	}
-	return fmt.Errorf("%s is a %s, and this takes a %s: %w", who, cmp.Or(who.Role, Viewer), least, ErrForbidden)
+	return fmt.Errorf("%s has the role %s, and this needs the role %s: %w", who, cmp.Or(who.Role, Viewer), least, ErrForbidden)
 }

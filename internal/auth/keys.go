@@ -14,8 +14,8 @@ import (
 	"postern/internal/store"
 )
 
-// A Secret is a credential in the clear. It is shown once, to whom it is for,
-// and never stored or logged: it prints as a placeholder.
+// A Secret is a credential in the clear. It is returned once, to the caller it is
+// for, and never stored or logged: it prints as a placeholder.
 type Secret string
 
 // String keeps a secret out of logs and error texts.
@@ -27,22 +27,23 @@ func (Secret) GoString() string { return "[secret]" }
 // Reveal returns the secret itself.
 func (s Secret) Reveal() string { return string(s) }
 
-// Digest returns what is stored of a secret that has many random bits.
+// Digest returns the form in which a secret is stored, if it has so many random
+// bits that it cannot be guessed: a key or token, not a password.
 func (s Secret) Digest() []byte { return s.hash() }
 
 func (s Secret) hash() []byte {
-	// A key has 160 random bits or more, so that no salt or slow hash is needed.
+	// A key has 130 random bits or more, so it needs no salt and no slow hash.
 	h := sha256.Sum256([]byte(s))
 	return h[:]
 }
 
-// The forms of keys. Older official E2B SDKs check the project key's.
+// The forms of keys. Older official E2B SDKs check that of the project key.
 var (
 	projectKey = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^e2b_[0-9a-f]{40}$`) })
 	inboxKey   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^p(ib|gr|rk)_[A-Z2-7]{26}$`) }) // of an inbox, a grant, a recovery key
 )
 
-// NewProject makes a project with its first key.
+// NewProject creates a project with its first key.
 func NewProject(ctx context.Context, tx *store.Tx, name string) (id string, key Secret, err error) {
 	id = "prj_" + rand.Text()
 	if _, err := tx.ExecContext(ctx, `insert into project (id, name, created_at) values ($1, $2, $3)`,
@@ -53,12 +54,12 @@ func NewProject(ctx context.Context, tx *store.Tx, name string) (id string, key 
 	return id, key, err
 }
 
-// NewProjectKey makes another key of a project.
+// NewProjectKey creates another key of a project, without a name.
 func NewProjectKey(ctx context.Context, tx *store.Tx, project string) (id string, key Secret, err error) {
 	return NewKeyOf(ctx, tx, project, "", "")
 }
 
-// NewKeyOf makes another key of a project, which somebody named.
+// NewKeyOf creates another key of a project with a name, for the principal by.
 func NewKeyOf(ctx context.Context, tx *store.Tx, project, name, by string) (id string, key Secret, err error) {
 	b := make([]byte, 20)
 	rand.Read(b) // never fails
@@ -67,8 +68,8 @@ func NewKeyOf(ctx context.Context, tx *store.Tx, project, name, by string) (id s
 	return id, key, err
 }
 
-// KeysOf returns the keys of a project that are for no one inbox, those of the
-// project itself and grants, oldest first.
+// KeysOf returns the live keys of a project that are not bound to one inbox, oldest
+// first: project keys and grants.
 func KeysOf(ctx context.Context, tx *store.Tx, project string) ([]Credential, error) {
 	return store.List(ctx, tx, func(row func(...any) error) (Credential, error) {
 		c := Credential{Project: project}
@@ -96,27 +97,28 @@ func ProjectName(ctx context.Context, tx *store.Tx, id string) (name string, err
 	return name, nil
 }
 
-// A Credential is a key as it is stored: without the key.
+// A Credential is the stored record of a key, without the secret.
 type Credential struct {
 	ID        string
 	Project   string
 	Kind      Kind
 	Inbox     string    // of an Agent or a Recovery; else empty
-	Name      string    // what a person calls it, or empty
+	Name      string    // for people; may be empty
 	Created   time.Time // zero in a request for a new one
-	CreatedBy string    // a principal, or empty if that is not known
-	Used      time.Time // when it was last shown, give or take [usedResolution]; zero means never
-	Expires   time.Time // zero means that it has no end
-	Account   bool      // of a Grant: it gets a part in each inbox that it makes
+	CreatedBy string    // a principal, or empty if it is not known
+	Used      time.Time // last use, with a resolution of [usedResolution]; zero means never
+	Expires   time.Time // zero means never
+	Account   bool      // of a Grant: it gets access to each inbox that it creates
 }
 
-// NewInboxKey makes a key that acts for one inbox alone.
+// NewInboxKey creates a key for one inbox.
 func NewInboxKey(ctx context.Context, tx *store.Tx, project, inbox string) (id string, key Secret, err error) {
 	return NewCredential(ctx, tx, Credential{Project: project, Kind: Agent, Inbox: inbox})
 }
 
-// NewCredential makes a key of an inbox, a grant or a recovery key. It opens
-// nothing by itself: which inboxes it opens is for their holders to say.
+// NewCredential creates an inbox key, a grant or a recovery key. The key cannot
+// decrypt anything yet: a holder of an inbox's private key must first seal that
+// to it.
 func NewCredential(ctx context.Context, tx *store.Tx, c Credential) (id string, key Secret, err error) {
 	switch c.Kind {
 	case Agent:
@@ -126,7 +128,7 @@ func NewCredential(ctx context.Context, tx *store.Tx, c Credential) (id string, 
 	case Recovery:
 		key = Secret("prk_" + rand.Text())
 	case Project, Person, Sandbox, System:
-		return "", "", fmt.Errorf("make key: a %s has none of this kind: %w", c.Kind, ErrForbidden)
+		return "", "", fmt.Errorf("create key: there are no such keys for a %s: %w", c.Kind, ErrForbidden)
 	}
 	id, err = insertCredential(ctx, tx, c, key)
 	return id, key, err
@@ -144,7 +146,7 @@ func insertCredential(ctx context.Context, tx *store.Tx, c Credential, key Secre
 	return id, nil
 }
 
-// Revoke ends a credential. Ending one that has ended is not an error.
+// Revoke ends a credential. It is idempotent.
 func Revoke(ctx context.Context, tx *store.Tx, id string) error {
 	_, err := tx.ExecContext(ctx, `update credential set revoked_at = $1 where id = $2 and revoked_at = 0`, store.Time(time.Now()), id)
 	if err != nil {
@@ -153,20 +155,20 @@ func Revoke(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// usedResolution is how often it is written down that a key was shown: not at each
-// request, which would make every reader a writer.
+// usedResolution is how often the use of a key is recorded. Recording each request
+// would turn every reader into a writer.
 const usedResolution = 10 * time.Minute
 
-// CheckKey returns whose key this is, or [ErrUnauthenticated].
+// CheckKey returns the principal of a key, or [ErrUnauthenticated].
 func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
 	if !projectKey().MatchString(key.Reveal()) && !inboxKey().MatchString(key.Reveal()) {
-		return Principal{}, ErrUnauthenticated // spares the database the guessers
+		return Principal{}, ErrUnauthenticated // malformed keys cost no database query
 	}
 	var p Principal
 	var used int64
 	now := time.Now()
 	err := db.View(ctx, func(tx *store.Tx) error {
-		// The index is searched by hash: timing tells about hashes, not keys.
+		// The index is searched by hash, so timing reveals hashes, not keys.
 		return tx.One(ctx, `select id, project_id, kind, inbox_id, used_at from credential
 			where hash = $1 and revoked_at = 0 and (expires_at = 0 or expires_at > $2)`,
 			[]any{key.hash(), store.Time(now)}, &p.ID, &p.Project, &p.Kind, &p.Inbox, &used)

@@ -7,35 +7,35 @@ import (
 	"postern/internal/store"
 )
 
-// An attacker who can write the database could insert a person, a session or a
-// link, and then decide as a person. So the rows that let people sign in are
-// sealed, in the columns that say who may and in which role.
+// The attack: somebody who can write the database inserts a person, a session or
+// a link, and then decides as a person. So the rows that let people sign in are
+// sealed, in the columns that identify the person and the role.
 
-// SealedPeople are the accounts of people.
+// SealedPeople describes the sealed table of accounts.
 func SealedPeople() store.Sealed {
 	return store.Sealed{Table: "person", Key: []string{"id"}, Only: []string{"id", "project_id", "name", "password", "role", "email", "disabled_at", "changes"}}
 }
 
-// SealedChanges are what was done to the accounts, by which people are counted.
-// The attack: an owner removes from the database that an account is one that he
-// made for himself, or that it was a short time ago, and approves with both. Of
-// rows that are gone the account's own seal tells, by their number.
+// SealedChanges describes the sealed history of accounts, from which a [Roll]
+// counts people. The attack: an owner hides in the database that they created a
+// second account, or that it was recently, and approves with both. Deleted rows
+// are noticed by their number, which is in the account's own sealed row.
 func SealedChanges() store.Sealed {
 	return store.Sealed{Table: "person_change", Key: []string{"person_id", "at", "what"}}
 }
 
-// SealedSessions are their sessions.
+// SealedSessions describes the sealed table of sessions.
 func SealedSessions() store.Sealed {
 	return store.Sealed{Table: "session", Key: []string{"hash"}, Only: []string{"hash", "person_id", "id", "kind", "created_at", "expires_at", "strong_at"}}
 }
 
-// SealedSetups are the one-time links that create accounts and passwords.
+// SealedSetups describes the sealed table of one-time links, which create accounts
+// and set passwords.
 func SealedSetups() store.Sealed {
 	return store.Sealed{Table: "setup", Key: []string{"hash"}, Only: []string{"hash", "project_id", "id", "role", "person_id", "created_by", "expires_at", "used_at"}}
 }
 
-// EndSetups ends the links that match where and were not used, and returns how
-// many those are.
+// EndSetups ends the unused links that match where, and returns their number.
 func EndSetups(ctx context.Context, tx *store.Tx, where string, args ...any) (int, error) {
 	rows, err := tx.Rows(ctx, SealedSetups(), true, where+` and used_at = 0 and expires_at > 0`, args...)
 	if err != nil {
@@ -46,7 +46,7 @@ func EndSetups(ctx context.Context, tx *store.Tx, where string, args ...any) (in
 			return 0, fmt.Errorf("end link: %w", err)
 		}
 		if !r.Holds {
-			continue // it opens nothing, and is not made good
+			continue // it is invalid already, and must not become valid
 		}
 		if err := tx.Seal(ctx, SealedSetups(), `hash = $1`, r.Values["hash"]); err != nil {
 			return 0, err
@@ -55,7 +55,7 @@ func EndSetups(ctx context.Context, tx *store.Tx, where string, args ...any) (in
 	return len(rows), nil
 }
 
-// SealPerson seals the account with this id as tx has written it.
+// SealPerson seals the account with this ID as tx has written it.
 func SealPerson(ctx context.Context, tx *store.Tx, id string) error {
 	return tx.Seal(ctx, SealedPeople(), `id = $1`, id)
 }

@@ -12,8 +12,8 @@ import (
 	"postern/internal/store"
 )
 
-// SessionCookie is the name of the cookie that keeps a person's session. It is
-// never passed on to what runs inside a sandbox.
+// SessionCookie is the name of the cookie with a person's session. The proxy never
+// forwards it into a sandbox.
 const SessionCookie = "postern_session"
 
 // SessionTime is how long a session lasts.
@@ -22,9 +22,9 @@ const SessionTime = 12 * time.Hour
 // bearerPrefix begins the token of a session that is not a browser's.
 const bearerPrefix = "pse_"
 
-// A SessionKind says what keeps a session's token. One is never taken for the
-// other: a page cannot make a browser send a bearer token, and a script that
-// got one is not signed in at the console.
+// A SessionKind says how a client sends a session's token. A token of one kind is
+// invalid as the other: a page cannot make a browser send a bearer token, and a
+// script with a bearer token is not signed in to the console.
 type SessionKind string
 
 // The kinds of session.
@@ -33,29 +33,29 @@ const (
 	Bearer  SessionKind = "bearer"  // a program that a person started
 )
 
-// A Session is that of a person, without its token.
+// A Session is the record of a person's session, without its token.
 type Session struct {
 	ID      string
 	Kind    SessionKind
 	Created time.Time
 	Expires time.Time
 	Strong  time.Time // when it last proved a second factor; zero means never
-	Factor  string    // what it was begun with besides a password: "totp", "recovery code", "passkey", or empty
-	Remote  string    // the address that it was begun from
-	Agent   string    // what the program there called itself: hostile
+	Factor  string    // second factor of the sign-in: "totp", "recovery code", "passkey", or empty
+	Remote  string    // client address of the sign-in
+	Agent   string    // the client's User-Agent, which is hostile text
 }
 
-// IsBearer reports whether a secret has the form of a session's token for REST.
+// IsBearer reports whether a secret has the form of a bearer token.
 func IsBearer(token Secret) bool { return strings.HasPrefix(token.Reveal(), bearerPrefix) }
 
-// NewSession signs a person in and returns what their browser keeps.
+// NewSession signs a person in and returns the token for the browser's cookie.
 func NewSession(ctx context.Context, tx *store.Tx, who Principal) (Secret, error) {
 	_, token, err := BeginSession(ctx, tx, who, Session{Kind: Browser})
 	return token, err
 }
 
-// BeginSession signs a person in and returns what they keep. Of s, the kind,
-// Strong, Factor, Remote and Agent are the caller's to say.
+// BeginSession signs a person in and returns the session and its token. The caller
+// sets Kind, Strong, Factor, Remote and Agent of s.
 func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (Session, Secret, error) {
 	if who.Kind != Person {
 		return s, "", ErrForbidden
@@ -89,6 +89,8 @@ func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (
 	return s, token, SealSession(ctx, tx, token.hash())
 }
 
+// truncate returns valid UTF-8 without NUL, which PostgreSQL would refuse, of at
+// most most bytes.
 func truncate(s string, most int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 	if len(s) <= most {
@@ -100,14 +102,13 @@ func truncate(s string, most int) string {
 	return s[:most]
 }
 
-// CheckSession returns the person whose browser's session this is, or
-// [ErrUnauthenticated], also when it has expired.
+// CheckSession returns the person of a browser session, or [ErrUnauthenticated] if
+// the token is invalid or has expired.
 func CheckSession(ctx context.Context, db *store.DB, token Secret) (Principal, error) {
 	return checkSession(ctx, db, token, Browser)
 }
 
-// CheckBearer returns the person whose session for REST this is, or
-// [ErrUnauthenticated].
+// CheckBearer returns the person of a bearer session, or [ErrUnauthenticated].
 func CheckBearer(ctx context.Context, db *store.DB, token Secret) (Principal, error) {
 	if !IsBearer(token) {
 		return Principal{}, ErrUnauthenticated
@@ -126,8 +127,8 @@ func checkSession(ctx context.Context, db *store.DB, token Secret, kind SessionK
 	return p, err
 }
 
-// SessionPrincipal returns whose session of this kind a token is, as tx sees it, and
-// its id, or [ErrUnauthenticated].
+// SessionPrincipal returns the person and the ID of the session with this token and
+// kind, as tx sees it, or [ErrUnauthenticated].
 func SessionPrincipal(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind) (p Principal, id string, err error) {
 	p.Kind = Person
 	var strong int64
@@ -151,14 +152,14 @@ func SessionPrincipal(ctx context.Context, tx *store.Tx, token Secret, kind Sess
 	return p, id, nil
 }
 
-// EndSession signs out. Ending a session that is not there is not an error.
+// EndSession signs out. It is idempotent.
 func EndSession(ctx context.Context, tx *store.Tx, token Secret) error {
 	_, err := tx.ExecContext(ctx, `delete from session where hash = $1`, token.hash())
 	return err
 }
 
-// EndSessions ends all sessions of the person with this id but the one that is
-// named, which may be empty, and sign-ins that are half done.
+// EndSessions ends all sessions of the person with this ID except the session but,
+// which may be empty, and all unfinished sign-ins.
 func EndSessions(ctx context.Context, tx *store.Tx, person, but string) error {
 	if _, err := tx.ExecContext(ctx, `delete from session where person_id = $1 and id <> $2`, person, but); err != nil {
 		return fmt.Errorf("end sessions: %w", err)

@@ -8,27 +8,28 @@ import (
 	"postern/internal/store"
 )
 
-// SignIn checks names and passwords and slows guessing down. It is safe for
+// SignIn checks names and passwords and throttles attempts. It is safe for
 // concurrent use.
 type SignIn struct {
 	db *store.DB
-	// busy bounds the memory that guessers can make argon2 use.
+	// busy is a semaphore. It bounds the memory that argon2 takes: 64 MiB for each
+	// check.
 	busy chan struct{}
 }
 
-// NewSignIn returns a checker on the accounts in db.
+// NewSignIn returns a SignIn for the accounts in db.
 func NewSignIn(db *store.DB) *SignIn {
 	return &SignIn{db: db, busy: make(chan struct{}, 2)}
 }
 
 // Check returns the person with this name and password, [ErrUnauthenticated],
-// or [ErrTooMany]. Remote is the address that asks; empty counts as none. That
-// the password is right is not enough for a person with a second factor: see
+// or [ErrTooMany]. Remote is the client's address; an empty one has a limit of its
+// own. The caller must also require the second factor of a person who has one: see
 // package people.
 func (s *SignIn) Check(ctx context.Context, name, remote, password string) (Principal, error) {
 	tries := []AttemptLimit{AttemptsByName(name), AttemptsFrom(remote), AttemptsInAll()}
-	// Counted before it is looked at. The attack: hundreds of guesses at once,
-	// all of them before one has failed.
+	// Count before the check. The attack: hundreds of parallel attempts, all begun
+	// before the first one has failed.
 	if err := CountAttempt(ctx, s.db, tries...); err != nil {
 		return Principal{}, err
 	}
@@ -47,7 +48,7 @@ func (s *SignIn) Check(ctx context.Context, name, remote, password string) (Prin
 		return tx.One(ctx, `select project_id, role, password from person where name = $1 and disabled_at = 0`, []any{name}, &p.Project, &p.Role, &stored)
 	})
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrUnauthenticated) {
-		stored = noPasswordHash // as much work as for a person who exists
+		stored = noPasswordHash // takes as long as for an existing account
 	} else if err != nil {
 		return Principal{}, fmt.Errorf("sign in: %w", err)
 	}

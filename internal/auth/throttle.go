@@ -15,40 +15,41 @@ import (
 // ErrTooMany means that too many sign-ins failed; try again in a minute.
 var ErrTooMany = errors.New("too many failed sign-ins; try again in a minute")
 
-// An AttemptLimit is one of a bounded number of guesses at something. What was tried is
-// counted in the database: two servers on one do not give twice as many.
+// An AttemptLimit bounds the attempts at something within a window. Attempts are
+// counted in the database, so several servers share the limit.
 type AttemptLimit struct {
 	key   string
 	most  int
 	every time.Duration
 }
 
-// AttemptsByName is a guess at what belongs to a person's name, a password or a code.
-// Names that do not exist count too, or the answer would tell which do.
+// AttemptsByName limits attempts at a person's password or code to 5 a minute.
+// Names without an account count too: otherwise the limit would reveal which
+// accounts exist.
 func AttemptsByName(name string) AttemptLimit {
 	sum := sha256.Sum256([]byte(name))
 	return AttemptLimit{"name:" + hex.EncodeToString(sum[:16]), 5, time.Minute}
 }
 
-// AttemptsAtSecondFactor is a guess at a second factor of the person with this name. Six
-// digits are a million, three of which are right at a time: who knows the
-// password and guesses for a year is right with a probability of 3 %.
+// AttemptsAtSecondFactor limits attempts at a person's second factor to 30 a day.
+// Of a million codes with six digits three are right at any time, so an attacker
+// who knows the password and guesses for a year succeeds with a probability of 3 %.
 func AttemptsAtSecondFactor(name string) AttemptLimit {
 	sum := sha256.Sum256([]byte(name))
 	return AttemptLimit{"second:" + hex.EncodeToString(sum[:16]), 30, 24 * time.Hour}
 }
 
-// AttemptsFrom is a guess that comes from an address. The attack: one password
-// tried on a thousand names.
+// AttemptsFrom limits attempts from an address, or an IPv6 network, to 60 a minute.
+// The attack: one password tried on a thousand names.
 func AttemptsFrom(remote string) AttemptLimit {
 	most := 60
 	if a, err := netip.ParseAddr(remote); err == nil {
-		if a.IsLoopback() { // a proxy, and behind it everybody
+		if a.IsLoopback() { // a reverse proxy with all clients behind it
 			most = 1000
 		}
 		a = a.Unmap().WithZone("")
 		remote = a.String()
-		if a.Is6() { // who has one has as many as he likes of its network
+		if a.Is6() { // a host can use any address of its network
 			p, _ := a.Prefix(64) // 64 bits are in range
 			remote = p.String()
 		}
@@ -56,13 +57,13 @@ func AttemptsFrom(remote string) AttemptLimit {
 	return AttemptLimit{"remote:" + truncate(remote, 80), most, time.Minute}
 }
 
-// AttemptsInAll is a guess of anybody at anything.
+// AttemptsInAll limits the attempts of all clients together to 1000 a minute.
 func AttemptsInAll() AttemptLimit { return AttemptLimit{"all", 1000, time.Minute} }
 
-// CountAttempt counts one more try of each and returns [ErrTooMany], with none counted,
-// if there are none left of one.
+// CountAttempt counts one attempt against each limit. If one of them is reached it
+// counts none and returns [ErrTooMany].
 func CountAttempt(ctx context.Context, db *store.DB, tries ...AttemptLimit) error {
-	// Looked at first: who is refused anyway makes nobody wait for a turn to write.
+	// Read first: a refused attempt does not queue for the write lock.
 	err := db.View(ctx, func(tx *store.Tx) error {
 		for _, t := range tries {
 			var n int
@@ -104,7 +105,8 @@ func countAttempt(ctx context.Context, tx *store.Tx, tries []AttemptLimit) error
 	return nil
 }
 
-// RefundAttempt takes back what [CountAttempt] counted: it was no guess.
+// RefundAttempt takes back an attempt that [CountAttempt] counted, because it
+// succeeded.
 func RefundAttempt(ctx context.Context, db *store.DB, tries ...AttemptLimit) error {
 	err := db.Update(ctx, func(tx *store.Tx) error {
 		for _, t := range tries {

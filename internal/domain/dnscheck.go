@@ -16,7 +16,7 @@ import (
 	"postern/internal/mail"
 )
 
-// The bounds on what a hostile DNS can make of a look at it.
+// The bounds on what a hostile DNS can make a check cost.
 const (
 	checkTimeout = 25 * time.Second // for all records of a domain
 	queryTimeout = 5 * time.Second  // for one question
@@ -26,7 +26,8 @@ const (
 	maxHosts     = 4                // mail servers whose addresses are asked for
 )
 
-// checkDNS asks the DNS for each record and says what it found. It changes nothing.
+// checkDNS looks up each record of d and returns them with the results. It
+// changes nothing.
 func (g *Registry) checkDNS(ctx context.Context, d Domain) ([]Record, error) {
 	rs, err := g.expected(ctx, d)
 	if err != nil {
@@ -69,7 +70,7 @@ func (r *Record) setFound(values []string) {
 	}
 }
 
-// txt returns the text records at name; none is no error.
+// txt returns the TXT records at name. A name without any is not an error.
 func (g *Registry) txt(ctx context.Context, name string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -85,18 +86,19 @@ func notFound(err error) bool {
 	return ok && de.IsNotFound
 }
 
-// asked fills in r for an error of the resolver and reports whether there was one.
+// setUnreachable sets the result of r for an error of the resolver, and reports
+// whether there was one.
 func (r *Record) setUnreachable(name string, err error) bool {
 	if err == nil {
 		return false
 	}
-	why := "it gave no answer that can be read"
+	why := "its answer was malformed"
 	if de, ok := errors.AsType[*net.DNSError](err); ok && de.IsTimeout || errors.Is(err, context.DeadlineExceeded) {
 		why = "it did not answer in time"
 	} else if ok && de.IsTemporary {
 		why = "its server failed"
 	}
-	r.setResult(Unreachable, "The DNS could not be asked about %s: %s. That says nothing about the record; it is asked again.", name, why)
+	r.setResult(Unreachable, "The DNS lookup of %s failed: %s. The record itself may be right; it will be checked again.", name, why)
 	return true
 }
 
@@ -106,21 +108,21 @@ func (g *Registry) checkOwnership(ctx context.Context, r *Record, d Domain) {
 		return
 	}
 	if slices.ContainsFunc(values, func(v string) bool { return strings.TrimSpace(v) == d.Token }) {
-		r.setResult(OK, "The proof is there.")
+		r.setResult(OK, "The proof was found.")
 		return
 	}
 	r.setFound(values)
 	if len(values) > 0 {
-		r.setResult(Wrong, "There is a text record at %s, but none with the expected value. Publish it as it is shown, letter for letter; others may stay.", r.Name)
+		r.setResult(Wrong, "There is a TXT record at %s, but none with the expected value. Publish the value exactly as shown; other records may stay.", r.Name)
 		return
 	}
-	r.setResult(Missing, "There is no text record at %s.", r.Name)
-	// What people type into the form of a provider that adds the domain itself.
+	r.setResult(Missing, "There is no TXT record at %s.", r.Name)
+	// A common mistake: the whole name entered at a provider that appends the domain.
 	if values, err := g.txt(ctx, r.Name+"."+d.Name); err == nil && slices.Contains(values, d.Token) {
-		r.Detail = fmt.Sprintf("The record is at %s.%s: your DNS provider adds the domain by itself. Enter the name as _postern alone.", r.Name, d.Name)
+		r.Detail = fmt.Sprintf("The record is at %s.%s, because your DNS provider appends the domain. Enter only _postern as the name.", r.Name, d.Name)
 	}
 	if values, err := g.txt(ctx, d.Name); err == nil && slices.Contains(values, d.Token) {
-		r.Detail = fmt.Sprintf("The record is at %s itself; it belongs at %s.", d.Name, r.Name)
+		r.Detail = fmt.Sprintf("The record is at %s; move it to %s.", d.Name, r.Name)
 	}
 }
 
@@ -129,10 +131,10 @@ func (g *Registry) checkMX(ctx context.Context, r *Record) {
 	defer cancel()
 	mxs, err := g.cfg.Resolver.LookupMX(actx, r.Name+".")
 	if notFound(err) || err == nil && len(mxs) == 0 {
-		r.setResult(Missing, "%s has no MX record: no mail comes here.", r.Name)
+		r.setResult(Missing, "%s has no MX record, so no mail for it arrives here.", r.Name)
 		return
 	}
-	if len(mxs) == 0 && r.setUnreachable(r.Name, err) { // names that cannot be are left out, with an error beside the others
+	if len(mxs) == 0 && r.setUnreachable(r.Name, err) { // the resolver drops malformed names, and returns an error beside the others
 		return
 	}
 	mxs = mxs[:min(len(mxs), maxRead)]
@@ -149,19 +151,19 @@ func (g *Registry) checkMX(ctx context.Context, r *Record) {
 	r.setFound(all)
 	switch {
 	case len(mxs) == 1 && strings.Trim(mxs[0].Host, ".") == "":
-		r.setResult(Wrong, "%s says that it takes no mail at all (a null MX, RFC 7505). Replace it.", r.Name)
+		r.setResult(Wrong, "%s has a null MX record (RFC 7505): it declares that it accepts no mail. Replace it.", r.Name)
 	case ours < 0:
-		r.setResult(Wrong, "Mail for %s goes elsewhere. Publish %s with priority %d and remove the others.", r.Name, g.cfg.Host, mxPriority)
+		r.setResult(Wrong, "Mail for %s goes to other servers. Publish %s with priority %d and remove the others.", r.Name, g.cfg.Host, mxPriority)
 	case mxs[ours].Pref > mxs[0].Pref:
-		r.setResult(Warning, "Mail goes to %s first, and here only when that one cannot be reached.", mail.Printable(strings.TrimSuffix(mxs[0].Host, "."), maxLength))
+		r.setResult(Warning, "Mail goes to %s first, and here only when that server cannot be reached.", mail.Printable(strings.TrimSuffix(mxs[0].Host, "."), maxLength))
 	case len(mxs) > 1:
-		r.setResult(OK, "Mail comes here; when this server cannot be reached it goes to the others.")
+		r.setResult(OK, "Mail arrives here; when this server cannot be reached it goes to the others.")
 	default:
-		r.setResult(OK, "Mail comes here.")
+		r.setResult(OK, "Mail arrives here.")
 	}
 }
 
-// isHere reports whether all of a name's addresses are this server's.
+// isHere reports whether all addresses of host belong to this server.
 func (g *Registry) isHere(ctx context.Context, host string) bool {
 	if len(g.cfg.Addrs) == 0 || host == "" {
 		return false
@@ -177,7 +179,7 @@ func (g *Registry) checkSPF(ctx context.Context, r *Record) {
 	if r.setUnreachable(r.Name, err) {
 		return
 	}
-	// Other texts at the name are not ours to show.
+	// Other TXT records at the name may be private; do not show them.
 	values = slices.DeleteFunc(values, func(v string) bool {
 		v = strings.ToLower(v)
 		return v != "v=spf1" && !strings.HasPrefix(v, "v=spf1 ")
@@ -187,7 +189,7 @@ func (g *Registry) checkSPF(ctx context.Context, r *Record) {
 	case len(values) == 0:
 		r.setResult(Missing, "%s has no SPF record.", r.Name)
 	case len(values) > 1:
-		r.setResult(Wrong, "%s has %d SPF records, and others take that for an error (RFC 7208 section 4.5). Make them one.", r.Name, len(values))
+		r.setResult(Wrong, "%s has %d SPF records, which receivers treat as an error (RFC 7208 section 4.5). Merge them into one.", r.Name, len(values))
 	default:
 		g.judgeSPF(ctx, r, strings.Fields(strings.ToLower(values[0]))[1:])
 	}
@@ -196,12 +198,12 @@ func (g *Registry) checkSPF(ctx context.Context, r *Record) {
 func (g *Registry) judgeSPF(ctx context.Context, r *Record, terms []string) {
 	all := slices.IndexFunc(terms, func(t string) bool { return strings.TrimLeft(t, "+-~?") == "all" })
 	if all >= 0 && (terms[all] == "all" || terms[all] == "+all") {
-		r.setResult(Wrong, "The SPF record ends in %s: it lets everybody send for the domain. End it in ~all or -all.", terms[all])
+		r.setResult(Wrong, "The SPF record ends in %s, which lets anybody send for the domain. End it in ~all or -all.", terms[all])
 		return
 	}
 	reached := terms
 	if all >= 0 {
-		reached = terms[:all] // what follows is not looked at by anybody
+		reached = terms[:all] // receivers ignore what follows
 	}
 	missing := ""
 	for want := range strings.FieldsSeq(strings.ToLower(g.cfg.SPF)) {
@@ -216,12 +218,12 @@ func (g *Registry) judgeSPF(ctx context.Context, r *Record, terms []string) {
 	case g.passesSPF(ctx, r.Name):
 		r.setResult(OK, "The record lets this server’s address send.")
 	default:
-		r.setResult(Wrong, "The SPF record does not let this server send: put %q before its end.", missing)
+		r.setResult(Wrong, "The SPF record does not let this server send: add %q before its final term.", missing)
 	}
 }
 
-// passesSPF reports whether SPF lets every address of this server send for the
-// domain, as receivers will judge it. The library bounds how much it asks.
+// passesSPF reports whether SPF passes for every address of this server, evaluated
+// as receivers do it. The library bounds the number of lookups.
 func (g *Registry) passesSPF(ctx context.Context, name string) bool {
 	for _, a := range g.cfg.Addrs {
 		res, err := spf.CheckHostWithSender(net.IP(a.AsSlice()), g.cfg.Host, "postmaster@"+name, spf.WithContext(ctx), spf.WithResolver(absoluteNames{g.cfg.Resolver}))
@@ -232,8 +234,8 @@ func (g *Registry) passesSPF(ctx context.Context, name string) bool {
 	return len(g.cfg.Addrs) > 0
 }
 
-// absoluteNames asks for whole names: without their last dot they would be tried below
-// this machine's own domains, too.
+// absoluteNames makes names absolute. Without the final dot the resolver would
+// also try them below the search domains of this machine.
 type absoluteNames struct{ Resolver }
 
 func absolute(name string) string { return strings.TrimSuffix(name, ".") + "." }
@@ -262,19 +264,19 @@ func (g *Registry) checkDKIM(ctx context.Context, r *Record) {
 	want := tags(r.Value)
 	switch {
 	case len(values) == 0:
-		r.setResult(Missing, "There is no text record at %s: receivers cannot check the signatures.", r.Name)
+		r.setResult(Missing, "There is no TXT record at %s, so receivers cannot verify signatures.", r.Name)
 	case len(values) > 1:
-		r.setResult(Wrong, "There are %d text records at %s; receivers may take any of them. Leave the one that is shown.", len(values), r.Name)
+		r.setResult(Wrong, "There are %d TXT records at %s, and receivers may use any of them. Keep only the one shown.", len(values), r.Name)
 	case tags(values[0])["p"] == "":
-		r.setResult(Wrong, "The record at %s holds no key (no p=, or an empty one, which means revoked).", r.Name)
+		r.setResult(Wrong, "The record at %s has no key: p= is missing, or empty, which means revoked.", r.Name)
 	case tags(values[0])["p"] != want["p"]:
-		r.setResult(Wrong, "The key at %s is another than the one that signs. Was it cut off? Publish it whole; where a provider takes 255 characters at most, cut it into several strings in quotes.", r.Name)
+		r.setResult(Wrong, "The key at %s is not the one that signs. It may have been cut off: publish all of it, and if your provider limits strings to 255 characters, split it into several quoted strings.", r.Name)
 	case firstNonEmpty(tags(values[0])["k"], "rsa") != firstNonEmpty(want["k"], "rsa"):
-		r.setResult(Wrong, "The record at %s says k=%s, and the key is k=%s.", r.Name, mail.Printable(tags(values[0])["k"], 20), firstNonEmpty(want["k"], "rsa"))
+		r.setResult(Wrong, "The record at %s has k=%s, but the key is k=%s.", r.Name, mail.Printable(tags(values[0])["k"], 20), firstNonEmpty(want["k"], "rsa"))
 	default:
-		r.setResult(OK, "The key is there.")
+		r.setResult(OK, "The key is published.")
 		if slices.Contains(strings.Split(tags(values[0])["t"], ":"), "y") {
-			r.setResult(Warning, "The key is there, marked as a test (t=y): receivers may ignore what it signs.")
+			r.setResult(Warning, "The key is published with the test flag (t=y), so receivers may ignore its signatures.")
 		}
 	}
 }
@@ -286,8 +288,8 @@ func firstNonEmpty(s, otherwise string) string {
 	return s
 }
 
-// tags reads a list of tags (RFC 6376 section 3.2), white space left out. Of a
-// tag that is there twice the first counts.
+// tags parses a tag list (RFC 6376 section 3.2) and removes white space. Of a
+// tag that occurs twice the first one counts.
 func tags(s string) map[string]string {
 	out := map[string]string{}
 	for part := range strings.SplitSeq(s, ";") {
@@ -328,12 +330,12 @@ func (g *Registry) checkDMARC(ctx context.Context, r *Record, d Domain) {
 		}
 		name = parent
 	}
-	r.setResult(Missing, "There is no DMARC record at %s: anybody's mail may pretend to be from the domain, and large receivers distrust mail without.", r.Name)
+	r.setResult(Missing, "There is no DMARC record at %s: anybody can forge mail from the domain, and large receivers distrust domains without one.", r.Name)
 }
 
 func judgeDMARC(r *Record, at, name string, values []string) {
 	if len(values) > 1 {
-		r.setResult(Wrong, "There are %d DMARC records at _dmarc.%s, and others then ignore all of them. Leave one.", len(values), at)
+		r.setResult(Wrong, "There are %d DMARC records at _dmarc.%s, and receivers then ignore all of them. Keep one.", len(values), at)
 		return
 	}
 	t := tags(values[0])
@@ -347,15 +349,15 @@ func judgeDMARC(r *Record, at, name string, values []string) {
 	case "quarantine", "reject":
 		r.setResult(OK, "%s asks for %s.", where, p)
 	case "none":
-		r.setResult(Warning, "%s asks receivers for nothing (none). Once mail goes out well, ask for quarantine or reject.", where)
+		r.setResult(Warning, "%s has the policy none, which asks receivers for nothing. Change it to quarantine or reject once your mail passes.", where)
 	case "":
-		r.setResult(Warning, "%s names no policy: receivers take it for none.", where)
+		r.setResult(Warning, "%s has no policy, which receivers treat as none.", where)
 	default:
-		r.setResult(Wrong, "%s names a policy that is none of none, quarantine, reject.", where)
+		r.setResult(Wrong, "%s has an unknown policy: want none, quarantine or reject.", where)
 	}
 }
 
-// checkTagged is for the optional records, of which only the form is checked.
+// checkTagged checks an optional record: only its number and its version.
 func (g *Registry) checkTagged(ctx context.Context, r *Record, version string) {
 	values, err := g.txt(ctx, r.Name)
 	if r.setUnreachable(r.Name, err) {
@@ -368,10 +370,10 @@ func (g *Registry) checkTagged(ctx context.Context, r *Record, version string) {
 	r.setFound(values)
 	switch len(values) {
 	case 0:
-		r.setResult(Missing, "There is none; it is optional.")
+		r.setResult(Missing, "Not found; it is optional.")
 	case 1:
-		r.setResult(OK, "The record is there.")
+		r.setResult(OK, "The record was found.")
 	default:
-		r.setResult(Wrong, "There are %d such records at %s, and others then ignore all of them. Leave one.", len(values), r.Name)
+		r.setResult(Wrong, "There are %d such records at %s, and others then ignore all of them. Keep one.", len(values), r.Name)
 	}
 }

@@ -1,22 +1,23 @@
-// Package domain is the domains that projects bring for their inboxes: which
-// project holds a name, what it has to publish in the DNS, and whether it does.
+// Package domain manages the domains that projects bring for their inboxes: which
+// project holds a name, which DNS records it has to publish, and whether it does.
 //
-// A name may be claimed by anybody and is held by who proves it, with a text
-// record that only the name's owner can publish:
+// Any project may claim a name. The one that proves it holds it, by a TXT record
+// that only the name's owner can publish:
 //
 //	pending ── proof found ──▶ verified ⇄ degraded ── proof gone ──▶ lost ── grace over ──▶ pending
 //	                              ▲────────────── proof is back ───────┘
 //
-// Verified and degraded domains make inboxes, receive and send; degraded says
-// that a record that others judge mail by is missing or wrong. A lost one still
-// receives, so that a slip at a DNS provider loses no mail, and does not send.
-// While a name is not pending with one project no other gets it, nor any name
-// below it. Every move is one conditional update with its audit entry.
+// Inboxes can be made in verified and degraded domains, and can receive and send.
+// Degraded means that a record by which receivers judge mail is missing or wrong.
+// A lost domain still receives, so that a mistake at a DNS provider loses no mail,
+// but does not send. While one project has a name in any state but pending, no
+// other project can get it or a name below it. Every transition is one conditional
+// update with its audit entry.
 //
-// What the DNS says is hostile: it is asked with a bound on time, read with a
-// bound on number and size, and shown as text. This package asks the resolver
-// that it is given and must open no other connection; the name of the server's
-// own mail is not in it, and needs no DNS.
+// DNS answers are hostile: lookups are bounded in time, answers in number and
+// size, and values are shown as plain text. This package uses the resolver that
+// it is given and must open no other connection. The server's own mail domain is
+// not managed here and needs no DNS.
 package domain
 
 import (
@@ -49,13 +50,13 @@ var (
 	ErrHeld = errors.New("another project holds this domain or one above it")
 	// ErrInUse means that inboxes have addresses in the domain.
 	ErrInUse = errors.New("inboxes have addresses in this domain")
-	// ErrTooSoon means that the DNS was asked moments ago.
-	ErrTooSoon = errors.New("the DNS was asked about this domain moments ago")
-	// ErrFull means that the project has as many domains as it may have.
-	ErrFull = errors.New("the project has as many domains as it may have")
+	// ErrTooSoon means that the domain was checked moments ago.
+	ErrTooSoon = errors.New("this domain was checked moments ago")
+	// ErrFull means that the project has reached its limit of domains.
+	ErrFull = errors.New("the project has reached its limit of domains")
 )
 
-// State is what a project may do with a domain.
+// State says what a project may do with a domain.
 type State string
 
 // The states.
@@ -71,14 +72,14 @@ type Domain struct {
 	ID      string
 	Project string
 	Name    string // lower case, ASCII
-	Token   string // the text that proves it
+	Token   string // the value of the TXT record that proves it
 	State   State
 	Created time.Time
 	// Verified is since when the project holds the name; zero while pending.
 	Verified time.Time
-	Checked  time.Time // the last look at the DNS; zero before the first
-	Next     time.Time // the next by itself; zero if there is none
-	// Missing is since when the proof is not found; zero while it is.
+	Checked  time.Time // the last check of the DNS; zero before the first
+	Next     time.Time // the next scheduled check; zero if there is none
+	// Missing is since when the proof is missing; zero while it is found.
 	Missing time.Time
 	Lost    time.Time // when it was declared lost, or zero
 
@@ -87,8 +88,8 @@ type Domain struct {
 	checks   []Record
 }
 
-// Unicode returns the name as people write it, or the name itself where that
-// is the same.
+// Unicode returns the name with its international characters, or the ASCII name
+// if it cannot be decoded.
 func (d Domain) Unicode() string {
 	if u, err := idna.Display.ToUnicode(d.Name); err == nil {
 		return u
@@ -99,12 +100,12 @@ func (d Domain) Unicode() string {
 // Sends reports whether inboxes of the domain may be made and may send.
 func (d Domain) Sends() bool { return d.State == StateVerified || d.State == StateDegraded }
 
-// Receives reports whether mail for the domain is taken.
+// Receives reports whether mail for the domain is accepted.
 func (d Domain) Receives() bool { return d.State != StatePending }
 
-// A Resolver asks the DNS. It is safe for concurrent use. Names are given with
-// their last dot. A name that is not there is a [net.DNSError] that is
-// IsNotFound; every other error means that nothing is known.
+// A Resolver does DNS lookups. It is safe for concurrent use. Names end in a dot.
+// For a name that does not exist the error is a [net.DNSError] with IsNotFound;
+// every other error means that nothing is known.
 type Resolver interface {
 	LookupTXT(ctx context.Context, name string) ([]string, error)
 	LookupMX(ctx context.Context, name string) ([]*net.MX, error)
@@ -115,42 +116,42 @@ type Resolver interface {
 
 var _ Resolver = (*net.Resolver)(nil)
 
-// A Key is the public half of a key with which mail from a domain is signed.
+// A Key is the public half of a key that signs mail from a domain.
 type Key struct {
 	Selector string
 	Value    string // of the text record at <selector>._domainkey.<domain>
 }
 
-// Config says what domains are checked against.
+// Config is the configuration of a [Registry].
 type Config struct {
-	Domain   string       // of the server's own inboxes; no project may bring it or a name below it; required
-	Reserved []string     // further names of which the same is true
-	Host     string       // name by which other mail servers reach this one; required
-	Addrs    []netip.Addr // from which mail leaves, as far as known
+	Domain   string       // the server's own mail domain; no project may claim it or a name below it; required
+	Reserved []string     // further names that no project may claim
+	Host     string       // host name of this mail server; required
+	Addrs    []netip.Addr // public addresses from which this server sends; may be empty
 	SPF      string       // terms that let this server send, such as "include:relay.example"; empty means "mx"
 	Resolver Resolver     // required
 
-	// Keys returns the keys that sign mail from a domain, and makes them where
-	// there are none; nil means that nothing is signed.
+	// Keys returns the keys that sign mail from a domain, and creates them if there
+	// are none; nil means that mail is not signed.
 	Keys func(ctx context.Context, project, domain string) ([]Key, error)
 	// InUse returns how many inboxes of a project have addresses in a domain;
-	// nil means that none ever has.
+	// nil means that no inbox ever has.
 	InUse func(ctx context.Context, tx *store.Tx, project, domain string) (int, error)
 	// OnHeld is called in the transaction in which a project comes to hold a
-	// domain, so that addresses that a former holder left are freed. May be nil.
+	// domain, to free addresses of a former holder. May be nil.
 	OnHeld func(ctx context.Context, tx *store.Tx, project, domain string) error
 
-	Interval     time.Duration // between looks at a domain that is well; 0 means six hours
-	Retry        time.Duration // before the second look at one that is not, doubling; 0 means one minute
-	LoseAfter    time.Duration // how long the proof may be missing; 0 means a day. Three times as long where the DNS does not answer
-	Grace        time.Duration // how long a lost domain receives; 0 means 14 days
-	StopChecking time.Duration // after which a claim that was never proved is not looked at by itself; 0 means 30 days
-	MinCheckGap  time.Duration // between two looks that somebody asked for; 0 means 5 seconds
+	Interval     time.Duration // between checks of a verified domain; 0 means 6 hours
+	Retry        time.Duration // before the second check of any other, doubling; 0 means 1 minute
+	LoseAfter    time.Duration // how long the proof may be missing, three times as long if the DNS is unreachable; 0 means a day
+	Grace        time.Duration // how long a lost domain still receives; 0 means 14 days
+	StopChecking time.Duration // age at which a claim that was never proved is no longer checked on schedule; 0 means 30 days
+	MinCheckGap  time.Duration // between two checks on request; 0 means 5 seconds
 	MaxDomains   int           // domains of a project; 0 means 50
 }
 
-// A Registry keeps who holds which domain. It is safe for concurrent use, also
-// by several processes on one database.
+// A Registry records which project holds which domain. It is safe for concurrent
+// use, also by several processes on one database.
 type Registry struct {
 	log  *slog.Logger
 	db   *store.DB
@@ -192,8 +193,8 @@ func Verified(ctx context.Context, tx *store.Tx, project, name string) (bool, er
 	return err == nil && d.Project == project && d.Sends(), ignoreNone(err)
 }
 
-// Use is [Verified] for who is about to make something that needs the domain in
-// the same transaction: the domain stays until that transaction is over.
+// Use is [Verified] for a transaction that creates something which needs the
+// domain. It locks the domain, so that it cannot be removed before tx ends.
 func Use(ctx context.Context, tx *store.Tx, project, name string) (bool, error) {
 	ok, err := tx.Changed(ctx, `update mail_domain set state = state where name = $1 and project_id = $2 and state in ('verified', 'degraded')`, strings.ToLower(name), project)
 	if err != nil {
@@ -202,7 +203,7 @@ func Use(ctx context.Context, tx *store.Tx, project, name string) (bool, error) 
 	return ok, nil
 }
 
-// Receives reports whether mail for project's inboxes in the domain is taken.
+// Receives reports whether mail for project's inboxes in the domain is accepted.
 func Receives(ctx context.Context, tx *store.Tx, project, name string) (bool, error) {
 	d, err := holderOf(ctx, tx, name)
 	return err == nil && d.Project == project && d.Receives(), ignoreNone(err)
@@ -240,7 +241,7 @@ func scan(row func(...any) error) (d Domain, err error) {
 	return d, nil
 }
 
-// holderOf returns the claim that holds name.
+// holderOf returns the claim that holds name, or [store.ErrNotFound].
 func holderOf(ctx context.Context, tx *store.Tx, name string) (Domain, error) {
 	return scan(tx.QueryRowContext(ctx, `select `+columns+` from mail_domain where name = $1 and state <> 'pending'`, strings.ToLower(name)).Scan)
 }
@@ -260,8 +261,8 @@ func mayManage(who auth.Principal) error {
 	return nil
 }
 
-// Add claims the domain called name for who's project. Nothing but a look at
-// the DNS makes it the project's.
+// Add claims the domain called name for who's project. The project holds it once
+// a check has found the proof in the DNS.
 func (g *Registry) Add(ctx context.Context, who auth.Principal, name string) (Domain, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Domain{}, err
@@ -279,7 +280,7 @@ func (g *Registry) Add(ctx context.Context, who auth.Principal, name string) (Do
 		State: StatePending, Created: now, Next: now.Add(g.cfg.Retry),
 	}
 	err = g.db.Update(ctx, func(tx *store.Tx) error {
-		// Told at once, although only the check at the proof counts.
+		// An early answer for the caller; the check that counts is in record.
 		if err := g.checkFree(ctx, tx, d); err != nil {
 			return err
 		}
@@ -318,7 +319,7 @@ func (g *Registry) checkFree(ctx context.Context, tx *store.Tx, d Domain) error 
 			return err
 		}
 		if h.Project != d.Project {
-			return fmt.Errorf("%s: %w (%s); it is free some time after its proof is gone from the DNS", d.Name, ErrHeld, name)
+			return fmt.Errorf("%s: %w (%s); it becomes free some time after that project's proof is removed from the DNS", d.Name, ErrHeld, name)
 		}
 	}
 	return nil
@@ -355,7 +356,7 @@ func (g *Registry) Find(ctx context.Context, who auth.Principal, id string) (d D
 	return d, err
 }
 
-// Remove gives up a domain in which no inbox has its address any more.
+// Remove gives up a domain. No inbox may have an address in it any more.
 func (g *Registry) Remove(ctx context.Context, who auth.Principal, id string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -368,7 +369,7 @@ func (g *Registry) Remove(ctx context.Context, who auth.Principal, id string) er
 		if err := lock(ctx, tx); err != nil {
 			return err
 		}
-		// Whoever makes an inbox in it just now is waited for: see Use.
+		// This waits for transactions that are creating an inbox in it: see Use.
 		if _, err := tx.ExecContext(ctx, `update mail_domain set version = version + 1 where id = $1`, d.ID); err != nil {
 			return fmt.Errorf("lock domain: %w", err)
 		}
@@ -392,8 +393,8 @@ func (g *Registry) Remove(ctx context.Context, who auth.Principal, id string) er
 	})
 }
 
-// lock makes transactions that change who holds what run one after the other,
-// whatever process they are in.
+// lock serializes transactions that change who holds which domain, across
+// processes.
 func lock(ctx context.Context, tx *store.Tx) error {
 	_, err := tx.ExecContext(ctx, `update mail_domain_lock set n = n + 1 where id = 1`)
 	if err != nil {

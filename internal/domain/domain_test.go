@@ -409,12 +409,12 @@ func TestWords(t *testing.T) {
 		result domain.Result
 		words  string
 	}{
-		{"the provider adds the domain", domain.Ownership, func(f *fixture, d domain.Domain) { f.dns.TXT("_postern.example.org.example.org.", d.Token) }, domain.Missing, "adds the domain by itself"},
-		{"the proof is at the domain itself", domain.Ownership, func(f *fixture, d domain.Domain) { f.dns.TXT("example.org.", d.Token) }, domain.Missing, "belongs at _postern.example.org"},
-		{"another's token", domain.Ownership, func(f *fixture, _ domain.Domain) { f.dns.TXT("_postern.example.org.", "postern-domain=OTHER") }, domain.Wrong, "letter for letter"},
-		{"no answer", domain.Ownership, func(f *fixture, _ domain.Domain) { f.dns.Fail("example.org.", true) }, domain.Unreachable, "asked again"},
-		{"mail goes elsewhere", domain.MX, func(f *fixture, _ domain.Domain) { f.dns.Add(t, "example.org. MX 5 mail.other.example.") }, domain.Wrong, "elsewhere"},
-		{"a null MX", domain.MX, func(f *fixture, _ domain.Domain) { f.dns.Add(t, "example.org. MX 0 .") }, domain.Wrong, "no mail at all"},
+		{"the provider adds the domain", domain.Ownership, func(f *fixture, d domain.Domain) { f.dns.TXT("_postern.example.org.example.org.", d.Token) }, domain.Missing, "appends the domain"},
+		{"the proof is at the domain itself", domain.Ownership, func(f *fixture, d domain.Domain) { f.dns.TXT("example.org.", d.Token) }, domain.Missing, "move it to _postern.example.org"},
+		{"another's token", domain.Ownership, func(f *fixture, _ domain.Domain) { f.dns.TXT("_postern.example.org.", "postern-domain=OTHER") }, domain.Wrong, "exactly as shown"},
+		{"no answer", domain.Ownership, func(f *fixture, _ domain.Domain) { f.dns.Fail("example.org.", true) }, domain.Unreachable, "checked again"},
+		{"mail goes elsewhere", domain.MX, func(f *fixture, _ domain.Domain) { f.dns.Add(t, "example.org. MX 5 mail.other.example.") }, domain.Wrong, "goes to other servers"},
+		{"a null MX", domain.MX, func(f *fixture, _ domain.Domain) { f.dns.Add(t, "example.org. MX 0 .") }, domain.Wrong, "accepts no mail"},
 		{"another first", domain.MX, func(f *fixture, _ domain.Domain) {
 			f.dns.Add(t, "example.org. MX 5 mail.other.example.", "example.org. MX 10 MX.Agents.example.")
 		}, domain.Warning, "mail.other.example first"},
@@ -426,11 +426,11 @@ func TestWords(t *testing.T) {
 		}, domain.OK, "here"},
 		{"a name with another's address beside", domain.MX, func(f *fixture, _ domain.Domain) {
 			f.dns.Add(t, "example.org. MX 5 mail.example.org.", "mail.example.org. A 192.0.2.7", "mail.example.org. A 192.0.2.8")
-		}, domain.Wrong, "elsewhere"},
+		}, domain.Wrong, "goes to other servers"},
 		{"two SPF records", domain.SPF, func(f *fixture, _ domain.Domain) {
 			f.dns.TXT("example.org.", "v=spf1 mx -all", "v=spf1 -all")
 		}, domain.Wrong, "2 SPF records"},
-		{"SPF for all", domain.SPF, func(f *fixture, _ domain.Domain) { f.dns.TXT("example.org.", "v=spf1 mx +all") }, domain.Wrong, "everybody"},
+		{"SPF for all", domain.SPF, func(f *fixture, _ domain.Domain) { f.dns.TXT("example.org.", "v=spf1 mx +all") }, domain.Wrong, "lets anybody send"},
 		{"SPF without us", domain.SPF, func(f *fixture, _ domain.Domain) {
 			f.dns.TXT("example.org.", "v=spf1 ip4:198.51.100.1 -all")
 		}, domain.Wrong, `"mx"`},
@@ -448,7 +448,7 @@ func TestWords(t *testing.T) {
 		}, domain.Wrong, "does not let"},
 		{"a key in two pieces with spaces", domain.DKIM, func(f *fixture, _ domain.Domain) {
 			f.dns.TXT("p1._domainkey.example.org.", "v=DKIM1;k=ed25519 ; p=11qYAYKxCrfVS/7TyWQHOg 7hcvPapiMlrwIaaPcHURo=")
-		}, domain.OK, "there"},
+		}, domain.OK, "published"},
 		{"a key cut off", domain.DKIM, func(f *fixture, _ domain.Domain) {
 			f.dns.TXT("p1._domainkey.example.org.", "v=DKIM1; k=ed25519; p=11qYAYKxCr")
 		}, domain.Wrong, "cut off"},
@@ -458,14 +458,14 @@ func TestWords(t *testing.T) {
 		{"a revoked key", domain.DKIM, func(f *fixture, _ domain.Domain) { f.dns.TXT("p1._domainkey.example.org.", "v=DKIM1; p=") }, domain.Wrong, "revoked"},
 		{"two keys", domain.DKIM, func(f *fixture, _ domain.Domain) {
 			f.dns.TXT("p1._domainkey.example.org.", dkimKey, "v=DKIM1; p=x")
-		}, domain.Wrong, "Leave the one"},
+		}, domain.Wrong, "Keep only the one"},
 		{"DMARC of none", domain.DMARC, func(f *fixture, _ domain.Domain) { f.dns.TXT("_dmarc.example.org.", "v=DMARC1; p=none") }, domain.Warning, "for nothing"},
 		{"DMARC twice", domain.DMARC, func(f *fixture, _ domain.Domain) {
 			f.dns.TXT("_dmarc.example.org.", "v=DMARC1; p=none", "v=DMARC1; p=reject")
 		}, domain.Wrong, "ignore all"},
-		{"DMARC of what is none", domain.DMARC, func(f *fixture, _ domain.Domain) { f.dns.TXT("_dmarc.example.org.", "v=DMARC1; p=block") }, domain.Wrong, "none of"},
+		{"DMARC of what is none", domain.DMARC, func(f *fixture, _ domain.Domain) { f.dns.TXT("_dmarc.example.org.", "v=DMARC1; p=block") }, domain.Wrong, "unknown policy"},
 		{"something that only looks like DMARC", domain.DMARC, func(f *fixture, _ domain.Domain) { f.dns.TXT("_dmarc.example.org.", "v=DMARC10; p=reject") }, domain.Missing, "no DMARC"},
-		{"MTA-STS", domain.MTASTS, func(f *fixture, _ domain.Domain) { f.dns.TXT("_mta-sts.example.org.", "v=STSv1; id=7") }, domain.OK, "there"},
+		{"MTA-STS", domain.MTASTS, func(f *fixture, _ domain.Domain) { f.dns.TXT("_mta-sts.example.org.", "v=STSv1; id=7") }, domain.OK, "found"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -15,9 +15,9 @@ import (
 	"postern/internal/store"
 )
 
-// Check looks at the DNS now and returns what the domain is after that. It
-// returns [ErrTooSoon] where that was done moments ago: whoever has a key could
-// otherwise make this server ask others' DNS servers without an end.
+// Check checks the DNS now and returns the domain with the result. It returns
+// [ErrTooSoon] within [Config.MinCheckGap] of the last check: otherwise anybody
+// with a key could make this server flood other people's DNS servers.
 func (g *Registry) Check(ctx context.Context, who auth.Principal, id string) (Domain, error) {
 	if err := auth.Need(who, auth.Reviewer); err != nil {
 		return Domain{}, err
@@ -38,34 +38,35 @@ func (g *Registry) Check(ctx context.Context, who auth.Principal, id string) (Do
 		return Domain{}, err
 	}
 	d, err = g.check(ctx, who, d)
-	if errors.Is(err, errChanged) { // somebody else looked at the same time: theirs is as good
+	if errors.Is(err, errChanged) { // another check ran at the same time: its result is as good
 		return g.Find(ctx, who, id)
 	}
 	return d, err
 }
 
-// errChanged means that a domain is not any more what was looked at.
+// errChanged means that the domain was changed during the check.
 var errChanged = errors.New("the domain has changed meanwhile")
 
-// check looks at the DNS and records what follows.
+// check checks the DNS and records the resulting state.
 func (g *Registry) check(ctx context.Context, who auth.Principal, d Domain) (Domain, error) {
 	found, err := g.checkDNS(ctx, d)
 	if err != nil {
 		return Domain{}, fmt.Errorf("check domain %s: %w", d.Name, err)
 	}
-	if err := ctx.Err(); err != nil { // what broke off says nothing about the DNS
+	if err := ctx.Err(); err != nil { // a cancelled check says nothing about the DNS
 		return Domain{}, err
 	}
 	next := g.nextState(d, found, time.Now().UTC().Truncate(time.Microsecond))
 	err = g.record(ctx, who, d, &next)
 	if errors.Is(err, ErrHeld) {
-		// The proof is there, and the name is somebody's. It is not shown whose.
+		// The proof was found, but another project holds the name. Which one is not
+		// disclosed.
 		next = d
 		next.checks, next.Checked = found, time.Now().UTC().Truncate(time.Microsecond)
 		next.Next = next.Checked.Add(jitter(g.cfg.Interval))
 		for i := range next.checks {
 			if r := &next.checks[i]; r.Kind == Ownership {
-				r.setResult(Wrong, "The proof is there, but another project of this server holds the domain or one above it. It is free %s after that project's proof is gone from the DNS.", formatDays(g.cfg.LoseAfter+g.cfg.Grace))
+				r.setResult(Wrong, "The proof was found, but another project on this server holds the domain or one above it. It becomes free %s after that project's proof is removed from the DNS.", formatDays(g.cfg.LoseAfter+g.cfg.Grace))
 			}
 		}
 		err = g.record(ctx, who, d, &next)
@@ -76,7 +77,8 @@ func (g *Registry) check(ctx context.Context, who auth.Principal, d Domain) (Dom
 	return next, nil
 }
 
-// nextState returns what d is after a look that found these records.
+// nextState returns d after a check that found these records. It implements the
+// state machine of the package comment and changes nothing.
 func (g *Registry) nextState(d Domain, found []Record, now time.Time) Domain {
 	proof, whole := Missing, true
 	unknown := false
@@ -94,7 +96,7 @@ func (g *Registry) nextState(d Domain, found []Record, now time.Time) Domain {
 	n.checks, n.Checked = found, now
 	switch {
 	case proof == OK && d.State != StatePending && d.State != StateLost && whole && unknown:
-		n.State, n.Missing = d.State, time.Time{} // a DNS that is slow does not degrade a domain
+		n.State, n.Missing = d.State, time.Time{} // a failed lookup does not degrade a domain
 	case proof == OK && whole && !unknown:
 		n.State, n.Missing, n.Lost = StateVerified, time.Time{}, time.Time{}
 	case proof == OK:
@@ -105,7 +107,7 @@ func (g *Registry) nextState(d Domain, found []Record, now time.Time) Domain {
 		}
 		n.State = StateDegraded
 		patience := g.cfg.LoseAfter
-		if proof == Unreachable { // a DNS server that is down is no owner who took the proof away
+		if proof == Unreachable { // unreachable DNS is not a withdrawal
 			patience *= 3
 		}
 		if now.Sub(n.Missing) >= patience {
@@ -125,7 +127,7 @@ func (g *Registry) nextState(d Domain, found []Record, now time.Time) Domain {
 	return n
 }
 
-// after returns when the domain is looked at again by itself.
+// after returns the time of the next scheduled check, or the zero time for none.
 func (g *Registry) after(d Domain, now time.Time) time.Time {
 	if d.State == StatePending && now.Sub(d.Created) > g.cfg.StopChecking {
 		return time.Time{}
@@ -143,13 +145,15 @@ func (g *Registry) after(d Domain, now time.Time) time.Time {
 	return next
 }
 
-// jitter returns d and up to a fifth more or less, so that domains that were
-// added together are not asked about together for ever.
+// jitter returns d plus or minus up to a fifth, so that domains that were added
+// together do not stay in step.
 func jitter(d time.Duration) time.Duration {
 	return d*4/5 + rand.N(d*2/5+1) //nolint:gosec // nobody gains by guessing
 }
 
-// record records the move from was to n, unless somebody moved it meanwhile.
+// record stores the transition from was to n in one conditional update, with its
+// audit entry. It returns [errChanged] if the domain was changed since was was
+// read, and [ErrHeld] if the project would take a name that another one holds.
 func (g *Registry) record(ctx context.Context, who auth.Principal, was Domain, n *Domain) error {
 	checks, err := json.Marshal(n.checks)
 	if err != nil {
@@ -189,7 +193,7 @@ func (g *Registry) record(ctx context.Context, who auth.Principal, was Domain, n
 	})
 }
 
-// auditEntry returns what the record says of a move; nothing where there is none.
+// auditEntry returns the audit entry of a transition, or an empty verb for none.
 func auditEntry(was, n Domain) (verb audit.Verb, f audit.Fields) {
 	f = audit.Fields{"name": n.Name, "was": string(was.State)}
 	switch {
@@ -215,11 +219,10 @@ func auditEntry(was, n Domain) (verb audit.Verb, f audit.Fields) {
 	return verb, f
 }
 
-// How the watcher works.
 const (
-	watchers = 4                // domains that are looked at at the same time
-	lease    = 2 * time.Minute  // after which another process takes over from one that died
-	poll     = 10 * time.Second // what is due is looked for at least so often
+	watchers = 4                // checks at the same time
+	lease    = 2 * time.Minute  // after which another process repeats the check of one that died
+	poll     = 10 * time.Second // the longest interval between searches for due checks
 )
 
 func (g *Registry) wakeUp() {
@@ -229,8 +232,8 @@ func (g *Registry) wakeUp() {
 	}
 }
 
-// Run looks at domains when they are due, until ctx is done. Several processes
-// may run it on one database: each domain is taken by one.
+// Run checks domains when they are due, until ctx is done. Several processes may
+// run it on one database; a lease gives each check to one of them.
 func (g *Registry) Run(ctx context.Context) error {
 	w, ctx := errgroup.WithContext(ctx)
 	for range watchers {
@@ -258,12 +261,12 @@ func (g *Registry) Run(ctx context.Context) error {
 	return w.Wait()
 }
 
-// RunOne looks at one domain that is due, and reports whether there was one.
+// RunOne does one check that is due, and reports whether there was one.
 func (g *Registry) RunOne(ctx context.Context) (bool, error) {
 	now := time.Now()
 	var d Domain
 	err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
-		// Whoever comes second waits here, finds it taken and changes nothing.
+		// A second process waits here, then matches no row.
 		d, err = scan(tx.QueryRowContext(ctx, `update mail_domain set next_at = $1
 			where id = (select id from mail_domain where next_at > 0 and next_at <= $2 order by next_at, id limit 1) and next_at > 0 and next_at <= $2
 			returning `+columns, store.Time(now.Add(lease)), store.Time(now)).Scan)

@@ -77,7 +77,7 @@ async function run() {
   await send([wanted[0], { type: 'MX', name: 'xn--bcher-kva.example', value: 'mail.elsewhere.example' }, { type: 'TXT', name: '_dmarc.xn--bcher-kva.example', value: '"><script>alert(1)</script>' }])
   await look()
   check('with the proof alone it is degraded', (await page.locator('.standing .state').innerText()) === 'degraded')
-  check('mail that goes elsewhere is told', /goes elsewhere/.test(await page.locator('main').innerText()))
+  check('mail that goes elsewhere is told', /goes to other servers/.test(await page.locator('main').innerText()))
   await pictures([['domain-degraded', domain]], state)
   await send(wanted)
   await look()
