@@ -16,53 +16,53 @@ import (
 	"postern/internal/store"
 )
 
-// SetupTime is how long a set-up link can be used.
+// SetupTime is how long a set-up link is valid.
 const SetupTime = 24 * time.Hour
 
-// ErrInvalid means that a field of a form cannot be taken; the text names it.
+// ErrInvalid means that a field of a request is invalid; the text names the field.
 var ErrInvalid = errors.New("invalid")
 
 var personName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._@+-]{0,62}$`) })
 
-// Roles are all roles, the one with most rights first.
+// Roles lists all roles, the one with most rights first.
 var Roles = []Role{Owner, Reviewer, Viewer}
 
 // Valid reports whether r is a role that a person can have.
 func (r Role) Valid() bool { return slices.Contains(Roles, r) }
 
-// reserved reports whether a name is taken by who has no account. The attack:
-// somebody is invited, calls himself local-root, and what he does stands in the
-// record as the operator's, or counts as a second person beside the operator.
+// reserved reports whether a name belongs to a principal without an account. The
+// attack: a person accepts an invitation as local-root, so that the audit shows
+// their actions as the operator's, or counts them as a second person beside the
+// operator.
 func reserved(name string) bool {
 	return name == "local" || strings.HasPrefix(name, "local-") || name == "system"
 }
 
-// An Invitation is a one-time link, without its token: to make an account, or,
-// where it names a person, to choose a new password.
+// An Invitation is the record of a one-time link, without its token. The link
+// creates an account or, if it names a person, sets that person's password.
 type Invitation struct {
 	ID        string
 	Project   string
 	Role      Role   // of the account
-	Email     string // where the account's person is told of what waits; may be empty
-	Person    string // whose password it is for, by name; empty for a new account
-	CreatedBy string // a principal, or empty: the server's own first link
+	Email     string // of the account, for notices; may be empty
+	Person    string // name of the person whose password it sets; empty for a new account
+	CreatedBy string // a principal; empty for the server's own first link
 	Created   time.Time
 	Expires   time.Time
 }
 
-// NewSetup makes the link of a project's first account, an owner's. Whoever
-// opens a link first has what it gives, so its token is shown to the operator
-// alone.
+// NewSetup creates the link for a project's first account, an owner. Anybody with
+// the token can use the link, so it is shown only to the operator.
 func NewSetup(ctx context.Context, tx *store.Tx, project string) (Secret, error) {
 	_, token, err := NewInvitation(ctx, tx, Invitation{Project: project, Role: Owner})
 	return token, err
 }
 
-// NewInvitation makes a one-time link and returns it and its token. Who may is
-// for the caller to say.
+// NewInvitation creates a one-time link and returns it and its token. The caller
+// has checked that this is allowed.
 func NewInvitation(ctx context.Context, tx *store.Tx, v Invitation) (Invitation, Secret, error) {
 	if !v.Role.Valid() {
-		return v, "", fmt.Errorf("%w role: there is no %q, use owner, reviewer or viewer", ErrInvalid, v.Role)
+		return v, "", fmt.Errorf("%w role: %q is not a role, use owner, reviewer or viewer", ErrInvalid, v.Role)
 	}
 	token, now := Secret(rand.Text()), time.Now()
 	v.ID, v.Created, v.Expires = "inv_"+rand.Text(), now, now.Add(SetupTime)
@@ -81,7 +81,7 @@ func NewInvitation(ctx context.Context, tx *store.Tx, v Invitation) (Invitation,
 	return v, token, tx.Seal(ctx, SealedSetups(), `hash = $1`, token.hash())
 }
 
-// CheckSetup returns what a token opens, without using it up, or
+// CheckSetup returns the invitation of a token without using it up, or
 // [ErrUnauthenticated].
 func CheckSetup(ctx context.Context, tx *store.Tx, token Secret) (v Invitation, err error) {
 	var created, expires int64
@@ -105,23 +105,24 @@ func HasPeople(ctx context.Context, tx *store.Tx, project string) (bool, error) 
 	return n > 0, err
 }
 
-// Redeem uses a set-up token: it makes a person's account of the invited role,
-// or gives the person whom the link names a new password, whatever name is
-// given. The token is used up in the same transaction: it cannot make two.
+// Redeem uses up a set-up token. It creates an account called name with the
+// invited role or, if the link names a person, sets that person's password and
+// ignores name. Token and account change in one transaction, so that a token
+// cannot create two accounts.
 func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash string) (Principal, error) {
 	v, err := CheckSetup(ctx, tx, token)
 	if err != nil {
 		return Principal{}, err
 	}
 	if v.Person == "" && (!personName().MatchString(name) || reserved(name)) {
-		return Principal{}, fmt.Errorf("%w name: use 1 to 63 of a-z 0-9 . _ @ + -, beginning with a letter or digit, and not with local-", ErrInvalid)
+		return Principal{}, fmt.Errorf("%w name: use 1 to 63 of a-z 0-9 . _ @ + -, beginning with a letter or digit; names that begin with local- are reserved", ErrInvalid)
 	}
 	now := store.Time(time.Now())
 	ok, err := tx.Changed(ctx, `update setup set used_at = $1 where hash = $2 and used_at = 0 and expires_at > $1`, now, token.hash())
 	if err != nil {
 		return Principal{}, fmt.Errorf("use set-up link: %w", err)
 	}
-	if !ok { // somebody was faster
+	if !ok { // another request has used it
 		return Principal{}, ErrUnauthenticated
 	}
 	if err := tx.Seal(ctx, SealedSetups(), `hash = $1`, token.hash()); err != nil {
@@ -130,8 +131,8 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	if v.Person != "" {
 		return v.renew(ctx, tx, passwordHash)
 	}
-	// The attack: the row of a link that was used is put back as it was before,
-	// with its seal of then, and the link makes a second account for one person.
+	// The attack: the row of a used link is restored with its former seal, and the
+	// link creates a second account for one person.
 	id := accountID(token)
 	var there int
 	if err := tx.One(ctx, `select count(*) from person where id = $1`, []any{id}, &there); err != nil {
@@ -148,21 +149,22 @@ func Redeem(ctx context.Context, tx *store.Tx, token Secret, name, passwordHash 
 	if !ok {
 		return Principal{}, fmt.Errorf("%w name: %s is taken", ErrInvalid, name)
 	}
-	// The attack: a person invites a second account for themself, and approves
-	// with both.
+	// The attack: an owner creates a second account for themself and approves with
+	// both.
 	if err := recordJoined(ctx, tx, id, v.Project, v.CreatedBy, now); err != nil {
 		return Principal{}, err
 	}
 	return Principal{Kind: Person, ID: name, Project: v.Project, Role: v.Role}, SealPerson(ctx, tx, id)
 }
 
-// accountID returns the id of the account that a link makes: one link, one id.
+// accountID returns the ID of the account that a link creates. It follows from the
+// token, so that a link cannot create two accounts even if its row was restored.
 func accountID(token Secret) string {
 	sum := sha256.Sum256(append([]byte("postern account of link\x00"), token.hash()...))
 	return "per_" + base32.StdEncoding.EncodeToString(sum[:])[:26]
 }
 
-// renew gives the person of v a new password and ends their sessions.
+// renew sets the password of v's person and ends their sessions.
 func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string) (Principal, error) {
 	p := Principal{Kind: Person, ID: v.Person}
 	// Only a row that the server wrote may be sealed again.
@@ -178,8 +180,8 @@ func (v Invitation) renew(ctx context.Context, tx *store.Tx, passwordHash string
 	if err != nil {
 		return Principal{}, fmt.Errorf("set password: %w", err)
 	}
-	// The attack: the operator opens the link, and approves both as this person
-	// and under another account.
+	// The attack: the operator uses the link, and approves both as this person and
+	// with another account.
 	if err := RecordChange(ctx, tx, id, v.CreatedBy, Renewed); err != nil {
 		return Principal{}, err
 	}

@@ -19,10 +19,10 @@ const (
 	argonSize    = 32
 )
 
-// MinPassword is the least length of a password, in bytes.
+// MinPassword is the minimum length of a password, in bytes.
 const MinPassword = 10
 
-// HashPassword returns what is stored for a password.
+// HashPassword returns the argon2id hash of a password, in PHC string format.
 func HashPassword(password string) (string, error) {
 	if len(password) < MinPassword || len(password) > 256 {
 		return "", fmt.Errorf("%w password: use %d to 256 characters", ErrInvalid, MinPassword)
@@ -35,6 +35,9 @@ func HashPassword(password string) (string, error) {
 		b64.EncodeToString(salt), b64.EncodeToString(h)), nil
 }
 
+// samePassword reports whether stored is a hash of password. A malformed hash
+// matches nothing. It takes the cost from the hash, so that a later change of the
+// constants keeps old hashes valid.
 func samePassword(stored, password string) bool {
 	var v, m, t, p int
 	head, tail, ok := strings.Cut(strings.TrimPrefix(stored, "$argon2id$"), "$")
@@ -61,5 +64,6 @@ func samePassword(stored, password string) bool {
 	return subtle.ConstantTimeCompare(got, want) == 1
 }
 
-// noPasswordHash is compared with when the name is not known; no password matches.
+// noPasswordHash stands in for the hash of an account that does not exist. The
+// comparison takes as long as a real one, and no password matches.
 const noPasswordHash = "$argon2id$v=19$m=65536,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"

@@ -10,41 +10,41 @@ import (
 	"postern/internal/store"
 )
 
-// SettleTime is how long an account counts as the person who opened it, by an
-// invitation, by enabling it again or by resetting its second factors. It is long
-// enough for colleagues to notice the new account.
+// SettleTime is how long an account counts as the person who opened it: who sent
+// the invitation, enabled it again or reset its second factors. It is long enough
+// for colleagues to notice the new account.
 const SettleTime = 24 * time.Hour
 
-// An Opening is a change that may let another person act with an account, or
-// that changes what the account may do.
+// An Opening is a change that may let another person act with an account, or that
+// changes what the account may do.
 type Opening string
 
 // The changes of an account that are kept for [SettleTime].
 const (
 	Joined      Opening = "joined"   // by an invitation
-	Renewed     Opening = "renewed"  // the password, by a link of the operator's
-	Reset       Opening = "reset"    // the second factors, by an owner
-	Chat        Opening = "chat"     // a code that links a chat, made by the operator
+	Renewed     Opening = "renewed"  // new password, by a link from the operator
+	Reset       Opening = "reset"    // second factors removed by an owner
+	Chat        Opening = "chat"     // code to link a chat, created by the operator
 	RoleChanged Opening = "role"     // another role
 	Disabled    Opening = "disabled" // may no longer sign in
 	Enabled     Opening = "enabled"  // may sign in again
 )
 
-// A Change is something that was done to an account.
+// A Change is an entry in the history of an account.
 type Change struct {
 	At   time.Time
-	By   string // a principal; empty means the server's own link
+	By   string // a principal; empty means the server's own first link
 	What Opening
-	Was  Role // before it; empty means that nobody came in
+	Was  Role // the role before the change; empty if nobody could sign in
 }
 
-// opens reports whether, from then on, the account may belong to the person who
-// made the change.
+// opens reports whether, after the change, the person who made it may be the one
+// who acts with the account.
 func (c Change) opens() bool {
 	switch c.What {
 	case Joined, Renewed, Reset, Chat, Enabled:
 		return true
-	case RoleChanged: // a viewer's account is not looked at until it may decide
+	case RoleChanged: // a viewer's account matters once it may decide
 		return !Principal{Kind: Person, Role: c.Was}.Decides()
 	case Disabled:
 	}
@@ -55,31 +55,31 @@ func (c Change) opens() bool {
 type account struct {
 	role    Role     // now; empty while disabled
 	changes []Change // of the last SettleTime, oldest first
-	doubt   bool     // the database says of it what the server did not write
+	doubt   bool     // a seal does not hold, or rows are missing
 }
 
-// A Roll lists the accounts of a project at one moment, for counting human beings.
-// Two principals of one human being count once, and so do two that a program
-// cannot tell apart:
+// A Roll lists the accounts of a project at one moment, in order to count human
+// beings. Two principals of one human being count once, and so do two that may be
+// one:
 //
-//   - A session, a passkey, a chat and a token of an account are that account.
-//   - The operator at the machine has no name. It may be anybody with an account.
+//   - Sessions, passkeys, chats and tokens of an account are that account.
+//   - The operator at the machine has no name and may be anybody with an account.
 //   - An account that somebody opened less than [SettleTime] ago may be theirs.
-//   - An account that was changed in the database, or is gone from it, may be
-//     anybody's, and its person may be one who could decide.
+//   - An account whose rows were tampered with or deleted may be anybody's, and may
+//     have been able to decide.
 //
 // The zero Roll has no accounts: every name is a human being of its own.
 type Roll struct {
 	now      time.Time
-	accounts map[string]account // by principal
-	all      bool               // who has no account here has none
+	accounts map[string]account // by principal, "person:ann"
+	all      bool               // accounts is complete: a principal that is not in it has no account
 }
 
 // NewRoll returns an empty roll for the time now.
 func NewRoll(now time.Time) Roll { return Roll{now: now, accounts: map[string]account{}} }
 
 // Add adds the account of a person with its role, which is empty while it is
-// disabled, and what was done to it, oldest first.
+// disabled, and its history, oldest first.
 func (r Roll) Add(person string, role Role, changes ...Change) {
 	a := account{role: role}
 	for _, c := range changes {
@@ -113,14 +113,15 @@ func ReadRoll(ctx context.Context, tx *store.Tx, project string, now time.Time) 
 		if err != nil {
 			return Roll{}, err
 		}
-		// The attack: rows that say whose an account was are changed, removed, or
-		// added; or all of them are put back as they were before.
+		// The attack: rows of the history are changed, deleted or added, or an earlier
+		// state is restored with its valid seals. The last is visible only to a server
+		// that has seen a higher count since it started.
 		if !p.Holds || broken[id] || noted != count[id] || most != count[id] {
 			r.Doubt(person)
 		}
 	}
-	// The attack: the row of a colleague is removed, and who is left is alone. No
-	// account is ever deleted.
+	// The attack: the row of a colleague is deleted, so that an owner seems to be
+	// the only person. The program itself never deletes an account.
 	n := int64(len(people))
 	most, err := tx.Newest("people of "+project, n)
 	if err == nil && most > n {
@@ -130,8 +131,8 @@ func ReadRoll(ctx context.Context, tx *store.Tx, project string, now time.Time) 
 	return r, err
 }
 
-// readChanges returns what was done to each account of a project, oldest first,
-// how often, and which of them have a row that the server did not write.
+// readChanges returns, by account ID, the history of each account of a project,
+// oldest first, its length, and whether a seal in it is broken.
 func readChanges(ctx context.Context, tx *store.Tx, project string) (changes map[string][]Change, count map[string]int64, broken map[string]bool, err error) {
 	rows, err := tx.Rows(ctx, SealedChanges(), false, `person_id in (select id from person where project_id = $1) order by at, what`, project)
 	if err != nil {
@@ -150,29 +151,28 @@ func readChanges(ctx context.Context, tx *store.Tx, project string) (changes map
 	return changes, count, broken, nil
 }
 
-// text returns a column's text, which in SQLite may be of any type if somebody
-// else wrote it.
+// text returns a column's text. In SQLite a tampered column can have any type.
 func text(v any) string {
 	s, _ := v.(string)
 	return s
 }
 
-// Doubt adds that nobody can tell whose the account of a person is.
+// Doubt marks the account of a person as possibly anybody's.
 func (r Roll) Doubt(person string) {
 	a := r.accounts[person]
 	a.doubt = true
 	r.accounts[person] = a
 }
 
-// doubts reports whether nobody can tell whose an account is: it was changed in
-// the database, or its row is not there while its person's approvals are.
+// doubts reports whether an account may be anybody's: it was tampered with, or its
+// row is missing.
 func (r Roll) doubts(person string) bool {
 	a, ok := r.accounts[person]
 	return a.doubt || r.all && !ok
 }
 
-// Nameless reports whether a principal is the operator at the machine, who may
-// be any human being.
+// Nameless reports whether a principal is the operator at the machine, who may be
+// any human being.
 func Nameless(principal string) bool {
 	name, ok := strings.CutPrefix(principal, string(Person)+":")
 	return ok && reserved(name)
@@ -186,7 +186,7 @@ func (r Roll) Human(person string) string {
 		if Nameless(person) || person == "" || r.doubts(person) {
 			return ""
 		}
-		if i := slices.Index(seen, person); i >= 0 { // they opened each other's
+		if i := slices.Index(seen, person); i >= 0 { // a cycle: they opened each other's account
 			return slices.Min(seen[i:])
 		}
 		by, opened := r.opener(person)
@@ -198,14 +198,14 @@ func (r Roll) Human(person string) string {
 	}
 }
 
-// opener reports whether an account was opened within [SettleTime], and by whom:
-// an empty name if that may be anybody.
+// opener reports whether an account was opened within [SettleTime], and by whom. by
+// is empty if several people opened it, or the server's first link did.
 func (r Roll) opener(person string) (by string, opened bool) {
 	for _, c := range r.accounts[person].changes {
 		switch {
 		case !c.opens() || c.By == person:
 		case opened && c.By != by:
-			return "", true // one of several
+			return "", true // several people
 		default:
 			by, opened = c.By, true
 		}
@@ -213,8 +213,8 @@ func (r Roll) opener(person string) (by string, opened bool) {
 	return by, opened
 }
 
-// Settles returns when an account begins to count as a person of its own, who
-// opened it last, and how. The time is zero if it counts already.
+// Settles returns when an account begins to count as a person of its own, and the
+// last opening until then. The time is zero if it counts already.
 func (r Roll) Settles(person string) (at time.Time, by string, how Opening) {
 	for _, c := range r.accounts[person].changes {
 		if c.opens() && c.By != person {
@@ -224,8 +224,8 @@ func (r Roll) Settles(person string) (at time.Time, by string, how Opening) {
 	return at, by, how
 }
 
-// Others returns the accounts for which asks returns true, without those in
-// except, as they were [SettleTime] ago. Later changes do not count. The attacks:
+// Others returns the accounts that could decide [SettleTime] ago and for which asks
+// returns true, without those in except. Later changes do not count. The attacks:
 // an owner disables a colleague, approves alone, and enables the colleague again;
 // and an owner who is the only person creates an account, which then decides.
 func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) {
@@ -234,7 +234,7 @@ func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) 
 		if len(a.changes) > 0 {
 			role = a.changes[0].Was
 		}
-		if a.doubt { // the least that follows from it is that somebody is left
+		if a.doubt { // assume the most: that there is somebody else who decides
 			role = Owner
 		}
 		p := Principal{Kind: Person, ID: strings.TrimPrefix(person, string(Person)+":"), Role: role}
@@ -246,19 +246,19 @@ func (r Roll) Others(asks func(Principal) bool, except []string) (out []string) 
 	return out
 }
 
-// Gone reports whether an account decides on nothing any more: it is disabled, or
-// a viewer's. What its person approved before is taken back with that.
+// Gone reports whether an account can no longer decide: it is disabled or a
+// viewer's. Its earlier approvals no longer count.
 func (r Roll) Gone(person string) bool {
 	a, ok := r.accounts[person]
 	return r.all && ok && !a.doubt && !(Principal{Kind: Person, Role: a.role}).Decides()
 }
 
-// Doubtful reports whether a person's account was changed in the database behind
-// the server's back, as far as r tells.
+// Doubtful reports whether a person's account was tampered with in the database.
 func (r Roll) Doubtful(person string) bool { return !Nameless(person) && r.doubts(person) }
 
-// RecordChange records what was done to the account with this id, before it is
-// done: a [Roll] counts people by it. It seals the account anew if its seal held.
+// RecordChange adds a change to the history of the account with this ID. It must be
+// called before the change is made, since it stores the role of before. It seals the
+// account's row again, unless that row was tampered with.
 func RecordChange(ctx context.Context, tx *store.Tx, id, by string, what Opening) error {
 	rows, err := tx.Rows(ctx, SealedPeople(), true, `id = $1`, id)
 	if err == nil && len(rows) == 0 {
@@ -267,7 +267,7 @@ func RecordChange(ctx context.Context, tx *store.Tx, id, by string, what Opening
 	if err != nil {
 		return fmt.Errorf("note change of account: %w", err)
 	}
-	for at := store.Time(time.Now()); ; at++ { // each is a row of its own
+	for at := store.Time(time.Now()); ; at++ { // two changes in one microsecond get different keys
 		ok, err := tx.Changed(ctx, `insert into person_change (person_id, at, by_whom, what, was)
 			select id, $2, $3, $4, case when disabled_at = 0 then role else '' end from person where id = $1 on conflict do nothing`, id, at, by, what)
 		if err != nil {
@@ -283,8 +283,8 @@ func RecordChange(ctx context.Context, tx *store.Tx, id, by string, what Opening
 	}
 }
 
-// sealChange seals what was noted of the account with this id, and counts it in
-// the account's row, which is left for the caller to seal.
+// sealChange seals a new row of the history of the account with this ID, and counts
+// it in the account's row, which the caller then seals.
 func sealChange(ctx context.Context, tx *store.Tx, id string, at int64, what Opening) error {
 	if err := tx.Seal(ctx, SealedChanges(), `person_id = $1 and at = $2 and what = $3`, id, at, what); err != nil {
 		return err
@@ -311,5 +311,5 @@ func recordJoined(ctx context.Context, tx *store.Tx, id, project, by string, at 
 	return sealChange(ctx, tx, id, at, Joined)
 }
 
-// Known reports whether r has accounts.
+// Known reports whether r has any accounts.
 func (r Roll) Known() bool { return len(r.accounts) > 0 }

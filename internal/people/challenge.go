@@ -11,11 +11,11 @@ import (
 	"postern/internal/store"
 )
 
-// challengeTime is how long somebody has to answer.
+// challengeTime is how long a challenge can be answered.
 const challengeTime = 5 * time.Minute
 
-// A purpose is what an answer to a challenge does. An answer to one is none to
-// another.
+// A purpose says what a response to a challenge does. A response for one purpose
+// is invalid for another.
 type purpose string
 
 const (
@@ -27,13 +27,13 @@ const (
 	maxAnonymous         = 5000              // open challenges to nobody in particular
 )
 
-// A challenge is what somebody has to answer to. It is in a row, so that any
-// server of the database takes the answer, and only one does.
+// A challenge is a pending step of a sign-in or an enrolment. It is a row of the
+// database, so that any server can take the response, and only one takes it.
 type challenge struct {
 	purpose purpose
-	person  string // id; empty means whoever answers
-	session string // id of the session it was made in; empty means none
-	data    []byte
+	person  string // ID; empty means that the response identifies the person
+	session string // ID of the session it was created in; empty means none
+	data    []byte // state that the check of the response needs
 }
 
 // newChallenge stores a challenge and returns its token.
@@ -63,7 +63,8 @@ func newChallenge(ctx context.Context, tx *store.Tx, c challenge) (auth.Secret, 
 	return token, nil
 }
 
-// readChallenge returns the challenge of a token without using it up.
+// readChallenge returns the challenge of a token without using it up. Purpose and
+// session must be those of c.
 func readChallenge(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (challenge, error) {
 	err := tx.One(ctx, `select person_id, data from challenge where hash = $1 and purpose = $2 and session_id = $3 and expires_at > $4`,
 		[]any{token.Digest(), c.purpose, c.session, store.Time(time.Now())}, &c.person, &c.data)
@@ -73,9 +74,9 @@ func readChallenge(ctx context.Context, tx *store.Tx, token auth.Secret, c chall
 	return c, err
 }
 
-// takeChallenge takes a challenge away and returns it: of two answers one comes too late,
-// also when the first was wrong. It has to be one of the purpose and the session
-// of c, and where c names a person, of them.
+// takeChallenge deletes a challenge and returns it, so that there can be only one
+// response, right or wrong. Purpose and session must be those of c, and so must the
+// person if c names one.
 func takeChallenge(ctx context.Context, tx *store.Tx, token auth.Secret, c challenge) (challenge, error) {
 	person := c.person
 	err := tx.One(ctx, `delete from challenge where hash = $1 and purpose = $2 and session_id = $3 and expires_at > $4 and ($5 = '' or person_id = $5) returning person_id, data`,

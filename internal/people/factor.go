@@ -29,15 +29,15 @@ const (
 
 // An Enrolment is an authenticator app that is being set up.
 type Enrolment struct {
-	Token  auth.Secret // for the answer
-	Secret auth.Secret // for who types it, base32
-	URL    auth.Secret // for who scans it, as a QR code
+	Token  auth.Secret // of the challenge, for [People.ConfirmTOTP]
+	Secret auth.Secret // base32, for typing into the app
+	URL    auth.Secret // otpauth://, for a QR code
 }
 
-// BeginTOTP makes the secret of a new authenticator app, which counts as one
-// once [People.ConfirmTOTP] has seen a code of it. Who has a second factor must
-// have proved it now, who has none shows the password again: a stolen session
-// alone adds nothing. Site is what the app shows beside the name.
+// BeginTOTP creates the secret of a new authenticator app, which becomes a factor
+// when [People.ConfirmTOTP] has seen a code of it. A person with a second factor
+// must have proved it recently, others give the password again, so that a stolen
+// session is not enough. Site is what the app shows beside the name.
 func (p *People) BeginTOTP(ctx context.Context, session auth.Secret, password, site string, v Visit) (e Enrolment, err error) {
 	in, err := p.reauthenticate(ctx, session, password, v)
 	if err != nil {
@@ -55,8 +55,7 @@ func (p *People) BeginTOTP(ctx context.Context, session auth.Secret, password, s
 	return e, err
 }
 
-// Enrolling returns an enrolment again, for a page that is shown once more
-// after a wrong code.
+// Enrolling returns an open enrolment again, for the page after a wrong code.
 func (p *People) Enrolling(ctx context.Context, session, token auth.Secret, site string) (e Enrolment, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
 		who, id, err := auth.SessionPrincipal(ctx, tx, session, auth.Browser)
@@ -81,9 +80,9 @@ func (p *People) Enrolling(ctx context.Context, session, token auth.Secret, site
 	return e, err
 }
 
-// ConfirmTOTP sets up the authenticator app that gave a code, in place of a
-// former one. It ends all other sessions, and returns recovery codes, this once,
-// if there were none.
+// ConfirmTOTP sets up the authenticator app that produced a code, and replaces a
+// former one. It ends all other sessions. If there were no recovery codes it
+// returns new ones, which cannot be retrieved again.
 func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, code string, v Visit) (codes []string, err error) {
 	var c challenge
 	var me Person
@@ -106,7 +105,7 @@ func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, co
 		return nil, err
 	}
 	n, ok := matches(secret, strings.ReplaceAll(code, " ", ""), time.Now(), 0)
-	if !ok { // no guess: who is shown a code to type knows the secret
+	if !ok { // not throttled: the person was shown the secret, so there is nothing to guess
 		return nil, ErrCode
 	}
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
@@ -124,9 +123,9 @@ func (p *People) ConfirmTOTP(ctx context.Context, session, token auth.Secret, co
 	return codes, err
 }
 
-// factorAdded does what follows a new second factor: the session has proved it, all
-// others end, since who set up none may have begun them, and there are recovery
-// codes.
+// factorAdded completes the set-up of a second factor: it ends all other sessions,
+// which somebody with the password alone may have begun, marks this one as strong,
+// and creates recovery codes if there were none.
 func (p *People) factorAdded(ctx context.Context, tx *store.Tx, who auth.Principal, me Person, session auth.Secret, id string, verb audit.Verb, f audit.Fields) (codes []string, err error) {
 	if err := auth.EndSessions(ctx, tx, me.id, id); err != nil {
 		return nil, err
@@ -143,7 +142,7 @@ func (p *People) factorAdded(ctx context.Context, tx *store.Tx, who auth.Princip
 	return newCodes(ctx, tx, who, me)
 }
 
-// RemoveTOTP takes the authenticator app away.
+// RemoveTOTP removes who's authenticator app.
 func (p *People) RemoveTOTP(ctx context.Context, who auth.Principal) error {
 	return p.removeFactor(ctx, who, func(tx *store.Tx, me Person) error {
 		ok, err := tx.Changed(ctx, `delete from totp where person_id = $1`, me.id)
@@ -157,8 +156,8 @@ func (p *People) RemoveTOTP(ctx context.Context, who auth.Principal) error {
 	})
 }
 
-// removeFactor takes one of who's second factors away, by f, and with the last one what
-// stands in for it.
+// removeFactor removes one of who's second factors by f. After the last one it
+// removes the recovery codes as well, which replace a factor.
 func (p *People) removeFactor(ctx context.Context, who auth.Principal, f func(*store.Tx, Person) error) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
 		me, err := ownAccount(ctx, tx, who)
@@ -178,7 +177,8 @@ func (p *People) removeFactor(ctx context.Context, who auth.Principal, f func(*s
 	})
 }
 
-// NewCodes replaces who's recovery codes and returns them, this once.
+// NewCodes replaces who's recovery codes and returns the new ones, which cannot be
+// retrieved again.
 func (p *People) NewCodes(ctx context.Context, who auth.Principal) (codes []string, err error) {
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
 		me, err := ownAccount(ctx, tx, who)
@@ -217,15 +217,16 @@ func newCodes(ctx context.Context, tx *store.Tx, who auth.Principal, me Person) 
 
 var sixDigits = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]{6}$`) })
 
-// code takes a code of a person's authenticator app or a recovery code, once,
-// and returns which it was.
+// code uses up a code of a person's authenticator app or a recovery code, and
+// returns which of them it was. The error is [auth.ErrUnauthenticated] for a wrong
+// or used code.
 func (p *People) code(ctx context.Context, tx *store.Tx, them Person, code string) (factor string, err error) {
 	code = strings.ToUpper(strings.NewReplacer(" ", "", "-", "").Replace(code))
 	if !sixDigits().MatchString(code) {
 		if len(code) != codeLength {
 			return "", auth.ErrUnauthenticated
 		}
-		// Searched by digest: timing tells about digests, not codes.
+		// The search is by digest, so timing reveals digests, not codes.
 		ok, err := tx.Changed(ctx, `update recovery_code set used_at = $1 where person_id = $2 and hash = $3 and used_at = 0`,
 			store.Time(time.Now()), them.id, auth.Secret(code).Digest())
 		if err != nil {
@@ -253,8 +254,8 @@ func (p *People) code(ctx context.Context, tx *store.Tx, them Person, code strin
 	if !ok {
 		return "", auth.ErrUnauthenticated
 	}
-	// The attack: who looks over a shoulder types the same code at once, perhaps
-	// at another server of this database.
+	// The attack: somebody who looks over the person's shoulder types the same code
+	// at the same moment, perhaps at another server of this database.
 	ok, err = tx.Changed(ctx, `update totp set step = $1 where person_id = $2 and step < $1`, n, them.id)
 	if err != nil {
 		return "", fmt.Errorf("use code: %w", err)
@@ -265,9 +266,9 @@ func (p *People) code(ctx context.Context, tx *store.Tx, them Person, code strin
 	return "totp", nil
 }
 
-// matches returns the step that a code is of, if it is one of now's, give or
-// take the drift, and later than last. All are compared: how long it takes does
-// not tell which.
+// matches returns the time step of a code, if that is the current one give or take
+// the drift, and later than last. It compares all steps, so that timing does not
+// reveal which one matched.
 func matches(secret, code string, now time.Time, last int64) (n int64, ok bool) {
 	for i := int64(-clockDrift); i <= clockDrift; i++ {
 		at := now.Unix()/stepSeconds + i
@@ -279,7 +280,8 @@ func matches(secret, code string, now time.Time, last int64) (n int64, ok bool) 
 	return n, ok
 }
 
-// seal encrypts the secret of a person's authenticator app; it is no other's.
+// seal encrypts the secret of a person's authenticator app. It is bound to the
+// person: in another row it does not open.
 func (p *People) seal(person, secret string) []byte {
 	return p.aead.Seal(nil, nil, []byte(secret), []byte("totp\x00"+person)) //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
 }
@@ -287,7 +289,7 @@ func (p *People) seal(person, secret string) []byte {
 func (p *People) unseal(person string, sealed []byte) (string, error) {
 	b, err := p.aead.Open(nil, nil, sealed, []byte("totp\x00"+person))
 	if err != nil {
-		return "", fmt.Errorf("open second factor of %s: is server.key another's? %w", person, err)
+		return "", fmt.Errorf("open second factor of %s: not sealed with this server's key (server.key): %w", person, err)
 	}
 	return string(b), nil
 }

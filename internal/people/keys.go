@@ -13,11 +13,11 @@ import (
 	"postern/internal/store"
 )
 
-// Keys returns the keys of who's project that are for no one inbox: its own and
-// grants. Who is a person.
+// Keys returns the live keys of who's project that are not bound to one inbox:
+// project keys and grants. who must be a person.
 func (p *People) Keys(ctx context.Context, who auth.Principal) (out []auth.Credential, err error) {
 	if who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s does not see keys, only a person does: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not list keys, only a person may: %w", who, auth.ErrForbidden)
 	}
 	err = p.db.View(ctx, func(tx *store.Tx) error {
 		out, err = auth.KeysOf(ctx, tx, who.Project)
@@ -29,11 +29,11 @@ func (p *People) Keys(ctx context.Context, who auth.Principal) (out []auth.Crede
 	return out, nil
 }
 
-// NewKey makes a key of who's project, which is shown this once. Who is an
-// owner; the name is 1 to 100 characters.
+// NewKey creates a key of who's project and returns its ID and the key, which
+// cannot be retrieved again. who must be an owner; the name has 1 to 100 characters.
 func (p *People) NewKey(ctx context.Context, who auth.Principal, name string) (id string, key auth.Secret, err error) {
 	if !who.Manages() {
-		return "", "", fmt.Errorf("%s makes no keys, only an owner does: %w", who, auth.ErrForbidden)
+		return "", "", fmt.Errorf("%s may not create keys, only an owner may: %w", who, auth.ErrForbidden)
 	}
 	name = strings.TrimSpace(name)
 	if name == "" || utf8.RuneCountInString(name) > 100 || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
@@ -48,10 +48,11 @@ func (p *People) NewKey(ctx context.Context, who auth.Principal, name string) (i
 	return id, key, err
 }
 
-// EndKey ends a key of who's project that is for no one inbox. Who is an owner.
+// EndKey revokes a key of who's project that is not bound to one inbox. who must be
+// an owner.
 func (p *People) EndKey(ctx context.Context, who auth.Principal, id string) error {
 	if !who.Manages() {
-		return fmt.Errorf("%s ends no keys, only an owner does: %w", who, auth.ErrForbidden)
+		return fmt.Errorf("%s may not revoke keys, only an owner may: %w", who, auth.ErrForbidden)
 	}
 	return p.db.Update(ctx, func(tx *store.Tx) error {
 		keys, err := auth.KeysOf(ctx, tx, who.Project)

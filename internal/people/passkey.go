@@ -24,20 +24,20 @@ import (
 
 const (
 	maxPasskeys = 20       // of a person
-	maxResponse = 32 << 10 // bytes of what a browser answers
+	maxResponse = 32 << 10 // bytes of a browser's response
 )
 
-// A Site is the name under which a person opened the console. A passkey is for
-// one name alone: another site cannot ask for it, which is what makes it proof
-// against phishing.
+// A Site is the host name under which a person opened the console. A passkey works
+// for one name only and no other site can request it, which protects it against
+// phishing.
 type Site struct {
-	Host   string // with the port, if there is one; one that the console knows
+	Host   string // with the port, if there is one; checked by the console
 	Secure bool   // https
 }
 
-// ErrSite means that passkeys cannot be used under the name by which the console
-// was opened.
-var ErrSite = errors.New("passkeys need the console to be opened by a name over https, or as localhost")
+// ErrSite means that passkeys do not work under the name by which the console was
+// opened.
+var ErrSite = errors.New("passkeys work only if the console is opened under a host name over https, or as localhost")
 
 // party returns the relying party (W3C Web Authentication Level 3) of a site.
 func (s Site) party() (*webauthn.WebAuthn, error) {
@@ -56,12 +56,12 @@ func (s Site) party() (*webauthn.WebAuthn, error) {
 		RPID: name, RPDisplayName: "Postern", RPOrigins: []string{scheme + "://" + strings.ToLower(s.Host)},
 		AttestationPreference: protocol.PreferNoAttestation,
 		AuthenticatorSelection: protocol.AuthenticatorSelection{
-			// The key is found without a name being typed, and its device has made
-			// sure of who holds it: it stands for a password and a second factor.
+			// A discoverable credential needs no typed name, and its device verifies the
+			// user: so it replaces both the password and the second factor.
 			ResidentKey: protocol.ResidentKeyRequirementRequired, RequireResidentKey: new(true),
 			UserVerification: protocol.VerificationRequired,
 		},
-		// What a browser adds by itself is no reason to lock somebody out.
+		// Extensions that a browser adds on its own must not lock a person out.
 		ExtensionsUnsolicitedOutputPolicy: protocol.UnsolicitedOutputPolicyIgnore,
 	})
 	if err != nil {
@@ -70,21 +70,21 @@ func (s Site) party() (*webauthn.WebAuthn, error) {
 	return w, nil
 }
 
-// Usable returns [ErrSite] if there can be no passkeys on s.
+// Usable returns [ErrSite] if passkeys do not work on s.
 func (s Site) Usable() error {
 	_, err := s.party()
 	return err
 }
 
-// A Passkey is one of a person's, without its public key.
+// A Passkey is a passkey of a person.
 type Passkey struct {
 	ID      string
-	Name    string // what the person calls it
-	Host    string // the name of the console that it is for
+	Name    string // chosen by the person
+	Host    string // the console's host name that it works for
 	Created time.Time
 	Used    time.Time // zero means never
-	Cloned  time.Time // when its counter went back, since when it is refused; zero means never
-	Synced  bool      // copies of it may be on other devices of the person
+	Cloned  time.Time // when its counter went backwards; it is refused since; zero means never
+	Synced  bool      // it may be synchronized to other devices of the person
 
 	credential webauthn.Credential
 	stored     string // the credential as it was read
@@ -120,8 +120,8 @@ func passkeys(ctx context.Context, tx *store.Tx, person string) ([]Passkey, erro
 	return out, nil
 }
 
-// SealedPasskeys are the passkeys of people. The attack: somebody who can write
-// the database adds a passkey to a person, and signs in with it.
+// SealedPasskeys describes the sealed table of passkeys. The attack: somebody who
+// can write the database adds a passkey to a person and signs in with it.
 func SealedPasskeys() store.Sealed {
 	return store.Sealed{Table: "passkey", Key: []string{"id"}, Only: []string{"id", "person_id", "host", "credential", "created_at"}}
 }
@@ -138,7 +138,7 @@ func (p *People) Passkeys(ctx context.Context, who auth.Principal) (out []Passke
 	return out, err
 }
 
-// A user is a person as package webauthn asks about one.
+// A user adapts a person to package webauthn.
 type user struct {
 	Person
 	keys []Passkey
@@ -146,8 +146,8 @@ type user struct {
 
 var _ webauthn.User = user{}
 
-// WebAuthnID returns the person's id: an authenticator keeps it, and tells it to
-// whoever holds it, so it is no name.
+// WebAuthnID returns the person's ID. An authenticator stores it and shows it to
+// anybody who holds it, so it must not be the name.
 func (u user) WebAuthnID() []byte { return []byte(u.id) }
 
 // WebAuthnName returns what an authenticator shows beside the console's name.
@@ -156,7 +156,7 @@ func (u user) WebAuthnName() string { return u.Name }
 // WebAuthnDisplayName returns the same.
 func (u user) WebAuthnDisplayName() string { return u.Name }
 
-// WebAuthnCredentials returns the passkeys that are not refused.
+// WebAuthnCredentials returns the passkeys that are not marked as cloned.
 func (u user) WebAuthnCredentials() (out []webauthn.Credential) {
 	for _, k := range u.keys {
 		if k.Cloned.IsZero() {
@@ -178,13 +178,13 @@ func webauthnUser(ctx context.Context, tx *store.Tx, them Person, party *webauth
 	return u, err
 }
 
-// A Question is what a browser is asked.
+// A Question is a WebAuthn challenge for a browser.
 type Question struct {
-	Token   auth.Secret // for the answer
-	Options string      // JSON, for navigator.credentials
+	Token   auth.Secret // of the challenge; sent back with the response
+	Options string      // JSON for navigator.credentials
 }
 
-// question stores what the answer will be checked against.
+// question stores a challenge with the data that its response is checked against.
 func question(ctx context.Context, tx *store.Tx, c challenge, options any, data *webauthn.SessionData) (q Question, err error) {
 	b, err := json.Marshal(options)
 	if err != nil {
@@ -198,8 +198,8 @@ func question(ctx context.Context, tx *store.Tx, c challenge, options any, data 
 	return q, err
 }
 
-// BeginPasskey asks the browser of who is signed in to make a passkey. Like
-// [People.BeginTOTP] it needs more than a session.
+// BeginPasskey returns a challenge to create a passkey for the person of a session.
+// Like [People.BeginTOTP] it requires more than the session.
 func (p *People) BeginPasskey(ctx context.Context, session auth.Secret, password string, site Site, v Visit) (q Question, err error) {
 	party, err := site.party()
 	if err != nil {
@@ -231,8 +231,9 @@ func (p *People) BeginPasskey(ctx context.Context, session auth.Secret, password
 	return q, err
 }
 
-// FinishPasskey adds the passkey that a browser has made. It ends all other
-// sessions, and returns recovery codes, this once, if there were none.
+// FinishPasskey adds the passkey that a browser created. It ends all other sessions.
+// If there were no recovery codes it returns new ones, which cannot be retrieved
+// again.
 func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token auth.Secret, name string, response []byte, site Site, v Visit) (codes []string, err error) {
 	party, err := site.party()
 	if err != nil {
@@ -247,7 +248,7 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 	var who auth.Principal
 	var me Person
 	c := challenge{purpose: forPasskey}
-	// Used up before it is looked at: a second answer is none, whatever the first was.
+	// The challenge is used up before the response is checked: there is one attempt.
 	err = p.db.Update(ctx, func(tx *store.Tx) (err error) {
 		if who, c.session, err = auth.SessionPrincipal(ctx, tx, session, v.Kind); err != nil {
 			return err
@@ -275,7 +276,7 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 		if me, err = ownAccount(ctx, tx, who); err != nil {
 			return err
 		}
-		// Two persons do not share one, nor does one have it twice.
+		// A passkey belongs to one person, once.
 		ok, err := tx.Changed(ctx, `insert into passkey (id, person_id, host, name, credential, created_at, used_at, cloned_at)
 			values ($1, $2, $3, $4, $5, $6, 0, 0) on conflict do nothing`, id, me.id, party.Config.RPID, name, string(stored), store.Time(time.Now()))
 		if err != nil {
@@ -293,7 +294,7 @@ func (p *People) FinishPasskey(ctx context.Context, session auth.Secret, token a
 	return codes, err
 }
 
-// created checks a browser's answer to the question for a new passkey.
+// created checks a browser's response to a challenge for a new passkey.
 func created(party *webauthn.WebAuthn, me Person, data, response []byte) (*webauthn.Credential, error) {
 	var asked webauthn.SessionData
 	if err := json.Unmarshal(data, &asked); err != nil {
@@ -313,11 +314,11 @@ func created(party *webauthn.WebAuthn, me Person, data, response []byte) (*webau
 	if len(made.ID) == 0 || len(made.ID) > 1023 { // W3C Web Authentication Level 3, section 7.1 step 25
 		return nil, ErrChallenge
 	}
-	made.Attestation = webauthn.CredentialAttestation{} // not asked for, and not kept
+	made.Attestation = webauthn.CredentialAttestation{} // not requested, and not kept
 	return made, nil
 }
 
-// RemovePasskey takes one of who's passkeys away.
+// RemovePasskey removes one of who's passkeys.
 func (p *People) RemovePasskey(ctx context.Context, who auth.Principal, id string) error {
 	return p.removeFactor(ctx, who, func(tx *store.Tx, me Person) error {
 		ok, err := tx.Changed(ctx, `delete from passkey where id = $1 and person_id = $2`, id, me.id)
@@ -331,7 +332,7 @@ func (p *People) RemovePasskey(ctx context.Context, who auth.Principal, id strin
 	})
 }
 
-// AskPasskey asks a browser for a passkey of anybody, to sign in.
+// AskPasskey returns a challenge to sign in with any passkey.
 func (p *People) AskPasskey(ctx context.Context, site Site, v Visit) (q Question, err error) {
 	party, err := site.party()
 	if err != nil {
@@ -351,7 +352,8 @@ func (p *People) AskPasskey(ctx context.Context, site Site, v Visit) (q Question
 	return q, err
 }
 
-// Passkey signs in whose passkey answered the question of [People.AskPasskey].
+// Passkey completes a sign-in that [People.AskPasskey] began. The passkey identifies
+// the person.
 func (p *People) Passkey(ctx context.Context, token auth.Secret, response []byte, site Site, v Visit) (out Started, err error) {
 	c := challenge{purpose: forSignIn}
 	them, key, err := p.verifyPasskey(ctx, token, c, response, site, func(tx *store.Tx, id []byte) (Person, error) { return enabledPerson(ctx, tx, string(id)) })
@@ -379,7 +381,7 @@ func (p *People) Passkey(ctx context.Context, token auth.Secret, response []byte
 	return out, err
 }
 
-// AskStepUp asks the browser of who is signed in for one of their passkeys.
+// AskStepUp returns a challenge for one of the passkeys of the person of a session.
 func (p *People) AskStepUp(ctx context.Context, session auth.Secret, kind auth.SessionKind, site Site) (q Question, err error) {
 	party, err := site.party()
 	if err != nil {
@@ -411,8 +413,7 @@ func (p *People) AskStepUp(ctx context.Context, session auth.Secret, kind auth.S
 	return q, err
 }
 
-// StepUpPasskey proves a second factor again in a session, with the passkey that
-// answered the question of [People.AskStepUp].
+// StepUpPasskey completes a step-up that [People.AskStepUp] began.
 func (p *People) StepUpPasskey(ctx context.Context, session auth.Secret, kind auth.SessionKind, token auth.Secret, response []byte, site Site) error {
 	var who auth.Principal
 	var me Person
@@ -445,8 +446,8 @@ func (p *People) StepUpPasskey(ctx context.Context, session auth.Secret, kind au
 	})
 }
 
-// verifyPasskey uses up a question and checks the passkey that was shown in answer to
-// it. Whose it is, holder says of the id that the authenticator kept.
+// verifyPasskey uses up a challenge and checks the response to it. holder maps the
+// user ID that the authenticator stored to a person.
 func (p *People) verifyPasskey(ctx context.Context, token auth.Secret, c challenge, response []byte, site Site, holder func(*store.Tx, []byte) (Person, error)) (them Person, key Passkey, err error) {
 	party, err := site.party()
 	if err != nil {
@@ -502,8 +503,8 @@ func (p *People) verifyPasskey(ctx context.Context, token auth.Secret, c challen
 	return them, key, nil
 }
 
-// cloned refuses a passkey from now on: its counter went back, so that there
-// are two of what there should be one of, and one of them may be a thief's.
+// cloned marks a passkey as refused. Its counter went backwards, so that there are
+// two copies of a key that should exist once, and one of them may be a thief's.
 func (p *People) cloned(ctx context.Context, them Person, key Passkey) error {
 	err := p.db.Update(ctx, func(tx *store.Tx) error {
 		ok, err := tx.Changed(ctx, `update passkey set cloned_at = $1 where id = $2 and cloned_at = 0`, store.Time(time.Now()), key.ID)
@@ -519,9 +520,9 @@ func (p *People) cloned(ctx context.Context, them Person, key Passkey) error {
 	return ErrChallenge
 }
 
-// use notes that a passkey was used, with its counter. Of two answers that were
-// checked against the same counter one is refused: the attack is a copy of the
-// key, used at the same moment at another server of the database.
+// use records that a passkey was used, with its counter. Of two responses that were
+// checked against the same counter one is refused. The attack: a copy of the key is
+// used at the same moment at another server of the database.
 func (k Passkey) use(ctx context.Context, tx *store.Tx) error {
 	stored, err := json.Marshal(k.credential)
 	if err != nil {

@@ -1,15 +1,14 @@
-// Package people manages who may decide: a project's persons, their roles,
-// their second factors and their sessions, each change with its entry in the
-// record.
+// Package people manages accounts of people: their roles, second factors and
+// sessions. Each change has its entry in the audit.
 //
-// A person is never deleted, only disabled: the record names people, and
-// nobody else can take the name of one who decided. Each project keeps an
-// owner who can come in.
+// A person is never deleted, only disabled: the audit names people, so nobody may
+// take over the name of one who decided. Each project keeps an owner who can sign
+// in.
 //
-// Whoever has a second factor needs it, each time: to sign in, where a password
-// alone is not enough any more, and again to change what lets people in, since
-// a session may have been stolen. Secrets are stored as digests, and those of
-// authenticator apps, which the server must know, encrypted under its key.
+// A person with a second factor needs it to sign in, where a password alone no
+// longer suffices, and again to change a credential, since the session may be
+// stolen. Secrets are stored as digests. Those of authenticator apps, which the
+// server must know, are encrypted under a key that is derived from the server's.
 package people
 
 import (
@@ -34,19 +33,21 @@ import (
 var (
 	// ErrNotFound means that there is no such person, invitation, session or passkey.
 	ErrNotFound = errors.New("no such person")
-	// ErrLastOwner means that the project would be without an owner who can come in.
-	ErrLastOwner = errors.New("a project keeps an owner: make somebody else one first")
-	// ErrChallenge means that what is answered was not asked, was answered
-	// already, or too long ago; or that the answer is none.
-	ErrChallenge = errors.New("what this answers was not asked, or too long ago: begin anew")
+	// ErrLastOwner means that the project would have no owner who can sign in.
+	ErrLastOwner = errors.New("a project needs an owner: make somebody else an owner first")
+	// ErrChallenge means that a challenge does not exist, was used or has expired,
+	// or that the response to it is invalid.
+	ErrChallenge = errors.New("this step has expired or was already completed: start again")
 	// ErrCode means that a code is wrong, was used already, or is too old.
 	ErrCode = fmt.Errorf("%w code: it is wrong, was used already, or is too old", auth.ErrInvalid)
-	// ErrPassword means that who is signed in typed a wrong password.
-	ErrPassword = fmt.Errorf("%w password: it is not right", auth.ErrInvalid)
-	// ErrNoFactor means that somebody who has no second factor is asked for one.
+	// ErrPassword means that a person who is signed in typed a wrong password.
+	ErrPassword = fmt.Errorf("%w password: it is wrong", auth.ErrInvalid)
+	// ErrNoFactor means that a second factor is required of a person without one.
 	ErrNoFactor = errors.New("there is no second factor yet: set one up")
 )
 
+// wrongPassword turns a failed check of a password into [ErrPassword], for people
+// who are signed in already.
 func wrongPassword(err error) error {
 	if errors.Is(err, auth.ErrUnauthenticated) {
 		return ErrPassword
@@ -54,14 +55,14 @@ func wrongPassword(err error) error {
 	return err
 }
 
-// Config is what [People] work with.
+// Config is the configuration of [People].
 type Config struct {
-	// Key is the server's secret; the secrets of authenticator apps are
-	// encrypted under one that is derived from it. At least 32 bytes.
+	// Key is the server's key, at least 32 bytes. The key that encrypts secrets of
+	// authenticator apps is derived from it.
 	Key []byte
 }
 
-// People are the persons of all projects. It is safe for concurrent use.
+// People manages the accounts of all projects. It is safe for concurrent use.
 type People struct {
 	db     *store.DB
 	aead   cipher.AEAD
@@ -91,23 +92,23 @@ func New(db *store.DB, c Config) (*People, error) {
 	return &People{db: db, aead: aead, signIn: auth.NewSignIn(db)}, nil
 }
 
-// A Person is an account, as owners and its own person see it.
+// A Person is an account, as owners and the person see it.
 type Person struct {
 	Name     string
 	Role     auth.Role
-	Email    string // where to write of what waits; may be empty
+	Email    string // for notices; may be empty
 	Created  time.Time
-	Disabled time.Time // since when the person may not come in; zero means they may
+	Disabled time.Time // since when the person cannot sign in; zero if they can
 	TOTP     bool      // an authenticator app is set up
-	Passkeys int
-	Codes    int // recovery codes that are left
-	Sessions int // that have not ended
+	Passkeys int       // number of passkeys
+	Codes    int       // number of unused recovery codes
+	Sessions int       // number of live sessions
 
 	id, project string
 }
 
-// Strong reports whether p has a second factor, so that a password alone does
-// not sign in.
+// Strong reports whether p has a second factor, so that a password alone does not
+// sign in.
 func (p Person) Strong() bool { return p.TOTP || p.Passkeys > 0 }
 
 const selectPerson = `select p.id, p.project_id, p.name, p.role, p.email, p.created_at, p.disabled_at,
@@ -123,7 +124,7 @@ func scanPerson(row func(...any) error) (p Person, err error) {
 	return p, err
 }
 
-// find returns the person of a name in the project of who.
+// find returns the person with a name in who's project, or [ErrNotFound].
 func find(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (Person, error) {
 	list, err := store.List(ctx, tx, scanPerson, selectPerson+`where p.name = $2 and p.project_id = $3`, store.Time(time.Now()), name, who.Project)
 	if err != nil {
@@ -135,10 +136,11 @@ func find(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (P
 	return list[0], nil
 }
 
-// ownAccount returns the account of who. The operator at the machine has none.
+// ownAccount returns the account of who, or [auth.ErrForbidden] if who has none, as
+// the operator at the machine.
 func ownAccount(ctx context.Context, tx *store.Tx, who auth.Principal) (Person, error) {
 	if who.Kind != auth.Person {
-		return Person{}, fmt.Errorf("%s is no person: %w", who, auth.ErrForbidden)
+		return Person{}, fmt.Errorf("%s is not a person: %w", who, auth.ErrForbidden)
 	}
 	p, err := find(ctx, tx, who, who.ID)
 	if errors.Is(err, ErrNotFound) {
@@ -147,8 +149,8 @@ func ownAccount(ctx context.Context, tx *store.Tx, who auth.Principal) (Person, 
 	return p, err
 }
 
-// requireManager checks that who manages people, and that it was not only a session
-// that was stolen: an owner with a second factor has to have proved it now.
+// requireManager checks that who may manage people. An owner with a second factor
+// must have proved it recently, so that a stolen session is not enough.
 func requireManager(ctx context.Context, tx *store.Tx, who auth.Principal) error {
 	if !who.Manages() {
 		return fmt.Errorf("%s may not manage people, only an owner may: %w", who, auth.ErrForbidden)
@@ -163,7 +165,8 @@ func requireManager(ctx context.Context, tx *store.Tx, who auth.Principal) error
 	return err
 }
 
-// requireStepUp checks that a person with a second factor has proved it now.
+// requireStepUp returns [auth.ErrStepUp] for a person with a second factor who has
+// not proved it recently.
 func requireStepUp(who auth.Principal, p Person) error {
 	if p.Strong() && !who.Proved() {
 		return auth.ErrStepUp
@@ -195,8 +198,8 @@ func (p *People) Me(ctx context.Context, who auth.Principal) (me Person, err err
 	return me, err
 }
 
-// Invite makes a one-time link with which somebody makes an account of a role,
-// and returns it and its token, this once.
+// Invite creates a one-time link for a new account, and returns it and its token,
+// which cannot be retrieved again.
 func (p *People) Invite(ctx context.Context, who auth.Principal, v auth.Invitation) (out auth.Invitation, token auth.Secret, err error) {
 	if err := checkEmail(v.Email); err != nil {
 		return out, "", err
@@ -211,7 +214,7 @@ func (p *People) Invite(ctx context.Context, who auth.Principal, v auth.Invitati
 			return err
 		}
 		if n >= maxInvitations {
-			return fmt.Errorf("%w role: %d invitations are open, withdraw one first", auth.ErrInvalid, n)
+			return fmt.Errorf("%w role: %d invitations are open, which is the limit; withdraw one first", auth.ErrInvalid, n)
 		}
 		if out, token, err = auth.NewInvitation(ctx, tx, v); err != nil {
 			return err
@@ -221,17 +224,17 @@ func (p *People) Invite(ctx context.Context, who auth.Principal, v auth.Invitati
 	return out, token, err
 }
 
-// maxInvitations bounds the links that are open at a time in a project.
+// maxInvitations bounds the open invitations of a project.
 const maxInvitations = 100
 
-// RenewPassword makes a one-time link with which a person who has forgotten
-// their password chooses another. Only the operator at the machine may: an
-// owner who could would be able to decide in another's name, and so be two
-// persons where two are asked for.
+// RenewPassword creates a one-time link with which a person who forgot their
+// password sets a new one. Only the operator at the machine may. The attack: an
+// owner uses such a link to decide as another person, and so is two persons where
+// two have to approve.
 func (p *People) RenewPassword(ctx context.Context, who auth.Principal, name string) (out auth.Invitation, token auth.Secret, err error) {
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
 		if !who.Operator || !who.Manages() {
-			return fmt.Errorf("only the operator at the machine gives a new password to another: %w", auth.ErrForbidden)
+			return fmt.Errorf("only the operator at the machine can reset another person's password: %w", auth.ErrForbidden)
 		}
 		them, err := find(ctx, tx, who, name)
 		if err != nil {
@@ -246,7 +249,7 @@ func (p *People) RenewPassword(ctx context.Context, who auth.Principal, name str
 	return out, token, err
 }
 
-// Invitations returns the links of the project that can still be used.
+// Invitations returns the open links of the project, newest first.
 func (p *People) Invitations(ctx context.Context, who auth.Principal) (out []auth.Invitation, err error) {
 	if !who.Manages() {
 		return nil, fmt.Errorf("%s may not list invitations, only an owner may: %w", who, auth.ErrForbidden)
@@ -268,13 +271,13 @@ func (p *People) Invitations(ctx context.Context, who auth.Principal) (out []aut
 	return out, nil
 }
 
-// Withdraw ends an invitation that was not used.
+// Withdraw ends an open invitation.
 func (p *People) Withdraw(ctx context.Context, who auth.Principal, id string) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
 		if err := requireManager(ctx, tx, who); err != nil {
 			return err
 		}
-		// Those from before this column have no id, and end within a day.
+		// Rows from before this column have no ID; they end within a day.
 		n, err := auth.EndSetups(ctx, tx, `id = $1 and id <> '' and project_id = $2`, id, who.Project)
 		if err != nil {
 			return fmt.Errorf("withdraw invitation: %w", err)
@@ -286,11 +289,11 @@ func (p *People) Withdraw(ctx context.Context, who auth.Principal, id string) er
 	})
 }
 
-// SetRole gives a person another role. Their sessions end: what they may do is
-// never a matter of when they signed in.
+// SetRole gives a person another role and ends their sessions, so that no session
+// has rights of an earlier role.
 func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, role auth.Role) error {
 	if !role.Valid() {
-		return fmt.Errorf("%w role: there is no %q, use owner, reviewer or viewer", auth.ErrInvalid, role)
+		return fmt.Errorf("%w role: %q is not a role, use owner, reviewer or viewer", auth.ErrInvalid, role)
 	}
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
 		if them.Role == role {
@@ -307,8 +310,8 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 		if _, err := tx.ExecContext(ctx, `update person set role = $1 where id = $2`, role, them.id); err != nil {
 			return fmt.Errorf("set role: %w", err)
 		}
-		// Also of who was an owner and reviews from now on: they may have been asked
-		// as an owner.
+		// This includes an owner who becomes a reviewer: they may have approved an
+		// action that asks for an owner.
 		if role != auth.Owner {
 			if err := withdrawApprovals(ctx, tx, who, them); err != nil {
 				return err
@@ -321,7 +324,7 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 	})
 }
 
-// Disable lets a person in no more, and ends their sessions.
+// Disable keeps a person from signing in and ends their sessions.
 func (p *People) Disable(ctx context.Context, who auth.Principal, name string) error {
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
 		if !them.Disabled.IsZero() {
@@ -342,7 +345,7 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 		if err := auth.EndSessions(ctx, tx, them.id, ""); err != nil {
 			return err
 		}
-		// Who is let in again later does not find a way that was opened before.
+		// A link from before must not work after the person is enabled again.
 		if _, err := auth.EndSetups(ctx, tx, `person_id = $1`, them.id); err != nil {
 			return fmt.Errorf("disable person: %w", err)
 		}
@@ -353,9 +356,9 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 	})
 }
 
-// withdrawApprovals takes back what a person approved of that still waits for others. The
-// attack: of two who have to approve one is found out and let in no more, and
-// his yes would still count. That he gave it stays in the record.
+// withdrawApprovals removes a person's approvals of actions that still wait for
+// others. The attack: of two people who have to approve, one is found to be
+// malicious and disabled, and their approval still counts. The audit keeps it.
 func withdrawApprovals(ctx context.Context, tx *store.Tx, who auth.Principal, them Person) error {
 	_, err := tx.ExecContext(ctx, `delete from approval where person = $1 and action_id in (select id from action where project_id = $2 and state = 'pending')`,
 		auth.Principal{Kind: auth.Person, ID: them.Name}.String(), who.Project)
@@ -365,7 +368,7 @@ func withdrawApprovals(ctx context.Context, tx *store.Tx, who auth.Principal, th
 	return nil
 }
 
-// Enable lets a person in again.
+// Enable lets a disabled person sign in again.
 func (p *People) Enable(ctx context.Context, who auth.Principal, name string) error {
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
 		if them.Disabled.IsZero() {
@@ -381,9 +384,9 @@ func (p *People) Enable(ctx context.Context, who auth.Principal, name string) er
 	})
 }
 
-// Reset takes all second factors from a person who has lost them, and ends
-// their sessions and the link of their chat. Their password is then enough until
-// they set one up again.
+// Reset removes all second factors of a person who has lost them, and ends their
+// sessions and the link of their chat. Then the password alone signs in until they
+// set up a factor again.
 func (p *People) Reset(ctx context.Context, who auth.Principal, name string) error {
 	return p.change(ctx, who, name, func(tx *store.Tx, them Person) error {
 		if err := removeFactors(ctx, tx, them.id); err != nil {
@@ -404,8 +407,8 @@ func (p *People) Reset(ctx context.Context, who auth.Principal, name string) err
 	})
 }
 
-// unlinkChat ends the link of a person's chat with the bot. The attack: who found
-// the phone decides there.
+// unlinkChat ends the link of a person's chat with the bot. The attack: somebody
+// who found the phone decides in the chat.
 func unlinkChat(ctx context.Context, tx *store.Tx, id string) error {
 	for _, table := range []string{"telegram_link", "telegram_code", "telegram_question"} {
 		if _, err := tx.ExecContext(ctx, `delete from `+table+` where person_id = $1`, id); err != nil {
@@ -425,15 +428,15 @@ func removeFactors(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// SetEmail says where a person is written to of what waits; package notify has
-// their chat. Everybody may for themself, and an owner for others.
+// SetEmail sets a person's address for notices; empty means none. People may set
+// their own, and owners that of others.
 func (p *People) SetEmail(ctx context.Context, who auth.Principal, name, email string) error {
 	if err := checkEmail(email); err != nil {
 		return err
 	}
 	set := func(tx *store.Tx, them Person) error {
 		if _, err := tx.ExecContext(ctx, `update person set email = $1 where id = $2`, email, them.id); err != nil {
-			return fmt.Errorf("set where to write: %w", err)
+			return fmt.Errorf("set email: %w", err)
 		}
 		return audit.Append(ctx, tx, who, audit.PersonReach, them.Name, audit.Fields{"email": email})
 	}
@@ -441,7 +444,7 @@ func (p *People) SetEmail(ctx context.Context, who auth.Principal, name, email s
 		return p.db.Update(ctx, func(tx *store.Tx) error {
 			me, err := ownAccount(ctx, tx, who)
 			if err == nil {
-				// The attack: what waits is told to somebody with a stolen session.
+				// The attack: a thief with a stolen session redirects the notices.
 				err = requireStepUp(who, me)
 			}
 			if err != nil {
@@ -453,7 +456,7 @@ func (p *People) SetEmail(ctx context.Context, who auth.Principal, name, email s
 	return p.change(ctx, who, name, set)
 }
 
-// change runs f on a person whom who may manage.
+// change runs f on a person, after a check that who may manage people.
 func (p *People) change(ctx context.Context, who auth.Principal, name string, f func(*store.Tx, Person) error) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
 		if err := requireManager(ctx, tx, who); err != nil {
@@ -467,8 +470,8 @@ func (p *People) change(ctx context.Context, who auth.Principal, name string, f 
 	})
 }
 
-// updateSealed changes a person's row by f and seals it. It does not seal a row that
-// was forged.
+// updateSealed runs f, which changes a person's row, and seals the row again. A row
+// that was tampered with before stays unsealed.
 func updateSealed(ctx context.Context, tx *store.Tx, them Person, f func(*store.Tx, Person) error) error {
 	genuine, err := tx.Holding(ctx, auth.SealedPeople(), `id = $1`, them.id)
 	if err != nil {
@@ -480,8 +483,9 @@ func updateSealed(ctx context.Context, tx *store.Tx, them Person, f func(*store.
 	return auth.SealPerson(ctx, tx, them.id)
 }
 
-// keepAnOwner checks that the project has another owner who can come in. Two owners
-// who remove each other at once take turns: transactions that write do.
+// keepAnOwner returns [ErrLastOwner] if the project has no other owner who can sign
+// in. Two owners cannot remove each other at once: transactions that write run one
+// at a time.
 func keepAnOwner(ctx context.Context, tx *store.Tx, who auth.Principal, them Person) error {
 	if them.Role != auth.Owner || !them.Disabled.IsZero() {
 		return nil
@@ -497,12 +501,12 @@ func keepAnOwner(ctx context.Context, tx *store.Tx, who auth.Principal, them Per
 	return nil
 }
 
-// checkEmail checks where a person wants to be told of what waits.
+// checkEmail checks an address for notices.
 func checkEmail(email string) error {
 	if email != "" {
 		a, err := mail.ParseAddress(email)
 		if err != nil || a.Address != email || len(email) > 254 || strings.ContainsFunc(email, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
-			return fmt.Errorf("%w email: want an address such as anna@example.com, without a name", auth.ErrInvalid)
+			return fmt.Errorf("%w email: want an address such as anna@example.com, without a display name", auth.ErrInvalid)
 		}
 	}
 	return nil

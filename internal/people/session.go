@@ -12,16 +12,16 @@ import (
 	"postern/internal/store"
 )
 
-// An signedIn is somebody who is signed in.
+// A signedIn is a person with a valid session.
 type signedIn struct {
 	who auth.Principal
 	me  Person
 	id  string // of the session
 }
 
-// reauthenticate checks that it is the person of a session, and not only their session,
-// who asks: by a second factor that was proved now, or, where there is none, by
-// the password.
+// reauthenticate checks that the caller is the person of a session, and not a thief
+// of it: by a second factor that was proved recently or, without one, by the
+// password.
 func (p *People) reauthenticate(ctx context.Context, session auth.Secret, password string, v Visit) (in signedIn, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
 		if in.who, in.id, err = auth.SessionPrincipal(ctx, tx, session, v.Kind); err != nil {
@@ -39,7 +39,7 @@ func (p *People) reauthenticate(ctx context.Context, session auth.Secret, passwo
 	return in, p.checkPassword(ctx, in.me.Name, password, v)
 }
 
-// checkPassword checks the password of who is signed in.
+// checkPassword checks the password of a person who is signed in.
 func (p *People) checkPassword(ctx context.Context, name, password string, v Visit) error {
 	if _, err := p.signIn.Check(ctx, name, v.Remote, password); err != nil {
 		return wrongPassword(err)
@@ -47,15 +47,15 @@ func (p *People) checkPassword(ctx context.Context, name, password string, v Vis
 	return nil
 }
 
-// SetPassword gives who is signed in another password. It needs the former one,
-// and a second factor that was proved now where there is one, and ends all other
-// sessions.
+// SetPassword sets the password of the person of a session, and ends their other
+// sessions. It requires the former password and, if there is one, a second factor
+// that was proved recently.
 func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, password string, v Visit) error {
 	in, err := p.reauthenticate(ctx, session, former, v)
 	if err != nil {
 		return err
 	}
-	if in.me.Strong() { // again looked at that alone
+	if in.me.Strong() { // reauthenticate has not checked the password
 		if err := p.checkPassword(ctx, in.me.Name, former, v); err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func (p *People) SetPassword(ctx context.Context, session auth.Secret, former, p
 	})
 }
 
-// Sessions returns who's sessions, newest first.
+// Sessions returns who's live sessions, newest first.
 func (p *People) Sessions(ctx context.Context, who auth.Principal) (out []auth.Session, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
 		me, err := ownAccount(ctx, tx, who)
@@ -98,7 +98,7 @@ func (p *People) Sessions(ctx context.Context, who auth.Principal) (out []auth.S
 	return out, err
 }
 
-// Current returns the id of the session of a token.
+// Current returns the ID of the session with this token.
 func (p *People) Current(ctx context.Context, session auth.Secret, kind auth.SessionKind) (id string, err error) {
 	err = p.db.View(ctx, func(tx *store.Tx) error {
 		_, id, err = auth.SessionPrincipal(ctx, tx, session, kind)
@@ -125,7 +125,8 @@ func (p *People) EndSession(ctx context.Context, who auth.Principal, id string) 
 	})
 }
 
-// SignOut ends the session of a token, if there is one.
+// SignOut ends the session with this token. It returns [auth.ErrUnauthenticated] if
+// there is none.
 func (p *People) SignOut(ctx context.Context, session auth.Secret, kind auth.SessionKind) error {
 	return p.db.Update(ctx, func(tx *store.Tx) error {
 		who, id, err := auth.SessionPrincipal(ctx, tx, session, kind)
@@ -139,7 +140,8 @@ func (p *People) SignOut(ctx context.Context, session auth.Secret, kind auth.Ses
 	})
 }
 
-// enabledPerson returns a person who may come in.
+// enabledPerson returns the person with this ID, or [ErrChallenge] if they are
+// disabled: the ID comes from a challenge, which is then over.
 func enabledPerson(ctx context.Context, tx *store.Tx, id string) (Person, error) {
 	list, err := store.List(ctx, tx, scanPerson, selectPerson+`where p.id = $2 and p.disabled_at = 0`, store.Time(time.Now()), id)
 	if err != nil {
@@ -151,7 +153,7 @@ func enabledPerson(ctx context.Context, tx *store.Tx, id string) (Person, error)
 	return list[0], nil
 }
 
-// decode32 reads a secret as it is shown.
+// decode32 decodes the secret of an authenticator app.
 func decode32(s string) []byte {
 	b, err := base32.StdEncoding.WithPadding(base32.NoPadding).DecodeString(strings.ToUpper(s))
 	if err != nil {

@@ -14,12 +14,12 @@ import (
 	"postern/internal/store"
 )
 
-// A Visit is how somebody comes to sign in.
+// A Visit describes the client of a sign-in.
 type Visit struct {
 	Kind   auth.SessionKind
-	Remote string      // the address that asks
-	Agent  string      // what the program there calls itself
-	Former auth.Secret // a session that ends as the new one begins: one browser, one session; may be empty
+	Remote string      // the client's address
+	Agent  string      // the client's User-Agent
+	Former auth.Secret // token of the browser's former session, which ends; may be empty
 }
 
 func (v Visit) session(factor string) auth.Session {
@@ -30,20 +30,22 @@ func (v Visit) session(factor string) auth.Session {
 	return s
 }
 
-// A Started is what a sign-in led to: a session, or, where Token is empty, the
-// question for a second factor, whose answer goes to [People.Second] with Next.
+// A Started is the result of the first step of a sign-in: a session or, if Token is
+// empty, a challenge for a second factor, to be answered by [People.Second] with
+// Next.
 type Started struct {
 	Who     auth.Principal // of a session
 	Session auth.Session
-	Token   auth.Secret // of the session, this once; empty if there is none yet
+	Token   auth.Secret // of the session; empty if there is none yet
 
-	Next    auth.Secret // of the question
+	Next    auth.Secret // token of the challenge
 	TOTP    bool        // the person has an authenticator app
-	Passkey bool        // and a passkey, with which they can sign in instead
+	Passkey bool        // the person has a passkey and can sign in with that instead
 }
 
-// Password signs a person in who has no second factor, and asks others for it.
-// It returns [auth.ErrUnauthenticated] or [auth.ErrTooMany].
+// Password checks a name and password. It signs in a person without a second factor
+// and returns a challenge for one with. The error is [auth.ErrUnauthenticated] for
+// a wrong name or password, or [auth.ErrTooMany].
 func (p *People) Password(ctx context.Context, name, password string, v Visit) (Started, error) {
 	them, who, err := p.password(ctx, name, password, v)
 	if err != nil {
@@ -68,7 +70,7 @@ func (p *People) Password(ctx context.Context, name, password string, v Visit) (
 // password checks a name and a password.
 func (p *People) password(ctx context.Context, name, password string, v Visit) (them Person, who auth.Principal, err error) {
 	if len(name) > 63 || !utf8.ValidString(name) || strings.Contains(name, "\x00") {
-		err = auth.ErrUnauthenticated // nobody's
+		err = auth.ErrUnauthenticated // not a possible name, and PostgreSQL would refuse it
 	} else {
 		who, err = p.signIn.Check(ctx, name, v.Remote, password)
 	}
@@ -84,9 +86,9 @@ func (p *People) password(ctx context.Context, name, password string, v Visit) (
 	return them, who, err
 }
 
-// Second signs in who answered the question of [People.Password] with a code of
-// their authenticator app, or with a recovery code. It returns [ErrChallenge] if
-// the question is not open any more, and else what Password does.
+// Second completes a sign-in that [People.Password] began, with a code of an
+// authenticator app or a recovery code. The error is [ErrChallenge] if the challenge
+// is no longer open, and else as for Password.
 func (p *People) Second(ctx context.Context, next auth.Secret, code string, v Visit) (out Started, err error) {
 	var c challenge
 	var them Person
@@ -105,7 +107,7 @@ func (p *People) Second(ctx context.Context, next auth.Secret, code string, v Vi
 		if err != nil {
 			return err
 		}
-		if _, err := takeChallenge(ctx, tx, next, c); err != nil { // somebody was faster
+		if _, err := takeChallenge(ctx, tx, next, c); err != nil { // another request has used it
 			return err
 		}
 		who := auth.Principal{Kind: auth.Person, ID: them.Name, Project: them.project, Role: them.Role}
@@ -118,9 +120,9 @@ func (p *People) Second(ctx context.Context, next auth.Secret, code string, v Vi
 	return out, err
 }
 
-// SignIn signs in with all that is needed at once: the code may be empty for
-// who has no second factor. An answer does not tell whether it was the password
-// or the code that was wrong.
+// SignIn is [People.Password] and [People.Second] in one call. The code may be empty
+// for a person without a second factor. The error does not reveal whether the
+// password or the code was wrong.
 func (p *People) SignIn(ctx context.Context, name, password, code string, v Visit) (Started, error) {
 	out, err := p.Password(ctx, name, password, v)
 	if err != nil || out.Token != "" {
@@ -129,9 +131,9 @@ func (p *People) SignIn(ctx context.Context, name, password, code string, v Visi
 	return p.Second(ctx, out.Next, code, v)
 }
 
-// Redeem uses a set-up link: it makes an account and signs its person in, or
-// gives the person whom the link names a new password, and signs them in unless
-// they have a second factor to prove.
+// Redeem uses a set-up link. It creates an account and signs the person in, or sets
+// the password of the person whom the link names, and signs them in unless they
+// have a second factor.
 func (p *People) Redeem(ctx context.Context, link auth.Secret, name, password string, v Visit) (out Started, err error) {
 	hash, err := auth.HashPassword(password)
 	if err != nil {
@@ -168,7 +170,7 @@ func (p *People) Redeem(ctx context.Context, link auth.Secret, name, password st
 	return out, err
 }
 
-// beginSession makes the session of who has proved everything.
+// beginSession creates a session after all factors were checked.
 func beginSession(ctx context.Context, tx *store.Tx, who auth.Principal, v Visit, factor string) (out Started, err error) {
 	if v.Former != "" {
 		if err := auth.EndSession(ctx, tx, v.Former); err != nil {
@@ -183,8 +185,9 @@ func beginSession(ctx context.Context, tx *store.Tx, who auth.Principal, v Visit
 	return out, audit.Append(ctx, tx, who, audit.PersonSignIn, who.ID, audit.Fields{"remote": v.Remote, "factor": factor, "kind": string(v.Kind), "session": out.Session.ID})
 }
 
-// countedAttempt runs f, which looks at a guess at what belongs to a name, if any
-// guesses are left. They are those at the password too.
+// countedAttempt runs f, which checks a code of the person called name, if the
+// limits allow another attempt. The limit by name is shared with passwords. A
+// success does not count.
 func (p *People) countedAttempt(ctx context.Context, name, remote string, f func(*store.Tx) error) error {
 	tries := []auth.AttemptLimit{auth.AttemptsByName(name), auth.AttemptsAtSecondFactor(name), auth.AttemptsFrom(remote), auth.AttemptsInAll()}
 	if err := auth.CountAttempt(ctx, p.db, tries...); err != nil {
@@ -197,7 +200,7 @@ func (p *People) countedAttempt(ctx context.Context, name, remote string, f func
 	return err
 }
 
-// StepUp proves a second factor again in a session, with a code of an
+// StepUp proves a second factor in an existing session, with a code of an
 // authenticator app or a recovery code.
 func (p *People) StepUp(ctx context.Context, session auth.Secret, kind auth.SessionKind, code, remote string) error {
 	var me Person
@@ -231,7 +234,7 @@ func (p *People) StepUp(ctx context.Context, session auth.Secret, kind auth.Sess
 	return err
 }
 
-// strengthen notes that a session has proved a second factor now.
+// strengthen records that a session has just proved a second factor.
 func strengthen(ctx context.Context, tx *store.Tx, who auth.Principal, session auth.Secret, factor string) error {
 	ok, err := tx.Changed(ctx, `update session set strong_at = $1 where hash = $2`, store.Time(time.Now()), session.Digest())
 	if err != nil {
@@ -246,18 +249,18 @@ func strengthen(ctx context.Context, tx *store.Tx, who auth.Principal, session a
 	return audit.Append(ctx, tx, who, audit.PersonStepUp, who.ID, audit.Fields{"factor": factor})
 }
 
-// failures bounds what guessing writes into the record.
+// failures limits the audit entries that an attacker can cause by guessing.
 type failures struct {
 	minute   int64
-	recorded int // in this minute
-	left     int // not recorded since the last one that was
+	recorded int // entries in this minute
+	left     int // failures without an entry since the last entry
 }
 
-// maxFailures is how many failed sign-ins a server records, a minute.
+// maxFailures is how many failed sign-ins a server records in a minute.
 const maxFailures = 30
 
-// next reports whether one more failure is recorded, and how many were not
-// before it.
+// next counts a failure. It reports whether to record it, and how many before it
+// were not recorded.
 func (f *failures) next(now time.Time) (left int, ok bool) {
 	if m := now.Unix() / 60; m != f.minute {
 		f.minute, f.recorded = m, 0
@@ -288,8 +291,8 @@ func (p *People) failed(ctx context.Context, name, remote, what string) error {
 		if err != nil {
 			return err
 		}
-		// People type passwords where the name goes, and the record is for
-		// good: only the name of somebody who has an account is written.
+		// People type passwords into the field for the name, and audit entries cannot
+		// be removed: only names of existing accounts are recorded.
 		object := "(no such account)"
 		if utf8.ValidString(name) && !strings.Contains(name, "\x00") {
 			err := tx.One(ctx, `select name, project_id from person where name = $1`, []any{name}, &object, &project)

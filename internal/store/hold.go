@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// ErrHeld means that another process holds what was asked for.
+// ErrHeld means that another process holds the name.
 var ErrHeld = errors.New("held by another process")
 
-// A Hold is a name that one process of a database has, and no other. It ends
-// with the process, also with kill -9: PostgreSQL gives it to a session and
-// takes it back when the connection ends, or is silent for half a minute since
-// its machine is gone. A SQLite database is one process's already. It is safe
-// for concurrent use.
+// A Hold is a lock by name, which one process of a database holds at a time. It
+// ends with the process, also with kill -9: it is an advisory lock of a PostgreSQL
+// session, which ends with its connection or, if the machine is gone, after half a
+// minute of failed TCP keepalives. A SQLite database belongs to one process anyway.
+// It is safe for concurrent use.
 type Hold struct {
 	db   *DB
 	name string
@@ -26,16 +26,16 @@ type Hold struct {
 	conn *sql.Conn  // nil on SQLite, and while the hold is lost
 }
 
-// holdPoll is how often a hold that is another's is asked for again, and
-// holdLook how often is looked whether it is still ours.
+// holdPoll is the interval of attempts to take a hold, and holdLook that of checks
+// that it is still ours.
 const (
 	holdPoll = 50 * time.Millisecond
 	holdLook = 2 * time.Second
 )
 
-// Hold takes name, and waits for it for so long; a process that was killed a
-// moment ago has it until its connection has ended. The error wraps [ErrHeld]
-// if another process still has it then.
+// Hold takes name, and waits for it if another process has it: one that was killed
+// has it until its connection ends. The error wraps [ErrHeld] if another process
+// still has it after wait.
 func (db *DB) Hold(ctx context.Context, name string, wait time.Duration) (*Hold, error) {
 	h := &Hold{db: db, name: name}
 	for begun := time.Now(); ; {
@@ -54,8 +54,8 @@ func (db *DB) Hold(ctx context.Context, name string, wait time.Duration) (*Hold,
 	}
 }
 
-// lock is PostgreSQL's lock for a name. Databases of several installations may
-// be schemas of one.
+// lock takes PostgreSQL's advisory lock for a name. The schema is part of the key,
+// since several installations may be schemas of one database.
 const lock = `pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1, 0))`
 
 func (h *Hold) take(ctx context.Context) error {
@@ -67,7 +67,7 @@ func (h *Hold) take(ctx context.Context) error {
 		return err
 	}
 	for k, v := range map[string]string{"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4", "idle_session_timeout": "0"} {
-		// What a version or a pooler does not know is left as it is.
+		// Best effort: not every version or pooler knows all of these.
 		_, _ = conn.ExecContext(ctx, `select set_config($1, $2, false)`, k, v)
 	}
 	var ok bool
@@ -83,9 +83,9 @@ func (h *Hold) take(ctx context.Context) error {
 	return nil
 }
 
-// Run looks after the hold until ctx is done. Where the connection was lost it
-// takes it again, and returns an error that wraps [ErrHeld] if another process
-// has been faster.
+// Run keeps the hold until ctx is done. After a lost connection it takes the hold
+// again, and returns an error that wraps [ErrHeld] if another process has it by
+// then.
 func (h *Hold) Run(ctx context.Context) error {
 	t := time.NewTicker(holdLook)
 	defer t.Stop()
@@ -100,11 +100,11 @@ func (h *Hold) Run(ctx context.Context) error {
 		}
 		if err := h.take(ctx); errors.Is(err, ErrHeld) {
 			return fmt.Errorf("hold %s: %w", h.name, err)
-		} // other errors: the database is away, and for others too
+		} // other errors: the database is unreachable, probably for others too
 	}
 }
 
-// ping reports whether the session that has the lock is still there.
+// ping reports whether the session with the lock is alive.
 func (h *Hold) ping(ctx context.Context) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,8 +123,8 @@ func (h *Hold) ping(ctx context.Context) bool {
 	return false
 }
 
-// discardLocked gives the lock back and ends the session: one that went back to
-// the other connections with it would hold it for nobody.
+// discardLocked releases the lock and closes the session. A session that returned
+// to the pool with the lock would hold it for nobody.
 func (h *Hold) discardLocked(ctx context.Context) error {
 	if h.conn == nil {
 		return nil
@@ -133,7 +133,7 @@ func (h *Hold) discardLocked(ctx context.Context) error {
 	defer cancel()
 	_, err := h.conn.ExecContext(ctx, `select pg_advisory_unlock_all()`)
 	if err != nil {
-		// Whether it is still there is not known: it must not be used again.
+		// Its state is unknown, so the pool must not use it again.
 		_ = h.conn.Raw(func(any) error { return driver.ErrBadConn })
 	}
 	err = errors.Join(err, h.conn.Close())
@@ -141,7 +141,7 @@ func (h *Hold) discardLocked(ctx context.Context) error {
 	return err
 }
 
-// Close gives the name back, also after ctx has ended.
+// Close releases the name, also if ctx has ended.
 func (h *Hold) Close(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -14,16 +14,16 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 )
 
-// openPostgres opens the database of a URL. No error of its connections holds
-// the URL: the library's have it, or the whole configuration with the password,
-// in fields that somebody who unwraps or prints them finds.
+// openPostgres opens the database of a URL. Errors of its connections never
+// contain the password. Those of the library do, in fields that are visible to
+// code that unwraps or prints them.
 func openPostgres(source string) (*sql.DB, error) {
 	c, err := pgx.ParseConfig(source)
-	// A password with an @ that is not escaped: its end is taken for the host, and
-	// told by the error of whoever looks that up.
+	// An @ in a password that is not escaped: the rest of the password is parsed as
+	// the host, and would be printed by the error of its lookup.
 	if err != nil || hasAt(c) {
-		// Not even the reason: it quotes what it cannot read, which may be the password.
-		return nil, fmt.Errorf("open database %s: it is not a URL that PostgreSQL's clients understand; want postgres://USER:PASSWORD@HOST:PORT/NAME, with reserved characters of the password written as %%XX", Redact(source))
+		// The parser's error is omitted: it quotes its input, which may be the password.
+		return nil, fmt.Errorf("open database %s: not a valid PostgreSQL URL; want postgres://USER:PASSWORD@HOST:PORT/NAME, with reserved characters in the password written as %%XX", Redact(source))
 	}
 	return sql.OpenDB(sealed{stdlib.GetConnector(*c), c.Password}), nil
 }
@@ -36,7 +36,7 @@ func hasAt(c *pgx.ConnConfig) bool {
 	return at
 }
 
-// sealed is a connector whose errors do not hold the password.
+// sealed is a connector whose errors do not contain the password.
 type sealed struct {
 	driver.Connector
 	password string
@@ -51,12 +51,12 @@ func (s sealed) Connect(ctx context.Context) (driver.Conn, error) {
 	return c, nil
 }
 
-// seal returns an error that reads as err does and unwraps to nothing of it but
-// what says no more than why: the end of a context, a broken connection, what the
-// server answered.
+// seal returns an error with the text of err, without the password. It unwraps only
+// to errors that cannot contain it: the end of a context, a broken connection, and
+// the server's reply.
 func (s sealed) seal(err error) error {
 	text := err.Error()
-	if len(s.password) >= 6 { // a shorter one is in many words, and not told by these
+	if len(s.password) >= 6 { // a shorter password occurs in ordinary words, and replacing it would garble the text
 		for _, form := range []string{s.password, url.QueryEscape(s.password), url.PathEscape(s.password), url.UserPassword("", s.password).String()[1:]} {
 			text = strings.ReplaceAll(text, form, "xxxxx")
 		}
@@ -73,7 +73,7 @@ func (s sealed) seal(err error) error {
 	return out
 }
 
-// A connectError is why there is no connection to the database.
+// A connectError says why there is no connection to the database.
 type connectError struct {
 	text string
 	why  []error
@@ -82,9 +82,8 @@ type connectError struct {
 func (e *connectError) Error() string   { return e.text }
 func (e *connectError) Unwrap() []error { return e.why }
 
-// Redact returns source without what a PostgreSQL URL may hold in secret: a
-// password, and the parameters, of which some are. What is no proper URL it
-// does not show at all.
+// Redact returns source without the secrets that a PostgreSQL URL may contain: the
+// password, and the parameters. Of a malformed URL it returns only the scheme.
 func Redact(source string) string {
 	if !isPostgres(source) {
 		return source

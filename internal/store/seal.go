@@ -28,9 +28,9 @@ type sealer struct {
 	newest  map[string]int64    // see Newest
 }
 
-// UseKey makes db seal rows under a key that is derived from the server's, of
-// at least 32 bytes. It is called once, before the first transaction that seals
-// or checks. Servers that share a database share the key.
+// UseKey sets the server's key, of at least 32 bytes, from which the key for seals
+// is derived. It is called once, before the first transaction that makes or checks
+// a seal. Servers that share a database share the key.
 func (db *DB) UseKey(server []byte) error {
 	if len(server) < 32 {
 		return fmt.Errorf("seal rows: the server's key has %d bytes, want 32 or more", len(server))
@@ -46,8 +46,8 @@ func (db *DB) UseKey(server []byte) error {
 // Keyed reports whether seals can be made and checked.
 func (tx *Tx) Keyed() bool { return tx.seals != nil }
 
-// MAC returns the HMAC-SHA-256 of data for one purpose, under a key that
-// whoever can only write the database has not.
+// MAC returns the HMAC-SHA-256 of data for one purpose, under a key that is not in
+// the database.
 func (tx *Tx) MAC(purpose string, data []byte) ([]byte, error) {
 	if tx.seals == nil {
 		return nil, ErrNoKey
@@ -59,10 +59,10 @@ func (tx *Tx) MAC(purpose string, data []byte) ([]byte, error) {
 	return m.Sum(nil), nil
 }
 
-// Newest remembers, once tx is committed, that a number which only grows was n,
-// and returns the largest that this program has seen of it, or n. The attack: a
-// former row with its former seal is put back. A program that starts anew
-// remembers nothing of before.
+// Newest returns the largest value that this process has seen of a counter that
+// only grows, and remembers n once tx is committed. The attack: an earlier row is
+// restored with its valid seal. The memory is that of the process: after a restart
+// it starts with what it reads.
 func (tx *Tx) Newest(name string, n int64) (int64, error) {
 	s := tx.seals
 	if s == nil {
@@ -82,24 +82,24 @@ func (tx *Tx) Newest(name string, n int64) (int64, error) {
 // every other column, by name. The attack: somebody who can write the database
 // changes, inserts or swaps rows that decide what leaves.
 //
-// Columns that are zero or empty are not in it, so a migration that adds a
-// column with such a default breaks no seal. A seal does not show that a row is
-// the newest one: an old row was sealed as well.
+// Zero and empty columns are not part of the MAC, so that a migration can add a
+// column with such a default without breaking seals. A seal does not prove that a
+// row is the newest version: earlier versions had valid seals as well.
 type Sealed struct {
 	Table string
 	Key   []string // columns of the primary key
 	Omit  []string // columns that the seal does not cover
-	Only  []string // the columns that it covers, the key's among them; none means all but those of Omit
+	Only  []string // the columns that the seal covers, including the key; empty means all but Omit
 }
 
 // A SealedRow is one row of a [Sealed] table.
 type SealedRow struct {
 	Values map[string]any // by column: int64, string, []byte, float64, bool or nil
-	Holds  bool           // its seal is that of Values
+	Holds  bool           // the seal is valid for Values
 }
 
-// Rows returns the rows of s that match where, with whether their seals hold.
-// It locks them if lock, so that nobody changes them before tx ends.
+// Rows returns the rows of s that match where, and whether their seals hold. With
+// lock it locks the rows until tx ends.
 func (tx *Tx) Rows(ctx context.Context, s Sealed, lock bool, where string, args ...any) (out []SealedRow, err error) {
 	columns, err := tx.sealedColumns(ctx, s)
 	if err != nil {
@@ -107,7 +107,7 @@ func (tx *Tx) Rows(ctx context.Context, s Sealed, lock bool, where string, args 
 	}
 	list := strings.Join(columns, ", ") + ", seal"
 	query := `select ` + list + ` from ` + s.Table + ` where ` + where
-	if lock { // both databases lack a lock of rows that the other has
+	if lock { // SQLite has no SELECT FOR UPDATE; an update that changes nothing works on both
 		query = `update ` + s.Table + ` set seal = seal where ` + where + ` returning ` + list
 	}
 	scan := func(row func(...any) error) (SealedRow, error) {
@@ -124,7 +124,7 @@ func (tx *Tx) Rows(ctx context.Context, s Sealed, lock bool, where string, args 
 		}
 		want, err := tx.MAC(s.Table, s.encode(r.Values))
 		got, ok := values[len(columns)].([]byte)
-		r.Holds = ok && hmac.Equal(got, want) // not NULL, which a seal of no bytes would be
+		r.Holds = ok && hmac.Equal(got, want) // NULL is not a seal
 		return r, err
 	}
 	out, err = List(ctx, tx, scan, query, args...)
@@ -182,8 +182,8 @@ func (tx *Tx) Seal(ctx context.Context, s Sealed, where string, args ...any) err
 	return nil
 }
 
-// sealedColumns returns the columns of s that its seal covers, and those of its
-// key, as the database lists them: one that is added later is among them.
+// sealedColumns returns the columns of s that its seal covers, as the database
+// lists them, so that columns of later migrations are among them.
 func (tx *Tx) sealedColumns(ctx context.Context, s Sealed) ([]string, error) {
 	if tx.seals == nil {
 		return nil, ErrNoKey
@@ -215,9 +215,9 @@ func (tx *Tx) Columns(ctx context.Context, table string) (_ []string, err error)
 	return names, errors.Join(err, rows.Err())
 }
 
-// encode returns what is authenticated of a row: each column that is not zero,
-// in the order of their names, its name and value each after their lengths, so
-// that no two rows share an encoding.
+// encode returns the bytes that a seal authenticates: each column that is not zero,
+// ordered by name, with name and value each prefixed by its length. The encoding is
+// injective, so no two rows have the same.
 func (s Sealed) encode(values map[string]any) []byte {
 	var b []byte
 	put := func(kind byte, name string, value []byte) {
@@ -246,7 +246,7 @@ func (s Sealed) encode(values map[string]any) []byte {
 			if v {
 				number('i', name, 1)
 			}
-		case float64: // SQLite keeps what it is given, whatever the column's type
+		case float64: // a tampered column in SQLite, which does not enforce types
 			number('f', name, math.Float64bits(v))
 		default:
 			put('n', name, fmt.Append(nil, v))

@@ -1,10 +1,10 @@
 // Package store opens the database and runs transactions on it.
 //
-// It knows the schema's history (the files in migrations) but not what the
-// tables mean: each package that owns a table keeps the SQL for it beside the
-// rules it serves. Every statement must be written in the subset of SQL that
-// SQLite and PostgreSQL share: $1 parameters, RETURNING, ON CONFLICT, bigint,
-// text, bytea and boolean columns, times as Unix microseconds.
+// It knows the schema's history (see migrate.go) but not what the tables mean:
+// each package that owns a table keeps its SQL beside the rules that it implements.
+// Every statement must be in the subset of SQL that SQLite and PostgreSQL share: $1
+// parameters, RETURNING, ON CONFLICT, bigint, text, bytea and boolean columns,
+// times as Unix microseconds.
 //
 // A committed transaction is durable: SQLite runs with its write-ahead log
 // synced at each commit, PostgreSQL with its defaults.
@@ -27,9 +27,9 @@ import (
 // ErrNotFound is returned, possibly wrapped, when no row matches.
 var ErrNotFound = errors.New("not found")
 
-// ErrCommit means that a transaction failed in its last step: it may be in the
-// database all the same, where the answer was lost, or who asked for it left
-// before PostgreSQL had said so. What it refers to must not be removed.
+// ErrCommit means that the commit of a transaction failed. The transaction may be
+// in the database all the same: the reply may have been lost, or the context ended
+// before PostgreSQL replied. So files and blobs that it refers to must be kept.
 var ErrCommit = errors.New("commit")
 
 // DB is an open database. It is safe for concurrent use.
@@ -43,20 +43,21 @@ type DB struct {
 	seals *sealer // nil before [DB.UseKey]
 }
 
-// A process has so many connections to PostgreSQL, and so many of them may be
-// held by transactions that write, which mostly wait for their turn. The rest is
-// for who reads: nobody looks at a queue only after all that is being written,
-// and a transaction that has its turn and looks something up in another, which
-// it should not, does not wait for those that wait for it.
+// The limits of a process's connections to PostgreSQL: in all, and in transactions
+// that write, most of which wait for the write lock. The rest is reserved for
+// reads. So reads do not queue behind writes, and a transaction that has the write
+// lock and starts a read in another one, which it should not, does not deadlock
+// with those that wait for it.
 const (
 	maxConnections = 16
 	maxWriters     = 8
 )
 
-// turn makes PostgreSQL's transactions that write take turns, as SQLite's do.
-// Nearly all of them append to the audit, whose one chain lets in one at a time
-// anyway; taken there, in the middle, that lock and those of rows were found in
-// both orders by two of them, and PostgreSQL ended one. Who reads does not wait.
+// turn is the write lock: it serializes PostgreSQL's transactions that write, as
+// SQLite does. Nearly all of them append to the one audit chain, which serializes
+// them anyway. When that lock was taken in the middle of a transaction, two
+// transactions took it and row locks in opposite orders, and PostgreSQL aborted
+// one as a deadlock. The lock does not block reads.
 const turn = `lock table migration in share row exclusive mode`
 
 // Tx is a transaction. It is not safe for concurrent use and must not outlive
@@ -67,9 +68,9 @@ type Tx struct {
 	seals *sealer
 }
 
-// AfterCommit has f called when the transaction is committed, and not if it is
-// rolled back. It is for waking who waits for what the transaction wrote; f must
-// not begin another.
+// AfterCommit registers f to be called after the transaction is committed; it is
+// not called after a rollback. It is for waking goroutines that wait for what the
+// transaction wrote. f must not begin another transaction.
 func (tx *Tx) AfterCommit(f func()) { tx.after = append(tx.after, f) }
 
 // Open opens the database that source names and applies pending migrations.
@@ -175,10 +176,10 @@ func (db *DB) Close() error {
 	return errors.Join(db.read.Close(), db.write.Close())
 }
 
-// Forget makes sure that rows which were removed or changed are not in the
-// files of the database any more: SQLite overwrites them, and has them in its
-// write-ahead log until that is emptied. It does nothing on PostgreSQL, which
-// keeps them until its autovacuum and in its own log for as long as that is kept.
+// Forget removes deleted and overwritten rows from the files of the database.
+// SQLite overwrites them in the main file, and this empties the write-ahead log,
+// which still has them. It does nothing on PostgreSQL, which keeps such rows until
+// its autovacuum runs, and in its log for as long as that is kept.
 func (db *DB) Forget(ctx context.Context) error {
 	if db.read == db.write {
 		return nil
@@ -188,7 +189,7 @@ func (db *DB) Forget(ctx context.Context) error {
 		return fmt.Errorf("empty write-ahead log: %w", err)
 	}
 	if busy != 0 {
-		return errors.New("empty write-ahead log: somebody reads it")
+		return errors.New("empty write-ahead log: a reader is using it")
 	}
 	return nil
 }
@@ -197,7 +198,7 @@ func (db *DB) Forget(ctx context.Context) error {
 // exist. The database stays in use meanwhile.
 func (db *DB) Backup(ctx context.Context, path string) error {
 	if db.read == db.write {
-		return errors.New("back up database: PostgreSQL has pg_dump for that")
+		return errors.New("back up database: use pg_dump for PostgreSQL")
 	}
 	if err := private(path, os.O_EXCL); err != nil {
 		return fmt.Errorf("back up database: %w", err)
@@ -208,10 +209,10 @@ func (db *DB) Backup(ctx context.Context, path string) error {
 	return nil
 }
 
-// private makes an empty file that is its owner's alone, and closes to others
-// one that is there. SQLite itself leaves it to the umask. The attack: another
-// user of the machine reads proposed mail and hashes in a copy of the database,
-// or in one whose directory was there before.
+// private creates an empty file with mode 0600, or sets that mode on an existing
+// one. SQLite itself would use the umask. The attack: another user of the machine
+// reads proposed mail and password hashes in a copy of the database, or in a data
+// directory that existed before with wide permissions.
 func private(path string, flags int) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|flags, 0o600)
 	if err != nil {
@@ -220,10 +221,10 @@ func private(path string, flags int) error {
 	return errors.Join(f.Chmod(0o600), f.Close())
 }
 
-// Update runs fn in a transaction, committing if fn returns nil and rolling
-// back otherwise; of an [ErrCommit] it is not known which. It must not be called
-// from within fn. Transactions that write take turns, whoever runs them: keep
-// what takes long out of fn.
+// Update runs fn in a transaction. It commits if fn returns nil and rolls back
+// otherwise; after [ErrCommit] either may have happened. It must not be called from
+// within fn. Transactions that write run one at a time, across all processes: keep
+// slow work out of fn.
 func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if db.writers == nil {
 		return db.run(ctx, db.write, nil, fn) // SQLite has one writer
@@ -240,12 +241,11 @@ func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	})
 }
 
-// View runs fn in a transaction that sees one state of the database and
-// changes nothing.
+// View runs fn in a read-only transaction that sees one snapshot of the database.
 func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
 	o := &sql.TxOptions{ReadOnly: true}
 	if db.postgres {
-		o.Isolation = sql.LevelRepeatableRead // each statement would see a state of its own; SQLite's never do
+		o.Isolation = sql.LevelRepeatableRead // the default gives each statement its own snapshot; SQLite never does
 	}
 	return db.run(ctx, db.read, o, fn)
 }
@@ -257,7 +257,7 @@ func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(
 	}
 	tx := &Tx{Tx: stx, seals: db.seals}
 	if err := fn(tx); err != nil {
-		// A transaction whose context ended is rolled back already.
+		// database/sql has already rolled back a transaction whose context ended.
 		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
 			return errors.Join(err, fmt.Errorf("rollback: %w", rerr))
 		}
@@ -272,8 +272,8 @@ func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(
 	return nil
 }
 
-// ended returns err, and where it only says that the transaction is over since
-// ctx is, the error of ctx too: a caller who left is no failure of ours.
+// ended adds the error of ctx to err, if err only says that the transaction is over
+// because ctx ended. So callers can tell a cancelled request from a failure.
 func ended(ctx context.Context, err error) error {
 	if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
@@ -287,8 +287,8 @@ func (tx *Tx) One(ctx context.Context, query string, args []any, dest ...any) er
 	return NotFound(tx.QueryRowContext(ctx, query, args...).Scan(dest...))
 }
 
-// List runs a query and returns what scan makes of each row, whose columns it
-// reads as [sql.Rows.Scan] does.
+// List runs a query and returns the results of scan, which is called for each row
+// with a function like [sql.Rows.Scan].
 func List[T any](ctx context.Context, tx *Tx, scan func(row func(...any) error) (T, error), query string, args ...any) (out []T, err error) {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
@@ -350,7 +350,7 @@ func FromTime(us int64) time.Time {
 	return time.UnixMicro(us).UTC()
 }
 
-// Flag returns b as it is stored where it is summed or compared: 0 or 1.
+// Flag returns b as 0 or 1, for columns that are summed or compared.
 func Flag(b bool) int {
 	if b {
 		return 1

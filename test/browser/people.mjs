@@ -160,7 +160,7 @@ async function run() {
   check('it says as what', /invited as reviewer/.test(await rita.locator('main').innerText()))
   await fill(rita, { Name: 'local-root', Password: password, 'The same password again': password })
   await click(rita, 'Make the account')
-  check('nobody takes the operator’s name', /not with local-/.test(await alerted(rita)))
+  check('nobody takes the operator’s name', /local- are reserved/.test(await alerted(rita)))
   await fill(rita, { Name: 'rita', Password: password, 'The same password again': password })
   await click(rita, 'Make the account')
   check('the account opens the queue', path(rita) === '/console/', rita.url())
