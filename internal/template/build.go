@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// build makes the template of the recipe. The caller holds the lock.
+// build builds the template of the recipe. The caller holds the lock.
 func (c *Cache) build(ctx context.Context) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("build: must run as root (it makes device files and files of other users)")
@@ -79,14 +79,14 @@ func (c *Cache) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// sources returns where the recipe's packages come from: none on a host of
-// another release, or of Ubuntu. mmdebstrap knows Debian's own places then,
-// and believes them by the keys in Debian's keyring.
+// sources returns where to get the recipe's packages. It returns none on a host of
+// another release, or of Ubuntu: then mmdebstrap uses Debian's own mirrors, and
+// verifies them with the keys in Debian's keyring.
 func (c *Cache) sources() ([]source, error) {
 	if c.cfg.Sources != "" {
 		s := parseSources(c.cfg.Sources, c.recipe.suite)
 		if len(s) == 0 {
-			return nil, fmt.Errorf("read configured package sources: none is for Debian %s", c.recipe.suite)
+			return nil, fmt.Errorf("read configured package sources: none of them is for Debian %s", c.recipe.suite)
 		}
 		return s, nil
 	}
@@ -104,13 +104,12 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 	args := []string{
 		mmdebstrap, "--verbose", "--mode=root", "--format=directory", "--variant=" + c.recipe.variant,
 		"--aptopt=Acquire::Languages \"none\"",
-		// The directory is closed to apt's own user.
+		// apt's own user cannot read the directory.
 		"--aptopt=APT::Sandbox::User \"root\"",
-		// A build that the power cut interrupts is thrown away: dpkg need not
+		// A build that a power cut interrupts is thrown away, so dpkg need not
 		// flush each file. Everything is flushed once at the end.
 		"--dpkgopt=force-unsafe-io",
-		// Packages of earlier builds, linked instead of copied. apt verifies
-		// them as it does downloads.
+		// Reuse the packages of earlier builds. apt verifies them like downloads.
 		"--skip=download/empty", "--skip=essential/unlink",
 		`--setup-hook=mkdir -p "$1/var/cache/apt/archives" && find ` + quote(apt) + ` -name "*.deb" -exec ln -t "$1/var/cache/apt/archives" {} +`,
 		`--customize-hook=find "$1/var/cache/apt/archives" -name "*.deb" -exec ln -f -t ` + quote(apt) + ` {} +`,
@@ -141,14 +140,14 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 		}
 		args = append(args, "--keyring="+keys[0], c.recipe.suite, rootfs)
 	}
-	// Namespaces of its own: mmdebstrap mounts /proc and parts of /dev below
-	// rootfs, and if it is killed these mounts must go with it. Else the
-	// removal of what it left would reach the host's /dev.
+	// In namespaces of its own: mmdebstrap mounts /proc and parts of /dev below
+	// rootfs. If it is killed these mounts must disappear with it, otherwise the
+	// removal of its leftovers would reach the host's /dev.
 	cmd := jail(ctx, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID,
 		`mount --make-rprivate / && mount -t proc proc /proc && exec "$@"`, args...)
 	cmd.Dir = dir
-	// What it leaves when it is killed, such as the keys that it verifies
-	// with, goes with the rest of the build.
+	// What it leaves when it is killed, such as a keyring, is removed with the rest
+	// of the build.
 	tmp := filepath.Join(dir, "tmp")
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return fmt.Errorf("install packages: %w", err)
@@ -164,9 +163,8 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 	return nil
 }
 
-// hostAcquire returns how the host's apt reaches its sources: proxies,
-// certificates, whether dates are checked. Nothing that weakens signatures is
-// taken over.
+// hostAcquire returns the host's apt settings for downloads: proxies, certificates,
+// whether dates are checked. Settings that weaken signatures are not copied.
 func hostAcquire(ctx context.Context) ([]string, error) {
 	out, err := exec.CommandContext(ctx, "apt-config", "dump", "Acquire").Output()
 	if err != nil {
@@ -183,8 +181,8 @@ func hostAcquire(ctx context.Context) ([]string, error) {
 	return opts, nil
 }
 
-// finish puts the recipe's files in place and runs its script, inside the new
-// system and without network.
+// finish writes the recipe's files and runs its script, inside the new system and
+// without network.
 func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources []source) error {
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
@@ -193,7 +191,7 @@ func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources 
 	defer root.Close()
 	const script = "/opt/postern-finish.sh"
 	files := append([]file{{script, c.recipe.finish}}, c.recipe.files...)
-	if len(sources) > 0 { // else mmdebstrap has written its own
+	if len(sources) > 0 { // otherwise mmdebstrap has written its own
 		var list strings.Builder
 		for _, s := range sources {
 			list.WriteString(s.public().line())
@@ -221,8 +219,8 @@ func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources 
 	return root.Remove(script[1:])
 }
 
-// seal writes what is to be known about a finished root file system and
-// flushes everything to disk.
+// seal writes the description of a finished root file system and flushes everything
+// to disk.
 func (c *Cache) seal(dir, rootfs string) (Template, error) {
 	t := Template{ID: c.recipe.id(), Name: c.recipe.name, Built: time.Now().UTC().Truncate(time.Second)}
 	status, err := os.ReadFile(filepath.Join(rootfs, "var/lib/dpkg/status"))
@@ -259,7 +257,7 @@ func (c *Cache) seal(dir, rootfs string) (Template, error) {
 	return t, nil
 }
 
-// publish lets a sealed build appear under its id.
+// publish renames a sealed build to its ID.
 func (c *Cache) publish(dir, id string) error {
 	templates := filepath.Join(c.cfg.Dir, "templates")
 	if err := os.Rename(dir, filepath.Join(templates, id)); err != nil {
@@ -272,8 +270,8 @@ func (c *Cache) publish(dir, id string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// sweep removes what builds and prunes that were killed have left. The caller
-// holds the lock, so none of them still runs.
+// sweep removes what killed builds and prunes have left. The caller holds the lock,
+// so none of them is running.
 func (c *Cache) sweep() error {
 	left, err := filepath.Glob(filepath.Join(c.cfg.Dir, "build-*"))
 	if err != nil {
@@ -288,9 +286,9 @@ func (c *Cache) sweep() error {
 	return nil
 }
 
-// discard removes a build, but for the packages that it has downloaded.
+// discard removes a build, but keeps the packages that it has downloaded.
 func (c *Cache) discard(dir string) error {
-	// apt renames a package to this place once it is whole.
+	// apt moves a package to this directory when it is complete.
 	debs, _ := filepath.Glob(filepath.Join(dir, "rootfs/var/cache/apt/archives/*.deb"))
 	for _, d := range debs {
 		if err := os.Rename(d, filepath.Join(c.cfg.Dir, "apt", filepath.Base(d))); err != nil {
@@ -300,8 +298,8 @@ func (c *Cache) discard(dir string) error {
 	return removeTree(dir)
 }
 
-// removeTree removes a directory unless something is mounted in it: whatever
-// that is, it is not ours to remove.
+// removeTree removes a directory unless something is mounted in it: whatever that
+// is, it must not be removed.
 func removeTree(dir string) error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -315,7 +313,7 @@ func removeTree(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// forgetDebs removes downloaded packages that the newest build did not use.
+// forgetDebs removes the downloaded packages that the newest build did not use.
 func (c *Cache) forgetDebs(used []string) error {
 	have, err := filepath.Glob(filepath.Join(c.cfg.Dir, "apt", "*.deb"))
 	if err != nil {
@@ -331,8 +329,7 @@ func (c *Cache) forgetDebs(used []string) error {
 	return nil
 }
 
-// installedDebs returns the names that apt gives to the archives of the
-// packages in dpkg's status file.
+// installedDebs returns apt's file names for the packages in dpkg's status file.
 func installedDebs(status string) []string {
 	var out []string
 	for stanza := range strings.SplitSeq(status, "\n\n") {
@@ -345,10 +342,10 @@ func installedDebs(status string) []string {
 	return out
 }
 
-// diskUsage returns the bytes that a tree takes on disk.
+// diskUsage returns the bytes that a directory uses on disk.
 func diskUsage(dir string) (int64, error) {
 	var n int64
-	seen := map[uint64]bool{} // files with several names
+	seen := map[uint64]bool{} // inodes: a file may have several names
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -366,25 +363,25 @@ func diskUsage(dir string) (int64, error) {
 	return n, err
 }
 
-// jail returns a command that runs a shell script with args in namespaces of
-// its own. It and all that it starts die when ctx ends and when this process
-// dies: the kernel ends a process namespace with its first process.
+// jail returns a command that runs a shell script with args in namespaces of its
+// own. It and all its children are killed when ctx is done or this process dies:
+// the kernel ends a PID namespace with its first process.
 func jail(ctx context.Context, namespaces uintptr, script string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-euc", script, "sh"}, args...)...)
-	// Not ours: it may hold secrets, and what is built must not depend on it.
+	// Not our environment: it may hold secrets, and the result must not depend on
+	// it.
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }
 
-// quote returns s as one word for a shell.
+// quote quotes s for a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// run runs cmd, follows its output and returns an error that says what the
-// output says.
+// run runs cmd and follows its output. Its error includes the errors in the output.
 func (p *progress) run(cmd *exec.Cmd) error {
-	// Pdeathsig is about the thread that started the process, not about us.
+	// Pdeathsig is sent when the thread that started the process ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r, w, err := os.Pipe()
@@ -423,7 +420,7 @@ func (p *progress) run(cmd *exec.Cmd) error {
 func (p *progress) follow(r io.Reader) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	for {
-		// A line that does not fit is taken in pieces.
+		// A line that does not fit is read in pieces.
 		l, err := in.ReadSlice('\n')
 		if len(l) > 0 {
 			p.line(string(bytes.TrimRight(l, "\r\n")))

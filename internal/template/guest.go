@@ -10,13 +10,12 @@ import (
 	"strings"
 )
 
-// GuestDigest returns the SHA-256 of the guest in the templates, in hex: what
-// was saved with another one is not what would boot now.
+// GuestDigest returns the SHA-256 of the guest in the templates, in hex. A snapshot
+// made with another guest is out of date.
 func (c *Cache) GuestDigest() string { return c.digest }
 
-// guestIsCurrent reports whether the guest in a root file system is ours.
-// Comparing is faster than hashing; each create asks, so the same file is
-// compared once.
+// guestIsCurrent reports whether the guest in a root file system is this program's.
+// It is called for each sandbox, so it compares the same file only once.
 func (c *Cache) guestIsCurrent(rootfs string) bool {
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
@@ -43,12 +42,11 @@ func (c *Cache) guestIsCurrent(rootfs string) bool {
 	return true
 }
 
-// installGuest makes our guest the one that GuestPath names. The ones of other
-// versions of this program stay beside it: what was saved while one ran reads
-// its code from that very file again when it is restored, and would run into
-// whatever else was there. The caller holds the lock.
+// installGuest makes GuestPath point to our guest. The guests of other versions of
+// this program stay beside it: a snapshot maps its guest's code from that file when
+// it is restored, and would crash with other content. The caller holds the lock.
 func (c *Cache) installGuest(rootfs string) error {
-	// A Root, so that no symbolic link of the packages' making leads out.
+	// A Root, so that a symbolic link in a package cannot lead out of it.
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
 		return err
@@ -59,7 +57,7 @@ func (c *Cache) installGuest(rootfs string) error {
 	if err := root.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	// What an earlier one left when it was killed.
+	// Remove what a killed process left.
 	d, err := root.Open(dir)
 	if err != nil {
 		return err
@@ -92,14 +90,14 @@ func (c *Cache) installGuest(rootfs string) error {
 	return root.Rename(tmp, GuestPath[1:])
 }
 
-// writeFile writes a file that is on disk when it returns.
+// writeFile writes a file and syncs it to disk.
 func writeFile(root *os.Root, name string, b []byte, perm os.FileMode) error {
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(b)
-	// Chmod, since the process's umask narrowed what OpenFile was asked for.
+	// Chmod, since the process's umask applies to OpenFile.
 	if err := errors.Join(err, f.Chmod(perm), f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}

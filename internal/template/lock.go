@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock waits until nobody else builds in this cache. The kernel gives the lock
-// back when its holder dies, however it dies.
+// lock waits until nobody else builds in this cache. The kernel releases the lock
+// when its holder dies.
 func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(c.cfg.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

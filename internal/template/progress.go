@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// progress turns the output of a build into a line for a person every few
-// seconds. It works without a terminal.
+// progress condenses the output of a build to a line every few seconds. It needs no
+// terminal.
 type progress struct {
 	out  io.Writer
 	name string
-	log  io.Writer // gets everything
+	log  io.Writer // gets all of the output
 	done chan struct{}
 
 	mu       sync.Mutex
 	began    time.Time
 	what     string
 	count    int    // of total
-	total    int    // steps of what; 0: not known
-	packages int    // of this run of apt
-	last     string // package
-	told     string // last line printed
+	total    int    // steps of what; 0 means unknown
+	packages int    // packages of this run of apt
+	last     string // newest package
+	printed  string // last line printed
 	toldAt   time.Time
 	tail     []string // newest lines of output
 	problems []string // newest lines that look like errors
@@ -34,8 +34,8 @@ func newProgress(out io.Writer, name string, log io.Writer) *progress {
 	return &progress{out: out, name: name, log: log, began: time.Now(), done: make(chan struct{})}
 }
 
-// start prints every two seconds if something has changed, and else every five,
-// until stop is called. Calling stop again does nothing.
+// start prints a line every two seconds if something has changed, and otherwise
+// every five, until stop is called. Stop may be called twice.
 func (p *progress) start() (stop func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -47,7 +47,7 @@ func (p *progress) start() (stop func()) {
 				return
 			case <-tick.C:
 				p.mu.Lock()
-				p.tellLocked()
+				p.printLocked()
 				p.mu.Unlock()
 			}
 		}
@@ -58,15 +58,16 @@ func (p *progress) start() (stop func()) {
 	})
 }
 
-// phase says what happens now.
+// phase sets the current step.
 func (p *progress) phase(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stepLocked(what, 0)
-	p.tellLocked()
+	p.printLocked()
 }
 
-func (p *progress) tellLocked() {
+// printLocked prints the current state.
+func (p *progress) printLocked() {
 	s := p.what
 	if p.total > 0 {
 		s += fmt.Sprintf(": %d %%", min(p.count, p.total)*100/p.total)
@@ -74,14 +75,14 @@ func (p *progress) tellLocked() {
 			s += " (" + p.last + ")"
 		}
 	}
-	if s == p.told && time.Since(p.toldAt) < 5*time.Second {
+	if s == p.printed && time.Since(p.toldAt) < 5*time.Second {
 		return
 	}
-	p.told, p.toldAt = s, time.Now()
+	p.printed, p.toldAt = s, time.Now()
 	fmt.Fprintf(p.out, "template %s: %3d s: %s\n", p.name, int(time.Since(p.began).Seconds()), s)
 }
 
-// line takes a line of output of mmdebstrap, apt, dpkg or the finishing script.
+// line parses a line of output of mmdebstrap, apt, dpkg or the finishing script.
 func (p *progress) line(l string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +111,7 @@ func (p *progress) line(l string) {
 		p.count, p.last = p.count+1, f[4]
 	case len(f) > 2 && (strings.HasPrefix(l, "Unpacking ") || strings.HasPrefix(l, "Setting up ")):
 		if strings.HasPrefix(p.what, "downloading") {
-			p.stepLocked("installing packages", 2*p.packages) // each is unpacked and set up
+			p.stepLocked("installing packages", 2*p.packages) // each is unpacked and configured
 		}
 		p.count++
 		p.last = f[1]
@@ -120,13 +121,12 @@ func (p *progress) line(l string) {
 	}
 }
 
-// stepLocked begins to count to total something new.
+// stepLocked starts a new count up to total.
 func (p *progress) stepLocked(what string, total int) {
 	p.what, p.total, p.count, p.last = what, total, 0, ""
 }
 
-// complaint returns what the output says about why it failed, to be appended to
-// an error.
+// complaint returns the errors in the output, to be appended to an error text.
 func (p *progress) complaint() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

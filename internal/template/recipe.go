@@ -30,24 +30,24 @@ var baseServices string
 //go:embed recipe/profile
 var baseProfile string
 
-// buildVersion is part of every key: raise it when build.go changes what comes
-// out for the same recipe.
+// buildVersion is part of every key. Increment it if build.go changes the result of
+// the same recipe.
 const buildVersion = "1"
 
-// A recipe is all that decides what a root file system contains, but for the
-// versions of the packages: those are what Debian has at the time.
+// A recipe determines the content of a root file system, except for the versions of
+// the packages: those are Debian's current ones.
 type recipe struct {
 	name     string
 	suite    string   // Debian release
-	variant  string   // of mmdebstrap: the set of packages to begin with
+	variant  string   // of mmdebstrap: the initial set of packages
 	packages []string // Debian packages, sorted
-	exclude  []string // paths that dpkg leaves out
-	finish   string   // shell script that ends the build, run inside
+	exclude  []string // paths that dpkg does not unpack
+	finish   string   // shell script that runs inside at the end of the build
 	files    []file   // written before finish
-	ready    *Ready   // of what its services are; it changes nothing of what is built
+	ready    *Ready   // probe of its services; not part of the key
 }
 
-// A file is written into the root file system as it is, owned by root.
+// A file is written into the root file system, owned by root.
 type file struct {
 	path string // absolute, inside
 	text string
@@ -65,7 +65,7 @@ func baseRecipe() (recipe, error) {
 			{ServicesPath, baseServices},
 			{"/etc/profile", baseProfile},
 		},
-		// The interpreter says OK once its first kernel has executed something.
+		// The interpreter answers OK when its first kernel has executed something.
 		ready: &Ready{Port: 49999, Path: "/health"},
 	}
 	programs, err := baseInterpreter.ReadDir("recipe/interpreter")
@@ -80,7 +80,7 @@ func baseRecipe() (recipe, error) {
 		r.files = append(r.files, file{"/opt/postern/interpreter/" + p.Name(), string(text)})
 	}
 	slices.Sort(r.packages)
-	// They become arguments of a program that splits on commas and blanks.
+	// They become arguments of a program that splits on commas and spaces.
 	for _, p := range r.packages {
 		if strings.Trim(p, "abcdefghijklmnopqrstuvwxyz0123456789.+-") != "" || p[0] == '-' {
 			return recipe{}, fmt.Errorf("read recipe: %q is not the name of a Debian package", p)
@@ -92,11 +92,11 @@ func baseRecipe() (recipe, error) {
 	return r, nil
 }
 
-// key returns the SHA-256, in hex, of all that decides what is built.
+// key returns the SHA-256, in hex, of everything that determines the result.
 func (r recipe) key() string {
 	h := sha256.New()
-	// Each part with its length: what moves from one part to the next must
-	// change the key.
+	// With the length of each part, so that moving text from one part to the next
+	// changes the key.
 	add := func(parts ...string) {
 		for _, p := range parts {
 			fmt.Fprintf(h, "%d:", len(p))
@@ -114,7 +114,8 @@ func (r recipe) key() string {
 
 func (r recipe) id() string { return r.name + "-" + r.key()[:16] }
 
-// lines returns the lines of s without comments, blanks around them and empty ones.
+// lines returns the lines of s without comments, surrounding spaces and empty
+// lines.
 func lines(s string) []string {
 	var out []string
 	for l := range strings.Lines(s) {

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// A source is one place to get packages of the template's release from.
+// A source is a place to get packages of the template's release from.
 type source struct {
 	uri      string
 	suite    string
-	signedBy string // path of a keyring on the host, or ""
+	signedBy string // path of a keyring on the host, or empty
 }
 
 func (s source) line() string {
@@ -24,8 +24,8 @@ func (s source) line() string {
 	return fmt.Sprintf("deb %s %s main\n", s.uri, s.suite)
 }
 
-// public returns s without the name and password that its URI may hold: the
-// host's credentials must not be in a sandbox.
+// public returns s without the user name and password in its URI: the host's
+// credentials must not get into a sandbox.
 func (s source) public() source {
 	if u, err := url.Parse(s.uri); err == nil {
 		u.User = nil
@@ -34,9 +34,8 @@ func (s source) public() source {
 	return s
 }
 
-// hostSources returns the places that the host gets Debian's release suite
-// from. Other sources of the host are left out: what they offer is no part of
-// the recipe, and a template must not depend on them.
+// hostSources returns the host's sources of the Debian release suite. Its other
+// sources are ignored: a template must depend only on its recipe.
 func hostSources(etcApt, suite string) ([]source, error) {
 	files, err := filepath.Glob(filepath.Join(etcApt, "sources.list.d", "*"))
 	if err != nil {
@@ -45,7 +44,7 @@ func hostSources(etcApt, suite string) ([]source, error) {
 	var out []source
 	for _, f := range append([]string{filepath.Join(etcApt, "sources.list")}, files...) {
 		if !strings.HasSuffix(f, ".list") && !strings.HasSuffix(f, ".sources") {
-			continue // as apt does
+			continue // apt ignores these files as well
 		}
 		b, err := os.ReadFile(f)
 		if errors.Is(err, os.ErrNotExist) {
@@ -58,13 +57,13 @@ func hostSources(etcApt, suite string) ([]source, error) {
 	return out, nil
 }
 
-// parseSources reads a sources.list in either of apt's formats and returns the
-// parts that are suite itself, its updates and its security fixes.
+// parseSources parses a sources.list in either of apt's formats. It returns the
+// sources of suite, its updates and its security fixes.
 func parseSources(text, suite string) []source {
 	var out []source
 	add := func(uris, suites, components []string, signedBy string) {
 		if !slices.Contains(components, "main") {
-			return // other archives use Debian's suite names too
+			return // other archives use Debian's suite names, too
 		}
 		if !strings.HasPrefix(signedBy, "/") {
 			signedBy = "" // a key in the text; mmdebstrap finds Debian's own
@@ -95,7 +94,7 @@ func parseSources(text, suite string) []source {
 	return out
 }
 
-// oneLine reads "deb [options] uri suite component...".
+// oneLine parses "deb [options] uri suite component...".
 func oneLine(l string) (uri, suite string, components []string, signedBy string, ok bool) {
 	rest, ok := strings.CutPrefix(l, "deb ")
 	if !ok {
@@ -118,7 +117,7 @@ func oneLine(l string) (uri, suite string, components []string, signedBy string,
 	return f[0], f[1], f[2:], signedBy, true
 }
 
-// fields reads one stanza of the deb822 format.
+// fields parses one stanza of the deb822 format.
 func fields(stanza string) map[string]string {
 	f, last := map[string]string{}, ""
 	for l := range strings.SplitSeq(stanza, "\n") {
@@ -135,7 +134,7 @@ func fields(stanza string) map[string]string {
 	return f
 }
 
-// resolveURI returns the URI to download from, or "" if it is of no use.
+// resolveURI returns the URI to download from, or an empty string if there is none.
 func resolveURI(uri string) string {
 	// Debian's cloud images name a file with a list of mirrors.
 	if path, ok := strings.CutPrefix(uri, "mirror+file:"); ok {

@@ -1,33 +1,33 @@
-// Package template builds root file systems and keeps them: what a sandbox
-// starts from.
+// Package template builds and stores the root file systems that sandboxes start
+// from.
 //
-// A template is made from a recipe (the files in recipe/, built into the
-// binary) with Debian's packages. It is stored under the SHA-256 of its recipe,
-// so a program whose recipe has not changed finds it in milliseconds, and one
-// whose recipe has changed builds a new one next to the old, which programs
-// that still run go on using. The cache directory holds
+// A template is built from a recipe (the files in recipe/, embedded in the binary)
+// and Debian's packages. It is stored under the SHA-256 of its recipe. So a program
+// whose recipe has not changed finds it in milliseconds. A program with a new recipe
+// builds a new template next to the old one, which running programs continue to use.
+// The cache directory holds
 //
 //	templates/<id>/rootfs         the root file system
-//	templates/<id>/template.json  what it is; written before the directory appears
+//	templates/<id>/template.json  its description; written before the directory appears
 //	templates/<id>/in-use         locked shared by every process that uses it
 //	build-<random>/               a build that runs, or that was killed
 //	apt/                          downloaded packages, for the next build
 //	build.log                     output of the newest build
-//	lock                          held by whoever builds
+//	lock                          locked by the process that builds
 //	base-current                  symbolic link to the newest base, for people
 //
-// A build happens in build-<random>, is flushed to disk and then renamed: at
-// whatever instant it is killed, there is a whole template or none.
+// A build happens in build-<random>, is flushed to disk and then renamed. So if it
+// is killed at any time, there is a complete template or none.
 //
-// A root file system is a directory. An EROFS image of it was tried: starting
-// processes and importing numpy took as long, only walking directories was twice
-// as fast; gVisor has no layer on disk over it without a gofer; and what a new
-// guest needs, a new image of 700 MB, takes six seconds.
+// A root file system is a directory. An EROFS image was tried. Starting processes and
+// importing numpy took as long; only walking directories was twice as fast. gVisor
+// can only put a layer on disk over it with a gofer, and a new guest would need a
+// new image of 700 MB, which takes six seconds.
 //
-// The package must not start sandboxes and must not run anything of a template
-// but while it builds it. The cache directory is closed to everybody but root:
-// a root file system holds setuid programs that the host's users must not get
-// at, and files of a uid that may be somebody else's on the host.
+// The package must not start sandboxes, and must not run anything of a template
+// except while it builds one. Only root can read the cache directory: a root file
+// system holds setuid programs, and files whose user ID may belong to somebody on
+// the host.
 package template
 
 import (
@@ -49,67 +49,66 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotFound says that there is no template of the name.
+// ErrNotFound means that there is no template with that name.
 var ErrNotFound = errors.New("template not found")
 
-// baseNames are the names by which the base template is known. The official
-// SDKs ask for "base" and for "code-interpreter-v1" unless told otherwise.
+// baseNames are the names of the base template. By default the official SDKs
+// request "base" and "code-interpreter-v1".
 var baseNames = []string{"base", "code-interpreter-v1", "code-interpreter"}
 
-// GuestPath is where the guest is inside every root file system: a symbolic link
-// to the file of its version.
+// GuestPath is the path of the guest inside every root file system. It is a
+// symbolic link to the file of one version.
 const GuestPath = "/usr/local/sbin/postern-guest"
 
-// ServicesPath is a file inside every root file system: each line is the
-// command line of a program that the guest runs as the sandbox's user.
+// ServicesPath is a file inside every root file system. Each line is the command
+// line of a program that the guest runs as the sandbox's user.
 const ServicesPath = "/etc/postern/services"
 
-// Config says how templates are built and where they are kept.
+// Config holds the settings of a [Cache].
 type Config struct {
-	Dir      string    // cache directory, such as /var/cache/postern; made if missing
+	Dir      string    // cache directory, such as /var/cache/postern; created if missing
 	Guest    []byte    // the guest: a static program, installed at GuestPath
-	Sources  string    // Debian's package sources, as in sources.list; "" takes them from the host's /etc/apt, and where that has none, mmdebstrap's own
-	Progress io.Writer // lines for a person while something takes long; nil for none
+	Sources  string    // Debian's package sources as in sources.list; empty means the host's /etc/apt, or mmdebstrap's own if that has none
+	Progress io.Writer // gets lines for a person during long operations; nil for none
 }
 
 // A Template is a root file system that sandboxes can start from.
 type Template struct {
 	ID       string    `json:"id"`       // name, dash, 16 hex digits of the recipe's SHA-256
 	Name     string    `json:"name"`     // "base"
-	Built    time.Time `json:"built"`    // when
+	Built    time.Time `json:"built"`    // time of the build
 	Bytes    int64     `json:"bytes"`    // on disk, without the guest
 	Packages int       `json:"packages"` // Debian packages
 
-	Rootfs  string   `json:"-"` // absolute path of the directory; it must not be written to
+	Rootfs  string   `json:"-"` // absolute path of the directory, which must not be written to
 	Aliases []string `json:"-"` // other names that resolve to it
-	Ready   *Ready   `json:"-"` // when it is warm; nil if nothing starts but the guest
+	Ready   *Ready   `json:"-"` // when its services are warm; nil if it has none
 }
 
-// Ready says how to know that all that a sandbox starts by itself is up and
-// warm: an HTTP GET inside it answers 200. What is saved before is no good
-// beginning for other sandboxes; what is saved after needs no more waiting.
+// Ready is an HTTP GET that answers 200 once all services of a sandbox are up and
+// warm. A snapshot taken earlier is not good for starting other sandboxes from.
 type Ready struct {
 	Port uint16 // on the sandbox's loopback
 	Path string // begins with a slash
 }
 
 // A Cache builds templates and finds them again. It is safe for concurrent use,
-// by several processes too.
+// also by several processes.
 type Cache struct {
 	log    *slog.Logger
 	cfg    Config
 	recipe recipe
 	digest string // SHA-256 of cfg.Guest, in hex
 
-	etcApt  string // where the host's package sources are
+	etcApt  string // directory of the host's package sources
 	keyring string // glob of Debian's keys on the host
 
 	mu       sync.Mutex
-	held     map[string]*os.File    // template id → its in-use file, locked shared
-	compared map[string]os.FileInfo // root file system → its guest, which was found to be ours
+	held     map[string]*os.File    // template ID → its in-use file, locked shared
+	compared map[string]os.FileInfo // root file system → its guest, once found to be ours
 }
 
-// New returns a cache in cfg.Dir. It builds nothing.
+// New returns a cache in cfg.Dir. It does not build anything.
 func New(log *slog.Logger, cfg Config) (*Cache, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, fmt.Errorf("open template cache: directory %q is not absolute", cfg.Dir)
@@ -129,7 +128,7 @@ func New(log *slog.Logger, cfg Config) (*Cache, error) {
 			return nil, fmt.Errorf("open template cache: %w", err)
 		}
 	}
-	// It may have been there, and open.
+	// The directory may have existed with wider permissions.
 	if err := os.Chmod(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open template cache: %w", err)
 	}
@@ -141,8 +140,8 @@ func New(log *slog.Logger, cfg Config) (*Cache, error) {
 	}, nil
 }
 
-// Close gives up the templates that were returned: Prune of another process may
-// remove them from now on.
+// Close releases the templates that were returned. From now on Prune of another
+// process may remove them.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,7 +153,7 @@ func (c *Cache) Close() error {
 	return errors.Join(errs...)
 }
 
-// Resolve returns the template of a name that a client gave. The error wraps
+// Resolve returns the template with a client's name for it. Its error wraps
 // [ErrNotFound] if there is none.
 func (c *Cache) Resolve(ctx context.Context, name string) (Template, error) {
 	if !slices.Contains(baseNames, strings.TrimSuffix(name, ":default")) {
@@ -163,8 +162,8 @@ func (c *Cache) Resolve(ctx context.Context, name string) (Template, error) {
 	return c.Base(ctx)
 }
 
-// ByID returns a template by its id, also a former version of it that a paused
-// sandbox still needs. The error wraps [ErrNotFound] if there is none.
+// ByID returns a template by its ID, also a former version that a paused sandbox
+// still needs. Its error wraps [ErrNotFound] if there is none.
 func (c *Cache) ByID(ctx context.Context, id string) (Template, error) {
 	if id == c.recipe.id() {
 		return c.Base(ctx)
@@ -179,9 +178,9 @@ func (c *Cache) ByID(ctx context.Context, id string) (Template, error) {
 	return t, err
 }
 
-// Base returns the base template, with the guest of this program in it. If it
-// is not in the cache it is built, which takes a minute or two and the network;
-// while another process builds it, Base waits.
+// Base returns the base template, with the guest of this program in it. If it is
+// not in the cache it is built, which takes a minute or two and needs the network.
+// If another process is building it, Base waits.
 func (c *Cache) Base(ctx context.Context) (Template, error) {
 	t, err := c.base(ctx)
 	if err != nil {
@@ -203,7 +202,7 @@ func (c *Cache) base(ctx context.Context) (Template, error) {
 		return Template{}, err
 	}
 	defer unlock()
-	// Whoever had the lock may have built it.
+	// The previous holder of the lock may have built it.
 	t, err = c.open(c.recipe.id())
 	if errors.Is(err, os.ErrNotExist) {
 		if err := c.build(ctx); err != nil {
@@ -223,8 +222,8 @@ func (c *Cache) base(ctx context.Context) (Template, error) {
 	return t, nil
 }
 
-// open returns a template of the cache and marks it as in use until Close. The
-// error wraps os.ErrNotExist if it is not there.
+// open returns a template of the cache and marks it as in use until Close. Its
+// error wraps os.ErrNotExist if it does not exist.
 func (c *Cache) open(id string) (Template, error) {
 	dir := filepath.Join(c.cfg.Dir, "templates", id)
 	c.mu.Lock()
@@ -234,8 +233,7 @@ func (c *Cache) open(id string) (Template, error) {
 		if err != nil {
 			return Template{}, err
 		}
-		// Prune holds it exclusively for as long as it takes to move the
-		// directory away.
+		// Prune holds this lock exclusively while it moves the directory away.
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
 			return Template{}, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
 		}
@@ -258,7 +256,7 @@ func (c *Cache) open(id string) (Template, error) {
 	return t, nil
 }
 
-// point makes base-current name t. It is for people: nothing depends on it.
+// point makes base-current a link to t. It is for people only.
 func (c *Cache) point(t Template) {
 	link, target := filepath.Join(c.cfg.Dir, "base-current"), filepath.Join("templates", t.ID, "rootfs")
 	if have, err := os.Readlink(link); err == nil && have == target {
@@ -270,10 +268,9 @@ func (c *Cache) point(t Template) {
 	}
 }
 
-// Prune removes the templates that no process uses and that this program would
-// not use, and returns their ids. A sandbox that is running needs the template
-// that it was started from, so call it when all sandboxes of programs that were
-// killed have been removed.
+// Prune removes the templates that no process uses and this program would not use,
+// and returns their IDs. A running sandbox needs its template, so call Prune only
+// when all sandboxes of killed programs have been removed.
 func (c *Cache) Prune(ctx context.Context) ([]string, error) {
 	unlock, err := c.lock(ctx)
 	if err != nil {
@@ -313,8 +310,8 @@ func (c *Cache) retire(id string) (bool, error) {
 	} else if err != nil {
 		return false, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
-	// Renamed first: a template that is half removed would still look whole.
-	// If we are killed here the next build clears it away.
+	// Rename it first: a half-removed template would still look complete. If we are
+	// killed after that, the next build removes it.
 	trash := filepath.Join(c.cfg.Dir, "build-pruned-"+id)
 	if err := os.Rename(dir, trash); err != nil {
 		return false, err

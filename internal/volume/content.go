@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Kind is what an entry of a volume is.
+// A Kind is the kind of an entry of a volume.
 type Kind string
 
-// The kinds of entry. Pipes, sockets and devices are Unknown: they are listed
-// and can be removed, and are not opened.
+// The kinds of entries. Pipes, sockets and devices are Unknown: they can be listed
+// and removed but not opened.
 const (
 	Unknown   Kind = "unknown"
 	File      Kind = "file"
@@ -29,11 +29,11 @@ const (
 	Symlink   Kind = "symlink"
 )
 
-// An Entry is a file or directory of a volume. Its names come from a sandbox:
-// they may hold any byte but "/" and NUL.
+// An Entry is a file or directory of a volume. Its name comes from a sandbox and
+// may hold any byte but "/" and NUL.
 type Entry struct {
 	Name   string
-	Path   string // absolute, as the volume's root is "/"
+	Path   string // absolute; the volume's root is "/"
 	Kind   Kind
 	Size   int64  // bytes
 	Mode   uint32 // the permission bits
@@ -45,16 +45,15 @@ type Entry struct {
 	Target string // of a Symlink
 }
 
-// Attributes are what a caller wants a file or directory to have; nil leaves
-// it, or takes what is usual for a new one.
+// Attributes are the owner and mode for a file or directory. Nil means no change,
+// or the default for a new one.
 type Attributes struct {
 	UID  *uint32
 	GID  *uint32
 	Mode *uint32 // permission bits only
 }
 
-// What new entries have where the caller did not say: everybody in a sandbox
-// may use them.
+// Defaults for new entries. Everybody in a sandbox may use them.
 const (
 	defaultFileMode = 0o666
 	defaultDirMode  = 0o777
@@ -65,9 +64,9 @@ func (a Attributes) check() error {
 	case a.Mode != nil && *a.Mode > 0o777:
 		return fmt.Errorf("%w: mode: %#o has more than permission bits", ErrInvalid, *a.Mode)
 	case a.UID != nil && *a.UID == math.MaxUint32:
-		return fmt.Errorf("%w: uid: %d is no user", ErrInvalid, *a.UID)
+		return fmt.Errorf("%w: uid: %d is not a user ID", ErrInvalid, *a.UID)
 	case a.GID != nil && *a.GID == math.MaxUint32:
-		return fmt.Errorf("%w: gid: %d is no group", ErrInvalid, *a.GID)
+		return fmt.Errorf("%w: gid: %d is not a group ID", ErrInvalid, *a.GID)
 	}
 	return nil
 }
@@ -87,8 +86,8 @@ func (a Attributes) or(mode uint32) Attributes {
 	return a
 }
 
-// apply gives f what is set. It goes by the open file: its path may be another
-// file's by now. The mode comes last, for a change of owner takes bits off it.
+// apply sets the given attributes on the open file f: its path may be another
+// file's by now. The mode comes last, since changing the owner clears bits of it.
 func (a Attributes) apply(f *os.File) error {
 	id := func(v *uint32) int {
 		if v == nil {
@@ -107,18 +106,18 @@ func (a Attributes) apply(f *os.File) error {
 	return nil
 }
 
-// Content is the files of one volume. Every path in it is hostile, the
-// caller's and those that a sandbox made, and may change between any two looks
-// at it; none leads out of the volume.
+// Content is the files of one volume. Every path is hostile, the caller's and those
+// that a sandbox made, and may change between two system calls. None may lead out
+// of the volume.
 type Content struct {
 	disk *disk
-	// Set once, while the disk is held: they stay valid until Close.
+	// Set once, and valid until Close.
 	root     *os.Root
 	incoming *os.File
 }
 
-// Content opens the files of volume id, which the caller has been allowed to
-// use. It must be closed.
+// Content opens the files of volume id. The caller has checked the right to it, and
+// must close it.
 func (s *Store) Content(ctx context.Context, id string) (*Content, error) {
 	d, err := s.open(ctx, id)
 	if err != nil {
@@ -129,7 +128,7 @@ func (s *Store) Content(ctx context.Context, id string) (*Content, error) {
 	return &Content{disk: d, root: d.root, incoming: d.incoming}, nil
 }
 
-// Close lets go of the volume.
+// Close releases the volume.
 func (c *Content) Close() { c.disk.release() }
 
 // clean returns a caller's path relative to the volume's root.
@@ -140,15 +139,14 @@ func clean(p string) (string, error) {
 	if len(p) > 4096 || strings.ContainsRune(p, 0) {
 		return "", fmt.Errorf("%w: path is longer than 4096 bytes or holds a NUL", ErrInvalid)
 	}
-	p = path.Clean("/" + p) // ".." ends at the root
+	p = path.Clean("/" + p) // ".." stops at the root
 	if p == "/" {
 		return ".", nil
 	}
 	return p[1:], nil
 }
 
-// pathError gives err of a system call on a path the category that it has for
-// who asked.
+// pathError maps the error of a system call on a path to an error of this package.
 func pathError(what, p string, err error) error {
 	p = "/" + strings.TrimPrefix(p, ".")
 	var pe *fs.PathError
@@ -175,13 +173,13 @@ func pathError(what, p string, err error) error {
 	case errors.Is(err, unix.ELOOP):
 		return fmt.Errorf("%s %q: %w: too many links on the way", what, p, ErrInvalid)
 	case errors.As(err, &pe) && !errors.As(err, &no):
-		// os.Root's own refusal.
+		// From os.Root itself.
 		return fmt.Errorf("%s %q: %w: a link on the way leads out of the volume", what, p, ErrInvalid)
 	}
 	return fmt.Errorf("%s %q: %w", what, p, err)
 }
 
-// look describes what is open.
+// look describes an open file.
 func look(f *os.File, p string) (Entry, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -190,7 +188,7 @@ func look(f *os.File, p string) (Entry, error) {
 	return entry(&st, p), nil
 }
 
-// entry makes an Entry of what the kernel says about p, which is relative.
+// entry returns the Entry for the kernel's description of p, which is relative.
 func entry(st *unix.Stat_t, p string) Entry {
 	e := Entry{
 		Name: path.Base(p), Path: "/" + p, Kind: Unknown, Size: st.Size, Mode: st.Mode & 0o777, UID: st.Uid, GID: st.Gid,
@@ -210,13 +208,13 @@ func entry(st *unix.Stat_t, p string) Entry {
 	return e
 }
 
-// openDir opens a directory, following links within the volume. Not
-// [os.Root.OpenRoot], which hangs on a pipe; O_DIRECTORY refuses one unopened.
+// openDir opens a directory and follows links within the volume. [os.Root.OpenRoot]
+// would hang on a pipe; O_DIRECTORY refuses it.
 func (c *Content) openDir(p string) (*os.File, error) {
 	return c.root.OpenFile(p, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 }
 
-// Stat describes p itself, also if it is a link.
+// Stat describes p itself, even if it is a link.
 func (c *Content) Stat(p string) (Entry, error) {
 	p, err := clean(p)
 	if err != nil {
@@ -248,7 +246,7 @@ func statAt(dir *os.File, name, p string) (Entry, error) {
 	e := entry(&st, p)
 	if e.Kind == Symlink {
 		buf := make([]byte, unix.PathMax)
-		// It may be no link any more: then it has no target.
+		// It may have been replaced; then it has no target.
 		if n, err := unix.Readlinkat(int(dir.Fd()), name, buf); err == nil {
 			e.Target = string(buf[:n])
 		}
@@ -256,14 +254,14 @@ func statAt(dir *os.File, name, p string) (Entry, error) {
 	return e, nil
 }
 
-// The bounds of a listing.
+// The limits of a listing.
 const (
 	maxDepth   = 10
 	maxEntries = 1 << 16
 )
 
-// List returns what is in the directory p, and in those below it down to depth
-// levels; 0 means 1. Each directory comes before what is in it.
+// List returns the entries of the directory p, and of directories below it down to
+// depth levels; 0 means 1. Each directory comes before its entries.
 func (c *Content) List(ctx context.Context, p string, depth int) ([]Entry, error) {
 	p, err := clean(p)
 	if err != nil {
@@ -304,7 +302,7 @@ func list(ctx context.Context, dir *os.File, p string, depth int, out *[]Entry) 
 	for _, name := range names {
 		e, err := statAt(dir, name, path.Join(p, name))
 		if errors.Is(err, unix.ENOENT) {
-			continue // removed meanwhile
+			continue // removed since
 		}
 		if err != nil {
 			return err
@@ -315,7 +313,7 @@ func list(ctx context.Context, dir *os.File, p string, depth int, out *[]Entry) 
 		}
 		fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
-			continue // no directory any more
+			continue // not a directory any more
 		}
 		sub := os.NewFile(uintptr(fd), name)
 		err = list(ctx, sub, path.Join(p, name), depth-1, out)
@@ -327,8 +325,8 @@ func list(ctx context.Context, dir *os.File, p string, depth int, out *[]Entry) 
 	return nil
 }
 
-// MakeDir makes the directory p. With force its parents are made too, and one
-// that is there already is fine.
+// MakeDir makes the directory p. With force it also makes missing parents, and an
+// existing directory is not an error.
 func (c *Content) MakeDir(p string, a Attributes, force bool) (Entry, error) {
 	p, err := clean(p)
 	if err != nil {
@@ -349,7 +347,7 @@ func (c *Content) MakeDir(p string, a Attributes, force bool) (Entry, error) {
 	}
 	d, derr := c.openDir(p)
 	if errors.Is(derr, unix.ENOTDIR) && err != nil {
-		derr = err // there is something else
+		derr = err // something else exists there
 	}
 	if derr != nil {
 		return Entry{}, pathError("make directory", p, derr)
@@ -375,7 +373,7 @@ func (c *Content) mkdir(p string, a Attributes) error {
 	return a.apply(d)
 }
 
-// makeParents makes the directories above p that are missing.
+// makeParents makes the missing directories above p.
 func (c *Content) makeParents(p string, a Attributes) error {
 	mode := uint32(defaultDirMode)
 	a.Mode = &mode
@@ -400,9 +398,9 @@ func (c *Content) Open(p string) (*os.File, Entry, error) {
 	return f, e, pathError("open", p, err)
 }
 
-// openFile opens p if it is one of the kinds. O_NONBLOCK, or a pipe that a
-// sandbox left would hold the caller for ever; what was opened is looked at, not
-// its path, which may be something else already.
+// openFile opens p if it is of one of the kinds. O_NONBLOCK is needed since a pipe
+// that a sandbox left would block the caller forever. The kind is checked on the
+// open file, not the path, which a sandbox may replace in between.
 func (c *Content) openFile(p string, kinds ...Kind) (*os.File, Entry, error) {
 	f, err := c.root.OpenFile(p, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -442,9 +440,9 @@ func (c *Content) SetAttributes(p string, a Attributes) (Entry, error) {
 	return e, pathError("change", p, err)
 }
 
-// Write makes p a regular file with what r holds. Without force p must not be
-// there; with force it is replaced, and missing parents are made. Nothing of it
-// is seen before all of it is on the disk; if r fails nothing stays.
+// Write creates the regular file p with the content of r. Without force p must not
+// exist. With force it is replaced, and missing parents are made. The file appears
+// when all of it is on disk; if r fails nothing is left.
 func (c *Content) Write(p string, r io.Reader, a Attributes, force bool) (Entry, error) {
 	p, err := clean(p)
 	if err != nil {
@@ -462,8 +460,7 @@ func (c *Content) Write(p string, r io.Reader, a Attributes, force bool) (Entry,
 			return Entry{}, pathError("write", p, err)
 		}
 	}
-	// Looked at before the content is taken, to refuse early; what counts is
-	// the rename.
+	// Check before reading the content, to refuse early. The rename decides.
 	dir, err := c.openDir(path.Dir(p))
 	if err != nil {
 		return Entry{}, pathError("write", p, err)
@@ -491,7 +488,7 @@ func (c *Content) receive(dir *os.File, p string, r io.Reader, a Attributes, for
 	defer f.Close()
 	defer func() {
 		if err != nil {
-			_ = unix.Unlinkat(int(c.incoming.Fd()), name, 0) // else the next mount does
+			_ = unix.Unlinkat(int(c.incoming.Fd()), name, 0) // otherwise the next mount removes it
 		}
 	}()
 	if _, err := io.CopyBuffer(struct{ io.Writer }{f}, r, make([]byte, 256<<10)); err != nil {
@@ -517,8 +514,8 @@ func (c *Content) receive(dir *os.File, p string, r io.Reader, a Attributes, for
 	return e, pathError("write", p, err)
 }
 
-// Remove removes p, and if it is a directory all that is in it. For everybody
-// else that happens at once.
+// Remove removes p, with its content if it is a directory. For all others it
+// disappears at once.
 func (c *Content) Remove(ctx context.Context, p string) error {
 	p, err := clean(p)
 	if err != nil {
@@ -535,7 +532,7 @@ func (c *Content) Remove(ctx context.Context, p string) error {
 	if _, err := statAt(dir, path.Base(p), p); err != nil {
 		return pathError("remove", p, err)
 	}
-	// A file goes at once, also where the volume is too full to move one.
+	// A file is removed at once, also if the volume is too full to move it.
 	err = remove(int(dir.Fd()), path.Base(p))
 	if !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
 		return pathError("remove", p, err)

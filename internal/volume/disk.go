@@ -18,23 +18,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk is a volume's part of the machine:
+// A disk is a volume's part on this machine:
 //
 //	<store's directory>/<id>/image          its file system, sparse
-//	<store's directory>/<id>/mnt            where that is mounted
+//	<store's directory>/<id>/mnt            its mount point
 //	<store's directory>/<id>/mnt/files      what sandboxes and callers see
-//	<store's directory>/<id>/mnt/incoming   uploads not yet complete, and what is
+//	<store's directory>/<id>/mnt/incoming   incomplete uploads, and what is
 //	                                        being removed
 type disk struct {
 	id  string
 	dir string
 
 	mu       sync.Mutex // guards what follows, and mounting
-	root     *os.Root   // of files; nil if it is not mounted by us
+	root     *os.Root   // files; nil if it is not mounted by us
 	incoming *os.File   // the directory
-	handles  int        // by open, until release
+	handles  int        // opened and not released
 	users    map[string]bool
-	since    time.Time // of the last use
+	since    time.Time // time of the last use
 	gone     bool      // it is being deleted
 }
 
@@ -122,17 +122,17 @@ func (d *disk) closeLocked() {
 	}
 }
 
-// detach takes a mount away. A sandbox that still has it, in the mount
-// namespace of its gofer, keeps the file system and its loop device alive.
+// detach removes a mount. If a sandbox still has it in the mount namespace of its
+// gofer, the file system and its loop device stay.
 func detach(dir string) error {
 	err := unix.Unmount(dir, unix.MNT_DETACH)
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // not mounted, or not there
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // not mounted, or missing
 		return fmt.Errorf("unmount %s: %w", dir, err)
 	}
 	return nil
 }
 
-// unmount takes away the mount of a volume that no row uses.
+// unmount removes the mount of a volume that no row uses.
 func (s *Store) unmount(id string) error {
 	d := s.disk(id)
 	d.mu.Lock()
@@ -141,8 +141,8 @@ func (s *Store) unmount(id string) error {
 	return detach(d.mnt())
 }
 
-// make makes a volume's disk and mounts it once, so that a machine that cannot
-// have volumes says so now.
+// make creates a volume's disk and mounts it once, so that a machine that cannot
+// have volumes fails here.
 func (s *Store) make(ctx context.Context, v Volume) error {
 	d := s.disk(v.ID)
 	if err := os.Mkdir(d.dir, 0o700); err != nil {
@@ -169,12 +169,12 @@ func (s *Store) make(ctx context.Context, v Volume) error {
 	return nil
 }
 
-// format makes an empty file system. Its journal keeps it whole when the
-// machine loses power; nothing of it but what is used takes room on the disk.
+// format creates an empty file system. It has a journal against power loss, and
+// uses disk only for what is written.
 func format(ctx context.Context, image string) error {
 	mkfs, err := exec.LookPath("mkfs.ext4")
 	if err != nil {
-		for _, p := range []string{"/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"} { // not everybody's PATH
+		for _, p := range []string{"/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"} { // PATH may lack them
 			if _, serr := os.Stat(p); serr == nil {
 				mkfs, err = p, nil
 				break
@@ -195,7 +195,7 @@ func format(ctx context.Context, image string) error {
 	return nil
 }
 
-// hostFull says whether the file system of dir has no room at all.
+// hostFull reports whether the file system of dir is full.
 func hostFull(dir string) error {
 	if free, err := freeMB(dir); err == nil && free == 0 {
 		return unix.ENOSPC
@@ -203,10 +203,9 @@ func hostFull(dir string) error {
 	return nil
 }
 
-// mountFlags keep the host safe from what sandboxes left in a volume: no
-// device of theirs is one, no program gets rights, and no path that the host
-// looks up goes through a link of theirs. Not noexec: the sentry maps programs
-// that a sandbox starts from a volume.
+// mountFlags protect the host from the content of a volume: device files are inert,
+// set-user-ID bits have no effect, and the kernel follows no symbolic links. Not
+// noexec, since the sentry maps programs that a sandbox starts from a volume.
 const mountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOSYMFOLLOW | unix.MS_RELATIME
 
 func (d *disk) mountLocked(ctx context.Context) error {
@@ -220,15 +219,15 @@ func (d *disk) mountLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(mounted, d.id) { // else by a process of this program that was killed
+	if !slices.Contains(mounted, d.id) { // otherwise a killed process of this program has mounted it
 		dev, err := attach(d.image())
 		if err != nil {
 			return err
 		}
-		// Discard: what is deleted goes back to the host's disk. After an error
-		// of the host's disk nothing more is written, rather than nonsense.
+		// Discard returns deleted blocks to the host's disk. After an error of the
+		// host's disk the file system becomes read-only.
 		err = unix.Mount(dev.Name(), d.mnt(), "ext4", mountFlags, "discard,errors=remount-ro")
-		dev.Close() // from now on the mount keeps the device
+		dev.Close() // the mount keeps the device
 		if err != nil {
 			return fmt.Errorf("mount %s: %w", dev.Name(), err)
 		}
@@ -241,8 +240,8 @@ func (d *disk) mountLocked(ctx context.Context) error {
 	return nil
 }
 
-// ownerID is the user and group that own what callers write without saying
-// whose it is: the user "user" of the templates.
+// ownerID is the default user and group of what callers write: the user "user" of
+// the templates.
 const ownerID = 1000
 
 func (d *disk) openLocked(ctx context.Context) (err error) {
@@ -272,8 +271,9 @@ func (d *disk) openLocked(ctx context.Context) (err error) {
 		return errors.Join(fmt.Errorf("open file system: %w", err), incoming.Close())
 	}
 	d.root, d.incoming = root, incoming
-	// What a killed process was receiving or removing. Nobody sees it; what
-	// takes too long now, for the volume's first user waits, the next mount does.
+	// What a killed process was receiving or removing. It is invisible. The
+	// volume's first user waits for this, so it has a time-out, and the next mount
+	// continues.
 	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
 	defer cancel()
 	names, err := incoming.Readdirnames(-1)
@@ -290,8 +290,8 @@ func (d *disk) openLocked(ctx context.Context) (err error) {
 
 const tidyTimeout = 5 * time.Second
 
-// discard removes a volume's disk. Handles that are open keep working on what
-// nobody else sees any more; the room comes back when they are released.
+// discard removes a volume's disk. Open handles keep working on a file system that
+// is otherwise gone; its space is free when they are released.
 func (s *Store) discard(id string) error {
 	d := s.disk(id)
 	d.mu.Lock()
@@ -303,7 +303,7 @@ func (s *Store) discard(id string) error {
 	if err := detach(d.mnt()); err != nil {
 		return err
 	}
-	// Not RemoveAll: were the mount still there it would walk into it.
+	// Not RemoveAll: if the mount still existed it would remove the files in it.
 	for _, p := range []string{d.mnt(), d.image(), d.dir} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove volume: %w", err)
@@ -315,8 +315,8 @@ func (s *Store) discard(id string) error {
 	return nil
 }
 
-// attach returns a loop device with image behind it: the one that has it
-// already, or a new one. It lives as long as it is open or mounted.
+// attach returns a loop device for image: the existing one, or a new one. It stays
+// as long as it is open or mounted.
 func attach(image string) (*os.File, error) {
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
@@ -340,9 +340,9 @@ func attach(image string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w; the loop devices are not in /dev", ErrUnsupported, err)
 		}
-		// Direct: the host's page cache does not hold everything twice, and a
-		// write that the host's disk has no room for fails at once and not
-		// after it was promised.
+		// Direct I/O: the host's page cache does not hold everything twice, and a
+		// write that does not fit on the host's disk fails at once instead of after
+		// it was accepted.
 		conf := unix.LoopConfig{Fd: uint32(f.Fd()), Size: 4096, Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO}}
 		copy(conf.Info.File_name[:len(conf.Info.File_name)-1], filepath.Base(filepath.Dir(image)))
 		err = unix.IoctlLoopConfigure(int(dev.Fd()), &conf)
@@ -350,29 +350,29 @@ func attach(image string) (*os.File, error) {
 			return dev, nil
 		}
 		dev.Close()
-		// Another program may have been faster.
+		// Another program may have taken the device.
 		if !errors.Is(err, unix.EBUSY) || try == 20 {
 			return nil, fmt.Errorf("configure loop device %d: %w", n, err)
 		}
 	}
 }
 
-// attached returns the loop device that has image, or nil. It goes by the
-// image's inode, which is the same in every namespace.
+// attached returns the loop device of image, or nil. It compares inodes, which are
+// the same in every mount namespace.
 func attached(image *os.File) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("examine image: %w", err)
 	}
 	used, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil { // unreachable: the pattern is ours
+	if err != nil { // the pattern is constant
 		return nil, err
 	}
 	for _, p := range used {
 		name := filepath.Join("/dev", strings.Split(p, "/")[3])
 		dev, err := os.OpenFile(name, os.O_RDWR, 0)
 		if err != nil {
-			continue // gone, or not one that we may write to
+			continue // gone, or not ours to write to
 		}
 		info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 		if err == nil && info.Inode == st.Ino && info.Device == st.Dev {
@@ -380,10 +380,10 @@ func attached(image *os.File) (*os.File, error) {
 		}
 		dev.Close()
 	}
-	return nil, nil //nolint:nilnil // no device is a good answer
+	return nil, nil //nolint:nilnil // no device is a valid result
 }
 
-// mountsBelow returns the ids of the volumes in dir that are mounted.
+// mountsBelow returns the IDs of the volumes in dir that are mounted.
 func mountsBelow(dir string) ([]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -406,21 +406,21 @@ func mountsBelow(dir string) ([]string, error) {
 	return ids, sc.Err()
 }
 
-// unescape undoes how the kernel writes a path in its table of mounts.
+// unescape decodes a path from the kernel's table of mounts.
 func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// freeMB returns how many mebibytes the file system of dir has left.
+// freeMB returns the free space of dir's file system in mebibytes.
 func freeMB(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, fmt.Errorf("look for free room: %w", err)
+		return 0, fmt.Errorf("measure free space: %w", err)
 	}
 	return int64(st.Bavail) * st.Bsize >> 20, nil
 }
 
-// used returns how many mebibytes of the host's disk a volume takes.
+// used returns how many mebibytes of the host's disk a volume uses.
 func (s *Store) used(id string) int64 {
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(s.conf.Dir, id, "image"), &st); err != nil {
@@ -429,12 +429,13 @@ func (s *Store) used(id string) int64 {
 	return (st.Blocks*512 + 1<<20 - 1) >> 20
 }
 
-// clear removes name in dir, a directory of ours that nobody else writes to,
-// and everything below it.
+// clear removes name in dir, a directory that nobody else writes to, and everything
+// below it.
 //
-// The attack: a sandbox leaves directories nested a hundred thousand deep, and
-// whoever goes down holds a file open for each; or it goes on writing while we
-// remove. So what is below is moved up into dir and removed from there, which
+// The attack: a sandbox leaves directories nested a hundred thousand levels deep, and
+// descending needs an open file for each level; or it keeps writing while we remove.
+// So directories below are moved up into dir and removed from there, which needs two
+// open files at any depth, and ctx limits the time.
 // takes two open files at any depth, and ctx bounds the time.
 func clear(ctx context.Context, dir *os.File, name string) error {
 	at := int(dir.Fd())
@@ -472,8 +473,8 @@ func remove(at int, name string) error {
 	return err
 }
 
-// hollow empties the directory name, and returns under which names it put, next
-// to it, those directories in it that were not empty: not more than some at a time.
+// hollow empties the directory name. It moves a limited number of its non-empty
+// subdirectories next to it, and returns their names.
 func hollow(ctx context.Context, at int, name string) (moved []string, err error) {
 	const most = 64
 	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -485,7 +486,7 @@ func hollow(ctx context.Context, at int, name string) (moved []string, err error
 	for len(moved) < most && ctx.Err() == nil {
 		names, err := d.Readdirnames(256)
 		if len(names) == 0 {
-			return moved, nil // the end, or an error that the next remove meets again
+			return moved, nil // the end, or an error that the next removal reports
 		}
 		if err != nil {
 			return moved, fmt.Errorf("read what is removed: %w", err)

@@ -1,68 +1,65 @@
-// Package volume keeps directories of files that outlive sandboxes and are
-// mounted into them, one at a time or many at once.
+// Package volume stores directories of files that outlive sandboxes and are mounted
+// into one or more of them.
 //
 // A volume moves through these states and no others:
 //
 //	making ── ready ── removing ── gone
 //
-// The row is written before anything is made on the machine and removed after
-// everything is gone from it; [Store.Recover] finishes what a crash cut short.
+// The row is written before anything is created on the machine, and removed after
+// everything is gone from it. [Store.Recover] completes what a crash interrupted.
 //
 // # Where the files are
 //
-// Code in a sandbox is root there and writes what it likes: it may fill the
-// volume, and leave symbolic links, pipes, devices and set-user-ID programs for
-// whoever looks at it from the host. So each volume is a file system of its
-// own: ext4 in a sparse file, on a loop device, mounted below the store's
-// directory with nodev, nosuid and nosymfollow. That bounds bytes and files
-// exactly, also against the sandbox's own kernel gone wrong, and "no space left
-// on device" is what programs expect to read. What was tried or thought of
-// besides:
+// Code in a sandbox is root there and writes what it likes. It may fill the volume,
+// and may leave symbolic links, pipes, devices and set-user-ID programs that attack
+// the host. So each volume is a file system of its own: ext4 in a sparse file, on a
+// loop device, mounted below the store's directory with nodev, nosuid and
+// nosymfollow. That is an exact bound on bytes and files, even if the sandbox's
+// kernel is compromised, and programs get the usual error "no space left on
+// device". What was tried or considered instead:
 //
-//   - project quotas need a file system made or mounted for them, which a plain
-//     Debian's root is not;
-//   - adding up what is there now and then lets a volume fill the disk between
-//     two looks;
-//   - mounts that no path names (fsmount) would need no tidying after a crash,
-//     but gVisor's gofer finds what it serves by path.
+//   - Project quotas need a file system created or mounted for them, which a
+//     plain Debian's root file system is not.
+//   - Measuring usage from time to time lets a volume fill the disk between two
+//     measurements.
+//   - Mounts without a path (fsmount) would need no cleaning up after a crash, but
+//     gVisor's gofer finds its directories by path.
 //
-// Making one takes 15 ms (mkfs.ext4, 1 MB of disk for a volume of 2 GiB);
-// mounting it 4 ms and unmounting 2, once for all the sandboxes that use it. A
+// Creating a volume takes 15 ms (mkfs.ext4; 1 MB of disk for a volume of 2 GiB).
+// Mounting takes 4 ms and unmounting 2 ms, once for all sandboxes that use it. A
 // volume stays mounted for a minute after its last use, so that the next sandbox
-// pays 0.1 ms, which is the database. What is deleted is given back to the host's
-// disk (discard).
+// needs only 0.1 ms, for the database. Deleted files free space on the host's disk
+// (discard).
 //
-// A volume is a promise of its whole size: Create refuses one more when the
-// host's disk could not keep all promises, because a write that a full disk
-// refuses under a file system breaks it.
+// A volume reserves its whole size. Create refuses a new volume if the host's disk
+// could not hold all volumes when they are full: if the host's disk refuses a write
+// of a mounted file system, that file system breaks.
 //
-// After kill -9 mounts and loop devices stay. They are all found by the store's
-// directory alone: [Store.Recover] goes by the kernel's tables of mounts and
-// loop devices. An image is never attached twice, which would destroy its file
-// system: a device that already has it is used again.
+// After kill -9 mounts and loop devices stay behind. [Store.Recover] finds them in
+// the kernel's tables by the store's directory. An image is never attached to two
+// loop devices, which would destroy its file system: an existing device is used
+// again.
 //
-// # Who writes
+// # Concurrent writers
 //
-// Sandboxes write through their gofer, which serves the mounted directory;
-// callers with a volume's token through [Store.Content]. Neither keeps what it
-// read: what one writes the others see at once, content, names and attributes.
-// There is one exception in gVisor: a sandbox that had looked at a file before
-// another one renamed it shows, at the first look at the new name only, the
-// attributes that it had then.
+// Sandboxes write through their gofer, which serves the mounted directory. Callers
+// with a volume's token write through [Store.Content]. Neither caches, so a write
+// is visible to all others at once: content, names and attributes. There is one
+// exception in gVisor: if another sandbox renames a file that a sandbox has looked
+// at before, the first stat of the new name shows the old attributes.
 //
-// If a sandbox's kernel were broken into it could ask its gofer for anything
-// that root may do below the mounted directory: other owners, set-user-ID bits,
-// devices. All of that is inert, by the mount's flags; the gofer sees no other
-// directory of the host than this one, the template's and those of the other
-// volumes of that sandbox, and the volume is shared with nobody but its
-// project's sandboxes.
+// A compromised kernel of a sandbox could ask its gofer for anything that root may
+// do below the mounted directory: other owners, set-user-ID bits, devices. The
+// mount's flags make all of that harmless. The gofer sees no other directories of
+// the host than this one, the template's and those of the sandbox's other volumes.
+// Only sandboxes of the same project share a volume.
 //
-// Content follows no link out of the volume, opens nothing but regular files
-// and directories, and replaces files whole: a broken upload leaves the old
+// Content follows no link out of the volume, opens nothing but regular files and
+// directories, and replaces files atomically: an interrupted upload leaves the old
 // content.
 //
-// The package must not decide who may use a volume beyond the project that owns
-// it, and knows nothing of sandboxes but their ids.
+// The package must not decide who may use a volume, except that it belongs to one
+// project. It knows nothing of sandboxes but their IDs.
 package volume
 
 import (
@@ -88,58 +85,58 @@ import (
 	"postern/internal/store"
 )
 
-// The errors of this package, one for each answer that a door can give.
+// The errors of this package. There is one for each answer that a door can give.
 var (
 	// ErrNotFound means that the project has no such volume.
 	ErrNotFound = errors.New("volume not found")
 	// ErrExists means that the name, or the path in the volume, is taken.
 	ErrExists = errors.New("already exists")
-	// ErrInvalid means that a request cannot be taken; the text names the
-	// field and the limit.
+	// ErrInvalid means that a request is malformed. The text names the field and
+	// its limit.
 	ErrInvalid = errors.New("invalid request")
 	// ErrInUse means that sandboxes have the volume mounted.
 	ErrInUse = errors.New("the volume is mounted in a sandbox")
-	// ErrTooMany means that the project may have no more volumes.
+	// ErrTooMany means that the project has reached its limit of volumes.
 	ErrTooMany = errors.New("too many volumes")
-	// ErrFull means that the volume, or the machine for a new one, has no room.
+	// ErrFull means that the volume, or the machine for a new volume, has no space
+	// left.
 	ErrFull = errors.New("no space left")
-	// ErrNoPath means that there is no such path in the volume.
+	// ErrNoPath means that the path does not exist in the volume.
 	ErrNoPath = errors.New("path not found")
-	// ErrUnsupported means that this machine cannot have volumes; the text
-	// says what it lacks.
+	// ErrUnsupported means that this machine cannot have volumes. The text says
+	// what is missing.
 	ErrUnsupported = errors.New("volumes are not supported on this machine")
 )
 
-// Config says how volumes are kept.
+// Config holds the settings of a [Store].
 type Config struct {
-	// Server is the id of this server among those that opened the database, one
-	// after the other: what another made is not seen. Empty is an id too.
+	// Server is the ID of this server among those that use the database. The store
+	// ignores the volumes of other servers. Empty is a valid ID.
 	Server string
-	// Dir holds a directory for each volume. It must be this store's alone. It
-	// is made if need be.
+	// Dir holds a directory per volume. No other store may use it. It is created if
+	// it does not exist.
 	Dir string
-	// Key is the secret from which the volumes' tokens are derived, 32 bytes.
+	// Key is the secret that tokens of volumes are derived from, 32 bytes.
 	Key []byte
-	// SizeMB is how much each new volume may hold, in mebibytes; 0 means 2048.
+	// SizeMB is the size of each new volume in mebibytes; 0 means 2048.
 	SizeMB int64
-	// MaxVolumes is how many a project may have; 0 means 50.
+	// MaxVolumes is the limit of volumes per project; 0 means 50.
 	MaxVolumes int
-	// ReserveMB is how much of the host's disk volumes leave free, in
-	// mebibytes, when all are full; 0 means 1024.
+	// ReserveMB is how many mebibytes of the host's disk stay free when all volumes
+	// are full; 0 means 1024.
 	ReserveMB int64
-	// Wanted returns how many sandboxes of who's project are to have the volume
-	// of that name, also those that have it not mounted now: paused ones. Nil
-	// means none.
+	// Wanted returns how many sandboxes of who's project need the volume with that
+	// name, including paused ones, which do not have it mounted. Nil means none.
 	Wanted func(ctx context.Context, who auth.Principal, name string) (int, error)
 }
 
-// A Volume is what a project knows of one.
+// A Volume is a volume of a project.
 type Volume struct {
 	ID      string
 	Project string
 	Name    string
-	SizeMB  int64 // mebibytes that it may hold
-	UsedMB  int64 // mebibytes of the host's disk that it takes now
+	SizeMB  int64 // size in mebibytes
+	UsedMB  int64 // mebibytes in use on the host's disk
 	Created time.Time
 }
 
@@ -150,7 +147,7 @@ type Store struct {
 	db   *store.DB
 	conf Config
 
-	// making keeps two volumes from being promised the same room.
+	// making prevents two creations from reserving the same space.
 	making sync.Mutex
 
 	mu    sync.Mutex // guards disks
@@ -189,7 +186,7 @@ func New(log *slog.Logger, db *store.DB, conf Config) (*Store, error) {
 	if err := os.MkdirAll(conf.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory for volumes: %w", err)
 	}
-	// The kernel's table of mounts names them without links.
+	// The kernel's table of mounts has paths without symbolic links.
 	dir, err := filepath.Abs(conf.Dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -201,13 +198,13 @@ func New(log *slog.Logger, db *store.DB, conf Config) (*Store, error) {
 	return &Store{log: log, db: db, conf: conf, disks: map[string]*disk{}}, nil
 }
 
-// namePattern is E2B's, with a bound: it is shown, logged and kept.
+// namePattern is E2B's, with a limit on the length.
 var namePattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`) })
 
-// idPattern is strict because an id becomes a directory.
+// idPattern is strict because IDs become directory names.
 var idPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^vol_[A-Z2-7]{26}$`) })
 
-// Create makes an empty volume.
+// Create makes an empty volume for who's project.
 func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Volume, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Volume{}, err
@@ -239,7 +236,7 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Vo
 	if err != nil {
 		return Volume{}, fmt.Errorf("create volume: %w", err)
 	}
-	// What was begun is finished or undone, whether or not the caller waits.
+	// Complete or undo what was begun, even if the caller disconnects.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if err := s.make(ctx, v); err != nil {
@@ -257,7 +254,8 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string) (Vo
 	return v, nil
 }
 
-// room refuses a volume whose size could not be kept free for it.
+// room returns an error that wraps [ErrFull] if the disk cannot hold another
+// volume.
 func (s *Store) room(ctx context.Context, tx *store.Tx, sizeMB int64) error {
 	rows, err := tx.QueryContext(ctx, `select id, size_mb from volume where state <> $1 and server_id = $2`, removing, s.conf.Server)
 	if err != nil {
@@ -281,7 +279,7 @@ func (s *Store) room(ctx context.Context, tx *store.Tx, sizeMB int64) error {
 		return err
 	}
 	if free-s.conf.ReserveMB < promised {
-		return fmt.Errorf("%w: the machine's disk has %d MiB free, and volumes need %d MiB and %d MiB of reserve when all are full; delete some, or make them smaller with --volume-size",
+		return fmt.Errorf("%w: the machine's disk has %d MiB free; full volumes would need %d MiB, and %d MiB must stay free: delete some volumes, or make new ones smaller with --volume-size",
 			ErrFull, free, promised, s.conf.ReserveMB)
 	}
 	return nil
@@ -329,7 +327,7 @@ func (s *Store) Get(ctx context.Context, who auth.Principal, id string) (v Volum
 	return v, nil
 }
 
-// get reads the row of a ready volume by its id or name.
+// get reads a ready volume by its ID or name.
 func (s *Store) get(ctx context.Context, tx *store.Tx, project, column, value string) (Volume, error) {
 	where := map[string]string{"id": `id = $1`, "name": `name = $1`}[column]
 	var v Volume
@@ -343,8 +341,8 @@ func (s *Store) get(ctx context.Context, tx *store.Tx, project, column, value st
 	return v, err
 }
 
-// Delete removes a volume and its files. It refuses while a sandbox has it, or
-// is paused and could not be resumed without.
+// Delete removes a volume and its files. It refuses if a sandbox uses the volume,
+// or is paused and needs it to be resumed.
 func (s *Store) Delete(ctx context.Context, who auth.Principal, id string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -359,12 +357,12 @@ func (s *Store) Delete(ctx context.Context, who auth.Principal, id string) error
 			return fmt.Errorf("delete volume: find sandboxes that want it: %w", err)
 		}
 		if n > 0 {
-			return fmt.Errorf("delete volume: %w, or one that is paused needs it: %d of them; end them first", ErrInUse, n)
+			return fmt.Errorf("delete volume: %w or needed by a paused one (%d sandboxes); end them first", ErrInUse, n)
 		}
 	}
 	err = s.db.Update(ctx, func(tx *store.Tx) error {
-		// The row is changed before its uses are counted: a Mount that comes
-		// at the same time either is counted or finds the volume gone.
+		// The row is changed before the uses are counted. So a concurrent Mount is
+		// either counted here or finds the volume gone.
 		moved, err := tx.Changed(ctx, `update volume set state = $1, name = id where id = $2 and state = $3`, removing, id, ready)
 		if err != nil {
 			return err
@@ -377,7 +375,7 @@ func (s *Store) Delete(ctx context.Context, who auth.Principal, id string) error
 			return err
 		}
 		if n > 0 {
-			return fmt.Errorf("%w: %d of them; end them first", ErrInUse, n)
+			return fmt.Errorf("%w (%d sandboxes); end them first", ErrInUse, n)
 		}
 		return audit.Append(ctx, tx, who, audit.VolumeDelete, id, audit.Fields{"name": v.Name})
 	})
@@ -387,13 +385,13 @@ func (s *Store) Delete(ctx context.Context, who auth.Principal, id string) error
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if err := s.erase(ctx, id); err != nil {
-		// It is gone for everybody; the next start tries again.
+		// It is gone for everybody; the next start of the server tries again.
 		s.log.WarnContext(ctx, "remove the files of a volume", "volume", id, "err", err)
 	}
 	return nil
 }
 
-// erase removes what a volume has on this machine, and then its row.
+// erase removes a volume from this machine, and then its row.
 func (s *Store) erase(ctx context.Context, id string) error {
 	if err := s.discard(id); err != nil {
 		return err
@@ -404,18 +402,17 @@ func (s *Store) erase(ctx context.Context, id string) error {
 	})
 }
 
-// Token returns the credential that opens the content of volume id, and of no
-// other. It is derived: it is good as long as the volume is there, and nothing
-// of it is stored.
+// Token returns the credential for the content of volume id only. It is derived
+// from the key, so nothing is stored, and is valid as long as the volume exists.
 func (s *Store) Token(id string) auth.Secret {
 	m := hmac.New(sha256.New, s.conf.Key)
 	m.Write([]byte("postern volume content\x00" + id))
 	return auth.Secret("pvt_" + hex.EncodeToString(m.Sum(nil)))
 }
 
-// CheckToken returns the volume id if token is its credential, and otherwise
-// an error that wraps [auth.ErrUnauthenticated]; [ErrNotFound] if the
-// credential is right and the volume has been deleted.
+// CheckToken returns the volume id if token is its credential. Otherwise its error
+// wraps [auth.ErrUnauthenticated], or [ErrNotFound] if the token is right but the
+// volume has been deleted.
 func (s *Store) CheckToken(ctx context.Context, id string, token auth.Secret) (Volume, error) {
 	if !hmac.Equal([]byte(s.Token(id).Reveal()), []byte(token.Reveal())) {
 		return Volume{}, fmt.Errorf("token of volume: %w", auth.ErrUnauthenticated)
@@ -431,8 +428,8 @@ func (s *Store) CheckToken(ctx context.Context, id string, token auth.Secret) (V
 	return v, err
 }
 
-// Check refuses mounts that a sandbox of the project cannot have, for the
-// request or because there is no such volume.
+// Check returns an error that wraps [ErrInvalid] unless a sandbox of the project
+// may have these mounts and the volumes exist.
 func (s *Store) Check(ctx context.Context, project string, wants []Want) error {
 	if err := CheckWants(wants); err != nil || len(wants) == 0 {
 		return err
@@ -451,15 +448,15 @@ func (s *Store) Check(ctx context.Context, project string, wants []Want) error {
 	})
 }
 
-// A Mount is a directory of the host for a sandbox.
+// A Mount is a mounted volume.
 type Mount struct {
 	Volume string // id
 	Source string // absolute, on the host
 }
 
-// Mount makes the volume that the project calls name ready for a sandbox, and
-// keeps it so until [Store.Unmounted] is called with the sandbox's id. Mounting
-// the same one again for the same sandbox is one use.
+// Mount makes the volume that the project calls name ready for a sandbox, until
+// [Store.Unmounted] is called with the sandbox's ID. Mounting it again for the same
+// sandbox changes nothing.
 func (s *Store) Mount(ctx context.Context, project, sandbox, name string) (Mount, error) {
 	var v Volume
 	var fresh bool
@@ -468,8 +465,8 @@ func (s *Store) Mount(ctx context.Context, project, sandbox, name string) (Mount
 		if v, err = s.get(ctx, tx, project, "name", name); err != nil {
 			return err
 		}
-		// Locks the row: a Delete that comes at the same time either has been
-		// committed, and there is no volume, or will count this use.
+		// This locks the row. A concurrent Delete has either been committed, so
+		// that there is no volume, or will count this use.
 		held, err := tx.Changed(ctx, `update volume set state = state where id = $1 and state = $2`, v.ID, ready)
 		if err != nil {
 			return err
@@ -501,11 +498,11 @@ func (s *Store) Mount(ctx context.Context, project, sandbox, name string) (Mount
 	return Mount{Volume: v.ID, Source: d.files()}, nil
 }
 
-// Unmounted says that a sandbox no longer has any volume. It is not an error
-// if it never had one.
+// Unmounted ends the use of all volumes by a sandbox. It is not an error if there
+// was none.
 func (s *Store) Unmounted(ctx context.Context, sandbox string) error {
 	if err := s.forget(ctx, sandbox, ""); err != nil {
-		return fmt.Errorf("let go of volumes: %w", err)
+		return fmt.Errorf("release volumes: %w", err)
 	}
 	for _, d := range s.all() {
 		d.unuse(sandbox)
@@ -521,9 +518,9 @@ func (s *Store) forget(ctx context.Context, sandbox, volume string) error {
 	})
 }
 
-// Recover deals with what a former process of this server left: it finishes volumes that were
-// being made or removed, and takes over the mounts of those that sandboxes still
-// use. alive are the ids of the sandboxes that run; the use of others has ended.
+// Recover deals with the volumes of a previous process of this server. It completes
+// creations and removals, and takes over the mounts that sandboxes still use. Alive
+// are the IDs of the running sandboxes; uses by others have ended.
 func (s *Store) Recover(ctx context.Context, alive []string) error {
 	var cut []string
 	using := map[string][]string{} // sandboxes by volume
@@ -595,8 +592,8 @@ func (s *Store) Recover(ctx context.Context, alive []string) error {
 	return nil
 }
 
-// strays says which directories belong to no volume that the database knows.
-// They are left: the database may be an older copy.
+// strays logs the directories of unknown volumes. They are not removed, since the
+// database may be an older copy.
 func (s *Store) strays(ctx context.Context, known []string) {
 	es, err := os.ReadDir(s.conf.Dir)
 	if err != nil {
@@ -604,7 +601,7 @@ func (s *Store) strays(ctx context.Context, known []string) {
 	}
 	for _, e := range es {
 		if idPattern().MatchString(e.Name()) && !slices.Contains(known, e.Name()) {
-			s.log.WarnContext(ctx, "a directory of a volume that the database does not know is left alone", "dir", filepath.Join(s.conf.Dir, e.Name()))
+			s.log.WarnContext(ctx, "a directory belongs to no volume in the database; it is not removed", "dir", filepath.Join(s.conf.Dir, e.Name()))
 		}
 	}
 }
@@ -626,10 +623,11 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// Close unmounts the volumes that are not in use. Those that sandboxes still
-// have stay mounted; the next [Store.Recover] takes them over.
+// Close unmounts the volumes that are not in use. The others stay mounted, and the
+// next [Store.Recover] takes them over.
 func (s *Store) Close(ctx context.Context) { s.sweep(ctx, 0) }
 
+// sweep unmounts the volumes that have not been used for age.
 func (s *Store) sweep(ctx context.Context, age time.Duration) {
 	for _, d := range s.all() {
 		if err := d.rest(age); err != nil {
@@ -638,7 +636,7 @@ func (s *Store) sweep(ctx context.Context, age time.Duration) {
 	}
 }
 
-// all returns the disks there are now.
+// all returns the current disks.
 func (s *Store) all() []*disk {
 	s.mu.Lock()
 	defer s.mu.Unlock()
