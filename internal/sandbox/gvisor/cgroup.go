@@ -18,28 +18,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroups is where this machine's cgroups for sandboxes are: one directory for
-// each sandbox in one tree (version 2) or in one tree for each controller
-// (version 1). It is the record of which processes belong to a sandbox: a
-// process cannot leave it, and its number cannot come to mean another.
+// cgroups locates this machine's cgroups for sandboxes: one directory per sandbox
+// in one tree (version 2), or in one tree per controller (version 1). Membership in
+// the cgroup says which processes belong to a sandbox: a process cannot leave it,
+// and unlike a process ID it cannot come to mean another process.
 type cgroups struct {
 	v2     bool
 	roots  map[string]string // controller → mount point; the same for all in version 2
-	parent string            // path below each root, of directories that are ours alone
+	parent string            // path below each root of the directories that are only ours
 }
 
-// controllers are those that limit a sandbox; version 1 measures processor time
-// by one more.
+// controllers limit a sandbox. In version 1 one more measures processor time.
 var (
 	controllers  = []string{"memory", "cpu", "pids"}
 	controllers1 = []string{"memory", "cpu", "pids", "cpuacct"}
 )
 
-const cpuPeriod = 100_000 // µs
+const cpuPeriod = 100_000 // microseconds
 
-// ownCgroups finds those of this process. The kernel's list of mounts may lack
-// some that are there if others come and go while it is read, so a lack is
-// believed only when it is seen again.
+// ownCgroups finds the cgroup file systems of this process. The kernel's list of
+// mounts may miss some if mounts change while it is read, so a missing one is
+// looked for again.
 func ownCgroups(parent string) (g *cgroups, err error) {
 	for range 3 {
 		b, readErr := os.ReadFile("/proc/self/mountinfo")
@@ -53,7 +52,7 @@ func ownCgroups(parent string) (g *cgroups, err error) {
 	return g, err
 }
 
-// findCgroups reads the mounts of this process (/proc/self/mountinfo).
+// findCgroups parses the mounts of this process (/proc/self/mountinfo).
 func findCgroups(mountinfo io.Reader, parent string) (*cgroups, error) {
 	v1 := map[string]string{}
 	sc := bufio.NewScanner(mountinfo)
@@ -66,7 +65,8 @@ func findCgroups(mountinfo io.Reader, parent string) (*cgroups, error) {
 		dir := strings.ReplaceAll(f[4], `\040`, " ")
 		switch g[0] {
 		case "cgroup2":
-			// A mount without controllers stands beside those of version 1.
+			// Beside those of version 1 there may be a version 2 mount without
+			// controllers.
 			have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 			if err != nil || !containsAll(strings.Fields(string(have)), controllers) {
 				continue
@@ -105,11 +105,11 @@ func containsAll(have, want []string) bool {
 	return true
 }
 
-// trees are the distinct parents of our cgroups.
+// trees returns the distinct parents of our cgroups.
 func (g *cgroups) trees() []string {
 	var out []string
 	for _, c := range controllers1 {
-		if g.roots[c] == "" { // version 2 measures what it limits
+		if g.roots[c] == "" { // version 2 measures with the same controller
 			continue
 		}
 		if d := filepath.Join(g.roots[c], g.parent); !slices.Contains(out, d) {
@@ -131,9 +131,9 @@ func (g *cgroups) file(id, controller, name string) string {
 	return filepath.Join(g.roots[controller], g.parent, id, name)
 }
 
-// prepare makes the parents, and shows that they can be made.
+// prepare creates the parents of our cgroups, and so shows that it can.
 func (g *cgroups) prepare() error {
-	for _, t := range g.trees() { // MkdirAll may find a parent gone under its hands
+	for _, t := range g.trees() { // another process may remove a parent during MkdirAll
 		err := os.MkdirAll(t, 0o755)
 		for try := 0; errors.Is(err, fs.ErrNotExist) && try < 100; try++ {
 			err = os.MkdirAll(t, 0o755)
@@ -150,9 +150,9 @@ func (g *cgroups) prepare() error {
 	for _, p := range append(strings.Split(g.parent, "/"), "") {
 		err := enable(d)
 		if errors.Is(err, unix.EBUSY) && d == root {
-			// A cgroup with processes of its own cannot hand controllers on. In
-			// a container the root of what we see is such a one, and we are in
-			// it: move over, as every nested container engine does.
+			// A cgroup with processes of its own cannot delegate controllers. In a
+			// container the visible root is such a cgroup, and we are in it. Move
+			// its processes to a child, as nested container engines do.
 			if err = evacuate(root); err == nil {
 				err = enable(d)
 			}
@@ -187,27 +187,27 @@ func evacuate(root string) error {
 	return nil
 }
 
-// tidy removes the parents if they are empty, so that nothing is left of a
-// runtime that has no sandbox.
+// tidy removes the parents if they are empty, so that a runtime without sandboxes
+// leaves nothing behind.
 func (g *cgroups) tidy() {
 	for _, t := range g.trees() {
-		_ = os.Remove(t) // EBUSY: in use
+		_ = os.Remove(t) // EBUSY if they are in use
 	}
 }
 
-// limits are what a sandbox may take of the machine.
+// limits are the resource limits of a sandbox.
 type limits struct {
 	memory int64 // bytes
 	pids   int64 // threads
 }
 
-// create makes a sandbox's cgroup, empty.
+// create creates a sandbox's cgroup without processes.
 func (g *cgroups) create(id string, l limits) error {
 	for _, d := range g.dirs(id) {
-		// An old one of this name may hold what is left of another sandbox.
+		// An existing one may hold processes of another sandbox.
 		err := os.Mkdir(d, 0o755)
 		for try := 0; errors.Is(err, fs.ErrNotExist) && try < 100; try++ {
-			// The parent goes with the last sandbox, perhaps just now.
+			// The parent is removed with the last sandbox, possibly just now.
 			if err = g.prepare(); err == nil {
 				err = os.Mkdir(d, 0o755)
 			}
@@ -228,7 +228,7 @@ func (g *cgroups) create(id string, l limits) error {
 			return fmt.Errorf("limit cgroup: %w", err)
 		}
 	}
-	for _, s := range may { // absent where the kernel does not account for swap
+	for _, s := range may { // missing if the kernel does not account for swap
 		if err := os.WriteFile(g.file(id, s[0], s[1]), []byte(s[2]), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return fmt.Errorf("limit cgroup: %w", err)
 		}
@@ -236,10 +236,10 @@ func (g *cgroups) create(id string, l limits) error {
 	return nil
 }
 
-// limitCPU is apart from create: our own work of starting is not the
-// sandbox's, and with half a core it would take twice as long.
+// limitCPU is separate from create: the work of starting is ours, and with half a
+// core it would take twice as long.
 func (g *cgroups) limitCPU(id string, cpus float64) error {
-	quota := strconv.FormatInt(max(1000, int64(cpus*cpuPeriod)), 10) // the kernel's least is 1 ms
+	quota := strconv.FormatInt(max(1000, int64(cpus*cpuPeriod)), 10) // the kernel's minimum is 1 ms
 	if g.v2 {
 		return os.WriteFile(g.file(id, "cpu", "cpu.max"), []byte(quota+" "+strconv.Itoa(cpuPeriod)), 0)
 	}
@@ -248,7 +248,7 @@ func (g *cgroups) limitCPU(id string, cpus float64) error {
 		os.WriteFile(g.file(id, "cpu", "cpu.cfs_quota_us"), []byte(quota), 0))
 }
 
-// procsFiles are where a process enters.
+// procsFiles returns the files through which a process enters the cgroup.
 func (g *cgroups) procsFiles(id string) []string {
 	f := g.dirs(id)
 	for i := range f {
@@ -257,7 +257,8 @@ func (g *cgroups) procsFiles(id string) []string {
 	return f
 }
 
-// oomKills says how often the kernel killed in the cgroup for want of memory.
+// oomKills returns how often the kernel killed a process of the cgroup for lack of
+// memory.
 func (g *cgroups) oomKills(id string) int64 {
 	name := "memory.oom_control"
 	if g.v2 {
@@ -269,14 +270,14 @@ func (g *cgroups) oomKills(id string) int64 {
 	}
 	for l := range strings.Lines(string(b)) {
 		if v, ok := strings.CutPrefix(strings.TrimSpace(l), "oom_kill "); ok {
-			n, _ := strconv.ParseInt(v, 10, 64) // a kernel's number
+			n, _ := strconv.ParseInt(v, 10, 64) // written by the kernel
 			return n
 		}
 	}
 	return 0
 }
 
-// ids are the sandboxes that have a cgroup, or a part of one.
+// ids returns the IDs of the sandboxes that have any part of a cgroup.
 func (g *cgroups) ids() ([]string, error) {
 	var out []string
 	for _, t := range g.trees() {
@@ -298,7 +299,7 @@ func (g *cgroups) ids() ([]string, error) {
 
 func readPids(file string) ([]int, error) {
 	b, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) { // removed meanwhile
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) { // removed in between
 		return nil, nil
 	}
 	if err != nil {
@@ -315,7 +316,7 @@ func readPids(file string) ([]int, error) {
 	return out, nil
 }
 
-// pids are the processes of a sandbox.
+// pids returns the processes of a sandbox.
 func (g *cgroups) pids(id string) ([]int, error) {
 	var out []int
 	for _, f := range g.procsFiles(id) {
@@ -324,7 +325,7 @@ func (g *cgroups) pids(id string) ([]int, error) {
 			return nil, err
 		}
 		for _, p := range ps {
-			if p != 0 && !slices.Contains(out, p) { // 0 is one of another namespace
+			if p != 0 && !slices.Contains(out, p) { // 0 stands for a process of another PID namespace
 				out = append(out, p)
 			}
 		}
@@ -332,10 +333,10 @@ func (g *cgroups) pids(id string) ([]int, error) {
 	return out, nil
 }
 
-// kill ends every process of the sandbox and returns when none is left. New
-// ones may appear while it looks, so it looks until there is none.
+// kill kills every process of the sandbox and returns when none is left. New ones
+// may appear in between, so it repeats until there are none.
 func (g *cgroups) kill(ctx context.Context, id string) error {
-	held := map[int]int{} // process → pidfd
+	held := map[int]int{} // process ID → pidfd
 	ends := time.Duration(0)
 	defer func() {
 		for _, fd := range held {
@@ -346,7 +347,7 @@ func (g *cgroups) kill(ctx context.Context, id string) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		pids, err := g.pids(id)
 		if err == nil && len(pids) == 0 {
-			ends = time.Second // each has left its cgroup, which it does before its end
+			ends = time.Second // all have left their cgroup, which happens shortly before their end
 		}
 		if err != nil || len(pids) == 0 {
 			return err
@@ -356,7 +357,7 @@ func (g *cgroups) kill(ctx context.Context, id string) error {
 				return err
 			}
 		}
-		if g.v2 { // all at once; kernels before 5.14 do not have it
+		if g.v2 { // cgroup.kill, since Linux 5.14
 			_ = os.WriteFile(g.file(id, "pids", "cgroup.kill"), []byte("1"), 0)
 		}
 		select {
@@ -367,9 +368,9 @@ func (g *cgroups) kill(ctx context.Context, id string) error {
 	}
 }
 
-// killOne kills the process p if it is one of the sandbox. Between the reading
-// of its number and the signal it may end and the number be given to another
-// process of the machine: so it takes hold first, and looks again then.
+// killOne kills the process p if it belongs to the sandbox. Between reading its ID
+// and the signal the process may end, and the ID may be given to another process of
+// the machine. So it opens a pidfd first, and checks the cgroup again afterwards.
 func (g *cgroups) killOne(id string, p int, held map[int]int) error {
 	if _, done := held[p]; done {
 		return nil
@@ -393,17 +394,17 @@ func (g *cgroups) killOne(id string, p int, held map[int]int) error {
 	return nil
 }
 
-// reap takes the last of a process that has ended, if it was given to us: in a
-// container we may be process 1, which inherits all that lose their parent. It
-// waits as long as within for one that is about to end.
+// reap waits for an ended process if it is our child. In a container we may be
+// process 1, which inherits all orphans. It waits up to within for a process that
+// is about to end.
 func reap(pidfd int, within time.Duration) {
 	for end := time.Now().Add(within); !hasEnded(pidfd, 10) && time.Now().Before(end); {
 	}
-	_ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil) // ECHILD: somebody else's
+	_ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil) // ECHILD if it is not our child
 }
 
-// remove removes the cgroup of a sandbox without processes. The kernel may
-// hold it for a moment after the last has gone.
+// remove removes the cgroup of a sandbox without processes. The kernel may keep it
+// busy for a moment after the last one has gone.
 func (g *cgroups) remove(ctx context.Context, id string) error {
 	for _, d := range g.dirs(id) {
 		for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {

@@ -13,27 +13,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxReply is the longest answer of a sentry that is read.
+// maxReply bounds a sentry's answer, in bytes.
 const maxReply = 16 << 10
 
-// errNotAsked means that the sentry knows nothing of the call.
+// errNotAsked means that the call did not reach the sentry.
 var errNotAsked = errors.New("connect to sentry")
 
-// call asks the sentry of a sandbox to do something and returns its answer.
-// It works for every sandbox on this machine, whoever started it: the control
-// socket is in the sandbox's directory. It speaks gVisor's protocol itself:
-// gVisor's client takes answers of any length and files with them, from a
-// sentry that may have been broken into, knows no deadline and keeps a thread
-// waiting. An error
-// is errNotAsked, a [remoteError] that the sentry answers, or leaves unknown what
-// the sentry does.
+// call calls a method of a sandbox's sentry and returns its answer. It works for
+// every sandbox on this machine, also of another process, since the control socket
+// is in the sandbox's directory.
+//
+// It implements gVisor's protocol itself. gVisor's client accepts answers of any
+// length and with files, from a sentry that may be compromised; it has no deadline
+// and keeps a thread waiting.
+//
+// If the error is errNotAsked the sentry did nothing. If it is a [remoteError] the
+// sentry answered with it. After any other error it is unknown what the sentry does.
 func (r *Runtime) call(ctx context.Context, id, method string, arg any, files ...*os.File) (json.RawMessage, error) {
 	return r.callFor(ctx, maxReply, id, method, arg, files...)
 }
 
-// callFor is call with an answer of at most so many bytes.
+// callFor is call with a limit for the answer, in bytes.
 func (r *Runtime) callFor(ctx context.Context, most int64, id, method string, arg any, files ...*os.File) (json.RawMessage, error) {
-	// As in the launcher: the path may be too long for a socket's address.
+	// As in the launcher: the path may be too long for a socket address.
 	dir, err := os.Open(r.dir(id))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotAsked, err)
@@ -61,8 +63,8 @@ func (r *Runtime) callFor(ctx context.Context, most int64, id, method string, ar
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	// A call is far smaller than a socket's buffer; the files come with its
-	// first byte.
+	// A call is far smaller than a socket's buffer, so it is written at once. The
+	// files are sent with its first byte.
 	if n, _, err := conn.WriteMsgUnix(b, rights, nil); err != nil || n < len(b) {
 		return nil, fmt.Errorf("ask sentry: %w", because(ctx, errors.Join(err, shortWrite(n, len(b)))))
 	}
@@ -80,14 +82,14 @@ func shortWrite(n, want int) error {
 	return nil
 }
 
-// A remoteError is what a sentry says went wrong. It is not to be trusted, nor
-// shown as our own words.
+// A remoteError is an error text from a sentry. It is not trusted, and not shown as
+// a text of ours.
 type remoteError string
 
 func (e remoteError) Error() string { return "the sentry says: " + string(e) }
 
-// readReply reads a sentry's answer, of at most so many bytes. The answer cannot
-// be trusted.
+// readReply reads a sentry's answer of at most so many bytes. The answer is
+// hostile.
 func readReply(r io.Reader, most int64) (json.RawMessage, error) {
 	var reply struct {
 		Success bool            `json:"success"`

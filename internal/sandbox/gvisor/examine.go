@@ -21,17 +21,17 @@ import (
 var _ sandbox.Examiner = (*Runtime)(nil)
 
 const (
-	// examineFile, in the state directory, describes the last sandbox that did not
-	// answer. There is only one file: a very slow machine may have many such
-	// sandboxes.
+	// examineFile, in the state directory, describes the latest sandbox that did
+	// not answer. There is only one such file, since a very slow machine may have
+	// many of these sandboxes.
 	examineFile    = "unanswered.txt"
 	examineTimeout = 3 * time.Second
-	maxStacks      = 4 << 20 // bytes of a sentry's stacks that are read
+	maxStacks      = 4 << 20 // bytes of the sentry's stack traces
 )
 
-// Examine implements [sandbox.Examiner]. It writes the state of each thread of
-// the sandbox on the host, the stacks of its sentry if that still answers, and the
-// end of its guest's output.
+// Examine implements [sandbox.Examiner]. It writes the state of each thread of the
+// sandbox on the host, the stacks of its sentry if that still answers, and the end
+// of its guest's output.
 func (r *Runtime) Examine(ctx context.Context, id string) (summary, file string) {
 	if !idPattern.MatchString(id) {
 		return "no such sandbox", ""
@@ -72,7 +72,7 @@ func (r *Runtime) examineThreads(out *bytes.Buffer, id string) (summary string) 
 	counts := map[string]int{}
 	for _, pid := range pids {
 		proc := "/proc/" + strconv.Itoa(pid)
-		cmd, _ := os.ReadFile(filepath.Join(proc, "cmdline")) // it may end meanwhile
+		cmd, _ := os.ReadFile(filepath.Join(proc, "cmdline")) // the thread may end in between
 		name, _, _ := strings.Cut(string(cmd), "\x00")
 		tasks, _ := filepath.Glob(filepath.Join(proc, "task", "*"))
 		fmt.Fprintf(out, "\n=== process %d %.40q\n", pid, name)
@@ -98,7 +98,7 @@ func (r *Runtime) examineThreads(out *bytes.Buffer, id string) (summary string) 
 	return fmt.Sprintf("%d processes; threads: %s", len(pids), strings.Join(parts, ", "))
 }
 
-// stacks returns the stacks of a sentry's goroutines, as reported by the sentry.
+// stacks returns the stacks of a sentry's goroutines as the sentry reports them.
 func (r *Runtime) stacks(ctx context.Context, id string) (string, error) {
 	b, err := r.callFor(ctx, maxStacks, id, boot.DebugStacks, struct{}{})
 	if err != nil {

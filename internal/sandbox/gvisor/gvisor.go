@@ -1,6 +1,6 @@
-// Package gvisor is the [sandbox.Runtime] of this machine: each sandbox is a
-// kernel of its own, gVisor's sentry, in a process that holds next to nothing
-// of the host.
+// Package gvisor is the [sandbox.Runtime] of this machine. Each sandbox has a
+// kernel of its own, gVisor's sentry, in a process with nearly no access to the
+// host.
 //
 // This program is gVisor: it executes itself as the parts of a sandbox, so its
 // main function must begin with
@@ -9,39 +9,44 @@
 //		gvisor.Main()
 //	}
 //
-// A sandbox is on this machine:
+// On this machine a sandbox is:
 //
-//   - three or more processes in a cgroup of their own: the sentry, the gofer
-//     that serves it the read-only root file system, and the sentry's stubs
-//     in which the code of the sandbox runs. They have namespaces of their own
-//     for everything but users of the gofer. All run as one user of the host
-//     that nothing else on it is, and none as root (see ids);
-//   - a directory below the state directory, with its specification, control
-//     socket and log;
-//   - a file without a name for what the sandbox writes.
+//   - three or more processes in a cgroup of their own: the sentry; the gofer, which
+//     serves the read-only root file system to it; and the sentry's stubs, in which
+//     the code of the sandbox runs. They have their own namespaces, except for the
+//     gofer's user namespace. All run as one user of the host that nothing else
+//     uses, and none as root (see ids);
+//   - a directory below the state directory, with specification, control socket and
+//     log;
+//   - an unnamed file for what the sandbox writes.
 //
-// There are no mounts, interfaces or files anywhere else on the host; what a
+// There are no mounts, interfaces or other files on the host. Mounts of a sandbox are
+// in mount namespaces of its own. The directory is created first and removed last, so
+// List always finds what a crash leaves. Stop removes it and looks only at the
+// cgroup: process IDs that were written down could mean other processes by then.
 // sandbox with mounts needs is mounted in namespaces of its own. The
 // directory is made first and removed last, so what a crash leaves is always
 // found by List and removed by Stop, which goes by the cgroup alone and trusts
 // no number that was written down.
 //
 // A snapshot is a directory that Save made: snapshot.json, which this program
-// wrote, and files that the sentry wrote through descriptors that it was given,
-// and that only a sentry reads. A sentry may have been broken into, so they may
-// hold anything. This program takes no number, name or length from them. The
-// sentry that restores them is a new one, without capabilities, in
-// the namespaces and the cgroup of the new sandbox. It reads the header and the
-// list of pages before its seccomp filter is in force, and the state of the
-// kernel after that: what a snapshot can do to it is what code inside that has
-// broken out of its kernel can do, and nothing to the host or to a neighbour.
-// But the sandbox that comes of it is no better than the one that was saved: a
-// snapshot protects nobody who starts from it from who wrote it, and whoever
-// may read one reads all that was in memory. That is why templates are
-// saved before any code of a user's has run, and why the files are 0600.
+// wrote, and files that the sentry wrote through descriptors that it was given, and
+// that only a sentry reads. A sentry may be compromised, so these files may hold
+// anything, and this program takes no number, name or length from them.
 //
-// The package must not decide what may run or who may ask, and gives a sandbox
-// no way to the outside but the link that it is handed.
+// The sentry that restores them is a new one, without capabilities, in the namespaces
+// and the cgroup of the new sandbox. It reads the header and the list of pages before
+// its seccomp filter is in force, and the state of the kernel afterwards. So a hostile
+// snapshot can do what code that has broken out of its sandbox's kernel can do, and
+// nothing to the host or to other sandboxes.
+//
+// But the restored sandbox is no better than the saved one. A snapshot does not protect
+// those who start from it against its author, and whoever can read it can read
+// everything that was in memory. That is why templates are saved before any code of a
+// user has run, and why the files have mode 0600.
+//
+// The package must not decide what may run or who may ask. It gives a sandbox no
+// way to the outside but the link that it is handed.
 package gvisor
 
 import (
@@ -64,32 +69,33 @@ import (
 	"postern/internal/sandbox"
 )
 
-// Config says how a Runtime runs sandboxes.
+// Config holds the settings of a [Runtime].
 type Config struct {
-	// StateDir holds a directory for each sandbox, and on its file system lies
-	// what they write. It must be this runtime's alone. It is made if need be.
+	// StateDir holds a directory for each sandbox. What sandboxes write is stored
+	// on its file system. No other runtime may use it. It is created if it does not
+	// exist.
 	StateDir string
 	// StartTimeout is how long a start may take; 0 means 30 s.
 	StartTimeout time.Duration
-	// Starts is how many sandboxes are started at the same time; others wait
-	// for their turn. 0 means twice the number of processors.
+	// Starts is how many sandboxes are started at the same time; further ones wait.
+	// 0 means twice the number of processors.
 	Starts int
-	// Launchers is how many processes wait, after the first start, for the next
-	// ones: each takes some 10 MiB and saves a start 10 ms. They end with this
-	// process. 0 means none.
+	// Launchers is how many processes wait in advance for the next starts, after
+	// the first one. Each needs about 10 MiB and saves a start 10 ms. They end with
+	// this process. 0 means none.
 	Launchers int
-	// IDs are the user and group ids of this machine that sandboxes run as, each
-	// as one of its own; the zero range means DefaultIDs. Nothing else on the
-	// machine may use them.
+	// IDs are the user and group IDs of this machine that sandboxes run as, each
+	// sandbox as one of its own. Nothing else on the machine may use them. The zero
+	// range means DefaultIDs.
 	IDs IDRange
-	// IDDir lists which of them are in use; empty means /run/postern/uids. Runtimes
-	// that share a range must share it.
+	// IDDir records which of them are in use; empty means /run/postern/uids.
+	// Runtimes with overlapping ranges must use the same directory.
 	IDDir string
-	// CgroupParent is where the cgroups are made, below each mount; empty means
-	// "postern". Runtimes of other state directories may share it.
+	// CgroupParent is the path of our cgroups below each cgroup mount; empty means
+	// "postern". Runtimes with other state directories may use the same one.
 	CgroupParent string
-	// Output returns where what the guest of a sandbox says is written to,
-	// besides its own log; it is closed at the sandbox's end. Nil means nowhere.
+	// Output returns where to write the output of a sandbox's guest in addition to
+	// its log. It is closed when the sandbox ends. Nil means nowhere.
 	Output func(id string) io.WriteCloser
 }
 
@@ -99,22 +105,22 @@ type Runtime struct {
 	conf     Config
 	cgroups  *cgroups
 	ids      *ids
-	starting chan struct{}  // holds one element for each start under way
-	waiting  chan *launcher // for the next starts
+	starting chan struct{}  // semaphore of starts in progress
+	waiting  chan *launcher // launchers for the next starts
 
 	mu      sync.Mutex
-	all     map[string]*instance // by id; from Start until Stop
-	started map[[2]uint64]int    // starts by snapshot: its directory's device and inode
+	all     map[string]*instance // by sandbox ID; from Start until Stop
+	started map[[2]uint64]int    // number of starts per snapshot, by its directory's device and inode
 }
 
 var _ sandbox.Runtime = (*Runtime)(nil)
 
-// stopTimeout bounds the removal of a sandbox whose caller sets no limit, or
-// is gone.
+// stopTimeout bounds the removal of a sandbox if the caller sets no limit or has
+// gone.
 const stopTimeout = 20 * time.Second
 
-// New checks that this machine can run sandboxes and says what to change if
-// not. It starts nothing, and leaves what is there for List and Stop.
+// New checks that this machine can run sandboxes; its error says what to change if
+// not. It starts nothing, and leaves existing sandboxes for List and Stop.
 func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if conf.StateDir == "" {
 		return nil, errors.New("no state directory for sandboxes")
@@ -163,8 +169,8 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if _, err := configure(flags(sandbox.Spec{DiskMB: 1}, dir)); err != nil {
 		return nil, fmt.Errorf("configure gVisor for state directory %s: %w", dir, err)
 	}
-	// Another Postern on this machine has another state directory; its
-	// sandboxes are not ours to list or stop.
+	// Another Postern on this machine has another state directory. Its sandboxes
+	// are not ours to list or stop.
 	sum := sha256.Sum256([]byte(dir))
 	cg, err := ownCgroups(filepath.Join(conf.CgroupParent, hex.EncodeToString(sum[:6])))
 	if err != nil {
@@ -185,9 +191,9 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	}, nil
 }
 
-// checkStatic refuses a program that needs a dynamic linker: the parts of a
-// sandbox execute it where there is none, and all that would be seen of that is
-// that no sandbox starts.
+// checkStatic refuses a program that needs a dynamic linker. The parts of a sandbox
+// execute this program where there is none, and the only symptom would be that no
+// sandbox starts.
 func checkStatic(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -214,7 +220,7 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	if err != nil {
 		return fmt.Errorf("find root file system: %w", err)
 	}
-	s.Mounts = slices.Clone(s.Mounts) // the caller's stay as they are
+	s.Mounts = slices.Clone(s.Mounts) // do not change the caller's
 	for i, m := range s.Mounts {
 		if s.Mounts[i].Source, err = filepath.EvalSymlinks(m.Source); err != nil {
 			return fmt.Errorf("find mount: %w", err)
@@ -231,9 +237,8 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	r.all[s.ID] = i
 	r.mu.Unlock()
 
-	// The directory says that the sandbox is ours. One that is there already
-	// may be that of a sandbox which another process of this program started:
-	// then nothing of it may be touched.
+	// The directory marks the sandbox as ours. If it exists, another process of
+	// this program may have started the sandbox. Then nothing of it may be touched.
 	err = os.Mkdir(r.dir(s.ID), 0o700)
 	made := err == nil
 	if made {
@@ -243,7 +248,7 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 		err = context.Cause(ctx)
 	}
 	if err == nil {
-		go i.watch(r) //nolint:gosec,contextcheck // it lives as long as the sandbox, not as the request
+		go i.watch(r) //nolint:gosec,contextcheck // the watch lives as long as the sandbox, not as the request
 		close(i.started)
 		go r.await()
 		return nil
@@ -314,7 +319,7 @@ func (r *Runtime) dir(id string) string { return filepath.Join(r.conf.StateDir, 
 // Stop implements [sandbox.Runtime].
 func (r *Runtime) Stop(ctx context.Context, id string) error {
 	if !idPattern.MatchString(id) {
-		// It becomes a path; and no other can be there.
+		// It becomes a path, and no other ID can exist.
 		return fmt.Errorf("%w: id %q", sandbox.ErrInvalid, id)
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
@@ -324,7 +329,7 @@ func (r *Runtime) Stop(ctx context.Context, id string) error {
 	r.mu.Unlock()
 	if i != nil {
 		i.stop()
-		select { // a start under way gives up, and removes what it made
+		select { // a start in progress gives up and cleans up
 		case <-i.started:
 		case <-ctx.Done():
 			return fmt.Errorf("stop sandbox %s: %w", id, context.Cause(ctx))
@@ -334,7 +339,7 @@ func (r *Runtime) Stop(ctx context.Context, id string) error {
 		return fmt.Errorf("stop sandbox %s: %w", id, err)
 	}
 	if i != nil {
-		select { // its processes are gone, so this is a matter of moments
+		select { // its processes are gone, so this takes only moments
 		case <-i.ended:
 		case <-ctx.Done():
 			return fmt.Errorf("stop sandbox %s: %w", id, context.Cause(ctx))
@@ -348,8 +353,8 @@ func (r *Runtime) Stop(ctx context.Context, id string) error {
 	return nil
 }
 
-// remove frees all that a sandbox holds. Its directory goes last: as long as
-// anything is left, List finds it.
+// remove frees everything that a sandbox holds. Its directory is removed last: as
+// long as anything is left, List finds it.
 func (r *Runtime) remove(ctx context.Context, id string) error {
 	if err := r.cgroups.kill(ctx, id); err != nil {
 		return err
@@ -368,7 +373,7 @@ func (r *Runtime) remove(ctx context.Context, id string) error {
 
 // Wait implements [sandbox.Runtime].
 func (r *Runtime) Wait(ctx context.Context, id string) (string, error) {
-	i, err := r.find(id) //nolint:contextcheck // who watches a sandbox does so for longer than one waits
+	i, err := r.find(id) //nolint:contextcheck // a watch lasts longer than this call
 	if err != nil {
 		return "", fmt.Errorf("wait for sandbox %q: %w", id, err)
 	}
@@ -381,7 +386,7 @@ func (r *Runtime) Wait(ctx context.Context, id string) (string, error) {
 }
 
 // find returns the instance of a sandbox. If another process of this program
-// started it, it is watched from now on as if it were ours.
+// started the sandbox, it is watched from now on as if this one had.
 func (r *Runtime) find(id string) (*instance, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -400,7 +405,7 @@ func (r *Runtime) find(id string) (*instance, error) {
 	}
 	i := &instance{id: id, output: r.conf.Output, cancel: func() {}, started: make(chan struct{}), ended: make(chan struct{})}
 	close(i.started)
-	if err := i.followLog(r.dir(id)); err != nil { // of one that never came to be, perhaps
+	if err := i.followLog(r.dir(id)); err != nil { // the start may have failed before the log existed
 		r.log.Warn("read a sandbox's log", "sandbox", id, "err", err)
 	}
 	r.all[id] = i
@@ -408,9 +413,9 @@ func (r *Runtime) find(id string) (*instance, error) {
 	return i, nil
 }
 
-// waitForeign returns when a sandbox that another process started has ended.
-// Nobody is told of that, so it looks now and then. A guest that is known to
-// have exited leaves its sentry little time.
+// waitForeign returns when a sandbox of another process has ended. The kernel does
+// not notify us of that, so it polls. A sentry whose guest has exited is given
+// little time.
 func (r *Runtime) waitForeign(id string, exited bool) {
 	for end := time.Now().Add(5 * time.Second); !exited || time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		pids, err := r.cgroups.pids(id)

@@ -16,23 +16,23 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 )
 
-// An instance is a sandbox that this process started, or found and waits for.
+// An instance is a sandbox that this process started, or found and watches.
 type instance struct {
 	id      string
-	cancel  context.CancelFunc // of its start
+	cancel  context.CancelFunc // cancels its start
 	started chan struct{}      // closed when Start is about to return
-	ended   chan struct{}      // closed when all its processes are gone
+	ended   chan struct{}      // closed when all its processes have gone
 
-	// Set by take, before started is closed; 0 and nil if it was found.
+	// Set by take before started is closed. Zero if the sandbox was found.
 	sentry, gofer     int
 	sentryFD, goferFD *os.File // pidfds: readable when the process has ended
 
 	drained chan struct{} // closed when the log is complete; nil if there is none
 	log     *os.File
-	output  func(id string) io.WriteCloser // where else what it says goes; may be nil
+	output  func(id string) io.WriteCloser // second destination of the guest's output; may be nil
 
 	mu     sync.Mutex
-	asked  string // why it will have ended, if we end it
+	asked  string // reason of an end that was requested
 	reason string // final once ended is closed
 }
 
@@ -45,8 +45,8 @@ const (
 	logBytes = 1 << 20 // of a sandbox's log
 )
 
-// take gets hold of the processes while the launcher, their parent, still
-// keeps their numbers from being used again.
+// take opens pidfds of the processes. The launcher, their parent, still exists, so
+// their IDs cannot have been reused.
 func (i *instance) take(r launchReply) error {
 	hold := func(pid int) (*os.File, error) {
 		fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
@@ -64,7 +64,7 @@ func (i *instance) take(r launchReply) error {
 	return err
 }
 
-// will makes reason that of the coming end. The first one counts.
+// will sets the reason of a requested end. The first one counts.
 func (i *instance) will(reason string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -73,7 +73,7 @@ func (i *instance) will(reason string) {
 	}
 }
 
-// stop makes the reason of the coming end that it was asked for.
+// stop sets the reason to "stopped".
 func (i *instance) stop() {
 	i.will(reasonStopped)
 	i.cancel()
@@ -92,7 +92,7 @@ func (i *instance) end(reason string) {
 	close(i.ended)
 }
 
-// release gives back what this process holds of the sandbox, which has ended.
+// release closes what this process holds of an ended sandbox.
 func (i *instance) release() {
 	if i.drained != nil {
 		<-i.drained
@@ -105,7 +105,7 @@ func (i *instance) release() {
 	}
 }
 
-// watch sees the sandbox to its end.
+// watch waits for the sandbox's end and cleans up.
 func (i *instance) watch(r *Runtime) {
 	status, err := r.waitGuest(context.Background(), i.id)
 	if i.sentryFD != nil {
@@ -120,8 +120,8 @@ func (i *instance) watch(r *Runtime) {
 	if r.cgroups.oomKills(i.id) > 0 {
 		reason = reasonMemory
 	}
-	// The gofer outlives the sentry by moments. Without a sentry nothing is
-	// left to keep, and what is left would be one more leak to explain.
+	// The gofer outlives the sentry by a moment. Without its sentry it is of no
+	// use, so end it as well.
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	if err := r.cgroups.kill(ctx, i.id); err != nil {
@@ -138,12 +138,12 @@ func (i *instance) watch(r *Runtime) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, err := os.Lstat(r.dir(i.id)); errors.Is(err, fs.ErrNotExist) && i.sentryFD == nil && r.all[i.id] == i {
-		delete(r.all, i.id) // it was stopped before Stop knew of us
+		delete(r.all, i.id) // it was stopped before Stop knew of this instance
 	}
 }
 
-// waitGuest asks the sentry for the end of its first process. It returns an
-// error if the sentry ends without having said.
+// waitGuest asks the sentry for the exit status of the guest. It returns an error
+// if the sentry ends without an answer.
 func (r *Runtime) waitGuest(ctx context.Context, id string) (unix.WaitStatus, error) {
 	b, err := r.call(ctx, id, boot.ContMgrWait, id)
 	if err != nil {
@@ -152,7 +152,7 @@ func (r *Runtime) waitGuest(ctx context.Context, id string) (unix.WaitStatus, er
 	return readWaitStatus(b)
 }
 
-// readWaitStatus reads the sentry's answer, which is not to be trusted.
+// readWaitStatus parses the sentry's answer, which is hostile.
 func readWaitStatus(b []byte) (unix.WaitStatus, error) {
 	var status uint32
 	if err := json.Unmarshal(b, &status); err != nil {
@@ -161,7 +161,7 @@ func readWaitStatus(b []byte) (unix.WaitStatus, error) {
 	return unix.WaitStatus(status), nil
 }
 
-// reasonFor is the end of the guest in words.
+// reasonFor describes the end of the guest.
 func reasonFor(ws unix.WaitStatus) string {
 	if ws.Signaled() {
 		return fmt.Sprintf("the guest was killed by signal %d", int(ws.Signal()))
@@ -173,28 +173,30 @@ func reasonFor(ws unix.WaitStatus) string {
 func (i *instance) waitSentry() {
 	c, err := i.sentryFD.SyscallConn()
 	if err == nil {
-		// The runtime's poller waits for the descriptor, not a thread.
+		// Go's poller waits for the descriptor, which needs no thread.
 		err = c.Read(func(fd uintptr) bool { return hasEnded(int(fd), 0) })
 	}
 	for err != nil && !hasEnded(int(i.sentryFD.Fd()), 1000) {
 	}
 }
 
+// hasEnded reports whether the process has ended, waiting up to timeoutMS
+// milliseconds.
 func hasEnded(pidfd, timeoutMS int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, timeoutMS)
 	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 }
 
 const (
-	logFile = "guest.log" // what the guest has said
-	logFifo = "guest.out" // how it gets there
+	logFile = "guest.log" // output of the guest
+	logFifo = "guest.out" // pipe through which it is written
 )
 
-// openLog makes the file for what the guest writes on its standard output and
-// error, and returns what to give it. It is not the file: root inside could
-// fill the host's disk by /proc/1/fd/1. It is a pipe with a name, and open for
-// reading too: when this process is killed a guest that writes gets no signal,
-// and the next process reads on.
+// openLog creates the log of the guest's output, and returns the file to give to
+// the guest. That is not the log itself: through /proc/1/fd/1 root inside could
+// fill the host's disk. It is a named pipe, opened for reading as well: if this
+// process is killed, a guest that writes gets no SIGPIPE, and the next process can
+// continue reading.
 func (i *instance) openLog(dir string) (*os.File, error) {
 	fifo := filepath.Join(dir, logFifo)
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
@@ -212,7 +214,7 @@ func (i *instance) openLog(dir string) (*os.File, error) {
 	return w, nil
 }
 
-// followLog writes down what the guest says from now on.
+// followLog copies the guest's output to the log from now on.
 func (i *instance) followLog(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, logFile), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
@@ -242,11 +244,11 @@ func (i *instance) followLog(dir string) error {
 	return nil
 }
 
-// drain copies the first limit bytes of r to w, and reads on: a guest must not
-// come to a halt over its log. After the limit it rests before each read, so
-// that a flood costs the host nothing.
+// drain copies the first limit bytes of r to w, and then keeps reading, since a
+// guest must not block on its log. Beyond the limit it sleeps for rest before each
+// read, so that a flood costs the host nothing.
 func drain(w io.Writer, r io.Reader, limit int64, rest time.Duration) {
-	_, _ = io.Copy(w, io.LimitReader(r, limit)) // a full disk is no reason to stop reading
+	_, _ = io.Copy(w, io.LimitReader(r, limit)) // keep reading even if the disk is full
 	b := make([]byte, 64<<10)
 	for {
 		if _, err := r.Read(b); err != nil {
@@ -256,7 +258,7 @@ func drain(w io.Writer, r io.Reader, limit int64, rest time.Duration) {
 	}
 }
 
-// logTail is the end of the sandbox's log.
+// logTail returns the end of the sandbox's log.
 func (i *instance) logTail() string {
 	const most = 2 << 10
 	if i.log == nil {

@@ -27,54 +27,54 @@ import (
 	"gvisor.dev/gvisor/runsc/flag"
 )
 
-// A launcher is a child of ours that lives for one start. It is gVisor's
-// parent instead of us because gVisor hands much of its parent on:
+// A launcher is a child process of ours that exists for one start. It is gVisor's
+// parent in our place, because gVisor passes on much of its parent:
 //
 //   - the environment, which for a server holds the database's password, to
 //     the gofer;
-//   - standard input and output, taken from the global os.Stdin and os.Stdout,
-//     to the guest: in our process two starts at once would have to take turns;
-//   - the cgroup: a parent in the sandbox's own cgroup cannot start anything
-//     outside it, so there is no moment in which the sentry is not limited;
-//   - all that a bug could leave open or in memory.
+//   - standard input and output, taken from the global os.Stdin and os.Stdout, to the
+//     guest: in our process two concurrent starts would have to take turns;
+//   - the cgroup: a parent in the sandbox's own cgroup cannot start anything outside
+//     it, so there is no moment in which the sentry is not limited;
+//   - everything that a bug could leave open or in memory.
 //
-// It costs one more start of this program, about 10 ms, unless one waits since
-// the last start; and it costs nothing once the sandbox runs.
+// It costs one more start of this program, about 10 ms, unless one is waiting since
+// the last start. It costs nothing once the sandbox runs.
 
-// A launchOrder is what a launcher is told, as JSON on its socket.
+// A launchOrder is the request to a launcher, as JSON on its socket.
 type launchOrder struct {
 	ID      string
-	Dir     string   // of the sandbox, with config.json
-	Cgroups []string // cgroup.procs files to enter before anything else
+	Dir     string   // the sandbox's directory, with config.json
+	Cgroups []string // cgroup.procs files to enter first
 	Flags   []string // gVisor's configuration
-	From    kind     // of the snapshot that is the third file; empty: a boot without one
-	Direct  bool     // read the snapshot's pages past the page cache
-	Cover   bool     // the root file system, see coverRootfs
+	From    kind     // kind of the snapshot in the third file; empty means a boot without one
+	Direct  bool     // read the snapshot's pages without the page cache
+	Cover   bool     // overlay the root file system, see coverRootfs
 	User    uint32   // user and group id of the host that the sandbox runs as, see newContainer
 }
 
-// A launchReply is what it answers. The processes exist until the launcher has
-// seen its socket closed, so their numbers still mean them.
+// A launchReply is the answer. The processes in it exist until the launcher has
+// seen its socket closed, so their IDs are still valid.
 type launchReply struct {
 	Sentry, Gofer int
-	Phase         string // what was being done, if Err is set
+	Phase         string // what failed, if Err is set
 	Err           string
 }
 
 const (
 	launcherSocketFD = 3
-	maxSpec          = 1 << 20 // bytes of a specification
+	maxSpec          = 1 << 20 // bytes of config.json
 )
 
-// A launcher is one that has been started and waits for its order.
+// A launcher is a started launcher process that waits for its order.
 type launcher struct {
 	cmd  *exec.Cmd
 	conn *net.UnixConn
-	errs tail // what it says on its standard error; complete after dismiss
+	errs tail // its standard error; complete after dismiss
 }
 
-// newLauncher starts a launcher. If private is set it has a mount namespace of
-// its own: what is mounted there never comes to ours.
+// newLauncher starts a launcher. If private is set it has a mount namespace of its
+// own, whose mounts are not visible in ours.
 func newLauncher(private bool) (*launcher, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -87,20 +87,20 @@ func newLauncher(private bool) (*launcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare socket: %w", err)
 	}
-	l := &launcher{conn: conn.(*net.UnixConn)} //nolint:forcetypeassert // of a unix socket
-	l.cmd = exec.Command("/proc/self/exe")     //nolint:noctx // it may wait for longer than any request
+	l := &launcher{conn: conn.(*net.UnixConn)} //nolint:forcetypeassert // it is a unix socket
+	l.cmd = exec.Command("/proc/self/exe")     //nolint:noctx // it may wait longer than any request
 	l.cmd.Args = []string{argv0Launcher}
-	l.cmd.Env = []string{} // nothing of ours
+	l.cmd.Env = []string{} // none of our environment
 	l.cmd.Dir = "/"
 	l.cmd.Stderr = &l.errs
 	l.cmd.ExtraFiles = []*os.File{theirs}
-	// Its own session: a Ctrl-C at our terminal is not meant for it.
+	// In its own session, so that a Ctrl-C at our terminal does not reach it.
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if private {
 		l.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	}
 	// The sentry inherits the launcher's standard error only if something goes
-	// wrong; do not wait for it then.
+	// wrong. Do not wait for it then.
 	l.cmd.WaitDelay = time.Second
 	if err := l.cmd.Start(); err != nil {
 		l.conn.Close()
@@ -109,7 +109,7 @@ func newLauncher(private bool) (*launcher, error) {
 	return l, nil
 }
 
-// dismiss sees the launcher to its end, which comes when its socket is closed.
+// dismiss closes the launcher's socket, which ends it, and waits for its end.
 func (l *launcher) dismiss() error {
 	l.conn.Close()
 	if err := l.cmd.Wait(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
@@ -118,12 +118,12 @@ func (l *launcher) dismiss() error {
 	return nil
 }
 
-// errNotTold means that the launcher knows nothing of the order.
+// errNotTold means that the order did not reach the launcher.
 var errNotTold = errors.New("tell launcher")
 
-// launch has the launcher start the sandbox that order describes, whose standard
-// output and error are out, and sees the launcher to its end. What the launcher
-// itself says on its standard error is returned for the log.
+// launch makes the launcher start the sandbox of order, with out as its standard
+// output and error, and waits for the launcher's end. It returns the launcher's
+// standard error for the log.
 func (l *launcher) launch(ctx context.Context, order launchOrder, link, out, from *os.File, received func(launchReply) error) (said string, err error) {
 	stop := context.AfterFunc(ctx, func() {
 		_ = l.conn.SetDeadline(time.Unix(1, 0))
@@ -132,7 +132,7 @@ func (l *launcher) launch(ctx context.Context, order launchOrder, link, out, fro
 	defer func() {
 		stop()
 		if derr := l.dismiss(); err == nil && derr != nil {
-			err = because(ctx, derr) // it may have been killed with its answer given
+			err = because(ctx, derr) // it may have been killed after its answer
 		}
 		said = l.errs.String()
 	}()
@@ -167,7 +167,7 @@ func (l *launcher) launch(ctx context.Context, order launchOrder, link, out, fro
 	return "", received(reply)
 }
 
-// launch starts a sandbox by a launcher that waits, if there is one.
+// launch starts a sandbox with a waiting launcher, if there is one.
 func (r *Runtime) launch(ctx context.Context, order launchOrder, link, out, from *os.File, received func(launchReply) error) (said string, err error) {
 	if !order.Cover {
 		select {
@@ -176,7 +176,7 @@ func (r *Runtime) launch(ctx context.Context, order launchOrder, link, out, from
 			if !errors.Is(err, errNotTold) {
 				return said, err
 			}
-			// Somebody has ended it while it waited.
+			// Something has killed it while it waited.
 		default:
 		}
 	}
@@ -198,12 +198,12 @@ func (r *Runtime) await() {
 		select {
 		case r.waiting <- l:
 		default: // another start was faster
-			_ = l.dismiss() // an error, since it had no order
+			_ = l.dismiss() // it reports an error, since it had no order
 		}
 	}
 }
 
-// because is err, or what ended ctx if that was its cause.
+// because returns the cause of ctx's end if ctx is done, and otherwise err.
 func because(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -225,10 +225,10 @@ func (t *tail) Write(p []byte) (int, error) {
 
 func (t *tail) String() string { return strings.TrimSpace(string(t.b)) }
 
-// closeInherited closes what a library in the server opened without
-// close-on-exec. Otherwise what this process opens gets high numbers, and the
-// sentry, which is given some of it, wants the numbers from 253 on for standard
-// input and output, and does not start.
+// closeInherited closes descriptors that a library in the server opened without
+// close-on-exec. With them, new descriptors would get high numbers, and the sentry
+// does not start if one of its files has a number from 253 on, which it uses for
+// standard input and output.
 func closeInherited() error {
 	es, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -239,7 +239,7 @@ func closeInherited() error {
 		if err != nil || fd <= launcherSocketFD {
 			continue
 		}
-		// What this process has opened itself is closed on exec.
+		// This process opens everything with close-on-exec.
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
 			unix.Close(fd)
 		}
@@ -247,14 +247,14 @@ func closeInherited() error {
 	return nil
 }
 
-// launcherMain is the launcher's side. It exits.
+// launcherMain is the main function of a launcher. It does not return.
 func launcherMain() {
 	s := os.NewFile(launcherSocketFD, "server")
 	reply := serveLaunch(s)
 	err := json.NewEncoder(s).Encode(reply)
 	if err == nil {
-		// Stay, unreaped and so unmistakable, until the server has hold of
-		// the processes, or is gone.
+		// Stay as the parent until the server has opened pidfds of the processes,
+		// or is gone. Until then their IDs cannot be reused.
 		_, err = s.Read(make([]byte, 1))
 	}
 	if reply.Err != "" || err != nil && !errors.Is(err, io.EOF) {
@@ -263,8 +263,8 @@ func launcherMain() {
 	os.Exit(0)
 }
 
-// readOrder waits for the order and the files that come with it: the link, the
-// output and, if the order says so, the snapshot.
+// readOrder reads the order and its files: the link, the output and, if the order
+// says so, the snapshot.
 func readOrder(s *os.File) (order launchOrder, files []*os.File, err error) {
 	b, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(3*4))
 	n, m, _, _, err := unix.Recvmsg(int(s.Fd()), b, rights, unix.MSG_CMSG_CLOEXEC)
@@ -307,15 +307,15 @@ func serveLaunch(s *os.File) (r launchReply) {
 	if err != nil {
 		return fail("read order", err)
 	}
-	// gVisor is told of the third by its number alone: without this the file is
-	// collected, and closed, while it reads it.
+	// gVisor gets the third file as a number only. Without this the file would be
+	// collected, and closed, while gVisor reads it.
 	defer runtime.KeepAlive(files)
 	link, out := files[0], files[1]
 	if err := unix.Dup3(int(out.Fd()), 1, 0); err != nil {
 		return fail("set output", err)
 	}
 	out.Close()
-	// gVisor's own words go to our standard error, which the server reads;
+	// gVisor's own messages go to our standard error, which the server reads.
 	// os.Stderr itself becomes the guest's.
 	gvlog.SetTarget(gvlog.GoogleEmitter{Writer: &gvlog.Writer{Next: os.NewFile(2, "stderr")}})
 	gvlog.SetLevel(gvlog.Warning)
@@ -325,8 +325,8 @@ func serveLaunch(s *os.File) (r launchReply) {
 			return fail("enter cgroup", err)
 		}
 	}
-	// The path to the sandbox's control socket must be short (108 bytes), and
-	// that of the data directory is not ours to choose.
+	// The path of the control socket must be short (108 bytes), and the data
+	// directory's path may be long.
 	dir, err := os.Open(order.Dir)
 	if err != nil {
 		return fail("open sandbox directory", err)
@@ -350,7 +350,7 @@ func serveLaunch(s *os.File) (r launchReply) {
 		}
 	}
 	args := container.Args{ID: order.ID, Spec: &spec, BundleDir: order.Dir}
-	// The directory that the server has opened, whatever its path means now.
+	// The directory that the server has opened, even if its path has changed.
 	var from string
 	if order.From != "" {
 		from = fmt.Sprintf("/proc/self/fd/%d", files[2].Fd())
@@ -363,8 +363,8 @@ func serveLaunch(s *os.File) (r launchReply) {
 		return fail("create sandbox", err)
 	}
 	if order.From == kindMemory {
-		// The guest goes on while its pages are still being read: those that it
-		// asks for come first.
+		// The guest runs while its pages are still being read. Pages that it needs
+		// are read first.
 		const background = true
 		if err := c.Restore(conf, from, order.Direct, background, networkArgs(link, true)); err != nil {
 			return fail("restore sandbox", err)
@@ -373,9 +373,9 @@ func serveLaunch(s *os.File) (r launchReply) {
 		if err := connectLink(c, link); err != nil {
 			return fail("connect link", err)
 		}
-		// gVisor would now set up the network again, from the host's. It leaves
-		// one of type "host" alone; to the sentry, which is long running, this
-		// says nothing.
+		// gVisor would now set up the network again, from the host's. With type
+		// "host" it does not. The sentry, which is running already, does not see
+		// this setting.
 		start := *conf
 		start.Network = config.NetworkHost
 		if err := c.Start(&start); err != nil {
@@ -385,22 +385,23 @@ func serveLaunch(s *os.File) (r launchReply) {
 	return launchReply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load()}
 }
 
-// newContainer starts the processes of a sandbox with the host's user and group
-// id. The kernel lets processes of one user signal and trace each other, so two
-// sandboxes must not share a user, and nothing else on the host may use theirs.
+// newContainer starts the processes of a sandbox with id as their user and group on
+// the host. The kernel lets processes of one user signal and trace each other. So
+// two sandboxes must not have the same user, and nothing else on the host may use
+// theirs.
 //
-// gVisor has one user for all sandboxes, nobody. With its option "rootless" it
-// uses the real user of its starter: so this process makes id its real user
-// meanwhile, and keeps its effective user, root. That option implies two more
-// things, which are not true here. One is that the sentry cannot unmount its
-// /proc: see sentryArgs. The other is that the owner of the standard input and
-// output inside cannot be changed. It need not be: the sentry does not reopen
-// them, and the input is the host's /dev/null.
+// gVisor has one user for all sandboxes, nobody. But with its option "rootless" it
+// uses the real user of its parent. So this process temporarily sets its real user
+// to id and keeps root as its effective user. The option also assumes two things
+// that are not true here. First, that the sentry cannot unmount its /proc: see
+// sentryArgs. Second, that the owner of standard input and output inside cannot be
+// changed. That is not necessary: the sentry does not reopen them, and the input is
+// the host's /dev/null.
 func newContainer(conf *config.Config, args container.Args, id uint32) (*container.Container, error) {
 	if id < leastID {
 		return nil, fmt.Errorf("%d is not a user for sandboxes", id)
 	}
-	// The sandbox must not have the groups of the server's user.
+	// The sandbox must not have the supplementary groups of the server's user.
 	if err := syscall.Setgroups(nil); err != nil {
 		return nil, fmt.Errorf("leave groups: %w", err)
 	}
@@ -413,7 +414,7 @@ func newContainer(conf *config.Config, args container.Args, id uint32) (*contain
 	return c, errors.Join(err, realUser(0))
 }
 
-// realUser makes id the real user and group of this process.
+// realUser sets the real user and group of this process.
 func realUser(id int) error {
 	if err := syscall.Setregid(id, 0); err != nil {
 		return fmt.Errorf("set group: %w", err)
@@ -424,10 +425,10 @@ func realUser(id int) error {
 	return nil
 }
 
-// leaveRoot makes the real user of this process, which the launcher has set,
-// its only one. Capabilities stay: the gofer itself drops all but those with which
-// it serves files. As root it could also signal other processes of root that it
-// sees.
+// leaveRoot gives up root: the real user of this process, which the launcher has
+// set, becomes its only one. It keeps capabilities: the gofer itself drops all but
+// those that it needs to serve files. As root it could also signal other processes
+// of root that it sees.
 func leaveRoot() error {
 	uid, gid := os.Getuid(), os.Getgid()
 	if uid < leastID || gid < leastID {
@@ -448,7 +449,7 @@ func leaveRoot() error {
 
 func configure(flags []string) (*config.Config, error) {
 	fs := flag.NewFlagSet("gvisor", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // or it prints hundreds of lines of help
+	fs.SetOutput(io.Discard) // otherwise it prints hundreds of lines of help
 	config.RegisterFlags(fs)
 	if err := fs.Parse(flags); err != nil {
 		return nil, fmt.Errorf("parse flags: %w", err)

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// coverRootfs lays a layer over the root file system in which gVisor can make
-// the directories that mounts need: it makes them in the root file system
-// itself, which all sandboxes of a template share and in which each would see
-// where others mount something. The layer is in memory, and is gone with the
-// last process that sees it.
+// coverRootfs puts an overlay over the root file system in which gVisor can create
+// mount points. Without it gVisor creates them in the root file system itself. All
+// sandboxes of a template share that, so each would see where others mount
+// something. The overlay is in memory, and disappears with the last process that
+// sees it.
 //
-// The launcher must have a mount namespace of its own: then nothing of this is
-// on the host, and nobody who removes the sandbox's directory can come through
-// a mount to what is not the sandbox's.
+// The launcher must have a mount namespace of its own. Then the overlay is
+// invisible on the host, and removing the sandbox's directory cannot reach files
+// through a mount.
 func coverRootfs(rootfs, dir string) error {
 	lower, err := os.Open(rootfs)
 	if err != nil {
@@ -41,8 +41,8 @@ func coverRootfs(rootfs, dir string) error {
 			return fmt.Errorf("make layer: %w", err)
 		}
 	}
-	// By numbers: a path may have the commas and colons that these options
-	// are divided by.
+	// By descriptor numbers: a path may contain commas and colons, which separate
+	// these options.
 	options := fmt.Sprintf("lowerdir=/proc/self/fd/%d,upperdir=%supper,workdir=%swork", lower.Fd(), at, at)
 	if err := unix.Mount("overlay", rootfs, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("lay over root file system (does the kernel have overlayfs?): %w", err)

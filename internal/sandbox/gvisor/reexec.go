@@ -19,21 +19,21 @@ import (
 	"gvisor.dev/gvisor/runsc/cmd/util"
 )
 
-// The names under which this program starts itself. They are compared with
-// argv[0], which is the choice of whoever executes a program: no argument that
-// a person gives to postern can make it one of these.
+// The names under which this program executes itself. They are compared with
+// argv[0], which only the caller of exec chooses: no argument on postern's command
+// line can select one of them.
 const (
 	argv0Launcher = "postern-launcher" // ours, see launcher.go
 	argv0Sandbox  = "runsc-sandbox"    // gVisor's kernel, the sentry
 	argv0Gofer    = "runsc-gofer"      // gVisor's file server
 )
 
-// umounter is the whole command line of the third thing that gVisor starts,
-// a child of the sentry that unmounts /proc; it has no name of its own.
+// umounter is the command line of gVisor's third kind of process, a child of the
+// sentry that unmounts /proc. It has no name of its own.
 var umounter = []string{"/proc/self/exe", "umount", "--sync-fd=3", "/proc"}
 
-// IsRuntime says whether args, a whole command line, are those of a part of a
-// sandbox and not a person's. Then [Main] must run before anything else.
+// IsRuntime reports whether args, a complete command line, belong to a part of a
+// sandbox. Then [Main] must run before anything else.
 func IsRuntime(args []string) bool {
 	if len(args) == 0 {
 		return false
@@ -45,11 +45,10 @@ func IsRuntime(args []string) bool {
 	return slices.Equal(args, umounter)
 }
 
-// Main runs this process as the part of a sandbox that its command line names,
-// and does not return. gVisor registers its flags on flag.CommandLine and
-// panics if another one of the same name is there, which the parent sees only
-// as "waiting for sandbox to start: EOF": whoever links this package must use
-// flag sets of their own.
+// Main runs the part of a sandbox that the command line names, and does not return.
+// gVisor registers its flags on flag.CommandLine and panics if a flag of the same
+// name exists. The parent then sees only "waiting for sandbox to start: EOF". So
+// programs that link this package must use flag sets of their own.
 func Main() {
 	collectLater()
 	switch os.Args[0] {
@@ -72,17 +71,17 @@ func Main() {
 	os.Exit(1) // unreachable
 }
 
-// collectLater keeps a part of a sandbox from collecting garbage while it
-// starts, when it makes little and each round takes a tenth of the whole start.
-// A sandbox that idles is as small as ever: it collects once it has started.
+// collectLater disables garbage collection while a part of a sandbox starts. A
+// start allocates little, but each collection costs a tenth of its time. Afterwards
+// one collection makes an idle sandbox as small as before.
 func collectLater() {
 	usual := debug.SetGCPercent(400)
 	time.AfterFunc(3*time.Second, func() { debug.SetGCPercent(usual) })
 }
 
-// needNoTracing makes gVisor leave the sentry no CAP_SYS_PTRACE, which it keeps
-// for systrap if it drops capabilities by itself, see sentryArgs: systrap traces
-// only its own children, for which no capability is needed.
+// needNoTracing removes CAP_SYS_PTRACE from the sentry. gVisor keeps it for systrap
+// when the sentry drops its capabilities itself (see sentryArgs), but systrap
+// traces only its own children, which needs no capability.
 func needNoTracing() error {
 	systrap, err := platform.Lookup("systrap")
 	if err != nil {
@@ -96,26 +95,27 @@ type untraced struct{ platform.Constructor }
 
 func (untraced) Requirements() platform.Requirements { return platform.Requirements{} }
 
-// The annotations by which a specification tells the sentry what to show to
-// the programs in the sandbox.
+// The annotations in a specification that tell the sentry what to show to programs
+// inside.
 const (
 	annotationMemory = "postern/memory-bytes"
 	annotationCPUs   = "postern/cpus"
 )
 
-// sentryArgs adds to the sentry's command line what gVisor would take from a
-// cgroup that it manages itself: the memory and processors to show inside. The
-// cgroup is ours, and its memory limit is larger than what the sandbox may
-// see, since it holds the sentry too. gVisor sizes a tmpfs by half of what it
-// takes for the host's memory. A name of the machine's maker is
-// replaced: it would tell the sandbox where it runs.
+// sentryArgs adds flags to the sentry's command line: the memory and processors to
+// show inside, which gVisor would take from a cgroup that it manages itself. The
+// cgroup is ours, and its memory limit includes the sentry, so it is larger than
+// what the sandbox may see. gVisor also sizes a tmpfs by half of the memory that it
+// is told. The name of the machine's manufacturer is replaced, since it reveals
+// where the sandbox runs.
 func sentryArgs(args []string) []string {
 	if len(args) < 3 || !slices.Contains(args, "boot") {
 		return args
 	}
-	// It has a user of its own from the start, with the rights that it needs to make a root
-	// for itself. gVisor gives them up by executing this program once more,
-	// 10 ms; with this flag it does so in all threads.
+	// The sentry starts as a user of its own, with the capabilities that it needs
+	// to set up its root. By default gVisor drops them by executing this program
+	// once more, which takes 10 ms. With this flag it drops them in all threads
+	// instead.
 	add := []string{"--apply-caps=true", "--product-name=postern"}
 	s := donatedSpec(args)
 	if b := s.Annotations[annotationMemory]; b != "" {
@@ -124,15 +124,15 @@ func sentryArgs(args []string) []string {
 	if n := s.Annotations[annotationCPUs]; n != "" {
 		add = append(add, "--cpu-num="+n)
 	}
-	// The launcher's option is not for the sentry: with it, the sentry would
-	// leave the host's /proc mounted in its own root.
+	// The launcher's option must not reach the sentry, which would leave the host's
+	// /proc mounted in its own root.
 	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "--rootless=true" })
-	// The last flag of a name counts; the last argument is the sandbox's id.
+	// The last flag of a name counts. The last argument is the sandbox's ID.
 	return slices.Insert(args, len(args)-1, add...)
 }
 
-// donatedSpec reads the specification that the launcher left open for the
-// sentry. Without one it is empty: the sentry says what is wrong with it.
+// donatedSpec reads the specification that the launcher left open for the sentry.
+// If there is none it returns an empty one, and the sentry reports the error.
 func donatedSpec(args []string) (s specs.Spec) {
 	for i, a := range args {
 		v, ok := strings.CutPrefix(strings.TrimLeft(a, "-"), "spec-fd")
@@ -146,8 +146,8 @@ func donatedSpec(args []string) (s specs.Spec) {
 		if err != nil {
 			return s
 		}
-		// Not os.NewFile: its finalizer would close the file under the sentry.
-		// Not Read: the sentry reads the same file from its beginning.
+		// Not os.NewFile, whose finalizer would close the file under the sentry.
+		// Not Read, since the sentry reads the same file from its start.
 		b := make([]byte, maxSpec)
 		n, err := unix.Pread(fd, b, 0)
 		if err != nil || json.Unmarshal(b[:n], &s) != nil {

@@ -18,19 +18,19 @@ import (
 	"postern/internal/sandbox"
 )
 
-// saveTimeout bounds how long a sandbox may take to write itself down: 64 GiB
-// on a slow disk. One that has not answered by then is ended, since nothing is
-// known of it any more.
+// saveTimeout bounds how long a save may take: 64 GiB on a slow disk. A sandbox
+// that has not answered by then is ended, since its state is unknown.
 const saveTimeout = 5 * time.Minute
 
-// resumeTimeout bounds each of the short calls to a sentry.
+// resumeTimeout bounds each short call to a sentry.
 const resumeTimeout = 20 * time.Second
 
-// Save implements [sandbox.Runtime]. Once the sandbox is told it is seen to its
-// end, also if ctx is done: a sentry cannot be told to leave off.
+// Save implements [sandbox.Runtime]. Once the sentry has been asked to save, Save
+// waits for the result even if ctx is done: a sentry cannot be asked to stop
+// saving.
 //
-// A directory beside dir, ".NAME.saving", is filled and then renamed. After a
-// crash it may be left; the next Save to the same dir removes it.
+// The files are written to ".NAME.saving" beside dir, which is then renamed. A
+// crash may leave that directory; the next Save to the same dir removes it.
 func (r *Runtime) Save(ctx context.Context, id, dir string, o sandbox.SaveOptions) error {
 	err := r.save(ctx, id, dir, o)
 	if err != nil {
@@ -83,8 +83,8 @@ func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOption
 		}
 		return publish(tmp, dir)
 	}
-	// Held from here on: what it did after it was saved would be lost. gVisor
-	// could end it by itself, but would do so also if it could not be saved.
+	// Paused from here on: what it did after the save would be lost. gVisor could
+	// end it itself, but it would do so even if saving fails.
 	if err := r.control(ctx, id, boot.ContMgrPause); err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOption
 	return nil
 }
 
-// control makes one of the short calls that have no argument.
+// control makes a short call without argument.
 func (r *Runtime) control(ctx context.Context, id, method string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, resumeTimeout, fmt.Errorf("no answer within %v", resumeTimeout))
 	defer cancel()
@@ -112,12 +112,12 @@ func (r *Runtime) control(ctx context.Context, id, method string) error {
 	return nil
 }
 
-// unsure ends a sandbox of which nobody knows what it does: one that has
-// neither done what it was told nor said that it did not.
+// unsure ends a sandbox in an unknown state: it neither carried out a call nor
+// reported an error.
 func (r *Runtime) unsure(ctx context.Context, id string, err error) {
 	var said remoteError
 	if errors.As(err, &said) || errors.Is(err, errNotAsked) {
-		return // it goes on
+		return // it continues
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
@@ -126,15 +126,15 @@ func (r *Runtime) unsure(ctx context.Context, id string, err error) {
 	}
 }
 
-// saveArgs are those of gVisor's call to save memory and processes, without
-// what it does not need.
+// saveArgs are the arguments of gVisor's call for saving memory and processes, as
+// far as we need them.
 type saveArgs struct {
 	Metadata      map[string]string `json:"metadata"`
 	HavePagesFile bool              `json:"have_pages_file"`
 	Resume        bool
 }
 
-// write fills tmp and makes it durable.
+// write fills tmp and syncs it to disk.
 func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) error {
 	files, err := createSnapshotFiles(tmp, snap.Kind)
 	if err != nil {
@@ -148,14 +148,14 @@ func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) erro
 	if snap.Kind == kindFiles {
 		_, err = r.call(ctx, id, boot.ContMgrFSSave, struct{}{}, files...)
 	} else {
-		// Resume is right also for a sandbox that is held and will end: without
-		// it gVisor ends the sandbox even if it could not write.
+		// Resume is right even for a sandbox that is paused and will be ended:
+		// without it gVisor ends the sandbox even if the save failed.
 		_, err = r.call(ctx, id, boot.ContMgrCheckpoint, saveArgs{Metadata: statefile.CompressionLevelNone.ToMetadata(), HavePagesFile: true, Resume: true}, files...)
 	}
 	if err != nil {
 		r.unsure(ctx, id, err)
-		// gVisor may leave one of them open for as long as the sandbox lives;
-		// then it is at least an empty one.
+		// gVisor may keep one of the files open for the life of the sandbox. At
+		// least that one is empty.
 		for _, f := range files {
 			err = errors.Join(err, f.Truncate(0))
 		}
@@ -183,7 +183,7 @@ func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) erro
 	return nil
 }
 
-// publish gives a finished snapshot its name.
+// publish renames a complete snapshot to its name.
 func publish(tmp, dir string) error {
 	if err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, dir, unix.RENAME_NOREPLACE); err != nil {
 		return fmt.Errorf("name snapshot: %w", &os.PathError{Op: "rename", Path: dir, Err: err})

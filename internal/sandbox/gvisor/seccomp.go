@@ -16,14 +16,13 @@ var registeredSentry map[string]precompiledseccomp.Program
 //go:linkname registeredGofer gvisor.dev/gvisor/runsc/fsgofer/filter.precompiledPrograms
 var registeredGofer map[string]precompiledseccomp.Program
 
-// installSeccompPrograms puts back what gVisor's module lacks, since it is
-// made by gVisor's own build and not by go generate: without them each start
-// of a sandbox compiles its programs, 13 to 40 ms. A program is looked up by a
-// name that says for what it was compiled, so one that does not fit (as all do
-// not in a build with cgo) is not found and gVisor compiles: slower, never
-// wrong.
+// installSeccompPrograms registers the seccomp programs that gVisor's module lacks,
+// since gVisor's own build and not go generate creates them. Without them each
+// start of a sandbox compiles its programs, in 13 to 40 ms. A program is looked up
+// by a name that includes its parameters. One that does not match (none does in a
+// build with cgo) is not found, and gVisor compiles it: slower, but never wrong.
 func installSeccompPrograms() {
-	sentry.GetPrecompiled("") // spends the sync.Once that empties the map
+	sentry.GetPrecompiled("") // uses up the sync.Once that clears the map
 	registeredSentry = sentryPrograms()
 	gofer.GetPrecompiled("")
 	registeredGofer = goferPrograms()

@@ -4,7 +4,7 @@ package gvisor
 
 import "gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
 
-// Empty where nobody has run go generate yet.
+// Empty for architectures that go generate has not been run for.
 
 func sentryPrograms() map[string]precompiledseccomp.Program { return nil }
 func goferPrograms() map[string]precompiledseccomp.Program  { return nil }

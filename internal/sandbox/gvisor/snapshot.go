@@ -16,28 +16,28 @@ import (
 )
 
 const (
-	// snapshotFormat is that of a snapshot's directory, and of all that a
-	// sandbox is made of apart from what its specification says: a sandbox that
-	// goes on from memory has the mounts and rights of the one that was saved.
+	// snapshotFormat is the version of a snapshot's directory and of everything
+	// about a sandbox that its specification does not say: a sandbox restored from
+	// memory has the mounts and rights of the saved one.
 	snapshotFormat = 1
-	// gvisorVersion is the module's. A sentry can read only what one of its own
-	// version has written: the state is that of its Go structures.
+	// gvisorVersion is the version of gVisor's module. A sentry can only read the
+	// state written by its own version, since it consists of Go structures.
 	gvisorVersion = "v0.0.0-20260905035102-160fafc42237"
 
 	snapshotFile = "snapshot.json"
-	maxSnapshot  = 64 << 10 // bytes of that file
+	maxSnapshot  = 64 << 10 // bytes of snapshotFile
 )
 
-// A kind says what a snapshot holds.
+// A kind is the kind of content of a snapshot.
 type kind string
 
 const (
-	kindMemory kind = "memory" // all of a running sandbox
+	kindMemory kind = "memory" // the memory of a running sandbox, with its files
 	kindFiles  kind = "files"  // what it had written to its root file system
 )
 
-// A snapshot is what snapshot.json says of the files beside it. It is written
-// by this program and not by a sentry.
+// A snapshot is the content of snapshot.json, which this program writes, not a
+// sentry.
 type snapshot struct {
 	Format int             `json:"format"`
 	GVisor string          `json:"gvisor"`
@@ -50,7 +50,7 @@ type snapshotMount struct {
 	ReadOnly    bool   `json:"readOnly"`
 }
 
-// snapshotFiles are those that the sentry writes and reads, in the order of
+// snapshotFiles returns the files that the sentry writes and reads, in the order of
 // gVisor's calls. The last one holds pages and may be opened for direct I/O.
 func snapshotFiles(k kind) []string {
 	if k == kindFiles {
@@ -62,8 +62,8 @@ func snapshotFiles(k kind) []string {
 	return []string{checkpointfiles.StateFileName, checkpointfiles.PagesMetadataFileName, checkpointfiles.PagesFileName}
 }
 
-// openSnapshot opens the directory that Save wrote and reads what it says of
-// itself. It refuses what s cannot be started from.
+// openSnapshot opens a directory that Save wrote, and reads its snapshot.json. Its
+// error says if s cannot be started from it.
 func openSnapshot(dir string, s sandbox.Spec) (f *os.File, snap snapshot, err error) {
 	fail := func(err error) (*os.File, snapshot, error) {
 		if f != nil {
@@ -78,7 +78,7 @@ func openSnapshot(dir string, s sandbox.Spec) (f *os.File, snap snapshot, err er
 	f = os.NewFile(uintptr(fd), dir)
 	fd, err = unix.Openat(fd, snapshotFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
-		return fail(fmt.Errorf("%s is no snapshot: there is no %s in it", dir, snapshotFile))
+		return fail(fmt.Errorf("%s is not a snapshot: it has no %s", dir, snapshotFile))
 	}
 	if err != nil {
 		return fail(err)
@@ -94,7 +94,7 @@ func openSnapshot(dir string, s sandbox.Spec) (f *os.File, snap snapshot, err er
 	return f, snap, nil
 }
 
-// fits says why a sandbox cannot be started from the snapshot, if it cannot.
+// fits returns an error if a sandbox cannot be started from the snapshot.
 func (snap snapshot) fits(s sandbox.Spec) error {
 	switch {
 	case snap.Format != snapshotFormat:
@@ -105,25 +105,25 @@ func (snap snapshot) fits(s sandbox.Spec) error {
 		return fmt.Errorf("it holds %q, which this program does not know", snap.Kind)
 	}
 	if snap.Kind == kindFiles {
-		return nil // a boot, which takes any mounts
+		return nil // a boot, which may have any mounts
 	}
-	// What was open in a mount has to be found again, and the sandbox's table of
-	// mounts is in its memory: a new one would not appear in it.
+	// Files that were open in a mount must exist again, and the sandbox's table of
+	// mounts is in its memory, so a new mount would not appear in it.
 	have := slices.Clone(snap.Mounts)
 	for _, m := range s.Mounts {
 		i := slices.Index(have, snapshotMount{m.Destination, m.ReadOnly})
 		if i < 0 {
-			return fmt.Errorf("%w: a sandbox that goes on from memory has the mounts that it had, and %s (read-only: %v) is not one of them", sandbox.ErrInvalid, m.Destination, m.ReadOnly)
+			return fmt.Errorf("%w: a sandbox restored from memory must have its old mounts, and %s (read-only: %v) is not one of them", sandbox.ErrInvalid, m.Destination, m.ReadOnly)
 		}
 		have = slices.Delete(have, i, i+1)
 	}
 	if len(have) > 0 {
-		return fmt.Errorf("%w: a sandbox that goes on from memory has the mounts that it had, and %s is missing", sandbox.ErrInvalid, have[0].Destination)
+		return fmt.Errorf("%w: a sandbox restored from memory must have its old mounts, and %s is missing", sandbox.ErrInvalid, have[0].Destination)
 	}
 	return nil
 }
 
-// createSnapshotFiles makes the files that a sentry is to fill.
+// createSnapshotFiles creates the files that a sentry fills.
 func createSnapshotFiles(dir string, k kind) (fs []*os.File, err error) {
 	names := snapshotFiles(k)
 	for i, name := range names {
@@ -131,10 +131,10 @@ func createSnapshotFiles(dir string, k kind) (fs []*os.File, err error) {
 		path := filepath.Join(dir, name)
 		var f *os.File
 		if i == len(names)-1 {
-			// Past the page cache: it would be charged to the sandbox, and
-			// writing it out takes four times as long.
+			// Without the page cache: its memory would be charged to the sandbox,
+			// and writing it out takes four times as long.
 			f, err = os.OpenFile(path, flags|unix.O_DIRECT, 0o600)
-			if errors.Is(err, unix.EINVAL) { // a file system that cannot; it may have made the file
+			if errors.Is(err, unix.EINVAL) { // not supported by the file system; the file may exist now
 				_ = os.Remove(path)
 				f = nil
 			}
@@ -153,10 +153,10 @@ func createSnapshotFiles(dir string, k kind) (fs []*os.File, err error) {
 	return fs, nil
 }
 
-// readsDirect says whether to read a snapshot's pages past the page cache. That
-// is faster for a large one, which is not in the cache since it was written past
-// it, and spares the memory. But what is started from twice is a template's, and
-// the cache is the place for its pages.
+// readsDirect reports whether to read a snapshot's pages without the page cache.
+// That is faster for a large snapshot, which is not in the cache since it was
+// written without it, and saves memory. But a snapshot that is started from twice
+// belongs to a template, and its pages should be cached.
 func (r *Runtime) readsDirect(dir *os.File) bool {
 	const large, most = 32 << 20, 1024
 	var st, pages unix.Stat_t
@@ -173,7 +173,7 @@ func (r *Runtime) readsDirect(dir *os.File) bool {
 	return pages.Size > large && r.started[k] == 1
 }
 
-// syncDir makes the names in a directory durable.
+// syncDir syncs the names in a directory to disk.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -17,30 +17,30 @@ import (
 	"postern/internal/sandbox"
 )
 
-// guestArgs is the sandbox's first process.
+// guestArgs is the command line of the sandbox's first process.
 var guestArgs = []string{"/usr/local/sbin/postern-guest", "init"}
 
-// overheadMB is what is added to what a sandbox may use, for what runs it: the
-// sentry and the gofer take 30 to 45 MiB with a guest that idles; and each
-// process inside takes some 0.9 MiB of the host, measured with 200 of them: a
-// stub with its page tables, and the sentry's own tables.
+// overheadMB is the memory for a sandbox's own kernel, in mebibytes, in addition to
+// what the sandbox may use. The sentry and the gofer need 30 to 45 MiB with an idle
+// guest. Each process inside needs about 0.9 MiB on the host, measured with 200 of
+// them: a stub with its page tables, and the sentry's own tables.
 func overheadMB(processes int64) int64 { return 96 + processes }
 
-// capabilities are what root inside may do: become other users, own, read and
-// signal what belongs to them, and listen on low ports. That is enough for
-// sudo, apt and pip. Of Docker's default set these are left out:
+// capabilities are the rights of root inside: become other users, own, read and
+// signal what belongs to them, and listen on low ports. That is enough for sudo,
+// apt and pip. These capabilities of Docker's default set are left out:
 //
-//	NET_RAW            forged packets; the wall must know where one comes from
-//	MKNOD              devices
-//	SYS_CHROOT, SETFCAP, AUDIT_WRITE   nothing that an agent runs needs them,
-//	                   and each is a part of the sentry that is not reached
+//	NET_RAW   forged packets; the wall must know the source of each packet
+//	MKNOD     devices
+//	SYS_CHROOT, SETFCAP, AUDIT_WRITE   programs of agents do not need them, and
+//	          they would make more of the sentry reachable
 //
-// SYS_RESOURCE is for the guest alone, which is then above the limit on
-// processes: Go's runtime ends a program that cannot have another thread, so a
-// fork bomb of root's would end the guest. With SETPCAP the guest takes both
-// out of the bounding set of all that it starts, sudo's included.
+// SYS_RESOURCE is only for the guest, which is then exempt from the limit on
+// processes. Go's runtime ends a program that cannot start another thread, so a
+// fork bomb of root would otherwise end the guest. SETPCAP lets the guest remove
+// both from the bounding set of everything that it starts, including sudo.
 //
-// All are those of the sentry's own kernel; none holds on the host.
+// All of them apply to the sandbox's own kernel, and none to the host.
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
 	"CAP_SETGID", "CAP_SETUID", "CAP_NET_BIND_SERVICE",
@@ -64,7 +64,7 @@ func check(s sandbox.Spec) error {
 		return bad("rootfs %q is not an absolute path", s.Rootfs)
 	case len(s.Hostname) > 64 || strings.ContainsAny(s.Hostname, "\x00\n"):
 		return bad("hostname is over 64 bytes or has a control character")
-	case !(s.CPUs >= 0.01 && s.CPUs <= 4096): // also not a number
+	case !(s.CPUs >= 0.01 && s.CPUs <= 4096): // also false for NaN
 		return bad("CPUs is %v, not between 0.01 and 4096", s.CPUs)
 	case s.MemoryMB < 16 || s.MemoryMB > most:
 		return bad("MemoryMB is %d, under 16 or too large", s.MemoryMB)
@@ -96,8 +96,8 @@ func check(s sandbox.Spec) error {
 	return nil
 }
 
-// reserved are directories that are the sandbox's own: a mount on or in one of
-// them would replace what the guest and the programs inside rely on.
+// reserved are directories of the sandbox itself. A mount on or in one of them
+// would replace what the guest and the programs inside rely on.
 var reserved = []string{"/proc", "/sys", "/dev", "/usr/local/sbin"}
 
 func checkDestination(d string) error {
@@ -111,14 +111,14 @@ func checkDestination(d string) error {
 	return nil
 }
 
-// hostLimits are those of the cgroup. The one for threads is only there so
-// that a sentry gone wrong cannot use up the machine: what the sandbox itself
-// may have is counted inside, see rlimits.
+// hostLimits returns the limits of the cgroup. The limit on threads only prevents
+// that a compromised sentry uses up the machine: the sandbox's own limit is
+// enforced inside, see rlimits.
 func hostLimits(s sandbox.Spec) limits {
 	return limits{memory: (s.MemoryMB + overheadMB(s.Processes)) << 20, pids: 256 + 4*s.Processes}
 }
 
-// ociSpec is what the sentry and the gofer run.
+// ociSpec returns the specification for the sentry and the gofer.
 func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 	env := append(slices.Clone(s.Env),
 		"POSTERN_MAX_PROCESSES="+strconv.FormatInt(s.Processes, 10),
@@ -135,7 +135,8 @@ func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 			Args: guestArgs, Cwd: "/", Env: env,
 			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
 			Rlimits:      rlimits(s),
-			// If the machine itself runs out of memory a sandbox goes, not us.
+			// If the machine runs out of memory, the kernel kills a sandbox before
+			// this server.
 			OOMScoreAdj: &oomFirst,
 		},
 		Mounts: []specs.Mount{
@@ -144,10 +145,10 @@ func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "mode=755"}},
 			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec"}},
 			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "nodev", "mode=1777", "size=" + strconv.FormatInt(max(1, s.MemoryMB/2)<<20, 10)}},
-			// gVisor puts a tmpfs in memory over a /tmp that is empty, so that a
-			// download there would take the sandbox's memory. With a directory in
-			// it, one that every desktop has, /tmp stays on the root file system
-			// and under the same limit.
+			// gVisor mounts a tmpfs over an empty /tmp, so downloads there would
+			// use the sandbox's memory. If /tmp contains this directory, which
+			// every desktop has, it stays on the root file system and under its
+			// limit.
 			{Destination: "/tmp/.X11-unix", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "noexec", "mode=1777", "size=64k"}},
 		},
 		Linux: &specs.Linux{
@@ -163,18 +164,18 @@ func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 		if m.ReadOnly {
 			access = "ro"
 		}
-		// Not rbind: what is mounted below the source on the host is none of the
-		// sandbox's business.
+		// Not rbind: file systems mounted below the source on the host must not be
+		// visible inside.
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.Destination, Type: "bind", Source: m.Source, Options: []string{"bind", "nosuid", "nodev", access}})
 	}
 	return spec
 }
 
-// rlimits bound what one user inside may start. The sentry counts processes
-// and threads for each user and refuses the next with EAGAIN; only CAP_SYS_ADMIN
-// and CAP_SYS_RESOURCE are above that, and only the guest has one. Root may spread
-// over many users: then the host's limits of memory and threads end the
-// sandbox.
+// rlimits limit the processes that one user inside may start. The sentry counts
+// processes and threads per user and refuses further ones with EAGAIN.
+// CAP_SYS_ADMIN and CAP_SYS_RESOURCE are exempt, and only the guest has one of
+// them. Root may use many users; then the host's limits on memory and threads end
+// the sandbox.
 func rlimits(s sandbox.Spec) []specs.POSIXRlimit {
 	n := uint64(s.Processes)
 	return []specs.POSIXRlimit{
@@ -184,28 +185,28 @@ func rlimits(s sandbox.Spec) []specs.POSIXRlimit {
 	}
 }
 
-// flags are gVisor's configuration for one sandbox.
+// flags returns gVisor's configuration for one sandbox.
 func flags(s sandbox.Spec, dir string) []string {
 	return []string{
 		"--platform=systrap", // needs no device of the host
-		"--network=none",     // none of the host's; the link is handed over later
+		"--network=none",     // none of the host's network; the link follows later
 		"--gofer-network-namespace=new",
-		// Without it the sentry, if it were broken into, would be root with the
-		// right to open files of the root file system on the host. With it, it
-		// has a user of its own and asks the gofer.
+		// Without this a compromised sentry would be root, with the right to open
+		// files of the root file system on the host. With it the sentry is another
+		// user and asks the gofer.
 		"--directfs=false",
 		"--host-uds=none", "--host-fifo=none", "--character-device-policy=emulated-only",
-		"--ignore-cgroups",       // ours, see cgroup.go
-		"--host-settings=ignore", // the machine's settings are not ours to change
-		// What is written goes to a file without a name, which is gone with the
-		// last process that has it, also after a crash.
+		"--ignore-cgroups",       // we manage them, see cgroup.go
+		"--host-settings=ignore", // gVisor must not change the machine's settings
+		// Writes go to an unnamed file, which disappears with the last process that
+		// has it open, also after a crash.
 		"--overlay2=root:dir=" + dir + ",size=" + strconv.FormatInt(s.DiskMB<<20, 10),
-		"--allow-suid", // sudo; inside only
+		"--allow-suid", // for sudo; only inside
 		"--net-raw=false",
 		"--oci-seccomp=false",
-		// What gVisor would compare between a snapshot and the specification
-		// with which it is restored is ours to compare, see snapshot.go: our
-		// annotations, limits and environment may differ.
+		// gVisor would compare the snapshot's specification with the one for the
+		// restore. We do that ourselves, see snapshot.go: annotations, limits and
+		// environment may differ.
 		"--restore-spec-validation=ignore",
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // this program is the sentry
 	}
@@ -219,15 +220,15 @@ func writeSpec(dir string, spec *specs.Spec) error {
 	if len(b) > maxSpec {
 		return fmt.Errorf("%w: Env is too large", sandbox.ErrInvalid)
 	}
-	// 0600: the launcher opens it for the two that read it.
+	// 0600, since the launcher opens it for its readers.
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600); err != nil {
 		return fmt.Errorf("write specification: %w", err)
 	}
 	return nil
 }
 
-// readMounts says which directories of the host a sandbox has, whoever started
-// it.
+// readMounts returns the mounts of a sandbox, also of one that another process
+// started.
 func readMounts(dir string) ([]snapshotMount, error) {
 	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err != nil {

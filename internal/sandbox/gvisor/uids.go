@@ -15,18 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An IDRange is a range of the host's user and group ids. Each sandbox runs as
-// one of them: its user id and its group id are the same number.
+// An IDRange is a range of the host's user and group IDs. Each sandbox runs as one
+// of them: its user ID and its group ID are the same number.
 type IDRange struct {
 	First uint32
 	Count uint32
 }
 
-// DefaultIDs lie where neither Debian's adduser nor systemd assigns any
+// DefaultIDs returns a range that neither Debian's adduser nor systemd assigns
 // (https://systemd.io/UIDS-GIDS).
 func DefaultIDs() IDRange { return IDRange{First: 1_900_000_000, Count: 10_000} }
 
-// ParseIDRange reads "FIRST-COUNT".
+// ParseIDRange parses "FIRST-COUNT".
 func ParseIDRange(s string) (IDRange, error) {
 	first, count, ok := strings.Cut(s, "-")
 	f, ferr := strconv.ParseUint(first, 10, 32)
@@ -38,16 +38,16 @@ func ParseIDRange(s string) (IDRange, error) {
 	return r, r.check()
 }
 
-// String returns what [ParseIDRange] reads.
+// String returns the form that [ParseIDRange] parses.
 func (r IDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Count) }
 
-// end is the first id after the range.
+// end is the first ID after the range.
 func (r IDRange) end() uint64 { return uint64(r.First) + uint64(r.Count) }
 
 const (
-	leastID = 1000    // below are the system's own users
-	endOfID = 1 << 31 // from here on signed numbers in other programs go wrong
-	nobody  = 65534   // shared by everything without a user of its own
+	leastID = 1000    // IDs below are the system's own users
+	endOfID = 1 << 31 // other programs mistake IDs from here on for negative numbers
+	nobody  = 65534   // used by everything without a user of its own
 )
 
 func (r IDRange) check() error {
@@ -66,14 +66,14 @@ func (r IDRange) overlaps(first, count uint64) bool {
 	return count > 0 && first < r.end() && uint64(r.First) < first+count
 }
 
-// idFiles are the files that list a machine's assigned ids, with the fields of the
-// id and, for ranges, of the number of ids.
+// idFiles are the files that list a machine's assigned IDs, with the fields of the
+// ID and, for ranges, of the number of IDs.
 var idFiles = []struct {
 	path      string
 	id, count int
 }{{"/etc/passwd", 2, -1}, {"/etc/group", 2, -1}, {"/etc/subuid", 1, 2}, {"/etc/subgid", 1, 2}}
 
-// checkUnused refuses a range with ids that the machine has assigned to others:
+// checkUnused refuses a range with IDs that the machine has assigned to others:
 // their processes could signal and trace a sandbox.
 func (r IDRange) checkUnused() error {
 	for _, f := range idFiles {
@@ -105,8 +105,8 @@ func (r IDRange) checkUnused() error {
 	return nil
 }
 
-// usedIn returns the first line of one of the files that names an id of the
-// range. It ignores lines of another form, such as those of NIS.
+// usedIn returns the first line of a file that names an ID of the range. It ignores
+// lines of another form, such as those of NIS.
 func (r IDRange) usedIn(f io.Reader, id, count int) (string, error) {
 	sc := bufio.NewScanner(f)
 	for sc.Scan() {
@@ -131,8 +131,8 @@ func (r IDRange) usedIn(f io.Reader, id, count int) (string, error) {
 	return "", sc.Err()
 }
 
-// mapped reports whether all of the range is in one line of a user namespace's
-// map (user_namespaces(7)).
+// mapped reports whether the whole range is in one line of a user namespace's map
+// (user_namespaces(7)).
 func (r IDRange) mapped(idMap string) bool {
 	for l := range strings.Lines(idMap) {
 		f := strings.Fields(l)
@@ -148,22 +148,22 @@ func (r IDRange) mapped(idMap string) bool {
 	return false
 }
 
-// ids gives each sandbox a host id that no other sandbox has, not even one of
-// another server on this machine with the same range. A directory lists the ids in
-// use: each entry is a symbolic link, whose name is the id and whose target is the
+// ids gives each sandbox an ID that no other sandbox has, including those of other
+// servers on this machine with an overlapping range. A directory lists the IDs in
+// use. Each entry is a symbolic link, whose name is the ID and whose target is the
 // directory of its sandbox. So the list outlives this process, as sandboxes do, and
-// ids of a server that was removed with its data can be recognized.
+// IDs of a server whose data was deleted can be recognized.
 type ids struct {
-	dir    string // of the links
+	dir    string // directory of the links
 	of     IDRange
 	within string // the state directory
 
 	mu   sync.Mutex
-	next uint32            // where to look first, from the range's first: a freed id is not reused at once
-	have map[string]uint32 // of this state directory, by sandbox
+	next uint32            // where to look first, from the range's start: a freed ID is not reused at once
+	have map[string]uint32 // by sandbox, of this state directory
 }
 
-// openIDs finds which sandboxes of the state directory have an id.
+// openIDs reads which sandboxes of the state directory have an ID.
 func openIDs(dir string, of IDRange, within string) (*ids, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of user ids in use: %w", err)
@@ -175,12 +175,12 @@ func openIDs(dir string, of IDRange, within string) (*ids, error) {
 // errNoIDs means that every id of the range is in use.
 var errNoIDs = errors.New("no user id is free")
 
-// take returns an id for a sandbox, whose directory must exist: no other sandbox
-// gets the id until the directory is gone or give is called.
+// take returns an ID for a sandbox whose directory exists. No other sandbox gets
+// the ID until the directory is gone or give is called.
 func (s *ids) take(sandbox string) (uint32, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// One server at a time looks for free ids.
+	// Only one server at a time looks for free IDs.
 	d, err := os.Open(s.dir)
 	if err != nil {
 		return 0, fmt.Errorf("find a user id: %w", err)
@@ -210,12 +210,12 @@ func (s *ids) take(sandbox string) (uint32, error) {
 	return 0, fmt.Errorf("%w: all of %s have a sandbox; make the range of --sandbox-uids larger", errNoIDs, s.of)
 }
 
-// give frees the id of a sandbox that has no process any more. It does nothing
-// for a sandbox without an id.
+// give frees the ID of a sandbox that has no more processes. It does nothing for a
+// sandbox without an ID.
 func (s *ids) give(sandbox string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.have[sandbox]; !ok { // perhaps another process of this program started it
+	if _, ok := s.have[sandbox]; !ok { // another process of this program may have started it
 		if err := s.read(); err != nil {
 			return err
 		}
@@ -225,7 +225,7 @@ func (s *ids) give(sandbox string) error {
 		return nil
 	}
 	delete(s.have, sandbox)
-	// Another server may have freed the id if the directory was gone.
+	// If the directory was gone, another server may have freed the ID.
 	if at, err := os.Readlink(s.link(id)); err != nil || at != filepath.Join(s.within, sandbox) {
 		return nil // it is not ours to free
 	}
@@ -235,7 +235,7 @@ func (s *ids) give(sandbox string) error {
 	return nil
 }
 
-// read notes which sandboxes of the state directory have an id.
+// read notes which sandboxes of the state directory have an ID.
 func (s *ids) read() error {
 	es, err := os.ReadDir(s.dir)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"postern/internal/sandbox"
 )
 
-// Usage implements [sandbox.Runtime]. It asks the kernel and not the sandbox,
-// which might not tell the truth.
+// Usage implements [sandbox.Runtime]. It asks the host's kernel and not the
+// sandbox, which might lie.
 func (r *Runtime) Usage(ctx context.Context, id string) (u sandbox.Usage, err error) {
 	if !idPattern.MatchString(id) {
 		return u, fmt.Errorf("measure sandbox %q: %w", id, sandbox.ErrNotFound)
@@ -40,9 +40,9 @@ func (r *Runtime) Usage(ctx context.Context, id string) (u sandbox.Usage, err er
 	return u, nil
 }
 
-// written is the size of the file without a name that holds what a sandbox has
-// written: the largest regular file without a name that its sentry has open on
-// a disk. It is 0 if the sentry has ended meanwhile.
+// written returns the size of the unnamed file that holds what a sandbox has
+// written: the largest unnamed regular file that its sentry has open on a disk. It
+// is 0 if the sentry has ended.
 func written(pids []int) (most int64) {
 	for _, p := range pids {
 		proc := "/proc/" + strconv.Itoa(p)
@@ -56,7 +56,7 @@ func written(pids []int) (most int64) {
 		}
 		for _, fd := range fds {
 			file := filepath.Join(proc, "fd", fd.Name())
-			// The sandbox's memory is a file without a name, too.
+			// The sandbox's memory is an unnamed file, too.
 			if l, err := os.Readlink(file); err != nil || !strings.Contains(l, filestorePrefix) {
 				continue
 			}
@@ -65,13 +65,13 @@ func written(pids []int) (most int64) {
 				most = max(most, st.Blocks*512)
 			}
 		}
-		return most // the stubs share the sentry's name
+		return most // the stubs have the sentry's name
 	}
 	return most
 }
 
-// filestorePrefix begins the name that gVisor's file for what a sandbox writes
-// had, for a moment.
+// filestorePrefix begins the name that gVisor gives its file for a moment before it
+// unlinks it.
 const filestorePrefix = "runsc-filestore-"
 
 func readNumber(file string) (int64, error) {
@@ -82,7 +82,7 @@ func readNumber(file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
-// readField reads the number after name in a file of lines "name number".
+// readField returns the number after name in a file with lines "name number".
 func readField(file, name string) (int64, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -96,7 +96,7 @@ func readField(file, name string) (int64, error) {
 	return 0, fmt.Errorf("read %s: no %s", file, name)
 }
 
-// cpuUsed is the processor time of a sandbox.
+// cpuUsed returns the processor time of a sandbox.
 func (g *cgroups) cpuUsed(id string) (time.Duration, error) {
 	if g.v2 {
 		µs, err := readField(g.file(id, "cpu", "cpu.stat"), "usage_usec")
@@ -106,8 +106,8 @@ func (g *cgroups) cpuUsed(id string) (time.Duration, error) {
 	return time.Duration(ns), err
 }
 
-// memoryUsed is the memory of a sandbox without what the kernel keeps of files
-// for a while and gives up when it is asked to.
+// memoryUsed returns the memory of a sandbox without the part of the page cache
+// that the kernel would reclaim.
 func (g *cgroups) memoryUsed(id string) (int64, error) {
 	name := "memory.usage_in_bytes"
 	if g.v2 {

@@ -1,28 +1,24 @@
-// Package keeper holds the links of running sandboxes over the sudden end of a
-// server.
+// Package keeper preserves the links of running sandboxes when a server is killed.
 //
-// A sandbox lives on when the server that started it is killed, but the host's
-// end of its only link lived in that server, and a link cannot be given to a
-// sandbox that runs. So a small second process, the keeper, holds a duplicate
-// of each end; it reads and writes none. The next server finds it by a socket
-// in the data directory:
+// A sandbox survives when its server is killed. But the host's end of its only link
+// was in that server, and a running sandbox cannot get a new link. So a small
+// second process, the keeper, holds a duplicate of each end, without reading or
+// writing. The next server finds the keeper by a socket in the data directory:
 //
 //	server ── keeper.sock ── keeper (argv[0] "postern-keeper")
 //	   └── link ──┴── link ──┴── sandbox
 //
-// The keeper is this same program, in a session of its own, so that neither
-// Ctrl-C nor the end of the server's session reaches it. It ends when a server
-// says goodbye ([Keeper.Close]), or when it has held no link and heard no
-// server for a minute. While no server runs nothing gets out of a sandbox:
-// nobody reads its link.
+// The keeper is this same program, in a session of its own, so that neither Ctrl-C
+// nor the end of the server's session reaches it. It ends when a server says
+// goodbye ([Keeper.Close]), or after a minute without links and without a server.
+// While no server runs nothing gets out of a sandbox, since nobody reads its link.
 //
-// What the keeper holds is the right to speak for every sandbox. Its socket is
-// closed to everybody but its own user, which is root, and it asks the kernel
-// who connects besides; the server asks the same about the keeper. It serves
-// one server at a time: that two work on one data directory is prevented by
-// whoever opens it.
+// Whoever holds a link can pose as the network of that sandbox, and talk to its
+// guest. So the keeper's socket has mode 0600, and both sides ask the kernel for
+// the other's user, which must be their own: root. The keeper serves one server at
+// a time. It is the caller of Open that prevents two servers on one data directory.
 //
-// The package must not know what is on a link: it keeps descriptors under names.
+// The package must not know what is on a link. It stores descriptors under names.
 package keeper
 
 import (
@@ -49,34 +45,34 @@ import (
 const (
 	argv0      = "postern-keeper"
 	socketName = "keeper.sock" // in the data directory
-	// patience is for one answer of a keeper, which has nothing else to do; but
-	// the machine may have, and the first answer is that of a program that starts.
+	// patience bounds one answer of a keeper. A keeper has nothing else to do, but
+	// the machine may, and the first answer includes the start of a program.
 	patience = 15 * time.Second
 )
 
-// IsKeeper says whether args, a whole command line, are a keeper's and not a
-// person's. Then [Main] must run before anything else.
+// IsKeeper reports whether args, a complete command line, are a keeper's. Then
+// [Main] must run before anything else.
 func IsKeeper(args []string) bool { return len(args) > 0 && args[0] == argv0 }
 
-// A Keeper is the server's connection to the keeper of its data directory. It
-// is safe for concurrent use.
+// A Keeper is the server's connection to the keeper of its data directory. It is
+// safe for concurrent use.
 type Keeper struct {
 	dir  string
 	most int
 
 	mu   sync.Mutex
-	conn *net.UnixConn // nil when there is none, or none any more
-	seq  uint32        // of the last request: what answers an earlier one is skipped
-	// held is what was put: raw descriptors of our own, so that a keeper that
-	// was killed can be replaced by one that knows as much.
+	conn *net.UnixConn // nil while there is no connection
+	seq  uint32        // of the latest request; answers to earlier ones are skipped
+	// held are the stored descriptors, as duplicates of our own. So a keeper that
+	// was killed can be replaced by one with the same links.
 	held map[string]int
 }
 
 var _ sandbox.Keeper = (*Keeper)(nil)
 
-// Open connects to the keeper of the data directory dir and starts one if there
-// is none. It is to keep at most the given number of links. Only one process
-// may have the keeper of a directory open.
+// Open connects to the keeper of the data directory dir, and starts one if there is
+// none. The keeper will hold at most the given number of links. Only one process at
+// a time may open the keeper of a directory.
 func Open(ctx context.Context, dir string, most int) (*Keeper, error) {
 	if most <= 0 {
 		return nil, errors.New("open keeper: it would keep no link")
@@ -90,8 +86,8 @@ func Open(ctx context.Context, dir string, most int) (*Keeper, error) {
 	return k, nil
 }
 
-// Put hands a duplicate of f to the keeper under the name id, in the place of
-// what it had there. When Put returns it is safe from the end of this process.
+// Put gives a duplicate of f to the keeper under the name id, and replaces an older
+// one. When Put returns, the link survives the end of this process.
 func (k *Keeper) Put(ctx context.Context, id string, f *os.File) error {
 	if id == "" || len(id) > maxID {
 		return fmt.Errorf("keep link %q: the name has %d bytes, want 1 to %d", id, len(id), maxID)
@@ -118,7 +114,7 @@ func (k *Keeper) putLocked(ctx context.Context, id string, fd int) error {
 	if err == nil || !errors.Is(err, errGone) {
 		return err
 	}
-	// The keeper was killed: whatever it is, it must not stop us for good.
+	// The keeper was killed. Start another one.
 	if err := k.connectLocked(ctx); err != nil {
 		return err
 	}
@@ -126,7 +122,7 @@ func (k *Keeper) putLocked(ctx context.Context, id string, fd int) error {
 	return err
 }
 
-// Drop makes the keeper forget a link. It does nothing if it has none of that
+// Drop removes a link from the keeper. It does nothing if there is none with that
 // name.
 func (k *Keeper) Drop(id string) {
 	k.mu.Lock()
@@ -138,17 +134,19 @@ func (k *Keeper) Drop(id string) {
 	if k.conn == nil || len(id) > maxID {
 		return
 	}
-	// Nobody answers. A keeper that cannot be told is gone, and what it held too.
+	// There is no answer. If the keeper cannot be reached it is gone, with its
+	// links.
 	_ = k.sendLocked(context.Background(), opDrop, []byte(id), -1)
 }
 
-// All returns duplicates of all that the keeper holds, for the caller to close.
+// All returns duplicates of all links that the keeper holds. The caller closes
+// them.
 func (k *Keeper) All(ctx context.Context) (map[string]*os.File, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	all, err := k.askLocked(ctx, opAll, nil, -1)
 	if errors.Is(err, errGone) {
-		// One that ended by itself, or was killed, held nothing that is not here.
+		// A keeper that ended held nothing that is not in held.
 		if err = k.connectLocked(ctx); err == nil {
 			all, err = k.askLocked(ctx, opAll, nil, -1)
 		}
@@ -170,8 +168,8 @@ func (k *Keeper) All(ctx context.Context) (map[string]*os.File, error) {
 	return all, nil
 }
 
-// Close says goodbye: the keeper drops all that it still holds and ends. A
-// server that wants its sandboxes to be found again must not close it.
+// Close tells the keeper to drop all links and end. A server whose sandboxes must
+// survive does not call it.
 func (k *Keeper) Close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -189,7 +187,7 @@ func (k *Keeper) Close() error {
 		}
 		return fmt.Errorf("close keeper: %w", err)
 	}
-	// It has ended when it hangs up.
+	// The end of the connection shows that it has ended.
 	for {
 		m, err := k.receiveLocked()
 		if errors.Is(err, errGone) {
@@ -214,14 +212,14 @@ func closeAll(all map[string]*os.File) {
 	}
 }
 
-// errGone means that the keeper has hung up.
+// errGone means that the keeper has closed the connection.
 var errGone = errors.New("the keeper has ended")
 
-// connectLocked finds or starts the keeper and tells it what it must know.
+// connectLocked finds or starts the keeper, and gives it the links in held.
 func (k *Keeper) connectLocked(ctx context.Context) error {
 	k.hangUpLocked()
 	var err error
-	// One that has just decided to end may still have been found.
+	// The keeper that was found may be about to end.
 	for range 3 {
 		if k.conn, err = connect(k.dir); err != nil {
 			return err
@@ -277,7 +275,7 @@ func (k *Keeper) askLocked(ctx context.Context, op byte, body []byte, fd int) (g
 			return nil, err
 		}
 		switch {
-		case m.seq != k.seq: // answers a request that nobody waits for any more
+		case m.seq != k.seq: // an answer to a request that was given up
 			if m.file != nil {
 				m.file.Close()
 			}
@@ -310,7 +308,7 @@ func (k *Keeper) sendLocked(ctx context.Context, op byte, body []byte, fd int) e
 	return nil
 }
 
-// An answer is one message of the keeper. Its file is nil if it has none.
+// An answer is one message of the keeper. Its file is nil if it carries none.
 type answer struct {
 	message
 	file *os.File
@@ -331,7 +329,7 @@ func (k *Keeper) receiveLocked() (answer, error) {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
-		return answer{}, k.failedLocked("hear from keeper", errors.New("it does not speak as a keeper does"))
+		return answer{}, k.failedLocked("hear from keeper", errors.New("it does not speak the keeper's protocol"))
 	}
 	a := answer{message: m}
 	if fd >= 0 {
@@ -340,7 +338,7 @@ func (k *Keeper) receiveLocked() (answer, error) {
 	return a, nil
 }
 
-// failedLocked tells apart a keeper that is gone from one that is late.
+// failedLocked distinguishes a keeper that is gone from a slow one.
 func (k *Keeper) failedLocked(doing string, err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("%s: %w", doing, err)
@@ -349,8 +347,8 @@ func (k *Keeper) failedLocked(doing string, err error) error {
 	return fmt.Errorf("%s: %w: %w", doing, errGone, err)
 }
 
-// duplicate returns a descriptor of what f is that no poller of this process
-// knows: one that only holds must not be woken by each packet.
+// duplicate returns a descriptor of the same file that no poller of this process
+// watches: a descriptor that is only stored must not be woken by each packet.
 func duplicate(f *os.File) (int, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -366,11 +364,11 @@ func duplicate(f *os.File) (int, error) {
 	return fd, nil
 }
 
-// connect returns a connection to the keeper of dir. It starts one if none
+// connect returns a connection to the keeper of dir, and starts a keeper if none
 // listens.
 func connect(dir string) (*net.UnixConn, error) {
-	// The path to a socket must be short (108 bytes), and that of the data
-	// directory is not ours to choose.
+	// The path of a socket must be short (108 bytes), and the data directory's path
+	// may be long.
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
@@ -404,8 +402,8 @@ func dial(path string) (int, error) {
 		unix.Close(fd)
 		return -1, fmt.Errorf("connect to keeper: %w", err)
 	}
-	// Whoever could write to the directory could have put a socket of his own
-	// there, and would be handed every link.
+	// The attack: somebody who can write to the directory puts a socket there, and
+	// is given every link.
 	if err := sameUser(fd); err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("connect to keeper: %w", err)
@@ -413,20 +411,21 @@ func dial(path string) (int, error) {
 	return fd, nil
 }
 
-// sameUser returns an error unless the other end of a socket is our own user's.
+// sameUser returns an error unless the other end of a socket belongs to our own
+// user.
 func sameUser(fd int) error {
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
-		return fmt.Errorf("ask who is there: %w", err)
+		return fmt.Errorf("get peer's user: %w", err)
 	}
 	if int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d is there, want %d", peer.Uid, os.Geteuid())
+		return fmt.Errorf("the peer is user %d, want %d", peer.Uid, os.Geteuid())
 	}
 	return nil
 }
 
-// start starts a keeper. It listens when start returns: the socket is made
-// here, so that nobody has to wait for it.
+// start starts a keeper. The socket is created and listening when start returns, so
+// nobody needs to wait for it.
 func start(dir, path string) error {
 	if err := unix.Unlink(path); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("start keeper: remove old socket: %w", err)
@@ -445,14 +444,14 @@ func start(dir, path string) error {
 		return fmt.Errorf("start keeper: %w", err)
 	}
 	c := exec.Command("/proc/self/exe") //nolint:noctx // it outlives every context
-	c.Args = []string{argv0, dir}       // the directory is for whoever reads a list of processes
-	c.Env = []string{}                  // nothing of ours
+	c.Args = []string{argv0, dir}       // the directory is for people who read a list of processes
+	c.Env = []string{}                  // none of our environment
 	c.Dir = "/"
 	c.ExtraFiles = []*os.File{l}
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := c.Start(); err != nil {
 		return fmt.Errorf("start keeper: %w", err)
 	}
-	go func() { _ = c.Wait() }() // or it stays as a zombie when it ends before us
+	go func() { _ = c.Wait() }() // otherwise it stays a zombie if it ends before us
 	return nil
 }

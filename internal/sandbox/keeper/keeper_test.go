@@ -270,7 +270,7 @@ func TestPutRefuses(t *testing.T) {
 		f    *os.File
 		want string
 	}{
-		{"too many", "i3", host, "keeps 2 links, which is the limit"},
+		{"too many", "i3", host, "2 links are held, which is the limit"},
 		{"no name", "", host, "want 1 to 64"},
 		{"a long name", strings.Repeat("x", 65), host, "want 1 to 64"},
 		{"a file", "i1", file, "no socket"},

@@ -20,18 +20,18 @@ const listenerFD = 3 // in a keeper, from start
 
 // Main runs this process as a keeper and does not return.
 func Main() {
-	// Who ends a keeper ends every sandbox with it: only a goodbye, a minute
-	// without work, or SIGKILL does. A service manager that stops its group of
-	// processes tells the server too, which says goodbye.
+	// Ending the keeper would end every sandbox. Only a goodbye, a minute without
+	// work, or SIGKILL does. A service manager that stops the process group also
+	// stops the server, which says goodbye.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
 	closeOthers()
-	// Short of memory, the kernel must take something else first: this is the
-	// smallest process here, and all sandboxes hang on it. Without the right
-	// to say so it is as any other.
+	// If memory runs out, the kernel must kill something else first: this is the
+	// smallest process, and all sandboxes depend on it. Without the right to set
+	// this, the keeper has the default score.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0)
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(10)
-	debug.FreeOSMemory() // what the start of this large program has used
+	debug.FreeOSMemory() // return the memory that the start of this large program needed
 	k := newProcess()
 	if err := k.serve(listenerFD); err != nil {
 		os.Exit(1)
@@ -39,8 +39,8 @@ func Main() {
 	os.Exit(0)
 }
 
-// closeOthers closes what this process has inherited without being meant to:
-// held by a process that stays, a lock, a pipe or a port would stay with it.
+// closeOthers closes descriptors that this process inherited by mistake. A lock, a
+// pipe or a port would otherwise stay in use as long as the keeper runs.
 func closeOthers() {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -51,7 +51,7 @@ func closeOthers() {
 		if err != nil || fd <= listenerFD {
 			continue
 		}
-		// Go's own poller must stay.
+		// Keep the descriptors of Go's own poller.
 		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(to, "anon_inode:") {
 			unix.Close(fd)
 		}
@@ -59,16 +59,16 @@ func closeOthers() {
 	unix.CloseOnExec(listenerFD)
 }
 
-// A process is the state of a keeper. One thread does all.
+// A process is the state of a keeper. It has a single thread.
 type process struct {
 	epoll    int
 	listener int // watched while no server is connected: one is served at a time
-	conn     int // the server; -1 if there is none
-	most     int // links
+	conn     int // connection of the server; -1 if there is none
+	most     int // maximum number of links
 	links    map[string]int
-	names    map[int]string // of links, by descriptor
+	names    map[int]string // names of links by descriptor
 	bye      bool
-	lonely   time.Duration // without a link and a server, until it ends
+	lonely   time.Duration // how long without a link and a server until it ends
 }
 
 func newProcess() *process {
@@ -110,7 +110,7 @@ func (k *process) serve(listener int) (err error) {
 			case k.conn:
 				k.hear()
 			default:
-				// The sandbox is gone, and its end with it.
+				// The sandbox has ended.
 				if name, ok := k.names[fd]; ok && e.Events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 					k.drop(name)
 				}
@@ -128,7 +128,7 @@ func (k *process) watch(fd int, events uint32) error {
 }
 
 // forget closes a watched descriptor. Others may have the same file open, so
-// that closing alone would leave it watched.
+// closing alone would not stop the watch.
 func (k *process) forget(fd int) {
 	_ = unix.EpollCtl(k.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 	unix.Close(fd)
@@ -142,13 +142,13 @@ func (k *process) accept() {
 	if err != nil {
 		return
 	}
-	// The socket is closed to others by its mode, and the directory too: this
-	// is for the day on which somebody opens both.
+	// The mode of the socket and of the directory already exclude others. This is a
+	// second line of defence.
 	if sameUser(fd) != nil {
 		unix.Close(fd)
 		return
 	}
-	// A server that does not read must not keep the next one out.
+	// A server that does not read must not block the next one.
 	t := unix.Timeval{Sec: int64(patience / time.Second)}
 	if unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &t) != nil || k.watch(fd, unix.EPOLLIN) != nil {
 		unix.Close(fd)
@@ -164,7 +164,7 @@ func (k *process) hangUp() {
 	_ = k.watch(k.listener, unix.EPOLLIN)
 }
 
-// hear does what one message says.
+// hear handles one message.
 func (k *process) hear() {
 	buf, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*4))
 	n, oobn, flags, _, err := unix.Recvmsg(k.conn, buf, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
@@ -181,7 +181,7 @@ func (k *process) hear() {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
-		k.hangUp() // it is no server of ours
+		k.hangUp() // it is not a server of ours
 		return
 	}
 	k.do(m, fd)
@@ -209,13 +209,13 @@ func (k *process) do(m message, fd int) {
 	case opBye:
 		k.bye = true
 	default:
-		k.answer(m, fmt.Errorf("it does not know the operation %q", m.op))
+		k.answer(m, fmt.Errorf("unknown operation %q", m.op))
 	}
 }
 
 func (k *process) hello(body []byte) error {
 	if len(body) != 5 || body[0] != version {
-		return fmt.Errorf("it speaks version %d", version)
+		return fmt.Errorf("unsupported version %d", version)
 	}
 	k.most = int(binary.BigEndian.Uint32(body[1:]))
 	need := uint64(k.most) + 64
@@ -239,12 +239,12 @@ func (k *process) put(name string, fd int) error {
 		return errors.New("a link needs a name and a descriptor")
 	}
 	if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil {
-		return errors.New("what is to be kept is no socket")
+		return errors.New("the descriptor is not a socket")
 	}
 	if _, ok := k.links[name]; !ok && len(k.links) >= k.most {
-		return fmt.Errorf("it keeps %d links, which is the limit", len(k.links))
+		return fmt.Errorf("%d links are held, which is the limit", len(k.links))
 	}
-	if err := k.watch(fd, 0); err != nil { // its end is told all the same
+	if err := k.watch(fd, 0); err != nil { // hang-ups are always reported
 		return err
 	}
 	k.drop(name)
@@ -270,7 +270,7 @@ func (k *process) answer(m message, err error) {
 	k.send(opDone, m.seq, nil, -1)
 }
 
-// send says whether the server was told. If not it is hung up on.
+// send sends a message. It returns false, and hangs up, if that fails.
 func (k *process) send(op byte, seq uint32, body []byte, fd int) bool {
 	var oob []byte
 	if fd >= 0 {

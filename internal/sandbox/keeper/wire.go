@@ -7,22 +7,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The two ends may be of different versions of this program: a server is
-// replaced while its sandboxes run. So what a message means must never change;
-// version says which of them there are.
+// The two ends may be different versions of this program, since a server is
+// replaced while its sandboxes run. So the meaning of a message must never change.
+// The version says which messages exist.
 const version = 1
 
-// The operations. A request is answered by its own number: put, hello and all
-// with opDone or opError; drop and bye with nothing.
+// The operations. The answer to a request carries its number. put, hello and all
+// are answered by opDone or opError; drop and bye by nothing.
 const (
-	opHello byte = 'h' // version, and how many links to keep at most (4 bytes)
-	opPut   byte = 'p' // name; with the descriptor
+	opHello byte = 'h' // version, and the maximum number of links (4 bytes)
+	opPut   byte = 'p' // name; carries the descriptor
 	opDrop  byte = 'd' // name
-	opAll   byte = 'a' // answered by one opLink for each link first
+	opAll   byte = 'a' // answered by one opLink for each link, and then opDone
 	opBye   byte = 'b'
 	opDone  byte = 'k'
 	opError byte = 'x' // sentence
-	opLink  byte = 'l' // name; with the descriptor
+	opLink  byte = 'l' // name; carries the descriptor
 )
 
 const (
@@ -49,8 +49,8 @@ func decode(b []byte) (message, error) {
 	return message{b[0], binary.BigEndian.Uint32(b[1:]), b[headSize:]}, nil
 }
 
-// onlyRight returns the one descriptor that control messages carry, -1 if they
-// carry none. If they carry anything else all is closed, and ok is false.
+// onlyRight returns the descriptor in control messages, or -1 if there is none. If
+// there is anything else it closes all and returns ok false.
 func onlyRight(oob []byte) (fd int, ok bool) {
 	fd, ok = -1, true
 	if len(oob) == 0 {
