@@ -1,9 +1,9 @@
-// Command postern-guest is the program that is put into every sandbox.
+// Command postern-guest is the program inside every sandbox.
 //
 //	postern-guest init    be the sandbox's first process: keep the rest running
 //	postern-guest serve   serve processes and files to the host
 //
-// It is configured by its environment alone, and holds no secret:
+// It is configured by its environment and holds no secret:
 //
 //	POSTERN_CHANNEL_SHA256  hex SHA-256 of the token that the host shows (required)
 //	POSTERN_MEMORY_MB       what the sandbox may use, in mebibytes
@@ -64,12 +64,12 @@ func run(log *slog.Logger, args []string) error {
 	return fmt.Errorf("unknown command %q: init or serve", args[0])
 }
 
-// generationFile tells services that they must seed their random state anew.
+// generationFile tells services when to reseed their random state.
 const generationFile = "/run/postern/generation"
 
 func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
-	// It waits, and starts something now and then: a small heap, and no threads
-	// that collect it side by side, each of which costs the host a process.
+	// It mostly waits, so it needs a small heap. A garbage collector with several
+	// threads would cost the host a process for each.
 	debug.SetMemoryLimit(16 << 20)
 	debug.SetGCPercent(20)
 	runtime.GOMAXPROCS(1)
@@ -91,14 +91,14 @@ func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 }
 
 func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error {
-	// Collect garbage rather than grow: the memory is the sandbox's.
+	// Collect garbage instead of growing: the memory is the sandbox's.
 	debug.SetMemoryLimit(48 << 20)
 	debug.SetGCPercent(50)
 	var state *os.File
 	if fd, err := number(guest.StateVariable); err != nil {
 		return err
 	} else if fd > 2 {
-		syscall.CloseOnExec(int(fd)) // it is not for users
+		syscall.CloseOnExec(int(fd)) // processes of users must not inherit it
 		state = os.NewFile(uintptr(fd), "state")
 	}
 	s, err := guest.New(log, guest.Config{
@@ -128,7 +128,7 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 	return s.Serve(ctx, l)
 }
 
-// number reads a whole number that may be absent.
+// number parses an optional whole number.
 func number(name string) (int64, error) {
 	v := os.Getenv(name)
 	if v == "" {
@@ -141,6 +141,7 @@ func number(name string) (int64, error) {
 	return n, nil
 }
 
+// or returns s, or other if s is empty.
 func or(s, other string) string {
 	if s == "" {
 		return other

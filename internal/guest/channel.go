@@ -7,13 +7,13 @@ import (
 	"net/http"
 )
 
-// ChannelHeader carries the channel's token on each request of the host.
+// ChannelHeader carries the channel token on each request of the host.
 const ChannelHeader = "X-Postern-Channel"
 
-// checkChannel refuses whoever does not know the channel's token. The guest's
-// port is open to the code inside the sandbox, which runs as an ordinary user
-// and would otherwise ask the guest for a process of root's. Only GET /health
-// is answered to all: it says nothing that a connection does not.
+// checkChannel refuses requests without the channel token. The guest's port is
+// reachable for code in the sandbox, which runs as an ordinary user and could
+// otherwise ask the guest to run commands as root. Only GET /health is open to all:
+// it reveals no more than a connection does.
 func (s *Server) checkChannel(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet && r.URL.Path == "/health" {
@@ -22,7 +22,7 @@ func (s *Server) checkChannel(next http.Handler) http.Handler {
 		}
 		got := sha256.Sum256([]byte(r.Header.Get(ChannelHeader)))
 		if subtle.ConstantTimeCompare(got[:], s.current().Channel) != 1 {
-			// Nothing of the body is read, also not to keep the connection.
+			// Do not read the body, not even to keep the connection.
 			w.Header().Set("Connection", "close")
 			writeError(w, http.StatusUnauthorized, "this port answers only its host")
 			return
@@ -32,7 +32,7 @@ func (s *Server) checkChannel(next http.Handler) http.Handler {
 	})
 }
 
-// writeError answers in the shape that E2B's clients read.
+// writeError answers with an error in the form that E2B's clients expect.
 func writeError(w http.ResponseWriter, code int, message string) {
 	h := w.Header()
 	h.Del("Content-Length")

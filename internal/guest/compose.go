@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	maxSources = 10_000  // of one composed file
+	maxSources = 10_000  // per composed file
 	maxCompose = 4 << 20 // bytes of a request
 )
 
@@ -23,9 +23,9 @@ type composeRequest struct {
 	Username    string   `json:"username"`
 }
 
-// postCompose makes one file of several, one after the other, and removes
-// these: so a client may upload the parts of a large file side by side. The
-// destination changes in one step, and nothing is removed if anything fails.
+// postCompose concatenates files to a new one and removes them. With it a client
+// can upload the parts of a large file in parallel. The destination is replaced
+// atomically, and if anything fails nothing is removed.
 func (s *Server) postCompose(w http.ResponseWriter, r *http.Request) error {
 	var req composeRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxCompose)).Decode(&req); err != nil {
@@ -63,21 +63,21 @@ func (s *Server) postCompose(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, written{Name: filepath.Base(asked), Type: "file", Path: asked})
 }
 
-// A composition is one such file in the making.
+// A composition is the state of one request.
 type composition struct {
 	account account
 	from    []string
-	to      string      // without links
-	mode    fs.FileMode // of what is at to, or of a new file
+	to      string      // without symbolic links
+	mode    fs.FileMode // mode of the existing file, or of a new one
 	size    int64
 }
 
-// prepare checks the request with the rights of who asks.
+// prepare checks the request with the caller's rights.
 func (c *composition) prepare() error {
 	var there fs.FileInfo
 	c.mode = 0o644
 	if to, err := filepath.EvalSymlinks(c.to); err == nil {
-		c.to = to // a link goes on leading to the file
+		c.to = to // a symbolic link keeps pointing to the file
 		if there, err = os.Stat(to); err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (c *composition) prepare() error {
 	return checkSpace(dir, c.size)
 }
 
-// run writes the file beside its place, moves it there and removes the parts.
+// run writes a file beside the destination, renames it and removes the sources.
 func (c *composition) run() error {
 	fresh := filepath.Join(filepath.Dir(c.to), ".compose-"+rand.Text())
 	var f *os.File
@@ -130,7 +130,7 @@ func (c *composition) run() error {
 			return errors.Join(err, os.Remove(fresh))
 		}
 		for _, p := range c.from {
-			_ = os.Remove(p) // it may be named twice; and the file is made
+			_ = os.Remove(p) // a source may be listed twice, and the result exists
 		}
 		return nil
 	})

@@ -8,39 +8,40 @@ import (
 	"sync"
 )
 
-// maxLocalConns bounds the connections that come from inside the sandbox. The
-// host's are not bounded here: it bounds itself.
+// maxLocalConns bounds the connections from inside the sandbox. The host limits its
+// own.
 const maxLocalConns = 256
 
-// conns are the connections to the guest's port, also those that have become
-// tunnels, of which the HTTP server no longer knows.
+// conns is the set of connections to the guest's port. It includes tunnels, which
+// the HTTP server no longer tracks.
 //
-// It closes connections that come from the sandbox itself when there are too
-// many. Without that any process could use up the guest's descriptors by
-// connecting and saying nothing.
+// The attack: a process in the sandbox opens connections and sends nothing, until
+// the guest has no descriptors left. So there is a limit for connections from
+// inside, beyond which new ones are closed.
 type conns struct {
 	mu    sync.Mutex
 	open  map[*conn]struct{}
-	local int // of those, from inside the sandbox
+	local int // how many of them are from inside the sandbox
 }
 
-// A conn is one of them. It is a TCP connection with all its methods, so that
-// the kernel can copy where it knows how.
+// A conn is a connection in the set. It has all methods of a TCP connection, so
+// that the kernel can copy data directly where that is possible.
 type conn struct {
 	*net.TCPConn
 	set   *conns
 	local bool
 
-	// What was read ahead; empty on a connection that is not busy. Reads do not
-	// run side by side: net/http sees to that.
-	ahead []byte  // not handed on yet
-	whole *[]byte // the buffer that it is in, nil without one
-	busy  bool    // the last read found as much as it could take
+	// Data that was read ahead. An idle connection has none. Reads are never
+	// concurrent, since net/http does not do that.
+	ahead []byte  // not returned by Read yet
+	whole *[]byte // buffer of ahead; nil if there is none
+	busy  bool    // the last read filled its buffer
 }
 
-// readAhead is what is read at once from a busy connection, in bytes. net/http
-// reads 4 KiB and the rest of a chunk in turn, which for an upload in chunks are
-// three system calls where one will do: it took more time than all else.
+// readAhead is how many bytes are read at once from a busy connection. net/http
+// alternates between reads of 4 KiB and of the rest of a chunk. For a chunked
+// upload that made three system calls instead of one, which took more time than
+// everything else.
 const readAhead = 128 << 10
 
 var aheadBuffers = sync.Pool{New: func() any { b := make([]byte, readAhead); return &b }}
@@ -48,8 +49,8 @@ var aheadBuffers = sync.Pool{New: func() any { b := make([]byte, readAhead); ret
 // Read implements [net.Conn].
 func (n *conn) Read(p []byte) (int, error) {
 	if len(n.ahead) == 0 {
-		// net/http waits with one byte for a client to leave or to ask again: no
-		// buffer is held for that.
+		// net/http waits with a buffer of one byte for the client to disconnect or
+		// to send another request. That needs no buffer of ours.
 		if !n.busy || len(p) == 1 || len(p) >= readAhead {
 			got, err := n.TCPConn.Read(p)
 			n.busy = got == len(p) && got > 1
@@ -76,18 +77,18 @@ func (n *conn) release() {
 	n.ahead, n.whole = nil, nil
 }
 
-// rest is what comes from now on, without reading ahead.
+// rest returns the remaining data, without reading ahead.
 func (n *conn) rest() io.Reader {
 	if len(n.ahead) == 0 {
 		return n.TCPConn
 	}
-	return io.MultiReader(bytes.NewReader(n.ahead), n.TCPConn) // the buffer goes with the connection
+	return io.MultiReader(bytes.NewReader(n.ahead), n.TCPConn) // the buffer is freed with the connection
 }
 
-// listen returns l with its connections in the set.
+// listen returns a listener that adds its connections to the set.
 func (c *conns) listen(l net.Listener) net.Listener { return &connListener{l, c} }
 
-// closeBut closes all connections but one.
+// closeBut closes all connections except one.
 func (c *conns) closeBut(stays *conn) {
 	c.mu.Lock()
 	var list []*conn
@@ -102,7 +103,7 @@ func (c *conns) closeBut(stays *conn) {
 	}
 }
 
-// add reports false, and adds nothing, if there are too many.
+// add returns false if there are too many connections; then it does not add n.
 func (c *conns) add(n *conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,7 +147,7 @@ func (l *connListener) Accept() (net.Conn, error) {
 		}
 		tcp, ok := c.(*net.TCPConn)
 		if !ok {
-			return c, nil // unreachable: the guest listens on TCP only
+			return c, nil // the guest listens on TCP only
 		}
 		n := &conn{TCPConn: tcp, set: l.set, local: isLocal(tcp)}
 		if l.set.add(n) {
@@ -156,23 +157,24 @@ func (l *connListener) Accept() (net.Conn, error) {
 	}
 }
 
-// isLocal reports whether both ends of c are in the sandbox: one is loopback,
-// or the address is the same.
+// isLocal reports whether both ends of c are in the sandbox: the addresses are
+// loopback, or the same.
 func isLocal(c net.Conn) bool {
 	here, ok1 := c.LocalAddr().(*net.TCPAddr)
 	there, ok2 := c.RemoteAddr().(*net.TCPAddr)
 	return ok1 && ok2 && (here.IP.IsLoopback() || there.IP.IsLoopback() || here.IP.Equal(there.IP))
 }
 
+// connKey is the context key of a request's connection.
 type connKey struct{}
 
-// withConn lets a handler know the connection that its request came on, which
-// net/http does not tell.
+// withConn adds the connection to the context of its requests, since net/http does
+// not expose it.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// connOf returns the connection of a request, nil if it is not known.
+// connOf returns the connection of a request, or nil if it is unknown.
 func connOf(ctx context.Context) *conn {
 	c, _ := ctx.Value(connKey{}).(*conn)
 	return c

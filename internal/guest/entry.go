@@ -14,15 +14,15 @@ import (
 	"postern/internal/guest/filesystempb"
 )
 
-// A listing is one answer in the making.
+// A listing is the state of one directory response.
 type listing struct {
 	users *userDB
-	room  int // bytes of metadata that may still be told
+	room  int // bytes of metadata that may still be added
 }
 
 func (s *Server) newListing() *listing { return &listing{users: &s.users, room: maxMetadata} }
 
-// entry describes path. It is called with the rights of who asks.
+// entry describes path. The caller has taken the user's rights.
 func (l *listing) entry(path string) (*filesystempb.EntryInfo, error) {
 	fi, err := os.Lstat(path)
 	if err != nil {
@@ -31,10 +31,9 @@ func (l *listing) entry(path string) (*filesystempb.EntryInfo, error) {
 	return l.entryOf(path, fi), nil
 }
 
-// entryOf describes path, of which fi is the Lstat. For a symbolic link the
-// kind, mode and metadata are its target's, as clients expect who want to know
-// whether they can read or list it, and the permissions are its own; one that
-// leads nowhere is a symlink.
+// entryOf describes path, whose Lstat is fi. For a symbolic link kind, mode and
+// metadata are its target's, since clients want to know whether they can read or
+// list it; the permissions are the link's. A dangling link is a symlink.
 func (l *listing) entryOf(path string, fi fs.FileInfo) *filesystempb.EntryInfo {
 	e := &filesystempb.EntryInfo{
 		Name:         utf8(filepath.Base(path)),
@@ -74,8 +73,8 @@ func kind(m fs.FileMode) filesystempb.FileType {
 	return filesystempb.FileType_FILE_TYPE_UNSPECIFIED // a device, pipe or socket
 }
 
-// procField returns the value of a "Name: value" line of a file in /proc, in
-// the unit of the file, or 0.
+// procField returns the value of a "Name: value" line in a file in /proc, in the
+// unit of the file, or 0.
 func procField(path, name string) int64 {
 	f, err := os.Open(path)
 	if err != nil {

@@ -22,21 +22,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyBuffers are what file contents pass through, one for each transfer: a
-// file of any size takes this much memory.
+// copyBuffers are the buffers for file contents. A transfer uses one, whatever the
+// file's size.
 var copyBuffers = sync.Pool{New: func() any { b := make([]byte, copySize); return &b }}
 
 const copySize = 256 << 10 // bytes
 
-// copyBytes is io.Copy in large steps, whatever the ends could do themselves:
-// what they do is smaller steps, and each is a system call, which costs more
-// here than on Linux. What was read before an error is written.
+// copyBytes is io.Copy with large buffers. It does not use ReadFrom and WriteTo,
+// which copy in smaller steps: each step is a system call, which is more expensive
+// in gVisor than on Linux. Data read before an error is still written.
 func copyBytes(w io.Writer, r io.Reader) error {
 	b := copyBuffers.Get().(*[]byte)
 	defer copyBuffers.Put(b)
 	for {
 		n, rerr := 0, error(nil)
-		for n < len(*b) && rerr == nil { // not io.ReadFull: its error for a short read is also r's for a cut one
+		for n < len(*b) && rerr == nil { // not io.ReadFull, whose error for a short read is also that of a truncated stream
 			var more int
 			more, rerr = r.Read((*b)[n:])
 			n += more
@@ -54,10 +54,9 @@ func copyBytes(w io.Writer, r io.Reader) error {
 	}
 }
 
-// openRegular opens a file for reading or writing. It is called with the
-// rights of who asks. Only regular files will do: a FIFO that a hostile
-// process left in place of a file would hold the guest for ever (hence
-// O_NONBLOCK), and /dev/zero has no end.
+// openRegular opens a regular file. The caller has taken the user's rights. It
+// refuses other kinds: a hostile process could leave a FIFO in place of a file,
+// which would block the guest forever (hence O_NONBLOCK), and /dev/zero has no end.
 func openRegular(path string, flags int) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK|syscall.O_CLOEXEC|syscall.O_NOCTTY, 0o644)
 	if err != nil {
@@ -77,7 +76,7 @@ func openRegular(path string, flags int) (*os.File, fs.FileInfo, error) {
 	return nil, nil, err
 }
 
-// target returns who asks, and for which file.
+// target returns the user and the absolute path of a request.
 func (s *Server) target(r *http.Request, path string) (account, string, error) {
 	a, err := s.account(r.URL.Query().Get("username"))
 	if err != nil {
@@ -118,15 +117,15 @@ func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 	h.Set("X-Content-Type-Options", "nosniff")
 	var content io.ReadSeeker = f
 	if fi.Size() == 0 {
-		// Empty, or one of the kernel's files whose size is not known before
-		// they are read.
+		// An empty file, or a file of the kernel whose size is unknown until it is
+		// read.
 		b, err := io.ReadAll(io.LimitReader(f, 1<<20))
 		if err != nil {
 			return err
 		}
 		content = bytes.NewReader(b)
 		if len(b) == 0 {
-			// Clients tell "empty" from "no body" by this header.
+			// Clients use this header to distinguish an empty file from no body.
 			h.Set("Content-Length", "0")
 			h.Set("Content-Type", "text/plain; charset=utf-8")
 			w.WriteHeader(http.StatusOK)
@@ -141,8 +140,8 @@ func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 	h.Set("Content-Type", contentType(path))
 	h.Set("Last-Modified", fi.ModTime().UTC().Format(http.TimeFormat))
 	z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
-	// An error here is the client's leaving, or the file's: the missing end of
-	// the stream tells.
+	// If this fails the client has disconnected or the file cannot be read. The
+	// missing end of the stream tells the client.
 	if copyBytes(z, content) == nil {
 		_ = z.Close()
 	}
@@ -156,9 +155,9 @@ func contentType(path string) string {
 	return "application/octet-stream"
 }
 
-// wantsGzip reports whether to compress a file. It is slower than the wire to
-// the host, so only a client that names gzip and nothing else gets it: the
-// ones that send a list take every coding and mean none in particular.
+// wantsGzip reports whether to compress a file. Compressing is slower than the link
+// to the host, so only a client that accepts gzip and nothing else gets it. Clients
+// that send a list accept any coding and prefer none.
 func wantsGzip(h http.Header) (bool, error) {
 	named, identity, others := false, true, false
 	for part := range strings.SplitSeq(strings.Join(h.Values("Accept-Encoding"), ","), ",") {
@@ -190,7 +189,7 @@ func wantsGzip(h http.Header) (bool, error) {
 	return named && (!others || !identity), nil
 }
 
-// A written file, as the answer to POST /files tells.
+// A written file, in the answer to POST /files.
 type written struct {
 	Name     string            `json:"name"`
 	Type     string            `json:"type"`
@@ -241,8 +240,8 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, done)
 }
 
-// newParts reads the parts of a form. The parser reads 4 KiB at a time, which
-// would be a system call each.
+// newParts returns a reader of a form's parts. The parser reads 4 KiB at a time,
+// each of which would be a system call.
 func newParts(body io.Reader, boundary string) *multipart.Reader {
 	return multipart.NewReader(bufio.NewReaderSize(body, copySize), boundary)
 }
@@ -262,7 +261,7 @@ func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reade
 		}
 		to := path
 		if to == "" {
-			// Not part.FileName, which keeps only the last element.
+			// part.FileName would return only the last element.
 			_, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
 			if err != nil {
 				return nil, badRequest(fmt.Errorf("read multipart body: %w", err))
@@ -288,9 +287,9 @@ func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reade
 	return done, nil
 }
 
-// writeFile writes one file, in place as a shell's > would, so that links to
-// it and who watches it see the new content. size is what is known of the
-// content's length, or -1.
+// writeFile writes one file in place, like a shell's >, so that hard links and
+// watchers see the new content. Size is the length of the content, or -1 if it is
+// unknown.
 func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size int64) (written, error) {
 	a, path, err := s.target(r, to)
 	if err != nil {
@@ -318,7 +317,7 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 	}
 	read := &readErrors{r: content}
 	err = copyBytes(f, read)
-	meta, _ := headerMetadata(r.Header) // checked
+	meta, _ := headerMetadata(r.Header) // checked before
 	if err == nil {
 		err = as(a, func() error { return setMetadata(f, meta) })
 	}
@@ -329,7 +328,7 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 		return written{Name: filepath.Base(path), Type: "file", Path: path, Metadata: meta}, nil
 	}
 	if created {
-		_ = as(a, func() error { return os.Remove(path) }) // no half a file stays
+		_ = as(a, func() error { return os.Remove(path) }) // remove the incomplete file
 	}
 	if read.err != nil {
 		return written{}, badRequest(fmt.Errorf("read the content of %s: %w", path, err))
@@ -337,12 +336,12 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 	return written{}, fmt.Errorf("write %s: %w", path, err)
 }
 
-// withTop calls f, which makes what is missing of dir, with a's rights. Where
-// those do not do because a directory like /data is not there, and a is the
-// sandbox's default user, it is made and given to a, and f is called again:
-// clients of E2B write there without a thought. It is the only thing that this
-// does as root for somebody else. Nobody but root can put anything in the way,
-// and what is there already, such as /etc, stays as closed as it is.
+// withTop calls f, which creates the missing part of dir, with a's rights. Clients
+// of E2B expect that they can write to a directory like /data. So if f fails
+// because the top directory does not exist, and a is the default user, it is
+// created for a, and f is called again. This is the only thing that withTop does as
+// root. Only root could put something in the way, and existing directories such as
+// /etc stay protected.
 func (s *Server) withTop(a account, dir string, f func() error) error {
 	err := as(a, f)
 	if !errors.Is(err, fs.ErrPermission) || a.uid == 0 || a.name != s.current().DefaultUser {
@@ -356,11 +355,11 @@ func (s *Server) withTop(a account, dir string, f func() error) error {
 	return as(a, f)
 }
 
-// checkSpace refuses a file that cannot fit before anything of it is written.
+// checkSpace refuses a file that cannot fit before any of it is written.
 func checkSpace(dir string, size int64) error {
 	var st unix.Statfs_t
 	if size <= 0 || unix.Statfs(dir, &st) != nil || st.Blocks == 0 {
-		return nil //nolint:nilerr // the write will tell
+		return nil //nolint:nilerr // the write will fail instead
 	}
 	if free := int64(st.Bavail) * st.Bsize; size > free {
 		return &statusError{http.StatusInsufficientStorage, fmt.Errorf("not enough disk space: %d bytes wanted, %d free", size, free)}
@@ -368,7 +367,7 @@ func checkSpace(dir string, size int64) error {
 	return nil
 }
 
-// readErrors remembers that an error came from reading, not from writing.
+// readErrors remembers whether an error came from reading instead of writing.
 type readErrors struct {
 	r   io.Reader
 	err error

@@ -14,7 +14,7 @@ import (
 	"postern/internal/guest/filesystempb"
 )
 
-// maxEntries bounds one listing: its answer is built in memory.
+// maxEntries bounds a listing, which is built in memory.
 const maxEntries = 50_000
 
 // filesystem serves [filesystempb.FilesystemHandler].
@@ -22,7 +22,7 @@ type filesystem struct{ s *Server }
 
 var _ filesystempb.FilesystemHandler = (*filesystem)(nil)
 
-// act calls f with the absolute form of path and the rights of the caller.
+// act calls f with the absolute form of path and the user's rights.
 func (h *filesystem) act(header http.Header, path string, f func(a account, path string) error) error {
 	a, abs, err := h.target(header, path)
 	if err != nil {
@@ -31,7 +31,7 @@ func (h *filesystem) act(header http.Header, path string, f func(a account, path
 	return rpcError(as(a, func() error { return f(a, abs) }))
 }
 
-// target is who calls, and the absolute path of what is meant.
+// target returns the user and the absolute path of a request.
 func (h *filesystem) target(header http.Header, path string) (account, string, error) {
 	a, err := h.s.caller(header)
 	if err != nil {
@@ -134,8 +134,8 @@ func (h *filesystem) ListDir(_ context.Context, req *connect.Request[filesystemp
 	return connect.NewResponse(res), nil
 }
 
-// list appends the entries of dir, and of the directories in it down to depth.
-// It does not follow symbolic links into other directories.
+// list appends the entries of dir, and of directories below it down to depth. It
+// does not follow symbolic links to directories.
 func (l *listing) list(dir string, depth uint32, to *[]*filesystempb.EntryInfo) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -145,7 +145,7 @@ func (l *listing) list(dir string, depth uint32, to *[]*filesystempb.EntryInfo) 
 		path := filepath.Join(dir, d.Name())
 		fi, err := os.Lstat(path)
 		if err != nil {
-			continue // gone since
+			continue // removed since
 		}
 		if len(*to) >= maxEntries {
 			return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("more than %d entries: list a smaller depth or a part", maxEntries))

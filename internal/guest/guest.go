@@ -1,24 +1,24 @@
-// Package guest is the program's half inside a sandbox: it starts processes
-// and reads and writes files for those whom the host lets through.
+// Package guest is the server inside a sandbox. It starts processes, and reads and
+// writes files, for requests that the host lets through.
 //
-// It is root in a place where everything else is hostile: the processes it
-// starts, the files it opens and whoever connects to its port. So
+// It runs as root in a place where everything else is hostile: the processes that
+// it starts, the files that it opens and the clients of its port. So
 //
-//   - a request is served only if it shows the channel's token, which only the
-//     host has; the guest knows no more than its hash (channel.go);
-//   - processes run as the user who is asked for, each in a session of its own,
-//     all together under one limit (limits.go);
-//   - every touch of a file is made by a thread that has the user's identity
-//     and not root's, so the kernel decides and no path check can be raced
+//   - a request is served only with the channel token, which only the host has;
+//     the guest knows its hash (channel.go);
+//   - processes run as the requested user, each in a session of its own, all together
+//     under one limit (limits.go);
+//   - each file operation is made by a thread with the user's identity instead of
+//     root's, so the kernel decides, and there is no race between check and use
 //     (rights.go);
-//   - nothing that a process writes is kept: one that nobody reads fast enough
-//     waits (process.go).
+//   - the output of a process is not stored: a process whose reader is slow waits
+//     (process.go).
 //
-// It holds no secret and must never be given one. Code that has become root
-// inside the sandbox can stop the guest: that hurts that sandbox alone.
+// It holds no secret and must never be given one. Code that has become root in the
+// sandbox can stop the guest, which hurts that sandbox only.
 //
-// It must stay small: it is copied into every sandbox and imports nothing else
-// of this module.
+// It must stay small: it is copied into every sandbox and imports nothing else of
+// this module.
 package guest
 
 import (
@@ -38,44 +38,43 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-// maxMessage bounds one RPC message, in bytes: what a client may send to a
-// process's input in one piece. Files do not travel in messages.
+// maxMessage bounds one RPC message, in bytes. So it bounds what a client may send
+// to a process's input at once. Files are not sent in messages.
 const maxMessage = 8 << 20
 
-// A Config is what the host tells the guest when the sandbox starts.
+// A Config holds the settings of a [Server].
 type Config struct {
-	// ChannelSHA256 is the SHA-256 of the channel's token, in hex. Required.
+	// ChannelSHA256 is the SHA-256 of the channel token, in hex. Required.
 	ChannelSHA256 string
-	// DefaultUser runs what names no user. Empty means "user".
+	// DefaultUser runs processes of requests without a user. Empty means "user".
 	DefaultUser string
 	// Path is PATH for processes. Empty means Debian's default.
 	Path string
-	// MemoryMB is what the sandbox may use, in mebibytes. Zero means that
-	// nobody watches it.
+	// MemoryMB is the memory of the sandbox in mebibytes. Zero means that it is not
+	// watched.
 	MemoryMB int64
-	// MaxProcesses bounds the processes and threads of users. Zero means no
-	// bound.
+	// MaxProcesses bounds the processes and threads of users. Zero means no bound.
 	MaxProcesses int64
-	// RunDir is where facts about the sandbox are left for processes to read.
-	// Empty means that none are.
-	RunDir string
-	// EnvFile gets the sandbox's environment as a JSON object, for services
-	// that started before it was known. Empty means none.
-	EnvFile string
-	// GenerationFile gets a fresh random line whenever the sandbox was restored
-	// from a snapshot: what keeps random state must then seed it anew. Empty
+	// RunDir is a directory for files that tell processes about the sandbox. Empty
 	// means none.
-	GenerationFile string
-	// MachineIDFile is /etc/machine-id: made anew with the sandbox's identity.
+	RunDir string
+	// EnvFile receives the sandbox's environment as a JSON object, for services
+	// that were started before it was known. Empty means none.
+	EnvFile string
+	// GenerationFile receives a new random line whenever the sandbox was restored
+	// from a snapshot. Services with random state of their own must reseed it then.
 	// Empty means none.
+	GenerationFile string
+	// MachineIDFile is /etc/machine-id, which is renewed with the sandbox's
+	// identity. Empty means none.
 	MachineIDFile string
 	// HostnameFile is /etc/hostname. Empty means none.
 	HostnameFile string
-	// State keeps what the host says over a restart of this program. Nil means
-	// that it is forgotten.
+	// State stores the host's settings across restarts of this program. Nil means
+	// that they are lost.
 	State *os.File
-	// HostsFile is where the sandbox's host name is given an address; without
-	// one each sudo asks DNS for it. Empty means none.
+	// HostsFile is where the sandbox's host name gets an address. Without it each
+	// sudo asks DNS for the name. Empty means none.
 	HostsFile string
 }
 
@@ -83,22 +82,22 @@ type Config struct {
 type Server struct {
 	log  *slog.Logger
 	conf Config
-	// processLog is about the processes of users, for who created the sandbox.
+	// processLog logs processes of users, for the sandbox's creator.
 	processLog *slog.Logger
 	conns      conns
-	tunnels    chan struct{} // holds a token for each open tunnel
+	tunnels    chan struct{} // semaphore of open tunnels
 	users      userDB
 	watch      watchers
 	table      processTable
 
 	mu       sync.Mutex
-	settings settings  // guarded by mu; replaced, never changed
+	settings settings  // guarded by mu; replaced, never modified
 	state    stateFile // guarded by mu
 
 	cpu cpuMeter
 }
 
-// New returns a guest. Its process must be root.
+// New returns a guest server. The process must be root.
 func New(log *slog.Logger, c Config) (*Server, error) {
 	sum, err := channelSum(c.ChannelSHA256)
 	if err != nil {
@@ -114,16 +113,16 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 	s.settings = settings{Channel: sum, DefaultUser: c.DefaultUser}
 	s.state.f = c.State
 	if _, err := s.state.load(&s.settings); err != nil {
-		// Root's processes have destroyed it. The first key is the only one known:
-		// of a sandbox that was restored nobody has it, so nobody gets in.
-		log.Error("what the host has said is lost", "error", err)
+		// A process of root has destroyed it. Only the first key is left. If the
+		// sandbox was restored nobody has that key, so nobody gets in.
+		log.Error("the host's settings are lost", "error", err)
 	}
 	s.table.init()
 	s.watch.init()
 	return s, nil
 }
 
-// Handler returns all that the guest serves, behind the channel's check.
+// Handler returns all routes of the guest, behind the channel check.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage), connect.WithRecover(s.recovered)}
@@ -141,7 +140,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("POST /files", s.serve(s.postFiles))
 	mux.HandleFunc("POST /files/compose", s.serve(s.postCompose))
 	return s.checkChannel(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodConnect { // has no path that a mux could match
+		if r.Method == http.MethodConnect { // CONNECT has no path for the mux
 			s.serve(s.tunnel)(w, r)
 			return
 		}
@@ -149,16 +148,16 @@ func (s *Server) Handler() http.Handler {
 	}))
 }
 
-// Serve answers on l until ctx is done, and watches the sandbox's memory
-// meanwhile. Running processes are left alone. It is called once.
+// Serve serves requests on l and watches the sandbox's memory until ctx is done. It
+// leaves running processes alone. Call it once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	srv := &http.Server{
 		Handler: s.Handler(),
-		// No timeout on bodies or answers: a command's stream and an upload
-		// may take hours. Headers must come at once.
+		// No time-out for bodies and responses, since a command's stream or an
+		// upload may take hours. Only headers must be fast.
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       15 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
@@ -184,8 +183,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// recovered turns a bug in a handler into one failed call: the processes of
-// the sandbox must not die with it.
+// recovered turns a panic in a handler into an error of that call, so that the
+// processes of the sandbox do not die with the guest.
 func (s *Server) recovered(ctx context.Context, spec connect.Spec, _ http.Header, r any) error {
 	s.log.ErrorContext(ctx, "handler panicked", "procedure", spec.Procedure, "panic", fmt.Sprint(r))
 	return connect.NewError(connect.CodeInternal, errors.New("internal error"))

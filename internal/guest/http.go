@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A statusError is an error that knows its HTTP status.
+// A statusError is an error with an HTTP status.
 type statusError struct {
 	code int
 	err  error
@@ -24,7 +24,7 @@ func (e *statusError) Unwrap() error { return e.err }
 
 func badRequest(err error) error { return &statusError{http.StatusBadRequest, err} }
 
-// serve makes a handler of one that returns its error.
+// serve returns the handler for a function that returns an error.
 func (s *Server) serve(f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := f(w, r); err != nil {
@@ -37,8 +37,8 @@ func (s *Server) serve(f func(http.ResponseWriter, *http.Request) error) http.Ha
 	}
 }
 
-// httpStatus is the one table from errors to statuses of the plain routes.
-// The texts go out whole: whoever may ask here may see all of the sandbox.
+// httpStatus is the table from errors to statuses of the plain HTTP routes. Error
+// texts are sent unchanged: callers may see everything in the sandbox.
 func httpStatus(err error) int {
 	var known *statusError
 	switch {
@@ -59,7 +59,7 @@ func httpStatus(err error) int {
 	return http.StatusInternalServerError
 }
 
-// rpcError is the one table from errors to codes of the RPCs.
+// rpcError is the table from errors to codes of the RPCs.
 func rpcError(err error) error {
 	if err == nil {
 		return nil

@@ -15,30 +15,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a sandbox that was restored from a snapshot has in common with all
-// others from it, and what is done about it when the host says who it is now:
+// A sandbox restored from a snapshot has the same state as all others from that
+// snapshot. This is what the guest does about each part when the host tells it its
+// new identity:
 //
-//   - the channel's key: replaced, and all other connections are closed;
-//   - host name, /etc/hostname, /etc/hosts, the files of E2B in /run/e2b and
-//     the environment for services: replaced;
-//   - /etc/machine-id: made anew if the sandbox is another one than before. One
-//     that was paused and goes on under its own id keeps it;
-//   - random state of services: each reads the generation file before it uses
-//     its own, and reseeds when it has changed;
-//   - random state of this program: what must not be guessed comes from
-//     crypto/rand, which asks the kernel each time; gVisor's kernel is a new
-//     process after a restore, with the random state of its own host, and has
-//     no vDSO call that would keep a state in our memory. What does stay are
-//     the seeds of Go's maps and of math/rand, which HTTP, select and
-//     maps use and nothing that a guess would hurt: the maps that others
-//     choose the keys of are bounded;
-//   - the clocks: CLOCK_REALTIME is the host's. CLOCK_MONOTONIC has jumped over
-//     the pause, so whatever sleeps wakes; see [process.expire] for deadlines;
-//   - running processes: they go on, as E2B's do, with the memory, environment
+//   - channel key: replaced; all other connections are closed.
+//   - host name, /etc/hostname, /etc/hosts, E2B's files in /run/e2b, environment for
+//     services: replaced.
+//   - /etc/machine-id: renewed if the ID of the sandbox has changed. A sandbox that was
+//     paused and resumed keeps it.
+//   - random state of services: each must read the generation file before it uses its
+//     random state, and reseed it if the file has changed.
+//   - random state of this program: secrets come from crypto/rand, which asks the
+//     kernel each time. gVisor's kernel is a new process after a restore, seeded by its
+//     own host, and has no vDSO call that would keep state in our memory. What stays
+//     are the seeds of Go's maps and of math/rand, which HTTP, select and maps use. It
+//     does not help an attacker to know them: maps with keys chosen by others are
+//     bounded.
+//   - clocks: CLOCK_REALTIME is the host's. CLOCK_MONOTONIC has jumped over the pause,
+//     so sleeping programs wake; see [process.expire] for deadlines.
+//   - running processes: they continue, as in E2B, with their memory, environment and
+//     random state. That is the purpose of a memory snapshot.
 //     and random state that they had. That is what a snapshot of memory is.
 
-// identify makes the sandbox's files say who it is now. was is the id of the
-// sandbox until now.
+// identify writes the sandbox's new identity to its files. Was is its previous ID.
 func (s *Server) identify(ctx context.Context, was string, next settings, hostname string, restored bool) error {
 	if hostname != "" {
 		if err := unix.Sethostname([]byte(hostname)); err != nil {
@@ -53,8 +53,8 @@ func (s *Server) identify(ctx context.Context, was string, next settings, hostna
 		return err
 	}
 	if restored {
-		// Also for one that goes on as itself: its snapshot may be started
-		// again, as another one, with the same random state.
+		// Also if the ID is the same: its snapshot may be started again, as another
+		// sandbox, with the same random state.
 		if err := replaceFile(s.conf.GenerationFile, newGeneration(), 0o644); err != nil {
 			return fmt.Errorf("write generation: %w", err)
 		}
@@ -64,24 +64,23 @@ func (s *Server) identify(ctx context.Context, was string, next settings, hostna
 
 func newGeneration() string { return rand.Text() + "\n" }
 
-// leave writes a file for processes to read, if it has a name. A full disk is
-// not an error: it is the sandbox's user's, who must be able to come back and
-// make room.
+// leave writes a file for processes, unless path is empty. A full disk is not an
+// error: the disk belongs to the sandbox's user, who must be able to resume the
+// sandbox and delete something.
 func (s *Server) leave(ctx context.Context, path, content string, perm os.FileMode) error {
 	if path == "" {
 		return nil
 	}
 	err := replaceFile(path, content, perm)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		s.log.WarnContext(ctx, "disk is full: a file still says what was before", "path", path)
+		s.log.WarnContext(ctx, "disk is full: a file keeps its old content", "path", path)
 		return nil
 	}
 	return err
 }
 
-// replaceFile gives a file new content, so that a reader never sees half of
-// it. With a full disk the old file is written over instead, which needs no
-// room if the new content is not longer.
+// replaceFile replaces a file atomically. If the disk is full it overwrites the old
+// file instead, which needs no space if the new content is not longer.
 func replaceFile(path, content string, perm os.FileMode) error {
 	if path == "" {
 		return nil
@@ -112,7 +111,7 @@ func replaceFile(path, content string, perm os.FileMode) error {
 	return f.Truncate(int64(len(content)))
 }
 
-// writeNew writes a file that nobody else has put there.
+// writeNew writes a file that must not exist.
 func writeNew(path, content string, perm os.FileMode) error {
 	_ = os.Remove(path)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
@@ -123,9 +122,9 @@ func writeNew(path, content string, perm os.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// freshMachineID replaces /etc/machine-id, if the image has one, when it must
-// be new or is still empty, as an image leaves it. It is random, since
-// programs take it for something that others do not know.
+// freshMachineID renews /etc/machine-id if renew is set, or if it is empty as in a
+// new image. It does nothing if the image has none. The ID is random, since
+// programs assume that others do not know it.
 func (s *Server) freshMachineID(ctx context.Context, renew bool) error {
 	path := s.conf.MachineIDFile
 	if path == "" {
@@ -145,10 +144,10 @@ func (s *Server) freshMachineID(ctx context.Context, renew bool) error {
 	return s.leave(ctx, path, hex.EncodeToString(id)+"\n", 0o444)
 }
 
-// nameHost writes the host's own name where programs look for it, and lets it
-// resolve without asking DNS: Debian keeps 127.0.1.1 for that.
+// nameHost writes the host name to the files where programs look for it, so that it
+// resolves without DNS. Debian uses 127.0.1.1 for that.
 func (s *Server) nameHost(ctx context.Context) error {
-	name, err := os.Hostname() // the host may have given it at the start, and not said it here
+	name, err := os.Hostname() // the name may have been set at the start instead of by this request
 	if err != nil {
 		return fmt.Errorf("read host name: %w", err)
 	}
@@ -178,8 +177,8 @@ func (s *Server) nameHost(ctx context.Context) error {
 	return nil
 }
 
-// writeFacts leaves a file ".NAME" for each variable of E2B's own that is not
-// one of told already, and takes away those of a former identity.
+// writeFacts writes a file ".NAME" for each E2B variable in envs that told does not
+// have with the same value, and removes those of the previous identity.
 func (s *Server) writeFacts(ctx context.Context, told, envs map[string]string) error {
 	dir := s.conf.RunDir
 	if dir == "" {

@@ -18,67 +18,68 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Init is the first process of a sandbox. It keeps the guest's server and
-// the sandbox's services running and waits for every process that lost its
-// parent, as the kernel expects of the first one.
+// An Init is the first process of a sandbox. It restarts the guest's server and the
+// sandbox's services when they end, and waits for orphaned processes, as the kernel
+// expects of process 1.
 //
-// It does as little as it can: if it ends, so does the sandbox.
+// It does as little as possible, since the sandbox ends with it.
 type Init struct {
-	// Server is the command line of the guest's server. It runs as root, with
-	// the environment of this process.
+	// Server is the command line of the guest's server. It runs as root with the
+	// environment of this process.
 	Server []string
-	// ServicesFile lists the services, one command line a line, split at
-	// blanks; "#" starts a comment. It need not exist.
+	// ServicesFile lists the services, one command line per line, split at spaces.
+	// "#" starts a comment. The file may be missing.
 	ServicesFile string
 	// User runs the services.
 	User string
 	// Path is the services' PATH. Empty means Debian's default.
 	Path string
 	// MaxProcesses bounds the processes and threads of services. Zero means no
-	// bound. It is the same limit as the server's: they share a cgroup.
+	// bound. It is the same limit as the server's: RLIMIT_NPROC counts per user.
 	MaxProcesses int64
-	// GenerationFile gets a random line before anything else starts, see
+	// GenerationFile receives a random line before anything else is started, see
 	// [Config.GenerationFile]. Empty means none.
 	GenerationFile string
-	// Log is told about starts and ends.
+	// Log records starts and ends.
 	Log *slog.Logger
 }
 
-// StateVariable names, in the server's environment, the descriptor of what it
-// must remember, see [Config.State].
+// StateVariable is the environment variable with the number of the descriptor for
+// [Config.State].
 const StateVariable = "POSTERN_STATE_FD"
 
-// The backoff of what keeps dying: doubled from the first to the last, and
-// back to the first after it has run for as long as settled.
+// The backoff of a process that keeps ending: doubled from first to last, and reset
+// after it has run for settled.
 const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 30 * time.Second
 	settled      = 60 * time.Second
 )
 
-// A child is a process that is started again when it ends.
+// A child is a process that is restarted when it ends.
 type child struct {
 	name    string
 	start   func() (pid int, err error)
-	pid     int       // 0 when it does not run
-	since   time.Time // of its start
+	pid     int       // 0 if it does not run
+	since   time.Time // of its last start
 	backoff time.Duration
-	due     time.Time // when to start it, if it does not run
+	due     time.Time // when to start it again
 }
 
-// Run runs until ctx is done, then ends all processes of the sandbox.
+// Run starts and watches the processes until ctx is done, then ends all processes
+// of the sandbox.
 func (i *Init) Run(ctx context.Context) error {
 	if len(i.Server) == 0 {
 		return errors.New("start init: no command for the server")
 	}
 	if os.Getpid() != 1 {
-		// In tests: adopt orphans as the first process would.
+		// Only in tests, where it is not process 1: adopt orphans.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return fmt.Errorf("become a subreaper: %w", err)
 		}
 	}
-	// Services look at it when they start, so it is there before they are; and
-	// one that is there can be written over when the disk is full.
+	// Services read it when they start, so it must exist by then. An existing file
+	// can be overwritten even if the disk is full later.
 	if err := replaceFile(i.GenerationFile, newGeneration(), 0o644); err != nil {
 		i.Log.ErrorContext(ctx, "cannot write generation", "error", err)
 	}
@@ -96,7 +97,7 @@ func (i *Init) Run(ctx context.Context) error {
 	}}}
 	services, err := i.services(spawn)
 	if err != nil {
-		// The server still has to come up: somebody must be able to look.
+		// Start the server in any case, so that the sandbox can be examined.
 		i.Log.ErrorContext(ctx, "cannot read services", "error", err)
 	}
 	children = append(children, services...)
@@ -116,7 +117,8 @@ func (i *Init) Run(ctx context.Context) error {
 	}
 }
 
-// startDue starts what is to run and returns when to look again at the latest.
+// startDue starts the processes that are due, and returns how long to wait until
+// the next one is.
 func (i *Init) startDue(children []*child, now time.Time) time.Duration {
 	next := time.Minute
 	for _, c := range children {
@@ -140,7 +142,7 @@ func (i *Init) startDue(children []*child, now time.Time) time.Duration {
 	return next
 }
 
-// fail sets when to start c again.
+// fail schedules the next start of c.
 func (c *child) fail(now time.Time) {
 	if c.backoff == 0 || (!c.since.IsZero() && now.Sub(c.since) > settled) {
 		c.backoff = firstBackoff
@@ -150,7 +152,7 @@ func (c *child) fail(now time.Time) {
 	c.pid, c.since, c.due = 0, time.Time{}, now.Add(c.backoff)
 }
 
-// reap waits for every process that has ended, ours or orphaned.
+// reap waits for all processes that have ended, children and orphans.
 func (i *Init) reap(children []*child) {
 	for {
 		var st unix.WaitStatus
@@ -170,9 +172,9 @@ func (i *Init) reap(children []*child) {
 	}
 }
 
-// shutdown asks all processes to end, then ends them.
+// shutdown sends SIGTERM to all processes, and SIGKILL after a while.
 func (i *Init) shutdown(children []*child) error {
-	// As the first process, -1 is the whole sandbox; in a test it would be the
+	// For process 1, -1 means the whole sandbox. In a test it would be the whole
 	// machine.
 	send := func(sig unix.Signal) {
 		if os.Getpid() == 1 {
@@ -224,7 +226,7 @@ func (i *Init) services(spawn *spawner) ([]*child, error) {
 	return list, nil
 }
 
-// parseServices reads command lines, which must start with an absolute path.
+// parseServices parses command lines, which must begin with an absolute path.
 func parseServices(r io.Reader) ([][]string, error) {
 	var list [][]string
 	sc := bufio.NewScanner(r)
@@ -242,8 +244,8 @@ func parseServices(r io.Reader) ([][]string, error) {
 	return list, sc.Err()
 }
 
-// startService starts a service inside the limit, as its user. What it writes
-// goes where this process's own log goes.
+// startService starts a service as its user, within the process limit. Its output
+// goes to the log of this process.
 func (i *Init) startService(spawn *spawner, a account, args []string) (int, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {

@@ -12,26 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Processes of users are started inside one limit: RLIMIT_NPROC, which gVisor
-// enforces for each user, also for root. It binds whoever has neither
-// CAP_SYS_ADMIN nor CAP_SYS_RESOURCE, so these are taken from all that is
-// started, for good: out of the bounding set, so that sudo does not give them
-// back. The set counts when a program is executed; the guest keeps what it has.
+// Processes of users run under one limit: RLIMIT_NPROC, which gVisor enforces per
+// user, also for root. It does not apply to processes with CAP_SYS_ADMIN or
+// CAP_SYS_RESOURCE. So these are removed from the bounding set of everything that
+// is started, so that sudo cannot restore them. The bounding set takes effect when
+// a program is executed; the guest itself keeps its capabilities.
 //
-// The guest itself must be above it: Go's runtime ends a program that cannot
-// have another thread, so under root's limit a fork bomb of root's would take
-// the guest with it, and then the sandbox. So whoever starts a sandbox grants
-// the first process CAP_SYS_RESOURCE, and CAP_SETPCAP to take it from the
-// others.
+// The guest must be exempt from the limit. Go's runtime ends a program that cannot
+// create a thread, so a fork bomb of root would end the guest, and with it the
+// sandbox. So the runtime grants the first process CAP_SYS_RESOURCE, and
+// CAP_SETPCAP to remove it from the others.
 //
-// What was tried and dropped: gVisor's own pids cgroup. It needs CAP_SYS_ADMIN,
-// its version 1 charges one hierarchy of a task picked at random, and at its
-// limit no client can start a command either.
+// Tried and dropped: gVisor's pids cgroup. It needs CAP_SYS_ADMIN, its version 1
+// charges one hierarchy of a task picked at random, and at its limit clients cannot
+// start commands either.
 
-// prepareServer makes all that this process starts from now on ordinary. It is
-// done to all of its threads, which works without cgo only, as the guest is
-// built: to hand each start to a thread of its own, as the first process does,
-// costs more than much of the start itself.
+// prepareServer removes the extra rights from everything that this process starts
+// from now on. It changes all of its threads, which works only without cgo; the
+// guest is built without. The first process hands each start to a dedicated thread
+// instead, which costs more than much of the start itself.
 func prepareServer(log *slog.Logger, most int64) {
 	if err := closeOnExec(); err != nil {
 		log.Error("cannot keep open files from processes", "error", err)
@@ -51,19 +50,19 @@ func limitProcesses(log *slog.Logger, most int64) {
 		return
 	}
 	lim := unix.Rlimit{Cur: uint64(most), Max: uint64(most)}
-	// For this process too: it is inherited.
+	// It also applies to this process, and is inherited.
 	if err := unix.Setrlimit(unix.RLIMIT_NPROC, &lim); err != nil {
 		log.Error("cannot limit processes", "error", err)
 	}
 }
 
-// A spawner starts services for the first process, which itself must go on
-// starting the server with everything.
+// A spawner starts services for the first process, which itself must keep its
+// capabilities for the server.
 type spawner struct {
 	jobs chan func()
 	once sync.Once
 	log  *slog.Logger
-	max  int64 // 0: no limit
+	max  int64 // 0 means no limit
 }
 
 func newSpawner(log *slog.Logger, max int64) *spawner {
@@ -82,7 +81,7 @@ func (s *spawner) prepare() {
 	})
 }
 
-// start is os.StartProcess inside the limit.
+// start is os.StartProcess within the limit.
 func (s *spawner) start(path string, args []string, attr *os.ProcAttr) (*os.Process, error) {
 	s.prepare()
 	var p *os.Process
@@ -97,8 +96,8 @@ func (s *spawner) start(path string, args []string, attr *os.ProcAttr) (*os.Proc
 	return p, err
 }
 
-// run forks for start. Its thread has no capability to give on, and never does
-// anything else.
+// run forks for start, on a thread without the capabilities, which does nothing
+// else.
 func (s *spawner) run(ready chan<- struct{}) {
 	runtime.LockOSThread()
 	drop := func(c uintptr) unix.Errno {
@@ -110,14 +109,14 @@ func (s *spawner) run(ready chan<- struct{}) {
 	}
 	limitProcesses(s.log, s.max)
 	close(ready)
-	for f := range s.jobs { // it lasts as long as the first process
+	for f := range s.jobs { // ends with the first process
 		f()
 	}
 }
 
-// closeOnExec keeps what this process was started with, beyond its standard
-// streams, from the processes that it starts: a directory of the host's that a
-// runtime forgot to close would be a way out of the sandbox.
+// closeOnExec marks all descriptors beyond standard error as close-on-exec. If a
+// runtime forgot to close a directory of the host, a process with it could leave
+// the sandbox.
 func closeOnExec() error {
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -131,8 +130,8 @@ func closeOnExec() error {
 	return nil
 }
 
-// dropCapabilities takes what would lift RLIMIT_NPROC out of the bounding set,
-// by a call of drop for each capability that is in it.
+// dropCapabilities calls drop for each capability in the bounding set that is
+// exempt from RLIMIT_NPROC.
 func dropCapabilities(drop func(capability uintptr) unix.Errno) error {
 	for _, c := range []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE} {
 		if in, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err == nil && in == 0 {

@@ -12,17 +12,17 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-// The bounds of the guest's log. Whoever may start processes could otherwise
-// fill the host's disk with the news of it.
+// The limits of the guest's log. Without them a client that starts processes in a
+// loop could fill the host's disk.
 const (
-	logRate   = 20  // lines a second, on average
+	logRate   = 20  // lines per second on average
 	logBurst  = 200 // lines at once
-	maxLogged = 512 // bytes of a command line; with all else, a line stays one write
+	maxLogged = 512 // bytes of a command line; with everything else a line is written at once
 )
 
-// NewLog returns the guest's log: one JSON object a line, with timestamp,
-// level, logger and message, as E2B's clients read it. What is too much is left
-// out and counted.
+// NewLog returns the guest's log. Each line is a JSON object with timestamp, level,
+// logger and message, as E2B's clients expect. Lines beyond the limits are dropped
+// and counted.
 func NewLog(w io.Writer) *slog.Logger {
 	h := slog.NewJSONHandler(w, &slog.HandlerOptions{ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) > 0 {
@@ -42,10 +42,10 @@ func NewLog(w io.Writer) *slog.Logger {
 	return slog.New(&limitedHandler{Handler: h, limit: &limit{tokens: logBurst}})
 }
 
-// A limitedHandler drops what comes faster than the bounds.
+// A limitedHandler drops records beyond the rate limit.
 type limitedHandler struct {
 	slog.Handler
-	limit *limit // shared with those derived from this one
+	limit *limit // shared with derived handlers
 }
 
 type limit struct {
@@ -55,12 +55,12 @@ type limit struct {
 	dropped int
 }
 
-// take reports whether a line may be written at now, and how many were not
-// since the last that was.
+// take reports whether a line may be written at now, and how many were dropped
+// since the last one.
 func (l *limit) take(now time.Time) (ok bool, dropped int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if passed := now.Sub(l.at).Seconds(); passed > 0 { // it may be negative: the clock is set after a restore
+	if passed := now.Sub(l.at).Seconds(); passed > 0 { // negative if the clock was set back after a restore
 		l.tokens = min(l.tokens+passed*logRate, logBurst)
 	}
 	l.at = now
@@ -112,7 +112,7 @@ func (s *Server) logEnd(p *process, ran time.Duration) {
 	s.processLog.Info("process ended", attrs...)
 }
 
-// commandLine is what a process was started with, for people to read.
+// commandLine returns the command line of a process for people to read.
 func commandLine(c *processpb.ProcessConfig) string {
 	var b strings.Builder
 	b.WriteString(cut(c.GetCmd()))
@@ -125,7 +125,7 @@ func commandLine(c *processpb.ProcessConfig) string {
 	return cut(b.String())
 }
 
-// cut shortens s to what is logged and says so.
+// cut shortens s for the log.
 func cut(s string) string {
 	if len(s) <= maxLogged {
 		return s

@@ -14,34 +14,34 @@ import (
 )
 
 const (
-	// reserveShare and the bounds after it are how much of the sandbox's memory
-	// is kept free: a sixteenth, between the bounds.
+	// reserveShare and the two bounds say how much of the sandbox's memory is kept
+	// free: a sixteenth, within the bounds.
 	reserveShare = 16
 	minReserve   = 24 << 20
 	maxReserve   = 128 << 20
 
-	// fastest is how quickly we expect a sandbox to take memory, in bytes a
-	// second. The watcher looks again before that could have used up what is
-	// free.
+	// fastest is the assumed maximum rate, in bytes per second, at which a sandbox
+	// allocates memory. The watcher checks again before the free memory could be
+	// used up at that rate.
 	fastest = 2 << 30
 
-	// longestLook is how long the watcher looks away at most. Each look wakes
-	// an idle sandbox, which costs the host more than the look itself.
+	// longestLook is the longest interval between two checks. Each check wakes an
+	// idle sandbox, which costs the host more than the check itself.
 	longestLook = time.Second
 
-	// hopelessLook is when it looks again if there was nobody to kill.
+	// hopelessLook is the interval if there was no process to kill.
 	hopelessLook = 250 * time.Millisecond
 )
 
-// A memoryWatch is how the guest sees and frees memory.
+// A memoryWatch watches and frees the sandbox's memory.
 type memoryWatch struct {
 	log   *slog.Logger
-	total int64               // bytes that the sandbox may use; zero means that nobody watches
+	total int64               // bytes of the sandbox; zero means that it is not watched
 	used  func() int64        // bytes in use
 	proc  string              // /proc
-	spare map[int]struct{}    // processes that must live
-	mark  func(session int)   // notes that a process of that session is killed for memory
-	kill  func(pid int) error // ends a process at once
+	spare map[int]struct{}    // processes that must not be killed
+	mark  func(session int)   // notes that a process of the session is killed for memory
+	kill  func(pid int) error // kills a process
 }
 
 func (s *Server) newMemoryWatch() *memoryWatch {
@@ -52,11 +52,11 @@ func (s *Server) newMemoryWatch() *memoryWatch {
 	}
 }
 
-// run kills the largest process of users when the sandbox is about to
-// run out of memory, until ctx is done. Otherwise the host would: it can only
-// end the sandbox as a whole, the guest with it.
+// run kills the largest process of users when the sandbox is about to run out of
+// memory, until ctx is done. Otherwise the host would end the whole sandbox,
+// including the guest.
 //
-// The closer the end, the more often it looks.
+// It checks more often the less memory is free.
 func (m *memoryWatch) run(ctx context.Context) {
 	if m.total <= 0 {
 		return
@@ -67,7 +67,7 @@ func (m *memoryWatch) run(ctx context.Context) {
 		if free < 0 {
 			wait = 0
 			if !m.free(ctx, -free) {
-				wait = hopelessLook // but somebody may come
+				wait = hopelessLook // another process may appear
 			}
 		}
 		select {
@@ -78,14 +78,13 @@ func (m *memoryWatch) run(ctx context.Context) {
 	}
 }
 
-// reserveOf is what is kept free of a total, in bytes.
+// reserveOf returns how many bytes of total are kept free.
 func reserveOf(total int64) int64 {
 	return min(max(total/reserveShare, minReserve), maxReserve, total/4)
 }
 
-// usedMemory returns the bytes that the sandbox uses. It asks by a system
-// call: for /proc/meminfo gVisor looks at each page, which took a hundredth of a
-// core when it was done four times a second.
+// usedMemory returns the bytes in use. It uses sysinfo(2): for /proc/meminfo gVisor
+// looks at each page, which at four times a second took a hundredth of a core.
 func usedMemory() int64 {
 	var si unix.Sysinfo_t
 	if unix.Sysinfo(&si) != nil {
@@ -94,12 +93,12 @@ func usedMemory() int64 {
 	return int64(si.Totalram-si.Freeram) * int64(si.Unit)
 }
 
-// smallest is the size below which killing a process helps nobody: then files
-// in memory hold it, and only the disk's limit or their owner can help.
+// smallest is the size below which killing a process does not help: the memory is
+// then held by files, which only the disk limit or their owner can remove.
 const smallest = 4 << 20
 
-// free kills processes, the largest first, until they held want bytes,
-// and waits a moment for them to be gone. It reports whether it killed any.
+// free kills processes, largest first, until they held want bytes together, and
+// waits a moment for them to end. It reports whether it killed any.
 func (m *memoryWatch) free(ctx context.Context, want int64) bool {
 	type victim struct {
 		procStat
@@ -116,7 +115,7 @@ func (m *memoryWatch) free(ctx context.Context, want int64) bool {
 	}
 	slices.SortFunc(list, func(a, b victim) int { return cmp.Compare(b.rss, a.rss) })
 	var killed []int
-	var held int64 // by the killed
+	var held int64 // of the killed processes
 	for _, v := range list {
 		if want <= 0 {
 			break
@@ -129,9 +128,9 @@ func (m *memoryWatch) free(ctx context.Context, want int64) bool {
 			killed = append(killed, v.pid)
 		}
 	}
-	// Looking again before they are gone, and before the kernel has counted what
-	// they held as free, would kill others for their memory. Unless somebody
-	// else takes more meanwhile.
+	// If the next check came before they have ended and their memory counts as
+	// free, it would kill others for the same memory. But stop waiting if usage
+	// rises.
 	before := m.used()
 	for range 50 {
 		now := m.used()
@@ -148,7 +147,7 @@ func (m *memoryWatch) free(ctx context.Context, want int64) bool {
 	return len(killed) > 0
 }
 
-// guestPids are the ones that must live: the guest and its init.
+// guestPids returns the processes that must not be killed: the guest and its init.
 func guestPids() map[int]struct{} {
 	return map[int]struct{}{1: {}, os.Getpid(): {}, os.Getppid(): {}}
 }
@@ -166,7 +165,7 @@ func (m *memoryWatch) resident(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// markOOM notes why the process of that session will have failed.
+// markOOM marks the process of that session as killed for memory.
 func (t *processTable) markOOM(session int) {
 	t.mu.Lock()
 	p := t.running[session]

@@ -13,26 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file's metadata is what a client said of it when it wrote it. It is kept
-// in the file's extended attributes, so that it goes where the file goes and
-// programs inside can read and set it too.
+// A file's metadata is what a client sent with it. It is stored in extended
+// attributes of the file, so that it moves with the file and programs inside can
+// read and set it, too.
 const (
 	metadataHeader = "X-Metadata-"
 	metadataAttr   = "user.e2b."
 
-	// maxMetadata bounds what one answer tells of metadata, in bytes: code
-	// inside may have left 64 KiB at each of many files.
+	// maxMetadata bounds the metadata in one response, in bytes: code inside can
+	// attach 64 KiB to each of many files.
 	maxMetadata = 8 << 20
 )
 
-// headerMetadata returns the metadata of a request, nil if it has none. Keys
-// are in lower case, since names of header fields have no case.
+// headerMetadata returns the metadata in a request's header, or nil if there is
+// none. Keys are lower case, since header names are case-insensitive.
 func headerMetadata(h http.Header) (map[string]string, error) {
 	var meta map[string]string
 	for name, values := range h {
 		key, ok := strings.CutPrefix(name, metadataHeader)
 		if !ok {
-			// Not canonical if it has a character that HTTP has no case for.
+			// The name is not in canonical form if it has an unusual character.
 			if len(name) < len(metadataHeader) || !strings.EqualFold(name[:len(metadataHeader)], metadataHeader) {
 				continue
 			}
@@ -56,8 +56,8 @@ func headerMetadata(h http.Header) (map[string]string, error) {
 	return meta, nil
 }
 
-// setMetadata replaces the metadata of a file. It is called with the rights of
-// who asks: the kernel checks them at each call and not when f was opened.
+// setMetadata replaces the metadata of a file. The caller has taken the user's
+// rights: the kernel checks them at each call, not when f was opened.
 func setMetadata(f *os.File, meta map[string]string) error {
 	fd := int(f.Fd())
 	old, err := attrs(func(b []byte) (int, error) { return unix.Flistxattr(fd, b) })
@@ -87,8 +87,8 @@ func setMetadata(f *os.File, meta map[string]string) error {
 	return nil
 }
 
-// metadata returns that of path, as far as it fits into *room bytes. What
-// cannot be read is left out: it is not what the caller asked for.
+// metadata returns the metadata of path that fits into *room bytes. Unreadable
+// attributes are left out.
 func metadata(path string, room *int) map[string]string {
 	names, err := attrs(func(b []byte) (int, error) { return unix.Listxattr(path, b) })
 	if err != nil || len(names) == 0 {
@@ -108,7 +108,7 @@ func metadata(path string, room *int) map[string]string {
 	return meta
 }
 
-// attrs returns the names of a file's attributes that are metadata.
+// attrs returns the names of a file's attributes that hold metadata.
 func attrs(list func([]byte) (int, error)) ([]string, error) {
 	b, err := whole(list)
 	if err != nil {
@@ -123,7 +123,8 @@ func attrs(list func([]byte) (int, error)) ([]string, error) {
 	return names, nil
 }
 
-// whole calls a system call that fills a buffer with one that is large enough.
+// whole calls a system call that fills a buffer, with a buffer that is large
+// enough.
 func whole(f func([]byte) (int, error)) ([]byte, error) {
 	for b := make([]byte, 512); ; b = make([]byte, 16*len(b)) {
 		n, err := f(b)
@@ -137,6 +138,6 @@ func whole(f func([]byte) (int, error)) ([]byte, error) {
 	}
 }
 
-// utf8 makes text of a name that a hostile process chose: protobuf refuses a
-// message with anything else, and with it all that it says of other files.
+// utf8 makes a name of a hostile process valid UTF-8. Protobuf refuses a message
+// with other text, and with it the description of all other files.
 func utf8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ticksPerSecond is the unit of times in /proc on every Linux that Go knows.
+// ticksPerSecond is the unit of times in /proc on all Linux ports of Go.
 const ticksPerSecond = 100
 
-// A procStat is what /proc/PID/stat says of a process.
+// A procStat is a parsed /proc/PID/stat.
 type procStat struct {
 	pid, parent, session int
-	ticks                int64 // CPU time, with that of children that were waited for
+	ticks                int64 // CPU time, including children that were waited for
 }
 
-// readProcs returns all processes of the sandbox, as proc says, which is /proc.
+// readProcs reads all processes in proc, which is /proc except in tests.
 func readProcs(proc string) []procStat {
 	dirs, _ := filepath.Glob(proc + "/[0-9]*")
 	list := make([]procStat, 0, len(dirs))
@@ -36,9 +36,9 @@ func readProcs(proc string) []procStat {
 	return list
 }
 
-// parseStat reads a line of /proc/PID/stat. The second field is the process's
-// name in parentheses, which the process chooses: it may hold blanks and
-// parentheses, so the fields are counted from the last one.
+// parseStat parses a line of /proc/PID/stat. The second field is the process's name
+// in parentheses, which the process chooses. It may contain spaces and parentheses,
+// so fields are counted from the last parenthesis.
 func parseStat(line string) (procStat, bool) {
 	open, shut := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if open < 0 || shut < open {
@@ -56,7 +56,7 @@ func parseStat(line string) (procStat, bool) {
 	}, true
 }
 
-// A cpuMeter says how busy the sandbox was since it was last asked.
+// A cpuMeter measures the CPU usage since the previous call.
 type cpuMeter struct {
 	mu    sync.Mutex
 	at    time.Time
@@ -64,12 +64,12 @@ type cpuMeter struct {
 	pct   float64
 }
 
-// percent returns the used share of all CPUs, 100 for all of them.
+// percent returns the usage of all CPUs together, from 0 to 100.
 func (m *cpuMeter) percent(now time.Time) float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	elapsed := now.Sub(m.at).Seconds()
-	if elapsed < 0.2 { // too short to divide by
+	if elapsed < 0.2 { // too short to measure
 		return m.pct
 	}
 	var ticks int64
@@ -84,7 +84,7 @@ func (m *cpuMeter) percent(now time.Time) float64 {
 	return m.pct
 }
 
-// metrics is the answer of GET /metrics.
+// metrics is the response to GET /metrics.
 type metrics struct {
 	TS          int64   `json:"ts"` // Unix seconds
 	CPUCount    int     `json:"cpu_count"`

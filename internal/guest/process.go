@@ -21,37 +21,37 @@ import (
 
 const (
 	chunk = 32 << 10 // bytes of output in one event
-	queue = 4        // events that wait for a client before the process has to
+	queue = 4        // events that wait for a client before the process does
 )
 
-// A process is one that a client started. It is in a session and process group
-// of its own, whose number is its pid.
+// A process was started by a client. It is the leader of a session and process
+// group of its own, so their number is its PID.
 //
 //	running ── exited ── ended
 //
-// It has exited when its main process has, and ended when in addition nobody
-// holds its output any more: only then is there nothing left to tell, and the
-// end event is sent. (What was put into the background with its output
-// attached keeps it exited, as with E2B's own guest.)
+// It has exited when its main process has. It has ended when, in addition, no
+// process holds its output any more: only then is there nothing left to send, and
+// the end event is sent. A background process with the output attached keeps it in
+// state exited, as in E2B's own guest.
 type process struct {
 	pid    int
 	config *processpb.ProcessConfig
 	tag    *string
 
-	input   *os.File      // the pipe or terminal to write to, nil without one
-	writing chan struct{} // holds one token while somebody writes to input
-	tty     *os.File      // the terminal's master, nil without one
+	input   *os.File      // pipe or terminal to write to; nil if there is none
+	writing chan struct{} // mutex for input that can be waited for with a context
+	tty     *os.File      // master of the terminal; nil if there is none
 	outputs []output
 
 	mu     sync.Mutex
-	kill   *time.Timer // for the deadline of the call that started it; nil without one
+	kill   *time.Timer // fires at the deadline of the call that started it; nil if there is none
 	subs   map[*subscriber]struct{}
 	exited bool
 	oom    bool // the guest killed one of its processes for memory
 	end    *processpb.ProcessEvent_EndEvent
 }
 
-// An output is one of the streams that a process writes to.
+// An output is a stream that a process writes to.
 type output struct {
 	file *os.File
 	wrap func([]byte) *processpb.ProcessEvent_DataEvent
@@ -60,10 +60,10 @@ type output struct {
 // A subscriber is a client that is attached to a process.
 type subscriber struct {
 	events chan *processpb.ProcessEvent
-	left   chan struct{} // closed when the client has gone
+	left   chan struct{} // closed when the client has disconnected
 }
 
-// A start says what to run, as whom, and with what.
+// A start is the description of a process to start.
 type start struct {
 	config   *processpb.ProcessConfig
 	tag      *string
@@ -71,14 +71,14 @@ type start struct {
 	env      []string
 	dir      string
 	stdin    bool
-	size     *pty.Winsize // a terminal of this size; nil for pipes
-	deadline time.Time    // when to kill it; zero for never
+	size     *pty.Winsize // size of the terminal; nil means pipes
+	deadline time.Time    // when to kill it; zero means never
 }
 
-// launch starts a process with its first subscriber attached, so that the
-// client misses nothing.
+// launch starts a process with a first subscriber attached, who gets all of its
+// output.
 func (s *Server) launch(st start) (*process, *subscriber, error) {
-	// The guest forks as root, which RLIMIT_NPROC does not bind.
+	// The guest forks as root, to which RLIMIT_NPROC does not apply.
 	if most := s.conf.MaxProcesses; most > 0 && int64(s.table.count()) >= most {
 		return nil, nil, startError(unix.EAGAIN, most)
 	}
@@ -113,8 +113,8 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	child, err := os.StartProcess(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...), attr)
 	if err != nil {
 		p.close()
-		// Only now: to look before is an error less in a hundred starts, and time
-		// in each.
+		// Check only after a failure: checking before would cost time at every
+		// start.
 		if derr := as(st.account, func() error { return checkDir(st.dir) }); derr != nil {
 			return nil, nil, derr
 		}
@@ -136,7 +136,8 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	return p, sub, nil
 }
 
-// open makes the pipes or the terminal of a process and returns its ends.
+// open creates the pipes or the terminal of a process and returns the process's
+// ends.
 func (p *process) open(st start) (theirs []*os.File, err error) {
 	if st.size != nil {
 		master, slave, err := openTerminal()
@@ -148,8 +149,8 @@ func (p *process) open(st start) (theirs []*os.File, err error) {
 			return &processpb.ProcessEvent_DataEvent{Output: &processpb.ProcessEvent_DataEvent_Pty{Pty: b}}
 		}}}
 		theirs = []*os.File{slave}
-		// Its user may open it again by name, as programs that ask for a
-		// password do.
+		// The user must own it: programs that ask for a password open it again by
+		// name.
 		return theirs, errors.Join(slave.Chown(int(st.account.uid), -1), pty.Setsize(master, st.size))
 	}
 	if st.stdin {
@@ -184,8 +185,8 @@ func (p *process) open(st start) (theirs []*os.File, err error) {
 	return theirs, nil
 }
 
-// openTerminal makes a terminal whose master's reads can be given a deadline:
-// the one of package pty blocks.
+// openTerminal opens a terminal whose master supports read deadlines; the one of
+// package pty does not.
 func openTerminal() (master, slave *os.File, err error) {
 	blocking, slave, err := pty.Open()
 	if err != nil {
@@ -203,8 +204,8 @@ func openTerminal() (master, slave *os.File, err error) {
 	return os.NewFile(uintptr(fd), "ptmx"), slave, nil
 }
 
-// checkDir says what is wrong with a directory to start in, with the rights of
-// who asks.
+// checkDir returns the reason why a process cannot start in a directory, with the
+// user's rights.
 func checkDir(dir string) error {
 	switch fi, err := os.Stat(dir); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -217,8 +218,7 @@ func checkDir(dir string) error {
 	return nil
 }
 
-// findCommand returns the path of a program that is in PATH, with the rights of
-// who will run it.
+// findCommand looks up a program in PATH with the user's rights.
 func findCommand(st start) (path string, err error) {
 	err = as(st.account, func() error {
 		if err := checkDir(st.dir); err != nil {
@@ -245,7 +245,7 @@ func invalid(format string, args ...any) error {
 	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
 }
 
-// startError says what a failed fork or exec means for the client.
+// startError converts the error of a failed fork or exec for the client.
 func startError(err error, max int64) error {
 	switch {
 	case errors.Is(err, unix.EAGAIN) && max > 0:
@@ -258,17 +258,17 @@ func startError(err error, max int64) error {
 	return fmt.Errorf("start process: %w", err)
 }
 
-// close closes our ends.
+// close closes our ends of input and output.
 func (p *process) close() {
 	for _, o := range p.outputs {
 		o.file.Close()
 	}
 	if p.input != nil {
-		p.input.Close() // also wakes whoever is writing
+		p.input.Close() // also wakes a blocked writer
 	}
 }
 
-// wait sees the process to its end.
+// wait waits for the end of the process.
 func (p *process) wait(child *os.Process) {
 	var readers sync.WaitGroup
 	for _, o := range p.outputs {
@@ -282,8 +282,8 @@ func (p *process) wait(child *os.Process) {
 	}
 	p.mu.Unlock()
 	if p.tty != nil {
-		// A terminal has no end that tells us that nobody writes any more. What
-		// is in it is read, then it is closed and hangs up on who is left.
+		// A terminal does not report that all writers have closed it. So read what
+		// is in it, then close it, which hangs up on the remaining processes.
 		p.drain()
 	}
 	readers.Wait()
@@ -291,14 +291,14 @@ func (p *process) wait(child *os.Process) {
 	p.close()
 }
 
-// clockStep is the most that a pause of the sandbox takes from a deadline.
+// clockStep is the most that a pause of the sandbox counts against a deadline.
 const clockStep = time.Second
 
-// expire kills the process when it has run for as long as it may. The time in
-// which the sandbox is paused does not count, as it does not with E2B: a
-// command with a minute to go that is paused for an hour has a minute to go. But
-// gVisor's clocks, also the monotonic one, jump over the pause. So the time is
-// taken in steps, and a step that took far longer than it should counts as one.
+// expire kills the process at its deadline. As in E2B, time in which the sandbox is
+// paused does not count: a command with a minute left before a pause of an hour has
+// a minute left after it. But all clocks in gVisor jump over a pause, also the
+// monotonic one. So the time is measured in steps, and a step that took far too
+// long counts as one.
 func (p *process) expire(left time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -315,8 +315,8 @@ func (p *process) expire(left time.Duration) {
 	})
 }
 
-// ranFor is for how long the sandbox ran while elapsed passed on the clock and
-// a timer was set to step. A busy machine may be late by some seconds.
+// ranFor returns how long the sandbox ran while elapsed passed on the clock and a
+// timer was set to step. A busy machine may be late by a few seconds.
 func ranFor(elapsed, step time.Duration) time.Duration {
 	if elapsed > step+5*time.Second {
 		return step
@@ -324,10 +324,10 @@ func ranFor(elapsed, step time.Duration) time.Duration {
 	return elapsed
 }
 
-// pump hands on what the process writes. It reads no more until every attached
-// client has room: so the guest holds a bounded amount and the process waits
-// for its slowest reader, as it would on a pipe. Without clients what is
-// written is dropped: the process must go on.
+// pump sends the output of the process to its clients. It reads on only when every
+// client has room, so that the guest buffers a bounded amount and the process waits
+// for its slowest reader, as with a pipe. Output without clients is dropped, since
+// the process must not block.
 func (p *process) pump(o output) {
 	buf := make([]byte, chunk)
 	for {
@@ -349,22 +349,21 @@ func (p *process) pump(o output) {
 		p.mu.Unlock()
 		if p.tty != nil && exited {
 			if err != nil {
-				return // drained
+				return // the terminal has been drained
 			}
 			p.drain()
 		}
 	}
 }
 
-// drain lets the terminal's reader stop when it has nothing to read for a
-// moment.
+// drain stops the terminal's reader once it has had nothing to read for a moment.
 func (p *process) drain() {
 	if p.tty.SetReadDeadline(time.Now().Add(50*time.Millisecond)) != nil {
 		p.tty.Close()
 	}
 }
 
-// publish waits until all attached clients have taken ev or gone.
+// publish waits until all attached clients have received ev or disconnected.
 func (p *process) publish(ev *processpb.ProcessEvent) {
 	p.mu.Lock()
 	subs := make([]*subscriber, 0, len(p.subs))
@@ -384,8 +383,8 @@ func (s *subscriber) send(ev *processpb.ProcessEvent) {
 	}
 }
 
-// subscribe attaches a client. The events end with the end event, at once if
-// the process has ended already.
+// subscribe attaches a client. Its events end with the end event, which comes at
+// once if the process has ended.
 func (p *process) subscribe() *subscriber {
 	s := &subscriber{events: make(chan *processpb.ProcessEvent, queue), left: make(chan struct{})}
 	p.mu.Lock()
@@ -398,7 +397,7 @@ func (p *process) subscribe() *subscriber {
 	return s
 }
 
-// unsubscribe detaches a client. The process goes on.
+// unsubscribe detaches a client. The process continues.
 func (p *process) unsubscribe(s *subscriber) {
 	p.mu.Lock()
 	delete(p.subs, s)
@@ -406,7 +405,7 @@ func (p *process) unsubscribe(s *subscriber) {
 	close(s.left)
 }
 
-// ended returns how the process has ended, nil if it has not.
+// ended returns the end event, or nil if the process has not ended.
 func (p *process) ended() *processpb.ProcessEvent_EndEvent {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -417,7 +416,7 @@ func endEvent(e *processpb.ProcessEvent_EndEvent) *processpb.ProcessEvent {
 	return &processpb.ProcessEvent{Event: &processpb.ProcessEvent_End{End: e}}
 }
 
-// finish tells all attached clients, and those who attach later, the end.
+// finish sends the end event to all clients, and keeps it for later ones.
 func (p *process) finish(state *os.ProcessState, err error) {
 	e := &processpb.ProcessEvent_EndEvent{ExitCode: -1}
 	message := ""
@@ -451,8 +450,8 @@ var (
 	errNoInput = errors.New("the process was started without input, or its input is closed")
 )
 
-// signal signals the process and all of its group: a shell's children too, who
-// would otherwise go on and hold its output.
+// signal signals the process group. A shell's children would otherwise continue and
+// keep its output open.
 func (p *process) signal(sig unix.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -467,8 +466,8 @@ func (p *process) signal(sig unix.Signal) error {
 	return nil
 }
 
-// write writes to the process's input. It waits while the process does not
-// read, until ctx is done.
+// write writes to the process's input. It blocks while the process does not read,
+// until ctx is done.
 func (p *process) write(ctx context.Context, b []byte) error {
 	if err := p.takeInput(ctx); err != nil {
 		return err
@@ -490,7 +489,7 @@ func (p *process) write(ctx context.Context, b []byte) error {
 	return fmt.Errorf("write to process %d: %w", p.pid, err)
 }
 
-// takeInput waits until nobody else writes. The caller gives the token back.
+// takeInput locks the input for writing. The caller unlocks it.
 func (p *process) takeInput(ctx context.Context) error {
 	if p.input == nil {
 		return errNoInput
@@ -503,8 +502,8 @@ func (p *process) takeInput(ctx context.Context) error {
 	}
 }
 
-// closeInput lets the process read the end of its input, after what is being
-// written. Closing it twice is not an error.
+// closeInput closes the input after the current write. Closing it twice is not an
+// error.
 func (p *process) closeInput(ctx context.Context) error {
 	if err := p.takeInput(ctx); err != nil {
 		return err

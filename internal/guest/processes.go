@@ -18,14 +18,14 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-// keptEnds is for how many ended processes a late Connect still hears the end.
+// keptEnds is how many ended processes Connect still reports the end of.
 const keptEnds = 256
 
-// A processTable knows the processes that clients started.
+// A processTable holds the processes that clients started.
 type processTable struct {
 	mu      sync.Mutex
-	running map[int]*process // by pid; those that have not ended
-	recent  []*process       // ended, the oldest first
+	running map[int]*process // by PID; not ended
+	recent  []*process       // ended, oldest first
 }
 
 func (t *processTable) init() { t.running = map[int]*process{} }
@@ -39,7 +39,7 @@ func (t *processTable) add(p *process) {
 func (t *processTable) ended(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.running[p.pid] == p { // else its number has been used again
+	if t.running[p.pid] == p { // otherwise the PID has been reused
 		delete(t.running, p.pid)
 	}
 	t.recent = append(t.recent, p)
@@ -65,7 +65,7 @@ func (t *processTable) list() []*process {
 	return list
 }
 
-// find returns the process that sel names, also one that has ended if late.
+// find returns the process that sel selects; with late also an ended one.
 func (t *processTable) find(sel *processpb.ProcessSelector, late bool) (*process, error) {
 	var match func(*process) bool
 	var name string
@@ -158,7 +158,8 @@ func (h *processes) readStart(ctx context.Context, req *connect.Request[processp
 			return start{}, err
 		}
 	}
-	// The deadline is the process's, and holds also if the client goes.
+	// The deadline belongs to the process, and applies also if the client
+	// disconnects.
 	st.deadline, _ = ctx.Deadline()
 	return st, nil
 }
@@ -186,7 +187,7 @@ func (h *processes) Connect(ctx context.Context, req *connect.Request[processpb.
 	})
 }
 
-// follow sends the events of p until its end, or until the client is gone.
+// follow sends the events of p until its end or until the client disconnects.
 func (p *process) follow(ctx context.Context, sub *subscriber, every time.Duration, send func(*processpb.ProcessEvent) error) error {
 	defer p.unsubscribe(sub)
 	first := &processpb.ProcessEvent{Event: &processpb.ProcessEvent_Start{Start: &processpb.ProcessEvent_StartEvent{Pid: uint32(p.pid)}}}
@@ -221,8 +222,8 @@ func contextError(ctx context.Context) error {
 	return connect.NewError(connect.CodeCanceled, ctx.Err())
 }
 
-// keepalive returns how often a silent stream must say something, from the
-// header in whole seconds that the clients set; 90 s without it.
+// keepalive returns the interval of keepalive events on a silent stream, from the
+// header in seconds that clients set. The default is 90 s.
 func keepalive(h http.Header) (time.Duration, error) {
 	v := h.Get("Keepalive-Ping-Interval")
 	if v == "" {
@@ -294,7 +295,7 @@ func (h *processes) StreamInput(ctx context.Context, stream *connect.ClientStrea
 	return connect.NewResponse(&processpb.StreamInputResponse{}), nil
 }
 
-// give writes an input message.
+// give writes an input message to the process.
 func (p *process) give(ctx context.Context, in *processpb.ProcessInput) error {
 	var b []byte
 	switch v := in.GetInput().(type) {

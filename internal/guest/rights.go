@@ -9,31 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unchanged is -1 where the kernel expects an id.
+// unchanged is -1, which the kernel takes for "no change" of an ID.
 const unchanged = ^uintptr(0)
 
-// as calls f on a thread whose effective identity is a's, so that the kernel
-// checks every path that f touches as it would for a's own processes. Checking
-// first and acting as root afterwards would be a race that a hostile process
-// wins by swapping a directory for a symbolic link in between.
+// as calls f on a thread with a's effective identity. So the kernel checks every
+// path that f uses as it would for a's processes. The attack: if root checked a
+// path and then used it, a hostile process could replace a directory by a symbolic
+// link in between.
 //
-// The real and the saved user stay root, so a's processes can neither signal
-// nor trace the thread, and it can come back. setfsuid would do less harm on
-// Linux, but gVisor has no such call. What f opens keeps a's rights wherever
-// it is used later; f must not start goroutines that touch files.
+// The real and the saved user stay root. So a's processes can neither signal nor
+// trace the thread, and the thread can change back. On Linux setfsuid would do, but
+// gVisor does not have it. Files that f opens keep a's rights wherever they are
+// used. f must not start goroutines that access files.
 func as(a account, f func() error) error {
 	if a.uid == 0 {
 		return f()
 	}
-	// The calling goroutine keeps its thread: handing f to another one costs
+	// The calling goroutine keeps its thread: handing f to another goroutine costs
 	// more than all of these calls.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer func() { // also if f panics
 		if becomeRoot() != nil {
-			// unreachable: the saved user is root. The thread would go on for others
-			// with a's rights, and whatever recovers from a panic would let it. So
-			// the program ends, and the first process starts another one.
+			// The saved user is root, so this cannot fail. If it did, the thread
+			// would serve other requests with a's rights, even after a recovered
+			// panic. So end the program; the first process starts another one.
 			os.Exit(1)
 		}
 	}()
@@ -43,9 +43,8 @@ func as(a account, f func() error) error {
 	return f()
 }
 
-// become gives the calling thread, and no other of the process, the effective
-// identity of a. The raw calls matter: the ones in package syscall change all
-// threads.
+// become gives the calling thread, and no other, a's effective identity. The
+// functions in package syscall would change all threads, so it uses raw calls.
 func become(a account) error {
 	if err := setGroups(a.more); err != nil {
 		return err

@@ -13,42 +13,40 @@ import (
 	"time"
 )
 
-// settings are what the host has said about the sandbox since it started. A
-// value is never changed once it is in use. It is what a [stateFile] holds.
+// settings are what the host has told the guest since the start. A value is never
+// modified once it is in use. A [stateFile] stores it.
 type settings struct {
-	Channel        []byte            `json:"channel"` // SHA-256 of the channel's token
+	Channel        []byte            `json:"channel"` // SHA-256 of the channel token
 	Envs           map[string]string `json:"envs,omitempty"`
 	DefaultUser    string            `json:"defaultUser"`
 	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
 	SandboxID      string            `json:"sandboxID,omitempty"`
-	At             time.Time         `json:"at"` // the host's time of the request that set them
+	At             time.Time         `json:"at"` // host's time of the request that set them
 }
 
 // An initRequest is the body of POST /init.
 type initRequest struct {
-	// EnvVars replaces the environment that all processes get. Absent leaves
-	// it as it is.
+	// EnvVars replaces the environment of all processes. Absent means no change.
 	EnvVars map[string]string `json:"envVars"`
-	// DefaultUser and DefaultWorkdir apply where a request names none. Absent
-	// leaves them as they are.
+	// DefaultUser and DefaultWorkdir apply to requests without a user or directory.
+	// Absent means no change.
 	DefaultUser    *string `json:"defaultUser"`
 	DefaultWorkdir *string `json:"defaultWorkdir"`
 	// Hostname is set if it is not empty.
 	Hostname string `json:"hostname"`
-	// Timestamp is the host's time. A request older than the last one applied
-	// changes nothing: retries may arrive late. That does not hold for one with
-	// a new channel: the old key, which the retry of such a request shows, is
-	// refused already, and the host's clock may have been set back since the
-	// snapshot was made.
+	// Timestamp is the host's time. A request older than the last applied one is
+	// ignored, since retries may arrive late. This does not apply to a request with
+	// a new channel: retries of it use the old token, which is refused anyway, and
+	// the host's clock may have been set back since the snapshot.
 	Timestamp time.Time `json:"timestamp"`
-	// ChannelSHA256 is the SHA-256, in hex, of the only token that is accepted
-	// from now on, also by another server process. Absent leaves it as it is.
+	// ChannelSHA256 is the SHA-256, in hex, of the only token accepted from now on,
+	// also by a restarted server. Absent means no change.
 	ChannelSHA256 string `json:"channelSHA256"`
-	// Restored says that the sandbox was restored from a snapshot, perhaps as
-	// another one: nothing that must be its own may be the snapshot's.
+	// Restored says that the sandbox was restored from a snapshot, possibly as
+	// another one. Then everything that must be unique is renewed.
 	Restored bool `json:"restored"`
-	// SandboxID and TemplateID say who it is now. They become E2B_SANDBOX_ID
-	// and E2B_TEMPLATE_ID unless EnvVars names these.
+	// SandboxID and TemplateID are the present IDs. They become E2B_SANDBOX_ID and
+	// E2B_TEMPLATE_ID, unless EnvVars has these.
 	SandboxID  string `json:"sandboxID"`
 	TemplateID string `json:"templateID"`
 }
@@ -62,7 +60,7 @@ func (s *Server) current() settings {
 	return s.settings
 }
 
-// check returns what is wrong with the request, nil if nothing is.
+// check returns an error if the request is malformed.
 func (req *initRequest) check() error {
 	for k, v := range req.EnvVars {
 		if err := checkEnv(k, v); err != nil {
@@ -93,7 +91,7 @@ func (req *initRequest) check() error {
 	return nil
 }
 
-// channelSum reads the SHA-256 of a channel's token.
+// channelSum parses the SHA-256 of a channel token.
 func channelSum(s string) ([]byte, error) {
 	sum, err := hex.DecodeString(s)
 	if err != nil || len(sum) != sha256.Size {
@@ -102,7 +100,7 @@ func channelSum(s string) ([]byte, error) {
 	return sum, nil
 }
 
-// apply returns the settings that the request makes of those until now.
+// apply returns the settings after the request.
 func (req *initRequest) apply(next settings) settings {
 	if req.EnvVars != nil {
 		next.Envs = req.EnvVars
@@ -126,7 +124,7 @@ func (req *initRequest) apply(next settings) settings {
 		next.SandboxID = req.SandboxID
 	}
 	if req.ChannelSHA256 != "" {
-		next.Channel, _ = channelSum(req.ChannelSHA256) // checked
+		next.Channel, _ = channelSum(req.ChannelSHA256) // checked before
 	}
 	if !req.Timestamp.IsZero() {
 		next.At = req.Timestamp
@@ -134,10 +132,10 @@ func (req *initRequest) apply(next settings) settings {
 	return next
 }
 
-// postInit is told by the host who the sandbox is. It may be repeated: with
-// the same body it has the same effect. A request that changes the channel is
-// answered on a connection that is then closed; if the answer is lost, the old
-// token is refused with 401, and the request may be repeated with the new one.
+// postInit sets the sandbox's identity for the host. It is idempotent. A request
+// that changes the channel is answered on a connection that is then closed. If the
+// answer is lost, a retry with the old token gets 401, and the host may repeat it
+// with the new one.
 func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 	var req initRequest
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInit))
@@ -156,8 +154,8 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	}
 	next := req.apply(was)
-	// A sandbox that waited in a pool is told again who it is when it gets an
-	// owner, who waits for the answer: what has been written need not be again.
+	// A pooled sandbox gets its identity again when it gets an owner, who waits for
+	// the answer. Files that have not changed are not written again.
 	told := settings{}
 	if was.SandboxID != "" && was.SandboxID == next.SandboxID && !req.Restored && req.Hostname == "" {
 		told = was
@@ -169,7 +167,8 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		// Every user may read it, as each has it in the environment anyway.
+		// Every user may read it, since each has these variables in the
+		// environment.
 		if err := errors.Join(s.writeFacts(r.Context(), told.Envs, next.Envs), s.leave(r.Context(), s.conf.EnvFile, string(b), 0o644)); err != nil {
 			return fmt.Errorf("write facts: %w", err)
 		}
@@ -194,8 +193,8 @@ func (s *Server) getEnvs(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, envs)
 }
 
-// environ returns the environment of a process of a: the sandbox's, then the
-// request's, the later ones winning. envs was checked by [checkEnv].
+// environ returns the environment for a process of a: the sandbox's, overridden by
+// the request's. The caller has checked envs with [checkEnv].
 func (s *Server) environ(a account, envs map[string]string) []string {
 	env := map[string]string{"PATH": s.conf.Path, "HOME": a.home, "USER": a.name, "LOGNAME": a.name}
 	maps.Copy(env, s.current().Envs)

@@ -11,33 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A stateFile keeps what the host has said over a restart of the guest's
-// server: without it, whoever kills the server would lock the host out, since
-// the channel's key of a restored sandbox is nowhere else.
+// A stateFile stores the host's settings across restarts of the guest's server.
+// Without it, killing the server would lock the host out, since the channel hash of
+// a restored sandbox is stored nowhere else.
 //
-// It is a file in memory without a name, which the first process holds and
-// hands to each server that it starts. So a full disk cannot keep the host from
-// saying who the sandbox is, and a boot begins without it. Processes of users
-// cannot reach it. Root's can, through /proc/1/fd, and may destroy it: then the
-// server knows the first key only, the host is locked out, and that sandbox
-// alone is lost. It is no secret either: a key's hash, and what the
-// environment of each process shows.
+// It is an unnamed file in memory, which the first process holds and passes to each
+// server. So it works with a full disk, and it is empty at a boot. Processes of
+// users cannot reach it. Those of root can, through /proc/1/fd, and may destroy it.
+// Then the server knows only the first key, the host is locked out, and that one
+// sandbox is lost. The content is not secret: a key's hash, and the environment
+// that each process has.
 //
-// It has two slots that are written in turn, each with a number and a
-// checksum, so that a server that dies while it writes leaves the other one.
+// It has two slots, which are written in turn, each with a sequence number and a
+// checksum. So a server that dies during a write leaves the other slot intact.
 type stateFile struct {
 	f   *os.File
-	seq uint64 // of the record that is valid
+	seq uint64 // sequence number of the valid record
 }
 
-// slotSize bounds a record: the environment's bound and room for the rest.
+// slotSize bounds a record: the limit for the environment, and as much for the
+// rest.
 const slotSize = 2 * maxInit
 
-// slotHeader is the number, the length and the SHA-256 of a record's content.
+// slotHeader holds sequence number, length and SHA-256 of a record's content.
 const slotHeader = 8 + 4 + sha256.Size
 
-// newStateFile makes an empty one. The descriptor is closed on exec: it is
-// given to a server by name.
+// newStateFile creates an empty one. It is close-on-exec, and passed to a server
+// explicitly.
 func newStateFile() (*os.File, error) {
 	fd, err := unix.MemfdCreate("postern-state", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -46,7 +46,7 @@ func newStateFile() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "postern-state"), nil
 }
 
-// load reads the newest whole record into v. It reports false if there is none.
+// load reads the newest valid record into v. It returns false if there is none.
 func (s *stateFile) load(v any) (bool, error) {
 	if s.f == nil {
 		return false, nil
@@ -77,7 +77,7 @@ func (s *stateFile) load(v any) (bool, error) {
 	}
 	if best == nil {
 		if damaged {
-			return false, errors.New("read state file: no record in it is whole")
+			return false, errors.New("read state file: it has no complete record")
 		}
 		return false, nil
 	}
@@ -87,7 +87,7 @@ func (s *stateFile) load(v any) (bool, error) {
 	return true, nil
 }
 
-// save writes v. When it returns, another server would load it.
+// save writes v. When it returns, a restarted server would load v.
 func (s *stateFile) save(v any) error {
 	if s.f == nil {
 		return nil

@@ -15,21 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PortHeader says, in the answer to a CONNECT that failed, what is wrong with
-// the port: "closed" if nothing listens on it.
+// PortHeader is set in the answer to a failed CONNECT: "closed" if nothing listens
+// on the port.
 const PortHeader = "X-Postern-Port"
 
-// maxTunnels bounds the tunnels that are open at a time.
+// maxTunnels bounds the open tunnels.
 const maxTunnels = 1024
 
-// tunnel joins the host to a port on the sandbox's loopback, where many
-// programs listen by default and where the sandbox's link does not lead:
+// tunnel connects the host to a port on the sandbox's loopback, where many programs
+// listen by default and which the link cannot reach:
 //
 //	CONNECT 127.0.0.1:PORT HTTP/1.1
 //
-// After 200 the connection is that to the port, byte for byte, with each
-// direction closed by itself. Nothing is kept here beyond the kernel's
-// buffers: who reads slowly holds who writes.
+// After status 200 the connection carries the port's bytes; each direction is
+// closed separately. The guest adds no buffering, so a slow reader slows down the
+// writer.
 func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 	port, err := tunnelPort(r.Host)
 	if err != nil {
@@ -59,23 +59,23 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("take over connection: %w", err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Time{}) // there was one for the headers
+	_ = c.SetDeadline(time.Time{}) // the header's deadline was set
 	if _, err := io.WriteString(c, "HTTP/1.1 200 Connected\r\n\r\n"); err != nil {
-		return nil // the host has left, nobody reads an answer
+		return nil // the host has disconnected
 	}
 	here, ok := c.(*conn)
 	if !ok {
-		return nil // unreachable: all connections come from [conns]
+		return nil // all connections come from [conns]
 	}
 	join(here, there, buffered.Reader)
 	return nil
 }
 
-// tunnelBuffers are small: an idle tunnel holds two.
+// tunnelBuffers are small, since an idle tunnel holds two.
 var tunnelBuffers = sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }}
 
-// join copies in both directions until both have ended. early holds what here
-// has sent already.
+// join copies in both directions until both have ended. Early holds what here has
+// already sent.
 func join(here *conn, there *net.TCPConn, early *bufio.Reader) {
 	closeBoth := func() {
 		here.Close()
@@ -95,9 +95,9 @@ func join(here *conn, there *net.TCPConn, early *bufio.Reader) {
 	wg.Wait()
 }
 
-// pass copies from one connection to the other. At the end of what comes the
-// other is told so and may go on answering; after an error both are closed,
-// since the one that still works would wait for ever.
+// pass copies from one connection to the other. At the end of the input it closes
+// the other's write side, so that the other can still answer. After an error it
+// closes both, since the working one would otherwise wait forever.
 func pass(to *net.TCPConn, from io.Reader, closeBoth func()) {
 	b := tunnelBuffers.Get().(*[]byte)
 	defer tunnelBuffers.Put(b)
@@ -107,8 +107,8 @@ func pass(to *net.TCPConn, from io.Reader, closeBoth func()) {
 	closeBoth()
 }
 
-// dialLoopback connects to a port of the sandbox itself, over IPv4 or else
-// IPv6: some programs listen on ::1 only.
+// dialLoopback connects to a port of the sandbox over IPv4, or over IPv6 if nothing
+// listens there: some programs listen on ::1 only.
 func dialLoopback(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	dialer := net.Dialer{Timeout: 5 * time.Second}
 	var first error
@@ -124,14 +124,14 @@ func dialLoopback(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	return nil, first
 }
 
-// unavailable reports whether an address cannot be reached at all: a sandbox
-// without IPv6 says so of ::1, which means nothing for the port.
+// unavailable reports whether an address cannot be reached at all. In a sandbox
+// without IPv6 that is so for ::1, and says nothing about the port.
 func unavailable(err error) bool {
 	return errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// tunnelPort reads the target of a CONNECT. Only the loopback will do: the
-// guest is no way out of the sandbox, and no way round the wall.
+// tunnelPort parses the target of a CONNECT. Only loopback addresses are allowed:
+// the guest must not be a way around the wall.
 func tunnelPort(target string) (uint16, error) {
 	host, port, err := net.SplitHostPort(target)
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultPath is what Debian gives to root. It is given to everybody, since
-// E2B's images keep tools for all in sbin.
+// defaultPath is Debian's PATH for root. All users get it, since E2B's images have
+// tools for everybody in sbin.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// errUnknownUser means that the sandbox has no such user.
+// errUnknownUser means that the sandbox has no user of that name.
 var errUnknownUser = errors.New("unknown user")
 
-// An account is a user of the sandbox, as its /etc/passwd says now.
+// An account is a user in the sandbox's /etc/passwd.
 type account struct {
 	name string
 	uid  uint32
@@ -32,7 +32,7 @@ type account struct {
 	home string
 }
 
-// lookupAccount returns the user of that name.
+// lookupAccount reads the user of that name.
 func lookupAccount(name string) (account, error) {
 	u, err := user.Lookup(name)
 	if err != nil {
@@ -58,37 +58,37 @@ func lookupAccount(name string) (account, error) {
 	return a, nil
 }
 
-// userFiles are what says who the sandbox's users are.
+// userFiles define the sandbox's users and groups.
 var userFiles = [...]string{"/etc/passwd", "/etc/group"}
 
-// A userDB remembers what the user files say until they change: reading them
-// takes longer than all else that the guest does for a short request.
+// A userDB caches the user files until they change: for a short request, reading
+// them takes longer than everything else.
 type userDB struct {
 	mu            sync.Mutex
-	checked       time.Time // when it was last seen that nothing has changed
+	checked       time.Time // when the files were last found unchanged
 	seen          [len(userFiles)]fileVersion
 	accounts      map[string]account
-	users, groups map[uint32]string // names by id
+	users, groups map[uint32]string // names by ID
 }
 
-// A fileVersion is another one after each change of a file. Root could make a
-// change that leaves it, and could change the guest as well.
+// A fileVersion differs after each change of a file. Root could hide a change, but
+// root could also change the guest.
 type fileVersion struct {
 	ino          uint64
 	size         int64
 	mtime, ctime unix.Timespec
 }
 
-// maxRemembered bounds each of a userDB's maps: a hostile process may show
-// files of any number of owners.
+// maxRemembered bounds each map of a userDB: a hostile process can show files of
+// any number of owners.
 const maxRemembered = 1024
 
-// freshFor is for how long the files need not be looked at again: less than it
-// takes anybody to see a change of theirs succeed and to ask again. A user who
-// is not known is looked for anyway.
+// freshFor is how long the files are not checked again. It is shorter than the time
+// in which anybody could change them and then send a request. An unknown user is
+// always looked up.
 const freshFor = 10 * time.Millisecond
 
-// freshLocked forgets everything if the files have changed.
+// freshLocked clears the cache if the files have changed.
 func (d *userDB) freshLocked() {
 	if now := time.Now(); now.Sub(d.checked) >= freshFor {
 		d.checked = now
@@ -108,7 +108,7 @@ func (d *userDB) freshLocked() {
 	}
 }
 
-// account is [lookupAccount], remembered.
+// account is [lookupAccount] with the cache.
 func (d *userDB) account(name string) (account, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -123,7 +123,8 @@ func (d *userDB) account(name string) (account, error) {
 	return a, err
 }
 
-// names are the names of a user and a group, or their numbers.
+// names returns the names of a user and a group, or their numbers if they have
+// none.
 func (d *userDB) names(uid, gid uint32) (owner, group string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,9 +148,9 @@ func (d *userDB) names(uid, gid uint32) (owner, group string) {
 	return owner, group
 }
 
-// caller returns the user that an RPC asks to act as. The name comes in Basic
-// credentials without a password: the channel has already said that the host
-// asks, and the host that its caller may.
+// caller returns the user that an RPC names in Basic credentials without a
+// password. The channel token has already proved that the request comes from the
+// host, which has checked its caller.
 func (s *Server) caller(h http.Header) (account, error) {
 	name, err := basicUser(h.Get("Authorization"))
 	if err != nil {
@@ -162,7 +163,7 @@ func (s *Server) caller(h http.Header) (account, error) {
 	return a, nil
 }
 
-// account returns the user of that name, the default one if it is empty.
+// account returns the user of that name, or the default user if it is empty.
 func (s *Server) account(name string) (account, error) {
 	if name == "" {
 		name = s.current().DefaultUser
@@ -170,8 +171,8 @@ func (s *Server) account(name string) (account, error) {
 	return s.users.account(name)
 }
 
-// basicUser returns the user name of an Authorization header, empty if there
-// is no header or it is of another kind.
+// basicUser returns the user name in an Authorization header. It is empty if there
+// is no header or it is of another type.
 func basicUser(header string) (string, error) {
 	kind, rest, _ := strings.Cut(header, " ")
 	if !strings.EqualFold(kind, "Basic") {
@@ -185,8 +186,8 @@ func basicUser(header string) (string, error) {
 	return name, nil
 }
 
-// resolve makes a path of a request absolute: "~" is the user's home, what is
-// relative starts at the default directory or else the home.
+// resolve makes a path of a request absolute. "~" is the user's home. Relative
+// paths start at the default directory, or at the home if there is none.
 func (s *Server) resolve(a account, path string) (string, error) {
 	switch {
 	case strings.ContainsRune(path, 0):
@@ -210,5 +211,5 @@ func (s *Server) startDir(a account) string {
 	if isDir(a.home) {
 		return a.home
 	}
-	return "/" // as login does for a user without a home
+	return "/" // like login for a user without a home
 }

@@ -10,14 +10,13 @@ import (
 	"time"
 )
 
-// warmTimeout bounds the shell that postWarm waits for.
+// warmTimeout bounds the warm-up shell.
 const warmTimeout = 10 * time.Second
 
-// postWarm runs a login shell that does nothing and waits for its end. After
-// that a sandbox that was just restored has in reach what its owner's first
-// command needs: the shell and its libraries are mapped and the files that it
-// reads have been looked up. The host asks for it while the sandbox is nobody's,
-// so the shell is neither in the list of processes nor in the log.
+// postWarm runs a login shell that does nothing, and waits for its end. After that
+// a restored sandbox is ready for its owner's first command: the shell and its
+// libraries are mapped, and the files that it reads have been looked up. The host
+// calls it for a pooled guest, so the warm-up shell is neither listed nor logged.
 func (s *Server) postWarm(w http.ResponseWriter, r *http.Request) error {
 	a, err := s.account("")
 	if err != nil {

@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	maxWatchers   = 64     // that clients may leave with the guest to poll
-	maxWatchedDir = 8192   // directories under one recursive watch
-	maxKeptEvents = 65_536 // of one watcher that nobody polls
-	maxFound      = 1024   // told of a directory with content that is moved in
+	maxWatchers   = 64     // watchers at the same time that clients poll
+	maxWatchedDir = 8192   // directories under a recursive watch
+	maxKeptEvents = 65_536 // per watcher, not polled yet
+	maxFound      = 1024   // reported for a directory with content that is moved in
 )
 
-// A watch sees what happens in a directory, with the rights of who asked.
+// A watch reports changes in a directory, with the rights of the requesting user.
 type watch struct {
 	account   account
 	dir       string
@@ -37,7 +37,7 @@ type watch struct {
 	dirs      int
 }
 
-// watchRequest is what both kinds of request for a watch say.
+// watchRequest is the common part of both watch requests.
 type watchRequest interface {
 	GetPath() string
 	GetRecursive() bool
@@ -46,8 +46,9 @@ type watchRequest interface {
 }
 
 func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch, error) {
-	// Linux would refuse to watch what may not be read; gVisor does not ask.
-	d, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
+	// Linux would refuse to watch an unreadable directory, but gVisor does not
+	// check.
+	d, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block us
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +61,8 @@ func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch,
 	if !req.GetAllowNetworkMounts() && onNetwork(path) {
 		return nil, invalid("%s is on a network file system, where events are unreliable: allow_network_mounts permits it", path)
 	}
-	// The kernel reports by the path that was watched, and a walk does not enter
-	// through a link.
+	// The kernel reports the watched path, and a walk does not enter symbolic
+	// links.
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return nil, err
 	}
@@ -77,8 +78,8 @@ func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch,
 	return w, nil
 }
 
-// onNetwork reports whether path is on a file system whose changes may be made
-// elsewhere, unseen by this kernel.
+// onNetwork reports whether path is on a file system that others may change without
+// this kernel's knowledge.
 func onNetwork(path string) bool {
 	var st unix.Statfs_t
 	if unix.Statfs(path, &st) != nil {
@@ -91,9 +92,9 @@ func onNetwork(path string) bool {
 	return false
 }
 
-// add watches dir, and if the watch is recursive what is below, and calls found
-// for that, unless it is nil. It is called with the account's rights: the
-// kernel wants to see that it may read.
+// add watches dir and, if the watch is recursive, the directories below it, and
+// calls found for what is below, unless it is nil. The caller has taken the user's
+// rights: the kernel must check that the user may read it.
 func (w *watch) add(dir string, found func(path string)) error {
 	if !w.recursive {
 		return w.notify.Add(dir)
@@ -106,7 +107,7 @@ func (w *watch) add(dir string, found func(path string)) error {
 			if path == dir {
 				return err
 			}
-			return nil // unreadable or gone: it cannot be watched
+			return nil // unreadable or removed: it cannot be watched
 		}
 		if w.dirs++; w.dirs > maxWatchedDir {
 			return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("more than %d directories below %s", maxWatchedDir, w.dir))
@@ -118,8 +119,7 @@ func (w *watch) add(dir string, found func(path string)) error {
 	})
 }
 
-// next returns what one of the kernel's events means to a client: mostly one
-// event.
+// next converts an event of the kernel to events for the client, usually one.
 func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
 	w.listing.room = maxMetadata
 	name, err := filepath.Rel(w.dir, ev.Name)
@@ -144,11 +144,12 @@ func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
 	if !w.entries && (!w.recursive || !ev.Op.Has(fsnotify.Create)) {
 		return events
 	}
-	_ = as(w.account, func() error { // best effort: it may be gone
+	_ = as(w.account, func() error { // it may have been removed
 		if w.recursive && ev.Op.Has(fsnotify.Create) {
 			if fi, err := os.Lstat(ev.Name); err == nil && fi.IsDir() {
-				// What was made in it before it was watched, as by mkdir -p, is told
-				// too. What is made now may be told twice, rather than never.
+				// Entries created before the watch was in place, as by mkdir -p,
+				// must be reported. Entries created now may be reported twice,
+				// which is better than never.
 				_ = w.add(ev.Name, func(path string) {
 					if rel, err := filepath.Rel(w.dir, path); err == nil && len(events) < maxFound {
 						events = append(events, &filesystempb.FilesystemEvent{Name: utf8(rel), Type: filesystempb.EventType_EVENT_TYPE_CREATE})
@@ -168,7 +169,7 @@ func (w *watch) next(ev fsnotify.Event) []*filesystempb.FilesystemEvent {
 	return events
 }
 
-// run hands events to f until ctx is done or f fails.
+// run passes events to f until ctx is done or f fails.
 func (w *watch) run(ctx context.Context, f func(*filesystempb.FilesystemEvent) error) error {
 	for {
 		select {
@@ -207,7 +208,7 @@ func (h *filesystem) WatchDir(ctx context.Context, req *connect.Request[filesyst
 	if err := stream.Send(&filesystempb.WatchDirResponse{Event: &filesystempb.WatchDirResponse_Start{Start: &filesystempb.WatchDirResponse_StartEvent{}}}); err != nil {
 		return err
 	}
-	// The keepalives and the events share the stream, so one goroutine sends.
+	// Keepalives and events share the stream, so one goroutine sends both.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events := make(chan *filesystempb.FilesystemEvent)
@@ -241,7 +242,7 @@ func (h *filesystem) WatchDir(ctx context.Context, req *connect.Request[filesyst
 	}
 }
 
-// watchers are the ones that clients poll.
+// watchers are the watches that clients poll.
 type watchers struct {
 	mu   sync.Mutex
 	byID map[string]*polled
@@ -249,13 +250,13 @@ type watchers struct {
 
 func (t *watchers) init() { t.byID = map[string]*polled{} }
 
-// A polled watch keeps its events until the client asks.
+// A polled watch keeps its events until the client fetches them.
 type polled struct {
 	stop func()
 
 	mu     sync.Mutex
 	events []*filesystempb.FilesystemEvent
-	err    error // why there will be no more
+	err    error // why there are no more events
 }
 
 // CreateWatcher implements [filesystempb.FilesystemHandler].
@@ -302,8 +303,8 @@ func (p *polled) collect(ctx context.Context, w *watch) {
 	p.stop()
 }
 
-// find returns a watcher. Who knows its id may poll it: clients name the user
-// only when they create it.
+// find returns a watcher. Knowing its ID is enough: clients name the user only when
+// they create it.
 func (h *filesystem) find(id string) (*polled, error) {
 	t := &h.s.watch
 	t.mu.Lock()

@@ -465,12 +465,12 @@ func TestStrangersGetNothing(t *testing.T) {
 	}
 	path := filepath.Join(dir, socketName)
 
-	t.Run("a keeper is not put in place by another user", func(t *testing.T) {
+	t.Run("a keeper of another user is refused", func(t *testing.T) {
 		c, out := as(t, "impostor", path, nobody)
 		if got := line(t, out); got != "ready <nil>" {
 			t.Fatal(got)
 		}
-		if _, err := Open(t.Context(), dir, 1); err == nil || !strings.Contains(err.Error(), "user 65534 is there") {
+		if _, err := Open(t.Context(), dir, 1); err == nil || !strings.Contains(err.Error(), "the peer is user 65534") {
 			t.Errorf("got %v", err)
 		}
 		if got := line(t, out); got != "heard 0 <nil>" {
