@@ -28,21 +28,21 @@ var errStreams = errors.New("too many pages of yours are open and watch for chan
 
 // A pulse is how the queue of a project stood a moment ago.
 type pulse struct {
-	oversight.Pulse
+	oversight.QueueMark
 	at time.Time
 }
 
 // pulse returns how who's queue stands, or stood a moment ago.
-func (s *Server) pulse(ctx context.Context, who auth.Principal, age time.Duration) (oversight.Pulse, error) {
+func (s *Server) pulse(ctx context.Context, who auth.Principal, age time.Duration) (oversight.QueueMark, error) {
 	s.mu.Lock()
 	p, ok := s.pulses[who.Project]
 	s.mu.Unlock()
 	if ok && time.Since(p.at) < age {
-		return p.Pulse, nil
+		return p.QueueMark, nil
 	}
-	fresh, err := s.gate.Pulse(ctx, who)
+	fresh, err := s.gate.QueueMark(ctx, who)
 	if err != nil {
-		return oversight.Pulse{}, err
+		return oversight.QueueMark{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +78,7 @@ func (s *Server) observe(ctx context.Context, who auth.Principal, watch string) 
 // watched returns what a page that shows now is to wait for a change of.
 func (s *Server) watched(ctx context.Context, who auth.Principal, watch string) (string, error) {
 	if watch == "queue" {
-		p, err := s.gate.Pulse(ctx, who)
+		p, err := s.gate.QueueMark(ctx, who)
 		return p.Mark, err
 	}
 	return s.gate.Mark(ctx, who, watch)

@@ -55,7 +55,7 @@ func actionOf(c caller, a oversight.Action) api.Action {
 	if a.State == oversight.Denied && a.Decider == "" {
 		out.Reason = a.Verdict
 	}
-	out.Result = a.Told()
+	out.Result = a.ResultForProposer()
 	return out
 }
 

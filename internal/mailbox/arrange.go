@@ -121,7 +121,7 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the message is gone"}
 	case err != nil:
 		x.m.log.ErrorContext(ctx, "arrange message", "action", a.ID, "err", err)
-		return oversight.Outcome{State: oversight.Approved, After: a.Later(), Detail: "nothing was changed: the server's records could not be written"}
+		return oversight.Outcome{State: oversight.Approved, After: a.RetryAfter(), Detail: "nothing was changed: the server's records could not be written"}
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: "done"}
 }

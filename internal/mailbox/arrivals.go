@@ -119,7 +119,7 @@ func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversi
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was let in: the message is not there any more"}
 	case err != nil:
 		x.m.log.ErrorContext(ctx, "release message", "action", a.ID, "err", err)
-		return oversight.Outcome{State: oversight.Approved, After: a.Later(), Detail: "nothing was let in yet: the server's records could not be written"}
+		return oversight.Outcome{State: oversight.Approved, After: a.RetryAfter(), Detail: "nothing was let in yet: the server's records could not be written"}
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: "it is in the inbox"}
 }

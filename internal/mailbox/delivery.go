@@ -808,7 +808,7 @@ func (m *PostOffice) Interrupted(ctx context.Context, tx *store.Tx, a oversight.
 	}
 	for i := range ds {
 		d := &ds[i]
-		left := d.part().Left().State
+		left := d.part().Interrupted().State
 		if left == d.State {
 			continue
 		}

@@ -61,7 +61,7 @@ func (m *PostOffice) grantRequest(ctx context.Context, r oversight.Recoverer, a 
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the inbox has been deleted"}
 	case err != nil:
 		m.log.ErrorContext(ctx, "carry out request", "action", a.ID, "err", err)
-		return oversight.Again(ctx, m.db, r, a, "nothing was changed")
+		return oversight.Retry(ctx, m.db, r, a, "nothing was changed")
 	case refused != "":
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: " + refused}
 	}

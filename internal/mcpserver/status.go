@@ -246,7 +246,7 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	if a.Kind != mailbox.SendKind {
 		d.Message = doing(a, d.Message)
 	}
-	d.Detail = clean(a.Told())
+	d.Detail = clean(a.ResultForProposer())
 	var text strings.Builder
 	fmt.Fprintf(&text, "status: %s\nstate: %s\n%s", d.Status, d.State, d.Message)
 	for _, l := range []struct{ name, value string }{{"missing", d.Missing}, {"expires", d.ExpiresAt}, {"reason", d.Reason}, {"detail", d.Detail}} {

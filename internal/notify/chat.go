@@ -315,7 +315,7 @@ func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision)
 // many approvals are still missing.
 func (n *Notifier) afterApproval(ctx context.Context, a oversight.Action, done string) string {
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-		a, err = oversight.Waiting(ctx, tx, a.ID)
+		a, err = oversight.ActionUnchecked(ctx, tx, a.ID)
 		return err
 	})
 	if err == nil && a.State == oversight.Pending {

@@ -278,7 +278,7 @@ func (n *Notifier) rounds(ctx context.Context) error {
 }
 
 func (n *Notifier) round(ctx context.Context, tx *store.Tx, id string) error {
-	a, err := oversight.Waiting(ctx, tx, id)
+	a, err := oversight.ActionUnchecked(ctx, tx, id)
 	if err != nil || a.State != oversight.Pending {
 		return err
 	}
@@ -386,7 +386,7 @@ func (n *Notifier) reminders(ctx context.Context) error {
 			if err != nil || !ours {
 				return err
 			}
-			a, err := oversight.Waiting(ctx, tx, d.id)
+			a, err := oversight.ActionUnchecked(ctx, tx, d.id)
 			if err != nil || a.State != oversight.Pending || a.Version != d.version {
 				return err
 			}

@@ -134,7 +134,7 @@ func (n *Notifier) takeNotice(ctx context.Context, id string) (p outgoing, err e
 			_, err := tx.ExecContext(ctx, `update notice set state = $1 where id = $2 and state = 'waiting'`, state, id)
 			return err
 		}
-		if p.action, err = oversight.Waiting(ctx, tx, action); err != nil {
+		if p.action, err = oversight.ActionUnchecked(ctx, tx, action); err != nil {
 			return err
 		}
 		if p.action.State != oversight.Pending || p.action.Version != version {

@@ -286,7 +286,7 @@ func (n *Notifier) editDecided(ctx context.Context) error {
 	for _, s := range list {
 		var a oversight.Action
 		err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-			a, err = oversight.Waiting(ctx, tx, s.action)
+			a, err = oversight.ActionUnchecked(ctx, tx, s.action)
 			return err
 		})
 		if err != nil {

@@ -63,7 +63,7 @@ func (s *stage) Moved(_ context.Context, _ *store.Tx, a Action) error {
 // Interrupted implements [Recoverer].
 func (s *stage) Interrupted(context.Context, *store.Tx, Action) (Outcome, error) {
 	for i := range s.parts {
-		s.parts[i] = s.parts[i].Left()
+		s.parts[i] = s.parts[i].Interrupted()
 	}
 	return Outcome{State: Sum(s.parts)}, nil
 }

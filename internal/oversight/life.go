@@ -39,11 +39,14 @@ type answer struct {
 
 // to moves a to another state.
 func (a *Action) to(s State, now time.Time) {
-	a.State, a.Version, a.Due, a.lease = s, a.Version+1, time.Time{}, time.Time{}
+	a.State, a.Version, a.Due, a.lease, a.lapsed = s, a.Version+1, time.Time{}, time.Time{}, false
 	if s.settled() {
 		a.Settled = stored(now)
 	}
 }
+
+// report sets the result of a and who says it: a principal.
+func (a *Action) report(by, result string) { a.ResultBy, a.Result = by, result }
 
 // refuse ends an action that must not go on: as denied, or as failed where some
 // of it may have left.
@@ -51,7 +54,11 @@ func (a *Action) refuse(decider, why string, now time.Time) {
 	to := Denied
 	if a.Attempts > 0 {
 		to = Failed
-		a.Result = strings.TrimSpace(a.Result + "\n" + why)
+		by := a.resolver() // what a person said stays theirs: the reason is only added to it
+		if by == "" {
+			by = system(*a).String()
+		}
+		a.report(by, strings.TrimSpace(a.Result+"\n"+why))
 	}
 	a.to(to, now)
 	a.Decider, a.Decided, a.Reason = decider, stored(now), why
@@ -78,7 +85,8 @@ func (a *Action) judged(an answer, p Proposal) {
 	a.Request, a.Context, a.Via = p.Request, p.Context, p.Via
 	a.SendAt, a.AskAt, a.Undo, a.Note = stored(p.NotBefore), stored(p.AskAt), p.Undo, p.Note
 	a.Settled, a.Expires, a.Written = time.Time{}, time.Time{}, stored(an.now)
-	a.Decider, a.Decided, a.Reason, a.Result, a.parts = "", time.Time{}, "", "", ""
+	a.Decider, a.Decided, a.Reason, a.parts = "", time.Time{}, "", ""
+	a.report("", "")
 	a.ask(v, an.now)
 	switch {
 	case v.Effect == policy.Deny:
@@ -160,7 +168,8 @@ func (e timeEnded) next(a Action) (Action, error) {
 	if a.State != Pending || !a.expired(e.now) {
 		return a, ErrStale
 	}
-	a.refuse(system(a).String(), lapsed+a.Expires.Format(time.RFC1123), e.now)
+	a.refuse(system(a).String(), nobodyDecided+a.Expires.Format(time.RFC1123), e.now)
+	a.lapsed = a.State == Denied
 	return a, nil
 }
 
@@ -243,12 +252,14 @@ func (e cancelled) next(a Action) (Action, error) {
 		return a, fmt.Errorf("it is %s: %w", a.State, ErrTooLate)
 	}
 	a.to(Cancelled, e.now)
-	switch a.Result = "cancelled by its inbox"; {
+	by := "its inbox"
+	switch {
 	case e.who.String() == a.Proposer:
-		a.Result = "cancelled by its proposer"
+		by = "its proposer"
 	case e.who.Kind == auth.Person:
-		a.Result = "cancelled by a person"
+		by = "a person"
 	}
+	a.report(system(a).String(), "cancelled by "+by)
 	return a, nil
 }
 
@@ -341,7 +352,8 @@ func (e ended) next(a Action) (Action, error) {
 	if free {
 		a.Attempts--
 	}
-	a.waits, a.Result = free, e.Detail
+	a.waits = free
+	a.report(system(a).String(), e.Detail)
 	switch e.State {
 	case Approved:
 		if a.Stopped == "" {
@@ -418,7 +430,7 @@ func (e resolved) next(a Action) (Action, error) {
 	} else {
 		a.to(e.to, e.now)
 	}
-	a.Result = e.who.String() + says + e.reason
+	a.report(e.who.String(), e.who.String()+says+e.reason)
 	return a, nil
 }
 
@@ -464,7 +476,7 @@ func (e distrusted) settle(a Action) Action {
 		a.Decider, a.Reason = system(a).String(), note
 	case began:
 		a.to(Unknown, e.now)
-		a.Result = strings.TrimSpace(e.detail + "\n" + note)
+		a.report(system(a).String(), strings.TrimSpace(e.detail+"\n"+note))
 	case e.stop != "" || e.verdict.Effect == policy.Deny:
 		why := e.stop
 		if why == "" {

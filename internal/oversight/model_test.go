@@ -1109,7 +1109,7 @@ func (m *model) same() string {
 	return fmt.Sprint(said, m.undo, m.sendAt, m.askAt, m.left, m.company().name, m.proposer(), m.edits())
 }
 
-var actualParts = partRules{left: Part.Left, end: Part.End}
+var actualParts = partRules{left: Part.Interrupted, end: Part.End}
 
 func actual(a Action, e event) (Action, error) { return e.next(a) }
 
@@ -1395,7 +1395,7 @@ func TestModelFindsInParts(t *testing.T) {
 			}
 			return p
 		}}},
-		{"a late word is written over a newer one", partRules{left: Part.Left, end: func(p Part, _ int64, to PartState) (Part, bool) {
+		{"a late word is written over a newer one", partRules{left: Part.Interrupted, end: func(p Part, _ int64, to PartState) (Part, bool) {
 			p.State, p.Asked = to, false
 			return p, true
 		}}},

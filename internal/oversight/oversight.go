@@ -142,6 +142,7 @@ type Action struct {
 	Reason   string    // the decider's
 	Attempts int64     // executions begun, without those that were free
 	Result   string    // what the execution brought, for a person
+	ResultBy string    // a principal, who says Result: a person who resolved it, or this program; empty if nobody does
 
 	SendAt time.Time     // it leaves no sooner; zero means as soon as it may
 	AskAt  time.Time     // a person is asked no sooner; zero means at once
@@ -169,6 +170,7 @@ type Action struct {
 	waits bool      // its last execution began nothing, and no later one has yet
 
 	parts  string // how its parts stood when it was put back to be tried again, see [Parter]; or empty
+	lapsed bool   // it was denied because nobody decided in time
 	broken bool   // its row holds what this program never writes
 }
 

@@ -69,8 +69,8 @@ func (p Part) End(attempt int64, to PartState) (Part, bool) {
 	return p, true
 }
 
-// Left returns p when its program stopped in its middle.
-func (p Part) Left() Part {
+// Interrupted returns p when its program stopped in the middle of an attempt.
+func (p Part) Interrupted() Part {
 	if p.State == PartSending {
 		p.State = PartUncertain
 	}

@@ -57,6 +57,23 @@ func peek(ctx context.Context, tx *store.Tx, id string) (Action, error) {
 	return a, nil
 }
 
+// ActionUnchecked returns any action, without its payload, as part of tx. It checks
+// no principal: it is for the parts of this program that notify people or finish
+// an action that they execute. No door may call it.
+func ActionUnchecked(ctx context.Context, tx *store.Tx, id string) (Action, error) {
+	as, err := list(ctx, tx, `where id = $1`, id)
+	if err == nil && len(as) == 0 {
+		err = store.ErrNotFound
+	}
+	if err == nil {
+		err = weigh(ctx, tx, as)
+	}
+	if err != nil {
+		return Action{}, fmt.Errorf("action %s: %w", id, err)
+	}
+	return as[0], nil
+}
+
 // Find returns one action with its payload, as part of tx.
 func (g *Gate) Find(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Action, error) {
 	return g.read(ctx, tx, who, id)

@@ -16,13 +16,13 @@ import (
 // columns are those of an action without its payload, in scanOne's order; insert
 // and save write them.
 const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result,
-	send_at, ask_at, undo, not_before, note, settled_at, dropped_at, request, context, approvers, who, step_up, expires_at, stopped, author, written_at, lease, waits, parts,
+	send_at, ask_at, undo, not_before, note, settled_at, dropped_at, request, context, approvers, who, step_up, expires_at, stopped, author, written_at, lease, waits, parts, result_by, lapsed,
 	(select count(*) from approval v where v.action_id = action.id and v.version = action.version)`
 
 func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	var a Action
 	s := soft{&a.broken}
-	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written, lease, waits, approvers int64
+	var created, decided, sendAt, askAt, undo, due, settled, dropped, stepUp, expires, written, lease, waits, lapsed, approvers int64
 	var request, asked string
 	dest := []any{
 		s.text(&a.ID), s.text(&a.Project), s.text((*string)(&a.Kind)), s.text(&a.Proposer), s.text(&a.Inbox), s.text(&a.Via), s.bytes(&a.Digest),
@@ -30,7 +30,7 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 		s.number(&created), s.text(&a.Decider), s.number(&decided), s.text(&a.Reason), s.number(&a.Attempts), s.text(&a.Result),
 		s.number(&sendAt), s.number(&askAt), s.number(&undo), s.number(&due), s.text(&a.Note), s.number(&settled), s.number(&dropped),
 		s.text(&request), s.text(&a.Context), s.number(&approvers), s.text(&asked), s.number(&stepUp), s.number(&expires), s.text(&a.Stopped),
-		s.text(&a.Author), s.number(&written), s.number(&lease), s.number(&waits), s.text(&a.parts), &a.Approvals,
+		s.text(&a.Author), s.number(&written), s.number(&lease), s.number(&waits), s.text(&a.parts), s.text(&a.ResultBy), s.number(&lapsed), &a.Approvals,
 	}
 	if extra == nil {
 		extra = []any{s.bytes(&a.Payload)}
@@ -45,7 +45,7 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 		a.Who = strings.Split(asked, ",")
 	}
 	a.StepUp, a.Expires, a.Written = stepUp == 1, store.FromTime(expires), store.FromTime(written)
-	a.lease, a.waits = store.FromTime(lease), waits == 1
+	a.lease, a.waits, a.lapsed = store.FromTime(lease), waits == 1, lapsed == 1
 	a.Created, a.Decided = store.FromTime(created), store.FromTime(decided)
 	a.SendAt, a.AskAt, a.Undo = store.FromTime(sendAt), store.FromTime(askAt), time.Duration(undo)*time.Microsecond
 	a.Settled, a.Dropped = store.FromTime(settled), store.FromTime(dropped)
@@ -140,12 +140,12 @@ func save(ctx context.Context, tx *store.Tx, before, a Action) error {
 	ok, err := tx.Changed(ctx, `update action set state = $1, version = $2, proposer = $3, author = $4, via = $5, rule = $6, verdict = $7,
 			decider = $8, decided_at = $9, reason = $10, attempts = $11, result = $12, send_at = $13, ask_at = $14, undo = $15, not_before = $16, note = $17,
 			settled_at = $18, request = $19, context = $20, approvers = $21, who = $22, step_up = $23, expires_at = $24, stopped = $25, written_at = $26,
-			lease = $27, waits = $28, parts = $29
-		where id = $30 and version = $31 and state = $32 and stopped = $33`,
+			lease = $27, waits = $28, parts = $29, result_by = $30, lapsed = $31
+		where id = $32 and version = $33 and state = $34 and stopped = $35`,
 		a.State, a.Version, a.Proposer, a.Author, a.Via, a.Rule, a.Verdict,
 		a.Decider, store.Time(a.Decided), a.Reason, a.Attempts, a.Result, store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), store.Time(a.Due), a.Note,
 		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
-		store.Time(a.lease), store.Flag(a.waits), a.parts,
+		store.Time(a.lease), store.Flag(a.waits), a.parts, a.ResultBy, store.Flag(a.lapsed),
 		before.ID, before.Version, before.State, before.Stopped)
 	if err != nil {
 		return fmt.Errorf("move action %s to %s: %w", a.ID, a.State, err)
@@ -165,12 +165,13 @@ func restore(ctx context.Context, tx *store.Tx, a Action) error {
 	_, err = tx.ExecContext(ctx, `update action set state = $1, version = $2, proposer = $3, author = $4, via = $5, rule = $6, verdict = $7,
 			decider = $8, decided_at = $9, reason = $10, attempts = $11, result = $12, send_at = $13, ask_at = $14, undo = $15, not_before = $16, note = $17,
 			settled_at = $18, request = $19, context = $20, approvers = $21, who = $22, step_up = $23, expires_at = $24, stopped = $25, written_at = $26,
-			lease = $27, waits = $28, kind = $29, inbox_id = $30, digest = $31, payload = $32, created_at = $33, dropped_at = $34, parts = $35
-		where id = $36`,
+			lease = $27, waits = $28, kind = $29, inbox_id = $30, digest = $31, payload = $32, created_at = $33, dropped_at = $34, parts = $35,
+			result_by = $36, lapsed = $37
+		where id = $38`,
 		a.State, a.Version, a.Proposer, a.Author, a.Via, a.Rule, a.Verdict,
 		a.Decider, store.Time(a.Decided), a.Reason, a.Attempts, a.Result, store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), store.Time(a.Due), a.Note,
 		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
-		store.Time(a.lease), store.Flag(a.waits), a.Kind, a.Inbox, bytesOf(a.Digest), bytesOf(a.Payload), store.Time(a.Created), store.Time(a.Dropped), a.parts, a.ID)
+		store.Time(a.lease), store.Flag(a.waits), a.Kind, a.Inbox, bytesOf(a.Digest), bytesOf(a.Payload), store.Time(a.Created), store.Time(a.Dropped), a.parts, a.ResultBy, store.Flag(a.lapsed), a.ID)
 	if err != nil {
 		return fmt.Errorf("restore action %s: %w", a.ID, err)
 	}

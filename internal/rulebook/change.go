@@ -160,7 +160,7 @@ func (b *Book) Execute(ctx context.Context, a oversight.Action) oversight.Outcom
 		b.log.ErrorContext(ctx, "change policy", "action", a.ID, "err", err)
 		// Whether it was committed is in the database alone, where the next
 		// execution looks first.
-		return oversight.Again(ctx, b.db, b, a, "the policy is as it was")
+		return oversight.Retry(ctx, b.db, b, a, "the policy is as it was")
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("version %d of the policy holds", p.Version)}
 }
@@ -170,7 +170,7 @@ func put(ctx context.Context, tx *store.Tx, a oversight.Action, p payload, d *po
 	if done, err := stored(ctx, tx, a); err != nil || done {
 		return err
 	}
-	switch now, err := oversight.Waiting(ctx, tx, a.ID); {
+	switch now, err := oversight.ActionUnchecked(ctx, tx, a.ID); {
 	case err != nil:
 		return err
 	case now.Stopped != "": // by a switch that was turned on since it was claimed

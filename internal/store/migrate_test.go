@@ -274,7 +274,13 @@ func TestProgramsMigrateAtOnce(t *testing.T) {
 // TestMigrationsAreNumberedOnce refuses to build a history with a gap or with a
 // number twice.
 func TestMigrationsAreNumberedOnce(t *testing.T) {
-	for name, add := range map[string]string{"twice": "migrations/0034_other.sql", "a gap": "migrations/0036_other.sql", "no number": "migrations/other.sql"} {
+	names, err := fs.Glob(store.Migrations(), "migrations/*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, add := range map[string]string{
+		"twice": fmt.Sprintf("migrations/%04d_other.sql", len(names)), "a gap": fmt.Sprintf("migrations/%04d_other.sql", len(names)+2), "no number": "migrations/other.sql",
+	} {
 		files := later(t, 0).(fstest.MapFS) //nolint:forcetypeassert // later makes it
 		files[add] = &fstest.MapFile{Data: []byte("select 1")}
 		if _, err := store.OpenFiles(t.Context(), filepath.Join(t.TempDir(), "x.db"), "", files); err == nil || !strings.Contains(err.Error(), "the next number is") {

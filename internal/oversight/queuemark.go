@@ -10,23 +10,26 @@ import (
 	"postern/internal/store"
 )
 
-// A Pulse tells whether a page about actions is still true, without reading any.
-type Pulse struct {
-	Waiting int    // actions of the project that wait for a person, at most maxPulse
-	Mark    string // another whenever one of these, or of those that are unknown, came, went, changed or got one more approval
+// A QueueMark is the state of a project's queue in short, from which a page knows
+// whether what it shows is out of date, without reading any action.
+type QueueMark struct {
+	Waiting int // actions of the project that wait for a person, at most maxMarked
+	// Mark changes when a waiting or unknown action comes, goes, changes or gets an
+	// approval. It is opaque.
+	Mark string
 }
 
-// maxPulse bounds how many actions a pulse looks at.
-const maxPulse = 1001
+// maxMarked bounds how many actions a mark is made of.
+const maxMarked = 1001
 
-// Pulse returns how the queue of who's project stands. It is cheap enough to be
-// asked for each second.
-func (g *Gate) Pulse(ctx context.Context, who auth.Principal) (p Pulse, err error) {
+// QueueMark returns the mark of the queue of who's project. It is cheap enough to
+// be called every second.
+func (g *Gate) QueueMark(ctx context.Context, who auth.Principal) (p QueueMark, err error) {
 	if who.Kind != auth.Person {
-		return Pulse{}, fmt.Errorf("%s does not look at the queue: %w", who, auth.ErrForbidden)
+		return QueueMark{}, fmt.Errorf("%s may not see the queue, only a person may: %w", who, auth.ErrForbidden)
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {
-		p = Pulse{}
+		p = QueueMark{}
 		h := sha256.New()
 		scan := func(row func(...any) error) (struct{}, error) {
 			var id, state string
@@ -40,21 +43,21 @@ func (g *Gate) Pulse(ctx context.Context, who auth.Principal) (p Pulse, err erro
 		}
 		_, err := store.List(ctx, tx, scan, `select id, state, version,
 				(select count(*) from approval where approval.action_id = action.id and approval.version = action.version)
-			from action where project_id = $1 and state in ($2, $3) order by created_at, id limit $4`, who.Project, Pending, Unknown, maxPulse)
+			from action where project_id = $1 and state in ($2, $3) order by created_at, id limit $4`, who.Project, Pending, Unknown, maxMarked)
 		p.Mark = hex.EncodeToString(h.Sum(nil)[:8])
 		return err
 	})
 	if err != nil {
-		return Pulse{}, fmt.Errorf("read queue: %w", err)
+		return QueueMark{}, fmt.Errorf("read queue: %w", err)
 	}
 	return p, nil
 }
 
-// Mark returns how one action of who's project stands: another text whenever
-// it moved, was tried, or got one more approval or comment.
+// Mark returns an opaque text about one action of who's project, which changes when
+// the action moves, is tried, or gets an approval or a comment.
 func (g *Gate) Mark(ctx context.Context, who auth.Principal, id string) (mark string, err error) {
 	if who.Kind != auth.Person {
-		return "", fmt.Errorf("%s does not watch actions: %w", who, auth.ErrForbidden)
+		return "", fmt.Errorf("%s may not watch actions, only a person may: %w", who, auth.ErrForbidden)
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		var state string

@@ -11,16 +11,16 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestPulse: the mark of the queue, and of one action, is another after each
+// TestMarksChangeWithTheQueue: the mark of the queue, and of one action, is another after each
 // thing that a page would show otherwise, and the same in between.
-func TestPulse(t *testing.T) {
+func TestMarksChangeWithTheQueue(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, policy.Rules{})
 		seen := map[string]string{}
 		queue := func(after string, waiting int) {
 			t.Helper()
 			for range 2 {
-				p, err := f.gate.Pulse(t.Context(), f.person)
+				p, err := f.gate.QueueMark(t.Context(), f.person)
 				if err != nil || p.Waiting != waiting {
 					t.Fatalf("after %s: %+v, %v, want %d waiting", after, p, err, waiting)
 				}
@@ -53,7 +53,7 @@ func TestPulse(t *testing.T) {
 			t.Fatal(err)
 		}
 		// What a rejected one leaves behind is what was there before it came.
-		if p, err := f.gate.Pulse(t.Context(), f.person); err != nil || p.Waiting != 1 || seen[p.Mark] != "one proposal" {
+		if p, err := f.gate.QueueMark(t.Context(), f.person); err != nil || p.Waiting != 1 || seen[p.Mark] != "one proposal" {
 			t.Errorf("after a rejection: %+v, %v", p, err)
 		}
 		for name, who := range map[string]auth.Principal{"an agent": f.agent, "a stranger": f.stranger} {
@@ -61,7 +61,7 @@ func TestPulse(t *testing.T) {
 				t.Errorf("%s watches: %v", name, err)
 			}
 		}
-		if _, err := f.gate.Pulse(t.Context(), f.agent); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.gate.QueueMark(t.Context(), f.agent); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("an agent watches the queue: %v", err)
 		}
 	})
