@@ -2,6 +2,28 @@ package api
 
 import "time"
 
+// The types of events.
+const (
+	EventInboxCreated       = "inbox.created"
+	EventInboxDeleted       = "inbox.deleted"
+	EventMessageReceived    = "message.received"
+	EventMessageQuarantined = "message.quarantined"
+	EventMessageSent        = "message.sent"
+	EventMessageDelivered   = "message.delivered"
+	EventMessageDeferred    = "message.deferred"
+	EventMessageBounced     = "message.bounced"
+	EventMessageComplained  = "message.complained"
+	EventOversightPending   = "oversight.pending"
+	EventOversightApproved  = "oversight.approved"
+	EventOversightRejected  = "oversight.rejected"
+	EventOversightCancelled = "oversight.cancelled"
+	EventOversightExpired   = "oversight.expired"
+	EventOversightCommented = "oversight.commented"
+	EventInboxModeChanged   = "inbox.mode_changed"
+	EventSwitchOn           = "switch.on"
+	EventSwitchOff          = "switch.off"
+)
+
 // An Event is something that happened to an inbox. Data has ids and states, and
 // nothing that a sender wrote.
 type Event struct {

@@ -1,0 +1,209 @@
+package client
+
+import (
+	"encoding/json"
+	"time"
+
+	"postern/internal/api"
+)
+
+// The types of the API. docs/openapi.yaml describes the same JSON.
+type (
+	Account          = api.Account
+	Action           = api.Action
+	AllowEntry       = api.AllowEntry
+	AllowRequest     = api.AllowRequest
+	Approval         = api.Approval
+	Arrivals         = api.Arrivals
+	AuditEntry       = api.AuditEntry
+	AuditList        = api.AuditList
+	BatchDecision    = api.BatchDecision
+	Change           = api.Change
+	Checkpoint       = api.Checkpoint
+	Comment          = api.Comment
+	Contact          = api.Contact
+	Credential       = api.Credential
+	Decision         = api.Decision
+	DecisionResult   = api.DecisionResult
+	Delivery         = api.Delivery
+	DeliveryState    = api.DeliveryState
+	Direction        = api.Direction
+	Domain           = api.Domain
+	DomainRecord     = api.DomainRecord
+	DomainRecords    = api.DomainRecords
+	DomainState      = api.DomainState
+	Draft            = api.Draft
+	DraftContent     = api.DraftContent
+	DraftUpdate      = api.DraftUpdate
+	DraftVersion     = api.DraftVersion
+	Edit             = api.Edit
+	Effect           = api.Effect
+	Evaluation       = api.Evaluation
+	EvaluationResult = api.EvaluationResult
+	Event            = api.Event
+	EventList        = api.EventList
+	Field            = api.Field
+	File             = api.File
+	Finding          = api.Finding
+	FullMessage      = api.FullMessage
+	FullThread       = api.FullThread
+	Held             = api.Held
+	HeldMessage      = api.HeldMessage
+	Inbox            = api.Inbox
+	InboxChange      = api.InboxChange
+	Invitation       = api.Invitation
+	Label            = api.Label
+	LabelChange      = api.LabelChange
+	LabelledMessage  = api.LabelledMessage
+	Message          = api.Message
+	MessageList      = api.MessageList
+	Mode             = api.Mode
+	ModeCode         = api.ModeCode
+	ModeRequest      = api.ModeRequest
+	NewAllowEntry    = api.NewAllowEntry
+	NewAttachment    = api.NewAttachment
+	NewComment       = api.NewComment
+	NewDraft         = api.NewDraft
+	NewGrant         = api.NewGrant
+	NewInbox         = api.NewInbox
+	NewInvitation    = api.NewInvitation
+	NewKey           = api.NewKey
+	NewMessage       = api.NewMessage
+	NewModeCode      = api.NewModeCode
+	NewPolicy        = api.NewPolicy
+	NewSwitch        = api.NewSwitch
+	NotifyChannels   = api.NotifyChannels
+	NotifyStatus     = api.NotifyStatus
+	NotifyTest       = api.NotifyTest
+	Person           = api.Person
+	PersonChange     = api.PersonChange
+	PolicyFile       = api.PolicyFile
+	PolicyHistory    = api.PolicyHistory
+	PolicyRequest    = api.PolicyRequest
+	PolicyStep       = api.PolicyStep
+	PolicyTest       = api.PolicyTest
+	PolicyText       = api.PolicyText
+	PolicyVersion    = api.PolicyVersion
+	Proof            = api.Proof
+	Proposed         = api.Proposed
+	Quota            = api.Quota
+	Recover          = api.Recover
+	Reply            = api.Reply
+	Resolution       = api.Resolution
+	Review           = api.Review
+	RevisedMessage   = api.RevisedMessage
+	Revision         = api.Revision
+	Role             = api.Role
+	RotatedWebhook   = api.RotatedWebhook
+	SafeContent      = api.SafeContent
+	Scope            = api.Scope
+	SearchResult     = api.SearchResult
+	Security         = api.Security
+	SendDraft        = api.SendDraft
+	SendLimits       = api.SendLimits
+	SendSettings     = api.SendSettings
+	SendStatus       = api.SendStatus
+	Session          = api.Session
+	SignIn           = api.SignIn
+	SigningKey       = api.SigningKey
+	State            = api.State
+	Suppression      = api.Suppression
+	Suspension       = api.Suspension
+	Switch           = api.Switch
+	TelegramCode     = api.TelegramCode
+	Thread           = api.Thread
+	ThreadList       = api.ThreadList
+	Timing           = api.Timing
+	Verdict          = api.Verdict
+	View             = api.View
+	Webhook          = api.Webhook
+	WebhookChange    = api.WebhookChange
+	WebhookDelivery  = api.WebhookDelivery
+	WebhookRotation  = api.WebhookRotation
+)
+
+// The values of typed fields; the types say what they mean.
+const (
+	EventInboxCreated       = api.EventInboxCreated
+	EventInboxDeleted       = api.EventInboxDeleted
+	EventMessageReceived    = api.EventMessageReceived
+	EventMessageQuarantined = api.EventMessageQuarantined
+	EventMessageSent        = api.EventMessageSent
+	EventMessageDelivered   = api.EventMessageDelivered
+	EventMessageDeferred    = api.EventMessageDeferred
+	EventMessageBounced     = api.EventMessageBounced
+	EventMessageComplained  = api.EventMessageComplained
+	EventOversightPending   = api.EventOversightPending
+	EventOversightApproved  = api.EventOversightApproved
+	EventOversightRejected  = api.EventOversightRejected
+	EventOversightCancelled = api.EventOversightCancelled
+	EventOversightExpired   = api.EventOversightExpired
+	EventOversightCommented = api.EventOversightCommented
+	EventInboxModeChanged   = api.EventInboxModeChanged
+	EventSwitchOn           = api.EventSwitchOn
+	EventSwitchOff          = api.EventSwitchOff
+	StateScheduled          = api.StateScheduled
+	StatePending            = api.StatePending
+	StateDenied             = api.StateDenied
+	StateApproved           = api.StateApproved
+	StateExecuting          = api.StateExecuting
+	StateDone               = api.StateDone
+	StateFailed             = api.StateFailed
+	StateUnknown            = api.StateUnknown
+	StateCancelled          = api.StateCancelled
+	SwitchInbox             = api.SwitchInbox
+	SwitchCapability        = api.SwitchCapability
+	SwitchDomain            = api.SwitchDomain
+	SwitchProject           = api.SwitchProject
+	SwitchEverything        = api.SwitchEverything
+	DeliveryQueued          = api.DeliveryQueued
+	DeliverySending         = api.DeliverySending
+	DeliveryDelivered       = api.DeliveryDelivered
+	DeliveryDeferred        = api.DeliveryDeferred
+	DeliveryBounced         = api.DeliveryBounced
+	DeliverySuppressed      = api.DeliverySuppressed
+	DeliveryUncertain       = api.DeliveryUncertain
+	DeliveryCancelled       = api.DeliveryCancelled
+	DomainPending           = api.DomainPending
+	DomainVerified          = api.DomainVerified
+	DomainDegraded          = api.DomainDegraded
+	DomainLost              = api.DomainLost
+	ModeReadOnly            = api.ModeReadOnly
+	ModeGatedAll            = api.ModeGatedAll
+	ModeGatedSend           = api.ModeGatedSend
+	ModeMonitored           = api.ModeMonitored
+	ModeAutonomous          = api.ModeAutonomous
+	ScopeRead               = api.ScopeRead
+	ScopePropose            = api.ScopePropose
+	ScopeFull               = api.ScopeFull
+	ScopeRecover            = api.ScopeRecover
+	CredentialKey           = api.CredentialKey
+	CredentialGrant         = api.CredentialGrant
+	CredentialRecovery      = api.CredentialRecovery
+	DirectionIn             = api.DirectionIn
+	DirectionOut            = api.DirectionOut
+	RoleOwner               = api.RoleOwner
+	RoleReviewer            = api.RoleReviewer
+	RoleViewer              = api.RoleViewer
+	Allow                   = api.Allow
+	Ask                     = api.Ask
+	Deny                    = api.Deny
+	GateFirst               = api.GateFirst
+	ScheduleFirst           = api.ScheduleFirst
+	StatusPending           = api.StatusPending
+	StatusScheduled         = api.StatusScheduled
+	StatusApproved          = api.StatusApproved
+)
+
+// Attach returns an attachment of a [NewMessage] with the given content.
+func Attach(name, contentType string, content []byte) NewAttachment {
+	return api.Attach(name, contentType, content)
+}
+
+// ExpireAt returns the value of [InboxChange].ExpiresAt that deletes the inbox
+// at t.
+func ExpireAt(t time.Time) json.RawMessage { return api.ExpireAt(t) }
+
+// NeverExpire returns the value of [InboxChange].ExpiresAt that removes the end
+// of an inbox.
+func NeverExpire() json.RawMessage { return api.NeverExpire() }
