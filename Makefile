@@ -154,10 +154,13 @@ fuzz:
 
 soak: soak-tests soak-fuzz
 
-# The tests that make random cases make few in "make test", and the same each
-# time. POSTERN_TEST_SOAK has them make many.
+# The tests that repeat or make random cases do few of them in "make test", and the
+# same ones each time. These variables have them do many.
+SOAK := POSTERN_TEST_SOAK=120s POSTERN_TEST_KILLS=300 POSTERN_TEST_CYCLES=10
 soak-tests: template
-	POSTERN_TEST_SOAK=1 test/with-postgres go test -count=1 -timeout 3h $(if $(RUN),-run '$(RUN)') $(PKG)
+	$(SOAK) test/with-postgres go test -count=1 -v -timeout 3h -run '^(TestSoak|TestOthersShowNothingMore|TestEveryOctetIsAccounted|Test.*Cycles.*|TestManyStartsLeaveNothing)$$' ./internal/sandbox/... ./internal/mail
+	$(SOAK) test/with-postgres go test -count=1 -v -timeout 3h -run '^(TestCrash|TestKilledUnderLoad|TestReception.*|TestCycles)$$' ./test/e2e
+	$(SOAK) test/with-postgres go test -count=1 -v -timeout 3h -run '^TestConformance$$/^lifecycle$$' ./test/e2e
 
 SOAKFUZZTIME ?= 60s
 soak-fuzz:

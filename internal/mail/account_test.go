@@ -4,15 +4,13 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
-
-// generated is how many messages the generator writes for each test, and as many
-// that are those with something changed.
-const generated = 3000
 
 // shownToReviewer is all that a reviewer reads, in small letters.
 func shownToReviewer(s Summary) string {
@@ -35,8 +33,18 @@ func shownToReviewer(s Summary) string {
 
 // eachGenerated calls check with each message that is let in, and how many octets
 // of the words hidden in it may be seen by nobody.
-func eachGenerated(t *testing.T, seed uint64, check func(g *generator, e Envelope, s Summary)) {
+//
+// It makes n messages, and as many again that are those with something changed.
+// POSTERN_TEST_CYCLES multiplies n, for "make soak-tests".
+func eachGenerated(t *testing.T, n int, seed uint64, check func(g *generator, e Envelope, s Summary)) {
 	t.Helper()
+	if v := os.Getenv("POSTERN_TEST_CYCLES"); v != "" {
+		cycles, err := strconv.Atoi(v)
+		if err != nil {
+			t.Fatalf("POSTERN_TEST_CYCLES: %v", err)
+		}
+		n *= cycles
+	}
 	g := newGenerator(seed)
 	taken := 0
 	one := func(raw []byte) {
@@ -51,14 +59,14 @@ func eachGenerated(t *testing.T, seed uint64, check func(g *generator, e Envelop
 		taken++
 		check(g, e, s)
 	}
-	for range generated {
+	for range n {
 		raw := g.message()
 		one(raw)
 		one(g.mutated(raw))
 	}
-	t.Logf("%d of %d messages were let in", taken, 2*generated)
-	if taken < generated/10 {
-		t.Errorf("only %d of %d messages were let in: the generator tests little", taken, 2*generated)
+	t.Logf("%d of %d messages were let in", taken, 2*n)
+	if taken < n/10 {
+		t.Errorf("only %d of %d messages were let in: the generator tests little", taken, 2*n)
 	}
 }
 
@@ -66,7 +74,7 @@ func eachGenerated(t *testing.T, seed uint64, check func(g *generator, e Envelop
 // listed file or counted; and of the words that the generator hides in it, each
 // is really shown or in a file, or the budget has room for it.
 func TestEveryOctetIsAccounted(t *testing.T) {
-	eachGenerated(t, 1, func(g *generator, e Envelope, s Summary) {
+	eachGenerated(t, 3000, 1, func(g *generator, e Envelope, s Summary) {
 		if s.Unclear != "" {
 			t.Fatalf("let in without an account: %s\n%s", s.Unclear, e.Raw)
 		}

@@ -64,7 +64,7 @@ func TestOthersShowNothingMore(t *testing.T) {
 		reader(t, "python3", "../../test/mail/readers.py"),
 	}
 	wrong := 0
-	eachGenerated(t, 2, func(g *generator, e Envelope, s Summary) {
+	eachGenerated(t, 500, 2, func(g *generator, e Envelope, s Summary) {
 		if wrong > 5 {
 			return
 		}

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -86,15 +85,8 @@ func (s *sinkSession) Data(r io.Reader) error {
 // and then shows that no message was delivered twice, none that was approved is
 // lost, and every one that was interrupted is unknown.
 func TestCrash(t *testing.T) {
-	t.Parallel() // it waits for the disk most of the time, and has all for itself
-	kills := 300
-	if s := os.Getenv("POSTERN_TEST_KILLS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kills = n
-	}
+	t.Parallel()                                // it waits for the disk most of the time, and has all for itself
+	kills := times(t, "POSTERN_TEST_KILLS", 60) // make soak-tests kills it 300 times
 	data := t.TempDir()
 	crash(t, kills, func(flags []string) []func() *server {
 		return []func() *server{func() *server { return start(t, data, flags...) }}
