@@ -30,6 +30,16 @@ func eachSource(t *testing.T, fn func(t *testing.T, driver, source string)) {
 	})
 }
 
+// last is the number of this program's last migration.
+func last(t *testing.T) int {
+	t.Helper()
+	names, err := fs.Glob(store.Migrations(), "migrations/*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(names)
+}
+
 // later returns the migrations of a program that is n versions ahead.
 func later(t *testing.T, n int) fs.FS {
 	t.Helper()
@@ -188,7 +198,7 @@ func TestOldProgramRefusesNewDatabase(t *testing.T) {
 				}
 				t.Fatalf("%s: %v, want ErrNewerSchema", name, err)
 			}
-			for _, want := range []string{"version 36 (0036_future)", "postern v1.2.3", "up to version 34", "backup"} {
+			for _, want := range []string{fmt.Sprintf("version %d (%04[1]d_future)", last(t)+2), "postern v1.2.3", fmt.Sprintf("up to version %d", last(t)), "backup"} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%s: the error lacks %q: %v", name, want, err)
 				}
@@ -229,15 +239,16 @@ func TestUnknownMigrationIsRefused(t *testing.T) {
 func TestFailedMigrationLeavesNothing(t *testing.T) {
 	eachSource(t, func(t *testing.T, driver, source string) {
 		broken := later(t, 1).(fstest.MapFS) //nolint:forcetypeassert // later makes it
-		broken["migrations/0035_future.sql"] = &fstest.MapFile{Data: []byte("create table future_35 (id text primary key);\ncreate tabel oops")}
-		if _, err := store.OpenFiles(t.Context(), source, "", broken); err == nil || !strings.Contains(err.Error(), "migrate 0035_future") {
+		name, table := fmt.Sprintf("%04d_future", last(t)+1), fmt.Sprintf("future_%d", last(t)+1)
+		broken["migrations/"+name+".sql"] = &fstest.MapFile{Data: []byte("create table " + table + " (id text primary key);\ncreate tabel oops")}
+		if _, err := store.OpenFiles(t.Context(), source, "", broken); err == nil || !strings.Contains(err.Error(), "migrate "+name) {
 			t.Fatalf("a broken migration: %v", err)
 		}
 		db, err := store.Open(t.Context(), source) // the program from before still may
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := schema(t, db, driver); slices.Contains(got, "future_35.id") {
+		if got := schema(t, db, driver); slices.Contains(got, table+".id") {
 			t.Error("the table of the broken migration stays")
 		}
 		db.Close()
@@ -274,12 +285,8 @@ func TestProgramsMigrateAtOnce(t *testing.T) {
 // TestMigrationsAreNumberedOnce refuses to build a history with a gap or with a
 // number twice.
 func TestMigrationsAreNumberedOnce(t *testing.T) {
-	names, err := fs.Glob(store.Migrations(), "migrations/*.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for name, add := range map[string]string{
-		"twice": fmt.Sprintf("migrations/%04d_other.sql", len(names)), "a gap": fmt.Sprintf("migrations/%04d_other.sql", len(names)+2), "no number": "migrations/other.sql",
+		"twice": fmt.Sprintf("migrations/%04d_other.sql", last(t)), "a gap": fmt.Sprintf("migrations/%04d_other.sql", last(t)+2), "no number": "migrations/other.sql",
 	} {
 		files := later(t, 0).(fstest.MapFS) //nolint:forcetypeassert // later makes it
 		files[add] = &fstest.MapFile{Data: []byte("select 1")}
