@@ -4,7 +4,6 @@ import (
 	"math/big"
 	"slices"
 	"strings"
-	"time"
 )
 
 // numbers finds what is about people and money and has a checksum: cards, bank
@@ -27,7 +26,7 @@ func numbers(text string, found func(match)) {
 			i += n
 			continue
 		}
-		if n, rule := national(text[i:], text[max(0, i-40):i]); n > 0 {
+		if n, rule := identity(text[i:], text[max(0, i-40):i]); n > 0 {
 			found(match{i, i + n, FlagNationalID, rule, ""})
 			i += n
 			continue
@@ -167,171 +166,6 @@ func iban(s string) int {
 		return 0
 	}
 	return n
-}
-
-// form returns the length of pattern at the beginning of s, in which 9 is a
-// digit, A a capital letter, X either, and everything else itself.
-func form(s, pattern string) (v string, ok bool) {
-	if len(s) < len(pattern) || len(s) > len(pattern) && wordByte(s[len(pattern)]) {
-		return "", false
-	}
-	for i := range len(pattern) {
-		c := s[i]
-		letter := c >= 'A' && c <= 'Z'
-		switch pattern[i] {
-		case '9':
-			ok = digit(c)
-		case 'A':
-			ok = letter
-		case 'X':
-			ok = digit(c) || letter
-		default:
-			ok = c == pattern[i]
-		}
-		if !ok {
-			return "", false
-		}
-	}
-	return s[:len(pattern)], true
-}
-
-func number(s string) (v int64) {
-	for i := range len(s) {
-		if digit(s[i]) {
-			v = v*10 + int64(s[i]-'0')
-		}
-	}
-	return v
-}
-
-func weighted(digits string, weights ...int) (sum int) {
-	for i, w := range weights {
-		sum += w * int(digits[i]-'0')
-	}
-	return sum
-}
-
-func date(yyyymmdd string) bool {
-	t, err := time.Parse("20060102", yyyymmdd)
-	return err == nil && t.Year() >= 1900 && t.Year() <= 2100
-}
-
-// national returns the length of a number that a state gave a person, at the
-// beginning of s; before is what stands in front of it. Those whose checksum is
-// weak count only after a word that names them.
-func national(s, before string) (n int, rule string) {
-	named := func(words ...string) bool {
-		low := strings.ToLower(before)
-		for _, w := range words {
-			if strings.Contains(low, w) {
-				return true
-			}
-		}
-		return false
-	}
-	if v, ok := form(s, "999-99-9999"); ok { // USA: no checksum, but a form of its own
-		if a, g, e := v[:3], v[4:6], v[7:]; a != "000" && a != "666" && a < "900" && g != "00" && e != "0000" && v != "078-05-1120" && v != "123-45-6789" {
-			return len(v), "us_social_security"
-		}
-	}
-	if v, ok := form(s, "999.999.999-99"); ok { // Brazil
-		d := v[:3] + v[4:7] + v[8:11] + v[12:]
-		check := func(k int) bool {
-			sum := 0
-			for i := range k {
-				sum += int(d[i]-'0') * (k + 1 - i)
-			}
-			return sum*10%11%10 == int(d[k]-'0')
-		}
-		if check(9) && check(10) && strings.Count(d, d[:1]) < 11 {
-			return len(v), "br_cpf"
-		}
-	}
-	const dni = "TRWAGMYFPDXBNJZSQVHLCKE"
-	if v, ok := form(s, "99999999A"); ok && dni[number(v[:8])%23] == v[8] { // Spain
-		return len(v), "es_dni"
-	}
-	if v, ok := form(s, "A9999999A"); ok && strings.IndexByte("XYZ", v[0]) >= 0 && dni[(int64(v[0]-'X')*10000000+number(v[1:8]))%23] == v[8] {
-		return len(v), "es_nie"
-	}
-	if v, ok := form(s, "AAAAAAXXAXXAXXXA"); ok && codiceFiscale(v) { // Italy
-		return len(v), "it_codice_fiscale"
-	}
-	for _, p := range []string{"9 99 99 99 999 999 99", "999999999999999"} { // France
-		if v, ok := form(s, p); ok {
-			d := strings.ReplaceAll(v, " ", "")
-			if (d[0] == '1' || d[0] == '2') && 97-number(d[:13])%97 == number(d[13:]) && d[3:5] >= "01" && d[3:5] <= "12" {
-				return len(v), "fr_social_security"
-			}
-		}
-	}
-	if v, ok := form(s, "99999999999999999X"); ok && date(v[6:14]) { // China
-		sum := weighted(v, 7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
-		if "10X98765432"[sum%11] == v[17] {
-			return len(v), "cn_resident_id"
-		}
-	}
-	for _, sep := range []string{"-", "+", "A"} { // Finland
-		if v, ok := form(s, "999999"+sep+"999X"); ok && date("19"+v[4:6]+v[2:4]+v[:2]) {
-			if "0123456789ABCDEFHJKLMNPRSTUVWXY"[number(v[:6]+v[7:10])%31] == v[10] {
-				return len(v), "fi_personal_id"
-			}
-		}
-	}
-	if v, ok := form(s, "999999-9999"); ok && date("19"+v[:6]) && luhn(v[:6]+v[7:]) { // Sweden
-		return len(v), "se_personal_number"
-	}
-	if v, ok := form(s, "99999999999"); ok {
-		if named("pesel") && weighted(v, 1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1)%10 == 0 { // Poland
-			return len(v), "pl_pesel"
-		}
-		if named("steuer", "tax id", "tin", "identifikationsnummer") && steuerID(v) { // Germany
-			return len(v), "de_tax_id"
-		}
-	}
-	if v, ok := form(s, "999999999"); ok && named("bsn", "burgerservice") && weighted(v, 9, 8, 7, 6, 5, 4, 3, 2, -1)%11 == 0 { // Netherlands
-		return len(v), "nl_bsn"
-	}
-	if v, ok := form(s, "AA999999A"); ok && strings.IndexByte("ABCD", v[8]) >= 0 && strings.IndexByte("DFIQUV", v[0]) < 0 && named("national insurance", "nino", " ni ", "ni number") { // Britain
-		return len(v), "uk_national_insurance"
-	}
-	return 0, ""
-}
-
-func codiceFiscale(v string) bool {
-	const odd = "BAKPLCQDREVOSFTGUHMINJWZYX" // letter whose place is the value, in odd places
-	sum := 0
-	for i := range 15 {
-		k := int(v[i] - 'A')
-		if digit(v[i]) {
-			k = int(v[i] - '0')
-		}
-		if i%2 == 1 {
-			sum += k
-			continue
-		}
-		sum += strings.IndexByte(odd, byte('A'+k))
-	}
-	return byte('A'+sum%26) == v[15]
-}
-
-func steuerID(d string) bool {
-	if d[0] == '0' {
-		return false
-	}
-	p := 10
-	for i := range 10 {
-		s := (int(d[i]-'0') + p) % 10
-		if s == 0 {
-			s = 10
-		}
-		p = s * 2 % 11
-	}
-	check := 11 - p
-	if check == 10 {
-		check = 0
-	}
-	return check == int(d[10]-'0')
 }
 
 // people counts the different addresses and telephone numbers of a text.

@@ -66,7 +66,7 @@ func (s *scanner) look(p part, raw string) opinion {
 		if strings.TrimSpace(text) == "" {
 			return
 		}
-		sub := scanner{lex: s.lex, best: map[string]int{}}
+		sub := scanner{lex: s.lex, rules: s.rules, best: map[string]int{}}
 		q := p
 		q.derived, q.depth = how, p.depth+1
 		if p.derived != "" {
@@ -162,6 +162,7 @@ type sight struct {
 	hits   []hit
 	scale  float64 // bytes of a letter, nearly
 	quoted []span
+	rules  map[concept]conceptRule
 	open   bool // it stands there for people to read, neither hidden nor encoded
 }
 
@@ -169,7 +170,7 @@ type span struct{ from, to int }
 
 // judge applies the rules to a folded text.
 func (s *scanner) judge(p part, text string) opinion {
-	v := sight{text: text, hits: s.lex.find(text), scale: 1, open: p.hidden == "" && p.derived == ""}
+	v := sight{text: text, rules: s.rules, hits: s.lex.find(text), scale: 1, open: p.hidden == "" && p.derived == ""}
 	if len(v.hits) >= maxHits {
 		s.add(Finding{Category: Obfuscation, Rule: "too_dense", Score: 0.75, Where: p.where, Detail: "more words that matter than any letter has: not all were read"})
 	}
@@ -195,96 +196,17 @@ func (s *scanner) judge(p part, text string) opinion {
 			if o.rules["override_instructions"] < 0.8 {
 				v.override(i, say)
 			}
-		case newtask:
-			switch {
-			case v.any(i, 200, bit(address)|bit(secrecy)|bit(tool)|bit(toolcall)), v.any(i, 200, bit(override)) && v.any(i, 200, bit(ai)):
-				say(InstructionOverride, "new_task", 0.5, h.at, h.end)
-			case v.any(i, 200, bit(override)):
-				say(InstructionOverride, "new_task_perhaps", 0.3, h.at, h.end)
-			default:
-				say(InstructionOverride, "new_task_alone", 0.15, h.at, h.end)
-			}
-		case address:
-			if v.any(i, 220, bit(override)|bit(newtask)|bit(secrecy)|bit(tool)|bit(toolcall)|bit(destroy)|bit(shell)|bit(private)|bit(secret)|bit(persona)) {
-				say(InstructionOverride, "speaks_to_model", 0.7, h.at, h.end)
-			} else if v.any(i, 120, bit(sendv)|bit(run)|bit(instr)) {
-				say(InstructionOverride, "speaks_to_model_with_verb", 0.35, h.at, h.end)
-			} else {
-				say(InstructionOverride, "speaks_to_model_alone", 0.2, h.at, h.end)
-			}
-		case persona:
-			switch {
-			case v.any(i, 160, bit(override)|bit(address)|bit(authority)|bit(secrecy)) || v.any(i, 80, bit(ai)) || v.count(i, 160, persona) > 2:
-				say(RoleImpersonation, "new_persona", 0.7, h.at, h.end)
-			case v.any(i, 80, bit(instr)) || v.count(i, 160, persona) > 0:
-				say(RoleImpersonation, "new_persona_perhaps", 0.35, h.at, h.end)
-			default:
-				say(RoleImpersonation, "new_persona_alone", 0.2, h.at, h.end)
-			}
-		case authority:
-			if v.any(i, 260, cues|bit(sendv)|bit(destroy)) {
-				say(RoleImpersonation, "claims_authority", 0.7, h.at, h.end)
-			} else {
-				say(RoleImpersonation, "claims_authority_alone", 0.3, h.at, h.end)
-			}
 		case marker:
 			v.marker(i, say)
-		case closer:
-			if v.any(i, 260, cues|bit(marker)|bit(instr)) {
-				say(RoleImpersonation, "forges_end_of_mail", 0.7, h.at, h.end)
-			} else {
-				say(RoleImpersonation, "forges_end_of_mail_alone", 0.2, h.at, h.end)
-			}
 		case sendv:
 			v.give(i, say)
-		case tool:
-			switch {
-			case (strings.HasPrefix(v.text[h.at:], "tool calls") || strings.HasPrefix(v.text[h.at:], "function calls")) && !v.any(i, 120, bit(address)|bit(secrecy)):
-				say(ToolAbuse, "names_tool", 0.15, h.at, h.end) // "tool calls": of them is spoken
-			case v.any(i, 220, bit(address)|bit(override)|bit(newtask)|bit(secrecy)):
-				say(ToolAbuse, "commands_tool", 0.7, h.at, h.end)
-			case v.any(i, 80, bit(run)|bit(sendv)) && v.any(i, 160, bit(dest)|bit(private)|bit(secret)):
-				say(ToolAbuse, "tool_with_target", 0.55, h.at, h.end)
-			default:
-				say(ToolAbuse, "names_tool", 0.15, h.at, h.end)
-			}
-		case toolcall:
-			say(ToolAbuse, "tool_call_syntax", 0.78, h.at, h.end)
-		case shell:
-			switch {
-			case v.any(i, 260, bit(address)|bit(override)|bit(newtask)|bit(secrecy)) || v.any(i, 120, bit(ai)):
-				say(ToolAbuse, "commands_shell", 0.75, h.at, h.end)
-			case v.any(i, 90, bit(run)):
-				say(ToolAbuse, "asks_to_run", 0.35, h.at, h.end)
-			default:
-				say(ToolAbuse, "shell_command", 0.2, h.at, h.end)
-			}
-		case destroy:
-			switch {
-			case v.any(i, 220, bit(address)|bit(tool)|bit(toolcall)), v.any(i, 220, bit(override)|bit(secrecy)) && v.any(i, 220, bit(ai)|bit(authority)):
-				say(ToolAbuse, "commands_action", 0.65, h.at, h.end)
-			case v.any(i, 160, bit(newtask)|bit(authority)|bit(override)|bit(secrecy)):
-				say(ToolAbuse, "commands_action_perhaps", 0.35, h.at, h.end)
-			default:
-				say(ToolAbuse, "names_action", 0.05, h.at, h.end)
-			}
-		case secrecy:
-			if v.any(i, 220, bit(address)|bit(private)|bit(secret)|bit(tool)|bit(shell)|bit(toolcall)|bit(authority)) || v.any(i, 220, bit(destroy)|bit(override)) && v.any(i, 220, bit(ai)) {
-				say(InstructionOverride, "asks_for_secrecy", 0.55, h.at, h.end)
-			} else {
-				say(InstructionOverride, "asks_for_secrecy_alone", 0.15, h.at, h.end)
-			}
 		default:
+			v.grade(i, say)
 		}
 	}
 	v.roles(say)
 	return o
 }
-
-// cues are what only somebody says who speaks to a model.
-const cues = 1<<address | 1<<override | 1<<newtask | 1<<secrecy | 1<<tool | 1<<toolcall | 1<<persona
-
-func bit(c concept) uint32 { return 1 << c }
 
 type sayer func(c Category, rule string, score float64, from, to int)
 
@@ -325,8 +247,8 @@ func (v *sight) override(i int, say sayer) {
 		// People in business set rules aside too: "all prior orders", "the old
 		// rules cease to apply", "we ignore", "the instructions for model B".
 		// Then a model must be spoken of nearby.
-		if w > 0 && v.open && !v.any(i, 250, bit(address)|bit(persona)|bit(closer)|bit(toolcall)) &&
-			(v.told(o) || (weak(v.text[x.at:x.end]) || v.narrowed(x)) && !v.any(i, 250, bit(secrecy)|bit(tool)) && !v.any(i, 120, bit(ai))) {
+		if w > 0 && v.open && !v.any(i, 250, set(address, persona, closer, toolcall)) &&
+			(v.told(o) || (weak(v.text[x.at:x.end]) || v.narrowed(x)) && !v.any(i, 250, set(secrecy, tool)) && !v.any(i, 120, set(ai))) {
 			w -= 0.45
 		}
 		if w > best {
@@ -338,7 +260,7 @@ func (v *sight) override(i int, say sayer) {
 		say(InstructionOverride, "override_instructions", best, from, to)
 		return
 	}
-	if v.any(i, 60, bit(ai)|bit(address)) {
+	if v.any(i, 60, set(ai, address)) {
 		say(InstructionOverride, "override_perhaps", 0.2, o.at, o.end)
 	}
 }
@@ -387,7 +309,7 @@ func (v *sight) marker(i int, say sayer) {
 	switch {
 	case strong:
 		say(RoleImpersonation, "conversation_marks", 0.78, h.at, h.end)
-	case v.any(i, 200, cues|bit(instr)|bit(sendv)|bit(private)|bit(secret)):
+	case v.any(i, 200, cues|set(instr, sendv, private, secret)):
 		say(RoleImpersonation, "conversation_marks", 0.6, h.at, h.end)
 	default:
 		say(RoleImpersonation, "conversation_marks_perhaps", 0.25, h.at, h.end)
@@ -412,7 +334,7 @@ func (v *sight) give(i int, say sayer) {
 		}
 		// Verbs stand last in some languages; in the others what comes before
 		// belongs to something else.
-		if v.sentenceEnds(a.end, b.at) || x.at < s.at && v.scale < 1.3 && b.at-a.end > 25 && (b.at-a.end >= 70 || !v.within(a.end, b.at, bit(dest))) {
+		if v.sentenceEnds(a.end, b.at) || x.at < s.at && v.scale < 1.3 && b.at-a.end > 25 && (b.at-a.end >= 70 || !v.within(a.end, b.at, set(dest))) {
 			return false
 		}
 		what, object = x.c, x
@@ -422,8 +344,8 @@ func (v *sight) give(i int, say sayer) {
 		return
 	}
 	from, to := min(s.at, object.at), max(s.end, object.end)
-	led := v.any(i, 260, bit(address)|bit(override)|bit(secrecy)|bit(tool)|bit(toolcall)|bit(newtask)|bit(authority)) || v.any(i, 120, bit(ai)|bit(persona))
-	sent := v.any(i, 160, bit(dest))
+	led := v.any(i, 260, set(address, override, secrecy, tool, toolcall, newtask, authority)) || v.any(i, 120, set(ai, persona))
+	sent := v.any(i, 160, set(dest))
 	rule := "sends_secrets"
 	if what == private {
 		rule = "sends_mail_or_data"
@@ -457,7 +379,7 @@ func (v *sight) roles(say sayer) {
 				continue
 			}
 			from := at
-			if v.within(from, from+int(300*v.scale), cues|bit(instr)|bit(private)|bit(authority)) {
+			if v.within(from, from+int(300*v.scale), cues|set(instr, private, authority)) {
 				say(RoleImpersonation, "speaks_as_role", 0.65, from, from+end)
 			} else {
 				say(RoleImpersonation, "speaks_as_role_perhaps", 0.15, from, from+end)
@@ -468,10 +390,10 @@ func (v *sight) roles(say sayer) {
 }
 
 // within says whether one of set begins between from and to.
-func (v *sight) within(from, to int, set uint32) bool {
+func (v *sight) within(from, to int, of uint32) bool {
 	i, _ := slices.BinarySearchFunc(v.hits, from, func(h hit, at int) int { return h.at - at })
 	for ; i < len(v.hits) && v.hits[i].at < to; i++ {
-		if set&bit(v.hits[i].c) != 0 {
+		if of&(1<<v.hits[i].c) != 0 {
 			return true
 		}
 	}
@@ -497,18 +419,18 @@ func (v *sight) each(i int, letters float64, f func(int, hit) (enough bool)) {
 	}
 }
 
-func (v *sight) any(i int, letters float64, set uint32) (found bool) {
+func (v *sight) any(i int, letters float64, of uint32) (found bool) {
 	v.each(i, letters, func(_ int, h hit) bool {
 		// One word is no witness for itself.
-		found = set&bit(h.c) != 0 && (h.at >= v.hits[i].end || h.end <= v.hits[i].at)
+		found = of&(1<<h.c) != 0 && (h.at >= v.hits[i].end || h.end <= v.hits[i].at)
 		return found
 	})
 	return found
 }
 
-func (v *sight) count(i int, letters float64, c concept) (n int) {
+func (v *sight) count(i int, letters float64, of uint32) (n int) {
 	v.each(i, letters, func(_ int, h hit) bool {
-		if h.c == c && (h.at >= v.hits[i].end || h.end <= v.hits[i].at) {
+		if of&(1<<h.c) != 0 && (h.at >= v.hits[i].end || h.end <= v.hits[i].at) {
 			n++
 		}
 		return false

@@ -97,7 +97,7 @@ func (r Report) Has(c Category) bool { return r.Categories[c] >= Flagged }
 // Scan reads a message. It never fails and never panics: what cannot be read is
 // a finding, or nothing.
 func Scan(in Input) Report {
-	s := scanner{lex: lexicon(), best: map[string]int{}}
+	s := scanner{lex: lexicon(), rules: conceptRules(), best: map[string]int{}}
 	in.Subject = s.bound(in.Subject, maxSubject, "subject")
 	in.Text = s.bound(in.Text, maxText, "text")
 	in.HTML = s.bound(in.HTML, maxHTML, "html")
@@ -108,6 +108,7 @@ func Scan(in Input) Report {
 // scanner is the state of one scan.
 type scanner struct {
 	lex      *trie
+	rules    map[concept]conceptRule
 	findings []Finding
 	best     map[string]int // by category, rule and where: the finding's place
 	talk     int            // different words by which the message talks about attacks
