@@ -273,7 +273,7 @@ func TestPutRefuses(t *testing.T) {
 		{"too many", "i3", host, "2 links are held, which is the limit"},
 		{"no name", "", host, "want 1 to 64"},
 		{"a long name", strings.Repeat("x", 65), host, "want 1 to 64"},
-		{"a file", "i1", file, "no socket"},
+		{"a file", "i1", file, "not a socket"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if err := k.Put(t.Context(), tc.id, tc.f); err == nil || !strings.Contains(err.Error(), tc.want) {
