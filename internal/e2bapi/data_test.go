@@ -206,8 +206,8 @@ func text(t *testing.T, r *http.Response) string {
 
 var traffics = http.Header{"E2b-Traffic-Access-Token": {"traffic-" + testID}}
 
-// TestAdmission is who reaches what, and what the others are told.
-func TestAdmission(t *testing.T) {
+// TestDataPlaneNeedsItsToken is who reaches what, and what the others are told.
+func TestDataPlaneNeedsItsToken(t *testing.T) {
 	echo := inside(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "inside") })
 	all := map[uint16]string{sandbox.GuestPort: echo, 3000: echo, InterpreterPort: echo}
 	access := func(id string) http.Header { return http.Header{"X-Access-Token": {"access-" + id}} }
@@ -293,8 +293,8 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestWhatIsInsideSees: no secret of the host's, and the Host that it should.
-func TestWhatIsInsideSees(t *testing.T) {
+// TestServicesGetNoCredentials: no secret of the host's, and the Host that it should.
+func TestServicesGetNoCredentials(t *testing.T) {
 	seen := make(chan *http.Request, 1)
 	addr := inside(t, func(_ http.ResponseWriter, r *http.Request) { seen <- r })
 	tlsServer := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen <- r }))
@@ -340,8 +340,8 @@ func TestWhatIsInsideSees(t *testing.T) {
 	}
 }
 
-// TestBodies: large bodies pass both ways, with their trailers.
-func TestBodies(t *testing.T) {
+// TestBodiesPassUnchanged: large bodies pass both ways, with their trailers.
+func TestBodiesPassUnchanged(t *testing.T) {
 	var fail atomic.Value
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
@@ -372,8 +372,8 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// TestStreams: an event is seen when it is sent, over HTTP/1.1 and HTTP/2.
-func TestStreams(t *testing.T) {
+// TestStreamsAreNotBuffered: an event is seen when it is sent, over HTTP/1.1 and HTTP/2.
+func TestStreamsAreNotBuffered(t *testing.T) {
 	next := make(chan struct{})
 	left := make(chan struct{}, 2)
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
@@ -429,9 +429,9 @@ func h2c(t *testing.T) *http.Client {
 	return &http.Client{Transport: tr, Timeout: 2 * time.Minute}
 }
 
-// TestGRPC: what speaks only HTTP/2 is reached with HTTP/2, its status in the
+// TestGRPCPasses: what speaks only HTTP/2 is reached with HTTP/2, its status in the
 // trailer.
-func TestGRPC(t *testing.T) {
+func TestGRPCPasses(t *testing.T) {
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Proto", r.Proto)
 		w.Header().Set("Trailer", "Grpc-Status")
@@ -452,9 +452,9 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// TestContinue: a client that waits for leave gets the service's, and none
+// TestExpectContinuePasses: a client that waits for leave gets the service's, and none
 // from this server for what it refuses.
-func TestContinue(t *testing.T) {
+func TestExpectContinuePasses(t *testing.T) {
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/no" {
 			w.WriteHeader(http.StatusExpectationFailed)
@@ -523,7 +523,7 @@ func upgrader(t *testing.T) string {
 	})
 }
 
-func TestUpgrade(t *testing.T) {
+func TestUpgradesPassExceptToTheGuest(t *testing.T) {
 	addr := upgrader(t)
 	d := serveData(t, Config{}, map[uint16]string{3000: addr, sandbox.GuestPort: addr})
 	tests := []struct {
@@ -564,9 +564,9 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestHostileAnswers: what a sandbox answers costs bounded memory and time,
+// TestHostileResponsesAreRefused: what a sandbox answers costs bounded memory and time,
 // and says nothing that is not its own.
-func TestHostileAnswers(t *testing.T) {
+func TestHostileResponsesAreRefused(t *testing.T) {
 	say := func(text string) func(net.Conn) {
 		return func(c net.Conn) {
 			_, _ = http.ReadRequest(bufio.NewReader(c))
@@ -626,9 +626,9 @@ func TestHostileAnswers(t *testing.T) {
 	}
 }
 
-// TestSlowService: a service that never answers holds its own caller only, and
+// TestSlowServiceIsWaitedFor: a service that never answers holds its own caller only, and
 // is let go with it.
-func TestSlowService(t *testing.T) {
+func TestSlowServiceIsWaitedFor(t *testing.T) {
 	came, gone := make(chan struct{}), make(chan struct{})
 	addr := raw(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))
@@ -655,9 +655,9 @@ func TestSlowService(t *testing.T) {
 	}
 }
 
-// TestVisits: a sandbox's callers are bounded, and those who show nothing do
+// TestConcurrentRequestsAreBounded: a sandbox's callers are bounded, and those who show nothing do
 // not take the places of those who do.
-func TestVisits(t *testing.T) {
+func TestConcurrentRequestsAreBounded(t *testing.T) {
 	stop := make(chan struct{})
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()
@@ -699,8 +699,8 @@ func TestVisits(t *testing.T) {
 	}
 }
 
-// TestSmuggling: what an attacker writes on the wire is one request or none.
-func TestSmuggling(t *testing.T) {
+// TestSmuggledRequestsAreRefused: what an attacker writes on the wire is one request or none.
+func TestSmuggledRequestsAreRefused(t *testing.T) {
 	var got atomic.Int64
 	addr := inside(t, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -747,8 +747,8 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
-// TestOrigins: pages may use the SDK in a browser; no cookie opens anything.
-func TestOrigins(t *testing.T) {
+// TestOtherOriginsMayRead: pages may use the SDK in a browser; no cookie opens anything.
+func TestOtherOriginsMayRead(t *testing.T) {
 	addr := inside(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "https://console.example")
 		w.Header().Set("Access-Control-Allow-Credentials", "true")
@@ -783,8 +783,8 @@ func TestOrigins(t *testing.T) {
 	}
 }
 
-// TestPage: a person's browser gets a page, in which nothing runs.
-func TestPage(t *testing.T) {
+// TestBrowsersGetAPage: a person's browser gets a page, in which nothing runs.
+func TestBrowsersGetAPage(t *testing.T) {
 	d := serveData(t, Config{Domain: "boxes.example"}, nil)
 	tests := []struct {
 		name, method string

@@ -66,13 +66,6 @@ func parseHost(host, domain string) (target, bool) {
 	return target{sandbox: m[2], port: uint16(port), named: true}, true
 }
 
-// SandboxOf returns the sandbox ID and the port in a host name of the form
-// "<port>-<id>.<domain>".
-func SandboxOf(host, domain string) (id string, port uint16, ok bool) {
-	t, ok := parseHost(host, strings.ToLower(domain))
-	return t.sandbox, t.port, ok
-}
-
 // The headers by which the SDKs name a sandbox if they cannot use its host name.
 const (
 	idHeader   = "E2b-Sandbox-Id"

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestInterim: what a service says before its answer is disarmed as the answer
+// TestInterimResponsesAreCleaned: what a service says before its answer is disarmed as the answer
 // is.
-func TestInterim(t *testing.T) {
+func TestInterimResponsesAreCleaned(t *testing.T) {
 	service := raw(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 4096))
 		_, _ = io.WriteString(c, "HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nSet-Cookie: a=b; Domain=test\r\nClear-Site-Data: \"*\"\r\n\r\n"+

@@ -1125,7 +1125,7 @@ func TestSMTPIsCaptured(t *testing.T) {
 	}
 }
 
-func TestInner(t *testing.T) {
+func TestInnerServerKnowsTheSandbox(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
 		c.Inner = func(who auth.Principal) http.Handler {
 			return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprint(rw, "you are ", who) })

@@ -64,7 +64,7 @@ func pinged(c net.Conn) error {
 	return err
 }
 
-func TestAdopt(t *testing.T) {
+func TestAdoptContinuesALink(t *testing.T) {
 	first, second := newWorld(t, open), newWorld(t, open)
 	for _, w := range []*world{first, second} {
 		w.at(site+":7", echo)
@@ -195,7 +195,7 @@ func descriptors(tb testing.TB, f *os.File) (n int) {
 	return n
 }
 
-func TestHandOver(t *testing.T) {
+func TestHandOverResetsEverything(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
 		open(c)
 		c.Inner = func(who auth.Principal) http.Handler {

@@ -66,9 +66,9 @@ func (w *lastWord) Permit(ctx context.Context, who auth.Principal, to policy.Con
 	return policy.Verdict{Effect: policy.Allow}
 }
 
-// TestPermit: what the lists allow is refused where the last word is no, also
+// TestPermitDecidesAfterTheLists: what the lists allow is refused where the last word is no, also
 // where the sandbox hides the name.
-func TestPermit(t *testing.T) {
+func TestPermitDecidesAfterTheLists(t *testing.T) {
 	const other = "93.184.216.35"
 	for _, tc := range []struct {
 		name, to, request string
@@ -191,8 +191,8 @@ func TestHeldConnection(t *testing.T) {
 	}
 }
 
-// TestRecheck: what may not go on is cut and on record; of two projects, one's.
-func TestRecheck(t *testing.T) {
+// TestRecheckCutsConnections: what may not go on is cut and on record; of two projects, one's.
+func TestRecheckCutsConnections(t *testing.T) {
 	p := &lastWord{}
 	w := newWorld(t, func(c *Config) {
 		open(c)

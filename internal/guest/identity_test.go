@@ -151,9 +151,9 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestToldTwice: a sandbox that waited in a pool is told again who it is, with
+// TestSecondInitRewritesOnlyChanges: a sandbox that waited in a pool is told again who it is, with
 // its owner's environment. Only what changes is written.
-func TestToldTwice(t *testing.T) {
+func TestSecondInitRewritesOnlyChanges(t *testing.T) {
 	g := newRig(t)
 	key := strings.Repeat("1", 64)
 	say := func(token string, envs map[string]string) {
@@ -184,8 +184,8 @@ func TestToldTwice(t *testing.T) {
 	}
 }
 
-// TestWarm: the shell that nobody asked for leaves no trace.
-func TestWarm(t *testing.T) {
+// TestWarmUpShellIsInvisible: the shell that nobody asked for leaves no trace.
+func TestWarmUpShellIsInvisible(t *testing.T) {
 	g := newRig(t)
 	if code, body := g.ask(testToken, "POST", "/warm", ""); code != 204 {
 		t.Errorf("got %d %s, want 204", code, body)

@@ -20,7 +20,7 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-func TestEnds(t *testing.T) {
+func TestEndEventSaysHowItEnded(t *testing.T) {
 	g := newRig(t)
 	for _, tt := range []struct {
 		name, script   string
@@ -138,7 +138,7 @@ func stdin(s string) *processpb.ProcessInput {
 	return &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: []byte(s)}}
 }
 
-func TestInput(t *testing.T) {
+func TestInputReachesTheProcess(t *testing.T) {
 	g := newRig(t)
 	// Absent stdin means that there is one.
 	st, pid := g.begin(t.Context(), connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "cat"}, Tag: new("my cat")}))
@@ -465,7 +465,7 @@ func TestNobodyReads(t *testing.T) {
 }
 
 // Both encodings over both versions of HTTP.
-func TestWires(t *testing.T) {
+func TestAllWireFormatsWork(t *testing.T) {
 	g := newRig(t)
 	var h2c http.Protocols
 	h2c.SetUnencryptedHTTP2(true)

@@ -323,7 +323,7 @@ func (f *fixture) verbs(id string) (out []string) {
 	return out
 }
 
-func TestLife(t *testing.T) {
+func TestSandboxIsItsProjectsUntilItEnds(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		ctx := t.Context()
@@ -378,7 +378,7 @@ func TestLife(t *testing.T) {
 	})
 }
 
-func TestFull(t *testing.T) {
+func TestCreateStopsAtTheLimit(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) { c.MaxSandboxes = 3 })
 		var wg sync.WaitGroup
@@ -405,7 +405,7 @@ func TestFull(t *testing.T) {
 	})
 }
 
-func TestTimeUp(t *testing.T) {
+func TestSandboxEndsWhenItsTimeIsUp(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	brief := sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond}}
@@ -445,9 +445,9 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// TestEndInVain: one whose life was made longer just when it was to end can be
+// TestExtendedSandboxCanStillBeUsed: one whose life was made longer just when it was to end can be
 // worked on as before.
-func TestEndInVain(t *testing.T) {
+func TestExtendedSandboxCanStillBeUsed(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	s := f.create(sandbox.Request{})
 	if err := f.fleet.EndInVain(t.Context(), f.who, s.ID); !errors.Is(err, sandbox.ErrNotFound) {
@@ -458,7 +458,7 @@ func TestEndInVain(t *testing.T) {
 	}
 }
 
-func TestLost(t *testing.T) {
+func TestDeadSandboxIsRecordedAsLost(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	s := f.create(sandbox.Request{})
 	f.runtime.Die(s.ID, "out of memory")
@@ -472,8 +472,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestRecover is a program that was killed: what it left is removed and told.
-func TestRecover(t *testing.T) {
+// TestRecoverRemovesWhatAKilledServerLeft is a program that was killed: what it left is removed and told.
+func TestRecoverRemovesWhatAKilledServerLeft(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		a, b := f.create(sandbox.Request{}), f.create(sandbox.Request{})

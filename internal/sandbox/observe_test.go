@@ -16,9 +16,9 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestMeasure: what a fleet's sandboxes took is their project's to know, and
+// TestMetricsAreMeasuredFromOutside: what a fleet's sandboxes took is their project's to know, and
 // for an hour after their end.
-func TestMeasure(t *testing.T) {
+func TestMetricsAreMeasuredFromOutside(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		ctx := t.Context()
@@ -76,9 +76,9 @@ func TestMeasure(t *testing.T) {
 	})
 }
 
-// TestReadLog: the guest's lines and the host's in one, for the project alone,
+// TestLogsBelongToTheirProject: the guest's lines and the host's in one, for the project alone,
 // also after the end.
-func TestReadLog(t *testing.T) {
+func TestLogsBelongToTheirProject(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		ctx := t.Context()

@@ -54,7 +54,7 @@ func (f *fixture) state(id string) sandbox.State {
 	return s.State
 }
 
-func TestPause(t *testing.T) {
+func TestPauseAndResumeKeepTheSandbox(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		ctx := t.Context()
@@ -109,9 +109,9 @@ func TestPause(t *testing.T) {
 	})
 }
 
-// TestPauseFilesOnly: memory goes, files stay, and the guest that boots is told
+// TestPauseFilesOnlyBoots: memory goes, files stay, and the guest that boots is told
 // its environment again.
-func TestPauseFilesOnly(t *testing.T) {
+func TestPauseFilesOnlyBoots(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	for _, reboot := range []bool{false, true} {
 		s := f.create(sandbox.Request{EnvVars: map[string]string{"A": "b"}})
@@ -135,9 +135,9 @@ func TestPauseFilesOnly(t *testing.T) {
 	}
 }
 
-// TestPauseFails: a full disk pauses nothing, and what cannot be resumed stays
+// TestFailedPauseLeavesSandboxRunning: a full disk pauses nothing, and what cannot be resumed stays
 // paused.
-func TestPauseFails(t *testing.T) {
+func TestFailedPauseLeavesSandboxRunning(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx := t.Context()
 	s := f.create(sandbox.Request{})
@@ -167,9 +167,9 @@ func TestPauseFails(t *testing.T) {
 	f.remembers(s.ID, "kept")
 }
 
-// TestAutoPause: time that is up pauses, and traffic resumes, once for all who
+// TestAutoPauseAtTheEndOfLife: time that is up pauses, and traffic resumes, once for all who
 // come at the same time.
-func TestAutoPause(t *testing.T) {
+func TestAutoPauseAtTheEndOfLife(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	s := f.create(sandbox.Request{Options: sandbox.Options{Timeout: 10 * time.Millisecond, AutoPause: true, AutoResume: true}})
@@ -216,9 +216,9 @@ func (f *fixture) waitFor(what string, ok func() bool) {
 	}
 }
 
-// TestRestart: a stop of the server freezes what runs, and the next start
+// TestStopAndStartOfTheServerKeepSandboxes: a stop of the server freezes what runs, and the next start
 // brings it back, but for what has run out of time meanwhile.
-func TestRestart(t *testing.T) {
+func TestStopAndStartOfTheServerKeepSandboxes(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -290,10 +290,10 @@ func (k *keeper) All(context.Context) (map[string]*os.File, error) {
 	return all, nil
 }
 
-// TestRecoverKept: what a killed server left runs on under the next one; what
+// TestRecoverTakesBackRunningSandboxes: what a killed server left runs on under the next one; what
 // died meanwhile is lost, what nobody knows is removed, and each row tells the
 // truth.
-func TestRecoverKept(t *testing.T) {
+func TestRecoverTakesBackRunningSandboxes(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		k := &keeper{kept: map[string]bool{}}
 		f := setup(t, db, func(c *sandbox.Config) { c.Keeper = k })
@@ -341,10 +341,10 @@ func TestRecoverKept(t *testing.T) {
 	})
 }
 
-// TestRecoverTogether: code that stops its guests does not keep the next server
+// TestRecoverAsksGuestsConcurrently: code that stops its guests does not keep the next server
 // from starting for as long as all of them together may take to answer. Here
 // none answers before all have been asked.
-func TestRecoverTogether(t *testing.T) {
+func TestRecoverAsksGuestsConcurrently(t *testing.T) {
 	k := &keeper{kept: map[string]bool{}}
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Keeper = k })
 	const n = 6
@@ -366,8 +366,8 @@ func TestRecoverTogether(t *testing.T) {
 	}
 }
 
-// TestRecoverStopped: those that do not answer are lost.
-func TestRecoverStopped(t *testing.T) {
+// TestRecoverEndsSandboxWithStoppedGuest: those that do not answer are lost.
+func TestRecoverEndsSandboxWithStoppedGuest(t *testing.T) {
 	k := &keeper{kept: map[string]bool{}}
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Keeper = k })
 	var all []string
@@ -389,7 +389,7 @@ func TestRecoverStopped(t *testing.T) {
 	}
 }
 
-func TestFork(t *testing.T) {
+func TestForkCopiesARunningSandbox(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) { c.MaxSandboxes = 4 })
 		ctx := t.Context()
@@ -431,7 +431,7 @@ func TestFork(t *testing.T) {
 	})
 }
 
-func TestSnapshots(t *testing.T) {
+func TestSnapshotsBelongToTheirProject(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		ctx := t.Context()
@@ -519,9 +519,9 @@ func TestSnapshotReplacedAndDeleted(t *testing.T) {
 	})
 }
 
-// TestPool: what waits belongs to nobody, is handed over whole, and never takes
+// TestPoolFollowsDemandAndLimits: what waits belongs to nobody, is handed over whole, and never takes
 // more memory than it may.
-func TestPool(t *testing.T) {
+func TestPoolFollowsDemandAndLimits(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.Pool = false, []string{"base"}, sandbox.PoolConfig{Min: 2, Max: 4, MemoryMB: 3}
 	})
@@ -598,9 +598,9 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestBrokenTemplate: a snapshot that nothing starts from is only slower, and
+// TestBrokenTemplateSnapshotIsMadeAgain: a snapshot that nothing starts from is only slower, and
 // does not stay to be found again.
-func TestBrokenTemplate(t *testing.T) {
+func TestBrokenTemplateSnapshotIsMadeAgain(t *testing.T) {
 	for name, damage := range map[string]func(dir string) error{
 		"removed": os.RemoveAll,
 		"broken": func(dir string) error {
@@ -642,8 +642,8 @@ func TestBrokenTemplate(t *testing.T) {
 	}
 }
 
-// TestKillBreaksOff: an end does not wait for what is under way.
-func TestKillBreaksOff(t *testing.T) {
+// TestKillInterruptsAResume: an end does not wait for what is under way.
+func TestKillInterruptsAResume(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.StartTimeout = time.Hour })
 	s := f.create(sandbox.Request{})
 	if err := f.fleet.Pause(t.Context(), f.who, s.ID, false); err != nil {

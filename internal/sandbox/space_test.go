@@ -14,9 +14,9 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestPausedBounded: who holds a project's key cannot fill the disk with paused
+// TestPausedSandboxesAreBounded: who holds a project's key cannot fill the disk with paused
 // sandboxes and snapshots, and loses nothing by trying.
-func TestPausedBounded(t *testing.T) {
+func TestPausedSandboxesAreBounded(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) { c.MaxPaused, c.MaxSnapshots, c.Snapshots = 2, 2, true })
 		ctx := t.Context()
@@ -53,9 +53,9 @@ func TestPausedBounded(t *testing.T) {
 	})
 }
 
-// TestAutoPauseBounded: one too many that was to be paused runs on, and a stop
+// TestAutoPauseAtTheLimitKeepsRunning: one too many that was to be paused runs on, and a stop
 // of the server freezes all the same.
-func TestAutoPauseBounded(t *testing.T) {
+func TestAutoPauseAtTheLimitKeepsRunning(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.MaxPaused = 1 })
 	first := f.create(sandbox.Request{})
 	if err := f.fleet.Pause(t.Context(), f.who, first.ID, false); err != nil {
@@ -76,9 +76,9 @@ func TestAutoPauseBounded(t *testing.T) {
 	}
 }
 
-// TestDiskKeptFree: nothing is written that would leave less of the disk than
+// TestSavesLeaveDiskFree: nothing is written that would leave less of the disk than
 // must stay free.
-func TestDiskKeptFree(t *testing.T) {
+func TestSavesLeaveDiskFree(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Snapshots = true })
 	ctx := t.Context()
 	s := f.create(sandbox.Request{})
@@ -99,9 +99,9 @@ func TestDiskKeptFree(t *testing.T) {
 	}
 }
 
-// TestWakeFails: what cannot be resumed does not cost a restore for each request
+// TestFailedWakeIsNotRepeatedAtOnce: what cannot be resumed does not cost a restore for each request
 // that anybody sends.
-func TestWakeFails(t *testing.T) {
+func TestFailedWakeIsNotRepeatedAtOnce(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx := t.Context()
 	s := f.create(sandbox.Request{Options: sandbox.Options{AutoPause: true, AutoResume: true}})
@@ -125,9 +125,9 @@ func TestWakeFails(t *testing.T) {
 	}
 }
 
-// TestFullCostsNothing: a create or a fork that is refused has not used up what
+// TestRefusedCreateCostsNoPooledSandbox: a create or a fork that is refused has not used up what
 // waits, nor written a copy.
-func TestFullCostsNothing(t *testing.T) {
+func TestRefusedCreateCostsNoPooledSandbox(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.MaxSandboxes = false, []string{"base"}, 1
 		c.Pool = sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 100}
@@ -161,9 +161,9 @@ func TestFullCostsNothing(t *testing.T) {
 	<-done
 }
 
-// TestWarmStuck: a shell that never ends in a sandbox that is nobody's keeps
+// TestStuckWarmUpShellDoesNotBlockThePool: a shell that never ends in a sandbox that is nobody's keeps
 // the pool waiting for a while, and not for ever.
-func TestWarmStuck(t *testing.T) {
+func TestStuckWarmUpShellDoesNotBlockThePool(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.WarmTimeout = false, []string{"base"}, 100*time.Millisecond
 		c.Pool = sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 100}

@@ -19,10 +19,10 @@ func (l *link) hang(n int) {
 	l.silent = n
 }
 
-// TestSilentGuest: a guest that takes connections and never answers costs a
+// TestSilentGuestIsStartedAgain: a guest that takes connections and never answers costs a
 // part of the time for a start, and not the sandbox, wherever it may be started
 // again; and where it may not, what was saved stays as it was.
-func TestSilentGuest(t *testing.T) {
+func TestSilentGuestIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	const patience = 6 * time.Second
 	again := "sandbox.start_again"
@@ -135,10 +135,10 @@ func TestSilentGuest(t *testing.T) {
 	}
 }
 
-// TestSilentTemplate: a template's snapshot whose guest never answers is given
+// TestSilentTemplateSnapshotIsReplacedByABoot: a template's snapshot whose guest never answers is given
 // up for a boot within the time of one create, and a sandbox that waited in the
 // pool likewise.
-func TestSilentTemplate(t *testing.T) {
+func TestSilentTemplateSnapshotIsReplacedByABoot(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) {
 			c.Cold, c.Prepare, c.StartTimeout = false, []string{"base"}, 6*time.Second

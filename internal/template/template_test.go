@@ -187,7 +187,7 @@ func TestGuestEscape(t *testing.T) {
 	}
 }
 
-func TestLock(t *testing.T) {
+func TestLockExcludesOtherProcesses(t *testing.T) {
 	dir := t.TempDir()
 	c1, _ := newCache(t, dir, "guest")
 	c2, out := newCache(t, dir, "guest")
@@ -217,7 +217,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-func TestPrune(t *testing.T) {
+func TestPruneKeepsTemplatesInUse(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := newCache(t, dir, "guest")
 	pretend(t, c, c.recipe.id())

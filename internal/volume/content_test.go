@@ -25,7 +25,7 @@ func newContent(t *testing.T) *Content {
 	return content(t, s, create(t, s, who, "a").ID)
 }
 
-func TestContent(t *testing.T) {
+func TestContentIsStoredAndListed(t *testing.T) {
 	c := newContent(t)
 	ctx := t.Context()
 	before := time.Now().Add(-time.Minute)
@@ -259,8 +259,8 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// TestSwap: a sandbox that changes what a path is between two looks at it.
-func TestSwap(t *testing.T) {
+// TestSwappedPathsDoNotEscape: a sandbox that changes what a path is between two looks at it.
+func TestSwappedPathsDoNotEscape(t *testing.T) {
 	c := newContent(t)
 	dir := c.disk.files()
 	outside := t.TempDir()
@@ -320,9 +320,9 @@ func TestSwap(t *testing.T) {
 	}
 }
 
-// TestFull: a volume takes what it holds and not more; the caller is told, and
+// TestFullVolumeRefusesWrites: a volume takes what it holds and not more; the caller is told, and
 // nothing of what did not fit stays.
-func TestFull(t *testing.T) {
+func TestFullVolumeRefusesWrites(t *testing.T) {
 	c := newContent(t)
 	write(t, c, "/kept", "kept")
 	_, err := c.Write("/big", io.LimitReader(ones{}, 1<<30), Attributes{}, false)

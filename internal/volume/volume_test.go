@@ -343,7 +343,7 @@ func TestOneDevice(t *testing.T) {
 	}
 }
 
-func TestIdle(t *testing.T) {
+func TestIdleVolumeIsUnmounted(t *testing.T) {
 	s, who := newStore(t, storetest.SQLite(t), Config{})
 	v := create(t, s, who, "a")
 	mounted := func() int {

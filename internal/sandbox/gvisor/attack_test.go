@@ -17,8 +17,8 @@ import (
 	"postern/internal/sandbox"
 )
 
-// TestRefused: what root inside may not do, and a user even less.
-func TestRefused(t *testing.T) {
+// TestDangerousSystemCallsAreRefused: what root inside may not do, and a user even less.
+func TestDangerousSystemCallsAreRefused(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
 	_, h := start(t, r, nil)
@@ -127,10 +127,10 @@ func lookAtMachine(t *testing.T, dir string) (m machine) {
 	return m
 }
 
-// TestBombs lets one sandbox do its worst for some seconds while a neighbour
+// TestBombsStayInTheSandbox lets one sandbox do its worst for some seconds while a neighbour
 // must answer, and the machine must keep what it has. Others may work on the
 // machine meanwhile, so its bounds leave room.
-func TestBombs(t *testing.T) {
+func TestBombsStayInTheSandbox(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
 	const memoryMB, diskMB, processes = 256, 64, 128

@@ -215,9 +215,9 @@ func TestPartsKilledWhileStarting(t *testing.T) {
 	}
 }
 
-// TestManyAlive starts as many sandboxes from one snapshot as the environment
+// TestManySandboxesAtOnce starts as many sandboxes from one snapshot as the environment
 // says (POSTERN_TEST_ALIVE=200), four at a time, and has all of them answer.
-func TestManyAlive(t *testing.T) {
+func TestManySandboxesAtOnce(t *testing.T) {
 	needRoot(t)
 	n := 6
 	if v := os.Getenv("POSTERN_TEST_ALIVE"); v != "" {

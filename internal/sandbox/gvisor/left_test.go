@@ -554,8 +554,8 @@ func TestLogIsBounded(t *testing.T) {
 	}
 }
 
-// TestDrain: what reads the log never stops reading.
-func TestDrain(t *testing.T) {
+// TestDrainKeepsReading: what reads the log never stops reading.
+func TestDrainKeepsReading(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		w    io.Writer

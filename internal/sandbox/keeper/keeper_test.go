@@ -399,7 +399,7 @@ func maySpare(t *testing.T) bool {
 	return true
 }
 
-func TestHeals(t *testing.T) {
+func TestKilledKeeperIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	k := open(t, dir, 10)
 	a, aIn := link(t)
@@ -505,7 +505,7 @@ func TestStrangersGetNothing(t *testing.T) {
 	})
 }
 
-func TestEndsWhenLonely(t *testing.T) {
+func TestKeeperEndsWithoutLinksAndServer(t *testing.T) {
 	listen := func(t *testing.T) (dir string, listener int) {
 		dir = t.TempDir()
 		listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
