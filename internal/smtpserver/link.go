@@ -17,8 +17,8 @@ import (
 // go-smtp would answer NOOP for ever.
 const maxReplies = 20_000
 
-// After a refused message its rest is read and thrown away, so that the sender
-// reads the reply instead of being cut off. It may not keep us longer than this.
+// After a refusal the rest of the message is read and discarded, so that the sender
+// gets the reply instead of a reset connection. These bound how long that may take.
 const (
 	drainIdle  = 3 * time.Second
 	drainTotal = 60 * time.Second
@@ -29,14 +29,14 @@ type phase int
 const (
 	commands phase = iota // between messages
 	data                  // a message is being read
-	drain                 // the rest of a refused message is being thrown away
+	drain                 // the rest of a refused message is being discarded
 )
 
-// A link is the connection below a conversation. It bounds what go-smtp does
-// not: the time for a whole message, the number of commands, the rest of a
-// message that was refused. Once it is doomed every Read reports a timeout,
-// upon which go-smtp says 421 and hangs up: this is how a conversation is ended
-// from outside of go-smtp.
+// A link is the connection of a conversation. It adds the limits that go-smtp does
+// not have: the time for a whole message, the number of commands, and the rest of a
+// refused message. When it is doomed every Read returns a timeout, after which
+// go-smtp replies 421 and hangs up. This is the only way to end a conversation from
+// outside of go-smtp.
 type link struct {
 	net.Conn
 	s      *Server
@@ -45,15 +45,15 @@ type link struct {
 
 	door *door // nil for a captured conversation; set before it begins
 
-	// Of a captured conversation; set before it begins. The context is here
-	// since go-smtp has no way to pass one.
+	// Of a captured conversation; set before it begins. The context is stored here
+	// because go-smtp cannot pass one.
 	ctx      context.Context
 	captured bool
 	who      auth.Principal
 	dst      netip.AddrPort
 
-	seen []byte // read already; used by Read alone
-	mute bool   // do not write the greeting; used by Write alone
+	seen []byte // octets that were read before; used only by Read
+	mute bool   // suppress the greeting; used only by Write
 
 	mu      sync.Mutex
 	phase   phase
@@ -95,8 +95,8 @@ func (k *link) Read(p []byte) (int, error) {
 	k.mu.Unlock()
 	n, err := k.Conn.Read(p)
 	if err != nil && ph != commands {
-		// Where the message ends is not known any more. What comes later must
-		// not be taken for commands: the sender means it as text.
+		// The end of the message is unknown now. What follows must not be parsed as
+		// commands, since the sender means it as text.
 		k.doom()
 	}
 	return n, err
@@ -150,8 +150,8 @@ func (k *link) Close() error {
 	return k.Conn.Close()
 }
 
-// linger lets a sender that is being sent away read why: closing a socket
-// with unread input resets the connection, and with it the reply in flight.
+// linger reads the input of a client that is being disconnected. Closing a socket
+// with unread input resets the connection, and the client may lose the last reply.
 func (k *link) linger() {
 	k.mu.Lock()
 	doomed := k.doomed
@@ -186,8 +186,8 @@ func (k *link) beginData() {
 	k.phase, k.until = data, time.Now().Add(k.s.cfg.DataTimeout)
 }
 
-// endData says that the message was read to its end, or that it was refused
-// before that.
+// endData ends the data phase: the message was read completely, or it was refused
+// before its end.
 func (k *link) endData(complete bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

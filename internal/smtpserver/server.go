@@ -1,18 +1,18 @@
-// Package smtpserver speaks SMTP to whoever connects: to other mail servers,
-// which bring messages for our inboxes; to programs with the key of an inbox,
-// which submit what it sends; and to programs in sandboxes, which believe that
-// they talk to a mail server out in the world.
+// Package smtpserver is the SMTP server for three kinds of clients: other mail
+// servers, which bring messages for inboxes; programs with the key of an inbox,
+// which submit messages; and programs in sandboxes, which believe that they talk to
+// a mail server on the Internet.
 //
-// It takes messages in and hands them over; it sends nothing onward, relays
-// for nobody, and tells no one what went wrong inside. A message is answered
-// with 250 only when the function it was handed to has returned without an
-// error, so that what was accepted is durable.
+// It accepts messages and hands them over. It relays for nobody, sends nothing
+// itself, and does not reveal internal errors to clients. It replies 250 to a
+// message only after the function that it was handed to has returned without an
+// error, so that every accepted message is durable. [Inboxes] has these functions
+// for production.
 //
-// The conversation itself is emersion/go-smtp's. What that library leaves open
-// is closed here, see [link] and [session]: bare CR and LF, which smuggle a
-// second message past a server that takes them for line ends; unbounded
-// numbers of commands and refused recipients; slow senders; a second MAIL
-// within a transaction.
+// The protocol is implemented by emersion/go-smtp. [link] and [session] close what
+// that library leaves open: bare CR and LF, which smuggle a second message past a
+// server that treats them as line ends; unlimited commands and refused recipients;
+// slow senders; a second MAIL within a transaction.
 package smtpserver
 
 import (
@@ -37,8 +37,7 @@ import (
 	"postern/internal/mail"
 )
 
-// What [Config.Accepts] may answer about a recipient. Any other error is a
-// temporary failure.
+// Errors of [Config.Accepts]. Any other error is a temporary failure.
 var (
 	// ErrNoMailbox means that the domain is ours and has no such inbox: 550 5.1.1.
 	ErrNoMailbox = errors.New("no such inbox here")
@@ -46,69 +45,67 @@ var (
 	ErrRelay = errors.New("relaying is not allowed")
 )
 
-// A Peer is who brings a message, as far as that is known without looking at it.
+// A Peer describes the client of a conversation.
 type Peer struct {
 	Remote netip.AddrPort // zero if it is not known
-	Helo   string         // what it calls itself; anything
+	Helo   string         // argument of HELO or EHLO; hostile
 	TLS    bool           // the conversation is encrypted
 }
 
-// A RefusalError is an error that says what is answered.
+// A RefusalError is an error that sets the reply to the client.
 type RefusalError struct {
-	Code     int    // 450 to 452: try again later; 550 to 554: never
+	Code     int    // 450 to 452 for a temporary failure, 550 to 554 for a permanent one
 	Enhanced [3]int // RFC 3463
-	Reason   string // one line, told to the peer
+	Reason   string // one line, sent to the client
 }
 
 // Error returns the reason.
 func (r *RefusalError) Error() string { return r.Reason }
 
-// Config says how a [Server] behaves. Accepts and Deliver are needed for
-// Serve, Propose for ServeConn; the functions are called concurrently.
+// Config is the configuration of a [Server]. Serve needs Accepts and Deliver,
+// ServeConn needs Propose, ServeSubmission needs Authenticate and Submit. The
+// functions are called concurrently.
 type Config struct {
 	// Hostname is the name that the server greets with and writes into the
 	// Received field. Required.
 	Hostname string
 
-	// Accepts says whether there is an inbox for rcpt: nil, an error that
-	// wraps [ErrNoMailbox] or [ErrRelay], or another error for "ask
-	// again later".
+	// Accepts returns nil if there is an inbox for rcpt, an error that wraps
+	// [ErrNoMailbox] or [ErrRelay], or another error for a temporary failure.
 	Accepts func(ctx context.Context, rcpt string) error
-	// Deliver takes a message over. When it returns nil the message must be
-	// durable. A [mail.FieldError] refuses the message for good, a [RefusalError]
-	// as it says; any other error makes the sender keep it and try again.
-	// env.Raw begins with the Return-Path and Received fields of this server;
-	// env.From may be empty.
+	// Deliver takes responsibility for a message: when it returns nil the message
+	// must be durable. A [mail.FieldError] refuses the message permanently, a
+	// [RefusalError] as it says; after any other error the sender will retry. env.Raw
+	// begins with the Return-Path and Received fields of this server; env.From is
+	// empty for a bounce.
 	Deliver func(ctx context.Context, env mail.Envelope, from Peer) error
 
-	// Propose takes a message that the sandbox who sent to dst. env is just as
-	// it came and nothing in it has been checked but that it has no bare CR or
-	// LF: Propose makes it safe with [mail.FromCaptured]. What it
-	// returns is told with 250. A [mail.FieldError] or a [RefusalError] is
-	// told too; of any other error only that it is temporary.
+	// Propose handles a message that the sandbox who sent to dst. The only check of
+	// env so far is that it has no bare CR or LF: Propose makes it safe with
+	// [mail.FromCaptured]. The string is sent with the reply 250. A
+	// [mail.FieldError] or a [RefusalError] is sent too; any other error becomes a
+	// temporary failure without details.
 	Propose func(ctx context.Context, who auth.Principal, dst netip.AddrPort, env mail.Envelope) (said string, err error)
 
-	// Authenticate says who has the name and password, or [ErrCredentials].
-	// Needed for ServeSubmission, as is Submit.
+	// Authenticate returns the account with this name and password, or
+	// [ErrCredentials].
 	Authenticate func(ctx context.Context, user, password string, from Peer) (Account, error)
-	// Submit takes a message that a has sent, with no change but that it has no
-	// bare CR or LF, and from an address of a's: as with Propose the rest is
-	// Submit's to check. What it returns is told with 250, when the message
-	// must be durable. A [mail.FieldError] or a [RefusalError] is told too; of any
-	// other error only that it is temporary.
+	// Submit handles a message that a has submitted from an address of a's. As for
+	// Propose, Submit does all other checks, and its results are sent in the same
+	// way. When it returns nil the message must be durable.
 	Submit func(ctx context.Context, a Account, env mail.Envelope, from Peer) (said string, err error)
 
-	// TLS is offered to other mail servers and to who submits; nil offers none.
+	// TLS offers STARTTLS to other mail servers and for submission; nil offers none.
 	TLS *tls.Config
 	// CaptureTLS offers STARTTLS to sandboxes; nil offers none.
 	CaptureTLS *tls.Config
 
 	MaxMessageBytes int64         // octets of one message; zero means [mail.MaxMessageBytes]
 	MaxRecipients   int           // of one message; zero means [mail.MaxRecipients]
-	MaxConnections  int           // at the same time, at each door to the outside; zero means 200
-	MaxPerHost      int           // of those, from one address; zero means 50
-	MaxBufferBytes  int64         // octets of messages being received at the same time, a quarter of it from one sender; zero means 512 MiB
-	IdleTimeout     time.Duration // for the next command or the next piece of a message; zero means 5 minutes
+	MaxConnections  int           // at the same time, for each listener; zero means 200
+	MaxPerHost      int           // of those, from one address or IPv6 network; zero means 50
+	MaxBufferBytes  int64         // octets of messages being received at the same time, at most a quarter from one sender; zero means 512 MiB
+	IdleTimeout     time.Duration // for the next command or the next read of a message; zero means 5 minutes
 	DataTimeout     time.Duration // for one whole message; zero means 10 minutes
 	HandTimeout     time.Duration // for each call of the functions above; zero means 1 minute
 }
@@ -119,15 +116,16 @@ type Server struct {
 	cfg Config
 
 	buffered atomic.Int64 // octets of messages being received now
-	shares   bufferShares // of them, whose
-	// Octets of large messages being handed over now. The attack: strangers whose
-	// DNS is slow to say who they are, and no agent's own large mail is taken.
+	shares   bufferShares // of these, octets by sender
+	// Semaphores of the octets of large messages that are being handed over. They
+	// are separate for incoming and proposed mail. The attack: strangers with slow
+	// DNS, whose verification takes all the room, keep agents from sending.
 	brought, proposed *semaphore.Weighted
 
-	pausing  atomic.Int64 // conversations in a tarpit
-	guesses  *tarpit      // at credentials
-	names    *tarpit      // at recipients
-	tarLocal bool         // recipients that this machine names are guesses, too; for tests
+	pausing  atomic.Int64 // conversations that are being slowed down
+	guesses  *tarpit      // for credentials
+	names    *tarpit      // for recipients
+	tarLocal bool         // slow down clients on this machine as well; for tests
 	stopping chan struct{}
 
 	mu      sync.Mutex
@@ -136,8 +134,8 @@ type Server struct {
 	servers map[*smtp.Server]bool
 }
 
-// A door is one way in from outside. Each has room of its own, so that a flood
-// at one keeps nobody from another. The server's mu guards the counts.
+// A door is one listener to the outside. Each has its own limits, so that a flood
+// at one does not block another. The server's mu guards the counts.
 type door struct {
 	submission bool
 	implicit   bool // a conversation begins with TLS
@@ -199,12 +197,11 @@ func (s *Server) serve(l net.Listener, d *door) error {
 	return srv.Serve(&listener{Listener: l, s: s, door: d})
 }
 
-// ServeConn holds the conversation of the sandbox who with the server that it
-// believes to have reached at dst, until the program hangs up or ctx is done.
-// Every recipient is accepted and any credential, which is thrown away unread;
-// the message goes to Propose and nowhere else. seen is what was read of conn
-// already: if it is not empty the program is past the greeting and gets none.
-// ServeConn closes conn.
+// ServeConn serves the sandbox who, which believes to be connected to a mail server
+// at dst, until the client hangs up or ctx is done. It accepts every recipient and
+// any credential, which it discards unread; messages go only to Propose. seen is
+// what was already read from conn: if it is not empty the client does not wait for
+// a greeting and gets none. ServeConn closes conn.
 func (s *Server) ServeConn(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte) {
 	defer conn.Close()
 	if s.cfg.Propose == nil {
@@ -224,9 +221,9 @@ func (s *Server) ServeConn(ctx context.Context, who auth.Principal, dst netip.Ad
 	_ = srv.Shutdown(context.WithoutCancel(ctx))
 }
 
-// Shutdown stops listening, lets messages that are being received come to
-// their end, tells idle clients to come back later, and returns when all are
-// gone. When ctx is done first it cuts them off and returns the context's error.
+// Shutdown stops listening, waits for messages that are being received, sends idle
+// clients a 421, and returns when all connections are closed. If ctx is done first
+// it closes them and returns the context's error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closing {
@@ -341,7 +338,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			}
 			return k, nil
 		}
-		if d.implicit { // who speaks TLS could not read why
+		if d.implicit { // a TLS client could not read the reply
 			conn.Close()
 			continue
 		}
@@ -352,8 +349,8 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// host returns the address of a peer without its port; of IPv6 the network,
-// since every machine has one to choose addresses from.
+// host returns the address of a peer without its port. For IPv6 it returns the /64
+// network, since a machine can use any address of its network.
 func host(a net.Addr) string {
 	ap, err := netip.ParseAddrPort(a.String())
 	if err != nil {
@@ -390,16 +387,16 @@ func (l *oneListener) Close() error { return nil }
 // Addr returns our end of the connection.
 func (l *oneListener) Addr() net.Addr { return l.k.LocalAddr() }
 
-// libraryLog takes what go-smtp says: hang-ups, and recovered panics.
+// libraryLog receives the log of go-smtp: hang-ups and recovered panics.
 type libraryLog struct{ log *slog.Logger }
 
 // Printf logs one line.
 func (l libraryLog) Printf(format string, v ...any) {
 	msg := fmt.Sprintf(format, v...)
-	// go-smtp 0.25.1 forgets its session when it hangs up, and then calls it for
-	// commands that were sent ahead behind QUIT, or for a BDAT in progress. It
-	// recovers and nothing is accepted; and nobody outside shall be able to
-	// fill our log with errors. A panic of ours has our frames in it.
+	// go-smtp 0.25.1 sets its session to nil when it hangs up, and then calls it for
+	// commands that were pipelined after QUIT, or for a BDAT in progress. It recovers,
+	// and nothing is accepted. The attack: clients fill the log with such errors. A
+	// panic in this program has its frames in the message.
 	forgotten := strings.Contains(msg, "nil pointer") && !strings.Contains(msg, "postern/internal/")
 	if strings.HasPrefix(format, "panic") && !forgotten {
 		l.log.Error("smtp conversation panicked", "detail", msg)

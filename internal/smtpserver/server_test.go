@@ -259,7 +259,7 @@ func TestInboundRefuses(t *testing.T) {
 	c.want("MAIL FROM:<b@x.example>", "503 5.5.1")
 	c.want("DATA", "502 ")
 	c.want("RCPT TO:<nobody@p.example>", "550 5.1.1")
-	c.want("RCPT TO:<Postmaster@p.example>", "550 5.1.1 nobody reads postmaster")
+	c.want("RCPT TO:<Postmaster@p.example>", "550 5.1.1 nobody reads postmaster@p.example")
 	if got := c.want("RCPT TO:<a@elsewhere.example>", "550 5.7.1"); strings.Contains(got, "elsewhere") {
 		t.Errorf("the text of the error is in the reply: %q", got)
 	}

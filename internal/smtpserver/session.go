@@ -24,10 +24,11 @@ import (
 )
 
 const (
-	// maxRefused is how many recipients may be refused in a conversation
-	// before it is ended: a sender that tries names would go on for ever.
+	// maxRefused is how many refused recipients end a conversation. The attack: a
+	// client that tries names without end.
 	maxRefused = 100
-	// maxHops is when a message is taken to go round in a loop, RFC 5321 6.3.
+	// maxHops is the number of Received fields above which a message is considered
+	// to loop, RFC 5321 6.3.
 	maxHops = 50
 )
 
@@ -45,11 +46,12 @@ type session struct {
 	to      []string
 	tooMany bool
 	refused int
-	account *Account // who submits; nil until it has authenticated
+	account *Account // of a submission; nil until it has authenticated
 	badAuth int
 }
 
-// capturedSession offers AUTH, which a session with another server must not.
+// capturedSession adds AUTH to a session. Go-smtp offers it to sessions that
+// implement [smtp.AuthSession], which the one for other servers must not.
 type capturedSession struct{ *session }
 
 var (
@@ -77,16 +79,14 @@ func (s *Server) newSession(c *smtp.Conn) (smtp.Session, error) {
 	return ses, nil
 }
 
-// submits says whether the other end is a program that sends, and not a server
-// that brings mail.
+// submits reports whether the client submits mail, rather than delivers it.
 func (ses *session) submits() bool { return ses.link.door != nil && ses.link.door.submission }
 
 func reply(code int, enhanced smtp.EnhancedCode, format string, args ...any) *smtp.SMTPError {
 	return &smtp.SMTPError{Code: code, EnhancedCode: enhanced, Message: oneLine(fmt.Sprintf(format, args...))}
 }
 
-// oneLine keeps a reply to one printable line: part of it may come from what
-// the client sent.
+// oneLine makes s one printable line. Parts of a reply may come from the client.
 func oneLine(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
@@ -117,7 +117,7 @@ func (ses *session) Mail(from string, _ *smtp.MailOptions) error {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	if ses.begun {
-		// go-smtp would keep the recipients and change the sender under them.
+		// go-smtp would change the sender and keep the recipients.
 		return reply(503, smtp.EnhancedCode{5, 5, 1}, "nested MAIL command")
 	}
 	if ses.submits() {
@@ -134,9 +134,9 @@ func (ses *session) Mail(from string, _ *smtp.MailOptions) error {
 	return nil
 }
 
-// path checks an address of the envelope. go-smtp has taken quotes off a
-// quoted local part and lets control characters through; what is not a plain
-// address cannot be written into a trace field or an envelope and is refused.
+// path checks an address of the envelope. go-smtp removes the quotes of a quoted
+// local part and accepts control characters. An address that is not plain cannot
+// be written into a trace field or an envelope, and is refused.
 func path(addr string) (string, error) {
 	a, err := mail.CheckAddr("address", addr)
 	if fe, ok := errors.AsType[*mail.FieldError](err); ok {
@@ -157,7 +157,7 @@ func (ses *session) Rcpt(to string, _ *smtp.RcptOptions) error {
 		ses.link.doom()
 		return reply(421, smtp.EnhancedCode{4, 7, 0}, "too many refused recipients")
 	}
-	// Not this machine: a queue of ours would wait for us.
+	// Clients on this machine are not slowed down: its own queue would wait.
 	if k := ses.link; k.door != nil && !k.door.submission && (ses.s.tarLocal || !isLoopback(k.RemoteAddr())) {
 		if !ses.s.pause(k, ses.s.names.nameGuess(host(k.RemoteAddr()))) {
 			return reply(421, smtp.EnhancedCode{4, 7, 0}, "too many refused recipients")
@@ -173,8 +173,8 @@ func (ses *session) rcptLocked(to string) error {
 	}
 	if len(ses.to) >= ses.s.cfg.MaxRecipients {
 		if ses.link.captured || ses.submits() {
-			// No program sends the rest later, as a server does: it must hear
-			// that nothing of this message will be sent.
+			// A mail server sends the rest later, a program does not. So nothing of the
+			// message is accepted, and the program sees the refusal.
 			ses.tooMany = true
 			return reply(550, smtp.EnhancedCode{5, 5, 3}, "more than %d recipients, the message will be refused", ses.s.cfg.MaxRecipients)
 		}
@@ -186,8 +186,8 @@ func (ses *session) rcptLocked(to string) error {
 		switch err := ses.s.cfg.Accepts(ctx, addr); {
 		case errors.Is(err, ErrNoMailbox):
 			if local, domain, _ := strings.Cut(addr, "@"); strings.EqualFold(local, "postmaster") || strings.EqualFold(local, "abuse") {
-				// Whoever has a complaint shall not think that he has mistyped it.
-				return reply(550, smtp.EnhancedCode{5, 1, 1}, "nobody reads %s of %s yet", strings.ToLower(local), domain)
+				// Tell complainants that the address is right but unread.
+				return reply(550, smtp.EnhancedCode{5, 1, 1}, "nobody reads %s@%s yet", strings.ToLower(local), domain)
 			}
 			return reply(550, smtp.EnhancedCode{5, 1, 1}, "no such inbox here")
 		case errors.Is(err, ErrRelay):
@@ -239,17 +239,16 @@ func (ses *session) Data(r io.Reader) error {
 }
 
 const (
-	// maxHandled bounds the messages larger than smallMessage that other servers
-	// have brought and that are handed over at the same time, in octets, and as
-	// many of those that agents propose: each is copied several times while it is
-	// judged, cleaned and sealed.
+	// maxHandled bounds the messages larger than smallMessage that are handed over
+	// at the same time, in octets: once for incoming and once for proposed mail. Each
+	// is copied several times while it is verified, scanned and sealed.
 	maxHandled = 128 << 20
-	// smallMessage is how many octets a message has that need not wait.
+	// smallMessage is the size, in octets, up to which a message does not wait.
 	smallMessage = 1 << 20
 )
 
-// acquireRoom waits until room has place for a message of so many octets. It ends
-// with ctx or after HandTimeout: then its sender keeps it.
+// acquireRoom acquires size octets of the semaphore room. It gives up when ctx ends
+// or after HandTimeout; the client then retries later.
 func (s *Server) acquireRoom(ctx context.Context, room *semaphore.Weighted, size int64) (leave func(), err error) {
 	if size <= smallMessage {
 		return func() {}, nil
@@ -264,9 +263,9 @@ func (s *Server) acquireRoom(ctx context.Context, room *semaphore.Weighted, size
 }
 
 // read reads a message to its end. go-smtp ends it only at CR LF dot CR LF and
-// undoes dot-stuffing; everything else that a server somewhere takes for an
-// end of line, and so perhaps for an end of message, is a bare CR or LF and
-// refused here. What go-smtp would drop unseen, dotCR looks for before.
+// undoes dot-stuffing. The attack (SMTP smuggling): some servers treat a bare CR or
+// LF as the end of a line, and so can see the end of a message elsewhere. So both
+// are refused. dotCR finds those that go-smtp would drop.
 func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 	held := int64(0)
 	whose := ses.bufferOwner()
@@ -275,9 +274,9 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 		ses.s.shares.add(whose, -held)
 	}
 	var buf bytes.Buffer
-	// go-smtp fills the whole of what it is given before it returns. Octet by
-	// octet a bare CR is seen at once, and not when a sender, which believes
-	// that it has ended its message, has hung up.
+	// go-smtp fills the whole buffer before it returns. Reading single octets finds
+	// a bare CR at once, instead of after a sender that believes to have ended its
+	// message has hung up.
 	var one [1]byte
 	prev := byte(0)
 	wire, err := wireOf(r)
@@ -300,10 +299,10 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 			if more := int64(buf.Cap()) - held; more > 0 {
 				held += more
 				mine := ses.s.shares.add(whose, more)
-				// The attack: one machine, or one sandbox, that sends a few large
-				// messages slowly, and nobody else's mail is taken meanwhile.
+				// The attack: one machine or sandbox sends a few large messages slowly, and
+				// takes all buffers meanwhile.
 				if ses.s.buffered.Add(more) > ses.s.cfg.MaxBufferBytes || whose != "" && mine > ses.s.cfg.MaxBufferBytes/4 {
-					return nil, release, reply(452, smtp.EnhancedCode{4, 3, 1}, "too much mail at once, try again later")
+					return nil, release, reply(452, smtp.EnhancedCode{4, 3, 1}, "too much mail at the same time, try again later")
 				}
 			}
 		}
@@ -321,19 +320,19 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 		case errors.As(err, &known):
 			return nil, release, known
 		case errors.Is(err, smtp.ErrTooLongLine):
-			return nil, release, reply(554, smtp.EnhancedCode{5, 6, 0}, "message has too long a line")
+			return nil, release, reply(554, smtp.EnhancedCode{5, 6, 0}, "message has a line that is too long")
 		default:
-			return nil, release, reply(451, smtp.EnhancedCode{4, 4, 2}, "message was not received to its end")
+			return nil, release, reply(451, smtp.EnhancedCode{4, 4, 2}, "message was not received completely")
 		}
 	}
 }
 
 var errBare = reply(550, smtp.EnhancedCode{5, 6, 0}, "message has a bare CR or LF; every line must end in CR LF")
 
-// wireOf returns what go-smtp reads a message of DATA from, in front of its
-// undoing of dots, or nil for one of BDAT, which has none. go-smtp does not
-// hand it out, so it is taken from its reader; that reader's type is not
-// exported either. Should it change, messages are refused until this follows.
+// wireOf returns the reader from which go-smtp reads a DATA message before it undoes
+// dot-stuffing, or nil for BDAT, which has none. go-smtp does not export it, so it
+// is taken from a private field by reflection. If a new version changes that field,
+// messages are refused until this is adapted.
 func wireOf(r io.Reader) (*bufio.Reader, error) {
 	if _, ok := r.(*io.PipeReader); ok {
 		return nil, nil //nolint:nilnil // chunks have no dots
@@ -343,13 +342,13 @@ func wireOf(r io.Reader) (*bufio.Reader, error) {
 			return (*bufio.Reader)(f.UnsafePointer()), nil
 		}
 	}
-	return nil, fmt.Errorf("go-smtp reads messages by a %T, which is not known here", r)
+	return nil, fmt.Errorf("go-smtp reads messages by a %T, which this version does not know", r)
 }
 
-// dotCR reports whether the line that begins here is a dot and a CR without a
-// LF. go-smtp drops these two octets: the message would not be what was sent,
-// and CR LF dot CR CR LF, where some servers see an end, would be lines like
-// any other. It waits for no octet that the end of a message does not have.
+// dotCR reports whether the next line is a dot and a CR without a LF. go-smtp drops
+// these two octets, so that the message would differ from what was sent; and some
+// servers see an end of message in CR LF dot CR CR LF. It only waits for octets
+// that the end of a message has as well.
 func dotCR(wire *bufio.Reader) bool {
 	if wire == nil {
 		return false
@@ -363,8 +362,8 @@ func dotCR(wire *bufio.Reader) bool {
 	return err == nil && b[2] != '\n'
 }
 
-// bufferOwner returns under whose name a message is counted while it is received, or
-// nothing for a mail server on this machine, which brings everybody's.
+// bufferOwner returns the key under which the buffers of a message are counted. It
+// is empty for a mail server on this machine, which brings mail of many senders.
 func (ses *session) bufferOwner() string {
 	switch k := ses.link; {
 	case k.captured:
@@ -376,13 +375,14 @@ func (ses *session) bufferOwner() string {
 	}
 }
 
-// bufferShares are octets by whose they are. They are safe for concurrent use.
+// bufferShares counts octets by [session.bufferOwner]. It is safe for concurrent
+// use.
 type bufferShares struct {
 	mu sync.Mutex
 	by map[string]int64
 }
 
-// add adds n to what whose has, and returns it.
+// add adds n to the octets of whose and returns the sum.
 func (s *bufferShares) add(whose string, n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -399,7 +399,7 @@ func (s *bufferShares) add(whose string, n int64) int64 {
 
 func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 	if hops(raw) > maxHops {
-		return reply(554, smtp.EnhancedCode{5, 4, 6}, "message goes round in a loop, it has more than %d Received fields", maxHops)
+		return reply(554, smtp.EnhancedCode{5, 4, 6}, "message loops: it has more than %d Received fields", maxHops)
 	}
 	env.Raw = append(ses.trace(env, time.Now()), raw...)
 	ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
@@ -410,9 +410,9 @@ func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 	return nil
 }
 
-// errorReply is the reply to a message that was not taken. A field that is wrong
-// is answered with code: 554 to another server, 550 to who wrote the message
-// (RFC 5321, section 4.2.3). What went wrong on our side is logged, not told.
+// errorReply returns the reply for an error of Deliver or Submit. code is that for a
+// wrong field: 554 for another server, 550 for the author of the message (RFC 5321,
+// section 4.2.3). Internal errors are logged and become a temporary failure.
 func (ses *session) errorReply(err error, code int, from string) error {
 	var fe *mail.FieldError
 	var no *RefusalError
@@ -430,7 +430,7 @@ func (r *RefusalError) reply() *smtp.SMTPError {
 	return reply(r.Code, smtp.EnhancedCode(r.Enhanced), "%s", r.Reason)
 }
 
-// peer returns who is at the other end.
+// peer describes the client.
 func (ses *session) peer() Peer {
 	p := Peer{Helo: ses.helo, TLS: ses.isTLS}
 	if a, ok := ses.link.RemoteAddr().(*net.TCPAddr); ok {
@@ -457,8 +457,8 @@ func (ses *session) propose(env mail.Envelope) error {
 	return reply(250, smtp.EnhancedCode{2, 0, 0}, "%s", said)
 }
 
-// trace returns the fields that RFC 5321 4.4 asks for. The name that the
-// client gave itself is not to be believed and may hold anything.
+// trace returns the fields that RFC 5321 4.4 requires. The client's HELO name is
+// hostile text.
 func (ses *session) trace(env mail.Envelope, now time.Time) []byte {
 	helo := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-.:[]_", r) {
@@ -482,7 +482,7 @@ func (ses *session) trace(env mail.Envelope, now time.Time) []byte {
 	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "Return-Path: <%s>\r\nReceived: from %s ([%s])\r\n\tby %s with %s id %s", env.From, helo, remote, ses.s.cfg.Hostname, with, strings.ToLower(rand.Text()))
-	if len(env.To) == 1 { // with more, one would learn of another's Bcc
+	if len(env.To) == 1 { // with more, a recipient would learn of others in Bcc
 		fmt.Fprintf(&b, "\r\n\tfor <%s>", env.To[0])
 	}
 	fmt.Fprintf(&b, ";\r\n\t%s\r\n", now.UTC().Format(time.RFC1123Z))
@@ -505,12 +505,11 @@ func hops(raw []byte) int {
 	return n
 }
 
-// AuthMechanisms offers what programs ask for.
+// AuthMechanisms offers the mechanisms that programs commonly use.
 func (capturedSession) AuthMechanisms() []string { return []string{"PLAIN", "LOGIN", "XOAUTH2"} }
 
-// Auth accepts any credential and does not look at it: who it is that speaks
-// is known by the sandbox's link, and a secret that a program was given for
-// some server out there is none of our business.
+// Auth accepts any credential without reading it. The sandbox is identified by its
+// link, and the secret belongs to a server on the Internet.
 func (capturedSession) Auth(mech string) (sasl.Server, error) {
 	switch mech {
 	case "PLAIN", "XOAUTH2":
@@ -521,10 +520,10 @@ func (capturedSession) Auth(mech string) (sasl.Server, error) {
 	return nil, smtp.ErrAuthUnknownMechanism
 }
 
-// acceptAnyAuth asks as often as the mechanism does and lets everybody in.
+// acceptAnyAuth sends the challenges of a mechanism and accepts any response.
 type acceptAnyAuth struct {
-	asks    [][]byte
-	initial bool // the next response may have come with the command
+	asks    [][]byte // challenges that are left
+	initial bool     // the next response may have come with the command
 }
 
 // Next drops a response and returns the next challenge.

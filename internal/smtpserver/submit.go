@@ -18,16 +18,16 @@ import (
 // password: 535 5.7.8.
 var ErrCredentials = errors.New("wrong name or password")
 
-// An Account is who has authenticated to submit mail.
+// An Account is an authenticated client of submission.
 type Account struct {
 	Who     auth.Principal
-	Address string // the only one that it may send as
+	Address string // the only sender that it may use
 }
 
-// ServeSubmission takes messages in from programs that authenticate (RFC 6409)
-// on l until Shutdown, which makes it return nil. With implicit a conversation
-// begins with TLS (RFC 8314), otherwise STARTTLS is offered; without either,
-// nobody but this machine may authenticate. It closes l.
+// ServeSubmission accepts messages from programs that authenticate (RFC 6409) on l
+// until Shutdown, which makes it return nil. With implicit a conversation begins
+// with TLS (RFC 8314), otherwise STARTTLS is offered. Without TLS only clients on
+// this machine may authenticate. It closes l.
 func (s *Server) ServeSubmission(l net.Listener, implicit bool) error {
 	if s.cfg.Authenticate == nil || implicit && s.cfg.TLS == nil {
 		l.Close()
@@ -36,17 +36,18 @@ func (s *Server) ServeSubmission(l net.Listener, implicit bool) error {
 	return s.serve(l, &door{submission: true, implicit: implicit})
 }
 
-// submitSession offers AUTH, where it is safe.
+// submitSession adds AUTH to a session, if the connection is secure.
 type submitSession struct{ *session }
 
 var _ smtp.AuthSession = submitSession{}
 
-// secure says whether a password may be sent: nobody on the way can read it.
+// secure reports whether a password may be sent: over TLS, or on this machine.
 func (ses *session) secure() bool {
 	return ses.isTLS || ses.peer().Remote.Addr().IsLoopback()
 }
 
-// AuthMechanisms offers none where the password would be seen.
+// AuthMechanisms offers none on an insecure connection, so that clients do not send
+// the password.
 func (ses submitSession) AuthMechanisms() []string {
 	if !ses.secure() {
 		return nil
@@ -87,12 +88,12 @@ func (p *plain) Next(response []byte) (challenge []byte, done bool, err error) {
 		return nil, true, errMalformedAuth
 	}
 	if as := string(parts[0]); as != "" && as != string(parts[1]) {
-		return nil, true, reply(535, smtp.EnhancedCode{5, 7, 8}, "acting for another is not possible")
+		return nil, true, reply(535, smtp.EnhancedCode{5, 7, 8}, "an authorization identity other than the user is not supported")
 	}
 	return nil, true, p.check(string(parts[1]), string(parts[2]))
 }
 
-// login is what Outlook and others speak; no RFC describes it.
+// login is AUTH LOGIN, which Outlook and others use; no RFC specifies it.
 type login struct {
 	user  *string
 	begun bool
@@ -116,10 +117,11 @@ func (l *login) Next(response []byte) (challenge []byte, done bool, err error) {
 	return nil, true, l.check(*l.user, string(response))
 }
 
-// maxBadAuth is how many wrong passwords a conversation survives.
+// maxBadAuth is how many wrong passwords end a conversation.
 const maxBadAuth = 3
 
-// login checks a name and a password. Whoever guesses waits before the answer.
+// login checks a name and a password. The tarpit delays the reply to clients that
+// have failed before.
 func (ses submitSession) login(user, password string) error {
 	s, from := ses.s, ses.peer()
 	h := host(ses.link.RemoteAddr())
@@ -143,7 +145,7 @@ func (ses submitSession) login(user, password string) error {
 		if ses.badAuth++; ses.badAuth >= maxBadAuth {
 			ses.link.doom()
 		}
-		return reply(535, smtp.EnhancedCode{5, 7, 8}, "wrong name or password: the name is the inbox's address, the password its key")
+		return reply(535, smtp.EnhancedCode{5, 7, 8}, "wrong name or password: use the inbox's address as name and its key as password")
 	case err != nil:
 		s.log.Error("authenticate submission", "err", err, "remote", from.Remote.String())
 		return reply(454, smtp.EnhancedCode{4, 7, 0}, "temporary failure, try again later")
@@ -155,7 +157,7 @@ func (ses submitSession) login(user, password string) error {
 	return nil
 }
 
-// maySubmitLocked says whether a message may begin with this sender.
+// maySubmitLocked checks the sender of MAIL FROM.
 func (ses *session) maySubmitLocked(from string) error {
 	switch a := ses.account; {
 	case a == nil && !ses.secure():
@@ -163,7 +165,7 @@ func (ses *session) maySubmitLocked(from string) error {
 	case a == nil:
 		return reply(530, smtp.EnhancedCode{5, 7, 0}, "authenticate first")
 	default:
-		// The attack: a key of one inbox that writes as another.
+		// The attack: the key of one inbox sends as another.
 		if addr, err := path(from); err != nil || !sameAddress(addr, a.Address) {
 			return reply(553, smtp.EnhancedCode{5, 7, 1}, "this key may only send as <%s>", a.Address)
 		}
@@ -188,7 +190,7 @@ func (ses *session) submit(env mail.Envelope) error {
 	return reply(250, smtp.EnhancedCode{2, 0, 0}, "%s", said)
 }
 
-// isLoopback says whether a peer is on this machine.
+// isLoopback reports whether a peer is on this machine.
 func isLoopback(a net.Addr) bool {
 	ap, err := netip.ParseAddrPort(a.String())
 	return err == nil && ap.Addr().Unmap().IsLoopback()

@@ -7,35 +7,34 @@ import (
 	"time"
 )
 
-// A tarpit slows those down who guess: at credentials, or at who has an inbox.
-// It never refuses for good and never locks an account: whoever has the right
-// key gets in from anywhere, at worst some seconds later. It keeps bounded
-// memory and is safe for concurrent use.
+// A tarpit slows down clients that guess credentials or addresses of inboxes. It
+// never locks an account: a client with the right key gets in from anywhere, at
+// worst some seconds later. Its memory is bounded. It is safe for concurrent use.
 type tarpit struct {
-	forgive time.Duration // after which one strike is forgotten
+	forgive time.Duration // time in which the count of strikes falls by one
 	now     func() time.Time
 
 	mu      sync.Mutex // guards what follows
 	strikes map[string]*strikes
-	good    map[string]bool // "account\x00host" that was right once
+	good    map[string]bool // "account\x00host" that has authenticated before
 }
 
 type strikes struct {
 	n       float64
 	at      time.Time // when n was right
-	waiting int       // attempts that are being slowed down now
+	waiting int       // attempts that are being delayed now
 }
 
 const (
 	maxTarpit  = 10_000 // hosts and accounts that are remembered
-	maxWaiting = 3      // attempts of one host that are slowed down at the same time; more are sent away
+	maxWaiting = 3      // attempts of one host that are delayed at the same time; more are refused
 )
 
 func newTarpit(forgive time.Duration) *tarpit {
 	return &tarpit{forgive: forgive, now: time.Now, strikes: map[string]*strikes{}, good: map[string]bool{}}
 }
 
-// countLocked returns the strikes of k, less what time has forgiven.
+// countLocked returns the strikes of k, less those that time has forgiven.
 func (t *tarpit) countLocked(k string) float64 {
 	s := t.strikes[k]
 	if s == nil {
@@ -60,8 +59,8 @@ func (t *tarpit) strike(keys ...string) {
 	}
 }
 
-// makeRoomLocked forgets who is forgiven anyway, and then anybody: a tenth at a
-// time, since looking through all of them for each new one would be slow.
+// makeRoomLocked removes entries without strikes, and then any. It removes a tenth
+// at a time, since going through all of them for each new entry would be slow.
 func (t *tarpit) makeRoomLocked() {
 	if len(t.strikes) < maxTarpit {
 		return
@@ -81,8 +80,8 @@ func (t *tarpit) makeRoomLocked() {
 	}
 }
 
-// delay returns by how much n strikes slow the next attempt down: not those who
-// mistyped, twice as long each time after that, and never longer than most.
+// delay returns the delay of the next attempt after n strikes: none below free,
+// then from 1 s doubling with each strike, up to most.
 func delay(n, free float64, most time.Duration) time.Duration {
 	if n < free {
 		return 0
@@ -94,7 +93,7 @@ func delay(n, free float64, most time.Duration) time.Duration {
 	return min(d, most)
 }
 
-// The attempts that cost nothing, and the most that one costs.
+// The strikes that cost no delay, and the longest delays.
 const (
 	freeGuesses        = 3
 	slowestGuess       = 16 * time.Second
@@ -111,9 +110,10 @@ func accountKey(account string) string {
 	return "account\x00" + account[:min(len(account), 300)]
 }
 
-// enter says how long an attempt of host at account has to wait before it is
-// looked at, so that dropping the connection gains nothing. When ok is false it
-// is not looked at at all; otherwise leave must be called at its end.
+// enter returns how long an attempt of host at account has to wait before it is
+// checked. The wait comes before the check, so that dropping the connection gains
+// nothing. If ok is false the attempt is refused; otherwise leave must be called at
+// its end.
 func (t *tarpit) enter(host, account string) (wait time.Duration, leave func(), ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,8 +121,8 @@ func (t *tarpit) enter(host, account string) (wait time.Duration, leave func(), 
 	n := t.countLocked(k)
 	wait = delay(n, freeGuesses, slowestGuess)
 	known := t.good[accountKey(account)+"\x00"+host]
-	// The attack: guesses from everywhere at one account. Its owner, who has
-	// been there before from the same place, does not notice.
+	// The attack: guesses from many hosts at one account. Its owner is not delayed on
+	// a host that has authenticated before.
 	if !known && t.countLocked(accountKey(account)) >= freeAccountGuesses {
 		wait = max(wait, slowAccountGuess)
 	}
@@ -141,7 +141,7 @@ func (t *tarpit) enter(host, account string) (wait time.Duration, leave func(), 
 	}, true
 }
 
-// welcome remembers that host has had the right key of account.
+// welcome remembers that host has authenticated as account.
 func (t *tarpit) welcome(host, account string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,8 +156,8 @@ func (t *tarpit) welcome(host, account string) {
 	t.good[accountKey(account)+"\x00"+host] = true
 }
 
-// nameGuess counts a recipient that is not there and returns how long its
-// answer waits.
+// nameGuess counts a recipient that does not exist and returns the delay of the
+// reply.
 func (t *tarpit) nameGuess(host string) time.Duration {
 	t.strike(hostKey(host))
 	t.mu.Lock()
@@ -165,9 +165,9 @@ func (t *tarpit) nameGuess(host string) time.Duration {
 	return delay(t.countLocked(hostKey(host)), freeNames+1, slowestName)
 }
 
-// pause makes a conversation wait. It holds up nobody but its own client; when
-// a quarter of all conversations wait already, it ends this one instead. It
-// returns false if the conversation is at its end.
+// pause delays a conversation. If a quarter of all conversations are being delayed
+// it ends this one instead, so that they cannot use up the connections. It returns
+// false if the conversation ends.
 func (s *Server) pause(k *link, d time.Duration) bool {
 	if d <= 0 {
 		return true

@@ -15,17 +15,16 @@ import (
 	"postern/internal/store"
 )
 
-// A webhook is a way out: its URL has a path and a query, in which its maker
-// writes what he likes, and requests come when he wants them to. So one that an
-// agent makes waits as an action until policy or a person has allowed its URL,
-// the whole of it: of many hosts the path says who reads what comes. So does one
-// that is to be told of more kinds of events than were allowed. Who holds
-// the project's key or is a person makes them freely. They are the operator's
-// programs and people, to whom the events belong anyway.
+// A webhook is a channel out: its creator chooses the path and the query of the
+// URL, and when requests are sent. So the URL of a webhook that an agent creates
+// waits as an action until policy or a person approves all of it; on many hosts the
+// path says who gets the request. The same holds for additional types of events.
+// Project keys and people create webhooks without approval: they are the operator's
+// programs and people, who may read the events anyway.
 
-// maxProposals is how many actions of one credential may wait. What is asked for
-// anew takes the former action back, so that there are mostly no more than
-// webhooks; the attack is to be faster than that.
+// maxProposals bounds the pending actions of one credential. A new proposal cancels
+// the former one of its webhook, so there are seldom more than webhooks. The attack:
+// proposing faster than that.
 const maxProposals = 2 * maxHooks
 
 // A request is the payload of an action of kind [policy.KindWebhook].
@@ -34,14 +33,14 @@ type request struct {
 	URL        string `json:"url"`
 	Name       string `json:"name"`
 	Events     string `json:"events"`
-	Inbox      string `json:"inbox"` // its address; empty for all of the credential's
+	Inbox      string `json:"inbox"` // its address; empty means all inboxes of the credential
 	Credential string `json:"credential"`
 }
 
-// needsApproval reports whether what o makes waits for leave.
+// needsApproval reports whether webhooks of o need approval.
 func (o owner) needsApproval() bool { return o.credential != "" }
 
-// proposeURL proposes w, whose row is in tx, and writes down what it waits for.
+// proposeURL proposes the URL of w, whose row is in tx, and records the action.
 func (h *Hooks) proposeURL(ctx context.Context, tx *store.Tx, who auth.Principal, w *Webhook) error {
 	var n int
 	if err := tx.One(ctx, `select count(*) from action where project_id = $1 and kind = $2 and proposer = $3 and state = $4`,
@@ -49,7 +48,7 @@ func (h *Hooks) proposeURL(ctx context.Context, tx *store.Tx, who auth.Principal
 		return err
 	}
 	if n >= maxProposals {
-		return fmt.Errorf("%d webhooks of this key wait for a person: %w", n, oversight.ErrFull)
+		return fmt.Errorf("%d webhooks of this key wait for approval: %w", n, oversight.ErrFull)
 	}
 	u, err := url.Parse(w.URL)
 	if err != nil {
@@ -78,7 +77,7 @@ func (h *Hooks) proposeURL(ctx context.Context, tx *store.Tx, who auth.Principal
 		w.Enabled, w.Reason = false, refusal(a)
 	}
 	// What is under way to the former URL does not go to this one.
-	if err := abandon(ctx, tx, w.ID, "the URL of the webhook waits for a person"); err != nil {
+	if err := abandon(ctx, tx, w.ID, "the URL of the webhook waits for approval"); err != nil {
 		return err
 	}
 	_, err = tx.ExecContext(ctx, `update webhook set waits = $1, enabled = $2, reason = $3 where id = $4`, w.Waits, w.Enabled, w.Reason, w.ID)
@@ -96,7 +95,7 @@ func (h *Hooks) cancelProposal(ctx context.Context, who auth.Principal, action s
 	}
 }
 
-// refusal says why an action of a webhook was not carried out.
+// refusal says why the action of a webhook was not executed.
 func refusal(a oversight.Action) string {
 	why := a.Reason
 	if why == "" {
@@ -105,7 +104,7 @@ func refusal(a oversight.Action) string {
 	if a.State != oversight.Denied {
 		why = string(a.State)
 	}
-	return fmt.Sprintf("its URL was not allowed (%s): %s", a.ID, why)
+	return fmt.Sprintf("its URL was not approved (%s): %s", a.ID, why)
 }
 
 var (
@@ -115,12 +114,12 @@ var (
 	_ oversight.Watcher   = (*Hooks)(nil)
 )
 
-// Execute implements [oversight.Executor]. What it lets through is done by
-// [Hooks.Finish], with the outcome.
+// Execute implements [oversight.Executor]. It only checks; [Hooks.Finish] makes the
+// change in the transaction of the outcome.
 func (h *Hooks) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	var r request
 	if err := json.Unmarshal(a.Payload, &r); err != nil || r.Webhook == "" {
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request is malformed"}
 	}
 	err := h.db.View(ctx, func(tx *store.Tx) error {
 		var id string
@@ -128,11 +127,11 @@ func (h *Hooks) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 	})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the webhook has another URL by now, or was deleted"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the webhook's URL has changed since, or it was deleted"}
 	case err != nil:
 		return oversight.Outcome{State: oversight.Approved, Detail: "nothing was changed: the database could not be reached", Free: true}
 	}
-	return oversight.Outcome{State: oversight.Done, Detail: "the webhook receives events from now on"}
+	return oversight.Outcome{State: oversight.Done, Detail: "the webhook now receives events"}
 }
 
 // Finish implements [oversight.Finisher].
@@ -144,8 +143,8 @@ func (h *Hooks) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o 
 	return err
 }
 
-// Interrupted implements [oversight.Recoverer]: an execution has no effect but
-// its outcome.
+// Interrupted implements [oversight.Recoverer]. An execution has no effect of its
+// own, so it can be repeated.
 func (h *Hooks) Interrupted(context.Context, *store.Tx, oversight.Action) (oversight.Outcome, error) {
 	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before anything was changed"}, nil
 }
@@ -184,10 +183,10 @@ func (h *Hooks) Show(a oversight.Action) (oversight.View, error) {
 		Text: "If approved, this server sends a request to this URL each time one of these events happens, until the webhook or the key that created it ends. The requests contain ids and times, no mail.",
 	}
 	if r.Inbox == "" {
-		v.Fields[1].Value = "all that the key opens"
+		v.Fields[1].Value = "all inboxes that the key has access to"
 	}
 	if u.Path != "" && u.Path != "/" || u.RawQuery != "" {
-		v.Notes = append(v.Notes, "the path and the query of the URL are the agent's words: whoever runs the host reads them with each request")
+		v.Notes = append(v.Notes, "the agent chose the path and the query of the URL, and the host gets them with each request")
 	}
 	return v, nil
 }

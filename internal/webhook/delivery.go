@@ -16,7 +16,7 @@ import (
 	"postern/internal/store"
 )
 
-// State is where a delivery is; see the package comment.
+// State is the state of a delivery; see the package comment.
 type State string
 
 // The states of a delivery.
@@ -39,9 +39,9 @@ type Delivery struct {
 	Next     time.Time // of the next attempt; zero if there is none
 	Created  time.Time
 	Last     time.Time     // when the last attempt began; zero if there was none
-	Status   int           // of its answer; 0 if there was none
+	Status   int           // HTTP status of the last attempt; 0 without a response
 	Duration time.Duration // of the last attempt
-	Error    string        // why that failed, for a person
+	Error    string        // why the last attempt failed, for people; empty if it did not
 }
 
 const deliveryColumns = `id, webhook_id, event_id, event_type, sandbox_id, inbox_id, state, attempts, next_at, created_at, last_at, status, duration_us, error`
@@ -55,8 +55,8 @@ func scanDelivery(row func(...any) error) (Delivery, error) {
 	return d, err
 }
 
-// Deliveries returns the deliveries of a webhook that is who's, newest
-// first: limit (1 to 100) of them after offset.
+// Deliveries returns the deliveries of one of who's webhooks, newest first: limit
+// (1 to 100) of them after offset.
 func (h *Hooks) Deliveries(ctx context.Context, who auth.Principal, webhook string, offset, limit int) ([]Delivery, error) {
 	if limit < 1 || limit > 100 {
 		return nil, fmt.Errorf("%w: limit: must be 1 to 100", ErrInvalid)
@@ -79,8 +79,8 @@ func (h *Hooks) Deliveries(ctx context.Context, who auth.Principal, webhook stri
 	return out, nil
 }
 
-// Redeliver makes a delivery, whatever became of it, due now, with all its
-// attempts before it. The webhook must be enabled.
+// Redeliver makes a delivery in any state due now, with a full set of attempts. The
+// webhook must be enabled.
 func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id string) (d Delivery, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Delivery{}, err
@@ -94,7 +94,7 @@ func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id s
 			return fmt.Errorf("%w: enabled: the webhook is disabled; enable it first", ErrInvalid)
 		}
 		if w.Waits != "" {
-			return fmt.Errorf("%w: url: waits for a person to allow it (action %s)", ErrInvalid, w.Waits)
+			return fmt.Errorf("%w: url: waits for approval (action %s)", ErrInvalid, w.Waits)
 		}
 		if !isText(id) {
 			return fmt.Errorf("delivery %q: %w", truncate(id), ErrNotFound)
@@ -115,9 +115,9 @@ func (h *Hooks) Redeliver(ctx context.Context, who auth.Principal, webhook, id s
 	return d, nil
 }
 
-// body is what is sent of e. Of an event of a sandbox that is the object of
-// E2B's listing, and every field that E2B's deliveries were seen to write
-// otherwise under that name too; of one of an inbox our own.
+// body returns the request body for e. For a sandbox it is the object of E2B's
+// listing of events, plus the fields under the different names that E2B's own
+// deliveries use. For an inbox it is this server's format.
 func body(e event.Event) (string, error) {
 	b, err := json.Marshal(e)
 	if err != nil || e.Inbox != "" {
@@ -137,7 +137,7 @@ func body(e event.Event) (string, error) {
 	return string(b[:len(b)-1]) + "," + string(more[1:]), nil
 }
 
-// wants reports whether w is to be told of e, and under which names.
+// wants returns the types under which w gets e; none if it does not.
 func (w Webhook) wants(e event.Event) (names []event.Type) {
 	if w.Project != e.Project || e.At.Before(w.Created) || w.Credential != "" && e.Inbox == "" || w.Inbox != "" && w.Inbox != e.Inbox {
 		return nil
@@ -150,10 +150,10 @@ func (w Webhook) wants(e event.Event) (names []event.Type) {
 	return names
 }
 
-// route makes the deliveries of events that have none, at most 100 at a time,
-// and reports how many events there were.
+// route inserts the deliveries of at most 100 unrouted events, and returns the
+// number of events.
 func (h *Hooks) route(ctx context.Context) (n int, err error) {
-	// Mostly there is nothing, and to read is cheaper than to write.
+	// Usually there is none, and a read is cheaper than a write.
 	err = h.db.View(ctx, func(tx *store.Tx) error {
 		es, err := event.Unrouted(ctx, tx, 1)
 		n = len(es)
@@ -177,7 +177,7 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 			if err != nil {
 				return err
 			}
-			if !first { // another server was faster
+			if !first { // another server has routed it
 				continue
 			}
 			for i := range hooks {
@@ -199,7 +199,7 @@ func enabled(ctx context.Context, tx *store.Tx) ([]Webhook, error) {
 	return store.List(ctx, tx, scan, `select `+columns+` from webhook where enabled = $1 and waits = ''`, true)
 }
 
-// enqueueFor makes the deliveries of e to w, if w wants it and may still have it.
+// enqueueFor inserts the deliveries of e to w, if w wants it and may still get it.
 func (h *Hooks) enqueueFor(ctx context.Context, tx *store.Tx, w *Webhook, e event.Event, waiting map[string]int) error {
 	names := w.wants(e)
 	if len(names) == 0 || !w.Enabled {
@@ -216,13 +216,13 @@ func (h *Hooks) enqueueFor(ctx context.Context, tx *store.Tx, w *Webhook, e even
 	return nil
 }
 
-// errKeyEnded is what is said of webhooks whose credential is no key of the
-// inbox any more.
-var errKeyEnded = errors.New("the key that made it does not open the inbox any more")
+// errKeyEnded means that the credential of a webhook no longer has access to the
+// inbox.
+var errKeyEnded = errors.New("the key that created it no longer has access to the inbox")
 
-// mayReceive reports whether w may be told of an inbox still, and disables it if
-// that is the one that it is for. The attack: a former holder of a key goes on
-// being told when mail comes.
+// mayReceive reports whether w may still get events of an inbox. If not, and the
+// inbox is the one it was created for, it disables w. The attack: the holder of a
+// revoked key continues to learn when mail arrives.
 func mayReceive(ctx context.Context, tx *store.Tx, w *Webhook, inbox string) (bool, error) {
 	if w.Credential == "" {
 		return true, nil
@@ -250,8 +250,8 @@ func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Ev
 	now := store.Time(time.Now())
 	state, next, why := Waiting, now, ""
 	if n >= h.conf.MaxWaiting {
-		// On the log all the same: it can be redelivered.
-		state, next, why = Failed, 0, fmt.Sprintf("never tried: %d deliveries waited already", n)
+		// It is in the log nevertheless, and can be redelivered.
+		state, next, why = Failed, 0, fmt.Sprintf("not attempted: %d deliveries were waiting already", n)
 	} else {
 		n++
 	}
@@ -262,7 +262,7 @@ func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Ev
 	return err
 }
 
-// prune removes ended deliveries that nobody will ask for any more.
+// prune deletes old finished deliveries.
 func (h *Hooks) prune(ctx context.Context) error {
 	return h.db.Update(ctx, func(tx *store.Tx) error {
 		if _, err := tx.ExecContext(ctx, `delete from webhook_delivery where next_at = 0 and created_at < $1`, store.Time(time.Now().Add(-logAge))); err != nil {

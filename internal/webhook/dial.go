@@ -16,17 +16,17 @@ import (
 	"postern/internal/policy"
 )
 
-// errRefused means that a webhook leads where it must not.
+// errRefused means that a webhook's address is blocked.
 var errRefused = errors.New("refused")
 
-// private lists what the operator can open: each range whole, and none in
-// which a cloud's metadata service is, which [policy] names more narrowly.
+// private lists the ranges that the operator can allow. Clouds' metadata services
+// stay blocked: [policy] has narrower rules for their addresses.
 var private = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "fc00::/7", "::1/128"}
 
-// A guard decides which addresses may be connected to.
+// A guard decides which addresses deliveries may connect to.
 type guard struct {
 	rules *policy.Outbound
-	own   bool // addresses of this machine may be connected to
+	own   bool // allow addresses of this machine
 }
 
 func newGuard(openPrivate bool) (guard, error) {
@@ -38,7 +38,7 @@ func newGuard(openPrivate bool) (guard, error) {
 	return guard{rules, openPrivate}, err
 }
 
-// check returns an error that says why a may not be connected to.
+// check returns an error that says why a is blocked, or nil.
 func (g guard) check(a netip.AddrPort) error {
 	if v := g.rules.Connect(policy.Connection{Addr: a}); v.Effect != policy.Allow {
 		return fmt.Errorf("%w: %s", errRefused, v.Reason)
@@ -46,7 +46,8 @@ func (g guard) check(a netip.AddrPort) error {
 	if g.own {
 		return nil
 	}
-	// A public address may be this machine's too. Asked each time: one may have come since.
+	// A public address may belong to this machine. The list is read each time, since
+	// addresses can be added.
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		return fmt.Errorf("list own addresses: %w", err)
@@ -59,19 +60,18 @@ func (g guard) check(a netip.AddrPort) error {
 	return nil
 }
 
-// control is called by the dialer for each address that a name resolved to,
-// before it connects. There is no time between this and the connection in
-// which DNS could say something else.
+// control is called by the dialer with each resolved address, right before it
+// connects. So there is no second lookup in between that DNS rebinding could use.
 func (g guard) control(_ context.Context, _, address string, _ syscall.RawConn) error {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return fmt.Errorf("%w: %q is no address", errRefused, address)
+		return fmt.Errorf("%w: %q is not an address", errRefused, address)
 	}
 	return g.check(a)
 }
 
-// newClient returns the client for deliveries. It takes no proxy from the
-// environment: the guard would see the proxy's address, not the receiver's.
+// newClient returns the client for deliveries. It ignores proxies in the
+// environment: the guard would check the proxy's address, not the receiver's.
 func newClient(c Config) (*http.Client, error) {
 	g, err := newGuard(c.Private)
 	if err != nil {
@@ -90,13 +90,13 @@ func newClient(c Config) (*http.Client, error) {
 			MaxResponseHeaderBytes: 16 << 10,
 			DisableCompression:     true,
 		},
-		// A redirect would be asked for by the receiver, not by who made the webhook.
+		// A redirect would let the receiver choose a URL that nobody approved.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, nil
 }
 
-// absoluteName ends the name in a host:port with a dot. Without it a name is looked
-// for below the domains of this machine too, where another host may have it.
+// absoluteName appends a dot to the name in a host:port. Without it the resolver
+// also tries the name below the search domains of this machine.
 func absoluteName(address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || !strings.Contains(host, ".") || strings.HasSuffix(host, ".") {
@@ -108,8 +108,8 @@ func absoluteName(address string) string {
 	return net.JoinHostPort(host+".", port)
 }
 
-// checkURL says early what an attempt would find later. What a name resolves
-// to is checked at each connection, not here.
+// checkURL checks the form of a URL, and an address in it. The addresses of a name
+// are checked at each connection.
 func (h *Hooks) checkURL(s string) error {
 	if len(s) > 2048 {
 		return errors.New("is longer than 2048 bytes")
@@ -120,7 +120,7 @@ func (h *Hooks) checkURL(s string) error {
 	}
 	switch {
 	case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }):
-		// The attack: a person who is shown it reads another than the receiver gets.
+		// The attack: characters that make a person read a different URL.
 		return errors.New("must be ASCII without spaces: write other characters as %XX, and names as xn--")
 	case u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.Opaque != "":
 		return errors.New("must begin with https://")
@@ -133,7 +133,7 @@ func (h *Hooks) checkURL(s string) error {
 	}
 	port := 443
 	if u.Port() != "" {
-		// Below 1024 live protocols that would take a request for something else.
+		// Other ports below 1024 belong to protocols that could misread a request.
 		if port, err = strconv.Atoi(u.Port()); err != nil || port > 65535 || port < 1024 && port != 443 && port != 80 {
 			return errors.New("port: must be 443, 80 or 1024 to 65535")
 		}

@@ -11,8 +11,9 @@ import (
 	"postern/internal/event"
 )
 
-// lobster is what LobsterMail calls our events. It tells the end of scanning
-// apart from the arrival; here a message is scanned before it arrives.
+// lobster maps types of events to those of LobsterMail. LobsterMail has separate
+// events for the arrival and the end of scanning; here a message is scanned before
+// it is stored, so both are sent at once.
 var lobster = map[event.Type][]event.Type{
 	event.MessageReceived:    {"email.received", scanComplete},
 	event.MessageQuarantined: {"email.quarantined", scanComplete},
@@ -24,7 +25,7 @@ var lobster = map[event.Type][]event.Type{
 
 const scanComplete event.Type = "email.scan.complete"
 
-// lobsterTypes returns LobsterMail's names of the events that there are.
+// lobsterTypes returns LobsterMail's types of the events that exist here.
 func lobsterTypes() []event.Type {
 	out := []event.Type{scanComplete}
 	for _, t := range event.MailTypes() {
@@ -37,7 +38,7 @@ func lobsterTypes() []event.Type {
 	return out
 }
 
-// LobsterName returns what LobsterMail calls an event, or nothing.
+// LobsterName returns LobsterMail's type of an event, or the empty string.
 func LobsterName(t event.Type) string {
 	if names := lobster[t]; len(names) > 0 {
 		return string(names[0])
@@ -45,7 +46,7 @@ func LobsterName(t event.Type) string {
 	return ""
 }
 
-// names returns what an event is called in d.
+// names returns the types under which d delivers an event.
 func (d Dialect) names(e event.Event) []event.Type {
 	if d == Lobster {
 		return lobster[e.Type]
@@ -53,8 +54,8 @@ func (d Dialect) names(e event.Event) []event.Type {
 	return []event.Type{e.Type}
 }
 
-// payload returns what is sent of e under one of its names, and by what id a
-// receiver knows a repetition.
+// payload returns the body for e under one of its types, and the ID by which a
+// receiver detects a repetition.
 func (d Dialect) payload(e event.Event, name event.Type) (id, content string, err error) {
 	if d != Lobster {
 		content, err = body(e)
@@ -62,10 +63,10 @@ func (d Dialect) payload(e event.Event, name event.Type) (id, content string, er
 	}
 	id = e.ID
 	if name == scanComplete {
-		id += "_scan" // the same event is told twice
+		id += "_scan" // one event has two deliveries
 	}
-	// LobsterMail tells who wrote and what about. Here that is sealed: the
-	// receiver asks for the email, with a key.
+	// LobsterMail sends sender and subject. Here these are sealed: the receiver has to
+	// fetch the email with a key.
 	data := map[string]any{"inboxId": e.Inbox}
 	if m, ok := e.Data["message"]; ok {
 		data["emailId"] = m
@@ -78,9 +79,9 @@ func (d Dialect) payload(e event.Event, name event.Type) (id, content string, er
 	return id, string(b), err
 }
 
-// lobsterSignature returns the value of X-LobsterMail-Signature. It covers no
-// time, so that an old delivery can be sent again; receivers had better check
-// webhook-signature, which goes with it.
+// lobsterSignature returns the value of X-LobsterMail-Signature. It does not cover a
+// time, so an old delivery can be replayed; receivers should check
+// webhook-signature, which is sent as well.
 func lobsterSignature(secret auth.Secret, body []byte) string {
 	m := hmac.New(sha256.New, []byte(secret.Reveal()))
 	m.Write(body)

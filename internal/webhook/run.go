@@ -19,12 +19,12 @@ import (
 	"postern/internal/store"
 )
 
-// lease is how long a delivery belongs to who took it. After that whoever took
-// it is dead.
+// lease is how long a server has a delivery that it took. After that the server is
+// considered dead, and another one retries.
 func (h *Hooks) lease() time.Duration { return h.conf.Timeout + 20*time.Second }
 
-// Run makes and sends deliveries until ctx is done, and returns when those
-// under way have ended. Several servers of one database may run it.
+// Run routes events and sends deliveries until ctx is done, and returns when the
+// attempts under way have ended. Several servers of one database may run it.
 func (h *Hooks) Run(ctx context.Context) error {
 	defer h.sending.Wait()
 	t := time.NewTicker(250 * time.Millisecond)
@@ -66,8 +66,8 @@ type attempt struct {
 	left    int    // attempts after this one
 }
 
-// dispatch starts an attempt for each delivery that is due, as far as there is
-// room. Each webhook has its share: a slow one delays no other.
+// dispatch starts attempts of due deliveries while there are slots. The limit for
+// each webhook keeps a slow receiver from delaying others.
 func (h *Hooks) dispatch(ctx context.Context) error {
 	var due []string
 	err := h.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -90,9 +90,9 @@ func (h *Hooks) dispatch(ctx context.Context) error {
 			}
 			h.sending.Go(func() {
 				defer h.releaseSlot(id)
-				ctx := context.WithoutCancel(ctx) // what is in flight is finished
+				ctx := context.WithoutCancel(ctx) // an attempt under way is completed
 				if err := h.makeAttempt(ctx, p); err != nil {
-					// It is tried again when the lease is over.
+					// It is retried when the lease has expired.
 					h.log.ErrorContext(ctx, "deliver to webhook", "webhook", p.webhook, "delivery", p.id, "err", err)
 				}
 			})
@@ -123,13 +123,13 @@ func (h *Hooks) releaseSlot(id string) {
 	}
 }
 
-// take makes the oldest due delivery of a webhook ours, or returns
-// [store.ErrNotFound]. The attempt is on record before it is made.
+// take leases the oldest due delivery of a webhook and counts the attempt before it
+// is made. It returns [store.ErrNotFound] if none is due.
 func (h *Hooks) take(ctx context.Context, webhook string) (p attempt, err error) {
 	err = h.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
-		// Under PostgreSQL a second server may choose the same row; it then
-		// waits here, finds it taken and changes nothing.
+		// Under PostgreSQL a second server may choose the same row. It then waits for
+		// the first one's commit and matches no row.
 		err := tx.One(ctx, `update webhook_delivery set attempts = attempts + 1, left_over = left_over - 1, next_at = $1, last_at = $2
 			where id = (select id from webhook_delivery where webhook_id = $3 and next_at > 0 and next_at <= $2 order by next_at, id limit 1) and next_at > 0 and next_at <= $2
 			returning id, webhook_id, event_id, inbox_id, body, attempts, left_over`,
@@ -144,14 +144,14 @@ func (h *Hooks) take(ctx context.Context, webhook string) (p attempt, err error)
 		if err != nil {
 			return err
 		}
-		if w.Waits != "" { // it is abandoned as it is asked for; this is the last look before it leaves
+		if w.Waits != "" { // proposeURL has abandoned it; this is the last check before a request leaves
 			left := p.id
 			p = attempt{}
-			_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where id = $3`, Failed, "the URL of the webhook waits for a person", left)
+			_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where id = $3`, Failed, "the URL of the webhook waits for approval", left)
 			return err
 		}
 		w.ID = webhook
-		// It may have waited for hours; the key may have ended meanwhile.
+		// It may have waited for hours, and the key may have been revoked since.
 		if may, err := mayReceive(ctx, tx, &w, p.inbox); err != nil {
 			return err
 		} else if !may {
@@ -189,12 +189,12 @@ func (h *Hooks) makeAttempt(ctx context.Context, p attempt) error {
 	return h.recordAttempt(ctx, p, status, time.Since(start), err)
 }
 
-// send makes one request. The error is a sentence for who made the webhook.
+// send makes one request. The error is for the person who created the webhook.
 func (h *Hooks) send(ctx context.Context, p attempt, secrets []auth.Secret) (status int, err error) {
 	b, headers := p.signed(secrets, time.Now())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, bytes.NewReader(b))
 	if err != nil {
-		return 0, errors.New("the URL cannot be used")
+		return 0, errors.New("the URL is invalid")
 	}
 	for k, v := range headers {
 		req.Header.Set(k, v)
@@ -204,7 +204,7 @@ func (h *Hooks) send(ctx context.Context, p attempt, secrets []auth.Secret) (sta
 		return 0, explain(err)
 	}
 	defer resp.Body.Close()
-	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be used again
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be reused
 	switch {
 	case resp.StatusCode >= 200 && resp.StatusCode < 300:
 		return resp.StatusCode, nil
@@ -214,8 +214,8 @@ func (h *Hooks) send(ctx context.Context, p attempt, secrets []auth.Secret) (sta
 	return resp.StatusCode, fmt.Errorf("the receiver answered %d", resp.StatusCode)
 }
 
-// signed returns the bytes that are sent of p and the headers that go with
-// them: signatures by each secret that is valid now.
+// signed returns the body and the headers of p's request, with a signature by each
+// of secrets.
 func (p *attempt) signed(secrets []auth.Secret, now time.Time) (b []byte, headers map[string]string) {
 	b = []byte(p.body)
 	headers = map[string]string{"Content-Type": "application/json", "User-Agent": "Postern-Webhooks/1"}
@@ -237,8 +237,8 @@ func (p *attempt) signed(secrets []auth.Secret, now time.Time) (b []byte, header
 	return b, headers
 }
 
-// explain says why there was no answer, without the URL, which may hold a
-// secret, and without what a private network said.
+// explain returns why there was no response, without the URL, which may contain a
+// secret, and without anything that a host in a private network sent.
 func explain(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
@@ -265,8 +265,8 @@ func explain(err error) error {
 	return fmt.Errorf("no answer: %w", err)
 }
 
-// backoff returns how long to wait after the nth failure: four times longer
-// each time, and a fifth more or less so that failures do not march in step.
+// backoff returns the wait after the nth failure: four times longer each time, with
+// a jitter of a fifth so that retries do not synchronize.
 func (h *Hooks) backoff(n int) time.Duration {
 	d := h.conf.Retry
 	for i := 1; i < n && d < 6*time.Hour; i++ {
@@ -276,8 +276,8 @@ func (h *Hooks) backoff(n int) time.Duration {
 	return d*4/5 + rand.N(d*2/5+1) //nolint:gosec // nobody gains by guessing
 }
 
-// recordAttempt records the end of an attempt. It changes nothing if the delivery is
-// no longer ours: abandoned, redelivered or deleted meanwhile.
+// recordAttempt records the result of an attempt. A failure changes nothing if the
+// delivery was abandoned, redelivered or deleted meanwhile.
 func (h *Hooks) recordAttempt(ctx context.Context, p attempt, status int, took time.Duration, sent error) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -306,8 +306,7 @@ func (h *Hooks) recordAttempt(ctx context.Context, p attempt, status int, took t
 	})
 }
 
-// delivered records that the receiver has it, also if it was abandoned while
-// it was under way.
+// delivered records a success, also if the delivery was abandoned meanwhile.
 func delivered(ctx context.Context, tx *store.Tx, p attempt, status int, took time.Duration) error {
 	if _, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, status = $2, duration_us = $3, error = '' where id = $4 and attempts = $5`,
 		Delivered, status, took.Microseconds(), p.id, p.attempt); err != nil {
@@ -317,8 +316,8 @@ func delivered(ctx context.Context, tx *store.Tx, p attempt, status int, took ti
 	return err
 }
 
-// failed disables a webhook that has failed for too long, or whose receiver
-// says that it is gone (410, as Standard Webhooks has it).
+// failed disables a webhook that has failed for too long, or whose receiver replied
+// 410 Gone, as Standard Webhooks specifies.
 func (h *Hooks) failed(ctx context.Context, tx *store.Tx, p attempt, status int, now time.Time) error {
 	if _, err := tx.ExecContext(ctx, `update webhook set failing_since = $1 where id = $2 and failing_since = 0`, store.Time(now), p.webhook); err != nil {
 		return err
@@ -344,7 +343,7 @@ func (h *Hooks) failed(ctx context.Context, tx *store.Tx, p attempt, status int,
 	return audit.Append(ctx, tx, who, audit.WebhookDisable, p.webhook, audit.Fields{"reason": why})
 }
 
-// disable ends a webhook for a reason that a person may read.
+// disable disables a webhook, with a reason for people.
 func disable(ctx context.Context, tx *store.Tx, who auth.Principal, id, why string) error {
 	if _, err := tx.ExecContext(ctx, `update webhook set enabled = $1, reason = $2 where id = $3`, false, why, id); err != nil {
 		return fmt.Errorf("disable webhook %s: %w", id, err)

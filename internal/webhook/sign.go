@@ -15,8 +15,8 @@ import (
 	"postern/internal/auth"
 )
 
-// secretPrefix begins a secret that is a key in base64, as Standard Webhooks
-// has it. Any other secret is a key as it stands ("raw").
+// secretPrefix begins a secret that is a base64 key, as in Standard Webhooks. Any
+// other secret is used as the key itself.
 const secretPrefix = "whsec_"
 
 // signature returns the value of webhook-signature: Standard Webhooks 1.0, v1.
@@ -36,11 +36,10 @@ func signature(secret auth.Secret, id, timestamp string, body []byte) string {
 // e2bSignature returns the value of e2b-signature for a body that begins with
 // the JSON object that body is, and that body itself.
 //
-// E2B's signature is the unpadded base64 of SHA-256(secret + body). Its
-// documentation wrote that with - and _ at one time and with + and / at
-// another, and receivers do either. White space after the object is varied
-// until the signature holds none of the four, so that both are right: four
-// tries on average.
+// E2B's signature is the unpadded base64 of SHA-256(secret + body). Versions of its
+// documentation use the alphabet with - and _ and the one with + and /, and
+// receivers use either. Newlines after the object are added until the signature
+// contains none of the four, so that it is right in both: four tries on average.
 func e2bSignature(secret auth.Secret, body []byte) (sig string, padded []byte) {
 	padded = append(append(make([]byte, 0, len(body)+maxPadding), body...), '\n')
 	for range maxPadding {
@@ -56,9 +55,9 @@ func e2bSignature(secret auth.Secret, body []byte) (sig string, padded []byte) {
 
 const maxPadding = 64
 
-// A sealer keeps secrets of webhooks in the database as AES-256-GCM under a
-// key that is derived from the server's, which is in a file of its own: a copy
-// of the database alone signs nothing.
+// A sealer encrypts secrets of webhooks with AES-256-GCM, under a key derived from
+// the server's, which is not in the database: nobody can sign with a copy of the
+// database alone.
 type sealer struct{ aead cipher.AEAD }
 
 func newSealer(server []byte) (sealer, error) {
@@ -77,7 +76,8 @@ func newSealer(server []byte) (sealer, error) {
 	return sealer{aead}, err
 }
 
-// seal encrypts s for the webhook id: in another row it does not open.
+// seal encrypts a secret and binds it to the webhook id: in another row it does not
+// open.
 func (s sealer) seal(id string, secret auth.Secret) []byte {
 	nonce := make([]byte, s.aead.NonceSize())
 	rand.Read(nonce) // never fails

@@ -1,33 +1,30 @@
-// Package webhook tells the outside of events: each is sent to the URLs that
-// its project, or the keys of its inbox, named, signed, until it is taken or a
-// day has passed.
+// Package webhook delivers events to URLs: signed HTTP requests that are retried
+// for up to a day.
 //
-// A webhook that an agent makes waits until its URL is allowed; see approval.go.
+// The URL of a webhook that an agent creates has to be approved; see approval.go.
 //
-// Webhooks of a project are its keys' and its persons'; those of an inbox belong
-// to a credential of it, which alone with the inbox's other keys sees them, and
-// end with that credential. So nobody is told of an inbox whom it has revoked.
+// A project's webhooks are managed by its keys and people. A webhook of an inbox
+// belongs to the credential that created it, is visible to the inbox's keys only,
+// and ends with that credential: a revoked key gets no more events.
 //
-// A delivery moves so and in no other way:
+// The states of a delivery:
 //
-//	           ┌──────── later again, or redelivered ──────┐
+//	           ┌──────── retried, or redelivered ──────────┐
 //	           ▼                                           │
 //	event ── waiting ── delivered                          │
 //	           └─────── failed ────────────────────────────┘
 //
-// Package event keeps what waits to be routed; [Hooks.Run] makes a delivery of
-// it for each webhook in the transaction that marks it as routed, and takes a
-// due delivery by moving its next attempt into the future before it sends. So a
-// server that is killed at any instant forgets nothing, and sends twice at
-// most what it was just sending: receivers know a repetition by webhook-id.
-// Deliveries are not ordered.
+// Package event is the outbox: [Hooks.Run] inserts the deliveries of an event in
+// the transaction that marks it as routed. It takes a due delivery by moving its
+// next attempt into the future before it sends. So after kill -9 at any instant no
+// event is lost, and at most the requests under way are repeated; receivers detect
+// a repetition by its webhook-id. Deliveries are not ordered.
 //
-// The attack that this package is made for: a webhook lets whoever holds the
-// project's key choose what this server connects to. Addresses of this machine,
-// of private networks and of clouds' metadata services are refused when the
-// connection is made, after the name was resolved, so that neither a name nor a
-// second answer of its DNS gets there. Redirects are not followed, and nothing
-// of an answer is shown but its status.
+// The main attack (SSRF): whoever holds the project's key chooses what this server
+// connects to. Addresses of this machine, of private networks and of clouds'
+// metadata services are refused when the connection is made, after the name was
+// resolved, so that DNS rebinding does not help. Redirects are not followed, and
+// only the status of a response is shown.
 package webhook
 
 import (
@@ -59,24 +56,24 @@ import (
 var (
 	// ErrNotFound means that the project has no such webhook or delivery.
 	ErrNotFound = errors.New("webhook not found")
-	// ErrInvalid means that a request cannot be taken; the text names the
-	// field and the rule.
+	// ErrInvalid means that a request is invalid; the text names the field and the
+	// rule.
 	ErrInvalid = errors.New("invalid request")
 )
 
-// Config is what the operator sets.
+// Config is the configuration of [Hooks].
 type Config struct {
-	// Key is the server's secret. Secrets of webhooks are encrypted under a key
+	// Key is the server's key. Secrets of webhooks are encrypted under a key that is
 	// derived from it.
 	Key []byte
-	// Private lets webhooks point at private networks and this machine, and
-	// use http. Metadata services stay out of reach.
+	// Private allows URLs on private networks and this machine, and http. Metadata
+	// services stay blocked.
 	Private bool
 
-	// Announce tells the inbox of an action, in the transaction of its move; nil
-	// means that nobody is told. See [mailbox.PostOffice.Announce].
+	// Announce appends the event of an action to its inbox, in the transaction of
+	// the transition; nil appends none. See [mailbox.PostOffice.Announce].
 	Announce func(ctx context.Context, tx *store.Tx, a oversight.Action) error
-	// Resolver finds the receivers' addresses; nil means the system's.
+	// Resolver resolves receivers' names; nil means the system's resolver.
 	Resolver *net.Resolver
 
 	Timeout      time.Duration // of one attempt; 0 means 10 s
@@ -86,17 +83,17 @@ type Config struct {
 }
 
 const (
-	maxHooks    = 20      // of one project itself, and of one inbox or account
-	maxAttempts = 11      // of a delivery: with a Retry of 5 s a day
-	maxAtOnce   = 16      // attempts at the same time, all webhooks together
-	maxEach     = 4       // attempts at the same time for one webhook
-	maxAnswer   = 4 << 10 // bytes that are read of an answer
+	maxHooks    = 20      // webhooks of a project, and of one inbox or account
+	maxAttempts = 11      // of a delivery: about a day with a Retry of 5 s
+	maxAtOnce   = 16      // concurrent attempts of all webhooks
+	maxEach     = 4       // concurrent attempts of one webhook
+	maxAnswer   = 4 << 10 // bytes of a response body that are read
 
-	logAge   = 7 * 24 * time.Hour // for which ended deliveries are kept
-	logCount = 10_000             // ended deliveries that are kept of one webhook
+	logAge   = 7 * 24 * time.Hour // how long finished deliveries are kept
+	logCount = 10_000             // finished deliveries that are kept for one webhook
 )
 
-// Hooks is all webhooks. It is safe for concurrent use.
+// Hooks manages and delivers webhooks. It is safe for concurrent use.
 type Hooks struct {
 	log    *slog.Logger
 	db     *store.DB
@@ -110,9 +107,9 @@ type Hooks struct {
 	active  map[string]int // attempts under way, by webhook
 }
 
-// New returns the webhooks in db. Nothing is delivered until [Hooks.Run]. What
-// agents make waits at gate, whose actions of kind [policy.KindWebhook] are
-// executed here.
+// New returns the webhooks in db. Nothing is delivered until [Hooks.Run]. URLs of
+// agents are proposed at gate, for which Hooks executes actions of kind
+// [policy.KindWebhook].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Hooks, error) {
 	if c.Timeout < 0 || c.Retry < 0 || c.DisableAfter < 0 || c.MaxWaiting < 0 {
 		return nil, errors.New("webhook: a limit is negative")
@@ -142,24 +139,23 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Hooks
 	return h, nil
 }
 
-// A Webhook is where a project, an inbox or an account wants to be told.
+// A Webhook is a subscription of a project, an inbox or an account to events.
 type Webhook struct {
 	ID         string
 	Project    string
-	Inbox      string // whose events it is told; empty for a project's or an account's
-	Credential string // that made it; empty for a project's
+	Inbox      string // whose events it gets; empty for a project's or an account's
+	Credential string // that created it; empty for a project's
 	Dialect    Dialect
 	Name       string
 	URL        string
 	Events     []event.Type
 	Enabled    bool
-	Reason     string // why the server disabled it, for a person
-	Waits      string // id of the action that asks for its URL; nothing is delivered until that is done
+	Reason     string // why the server disabled it, for people; else empty
+	Waits      string // ID of the action that asks for its URL; nothing is delivered before that is done
 	Created    time.Time
 }
 
-// State is what becomes of events that a webhook wants: "active", "waiting" for
-// leave, or "disabled".
+// State returns "active", "waiting" (for approval of its URL) or "disabled".
 func (w Webhook) State() string {
 	switch {
 	case !w.Enabled:
@@ -170,7 +166,7 @@ func (w Webhook) State() string {
 	return "active"
 }
 
-// A Dialect is in whose words a webhook is told.
+// A Dialect is a format of deliveries.
 type Dialect string
 
 // The dialects.
@@ -179,7 +175,7 @@ const (
 	Lobster  Dialect = "lobstermail" // for receivers that were written for LobsterMail
 )
 
-// A Change says what to set; what is nil stays as it is.
+// A Change sets fields of a webhook; nil fields stay as they are.
 type Change struct {
 	Name    *string
 	URL     *string
@@ -188,13 +184,13 @@ type Change struct {
 	Secret  *auth.Secret
 }
 
-// An owner is whose webhooks somebody may see and change.
+// An owner identifies the webhooks that a principal may see and change.
 type owner struct{ project, inbox, credential string }
 
-// ownerOf returns what who owns: a project and a person the project's, a key
-// of an inbox and a grant that names one the inbox's, and a grant that names
-// none what it made itself. That a grant has a part in the inbox that it names
-// was shown before.
+// ownerOf returns the owner that who acts as: the project for a project key and a
+// person, the inbox for an inbox key and a grant with an inbox, and the credential
+// itself for a grant without one. The caller has checked that a grant has access to
+// its inbox.
 func ownerOf(who auth.Principal) (owner, error) {
 	switch who.Kind {
 	case auth.Project, auth.Person:
@@ -210,7 +206,7 @@ func ownerOf(who auth.Principal) (owner, error) {
 	return owner{}, fmt.Errorf("%s may not manage webhooks: %w", who, auth.ErrForbidden)
 }
 
-// where is the condition of what o owns, whose arguments begin at $1.
+// where returns an SQL condition for the webhooks of o, and its arguments from $1.
 func (o owner) where() (string, []any) {
 	switch {
 	case o.credential == "":
@@ -221,7 +217,7 @@ func (o owner) where() (string, []any) {
 	return `project_id = $1 and credential_id = $2`, []any{o.project, o.credential}
 }
 
-// types are the events that w may ask for.
+// types returns the types of events that w may subscribe to.
 func (w Webhook) types() []event.Type {
 	switch {
 	case w.Dialect == Lobster:
@@ -232,7 +228,7 @@ func (w Webhook) types() []event.Type {
 	return append(event.Types(), event.MailTypes()...)
 }
 
-// apply sets what c names on w, after it was checked.
+// apply checks c and sets its fields on w.
 func (h *Hooks) apply(w *Webhook, c Change) error {
 	if c.Name != nil {
 		if n := *c.Name; n == "" || len(n) > 200 || strings.ContainsFunc(n, unicode.IsControl) || !isText(n) {
@@ -255,7 +251,7 @@ func (h *Hooks) apply(w *Webhook, c Change) error {
 		}
 		for i, t := range c.Events {
 			if !slices.Contains(w.Events, t) {
-				return fmt.Errorf("%w: events[%d]: %q is no type of event; there are %v", ErrInvalid, i, truncate(string(t)), w.types())
+				return fmt.Errorf("%w: events[%d]: %q is not a type of event; want some of %v", ErrInvalid, i, truncate(string(t)), w.types())
 			}
 		}
 		if len(w.Events) == 0 {
@@ -274,14 +270,14 @@ func (h *Hooks) apply(w *Webhook, c Change) error {
 	return nil
 }
 
-// Create makes a webhook of who's project from c, which must have a name, a
-// URL and events. It is enabled unless c says otherwise. Without a secret it
-// gets one, which is returned and never shown again.
+// Create creates a webhook of who's project from c, which must have a name, a URL
+// and events. It is enabled unless c says otherwise. If c has no secret, Create
+// generates one and returns it; it cannot be retrieved again.
 func (h *Hooks) Create(ctx context.Context, who auth.Principal, c Change) (Webhook, auth.Secret, error) {
 	return h.CreateAs(ctx, who, Standard, c)
 }
 
-// CreateAs is [Hooks.Create] for a webhook that is told in a dialect.
+// CreateAs is [Hooks.Create] for a webhook with a dialect.
 func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c Change) (Webhook, auth.Secret, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Webhook{}, "", err
@@ -318,7 +314,7 @@ func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c C
 			return err
 		}
 		if n >= maxHooks {
-			return fmt.Errorf("%w: there are %d webhooks and may be no more", ErrInvalid, n)
+			return fmt.Errorf("%w: there are %d webhooks, which is the limit; delete one first", ErrInvalid, n)
 		}
 		_, err := tx.ExecContext(ctx, `insert into webhook (id, project_id, inbox_id, credential_id, dialect, name, url, events, secret, enabled, reason, failing_since, created_at)
 			values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', 0, $11)`,
@@ -334,8 +330,8 @@ func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c C
 	return w, made, nil
 }
 
-// fields is w as the audit shows it: of the URL no more than where it leads,
-// for the rest of it is often a secret.
+// fields returns w for the audit. Of the URL it has only scheme and host, since the
+// rest is often a secret.
 func (w Webhook) fields() audit.Fields {
 	to := ""
 	if u, err := url.Parse(w.URL); err == nil {
@@ -372,7 +368,7 @@ func scan(row func(...any) error) (Webhook, error) {
 	return w, nil
 }
 
-// List returns the webhooks that are who's, oldest first.
+// List returns who's webhooks, oldest first.
 func (h *Hooks) List(ctx context.Context, who auth.Principal) ([]Webhook, error) {
 	o, err := ownerOf(who)
 	if err != nil {
@@ -390,7 +386,7 @@ func (h *Hooks) List(ctx context.Context, who auth.Principal) ([]Webhook, error)
 	return out, nil
 }
 
-// Get returns a webhook that is who's. Those of others are not found.
+// Get returns one of who's webhooks, or [ErrNotFound], also for those of others.
 func (h *Hooks) Get(ctx context.Context, who auth.Principal, id string) (w Webhook, err error) {
 	err = h.db.View(ctx, func(tx *store.Tx) error {
 		w, err = get(ctx, tx, who, id)
@@ -404,7 +400,7 @@ func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webh
 	if err != nil {
 		return Webhook{}, err
 	}
-	if !isText(id) { // PostgreSQL would refuse the question, not answer it
+	if !isText(id) { // PostgreSQL would return an error for the query
 		return Webhook{}, fmt.Errorf("get webhook %q: %w", truncate(id), ErrNotFound)
 	}
 	where, args := o.where()
@@ -418,8 +414,8 @@ func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webh
 	return w, nil
 }
 
-// Update changes a webhook that is who's. What waits for one that is
-// disabled fails, and can be redelivered. Enabling forgets former failures.
+// Update changes one of who's webhooks. Disabling fails its waiting deliveries,
+// which can be redelivered. Enabling resets the time of failures.
 func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Change) (w Webhook, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Webhook{}, err
@@ -454,9 +450,8 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 			w.Name, w.URL, w.joined(), w.Enabled, w.Reason, w.ID); err != nil {
 			return err
 		}
-		// The attack: a webhook that was allowed is turned to another URL, or is told
-		// of more than the person saw. And one that was refused is asked for again by
-		// turning it on.
+		// The attack: an approved webhook is changed to another URL, or to more types of
+		// events than the person saw. Enabling a refused one proposes it again.
 		more := slices.ContainsFunc(w.Events, func(t event.Type) bool { return !slices.Contains(before.Events, t) })
 		if w.Credential != "" && (w.URL != before.URL || more || w.Waits != "" && w.Enabled && !before.Enabled) {
 			if err := h.proposeURL(ctx, tx, who, &w); err != nil {
@@ -474,19 +469,19 @@ func (h *Hooks) Update(ctx context.Context, who auth.Principal, id string, c Cha
 	return w, nil
 }
 
-// abandon fails what waits for a webhook.
+// abandon fails the waiting deliveries of a webhook.
 func abandon(ctx context.Context, tx *store.Tx, id, why string) error {
 	_, err := tx.ExecContext(ctx, `update webhook_delivery set state = $1, next_at = 0, left_over = 0, error = $2 where webhook_id = $3 and next_at > 0`,
 		Failed, why, id)
 	return err
 }
 
-// MaxOverlap is how long a secret may be valid beside the one that follows it.
+// MaxOverlap is how long a former secret may stay valid after a rotation.
 const MaxOverlap = 7 * 24 * time.Hour
 
-// Rotate gives a webhook a new secret, which is returned and never shown again.
-// For as long as overlap says, deliveries are signed with the one before too,
-// so that the receiver can change over without losing any.
+// Rotate gives a webhook a new secret and returns it; it cannot be retrieved again.
+// During overlap deliveries are signed with the former secret as well, so that the
+// receiver can switch without losing any.
 func (h *Hooks) Rotate(ctx context.Context, who auth.Principal, id string, overlap time.Duration) (w Webhook, secret auth.Secret, until time.Time, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Webhook{}, "", time.Time{}, err
@@ -518,7 +513,7 @@ func newSecret() auth.Secret {
 	return auth.Secret(secretPrefix + base64.StdEncoding.EncodeToString(b))
 }
 
-// Delete removes a webhook that is who's, with its deliveries.
+// Delete deletes one of who's webhooks with its deliveries.
 func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -544,7 +539,7 @@ func (h *Hooks) Delete(ctx context.Context, who auth.Principal, id string) error
 	return err
 }
 
-// isText says whether the databases take s.
+// isText reports whether s can be stored: PostgreSQL refuses NUL and invalid UTF-8.
 func isText(s string) bool {
 	return !strings.ContainsRune(s, 0) && strings.ToValidUTF8(s, "") == s
 }

@@ -395,7 +395,7 @@ func TestDisabled(t *testing.T) {
 			if d.State != webhook.Failed || !d.Next.IsZero() || d.Error == "" {
 				t.Errorf("got %+v, want it failed", d)
 			}
-			if strings.Contains(d.Error, "waited already") {
+			if strings.Contains(d.Error, "waiting already") {
 				full++
 			}
 		}
