@@ -1,11 +1,11 @@
-// Package bridge lets a desktop program that speaks the Model Context Protocol
-// over standard input and output use the tools of a Postern server elsewhere,
-// with a person's key and, if that person wishes, files of one folder.
+// Package bridge connects a desktop program (the host) that speaks the Model Context
+// Protocol over standard input and output to the tools of a remote Postern server.
+// It uses a person's key and, if the person chooses one, attaches files of a folder.
 //
-// It must not read a file outside of that folder on an agent's word, whatever
-// the path or the links in it, must not send the key to anybody but the server,
-// and writes nothing but the protocol to its output. A call that may have had an
-// effect is made again only if that is certain not to have it twice.
+// It must not read a file outside of that folder at an agent's request, whatever the
+// path or the symbolic links in it, must send the key to no other server, and writes
+// nothing but the protocol to its output. It retries a call only if that cannot
+// repeat the effect.
 package bridge
 
 import (
@@ -27,20 +27,20 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// A Config says which server the bridge leads to.
+// Config is the configuration of a [Bridge].
 type Config struct {
 	Endpoint     string   // URL of the server's tools, "https://api.example.com/mcp"
-	Key          string   // of an inbox, or a grant
-	Tools        []string // sets and tools that are shown; empty means the server's default
-	Root         *os.Root // the folder that files may be attached from; nil means none
-	Instructions string   // what the host is told about all tools
+	Key          string   // an inbox key or a grant
+	Tools        []string // tools and sets of tools to offer; empty means the server's default
+	Root         *os.Root // folder from which files may be attached; nil means none
+	Instructions string   // for the host's model
 
-	HTTP    *http.Client  // nil means a client of its own; its redirects are not followed
-	Retries int           // how often a lost connection is tried again; 0 means 5
-	Wait    time.Duration // before the first of these, each next takes twice as long; 0 means half a second
+	HTTP    *http.Client  // nil means a new client; redirects are never followed
+	Retries int           // after a lost connection; 0 means 5
+	Wait    time.Duration // before the first retry, doubling; 0 means 500 ms
 }
 
-// A Bridge is one host's way to the server. It is safe for concurrent use.
+// A Bridge serves one host. It is safe for concurrent use.
 type Bridge struct {
 	log  *slog.Logger
 	conf Config
@@ -48,27 +48,27 @@ type Bridge struct {
 
 	mu      sync.Mutex // guards what follows
 	server  *mcp.ClientSession
-	safe    map[string]bool // tools that can be called again without harm, as the server says
-	keyed   map[string]bool // tools that take an idempotencyKey
-	started map[string]call // calls that want to hear of progress, by the token that the server was given
+	safe    map[string]bool // tools that are read-only or idempotent, by the server's annotations
+	keyed   map[string]bool // tools with an idempotencyKey
+	started map[string]call // calls with progress notifications, by the token sent to the server
 }
 
-// A call is one that the host wants to hear the progress of.
+// A call is a call for which the host requested progress notifications.
 type call struct {
 	host  *mcp.ServerSession
 	token any
 }
 
-// New returns a bridge. It connects when the host asks for something.
+// New returns a bridge. It connects to the server at the host's first request.
 func New(log *slog.Logger, c Config) (*Bridge, error) {
 	if c.Endpoint == "" || c.Key == "" {
-		return nil, errors.New("make bridge: the server's URL and a key are needed")
+		return nil, errors.New("configure bridge: Endpoint and Key are required")
 	}
 	if c.HTTP == nil {
 		c.HTTP = &http.Client{}
 	}
 	client := *c.HTTP
-	// The attack: an answer that sends the key on to somebody else.
+	// The attack: a redirect that sends the key to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	way := &bearer{key: c.Key, tools: strings.Join(c.Tools, ","), next: client.Transport}
 	client.Transport = way
@@ -82,10 +82,11 @@ func New(log *slog.Logger, c Config) (*Bridge, error) {
 	return &Bridge{log: log, conf: c, way: way, safe: map[string]bool{}, keyed: map[string]bool{}, started: map[string]call{}}, nil
 }
 
-// maxLine bounds what the host sends at once: files of 25 MB in base64, and text.
-const maxLine = 40 << 20 // bytes
+// maxLine bounds one message of the host, in bytes: attachments of 25 MB in base64,
+// and text.
+const maxLine = 40 << 20
 
-// Run serves the host at in and out until in ends or ctx is done.
+// Run serves the host over in and out until in ends or ctx is done.
 func (b *Bridge) Run(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
 	srv := mcp.NewServer(&mcp.Implementation{Name: "postern", Title: "Postern: email with oversight", Version: "1"}, &mcp.ServerOptions{
 		Instructions: b.conf.Instructions, Logger: b.log,
@@ -100,14 +101,14 @@ func (b *Bridge) Run(ctx context.Context, in io.ReadCloser, out io.WriteCloser) 
 	if server != nil {
 		_ = server.Close()
 	}
-	if ctx.Err() == nil && !errors.Is(err, io.EOF) { // else it ends as it should
+	if ctx.Err() == nil && !errors.Is(err, io.EOF) { // otherwise a normal end
 		return err
 	}
 	return nil
 }
 
-// forward hands what is about tools on to the server. The rest is between the
-// host and us.
+// forward forwards requests about tools to the server. The bridge itself answers all
+// others.
 func (b *Bridge) forward(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		switch method {
@@ -127,16 +128,17 @@ func (b *Bridge) forward(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// errRefused means that the server does not let this key in; the text says why.
+// errRefused means that the server rejected the request, such as for the key; the
+// text says why.
 var errRefused = errors.New("the server refuses")
 
-// bearer shows the key to the server, and to nobody else.
+// bearer is a transport that adds the key to requests.
 type bearer struct {
 	key, tools string
 	next       http.RoundTripper // nil means the default
 
 	mu      sync.Mutex // guards trouble
-	trouble error      // what the last request failed with, or nil
+	trouble error      // of the last request, or nil
 }
 
 // RoundTrip implements [http.RoundTripper].
@@ -148,8 +150,7 @@ func (t *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// cause returns what is behind err, of which the SDK says only that there was
-// something.
+// cause returns the error of the last request, or err. The SDK drops the details.
 func (t *bearer) cause(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -192,7 +193,7 @@ func closing(resp *http.Response, err error) error {
 	return errors.Join(err, resp.Body.Close())
 }
 
-// session returns the connection to the server, and makes it if there is none.
+// session returns the session with the server, and connects if there is none.
 func (b *Bridge) session(ctx context.Context) (*mcp.ClientSession, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -202,7 +203,7 @@ func (b *Bridge) session(ctx context.Context) (*mcp.ClientSession, error) {
 	client := mcp.NewClient(&mcp.Implementation{Name: "postern-bridge", Version: "1"}, &mcp.ClientOptions{
 		Capabilities: &mcp.ClientCapabilities{}, Logger: b.log, ProgressNotificationHandler: b.progress,
 	})
-	// What one call gave up must not end the connection of the others.
+	// A call that is cancelled must not end the connection of others.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	s, err := client.Connect(ctx, &mcp.StreamableClientTransport{Endpoint: b.conf.Endpoint, HTTPClient: b.conf.HTTP, DisableStandaloneSSE: true, MaxRetries: -1}, nil)
@@ -214,7 +215,7 @@ func (b *Bridge) session(ctx context.Context) (*mcp.ClientSession, error) {
 	return s, nil
 }
 
-// dropSession forgets a connection that does not work any more.
+// dropSession closes a session that no longer works.
 func (b *Bridge) dropSession(s *mcp.ClientSession) {
 	b.mu.Lock()
 	if b.server == s {
@@ -226,22 +227,22 @@ func (b *Bridge) dropSession(s *mcp.ClientSession) {
 	}
 }
 
-// errOutcomeUnknown means that nobody knows whether a call was carried out.
-var errOutcomeUnknown = errors.New("the connection to the server was lost, and whether this was done is not known: look before you do it again")
+// errOutcomeUnknown means that a call may or may not have been executed.
+var errOutcomeUnknown = errors.New("the connection to the server was lost, and it is not known whether this was done: check before you repeat it")
 
-// serverError returns the error that the server answered with, or nil if there was
-// no answer.
+// serverError returns the error with which the server responded, or nil if there was
+// no response.
 func serverError(err error) *jsonrpc.Error {
 	said, ok := errors.AsType[*jsonrpc.Error](err)
-	// -32003 to -32005 are the SDK's own, for a connection that ends.
+	// -32003 to -32005 are the SDK's own codes for a closed connection.
 	if !ok || said.Code <= -32003 && said.Code >= -32005 {
 		return nil
 	}
 	return said
 }
 
-// withRetry does f on a connection to the server. What may be done again is, on a new
-// connection, if one is lost.
+// withRetry runs f on a session with the server. If the connection is lost it retries
+// on a new one: always before f was called, and after that only if again is true.
 func withRetry[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.ClientSession) (T, error)) (out T, err error) {
 	wait := b.conf.Wait
 	for try := 0; ; try++ {
@@ -276,7 +277,7 @@ func withRetry[T any](ctx context.Context, b *Bridge, again bool, f func(*mcp.Cl
 	}
 }
 
-// list returns the server's tools as this host can use them.
+// list returns the server's tools, with attachments described for this host.
 func (b *Bridge) list(ctx context.Context, cursor string) (*mcp.ListToolsResult, error) {
 	res, err := withRetry(ctx, b, true, func(s *mcp.ClientSession) (*mcp.ListToolsResult, error) {
 		return s.ListTools(ctx, &mcp.ListToolsParams{Cursor: cursor})
@@ -304,7 +305,8 @@ func property(v any, name string) (map[string]any, bool) {
 	return out, ok
 }
 
-// describe says where files can be attached from here: not from a sandbox.
+// describe replaces the description of attachments: the server's is for agents in
+// sandboxes.
 func (b *Bridge) describe(files map[string]any) {
 	objects := map[string]any{}
 	if items, ok := property(files, "items"); ok {
@@ -313,17 +315,18 @@ func (b *Bridge) describe(files map[string]any) {
 		}
 	}
 	if b.conf.Root == nil {
-		files["description"] = "Files to attach, at most 25 MB together: objects with the content. Paths are not taken: the person has chosen no folder."
+		files["description"] = "Files to attach, at most 25 MB together: objects with the content. Paths are not accepted, because the person has not chosen a folder."
 		files["items"] = objects
 		return
 	}
 	files["description"] = "Files to attach, at most 25 MB together: paths in the folder " + b.conf.Root.Name() + ", which the person has chosen, or objects with the content."
 	files["items"] = map[string]any{"anyOf": []any{
-		map[string]any{"type": "string", "description": "A path in that folder, absolute or from there on, \"reports/march.pdf\"."}, objects,
+		map[string]any{"type": "string", "description": "A path in that folder, absolute or relative to it, such as \"reports/march.pdf\"."}, objects,
 	}}
 }
 
-// toolTraits reads what the tools are like, if the host has not asked yet.
+// toolTraits reports whether a tool can be repeated safely, and whether it takes an
+// idempotency key. It lists the tools if that was not done yet.
 func (b *Bridge) toolTraits(ctx context.Context, tool string) (safe, keyed bool, err error) {
 	b.mu.Lock()
 	_, known := b.safe[tool]
@@ -338,7 +341,7 @@ func (b *Bridge) toolTraits(ctx context.Context, tool string) (safe, keyed bool,
 	return b.safe[tool], b.keyed[tool], nil
 }
 
-// call makes one call of the host's at the server.
+// call forwards a call of the host to the server.
 func (b *Bridge) call(ctx context.Context, host *mcp.ServerSession, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
 	safe, keyed, err := b.toolTraits(ctx, p.Name)
 	if err != nil {
@@ -355,8 +358,8 @@ func (b *Bridge) call(ctx context.Context, host *mcp.ServerSession, p *mcp.CallT
 		return failed(err), nil
 	}
 	if _, given := arguments["idempotencyKey"]; keyed && !given {
-		// So that a proposal can be made again after its answer was lost, and
-		// is made once.
+		// With an idempotency key a proposal can be retried after its response was
+		// lost, and is made only once.
 		arguments["idempotencyKey"] = json.RawMessage(`"bridge-` + rand.Text() + `"`)
 	}
 	out := &mcp.CallToolParams{Name: p.Name, Arguments: arguments}
@@ -389,7 +392,7 @@ func (b *Bridge) call(ctx context.Context, host *mcp.ServerSession, p *mcp.CallT
 	return res, nil
 }
 
-// progress hands on how far a call has come.
+// progress forwards a progress notification of the server to the host.
 func (b *Bridge) progress(ctx context.Context, req *mcp.ProgressNotificationClientRequest) {
 	own, _ := req.Params.ProgressToken.(string)
 	b.mu.Lock()
@@ -404,12 +407,12 @@ func (b *Bridge) progress(ctx context.Context, req *mcp.ProgressNotificationClie
 	}
 }
 
-// failed is a call that did not work, for the model to read.
+// failed returns the result of a failed call, for the model.
 func failed(err error) *mcp.CallToolResult {
 	return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}
 }
 
-// rpcError is an error as the host's person reads it.
+// rpcError returns err as a JSON-RPC error, for the host.
 func rpcError(err error) error {
 	if said := serverError(err); said != nil {
 		return said

@@ -320,7 +320,7 @@ func TestFolder(t *testing.T) {
 		}
 	}
 	// The tools say what is taken here.
-	for cs, want := range map[*mcp.ClientSession]string{cs: "paths in the folder " + dir, bare: "Paths are not taken"} {
+	for cs, want := range map[*mcp.ClientSession]string{cs: "paths in the folder " + dir, bare: "Paths are not accepted"} {
 		res, err := cs.ListTools(t.Context(), nil)
 		must(err)
 		i := slices.IndexFunc(res.Tools, func(t *mcp.Tool) bool { return t.Name == "email_send" })

@@ -23,15 +23,15 @@ const (
 	maxPath  = 4096     // bytes
 )
 
-// A file is one that was attached.
+// A file is a file that was attached.
 type file struct {
 	name   string // its path in the folder
 	size   int
 	sha256 string // hexadecimal
 }
 
-// attach puts the content of files in the place of their paths in arguments,
-// and returns which those were.
+// attach replaces paths in the attachments of arguments by the content of the files,
+// and returns the files.
 func (b *Bridge) attach(arguments map[string]json.RawMessage) ([]file, error) {
 	raw, ok := arguments["attachments"]
 	if !ok {
@@ -39,17 +39,17 @@ func (b *Bridge) attach(arguments map[string]json.RawMessage) ([]file, error) {
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(raw, &list); err != nil {
-		return nil, nil //nolint:nilerr // the server says what is wrong with it
+		return nil, nil //nolint:nilerr // the server reports the error
 	}
 	if len(list) > maxFiles {
-		return nil, fmt.Errorf("attachments: are %d, more than %d", len(list), maxFiles)
+		return nil, fmt.Errorf("attachments: got %d, want at most %d", len(list), maxFiles)
 	}
 	var out []file
 	left := maxBytes
 	for i, one := range list {
 		var path string
 		if json.Unmarshal(one, &path) != nil {
-			continue // an object, which the server checks
+			continue // an object; the server checks it
 		}
 		data, f, err := b.read(path, left)
 		if err != nil {
@@ -70,19 +70,19 @@ func (b *Bridge) attach(arguments map[string]json.RawMessage) ([]file, error) {
 	return out, err
 }
 
-// read returns one file of the folder that the person has chosen. The attack: a
-// model that was talked into attaching the person's keys, by a path that leads
-// out of the folder, by "..", through a link, or through one that is put there
-// while we look: so the system, and not we, keeps each step inside.
+// read returns a file of the folder that the person has chosen, of at most most
+// bytes. The attack: a model is tricked into attaching the person's keys by a path
+// out of the folder, by "..", through a symbolic link, or through one that is created
+// between check and use. So [os.Root] confines every step of the lookup.
 func (b *Bridge) read(path string, most int) ([]byte, file, error) {
 	failed := func(why string) ([]byte, file, error) {
 		return nil, file{}, fmt.Errorf("%s: %s", strconv.Quote(truncate(path)), why)
 	}
 	switch {
 	case b.conf.Root == nil:
-		return failed("is a path, and the person has chosen no folder that files may be attached from (postern mcp --root DIR): give an object {name, content_base64, content_type}")
+		return failed("is a path, and the person has not chosen a folder for attachments (postern mcp --root DIR): use an object {name, content_base64, content_type}")
 	case path == "" || len(path) > maxPath || strings.IndexByte(path, 0) >= 0:
-		return failed(fmt.Sprintf("a path has 1 to %d bytes and no NUL", maxPath))
+		return failed(fmt.Sprintf("a path must have 1 to %d bytes and no NUL", maxPath))
 	}
 	name := path
 	if filepath.IsAbs(path) {
@@ -91,7 +91,7 @@ func (b *Bridge) read(path string, most int) ([]byte, file, error) {
 			return failed("is not in the folder " + b.conf.Root.Name())
 		}
 	}
-	// Without waiting: a pipe that somebody put there has no end.
+	// O_NONBLOCK, since opening a named pipe would wait for a writer.
 	f, err := b.conf.Root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -111,7 +111,7 @@ func (b *Bridge) read(path string, most int) ([]byte, file, error) {
 		return failed("could not be read")
 	}
 	if len(data) > most {
-		return failed("the attachments have together more than 25 MB")
+		return failed("the attachments together exceed 25 MB")
 	}
 	sum := sha256.Sum256(data)
 	return data, file{name: filepath.ToSlash(filepath.Clean(name)), size: len(data), sha256: hex.EncodeToString(sum[:])}, nil

@@ -1,14 +1,13 @@
-// Package event keeps what happened to sandboxes and to inboxes as a history for
-// programs: what was created, changed, received, decided and ended, and when.
+// Package event keeps the history of sandboxes and inboxes for programs: what was
+// created, changed, received, decided and ended, and when.
 //
-// An event is appended in the transaction of the change that it tells of, so
-// that neither is ever committed without the other. The table is also the
-// outbox of webhooks: an event waits there as unrouted until package webhook
-// has made its deliveries, so a crash in between loses none.
+// An event is appended in the transaction of the change that it describes, so that
+// neither is committed without the other. The table is also the outbox of webhooks:
+// an event is unrouted until package webhook has inserted its deliveries, so that a
+// crash in between loses none.
 //
-// It is not the audit: events are in no chain, are bounded in age and number
-// (see [Retention]) and are gone after that. It must not hold anything that
-// the project's key may not read.
+// Events are not the audit: they are not chained, and old ones are deleted (see
+// [Retention]). They must not contain anything that the project's key may not read.
 package event
 
 import (
@@ -71,15 +70,14 @@ func MailTypes() []Type {
 	}
 }
 
-// ErrInvalid means that a question cannot be answered; the text names the
-// field and the limit.
+// ErrInvalid means that a query is invalid; the text names the field and the limit.
 var ErrInvalid = errors.New("invalid request")
 
 // maxData bounds the data of an event, in bytes of JSON.
 const maxData = 512 << 10
 
-// An Event is one thing that happened to one sandbox or to one inbox. Who
-// appends it sets Project, Type, and Sandbox and Template or Inbox.
+// An Event is something that happened to one sandbox or inbox. To append one, set
+// Project and Type, and either Sandbox and Template or Inbox.
 type Event struct {
 	ID        string // set by Append
 	Project   string
@@ -91,12 +89,12 @@ type Event struct {
 	Template  string
 	Build     string         // the template's build, or empty
 	Execution string         // one run of the sandbox, from a start or resume to the next pause or end; may be empty
-	Data      map[string]any // more about it, as JSON can hold it; nil means nothing
+	Data      map[string]any // details, as encoding/json can marshal them; may be nil
 	At        time.Time      // set by Append
 }
 
-// Append records e as part of tx, which also changes the sandbox. It fails
-// only if the database does, or e is of no known type.
+// Append appends an event of a sandbox in tx, the transaction that changes the
+// sandbox. It fails only if the database does, or for an unknown type.
 func Append(ctx context.Context, tx *store.Tx, e Event) error {
 	if !slices.Contains(Types(), e.Type) {
 		return fmt.Errorf("append event of unknown type %q", e.Type)
@@ -106,11 +104,13 @@ func Append(ctx context.Context, tx *store.Tx, e Event) error {
 		return fmt.Errorf("append event: %w", err)
 	}
 	if len(data) > maxData {
-		// A sandbox must not become impossible to kill by what its creator wrote about it.
+		// The attack: metadata so large that no event fits, and so no change of the
+		// sandbox, such as its end, is possible.
 		data = []byte(`{"truncated":true}`)
 	}
-	// The transaction changes the sandbox's row, so nothing appends for the same
-	// sandbox at the same time. A clock that was set back must not reorder a life.
+	// The transaction has changed the sandbox's row, so nothing appends for the same
+	// sandbox at the same time. The time is at least one microsecond after the last
+	// event's, so that a clock that was set back does not reorder events.
 	var last int64
 	if err := tx.One(ctx, `select coalesce(max(at), 0) from event where sandbox_id = $1`, []any{e.Sandbox}, &last); err != nil {
 		return fmt.Errorf("append event: %w", err)
@@ -137,16 +137,15 @@ func LastStart(ctx context.Context, tx *store.Tx, sandbox string) (time.Time, er
 
 // A Query says which events to list.
 type Query struct {
-	Sandbox string // empty means all of the project
-	Offset  int    // so many are left out
+	Sandbox string // empty means all sandboxes of the project
+	Offset  int    // number of events to skip
 	Limit   int    // 1 to 100
-	Asc     bool   // oldest first, instead of newest
+	Asc     bool   // oldest first instead of newest first
 }
 
 const columns = `id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at`
 
-// List returns events of the sandboxes of who's project. Those of others are not there, whatever
-// the query says.
+// List returns events of the sandboxes of who's project, whatever the query says.
 func List(ctx context.Context, db *store.DB, who auth.Principal, q Query) ([]Event, error) {
 	if who.Kind != auth.Project && who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s may not read events: %w", who, auth.ErrForbidden)
@@ -196,15 +195,13 @@ func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Event
 	return out, rows.Err()
 }
 
-// Unrouted returns at most limit events that were not yet given to webhooks,
-// oldest first. Whoever makes deliveries of them calls [Routed] in the same
-// transaction.
+// Unrouted returns at most limit events without deliveries to webhooks, oldest
+// first. The caller inserts the deliveries and calls [Routed] in one transaction.
 func Unrouted(ctx context.Context, tx *store.Tx, limit int) ([]Event, error) {
 	return list(ctx, tx, `where routed_at = 0 order by at, id limit $1`, limit)
 }
 
-// Routed records that the deliveries of an event were made, and reports
-// whether it was the first to do so.
+// Routed marks an event as routed. It returns false if it was routed before.
 func Routed(ctx context.Context, tx *store.Tx, id string) (bool, error) {
 	ok, err := tx.Changed(ctx, `update event set routed_at = $1 where id = $2 and routed_at = 0`, store.Time(time.Now()), id)
 	if err != nil {
@@ -213,8 +210,8 @@ func Routed(ctx context.Context, tx *store.Tx, id string) (bool, error) {
 	return ok, nil
 }
 
-// MarshalJSON returns e as it is on the wire, in listings and in what webhooks
-// deliver: E2B's for events of sandboxes, our own for those of inboxes.
+// MarshalJSON returns the wire format, which listings and webhooks share: E2B's for
+// events of sandboxes, this server's own for those of inboxes.
 func (e Event) MarshalJSON() ([]byte, error) {
 	if e.Inbox != "" {
 		return e.marshalMail()

@@ -14,21 +14,19 @@ import (
 	"postern/internal/store"
 )
 
-// AppendMail records something that happened to an inbox, as part of tx. It
-// holds no content and no address: those are sealed, and whoever holds the
-// project's key may read events. What people and policy say to the agent, such
-// as the reason of a decision, it may hold.
+// AppendMail appends an event of an inbox in tx. It must not contain content or
+// addresses of mail: those are sealed, and the project's key can read events. It may
+// contain what people and policy tell the agent, such as the reason of a decision.
 //
-// The caller holds the lock of [postern/internal/audit.Lock], so that numbers
-// are given in the order of commits also with several processes: a reader who
-// has seen one has missed none before it.
+// The caller holds the lock of [postern/internal/audit.Lock], so that Seq follows
+// the order of commits, also with several processes: a reader who has seen a number
+// has missed none below it.
 func AppendMail(ctx context.Context, tx *store.Tx, e Event) error {
 	return AppendEach(ctx, tx, e, []string{e.Inbox})
 }
 
-// AppendEach records one event for each of several inboxes, as part of tx: what
-// was switched off for a whole project happened to each inbox of it. It is
-// [AppendMail] for all of them at once, and e.Inbox is not looked at.
+// AppendEach is [AppendMail] for several inboxes at once, such as all those of a
+// project after a kill switch. It ignores e.Inbox.
 func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) error {
 	for _, inbox := range inboxes {
 		if !slices.Contains(MailTypes(), e.Type) || inbox == "" || e.Sandbox != "" {
@@ -61,12 +59,12 @@ func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) er
 	return nil
 }
 
-// maxInsertRows is how many rows one statement of [AppendEach] inserts: SQLite takes
-// 32766 parameters, and a statement of megabytes gains nothing.
+// maxInsertRows bounds the rows of one statement of [AppendEach]. SQLite's limit is
+// 32766 parameters, and larger statements are not faster.
 const maxInsertRows = 500
 
-// OfInbox returns at most limit events of an inbox with a number above after,
-// oldest first, of the given types or of all.
+// OfInbox returns at most limit events of an inbox with a Seq above after, oldest
+// first. Without types it returns all types.
 func OfInbox(ctx context.Context, tx *store.Tx, inbox string, after int64, limit int, types ...Type) ([]Event, error) {
 	where, args := `where inbox_id = $1 and seq > $2`, []any{inbox, after, limit}
 	if len(types) > 0 {
@@ -80,7 +78,7 @@ func OfInbox(ctx context.Context, tx *store.Tx, inbox string, after int64, limit
 	return list(ctx, tx, where+` order by seq limit $3`, args...)
 }
 
-// Last returns the number of the newest event of an inbox, 0 if it has none.
+// Last returns the Seq of the newest event of an inbox, or 0 if it has none.
 func Last(ctx context.Context, tx *store.Tx, inbox string) (seq int64, err error) {
 	if err := tx.One(ctx, `select coalesce(max(seq), 0) from event where inbox_id = $1 and seq > 0`, []any{inbox}, &seq); err != nil {
 		return 0, fmt.Errorf("find newest event: %w", err)
@@ -88,9 +86,9 @@ func Last(ctx context.Context, tx *store.Tx, inbox string) (seq int64, err error
 	return seq, nil
 }
 
-// SeqOf returns the number of an event of an inbox by its id, or by that of
-// the message or action that it is about: then of the first that is. It
-// returns [store.ErrNotFound] if there is none, or not any more.
+// SeqOf returns the Seq of an event of an inbox. id is that of the event, or of a
+// message or action: then SeqOf returns that of its first event. The error is
+// [store.ErrNotFound] if there is none, or it was deleted.
 func SeqOf(ctx context.Context, tx *store.Tx, inbox, id string) (seq int64, err error) {
 	column := `id`
 	if !strings.HasPrefix(id, "evt_") {
@@ -103,8 +101,8 @@ func SeqOf(ctx context.Context, tx *store.Tx, inbox, id string) (seq int64, err 
 	return seq, err
 }
 
-// Changed returns the inboxes that have events with a number above after, and
-// the highest number.
+// Changed returns the inboxes that have events with a Seq above after, and the
+// highest Seq.
 func Changed(ctx context.Context, tx *store.Tx, after int64) (inboxes []string, head int64, err error) {
 	if err := tx.One(ctx, `select seq from event_head where id = 1`, nil, &head); err != nil || head <= after {
 		return nil, head, err

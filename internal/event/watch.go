@@ -9,9 +9,9 @@ import (
 	"postern/internal/store"
 )
 
-// A Watch wakes those who wait for events of inboxes. It only wakes: who is
-// woken reads the database, and who is not reads it now and then all the same.
-// It is safe for concurrent use.
+// A Watch wakes goroutines that wait for events of inboxes. It carries no data: a
+// woken goroutine reads the database, and should also poll it at long intervals. It
+// is safe for concurrent use.
 type Watch struct {
 	log *slog.Logger
 	db  *store.DB
@@ -20,22 +20,22 @@ type Watch struct {
 	waiting map[string]map[chan struct{}]bool // by inbox
 }
 
-// NewWatch returns a watch of the events in db. What other processes append is
-// seen only while [Watch.Run] runs.
+// NewWatch returns a watch of the events in db. It notices events of other processes
+// only while [Watch.Run] runs.
 func NewWatch(log *slog.Logger, db *store.DB) *Watch {
 	return &Watch{log: log, db: db, waiting: map[string]map[chan struct{}]bool{}}
 }
 
-// Wait returns a channel that something is sent to when the inbox has new
-// events, and what ends that. Read the database after Wait, or what comes in
-// between is missed.
+// Wait returns a channel that receives a value when the inbox has new events, and a
+// function that ends this. Call it before reading the database: events in between
+// would be missed otherwise.
 func (w *Watch) Wait(inbox string) (rung <-chan struct{}, stop func()) {
 	c := make(chan struct{}, 1)
 	return c, w.Join(inbox, c)
 }
 
-// Join is [Watch.Wait] for who waits for several inboxes with one channel. It
-// must have room for one.
+// Join is [Watch.Wait] with a channel of the caller, which may be used for several
+// inboxes. Its capacity must be at least 1.
 func (w *Watch) Join(inbox string, c chan struct{}) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -52,7 +52,7 @@ func (w *Watch) Join(inbox string, c chan struct{}) (stop func()) {
 	}
 }
 
-// Wake wakes who waits for events of the inbox.
+// Wake wakes the goroutines that wait for events of the inbox.
 func (w *Watch) Wake(inbox string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -63,7 +63,7 @@ func (w *Watch) wakeLocked(inbox string) {
 	for c := range w.waiting[inbox] {
 		select {
 		case c <- struct{}{}:
-		default: // it is rung already
+		default: // a wake-up is pending already
 		}
 	}
 }
@@ -74,15 +74,15 @@ func (w *Watch) idle() bool {
 	return len(w.waiting) == 0
 }
 
-// pollTime is how late what another process appended is seen, at most.
+// pollTime is the longest delay after which events of another process are noticed.
 const pollTime = 500 * time.Millisecond
 
-// Run looks for what other processes append, for as long as somebody waits,
-// until ctx is done.
+// Run polls for events of other processes, while there are goroutines waiting, until
+// ctx is done.
 func (w *Watch) Run(ctx context.Context) error {
 	t := time.NewTicker(pollTime)
 	defer t.Stop()
-	seen := int64(-1) // nothing yet: everybody is woken once
+	seen := int64(-1) // not known: the first poll wakes all once
 	for {
 		select {
 		case <-ctx.Done():
@@ -94,7 +94,7 @@ func (w *Watch) Run(ctx context.Context) error {
 			continue
 		}
 		if err := w.poll(ctx, &seen); err != nil && ctx.Err() == nil {
-			w.log.ErrorContext(ctx, "look for new events", "err", err)
+			w.log.ErrorContext(ctx, "poll for new events", "err", err)
 		}
 	}
 }

@@ -15,12 +15,12 @@ import (
 	"postern/internal/store"
 )
 
-// CheckpointName returns the name of the record of the server with this mail
-// domain, and of the keys that sign its checkpoints. No domain has a slash, so
-// that these keys are never those of one.
+// CheckpointName returns the name of the audit of the server with this mail domain,
+// which is also the domain of the keys that sign its checkpoints. It contains a
+// slash, which no domain does, so that these keys cannot sign mail.
 func CheckpointName(domain string) string { return strings.ToLower(domain) + "/audit" }
 
-// kindsOf returns which kinds of keys a domain, or a record, has.
+// kindsOf returns the kinds of keys that a domain, or an audit, has.
 func kindsOf(domain string) []Kind {
 	if strings.Contains(domain, "/") {
 		return []Kind{Checkpoint}
@@ -28,8 +28,8 @@ func kindsOf(domain string) []Kind {
 	return kinds
 }
 
-// CheckpointSigner returns the key that signs the checkpoints of the record
-// name, making it if there is none. Two servers may ask at the same time.
+// CheckpointSigner returns the key that signs the checkpoints of the audit name, and
+// creates it if there is none. Several servers may call it at the same time.
 func (r *Ring) CheckpointSigner(ctx context.Context, name string) (note.Signer, error) {
 	for range 2 {
 		ks, err := r.Keys(ctx, name)
@@ -49,7 +49,7 @@ func (r *Ring) CheckpointSigner(ctx context.Context, name string) (note.Signer, 
 	return nil, fmt.Errorf("sign checkpoint: %s has no key in use: %w", name, ErrNotFound)
 }
 
-// A noteSigner signs notes with a key of the ring.
+// A noteSigner signs notes (sumdb/note) with a key of the ring.
 type noteSigner struct {
 	note.Verifier
 	key ed25519.PrivateKey
@@ -91,9 +91,9 @@ func (k Key) vkey() (string, error) {
 	return vkey, nil
 }
 
-// CheckpointKeys returns the keys that sign or signed checkpoints of the record
-// name, or of all records in the database if it is empty, the newest first, as
-// part of tx. Removed ones are among them: what they signed before stays true.
+// CheckpointKeys returns the keys for checkpoints of the audit name, newest first,
+// or of all audits in the database if name is empty. Removed keys are among them,
+// with the end of their validity.
 func CheckpointKeys(ctx context.Context, tx *store.Tx, name string) (out []audit.Key, err error) {
 	names := []string{name}
 	if name == "" {
@@ -126,8 +126,7 @@ func CheckpointKeys(ctx context.Context, tx *store.Tx, name string) (out []audit
 	return out, nil
 }
 
-// CheckpointKeys is [CheckpointKeys] of the record name, in a transaction of
-// its own.
+// CheckpointKeys is [CheckpointKeys] for the audit name, in its own transaction.
 func (r *Ring) CheckpointKeys(ctx context.Context, name string) (out []audit.Key, err error) {
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		out, err = CheckpointKeys(ctx, tx, name)

@@ -168,7 +168,7 @@ func TestOnlyThePublishedKeyBeginsToSign(t *testing.T) {
 		"half of it":      {func(d *dnstest.Server, n, _ signing.Key) { d.TXT(n.Name(), n.Record()[:100]) }, false, "another key"},
 		"a revoked key":   {func(d *dnstest.Server, n, _ signing.Key) { d.TXT(n.Name(), "v=DKIM1; k=rsa; p=") }, false, "another key"},
 		"no DKIM record":  {func(d *dnstest.Server, n, _ signing.Key) { d.TXT(n.Name(), "hello\x00world; q=1") }, false, "another key"},
-		"a broken server": {func(d *dnstest.Server, n, _ signing.Key) { d.Fail(n.Name(), true) }, false, "DNS did not answer"},
+		"a broken server": {func(d *dnstest.Server, n, _ signing.Key) { d.Fail(n.Name(), true) }, false, "the DNS lookup failed"},
 		"the key":         {func(d *dnstest.Server, n, _ signing.Key) { d.TXT(n.Name(), n.Record()) }, true, "published"},
 		"it among others": {func(d *dnstest.Server, n, f signing.Key) { d.TXT(n.Name(), f.Record(), "x", n.Record()) }, true, "published"},
 		"it with white space": {func(d *dnstest.Server, n, _ signing.Key) {

@@ -16,17 +16,17 @@ import (
 	"postern/internal/statement"
 )
 
-// signed are the fields that DKIM covers where they stand. Each is named once
-// more than it stands (oversigning): the attack is a second From or Subject
-// that is put before the true one, and shown, while the signature holds.
+// signed lists the fields that DKIM covers. Each is listed once more than it occurs
+// (oversigning). The attack: a second From or Subject is put in front of the true
+// one, and displayed, while the signature stays valid.
 var signed = []string{
 	"From", "Sender", "Reply-To", "To", "Cc", "Subject", "Date", "Message-ID", "In-Reply-To", "References",
 	"MIME-Version", "Content-Type", "Content-Transfer-Encoding", "Auto-Submitted", "List-Unsubscribe", "List-Unsubscribe-Post", statement.FieldName,
 }
 
-// Sign returns what goes before the message raw when it leaves: DKIM
-// signatures of the domain of s, and s itself, whose Domain names it and whose
-// Key is filled in. The message stays as it is.
+// Sign returns the fields to put in front of the message raw: DKIM signatures of
+// s.Domain and the signed statement s, whose Key it sets. It does not change the
+// message. The error wraps [ErrNotFound] if the domain has no keys.
 func (r *Ring) Sign(ctx context.Context, raw []byte, s statement.Statement) (prefix []byte, err error) {
 	ks, err := r.Keys(ctx, s.Domain)
 	if err != nil {
@@ -68,9 +68,9 @@ func (r *Ring) Sign(ctx context.Context, raw []byte, s statement.Statement) (pre
 	return prefix, nil
 }
 
-// SignOwn returns DKIM signatures of a domain for a message that this program
-// itself wrote, such as a notice to a reviewer: it has no statement, since no
-// agent wrote it. They go before the message, which stays as it is.
+// SignOwn returns the DKIM signatures of a domain for a message that this program
+// wrote, such as a notice to a reviewer. There is no statement, since no agent
+// wrote it.
 func (r *Ring) SignOwn(ctx context.Context, domain string, raw []byte) (prefix []byte, err error) {
 	ks, err := r.Keys(ctx, domain)
 	if err != nil {
@@ -91,8 +91,8 @@ func (r *Ring) SignOwn(ctx context.Context, domain string, raw []byte) (prefix [
 	return prefix, nil
 }
 
-// dkim returns one DKIM-Signature field over what stands before a message and
-// the message.
+// dkim returns one DKIM-Signature field that covers the fields before and the
+// message raw.
 func (r *Ring) dkim(k *Key, before, raw []byte) ([]byte, error) {
 	key, err := r.open(k)
 	if err != nil {
@@ -125,7 +125,7 @@ func (r *Ring) dkim(k *Key, before, raw []byte) ([]byte, error) {
 	return []byte(s.Signature()), nil
 }
 
-// count returns how often a field stands in a header.
+// count returns how often a field occurs in a header.
 func count(header []byte, name string) (n int) {
 	for line := range bytes.SplitSeq(header, []byte("\r\n")) {
 		before, _, ok := bytes.Cut(line, []byte(":"))
@@ -136,7 +136,8 @@ func count(header []byte, name string) (n int) {
 	return n
 }
 
-// open returns the private half of k.
+// open decrypts the private half of k. The domain and ID are authenticated with it,
+// so that a key that was moved to another row does not open.
 func (r *Ring) open(k *Key) (crypto.Signer, error) {
 	name := k.Domain + "\x00" + k.ID
 	r.mu.Lock()

@@ -1,20 +1,20 @@
-// Package signing keeps the keys with which this server signs what leaves, and
-// signs with them: DKIM (RFC 6376) with RSA and with Ed25519 (RFC 8463), and
-// the statement of package statement.
+// Package signing manages the keys that sign outgoing mail, and signs with them:
+// DKIM (RFC 6376) with RSA and Ed25519 (RFC 8463), and the statements of package
+// statement.
 //
-// A key of a domain lives so:
+// The life of a key:
 //
-//	made, published ── in use ── published only ── removed
+//	created, published ── in use ── published only ── removed
 //
-// A key signs from its time of use until the next of its kind does. Rotating
-// makes the next one, whose time of use lies ahead, so that the world's DNS
-// caches know it before it signs, or comes as soon as its record was seen
-// ([Ring.Check]). A former key stays published, for mail that is under way,
-// until somebody removes it. Nothing else changes a key.
+// A key signs from its start time until the start time of the next key of its kind.
+// Rotation creates the next key with a start time in the future, so that DNS caches
+// have its record before it signs. [Ring.Check] starts it earlier, once it has seen
+// the record. A former key stays published, for mail in transit, until a person
+// removes it. Nothing else changes a key.
 //
-// Private keys are in the database only, encrypted under a key derived from the
-// server's, which is in a file of its own. What is signed is decided elsewhere:
-// this package adds fields before a message and changes no byte of it.
+// Private keys are stored only in the database, encrypted under a key derived from
+// the server's, which is in a separate file. This package does not decide what is
+// signed: it adds fields in front of a message and changes no byte of it.
 package signing
 
 import (
@@ -59,40 +59,40 @@ const (
 
 var kinds = []Kind{DKIMRSA, DKIMEd25519, Statement}
 
-// idSuffix ends the ids of a kind's keys: "p20261121r".
+// idSuffix is the last letter of key IDs, by kind: "p20261121r".
 var idSuffix = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c"}
 
 // The errors of this package, one for each answer that a door can give.
 var (
 	// ErrNotFound means that there is no such domain or key.
 	ErrNotFound = errors.New("no such signing key")
-	// ErrInUse means that a key signs, or will, and so cannot be removed.
+	// ErrInUse means that a key signs now or later, and so cannot be removed.
 	ErrInUse = errors.New("the key is in use")
 )
 
-// Config is what a [Ring] works with.
+// Config is the configuration of a [Ring].
 type Config struct {
-	// Key is the server's secret; private keys are encrypted under one that is
-	// derived from it. At least 32 bytes.
+	// Key is the server's key, at least 32 bytes. The key that encrypts private keys
+	// is derived from it.
 	Key []byte
-	// Wait is how long a new key is published before it signs unless its
-	// record was seen before; zero means 48 hours.
+	// Wait is how long a new key is published before it signs, unless
+	// [Ring.Check] sees its record earlier; zero means 48 hours.
 	Wait time.Duration
-	// Resolver finds records; nil means the system's.
+	// Resolver looks up records; nil means the system's resolver.
 	Resolver *net.Resolver
 }
 
-// A Ring is the keys of all domains. It is safe for concurrent use.
+// A Ring manages the keys of all domains. It is safe for concurrent use.
 type Ring struct {
 	db   *store.DB
 	conf Config
 	aead cipher.AEAD
 
 	mu     sync.Mutex               // guards opened
-	opened map[string]crypto.Signer // by domain and id
+	opened map[string]crypto.Signer // decrypted keys, by domain and ID
 }
 
-// New returns the keys in db.
+// New returns the ring of the keys in db.
 func New(db *store.DB, c Config) (*Ring, error) {
 	if len(c.Key) < 32 {
 		return nil, errors.New("signing: the server's key has fewer than 32 bytes")
@@ -118,20 +118,20 @@ func New(db *store.DB, c Config) (*Ring, error) {
 	return &Ring{db: db, conf: c, aead: aead, opened: map[string]crypto.Signer{}}, nil
 }
 
-// A Key is the public half of a key, and where it is in its life.
+// A Key is the public half of a key with its times.
 type Key struct {
 	Domain  string
 	ID      string // DKIM's selector
 	Kind    Kind
 	Created time.Time
-	From    time.Time // when it begins to sign
-	Until   time.Time // when the next one does; zero while there is none
+	From    time.Time // start time
+	Until   time.Time // start time of the next key; zero while there is none
 	Removed time.Time // zero while it is published
 
 	public, private []byte // private is sealed
 }
 
-// InUse says whether k signs at t.
+// InUse reports whether k signs at t.
 func (k Key) InUse(t time.Time) bool {
 	return k.Removed.IsZero() && !k.From.After(t) && (k.Until.IsZero() || k.Until.After(t))
 }
@@ -182,9 +182,9 @@ func (r *Ring) PublicRecord(ctx context.Context, domain, selector string) (name,
 	return "", "", fmt.Errorf("selector %q of %s: %w", selector, domain, ErrNotFound)
 }
 
-// StatementKeys returns those of a domain that are or were in use, removed
-// ones too: what they signed while they were in use stays true. A key that was
-// removed ends at its removal.
+// StatementKeys returns all statement keys of a domain, including removed ones, with
+// the times between which their signatures are valid. A removed key ends at its
+// removal at the latest.
 func (r *Ring) StatementKeys(ctx context.Context, domain string) (out []statement.Key, err error) {
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		ks, err := list(ctx, tx, domain)
@@ -206,8 +206,8 @@ func (r *Ring) StatementKeys(ctx context.Context, domain string) (out []statemen
 	return out, nil
 }
 
-// list returns all keys of a domain, newest first, each with the time at which
-// the next of its kind takes over.
+// list returns all keys of a domain, newest first, and sets Until from the start
+// time of the next key of the same kind.
 func list(ctx context.Context, tx *store.Tx, domain string) (out []Key, err error) {
 	rows, err := tx.QueryContext(ctx, `select domain, id, kind, public, private, created_at, use_from, removed_at from signing_key
 		where domain = $1 order by use_from desc, id desc`, strings.ToLower(domain))
@@ -232,8 +232,8 @@ func list(ctx context.Context, tx *store.Tx, domain string) (out []Key, err erro
 	return out, rows.Err()
 }
 
-// Prepare makes the first keys of a domain, which sign at once. It does nothing
-// if there are any. Two servers may do it at the same time.
+// Prepare creates the first keys of a domain, which sign at once. It does nothing for
+// kinds that exist. Several servers may call it at the same time.
 func (r *Ring) Prepare(ctx context.Context, domain string) error {
 	domain = strings.ToLower(domain)
 	ks, err := r.Keys(ctx, domain)
@@ -244,7 +244,7 @@ func (r *Ring) Prepare(ctx context.Context, domain string) error {
 		if slices.ContainsFunc(ks, func(k Key) bool { return k.Kind == kind }) {
 			continue
 		}
-		// The id is the same for whoever else does this now, and one wins.
+		// Servers that do this at the same time choose the same ID, and one insert wins.
 		if err := r.add(ctx, auth.Principal{Kind: auth.System, ID: "signing"}, domain, kind, time.Now(), 0); err != nil {
 			return err
 		}
@@ -252,11 +252,10 @@ func (r *Ring) Prepare(ctx context.Context, domain string) error {
 	return nil
 }
 
-// add makes a key that signs after wait. It does nothing if there is one of
-// its id.
+// add creates a key that signs after wait. It does nothing if its ID exists.
 func (r *Ring) add(ctx context.Context, who auth.Principal, domain string, kind Kind, now time.Time, wait time.Duration) error {
 	k := Key{Domain: domain, Kind: kind, ID: "p" + now.UTC().Format("20060102") + idSuffix[kind]}
-	if wait > 0 { // one that follows another: two may be made in one day
+	if wait > 0 { // a rotation: there may be several in one day
 		k.ID = "p" + now.UTC().Format("20060102150405") + idSuffix[kind]
 	}
 	private, err := generate(&k)
@@ -275,7 +274,7 @@ func (r *Ring) add(ctx context.Context, who auth.Principal, domain string, kind 
 	})
 }
 
-// generate fills in the public half of k and returns the private one.
+// generate creates a key pair, sets k.public and returns the private key in PKCS #8.
 func generate(k *Key) (private []byte, err error) {
 	if k.Kind == DKIMRSA {
 		key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -295,8 +294,8 @@ func generate(k *Key) (private []byte, err error) {
 	return x509.MarshalPKCS8PrivateKey(key)
 }
 
-// mayManage: keys of a domain are for people. Whose domain it is has been
-// checked by who calls.
+// mayManage returns [auth.ErrForbidden] unless who is a person. The caller has
+// checked that the domain belongs to who's project.
 func mayManage(who auth.Principal) error {
 	if who.Kind != auth.Person {
 		return fmt.Errorf("%s may not manage signing keys, only a person may: %w", who, auth.ErrForbidden)
@@ -304,9 +303,9 @@ func mayManage(who auth.Principal) error {
 	return nil
 }
 
-// Rotate makes the next keys of a domain and returns all. They sign after the
-// wait of the configuration, or once [Ring.Check] has seen their records. It
-// does nothing while there are keys that wait already.
+// Rotate creates the next keys of a domain and returns all keys. They sign after
+// [Config.Wait], or once [Ring.Check] has seen their records. It does nothing for
+// kinds whose next key exists already.
 func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([]Key, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return nil, err
@@ -329,7 +328,7 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([
 		}
 		wait := r.conf.Wait
 		if kind == Statement || kind == Checkpoint {
-			wait = time.Hour // published by this server itself; as long as others may keep its document
+			wait = time.Hour // this server publishes it, in a document that others may cache
 		}
 		if err := r.add(ctx, who, domain, kind, now, wait); err != nil {
 			return nil, err
@@ -338,7 +337,7 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([
 	return r.Keys(ctx, domain)
 }
 
-// Remove takes a former key out of what is published.
+// Remove stops publishing a former key and deletes its private half.
 func (r *Ring) Remove(ctx context.Context, who auth.Principal, domain, id string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -356,9 +355,9 @@ func (r *Ring) Remove(ctx context.Context, who auth.Principal, domain, id string
 			return fmt.Errorf("key %q of %s: %w", id, domain, ErrNotFound)
 		}
 		if ks[i].Until.IsZero() || ks[i].Until.After(time.Now()) {
-			return fmt.Errorf("key %s of %s signs, or will: rotate, and remove it when the next one signs: %w", id, domain, ErrInUse)
+			return fmt.Errorf("key %s of %s signs now or later: rotate, and remove it once the next key signs: %w", id, domain, ErrInUse)
 		}
-		// The private half goes for good.
+		// The private half is deleted; the public one still verifies old statements.
 		_, err = tx.ExecContext(ctx, `update signing_key set removed_at = $1, private = $2 where domain = $3 and id = $4`,
 			store.Time(time.Now()), []byte{}, ks[i].Domain, id)
 		if err != nil {
@@ -368,17 +367,17 @@ func (r *Ring) Remove(ctx context.Context, who auth.Principal, domain, id string
 	})
 }
 
-// A Published says whether a key's record was found.
+// A Published is a key with the result of the lookup of its record.
 type Published struct {
 	Key
 	Found  bool
-	Detail string // what was found instead, for a person; printable
+	Detail string // for people: what was found; printable
 }
 
 var keyTag = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?:^|;)\s*p\s*=([^;]*)`) })
 
-// Check asks DNS for the records of a domain's DKIM keys. Those that wait to be
-// used and were found sign from now on.
+// Check looks up the records of a domain's DKIM keys. Keys with a start time in the
+// future start now if their record was found.
 func (r *Ring) Check(ctx context.Context, who auth.Principal, domain string) ([]Published, error) {
 	if err := auth.Need(who, auth.Reviewer); err != nil {
 		return nil, err
@@ -414,14 +413,14 @@ func (r *Ring) Check(ctx context.Context, who auth.Principal, domain string) ([]
 func (r *Ring) published(ctx context.Context, k Key) (found bool, detail string) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	// A final dot: no search list adds a domain.
+	// The final dot keeps the resolver from trying search domains.
 	texts, err := r.conf.Resolver.LookupTXT(ctx, k.Name()+".")
 	var dnsErr *net.DNSError
 	switch {
 	case errors.As(err, &dnsErr) && dnsErr.IsNotFound:
 		return false, "there is no TXT record at " + k.Name()
 	case err != nil:
-		return false, "DNS did not answer: " + strconv.Quote(err.Error())
+		return false, "the DNS lookup failed: " + strconv.Quote(err.Error())
 	}
 	for _, t := range texts {
 		m := keyTag().FindStringSubmatch(t)
@@ -433,7 +432,7 @@ func (r *Ring) published(ctx context.Context, k Key) (found bool, detail string)
 			return true, "published"
 		}
 	}
-	return false, "the TXT record at " + k.Name() + " holds another key"
+	return false, "the TXT record at " + k.Name() + " has another key"
 }
 
 // startUsing makes a key sign from now on, unless it does.
