@@ -26,7 +26,7 @@ var layers = [][]string{
 	{"signing", "people", "oversight/oversighttest"},
 	{"oversight", "domain"},
 	{"directory"},
-	{"keyring"},
+	{"keyring", "delivery"},
 	{"mailbox", "rulebook", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "connection", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors

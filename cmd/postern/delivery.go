@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"postern/internal/delivery"
 	"postern/internal/domain"
-	"postern/internal/mailbox"
 	"postern/internal/signing"
 	"postern/internal/smtpclient"
 )
@@ -84,12 +84,12 @@ func (d *daemon) dkimKeys(ctx context.Context, _, name string) (out []domain.Key
 }
 
 // delivery says how mail leaves.
-func (d *daemon) delivery() mailbox.DeliveryConfig {
+func (d *daemon) delivery() delivery.Config {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "?"
 	}
-	return mailbox.DeliveryConfig{
+	return delivery.Config{
 		Instance: fmt.Sprintf("%s:%s", host, d.conf.Data),
 		Lifetime: d.conf.RetryFor, Connections: d.conf.Connections, PerMinute: d.conf.PerMinute, WarmUp: d.conf.WarmUp,
 	}

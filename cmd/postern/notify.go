@@ -14,7 +14,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/console"
-	"postern/internal/mailbox"
+	"postern/internal/delivery"
 	"postern/internal/notify"
 )
 
@@ -62,7 +62,7 @@ func (c *Notices) validate(out *Config, bad func(flag, format string, args ...an
 }
 
 // newNotifier returns what tells people, or nil if the operator has set no way.
-func (d *daemon) newNotifier(lis *listeners, transport mailbox.Transport) (*notify.Notifier, error) {
+func (d *daemon) newNotifier(lis *listeners, transport delivery.Transport) (*notify.Notifier, error) {
 	c := d.conf.Notices
 	if c.From == "" && c.TelegramToken == "" {
 		return nil, nil //nolint:nilnil // nobody is told

@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
@@ -131,7 +132,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
 		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
-		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), mailbox.SealedDeliveries(),
+		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), delivery.Sealed(),
 	}
 }
 

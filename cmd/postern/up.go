@@ -209,7 +209,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	// Clean up after a former process before anything is served.
-	if err := errors.Join(d.recoverSandboxes(ctx), d.post.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
+	if err := errors.Join(d.recoverSandboxes(ctx), d.post.Delivery.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
 		return err
 	}
 	// The project's key is shown once. It is made last, so that a first start

@@ -18,6 +18,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -239,12 +240,12 @@ func pathAction(r *http.Request) (string, error) {
 type actionPage struct {
 	*review
 	council
-	Edits      []difference       // newest first; empty if nobody revised it
-	History    []audit.Entry      // oldest first
-	Deliveries []mailbox.Delivery // of an email that was carried out
-	Notice     string             // what became of the form that was just sent
-	Typed      string             // into a form that could not be taken
-	Comment    string             // likewise
+	Edits      []difference        // newest first; empty if nobody revised it
+	History    []audit.Entry       // oldest first
+	Deliveries []delivery.Delivery // of an email that was carried out
+	Notice     string              // what became of the form that was just sent
+	Typed      string              // into a form that could not be taken
+	Comment    string              // likewise
 }
 
 func (s *Server) action(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/keyring"
@@ -187,7 +188,7 @@ type inboxPage struct {
 
 	Sending   mailbox.Sending
 	Quotas    []mailbox.Quota
-	Suspended *mailbox.Suspension // nil while it sends
+	Suspended *delivery.Suspension // nil while it sends
 
 	Modes   []modeChoice
 	Allowed []mailbox.AllowEntry
@@ -274,12 +275,12 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 		if v.Allowed, err = s.post.Allowed(r.Context(), who, b.ID); err != nil {
 			return err
 		}
-		ss, err := s.post.Suspensions(r.Context(), who)
+		ss, err := s.post.Delivery.Suspensions(r.Context(), who)
 		if err != nil {
 			return err
 		}
 		_, host, _ := strings.Cut(b.Address, "@")
-		if i := slices.IndexFunc(ss, func(x mailbox.Suspension) bool { return x.Scope == b.ID || x.Scope == host }); i >= 0 {
+		if i := slices.IndexFunc(ss, func(x delivery.Suspension) bool { return x.Scope == b.ID || x.Scope == host }); i >= 0 {
 			v.Suspended = &ss[i]
 		}
 	}

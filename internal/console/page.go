@@ -17,9 +17,9 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/domain"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
@@ -113,7 +113,7 @@ var funcs = template.FuncMap{
 	"partMay":       partMay,
 	"short":         short,
 	"days":          span,
-	"deliveryState": func(d mailbox.DeliveryState) string { return or(deliveryNames[d], string(d)) },
+	"deliveryState": func(d delivery.State) string { return or(deliveryNames[d], string(d)) },
 	"roleMeans":     func(r auth.Role) string { return roleMeans[r] },
 	"factorName":    func(f string) string { return or(factorNames[f], f) },
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },

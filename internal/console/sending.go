@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -21,14 +22,14 @@ type settler func(ctx context.Context, who auth.Principal, id string) error
 
 // A suspended is an inbox or a domain that sends nothing, as a page names it.
 type suspended struct {
-	mailbox.Suspension
+	delivery.Suspension
 	Name string // an address or a domain
 }
 
 // A departure is an approved email that is not settled yet.
 type departure struct {
 	listed
-	Deliveries []mailbox.Delivery
+	Deliveries []delivery.Delivery
 }
 
 // A lookup is what was asked about an address.
@@ -36,7 +37,7 @@ type lookup struct {
 	Address string
 	Found   bool
 	Reason  string // in words
-	mailbox.Suppression
+	delivery.Suppression
 	Inbox string // the address
 }
 
@@ -57,9 +58,9 @@ type suppressionCount struct {
 }
 
 // suppressionNames say why nothing is sent to an address.
-var suppressionNames = map[mailbox.SuppressionReason]string{
-	mailbox.SuppressedBounce: "its server says that there is no such address", mailbox.SuppressedComplaint: "its reader called mail from here spam",
-	mailbox.SuppressedUnsubscribe: "its reader asked for no more", mailbox.SuppressedAdded: "a person or the project’s key put it on the list",
+var suppressionNames = map[delivery.SuppressionReason]string{
+	delivery.SuppressedBounce: "its server says that there is no such address", delivery.SuppressedComplaint: "its reader called mail from here spam",
+	delivery.SuppressedUnsubscribe: "its reader asked for no more", delivery.SuppressedAdded: "a person or the project’s key put it on the list",
 }
 
 // maxLeaving bounds what a page shows of what is on its way.
@@ -71,7 +72,7 @@ func (s *Server) sending(w http.ResponseWriter, r *http.Request, who auth.Princi
 
 func (s *Server) showSending(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v sendingPage) error {
 	ctx := r.Context()
-	counts, err := s.post.Suppressions(ctx, who)
+	counts, err := s.post.Suppression.Count(ctx, who)
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (s *Server) showSending(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	ss, err := s.post.Suspensions(ctx, who)
+	ss, err := s.post.Delivery.Suspensions(ctx, who)
 	if err != nil {
 		return err
 	}
@@ -114,7 +115,7 @@ func (s *Server) showSending(w http.ResponseWriter, r *http.Request, who auth.Pr
 // changes nothing: an address in a link would be kept by browsers and proxies.
 func (s *Server) lookUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	address := strings.TrimSpace(r.PostForm.Get("address"))
-	found, err := s.post.Suppressed(r.Context(), who, address)
+	found, err := s.post.Suppression.Find(r.Context(), who, address)
 	if why := addressRefused(err); why != "" {
 		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: why, Lookup: &lookup{Address: address}})
 	}
@@ -140,9 +141,9 @@ func (s *Server) suppress(w http.ResponseWriter, r *http.Request, who auth.Princ
 	var err error
 	switch r.PostForm.Get("do") {
 	case "add":
-		err = s.post.Suppress(r.Context(), who, address)
+		err = s.post.Suppression.Add(r.Context(), who, address)
 	case "remove":
-		err = s.post.Unsuppress(r.Context(), who, address)
+		err = s.post.Suppression.Remove(r.Context(), who, address)
 	default:
 		return formError(errors.New("do"))
 	}
@@ -164,7 +165,7 @@ func (s *Server) lift(w http.ResponseWriter, r *http.Request, who auth.Principal
 	if strings.TrimSpace(reason) == "" || len(reason) > 1000 {
 		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: "Say in at most 1000 bytes what was done about it. Nothing was changed."})
 	}
-	err := s.post.Lift(r.Context(), who, r.PostForm.Get("scope"), reason)
+	err := s.post.Delivery.Lift(r.Context(), who, r.PostForm.Get("scope"), reason)
 	if errors.Is(err, store.ErrNotFound) {
 		return s.showSending(w, r, who, http.StatusConflict, sendingPage{Notice: "Your click changed nothing: it is not suspended any more."})
 	}
@@ -176,8 +177,8 @@ func (s *Server) lift(w http.ResponseWriter, r *http.Request, who auth.Principal
 }
 
 // deliveryNames say what became of a recipient.
-var deliveryNames = map[mailbox.DeliveryState]string{
-	mailbox.DeliveryQueued: "to be sent", mailbox.DeliverySending: "being sent", mailbox.DeliveryDelivered: "delivered",
-	mailbox.DeliveryDeferred: "to be tried again", mailbox.DeliveryBounced: "not delivered", mailbox.DeliverySuppressed: "not sent",
-	mailbox.DeliveryUncertain: "outcome unknown", mailbox.DeliveryCancelled: "cancelled",
+var deliveryNames = map[delivery.State]string{
+	delivery.Queued: "to be sent", delivery.Sending: "being sent", delivery.Delivered: "delivered",
+	delivery.Deferred: "to be tried again", delivery.Bounced: "not delivered", delivery.Suppressed: "not sent",
+	delivery.Uncertain: "outcome unknown", delivery.Cancelled: "cancelled",
 }

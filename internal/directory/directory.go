@@ -35,6 +35,8 @@ var (
 	// ErrDomain means that the project of an inbox has not, or no longer, proved
 	// that it controls the inbox's domain.
 	ErrDomain = errors.New("the domain is not verified for this project")
+	// ErrReadOnly means that an inbox sends nothing, not even with an approval.
+	ErrReadOnly = fmt.Errorf("the inbox is in mode read_only and sends nothing: a person raises its mode, by a code or when the agent asks (%w)", auth.ErrForbidden)
 )
 
 // Config says what inboxes can be made.

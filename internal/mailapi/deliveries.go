@@ -58,7 +58,7 @@ func (s deliveryServer) listRecipients(w http.ResponseWriter, r *http.Request, c
 }
 
 func (s deliveryServer) countSuppressed(w http.ResponseWriter, r *http.Request, c caller) error {
-	count, err := s.post.Suppressions(r.Context(), c.Principal)
+	count, err := s.post.Suppression.Count(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func address(r *http.Request) (string, error) {
 func (s deliveryServer) suppress(w http.ResponseWriter, r *http.Request, c caller) error {
 	a, err := address(r)
 	if err == nil {
-		err = s.post.Suppress(r.Context(), c.Principal, a)
+		err = s.post.Suppression.Add(r.Context(), c.Principal, a)
 	}
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)
@@ -92,7 +92,7 @@ func (s deliveryServer) lookUpSuppressed(w http.ResponseWriter, r *http.Request,
 	if err != nil {
 		return err
 	}
-	v, err := s.post.Suppressed(r.Context(), c.Principal, a)
+	v, err := s.post.Suppression.Find(r.Context(), c.Principal, a)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (s deliveryServer) lookUpSuppressed(w http.ResponseWriter, r *http.Request,
 func (s deliveryServer) unsuppress(w http.ResponseWriter, r *http.Request, c caller) error {
 	a, err := address(r)
 	if err == nil {
-		err = s.post.Unsuppress(r.Context(), c.Principal, a)
+		err = s.post.Suppression.Remove(r.Context(), c.Principal, a)
 	}
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)
@@ -112,7 +112,7 @@ func (s deliveryServer) unsuppress(w http.ResponseWriter, r *http.Request, c cal
 }
 
 func (s deliveryServer) listSuspensions(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Suspensions(r.Context(), c.Principal)
+	list, err := s.post.Delivery.Suspensions(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (s deliveryServer) lift(w http.ResponseWriter, r *http.Request, c caller) e
 	if err := checkReason(in.Reason); err != nil {
 		return err
 	}
-	if err := s.post.Lift(r.Context(), c.Principal, scope(r, "id"), in.Reason); err != nil {
+	if err := s.post.Delivery.Lift(r.Context(), c.Principal, scope(r, "id"), in.Reason); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -171,7 +171,7 @@ func answerKeys(w http.ResponseWriter, keys []signing.Key, err error) error {
 }
 
 func (s deliveryServer) listSigningDomains(w http.ResponseWriter, r *http.Request, c caller) error {
-	names, err := s.post.SigningDomains(r.Context(), c.Principal)
+	names, err := s.post.Signing.Domains(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -180,17 +180,17 @@ func (s deliveryServer) listSigningDomains(w http.ResponseWriter, r *http.Reques
 }
 
 func (s deliveryServer) listSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
-	keys, err := s.post.SigningKeys(r.Context(), c.Principal, scope(r, "id"))
+	keys, err := s.post.Signing.Keys(r.Context(), c.Principal, scope(r, "id"))
 	return answerKeys(w, keys, err)
 }
 
 func (s deliveryServer) rotateSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
-	keys, err := s.post.RotateKeys(r.Context(), c.Principal, scope(r, "id"))
+	keys, err := s.post.Signing.Rotate(r.Context(), c.Principal, scope(r, "id"))
 	return answerKeys(w, keys, err)
 }
 
 func (s deliveryServer) checkSigningKeys(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.CheckKeys(r.Context(), c.Principal, scope(r, "id"))
+	list, err := s.post.Signing.Check(r.Context(), c.Principal, scope(r, "id"))
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (s deliveryServer) checkSigningKeys(w http.ResponseWriter, r *http.Request,
 }
 
 func (s deliveryServer) removeSigningKey(w http.ResponseWriter, r *http.Request, c caller) error {
-	if err := s.post.RemoveKey(r.Context(), c.Principal, scope(r, "id"), scope(r, "key")); err != nil {
+	if err := s.post.Signing.Remove(r.Context(), c.Principal, scope(r, "id"), scope(r, "key")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -167,7 +167,7 @@ func TestUnsubscribe(t *testing.T) {
 			t.Fatalf("it names no way out:\n%s", a.Payload)
 		}
 		suppressed := func() bool {
-			_, err := f.post.Suppressed(t.Context(), f.person, "bob@example.com")
+			_, err := f.post.Suppression.Find(t.Context(), f.person, "bob@example.com")
 			return err == nil
 		}
 		if got := f.do(t, "nobody", "GET", link, ""); got.code != 200 || !strings.Contains(got.body, "<form") || suppressed() {

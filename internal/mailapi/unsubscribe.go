@@ -25,14 +25,14 @@ func (s unsubscribeServer) routes() []route {
 // askUnsubscribe asks whether it is meant. Programs that look behind every link
 // come here too: nothing happens before the button.
 func (s unsubscribeServer) askUnsubscribe(w http.ResponseWriter, r *http.Request, _ caller) error {
-	if err := s.post.CheckUnsubscribe(r.PathValue("token")); err != nil {
+	if err := s.post.Suppression.CheckToken(r.PathValue("token")); err != nil {
 		return err
 	}
 	return answerPage(w, "Unsubscribe", `<p>Get no more mail of this kind from here?</p><form method="post"><button>Unsubscribe</button></form>`)
 }
 
 func (s unsubscribeServer) unsubscribe(w http.ResponseWriter, r *http.Request, _ caller) error {
-	if err := s.post.Unsubscribe(r.Context(), r.PathValue("token")); err != nil {
+	if err := s.post.Suppression.Unsubscribe(r.Context(), r.PathValue("token")); err != nil {
 		return err
 	}
 	return answerPage(w, "Unsubscribed", `<p>Done. Nothing more is sent to you from here.</p>`)

@@ -52,20 +52,6 @@ func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b directory
 	return nil
 }
 
-var _ oversight.Watcher = (*PostOffice)(nil)
-
-// Moved implements [oversight.Watcher]: it follows what becomes of mail, and
-// tells of it.
-func (m *PostOffice) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
-	if err := m.deliveryMoved(ctx, tx, a); err != nil {
-		return err
-	}
-	if err := m.demoteDenied(ctx, tx, a); err != nil {
-		return err
-	}
-	return m.announceMove(ctx, tx, a)
-}
-
 // Announce tells an inbox that an action of it waits for a person, and how it was
 // decided. Every executor of an inbox's actions calls it.
 func (m *PostOffice) Announce(ctx context.Context, tx *store.Tx, a oversight.Action) error {

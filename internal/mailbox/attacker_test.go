@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/delivery"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -16,7 +16,7 @@ import (
 // put in its place.
 func TestReviseWhatWaits(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{PerMinute: 1})
+		d := deliver(t, db, delivery.Config{PerMinute: 1})
 		d.send([]string{"first@a.test"}, nil)
 		d.run(1)
 		waits := d.send([]string{"u1@a.test", "u2@a.test", "u3@a.test"}, nil)
@@ -51,7 +51,7 @@ func TestLateRecord(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			storetest.Each(t, func(t *testing.T, db *store.DB) {
-				d := deliver(t, db, mailbox.DeliveryConfig{})
+				d := deliver(t, db, delivery.Config{})
 				block := make(chan struct{})
 				d.w.block["a.test"], d.w.answers["bob@a.test"] = block, []mail.Delivery{tt.late}
 				a := d.send([]string{"bob@a.test"}, nil)

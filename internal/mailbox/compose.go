@@ -231,7 +231,7 @@ func (m *PostOffice) wayOut(d *mail.Draft, b directory.Inbox, bulk bool) error {
 		if err != nil {
 			return err
 		}
-		d.Unsubscribe, d.OneClick = strings.TrimSuffix(m.cfg.PublicURL, "/")+"/v1/unsubscribe/"+m.UnsubscribeToken(b, to.Addr), true
+		d.Unsubscribe, d.OneClick = strings.TrimSuffix(m.cfg.PublicURL, "/")+"/v1/unsubscribe/"+m.Suppression.Token(b, to.Addr), true
 	case n > manyRecipients:
 		d.Unsubscribe = mailto
 	}

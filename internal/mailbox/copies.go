@@ -24,9 +24,6 @@ import (
 // CopyKind is the kind of the actions that bring copies to overseers.
 const CopyKind = policy.KindCopy
 
-// copyWait is when what waits for its copy looks again.
-const copyWait = 2 * time.Minute
-
 var errNoCopy = errors.New("the copy for its overseers may not leave")
 
 // ensureCopy makes the copy of what b is about to send, if it must have one and
@@ -106,7 +103,7 @@ func (x copyExecutor) Execute(ctx context.Context, a oversight.Action) oversight
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: it is not known what it is a copy of"}
 	}
 	a.Inbox = b // whose name it is sent in
-	return x.m.Execute(ctx, a)
+	return x.m.Delivery.Execute(ctx, a)
 }
 
 // of returns the inbox whose mail a is a copy of.
@@ -119,18 +116,18 @@ func (x copyExecutor) of(ctx context.Context, a oversight.Action) (inbox string,
 
 // Interrupted implements [oversight.Recoverer].
 func (x copyExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
-	return x.m.Interrupted(ctx, tx, a)
+	return x.m.Delivery.Interrupted(ctx, tx, a)
 }
 
 // PartsOf implements [oversight.Parter].
 func (x copyExecutor) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Action) ([]oversight.Part, error) {
-	return x.m.PartsOf(ctx, tx, a)
+	return x.m.Delivery.PartsOf(ctx, tx, a)
 }
 
 // Moved implements [oversight.Watcher]. An inbox whose overseers get nothing is
 // not monitored: where a copy cannot be delivered, it waits for a person again.
 func (x copyExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
-	if err := x.m.deliveryMoved(ctx, tx, a); err != nil || a.State != oversight.Failed {
+	if err := x.m.Delivery.Moved(ctx, tx, a); err != nil || a.State != oversight.Failed {
 		return err
 	}
 	var id string
@@ -152,4 +149,6 @@ func (x copyExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Actio
 }
 
 // Show implements [oversight.Executor].
-func (x copyExecutor) Show(a oversight.Action) (oversight.View, error) { return x.m.Show(a) }
+func (x copyExecutor) Show(a oversight.Action) (oversight.View, error) {
+	return sendExecutor{x.m}.Show(a)
+}

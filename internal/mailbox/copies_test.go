@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -162,7 +163,7 @@ func TestModeMatrix(t *testing.T) {
 				} {
 					p, err := send()
 					if mode == policy.ReadOnly {
-						if !errors.Is(err, mailbox.ErrReadOnly) || !strings.Contains(err.Error(), "read_only") {
+						if !errors.Is(err, directory.ErrReadOnly) || !strings.Contains(err.Error(), "read_only") {
 							t.Errorf("%s, %s, to %s: %v, want ErrReadOnly", mode, door, to, err)
 						}
 						continue

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -31,18 +32,18 @@ type world struct {
 	answers map[string][]mail.Delivery
 	got     map[string]int
 	copies  []mail.Envelope
-	kind    mailbox.HopKind
+	kind    delivery.HopKind
 	block   map[string]chan struct{} // by domain: closed when it answers
 	now     map[string]int           // conversations under way, by domain
 	most    map[string]int
 }
 
 func newWorld() *world {
-	return &world{answers: map[string][]mail.Delivery{}, got: map[string]int{}, kind: mailbox.HopDirect, block: map[string]chan struct{}{}, now: map[string]int{}, most: map[string]int{}}
+	return &world{answers: map[string][]mail.Delivery{}, got: map[string]int{}, kind: delivery.HopDirect, block: map[string]chan struct{}{}, now: map[string]int{}, most: map[string]int{}}
 }
 
-func (w *world) Hop(_ context.Context, to string) mailbox.Hop {
-	return mailbox.Hop{Kind: w.kind, Name: mail.Domain(to)}
+func (w *world) Hop(_ context.Context, to string) delivery.Hop {
+	return delivery.Hop{Kind: w.kind, Name: mail.Domain(to)}
 }
 
 func (w *world) Deliver(ctx context.Context, e mail.Envelope) (out []mail.Delivery, err error) {
@@ -93,7 +94,7 @@ type delivering struct {
 
 var secret = bytes.Repeat([]byte("s"), 32)
 
-func deliver(t *testing.T, db *store.DB, c mailbox.DeliveryConfig) *delivering {
+func deliver(t *testing.T, db *store.DB, c delivery.Config) *delivering {
 	t.Helper()
 	if c.FirstRetry == 0 {
 		c.FirstRetry = time.Hour // the next attempt comes when run says so, however slow the machine is
@@ -219,7 +220,7 @@ var (
 // message once, and who waits delays nobody.
 func TestEachRecipient(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{})
+		d := deliver(t, db, delivery.Config{})
 		d.w.answers["slow@a.test"] = []mail.Delivery{later, silence, taken}
 		d.w.answers["none@b.test"] = []mail.Delivery{nobody}
 		d.w.answers["fog@c.test"] = []mail.Delivery{unsure, taken}
@@ -266,7 +267,7 @@ func TestResolveDelivery(t *testing.T) {
 		to   oversight.State
 		want string
 	}{{oversight.Done, "fog@c.test:delivered"}, {oversight.Failed, "fog@c.test:bounced"}} {
-		d := deliver(t, storetest.SQLite(t), mailbox.DeliveryConfig{})
+		d := deliver(t, storetest.SQLite(t), delivery.Config{})
 		d.w.answers["fog@c.test"] = []mail.Delivery{unsure}
 		a := d.send([]string{"fog@c.test"}, nil)
 		d.run(1)
@@ -286,12 +287,12 @@ func TestResolveDelivery(t *testing.T) {
 // sender is told in a message that programs read.
 func TestGivenUp(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{})
+		d := deliver(t, db, delivery.Config{})
 		d.w.answers["slow@a.test"] = []mail.Delivery{later}
 		a := d.send([]string{"slow@a.test"}, nil)
 		d.run(20)
 		ds, err := d.post.Deliveries(t.Context(), d.agent, a.ID)
-		if err != nil || ds[0].State != mailbox.DeliveryDeferred || ds[0].Attempts != 20 || time.Until(ds[0].Next) > 4*time.Hour {
+		if err != nil || ds[0].State != delivery.Deferred || ds[0].Attempts != 20 || time.Until(ds[0].Next) > 4*time.Hour {
 			t.Fatalf("after 20 attempts within a moment: %+v, %v", ds, err)
 		}
 		d.exec(`update delivery set first_at = first_at - $1`, (4 * 24 * time.Hour).Microseconds())
@@ -325,23 +326,23 @@ func TestGivenUp(t *testing.T) {
 // TestSuppression: who does not exist is not written to again, by this project.
 func TestSuppression(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		ctx, d := t.Context(), deliver(t, db, mailbox.DeliveryConfig{})
+		ctx, d := t.Context(), deliver(t, db, delivery.Config{})
 		d.w.answers["none@b.test"] = []mail.Delivery{nobody, taken}
 		d.w.answers["picky@b.test"] = []mail.Delivery{spam, taken}
 		d.send([]string{"none@b.test", "picky@b.test"}, nil)
 		d.run(1)
-		if s, err := d.post.Suppressed(ctx, d.project, "None@B.test"); err != nil || s.Reason != mailbox.SuppressedBounce || s.Inbox != d.inbox.ID {
+		if s, err := d.post.Suppression.Find(ctx, d.project, "None@B.test"); err != nil || s.Reason != delivery.SuppressedBounce || s.Inbox != d.inbox.ID {
 			t.Errorf("who does not exist: %+v, %v", s, err)
 		}
-		if _, err := d.post.Suppressed(ctx, d.project, "picky@b.test"); err == nil {
+		if _, err := d.post.Suppression.Find(ctx, d.project, "picky@b.test"); err == nil {
 			t.Error("who refused one message is suppressed")
 		}
 		for _, who := range []auth.Principal{d.agent, {Kind: auth.Sandbox, Project: d.agent.Project}} {
-			if err := d.post.Unsuppress(ctx, who, "none@b.test"); err == nil {
+			if err := d.post.Suppression.Remove(ctx, who, "none@b.test"); err == nil {
 				t.Errorf("%s took an address off the list", who)
 			}
 		}
-		if _, err := d.post.Suppressed(ctx, d.other, "none@b.test"); err == nil {
+		if _, err := d.post.Suppression.Find(ctx, d.other, "none@b.test"); err == nil {
 			t.Error("another project sees the list")
 		}
 		a := d.send([]string{"none@b.test", "picky@b.test"}, nil)
@@ -366,7 +367,7 @@ func TestSuppression(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := d.post.Unsuppress(ctx, d.person, "none@b.test"); err != nil {
+		if err := d.post.Suppression.Remove(ctx, d.person, "none@b.test"); err != nil {
 			t.Fatal(err)
 		}
 		a = d.send([]string{"none@b.test"}, nil)
@@ -375,19 +376,19 @@ func TestSuppression(t *testing.T) {
 			t.Errorf("off the list: %s", got)
 		}
 
-		token := d.post.UnsubscribeToken(d.inbox, "bored@b.test")
+		token := d.post.Suppression.Token(d.inbox, "bored@b.test")
 		if strings.Contains(token, "bored") {
 			t.Errorf("the token shows the address: %s", token)
 		}
 		for _, forged := range []string{"", "x", token + "x", strings.Replace(token, d.inbox.ID, "ibx_X", 1), strings.ToUpper(token), strings.Repeat("a.", 200)} {
-			if err := d.post.Unsubscribe(ctx, forged); err == nil {
+			if err := d.post.Suppression.Unsubscribe(ctx, forged); err == nil {
 				t.Errorf("a forged link was taken: %q", forged)
 			}
 		}
-		if err := d.post.Unsubscribe(ctx, token); err != nil {
+		if err := d.post.Suppression.Unsubscribe(ctx, token); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := d.post.Suppressed(ctx, d.person, "bored@b.test"); err != nil || s.Reason != mailbox.SuppressedUnsubscribe {
+		if s, err := d.post.Suppression.Find(ctx, d.person, "bored@b.test"); err != nil || s.Reason != delivery.SuppressedUnsubscribe {
 			t.Errorf("who unsubscribed: %+v, %v", s, err)
 		}
 	})
@@ -397,7 +398,7 @@ func TestSuppression(t *testing.T) {
 // places, and all others go on.
 func TestSlowDestination(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{Connections: 2})
+		d := deliver(t, db, delivery.Config{Connections: 2})
 		block := make(chan struct{})
 		d.w.block["tar.test"] = block
 		for i := range 8 {
@@ -447,7 +448,7 @@ func TestSlowDestination(t *testing.T) {
 
 func TestRateOfDestination(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{PerMinute: 3})
+		d := deliver(t, db, delivery.Config{PerMinute: 3})
 		var last oversight.Action
 		for i := range 5 {
 			last = d.send([]string{fmt.Sprintf("u%d@a.test", i)}, nil)
@@ -468,7 +469,7 @@ func TestRateOfDestination(t *testing.T) {
 }
 
 func TestSilentDestination(t *testing.T) {
-	d := deliver(t, storetest.SQLite(t), mailbox.DeliveryConfig{})
+	d := deliver(t, storetest.SQLite(t), delivery.Config{})
 	for i := range 5 {
 		to := fmt.Sprintf("u%d@a.test", i)
 		d.w.answers[to] = []mail.Delivery{silence, taken}
@@ -493,7 +494,7 @@ func TestSilentDestination(t *testing.T) {
 // with get the message, whom it had are uncertain.
 func TestInterrupted(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{Instance: "here"})
+		d := deliver(t, db, delivery.Config{Instance: "here"})
 		within := d.send([]string{"bob@b.test", "carol@c.test"}, nil)
 		d.w.answers["bob@b.test"], d.w.answers["carol@c.test"] = []mail.Delivery{later, taken}, []mail.Delivery{later, taken}
 		d.run(1)
@@ -501,7 +502,7 @@ func TestInterrupted(t *testing.T) {
 		d.exec(`update delivery set state = 'sending' where action_id = $1 and n = 0`, within.ID)
 		d.exec(`update action set state = 'executing'`)
 		d.exec(`insert into destination_use (destination, holder, until_at) values ('a.test', 'here/x', 9000000000000000), ('a.test', 'there/x', 9000000000000000)`)
-		if err := d.post.FreeDestinations(t.Context()); err != nil {
+		if err := d.post.Delivery.FreeDestinations(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.gate.Recover(t.Context(), true); err != nil {
@@ -538,7 +539,7 @@ func sameDay() {
 func TestForgetDeliveries(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		sameDay()
-		d := deliver(t, db, mailbox.DeliveryConfig{WarmUp: true})
+		d := deliver(t, db, delivery.Config{WarmUp: true})
 		d.send([]string{"bob@a.test", "bob@b.test"}, nil)
 		d.run(1)
 		d.exec(`update destination set window_at = 1 where name = 'a.test'`)
@@ -569,7 +570,7 @@ func TestForgetDeliveries(t *testing.T) {
 func TestWarmUp(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		sameDay()
-		d := deliver(t, db, mailbox.DeliveryConfig{WarmUp: true, PerMinute: 10000})
+		d := deliver(t, db, delivery.Config{WarmUp: true, PerMinute: 10000})
 		send := func(n int) {
 			for i := range n {
 				d.send([]string{fmt.Sprintf("u%d@a%d.test", i, time.Now().UnixNano())}, nil)
@@ -598,7 +599,7 @@ func TestWarmUp(t *testing.T) {
 			t.Errorf("in its second week the rest waits still: %d", n)
 		}
 		d.exec(`delete from sending_day`)
-		d.w.kind = mailbox.HopRelay
+		d.w.kind = delivery.HopRelay
 		send(51)
 		if n := len(d.w.got) - before; n != 103 {
 			t.Errorf("over a relay it is held back: %d", n)
@@ -635,7 +636,7 @@ func (d *delivering) verbs(action string) string {
 func TestSuspension(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
-		d := deliver(t, db, mailbox.DeliveryConfig{Reputation: mailbox.Reputation{MinSent: 10}})
+		d := deliver(t, db, delivery.Config{Reputation: delivery.Reputation{MinSent: 10}})
 		bad := func(n int) { // of ten, three bounce
 			for i := range 10 {
 				to := fmt.Sprintf("u%d.%d@a.test", n, i)
@@ -647,7 +648,7 @@ func TestSuspension(t *testing.T) {
 			d.run(1)
 		}
 		bad(1)
-		ss, err := d.post.Suspensions(ctx, d.project)
+		ss, err := d.post.Delivery.Suspensions(ctx, d.project)
 		if err != nil || len(ss) != 1 || ss[0].Scope != d.inbox.ID || ss[0].Reason != "3 of 10 recipients bounced" {
 			t.Fatalf("suspended: %+v, %v; want the inbox alone", ss, err)
 		}
@@ -670,16 +671,16 @@ func TestSuspension(t *testing.T) {
 		}
 		d.agent = self
 		for _, who := range []auth.Principal{d.agent, d.project} {
-			if err := d.post.Lift(ctx, who, d.inbox.ID, "please"); err == nil {
+			if err := d.post.Delivery.Lift(ctx, who, d.inbox.ID, "please"); err == nil {
 				t.Errorf("%s lifted it", who)
 			}
 		}
 		stranger := d.other
 		stranger.Kind = auth.Person
-		if err := d.post.Lift(ctx, stranger, d.inbox.ID, "please"); err == nil {
+		if err := d.post.Delivery.Lift(ctx, stranger, d.inbox.ID, "please"); err == nil {
 			t.Error("a person of another project lifted it")
 		}
-		if err := d.post.Lift(ctx, d.person, d.inbox.ID, "the list was cleaned"); err != nil {
+		if err := d.post.Delivery.Lift(ctx, d.person, d.inbox.ID, "the list was cleaned"); err != nil {
 			t.Fatal(err)
 		}
 		d.run(2)
@@ -702,7 +703,7 @@ func TestSuspension(t *testing.T) {
 			d.send([]string{to}, nil)
 		}
 		d.run(1)
-		ss, err = d.post.Suspensions(ctx, d.project)
+		ss, err = d.post.Delivery.Suspensions(ctx, d.project)
 		if err != nil || len(ss) != 1 || ss[0].Scope != "agents.test" {
 			t.Errorf("suspended: %+v, %v; want the domain", ss, err)
 		}
@@ -741,7 +742,7 @@ func complaint(original []byte, to string) []byte {
 // the inbox sent, and a forged one changes nothing.
 func TestReports(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{})
+		d := deliver(t, db, delivery.Config{})
 		a := d.send([]string{"bob@b.test", "carol@b.test"}, nil)
 		d.run(1)
 		good := d.report("5.1.1", "bob@b.test")
@@ -771,7 +772,7 @@ func TestReports(t *testing.T) {
 		if got := d.states(a.ID); got != "bob@b.test:bounced carol@b.test:delivered" {
 			t.Errorf("the true one: %s", got)
 		}
-		if s, err := d.post.Suppressed(t.Context(), d.project, "bob@b.test"); err != nil || s.Reason != mailbox.SuppressedBounce {
+		if s, err := d.post.Suppression.Find(t.Context(), d.project, "bob@b.test"); err != nil || s.Reason != delivery.SuppressedBounce {
 			t.Errorf("suppressed: %+v, %v", s, err)
 		}
 		d.arrive(complaint(d.w.copies[0].Raw, "carol@b.test"))
@@ -779,7 +780,7 @@ func TestReports(t *testing.T) {
 		if err != nil || ds[1].Complained.IsZero() || !ds[0].Complained.IsZero() {
 			t.Errorf("after a complaint: %+v, %v", ds, err)
 		}
-		if s, err := d.post.Suppressed(t.Context(), d.project, "carol@b.test"); err != nil || s.Reason != mailbox.SuppressedComplaint {
+		if s, err := d.post.Suppression.Find(t.Context(), d.project, "carol@b.test"); err != nil || s.Reason != delivery.SuppressedComplaint {
 			t.Errorf("suppressed: %+v, %v", s, err)
 		}
 	})
@@ -789,7 +790,7 @@ func TestReports(t *testing.T) {
 // to the database.
 func TestReportsAtOnce(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{})
+		d := deliver(t, db, delivery.Config{})
 		a := d.send([]string{"bob@b.test"}, nil)
 		d.run(1)
 		raw := d.report("5.1.1", "bob@b.test")
@@ -813,7 +814,7 @@ func TestReportsAtOnce(t *testing.T) {
 // TestWhatLeaves: signature fields, then exactly the approved bytes; a hidden
 // recipient gets a copy whose statement is for it alone.
 func TestWhatLeaves(t *testing.T) {
-	d := deliver(t, storetest.SQLite(t), mailbox.DeliveryConfig{})
+	d := deliver(t, storetest.SQLite(t), delivery.Config{})
 	a := d.send([]string{"bob@b.test", "carol@b.test"}, []string{"eve@b.test"})
 	d.run(1)
 	env, err := mail.ParsePayload(d.state(a.ID).Payload)

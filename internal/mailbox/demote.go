@@ -116,13 +116,11 @@ func (m *PostOffice) demoteDenied(ctx context.Context, tx *store.Tx, a oversight
 	return m.demote(ctx, tx, demoter(b.Project), b, policy.GatedSend, fmt.Sprintf("people rejected %d of its proposals in a row", n))
 }
 
-var _ oversight.Stopper = (*PostOffice)(nil)
-
 // Stopped implements [oversight.Stopper]. An inbox that is stopped by itself is
 // put into read_only, and the inboxes of a project that is stopped to gated_send:
 // when the switch is turned off again, nothing sends as it did before without an
 // owner's hand.
-func (m *PostOffice) Stopped(ctx context.Context, tx *store.Tx, who auth.Principal, s oversight.Switch) error {
+func (x sendExecutor) Stopped(ctx context.Context, tx *store.Tx, who auth.Principal, s oversight.Switch) error {
 	to, where, args := policy.GatedSend, `project_id = $1`, []any{s.Project}
 	switch s.Scope {
 	case oversight.ScopeInbox:
@@ -139,7 +137,7 @@ func (m *PostOffice) Stopped(ctx context.Context, tx *store.Tx, who auth.Princip
 	}
 	for _, b := range list {
 		who.Project = b.Project // whose record it is
-		if err := m.demote(ctx, tx, who, b, to, s.String()); err != nil {
+		if err := x.m.demote(ctx, tx, who, b, to, s.String()); err != nil {
 			return err
 		}
 	}

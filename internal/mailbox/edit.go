@@ -102,11 +102,9 @@ func Difference(before, after oversight.Revision) ([]mail.Change, error) {
 	return mail.Diff(s[0], s[1]), nil
 }
 
-var _ oversight.Opener = (*PostOffice)(nil)
-
 // OpenFile implements [oversight.Opener].
-func (m *PostOffice) OpenFile(a oversight.Action, index int) (oversight.File, []byte, error) {
-	m.scrub.Touch()
+func (x sendExecutor) OpenFile(a oversight.Action, index int) (oversight.File, []byte, error) {
+	x.m.scrub.Touch()
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.File{}, nil, fmt.Errorf("open file of action %s: %w", a.ID, err)

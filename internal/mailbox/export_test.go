@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"postern/internal/directory"
+	"postern/internal/oversight"
 	"postern/internal/policy"
 )
 
@@ -25,3 +26,6 @@ func CheckName(name string) error { return directory.CheckName(name, true) }
 func (m *PostOffice) ExecutorOf(kind policy.Kind) any {
 	return map[policy.Kind]any{ModeKind: modeExecutor{m}, AllowKind: allowExecutor{m}, ReceiveKind: arrivalExecutor{m}, policy.KindArchive: arranger{m}}[kind]
 }
+
+// Show returns what a reviewer sees of an email.
+func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) { return sendExecutor{m}.Show(a) }

@@ -12,13 +12,9 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
-
-// ErrReadOnly means that an inbox sends nothing, whoever would approve it.
-var ErrReadOnly = fmt.Errorf("the inbox is in mode read_only and sends nothing: a person raises its mode, by a code or when the agent asks (%w)", auth.ErrForbidden)
-
-var _ oversight.Refresher = (*PostOffice)(nil)
 
 // about returns what can be said of an envelope without the database: all of
 // [policy.Request] that takes time, so that no transaction waits for it.
@@ -70,7 +66,7 @@ func (m *PostOffice) weigh(ctx context.Context, tx *store.Tx, b directory.Inbox,
 
 // Refresh implements [oversight.Refresher]: what a rule approved is judged once
 // more by the mode, the allow list and the history of now.
-func (m *PostOffice) Refresh(ctx context.Context, tx *store.Tx, a oversight.Action) (policy.Request, error) {
+func (x sendExecutor) Refresh(ctx context.Context, tx *store.Tx, a oversight.Action) (policy.Request, error) {
 	r := a.Request
 	b, err := directory.Lookup(ctx, tx, a.Inbox)
 	if errors.Is(err, directory.ErrNoInbox) {
@@ -85,11 +81,11 @@ func (m *PostOffice) Refresh(ctx context.Context, tx *store.Tx, a oversight.Acti
 		if err != nil {
 			return policy.Request{}, fmt.Errorf("refresh action %s: %w", a.ID, err)
 		}
-		if r, err = m.about(auth.Principal{}, b, a.Via, env); err != nil {
+		if r, err = x.m.about(auth.Principal{}, b, a.Via, env); err != nil {
 			return policy.Request{}, err
 		}
 	}
-	return r, m.weigh(ctx, tx, b, &r)
+	return r, x.m.weigh(ctx, tx, b, &r)
 }
 
 // watched returns the mode by which b is judged. A monitored inbox of which
@@ -113,7 +109,7 @@ func (m *PostOffice) watched(ctx context.Context, tx *store.Tx, b directory.Inbo
 // address that he guesses.
 
 func (m *PostOffice) correspondent(inbox, address string) []byte {
-	return m.keyed(inbox, "postern correspondent v1", policy.Address(strings.TrimSpace(address)))
+	return seal.Hash(m.cfg.Secret, inbox, "postern correspondent v1", policy.Address(strings.TrimSpace(address)))
 }
 
 // history returns what the inbox has had with all of to.

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"postern/internal/delivery"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -16,7 +16,7 @@ import (
 // another row, by a former one, or by none at all.
 func TestForgedRecipients(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		d := deliver(t, db, mailbox.DeliveryConfig{})
+		d := deliver(t, db, delivery.Config{})
 		raw := func(query string, args ...any) {
 			t.Helper()
 			err := db.Update(t.Context(), func(tx *store.Tx) error {

@@ -9,7 +9,7 @@
 //
 // What an agent proposes to send is not sealed before it is decided: reviewers
 // read it, that is its purpose. Nothing here sends: [PostOffice.Send] proposes,
-// and [PostOffice.Execute] is called by the gate after the decision.
+// and [delivery.Queue.Execute] is called by the gate after the decision.
 package mailbox
 
 import (
@@ -17,10 +17,10 @@ import (
 	"log/slog"
 	"strings"
 
+	"postern/internal/delivery"
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/keyring"
-	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/scrub"
@@ -39,28 +39,19 @@ const (
 // SendKind is the kind of the actions that [PostOffice.Send] proposes.
 const SendKind = policy.KindSend
 
-// A Transport takes messages to where they are addressed. Implementations are
-// safe for concurrent use.
-type Transport interface {
-	// Deliver hands e, its Prefix and then its Raw, to the next hop of each
-	// recipient and tells what became of each, in the order of e.To. It fails as a whole only when certainly
-	// nothing was sent to anybody.
-	Deliver(ctx context.Context, e mail.Envelope) ([]mail.Delivery, error)
-}
-
 // Config says where a [PostOffice] keeps things and what it works with.
 type Config struct {
-	Blobs     *store.Blobs // where sealed messages are kept; required
-	Transport Transport    // takes approved mail out; nil only where nothing is ever approved
-	Domain    string       // new inboxes get addresses in it; required
+	Blobs     *store.Blobs       // where sealed messages are kept; required
+	Transport delivery.Transport // takes approved mail out; nil only where nothing is ever approved
+	Domain    string             // new inboxes get addresses in it; required
 	// QuarantineScore is the scan's score, 0 to 1, from which mail that arrives
 	// waits for a person; 0 means that no score holds it, only the sender's
 	// DMARC policy does.
 	QuarantineScore float64
-	Secret          []byte         // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
-	Signer          *signing.Ring  // signs what leaves; nil means that nothing is signed
-	Delivery        DeliveryConfig // bounds how mail leaves
-	Demotion        Demotion       // what puts an inbox that sends by itself back to gated_send
+	Secret          []byte          // the server's own; Message-IDs are kept as hashes under keys derived from it. Empty, the database alone could be searched for one
+	Signer          *signing.Ring   // signs what leaves; nil means that nothing is signed
+	Delivery        delivery.Config // bounds how mail leaves
+	Demotion        Demotion        // what puts an inbox that sends by itself back to gated_send
 
 	// ProjectModes says that a project's key makes inboxes in modes looser than
 	// gated_send, too; else only an owner does.
@@ -83,6 +74,10 @@ type PostOffice struct {
 	Directory *directory.Directory // which inboxes there are
 	Keys      *keyring.Ring        // which credentials open them
 
+	Delivery    *delivery.Queue        // delivers what the gate has approved
+	Suppression *delivery.Suppressions // addresses that projects write to no more
+	Signing     *delivery.SigningKeys  // DKIM keys of domains
+
 	log  *slog.Logger
 	db   *store.DB
 	gate *oversight.Gate
@@ -99,17 +94,10 @@ type PostOffice struct {
 
 }
 
-var (
-	_ oversight.Executor  = (*PostOffice)(nil)
-	_ oversight.Finisher  = (*PostOffice)(nil)
-	_ oversight.Recoverer = (*PostOffice)(nil)
-)
-
 // New returns the post office of the inboxes in db and makes it the executor of
 // what concerns them: [SendKind], [CopyKind], [ReceiveKind], [ModeKind], [AllowKind].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *PostOffice {
 	cfg.Domain = strings.ToLower(cfg.Domain)
-	cfg.Delivery.fill()
 	cfg.Demotion.fill()
 	if cfg.Scrub == nil {
 		cfg.Scrub = &scrub.Scrubber{}
@@ -119,7 +107,13 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 		Keys:      keyring.New(db, cfg.Scrub),
 		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), searching: semaphore.New(maxSearching, maxSearchingEach), reading: semaphore.New(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax,
 	}
-	gate.Handle(SendKind, m)
+	m.Suppression = delivery.NewSuppressions(db, cfg.Secret)
+	m.Signing = delivery.NewSigningKeys(db, cfg.Signer, cfg.Domain)
+	m.Delivery = delivery.NewQueue(log, db, gate, delivery.Parts{
+		Directory: m.Directory, Mailbox: sentBox{m}, Suppression: m.Suppression, Scrubber: cfg.Scrub,
+		Transport: cfg.Transport, Signer: cfg.Signer, Secret: cfg.Secret,
+	}, cfg.Delivery)
+	gate.Handle(SendKind, sendExecutor{m})
 	gate.Handle(ModeKind, modeExecutor{m})
 	gate.Handle(AllowKind, allowExecutor{m})
 	gate.Handle(ReceiveKind, arrivalExecutor{m})

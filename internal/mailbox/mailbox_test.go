@@ -371,7 +371,7 @@ func TestOutcomes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if o := f.post.Execute(t.Context(), a.Action); o.State != tt.want {
+			if o := f.post.Delivery.Execute(t.Context(), a.Action); o.State != tt.want {
 				t.Errorf("outcome = %+v, want %s", o, tt.want)
 			}
 		})

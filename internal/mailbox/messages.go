@@ -265,7 +265,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			return err
 		}
 	}
-	reports, err := m.reports(ctx, inboxes, e.Raw)
+	reports, err := m.Delivery.Reports(ctx, inboxes, e.Raw)
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 				}
 			}
 			if r, ok := reports[l.inbox.ID]; ok {
-				if err := m.noteReport(ctx, tx, l.inbox, r); err != nil {
+				if err := m.Delivery.NoteReport(ctx, tx, l.inbox, r); err != nil {
 					return err
 				}
 			}

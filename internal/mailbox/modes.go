@@ -18,6 +18,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -209,7 +210,7 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 // codeHash is what a code is kept as. It is under a key of the server's, so that
 // a copy of the database is nothing to search in.
 func (m *PostOffice) codeHash(inbox, bare string) []byte {
-	return m.keyed(inbox, "postern mode code v1", bare)
+	return seal.Hash(m.cfg.Secret, inbox, "postern mode code v1", bare)
 }
 
 // bareCode returns a code as it was drawn, however a person has typed it.

@@ -144,11 +144,11 @@ func TestReadOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.post.Send(t.Context(), who, "rest", letter("s")); !errors.Is(err, mailbox.ErrReadOnly) || !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.post.Send(t.Context(), who, "rest", letter("s")); !errors.Is(err, directory.ErrReadOnly) || !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("Send: %v", err)
 		}
 		raw := []byte("From: quiet@agents.test\r\nTo: bob@example.com\r\nSubject: s\r\n\r\nt\r\n")
-		if _, err := f.post.SendRaw(t.Context(), who, "smtp", "quiet@agents.test", []string{"bob@example.com"}, raw); !errors.Is(err, mailbox.ErrReadOnly) {
+		if _, err := f.post.SendRaw(t.Context(), who, "smtp", "quiet@agents.test", []string{"bob@example.com"}, raw); !errors.Is(err, directory.ErrReadOnly) {
 			t.Errorf("SendRaw: %v", err)
 		}
 		if list, err := f.gate.Actions(t.Context(), f.person, oversight.Query{}); err != nil || len(list) != 0 {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"postern/internal/delivery"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/store"
@@ -15,7 +16,7 @@ import (
 // island is a next hop without a way to a domain.
 type island struct{ *nextHop }
 
-var _ mailbox.Guide = island{}
+var _ delivery.Guide = island{}
 
 // Unroutable implements [mailbox.Guide].
 func (island) Unroutable(_ context.Context, recipients []string) (domains []string, hint string) {

@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/keyring"
@@ -499,7 +500,7 @@ func TestStopped(t *testing.T) {
 func TestDemotedByComplaints(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
-		d := deliver(t, db, mailbox.DeliveryConfig{})
+		d := deliver(t, db, delivery.Config{})
 		owner := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: d.project.Project}
 		if _, err := d.post.SetMode(ctx, owner, d.inbox.ID, policy.Autonomous, "it writes well"); err != nil {
 			t.Fatal(err)

@@ -129,7 +129,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 			return err
 		}
 		if b.Mode == policy.ReadOnly {
-			return fmt.Errorf("send from %s: %w", b.Address, ErrReadOnly)
+			return fmt.Errorf("send from %s: %w", b.Address, directory.ErrReadOnly)
 		}
 		p.Request = request
 		if err := m.weigh(ctx, tx, b, &p.Request); err != nil {
@@ -201,8 +201,8 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 }
 
 // Show implements [oversight.Executor].
-func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
-	m.scrub.Touch()
+func (x sendExecutor) Show(a oversight.Action) (oversight.View, error) {
+	x.m.scrub.Touch()
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
@@ -224,7 +224,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	// What the checks found is said with as much of a secret as it takes to know
 	// it again; so is the text shown, which goes further than this page: to logs
 	// of terminals, to mails that ask for a decision. The source has all of it.
-	found := m.leaks(p, env.Raw)
+	found := x.m.leaks(p, env.Raw)
 	for _, f := range found.Flags {
 		v.Flags = append(v.Flags, string(f))
 	}
@@ -248,7 +248,7 @@ func (m *PostOffice) Show(a oversight.Action) (oversight.View, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	var note string
-	if v.NoWay, note = m.noWay(ctx, env.To); note != "" && a.Settled.IsZero() {
+	if v.NoWay, note = x.m.Delivery.NoWay(ctx, env.To); note != "" && a.Settled.IsZero() {
 		v.Notes = append(v.Notes, note)
 	}
 	add("From", s.From)

@@ -42,12 +42,12 @@ func TestSigningDomains(t *testing.T) {
 			who  auth.Principal
 			want string
 		}{{f.person, "agents.test mine.example"}, {stranger, "theirs.example"}} {
-			got, err := post.SigningDomains(t.Context(), tt.who)
+			got, err := post.Signing.Domains(t.Context(), tt.who)
 			if err != nil || strings.Join(got, " ") != tt.want {
 				t.Errorf("%s: got %v, %v, want %s", tt.who, got, err, tt.want)
 			}
 		}
-		if _, err := post.SigningDomains(t.Context(), f.project); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := post.Signing.Domains(t.Context(), f.project); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("a key: %v", err)
 		}
 	})

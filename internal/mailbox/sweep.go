@@ -31,7 +31,7 @@ func (m *PostOffice) RunSweep(ctx context.Context) error {
 		if n > 0 {
 			m.log.InfoContext(ctx, "removed sealed messages that a crash had left without a row", "count", n)
 		}
-		if err := m.forgetDeliveries(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		if err := m.Delivery.Forget(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			m.log.ErrorContext(ctx, "forget deliveries", "err", err)
 		}
 		select {

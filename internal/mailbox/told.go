@@ -10,11 +10,9 @@ import (
 	"postern/internal/store"
 )
 
-var _ oversight.Teller = (*PostOffice)(nil)
-
 // Switched implements [oversight.Teller]: each inbox that a switch may touch has
 // an event of it, and of its end.
-func (m *PostOffice) Switched(ctx context.Context, tx *store.Tx, s oversight.Switch, on bool) error {
+func (x sendExecutor) Switched(ctx context.Context, tx *store.Tx, s oversight.Switch, on bool) error {
 	where, args := `project_id = $1`, []any{s.Project}
 	switch s.Scope {
 	case oversight.ScopeInbox:
@@ -46,7 +44,7 @@ func (m *PostOffice) Switched(ctx context.Context, tx *store.Tx, s oversight.Swi
 	}
 	tx.AfterCommit(func() {
 		for _, b := range list {
-			m.watch.Wake(b.ID)
+			x.m.watch.Wake(b.ID)
 		}
 	})
 	return nil
@@ -54,9 +52,9 @@ func (m *PostOffice) Switched(ctx context.Context, tx *store.Tx, s oversight.Swi
 
 // Commented implements [oversight.Teller]. The event does not hold the comment:
 // it may quote what the mail says, and the project's key may read events.
-func (m *PostOffice) Commented(ctx context.Context, tx *store.Tx, a oversight.Action, _ oversight.Remark) error {
+func (x sendExecutor) Commented(ctx context.Context, tx *store.Tx, a oversight.Action, _ oversight.Remark) error {
 	if a.Inbox == "" {
 		return nil
 	}
-	return m.announceWith(ctx, tx, directory.Inbox{ID: a.Inbox, Project: a.Project}, event.OversightCommented, map[string]any{"state": string(a.State)}, a.ID)
+	return x.m.announceWith(ctx, tx, directory.Inbox{ID: a.Inbox, Project: a.Project}, event.OversightCommented, map[string]any{"state": string(a.State)}, a.ID)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -25,7 +26,7 @@ func (f *fixture) outside(t *testing.T) *world {
 	}
 	w, log := newWorld(), slog.New(slog.NewTextHandler(t.Output(), nil))
 	f.gate = oversight.NewGate(log, f.db, modes{})
-	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: w, Domain: "agents.test", Secret: []byte("s"), Delivery: mailbox.DeliveryConfig{FirstRetry: time.Hour}})
+	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: w, Domain: "agents.test", Secret: []byte("s"), Delivery: delivery.Config{FirstRetry: time.Hour}})
 	return w
 }
 

@@ -38,8 +38,8 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/delivery"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -54,7 +54,7 @@ type Config struct {
 	// that no mail is sent.
 	From string
 	// Transport sends mail. Required with From.
-	Transport mailbox.Transport
+	Transport delivery.Transport
 	// Serves reports whether this server has inboxes in a domain. No notice goes
 	// there, since an agent could read it. nil means that it has none anywhere.
 	Serves func(ctx context.Context, domain string) (bool, error)

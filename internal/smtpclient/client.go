@@ -29,8 +29,8 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/delivery"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
 	"postern/internal/policy"
 )
 
@@ -74,9 +74,9 @@ type Config struct {
 }
 
 var (
-	_ mailbox.Transport = (*Client)(nil)
-	_ mailbox.Router    = (*Client)(nil)
-	_ mailbox.Guide     = (*Client)(nil)
+	_ delivery.Transport = (*Client)(nil)
+	_ delivery.Router    = (*Client)(nil)
+	_ delivery.Guide     = (*Client)(nil)
 )
 
 // A Client is safe for concurrent use; each delivery has connections of its own.
@@ -215,7 +215,7 @@ func (c *Client) next(ctx context.Context, domain string) (string, error) {
 	return c.cfg.Relay, nil
 }
 
-// Unroutable implements [mailbox.Guide]. A domain of which it cannot be told is none.
+// Unroutable implements [delivery.Guide]. A domain of which it cannot be told is none.
 func (c *Client) Unroutable(ctx context.Context, recipients []string) (domains []string, hint string) {
 	for _, to := range recipients {
 		domain := canonicalDomain(mail.Domain(to))
@@ -234,17 +234,17 @@ func canonicalDomain(domain string) string {
 	return domain
 }
 
-// Hop implements [mailbox.Router]. One domain is one destination, however it is
+// Hop implements [delivery.Router]. One domain is one destination, however it is
 // written, or its limits would be one for each way to write it.
-func (c *Client) Hop(ctx context.Context, recipient string) mailbox.Hop {
+func (c *Client) Hop(ctx context.Context, recipient string) delivery.Hop {
 	domain := canonicalDomain(mail.Domain(recipient))
 	switch addr, err := c.next(ctx, domain); {
 	case err == nil && addr == "" && c.cfg.Direct != nil:
-		return mailbox.Hop{Kind: mailbox.HopDirect, Name: domain}
+		return delivery.Hop{Kind: delivery.HopDirect, Name: domain}
 	case err != nil || addr == "" || addr == c.cfg.Own:
-		return mailbox.Hop{Kind: mailbox.HopLocal, Name: addr} // also what Deliver does not send at all
+		return delivery.Hop{Kind: delivery.HopLocal, Name: addr} // also what Deliver does not send at all
 	default:
-		return mailbox.Hop{Kind: mailbox.HopRelay, Name: addr}
+		return delivery.Hop{Kind: delivery.HopRelay, Name: addr}
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/delivery"
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
-	"postern/internal/mailbox"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -113,10 +113,10 @@ func TestDirect(t *testing.T) {
 			}
 			l := newLab(t, peers, tt.records...)
 			c := newClient(t, l.config())
-			if h := c.Hop(t.Context(), "x@ｄ.example"); h.Kind != mailbox.HopDirect || h.Name != "d.example" {
+			if h := c.Hop(t.Context(), "x@ｄ.example"); h.Kind != delivery.HopDirect || h.Name != "d.example" {
 				t.Errorf("a domain written another way goes by %+v", h)
 			}
-			if h := c.Hop(t.Context(), "x@D.example"); h.Kind != mailbox.HopDirect || h.Name != "d.example" {
+			if h := c.Hop(t.Context(), "x@D.example"); h.Kind != delivery.HopDirect || h.Name != "d.example" {
 				t.Errorf("hop = %+v", h)
 			}
 			ds, err := c.Deliver(t.Context(), to("x@d.example"))
@@ -158,7 +158,7 @@ func TestServes(t *testing.T) {
 	var err error
 	conf.Serves = func(_ context.Context, domain string) (bool, error) { return domain == "ours.example", err }
 	c := newClient(t, conf)
-	if h := c.Hop(t.Context(), "x@ours.example"); h.Kind != mailbox.HopLocal {
+	if h := c.Hop(t.Context(), "x@ours.example"); h.Kind != delivery.HopLocal {
 		t.Errorf("hop = %+v", h)
 	}
 	if ds, derr := c.Deliver(t.Context(), to("x@ours.example")); derr != nil || ds[0].Outcome != mail.Accepted || own.count() != 1 {

@@ -1,4 +1,4 @@
-package mailbox
+package delivery
 
 import (
 	"context"
@@ -12,27 +12,28 @@ import (
 	"postern/internal/event"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/statement"
 	"postern/internal/store"
 )
 
 // announceDelivery tells programs what became of one recipient.
-func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, d Delivery) error {
-	if a.Kind == CopyKind { // the agent is told nothing of it
+func (q *Queue) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, d Delivery) error {
+	if a.Kind == policy.KindCopy { // the agent is told nothing of it
 		return nil
 	}
 	var t event.Type
 	switch d.State {
-	case DeliveryDelivered:
+	case Delivered:
 		t = event.MessageDelivered
-	case DeliveryDeferred:
+	case Deferred:
 		t = event.MessageDeferred
-	case DeliveryBounced, DeliverySuppressed:
+	case Bounced, Suppressed:
 		t = event.MessageBounced
-	case DeliveryQueued, DeliverySending, DeliveryUncertain, DeliveryCancelled:
+	case Queued, Sending, Uncertain, Cancelled:
 		return nil
 	}
-	return m.announce(ctx, tx, b, t, a.ID)
+	return q.parts.Mailbox.Announce(ctx, tx, b, t, a.ID)
 }
 
 // reports returns the bounce or the complaint that raw may be, for each of the
@@ -44,16 +45,16 @@ func (m *PostOffice) announceDelivery(ctx context.Context, tx *store.Tx, a overs
 // or a sender suspended. It counts only if it returns the header of a message
 // that this inbox sent, with the statement that this server signed over that
 // header: who makes one up must have got the message. Who did get it can lie
-// about its other recipients; that is told to the reader of docs/reference/delivery.md,
+// about its other recipients; that is told to the reader of docs/reference/md,
 // and stops at [Reputation.MinBad].
-func (m *PostOffice) reports(ctx context.Context, inboxes []directory.Inbox, raw []byte) (map[string]mail.Report, error) {
+func (q *Queue) Reports(ctx context.Context, inboxes []directory.Inbox, raw []byte) (map[string]mail.Report, error) {
 	r, ok := mail.ParseReport(raw)
 	if !ok || r.MessageID == "" {
 		return nil, nil
 	}
 	out := map[string]mail.Report{}
 	for _, b := range inboxes {
-		if ok, err := m.signedHere(ctx, b, r.Header); err != nil {
+		if ok, err := q.signedHere(ctx, b, r.Header); err != nil {
 			return nil, err
 		} else if ok {
 			out[b.ID] = r
@@ -64,9 +65,9 @@ func (m *PostOffice) reports(ctx context.Context, inboxes []directory.Inbox, raw
 
 // noteReport notes a bounce or a complaint that arrived in b where it is about
 // something that b itself sent. Everything else changes nothing.
-func (m *PostOffice) noteReport(ctx context.Context, tx *store.Tx, b directory.Inbox, r mail.Report) error {
+func (q *Queue) NoteReport(ctx context.Context, tx *store.Tx, b directory.Inbox, r mail.Report) error {
 	var action string
-	err := tx.One(ctx, `select action_id from sent_message where inbox_id = $1 and hash = $2`, []any{b.ID, m.sentHash(b.ID, r.MessageID)}, &action)
+	err := tx.One(ctx, `select action_id from sent_message where inbox_id = $1 and hash = $2`, []any{b.ID, q.sentHash(b.ID, r.MessageID)}, &action)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil
 	}
@@ -87,24 +88,24 @@ func (m *PostOffice) noteReport(ctx context.Context, tx *store.Tx, b directory.I
 	}
 	a := oversight.Action{ID: action, Project: b.Project, Inbox: b.ID}
 	if r.Kind == mail.AbuseReport {
-		err = m.noteComplaint(ctx, tx, a, b, r, ds)
+		err = q.noteComplaint(ctx, tx, a, b, r, ds)
 	} else {
-		err = m.noteBounces(ctx, tx, a, b, r, ds)
+		err = q.noteBounces(ctx, tx, a, b, r, ds)
 	}
 	if err != nil {
 		return err
 	}
-	return m.judge(ctx, tx, b, time.Now())
+	return q.judge(ctx, tx, b, time.Now())
 }
 
 // signedHere says whether a header is of a message that this server signed for
 // b. Without keys of its own it signs nothing, and knows by the Message-ID
 // alone.
-func (m *PostOffice) signedHere(ctx context.Context, b directory.Inbox, header []byte) (bool, error) {
-	if m.cfg.Signer == nil {
+func (q *Queue) signedHere(ctx context.Context, b directory.Inbox, header []byte) (bool, error) {
+	if q.parts.Signer == nil {
 		return true, nil
 	}
-	keys, err := m.cfg.Signer.StatementKeys(ctx, mail.Domain(b.Address))
+	keys, err := q.parts.Signer.StatementKeys(ctx, mail.Domain(b.Address))
 	if err != nil {
 		return false, err
 	}
@@ -112,24 +113,24 @@ func (m *PostOffice) signedHere(ctx context.Context, b directory.Inbox, header [
 	return err == nil && strings.EqualFold(s.Inbox, b.Address), nil
 }
 
-func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
+func (q *Queue) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
 	var fresh []Delivery
 	for _, to := range r.Recipients {
 		for _, d := range ds {
 			if !strings.EqualFold(d.Recipient, to.Address) && !strings.EqualFold(d.Recipient, to.Final) {
 				continue
 			}
-			if to.Action != mail.ReportFailed || d.State != DeliveryDelivered {
+			if to.Action != mail.ReportFailed || d.State != Delivered {
 				break
 			}
-			d.State, d.Status = DeliveryBounced, to.Status
+			d.State, d.Status = Bounced, to.Status
 			d.Remote = mail.Printable(to.RemoteMTA, 200)
 			d.Detail = mail.Printable("a report that came later says: "+to.Diagnostic, 1000)
-			if err := m.note(ctx, tx, a, d); err != nil {
+			if err := q.note(ctx, tx, a, d); err != nil {
 				return err
 			}
 			fresh = append(fresh, d)
-			if err := m.exchanged(ctx, tx, b.ID, d.Recipient, -1, 0); err != nil { // it did not reach it
+			if err := q.parts.Mailbox.CountSent(ctx, tx, b.ID, d.Recipient, -1); err != nil { // it did not reach it
 				return err
 			}
 			// The report itself is in the inbox: no second one is made of it.
@@ -140,7 +141,7 @@ func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.
 				return err
 			}
 			if gone(to.Status) {
-				if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedBounce); err != nil {
+				if err := q.parts.Suppression.add(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedBounce); err != nil {
 					return err
 				}
 			}
@@ -148,7 +149,7 @@ func (m *PostOffice) noteBounces(ctx context.Context, tx *store.Tx, a oversight.
 		}
 	}
 	for _, d := range fresh {
-		if err := m.announceDelivery(ctx, tx, a, b, d); err != nil {
+		if err := q.announceDelivery(ctx, tx, a, b, d); err != nil {
 			return err
 		}
 	}
@@ -161,14 +162,14 @@ func gone(status string) bool {
 	return slices.Contains([]string{"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1"}, status)
 }
 
-func (m *PostOffice) noteComplaint(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
+func (q *Queue) noteComplaint(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
 	if r.Feedback == "not-spam" {
 		return nil
 	}
 	for _, d := range ds {
 		named := slices.ContainsFunc(r.Recipients, func(to mail.ReportRecipient) bool { return strings.EqualFold(to.Address, d.Recipient) })
 		// Many providers leave out who complained.
-		if !named && len(ds) > 1 || d.State != DeliveryDelivered {
+		if !named && len(ds) > 1 || d.State != Delivered {
 			continue
 		}
 		fresh, err := tx.Changed(ctx, `update delivery set complained_at = $1 where action_id = $2 and n = $3 and complained_at = 0`, store.Time(time.Now()), a.ID, d.n)
@@ -181,10 +182,10 @@ func (m *PostOffice) noteComplaint(ctx context.Context, tx *store.Tx, a oversigh
 		if err := sealDelivery(ctx, tx, a.ID, d.n); err != nil {
 			return err
 		}
-		if err := m.suppress(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedComplaint); err != nil {
+		if err := q.parts.Suppression.add(ctx, tx, b.Project, b.ID, d.Recipient, SuppressedComplaint); err != nil {
 			return err
 		}
-		if err := m.announce(ctx, tx, b, event.MessageComplained, a.ID); err != nil {
+		if err := q.parts.Mailbox.Announce(ctx, tx, b, event.MessageComplained, a.ID); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package mailbox
+package delivery
 
 import (
 	"context"
@@ -10,20 +10,34 @@ import (
 	"postern/internal/store"
 )
 
+// SigningKeys manages the DKIM keys of domains for the people whose domains they
+// are.
+type SigningKeys struct {
+	db     *store.DB
+	ring   *signing.Ring // nil means that there are none
+	domain string        // the server's own
+}
+
+// NewSigningKeys returns the signing keys in ring, which may be nil. Domain is
+// the server's own.
+func NewSigningKeys(db *store.DB, ring *signing.Ring, domain string) *SigningKeys {
+	return &SigningKeys{db: db, ring: ring, domain: domain}
+}
+
 // mayKeep returns an error unless who may manage the signing keys of a domain:
 // a person of the project that holds it; of the server's own domain, of the
 // first project, since those are the people who run the server. A domain that
 // is not theirs is not found.
-func (m *PostOffice) mayKeep(ctx context.Context, who auth.Principal, name string) error {
+func (k *SigningKeys) mayKeep(ctx context.Context, who auth.Principal, name string) error {
 	if who.Kind != auth.Person {
 		return fmt.Errorf("%s may not manage signing keys, only a person may: %w", who, auth.ErrForbidden)
 	}
-	if m.cfg.Signer == nil {
+	if k.ring == nil {
 		return fmt.Errorf("domain %q: %w", name, signing.ErrNotFound)
 	}
 	var owner string
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		if name == m.cfg.Domain {
+	err := k.db.View(ctx, func(tx *store.Tx) (err error) {
+		if name == k.domain {
 			owner, err = auth.FirstProject(ctx, tx)
 			return err
 		}
@@ -41,14 +55,14 @@ func (m *PostOffice) mayKeep(ctx context.Context, who auth.Principal, name strin
 
 // SigningDomains returns the domains whose DKIM keys who may manage: that of this
 // server, if who is its operator, and those of who's project that are in use.
-func (m *PostOffice) SigningDomains(ctx context.Context, who auth.Principal) (out []string, err error) {
+func (k *SigningKeys) Domains(ctx context.Context, who auth.Principal) (out []string, err error) {
 	if who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s cannot manage signing keys, only a person can: %w", who, auth.ErrForbidden)
 	}
-	if m.cfg.Signer != nil && m.mayKeep(ctx, who, m.cfg.Domain) == nil {
-		out = append(out, m.cfg.Domain)
+	if k.ring != nil && k.mayKeep(ctx, who, k.domain) == nil {
+		out = append(out, k.domain)
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = k.db.View(ctx, func(tx *store.Tx) error {
 		names, err := tx.Strings(ctx, `select distinct k.domain from signing_key k join mail_domain d on d.name = k.domain where d.project_id = $1 and d.state <> 'pending' order by k.domain`, who.Project)
 		out = append(out, names...)
 		return err
@@ -60,33 +74,33 @@ func (m *PostOffice) SigningDomains(ctx context.Context, who auth.Principal) (ou
 }
 
 // SigningKeys returns the published keys of a domain of who's.
-func (m *PostOffice) SigningKeys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
-	if err := m.mayKeep(ctx, who, name); err != nil {
+func (k *SigningKeys) Keys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
+	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
 	}
-	return m.cfg.Signer.Keys(ctx, name)
+	return k.ring.Keys(ctx, name)
 }
 
 // RotateKeys is [signing.Ring.Rotate] for a domain of who's.
-func (m *PostOffice) RotateKeys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
-	if err := m.mayKeep(ctx, who, name); err != nil {
+func (k *SigningKeys) Rotate(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
+	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
 	}
-	return m.cfg.Signer.Rotate(ctx, who, name)
+	return k.ring.Rotate(ctx, who, name)
 }
 
 // CheckKeys is [signing.Ring.Check] for a domain of who's.
-func (m *PostOffice) CheckKeys(ctx context.Context, who auth.Principal, name string) ([]signing.Published, error) {
-	if err := m.mayKeep(ctx, who, name); err != nil {
+func (k *SigningKeys) Check(ctx context.Context, who auth.Principal, name string) ([]signing.Published, error) {
+	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
 	}
-	return m.cfg.Signer.Check(ctx, who, name)
+	return k.ring.Check(ctx, who, name)
 }
 
 // RemoveKey is [signing.Ring.Remove] for a domain of who's.
-func (m *PostOffice) RemoveKey(ctx context.Context, who auth.Principal, name, id string) error {
-	if err := m.mayKeep(ctx, who, name); err != nil {
+func (k *SigningKeys) Remove(ctx context.Context, who auth.Principal, name, id string) error {
+	if err := k.mayKeep(ctx, who, name); err != nil {
 		return err
 	}
-	return m.cfg.Signer.Remove(ctx, who, name, id)
+	return k.ring.Remove(ctx, who, name, id)
 }

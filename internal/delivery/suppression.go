@@ -1,4 +1,4 @@
-package mailbox
+package delivery
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -36,17 +37,29 @@ type Suppression struct {
 	Created time.Time
 }
 
+// Suppressions are the lists of addresses that projects write to no more. They
+// hold keyed hashes: a copy of the database tells no address.
+type Suppressions struct {
+	db     *store.DB
+	secret []byte // the server's
+}
+
+// NewSuppressions returns the lists in db, hashed under keys derived from secret.
+func NewSuppressions(db *store.DB, secret []byte) *Suppressions {
+	return &Suppressions{db: db, secret: secret}
+}
+
 // suppressionHash is what an address is kept as. The local part counts in lower
 // case: who bounced as Bob bounces as bob; and who asked for no more at a domain
 // did so however an agent writes it.
-func (m *PostOffice) suppressionHash(project, address string) []byte {
-	return m.keyed(project, "postern suppression v1", strings.ToLower(policy.Address(strings.TrimSpace(address))))
+func (l *Suppressions) suppressionHash(project, address string) []byte {
+	return seal.Hash(l.secret, project, "postern suppression v1", strings.ToLower(policy.Address(strings.TrimSpace(address))))
 }
 
 // suppressed returns why project writes to address no more, or nothing.
-func (m *PostOffice) suppressed(ctx context.Context, tx *store.Tx, project, address string) (SuppressionReason, error) {
+func (l *Suppressions) reason(ctx context.Context, tx *store.Tx, project, address string) (SuppressionReason, error) {
 	var reason SuppressionReason
-	err := tx.One(ctx, `select reason from suppression where project_id = $1 and hash = $2`, []any{project, m.suppressionHash(project, address)}, &reason)
+	err := tx.One(ctx, `select reason from suppression where project_id = $1 and hash = $2`, []any{project, l.suppressionHash(project, address)}, &reason)
 	if errors.Is(err, store.ErrNotFound) {
 		return "", nil
 	}
@@ -57,16 +70,16 @@ func (m *PostOffice) suppressed(ctx context.Context, tx *store.Tx, project, addr
 }
 
 // suppress puts an address on the list; the first reason stays.
-func (m *PostOffice) suppress(ctx context.Context, tx *store.Tx, project, inbox, address string, reason SuppressionReason) error {
+func (l *Suppressions) add(ctx context.Context, tx *store.Tx, project, inbox, address string, reason SuppressionReason) error {
 	_, err := tx.ExecContext(ctx, `insert into suppression (project_id, hash, reason, inbox_id, created_at) values ($1, $2, $3, $4, $5) on conflict do nothing`,
-		project, m.suppressionHash(project, address), reason, inbox, store.Time(time.Now()))
+		project, l.suppressionHash(project, address), reason, inbox, store.Time(time.Now()))
 	if err != nil {
 		return fmt.Errorf("suppress address: %w", err)
 	}
 	return nil
 }
 
-func (m *PostOffice) suppressible(who auth.Principal, address string) (string, error) {
+func (l *Suppressions) suppressible(who auth.Principal, address string) (string, error) {
 	if err := directory.MayManage(who); err != nil {
 		return "", err
 	}
@@ -79,14 +92,14 @@ func (m *PostOffice) suppressible(who auth.Principal, address string) (string, e
 
 // Suppressed returns why who's project writes to an address no more, or an
 // error that wraps [store.ErrNotFound].
-func (m *PostOffice) Suppressed(ctx context.Context, who auth.Principal, address string) (s Suppression, err error) {
-	if address, err = m.suppressible(who, address); err != nil {
+func (l *Suppressions) Find(ctx context.Context, who auth.Principal, address string) (s Suppression, err error) {
+	if address, err = l.suppressible(who, address); err != nil {
 		return Suppression{}, err
 	}
 	var created int64
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = l.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select reason, inbox_id, created_at from suppression where project_id = $1 and hash = $2`,
-			[]any{who.Project, m.suppressionHash(who.Project, address)}, &s.Reason, &s.Inbox, &created)
+			[]any{who.Project, l.suppressionHash(who.Project, address)}, &s.Reason, &s.Inbox, &created)
 	})
 	if err != nil {
 		return Suppression{}, fmt.Errorf("suppressed address: %w", err)
@@ -97,12 +110,12 @@ func (m *PostOffice) Suppressed(ctx context.Context, who auth.Principal, address
 
 // Suppressions returns how many addresses are on the list of who's project, by
 // reason. The addresses themselves are not kept.
-func (m *PostOffice) Suppressions(ctx context.Context, who auth.Principal) (map[SuppressionReason]int, error) {
+func (l *Suppressions) Count(ctx context.Context, who auth.Principal) (map[SuppressionReason]int, error) {
 	if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
 	out := map[SuppressionReason]int{}
-	err := m.db.View(ctx, func(tx *store.Tx) error {
+	err := l.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select reason, count(*) from suppression where project_id = $1 group by reason`, who.Project)
 		if err != nil {
 			return err
@@ -125,16 +138,16 @@ func (m *PostOffice) Suppressions(ctx context.Context, who auth.Principal) (map[
 }
 
 // Suppress puts an address on the list of who's project.
-func (m *PostOffice) Suppress(ctx context.Context, who auth.Principal, address string) error {
+func (l *Suppressions) Add(ctx context.Context, who auth.Principal, address string) error {
 	if err := auth.Need(who, auth.Reviewer); err != nil {
 		return err
 	}
-	address, err := m.suppressible(who, address)
+	address, err := l.suppressible(who, address)
 	if err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		if err := m.suppress(ctx, tx, who.Project, "", address, SuppressedAdded); err != nil {
+	return l.db.Update(ctx, func(tx *store.Tx) error {
+		if err := l.add(ctx, tx, who.Project, "", address, SuppressedAdded); err != nil {
 			return err
 		}
 		return audit.Append(ctx, tx, who, audit.SuppressionAdd, who.Project, audit.Fields{})
@@ -143,16 +156,16 @@ func (m *PostOffice) Suppress(ctx context.Context, who auth.Principal, address s
 
 // Unsuppress takes an address off the list of who's project. It returns an
 // error that wraps [store.ErrNotFound] if it is not there.
-func (m *PostOffice) Unsuppress(ctx context.Context, who auth.Principal, address string) error {
+func (l *Suppressions) Remove(ctx context.Context, who auth.Principal, address string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
 	}
-	address, err := m.suppressible(who, address)
+	address, err := l.suppressible(who, address)
 	if err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		ok, err := tx.Changed(ctx, `delete from suppression where project_id = $1 and hash = $2`, who.Project, m.suppressionHash(who.Project, address))
+	return l.db.Update(ctx, func(tx *store.Tx) error {
+		ok, err := tx.Changed(ctx, `delete from suppression where project_id = $1 and hash = $2`, who.Project, l.suppressionHash(who.Project, address))
 		if err != nil {
 			return fmt.Errorf("remove suppressed address: %w", err)
 		}
@@ -165,20 +178,20 @@ func (m *PostOffice) Unsuppress(ctx context.Context, who auth.Principal, address
 
 // UnsubscribeToken returns what a link in a message to address holds, so that
 // its reader ends mail to himself, and only that: it tells nobody the address.
-func (m *PostOffice) UnsubscribeToken(b directory.Inbox, address string) string {
-	body := b.ID + "." + base64.RawURLEncoding.EncodeToString(m.suppressionHash(b.Project, address))
-	mac := m.keyed(b.ID, "postern unsubscribe v1", body)
+func (l *Suppressions) Token(b directory.Inbox, address string) string {
+	body := b.ID + "." + base64.RawURLEncoding.EncodeToString(l.suppressionHash(b.Project, address))
+	mac := seal.Hash(l.secret, b.ID, "postern unsubscribe v1", body)
 	return body + "." + base64.RawURLEncoding.EncodeToString(mac[:16])
 }
 
 // CheckUnsubscribe returns [directory.ErrInvalid] unless token is one that
-// [PostOffice.UnsubscribeToken] made.
-func (m *PostOffice) CheckUnsubscribe(token string) error {
-	_, _, err := m.readToken(token)
+// [Suppressions.Token] made.
+func (l *Suppressions) CheckToken(token string) error {
+	_, _, err := l.readToken(token)
 	return err
 }
 
-func (m *PostOffice) readToken(token string) (inbox string, hash []byte, err error) {
+func (l *Suppressions) readToken(token string) (inbox string, hash []byte, err error) {
 	bad := fmt.Errorf("%w: this link is not one of ours, or not all of it", directory.ErrInvalid)
 	if len(token) > 300 {
 		return "", nil, bad
@@ -189,19 +202,19 @@ func (m *PostOffice) readToken(token string) (inbox string, hash []byte, err err
 	}
 	mac, merr := base64.RawURLEncoding.DecodeString(parts[2])
 	hash, herr := base64.RawURLEncoding.DecodeString(parts[1])
-	if merr != nil || herr != nil || !hmac.Equal(mac, m.keyed(parts[0], "postern unsubscribe v1", parts[0]+"."+parts[1])[:16]) {
+	if merr != nil || herr != nil || !hmac.Equal(mac, seal.Hash(l.secret, parts[0], "postern unsubscribe v1", parts[0]+"."+parts[1])[:16]) {
 		return "", nil, bad
 	}
 	return parts[0], hash, nil
 }
 
 // Unsubscribe puts the address that a token is about on its project's list.
-func (m *PostOffice) Unsubscribe(ctx context.Context, token string) error {
-	inbox, hash, err := m.readToken(token)
+func (l *Suppressions) Unsubscribe(ctx context.Context, token string) error {
+	inbox, hash, err := l.readToken(token)
 	if err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return l.db.Update(ctx, func(tx *store.Tx) error {
 		var project string
 		err := tx.One(ctx, `select project_id from inbox where id = $1`, []any{inbox}, &project)
 		if errors.Is(err, store.ErrNotFound) {

@@ -1,4 +1,4 @@
-package mailbox
+package delivery
 
 import (
 	"context"
@@ -55,7 +55,7 @@ var warmUp = []int64{50, 500, 5000}
 
 // mayLeave says until when a batch must wait, and why, because of what b or its
 // domain did before. What stays on this server harms nobody's name.
-func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
+func (q *Queue) mayLeave(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
 	if x.hop.Kind == HopLocal {
 		return time.Time{}, "", nil
 	}
@@ -75,9 +75,9 @@ func (m *PostOffice) mayLeave(ctx context.Context, tx *store.Tx, b directory.Inb
 
 // warm counts the recipients of a batch where the domain of b is new, or says
 // until when to wait and why.
-func (m *PostOffice) warm(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
+func (q *Queue) warm(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
 	domain := mail.Domain(b.Address)
-	if x.hop.Kind != HopDirect || !m.cfg.Delivery.WarmUp {
+	if x.hop.Kind != HopDirect || !q.conf.WarmUp {
 		return time.Time{}, "", nil
 	}
 	today := now.Unix() / 86400
@@ -109,12 +109,12 @@ func (m *PostOffice) warm(ctx context.Context, tx *store.Tx, b directory.Inbox, 
 }
 
 // judge suspends b, or its domain, where too much of what it sent was refused.
-func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error {
-	r := &m.cfg.Delivery.Reputation
+func (q *Queue) judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error {
+	r := &q.conf.Reputation
 	domain := mail.Domain(b.Address)
 	suspended := map[string]string{}
 	owner := b.Project
-	if domain == m.cfg.Domain { // of all projects; lifted by those who run the server
+	if domain == q.parts.Directory.Domain() { // of all projects; lifted by those who run the server
 		var err error
 		if owner, err = auth.FirstProject(ctx, tx); err != nil {
 			return fmt.Errorf("owner of %s: %w", domain, err)
@@ -125,7 +125,7 @@ func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b directory.Inbox,
 	// many together are bad.
 	for _, s := range []struct{ scope, where, project string }{
 		{b.ID, "inbox_id = $1", b.Project},
-		{domain, "domain = $1 and not exists (select 1 from suspension s where s.scope = delivery.inbox_id and s.reason <> '')", owner},
+		{domain, "domain = $1 and not exists (select 1 from suspension s where s.scope = inbox_id and s.reason <> '')", owner},
 	} {
 		since := store.Time(now.Add(-r.Window))
 		var lifted int64
@@ -162,7 +162,7 @@ func (m *PostOffice) judge(ctx context.Context, tx *store.Tx, b directory.Inbox,
 		}
 		suspended[s.scope] = reason
 	}
-	if err := m.demoteBad(ctx, tx, b, now); err != nil {
+	if err := q.parts.Mailbox.Judge(ctx, tx, b, now); err != nil {
 		return err
 	}
 	who := auth.Principal{Kind: auth.System, ID: "reputation", Project: b.Project}
@@ -183,11 +183,11 @@ type Suspension struct {
 
 // Suspensions returns those of who's project: of its inboxes, and of the
 // domains that they send from.
-func (m *PostOffice) Suspensions(ctx context.Context, who auth.Principal) (out []Suspension, err error) {
+func (q *Queue) Suspensions(ctx context.Context, who auth.Principal) (out []Suspension, err error) {
 	if err := directory.MayManage(who); err != nil {
 		return nil, err
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = q.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select scope, reason, suspended_at from suspension where project_id = $1 and reason <> '' order by suspended_at, scope`, who.Project)
 		if err != nil {
 			return err
@@ -213,14 +213,14 @@ func (m *PostOffice) Suspensions(ctx context.Context, who auth.Principal) (out [
 // Lift lets a suspended inbox or domain of who's project send again; what was
 // before counts no more. Only a person may: an agent's key, or whoever holds
 // the project's, could else write on.
-func (m *PostOffice) Lift(ctx context.Context, who auth.Principal, scope, reason string) error {
+func (q *Queue) Lift(ctx context.Context, who auth.Principal, scope, reason string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
 	}
 	if who.Kind != auth.Person {
 		return fmt.Errorf("%s may not lift a suspension, only a person may: %w", who, auth.ErrForbidden)
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return q.db.Update(ctx, func(tx *store.Tx) error {
 		ok, err := tx.Changed(ctx, `update suspension set reason = '', lifted_at = $1 where scope = $2 and project_id = $3 and reason <> ''`,
 			store.Time(time.Now()), scope, who.Project)
 		if err != nil {

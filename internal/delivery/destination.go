@@ -1,4 +1,4 @@
-package mailbox
+package delivery
 
 import (
 	"context"
@@ -24,11 +24,11 @@ const (
 // acquire takes a place at a destination for a conversation that brings n
 // recipients, or says until when to wait and why. The row of the destination is
 // locked first: the bounds hold exactly over all programs on the database.
-func (m *PostOffice) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now time.Time) (holder string, wait time.Time, why string, err error) {
+func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now time.Time) (holder string, wait time.Time, why string, err error) {
 	if h.Kind == HopLocal {
 		return "", time.Time{}, "", nil
 	}
-	conf := &m.cfg.Delivery
+	conf := &q.conf
 	most, rate := conf.Connections, conf.PerMinute
 	if h.Kind == HopRelay {
 		most, rate = conf.RelayMax, 0 // the operator's own servers
@@ -89,7 +89,7 @@ func (m *PostOffice) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, no
 }
 
 // giveBack undoes acquire for a conversation that is not begun after all.
-func (m *PostOffice) giveBack(ctx context.Context, tx *store.Tx, h Hop, holder string, n int) error {
+func (q *Queue) giveBack(ctx context.Context, tx *store.Tx, h Hop, holder string, n int) error {
 	if _, err := tx.ExecContext(ctx, `delete from destination_use where destination = $1 and holder = $2`, h.Name, holder); err != nil {
 		return fmt.Errorf("give destination back: %w", err)
 	}
@@ -101,7 +101,7 @@ func (m *PostOffice) giveBack(ctx context.Context, tx *store.Tx, h Hop, holder s
 
 // release gives a place back. Answered says whether the destination's server
 // said anything: one that does not is left alone for longer each time, by all.
-func (m *PostOffice) release(ctx context.Context, tx *store.Tx, h Hop, holder string, answered bool, now time.Time) error {
+func (q *Queue) release(ctx context.Context, tx *store.Tx, h Hop, holder string, answered bool, now time.Time) error {
 	if h.Kind == HopLocal {
 		return nil
 	}
@@ -123,7 +123,7 @@ func (m *PostOffice) release(ctx context.Context, tx *store.Tx, h Hop, holder st
 	if failures < 3 { // one cut connection is no silence
 		return nil
 	}
-	silence := min(m.cfg.Delivery.FirstRetry<<min(failures-3, 10), maxSilence)
+	silence := min(q.conf.FirstRetry<<min(failures-3, 10), maxSilence)
 	_, err = tx.ExecContext(ctx, `update destination set not_before = $1 where name = $2`, store.Time(now.Add(silence)), h.Name)
 	if err != nil {
 		return fmt.Errorf("release destination: %w", err)
@@ -133,9 +133,9 @@ func (m *PostOffice) release(ctx context.Context, tx *store.Tx, h Hop, holder st
 
 // FreeDestinations frees what a former process of this instance held of destinations.
 // It is called once, before the gate runs.
-func (m *PostOffice) FreeDestinations(ctx context.Context) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		prefix := m.cfg.Delivery.Instance + "/"
+func (q *Queue) FreeDestinations(ctx context.Context) error {
+	return q.db.Update(ctx, func(tx *store.Tx) error {
+		prefix := q.conf.Instance + "/"
 		_, err := tx.ExecContext(ctx, `delete from destination_use where substr(holder, 1, length($1)) = $1 or until_at < $2`, prefix, store.Time(time.Now()))
 		if err != nil {
 			return fmt.Errorf("free destinations: %w", err)
@@ -151,8 +151,8 @@ const (
 
 // forgetDeliveries removes what no delivery and no report will ask for again.
 // The days of a domain's warm-up stay: they are few, and say that it is old.
-func (m *PostOffice) forgetDeliveries(ctx context.Context, now time.Time) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+func (q *Queue) Forget(ctx context.Context, now time.Time) error {
+	return q.db.Update(ctx, func(tx *store.Tx) error {
 		_, err := tx.ExecContext(ctx, `delete from sent_message where sent_at < $1`, store.Time(now.Add(-keepSent)))
 		if err != nil {
 			return fmt.Errorf("forget sent messages: %w", err)

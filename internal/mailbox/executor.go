@@ -1,0 +1,116 @@
+package mailbox
+
+import (
+	"context"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/delivery"
+	"postern/internal/directory"
+	"postern/internal/event"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/store"
+)
+
+// A sendExecutor carries out the actions of kind [SendKind], and follows what
+// becomes of them. How they are delivered is package delivery's.
+type sendExecutor struct{ m *PostOffice }
+
+var (
+	_ oversight.Executor  = sendExecutor{}
+	_ oversight.Finisher  = sendExecutor{}
+	_ oversight.Recoverer = sendExecutor{}
+	_ oversight.Parter    = sendExecutor{}
+	_ oversight.Watcher   = sendExecutor{}
+	_ oversight.Refresher = sendExecutor{}
+	_ oversight.Opener    = sendExecutor{}
+	_ oversight.Stopper   = sendExecutor{}
+	_ oversight.Teller    = sendExecutor{}
+)
+
+// Execute implements [oversight.Executor].
+func (x sendExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	return x.m.Delivery.Execute(ctx, a)
+}
+
+// Finish implements [oversight.Finisher].
+func (x sendExecutor) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o oversight.Outcome) error {
+	return x.m.Delivery.Finish(ctx, tx, a, o)
+}
+
+// Interrupted implements [oversight.Recoverer].
+func (x sendExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
+	return x.m.Delivery.Interrupted(ctx, tx, a)
+}
+
+// PartsOf implements [oversight.Parter].
+func (x sendExecutor) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Action) ([]oversight.Part, error) {
+	return x.m.Delivery.PartsOf(ctx, tx, a)
+}
+
+// Moved implements [oversight.Watcher]: it follows what becomes of mail, and
+// tells of it.
+func (x sendExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	if err := x.m.Delivery.Moved(ctx, tx, a); err != nil {
+		return err
+	}
+	if err := x.m.demoteDenied(ctx, tx, a); err != nil {
+		return err
+	}
+	return x.m.announceMove(ctx, tx, a)
+}
+
+// A sentBox is a [PostOffice] as the inbox's side of its deliveries.
+type sentBox struct{ m *PostOffice }
+
+var _ delivery.Mailbox = sentBox{}
+
+// Announce implements [delivery.Mailbox].
+func (x sentBox) Announce(ctx context.Context, tx *store.Tx, b directory.Inbox, t event.Type, objects ...string) error {
+	return x.m.announce(ctx, tx, b, t, objects...)
+}
+
+// KeepSent implements [delivery.Mailbox].
+func (x sentBox) KeepSent(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (string, error) {
+	return x.m.put(ctx, tx, b, Out, raw)
+}
+
+// KeepReceived implements [delivery.Mailbox].
+func (x sentBox) KeepReceived(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (string, error) {
+	return x.m.put(ctx, tx, b, In, raw)
+}
+
+// CountSent implements [delivery.Mailbox].
+func (x sentBox) CountSent(ctx context.Context, tx *store.Tx, inbox, address string, n int64) error {
+	return x.m.exchanged(ctx, tx, inbox, address, n, 0)
+}
+
+// EnsureCopy implements [delivery.Mailbox].
+func (x sentBox) EnsureCopy(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope) error {
+	return x.m.ensureCopy(ctx, a, b, env)
+}
+
+// Judge implements [delivery.Mailbox].
+func (x sentBox) Judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error {
+	return x.m.demoteBad(ctx, tx, b, now)
+}
+
+// unqueue forgets the deliveries of an action that is now about another message,
+// and lets its overseers' copy be made anew.
+func (m *PostOffice) unqueue(ctx context.Context, tx *store.Tx, action string) error {
+	if err := recopy(ctx, tx, action); err != nil {
+		return err
+	}
+	return m.Delivery.Unqueue(ctx, tx, action)
+}
+
+// Deliveries returns what became of each recipient of an action that who may
+// see. There are none before it is first carried out.
+func (m *PostOffice) Deliveries(ctx context.Context, who auth.Principal, action string) ([]delivery.Delivery, error) {
+	who, err := m.As(ctx, who, action)
+	if err != nil {
+		return nil, err
+	}
+	return m.Delivery.Deliveries(ctx, who, action)
+}
