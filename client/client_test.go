@@ -22,6 +22,7 @@ import (
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
@@ -56,7 +57,7 @@ func start(t *testing.T) *server {
 	db := storetest.SQLite(t)
 	blobs, err := store.OpenBlobs(t.TempDir())
 	must(t, err)
-	s := &server{gate: oversight.NewGate(log, db, oversight.Fixed(nil))}
+	s := &server{gate: oversight.NewGate(log, db, oversighttest.Rules(nil))}
 	s.post = mailbox.New(log, db, s.gate, mailbox.Config{Blobs: blobs, Transport: accepted{}, Domain: "agents.test"})
 	domains, err := domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: dnstest.Start(t).Resolver()})
 	must(t, err)

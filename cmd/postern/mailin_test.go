@@ -13,6 +13,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -64,7 +65,7 @@ func TestUnanswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	d := &daemon{log: log, db: db, post: mailbox.New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.example"})}
+	d := &daemon{log: log, db: db, post: mailbox.New(log, db, oversight.NewGate(log, db, oversighttest.Rules(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.example"})}
 	d.conf.MailDomain = "agents.example"
 	if got, want := strings.Join(d.unanswered(t.Context()), " "), "postmaster@agents.example abuse@agents.example"; got != want {
 		t.Errorf("got %q, want %q", got, want)

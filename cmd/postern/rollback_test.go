@@ -14,6 +14,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/signing"
 	"postern/internal/store"
@@ -58,7 +59,7 @@ func starting(t *testing.T, dir string, accept bool, x *once) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.gate = oversight.NewGate(d.log, d.db, oversight.Fixed(policy.Rules{}))
+	d.gate = oversight.NewGate(d.log, d.db, oversighttest.Rules{})
 	d.gate.Handle("test", x)
 	return d
 }

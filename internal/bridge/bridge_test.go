@@ -31,6 +31,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/store"
@@ -65,7 +66,7 @@ func setup(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(f.log, db, oversight.Fixed(nil))
+	f.gate = oversight.NewGate(f.log, db, oversighttest.Rules(nil))
 	f.post = mailbox.New(f.log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: noHop{}, Domain: "agents.test"})
 	fleet, err := sandbox.New(f.log, db, &sandboxtest.Fake{}, nil, sandboxtest.Config(t))
 	if err != nil {

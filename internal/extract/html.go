@@ -1,7 +1,6 @@
 package extract
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -514,9 +513,6 @@ func (c colour) near(o colour) bool {
 	d := func(a, b int) int { return max(a-b, b-a) }
 	return d(c.r, o.r)+d(c.g, o.g)+d(c.b, o.b) <= 18
 }
-
-// String returns c as #rrggbb.
-func (c colour) String() string { return fmt.Sprintf("#%02x%02x%02x", c.r, c.g, c.b) }
 
 func parseColour(s string) (colour, bool) {
 	s = strings.ToLower(strings.TrimSpace(s))

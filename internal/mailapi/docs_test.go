@@ -19,6 +19,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
@@ -46,7 +47,7 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate := oversight.NewGate(log, db, oversight.Fixed(nil))
+	gate := oversight.NewGate(log, db, oversighttest.Rules(nil))
 	post := mailbox.New(log, db, gate, mailbox.Config{Blobs: blobs, Domain: "agents.test"}) // nothing is approved, so nothing is delivered
 	fleet, err := sandbox.New(log, db, nil, nil, sandboxtest.Config(t))
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -492,7 +493,7 @@ func TestAnotherProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		log := slog.New(slog.NewTextHandler(t.Output(), nil))
-		there := mailbox.New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
+		there := mailbox.New(log, db, oversight.NewGate(log, db, oversighttest.Rules(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
 		path := "/v1/inboxes/" + f.a.ID + "/events?timeout=60&after=" + f.wait(t, "key a", "/v1/inboxes/"+f.a.ID+"/events").After
 		answers := make(chan waited, 1)
 		go func() { answers <- f.wait(t, "key a", path) }()

@@ -101,7 +101,7 @@ type fixture struct {
 	hash                                 string
 }
 
-func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
+func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	t.Helper()
 	ctx := t.Context()
 	f := &fixture{db: db, hop: &nextHop{outcome: mail.Accepted}, clients: map[string]client{}}
@@ -110,7 +110,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, db, oversight.Fixed(rules))
+	f.gate = oversight.NewGate(log, db, rules)
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", PublicURL: "https://mail.example"})
 	f.dns = dnstest.Start(t)
 	f.domains, err = domain.New(log, db, domain.Config{Domain: "agents.test", Host: "agents.test", Resolver: f.dns.Resolver(), MinCheckGap: time.Nanosecond, MaxDomains: 500, InUse: directory.InboxesIn, OnHeld: directory.FreeAddresses})
@@ -255,7 +255,7 @@ func (f *fixture) setState(t *testing.T, id string, s oversight.State) {
 
 func TestStory(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := setup(t, db, policy.Rules{
+		f := setup(t, db, oversighttest.Rules{
 			{ID: "no-evil", Kind: "email.send", To: "*@evil.example", Effect: policy.Deny, Reason: "evil is blocked"},
 			{ID: "home", Kind: "email.send", To: "boss@home.example", Effect: policy.Allow},
 		})

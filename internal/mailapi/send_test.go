@@ -8,6 +8,7 @@ import (
 
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -50,7 +51,7 @@ func TestIdempotencyKey(t *testing.T) {
 
 func TestDuplicate(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := setup(t, db, policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
+		f := setup(t, db, oversighttest.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
 		path := "/v1/inboxes/" + f.a.ID + "/messages"
 		first := f.do(t, "key a", "POST", path, draft)
 		got := f.do(t, "key a", "POST", path, draft)

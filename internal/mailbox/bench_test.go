@@ -17,6 +17,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -45,7 +46,7 @@ func seed(b *testing.B, n int, blobs bool) bench {
 		b.Fatal(err)
 	}
 	db := storetest.SQLite(b)
-	m := New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), Config{Blobs: bl, Domain: "agents.test"})
+	m := New(log, db, oversight.NewGate(log, db, oversighttest.Rules(nil)), Config{Blobs: bl, Domain: "agents.test"})
 	var project string
 	err = db.Update(ctx, func(tx *store.Tx) error {
 		project, _, err = auth.NewProject(ctx, tx, "one")

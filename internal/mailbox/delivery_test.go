@@ -109,7 +109,7 @@ func deliver(t *testing.T, db *store.DB, c delivery.Config) *delivering {
 	if d.ring, err = signing.New(db, signing.Config{Key: secret}); err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, db, oversight.Fixed(policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}))
+	f.gate = oversight.NewGate(log, db, oversighttest.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: d.w, Domain: "agents.test", Secret: secret, Signer: d.ring, Delivery: c})
 	d.inbox, d.agent, d.key = f.fixtureInbox(t)
 	return d

@@ -56,7 +56,7 @@ func setup(t testing.TB, db *store.DB) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, db, oversight.Fixed(nil))
+	f.gate = oversight.NewGate(log, db, oversighttest.Rules(nil))
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", QuarantineScore: 0.75})
 	err = db.Update(t.Context(), func(tx *store.Tx) error {
 		id, key, err := auth.NewProject(t.Context(), tx, "one")

@@ -32,7 +32,7 @@ type office struct {
 }
 
 // offices runs fn with two processes on one database.
-func offices(t *testing.T, rules policy.Rules, c mailbox.Config, fn func(t *testing.T, f *fixture, a, b office)) {
+func offices(t *testing.T, rules oversighttest.Rules, c mailbox.Config, fn func(t *testing.T, f *fixture, a, b office)) {
 	t.Helper()
 	run := func(t *testing.T, source string) {
 		var os []office
@@ -42,7 +42,7 @@ func offices(t *testing.T, rules policy.Rules, c mailbox.Config, fn func(t *test
 		f := setup(t, os[0].db)
 		log := slog.New(slog.NewTextHandler(t.Output(), nil))
 		for i := range os {
-			os[i].gate = oversight.NewGate(log, os[i].db, oversight.Fixed(rules))
+			os[i].gate = oversight.NewGate(log, os[i].db, rules)
 			blobs, err := store.OpenBlobs(f.blobs)
 			if err != nil {
 				t.Fatal(err)
@@ -62,7 +62,7 @@ func offices(t *testing.T, rules policy.Rules, c mailbox.Config, fn func(t *test
 	t.Run("postgres", func(t *testing.T) { run(t, source) })
 }
 
-var everything = policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}
+var everything = oversighttest.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}
 
 func letter(subject string, to ...string) mailbox.Outgoing {
 	if len(to) == 0 {

@@ -17,6 +17,7 @@ import (
 	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -366,7 +367,7 @@ func TestModeRequest(t *testing.T) {
 // TestDemoted: what people and other servers say of an inbox's mail takes its
 // freedom away, once, with a reason.
 func TestDemoted(t *testing.T) {
-	offices(t, policy.Rules{{ID: "ask", Kind: "*", Effect: policy.Ask}}, mailbox.Config{Secret: []byte("s")}, func(t *testing.T, f *fixture, _, _ office) {
+	offices(t, oversighttest.Rules{{ID: "ask", Kind: "*", Effect: policy.Ask}}, mailbox.Config{Secret: []byte("s")}, func(t *testing.T, f *fixture, _, _ office) {
 		ctx := t.Context()
 		n := 0
 		free := func() (directory.Inbox, auth.Principal) {

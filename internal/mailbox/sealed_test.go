@@ -15,6 +15,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -31,7 +32,7 @@ func TestStoredBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 		logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-		f.post = mailbox.New(logger, db, oversight.NewGate(logger, db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", QuarantineScore: 0.75})
+		f.post = mailbox.New(logger, db, oversight.NewGate(logger, db, oversighttest.Rules(nil)), mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test", QuarantineScore: 0.75})
 		b, _, key := f.inbox(t, "analyst")
 		words := map[string]string{}
 		for _, what := range []string{"sender", "name", "subject", "messageid", "header", "text", "html", "filename", "content", "copy"} {

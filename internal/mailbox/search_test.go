@@ -14,6 +14,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -27,7 +28,7 @@ func (f *fixture) again(t *testing.T) *mailbox.PostOffice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return mailbox.New(log, f.db, oversight.NewGate(log, f.db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
+	return mailbox.New(log, f.db, oversight.NewGate(log, f.db, oversighttest.Rules(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
 }
 
 // search returns the subjects of what is found, page by page.

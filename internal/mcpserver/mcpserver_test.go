@@ -245,7 +245,7 @@ func (l *logged) String() string {
 	return l.b.String()
 }
 
-func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
+func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	t.Helper()
 	ctx := t.Context()
 	f := &fixture{db: db, hop: &nextHop{}, log: &logged{}, host: &machine{dir: t.TempDir(), guests: map[string]*guest{}}}
@@ -254,7 +254,7 @@ func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.gate = oversight.NewGate(log, db, oversight.Fixed(rules))
+	f.gate = oversight.NewGate(log, db, rules)
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
 	f.fleet, err = sandbox.New(log, db, f.host, f.host, sandboxtest.Config(t))
 	if err != nil {
@@ -391,7 +391,7 @@ var versions = []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", 
 
 func TestStory(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := setup(t, db, policy.Rules{
+		f := setup(t, db, oversighttest.Rules{
 			{ID: "no-evil", Kind: "email.send", To: "*@evil.example", Effect: policy.Deny, Reason: "evil is blocked"},
 			{ID: "home", Kind: "email.send", To: "boss@home.example", Effect: policy.Allow},
 		})

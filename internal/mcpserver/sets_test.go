@@ -262,7 +262,7 @@ func TestEdit(t *testing.T) {
 
 // TestActionList: everybody sees what was proposed for its own inbox, and nothing else.
 func TestActionList(t *testing.T) {
-	f := setup(t, storetest.SQLite(t), policy.Rules{{ID: "no", Kind: "email.send", To: "*@evil.example", Effect: policy.Deny, Reason: "no"}})
+	f := setup(t, storetest.SQLite(t), oversighttest.Rules{{ID: "no", Kind: "email.send", To: "*@evil.example", Effect: policy.Deny, Reason: "no"}})
 	b, key := f.inbox(t, "analyst")
 	_, keyB := f.inbox(t, "bella")
 	who, _ := f.sandbox(t, b.ID)

@@ -18,7 +18,7 @@ import (
 	"postern/internal/storetest"
 )
 
-var allow = policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}
+var allow = oversighttest.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}
 
 func (f *fixture) proposal(payload string) oversight.Proposal {
 	return oversight.Proposal{Request: policy.Request{Kind: "test.effect"}, Inbox: f.agent.Inbox, Via: "test", Payload: []byte(payload)}
@@ -134,11 +134,11 @@ func TestScheduleFirst(t *testing.T) {
 }
 
 // setupAgain is f with a gate of other rules.
-func setupAgain(t *testing.T, f *fixture, rules policy.Rules) *fixture {
+func setupAgain(t *testing.T, f *fixture, rules oversighttest.Rules) *fixture {
 	t.Helper()
 	g := *f
 	g.eff = &effect{}
-	g.gate = oversight.NewGate(f.log, f.db, oversight.Fixed(rules))
+	g.gate = oversight.NewGate(f.log, f.db, rules)
 	g.gate.Handle("test.effect", g.eff)
 	return &g
 }
@@ -482,7 +482,7 @@ func TestAsk(t *testing.T) {
 		if a.State != oversight.Pending || err != nil || !slices.Contains(v.Notes, p.Note) {
 			t.Errorf("%s with notes %q, %v; want it pending with its note", a.State, v.Notes, err)
 		}
-		f = setupAgain(t, f, policy.Rules{{ID: "none", Kind: "*", Effect: policy.Deny}})
+		f = setupAgain(t, f, oversighttest.Rules{{ID: "none", Kind: "*", Effect: policy.Deny}})
 		p.AskAt = time.Now().Add(time.Hour)
 		if a := f.proposeAs(p); a.State != oversight.Denied || a.Settled.IsZero() {
 			t.Errorf("denied by policy: %s", a.State)

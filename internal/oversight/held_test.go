@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -51,7 +52,7 @@ func (s *slow) Execute(ctx context.Context, a oversight.Action) oversight.Outcom
 // its time, few are in memory, what is small passes them, and each has its turn.
 func TestHeld(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := setup(t, db, policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
+		f := setup(t, db, oversighttest.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
 		s := &slow{gone: make(chan struct{})}
 		f.gate.Handle("test.effect", s)
 		const larges, smalls, most = 8, 40, 13 << 20

@@ -197,14 +197,6 @@ type Judge interface {
 	Judge(ctx context.Context, tx *store.Tx, project string, r policy.Request) (policy.Verdict, error)
 }
 
-// Fixed judges every project by the same rules.
-type Fixed policy.Rules
-
-// Judge implements [Judge].
-func (f Fixed) Judge(_ context.Context, _ *store.Tx, _ string, r policy.Request) (policy.Verdict, error) {
-	return policy.Rules(f).Evaluate(r), nil
-}
-
 // A Refresher is an [Executor] that knows what has changed of a request since
 // it was made: the mode of the inbox, its allow list, the history. The gate
 // judges again what a rule, and no person, had approved, before it executes it.

@@ -57,15 +57,15 @@ type fixture struct {
 	agent, person, stranger auth.Principal
 }
 
-func setup(t *testing.T, db *store.DB, rules policy.Rules) *fixture {
+func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	t.Helper()
 	return setupNamed(t, db, rules, "one", "two")
 }
 
-func setupNamed(t *testing.T, db *store.DB, rules policy.Rules, names ...string) *fixture {
+func setupNamed(t *testing.T, db *store.DB, rules oversighttest.Rules, names ...string) *fixture {
 	t.Helper()
 	f := &fixture{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil)), db: db, eff: &effect{}}
-	f.gate = oversight.NewGate(f.log, db, oversight.Fixed(rules))
+	f.gate = oversight.NewGate(f.log, db, rules)
 	f.gate.Handle("test.effect", f.eff)
 	var ids []string
 	err := db.Update(t.Context(), func(tx *store.Tx) error {
@@ -378,7 +378,7 @@ func TestWhoSees(t *testing.T) {
 
 func BenchmarkPropose(b *testing.B) {
 	db := storetest.SQLite(b)
-	gate := oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil))
+	gate := oversight.NewGate(slog.New(slog.DiscardHandler), db, oversighttest.Rules(nil))
 	who := auth.Principal{Kind: auth.Agent, ID: "crd_1", Inbox: "ibx_1"}
 	err := db.Update(b.Context(), func(tx *store.Tx) (err error) {
 		who.Project, _, err = auth.NewProject(b.Context(), tx, "one")
@@ -404,7 +404,7 @@ func BenchmarkPropose(b *testing.B) {
 // is, however few it looks at at a time and how much was proposed at one moment.
 func TestPages(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := setup(t, db, policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
+		f := setup(t, db, oversighttest.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}})
 		f.gate.Page(3)
 		states := func() map[oversight.State]int {
 			t.Helper()
@@ -467,7 +467,7 @@ func TestPages(t *testing.T) {
 // end: five transactions.
 func BenchmarkLife(b *testing.B) {
 	db := storetest.SQLite(b)
-	gate := oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil))
+	gate := oversight.NewGate(slog.New(slog.DiscardHandler), db, oversighttest.Rules(nil))
 	gate.Handle("email.send", &effect{})
 	who, ann := auth.Principal{Kind: auth.Agent, ID: "crd_1", Inbox: "ibx_1"}, auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
 	err := db.Update(b.Context(), func(tx *store.Tx) (err error) {

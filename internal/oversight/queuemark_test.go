@@ -6,7 +6,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/oversight"
-	"postern/internal/policy"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -15,7 +15,7 @@ import (
 // thing that a page would show otherwise, and the same in between.
 func TestMarksChangeWithTheQueue(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := setup(t, db, policy.Rules{})
+		f := setup(t, db, oversighttest.Rules{})
 		seen := map[string]string{}
 		queue := func(after string, waiting int) {
 			t.Helper()

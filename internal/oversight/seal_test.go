@@ -12,6 +12,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -62,7 +63,7 @@ func (f *fixture) named(id string) (out []string) {
 
 // restart returns f as after a start of the server: a gate that remembers
 // nothing, and that has looked at what is there.
-func (f *fixture) restart(rules policy.Rules) *fixture {
+func (f *fixture) restart(rules oversighttest.Rules) *fixture {
 	g := setupAgain(f.t, f, rules)
 	g.eff = f.eff
 	g.gate.Handle("test.effect", g.eff)
@@ -256,7 +257,7 @@ func (f *fixture) clear() {
 // TestChangedApproval changes each column of one of two approvals, takes one
 // away, and puts in one that nobody gave.
 func TestChangedApproval(t *testing.T) {
-	two := policy.Rules{}
+	two := oversighttest.Rules{}
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, two)
 		f.gate = oversight.NewGate(f.log, db, &asks{Effect: policy.Ask, Approvers: 2})
@@ -535,7 +536,7 @@ func TestForgedSwitch(t *testing.T) {
 		for _, change := range []string{
 			`update kill_switch set off_at = 1`, `update kill_switch set until_at = 1`, `update kill_switch set target = 'other.effect'`, `update kill_switch set seal = ''`,
 		} {
-			f := setupNamed(t, db, policy.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}, "one"+change, "two"+change)
+			f := setupNamed(t, db, oversighttest.Rules{{ID: "all", Kind: "*", Effect: policy.Allow}}, "one"+change, "two"+change)
 			if _, err := f.gate.SwitchOn(t.Context(), f.person, oversight.Switch{Scope: oversight.ScopeCapability, Target: "test.effect", Reason: "enough"}); err != nil {
 				t.Fatal(err)
 			}
@@ -567,7 +568,7 @@ func TestForgedSwitch(t *testing.T) {
 // go.
 func TestTriedAgain(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
-		f := setup(t, db, policy.Rules{})
+		f := setup(t, db, oversighttest.Rules{})
 		f.gate = oversight.NewGate(f.log, db, &asks{Effect: policy.Ask, Approvers: 2})
 		f.gate.Handle("test.effect", f.eff)
 		ben := f.person

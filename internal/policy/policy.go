@@ -3,9 +3,6 @@
 package policy
 
 import (
-	"path"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -18,15 +15,6 @@ const (
 	Ask   Effect = "ask"
 	Deny  Effect = "deny"
 )
-
-// A Rule matches requests by kind and, for each recipient, by pattern.
-type Rule struct {
-	ID     string
-	Kind   Kind   // "*" for all
-	To     string // path.Match pattern, lower case; every recipient must match; empty matches any
-	Effect Effect
-	Reason string // what a person is told; empty means one made from the rule
-}
 
 // A Request is what policy is asked about: an action, and what is known of it.
 // It is kept as JSON with the action.
@@ -73,42 +61,4 @@ type Verdict struct {
 	Who       []string      // names of people, or roles as "role:owner"; empty means whoever decides
 	Within    time.Duration // after which it is denied; 0 means the default
 	StepUp    bool          // deciders prove a second factor
-}
-
-// Rules is a set of rules. The zero Rules asks for everything.
-type Rules []Rule
-
-// Evaluate returns the strictest effect of the rules that match r, so that
-// adding a rule can never loosen another. Without a match the verdict is Ask.
-func (rs Rules) Evaluate(r Request) Verdict {
-	order := []Effect{Allow, Ask, Deny}
-	v := Verdict{Effect: Ask, Reason: "no rule allows it: a person decides"}
-	found := false
-	for _, rule := range rs {
-		if !rule.matches(r) {
-			continue
-		}
-		if !found || slices.Index(order, rule.Effect) > slices.Index(order, v.Effect) {
-			v, found = Verdict{Effect: rule.Effect, Rule: rule.ID, Reason: rule.Reason}, true
-			if v.Reason == "" {
-				v.Reason = "rule " + rule.ID + ": " + string(rule.Effect)
-			}
-		}
-	}
-	return v
-}
-
-func (rule Rule) matches(r Request) bool {
-	if rule.Kind != "*" && rule.Kind != r.Kind {
-		return false
-	}
-	if rule.To == "" {
-		return true
-	}
-	for _, to := range r.To {
-		if ok, err := path.Match(rule.To, strings.ToLower(to)); err != nil || !ok {
-			return false
-		}
-	}
-	return len(r.To) > 0
 }

@@ -91,9 +91,6 @@ type Report struct {
 	Findings   []Finding            `json:"findings"`   // the weightiest first, at most 40
 }
 
-// Has says whether the report has found c.
-func (r Report) Has(c Category) bool { return r.Categories[c] >= Flagged }
-
 // Scan reads a message. It never fails and never panics: what cannot be read is
 // a finding, or nothing.
 func Scan(in Input) Report {

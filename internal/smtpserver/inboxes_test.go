@@ -15,6 +15,7 @@ import (
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -40,7 +41,7 @@ func newInboxes(t *testing.T, dns *dnstest.Server, change func(*smtpserver.Inbox
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate := oversight.NewGate(log, f.db, oversight.Fixed(nil))
+	gate := oversight.NewGate(log, f.db, oversighttest.Rules(nil))
 	f.post = mailbox.New(log, f.db, gate, mailbox.Config{Blobs: blobs, Domain: "agents.test", QuarantineScore: 0.75})
 	cfg := smtpserver.InboxesConfig{
 		DB: f.db, Post: f.post, Domain: "agents.test", Hostname: "agents.test", Resolver: dns.Resolver(), EnforceDMARC: true,

@@ -9,6 +9,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/event"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -23,7 +24,7 @@ func TestAgentsWebhookWaits(t *testing.T) {
 		p := newPost(t, db)
 		a, keyA := p.inbox(t, "alice")
 		_, keyB := p.inbox(t, "bob")
-		h, gate := gated(t, db, oversight.Fixed(nil), webhook.Config{Private: true, Retry: time.Millisecond})
+		h, gate := gated(t, db, oversighttest.Rules(nil), webhook.Config{Private: true, Retry: time.Millisecond})
 		r := newReceiver(t, nil)
 		person := auth.Principal{Kind: auth.Person, ID: "ann", Project: p.who.Project, Role: auth.Owner}
 		run(t, h)
@@ -171,7 +172,7 @@ func TestAgentsWebhookDenied(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		p := newPost(t, db)
 		_, key := p.inbox(t, "alice")
-		h, _ := gated(t, db, oversight.Fixed(policy.Rules{{ID: "no", Kind: policy.KindWebhook, Effect: policy.Deny, Reason: "no webhooks here"}}), webhook.Config{})
+		h, _ := gated(t, db, oversighttest.Rules{{ID: "no", Kind: policy.KindWebhook, Effect: policy.Deny, Reason: "no webhooks here"}}, webhook.Config{})
 		w, _, err := h.Create(t.Context(), key, change("a", "https://hook.example/x", event.MessageReceived))
 		if err != nil || w.State() != "disabled" || !strings.Contains(w.Reason, "no webhooks here") {
 			t.Errorf("got %+v, %v", w, err)
@@ -190,7 +191,7 @@ func TestAgentsWebhookEvents(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		p := newPost(t, db)
 		_, key := p.inbox(t, "alice")
-		h, gate := gated(t, db, oversight.Fixed(nil), webhook.Config{})
+		h, gate := gated(t, db, oversighttest.Rules(nil), webhook.Config{})
 		person := auth.Principal{Kind: auth.Person, ID: "ann", Project: p.who.Project, Role: auth.Owner}
 		w, _, err := h.Create(t.Context(), key, change("a", "https://hook.example/x", event.MessageReceived))
 		if err != nil {

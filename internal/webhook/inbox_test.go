@@ -21,6 +21,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/webhook"
@@ -40,7 +41,7 @@ func newPost(t *testing.T, db *store.DB) post {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := mailbox.New(log, db, oversight.NewGate(log, db, oversight.Fixed(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
+	m := mailbox.New(log, db, oversight.NewGate(log, db, oversighttest.Rules(nil)), mailbox.Config{Blobs: blobs, Domain: "agents.test"})
 	return post{m, db, project(t, db, "one")}
 }
 

@@ -23,6 +23,7 @@ import (
 	"postern/internal/event"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/oversight"
+	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -49,7 +50,7 @@ func project(t *testing.T, db *store.DB, name string) auth.Principal {
 
 func hooks(t *testing.T, db *store.DB, c webhook.Config) *webhook.Hooks {
 	t.Helper()
-	return hooksAt(t, db, oversight.Fixed(policy.Rules{{Kind: policy.KindWebhook, Effect: policy.Allow}}), c)
+	return hooksAt(t, db, oversighttest.Rules{{Kind: policy.KindWebhook, Effect: policy.Allow}}, c)
 }
 
 // hooksAt is hooks where somebody else judges what agents make.
@@ -634,7 +635,7 @@ func TestSecretsNeedTheServersKey(t *testing.T) {
 	who := project(t, db, "one")
 	r := newReceiver(t, nil)
 	w, _ := create(t, hooks(t, db, webhook.Config{Private: true}), who, change("x", r.URL, all...))
-	h, err := webhook.New(slog.New(slog.DiscardHandler), db, oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil)), webhook.Config{Private: true, Key: []byte("another server's key of 32 bytes.")})
+	h, err := webhook.New(slog.New(slog.DiscardHandler), db, oversight.NewGate(slog.New(slog.DiscardHandler), db, oversighttest.Rules(nil)), webhook.Config{Private: true, Key: []byte("another server's key of 32 bytes.")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -647,7 +648,7 @@ func TestSecretsNeedTheServersKey(t *testing.T) {
 	if n := len(r.requests()); n != 0 {
 		t.Errorf("%d deliveries were sent that nobody signed", n)
 	}
-	if _, err := webhook.New(slog.New(slog.DiscardHandler), db, oversight.NewGate(slog.New(slog.DiscardHandler), db, oversight.Fixed(nil)), webhook.Config{Key: []byte("short")}); err == nil {
+	if _, err := webhook.New(slog.New(slog.DiscardHandler), db, oversight.NewGate(slog.New(slog.DiscardHandler), db, oversighttest.Rules(nil)), webhook.Config{Key: []byte("short")}); err == nil {
 		t.Error("a short key was taken")
 	}
 }
