@@ -147,10 +147,10 @@ func (c *Admission) Permit(ctx context.Context, who auth.Principal, to policy.Co
 	return c.ask(ctx, who, r, d, s.switchedOn)
 }
 
-// Still decides whether an open connection, which [Admission.Permit] allowed, may
+// MayContinue decides whether an open connection, which [Admission.Permit] allowed, may
 // go on: a kill switch or a rule that denies ends it. A rule that asks does not,
 // since a person would be asked about something that is going on already.
-func (c *Admission) Still(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict {
+func (c *Admission) MayContinue(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict {
 	s, err := c.inForce(ctx, who.Project)
 	if err != nil {
 		return refused(unreadable)

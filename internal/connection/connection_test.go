@@ -196,7 +196,7 @@ func TestSwitchesOnConnections(t *testing.T) {
 	defer func() { cancel(); <-done }()
 	allows := func(names ...string) bool { return c.Permit(ctx, box, to(443, names...)).Effect == policy.Allow }
 	looks := func(name string) bool { return c.Lookup(ctx, box, name).Effect == policy.Allow }
-	goesOn := func() bool { return c.Still(ctx, box, to(443, "a.example")).Effect == policy.Allow }
+	goesOn := func() bool { return c.MayContinue(ctx, box, to(443, "a.example")).Effect == policy.Allow }
 	if !allows("a.example") || !looks("a.example") || !goesOn() {
 		t.Fatal("it is refused from the beginning")
 	}

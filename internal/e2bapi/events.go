@@ -71,6 +71,8 @@ func offsetOf(q url.Values) (offset, limit int, err error) {
 	return int(o), int(l), err
 }
 
+// listEvents answers with events in the lives of the project's sandboxes, or of
+// one of them.
 func (s *Server) listEvents(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q := r.URL.Query()
 	offset, limit, err := offsetOf(q)
@@ -113,6 +115,7 @@ type hook struct {
 	Secret    string       `json:"signatureSecret,omitempty"` // only in the answer to create, and only if the server generated it
 }
 
+// hookOf returns a webhook in JSON.
 func hookOf(w webhook.Webhook) hook {
 	return hook{
 		ID: w.ID, TeamID: w.Project, TeamID2: w.Project, Name: w.Name, URL: w.URL, Enabled: w.Enabled, Events: w.Events,
@@ -130,6 +133,7 @@ type hookChange struct {
 	Alias   *string      `json:"secret"` // alternative name of signatureSecret
 }
 
+// change checks the fields of the body and returns them as a change of a webhook.
 func (c hookChange) change() (webhook.Change, error) {
 	out := webhook.Change{Name: c.Name, URL: c.URL, Enabled: c.Enabled, Events: c.Events}
 	if c.Secret == nil {
@@ -153,6 +157,7 @@ func (s *Server) listWebhooks(w http.ResponseWriter, r *http.Request, who auth.P
 	return nil
 }
 
+// createWebhook creates a webhook. A generated secret is in this answer only.
 func (s *Server) createWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b hookChange
 	if err := decode(r, &b); err != nil {
@@ -224,6 +229,7 @@ type delivery struct {
 	NextAttemptAt *string       `json:"nextAttemptAt"`
 }
 
+// deliveryOf returns a delivery in JSON.
 func deliveryOf(d webhook.Delivery) delivery {
 	at := func(t time.Time) *string {
 		if t.IsZero() {
@@ -260,6 +266,7 @@ func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, who auth
 	return nil
 }
 
+// redeliver schedules a delivery once more.
 func (s *Server) redeliver(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	d, err := s.conf.Webhooks.Redeliver(r.Context(), who, r.PathValue("id"), r.PathValue("delivery"))
 	if err != nil {

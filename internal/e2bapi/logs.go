@@ -48,6 +48,8 @@ func millis(q url.Values, name string) (time.Time, error) {
 	return time.UnixMilli(n), nil
 }
 
+// readLogs reads lines of the log of the sandbox in r's path. A limit of 0 returns
+// none.
 func (s *Server) readLogs(r *http.Request, who auth.Principal, q sandbox.LogQuery) ([]sandbox.LogEntry, error) {
 	limit, err := number(r.URL.Query(), "limit", 1000, 0, 1<<31)
 	if err != nil {

@@ -53,6 +53,7 @@ func interval(q url.Values) (start, end time.Time, err error) {
 	return start, end, nil
 }
 
+// sandboxMetrics answers with the samples of one sandbox.
 func (s *Server) sandboxMetrics(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	start, end, err := interval(r.URL.Query())
 	if err != nil {
@@ -66,6 +67,7 @@ func (s *Server) sandboxMetrics(w http.ResponseWriter, r *http.Request, who auth
 	return nil
 }
 
+// sandboxesMetrics answers with the newest sample of each of several sandboxes.
 func (s *Server) sandboxesMetrics(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var ids []string
 	for _, v := range r.URL.Query()["sandbox_ids"] {

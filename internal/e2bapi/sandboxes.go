@@ -41,10 +41,13 @@ type newSandbox struct {
 	VolumeMounts    []sandbox.VolumeMount `json:"volumeMounts"`
 }
 
+// autoResume is E2B's object of that name in create.
 type autoResume struct {
 	Enabled bool `json:"enabled"`
 }
 
+// network holds the network settings of create. RawMessage fields are refused if
+// they are given.
 type network struct {
 	AllowOut           []string        `json:"allowOut"`
 	DenyOut            []string        `json:"denyOut"`
@@ -130,6 +133,8 @@ func timeoutOf(seconds *int64, unset time.Duration) time.Duration {
 	return time.Duration(min(max(*seconds, -longest), longest)) * time.Second
 }
 
+// create creates a sandbox. The two versions of the route differ only in the
+// default timeout.
 func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b newSandbox
 	if err := decode(r, &b); err != nil {
@@ -237,6 +242,7 @@ func running(i sandbox.Info) bool {
 	return i.State == sandbox.Running || i.State == sandbox.Pausing || i.Restart
 }
 
+// get answers with the details of a sandbox.
 func (s *Server) get(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	i, err := s.fleet.Get(r.Context(), who, shortID(r.PathValue("id")))
 	if err != nil {
@@ -277,6 +283,7 @@ func orEmpty(s []string) []string {
 	return s
 }
 
+// kill ends a sandbox.
 func (s *Server) kill(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if err := s.fleet.Kill(r.Context(), who, shortID(r.PathValue("id"))); err != nil {
 		return err
@@ -285,6 +292,7 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request, who auth.Principal
 	return nil
 }
 
+// setTimeout sets when a sandbox ends. Unlike connect it may shorten its life.
 func (s *Server) setTimeout(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {
 		Timeout *int64 `json:"timeout"`
@@ -387,6 +395,7 @@ func (q *listQuery) past(i sandbox.Info) bool {
 	return cursor(i.Started, i.ID) < q.after
 }
 
+// matches reports whether a sandbox passes all filters of the query.
 func (q *listQuery) matches(i sandbox.Info) bool {
 	for k, v := range q.metadata {
 		if got, ok := i.Metadata[k]; !ok || got != v {
@@ -399,6 +408,7 @@ func (q *listQuery) matches(i sandbox.Info) bool {
 	return (q.template == "" || q.template == i.Template) && !i.Started.Before(q.since)
 }
 
+// parseListQuery parses the filters and the page of list.
 func parseListQuery(v url.Values) (*listQuery, error) {
 	p, err := pageOf(v)
 	if err != nil {

@@ -41,6 +41,7 @@ func (s *Server) team(r *http.Request, who auth.Principal) ([]sandbox.TeamSample
 	return s.conf.Metrics.Team(who, start, end)
 }
 
+// teamMetrics answers with the samples of a team.
 func (s *Server) teamMetrics(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	samples, err := s.team(r, who)
 	if err != nil {
@@ -57,6 +58,7 @@ func (s *Server) teamMetrics(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return nil
 }
 
+// teamMetricsMax answers with the maximum of one metric in an interval.
 func (s *Server) teamMetricsMax(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var of func(sandbox.TeamSample) float64
 	switch m := r.URL.Query().Get("metric"); m {

@@ -119,6 +119,7 @@ func volumeStatus(err error) int {
 	return 0
 }
 
+// createVolume creates a volume and answers with its token.
 func (s *Server) createVolume(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {
 		Name string `json:"name"`
@@ -150,6 +151,7 @@ func volumeInfo(v volume.Volume) map[string]any {
 	}
 }
 
+// withToken returns a volume in JSON with the token for its content.
 func (s *Server) withToken(v volume.Volume) map[string]any {
 	m := volumeInfo(v)
 	m["token"] = s.conf.Volumes.Token(v.ID).Reveal()
@@ -159,6 +161,7 @@ func (s *Server) withToken(v volume.Volume) map[string]any {
 	return m
 }
 
+// listVolumes answers with the volumes of the caller's project.
 func (s *Server) listVolumes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	vs, err := s.volumes()
 	if err != nil {
@@ -189,6 +192,7 @@ func (s *Server) getVolume(w http.ResponseWriter, r *http.Request, who auth.Prin
 	return nil
 }
 
+// deleteVolume removes a volume that no sandbox uses.
 func (s *Server) deleteVolume(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	vs, err := s.volumes()
 	if err != nil {
@@ -216,6 +220,7 @@ type entryStat struct {
 	Target string      `json:"target,omitempty"`
 }
 
+// statOf returns an entry in E2B's form.
 func statOf(e volume.Entry) entryStat {
 	return entryStat{e.Name, e.Kind, e.Path, e.Size, e.Mode, e.UID, e.GID, e.Access, e.Modify, e.Change, e.Target}
 }
@@ -254,6 +259,7 @@ func (s *Server) statPath(w http.ResponseWriter, r *http.Request, c *volume.Cont
 	return nil
 }
 
+// setPath changes owner or mode of a file or directory.
 func (s *Server) setPath(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
 	var b struct{ UID, GID, Mode *uint32 }
 	if err := readBody(w, r); err != nil {
@@ -278,6 +284,7 @@ func (s *Server) removePath(w http.ResponseWriter, r *http.Request, c *volume.Co
 	return nil
 }
 
+// listDir answers with the entries of a directory, down to the depth in the query.
 func (s *Server) listDir(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
 	depth := 1
 	if q := r.URL.Query(); q.Has("depth") {
@@ -318,6 +325,7 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 	return nil
 }
 
+// makeDir creates a directory; with force also its parents.
 func (s *Server) makeDir(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
 	a, force, err := attributes(r)
 	if err != nil {
@@ -335,6 +343,7 @@ func (s *Server) makeDir(w http.ResponseWriter, r *http.Request, c *volume.Conte
 // own on a streamed upload.
 const stalled = 2 * time.Minute
 
+// readFile sends the content of a file.
 func (s *Server) readFile(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
 	f, e, err := c.Open(r.URL.Query().Get("path"))
 	if err != nil {
@@ -363,6 +372,8 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request, c *volume.Cont
 	return nil
 }
 
+// writeFile writes a file from the request body. The file appears when it is
+// complete.
 func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
 	a, force, err := attributes(r)
 	if err != nil {
@@ -388,6 +399,7 @@ type progressReader struct {
 	err error // of the last Read
 }
 
+// Read implements [io.Reader]. Each read gets a new deadline.
 func (p *progressReader) Read(b []byte) (n int, err error) {
 	_ = p.rc.SetReadDeadline(time.Now().Add(stalled))
 	n, p.err = p.r.Read(b)

@@ -236,6 +236,8 @@ func (a *attached) refuse(ctx context.Context, proto string, dst netip.AddrPort,
 	a.ledger.add(ctx, Event{Kind: Denied, Proto: proto, Dst: dst, Name: name, Reason: reason})
 }
 
+// connection describes a connection to dst for policy, with the names that are
+// known for it.
 func (a *attached) connection(dst netip.AddrPort, names []string) policy.Connection {
 	return policy.Connection{Addr: dst, Names: names, Own: a.w.isOwn(dst.Addr())}
 }
@@ -257,7 +259,7 @@ func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.Addr
 	// A switch may have been turned on since Permit decided. Either it finds this
 	// flow registered, or this check finds the switch.
 	if a.w.cfg.Permit != nil {
-		if v := a.w.cfg.Permit.Still(ctx, a.who, f.asked); v.Effect != policy.Allow {
+		if v := a.w.cfg.Permit.MayContinue(ctx, a.who, f.asked); v.Effect != policy.Allow {
 			a.refuse(ctx, "tcp", dst, strings.Join(f.asked.Names, " "), v.Reason)
 			a.done(f)
 			return ctx, nil
@@ -275,7 +277,7 @@ func (a *attached) recheck(ctx context.Context) {
 	flows := slices.Collect(maps.Keys(a.flows))
 	a.mu.Unlock()
 	for _, f := range flows {
-		if v := a.w.cfg.Permit.Still(ctx, a.who, f.asked); v.Effect != policy.Allow {
+		if v := a.w.cfg.Permit.MayContinue(ctx, a.who, f.asked); v.Effect != policy.Allow {
 			f.cancel()
 			a.ledger.add(ctx, Event{Kind: Cut, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.asked.Names, " "), Reason: v.Reason})
 		}
@@ -336,6 +338,7 @@ type innerServer struct {
 	once  sync.Once
 }
 
+// serveInner starts the inner server of one sandbox.
 func serveInner(ctx context.Context, log *slog.Logger, h http.Handler) *innerServer {
 	in := &innerServer{conns: make(chan net.Conn), stop: make(chan struct{})}
 	in.srv = &http.Server{
@@ -397,6 +400,7 @@ func (in *innerServer) serve(c net.Conn) {
 	}
 }
 
+// close ends the inner server and its connections.
 func (in *innerServer) close() {
 	in.Close()
 	if err := in.srv.Close(); err != nil && !errors.Is(err, net.ErrClosed) {

@@ -354,11 +354,13 @@ type names struct {
 	byName map[string]lookedUp
 }
 
+// A learned entry says that a name resolved to an address.
 type learned struct {
 	names []string
 	until time.Time
 }
 
+// A lookedUp entry is a cached answer.
 type lookedUp struct {
 	addrs []netip.Addr
 	until time.Time

@@ -109,9 +109,9 @@ type Permitter interface {
 	// resolver gave for the address, if any. Permit may wait, within a bound of its
 	// own, and returns soon when ctx is done.
 	Permit(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
-	// Still decides whether a connection that Permit allowed may continue. It never
+	// MayContinue decides whether a connection that Permit allowed may continue. It never
 	// waits for a person.
-	Still(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
+	MayContinue(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
 }
 
 // Limits bound what one sandbox can make this process do. Zero means the default in

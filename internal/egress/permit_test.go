@@ -27,7 +27,7 @@ type lastWord struct {
 	ends bool // nothing goes on
 }
 
-func (w *lastWord) Still(context.Context, auth.Principal, policy.Connection) policy.Verdict {
+func (w *lastWord) MayContinue(context.Context, auth.Principal, policy.Connection) policy.Verdict {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ends {

@@ -185,6 +185,8 @@ func authorityHost(s string) string {
 	return s
 }
 
+// sameHost reports whether two authorities name the same host, without their
+// ports.
 func sameHost(a, b string) bool {
 	return strings.EqualFold(strings.TrimSuffix(authorityHost(a), "."), strings.TrimSuffix(authorityHost(b), "."))
 }

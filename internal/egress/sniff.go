@@ -112,6 +112,7 @@ func parseHead(b []byte, scan *headScan) (s sniffed, need int) {
 	return s, 0
 }
 
+// setName sets the normalised name. A malformed name is a problem.
 func (s *sniffed) setName(name string) {
 	if name == "" {
 		return
@@ -162,6 +163,8 @@ func serverName(b []byte) (name, problem string, end, need int) {
 	}
 }
 
+// helloName returns the server name in the body of a ClientHello. It refuses a
+// ClientHello that servers could parse differently.
 func helloName(p []byte) (name, problem string) {
 	const bad = "the TLS ClientHello is malformed"
 	take := func(lenBytes int) ([]byte, bool) {

@@ -287,6 +287,7 @@ func (u *upward) flush() error {
 	return u.flushLocked()
 }
 
+// flushLocked sends the bytes held back, as the gate has allowed them.
 func (u *upward) flushLocked() error {
 	if len(u.held) == 0 || u.over {
 		return nil
@@ -331,6 +332,7 @@ func pump(dst io.Writer, src io.Reader, last *atomic.Int64) error {
 	}
 }
 
+// closeWrite ends our side of a connection and leaves the other side's open.
 func closeWrite(c io.Closer) {
 	if w, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = w.CloseWrite()

@@ -35,6 +35,7 @@ type insideConn struct {
 // for all of the data.
 func (c *insideConn) abort() { c.ep.Abort() }
 
+// accept answers the handshake. It returns nil if the program has given up.
 func accept(r *tcp.ForwarderRequest) *insideConn {
 	var wq waiter.Queue
 	ep, e := r.CreateEndpoint(&wq)
@@ -45,6 +46,8 @@ func accept(r *tcp.ForwarderRequest) *insideConn {
 	return &insideConn{gonet.NewTCPConn(&wq, ep), ep}
 }
 
+// smtpPort reports whether p is a port for mail: 25, its TLS variant 465, and the
+// submission ports.
 func smtpPort(p uint16) bool { return p == 25 || p == 465 || p == 587 || p == 2525 }
 
 // handleTCP decides on a connection whose handshake has not been answered yet.
@@ -282,6 +285,7 @@ func (a *attached) resolveFor(ctx context.Context, name string, dst netip.AddrPo
 	return netip.AddrPortFrom(addrs[0], dst.Port()), v
 }
 
+// dialOut connects to an allowed destination and records that.
 func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.w.cfg.Limits.DialTimeout)
 	defer cancel()

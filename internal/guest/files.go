@@ -92,6 +92,7 @@ func (s *Server) target(r *http.Request, path string) (account, string, error) {
 	return a, path, nil
 }
 
+// getFile sends a file, compressed if the client insists on it.
 func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 	a, path, err := s.target(r, r.URL.Query().Get("path"))
 	if err != nil {
@@ -197,6 +198,8 @@ type written struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
+// postFiles writes files: one from a raw body, or several from the parts of a
+// form.
 func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
@@ -246,6 +249,8 @@ func newParts(body io.Reader, boundary string) *multipart.Reader {
 	return multipart.NewReader(bufio.NewReaderSize(body, copySize), boundary)
 }
 
+// writeParts writes the file parts of a form, in their order. It stops at the
+// first error.
 func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reader) ([]written, error) {
 	var done []written
 	for {

@@ -376,6 +376,8 @@ func (p *process) publish(ev *processpb.ProcessEvent) {
 	}
 }
 
+// send passes an event to the client. It blocks until the client has room or has
+// disconnected.
 func (s *subscriber) send(ev *processpb.ProcessEvent) {
 	select {
 	case s.events <- ev:

@@ -36,6 +36,7 @@ func (t *processTable) add(p *process) {
 	t.running[p.pid] = p
 }
 
+// ended moves a process to the list of ended ones.
 func (t *processTable) ended(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,6 +128,7 @@ func (h *processes) Start(ctx context.Context, req *connect.Request[processpb.St
 	})
 }
 
+// readStart checks a Start request and returns what to start.
 func (h *processes) readStart(ctx context.Context, req *connect.Request[processpb.StartRequest]) (start, error) {
 	m := req.Msg
 	a, err := h.s.caller(req.Header())
@@ -164,6 +166,7 @@ func (h *processes) readStart(ctx context.Context, req *connect.Request[processp
 	return st, nil
 }
 
+// winsize returns the requested size of a terminal, or nil for pipes.
 func winsize(p *processpb.PTY) (*pty.Winsize, error) {
 	cols, rows := p.GetSize().GetCols(), p.GetSize().GetRows()
 	if cols > 1<<16-1 || rows > 1<<16-1 {
@@ -215,6 +218,7 @@ func (p *process) follow(ctx context.Context, sub *subscriber, every time.Durati
 	}
 }
 
+// contextError converts the end of a context for the client.
 func contextError(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return connect.NewError(connect.CodeDeadlineExceeded, errors.New("the call's deadline has passed"))

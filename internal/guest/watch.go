@@ -45,6 +45,7 @@ type watchRequest interface {
 	GetAllowNetworkMounts() bool
 }
 
+// newWatch starts to watch path. The caller has taken the user's rights.
 func (h *filesystem) newWatch(a account, path string, req watchRequest) (*watch, error) {
 	// Linux would refuse to watch an unreadable directory, but gVisor does not
 	// check.
@@ -287,6 +288,7 @@ func (h *filesystem) CreateWatcher(_ context.Context, req *connect.Request[files
 	return connect.NewResponse(&filesystempb.CreateWatcherResponse{WatcherId: id}), nil
 }
 
+// collect stores the events of w until ctx is done or there are too many.
 func (p *polled) collect(ctx context.Context, w *watch) {
 	err := w.run(ctx, func(e *filesystempb.FilesystemEvent) error {
 		p.mu.Lock()

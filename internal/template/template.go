@@ -189,6 +189,7 @@ func (c *Cache) Base(ctx context.Context) (Template, error) {
 	return t, nil
 }
 
+// base finds or builds the base template and installs the guest in it.
 func (c *Cache) base(ctx context.Context) (Template, error) {
 	t, err := c.open(c.recipe.id())
 	if err == nil && c.guestIsCurrent(t.Rootfs) {

@@ -59,6 +59,7 @@ const (
 	defaultDirMode  = 0o777
 )
 
+// check returns an error that wraps [ErrInvalid] if an attribute is out of range.
 func (a Attributes) check() error {
 	switch {
 	case a.Mode != nil && *a.Mode > 0o777:
@@ -280,6 +281,7 @@ func (c *Content) List(ctx context.Context, p string, depth int) ([]Entry, error
 	return out, pathError("list", p, err)
 }
 
+// list appends the entries of dir, whose path is p, and descends until depth is 0.
 func list(ctx context.Context, dir *os.File, p string, depth int, out *[]Entry) error {
 	var names []string
 	for {
@@ -478,6 +480,7 @@ func (c *Content) Write(p string, r io.Reader, a Attributes, force bool) (Entry,
 	return c.receive(dir, p, r, a, force)
 }
 
+// receive writes r to a file in incoming, syncs it, and renames it to p in dir.
 func (c *Content) receive(dir *os.File, p string, r io.Reader, a Attributes, force bool) (_ Entry, err error) {
 	name := "new" + rand.Text()
 	fd, err := unix.Openat(int(c.incoming.Fd()), name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)

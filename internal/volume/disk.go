@@ -42,6 +42,7 @@ func (d *disk) image() string { return filepath.Join(d.dir, "image") }
 func (d *disk) mnt() string   { return filepath.Join(d.dir, "mnt") }
 func (d *disk) files() string { return filepath.Join(d.dir, "mnt", "files") }
 
+// disk returns the disk of a volume. It does not mount it.
 func (s *Store) disk(id string) *disk {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,6 +74,7 @@ func (s *Store) open(ctx context.Context, id string) (*disk, error) {
 	return d, nil
 }
 
+// release ends a use that open began.
 func (d *disk) release() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -94,6 +96,7 @@ func (d *disk) use(sandbox string) error {
 	return nil
 }
 
+// unuse ends the use by a sandbox.
 func (d *disk) unuse(sandbox string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,6 +117,7 @@ func (d *disk) rest(age time.Duration) error {
 	return detach(d.mnt())
 }
 
+// closeLocked closes our handles. The mount stays.
 func (d *disk) closeLocked() {
 	if d.root != nil {
 		d.root.Close()
@@ -208,6 +212,7 @@ func hostFull(dir string) error {
 // noexec, since the sentry maps programs that a sandbox starts from a volume.
 const mountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOSYMFOLLOW | unix.MS_RELATIME
 
+// mountLocked mounts the image, unless it is mounted already.
 func (d *disk) mountLocked(ctx context.Context) error {
 	if _, err := os.Stat(d.image()); err != nil {
 		return fmt.Errorf("find its image on this machine: %w", err)
@@ -244,6 +249,8 @@ func (d *disk) mountLocked(ctx context.Context) error {
 // the templates.
 const ownerID = 1000
 
+// openLocked opens the directories of a mounted disk, creates them if the disk is
+// new, and removes what a killed process left in incoming.
 func (d *disk) openLocked(ctx context.Context) (err error) {
 	for _, dir := range []struct {
 		name string

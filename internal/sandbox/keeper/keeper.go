@@ -109,6 +109,8 @@ func (k *Keeper) Put(ctx context.Context, id string, f *os.File) error {
 	return nil
 }
 
+// putLocked sends a link to the keeper. If the keeper was killed it starts another
+// one, which gets all links.
 func (k *Keeper) putLocked(ctx context.Context, id string, fd int) error {
 	_, err := k.askLocked(ctx, opPut, []byte(id), fd)
 	if err == nil || !errors.Is(err, errGone) {
@@ -235,6 +237,8 @@ func (k *Keeper) connectLocked(ctx context.Context) error {
 	return err
 }
 
+// introduceLocked tells a keeper our version and the limit of links, and sends it
+// all links in held.
 func (k *Keeper) introduceLocked(ctx context.Context) error {
 	hello := append([]byte{version}, binary.BigEndian.AppendUint32(nil, uint32(k.most))...)
 	if _, err := k.askLocked(ctx, opHello, hello, -1); err != nil {
@@ -248,6 +252,7 @@ func (k *Keeper) introduceLocked(ctx context.Context) error {
 	return nil
 }
 
+// hangUpLocked closes the connection to the keeper, which keeps its links.
 func (k *Keeper) hangUpLocked() {
 	if k.conn != nil {
 		k.conn.Close()
@@ -289,6 +294,7 @@ func (k *Keeper) askLocked(ctx context.Context, op byte, body []byte, fd int) (g
 	}
 }
 
+// sendLocked sends a message with an optional descriptor. -1 means none.
 func (k *Keeper) sendLocked(ctx context.Context, op byte, body []byte, fd int) error {
 	k.seq++
 	until := time.Now().Add(patience)
@@ -314,6 +320,7 @@ type answer struct {
 	file *os.File
 }
 
+// receiveLocked receives one message.
 func (k *Keeper) receiveLocked() (answer, error) {
 	buf, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4))
 	n, oobn, flags, _, err := k.conn.ReadMsgUnix(buf, oob)
@@ -393,6 +400,7 @@ func connect(dir string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
+// dial connects to the socket at path and checks whose it is.
 func dial(path string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

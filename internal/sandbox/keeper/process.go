@@ -120,6 +120,7 @@ func (k *process) serve(listener int) (err error) {
 	return nil
 }
 
+// watch adds a descriptor to the poller.
 func (k *process) watch(fd int, events uint32) error {
 	if err := unix.EpollCtl(k.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Fd: int32(fd), Events: events}); err != nil {
 		return fmt.Errorf("watch descriptor: %w", err)
@@ -134,6 +135,7 @@ func (k *process) forget(fd int) {
 	unix.Close(fd)
 }
 
+// accept accepts the connection of a server, if it is one of our user.
 func (k *process) accept() {
 	if k.conn >= 0 {
 		return
@@ -158,6 +160,7 @@ func (k *process) accept() {
 	k.conn = fd
 }
 
+// hangUp closes the connection to the server and waits for the next one.
 func (k *process) hangUp() {
 	k.forget(k.conn)
 	k.conn = -1
@@ -187,6 +190,7 @@ func (k *process) hear() {
 	k.do(m, fd)
 }
 
+// do carries out one request. It takes ownership of fd.
 func (k *process) do(m message, fd int) {
 	switch m.op {
 	case opHello:
@@ -213,6 +217,8 @@ func (k *process) do(m message, fd int) {
 	}
 }
 
+// hello checks the server's version, and raises the limit of open files for its
+// links.
 func (k *process) hello(body []byte) error {
 	if len(body) != 5 || body[0] != version {
 		return fmt.Errorf("unsupported version %d", version)
@@ -252,6 +258,7 @@ func (k *process) put(name string, fd int) error {
 	return nil
 }
 
+// drop forgets a link.
 func (k *process) drop(name string) {
 	fd, ok := k.links[name]
 	if !ok {
@@ -262,6 +269,7 @@ func (k *process) drop(name string) {
 	delete(k.names, fd)
 }
 
+// answer answers a request with success or an error.
 func (k *process) answer(m message, err error) {
 	if err != nil {
 		k.send(opError, m.seq, []byte(err.Error()), -1)
