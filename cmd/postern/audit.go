@@ -276,7 +276,7 @@ func (a *auditing) list(ctx context.Context, out *output) error {
 			if !out.json {
 				printEntry(out, e)
 			}
-			facts = append(facts, entryFacts{Seq: e.Seq, At: e.At.UTC(), Project: e.Project, Actor: e.Actor, Verb: string(e.Verb), Object: e.Object, Detail: json.RawMessage(e.Detail)})
+			facts = append(facts, factsOf(e))
 		}
 		if out.json {
 			return out.object(facts)
@@ -295,6 +295,28 @@ type entryFacts struct {
 	Verb    string          `json:"verb"`
 	Object  string          `json:"object"` // id of what it is about
 	Detail  json.RawMessage `json:"detail"`
+}
+
+// showEntry prints one entry in full.
+func (a *auditing) showEntry(ctx context.Context, seq int64, out *output) error {
+	return a.view(ctx, func(tx *store.Tx) error {
+		entries, err := audit.List(ctx, tx, audit.Query{Before: seq + 1, Limit: 1})
+		if err != nil {
+			return err
+		}
+		if len(entries) == 0 || entries[0].Seq != seq {
+			return fmt.Errorf("there is no entry %d", seq)
+		}
+		e := factsOf(entries[0])
+		return out.facts(e, func() error {
+			printEntry(out, entries[0])
+			return nil
+		})
+	})
+}
+
+func factsOf(e audit.Entry) entryFacts {
+	return entryFacts{Seq: e.Seq, At: e.At.UTC(), Project: e.Project, Actor: e.Actor, Verb: string(e.Verb), Object: e.Object, Detail: json.RawMessage(e.Detail)}
 }
 
 func printEntry(out *output, e audit.Entry) {

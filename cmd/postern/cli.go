@@ -27,6 +27,9 @@ type command struct {
 	// with others below it are flags of each of them.
 	flags func(fs *pflag.FlagSet)
 	below []*command
+	// early may set flags by the arguments, before settings are read; nil if it
+	// need not.
+	early func(flags *pflag.FlagSet, args []string) error
 	run   runner // nil for a command with others below it
 
 	section section // of the overview; only for commands directly below postern
@@ -138,7 +141,7 @@ func (c *command) build() *cobra.Command {
 	}
 	if c.complete != nil {
 		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if err := fromEnvironment(cmd.Flags()); err != nil {
+			if _, err := settle(cmd.Flags()); err != nil {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
 			return c.complete(cmd.Context(), args), cobra.ShellCompDirectiveNoFileComp
@@ -165,10 +168,18 @@ func (c *command) build() *cobra.Command {
 		cmd.Flags().BoolVar(&wide, "wide", false, "do not cut long cells to the terminal's width")
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := fromEnvironment(cmd.Flags()); err != nil {
-			return fmt.Errorf("%w: %w", errUsage, err)
+		if c.early != nil {
+			if err := c.early(cmd.Flags(), args); err != nil {
+				return err
+			}
 		}
-		return c.run(cmd.Context(), args, newOutput(cmd.OutOrStdout(), asJSON, wide))
+		sources, err := settle(cmd.Flags())
+		if err != nil {
+			return err
+		}
+		out := newOutput(cmd.OutOrStdout(), asJSON, wide)
+		out.flags, out.sources = cmd.Flags(), sources
+		return c.run(cmd.Context(), args, out)
 	}
 	return cmd
 }

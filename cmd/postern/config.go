@@ -22,10 +22,13 @@ import (
 	"postern/internal/sandbox/gvisor"
 )
 
-// Config is all that can be set. Each field has a flag, and an environment
-// variable with its name in capitals: --mail-domain is POSTERN_MAIL_DOMAIN.
-// Lists are separated by commas.
+// Config has every setting of the server. Each field has a flag, an environment
+// variable with the flag's name in capitals (--mail-domain is
+// POSTERN_MAIL_DOMAIN), and a key of the configuration file (mail-domain). Lists
+// are separated by commas; in the file they are YAML lists.
 type Config struct {
+	ConfigFile string // YAML file with further settings; empty means that of the data directory or the system, if there is one
+
 	Data     string // directory for the database, blobs, keys and the local socket
 	Cache    string // directory for templates; may be shared between servers
 	Database string // PostgreSQL URL; empty means SQLite in Data
@@ -201,6 +204,7 @@ func (c *Config) tlsFlags(fs *pflag.FlagSet) {
 // location declares the flags that say which server is meant.
 func (c *Config) location(fs *pflag.FlagSet) {
 	pathVar(fs, &c.Data, "data", "/var/lib/postern", "`directory` for the database, blobs, keys and the local socket")
+	pathVar(fs, &c.ConfigFile, "config", "", "configuration `file` (default: postern.yaml in the data directory, or else /etc/postern/postern.yaml, if there is one)")
 	fs.StringVar(&c.Database, "database", "", "PostgreSQL `URL` (default: SQLite in the data directory)")
 }
 

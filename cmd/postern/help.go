@@ -149,19 +149,26 @@ func printFlags(out io.Writer, title string, fs *pflag.FlagSet, width int) {
 			fmt.Fprintf(out, "\n%s:\n", title)
 			title = ""
 		}
-		value, usage := pflag.UnquoteUsage(f)
+		value, usage := flagUsage(f)
 		fmt.Fprintf(out, "  --%s\n", strings.TrimSpace(f.Name+" "+value))
-		if !strings.Contains(usage, "(default") && !slices.Contains([]string{"", "0", "0s", "false", "[]"}, f.DefValue) {
-			if f.Value.Type() == "string" {
-				usage += fmt.Sprintf(" (default %q)", f.DefValue)
-			} else {
-				usage += " (default " + f.DefValue + ")"
-			}
-		}
 		for _, l := range wrap(usage, width-8) {
 			fmt.Fprintf(out, "        %s\n", l)
 		}
 	})
+}
+
+// flagUsage returns the name of a flag's value and what it is for, with its
+// default unless that is the zero value.
+func flagUsage(f *pflag.Flag) (value, usage string) {
+	value, usage = pflag.UnquoteUsage(f)
+	switch {
+	case strings.Contains(usage, "(default"), slices.Contains([]string{"", "0", "0s", "false", "[]"}, f.DefValue):
+	case f.Value.Type() == "string":
+		usage += fmt.Sprintf(" (default %q)", f.DefValue)
+	default:
+		usage += " (default " + f.DefValue + ")"
+	}
+	return value, usage
 }
 
 // wrap breaks a text into lines of at most width columns, at least one.

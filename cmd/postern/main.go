@@ -42,7 +42,7 @@ func commands() (all []*command) {
 	}{
 		{gettingStarted, []*command{upCommand(), setupCommand(), loginCommand(), logoutCommand()}},
 		{reviewing, []*command{
-			pendingCommand(), approveCommand(), rejectCommand(), commentCommand(), editCommand(), revisionsCommand(), cancelCommand(), resolveCommand(),
+			reviewCommand(), pendingCommand(), showCommand(), approveCommand(), rejectCommand(), commentCommand(), editCommand(), revisionsCommand(), cancelCommand(), resolveCommand(),
 			stopCommand(), resumeCommand(), quarantineCommand(), policyCommand(),
 		}},
 		{sandboxing, []*command{sandboxCommand(), volumeCommand(), webhookCommand(), templateCommand()}},
@@ -50,9 +50,9 @@ func commands() (all []*command) {
 			inboxCommand(), grantCommand(), accountCommand(), messageCommand(), sendCommand(), draftCommand(), mcpCommand(),
 			domainCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(), verifyMessageCommand(),
 		}},
-		{admitting, []*command{personCommand(), notifyCommand(), keyCommand()}},
+		{admitting, []*command{personCommand(), notifyCommand(), projectCommand(), keyCommand()}},
 		{recording, []*command{auditCommand()}},
-		{serving, []*command{backupCommand(), versionCommand()}},
+		{serving, []*command{configCommand(), backupCommand(), versionCommand(), manCommand()}},
 	} {
 		for _, c := range part.commands {
 			c.section = part.section

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,6 +20,9 @@ type output struct {
 	json  bool // facts are printed as JSON
 	wide  bool // cells of tables are never cut
 	width int  // columns of the terminal; 0 if it is none: then nothing is cut
+
+	flags   *pflag.FlagSet    // of the command, with its values
+	sources map[string]origin // of the flags' values, by name
 }
 
 // newOutput returns an output to w.

@@ -1,216 +1,284 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
-	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"postern/internal/api"
 )
 
-func commentCommand() *command {
+func reviewCommand() *command {
 	var c Config
-	var agent bool
 	return &command{
-		use: "comment ID TEXT", short: "say something about an action without deciding on it",
+		use: "review", short: "decide on what waits, one action after the other",
 		long: `
-Puts a comment beside an action, which everybody who reviews it sees. With
---agent the agent that proposed it may read it too, without your name; it is told
-that there is one.`,
-		flags: func(fs *pflag.FlagSet) {
-			c.location(fs)
-			fs.BoolVar(&agent, "agent", false, "let the agent that proposed it read the comment")
-		},
+Shows each action that waits for a person, oldest first, with exactly what would
+leave, and asks:
+
+  a  approve   the version that was shown, and no other
+  r  reject    asks for the reason, which the agent is told
+  s  skip      leaves it waiting
+  q  quit
+
+Only these keys do anything, and keys that were typed before an action was shown
+do not count. Where standard input is no terminal, each answer is a line: approve,
+reject REASON, skip or quit. The end of the input quits and approves nothing.
+All text was written by an agent: read it as such.`,
+		example: "postern review",
+		flags:   c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
-			if len(args) != 2 {
-				return fmt.Errorf("%w: want ID and TEXT, got %d arguments", errUsage, len(args))
+			if err := noArgs(args); err != nil {
+				return err
 			}
-			in := api.NewComment{Text: args[1], ToAgent: agent}
-			if err := l.call(ctx, "POST", "/v1/actions/"+pathSegment(args[0])+"/comments", in, nil); err != nil {
-				return noAction(err, args[0])
-			}
-			_, err := fmt.Fprintln(out, "commented on", printable(args[0]))
-			return err
+			return (&reviewer{l: l, out: out, keys: newAnswers(os.Stdin)}).run(ctx)
 		}),
 	}
 }
 
-func editCommand() *command {
-	var c Config
-	var subject, file, to, cc, bcc string
-	var drop intList
-	var given map[string]bool
-	return &command{
-		use: "edit ID", short: "change an email that waits for a person",
-		long: `
-Changes an email that waits, and prints what differs. It gets a new digest and
-policy is asked anew; it leaves only when that digest is approved, by
-"postern approve ID". What had been approved before counts no more. Flags that
-are left out leave things as they are.`,
-		flags: func(fs *pflag.FlagSet) {
-			c.location(fs)
-			set := func(name, usage string, to *string) {
-				fs.Func(name, usage, func(s string) error {
-					if given == nil {
-						given = map[string]bool{}
-					}
-					*to, given[name] = s, true
-					return nil
-				})
-			}
-			set("subject", "the new subject, a `text`", &subject)
-			set("text-file", "`file` with the new text; - is the standard input", &file)
-			set("to", "the new recipients, `addresses` separated by commas", &to)
-			set("cc", "likewise those of Cc; may be empty, as may be bcc", &cc)
-			set("bcc", "likewise those of Bcc", &bcc)
-			fs.Var(&drop, "drop", "take out the file with this `number`, 0 for the first; may be given again")
-		},
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
-			id, err := oneAction(args)
-			if err != nil {
-				return err
-			}
-			if len(given) == 0 && len(drop) == 0 {
-				return fmt.Errorf("%w: say what is to be changed", errUsage)
-			}
-			a, err := l.action(ctx, id)
-			if err != nil {
-				return err
-			}
-			in := map[string]any{"version": a.Version}
-			if given["subject"] {
-				in["subject"] = subject
-			}
-			if given["text-file"] {
-				text, err := readText(file)
-				if err != nil {
-					return err
-				}
-				in["text"] = text
-			}
-			for name, value := range map[string]string{"to": to, "cc": cc, "bcc": bcc} {
-				if given[name] {
-					in[name] = splitAddresses(value)
-				}
-			}
-			if len(drop) > 0 {
-				in["drop"] = drop
-			}
-			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/edit", in, nil); err != nil {
-				return err
-			}
-			if err := l.printChanges(ctx, a.ID, true, out); err != nil {
-				return err
-			}
-			// Policy was asked anew, and need not have asked a person.
-			if a, err = l.action(ctx, id); err != nil {
-				return err
-			}
-			if a.State != "pending" {
-				_, err = fmt.Fprintf(out, "it is %s now: %s\n", a.State, printable(a.Verdict))
-				return err
-			}
-			_, err = fmt.Fprintf(out, "it waits for an approval of what it is now: postern approve %s\n", a.ID)
-			return err
-		}),
-	}
+// A choice is what a person decided about an action that was shown.
+type choice int
+
+const (
+	quit choice = iota // the zero value: it decides nothing
+	skip
+	approve
+	reject
+)
+
+// A reviewer shows actions and records what a person decides.
+type reviewer struct {
+	l    *local
+	out  *output
+	keys *answers
+
+	approved, rejected, skipped int
 }
 
-// An intList is a flag that may be given again.
-type intList []int
-
-func (l *intList) String() string { return strings.Trim(fmt.Sprint(*l), "[]") }
-
-// Type implements [pflag.Value].
-func (*intList) Type() string { return "numbers" }
-
-// Set implements [pflag.Value].
-func (l *intList) Set(s string) error {
-	var n int
-	if _, err := fmt.Sscanf(s, "%d", &n); err != nil || n < 0 {
-		return errors.New("want a number, 0 or more")
+// run shows what waits now; what is proposed meanwhile is for the next time.
+func (r *reviewer) run(ctx context.Context) error {
+	var list api.ActionList
+	if err := r.l.call(ctx, "GET", "/v1/actions?state=pending&limit=500", nil, &list); err != nil {
+		return err
 	}
-	*l = append(*l, n)
-	return nil
-}
-
-// readText returns a file's content as text of at most a megabyte.
-func readText(name string) (string, error) {
-	from := os.Stdin
-	if name != "-" {
-		f, err := os.Open(name)
+	if len(list.Actions) == 0 {
+		_, err := fmt.Fprintln(r.out, "Nothing waits for a decision.")
+		return err
+	}
+	addresses, err := r.l.addresses(ctx)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, a := range slices.Backward(list.Actions) {
+		n++
+		goOn, err := r.one(ctx, a.ID, fmt.Sprintf("%d of %d", n, len(list.Actions)), addresses)
 		if err != nil {
-			return "", err
+			return err
 		}
-		defer f.Close()
-		from = f
+		if !goOn {
+			break
+		}
 	}
-	b, err := io.ReadAll(io.LimitReader(from, 1<<20+1))
-	if err == nil && len(b) > 1<<20 {
-		err = fmt.Errorf("%s is larger than a megabyte", name)
-	}
-	return string(b), err
+	_, err = fmt.Fprintf(r.out, "approved %d, rejected %d, skipped %d of %d\n", r.approved, r.rejected, r.skipped, len(list.Actions))
+	return err
 }
 
-func splitAddresses(s string) []string {
-	out := []string{}
-	for part := range strings.SplitSeq(s, ",") {
-		if part = strings.TrimSpace(part); part != "" {
-			out = append(out, part)
+// one shows an action until there is an answer, and says whether to go on.
+func (r *reviewer) one(ctx context.Context, id, place string, addresses map[string]string) (goOn bool, err error) {
+	for {
+		a, err := r.l.action(ctx, id)
+		if err != nil {
+			return false, err
 		}
+		if a.State != api.StatePending {
+			fmt.Fprintf(r.out, "%s: %v\n\n", place, tooLate(a))
+			return true, nil
+		}
+		fmt.Fprintf(r.out, "--- %s ---\n", place)
+		printAction(r.out, a, addresses)
+		picked, reason, err := r.keys.ask(ctx, r.out)
+		if err != nil {
+			return false, err
+		}
+		switch picked {
+		case quit:
+			return false, nil
+		case skip:
+			r.skipped++
+			return true, nil
+		case approve, reject:
+		}
+		yes := picked == approve
+		// The version and the digest are those of what is on the screen. If either
+		// has changed the server refuses, and the action is shown again.
+		err = r.l.call(ctx, "POST", "/v1/actions/"+a.ID+"/decision", api.Decision{Version: a.Version, Digest: a.Digest, Approve: &yes, Reason: reason}, nil)
+		if err == nil {
+			return true, r.report(ctx, a, yes)
+		}
+		if now, nerr := r.l.action(ctx, id); nerr != nil || now.State == api.StatePending && now.Version == a.Version {
+			// It is as it was: asking again would be refused again.
+			fmt.Fprintf(r.out, "not decided: %v\n\n", err)
+			r.skipped++
+			return true, nil
+		}
+		fmt.Fprintf(r.out, "not decided: %v\nThis is what it is now:\n\n", err)
 	}
-	return out
 }
 
-// printChanges prints what each revision of an action changed, or only the last.
-func (l *local) printChanges(ctx context.Context, id string, last bool, out *output) error {
-	var list api.RevisionList
-	if err := l.call(ctx, "GET", "/v1/actions/"+pathSegment(id)+"/revisions", nil, &list); err != nil {
-		return noAction(err, id)
+// report says what became of a decision.
+func (r *reviewer) report(ctx context.Context, a api.Action, yes bool) error {
+	if !yes {
+		r.rejected++
+		_, err := fmt.Fprintf(r.out, "rejected %s\n\n", a.ID)
+		return err
 	}
-	if out.json {
-		return out.object(list.Revisions)
+	r.approved++
+	fmt.Fprintf(r.out, "approved %s, digest %s\n", a.ID, a.Digest)
+	now, err := r.l.action(ctx, a.ID)
+	if err != nil {
+		return err
 	}
-	for i, r := range list.Revisions {
-		if last && i < len(list.Revisions)-1 {
-			continue
-		}
-		note := ""
-		if !r.Kept {
-			note = ", kept no longer"
-		}
-		fmt.Fprintf(out, "version %d by %s, %s, digest %s%s\n", r.Version, printable(r.Author), ago(r.At), r.Digest, note)
-		for _, c := range r.Changes {
-			if c.Old != "" || c.New == "" {
-				fmt.Fprintf(out, "  - %s: %s\n", c.Field, printable(c.Old))
-			}
-			if c.New != "" {
-				fmt.Fprintf(out, "  + %s: %s\n", c.Field, printable(c.New))
-			}
-		}
+	if now.State == api.StatePending {
+		fmt.Fprintln(r.out, "it still needs", now.Missing)
 	}
-	return nil
+	_, err = fmt.Fprintln(r.out)
+	return err
 }
 
-func revisionsCommand() *command {
-	var c Config
-	return &command{
-		use: "revisions ID", short: "show how an action came to be what it is", lists: true,
-		long: `
-Shows each revision of an action, by its agent or by a person, and what it
-changed: a line with - was there before, one with + is there since.`,
-		flags: c.location,
-		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
-			id, err := oneAction(args)
+// answers reads decisions from a terminal, key by key, or from lines.
+type answers struct {
+	file  *os.File // the terminal; nil if it is none
+	lines chan line
+}
+
+// A line is one that was read, or the error that ended the reading.
+type line struct {
+	text string
+	err  error
+}
+
+func newAnswers(f *os.File) *answers {
+	if isTerminal(f) {
+		return &answers{file: f}
+	}
+	return newLineAnswers(f)
+}
+
+// newLineAnswers reads answers that are lines.
+func newLineAnswers(from io.Reader) *answers {
+	a := &answers{lines: make(chan line)}
+	go func() {
+		in := bufio.NewReader(from)
+		for {
+			text, err := in.ReadString('\n')
 			if err != nil {
-				return err
+				text = "" // a line that was cut off decides nothing
 			}
-			return l.printChanges(ctx, id, false, out)
-		}),
+			a.lines <- line{text: strings.TrimSpace(text), err: err}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return a
+}
+
+const question = "[a]pprove  [r]eject  [s]kip  [q]uit: "
+
+// ask asks until there is an answer that it knows. The end of the input quits.
+func (a *answers) ask(ctx context.Context, out io.Writer) (choice, string, error) {
+	if a.file != nil {
+		return a.askKeys(out)
 	}
+	for {
+		fmt.Fprint(out, question)
+		var l line
+		select {
+		case <-ctx.Done():
+			return quit, "", ctx.Err()
+		case l = <-a.lines:
+		}
+		fmt.Fprintln(out)
+		if errors.Is(l.err, io.EOF) {
+			return quit, "", nil
+		}
+		if l.err != nil {
+			return quit, "", l.err
+		}
+		word, rest, _ := strings.Cut(l.text, " ")
+		picked, ok := choices[word]
+		reason := strings.TrimSpace(rest)
+		switch {
+		case !ok || picked != reject && reason != "":
+			fmt.Fprintf(out, "%q is no answer: want approve, reject REASON, skip or quit\n", printable(l.text))
+		case picked == reject && reason == "":
+			fmt.Fprintln(out, "say why: reject REASON")
+		default:
+			return picked, reason, nil
+		}
+	}
+}
+
+// choices are the words and keys of answers. Enter is none of them.
+var choices = map[string]choice{"a": approve, "approve": approve, "r": reject, "reject": reject, "s": skip, "skip": skip, "q": quit, "quit": quit}
+
+// askKeys reads single keys. The terminal is raw only while it waits for one.
+func (a *answers) askKeys(out io.Writer) (choice, string, error) {
+	for {
+		fmt.Fprint(out, question)
+		key, err := a.key()
+		if errors.Is(err, io.EOF) {
+			fmt.Fprintln(out)
+			return quit, "", nil
+		}
+		if err != nil {
+			return quit, "", err
+		}
+		picked, ok := choices[string(key)]
+		switch {
+		case key == 3 || key == 4: // ^C and ^D
+			fmt.Fprintln(out)
+			return quit, "", nil
+		case !ok:
+			fmt.Fprintln(out, "\nonly a, r, s and q are answers")
+		case picked == reject:
+			fmt.Fprint(out, "reject\nreason (empty to go back): ")
+			reason, err := bufio.NewReader(a.file).ReadString('\n')
+			if err != nil && !errors.Is(err, io.EOF) {
+				return quit, "", err
+			}
+			if reason = strings.TrimSpace(reason); reason != "" && err == nil {
+				return reject, reason, nil
+			}
+		default:
+			fmt.Fprintln(out, string(key))
+			return picked, "", nil
+		}
+	}
+}
+
+// key reads one key. What was typed before is thrown away: a key that was held
+// down for one action must not decide on the next.
+func (a *answers) key() (byte, error) {
+	restore, err := makeRaw(a.file)
+	if err != nil {
+		return 0, err
+	}
+	defer restore()
+	if err := unix.IoctlSetInt(int(a.file.Fd()), unix.TCFLSH, unix.TCIFLUSH); err != nil {
+		return 0, fmt.Errorf("flush the terminal: %w", err)
+	}
+	b := make([]byte, 1)
+	if _, err := io.ReadFull(a.file, b); err != nil {
+		return 0, err
+	}
+	return b[0], nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/spf13/pflag"
+
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/store"
@@ -11,18 +13,28 @@ import (
 
 func setupCommand() *command {
 	var c Config
+	var project string
 	return &command{
 		use: "setup", short: "print a link with which a person makes an account",
 		long: `
 Prints the path of a one-time link below the server's address. Whoever opens it
-first, within a day, makes an account that decides what may leave: hand it to
-nobody else. A link that was made before stays valid until it is used.`,
-		flags: c.location,
+first, within a day, makes an account that decides what may leave: give it only
+to that person. A link that was made before stays valid until it is used.`,
+		flags: func(fs *pflag.FlagSet) {
+			c.location(fs)
+			fs.StringVar(&project, "project", "", "`id` of the project whose owner the account is (default: the oldest)")
+		},
 		run: func(ctx context.Context, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
 			}
 			return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
+				if project != "" {
+					if _, err := auth.ProjectName(ctx, tx, project); err != nil {
+						return fmt.Errorf("there is no project %q; postern project list shows them", project)
+					}
+					who.Project = project
+				}
 				_, token, err := auth.NewInvitation(ctx, tx, auth.Invitation{Project: who.Project, Role: auth.Owner, CreatedBy: who.String()})
 				if err != nil {
 					return err
@@ -33,39 +45,6 @@ nobody else. A link that was made before stays valid until it is used.`,
 				_, err = fmt.Fprintf(out, "/console/setup?token=%s\n", token.Reveal())
 				return err
 			})
-		},
-	}
-}
-
-func keyCommand() *command {
-	var c Config
-	return &command{
-		use: "key", short: "make another project key", long: `
-postern key create   prints a new key of the project, once
-
-A project key manages sandboxes and inboxes. It opens no mail and decides
-nothing. Only its hash is stored.`,
-		flags: c.location,
-		below: []*command{
-			{
-				use: "create", short: "print a new key of the project, once",
-				run: func(ctx context.Context, args []string, out *output) error {
-					if err := noArgs(args); err != nil {
-						return err
-					}
-					return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
-						id, key, err := auth.NewProjectKey(ctx, tx, who.Project)
-						if err != nil {
-							return err
-						}
-						if err := audit.Append(ctx, tx, who, audit.KeyCreate, id, nil); err != nil {
-							return err
-						}
-						_, err = fmt.Fprintln(out, key.Reveal())
-						return err
-					})
-				},
-			},
 		},
 	}
 }

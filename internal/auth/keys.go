@@ -89,6 +89,22 @@ func FirstProject(ctx context.Context, tx *store.Tx) (id string, err error) {
 	return id, err
 }
 
+// A ProjectInfo describes a project.
+type ProjectInfo struct {
+	ID, Name string
+	Created  time.Time
+}
+
+// Projects returns all projects, the oldest first. It is for the operator.
+func Projects(ctx context.Context, tx *store.Tx) ([]ProjectInfo, error) {
+	return store.List(ctx, tx, func(row func(...any) error) (p ProjectInfo, err error) {
+		var created int64
+		err = row(&p.ID, &p.Name, &created)
+		p.Created = store.FromTime(created)
+		return p, err
+	}, `select id, name, created_at from project order by created_at, id`)
+}
+
 // ProjectName returns the name of a project.
 func ProjectName(ctx context.Context, tx *store.Tx, id string) (name string, err error) {
 	if err := tx.One(ctx, `select name from project where id = $1`, []any{id}, &name); err != nil {
