@@ -245,3 +245,65 @@ func FuzzParseKeys(f *testing.F) {
 		}
 	})
 }
+
+// TestEveryChangedByteIsNoticed changes each byte of a signed message. What
+// still verifies says the same as before.
+func TestEveryChangedByteIsNoticed(t *testing.T) {
+	signed := sign(t, plain, about())
+	want, err := statement.Verify([]byte(signed), keys(), statement.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	squeezed := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	verified := 0
+	for i := range signed {
+		for _, c := range []byte{' ', '\n', 'x', signed[i] ^ 0x20, signed[i] ^ 0x80} {
+			if c == signed[i] {
+				continue
+			}
+			raw := []byte(signed)
+			raw[i] = c
+			got, err := statement.Verify(raw, keys(), statement.Options{})
+			if err != nil {
+				continue
+			}
+			verified++
+			if got.Statement != want.Statement || squeezed(got.From) != squeezed(want.From) || squeezed(got.Subject) != squeezed(want.Subject) || strings.Join(got.To, ",") != strings.Join(want.To, ",") || got.ID != want.ID {
+				t.Errorf("byte %d, %q for %q: %+v", i, c, signed[i], got)
+			}
+			if from, to := squeezed(strings.ToLower(signed)), squeezed(strings.ToLower(string(raw))); from != to && !strings.EqualFold(strings.Join(strings.Fields(signed), ""), strings.Join(strings.Fields(string(raw)), "")) {
+				t.Errorf("byte %d, %q for %q verifies, and is more than white space or case of a field's name", i, c, signed[i])
+			}
+		}
+	}
+	t.Logf("%d bytes, %d changes still verify", len(signed), verified)
+}
+
+// TestVerifyHeaderNeedsNoBody: a bounce returns the header alone.
+func TestVerifyHeaderNeedsNoBody(t *testing.T) {
+	header, _, _ := strings.Cut(sign(t, plain, about()), "\r\n\r\n")
+	r, err := statement.VerifyHeader([]byte(header+"\r\n\r\n"), keys())
+	if err != nil || r.Inbox != "analyst@agents.example" {
+		t.Errorf("verified %+v, %v", r, err)
+	}
+	if _, err := statement.Verify([]byte(header+"\r\n\r\n"), keys(), statement.Options{}); !errors.Is(err, statement.ErrAltered) {
+		t.Errorf("the same with its body missing: %v", err)
+	}
+	if _, err := statement.VerifyHeader([]byte(strings.Replace(header, "November", "December", 1)), keys()); !errors.Is(err, statement.ErrAltered) {
+		t.Errorf("another subject: %v", err)
+	}
+}
+
+// TestHiddenRecipientsCannotBeCompared: the same address is hidden differently
+// each time, so two copies do not show that they went to one person.
+func TestHiddenRecipientsCannotBeCompared(t *testing.T) {
+	a, b := statement.HideRecipient("eve@example.org"), statement.HideRecipient("eve@example.org")
+	if a == b {
+		t.Errorf("both are %s", a)
+	}
+	for _, v := range []string{a, b} {
+		if strings.Contains(v, "eve") || strings.Contains(v, "example") {
+			t.Errorf("%s names the address", v)
+		}
+	}
+}
