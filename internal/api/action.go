@@ -121,7 +121,7 @@ type DecisionResults struct {
 type Resolution struct {
 	Version int64  `json:"version"`
 	State   State  `json:"state"`
-	Reason  string `json:"reason,omitempty"`
+	Reason  string `json:"reason"` // required
 }
 
 // An Approval is one person's approval of one version of an action.
@@ -222,6 +222,6 @@ type SwitchList struct {
 type NewSwitch struct {
 	Scope  string     `json:"scope"`
 	Target string     `json:"target,omitempty"`
-	Reason string     `json:"reason,omitempty"`
+	Reason string     `json:"reason"`          // required
 	Until  *time.Time `json:"until,omitempty"` // nil: until it is turned off
 }

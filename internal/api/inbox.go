@@ -79,7 +79,7 @@ func NeverExpire() json.RawMessage { return json.RawMessage("null") }
 // Only owners make codes.
 type NewModeCode struct {
 	Mode   Mode   `json:"mode"`
-	Reason string `json:"reason,omitempty"`
+	Reason string `json:"reason"` // required
 }
 
 // A ModeCode raises the mode of an inbox once.

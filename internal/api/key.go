@@ -54,7 +54,7 @@ type GrantList struct {
 type NewKey struct {
 	Name      string     `json:"name,omitempty"`       // for people
 	Scope     Scope      `json:"scope,omitempty"`      // empty: full for a key, read for a grant
-	ExpiresAt *time.Time `json:"expires_at,omitempty"` // nil: never
+	ExpiresAt *time.Time `json:"expires_at,omitempty"` // nil: never; a grant needs one, at most 366 days ahead
 }
 
 // A NewGrant asks for a grant over an inbox, or adds the inbox to a grant.

@@ -64,7 +64,7 @@ type WebhookList struct {
 // get the default of a new one.
 type WebhookChange struct {
 	Name    *string  `json:"name,omitempty"`
-	URL     *string  `json:"url,omitempty"`
+	URL     *string  `json:"url,omitempty"`    // a new one needs it
 	Events  []string `json:"events,omitempty"` // of a new one: nil means all
 	Enabled *bool    `json:"enabled,omitempty"`
 }
