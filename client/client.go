@@ -261,6 +261,9 @@ func (c *Client) try(ctx context.Context, r request, u string, body []byte) (*ht
 	}
 	if c.key != "" {
 		req.Header.Set("Authorization", "Bearer "+c.key)
+		if strings.HasPrefix(c.key, "e2b_") {
+			req.Header.Set("X-Api-Key", c.key) // as the routes on E2B's wire want it
+		}
 	}
 	req.Header.Set("User-Agent", c.agent)
 	h := c.http

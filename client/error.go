@@ -93,6 +93,9 @@ func answer(resp *http.Response, err error) (*http.Response, error) {
 		out.Type, out.Code, out.Title, out.RequestID, out.Action, out.Suggestions = p.Type, p.Code, p.Title, p.RequestID, p.ID, p.Suggestions
 		out.Detail = p.Message // which the routes on E2B's wire have too
 	}
+	if out.Code == "" { // as on E2B's wire
+		out.Code = map[int]string{401: ErrUnauthorized.Code, 403: ErrForbidden.Code, 404: ErrNotFound.Code}[resp.StatusCode]
+	}
 	if n, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && n > 0 {
 		out.RetryAfter = time.Duration(n) * time.Second
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-
-	"postern/internal/api"
 )
 
 const accountHelp = `
@@ -31,8 +29,8 @@ func accountCommand() *command {
 					if err != nil {
 						return err
 					}
-					var a api.Account
-					if err := l.call(ctx, "POST", "/v1/accounts", api.NewAccount{Name: name}, &a); err != nil {
+					a, err := l.api.Accounts.Create(ctx, name)
+					if err != nil {
 						return err
 					}
 					return out.facts(a, func() error {
@@ -47,15 +45,15 @@ func accountCommand() *command {
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					var list api.AccountList
-					if err := l.call(ctx, "GET", "/v1/accounts", nil, &list); err != nil {
+					list, err := l.api.Accounts.List(ctx)
+					if err != nil {
 						return err
 					}
 					rows := [][]string{{"ID", "NAME", "INBOXES", "MADE", "USED"}}
-					for _, a := range list.Accounts {
+					for _, a := range list {
 						rows = append(rows, []string{a.ID, cell(a.Name), strconv.Itoa(a.Inboxes), ago(a.CreatedAt), agoOrNever(a.UsedAt)})
 					}
-					return out.rows(list.Accounts, rows)
+					return out.rows(list, rows)
 				}),
 			},
 			{
@@ -65,7 +63,7 @@ func accountCommand() *command {
 					if err != nil {
 						return err
 					}
-					return notFoundAs(l.call(ctx, "DELETE", "/v1/grants/"+id, nil, nil), "there is no account %q", id)
+					return notFoundAs(l.api.Grants.Revoke(ctx, "", id), "there is no account %q", id)
 				}),
 			},
 		},

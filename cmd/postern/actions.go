@@ -16,7 +16,7 @@ import (
 
 // action returns an action as a person sees it.
 func (l *local) action(ctx context.Context, id string) (a api.Action, err error) {
-	err = l.call(ctx, "GET", "/v1/actions/"+pathSegment(id), nil, &a)
+	a, err = l.api.Actions.Get(ctx, id)
 	return reviewable(a), noAction(err, id)
 }
 
@@ -53,8 +53,8 @@ are shown too: find out what happened and say so with "postern resolve ID".`,
 			if err := noArgs(args); err != nil {
 				return err
 			}
-			var list api.ActionList
-			if err := l.call(ctx, "GET", "/v1/actions?state=pending,unknown&limit=500", nil, &list); err != nil {
+			list, err := l.api.Actions.List(ctx, 500, api.StatePending, api.StateUnknown)
+			if err != nil {
 				return err
 			}
 			addresses, err := l.addresses(ctx)
@@ -62,7 +62,7 @@ are shown too: find out what happened and say so with "postern resolve ID".`,
 				return err
 			}
 			facts := []api.Action{}
-			for _, a := range slices.Backward(list.Actions) {
+			for _, a := range slices.Backward(list) {
 				if a, err = l.action(ctx, a.ID); err != nil {
 					return err
 				}
@@ -189,8 +189,7 @@ func decision(name, short, long string, approve bool) *command {
 			if a.State != api.StatePending {
 				return tooLate(a)
 			}
-			in := api.Decision{Version: a.Version, Digest: a.Digest, Approve: &approve, Reason: reason}
-			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/decision", in, nil); err != nil {
+			if _, err := l.api.Actions.Decide(ctx, a.ID, api.Decision{Version: a.Version, Digest: a.Digest, Approve: &approve, Reason: reason}); err != nil {
 				return err
 			}
 			verdict := "rejected"
@@ -285,7 +284,7 @@ then nothing happens and the exit status is 1.`,
 			if err != nil {
 				return err
 			}
-			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/cancel", nil, nil); err != nil {
+			if _, err := l.api.Actions.Cancel(ctx, a.ID); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(out, "cancelled", a.ID)
@@ -324,7 +323,7 @@ itself. Ask the other side, then say what you found:
 				return err
 			}
 			in := api.Resolution{Version: a.Version, State: outcomes[args[1]], Reason: reason}
-			if err := l.call(ctx, "POST", "/v1/actions/"+a.ID+"/resolution", in, nil); err != nil {
+			if _, err := l.api.Actions.Resolve(ctx, a.ID, in); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(out, "resolved %s: %s\n", a.ID, args[1])

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,14 +10,17 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"syscall"
 	"time"
+
+	"postern/client"
 )
 
 // errNotFound means that the server knows no such thing.
-var errNotFound = errors.New("not found")
+var errNotFound error = client.ErrNotFound
 
 // errSession means that a session is over, or was never one.
 var errSession = errors.New("the session in " + sessionVariable + " is not valid, or has ended: sign in again (export " + sessionVariable + "=$(postern login NAME))")
@@ -26,6 +28,7 @@ var errSession = errors.New("the session in " + sessionVariable + " is not valid
 // A local is the way to the running server over its local socket, as a person,
 // or with a key as whoever that is, then also over the network.
 type local struct {
+	api  *client.Client // uses the fields below
 	conf Config
 	http *http.Client
 	base string // of the server's address; empty means the local socket
@@ -34,60 +37,73 @@ type local struct {
 	ended error // what is said where the key is not good; nil means what the server says
 }
 
+// localBase is the address that requests over the local socket name. It is never
+// dialled.
+const localBase = "http://127.0.0.1"
+
 func newLocal(c Config) *local {
-	return &local{conf: c, http: &http.Client{
+	l := &local{conf: c, http: &http.Client{
 		Timeout: time.Minute,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", c.socket())
 		}},
 	}}
+	if err := l.connect(); err != nil { // unreachable: the address is ours
+		panic(err)
+	}
+	return l
 }
 
-// call sends in as JSON, if it is not nil, and reads the answer into out, if
-// that is not nil.
+// connect makes the client of what l says now.
+func (l *local) connect() (err error) {
+	conf := client.Config{URL: cmp.Or(l.base, localBase), Key: l.key, HTTP: l.http, UserAgent: "postern"}
+	if l.base == "" {
+		conf.Retries = -1 // a server that does not run here is said at once
+	}
+	l.api, err = conf.New()
+	return err
+}
+
+// call does a request that the client has no method for: those on E2B's wire,
+// and those whose path the caller composes.
 func (l *local) call(ctx context.Context, method, path string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(b)
+	err := l.api.Call(ctx, method, path, in, out)
+	if way := (*url.Error)(nil); errors.As(err, &way) && l.base == "" {
+		return l.unreachable(err)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, l.address(path), body)
-	if err != nil {
-		return err
-	}
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	resp, err := l.do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil {
-		return fmt.Errorf("read answer: %w", err)
-	}
-	if resp.StatusCode == http.StatusUnauthorized && l.ended != nil {
+	return err
+}
+
+// explain returns what a person is told of an error of the client: the server's
+// words without control characters, or why there is no server.
+func (l *local) explain(err error) error {
+	var said *client.Error
+	var way *url.Error
+	switch {
+	case errors.As(err, &said) && said.Status == http.StatusUnauthorized && l.ended != nil:
 		return l.ended
+	case errors.As(err, &said) && err == error(said):
+		return errors.New(printable(said.Error()))
+	case errors.As(err, &way) && l.base == "":
+		return l.unreachable(err)
 	}
-	if err := failure(resp, b); err != nil {
-		return err
+	return err
+}
+
+// unreachable says why the local socket does not answer, if that is known.
+func (l *local) unreachable(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no server is running on %s; start one with postern up, or name its directory with --data", l.conf.Data)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s may be opened only by the server's user: try with sudo", l.conf.socket())
 	}
-	if out == nil || len(b) == 0 {
-		return nil
-	}
-	if err := json.Unmarshal(b, out); err != nil {
-		return fmt.Errorf("read answer: %w", err)
-	}
-	return nil
+	return err
 }
 
 // address returns the URL of a path of the server.
-func (l *local) address(path string) string { return cmp.Or(l.base, "http://postern") + path }
+func (l *local) address(path string) string { return cmp.Or(l.base, localBase) + path }
 
 // do sends a request, with the key if there is one.
 func (l *local) do(req *http.Request) (*http.Response, error) {
@@ -98,14 +114,8 @@ func (l *local) do(req *http.Request) (*http.Response, error) {
 		}
 	}
 	resp, err := l.http.Do(req)
-	if l.base != "" {
-		return resp, err
-	}
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return nil, fmt.Errorf("no server is running on %s; start one with postern up, or name its directory with --data", l.conf.Data)
-	}
-	if errors.Is(err, fs.ErrPermission) {
-		return nil, fmt.Errorf("%s may be opened only by the server's user: try with sudo", l.conf.socket())
+	if err != nil && l.base == "" {
+		return nil, l.unreachable(err)
 	}
 	return resp, err
 }
@@ -143,7 +153,7 @@ func onServer(c *Config, f func(ctx context.Context, l *local, args []string, ou
 				return err
 			}
 		}
-		return f(ctx, l, args, out)
+		return l.explain(f(ctx, l, args, out))
 	}
 }
 

@@ -4,35 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 	"time"
 
+	"postern/client"
 	"postern/internal/api"
 )
 
 func dkimCommand() *command {
 	var c Config
-	verb := func(method, path string) runner {
+	verb := func(do func(*client.SigningService, context.Context, string) ([]api.SigningKey, error), one bool) runner {
 		return onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
-			names, err := signingDomains(ctx, l, args, method != "GET")
+			names, err := signingDomains(ctx, l, args, one)
 			if err != nil {
 				return err
 			}
 			all := map[string][]api.SigningKey{}
 			for i, name := range names {
-				var answer api.SigningKeyList
-				if err := notFoundAs(l.call(ctx, method, "/v1/signing/"+url.PathEscape(name)+path, nil, &answer), "this server signs nothing for %q; postern dkim list shows the domains for which it does", name); err != nil {
+				keys, err := do(l.api.Signing, ctx, name)
+				if err := notFoundAs(err, "this server signs nothing for %q; postern dkim list shows the domains for which it does", name); err != nil {
 					return err
 				}
-				all[name] = answer.Keys
+				all[name] = keys
 				if out.json {
 					continue
 				}
 				if i > 0 {
 					fmt.Fprintln(out)
 				}
-				if err := printKeys(out, name, answer.Keys); err != nil {
+				if err := printKeys(out, name, keys); err != nil {
 					return err
 				}
 			}
@@ -59,16 +59,16 @@ run remove and take them out of the DNS. The keys of statements are published by
 the server itself, also former ones.`,
 		flags: c.location,
 		below: []*command{
-			{use: "list [DOMAIN]", short: "print the keys and the DNS records to publish", facts: true, run: verb("GET", "")},
-			{use: "check [DOMAIN]", short: "look the records up; new keys that are published sign from now on", facts: true, run: verb("POST", "/check")},
-			{use: "rotate [DOMAIN]", short: "make the next keys, to be published before they sign", facts: true, run: verb("POST", "/rotation")},
+			{use: "list [DOMAIN]", short: "print the keys and the DNS records to publish", facts: true, run: verb((*client.SigningService).Keys, false)},
+			{use: "check [DOMAIN]", short: "look the records up; new keys that are published sign from now on", facts: true, run: verb((*client.SigningService).Check, true)},
+			{use: "rotate [DOMAIN]", short: "make the next keys, to be published before they sign", facts: true, run: verb((*client.SigningService).Rotate, true)},
 			{
 				use: "remove DOMAIN KEY", short: "stop publishing a former key",
 				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 					if len(args) != 2 {
 						return fmt.Errorf("%w: want DOMAIN and KEY, got %d arguments", errUsage, len(args))
 					}
-					if err := l.call(ctx, "DELETE", "/v1/signing/"+url.PathEscape(args[0])+"/keys/"+url.PathEscape(args[1]), nil, nil); err != nil {
+					if err := l.api.Signing.Remove(ctx, args[0], args[1]); err != nil {
 						return err
 					}
 					_, err := fmt.Fprintf(out, "%s of %s is published no more; take its record out of the DNS\n", args[1], args[0])
@@ -86,17 +86,17 @@ func signingDomains(ctx context.Context, l *local, args []string, one bool) ([]s
 		name, err := oneArg(args, "DOMAIN")
 		return []string{name}, err
 	}
-	var list api.SigningDomainList
-	if err := l.call(ctx, "GET", "/v1/signing", nil, &list); err != nil {
+	list, err := l.api.Signing.Domains(ctx)
+	if err != nil {
 		return nil, err
 	}
 	switch {
-	case len(list.Domains) == 0:
+	case len(list) == 0:
 		return nil, errors.New("this server signs for no domain of yours; add one with postern domain add DOMAIN")
-	case one && len(list.Domains) > 1:
-		return nil, fmt.Errorf("%w: DOMAIN is missing: there are keys of %s", errUsage, strings.Join(list.Domains, ", "))
+	case one && len(list) > 1:
+		return nil, fmt.Errorf("%w: DOMAIN is missing: there are keys of %s", errUsage, strings.Join(list, ", "))
 	}
-	return list.Domains, nil
+	return list, nil
 }
 
 func printKeys(out *output, domain string, keys []api.SigningKey) error {

@@ -50,8 +50,8 @@ func domainCommand() *command {
 					if err != nil {
 						return err
 					}
-					var d api.Domain
-					if err := l.call(ctx, "POST", "/v1/domains", api.NewDomain{Domain: name}, &d); err != nil {
+					d, err := l.api.Domains.Add(ctx, name)
+					if err != nil {
 						return err
 					}
 					fmt.Fprintf(out, "%s is claimed. Publish these records at your DNS provider:\n\n", domainName(d))
@@ -68,15 +68,15 @@ func domainCommand() *command {
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					var list api.DomainList
-					if err := l.call(ctx, "GET", "/v1/domains", nil, &list); err != nil {
+					list, err := l.api.Domains.List(ctx)
+					if err != nil {
 						return err
 					}
 					rows := [][]string{{"DOMAIN", "STATE", "CHECKED", "NEXT CHECK", "ID", "PROBLEM"}}
-					for _, d := range list.Domains {
+					for _, d := range list {
 						rows = append(rows, []string{domainName(d), string(d.State), agoOrNever(d.CheckedAt), in(d.NextCheckAt), d.ID, cell(d.Problem)})
 					}
-					return out.rows(list.Domains, rows)
+					return out.rows(list, rows)
 				}),
 			},
 			{
@@ -108,7 +108,7 @@ func domainCommand() *command {
 					if err != nil {
 						return err
 					}
-					if err := l.call(ctx, "POST", "/v1/domains/"+pathSegment(d.ID)+"/verify", nil, &d); err != nil {
+					if d, err = l.api.Domains.Verify(ctx, d.ID); err != nil {
 						return err
 					}
 					if err := printRecords(ctx, l, out, d.ID); err != nil {
@@ -135,7 +135,7 @@ func domainCommand() *command {
 					if err != nil {
 						return err
 					}
-					if err := l.call(ctx, "DELETE", "/v1/domains/"+pathSegment(d.ID), nil, nil); err != nil {
+					if err := l.api.Domains.Remove(ctx, d.ID); err != nil {
 						return err
 					}
 					_, err = fmt.Fprintf(out, "%s is given up: mail for it is refused from now on.\n", domainName(d))
@@ -160,11 +160,11 @@ func findDomain(ctx context.Context, l *local, args []string) (api.Domain, error
 	if err != nil {
 		return api.Domain{}, err
 	}
-	var list api.DomainList
-	if err := l.call(ctx, "GET", "/v1/domains", nil, &list); err != nil {
+	list, err := l.api.Domains.List(ctx)
+	if err != nil {
 		return api.Domain{}, err
 	}
-	for _, d := range list.Domains {
+	for _, d := range list {
 		if d.ID == name || strings.EqualFold(d.Domain, strings.TrimSuffix(name, ".")) || strings.EqualFold(d.Unicode, name) {
 			return d, nil
 		}
@@ -173,8 +173,8 @@ func findDomain(ctx context.Context, l *local, args []string) (api.Domain, error
 }
 
 func printRecords(ctx context.Context, l *local, out *output, id string) error {
-	var list api.DomainRecords
-	if err := l.call(ctx, "GET", "/v1/domains/"+pathSegment(id)+"/records", nil, &list); err != nil {
+	list, err := l.api.Domains.Records(ctx, id)
+	if err != nil {
 		return err
 	}
 	if out.json {

@@ -15,12 +15,12 @@ import (
 
 // addresses returns the addresses of all inboxes by their ids.
 func (l *local) addresses(ctx context.Context) (map[string]string, error) {
-	var list api.InboxList
-	if err := l.call(ctx, "GET", "/v1/inboxes", nil, &list); err != nil {
+	list, err := collect(l.api.Inboxes.List(ctx, false))
+	if err != nil {
 		return nil, err
 	}
 	out := map[string]string{}
-	for _, b := range list.Inboxes {
+	for _, b := range list {
 		out[b.ID] = b.Address
 	}
 	return out, nil
@@ -211,8 +211,8 @@ func (n *inboxTool) create(ctx context.Context, l *local, args []string, out *ou
 	if len(args) == 1 {
 		wanted.Address = args[0]
 	}
-	var b api.Inbox
-	if err := l.call(ctx, "POST", "/v1/inboxes", wanted, &b); err != nil {
+	b, err := l.api.Inboxes.Create(ctx, wanted)
+	if err != nil {
 		return err
 	}
 	return out.facts(b, func() error { return printNewInbox(out, b) })
@@ -240,8 +240,8 @@ func (n *inboxTool) update(ctx context.Context, l *local, args []string, out *ou
 	if change.DisplayName == nil && change.MaxBytes == nil && change.ExpiresAt == nil {
 		return fmt.Errorf("%w: say what to change: --display-name, --expires or --max-bytes", errUsage)
 	}
-	var b api.Inbox
-	if err := l.call(ctx, "PATCH", inboxPath(name), change, &b); err != nil {
+	b, err := l.api.Inboxes.Update(ctx, name, change)
+	if err != nil {
 		return noInbox(name, err)
 	}
 	return out.facts(b, func() error { return printInbox(out, b) })
@@ -252,8 +252,8 @@ func deleteInbox(ctx context.Context, l *local, args []string, out *output) erro
 	if err != nil {
 		return err
 	}
-	var b api.Inbox
-	if err := l.call(ctx, "DELETE", inboxPath(name), nil, &b); err != nil {
+	b, err := l.api.Inboxes.Delete(ctx, name)
+	if err != nil {
 		return noInbox(name, err)
 	}
 	_, err = fmt.Fprintf(out, "%s takes no mail and shows none. Until %s it can be restored with postern inbox restore %s; then its mail is erased.\n", b.Address, orNever(b.PurgeAt), b.Address)
@@ -269,11 +269,11 @@ func noInbox(name string, err error) error {
 // inboxAddresses completes the first argument with the addresses of inboxes.
 func inboxAddresses(c *Config) func(context.Context, []string) []string {
 	return completing(c, func(ctx context.Context, l *local) (names []string, err error) {
-		var list api.InboxList
-		if err := l.call(ctx, "GET", "/v1/inboxes", nil, &list); err != nil {
+		list, err := collect(l.api.Inboxes.List(ctx, false))
+		if err != nil {
 			return nil, err
 		}
-		for _, b := range list.Inboxes {
+		for _, b := range list {
 			names = append(names, b.Address+"\t"+string(b.Mode))
 		}
 		return names, nil
@@ -309,22 +309,22 @@ func (n *inboxTool) list(ctx context.Context, l *local, args []string, out *outp
 	if err := noArgs(args); err != nil {
 		return err
 	}
-	path, rows := "/v1/inboxes", [][]string{{"ADDRESS", "ID", "MODE", "CREATED", "ENDS"}}
+	rows := [][]string{{"ADDRESS", "ID", "MODE", "CREATED", "ENDS"}}
 	if n.deleted {
-		path, rows = path+"?deleted=true", [][]string{{"ADDRESS", "ID", "MODE", "DELETED", "ERASED"}}
+		rows = [][]string{{"ADDRESS", "ID", "MODE", "DELETED", "ERASED"}}
 	}
-	var list api.InboxList
-	if err := l.call(ctx, "GET", path, nil, &list); err != nil {
+	list, err := collect(l.api.Inboxes.List(ctx, n.deleted))
+	if err != nil {
 		return err
 	}
-	for _, b := range list.Inboxes {
+	for _, b := range list {
 		row := []string{b.Address, b.ID, string(b.Mode), ago(b.CreatedAt), in(b.ExpiresAt)}
 		if n.deleted {
 			row[3], row[4] = agoOrNever(b.DeletedAt), in(b.PurgeAt)
 		}
 		rows = append(rows, row)
 	}
-	return out.rows(list.Inboxes, rows)
+	return out.rows(list, rows)
 }
 
 // An inboxFacts is what "postern inbox show --json" prints.
@@ -341,24 +341,21 @@ func showInbox(ctx context.Context, l *local, args []string, out *output) error 
 		return err
 	}
 	var b inboxFacts
-	if err := l.call(ctx, "GET", inboxPath(name), nil, &b.Inbox); err != nil {
+	if b.Inbox, err = l.api.Inboxes.Get(ctx, name); err != nil {
 		return noInbox(name, err)
 	}
-	var keys api.KeyList
-	var grants api.GrantList
-	if err := l.call(ctx, "GET", inboxPath(b.ID)+"/keys", nil, &keys); err != nil {
+	if b.Keys, err = l.api.Keys.List(ctx, b.ID); err != nil {
 		return err
 	}
-	if err := l.call(ctx, "GET", inboxPath(b.ID)+"/grants", nil, &grants); err != nil {
+	if b.Grants, err = l.api.Grants.List(ctx, b.ID); err != nil {
 		return err
 	}
-	b.Keys, b.Grants = keys.Keys, grants.Grants
 	return out.facts(b, func() error {
 		if err := printInbox(out, b.Inbox); err != nil {
 			return err
 		}
 		fmt.Fprintln(out)
-		return printCredentials(out, append(keys.Keys, grants.Grants...), false)
+		return printCredentials(out, append(b.Keys, b.Grants...), false)
 	})
 }
 
@@ -369,12 +366,12 @@ func restoreInbox(ctx context.Context, l *local, args []string, out *output) err
 	if err != nil {
 		return err
 	}
-	var list api.InboxList
-	if err := l.call(ctx, "GET", "/v1/inboxes?deleted=true", nil, &list); err != nil {
+	list, err := collect(l.api.Inboxes.List(ctx, true))
+	if err != nil {
 		return err
 	}
 	var found *api.Inbox
-	for _, b := range list.Inboxes {
+	for _, b := range list {
 		if (b.ID == name || strings.EqualFold(b.Address, name)) && (found == nil || b.DeletedAt.After(*found.DeletedAt)) {
 			found = &b
 		}
@@ -382,8 +379,8 @@ func restoreInbox(ctx context.Context, l *local, args []string, out *output) err
 	if found == nil {
 		return fmt.Errorf("there is no deleted inbox %q; postern inbox list --deleted shows them", name)
 	}
-	var b api.Inbox
-	if err := l.call(ctx, "POST", inboxPath(found.ID)+"/undelete", nil, &b); err != nil {
+	b, err := l.api.Inboxes.Restore(ctx, found.ID)
+	if err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s is back, with its mail and its keys.\n", b.Address)

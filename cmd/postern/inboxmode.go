@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"os"
 	"strings"
 
@@ -36,11 +35,11 @@ func modeVerbs(n *inboxTool) []*command {
 				if len(args) != 2 {
 					return fmt.Errorf("%w: want ADDRESS and MODE, got %d arguments", errUsage, len(args))
 				}
-				var v api.ModeCode
-				if err := l.call(ctx, "POST", inboxPath(args[0])+"/mode-codes", api.NewModeCode{Mode: api.Mode(args[1]), Reason: n.reason}, &v); err != nil {
+				v, err := l.api.Inboxes.NewModeCode(ctx, args[0], api.NewModeCode{Mode: api.Mode(args[1]), Reason: n.reason})
+				if err != nil {
 					return noInbox(args[0], err)
 				}
-				_, err := fmt.Fprintf(out, "%s\nGive it to whoever holds the inbox's key: it raises %s to %s, once, until %s.\nAny change of the mode ends it, and so do five wrong ones.\n", v.Code, args[0], args[1], orNever(&v.ExpiresAt))
+				_, err = fmt.Fprintf(out, "%s\nGive it to whoever holds the inbox's key: it raises %s to %s, once, until %s.\nAny change of the mode ends it, and so do five wrong ones.\n", v.Code, args[0], args[1], orNever(&v.ExpiresAt))
 				return err
 			}),
 		},
@@ -59,8 +58,8 @@ func modeVerbs(n *inboxTool) []*command {
 						if err != nil {
 							return err
 						}
-						var e api.AllowEntry
-						if err := l.call(ctx, "POST", inboxPath(args[0])+"/allowlist", api.NewAllowEntry{Pattern: args[1], ExpiresAt: until}, &e); err != nil {
+						e, err := l.api.Inboxes.Allow(ctx, args[0], api.NewAllowEntry{Pattern: args[1], ExpiresAt: until})
+						if err != nil {
 							return noInbox(args[0], err)
 						}
 						_, err = fmt.Fprintf(out, "%s may write to %s without asking, until: %s\n", args[0], e.Pattern, orNever(e.ExpiresAt))
@@ -73,7 +72,7 @@ func modeVerbs(n *inboxTool) []*command {
 						if len(args) != 2 {
 							return fmt.Errorf("%w: want ADDRESS and PATTERN, got %d arguments", errUsage, len(args))
 						}
-						if err := l.call(ctx, "DELETE", inboxPath(args[0])+"/allowlist/"+url.PathEscape(args[1]), nil, nil); err != nil {
+						if err := l.api.Inboxes.Disallow(ctx, args[0], args[1]); err != nil {
 							return notFoundAs(err, "there is no inbox %q with %q on its allow list; postern inbox allow list shows it", args[0], args[1])
 						}
 						_, err := fmt.Fprintf(out, "%s is off the allow list of %s\n", args[1], args[0])
@@ -170,21 +169,17 @@ func modeVerbs(n *inboxTool) []*command {
 
 func inboxMode(ctx context.Context, l *local, args []string, reason string, out *output) error {
 	var b api.Inbox
+	var err error
 	switch len(args) {
 	case 1:
-		if err := l.call(ctx, "GET", inboxPath(args[0]), nil, &b); err != nil {
-			return noInbox(args[0], err)
-		}
+		b, err = l.api.Inboxes.Get(ctx, args[0])
 	case 2:
-		body := map[string]any{"mode": args[1]}
-		if reason != "" {
-			body["mode_reason"] = reason
-		}
-		if err := l.call(ctx, "PATCH", inboxPath(args[0]), body, &b); err != nil {
-			return noInbox(args[0], err)
-		}
+		b, err = l.api.Inboxes.Update(ctx, args[0], api.InboxChange{Mode: new(api.Mode(args[1])), ModeReason: reason})
 	default:
 		return fmt.Errorf("%w: want ADDRESS, and MODE to change it, got %d arguments", errUsage, len(args))
+	}
+	if err != nil {
+		return noInbox(args[0], err)
 	}
 	since := "since it was made"
 	if b.ModeAt != nil {
@@ -204,19 +199,19 @@ func listAllowed(ctx context.Context, l *local, args []string, out *output) erro
 	if err != nil {
 		return err
 	}
-	var v api.AllowList
-	if err := l.call(ctx, "GET", inboxPath(name)+"/allowlist", nil, &v); err != nil {
+	list, err := l.api.Inboxes.AllowList(ctx, name)
+	if err != nil {
 		return noInbox(name, err)
 	}
-	if len(v.Entries) == 0 && !out.json {
+	if len(list) == 0 && !out.json {
 		_, err := fmt.Fprintln(out, "no entries: every outgoing mail of it waits for a person")
 		return err
 	}
 	rows := [][]string{{"PATTERN", "ADDED", "BY", "ENDS"}}
-	for _, e := range v.Entries {
+	for _, e := range list {
 		rows = append(rows, []string{e.Pattern, ago(e.CreatedAt), e.CreatedBy, in(e.ExpiresAt)})
 	}
-	return out.rows(v.Entries, rows)
+	return out.rows(list, rows)
 }
 
 // overseers asks for the overseers of an inbox, or for no name of the project.

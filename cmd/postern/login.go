@@ -8,10 +8,11 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"postern/internal/api"
 )
 
 // sessionVariable is the variable with a person's session.
@@ -101,12 +102,9 @@ func (l *local) signIn(ctx context.Context, name string, out *output) error {
 	if err != nil {
 		return err
 	}
-	var s struct {
-		Token     string
-		ExpiresAt time.Time `json:"expires_at"`
-	}
-	if err := l.call(ctx, "POST", "/v1/session", map[string]string{"name": name, "password": password, "code": code}, &s); err != nil {
-		return err
+	_, s, err := l.api.Session.SignIn(ctx, api.SignIn{Name: name, Password: password, Code: code})
+	if err != nil {
+		return l.explain(err)
 	}
 	fmt.Fprintf(os.Stderr, "Signed in as %s until %s.\n", name, s.ExpiresAt.Local().Format("2006-01-02 15:04"))
 	_, err = fmt.Fprintln(out, s.Token)
@@ -118,7 +116,7 @@ func proveAgain(ctx context.Context, l *local, out *output) error {
 	if err != nil {
 		return err
 	}
-	if err := l.call(ctx, "POST", "/v1/session/step-up", map[string]string{"code": code}, nil); err != nil {
+	if _, err := l.api.Session.StepUp(ctx, code); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintln(out, "It counts for ten minutes.")
@@ -142,8 +140,8 @@ twelve hours, and when its person's role or password changes.`,
 				return err
 			}
 			l.ended = errSession
-			if err := l.call(ctx, "DELETE", "/v1/session", nil, nil); err != nil {
-				return err
+			if err := l.api.Session.SignOut(ctx); err != nil {
+				return l.explain(err)
 			}
 			_, err = fmt.Fprintln(out, "Signed out.")
 			return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/http"
 	"net/netip"
@@ -14,8 +15,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"postern/internal/api"
 )
 
 // The variables that commands which open an inbox read. A key is never taken
@@ -70,7 +69,7 @@ func (k *keyed) remote(key string) (*local, error) {
 	l.key = key
 	base := os.Getenv(urlVariable)
 	if base == "" {
-		return l, nil
+		return l, l.connect()
 	}
 	if _, err := serverURL(urlVariable, base); err != nil {
 		return nil, err
@@ -81,7 +80,7 @@ func (k *keyed) remote(key string) (*local, error) {
 		Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the key is for this server
 	}
-	return l, nil
+	return l, l.connect()
 }
 
 // serverURL reads the URL of a server that is shown a key.
@@ -107,9 +106,9 @@ func (k *keyed) withKey(f func(ctx context.Context, l *local, path string, args 
 		}
 		id, err := k.own(ctx, l)
 		if err != nil {
-			return err
+			return l.explain(err)
 		}
-		return f(ctx, l, "/v1/inboxes/"+pathSegment(id), args, out)
+		return l.explain(f(ctx, l, "/v1/inboxes/"+pathSegment(id), args, out))
 	}
 }
 
@@ -118,18 +117,18 @@ func (k *keyed) own(ctx context.Context, l *local) (string, error) {
 	if k.inbox != "" {
 		return k.inbox, nil
 	}
-	var list api.InboxList
-	if err := l.call(ctx, "GET", "/v1/inboxes", nil, &list); err != nil {
+	list, err := collect(l.api.Inboxes.List(ctx, false))
+	if err != nil {
 		return "", err
 	}
-	if len(list.Inboxes) == 1 {
-		return list.Inboxes[0].ID, nil
+	if len(list) == 1 {
+		return list[0].ID, nil
 	}
-	if len(list.Inboxes) == 0 {
+	if len(list) == 0 {
 		return "", errors.New("this key opens no inbox: it may have ended, or the inbox was deleted")
 	}
 	var names []string
-	for _, b := range list.Inboxes {
+	for _, b := range list {
 		names = append(names, b.Address)
 	}
 	return "", fmt.Errorf("%w: this key opens several inboxes: name one with --inbox: %s", errUsage, strings.Join(names, ", "))
@@ -166,6 +165,18 @@ func notFoundAs(err error, format string, args ...any) error {
 	return err
 }
 
+// collect returns all elements of a list of the client.
+func collect[T any](list iter.Seq2[T, error]) ([]T, error) {
+	out := []T{}
+	for v, err := range list {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
 // first returns the first of texts that is not empty, printable.
 func first(texts ...string) string { return printable(cmp.Or(texts...)) }
 
@@ -177,6 +188,7 @@ func (k *keyed) either(f func(ctx context.Context, l *local, path string, args [
 		if os.Getenv(keyVariable) != "" {
 			return k.withKey(f)(ctx, args, out)
 		}
-		return f(ctx, newLocal(k.conf), "/v1", args, out)
+		l := newLocal(k.conf)
+		return l.explain(f(ctx, l, "/v1", args, out))
 	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/console"
 	"postern/internal/delivery"
@@ -125,12 +124,12 @@ func notifyCommand() *command {
 			{
 				use: "test NAME", short: "send a person a test notification",
 				run: person(func(ctx context.Context, l *local, name string, out *output) error {
-					var in api.NotifyTestList
-					if err := l.call(ctx, "POST", "/v1/notify/test", api.NamedPerson{Person: name}, &in); err != nil {
+					channels, err := l.api.Notify.Test(ctx, name)
+					if err != nil {
 						return err
 					}
 					sent := false
-					for _, t := range in.Channels {
+					for _, t := range channels {
 						said := "sent"
 						if !t.Sent {
 							said = "not sent: " + printable(t.Detail)
@@ -147,8 +146,8 @@ func notifyCommand() *command {
 			{
 				use: "link NAME", short: "make a code that links a person's Telegram chat",
 				run: person(func(ctx context.Context, l *local, name string, out *output) error {
-					var in api.TelegramCode
-					if err := l.call(ctx, "POST", "/v1/notify/telegram", api.NamedPerson{Person: name}, &in); err != nil {
+					in, err := l.api.Notify.LinkTelegram(ctx, name)
+					if err != nil {
 						return err
 					}
 					fmt.Fprintf(out, "Until %s, %s writes this to the bot, once:\n  /start %s\n", in.ExpiresAt.Local().Format("15:04"), printable(name), in.Code)
@@ -161,7 +160,7 @@ func notifyCommand() *command {
 			{
 				use: "unlink NAME", short: "unlink a person's Telegram chat",
 				run: person(func(ctx context.Context, l *local, name string, _ *output) error {
-					return l.call(ctx, "DELETE", "/v1/notify/telegram/"+url.PathEscape(name), nil, nil)
+					return l.api.Notify.UnlinkTelegram(ctx, name)
 				}),
 			},
 		},
@@ -169,8 +168,8 @@ func notifyCommand() *command {
 }
 
 func (l *local) reaches(ctx context.Context, out *output) error {
-	var in api.NotifyStatus
-	if err := l.call(ctx, "GET", "/v1/notify", nil, &in); err != nil {
+	in, err := l.api.Notify.Get(ctx)
+	if err != nil {
 		return err
 	}
 	rows := [][]string{{"PERSON", "ROLE", "MAIL", "TELEGRAM", "LAST FAILURE"}}

@@ -3,11 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"strconv"
 
 	"github.com/spf13/pflag"
 
+	"postern/client"
 	"postern/internal/api"
 )
 
@@ -44,13 +44,13 @@ Examples:
 func personCommand() *command {
 	var p personal
 	var role, email string
-	on := func(verb, done string) runner {
+	on := func(do func(*client.PeopleService, context.Context, string) error, done string) runner {
 		return p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
 			name, err := oneArg(args, "NAME")
 			if err != nil {
 				return err
 			}
-			if err := l.call(ctx, "POST", "/v1/people/"+url.PathEscape(name)+"/"+verb, nil, nil); err != nil {
+			if err := do(l.api.People, ctx, name); err != nil {
 				return noPerson(err, name)
 			}
 			_, err = fmt.Fprintln(out, done)
@@ -67,15 +67,15 @@ func personCommand() *command {
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					var list api.PersonList
-					if err := l.call(ctx, "GET", "/v1/people", nil, &list); err != nil {
+					list, err := l.api.People.List(ctx)
+					if err != nil {
 						return err
 					}
 					rows := [][]string{{"NAME", "ROLE", "SECOND FACTOR", "SESSIONS", "MADE", "EMAIL"}}
-					for _, p := range list.People {
+					for _, p := range list {
 						rows = append(rows, []string{p.Name, standing(p), factors(p), strconv.Itoa(p.Sessions), ago(p.CreatedAt), cell(p.Email)})
 					}
-					return out.rows(list.People, rows)
+					return out.rows(list, rows)
 				}),
 			},
 			{
@@ -88,8 +88,8 @@ func personCommand() *command {
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					var v api.Invitation
-					if err := l.call(ctx, "POST", "/v1/invitations", api.NewInvitation{Role: api.Role(role), Email: email}, &v); err != nil {
+					v, err := l.api.People.Invite(ctx, api.NewInvitation{Role: api.Role(role), Email: email})
+					if err != nil {
 						return err
 					}
 					return printLink(out, v, "a new "+string(v.Role))
@@ -101,19 +101,19 @@ func personCommand() *command {
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					var list api.InvitationList
-					if err := l.call(ctx, "GET", "/v1/invitations", nil, &list); err != nil {
+					list, err := l.api.People.Invitations(ctx)
+					if err != nil {
 						return err
 					}
 					rows := [][]string{{"ID", "FOR", "BY", "ENDS"}}
-					for _, v := range list.Invitations {
+					for _, v := range list {
 						what := "a new " + string(v.Role)
 						if v.Person != "" {
 							what = "a new password of " + v.Person
 						}
 						rows = append(rows, []string{v.ID, what, first(v.CreatedBy, "the first start"), in(&v.ExpiresAt)})
 					}
-					return out.rows(list.Invitations, rows)
+					return out.rows(list, rows)
 				}),
 			},
 			{
@@ -123,7 +123,7 @@ func personCommand() *command {
 					if err != nil {
 						return err
 					}
-					if err := l.call(ctx, "DELETE", "/v1/invitations/"+pathSegment(id), nil, nil); err != nil {
+					if err := l.api.People.Withdraw(ctx, id); err != nil {
 						return notFoundAs(err, "there is no link %q that can be used; postern person invitations lists them", id)
 					}
 					_, err = fmt.Fprintln(out, "It opens nothing now.")
@@ -136,7 +136,7 @@ func personCommand() *command {
 					if len(args) != 2 {
 						return fmt.Errorf("%w: want NAME ROLE, got %d arguments", errUsage, len(args))
 					}
-					if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"role": args[1]}, nil); err != nil {
+					if err := l.api.People.Update(ctx, args[0], api.PersonChange{Role: new(api.Role(args[1]))}); err != nil {
 						return noPerson(err, args[0])
 					}
 					_, err := fmt.Fprintf(out, "%s is %s now. Their sessions have ended.\n", args[0], args[1])
@@ -149,16 +149,16 @@ func personCommand() *command {
 					if len(args) != 2 {
 						return fmt.Errorf("%w: want NAME ADDRESS, got %d arguments", errUsage, len(args))
 					}
-					if err := l.call(ctx, "PATCH", "/v1/people/"+url.PathEscape(args[0]), map[string]string{"email": args[1]}, nil); err != nil {
+					if err := l.api.People.Update(ctx, args[0], api.PersonChange{Email: &args[1]}); err != nil {
 						return noPerson(err, args[0])
 					}
 					_, err := fmt.Fprintln(out, "That is where they are told of what waits.")
 					return err
 				}),
 			},
-			{use: "disable NAME", short: "keep a person from signing in", run: on("disable", "Disabled. Their sessions have ended.")},
-			{use: "enable NAME", short: "let a disabled person sign in again", run: on("enable", "Enabled.")},
-			{use: "reset NAME", short: "remove second factors that a person has lost", run: on("reset", "Reset. Their sessions have ended; their password alone signs in until they set a second factor up.")},
+			{use: "disable NAME", short: "keep a person from signing in", run: on((*client.PeopleService).Disable, "Disabled. Their sessions have ended.")},
+			{use: "enable NAME", short: "let a disabled person sign in again", run: on((*client.PeopleService).Enable, "Enabled.")},
+			{use: "reset NAME", short: "remove second factors that a person has lost", run: on((*client.PeopleService).ResetFactors, "Reset. Their sessions have ended; their password alone signs in until they set a second factor up.")},
 			{
 				use: "password NAME", short: "print a one-time link for choosing another password",
 				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
@@ -166,8 +166,8 @@ func personCommand() *command {
 					if err != nil {
 						return err
 					}
-					var v api.Invitation
-					if err := l.call(ctx, "POST", "/v1/people/"+url.PathEscape(name)+"/password-link", nil, &v); err != nil {
+					v, err := l.api.People.NewPasswordLink(ctx, name)
+					if err != nil {
 						return noPerson(err, name)
 					}
 					return printLink(out, v, "a new password of "+name)

@@ -9,7 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	_ "time/tzdata" // a policy's zone holds on a machine without the package tzdata, too
+	_ "time/tzdata"
 
 	"github.com/spf13/pflag"
 
@@ -209,7 +209,9 @@ func (p *policyTool) document(ctx context.Context) (*policy.Document, error) {
 		}
 		text = b
 	} else {
-		v, err := newLocal(p.conf).policy(ctx, "")
+		l := newLocal(p.conf)
+		v, err := l.policy(ctx, "")
+		err = l.explain(err)
 		if err != nil {
 			return nil, fmt.Errorf("%w; --policy FILE tests a file without a server", err)
 		}
@@ -260,12 +262,12 @@ func (p *policyTool) history(ctx context.Context, l *local, args []string, out *
 	if err := noArgs(args); err != nil {
 		return err
 	}
-	var list api.PolicyList
-	if err := l.call(ctx, "GET", "/v1/policy/versions?limit=500", nil, &list); err != nil {
+	list, err := l.api.Policy.Versions(ctx, 500)
+	if err != nil {
 		return err
 	}
 	rows := [][]string{{"VERSION", "SINCE", "BY", "APPROVED BY", "ACTION", "DIGEST", "REASON"}}
-	for _, v := range list.Versions {
+	for _, v := range list {
 		if v.Version == 0 {
 			rows = append(rows, []string{"0", "", "the program's own", "", "", v.Digest[:min(12, len(v.Digest))], ""})
 			continue
@@ -274,7 +276,7 @@ func (p *policyTool) history(ctx context.Context, l *local, args []string, out *
 			strconv.FormatInt(v.Version, 10), agoOrNever(v.CreatedAt), v.Author, v.Decider, v.Action, v.Digest[:min(12, len(v.Digest))], printable(v.Reason),
 		})
 	}
-	return out.rows(list.Versions, rows)
+	return out.rows(list, rows)
 }
 
 func (p *policyTool) diff(ctx context.Context, l *local, args []string, out *output) error {
@@ -325,9 +327,8 @@ func (p *policyTool) propose(ctx context.Context, l *local, args []string, out *
 		}
 		tests = string(t)
 	}
-	var a api.Action
-	in := api.NewPolicy{Text: string(b), Tests: tests, Reason: p.reason, Replaces: was.Digest}
-	if err := l.call(ctx, "POST", "/v1/policy", in, &a); err != nil {
+	a, err := l.api.Policy.Propose(ctx, api.NewPolicy{Text: string(b), Tests: tests, Reason: p.reason, Replaces: was.Digest})
+	if err != nil {
 		return err
 	}
 	printAction(out, a, nil)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"postern/client"
 	"postern/internal/api"
 )
 
@@ -42,25 +43,25 @@ func quarantineCommand() *command {
 			{
 				use: "release ID", short: "deliver a message to its inbox, as new",
 				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
-					return settleHeld(ctx, l, args, out, "release", "Released: it is in its inbox, as new.")
+					return settleHeld(ctx, l, args, out, (*client.QuarantineService).Release, "Released: it is in its inbox, as new.")
 				}),
 			},
 			{
 				use: "drop ID", short: "delete a message for good",
 				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
-					return settleHeld(ctx, l, args, out, "drop", "Dropped: it is gone.")
+					return settleHeld(ctx, l, args, out, (*client.QuarantineService).Drop, "Dropped: it is gone.")
 				}),
 			},
 		},
 	}
 }
 
-func settleHeld(ctx context.Context, l *local, args []string, out *output, verb, done string) error {
+func settleHeld(ctx context.Context, l *local, args []string, out *output, do func(*client.QuarantineService, context.Context, string) error, done string) error {
 	id, err := oneArg(args, "ID")
 	if err != nil {
 		return err
 	}
-	if err := l.call(ctx, "POST", "/v1/quarantine/"+pathSegment(id)+"/"+verb, nil, nil); err != nil {
+	if err := do(l.api.Quarantine, ctx, id); err != nil {
 		return notFoundAs(err, "no message %q is held, or not any more; postern quarantine list shows them", id)
 	}
 	_, err = fmt.Fprintln(out, done)

@@ -58,15 +58,15 @@ it lists the switches that are on.
 			if within < 0 {
 				return fmt.Errorf("%w: --for: want more than 0, or leave it out", errUsage)
 			}
-			in := map[string]any{"scope": args[0], "reason": reason}
+			in := api.NewSwitch{Scope: args[0], Reason: reason}
 			if len(args) == 2 {
-				in["target"] = args[1]
+				in.Target = args[1]
 			}
 			if within > 0 {
-				in["until"] = time.Now().Add(within).UTC().Format(time.RFC3339Nano)
+				in.Until = new(time.Now().Add(within).UTC())
 			}
-			var s api.Switch
-			if err := l.call(ctx, "POST", "/v1/switches", in, &s); err != nil {
+			s, err := l.api.Switches.TurnOn(ctx, in)
+			if err != nil {
 				return notFoundAs(err, "there is no %s %q; postern inbox list shows inboxes", args[0], args[len(args)-1])
 			}
 			addresses, err := l.addresses(ctx)
@@ -81,21 +81,21 @@ it lists the switches that are on.
 }
 
 func (l *local) printSwitches(ctx context.Context, out *output) error {
-	var list api.SwitchList
-	if err := l.call(ctx, "GET", "/v1/switches", nil, &list); err != nil {
+	list, err := l.api.Switches.List(ctx)
+	if err != nil {
 		return err
 	}
 	if out.json {
-		return out.object(list.Switches)
+		return out.object(list)
 	}
-	if len(list.Switches) == 0 {
+	if len(list) == 0 {
 		fmt.Fprintln(out, "No kill switch is on.")
 	}
 	addresses, err := l.addresses(ctx)
 	if err != nil {
 		return err
 	}
-	for _, s := range list.Switches {
+	for _, s := range list {
 		printSwitch(out, s, addresses)
 	}
 	return nil
@@ -115,7 +115,7 @@ that it put into a closer mode stays there.`,
 			if err != nil {
 				return err
 			}
-			if err := l.call(ctx, "DELETE", "/v1/switches/"+pathSegment(id), nil, nil); err != nil {
+			if err := l.api.Switches.TurnOff(ctx, id); err != nil {
 				return notFoundAs(err, "no kill switch %q is on; postern stop lists those that are", id)
 			}
 			_, err = fmt.Fprintln(out, "off:", printable(id))

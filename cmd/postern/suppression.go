@@ -5,24 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/url"
 	"slices"
 	"strconv"
 
 	"github.com/spf13/pflag"
 
-	"postern/internal/api"
+	"postern/client"
 )
 
 func suppressionCommand() *command {
 	var c Config
-	change := func(path, done string) runner {
+	change := func(do func(*client.SuppressionService, context.Context, string) error, done string) runner {
 		return onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			address, err := oneArg(args, "ADDRESS")
 			if err != nil {
 				return err
 			}
-			err = l.call(ctx, "POST", "/v1/suppression"+path, api.Address{Address: address}, nil)
+			err = do(l.api.Suppressed, ctx, address)
 			if errors.Is(err, errNotFound) {
 				return fmt.Errorf("%s is not on the list", address)
 			}
@@ -44,8 +43,8 @@ address, who calls a message spam, and who unsubscribes. The list holds hashes
 under the server's key: nobody can read addresses from it.`,
 		flags: c.location,
 		below: []*command{
-			{use: "add ADDRESS", short: "stop sending to an address", run: change("", "%s is written to no more")},
-			{use: "remove ADDRESS", short: "send to an address again", run: change("/removal", "%s is written to again")},
+			{use: "add ADDRESS", short: "stop sending to an address", run: change((*client.SuppressionService).Add, "%s is written to no more")},
+			{use: "remove ADDRESS", short: "send to an address again", run: change((*client.SuppressionService).Remove, "%s is written to again")},
 			{
 				use: "find ADDRESS", short: "say whether an address is suppressed, and why",
 				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
@@ -53,8 +52,7 @@ under the server's key: nobody can read addresses from it.`,
 					if err != nil {
 						return err
 					}
-					var v api.Suppression
-					err = l.call(ctx, "POST", "/v1/suppression/lookup", api.Address{Address: address}, &v)
+					v, err := l.api.Suppressed.Get(ctx, address)
 					if errors.Is(err, errNotFound) {
 						_, err = fmt.Fprintf(out, "%s is not on the list\n", address)
 						return err
@@ -76,15 +74,15 @@ under the server's key: nobody can read addresses from it.`,
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					var v api.SuppressionCounts
-					if err := l.call(ctx, "GET", "/v1/suppression", nil, &v); err != nil {
+					counts, err := l.api.Suppressed.Counts(ctx)
+					if err != nil {
 						return err
 					}
 					var rows [][]string
-					for _, r := range slices.Sorted(maps.Keys(v.Counts)) {
-						rows = append(rows, []string{r, strconv.Itoa(v.Counts[r])})
+					for _, r := range slices.Sorted(maps.Keys(counts)) {
+						rows = append(rows, []string{r, strconv.Itoa(counts[r])})
 					}
-					return out.facts(v.Counts, func() error { return out.table(rows) })
+					return out.facts(counts, func() error { return out.table(rows) })
 				}),
 			},
 		},
@@ -111,15 +109,15 @@ before counts no more once it is lifted.`,
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					var v api.SuspensionList
-					if err := l.call(ctx, "GET", "/v1/suspensions", nil, &v); err != nil {
+					list, err := l.api.Sending.Suspensions(ctx)
+					if err != nil {
 						return err
 					}
 					rows := [][]string{{"SCOPE", "SINCE", "WHY"}}
-					for _, s := range v.Suspensions {
+					for _, s := range list {
 						rows = append(rows, []string{s.Scope, ago(s.SuspendedAt), s.Reason})
 					}
-					return out.rows(v.Suspensions, rows)
+					return out.rows(list, rows)
 				}),
 			},
 			{
@@ -132,7 +130,7 @@ before counts no more once it is lifted.`,
 					if err != nil {
 						return err
 					}
-					err = l.call(ctx, "POST", "/v1/suspensions/"+url.PathEscape(scope)+"/lift", api.Lift{Reason: reason}, nil)
+					err = l.api.Sending.Lift(ctx, scope, reason)
 					if errors.Is(err, errNotFound) {
 						return fmt.Errorf("%s is not suspended", scope)
 					}
