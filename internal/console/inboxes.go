@@ -445,6 +445,7 @@ func partMay(p keyring.Part) string {
 		return "reads and proposes"
 	case seal.Manage:
 		return "reads, proposes, manages"
+	case seal.Recover: // the scope of recovery keys, which the kind covers above
 	}
 	return string(p.Scope)
 }

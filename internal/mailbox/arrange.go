@@ -30,7 +30,9 @@ type arrangement struct {
 	At      time.Time `json:"at"`
 }
 
-// arrangements are the labels that the kinds give.
+// arrangements are the labels that the kinds give. Other kinds give none.
+//
+//exhaustive:ignore
 var arrangements = map[policy.Kind]string{policy.KindArchive: LabelArchived, policy.KindTrash: LabelTrash}
 
 // Arrange proposes to put a message into the archive or into the trash, by kind.

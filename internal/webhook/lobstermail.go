@@ -14,6 +14,8 @@ import (
 // lobster maps types of events to those of LobsterMail. LobsterMail has separate
 // events for the arrival and the end of scanning; here a message is scanned before
 // it is stored, so both are sent at once.
+//
+//exhaustive:ignore
 var lobster = map[event.Type][]event.Type{
 	event.MessageReceived:    {"email.received", scanComplete},
 	event.MessageQuarantined: {"email.quarantined", scanComplete},

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestAttackers are those who hold one credential and want what another opens.
+// TestAttackers has holders of one credential try what needs another.
 func TestAttackers(t *testing.T) {
 	s := start(t, t.TempDir())
 	alice, aliceKey := s.inbox("alice")
@@ -111,7 +111,8 @@ func TestAttackers(t *testing.T) {
 	})
 }
 
-// TestSandboxAttackers is hostile code inside.
+// TestSandboxAttackers runs hostile code in a sandbox: fork bombs, full disks and
+// floods. The server and a neighbour must go on answering.
 func TestSandboxAttackers(t *testing.T) {
 	s := start(t, t.TempDir(), "--memory", "512", "--disk", "256", "--processes", "200")
 	b := s.sandbox(nil)
@@ -175,7 +176,7 @@ while True: x.append(bytearray(10**7))'`,
 			var wg sync.WaitGroup
 			wg.Go(func() { _, _ = victim.try(command, 8*time.Second) })
 			wg.Go(func() {
-				// The guest survives what goes on in its own sandbox, and says so.
+				// The guest survives the attack in its own sandbox and still answers.
 				time.Sleep(4 * time.Second)
 				resp, err := client.Do(victim.request(http.MethodGet, "/health", nil))
 				if err != nil {
@@ -187,8 +188,8 @@ while True: x.append(bytearray(10**7))'`,
 					t.Errorf("the victim's guest: %s", resp.Status)
 				}
 			})
-			// The neighbour answers all the time, and what the host gives for the
-			// victim is no more than one sandbox may have.
+			// The neighbour answers throughout, and the host's memory for the attacked
+			// sandbox stays within the limit of one sandbox.
 			slowest, lost, answers := time.Duration(0), 0, 0
 			for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 				begin := time.Now()
@@ -210,9 +211,9 @@ while True: x.append(bytearray(10**7))'`,
 	}
 }
 
-// memoryMB returns what the host gives for a sandbox: to its cgroup, where all
-// that it makes the kernel keep is counted, and to the server. It is not what
-// the machine has left, of which others take as well.
+// memoryMB returns the host's memory for a sandbox, in MiB: that of its cgroup,
+// which includes kernel memory, and that of the server. The machine's free memory
+// would not do: other processes use it too.
 func (s *server) memoryMB(id string) int {
 	s.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
@@ -243,7 +244,7 @@ func (s *server) memoryMB(id string) int {
 }
 
 // TestLimits: malformed, oversized and late requests get the right status and
-// a sentence, and leave nothing behind.
+// an error text, and leave nothing behind.
 func TestLimits(t *testing.T) {
 	s := start(t, t.TempDir(), "--max-sandboxes", "1", "--max-timeout", "1h")
 	tests := []struct {
@@ -273,7 +274,7 @@ func TestLimits(t *testing.T) {
 	if got, _, _ := s.create(map[string]any{"templateID": "base"}); got != http.StatusTooManyRequests {
 		t.Errorf("one too many: status %d, want 429", got)
 	}
-	// Its time is up after a second; then there is room again.
+	// It times out after a second, which makes room again.
 	if status, _, body := s.project("POST", "/sandboxes/"+b.id+"/timeout", `{"timeout": 1}`); status != http.StatusNoContent {
 		t.Fatalf("timeout: %d %s", status, body)
 	}

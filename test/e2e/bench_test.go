@@ -66,8 +66,8 @@ func deliverSome(addr, to string, left *atomic.Int64) error {
 	return m.say("QUIT", 221)
 }
 
-// BenchmarkIdleInbox makes inboxes and tells what
-// each costs while nobody uses it: memory of the server and bytes on disk.
+// BenchmarkIdleInbox creates inboxes and reports what each costs while it is idle:
+// memory of the server and bytes on disk.
 func BenchmarkIdleInbox(b *testing.B) {
 	data := b.TempDir()
 	s := start(b, data, "--cold")
@@ -86,7 +86,7 @@ func BenchmarkIdleInbox(b *testing.B) {
 	b.ReportMetric(float64(bytesIn(b, data)-disk)/float64(b.N), "B-disk/inbox")
 }
 
-// privateBytes returns the memory that only this process has.
+// privateBytes returns the memory that the process shares with no other.
 func privateBytes(b *testing.B, pid string) (n int64) {
 	text, err := os.ReadFile("/proc/" + pid + "/smaps_rollup")
 	if err != nil {
@@ -118,10 +118,10 @@ func bytesIn(b *testing.B, dir string) (n int64) {
 	return n
 }
 
-// BenchmarkGate is what an agent and a reviewer meet at the gate of a server, or
-// of two on one database, with 400 others waiting: a proposal at either until it
-// stands in the queue of one, proposals over eight connections, and decisions
-// over eight. On SQLite each is durable; test/with-postgres syncs nothing.
+// BenchmarkGate measures the gate of one server, or of two on one database, with
+// 400 actions waiting: the time from a proposal to its place in the queue, proposals
+// over eight connections, and decisions over eight. On SQLite each is durable.
+// test/with-postgres does not sync.
 func BenchmarkGate(b *testing.B) {
 	free := []string{"--cold", "--inbox-limits", "none", "--project-limits", "none"}
 	b.Run("sqlite", func(b *testing.B) {

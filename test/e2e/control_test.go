@@ -33,8 +33,8 @@ func (s *server) project(method, path, body string) (status int, header http.Hea
 	return resp.StatusCode, resp.Header, answer
 }
 
-// TestControlPlane: what the SDKs of the day do not use, or not in the story:
-// the first version of create, lists by page, and doors that stay closed.
+// TestControlPlane covers what today's SDKs or the story do not use: version 1 of
+// create, paged lists, and routes that must refuse.
 func TestControlPlane(t *testing.T) {
 	s := start(t, t.TempDir(), "--domain", "sandboxes.test")
 

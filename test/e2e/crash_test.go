@@ -25,7 +25,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// A sink is a real SMTP server that counts what it took responsibility for.
+// A sink is a real SMTP server that counts the messages that it accepted.
 type sink struct {
 	mu  sync.Mutex // guards the two below
 	got map[string]int
@@ -76,14 +76,14 @@ func (s *sinkSession) Data(r io.Reader) error {
 	}
 	s.sink.mu.Unlock()
 	s.sink.taken.Add(1)
-	// Between taking it and saying so: where a crash leaves the sender in doubt.
+	// Between accepting it and answering: a crash here leaves the sender in doubt.
 	time.Sleep(rand.N(8 * time.Millisecond))
 	return nil
 }
 
 // TestCrash kills the server at random points of propose, approve and deliver,
-// and then shows that no message was delivered twice, none that was approved is
-// lost, and every one that was interrupted is unknown.
+// and checks that no message was delivered twice, that no approved one is lost, and
+// that each interrupted one is in state unknown.
 func TestCrash(t *testing.T) {
 	t.Parallel()                                // it waits for the disk most of the time, and has all for itself
 	kills := times(t, "POSTERN_TEST_KILLS", 60) // make soak-tests kills it 300 times
@@ -93,9 +93,9 @@ func TestCrash(t *testing.T) {
 	})
 }
 
-// TestCrashTwoServers is [TestCrash] with two servers on one PostgreSQL: what is
-// proposed at one is approved at the other, executed by either, and one or the
-// other is killed.
+// TestCrashTwoServers is [TestCrash] with two servers on one PostgreSQL. Actions are
+// proposed at one, approved at the other and executed by either. Each is killed at
+// random.
 func TestCrashTwoServers(t *testing.T) {
 	t.Parallel()
 	url := database(t)
@@ -112,8 +112,8 @@ func database(t testing.TB) string {
 	return url
 }
 
-// pair returns what starts each of two servers on one PostgreSQL database, with
-// the key and the blobs of one.
+// pair returns the functions that start two servers on one PostgreSQL database. They
+// share the key and the blobs.
 func pair(t testing.TB, url string, flags ...string) []func() *server {
 	t.Helper()
 	flags = append(flags, "--database", url, "--cold", "--pool-max", "0")
@@ -132,7 +132,7 @@ func pair(t testing.TB, url string, flags ...string) []func() *server {
 	if err := os.Symlink(blobs, filepath.Join(other, "blobs")); err != nil {
 		t.Fatal(err)
 	}
-	// One alone runs sandboxes: the other is for mail and people.
+	// Only one server may run sandboxes. The other serves mail and people.
 	return []func() *server{
 		func() *server { return start(t, one, flags...) },
 		func() *server { return start(t, other, append(slices.Clip(flags), "--sandboxes", "off")...) },
@@ -216,7 +216,7 @@ func crash(t *testing.T, kills int, servers func(flags []string) []func() *serve
 	}
 	s := alive[0]
 
-	// What was approved and not begun is delivered now.
+	// Actions that were approved and not begun are delivered now.
 	states := map[string]string{}               // by action
 	deadline := time.Now().Add(5 * time.Minute) // with two servers, leases run out first
 	for {
@@ -269,10 +269,9 @@ func crash(t *testing.T, kills int, servers func(flags []string) []func() *serve
 	}
 }
 
-// TestCrashSchedule kills the server while mail waits for its time, and while
-// its proposer, who loses answers, asks again with the same key: each mail is
-// proposed once, leaves once and no sooner than its time, and never if it was
-// taken back.
+// TestCrashSchedule kills the server while scheduled mail waits, and while its
+// proposer retries lost answers with the same idempotency key. Each mail is proposed
+// once and leaves once, not before its time, and never if it was cancelled.
 func TestCrashSchedule(t *testing.T) {
 	const mails, kills = 24, 6
 	out, addr := listen(t)
@@ -341,7 +340,7 @@ func TestCrashSchedule(t *testing.T) {
 				return
 			}
 			for _, a := range list.Actions {
-				// It may have been cancelled meanwhile: then nothing is decided.
+				// It may have been cancelled meanwhile. Then there is nothing to decide.
 				if _, err := call(local, "POST", "http://x/v1/actions/"+a.ID+"/decision", "", map[string]any{"version": a.Version, "digest": a.Digest, "approve": true}, nil); err != nil {
 					return
 				}
@@ -422,10 +421,10 @@ func TestCrashSchedule(t *testing.T) {
 	}
 }
 
-// TestSecondServer: a second server that would run sandboxes with one database
-// is refused with the place of the first; one for mail and people is not; and
-// the first, killed, is followed at once.
-func TestSecondServer(t *testing.T) {
+// TestSecondServerMayNotRunSandboxes: only one server may run sandboxes on a database. A second is
+// refused with an error that says where the first runs, unless it serves only mail
+// and people. Once the first is killed, the next starts at once.
+func TestSecondServerMayNotRunSandboxes(t *testing.T) {
 	url := database(t)
 	flags := []string{"--database", url, "--cold", "--pool-max", "0"}
 	one, other, third := t.TempDir(), t.TempDir(), t.TempDir()

@@ -19,9 +19,8 @@ import (
 	"postern/internal/smtpclient/postfixtest"
 )
 
-// TestDirectMail: what a person approved goes to the Postfix that DNS names,
-// signed; who is not there bounces, and is not written to again; anybody checks
-// what arrived.
+// TestDirectMail delivers approved mail, signed, to the Postfix that DNS names. An
+// unknown recipient bounces and is suppressed. Anybody can verify what arrived.
 func TestDirectMail(t *testing.T) {
 	addr, maildir := postfixtest.Start(t)
 	_, port, err := net.SplitHostPort(addr)
@@ -76,7 +75,7 @@ func TestDirectMail(t *testing.T) {
 	var inbox struct {
 		Messages []struct{ From, Subject string }
 	}
-	// They are put there after the deliveries were noted.
+	// They are added after the deliveries are recorded.
 	eventually(t, "a bounce in the inbox for each message", func() bool {
 		if _, err := call(client, "GET", "http://"+s.web+"/v1/inboxes/"+from+"/messages", key, nil, &inbox); err != nil {
 			t.Fatal(err)

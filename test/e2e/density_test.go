@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// times returns how often a test does something: fallback, unless the
-// environment variable says otherwise.
+// times returns the number of repetitions of a test: the value of the environment
+// variable, or fallback if it is not set. "make soak-tests" sets them.
 func times(t *testing.T, variable string, fallback int) int {
 	t.Helper()
 	v := os.Getenv(variable)
@@ -30,12 +30,12 @@ func times(t *testing.T, variable string, fallback int) int {
 	return n
 }
 
-// A holding is how much of each kind a server holds of this machine.
+// A holding counts the machine's resources that a server holds, by kind.
 type holding map[string]int64
 
-// holds counts what can leak. A namespace lives as long as a process, a mount
-// or a descriptor of it does, and these are counted. Bytes are those of the data directory without
-// its database and the log of what happened, which grow by design.
+// holds counts what can leak. A namespace lives as long as its processes, mounts or
+// descriptors, and these are counted. Bytes are those of the data directory, without
+// its database and the event log, which grow by design.
 func (s *server) holds() holding {
 	s.t.Helper()
 	h := holding{}
@@ -47,8 +47,8 @@ func (s *server) holds() holding {
 		h[kind] = int64(len(found))
 	}
 	proc := fmt.Sprintf("/proc/%d", s.cmd.Process.Pid)
-	// Connections of the database and of clients come and go by themselves: of
-	// the first there are at most nine, of two or three files each.
+	// Connections to the database are pooled, and clients' come and go. Of the
+	// former there are at most nine, of two or three files each.
 	fds, err := filepath.Glob(proc + "/fd/*")
 	if err != nil {
 		s.t.Fatal(err)
@@ -93,10 +93,9 @@ func (s *server) holds() holding {
 	return h
 }
 
-// TestCycles: sandboxes that come and go, paused, forked and copied between,
-// leave nothing: no process, mount, namespace, cgroup, descriptor, file or
-// byte. POSTERN_TEST_CYCLES multiplies their number.
-func TestCycles(t *testing.T) {
+// TestCyclesLeaveNothing creates, pauses, forks, copies and kills sandboxes. They
+// leave no process, mount, namespace, cgroup, descriptor, file or byte. POSTERN_TEST_CYCLES multiplies their number.
+func TestCyclesLeaveNothing(t *testing.T) {
 	s := start(t, t.TempDir(), "--pool-min", "0", "--pool-max", "0", "--snapshots")
 	s.await("made snapshot of template")
 	var ids []string
@@ -128,7 +127,7 @@ func TestCycles(t *testing.T) {
 		cycle(i)
 	}
 	clear()
-	time.Sleep(2 * time.Second) // what was killed is reaped, so that before holds none of it
+	time.Sleep(2 * time.Second) // until killed processes are reaped: they must not count as held before
 	before := s.holds()
 	// More than the slack below of each kind, so that one left by each cycle shows.
 	n := 20 * times(t, "POSTERN_TEST_CYCLES", 1)
@@ -136,7 +135,7 @@ func TestCycles(t *testing.T) {
 		cycle(i)
 	}
 	clear()
-	// What was killed is reaped, and idle connections go, in their own time.
+	// Killed processes are reaped and idle connections closed asynchronously.
 	var more []string
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(500 * time.Millisecond) {
 		more = nil
@@ -162,7 +161,7 @@ func TestCycles(t *testing.T) {
 	nothingLeft(t, ids...)
 }
 
-// killAll kills what the project has and returns how many there were.
+// killAll kills all sandboxes of the project and returns their number.
 func (s *server) killAll() int {
 	s.t.Helper()
 	_, _, b := s.project("GET", "/v2/sandboxes", "")
@@ -173,8 +172,8 @@ func (s *server) killAll() int {
 	return len(ids)
 }
 
-// TestMany: as many sandboxes at once as POSTERN_TEST_MANY says all answer.
-func TestMany(t *testing.T) {
+// TestManySandboxesAnswer starts POSTERN_TEST_MANY sandboxes at once. All answer.
+func TestManySandboxesAnswer(t *testing.T) {
 	n := times(t, "POSTERN_TEST_MANY", 16)
 	s := start(t, t.TempDir(), "--max-sandboxes", strconv.Itoa(n), "--pool-min", "0", "--pool-max", "0")
 	s.await("made snapshot of template")

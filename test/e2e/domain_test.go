@@ -41,7 +41,7 @@ func TestDomain(t *testing.T) {
 	}
 	s := start(t, data, flags...)
 	roots := ca.roots(t)
-	// Every name is there at once, also of sandboxes that are not.
+	// Every name resolves at once, even those of sandboxes that do not exist.
 	first := ca.leaf(t, roots, "api.boxes.test")
 	ca.leaf(t, roots, "3000-iabcdefghij0123456789.boxes.test")
 	ca.leaf(t, roots, "boxes.test")
@@ -79,7 +79,7 @@ func TestDomain(t *testing.T) {
 		t.Errorf("the SDK saw (-want +got):\n%s", d)
 	}
 
-	// Names that somebody makes up cost the authority nothing.
+	// Made-up names cause no request to the authority.
 	orders := ca.count("POST /order-plz")
 	if orders == 0 {
 		t.Error("the authority saw no order; does its log still say so?")
@@ -91,7 +91,7 @@ func TestDomain(t *testing.T) {
 	if got := ca.count("POST /order-plz"); got != orders {
 		t.Errorf("%d orders more", got-orders)
 	}
-	// A certificate that is there is not asked for again.
+	// A certificate on disk is not requested again.
 	if err := s.kill(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func startAuthority(t *testing.T) *authority {
 			t.Logf("pebble's log:\n%s", tail(a.log.String(), 40))
 		}
 	})
-	// A server that finds no authority asks again only after a while.
+	// A server that cannot reach the authority backs off.
 	eventually(t, "pebble listens", func() bool {
 		for _, addr := range []string{listen, manage} {
 			c, err := net.Dial("tcp", addr)
@@ -167,7 +167,7 @@ func startAuthority(t *testing.T) *authority {
 	return a
 }
 
-// count returns how often the authority's log says what.
+// count returns how often what is in the authority's log.
 func (a *authority) count(what string) int { return strings.Count(a.log.String(), what) }
 
 // roots returns a file of the authority's root certificate.
@@ -189,8 +189,8 @@ func (a *authority) roots(t *testing.T) string {
 	return file
 }
 
-// leaf returns the certificate that the server shows for name, once there is
-// one that roots vouch for; without roots any will do.
+// leaf returns the certificate that the server presents for name, once it chains to
+// roots. Without roots any certificate will do.
 func (a *authority) leaf(t *testing.T, roots, name string) *x509.Certificate {
 	t.Helper()
 	conf := &tls.Config{ServerName: name, InsecureSkipVerify: roots == "", NextProtos: []string{"h2"}}
@@ -217,7 +217,7 @@ func (a *authority) leaf(t *testing.T, roots, name string) *x509.Certificate {
 	return nil
 }
 
-// selfSigned writes a certificate for 127.0.0.1 that vouches for itself.
+// selfSigned writes a self-signed certificate for 127.0.0.1.
 func selfSigned(t *testing.T, certFile, keyFile string) *x509.CertPool {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -20,8 +20,8 @@ import (
 const outside = "203.0.113.10"
 
 // TestEgress allows what a ceiling and a sandbox's own lists allow, and nothing
-// else. It runs in a network namespace of its own: what would leave the wall by
-// mistake cannot leave this machine.
+// else. It runs in a network namespace of its own: a packet that passed the wall by
+// mistake could not leave this machine.
 func TestEgress(t *testing.T) {
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestEgress$", "-test.v=true")
@@ -98,8 +98,8 @@ func TestEgress(t *testing.T) {
 	}
 }
 
-// probe tries what a program tries that looks for a way out, each with a time
-// limit that only a hang reaches, and prints what it finds.
+// probe tries the ways out of a sandbox, each with a time limit that only a hang
+// reaches, and prints the results.
 const probe = `import errno, socket, struct
 def said(f):
     try:
@@ -131,8 +131,8 @@ except socket.gaierror as e:
     print(e.errno == socket.EAI_NONAME)
 `
 
-// TestProbes tells what a program finds in a sandbox that may connect nowhere:
-// everything is refused at once, and only what Postern itself answers connects.
+// TestProbes runs probe in a sandbox without outbound network. Everything is refused
+// at once, and only Postern's own services connect.
 func TestProbes(t *testing.T) {
 	s := start(t, t.TempDir())
 	address, _ := s.inbox("prober")

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// A taken is a delivery as a receiver got it.
+// A taken is one delivery as its receiver got it.
 type taken struct {
 	Secret  string            `json:"secret"`
 	Raw     bool              `json:"raw"`
@@ -28,7 +28,7 @@ type taken struct {
 	At      int64             `json:"at"` // milliseconds since 1970: when it came
 }
 
-// A hookReceiver takes deliveries of webhooks.
+// A hookReceiver receives webhook deliveries.
 type hookReceiver struct {
 	*httptest.Server
 	mu   sync.Mutex // guards what follows
@@ -68,7 +68,7 @@ func (r *hookReceiver) all() []taken {
 	return append([]taken(nil), r.got...)
 }
 
-// different returns how many deliveries there were, of which one may come twice.
+// different returns the number of distinct deliveries: one may arrive twice.
 func (r *hookReceiver) different() int {
 	seen := map[string]bool{}
 	for _, d := range r.all() {
@@ -79,8 +79,7 @@ func (r *hookReceiver) different() int {
 
 var whsecText = regexp.MustCompile(`whsec_\S+`)
 
-// verifyWithLibrary has the official library of Standard Webhooks verify what
-// was received.
+// verifyWithLibrary verifies deliveries with the official Standard Webhooks library.
 func verifyWithLibrary(t *testing.T, ds []taken) {
 	t.Helper()
 	var in bytes.Buffer
@@ -119,7 +118,8 @@ func within(t testing.TB, d time.Duration, what string, ok func() bool) {
 	}
 }
 
-// TestObserve: what is told of a sandbox while it lives and after its end.
+// TestObserve checks logs, metrics and events of a sandbox, while it runs and after
+// its end.
 func TestObserve(t *testing.T) {
 	r := newHookReceiver(t)
 	s := start(t, t.TempDir(), "--webhook-private")
@@ -233,7 +233,7 @@ func TestObserve(t *testing.T) {
 }
 
 // TestWebhookCrash kills the server again and again between an event and its
-// delivery. Every event of the record is delivered, and verifies.
+// delivery. Every recorded event is delivered, and its signature verifies.
 func TestWebhookCrash(t *testing.T) {
 	t.Parallel()
 	r := newHookReceiver(t)
@@ -298,8 +298,8 @@ func TestWebhookCrash(t *testing.T) {
 	s.project("DELETE", "/sandboxes/"+x.id, "")
 }
 
-// TestWebhookAttackers: without --webhook-private a webhook leads nowhere near
-// this machine, whatever its URL says.
+// TestWebhookAttackers: without --webhook-private no webhook URL reaches this
+// machine or a private address (server-side request forgery).
 func TestWebhookAttackers(t *testing.T) {
 	r := newHookReceiver(t)
 	s := start(t, t.TempDir())
@@ -312,7 +312,7 @@ func TestWebhookAttackers(t *testing.T) {
 			t.Errorf("webhook create %s: %s", u, out)
 		}
 	}
-	// A name cannot be refused by its text.
+	// A name can only be refused once it has resolved to an address.
 	id := regexp.MustCompile(`whk_\w+`).FindString(s.mustCLI("webhook", "create", "https://localhost:"+port+"/"))
 	x := s.sandbox(nil)
 	within(t, 2*time.Minute, "refusal", func() bool {
@@ -322,7 +322,7 @@ func TestWebhookAttackers(t *testing.T) {
 	if n := len(r.all()); n != 0 {
 		t.Errorf("the receiver got %d requests", n)
 	}
-	// Nor does a sandbox or an agent's key make one.
+	// A sandbox or an agent's key cannot create one.
 	_, agent := s.inbox("hooked")
 	status, _ := call(client, "POST", "http://"+s.web+"/events/webhooks", agent, map[string]any{"name": "x", "url": "https://example.com", "events": []string{"sandbox.lifecycle.created"}}, nil)
 	if status != http.StatusUnauthorized && status != http.StatusForbidden {

@@ -33,14 +33,15 @@ func (b *box) cell(code string) []string {
 	return strings.Split(strings.TrimSpace(out.String()), "\n")
 }
 
-// TestCopiesShareNoRandomState starts sandboxes from the same memory and
-// compares what a guess at one could be made from in the other.
+// TestCopiesShareNoRandomState starts sandboxes from the same memory snapshot and
+// compares every source of randomness. The attack: code in one sandbox predicts keys
+// and tokens of another.
 func TestCopiesShareNoRandomState(t *testing.T) {
 	s := start(t, t.TempDir(), "--snapshots")
-	// Before there is one, sandboxes are booted and are no copies.
+	// Until the snapshot exists, sandboxes boot cold and are not copies.
 	s.await("made snapshot of template")
 
-	// Each line: what it is, and a value that two sandboxes must not have alike.
+	// Each line: a name, and a value that must differ between two sandboxes.
 	const draw = `
 for name, value in {
     "random": random.random(), "numpy": np.random.rand(), "secrets": secrets.token_hex(8), "urandom": os.urandom(8).hex(),
@@ -121,7 +122,7 @@ print("context", json.load(urllib.request.urlopen("http://127.0.0.1:49999/contex
 			lines = append(lines, b.cell(draw))
 		}
 		differ(t, boxes, lines)
-		// What shows that they are copies: a generator that the program keeps.
+		// A generator in the program's memory shows that they are copies.
 		if a, b := boxes[1].cell("print(mine.random())"), boxes[2].cell("print(mine.random())"); a[0] != b[0] {
 			t.Errorf("got %q and %q of the same generator: these are no copies, and the test shows nothing", a, b)
 		}

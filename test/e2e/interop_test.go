@@ -17,8 +17,8 @@ import (
 	"postern/internal/smtpclient/postfixtest"
 )
 
-// A dovecot is a real Dovecot: what Postfix takes for a person goes to it by
-// LMTP, and the person's program reads it by IMAP.
+// A dovecot is a real Dovecot. Postfix delivers a person's mail to it by LMTP, and
+// the person's program reads it by IMAP.
 type dovecot struct {
 	lmtp, imap string // host:port
 }
@@ -32,7 +32,8 @@ func startDovecot(t testing.TB) dovecot {
 	if err != nil {
 		t.Fatal("dovecot is not installed: run make deps-test")
 	}
-	// Not t.TempDir: Dovecot's parts run as users of their own.
+	// Not t.TempDir, which is closed to other users: Dovecot's processes have users of
+	// their own.
 	dir, err := os.MkdirTemp("/tmp", "postern-dovecot-")
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +191,7 @@ func TestInterop(t *testing.T) {
 		t.Errorf("the agent reads %+v; the person sent %s", got, sent.MessageID)
 	}
 
-	// The agent answers; a person lets it out.
+	// The agent answers, and a person approves.
 	var a struct{ ID string }
 	if status, err := call(client, "POST", "http://"+s.web+"/v1/inboxes/"+agent+"/messages", key, map[string]any{
 		"to": []string{"b@" + postfixtest.Domain}, "bcc": []string{"c@" + postfixtest.Domain}, "subject": "Re: Übersicht 你好", "text": "Natürlich.\n.\n", "html": "<p>Natürlich.</p>",
@@ -217,8 +218,8 @@ func TestInterop(t *testing.T) {
 		}
 	}
 
-	// What left went through two servers of others. It is signed for DKIM, and
-	// whoever reads it can check who let it go without asking us.
+	// The reply passed two servers of other vendors. Its DKIM signatures hold, and
+	// its recipient can verify offline who approved it.
 	var signing struct {
 		Keys []struct{ Name, Record string }
 	}

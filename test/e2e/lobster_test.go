@@ -12,8 +12,8 @@ import (
 
 var accountToken = regexp.MustCompile(`pgr_[A-Z2-7]{26}`)
 
-// TestLobsterMail plays test/mail/lobster.test.mjs: what users of LobsterMail's
-// client, as it is, may expect with only its base URL and token set.
+// TestLobsterMail plays test/mail/lobster.test.mjs: LobsterMail's unchanged client
+// against this server, with only its base URL and token set.
 func TestLobsterMail(t *testing.T) {
 	s := start(t, t.TempDir(), "--signup", "--webhook-private", "--resolver", dnstest.Start(t).Addr, "--cold", "--pool-max", "0")
 	cmd := exec.Command("node", "--test", "--test-force-exit", "--test-reporter=spec", "lobster.test.mjs")

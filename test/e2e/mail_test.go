@@ -8,14 +8,13 @@ import (
 	"time"
 )
 
-// A mailer is a conversation with an SMTP server, of another server that
-// brings mail.
+// A mailer is an SMTP conversation of another mail server with Postern.
 type mailer struct {
 	net.Conn
 	replies textproto.Reader
 }
 
-// dialMail begins a conversation.
+// dialMail connects and reads the greeting.
 func dialMail(addr string) (*mailer, error) {
 	conn, err := net.DialTimeout("tcp", addr, time.Minute)
 	if err != nil {
@@ -44,8 +43,7 @@ func (m *mailer) say(line string, code int) error {
 	return err
 }
 
-// deliver gives one message, whose text has lines that end in CR LF and none
-// that begins with a dot.
+// deliver sends one message. Its lines must end in CR LF and not begin with a dot.
 func (m *mailer) deliver(to, subject, text string) error {
 	message := "From: bob@example.com\r\nTo: " + to + "\r\nSubject: " + subject + "\r\nMessage-ID: <" + subject + "@example.com>\r\n\r\n" + text + "."
 	for _, step := range []struct {

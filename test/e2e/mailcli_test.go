@@ -17,7 +17,7 @@ import (
 	"postern/internal/mailauth/dnstest"
 )
 
-// A shell runs commands of the program as somebody with an environment.
+// A shell runs the program's commands with one user's environment.
 type shell struct {
 	s   *server
 	env []string
@@ -37,7 +37,7 @@ func (sh shell) run(t *testing.T, stdin string, args ...string) (out string, sta
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// must runs a command that succeeds and says all of want.
+// must runs a command that must succeed and print all of want.
 func (sh shell) must(t *testing.T, args []string, want ...string) string {
 	t.Helper()
 	out, status := sh.run(t, "", args...)
@@ -70,7 +70,7 @@ func (s *server) outcome(id string) (state string) {
 	return state
 }
 
-// refused runs a command that fails and says want.
+// refused runs a command that must fail and print want.
 func (sh shell) refused(t *testing.T, args []string, want string) {
 	t.Helper()
 	out, status := sh.run(t, "", args...)
@@ -90,9 +90,9 @@ var (
 	idForm          = regexp.MustCompile(`(msg|crd|act|dom)_[A-Z2-7]{26}`)
 )
 
-// TestMailCommandLine is an operator, an agent and an orchestrator who do all
-// of mail on the command line, with a domain of their own; and attackers who
-// have a key of another inbox, or none.
+// TestMailCommandLine plays an operator, an agent and an orchestrator who do all of
+// mail on the command line, with a domain of their own, and attackers who have the
+// key of another inbox or none.
 func TestMailCommandLine(t *testing.T) {
 	dns := dnstest.Start(t)
 	s := start(t, t.TempDir(), "--resolver", dns.Addr, "--mail-host", "mx.postern.example", "--cold", "--pool-max", "0")
@@ -121,7 +121,7 @@ func TestMailCommandLine(t *testing.T) {
 	}
 	op.must(t, []string{"inbox", "update", address, "--display-name", "The desk", "--expires", "never"}, "The desk", "never")
 
-	// Mail arrives, and the agent reads it; nobody else does.
+	// Mail arrives. The agent can read it, and nobody else.
 	msg := fmt.Sprintf("From: bob@example.com\r\nTo: %s\r\nSubject: Kohlrabi \x1b[2J\r\nMessage-ID: <1@example.com>\r\n\r\nTwo crates, please.\r\n\x1b]0;owned\x07\r\n", address)
 	if err := s.bring("bob@example.com", address, msg); err != nil {
 		t.Fatal(err)
@@ -154,7 +154,7 @@ func TestMailCommandLine(t *testing.T) {
 		t.Errorf("export: %d bytes, %v", len(b), err)
 	}
 
-	// What looks like an attack waits for a person; the agent may look.
+	// A suspected attack waits for a person. The agent may read it.
 	if err := s.bring("eve@evil.example", address, attackMail); err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestMailCommandLine(t *testing.T) {
 	op.with("POSTERN_INBOX_KEY=pib_AAAAAAAAAAAAAAAAAAAAAAAAAA").refused(t, []string{"message", "list"}, "valid key")
 	agent.with("POSTERN_URL=http://192.0.2.1").refused(t, []string{"message", "list"}, "https only")
 
-	// It proposes; a person decides.
+	// The agent proposes, and a person decides.
 	note := filepath.Join(t.TempDir(), "note.txt")
 	if err := os.WriteFile(note, []byte("attached"), 0o600); err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func TestMailCommandLine(t *testing.T) {
 	op.must(t, []string{"reject", idForm.FindString(out), "--reason", "sold out"})
 	agent.refused(t, []string{"send"}, "recipient")
 
-	// Another key, a grant, and their ends.
+	// Another key and a grant, and both revoked.
 	out = agent.must(t, []string{"inbox", "key", "add", "--name", "laptop", "--scope", "read"}, "read")
 	laptop, laptopID := op.with("POSTERN_INBOX_KEY="+inboxKeyForm.FindString(out)), idForm.FindString(out)
 	laptop.must(t, []string{"message", "list"}, "Kohlrabi")
@@ -215,14 +215,14 @@ func TestMailCommandLine(t *testing.T) {
 	op.must(t, []string{"grant", "revoke", grantID}, "Revoked")
 	watcher.refused(t, []string{"message", "list", "--inbox", address}, "valid key")
 
-	// The key is lost and stolen; the recovery key makes another.
+	// The key is stolen. The recovery key replaces it.
 	op.refused(t, []string{"inbox", "recover", address}, "nobody can open its mail")
 	out = op.with("POSTERN_RECOVERY_KEY="+recovery).must(t, []string{"inbox", "recover", address, "--revoke-others"}, "shown this once", "stays valid")
 	fresh := inboxKeyForm.FindString(out)
 	agent.refused(t, []string{"message", "list"}, "valid key")
 	op.with("POSTERN_INBOX_KEY="+fresh).must(t, []string{"message", "list"}, "Kohlrabi")
 
-	// Deleted, restored; the domain stays until no inbox is in it.
+	// Inboxes are deleted and restored. A domain stays while it has inboxes.
 	op.must(t, []string{"inbox", "delete", address}, "can be restored")
 	op.must(t, []string{"inbox", "list", "--deleted"}, address)
 	op.must(t, []string{"inbox", "restore", address}, "is back")

@@ -17,9 +17,9 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// TestMCP: what clients of the Model Context Protocol may expect of the real
-// binary: the official conformance suite, and the official client through the
-// bridge that desktop programs start.
+// TestMCP runs the official conformance suite of the Model Context Protocol against
+// the real binary, and its official client through the bridge that desktop programs
+// start.
 func TestMCP(t *testing.T) {
 	s := start(t, t.TempDir(), "--pool-max", "0", "--pool-min", "0", "--oauth-issuer", "https://login.example.com")
 	address, key := s.inbox("desk")
@@ -52,8 +52,8 @@ func TestMCP(t *testing.T) {
 	}
 }
 
-// conform plays the suite. It cannot show a key, so a proxy shows it: everything
-// else, with the names that it pretends to be called by, comes as it is.
+// conform runs the suite. The suite cannot send a key, so a proxy adds it. The proxy
+// passes everything else as it is, including the Host headers of DNS rebinding.
 func conform(t *testing.T, s *server, key string) {
 	to, err := url.Parse("http://" + s.web)
 	if err != nil {
@@ -84,7 +84,7 @@ func conform(t *testing.T, s *server, key string) {
 	t.Log(tail(strings.TrimSpace(string(out)), 3))
 }
 
-// throughBridge is a desktop program that starts postern mcp.
+// throughBridge acts as a desktop program that starts postern mcp.
 func throughBridge(t *testing.T, s *server, key string) {
 	folder, outside := t.TempDir(), t.TempDir()
 	secret := filepath.Join(outside, "id_ed25519")

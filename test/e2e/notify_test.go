@@ -98,7 +98,7 @@ func (s *telegramStub) serve(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"ok": true, "result": result})
 }
 
-// add makes an update; each has a number of its own.
+// add queues an update with the next number.
 func (s *telegramStub) add(n int64, u map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,8 +127,8 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// person makes the first account at the set-up link, as a browser does, and
-// returns the browser.
+// person creates the first account at the set-up link, as a browser does, and
+// returns the browser's client.
 func (s *server) person(name string) *http.Client {
 	s.t.Helper()
 	jar, err := cookiejar.New(nil)
@@ -147,7 +147,7 @@ func (s *server) person(name string) *http.Client {
 	return c
 }
 
-// form sends a form of the console's.
+// form submits a form of the console.
 func (s *server) form(c *http.Client, path string, v url.Values) (int, string) {
 	s.t.Helper()
 	req, err := http.NewRequest("POST", "http://"+s.web+path, strings.NewReader(v.Encode()))
@@ -166,9 +166,9 @@ func (s *server) form(c *http.Client, path string, v url.Values) (int, string) {
 	return resp.StatusCode, string(b)
 }
 
-// TestNotify: a person is mailed a link by the real server over a real Postfix,
-// looks at what waits, and approves it in Telegram; the link decides nothing and
-// is over then, and what decided once decides nothing again.
+// TestNotify: the server mails a link over a real Postfix. A person opens it, reads
+// the waiting action and approves it in Telegram. The link itself can never decide,
+// and expires with the decision. A used button does nothing when pressed again.
 func TestNotify(t *testing.T) {
 	postfix, maildir := postfixtest.Start(t)
 	stub := startTelegram(t)
@@ -288,8 +288,8 @@ func TestNotify(t *testing.T) {
 	if got := state(id); got != "pending" {
 		t.Fatalf("a stranger's press made it %s", got)
 	}
-	// The row of the message comes a moment after the message; pressed too often
-	// it is pressed once.
+	// The message's row is written just after the message. Repeated presses count
+	// once.
 	next := int64(3)
 	until(t, "the effect", func() bool {
 		press(next, user)
@@ -382,9 +382,9 @@ func described(t *testing.T) (out [][2]string) {
 	return out
 }
 
-// TestNoKeyDecides: an agent that has every kind of key, and a sandbox, tries
-// every route of every door to decide on its own action, to raise its mode, to
-// turn a switch or to make itself a person; nothing is decided by it.
+// TestNoKeyDecides: an agent with every kind of key, and a sandbox, try every route
+// of every API to decide on their own action, raise their mode, turn a switch or
+// become a person. Nothing changes.
 func TestNoKeyDecides(t *testing.T) {
 	stub := startTelegram(t)
 	s := start(t, t.TempDir(), "--telegram-token", stubToken, "--telegram-url", stub.URL)
@@ -433,7 +433,7 @@ func TestNoKeyDecides(t *testing.T) {
 	} {
 		routes = append(routes, [2]string{"GET", path}, [2]string{"POST", path}, [2]string{"PUT", path}, [2]string{"PATCH", path})
 	}
-	// What an agent may end of its own, and what takes its time, comes not at all: the keys are needed.
+	// Routes that revoke the agent's own keys, or that block, are left out: the test needs the keys.
 	skip := regexp.MustCompile(`^DELETE |/(rotate|recover|revoke|wait|poll|signup|delete|restore)$|/events|^GET /v1/.*(ws|socket)`)
 	asked, refused := 0, 0
 	for _, rt := range routes {
@@ -514,7 +514,7 @@ func TestNoKeyDecides(t *testing.T) {
 	if _, err := call(s.local(), "GET", "http://postern/v1/actions/"+a.ID, "", nil, &after); err != nil || after.State != "pending" && after.State != "cancelled" || strings.Contains(after.Decider, "agent") {
 		t.Errorf("the action is %+v, %v", after, err)
 	}
-	// The same form by a person decides: what was tried was the right thing.
+	// The same form, sent by a person, decides: the attempts above were well-formed.
 	if after.State == "pending" {
 		status, _ := s.form(ann, "/console/actions/"+a.ID+"/decision", url.Values{"decision": {"reject"}, "version": {strconv.FormatInt(after.Version, 10)}, "digest": {a.Digest}, "reason": {"no"}})
 		if status != http.StatusSeeOther {
@@ -523,7 +523,7 @@ func TestNoKeyDecides(t *testing.T) {
 	}
 }
 
-// mcpScript calls every tool that a sandbox has with all that could decide.
+// mcpScript calls every tool of a sandbox with arguments that could decide.
 const mcpScript = `cat > /tmp/walk.py <<'END'
 import json, urllib.request
 session = None

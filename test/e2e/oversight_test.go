@@ -26,7 +26,7 @@ var (
 	actionID = regexp.MustCompile(`act_[A-Z2-7]{26}`)
 )
 
-// join makes an account with a role, by an invitation from the command line.
+// join creates an account with a role, by an invitation from the command line.
 func (sh shell) join(t *testing.T, name, role string) {
 	t.Helper()
 	token := invited.FindStringSubmatch(sh.must(t, []string{"person", "invite", "--role", role}, "This is the link"))
@@ -44,7 +44,7 @@ func (sh shell) join(t *testing.T, name, role string) {
 	}
 }
 
-// as returns the shell of a person who has signed in on the command line.
+// as returns the shell of a person who is signed in on the command line.
 func (sh shell) as(t *testing.T, name string) shell {
 	t.Helper()
 	out, status := sh.run(t, firstPassword+"\n\n", "login", name)
@@ -55,7 +55,7 @@ func (sh shell) as(t *testing.T, name string) shell {
 	return sh.with("POSTERN_SESSION=" + words[len(words)-1])
 }
 
-// sends proposes a mail of an inbox and returns its action.
+// sends proposes mail from an inbox and returns its action.
 func (sh shell) sends(t *testing.T, to, subject string, flags ...string) (id, out string) {
 	t.Helper()
 	out, status := sh.run(t, "Two crates of "+subject+".\n", append([]string{"send", "--to", to, "--subject", subject}, flags...)...)
@@ -75,8 +75,8 @@ func file(t *testing.T, text string) string {
 	return name
 }
 
-// settle lets a day pass for the accounts that there are, which count as people
-// of their own from then on. The database is the file in a server's data directory,
+// settle lets a day pass for the existing accounts, which count as separate people
+// from then on. The database is the file in a server's data directory,
 // or that of a URL.
 func settle(t *testing.T, data, database string) {
 	t.Helper()
@@ -107,16 +107,16 @@ func settle(t *testing.T, data, database string) {
 	}
 }
 
-// changePolicy has a policy proposed by proposer and approved by an owner.
+// changePolicy has proposer propose a policy and an owner approve it.
 func changePolicy(t *testing.T, proposer, owner shell, text string) {
 	t.Helper()
 	out := proposer.must(t, []string{"policy", "propose", file(t, text), "--reason", "as agreed"}, "It holds once it is approved", "policy.change")
 	owner.must(t, []string{"approve", actionID.FindString(out)}, "approved", "done")
 }
 
-// TestOversightCommandLine is an operator, an owner, a reviewer, a viewer and an
-// agent who do all of oversight on the command line, and get it wrong: each
-// error says which field it is and what may be in it.
+// TestOversightCommandLine plays an operator, an owner, a reviewer, a viewer and an
+// agent who do all of oversight on the command line, and make mistakes. Each error
+// names the field and its allowed values.
 func TestOversightCommandLine(t *testing.T) {
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	op := shell{s: s}
@@ -197,7 +197,7 @@ func TestOversightCommandLine(t *testing.T) {
 			t.Errorf("a rule allows it: %s", out)
 		}
 		arrived(carolKey, "Quinces")
-		// What waited is not let go by a rule that came later: a person was asked.
+		// A later rule does not release a waiting action: a person was already asked.
 		op.must(t, []string{"pending"}, first, "Pears")
 		op.must(t, []string{"approve", first}, "done")
 	})
@@ -357,9 +357,9 @@ func TestOversightCommandLine(t *testing.T) {
 	op.must(t, []string{"audit", "verify"}, "holds")
 }
 
-// TestTwoApproversAreTwoPeople: one human being at the root shell who has an
-// account, too, is one person at every door: he approves nothing twice, and
-// changes no policy alone as soon as somebody else may decide.
+// TestTwoApproversAreTwoPeople: a human being with root and an account counts as one
+// person in every API. They cannot approve twice, and cannot change the policy alone
+// once somebody else may decide.
 func TestTwoApproversAreTwoPeople(t *testing.T) {
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	op := shell{s: s}
@@ -382,7 +382,7 @@ func TestTwoApproversAreTwoPeople(t *testing.T) {
 		return s.form(c, "/console/actions/"+id+"/decision", url.Values{"decision": {"approve"}, "version": {strconv.FormatInt(a.Version, 10)}, "digest": {a.Digest}})
 	}
 
-	// Nobody is locked out who is alone, as the operator and with one account.
+	// A single operator with one account is not locked out.
 	first := propose(op, "version: 1\nrules: []\n")
 	op.must(t, []string{"approve", first}, "done")
 	op.must(t, []string{"audit", "list", "--object", first}, "alone", "nobody else may decide")
@@ -397,7 +397,7 @@ func TestTwoApproversAreTwoPeople(t *testing.T) {
 	}
 	op.must(t, []string{"audit", "list", "--object", change}, "nobody else may decide")
 
-	// ann is at the root shell and at the console, and makes herself an account.
+	// ann has root and the console, and creates an account for herself.
 	id, _ := agent.sends(t, alice, "Apples")
 	if status, page := decide(annAtTheConsole, id); status != http.StatusSeeOther {
 		t.Fatalf("ann approves: %d\n%s", status, page)
@@ -409,7 +409,7 @@ func TestTwoApproversAreTwoPeople(t *testing.T) {
 	bob.refused(t, []string{"approve", id}, "the account of person:bob was opened by the operator (joined)")
 	op.must(t, []string{"pending"}, "1 of 2 approvals, by different people")
 
-	// Once bob is somebody, nobody approves what they proposed.
+	// Once bob's account counts, nobody may approve their own proposal.
 	settle(t, s.data, "")
 	bob.must(t, []string{"approve", id}, "done")
 	change = propose(ann, "version: 1\nrules: []\n")

@@ -15,10 +15,9 @@ import (
 	"time"
 )
 
-// TestOversightSandbox is a sandbox under the eyes of people: its captured mail
-// is told why it is not taken, a kill switch cuts the connection that it has
-// open, and another is held until a person lets it through. It runs in a network
-// namespace of its own, as TestEgress does.
+// TestOversightSandbox: a sandbox's captured mail is refused with a reason, a kill
+// switch cuts its open connection, and another connection is held until a person
+// approves. It runs in a network namespace, as TestEgress does.
 func TestOversightSandbox(t *testing.T) {
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestOversightSandbox$", "-test.v=true")
@@ -124,7 +123,7 @@ except TimeoutError: print("nothing came")
 except OSError as e: print("cut:", e.strerror)
 END`, outside, port)
 	}
-	// background runs a command and returns what waits for its end.
+	// background starts a command and returns a function that waits for its end.
 	background := func(command string) func() string {
 		var r result
 		var err error
@@ -147,8 +146,8 @@ END`, outside, port)
 			t.Fatal("the sandbox has not connected")
 		}
 	}
-	// recorded waits until the record says something: a connection that is cut is
-	// so before it is written down.
+	// recorded waits for an entry in the record: a connection is cut before the
+	// entry is written.
 	recorded := func(want ...string) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("%q is on the record", want), func() bool {
@@ -168,7 +167,7 @@ END`, outside, port)
 		}
 		recorded("egress.cut", "egress.denied", "it talks too much")
 		op.must(t, []string{"resume", on})
-		// It is heeded within moments; the sandbox tries until then.
+		// The switch takes effect within moments. The sandbox retries until then.
 		eventually(t, "it may connect again", func() bool {
 			return strings.Contains(b.run(strings.Replace(connect(9000), "    c.settimeout(120)", "    raise SystemExit", 1)).stdout, "hello")
 		})
@@ -192,7 +191,7 @@ END`, outside, port)
 			})
 			return id
 		}
-		// The rule holds within moments: what connects before it is let go.
+		// The rule takes effect within moments. Earlier connections are allowed.
 		greet := strings.Replace(connect(9000), "    c.settimeout(120)", "    raise SystemExit", 1)
 		for len(open) > 0 {
 			<-open
@@ -234,8 +233,8 @@ END`, outside, port)
 	op.must(t, []string{"audit", "verify"}, "holds")
 }
 
-// TestOversightTwoServers: two servers on one PostgreSQL are one to people. What
-// is stopped, approved or made policy at one is so at the other.
+// TestOversightTwoServers: two servers on one PostgreSQL act as one. A switch, an
+// approval and a policy at one hold at the other.
 func TestOversightTwoServers(t *testing.T) {
 	t.Parallel()
 	dsn := database(t)
@@ -257,11 +256,11 @@ func TestOversightTwoServers(t *testing.T) {
 		return out.got[subject]
 	}
 
-	// Policy: proposed at one, approved there, and the other judges by it.
+	// A policy is proposed and approved at one. The other server applies it.
 	changePolicy(t, rita, ann, "version: 1\nrules:\n  - {id: two, kind: email.send, when: 'to.exists(a, a.under(\"sink.test\"))', then: ask, approvers: 2}\n")
 	second.must(t, []string{"policy", "history"}, "person:rita", "person:ann")
 
-	// Two persons approve at once, each at a server.
+	// Two people approve at once, each at one server.
 	for i := range 5 {
 		subject := fmt.Sprintf("n-%d", i)
 		id, _ := []shell{here, there}[i%2].sends(t, "bob@sink.test", subject)
@@ -297,7 +296,8 @@ func TestOversightTwoServers(t *testing.T) {
 		}
 	}
 
-	// One approves, one rejects, at once: one of them is told, and nothing is both.
+	// One approves and one rejects, at once: one of them gets an error, and the
+	// action has one outcome.
 	id, _ := here.sends(t, "bob@sink.test", either)
 	rita.must(t, []string{"approve", id}, "it still needs")
 	var wg sync.WaitGroup
@@ -340,7 +340,7 @@ func TestOversightTwoServers(t *testing.T) {
 	if status, err := call(other.local(), http.MethodGet, "http://x/v1/actions/"+id, "", nil, &a); err != nil || status != http.StatusOK || a.State != "denied" {
 		t.Errorf("afterwards it is %+v: %d, %v", a, status, err)
 	}
-	// A session that ends at one is over at the other.
+	// A session that ends at one server has ended at the other.
 	rita.must(t, []string{"logout"}, "Signed out.")
 	first.with(rita.env...).refused(t, []string{"pending"}, "sign in again")
 	first.must(t, []string{"audit", "verify", "--database", dsn}, "holds")

@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// TestRelativeData: a data directory that is named from where the server starts
-// is as good as any. Sandboxes start from the template's memory, are paused and
-// resumed, and the next server, which starts elsewhere, goes on with them.
-func TestRelativeData(t *testing.T) {
+// TestRelativeDataDirectory: the data directory may be a relative path. Sandboxes
+// start from the template's snapshot, are paused and resumed, and the next server,
+// started in another directory, goes on with them.
+func TestRelativeDataDirectory(t *testing.T) {
 	t.Setenv("POSTERN_TEST_BINARY", postern(t)) // it may be named from here, too
 	here := t.TempDir()
 	t.Chdir(here)

@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// TestBrowserPeople lets people come in, in headless Chromium: with an
-// authenticator app without JavaScript, and with passkeys on a virtual
-// authenticator. Passkeys need a name, so the console is opened as localhost.
+// TestBrowserPeople signs people in, in headless Chromium: with an authenticator app
+// and no JavaScript, and with passkeys on a virtual authenticator. Passkeys need a name, so the console is opened as localhost.
 func TestBrowserPeople(t *testing.T) {
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// services are what TestPorts serves inside: a page on the loopback alone, and
-// one connection that is upgraded and then echoed.
+// services is the program that TestPorts runs inside: it serves a page on the loopback
+// interface, and upgrades one connection and echoes it.
 const services = `
 import socket, threading, http.server
 class Page(http.server.BaseHTTPRequestHandler):
@@ -36,8 +36,8 @@ while True:
     threading.Thread(target=echo, args=(c,)).start()
 `
 
-// TestPorts reaches services in a real sandbox through the proxy, and sees
-// what becomes of them when it ends.
+// TestPorts reaches services in a real sandbox through the proxy, until the sandbox
+// ends.
 func TestPorts(t *testing.T) {
 	s := start(t, t.TempDir(), "--domain", "boxes.test", "--public-ports")
 	b := s.sandbox(map[string]any{"network": map[string]any{"allowPublicTraffic": false, "maskRequestHost": "localhost:${PORT}"}})
@@ -126,7 +126,7 @@ func TestPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	killed.Body.Close()
-	// It must not live on, nor be taken for one that ended well.
+	// It must neither stay open nor end as if it were complete.
 	if n, err := in.Read(make([]byte, 1)); n != 0 || err == nil || isTimeout(err) {
 		t.Errorf("after the sandbox has ended: %d bytes, %v", n, err)
 	}
@@ -140,8 +140,8 @@ func isTimeout(err error) bool {
 	return ok && n.Timeout()
 }
 
-// TestTrafficWakes: a request that may go in resumes a paused sandbox whose
-// creator wants that, and none that may not.
+// TestTrafficWakes: an authorized request resumes a paused sandbox that was created
+// with auto-resume. An unauthorized request does not.
 func TestTrafficWakes(t *testing.T) {
 	s := start(t, t.TempDir(), "--domain", "boxes.test")
 	wakes := s.sandbox(map[string]any{"autoPause": true, "autoResume": map[string]any{"enabled": true}})

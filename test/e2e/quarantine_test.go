@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestQuarantine: an attack arrives by SMTP and is held; the operator sees why
-// and nothing of what it says; the inbox's key can look and not release it; what
-// is released is in the inbox, fenced.
+// TestQuarantine: an attack that arrives by SMTP is held. The operator sees the reason
+// and none of the text. The inbox's key can read it and not release it. Once released
+// it is in the inbox, fenced.
 func TestQuarantine(t *testing.T) {
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	op := shell{s: s}
@@ -19,7 +19,7 @@ func TestQuarantine(t *testing.T) {
 	send := func(subject, body string) {
 		t.Helper()
 		raw := "From: Eve <eve@evil.example>\r\nTo: analyst@agents.internal\r\nSubject: " + subject + "\r\n\r\n" + body + "\r\n"
-		// Without STARTTLS: the test server's certificate is nobody's.
+		// Without STARTTLS: the test server's certificate is self-signed.
 		c, err := smtp.Dial(s.smtp)
 		if err != nil {
 			t.Fatal(err)

@@ -18,9 +18,9 @@ import (
 	"postern/internal/store"
 )
 
-// TestReceptionCrash kills the server while mail comes in, and then shows that
-// each message that was answered with 250 is there, whole, once; that none is
-// there twice; and that nothing is left of those that were cut off.
+// TestReceptionCrash kills the server while mail comes in. Then each message that was
+// answered with 250 is there, complete, exactly once, and nothing is left of those
+// that were cut off (RFC 5321, section 6.1).
 func TestReceptionCrash(t *testing.T) {
 	t.Parallel()
 	kills := times(t, "POSTERN_TEST_KILLS", 30)
@@ -29,8 +29,8 @@ func TestReceptionCrash(t *testing.T) {
 	address, key := s.inbox("reception")
 	var taken sync.Map // subject → true
 	var next, acked atomic.Int64
-	// A slow machine may answer nothing within so short a time: then more and
-	// longer rounds follow.
+	// A slow machine may accept nothing in so short a round. Then more and longer
+	// rounds follow.
 	for round := 0; round < kills || acked.Load() == 0 && round < 2*kills; round++ {
 		var all sync.WaitGroup
 		for range 3 {
@@ -121,7 +121,7 @@ func TestReceptionCrash(t *testing.T) {
 	})
 }
 
-// blobsIn returns the ids of the blobs that any row of a database names, in order.
+// blobsIn returns the IDs of all blobs that rows of a database refer to, sorted.
 func blobsIn(t *testing.T, file string) (ids []string) {
 	t.Helper()
 	db, err := store.OpenReadOnly(t.Context(), file)

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// A session is what a user of the official SDK has before and after a restart.
+// A session is the state of an SDK user's sandbox before and after a restart.
 type session struct {
 	ID            string
 	PIDs          []int
@@ -45,8 +45,8 @@ func (s *server) play(args ...string) (p session) {
 	return p
 }
 
-// again starts the next server on the same data directory, for the test t and
-// those that come after it.
+// again starts the next server on the same data directory, for the test t and later
+// ones.
 func (s *server) again(t *testing.T, flags ...string) *server {
 	t.Helper()
 	next := start(t, s.data, flags...)
@@ -54,7 +54,8 @@ func (s *server) again(t *testing.T, flags ...string) *server {
 	return next
 }
 
-// keeperOf returns the process that holds the links of a data directory, or 0.
+// keeperOf returns the ID of the process that holds the links of a data directory's
+// sandboxes, or 0.
 func keeperOf(t testing.TB, data string) int {
 	t.Helper()
 	for pid, cmd := range commandLines(t) {
@@ -81,7 +82,7 @@ func commandLines(t testing.TB) map[int]string {
 	return all
 }
 
-// sentryOf returns the process that is the kernel of a sandbox.
+// sentryOf returns the ID of the process of a sandbox's gVisor kernel.
 func sentryOf(t testing.TB, id string) int {
 	t.Helper()
 	for pid, cmd := range commandLines(t) {
@@ -95,8 +96,8 @@ func sentryOf(t testing.TB, id string) int {
 
 var cgroupOf = regexp.MustCompile(`/(postern/[^/\n]+)/(i[a-z0-9]{20})`)
 
-// footprint is what sandboxes of a data directory have on this machine, found
-// without the server's help. Sandboxes of other servers are not in it.
+// footprint returns the processes, mounts and cgroups of a data directory's sandboxes,
+// found without the server. Those of other servers are not included.
 func footprint(t testing.TB, data string) (all []string) {
 	t.Helper()
 	state := filepath.Join(data, "sandboxes")
@@ -138,8 +139,8 @@ func footprint(t testing.TB, data string) (all []string) {
 	return all
 }
 
-// noFootprint waits until sandboxes of a data directory have nothing on this
-// machine. What has ended may take the kernel a moment.
+// noFootprint waits until the sandboxes of a data directory have nothing on this
+// machine: the kernel removes ended ones asynchronously.
 func noFootprint(t testing.TB, data string) {
 	t.Helper()
 	var left []string
@@ -153,7 +154,7 @@ func noFootprint(t testing.TB, data string) {
 	}
 }
 
-// sweep ends what a test that failed has left of a killed server.
+// sweep kills the processes of a killed server that a failed test has left.
 func sweep(t testing.TB, data string) {
 	t.Helper()
 	left := []int{keeperOf(t, data)}
@@ -170,7 +171,7 @@ func sweep(t testing.TB, data string) {
 	}
 }
 
-// reason returns why a sandbox was lost, as the record tells it.
+// reason returns the reason in the record for which a sandbox was lost.
 func (s *server) reason(id string) string {
 	s.t.Helper()
 	for l := range strings.Lines(s.mustCLI("audit", "list", "--object", id)) {
@@ -181,7 +182,7 @@ func (s *server) reason(id string) string {
 	return ""
 }
 
-// An outsideWorld is the two servers that a sandbox tries to reach.
+// An outsideWorld holds the two servers that a sandbox tries to reach.
 type outsideWorld struct {
 	mu  sync.Mutex // guards got
 	got map[string][]time.Time
@@ -212,7 +213,7 @@ func (o *outsideWorld) serve(t *testing.T, addr string) {
 	}()
 }
 
-// heard returns once all that was connected to addr before is counted.
+// heard returns once all earlier connections to addr are counted.
 func (o *outsideWorld) heard(t *testing.T, addr string) {
 	t.Helper()
 	c, err := net.Dial("tcp", addr+":80")
@@ -225,7 +226,7 @@ func (o *outsideWorld) heard(t *testing.T, addr string) {
 	}
 }
 
-// between counts what came in between two times.
+// between counts connections between two times.
 func (o *outsideWorld) between(addr string, from, to time.Time) (n int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -237,7 +238,7 @@ func (o *outsideWorld) between(addr string, from, to time.Time) (n int) {
 	return n
 }
 
-// goesOn checks that a session is the one that was begun.
+// goesOn checks that a session still has its state.
 func (p session) goesOn(t *testing.T, begun session, atLeast int) {
 	t.Helper()
 	if p.Text != "42" {
@@ -461,7 +462,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	}
 }
 
-// step changes the state of a sandbox: pause, connect, or the end of it.
+// step pauses, resumes or kills a sandbox.
 func (s *server) step(id, what string) error {
 	method, path, body := "POST", "/sandboxes/"+id+"/"+what, `{"timeout": 300}`
 	switch what {
@@ -491,8 +492,8 @@ func (s *server) step(id, what string) error {
 	return err
 }
 
-// truth compares each sandbox that is listed with what it is, and what is on
-// the machine with the list. It returns their states.
+// truth compares each listed sandbox with its real state, and the machine with the
+// list. It returns the states.
 func (s *server) truth(round int) map[string]string {
 	t := s.t
 	t.Helper()
@@ -504,7 +505,7 @@ func (s *server) truth(round int) map[string]string {
 	states := map[string]string{}
 	for _, r := range rows {
 		states[r.SandboxID] = r.State
-		// Connecting wakes a paused one and tells the token of each.
+		// Connecting resumes a paused one and returns the token.
 		status, _, b := s.project("POST", "/sandboxes/"+r.SandboxID+"/connect", `{"timeout": 300}`)
 		var c struct{ EnvdAccessToken string }
 		if err := json.Unmarshal(b, &c); err != nil || status >= 300 {
@@ -516,7 +517,7 @@ func (s *server) truth(round int) map[string]string {
 			t.Errorf("round %d: %s, which is %s, says %+v, %v", round, r.SandboxID, r.State, out, err)
 		}
 	}
-	// One more waits in the pool, or is on its way there, and has no row.
+	// One more is in the warm pool, or about to be, and has no row.
 	var others map[string]bool
 	var seen []string
 	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {

@@ -13,15 +13,15 @@ import (
 
 var client = &http.Client{Timeout: 2 * time.Minute}
 
-// A box is a sandbox, reached as the SDKs reach it.
+// A box is a sandbox that is used over the SDKs' wire protocol.
 type box struct {
 	s               *server
 	id              string
 	access, traffic string
 }
 
-// sandbox creates one, which lives for longer than a test unless the body says
-// otherwise. The body's fields are E2B's.
+// sandbox creates a sandbox. It outlives the test unless the body sets a timeout. The
+// body's fields are E2B's.
 func (s *server) sandbox(body map[string]any) *box {
 	s.t.Helper()
 	if body == nil {
@@ -69,7 +69,7 @@ func (b *box) request(method, path string, body io.Reader) *http.Request {
 	return req
 }
 
-// A result is what a command did.
+// A result is the output and exit code of a command.
 type result struct {
 	stdout, stderr string
 	exit           int
@@ -87,8 +87,8 @@ func (b *box) run(command string) result {
 	return r
 }
 
-// try speaks the Connect protocol: envelopes of one flag byte, four bytes of
-// length, and JSON.
+// try speaks the streaming Connect protocol: envelopes of a flag byte, a length of four
+// bytes (big endian) and JSON.
 func (b *box) try(command string, timeout time.Duration) (r result, err error) {
 	msg, err := json.Marshal(map[string]any{
 		"process": map[string]any{"cmd": "/bin/bash", "args": []string{"-l", "-c", command}}, "stdin": false,

@@ -20,14 +20,14 @@ import (
 	"time"
 )
 
-// TestSealed looks for what arrived, was read, searched for and drafted where it
-// must not be: in the database with its write-ahead log, in the blobs, in the
-// server's log, and in the memory of the server when it has been idle.
+// TestSealed searches for the text of mail that arrived, was read, searched for and
+// drafted in the places where it must not be: the database with its write-ahead log,
+// the blobs, the server's log, and the memory of the server once it is idle.
 func TestSealed(t *testing.T) {
 	s := start(t, t.TempDir())
 	address, key := s.inbox("analyst")
 
-	// Each word is drawn, and long enough that it is nowhere by chance.
+	// Each word is random, and too long to occur by chance.
 	word := func(what string) string { return what + strings.ToLower(rand.Text()) }
 	words := map[string]string{
 		"sender": word("sender"), "name": word("name"), "subject": word("subject"), "message id": word("id"), "header": word("header"),
@@ -85,8 +85,8 @@ Content-Transfer-Encoding: base64
 		}
 		m.Close()
 	}
-	// It is read in every way that there is. The connections are not kept: what
-	// the last answer on one was is in its buffer for as long as it is open.
+	// It is read through every API. Connections are not kept alive: the buffer of an
+	// open one still holds its last response.
 	read := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	ask := func(method, path, body string, want int) []byte {
 		t.Helper()
@@ -143,7 +143,7 @@ Content-Transfer-Encoding: base64
 			t.Errorf("the log holds the %s", what)
 		}
 	}
-	// The memory, once the server has had time to notice that it is idle.
+	// The memory, after the delay with which an idle server clears it.
 	var found map[string]int
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
@@ -190,7 +190,7 @@ Content-Transfer-Encoding: base64
 	if err != nil {
 		t.Error(err)
 	}
-	// What is looked for is found where it is: in this process.
+	// The search itself works: it finds the words in this process.
 	if self := scan(t, os.Getpid(), hidden); len(self) < len(words) {
 		t.Errorf("of %d words that are in this process, %d were found: the search does not work", len(words), len(self))
 	}
@@ -199,7 +199,7 @@ Content-Transfer-Encoding: base64
 	}
 }
 
-// lines breaks base64 into lines.
+// lines wraps base64.
 func lines(s string) string {
 	var b strings.Builder
 	for ; len(s) > 76; s = s[76:] {
@@ -208,8 +208,7 @@ func lines(s string) string {
 	return b.String() + s
 }
 
-// scan returns how often each of the words is in the writable memory of a
-// process.
+// scan returns how often each word occurs in the writable memory of a process.
 func scan(t *testing.T, pid int, words map[string]string) map[string]int {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")
@@ -234,7 +233,7 @@ func scan(t *testing.T, pid int, words map[string]string) map[string]int {
 		const step = 16 << 20
 		buf := make([]byte, step+256)
 		for at := lo; at < hi; at += step {
-			// Pages that were never touched, or are gone by now, cannot be read.
+			// Pages that were never touched, or are unmapped by now, cannot be read.
 			n, _ := mem.ReadAt(buf[:min(hi-at, step+256)], int64(at))
 			for what, w := range words {
 				if c := bytes.Count(buf[:n], []byte(w)); c > 0 {

@@ -1,7 +1,10 @@
-// Package e2e holds the tests of the real binary from outside: the story that
-// the demo plays, crashes, attackers, the browser. They need root, a built
-// bin/postern and what "make deps-test" installs, and fail where that is
-// missing: a test that did not run has shown nothing.
+// Package e2e tests the real binary from outside: the story that the demo plays,
+// crashes, attackers, browsers. The tests need root, a built bin/postern and the
+// packages of "make deps-test". Without them they fail: a skipped test shows nothing.
+//
+// Each test starts a server of its own on free ports of the loopback interface, with
+// its own data directory, so tests that do not measure the machine may run in
+// parallel. "make e2e RUN=TestName" runs one.
 package e2e
 
 import (
@@ -47,7 +50,7 @@ func postern(t testing.TB) string {
 	return path
 }
 
-// A server is a running postern.
+// A server is a running "postern up".
 type server struct {
 	t    testing.TB
 	bin  string
@@ -84,8 +87,9 @@ var (
 	linkForm = regexp.MustCompile(`^https?://\S+/console/setup\?token=\S+\n$`)
 )
 
-// start runs postern up on the data directory and returns when it serves. The
-// test ends it.
+// start runs postern up on the data directory and returns when it serves. It is
+// stopped when the test ends. The ports are free ones of the loopback interface; flags
+// come after them on the command line, and may override them.
 func start(t testing.TB, data string, flags ...string) *server {
 	t.Helper()
 	s := &server{t: t, bin: postern(t), data: data, log: &lockedBuffer{}, done: make(chan error, 1)}
@@ -104,8 +108,8 @@ func start(t testing.TB, data string, flags ...string) *server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Not SIGKILL: a server that is killed leaves its sandboxes to the next
-		// start on its data directory, and there is none.
+		// Not SIGKILL: a killed server leaves its sandboxes to the next start on its
+		// data directory, and here there is none.
 		_ = s.kill(syscall.SIGTERM)
 		if t.Failed() {
 			t.Logf("server's log:\n%s", tail(s.log.String(), 60))
@@ -139,14 +143,14 @@ func start(t testing.TB, data string, flags ...string) *server {
 	return s
 }
 
-// The files of a first start whose output is no terminal.
+// The files that a first start writes if its output is not a terminal.
 const (
 	keyFile  = "project.key"
 	linkFile = "setup.link"
 )
 
-// secret returns what a first start has put into a file for its user alone, and
-// not into its output, or nothing if there is no such file.
+// secret returns the secret that a first start has written to a file of mode 0600,
+// and not to its output, or "" if there is no such file.
 func (s *server) secret(name string, form *regexp.Regexp) string {
 	s.t.Helper()
 	path := filepath.Join(s.data, name)
@@ -167,8 +171,8 @@ func (s *server) secret(name string, form *regexp.Regexp) string {
 	return text
 }
 
-// bring hands a message over as another mail server does: from it no
-// certificate is asked, and it asks for none.
+// bring delivers a message as another mail server does: without TLS and without
+// authentication.
 func (s *server) bring(from, to, raw string) error {
 	c, err := smtp.Dial(s.smtp)
 	if err != nil {
@@ -193,7 +197,8 @@ func tail(s string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// kill sends sig and waits for the end. It returns how the server ended.
+// kill sends sig, waits for the end of the server and returns its exit error. A server
+// that does not end within three minutes is killed with SIGKILL.
 func (s *server) kill(sig syscall.Signal) error {
 	_ = s.cmd.Process.Signal(sig)
 	select {
@@ -223,7 +228,7 @@ func (s *server) mustCLI(args ...string) string {
 
 var inboxKeyText = regexp.MustCompile(`pib_[A-Z2-7]{26}`)
 
-// inbox makes an inbox and returns its address and key.
+// inbox creates an inbox and returns its address and key.
 func (s *server) inbox(name string) (address, key string) {
 	s.t.Helper()
 	out := s.mustCLI("inbox", "create", name)
@@ -240,7 +245,8 @@ func (s *server) local() *http.Client {
 	}}
 }
 
-// call makes one request with a key, which may be empty, and decodes the answer.
+// call makes one request with a key, which may be empty, and decodes the response into
+// out if the status is below 300. out may be nil.
 func call(c *http.Client, method, url, key string, in, out any) (status int, err error) {
 	var body io.Reader
 	if in != nil {
@@ -270,12 +276,12 @@ func call(c *http.Client, method, url, key string, in, out any) (status int, err
 	return resp.StatusCode, json.Unmarshal(b, out)
 }
 
-// await returns when the server's log has said something.
+// await waits, for two minutes at most, until the server's log contains text.
 func (s *server) await(text string) {
 	s.t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !strings.Contains(s.log.String(), text); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			s.t.Fatalf("the server has not said %q", text)
+			s.t.Fatalf("the server's log does not contain %q after two minutes", text)
 		}
 	}
 }

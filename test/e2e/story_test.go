@@ -17,8 +17,8 @@ import (
 	"postern/internal/smtpclient/postfixtest"
 )
 
-// freePort returns a port that was free a moment ago, below those that the
-// kernel gives to who asks for any: nobody is given it meanwhile.
+// freePort returns a port that was free a moment ago. It is below the kernel's range
+// of ephemeral ports, so that no other socket gets it meanwhile.
 func freePort(t testing.TB) string {
 	t.Helper()
 	for range 100 {
@@ -83,9 +83,9 @@ func TestBrowser(t *testing.T) {
 	}
 }
 
-// TestPostfix: what a person approved reaches a real mail server, once and with
-// the bytes that were approved; what was rejected does not.
-func TestPostfix(t *testing.T) {
+// TestPostfixGetsApprovedMailOnly: approved mail reaches a real mail server once, with
+// the approved bytes. Rejected mail does not.
+func TestPostfixGetsApprovedMailOnly(t *testing.T) {
 	addr, maildir := postfixtest.Start(t)
 	s := start(t, t.TempDir(), "--relay", addr, "--cold", "--pool-max", "0")
 	from, key := s.inbox("analyst")
@@ -121,9 +121,9 @@ func TestPostfix(t *testing.T) {
 	}
 }
 
-// TestPostgres: the whole server on PostgreSQL, with a sandbox, mail, a decision
+// TestStoryOnPostgres runs the whole server on PostgreSQL: a sandbox, mail, a decision
 // and the record.
-func TestPostgres(t *testing.T) {
+func TestStoryOnPostgres(t *testing.T) {
 	url := database(t)
 	s := start(t, t.TempDir(), "--database", url)
 	from, key := s.inbox("analyst")
@@ -150,8 +150,9 @@ func TestPostgres(t *testing.T) {
 	}
 }
 
-// TestShutdown: SIGTERM ends the server with status 0 and leaves nothing behind.
-func TestShutdown(t *testing.T) {
+// TestShutdownLeavesNothing: SIGTERM ends the server with status 0, and no process,
+// mount or cgroup stays.
+func TestShutdownLeavesNothing(t *testing.T) {
 	s := start(t, t.TempDir())
 	sandbox := s.sandbox(nil)
 	sandbox.run("sleep 1000 >/dev/null 2>&1 &")
@@ -165,14 +166,14 @@ func TestShutdown(t *testing.T) {
 	nothingLeft(t, sandbox.id)
 }
 
-// TestKilledServer: a server that is killed takes no sandbox with it. The next
-// one goes on with those that live, and records as lost those that do not.
-func TestKilledServer(t *testing.T) {
+// TestSandboxesSurviveAKilledServer: the next server adopts the sandboxes that still
+// run, and records the others as lost.
+func TestSandboxesSurviveAKilledServer(t *testing.T) {
 	const beats = "cat /tmp/kept; a=$(cat /tmp/beat); for i in $(seq 600); do sleep 0.1; [ $a != $(cat /tmp/beat) ] && echo beats && break; done"
 	data := t.TempDir()
 	s := start(t, data)
 	alive, dead := s.sandbox(nil), s.sandbox(nil)
-	// A rename, so that nobody reads a beat that is half written.
+	// A rename, so that no reader sees a half-written file.
 	alive.run("echo kept >/tmp/kept; (while sleep 0.1; do date +%s%N >/tmp/next; mv /tmp/next /tmp/beat; done) >/dev/null 2>&1 & until [ -s /tmp/beat ]; do sleep 0.05; done")
 	s.kill(syscall.SIGKILL)
 	if len(leftovers(t, alive.id)) == 0 {
@@ -195,7 +196,7 @@ func TestKilledServer(t *testing.T) {
 	if out := s.mustCLI("sandbox", "list"); strings.Contains(out, dead.id) || !strings.Contains(out, alive.id) {
 		t.Errorf("listed:\n%s", out)
 	}
-	// A stop freezes it, and a start brings it back.
+	// Stopping the server pauses it, and the next start resumes it.
 	if err := s.kill(syscall.SIGTERM); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
@@ -207,8 +208,8 @@ func TestKilledServer(t *testing.T) {
 	}
 }
 
-// leftovers returns everything on this machine that names the sandbox:
-// processes, mounts and cgroups.
+// leftovers returns the processes, mounts and cgroups on this machine that name the
+// sandbox.
 func leftovers(t testing.TB, id string) (found []string) {
 	t.Helper()
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -216,7 +217,7 @@ func leftovers(t testing.TB, id string) (found []string) {
 		t.Fatal(err)
 	}
 	for _, p := range procs {
-		// A process of this sandbox; not one that only asks about it.
+		// A process of this sandbox, not a command about it.
 		if b, err := os.ReadFile(p); err == nil && strings.Contains(string(b), id) && strings.HasPrefix(string(b), "runsc") {
 			found = append(found, p)
 		}
@@ -233,8 +234,8 @@ func leftovers(t testing.TB, id string) (found []string) {
 	return found
 }
 
-// nothingLeft waits until nothing on this machine names the sandboxes. What has
-// ended may take the kernel a moment.
+// nothingLeft waits until nothing on this machine names the sandboxes: the kernel
+// removes ended processes, mounts and cgroups asynchronously.
 func nothingLeft(t testing.TB, ids ...string) {
 	t.Helper()
 	for _, id := range ids {

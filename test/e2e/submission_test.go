@@ -38,9 +38,9 @@ func submitTo(t *testing.T, addr, address, key string, code int) *mailer {
 	return m
 }
 
-// TestSubmission: what a program submits with an inbox's key is held as what it
-// sends at every other door; once approved it arrives, and what its reader is
-// told of its sender is proved.
+// TestSubmission: mail that a program submits over SMTP with an inbox's key is held
+// like mail from every other API. Once approved it arrives, and the verified sender
+// that its reader is shown is the right one.
 func TestSubmission(t *testing.T) {
 	s := start(t, t.TempDir(), "--submission", "127.0.0.1:0", "--submissions", "127.0.0.1:0", "--cold", "--pool-max", "0")
 	alice, aliceKey := s.inbox("alice")
@@ -91,7 +91,7 @@ func TestSubmission(t *testing.T) {
 		t.Errorf("its reader is told:\n%.2000s", raw)
 	}
 
-	// Somebody outside brings our own word that all is well.
+	// An outsider forges our own Authentication-Results (RFC 8601, section 5).
 	in, err := dialMail(s.smtp)
 	if err != nil {
 		t.Fatal(err)

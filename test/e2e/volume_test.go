@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// volumeOf makes a volume and returns its id and token.
+// volumeOf creates a volume and returns its ID and token.
 func (s *server) volumeOf(name string) (id, token string) {
 	s.t.Helper()
 	status, _, b := s.project("POST", "/volumes", fmt.Sprintf(`{"name": %q}`, name))
@@ -44,8 +44,7 @@ func (s *server) volumeFile(id, token, path string) (status int, text string) {
 	return resp.StatusCode, string(b)
 }
 
-// diskOf returns what the kernel holds of the volumes of a data directory:
-// mounts, and loop devices.
+// diskOf returns the mounts and loop devices of the volumes of a data directory.
 func diskOf(t testing.TB, data string) (mounts, loops int) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -69,8 +68,8 @@ func diskOf(t testing.TB, data string) (mounts, loops int) {
 	return mounts, loops
 }
 
-// TestVolumesSurvive: a volume, and a sandbox that has it, over a killed server
-// and a stopped one; and nothing of them is left in the kernel in the end.
+// TestVolumesSurvive: a volume, and a sandbox that mounts it, survive a kill and a
+// stop of the server. In the end no mount or loop device is left.
 func TestVolumesSurvive(t *testing.T) {
 	data := t.TempDir()
 	s := start(t, data)
@@ -99,7 +98,7 @@ func TestVolumesSurvive(t *testing.T) {
 		if status, _, body := s.project("DELETE", "/volumes/"+id, ""); status != http.StatusConflict {
 			t.Errorf("%s: delete while it is mounted: %d %s", how, status, body)
 		}
-		// That of before goes a moment after its last mount.
+		// The old loop device is detached just after its last mount.
 		eventually(t, how+": one loop device", func() bool { _, l := diskOf(t, data); return l == 1 })
 	}
 	again("killed", syscall.SIGKILL)

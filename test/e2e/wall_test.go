@@ -19,16 +19,16 @@ import (
 	"postern/internal/smtpclient/postfixtest"
 )
 
-// roundTheWall is the attacker's program.
+// roundTheWall is the attacker's program, which runs in the sandbox.
 //
 //go:embed wall_attack.py
 var roundTheWall string
 
-// TestRoundTheWall attacks, from a sandbox, a Postfix and an nginx of Debian on
-// a host that is allowed, in a network namespace of their own: with mail behind
-// what servers pass over, and with requests for a second host of the same
-// address. Postfix takes no message and nginx serves no request for that host;
-// both would have. Programs for the web go on working.
+// TestRoundTheWall attacks Debian's Postfix and nginx on an allowed host from a
+// sandbox, in a network namespace. It hides SMTP behind bytes that servers ignore, and
+// sends requests for a second host at the same address. Postfix must get no message and
+// nginx no request for that host, which both would accept. Ordinary web clients must
+// go on working.
 func TestRoundTheWall(t *testing.T) {
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestRoundTheWall$", "-test.v=true")
@@ -60,8 +60,8 @@ func TestRoundTheWall(t *testing.T) {
 		t.Log(strings.TrimSpace(r.stdout))
 	}
 
-	// Without the wall one of the attacker's conversations delivers, and one of
-	// his requests is served: the servers are as lenient as he thinks.
+	// Without the wall one of the attacker's conversations delivers mail, and one of
+	// the requests is served: the servers are as lenient as the attack assumes.
 	c, err := smtp.Dial(postfix)
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestRoundTheWall(t *testing.T) {
 	fmt.Fprint(conn, "GET /kept HTTP/1.1\r\nHost: good.test\r\n\r\n\r\nGET /direct HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")
 	_, _ = io.ReadAll(conn)
 	conn.Close()
-	// nginx writes its log when it is done with a request.
+	// nginx writes its log line after the response.
 	var direct, good int
 	for end := time.Now().Add(time.Minute); direct == 0 && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		direct, good = 0, 0
@@ -162,7 +162,7 @@ print(b.count(b"good /a"))'`, "10\n"},
 	})
 }
 
-// forward takes connections at one address on to another.
+// forward relays connections from one address to another.
 func forward(t *testing.T, from, to string) {
 	t.Helper()
 	l, err := net.Listen("tcp", from)
@@ -191,8 +191,8 @@ func forward(t *testing.T, from, to string) {
 	}()
 }
 
-// An nginx is Debian's, with good.test and evil.test at [outside], as lenient
-// as it can be set up.
+// An nginx is Debian's nginx with good.test and evil.test at [outside], configured as
+// leniently as possible.
 type nginx struct{ log string }
 
 type nginxLine struct{ Server, Host, URI string }
@@ -203,7 +203,7 @@ func startNginx(t *testing.T) nginx {
 	if err != nil {
 		t.Fatal("nginx is not installed: run make deps-test")
 	}
-	// Not t.TempDir: its workers run as a user of their own.
+	// Not t.TempDir, which is closed to other users: its workers have their own.
 	dir, err := os.MkdirTemp("/tmp", "postern-nginx-")
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +254,7 @@ http {
 	if err := os.WriteFile(dir+"/nginx.conf", []byte(conf), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// What is behind it reads uploads.
+	// The upstream reads uploads.
 	l, err := net.Listen("tcp", outside+":8080")
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +288,7 @@ http {
 	return nginx{dir + "/access.log"}
 }
 
-// served returns what nginx has written of each request.
+// served returns nginx's log lines, one for each request.
 func (n nginx) served(t *testing.T) (lines []nginxLine) {
 	t.Helper()
 	b, err := os.ReadFile(n.log)
