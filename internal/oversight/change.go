@@ -13,8 +13,8 @@ import (
 	"postern/internal/store"
 )
 
-// changeable reports whether a can still be cancelled or revised: nothing of it
-// may have left.
+// changeable reports whether a can still be cancelled or revised, because nothing of
+// it can have left.
 func (a *Action) changeable() bool {
 	switch a.State {
 	case Scheduled, Pending, Approved:
@@ -24,24 +24,23 @@ func (a *Action) changeable() bool {
 	return false
 }
 
-// mayChange returns an error unless who, who may see a, may also change it: a
-// person, who proposed it, and the other holders of its inbox's keys. The
-// attack: code in a sandbox that takes back or rewrites what was proposed for
-// the inbox by somebody else.
+// mayChange returns an error unless who, who may see a, may also change it: people
+// who decide, its proposer and the other keys of its inbox. The attack: code in a
+// sandbox that cancels or rewrites what another principal proposed for the inbox.
 func mayChange(who auth.Principal, a *Action) error {
 	if who.Kind == auth.Sandbox && a.Proposer != who.String() {
-		return fmt.Errorf("a sandbox changes what it proposed itself, and %s was proposed by another: %w", a.ID, auth.ErrForbidden)
+		return fmt.Errorf("a sandbox may change only its own proposals, and %s is not one of them: %w", a.ID, auth.ErrForbidden)
 	}
 	if who.Kind == auth.Person && !who.Decides() {
-		return fmt.Errorf("%s looks and changes nothing: %w", who, auth.ErrForbidden)
+		return fmt.Errorf("%s may view actions but not change them: %w", who, auth.ErrForbidden)
 	}
 	return nil
 }
 
-// Cancel takes an action back that has not begun to leave, and returns it as it
-// is then. A person may, who proposed it, and the other holders of its inbox's
-// keys. To cancel it again changes nothing. It returns [ErrTooLate],
-// [auth.ErrForbidden], or [store.ErrNotFound].
+// Cancel withdraws an action that has not begun to leave, and returns it as it is
+// then. People who decide may cancel it, its proposer and the other keys of its inbox.
+// Cancelling it again changes nothing. It returns [ErrTooLate], [auth.ErrForbidden],
+// or [store.ErrNotFound].
 func (g *Gate) Cancel(ctx context.Context, who auth.Principal, id string) (a Action, err error) {
 	err = g.db.Update(ctx, func(tx *store.Tx) error {
 		a, err = g.cancel(ctx, tx, who, id)
@@ -69,14 +68,15 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	return a, g.moved(ctx, tx, a)
 }
 
-// Revise puts p in the place of what an action that has not begun to leave
-// would do, as part of tx. It is then judged as if it were proposed now: a
-// decision that was made, or is being made, was on other bytes. Its proposer is
-// who wrote these; of what a person edited, who decides, the proposer stays and
-// the person is its author, and it leaves only with an approval of its new digest,
-// whatever policy allows. A version other than 0 must be the one that is there. Who
-// needs what [Gate.Cancel] needs. It returns [ErrTooLate], [ErrStale], [auth.ErrForbidden] or
-// [store.ErrNotFound].
+// Revise replaces what an action would do by p, as part of tx, if it has not begun
+// to leave. It is then judged as if it were proposed now, since earlier decisions
+// were on other bytes.
+//
+// An agent that revises becomes the proposer. A person who revises becomes the
+// author beside the proposer, and the action then needs an approval of its new
+// digest, even if policy would allow it. If version is not 0 it must be the current
+// one. Who needs the rights of [Gate.Cancel]. It returns [ErrTooLate], [ErrStale],
+// [auth.ErrForbidden] or [store.ErrNotFound].
 func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id string, version int64, p Proposal) (Action, error) {
 	before, err := g.read(ctx, tx, who, id)
 	if err != nil {
@@ -116,19 +116,18 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	return a, g.moved(ctx, tx, a)
 }
 
-// KeepPayloads is how long the payload of a settled action is kept if nobody
-// says otherwise.
+// KeepPayloads is how long the payload of a settled action is kept by default.
 const KeepPayloads = 30 * 24 * time.Hour
 
-// DropPayloads removes the payloads of actions that were settled longer than
-// keep ago, and reports how many those were. Their digests stay: whoever has
-// the bytes can still show that these were the ones. It moves no action.
+// DropPayloads removes the payloads of actions that were settled longer than keep
+// ago, and returns how many. Their digests stay, so that whoever has the bytes can
+// still prove that these were approved. It moves no action.
 func (g *Gate) DropPayloads(ctx context.Context, keep time.Duration) (n int64, err error) {
 	now := time.Now()
 	for {
 		var some int64
 		err = g.db.Update(ctx, func(tx *store.Tx) error {
-			// A few at a time: a payload may be of 35 MB, and others want to write.
+			// A few at a time: a payload may have 35 MB, and other writers wait.
 			ids, err := tx.Strings(ctx, `select id from action where settled_at > 0 and settled_at < $1 and dropped_at = 0 order by settled_at limit 100`,
 				store.Time(now.Add(-keep)))
 			if err != nil {
@@ -139,7 +138,7 @@ func (g *Gate) DropPayloads(ctx context.Context, keep time.Duration) (n int64, e
 				if err != nil {
 					return err
 				}
-				// Who it was to, and what it was about, goes with it.
+				// Recipients and context are as private as the payload.
 				_, err = tx.ExecContext(ctx, `update action set payload = $1, dropped_at = $2, request = '{}', context = '' where id = $3`, []byte{}, store.Time(now), id)
 				if err != nil {
 					return err

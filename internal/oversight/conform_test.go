@@ -194,7 +194,7 @@ func (s *stage) play(w *world, st step) error {
 			return err
 		})
 	case opCome:
-		return g.come(ctx)
+		return g.wakeScheduled(ctx)
 	case opExpire:
 		return g.expire(ctx)
 	case opApprove, opReject:
@@ -216,7 +216,7 @@ func (s *stage) play(w *world, st step) error {
 		return err
 	case opClaim:
 		a, release, err := g.claim(ctx)
-		if errors.Is(err, errElsewhere) {
+		if errors.Is(err, errNotDue) {
 			return nil
 		}
 		if err == nil {

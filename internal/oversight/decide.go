@@ -14,18 +14,18 @@ import (
 	"postern/internal/store"
 )
 
-// A Decision is what a person says about the action that they were shown.
+// A Decision is a person's decision on the action that they were shown.
 type Decision struct {
 	ID      string
-	Version int64  // that was shown
-	Digest  string // that was shown, hexadecimal
-	Approve bool
-	Reason  string // needed to reject
+	Version int64  // the one that was shown
+	Digest  string // the one that was shown, hexadecimal
+	Approve bool   // false rejects
+	Reason  string // required to reject; at most 1000 bytes
 }
 
-// Decide records who's decision. Of an action that needs several approvals each
-// human being's counts once, and the action waits at the same version until there are
-// enough; one rejection rejects it. It returns [auth.ErrForbidden] unless who is a
+// Decide records who's decision. If an action needs several approvals, each human
+// being counts once, and the action waits at the same version until there are enough;
+// one rejection is enough to reject it. It returns [auth.ErrForbidden] unless who is a
 // person of the action's project who decides, [ErrNotAsked], [ErrNotCounted] and [ErrStepUp],
 // [ErrStale] if the action is not, or no longer, what d says it was, [ErrStopped],
 // [ErrReason] and [store.ErrNotFound].
@@ -37,9 +37,8 @@ func (g *Gate) Decide(ctx context.Context, who auth.Principal, d Decision) error
 	return err
 }
 
-// DecideAll records who's decisions on actions that were each shown, each by
-// itself as [Gate.Decide] does, and returns what that would have: one answer for
-// each, nil for what was recorded.
+// DecideAll calls [Gate.Decide] for several decisions, each in a transaction of its
+// own, and returns one error for each: nil for those that were recorded.
 func (g *Gate) DecideAll(ctx context.Context, who auth.Principal, ds []Decision) []error {
 	errs := make([]error, len(ds))
 	for i, d := range ds {
@@ -77,6 +76,8 @@ func (g *Gate) decideOne(ctx context.Context, who auth.Principal, d Decision) er
 	return err
 }
 
+// decide records a decision as part of tx. Late means that it was an approval that
+// came too late, see [MaxLate]; errCommitted that the action was in doubt.
 func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d Decision) (late bool, err error) {
 	before, err := g.read(ctx, tx, who, d.ID)
 	if err != nil {
@@ -105,7 +106,7 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 	case a.State == Pending && a.Version != before.Version:
 		verb, late, f["note"] = audit.ActionLate, true, a.Note
 	case a.State == Pending && slices.Contains(e.votes, who.String()):
-		return false, nil // said before: it counts once
+		return false, nil // a repeated approval counts once
 	case a.State == Pending:
 		verb, voted = audit.ActionVote, true
 	default:
@@ -136,12 +137,12 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 		return false, err
 	}
 	if verb == audit.ActionVote {
-		return false, nil // it is where it was
+		return false, nil // the action has not moved
 	}
 	if err := g.moved(ctx, tx, a); err != nil || a.State != Approved || a.Attempts == 0 {
 		return late, err
 	}
-	return late, g.noteParts(ctx, tx, &a) // as for Resolve
+	return late, g.noteParts(ctx, tx, &a) // a retry, as after Resolve
 }
 
 // Asks reports whether policy asks who to decide on a.
@@ -166,12 +167,12 @@ type Vote struct {
 	Reason  string // may be empty
 }
 
-// Votes returns the approvals of an action, also those of versions that were
-// revised since, oldest first. Who is a person: who said what is between the
-// reviewers.
+// Votes returns the approvals of an action, including those of versions that were
+// revised since, oldest first. Who must be a person: only reviewers may see who
+// approved.
 func (g *Gate) Votes(ctx context.Context, who auth.Principal, id string) (out []Vote, err error) {
 	if who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s does not see who approved: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not see who approved, only a person may: %w", who, auth.ErrForbidden)
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		if _, err := g.read(ctx, tx, who, id); err != nil {
@@ -188,10 +189,10 @@ func (g *Gate) Votes(ctx context.Context, who auth.Principal, id string) (out []
 	return out, err
 }
 
-// Resolve records what a person found out about an action whose effect is
-// unknown: that it happened (Done), that it did not and is given up (Failed),
-// or that it did not and is to be tried again (Approved). One whose row was
-// changed in the database waits for its approvals first.
+// Resolve records what a person found out about an action whose effect is unknown:
+// it happened (Done), it did not and is given up (Failed), or it did not and is tried
+// again (Approved). If its row was changed in the database it needs new approvals
+// before it is tried again.
 func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, version int64, to State, reason string) error {
 	if !who.Decides() {
 		return fmt.Errorf("%s cannot resolve, only a person who reviews can: %w", who, auth.ErrForbidden)
@@ -224,7 +225,7 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		if err := g.moved(ctx, tx, a); err != nil || a.State != Approved {
 			return err
 		}
-		return g.noteParts(ctx, tx, &a) // of whom the person said that it did not arrive, it is open again
+		return g.noteParts(ctx, tx, &a) // parts that did not happen, as the person says, are open again
 	})
 	if err == nil && doubted {
 		return fmt.Errorf("resolve action %s: %w", id, ErrTampered)

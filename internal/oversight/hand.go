@@ -11,12 +11,12 @@ import (
 	"postern/internal/store"
 )
 
-// ErrByHand means that policy does not let one person do something by hand.
+// ErrByHand means that policy does not let one person do this without an action.
 var ErrByHand = fmt.Errorf("policy does not leave this to one person: %w", auth.ErrForbidden)
 
-// ByHand returns an error unless policy lets who do what r asks for alone, without
-// an action: raise a mode, add to an allow list. This counts as one person's
-// approval. The attack: policy asks two people about an agent's request, and one
+// ByHand returns an error unless policy lets who do r alone, without an action: for
+// example raise a mode, or add to an allow list. It counts as one person's approval.
+// The attack: policy asks two people about an agent's request, and one
 // of them makes the change by hand instead. It returns [ErrByHand], [ErrNotAsked]
 // or [ErrStepUp].
 func (g *Gate) ByHand(ctx context.Context, tx *store.Tx, who auth.Principal, r policy.Request) error {
@@ -28,14 +28,14 @@ func (g *Gate) ByHand(ctx context.Context, tx *store.Tx, who auth.Principal, r p
 	if err != nil {
 		return fmt.Errorf("judge what %s does: %w", who, err)
 	}
-	a := Action{Who: v.Who}
+	a := Action{Who: v.Who} // for Asks
 	switch {
 	case v.Effect == policy.Deny:
 		return fmt.Errorf("%s: %w", v.Reason, ErrByHand)
 	case v.Effect == policy.Allow:
 		return nil
 	case v.Approvers > 1:
-		return fmt.Errorf("rule %s asks %d people about %s: let the inbox's agent request it (postern inbox request), and approve that: %w", v.Rule, v.Approvers, r.Kind, ErrByHand)
+		return fmt.Errorf("rule %s asks %d people about %s: let the agent of the inbox request it (postern inbox request), and approve that: %w", v.Rule, v.Approvers, r.Kind, ErrByHand)
 	case !a.Asks(who):
 		return fmt.Errorf("it asks %s: %w", strings.Join(v.Who, ", "), ErrNotAsked)
 	case v.StepUp && !who.Proved():

@@ -20,9 +20,9 @@ import (
 // whose integrity [audit.Examine] has checked.
 type Ledger struct {
 	accounts map[string]*account
-	disabled map[string]int64 // the last entry by which a person was let in no more, or in another role, by principal
-	switches map[string]bool  // that were ever turned on, by id
-	policies map[string]bool  // actions that have changed a policy
+	disabled map[string]int64 // by principal: the last entry that disabled a person or changed their role
+	switches map[string]bool  // ids of those that were ever turned on
+	policies map[string]bool  // ids of actions that changed a policy
 	found    []Finding
 	more     int // findings beyond maxFindings
 }
@@ -30,7 +30,7 @@ type Ledger struct {
 // A Finding is one mismatch.
 type Finding struct {
 	Action string // id
-	Seq    int64  // of the entry; 0 where it is a row
+	Seq    int64  // of the entry; 0 for a row
 	What   string // for a person
 }
 
@@ -44,21 +44,21 @@ func (f Finding) String() string {
 	return fmt.Sprintf("action %q: %s", f.Action, f.What)
 }
 
-// maxFindings bounds how many findings are kept. The others are only counted.
+// maxFindings bounds how many findings are kept; further ones are counted.
 const maxFindings = 1000
 
-// An account is what the entries say of one action so far.
+// An account is what the entries so far say about one action.
 type account struct {
-	stands  string // how it stands, as [enter] writes it; empty before entries said so
-	digest  string // of what it would do, hexadecimal
-	allowed bool   // a rule, or as many persons as were asked, let it go
-	began   bool   // it is being executed
-	waits   bool   // its last entry is that it waits
-	voters  map[string]int64
-	row     bool // the database has its row
+	stands  string           // state and version, as [enter] writes them; empty in records from before
+	digest  string           // of its content, hexadecimal
+	allowed bool             // a rule, or as many people as were asked, approved it
+	began   bool             // it is being executed
+	waits   bool             // its last entry is action.defer
+	voters  map[string]int64 // by principal: the entry of the last approval of this content
+	row     bool             // the database has its row
 }
 
-// NewLedger returns a ledger that has seen nothing yet.
+// NewLedger returns a Ledger that has taken no entries.
 func NewLedger() *Ledger {
 	return &Ledger{accounts: map[string]*account{}, disabled: map[string]int64{}, switches: map[string]bool{}, policies: map[string]bool{}}
 }
@@ -67,7 +67,7 @@ func NewLedger() *Ledger {
 // more there are.
 func (l *Ledger) Found() (list []Finding, more int) { return l.found, l.more }
 
-// Actions returns how many actions there are entries about.
+// Actions returns how many actions the entries are about.
 func (l *Ledger) Actions() int { return len(l.accounts) }
 
 // Tell adds a finding of another check.
@@ -81,8 +81,8 @@ func (l *Ledger) find(id string, seq int64, format string, args ...any) {
 	l.found = append(l.found, Finding{Action: id, Seq: seq, What: fmt.Sprintf(format, args...)})
 }
 
-// Entry takes the next entry. Its error is always nil; it has one so that it can
-// be an [audit.Options.Each].
+// Entry takes the next entry. Its error is always nil: the result is for
+// [audit.Options.Each].
 func (l *Ledger) Entry(e audit.Entry) error {
 	if !strings.HasPrefix(string(e.Verb), "action.") {
 		switch e.Verb {
@@ -92,7 +92,7 @@ func (l *Ledger) Entry(e audit.Entry) error {
 			l.switches[e.Object] = true
 		case audit.PolicyChange:
 			l.policies[e.Object] = true
-		default: // says nothing of actions
+		default: // not about actions
 		}
 		return nil
 	}
@@ -106,7 +106,7 @@ func (l *Ledger) Entry(e audit.Entry) error {
 		l.accounts[e.Object] = a
 	}
 	if a == nil {
-		if e.Verb != audit.ActionTampered && e.Verb != audit.ActionStop { // a row that nobody proposed is found so, and denied
+		if e.Verb != audit.ActionTampered && e.Verb != audit.ActionStop { // the gate writes these itself about a row that nobody proposed
 			l.find(e.Object, e.Seq, "%s, but nobody proposed it", e.Verb)
 		}
 		a = &account{}
@@ -124,7 +124,7 @@ func (l *Ledger) follow(a *account, e audit.Entry, f audit.Fields) {
 	person := strings.HasPrefix(e.Actor, string(auth.Person)+":")
 	state, _, _ := parseStands(f["stands"])
 	if f["stands"] == "" {
-		state = State(f["state"]) // before entries said how it stands
+		state = State(f["state"]) // of a version before entries had it
 	}
 	waited := a.waits
 	a.waits = false
@@ -175,7 +175,7 @@ func (l *Ledger) follow(a *account, e audit.Entry, f audit.Fields) {
 			l.find(e.Object, e.Seq, "%s, but it was not being executed", e.Verb)
 		}
 		a.allowed, a.began = false, false
-	default: // moves nothing
+	default: // not a move
 	}
 }
 
@@ -189,8 +189,8 @@ func (a *account) vote(e audit.Entry) {
 	}
 }
 
-// wanted returns the number of approvals in a text like "2 of 3", or one if there
-// is none.
+// wanted returns the number of approvals that are needed from a text like "2 of 3", or
+// one without such a text.
 func wanted(approvals string) int {
 	_, of, _ := strings.Cut(approvals, " of ")
 	if n, err := strconv.Atoi(of); err == nil {
@@ -202,8 +202,8 @@ func wanted(approvals string) int {
 // ledgerPage is how many rows are read at a time.
 const ledgerPage = 500
 
-// Rows compares the actions and approvals in the database with the entries, all
-// of which must have been taken, and checks their seals if tx has the key.
+// Rows compares the actions and approvals in the database with the entries, and checks
+// their seals if tx has the key. All entries must have been taken before.
 func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 	for after := ""; ; {
 		scan := func(row func(...any) error) (a Action, err error) {
@@ -232,7 +232,7 @@ func (l *Ledger) Rows(ctx context.Context, tx *store.Tx) error {
 	if err := l.approvals(ctx, tx); err != nil {
 		return err
 	}
-	// The seals do not show that a row was removed.
+	// Seals do not show that a row was removed; the entries do.
 	for _, t := range []struct {
 		what, query string
 		want        map[string]bool
@@ -302,7 +302,7 @@ func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
 	there := map[vote]bool{}
 	scan := func(row func(...any) error) (v vote, err error) {
 		var broken bool
-		s := soft{&broken} // its seal tells
+		s := soft{&broken} // not needed: its seal does not match then
 		err = row(s.text(&v.action), s.text(&v.person), s.number(&v.version))
 		return v, err
 	}
@@ -327,7 +327,7 @@ func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
 	for _, id := range slices.Sorted(maps.Keys(l.accounts)) {
 		_, version, ok := parseStands(l.accounts[id].stands)
 		for person, seq := range l.accounts[id].voters {
-			// The approvals of a person who is disabled are removed.
+			// The approvals of a person who is disabled are removed from the database.
 			if ok && l.disabled[person] < seq && !there[vote{id, person, version}] {
 				l.find(id, 0, "the record has an approval by %q of version %d, but the database has no row for it", person, version)
 			}

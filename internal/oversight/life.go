@@ -14,27 +14,26 @@ import (
 	"postern/internal/store"
 )
 
-// This file has every rule about how an action moves, and nothing else does: the
-// Gate reads an action, asks an event what becomes of it, and writes that down if
-// the action is still where it was read. The events read no clock and no
-// database, so that the search in model_test.go goes through all that can happen
-// with these very rules.
+// This file has every rule about how an action moves. The Gate reads an action,
+// applies an event to it, and stores the result if the row is still at the version
+// that was read. Events read no clock and no database, so that the exhaustive search
+// in model_test.go runs these very rules.
 
 // An event is something that happens to an action.
 type event interface {
-	// next returns the action as it is afterwards, or why it refuses: [ErrStale]
-	// where it is not what the event was about any more.
+	// next returns the action after the event, or why the event is refused:
+	// [ErrStale] if the action is not in a state or version that the event is about.
 	next(a Action) (Action, error)
 }
 
-// errStays means that an event is about an action and changes nothing of it.
+// errStays means that an event applies to an action and changes nothing.
 var errStays = errors.New("nothing changes")
 
-// An answer is what policy and the switches say of an action at some moment.
+// An answer is what policy and the kill switches say about an action at one moment.
 type answer struct {
 	now     time.Time
 	verdict policy.Verdict
-	stop    string // why a switch stops it; empty where none does
+	stop    string // why a kill switch stops it; empty if none does
 }
 
 // to moves a to another state.
@@ -48,8 +47,8 @@ func (a *Action) to(s State, now time.Time) {
 // report sets the result of a and who says it: a principal.
 func (a *Action) report(by, result string) { a.ResultBy, a.Result = by, result }
 
-// refuse ends an action that must not go on: as denied, or as failed where some
-// of it may have left.
+// refuse ends an action that must not go on: denied, or failed if some of it may have
+// left. Decider is a principal.
 func (a *Action) refuse(decider, why string, now time.Time) {
 	to := Denied
 	if a.Attempts > 0 {
@@ -64,7 +63,7 @@ func (a *Action) refuse(decider, why string, now time.Time) {
 	a.Decider, a.Decided, a.Reason = decider, stored(now), why
 }
 
-// ask takes over whom v asks, how many of them, and until when.
+// ask sets whom v asks, how many of them, and until when, counted from a time.
 func (a *Action) ask(v policy.Verdict, from time.Time) {
 	within := v.Within
 	if within <= 0 {
@@ -74,7 +73,8 @@ func (a *Action) ask(v policy.Verdict, from time.Time) {
 	a.Expires = stored(from.Add(within))
 }
 
-// judged puts a where an answer brings what p proposes.
+// judged gives a the content of p and the state that an answer about p leads to.
+// Nothing of earlier contents stays: no decision, no result, no approval.
 func (a *Action) judged(an answer, p Proposal) {
 	v := an.verdict
 	if an.stop != "" {
@@ -105,7 +105,7 @@ func (a *Action) judged(an answer, p Proposal) {
 	a.Expires = time.Time{} // nobody is asked
 }
 
-// A proposed is an action that comes into being.
+// A proposed is the event that creates an action.
 type proposed struct {
 	answer
 	p Proposal
@@ -119,12 +119,12 @@ func (e proposed) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A revised has other bytes in the place of what an action would do.
+// A revised replaces the content of an action.
 type revised struct {
 	answer
 	p       Proposal
 	who     auth.Principal
-	version int64 // that was shown; 0 means whichever it has
+	version int64 // the one that was shown; 0 means any
 }
 
 func (e revised) next(a Action) (Action, error) {
@@ -140,7 +140,7 @@ func (e revised) next(a Action) (Action, error) {
 	}
 	p := e.p
 	if e.who.Kind == auth.Person {
-		// Who edits has said what is to leave, and not that it may.
+		// An edit says what should leave, and is not an approval of it.
 		p.Ask = true
 		a.Author = e.who.String()
 	} else {
@@ -150,7 +150,7 @@ func (e revised) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A timeCame is the time at which a scheduled action is asked about.
+// A timeCame moves a scheduled action to pending.
 type timeCame struct{ now time.Time }
 
 func (e timeCame) next(a Action) (Action, error) {
@@ -161,7 +161,7 @@ func (e timeCame) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A timeEnded is the time until which somebody should have decided.
+// A timeEnded denies an action that nobody decided on in time.
 type timeEnded struct{ now time.Time }
 
 func (e timeEnded) next(a Action) (Action, error) {
@@ -176,19 +176,19 @@ func (e timeEnded) next(a Action) (Action, error) {
 // expired reports whether the time to decide on a has ended.
 func (a *Action) expired(now time.Time) bool { return !a.Expires.IsZero() && !a.Expires.After(now) }
 
-// A decided is what a person says about an action.
+// A decided is a person's decision.
 type decided struct {
 	Decision
 	who     auth.Principal
-	votes   []string // the persons who have approved the action at its version
-	authors []string // the persons whose content it has; see [authors]
+	votes   []string // principals of those who have approved this version
+	authors []string // principals of those who wrote the content; see [authors]
 	roll    auth.Roll
 	now     time.Time
-	stop    string // why a switch stops it; empty where none does
+	stop    string // why a kill switch stops it; empty if none does
 }
 
-// next leaves an action that lacks approvals at its version, with one more of
-// them. One that is approved too late for its time goes to another version.
+// next counts an approval. As long as more are needed the action stays pending at
+// its version. An approval after its send time moves it to a new version instead.
 func (e decided) next(a Action) (Action, error) {
 	sum := sha256.Sum256(a.Payload)
 	switch {
@@ -196,7 +196,7 @@ func (e decided) next(a Action) (Action, error) {
 		// The attack: an agent that approves itself, through any door.
 		return a, fmt.Errorf("%s cannot decide, only a person who reviews can: %w", e.who, auth.ErrForbidden)
 	case !bytes.Equal(sum[:], a.Digest) || a.Hex() != e.Digest:
-		// What is decided on is what is stored now, and what was shown.
+		// The decision must be on the bytes that are stored now and that were shown.
 		return a, fmt.Errorf("digest: %w", ErrStale)
 	case a.State != Pending || a.Version != e.Version:
 		return a, ErrStale
@@ -218,8 +218,8 @@ func (e decided) next(a Action) (Action, error) {
 		return a, fmt.Errorf("%s: %w", e.stop, ErrStopped)
 	}
 	if !a.SendAt.IsZero() && a.AskAt.IsZero() && e.now.Sub(a.SendAt) > MaxLate {
-		// One that was asked about only at its time is late by the reviewer's own pace.
-		a.Note = strings.TrimSpace(a.Note + "\nit was to leave at " + a.SendAt.Format(time.RFC1123) + " and was approved too late for that: approved now, it leaves at once")
+		// An action that people were asked about only at its time (AskAt) is never late.
+		a.Note = strings.TrimSpace(a.Note + "\nit was to leave at " + a.SendAt.Format(time.RFC1123) + " and was approved too late for that: if you approve it now, it leaves at once")
 		a.SendAt, a.Approvals = time.Time{}, 0
 		a.to(Pending, e.now)
 		return a, nil
@@ -236,7 +236,7 @@ func (e decided) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A cancelled is an action that is taken back.
+// A cancelled withdraws an action.
 type cancelled struct {
 	who auth.Principal
 	now time.Time
@@ -263,12 +263,12 @@ func (e cancelled) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A claimed is a program's taking an action to execute it. What a rule approved,
-// and no person, is judged again; with judge false it has nobody who could.
+// A claimed makes this program the one that executes an action. If a rule approved
+// the action and not a person, a new verdict applies, where there is one.
 type claimed struct {
 	answer
-	judge   bool
-	request policy.Request // that was judged
+	judge   bool           // there is a new verdict, of request
+	request policy.Request // as it is now
 }
 
 func (e claimed) next(a Action) (Action, error) {
@@ -298,9 +298,9 @@ func (e claimed) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A held is a program's word that it still executes an action.
+// A held renews the lease of an action that is being executed.
 type held struct {
-	version int64 // that it claimed
+	version int64 // the one that was claimed
 	now     time.Time
 }
 
@@ -312,17 +312,17 @@ func (e held) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A begun is a program's intent to begin a part of an action's effect.
+// A begun is the intent to begin a part of an action's effect.
 type begun struct {
-	version int64  // that it claimed
-	stop    string // why a switch stops it; empty where none does
+	version int64  // the one that was claimed
+	stop    string // why a kill switch stops it; empty if none does
 }
 
 func (e begun) next(a Action) (Action, error) {
 	switch {
 	case a.State != Executing || a.Version != e.version:
-		// The attack on going on: this program stood still and was taken for dead,
-		// and the action has been stopped, or tried again, since.
+		// This program was suspended and lost its lease. Another one may have executed
+		// the action since, so beginning now could send it twice.
 		return a, fmt.Errorf("it is %s: %w", a.State, ErrStale)
 	case a.Stopped != "":
 		return a, fmt.Errorf("%s: %w", a.Stopped, ErrStopped)
@@ -333,15 +333,15 @@ func (e begun) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// An ended is the outcome of an execution, told by its program, or by another one
-// that found it left in its middle.
+// An ended is the outcome of an execution: from the program that executed it, or
+// from another one that recovered it.
 type ended struct {
 	Outcome
-	version int64 // that was claimed
+	version int64 // the one that was claimed
 	now     time.Time
-	stop    string // why a switch stops it; empty where none does
-	left    bool   // another tells, for a program whose lease has run out
-	alone   bool   // with left: no other program executes for this database
+	stop    string // why a kill switch stops it; empty if none does
+	left    bool   // it was recovered after the lease ran out
+	alone   bool   // with left: no other program executes, so the lease is ignored
 }
 
 func (e ended) next(a Action) (Action, error) {
@@ -360,7 +360,7 @@ func (e ended) next(a Action) (Action, error) {
 			a.Stopped = e.stop
 		}
 		if a.Stopped != "" {
-			// Turning the switch off again releases nothing: it ends here.
+			// A switch ends what it stops: turning it off again releases nothing.
 			a.refuse(system(a).String(), a.Stopped, e.now)
 			return a, nil
 		}
@@ -368,13 +368,13 @@ func (e ended) next(a Action) (Action, error) {
 		a.Due = stored(e.now.Add(e.After))
 	case Done, Failed:
 		a.to(e.State, e.now)
-	case Unknown, Scheduled, Pending, Denied, Executing, Cancelled: // an executor's mistake is no knowledge
+	case Unknown, Scheduled, Pending, Denied, Executing, Cancelled: // the last five are an executor's mistake, and say nothing about the effect
 		a.to(Unknown, e.now)
 	}
 	return a, nil
 }
 
-// A switched is a kill switch that stops an action.
+// A switched is a kill switch that is turned on and stops the action.
 type switched struct {
 	why string
 	now time.Time
@@ -386,7 +386,7 @@ func (e switched) next(a Action) (Action, error) {
 		a.refuse(system(a).String(), e.why, e.now)
 		return a, nil
 	case Executing, Unknown:
-		// What has begun is not to be called back; nothing more of it begins.
+		// Parts that have begun cannot be called back, but no further one begins.
 		if a.Stopped == "" {
 			a.Stopped = e.why
 			return a, nil
@@ -396,21 +396,21 @@ func (e switched) next(a Action) (Action, error) {
 	return a, errStays
 }
 
-// A resolved is what a person found out about an action whose effect is unknown.
+// A resolved is a person's answer about an action whose effect is unknown.
 type resolved struct {
 	who     auth.Principal
-	version int64 // that was shown
+	version int64 // the one that was shown
 	to      State
 	reason  string
 	now     time.Time
-	stop    string // why a switch stops it; empty where none does
-	changed bool   // it is unknown since its row was found changed, see distrusted
+	stop    string // why a kill switch stops it; empty if none does
+	changed bool   // it is unknown because its row was found changed, see distrusted
 }
 
-// next lets an action be tried again that had its approvals. The attack: what was
-// approved by two, with a second factor, is changed in the database while it is
-// being executed, and one person who says "try again" lets go what nobody
-// approved. It is asked about as anything new.
+// next lets an action that was approved be tried again, except one whose row was
+// changed: that needs new approvals. The attack: an action that two people approved is
+// changed in the database while it is being executed, and then one person who answers
+// "try again" releases what nobody approved.
 func (e resolved) next(a Action) (Action, error) {
 	switch {
 	case !e.who.Decides():
@@ -434,19 +434,19 @@ func (e resolved) next(a Action) (Action, error) {
 	return a, nil
 }
 
-// A distrusted is the event for an action whose row this program did not write.
+// A distrusted is about an action whose row this program did not write.
 type distrusted struct {
 	answer
 	why    string
-	detail string         // what an execution that has just ended brought, or empty
-	on     standing       // by the audit
-	asked  policy.Verdict // whom it asks, by the audit
+	detail string         // the outcome of an execution that has just ended, or empty
+	on     standing       // where the action is according to the audit
+	asked  policy.Verdict // whom it asks according to the audit
 }
 
-// settle puts a where nothing of it leaves before a person has looked at it. It
-// believes nothing that the row says of decisions and executions: what the audit
-// says has ended stays so, of what may have begun a person says what became of
-// it, and all else is asked again of as many as it ever asked.
+// settle moves a to a state from which nothing leaves before a person has reviewed it.
+// It ignores what the row says about decisions and executions. An action that has
+// ended according to the audit stays ended; one that may have begun becomes unknown;
+// every other is asked about again, with at least as many approvers as before.
 func (e distrusted) settle(a Action) Action {
 	note := "the server's database was changed behind its back: " + e.why + ". Review all of this as if it were new"
 	if a.broken {
@@ -465,7 +465,7 @@ func (e distrusted) settle(a Action) Action {
 	a.Approvers, a.Who, a.StepUp, a.Approvals = max(v.Approvers, 1), v.Who, v.StepUp, 0
 	began := e.on.began || e.detail != ""
 	if e.on.state == "" && (was == Executing || was == Unknown || a.Attempts > 0) {
-		began = true // without a record the row is believed in what holds it back
+		began = true // the audit says nothing: believe the row where that is stricter
 	}
 	a.Attempts = max(a.Attempts, int64(store.Flag(began)))
 	switch {

@@ -9,23 +9,23 @@ import (
 	"postern/internal/store"
 )
 
-// A Part is a part of an action's effect that is carried out and recorded by
-// itself: one recipient of a message. What an executor with several of them
-// writes down follows these rules, which are searched with those of life.go:
+// A Part is a part of an action's effect that is carried out and recorded separately:
+// one recipient of a message. Executors whose effects have parts follow these rules,
+// which the search in model_test.go covers together with those of life.go:
 //
 //	queued ──── sending ──┬─ delivered
 //	  │ ↑           ↑     ├─ bounced     refused, or given up
 //	  │ └─ deferred ┘ ←───┤
-//	  │                   └─ uncertain   nobody can tell, so a person is asked
+//	  │                   └─ uncertain   not known, so a person is asked
 //	  ├─ suppressed   it must not be sent
 //	  └─ cancelled    its action ended before it
 //
-// The intent (sending) is durable, in a transaction that calls [Gate.Begin],
-// before the effect, and the result before anything else of this part.
+// The intent (sending) must be durable, in a transaction that calls [Gate.Begin],
+// before the effect; and the result before the next step of this part.
 type Part struct {
 	State    PartState
 	Asked    bool  // a person is asked what became of it
-	Attempts int64 // begun
+	Attempts int64 // that have begun
 }
 
 // A PartState is where a [Part] is.
@@ -43,11 +43,11 @@ const (
 	PartCancelled  PartState = "cancelled"
 )
 
-// Open reports whether there is still something to do for p without a person.
+// Open reports whether p is still to be done, and no person is asked first.
 func (p Part) Open() bool { return p.State == PartQueued || p.State == PartDeferred }
 
-// Begin returns p when its effect is about to begin, or [ErrStale] if somebody
-// else has begun, or ended, it.
+// Begin returns p as its effect is about to begin. It returns [ErrStale] if p has
+// begun already, or has ended.
 func (p Part) Begin() (Part, error) {
 	if !p.Open() {
 		return p, fmt.Errorf("it is %s: %w", p.State, ErrStale)
@@ -56,11 +56,10 @@ func (p Part) Begin() (Part, error) {
 	return p, nil
 }
 
-// End returns p when its attempt with this number brought it to a state, and
-// whether that is to be written down. The attack on doing so in any case: this
-// program stood still, was taken for dead, and another has sent it since. Its
-// word stays, or the recipient is written to once more; but what was delivered
-// was delivered.
+// End returns p after the attempt with this number, and whether that must be stored.
+// The result of an old attempt is ignored unless it was delivered: this program may
+// have been suspended, and another has tried it since. Its result must not be
+// overwritten, or the recipient gets the message again.
 func (p Part) End(attempt int64, to PartState) (Part, bool) {
 	if p.Attempts != attempt || p.State != PartSending && to != PartDelivered {
 		return p, false
@@ -77,7 +76,7 @@ func (p Part) Interrupted() Part {
 	return p
 }
 
-// Follow returns p when a person or the gate has moved its action to s.
+// Follow returns p after a person or the gate has moved its action to s.
 func (p Part) Follow(s State) Part {
 	switch s {
 	case Unknown:
@@ -96,7 +95,7 @@ func (p Part) Follow(s State) Part {
 		if p.Asked {
 			p.State, p.Asked = PartBounced, false
 		}
-		// Where a switch, or a rule, stopped it in its middle some had not begun.
+		// If a switch or a rule stopped the action, some parts had not begun.
 		if p.Open() {
 			p.State = PartCancelled
 		}
@@ -109,7 +108,7 @@ func (p Part) Follow(s State) Part {
 	return p
 }
 
-// Sum returns the state of an outcome whose parts are as these.
+// Sum returns the state of an [Outcome] with these parts.
 func Sum(parts []Part) State {
 	open, unsure, delivered := false, false, true
 	for _, p := range parts {
@@ -128,17 +127,17 @@ func Sum(parts []Part) State {
 	return Failed
 }
 
-// A Parter is an [Executor] whose effect has parts. When the gate puts an action
-// back to be tried again, it keeps the state of the parts in the action's sealed
-// row. So it notices if an old row of a part is put back.
+// A Parter is an [Executor] whose effect has parts. When the gate puts an action back
+// for a retry, it keeps the states of the parts in the action's sealed row. The
+// attack: an old row of a part is put back, so that its recipient gets it twice.
 type Parter interface {
-	// PartsOf returns the parts of an action in their order, as part of tx; none
-	// before its first execution.
+	// PartsOf returns the parts of an action, always in the same order, as part of tx;
+	// none before its first execution.
 	PartsOf(ctx context.Context, tx *store.Tx, a Action) ([]Part, error)
 }
 
-// parts returns the state of a's parts: how often each was begun, and whether it
-// is open.
+// parts returns the states of a's parts as "attempts:open" for each, such as
+// "1:0 2:1"; empty if it has none.
 func (g *Gate) parts(ctx context.Context, tx *store.Tx, a *Action) (string, error) {
 	x, ok := g.exec[a.Kind].(Parter)
 	if !ok {
@@ -155,8 +154,8 @@ func (g *Gate) parts(ctx context.Context, tx *store.Tx, a *Action) (string, erro
 	return strings.Join(words, " "), nil
 }
 
-// goOn reports whether the state now of the parts may follow the state then: none
-// is open again, and none was begun less often.
+// goOn reports whether the states now can follow the states then: no closed part is
+// open again, and none has begun less often.
 func goOn(then, now string) bool {
 	if then == "" {
 		return true
@@ -177,8 +176,8 @@ func goOn(then, now string) bool {
 	return true
 }
 
-// noteParts stores the state of a's parts in its row, as part of tx, which has
-// just put it back to be tried again.
+// noteParts stores the states of a's parts in its row, as part of tx, which has just
+// put it back for a retry.
 func (g *Gate) noteParts(ctx context.Context, tx *store.Tx, a *Action) error {
 	now, err := g.parts(ctx, tx, a)
 	if err != nil || now == a.parts {
@@ -191,13 +190,13 @@ func (g *Gate) noteParts(ctx context.Context, tx *store.Tx, a *Action) error {
 	return g.seal(ctx, tx, a)
 }
 
-// BeginPart makes this program remember, once tx is committed, how often a part
-// of an action was begun.
+// BeginPart makes this program remember, once tx is committed, how often part n of an
+// action has begun.
 func (g *Gate) BeginPart(tx *store.Tx, action string, n int, attempts int64) {
 	tx.AfterCommit(func() { g.memory.moved(action+" "+strconv.Itoa(n), attempts) })
 }
 
-// PartBegun returns how often this program remembers to have begun a part.
+// PartBegun returns how often part n has begun, as far as this program remembers.
 func (g *Gate) PartBegun(action string, n int) int64 {
 	attempts, _ := g.memory.version(action + " " + strconv.Itoa(n))
 	return attempts

@@ -12,21 +12,21 @@ import (
 	"postern/internal/store"
 )
 
-// A quorum counts the people who have approved an action. Two principals of one
-// human being count once: of all the ways in which human beings may be behind the
-// principals, it assumes the one with the fewest (see [auth.Roll]). Like the
-// events of life.go it reads no clock and no database.
+// A quorum counts the people who have approved an action. Two accounts of one human
+// being count once. Where it is not known who is behind an account, the quorum assumes
+// the fewest human beings that are possible (see [auth.Roll]). Like the events of
+// life.go it reads no clock and no database.
 type quorum struct {
-	need    int      // people
-	authors []string // people who proposed or edited it and so do not count
+	need    int      // people who must approve
+	authors []string // principals of those who proposed or edited it, who do not count
 	roll    auth.Roll
 	alone   bool // nobody but an author may decide, and one approval is asked
 
-	votes []string // of the version that waits, as they were read
+	votes []string // principals of those who approved the waiting version
 }
 
-// newQuorum returns the quorum of a, whose content is by authors, as people
-// stand in roll.
+// newQuorum returns the quorum of a, whose content is by authors. Roll has the
+// project's accounts.
 func newQuorum(a *Action, authors []string, roll auth.Roll) quorum {
 	q := quorum{need: max(a.Approvers, 1), authors: authors, roll: roll}
 	switch {
@@ -44,8 +44,8 @@ func newQuorum(a *Action, authors []string, roll auth.Roll) quorum {
 	return q
 }
 
-// writers returns the human beings who are authors, and how many authors may be
-// anybody.
+// writers returns the human beings who are authors, and how many further authors
+// could be anybody.
 func (q *quorum) writers() (named []string, unknown int) {
 	for _, p := range q.authors {
 		switch h := q.roll.Human(p); {
@@ -58,14 +58,14 @@ func (q *quorum) writers() (named []string, unknown int) {
 	return named, unknown
 }
 
-// humans returns the human beings who cast votes, each once by name, and whether
-// one vote may be anybody's.
+// humans returns the human beings who cast votes, each once, and whether another vote
+// could be anybody's.
 func (q *quorum) humans(votes []string) (named []string, anybody bool) {
 	for _, v := range votes {
 		switch h := q.roll.Human(v); {
 		case q.roll.Gone(v):
-			// The attack: an approval that was taken back is put into the database again,
-			// with its seal.
+			// The attack: an approval that was removed with its account is put back into the
+			// database, with its seal.
 		case h == "":
 			anybody = true
 		case !slices.Contains(named, h):
@@ -75,7 +75,8 @@ func (q *quorum) humans(votes []string) (named []string, anybody bool) {
 	return named, anybody
 }
 
-// count returns the least number of people, without authors, who cast votes.
+// count returns the smallest number of people, without authors, who can have cast
+// votes.
 func (q *quorum) count(votes []string) int {
 	named, anybody := q.humans(votes)
 	if len(q.authors) == 0 || q.alone {
@@ -119,7 +120,7 @@ func (q *quorum) admits(who auth.Principal, votes []string) error {
 	return nil
 }
 
-// instead says what a person whose approval does not count can do.
+// instead returns what a person whose approval does not count can do.
 func (q *quorum) instead(me, other string) string {
 	if auth.Nameless(me) {
 		return "the operator at the machine has no name; sign in to an account (export POSTERN_SESSION=$(postern login NAME)), or ask another person"
@@ -139,7 +140,7 @@ func (q *quorum) instead(me, other string) string {
 	return "ask another person"
 }
 
-// lacks describes what the action waits for, for a reviewer.
+// lacks returns what the action waits for, for a reviewer.
 func (q *quorum) lacks(a *Action) string {
 	have := q.count(q.votes)
 	text := "an approval"
@@ -163,8 +164,8 @@ func (q *quorum) lacks(a *Action) string {
 	return text
 }
 
-// Lacks is [Action.Missing] in full, for people who decide: whose approval is
-// needed, and whose does not count. It names reviewers.
+// Lacks is [Action.Missing] for people who decide: it says whose approval is needed
+// and whose does not count. It names reviewers, so agents must not see it.
 func (a *Action) Lacks() string {
 	if a.State == Pending && a.quorum != nil {
 		return a.quorum.lacks(a)
@@ -172,7 +173,7 @@ func (a *Action) Lacks() string {
 	return a.Missing()
 }
 
-// Bars says why who's approval of a would not count. It is empty if it would.
+// Bars returns why who's approval of a would not count, or "".
 func (a *Action) Bars(who auth.Principal) string {
 	if a.quorum == nil {
 		return ""
@@ -183,8 +184,8 @@ func (a *Action) Bars(who auth.Principal) string {
 	return ""
 }
 
-// Uncounted says why an approval of a does not count, or counts only together with
-// another. It is empty if the approval counts.
+// Uncounted returns why a person's approval of a does not count, or counts only
+// together with another one, or "".
 func (a *Action) Uncounted(person string) string {
 	q := a.quorum
 	if q == nil || q.alone {
@@ -208,11 +209,11 @@ func (a *Action) Uncounted(person string) string {
 	return ""
 }
 
-// Sole reports whether only one person may decide on a, perhaps its proposer.
+// Sole reports whether only one person can decide on a, who may be its proposer.
 func (a *Action) Sole() bool { return a.quorum != nil && a.quorum.alone }
 
-// weigh counts the people who have approved the waiting actions of as, if that
-// needs more than the number of approvals.
+// weigh sets the quorum of the pending actions of as where people are counted: where
+// several must approve, or a person proposed it.
 func weigh(ctx context.Context, tx *store.Tx, as []Action) error {
 	rolls := map[string]auth.Roll{}
 	for i := range as {
@@ -241,7 +242,7 @@ func weigh(ctx context.Context, tx *store.Tx, as []Action) error {
 	return nil
 }
 
-// voters returns the people who have approved a at its version.
+// voters returns the principals who have approved a at its version.
 func voters(ctx context.Context, tx *store.Tx, a *Action) ([]string, error) {
 	out, err := tx.Strings(ctx, `select person from approval where action_id = $1 and version = $2 order by at, person`, a.ID, a.Version)
 	if err != nil {
@@ -250,8 +251,8 @@ func voters(ctx context.Context, tx *store.Tx, a *Action) ([]string, error) {
 	return out, nil
 }
 
-// authors returns the people who wrote a's content: its proposer, and its editors
-// since a program last wrote all of it.
+// authors returns the people who wrote a's content: its proposer, and those who have
+// edited it since a program last wrote all of it.
 func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err error) {
 	if person(a.Proposer) {
 		out = append(out, a.Proposer)
@@ -267,7 +268,7 @@ func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err er
 	if err != nil {
 		return nil, fmt.Errorf("read authors: %w", err)
 	}
-	// The attack: who edited it removes that from the database, and approves it.
+	// The attack: an editor removes their revision from the database, and approves.
 	if len(revised) > len(before) || slices.ContainsFunc(before, func(r store.SealedRow) bool { return !r.Holds }) {
 		out = append(out, unknownAuthor)
 	}
@@ -287,8 +288,8 @@ func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err er
 	return out, nil
 }
 
-// unknownAuthor stands for somebody who edited an action, and of whom the
-// database says no more: it may be anybody.
+// unknownAuthor stands for an editor who was removed from the database: it could be
+// anybody.
 const unknownAuthor = string(auth.Person) + ":local-unknown"
 
 // person reports whether a principal is a person.

@@ -11,8 +11,8 @@ import (
 	"postern/internal/store"
 )
 
-// maySee reports whether who may look at a: a person or key of its project, or
-// the agent or sandbox that proposed it or shares its inbox.
+// maySee reports whether who may see a: a person of its project, or the agent,
+// grant or sandbox that proposed it or has its inbox.
 func maySee(who auth.Principal, a *Action) bool {
 	if who.Project != a.Project {
 		return false
@@ -21,17 +21,17 @@ func maySee(who auth.Principal, a *Action) bool {
 	case auth.Person:
 		return true
 	case auth.Agent, auth.Sandbox, auth.Grant:
-		// A grant is over several inboxes: who asks for it says which is meant,
-		// having seen that it is one of them.
+		// A grant covers several inboxes: the caller has set who.Inbox to one of them,
+		// after checking that the grant covers it.
 		return a.Proposer == who.String() || who.Inbox != "" && who.Inbox == a.Inbox
 	case auth.Project, auth.Recovery, auth.System:
-		return false // what an agent proposes is for reviewers, not for whoever runs sandboxes
+		return false // proposals are for reviewers, not for keys that run sandboxes
 	}
 	return false
 }
 
-// read returns one action whole. What who may not see is not found: an answer
-// that tells "not yours" from "not there" would tell ids apart.
+// read returns one action whole. An action that who may not see is not found. The
+// attack: guessing ids, if "not yours" differed from "not there".
 func (g *Gate) read(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Action, error) {
 	a, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
 	if err == nil && !maySee(who, &a) {
@@ -79,7 +79,8 @@ func (g *Gate) Find(ctx context.Context, tx *store.Tx, who auth.Principal, id st
 	return g.read(ctx, tx, who, id)
 }
 
-// InboxOf returns the id of the inbox that an action of who's project is for.
+// InboxOf returns the id of the inbox of an action of who's project. It may be
+// empty.
 func (g *Gate) InboxOf(ctx context.Context, who auth.Principal, id string) (inbox string, err error) {
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select inbox_id from action where id = $1 and project_id = $2`, []any{id, who.Project}, &inbox)
@@ -106,7 +107,7 @@ func (g *Gate) Action(ctx context.Context, who auth.Principal, id string) (a Act
 func (g *Gate) Show(a Action) (View, error) {
 	if !a.Dropped.IsZero() {
 		return View{Title: "(the content is no longer kept)", Notes: []string{
-			"what this would do was shown to who decided, and was removed " + a.Dropped.Format(time.RFC1123) + "; its digest stays",
+			"the content was shown to the people who decided, and was removed " + a.Dropped.Format(time.RFC1123) + "; its digest is kept",
 		}}, nil
 	}
 	e, ok := g.exec[a.Kind]
@@ -120,7 +121,7 @@ func (g *Gate) Show(a Action) (View, error) {
 	if !a.SendAt.IsZero() {
 		v.Fields = append(v.Fields, Field{"Leaves", "not before " + a.SendAt.Format(time.RFC1123)})
 		if a.State == Pending && time.Since(a.SendAt) > 0 && a.AskAt.IsZero() {
-			v.Notes = append([]string{"the time at which it was to leave has passed"}, v.Notes...)
+			v.Notes = append([]string{"its time to leave has passed"}, v.Notes...)
 		}
 	}
 	v.Context, v.Flags = a.Context, a.Request.Flags
@@ -133,7 +134,8 @@ func (g *Gate) Show(a Action) (View, error) {
 	return v, nil
 }
 
-// Missing says in words what a waits for, or is empty.
+// Missing returns what a waits for, for anybody who may see it; it is empty if a
+// waits for nobody. [Action.Lacks] is the same for reviewers.
 func (a *Action) Missing() string {
 	switch {
 	case a.State == Scheduled:
@@ -150,9 +152,9 @@ func (a *Action) Missing() string {
 type Query struct {
 	States []State // any of these; empty means all
 	Limit  int     // at most so many; 0 means 100
-	// Inboxes are those that a grant was seen to be over: it sees what is
-	// proposed for them, beside what it proposed itself. For others they mean
-	// nothing.
+	// Inboxes are ids of inboxes that a grant covers, as the caller has checked: the
+	// grant also sees what is proposed for them. They are ignored for other
+	// principals.
 	Inboxes []string
 }
 

@@ -22,17 +22,17 @@ const (
 	maxRemarks = 200
 )
 
-// A Remark is what a person said about an action beside deciding on it.
+// A Remark is a person's comment on an action.
 type Remark struct {
 	ID     string
-	Person string // a principal; for who proposed the action, "person"
+	Person string // a principal; only "person" where the reader is not a person
 	At     time.Time
 	Text   string
-	Agent  bool // who proposed the action may read it
+	Agent  bool // the proposer may read it
 }
 
-// Comment records what who, a person who decides, says about an action, and
-// shows it to who proposed it if agent.
+// Comment records a comment on an action by who, who must decide. If agent is set
+// the proposer may read it, too.
 func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string, agent bool) (r Remark, err error) {
 	if !who.Decides() {
 		return Remark{}, fmt.Errorf("%s cannot comment, only a person who reviews can: %w", who, auth.ErrForbidden)
@@ -63,9 +63,9 @@ func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string,
 	return r, err
 }
 
-// Remarks returns what was said about an action that who may see, oldest first:
-// all of it to people, and to others what was meant for them, without who said
-// it.
+// Remarks returns the comments on an action that who may see, oldest first. People
+// get all of them; others get those that are for the proposer, without their
+// authors.
 func (g *Gate) Remarks(ctx context.Context, who auth.Principal, id string) (out []Remark, err error) {
 	person := who.Kind == auth.Person
 	err = g.db.View(ctx, func(tx *store.Tx) error {

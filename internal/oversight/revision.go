@@ -9,21 +9,21 @@ import (
 	"postern/internal/store"
 )
 
-// A Revision is what an action would do, or would have done, at some time.
+// A Revision is one content of an action: the current one, or one that was replaced.
 type Revision struct {
-	Version int64  // of the action, the last at which this was what it would do
+	Version int64  // the last version of the action with this content
 	Author  string // a principal
 	At      time.Time
 	Digest  []byte
 	Payload []byte // nil once it is dropped
-	Current bool   // it is what the action would do now
+	Current bool   // the action has this content now
 }
 
 // maxKept is how many payloads of earlier revisions of one action are kept. The
 // attack: an agent that revises in a loop, until the disk is full.
 const maxKept = 5
 
-// keep puts what a would have done until now beside its revision.
+// keep stores the content of a, which is about to be replaced, as a revision.
 func keep(ctx context.Context, tx *store.Tx, a Action) error {
 	author, at := a.Author, a.Written
 	if author == "" {
@@ -45,11 +45,11 @@ func keep(ctx context.Context, tx *store.Tx, a Action) error {
 	return nil
 }
 
-// Revisions returns what an action was to do, oldest first; the last one is what
-// it would do now. Who is a person.
+// Revisions returns the contents of an action, oldest first; the last one is the
+// current one. Who must be a person.
 func (g *Gate) Revisions(ctx context.Context, who auth.Principal, id string) (out []Revision, err error) {
 	if who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s does not see revisions, only a person does: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not see revisions, only a person may: %w", who, auth.ErrForbidden)
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		a, err := g.read(ctx, tx, who, id)
@@ -81,12 +81,12 @@ func (g *Gate) Revisions(ctx context.Context, who auth.Principal, id string) (ou
 	return out, err
 }
 
-// File returns an attachment of an action, for a person, with its content.
-// Index counts the files of its view. It returns [store.ErrNotFound] if there is
-// none, or it is kept no longer.
+// File returns one file of an action's view, by its index, with its content. Who must
+// be a person. It returns [store.ErrNotFound] if there is none, or if the payload was
+// dropped.
 func (g *Gate) File(ctx context.Context, who auth.Principal, id string, index int) (File, []byte, error) {
 	if who.Kind != auth.Person {
-		return File{}, nil, fmt.Errorf("%s does not open what is proposed, only a person does: %w", who, auth.ErrForbidden)
+		return File{}, nil, fmt.Errorf("%s may not open files of proposals, only a person may: %w", who, auth.ErrForbidden)
 	}
 	a, err := g.Action(ctx, who, id)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"postern/internal/store"
 )
 
-// columns are those of an action without its payload, in scanOne's order; insert
-// and save write them.
+// columns are the columns of an action without its payload, in the order of
+// scanOne. insert, save and restore write them.
 const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result,
 	send_at, ask_at, undo, not_before, note, settled_at, dropped_at, request, context, approvers, who, step_up, expires_at, stopped, author, written_at, lease, waits, parts, result_by, lapsed,
 	(select count(*) from approval v where v.action_id = action.id and v.version = action.version)`
@@ -55,15 +55,15 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	return a, err
 }
 
-// maxApprovers bounds how many people policy can ask.
+// maxApprovers bounds the number of approvers in a row; a document asks far fewer.
 const maxApprovers = 1 << 16
 
-// soft scans columns whose values may be of any type: SQLite stores any type in
-// any column. The attack: one unreadable row that blocks the queue behind it. A
-// value of the wrong type becomes zero and marks the action.
+// soft scans columns whose values may be of any type, as SQLite stores any type in
+// any column. The attack: a row that cannot be scanned, and blocks the queue behind
+// it. A value of the wrong type becomes zero and marks the action as broken.
 type soft struct{ broken *bool }
 
-// A softly is a value that is scanned so.
+// A softly is a destination of such a scan. It never fails.
 type softly func(v any) bool
 
 // Scan implements [sql.Scanner].
@@ -102,7 +102,7 @@ func (s soft) bytes(p *[]byte) sql.Scanner {
 	})
 }
 
-// request returns the action's request as it is stored.
+// request returns the action's request as JSON, as it is stored.
 func (a *Action) request() (string, error) {
 	b, err := json.Marshal(a.Request)
 	if err != nil {
@@ -129,9 +129,8 @@ func insert(ctx context.Context, tx *store.Tx, a Action) error {
 	return nil
 }
 
-// save writes an action down as an event has left it, but for its payload,
-// unless somebody else has changed it since it was read as before: then it is
-// [ErrStale].
+// save stores a, which an event has made of before, without its payload. It returns
+// [ErrStale] if the row is not at before's version any more.
 func save(ctx context.Context, tx *store.Tx, before, a Action) error {
 	request, err := a.request()
 	if err != nil {
@@ -156,7 +155,8 @@ func save(ctx context.Context, tx *store.Tx, before, a Action) error {
 	return nil
 }
 
-// restore overwrites the whole row of an action that cannot be trusted.
+// restore overwrites the whole row of an action that cannot be trusted, whatever it
+// says by now.
 func restore(ctx context.Context, tx *store.Tx, a Action) error {
 	request, err := a.request()
 	if err != nil {
@@ -178,7 +178,7 @@ func restore(ctx context.Context, tx *store.Tx, a Action) error {
 	return nil
 }
 
-// bytesOf returns b as a value that is not NULL.
+// bytesOf returns b, or empty bytes where b is nil, which would be NULL.
 func bytesOf(b []byte) []byte {
 	if b == nil {
 		return []byte{}

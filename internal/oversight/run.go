@@ -18,18 +18,18 @@ const (
 	// executionTime bounds one execution.
 	executionTime = 15 * time.Minute
 	// leaseTime is how long an executing action belongs to the program that
-	// executes it, without a word from it.
+	// executes it unless that renews the lease.
 	leaseTime = 30 * time.Second
-	// sweepTime is how long it takes at most, on a quiet server, until people see
+	// sweepTime is how long it takes at most, on an idle server, until people see
 	// that an action was changed in the database.
 	sweepTime = time.Minute
-	// shutdownGrace is how long an execution goes on when the program stops.
+	// shutdownGrace is how long an execution may go on while the program stops.
 	shutdownGrace = 5 * time.Second
 )
 
-// Recover moves the actions that a program left executing when it stopped to
-// [Unknown]. It is called once before [Gate.Run]; alone says that no other
-// program executes for the same database, so that no lease need run out first.
+// Recover moves the actions that a stopped program left executing to [Unknown], or
+// to what their [Recoverer] says. It is called once before [Gate.Run]. With alone no
+// other program executes actions of the same database, so that leases are ignored.
 func (g *Gate) Recover(ctx context.Context, alone bool) error {
 	now := time.Now()
 	before := store.Time(now)
@@ -42,14 +42,14 @@ func (g *Gate) Recover(ctx context.Context, alone bool) error {
 			n, err = g.recoverSome(ctx, tx, before, alone)
 			return err
 		})
-		if err != nil || n < g.page { // each that was recovered is executing no more
+		if err != nil || n < g.page { // recovered ones are no longer executing, so the next page has others
 			return err
 		}
 	}
 }
 
-// recoverSome recovers a page of the actions whose lease is of before a time, and
-// reports how many it found.
+// recoverSome recovers a page of the actions whose lease ended before a time, and
+// returns how many it found.
 func (g *Gate) recoverSome(ctx context.Context, tx *store.Tx, before int64, alone bool) (int, error) {
 	as, err := list(ctx, tx, `where state = $1 and lease < $2 order by created_at, id limit $3`, Executing, before, g.page)
 	if err != nil {
@@ -69,27 +69,28 @@ func (g *Gate) recoverSome(ctx context.Context, tx *store.Tx, before int64, alon
 	return len(as), nil
 }
 
-// maxExecuting is how many actions one Run executes at the same time. An
-// executor that waits for a slow other end must take far fewer of these for it:
-// one bad destination delays nobody else.
+// maxExecuting is how many actions one Run executes at the same time. An executor
+// must bound how many of these wait for one slow destination, so that it delays
+// nothing else.
 const maxExecuting = 32
 
-// An action's payload is in memory for as long as it is executed. The attack:
-// as many of the largest as are executed at a time, for a destination that
-// takes minutes, and the machine's memory is gone.
+// An action's payload is in memory while it is executed. The attack: maxExecuting of
+// the largest at a time, for a destination that takes minutes, which exhaust the
+// machine's memory.
 const (
-	// maxHeld bounds the payloads larger than smallPayload that one Gate
-	// executes at the same time, in bytes. What does not fit waits where it is;
-	// those that are small do not wait for it.
+	// maxHeld bounds the payloads larger than smallPayload that one Gate executes at
+	// the same time, in bytes. A payload that does not fit waits in the queue, and
+	// small ones overtake it.
 	maxHeld = 192 << 20
-	// smallPayload is how large, in bytes, a payload is that is not counted:
-	// maxExecuting of them are few.
+	// smallPayload is the size in bytes up to which a payload is not counted:
+	// maxExecuting of them are 32 MB.
 	smallPayload = 1 << 20
 )
 
-// Run executes approved actions, oldest first and many at a time, and asks
-// about scheduled ones, until ctx is done. What is being executed then is
-// finished first. Several Runs may work side by side, also in several programs.
+// Run executes approved actions, oldest first and up to maxExecuting at a time, moves
+// scheduled ones to pending when their time comes and denies expired ones, until ctx
+// is done. It returns when the executions in progress have ended. Several Runs may
+// work on one database, also in several programs.
 func (g *Gate) Run(ctx context.Context) error {
 	slots := make(chan struct{}, maxExecuting)
 	swept := time.Now()
@@ -124,7 +125,7 @@ func (g *Gate) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-g.wake:
-		case <-time.After(time.Second): // those whose time comes, and those that another process approved
+		case <-time.After(time.Second): // what becomes due, and what another program approved
 			// Another program may have stopped in the middle of something.
 			if err := g.recoverOthers(ctx); err != nil && ctx.Err() == nil {
 				g.log.ErrorContext(ctx, "recover actions", "err", err)
@@ -140,7 +141,7 @@ func (g *Gate) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// recoverOthers is [Gate.Recover] where there is something to recover: to look
+// recoverOthers calls [Gate.Recover] if there is something to recover. The check
 // takes no lock.
 func (g *Gate) recoverOthers(ctx context.Context) error {
 	var n int
@@ -156,8 +157,8 @@ func (g *Gate) recoverOthers(ctx context.Context) error {
 	return nil
 }
 
-// RunOne asks about the scheduled actions whose time has come, executes the
-// oldest approved one that is due, and reports whether there was one.
+// RunOne does once what [Gate.Run] does, with at most one execution, and reports
+// whether there was one.
 func (g *Gate) RunOne(ctx context.Context) (bool, error) {
 	a, release, ok, err := g.next(ctx)
 	if err != nil || !ok {
@@ -167,19 +168,18 @@ func (g *Gate) RunOne(ctx context.Context) (bool, error) {
 	return true, g.carryOut(ctx, a)
 }
 
-// next asks about the scheduled actions whose time has come and claims the
-// oldest approved one that is due and for whose payload there is room, if there
-// is one. Its room is given back by release.
+// next moves scheduled and expired actions, then claims the oldest approved one that
+// is due and whose payload fits, if there is one. The caller must call release.
 func (g *Gate) next(ctx context.Context) (a Action, release func(), ok bool, err error) {
-	if err := g.come(ctx); err != nil {
+	if err := g.wakeScheduled(ctx); err != nil {
 		return Action{}, nil, false, err
 	}
 	if err := g.expire(ctx); err != nil {
 		return Action{}, nil, false, err
 	}
 	for {
-		// Each that is stopped has moved and is due no more.
-		if a, release, err = g.claim(ctx); !errors.Is(err, errElsewhere) {
+		// What a switch or policy stopped has moved and is no longer due: take the next.
+		if a, release, err = g.claim(ctx); !errors.Is(err, errNotDue) {
 			break
 		}
 	}
@@ -189,13 +189,13 @@ func (g *Gate) next(ctx context.Context) (a Action, release func(), ok bool, err
 	return a, release, err == nil, err
 }
 
-// carryOut executes a claimed action and records what that brought.
+// carryOut executes a claimed action and records the outcome.
 func (g *Gate) carryOut(ctx context.Context, a Action) error {
-	// From here on a shutdown waits: an effect that has begun is recorded.
+	// From here on a shutdown waits: an effect that has begun must be recorded.
 	done, stopping := context.WithoutCancel(ctx), ctx
 	ctx, cancel := context.WithTimeout(done, executionTime)
 	defer cancel()
-	// But not for the slowest: what has had no effect yet is broken off.
+	// But it does not wait for the slowest: executors stop what has had no effect yet.
 	defer context.AfterFunc(stopping, func() {
 		select {
 		case <-time.After(shutdownGrace):
@@ -225,15 +225,14 @@ func (g *Gate) carryOut(ctx context.Context, a Action) error {
 	if err == nil {
 		return nil
 	}
-	// What happened outside is recorded even where the executor's own records
-	// cannot be kept.
+	// The outcome is recorded even if the executor cannot keep its own records.
 	g.log.ErrorContext(done, "finish action", "action", a.ID, "err", err)
 	return record(false)
 }
 
-// hold renews the lease of an action that is being executed, until ctx is done.
-// Where it has lost it, since this program stood still for so long that another
-// took it for dead, it breaks the execution off.
+// hold renews the lease of an action that is being executed, until ctx is done. If
+// the lease is lost, because this program was suspended for so long that another
+// recovered the action, it cancels the execution.
 func (g *Gate) hold(ctx context.Context, lost context.CancelFunc, a Action) {
 	t := time.NewTicker(leaseTime / 6)
 	defer t.Stop()
@@ -265,6 +264,7 @@ func (g *Gate) hold(ctx context.Context, lost context.CancelFunc, a Action) {
 	}
 }
 
+// execute calls the executor of a, with the payload whose digest was approved.
 func (g *Gate) execute(ctx context.Context, a Action) Outcome {
 	e, ok := g.exec[a.Kind]
 	if !ok {
@@ -289,7 +289,7 @@ func (g *Gate) expire(ctx context.Context) error {
 	for _, a := range late {
 		err := g.db.Update(ctx, func(tx *store.Tx) error {
 			id := a.ID
-			a, err := peek(ctx, tx, id) // what was listed was read in another transaction
+			a, err := peek(ctx, tx, id) // the list was read in another transaction
 			if err == nil {
 				a, err = g.advance(ctx, tx, a, timeEnded{time.Now()})
 			}
@@ -305,8 +305,8 @@ func (g *Gate) expire(ctx context.Context) error {
 	return nil
 }
 
-// come moves the scheduled actions whose time has come to pending.
-func (g *Gate) come(ctx context.Context) error {
+// wakeScheduled moves the scheduled actions whose time has come to pending.
+func (g *Gate) wakeScheduled(ctx context.Context) error {
 	var due []Action
 	err := g.db.View(ctx, func(tx *store.Tx) (err error) {
 		due, err = list(ctx, tx, `where state = $1 and ask_at <= $2 order by ask_at, id limit 100`, Scheduled, store.Time(time.Now()))
@@ -318,7 +318,7 @@ func (g *Gate) come(ctx context.Context) error {
 	for _, a := range due {
 		err := g.db.Update(ctx, func(tx *store.Tx) error {
 			id := a.ID
-			a, err := peek(ctx, tx, id) // what was listed was read in another transaction
+			a, err := peek(ctx, tx, id) // the list was read in another transaction
 			if err == nil {
 				a, err = g.advance(ctx, tx, a, timeCame{time.Now()})
 			}
@@ -339,10 +339,10 @@ func (g *Gate) come(ctx context.Context) error {
 	return nil
 }
 
-// due returns the id of the oldest due action, and how many bytes of room were
-// taken for its payload: those that are small need none. It never waits for
-// room. A large one that finds none is passed over by small ones alone, so that
-// the largest has its turn, too.
+// due returns the id of the oldest due action, and how many bytes of g.held were
+// acquired for its payload: none for a small one. It never blocks. A large payload
+// that does not fit is overtaken by small ones only, so that it has its turn when
+// the executions in progress end.
 func (g *Gate) due(ctx context.Context, tx *store.Tx, now time.Time) (id string, taken int64, err error) {
 	var size int64
 	err = tx.One(ctx, `select id, length(payload) from action where state = $1 and not_before <= $2 order by created_at, id limit 1`,
@@ -358,8 +358,8 @@ func (g *Gate) due(ctx context.Context, tx *store.Tx, now time.Time) (id string,
 	return id, 0, err
 }
 
-// errElsewhere means that what was due is not any more: it has moved.
-var errElsewhere = errors.New("the action has moved elsewhere")
+// errNotDue means that the action which was due has moved and is not executed.
+var errNotDue = errors.New("the action is no longer due")
 
 // claim marks the next due action as executing, before any effect.
 func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) {
@@ -403,10 +403,9 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 			return g.refused(ctx, tx, a, audit.ActionStop)
 		case Executing, Scheduled, Approved, Done, Unknown, Cancelled:
 		}
-		// What waits is looked at again and again, every look the same: the
-		// attack is a thousand mails to a slow destination, which fill the audit
-		// until nobody reads it. The entry comes with the intent, if it comes to
-		// that, see [Gate.Begin].
+		// An action that waits is claimed again and again with the same result. The
+		// attack: a thousand mails to a slow destination, which fill the audit until
+		// nobody reads it. So its entry is written by [Gate.Begin], when it begins.
 		if a.waits {
 			return nil
 		}
@@ -416,7 +415,7 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 		return g.moved(ctx, tx, a)
 	})
 	if err == nil && moved {
-		err = errElsewhere
+		err = errNotDue
 	}
 	if err != nil {
 		release()
@@ -425,8 +424,8 @@ func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) 
 	return a, release, nil
 }
 
-// claimParts applies e to a if its parts are in the state in which it was put back,
-// or further.
+// claimParts applies e to a unless one of its parts is in an earlier state than when
+// it was put back for a retry.
 func (g *Gate) claimParts(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
 	now, err := g.parts(ctx, tx, &a)
 	if err != nil {
@@ -438,8 +437,8 @@ func (g *Gate) claimParts(ctx context.Context, tx *store.Tx, a Action, e event) 
 	return g.advance(ctx, tx, a, e)
 }
 
-// rejudge asks policy once more about what a rule approved, if its executor knows
-// what has changed since.
+// rejudge puts a new verdict into e if a rule approved a, not a person, and its
+// executor is a [Refresher].
 func (g *Gate) rejudge(ctx context.Context, tx *store.Tx, a Action, e *claimed) (err error) {
 	r, ok := g.exec[a.Kind].(Refresher)
 	if !ok || a.Decider != "" || e.stop != "" {
@@ -450,9 +449,9 @@ func (g *Gate) rejudge(ctx context.Context, tx *store.Tx, a Action, e *claimed) 
 		if ctx.Err() != nil {
 			return fmt.Errorf("refresh action %s: %w", a.ID, err)
 		}
-		// What cannot be told anew is for a person, and holds up nothing else.
+		// A person decides, so that one such action does not block the queue.
 		g.log.ErrorContext(ctx, "refresh action", "action", a.ID, "err", err)
-		e.request, e.verdict = a.Request, policy.Verdict{Effect: policy.Ask, Reason: "what has changed since it was proposed cannot be told: a person decides"}
+		e.request, e.verdict = a.Request, policy.Verdict{Effect: policy.Ask, Reason: "what has changed since it was proposed is not known: a person decides"}
 		return nil
 	}
 	e.request.Time = stored(e.now)
@@ -462,14 +461,15 @@ func (g *Gate) rejudge(ctx context.Context, tx *store.Tx, a Action, e *claimed) 
 	return nil
 }
 
+// executes records that an execution of a begins.
 func executes(ctx context.Context, tx *store.Tx, a Action) error {
 	return enter(ctx, tx, system(a), audit.ActionExecute, a, audit.Fields{"attempt": strconv.FormatInt(a.Attempts, 10), "digest": a.Hex()})
 }
 
-// Begin records that an action which waited is executed in earnest, and refuses
-// what must not begin any more: with [ErrStopped] what a kill switch stops, and
-// with [ErrStale] what another program has taken over. An executor calls it in
-// each transaction that makes its intent durable, before each part of its effect.
+// Begin checks that the execution of a may go on, and records that it began if it
+// had only waited so far. It returns [ErrStopped] if a kill switch stops a, and
+// [ErrStale] if another program has recovered it. An executor calls it in every
+// transaction that makes its intent durable, before each part of its effect.
 func (g *Gate) Begin(ctx context.Context, tx *store.Tx, a Action) error {
 	now, err := peek(ctx, tx, a.ID)
 	if err != nil {
@@ -489,8 +489,7 @@ func (g *Gate) Begin(ctx context.Context, tx *store.Tx, a Action) error {
 	return executes(ctx, tx, now)
 }
 
-// settle moves an executing action to what its execution brought, and tells the
-// executor if tell.
+// settle records the outcome of an execution, and notifies the executor if tell.
 func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended, tell bool) error {
 	before, err := peek(ctx, tx, claimed.ID)
 	if err != nil {
@@ -504,7 +503,8 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 	}
 	a, err := g.advance(ctx, tx, before, o)
 	if d, ok := errors.AsType[*doubtError](err); ok {
-		// What was done was done, and is said; whether it is all, a person says.
+		// The effect has happened and is recorded. Whether it was the approved one, a
+		// person finds out.
 		return g.distrust(ctx, tx, before.ID, d.why, string(o.State)+": "+o.Detail)
 	}
 	if err != nil {
@@ -516,7 +516,7 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 		}
 	}
 	free := a.waits && a.State == Approved
-	if before.waits && !free { // its executor did not say that it began
+	if before.waits && !free { // its executor began without calling Begin
 		if err := executes(ctx, tx, before); err != nil {
 			return err
 		}
@@ -524,7 +524,7 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 	var verb audit.Verb
 	switch {
 	case free && before.waits && before.Result == a.Result:
-		return nil // it waits, as the audit says already
+		return nil // the audit has the entry that it waits
 	case free:
 		verb = audit.ActionDefer
 	case a.State == Approved:
@@ -541,16 +541,18 @@ func (g *Gate) settle(ctx context.Context, tx *store.Tx, claimed Action, o ended
 	if err := enter(ctx, tx, system(a), verb, a, audit.Fields{"result": a.Result}); err != nil {
 		return err
 	}
-	if !tell || free { // it is where it was: approved, which its executor has heard
+	if !tell || free { // it is approved, as before it was claimed
 		return nil
 	}
 	return g.moved(ctx, tx, a)
 }
 
+// system returns the principal of the gate itself in a's project.
 func system(a Action) auth.Principal {
 	return auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}
 }
 
+// poke wakes one Run, if it sleeps.
 func (g *Gate) poke() {
 	select {
 	case g.wake <- struct{}{}:

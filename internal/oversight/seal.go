@@ -19,9 +19,9 @@ import (
 // the server's key. Three checks stand between a forged row and an effect, and
 // each move of an action makes all of them ([Gate.doubt]):
 //
-//   - the row's seal, a MAC over all its columns but the payload, for which its
-//     digest stands, and which is hashed again: against a changed, inserted or
-//     swapped row;
+//   - the row's seal, a MAC over all its columns except the payload, which is
+//     hashed and compared with its digest: against a changed, inserted or swapped
+//     row;
 //   - the action's last move in the audit, whose entry is sealed as well: against
 //     an old row of the same action, put back so that it is sent twice;
 //   - this program's memory of its own moves: against an old row that is put back
@@ -51,13 +51,13 @@ func sealedApprovals() store.Sealed {
 	return store.Sealed{Table: "approval", Key: []string{"action_id", "version", "person"}}
 }
 
-// The payloads of revisions are dropped in time; their digests stand for them.
+// The payloads of revisions are dropped after a while; their digests are sealed.
 func sealedRevisions() store.Sealed {
 	return store.Sealed{Table: "revision", Key: []string{"action_id", "version"}, Omit: []string{"payload"}}
 }
 
-// moves are the verbs of the entries that say how an action stands, in their
-// field stands.
+// moves are the verbs of the entries with the field stands: the action's state and
+// version after the move.
 func moves() []audit.Verb {
 	return []audit.Verb{
 		audit.ActionPropose, audit.ActionRevise, audit.ActionAsk, audit.ActionApprove, audit.ActionLate, audit.ActionReject, audit.ActionExpire, audit.ActionStop, audit.ActionCancel,
@@ -75,14 +75,15 @@ func enter(ctx context.Context, tx *store.Tx, who auth.Principal, verb audit.Ver
 	return audit.Append(ctx, tx, who, verb, a.ID, f)
 }
 
+// stands returns a state and a version as the audit has them: "pending 1".
 func stands(s State, version int64) string { return string(s) + " " + strconv.FormatInt(version, 10) }
 
-// A standing is the state of an action according to the audit.
+// A standing is where an action is according to the audit.
 type standing struct {
 	state   State // empty where no entry can be trusted
 	version int64
 	entries bool // there is one, trusted or not
-	began   bool // an execution of it began
+	began   bool // it was executed at least once
 }
 
 // parseStands reads what [enter] wrote.
@@ -92,7 +93,7 @@ func parseStands(s string) (State, int64, bool) {
 	return State(state), version, ok && err == nil
 }
 
-// onRecord returns the state of an action according to the audit.
+// onRecord returns where an action is according to the audit.
 func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err error) {
 	e, err := audit.Last(ctx, tx, id, moves())
 	switch {
@@ -120,8 +121,8 @@ func (s standing) agrees(a *Action) bool {
 	return a.waits && (a.State == Approved || a.State == Executing) && s.state == Approved && a.Version > s.version
 }
 
-// doubt says why the row of a, as it was read, cannot be trusted, or is empty. If
-// lock is set it locks the row for a change.
+// doubt returns why the row of a, as it was read, cannot be trusted, or "". If lock
+// is set it locks the row until tx ends.
 func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action, lock bool) (string, error) {
 	rows, err := tx.Rows(ctx, sealedActions(), lock, `id = $1`, a.ID)
 	if err != nil {
@@ -183,7 +184,8 @@ func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) error {
 	return err
 }
 
-// seal seals a's row as tx has written it.
+// seal seals a's row as tx has written it, and remembers its version once tx is
+// committed.
 func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {
 	if err := tx.Seal(ctx, sealedActions(), `id = $1`, a.ID); err != nil {
 		return fmt.Errorf("seal action %s: %w", a.ID, err)
@@ -193,9 +195,9 @@ func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {
 	return nil
 }
 
-// distrust moves an action whose row this program did not write to where nothing
-// of it leaves before a person has reviewed it, and records that.
-// Detail is what this program knows of an execution of it, if it has just ended.
+// distrust moves an action whose row this program did not write to a state from which
+// nothing leaves before a person has reviewed it, and records that. Detail is the
+// outcome of an execution that has just ended, or empty.
 func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail string) error {
 	a, err := scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
 	if err != nil {
@@ -236,13 +238,13 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 		return err
 	}
 	if a.State.settled() && on.state == a.State {
-		return nil // its executor heard of that when it was so
+		return nil // its executor was notified when it settled
 	}
 	return g.moved(ctx, tx, a)
 }
 
-// asking puts into f whom a asks. If the row can no longer be trusted, this is
-// what policy said.
+// asking puts into f whom a asks. Where the row cannot be trusted any more, [asks]
+// reads it from there.
 func (a *Action) asking(f audit.Fields) {
 	f["approvers"], f["asked"] = strconv.Itoa(a.Approvers), strings.Join(a.Who, ",")
 	if a.StepUp {
@@ -250,8 +252,8 @@ func (a *Action) asking(f audit.Fields) {
 	}
 }
 
-// asks returns whom an action asks according to the audit; without an entry,
-// nobody in particular.
+// asks returns whom an action asks according to the audit; the zero Verdict if there
+// is no entry.
 func asks(ctx context.Context, tx *store.Tx, id string) (v policy.Verdict) {
 	e, err := audit.Last(ctx, tx, id, []audit.Verb{audit.ActionPropose, audit.ActionRevise, audit.ActionAsk, audit.ActionTampered})
 	if err != nil {
@@ -266,18 +268,18 @@ func asks(ctx context.Context, tx *store.Tx, id string) (v policy.Verdict) {
 	return v
 }
 
-// foundChanged reports whether the last that the audit has of an action is that
-// its row was found changed.
+// foundChanged reports whether the last entry about a move of an action is that its
+// row was found changed. Without a trustworthy entry it assumes so.
 func foundChanged(ctx context.Context, tx *store.Tx, id string) (bool, error) {
 	e, err := audit.Last(ctx, tx, id, moves())
 	if errors.Is(err, audit.ErrUnsealed) || errors.Is(err, store.ErrNotFound) {
-		return true, nil // nobody can tell
+		return true, nil
 	}
 	return e.Verb == audit.ActionTampered, err
 }
 
-// unlessTrusted distrusts the action with this id where err says that it is in
-// doubt: then it returns true. Other errors it returns as they are.
+// unlessTrusted calls [Gate.distrust] for an action if err is a [doubtError], and
+// then returns true. It returns other errors unchanged.
 func (g *Gate) unlessTrusted(ctx context.Context, tx *store.Tx, id string, err error) (bool, error) {
 	d, ok := errors.AsType[*doubtError](err)
 	if !ok {
@@ -287,11 +289,11 @@ func (g *Gate) unlessTrusted(ctx context.Context, tx *store.Tx, id string, err e
 	return err == nil, err
 }
 
-// errCommitted means that a decision was not made. Instead the action was put
-// before people again, and that must be committed.
+// errCommitted means that a decision was not made because the action was in doubt.
+// People are asked again instead, and that must be committed.
 var errCommitted = errors.New("asked again")
 
-// wrap says what err, which may be nil, happened to.
+// wrap adds what failed to err, which may be nil.
 func wrap(what string, err error) error {
 	if err == nil {
 		return nil
@@ -299,8 +301,9 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// memory holds the latest versions that this program has moved actions to. An
-// attacker gains most from old rows of recent actions.
+// memory holds the latest versions that this program has moved actions to, of the
+// most recent ones: an attacker gains most from old rows of recent actions. When new
+// is full it becomes old, and the former old is dropped.
 type memory struct {
 	mu       sync.Mutex // guards what follows
 	new, old map[string]int64
@@ -309,6 +312,7 @@ type memory struct {
 // maxRemembered bounds each half of a memory.
 const maxRemembered = 50_000
 
+// moved remembers a version, unless it knows a later one.
 func (m *memory) moved(id string, version int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -336,10 +340,9 @@ func (m *memory) versionLocked(id string) (int64, bool) {
 }
 
 // Adopt upgrades a database of a version without seals, once: it seals settled
-// actions, and leaves waiting and approved ones to [Gate.Sweep], which asks about
-// them. It returns [audit.ErrOtherKey] if the rows were sealed with another
-// server's key, unless anew is set: then it seals them anew. The rows of others are
-// sealed as they are.
+// actions and the rows of others as they are, and leaves open actions to [Gate.Sweep],
+// which has people asked about them again. If the rows were sealed with another
+// server's key it returns [audit.ErrOtherKey], or with anew seals them again.
 func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) error {
 	n := 0
 	err := g.db.Update(ctx, func(tx *store.Tx) error {
@@ -364,7 +367,8 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 			}
 		}
 		n = len(ids)
-		// Those of actions that wait count no more once these are asked again.
+		// Approvals of open actions are sealed, too: Sweep removes them when it has
+		// people asked again.
 		for _, s := range append(others, sealedApprovals(), sealedRevisions(), SealedSwitches()) {
 			if err := tx.Seal(ctx, s, `seal is null or seal is not null`); err != nil {
 				return err
@@ -378,8 +382,8 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 	return nil
 }
 
-// Sweep checks all actions that have not ended, and distrusts those whose rows
-// this program did not write. It returns how many.
+// Sweep checks all open actions, and has people asked again about those whose rows
+// this program did not write. It returns how many these were.
 func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 	var at int64
 	for id := ""; ; {
@@ -404,7 +408,7 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 			return nil
 		})
 		if err != nil {
-			return n, fmt.Errorf("look at actions: %w", err)
+			return n, fmt.Errorf("check actions: %w", err)
 		}
 		for i, a := range doubtful {
 			err := g.db.Update(ctx, func(tx *store.Tx) error {
@@ -412,7 +416,7 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 				if err != nil {
 					return err
 				}
-				// It may have moved since, as it should.
+				// It may have moved legitimately since the View.
 				if why, err := g.doubt(ctx, tx, &a, true); err != nil || why == "" {
 					return err
 				}
@@ -430,9 +434,9 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 	}
 }
 
-// Distrust puts every action that has not ended before people again, because the
-// database is not the one that this program wrote last, for instance an older
-// copy. Approved actions may have been executed since. It returns how many.
+// Distrust has people asked again about every open action, because the database is
+// not the one that this program wrote last, for example an older copy: approved
+// actions may have been executed since. It returns how many these were.
 func (g *Gate) Distrust(ctx context.Context, why string) (n int, err error) {
 	var ids []string
 	err = g.db.View(ctx, func(tx *store.Tx) (err error) {

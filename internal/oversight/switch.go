@@ -16,25 +16,25 @@ import (
 	"postern/internal/store"
 )
 
-// Scope says how much a [Switch] stops.
+// A Scope is the range of what a [Switch] stops.
 type Scope string
 
 // The scopes.
 const (
-	ScopeInbox      Scope = "inbox"      // what one inbox proposed; the target is its id
-	ScopeCapability Scope = "capability" // one kind of action; the target is it, "email.send"
-	ScopeDomain     Scope = "domain"     // what goes to a domain or one below it; the target is it
-	ScopeProject    Scope = "project"    // all of one project
-	ScopeEverything Scope = "everything" // all projects; the operator's alone
+	ScopeInbox      Scope = "inbox"      // actions of one inbox; the target is its id
+	ScopeCapability Scope = "capability" // one kind of action; the target is the kind, "email.send"
+	ScopeDomain     Scope = "domain"     // actions to a domain or its subdomains; the target is the domain
+	ScopeProject    Scope = "project"    // all actions of one project
+	ScopeEverything Scope = "everything" // all actions of all projects; only the operator may use it
 )
 
-// Scopes are all of them, the narrowest first.
+// Scopes lists the scopes, the narrowest first.
 var Scopes = []Scope{ScopeInbox, ScopeCapability, ScopeDomain, ScopeProject, ScopeEverything}
 
-// A Switch stops actions at once: those that are proposed while it is on are
-// denied, those that had been approved are denied when it is turned on, and of
-// those that are being executed nothing more begins. Those that wait for a person
-// keep waiting, and cannot be approved. Turning it off releases nothing.
+// A Switch stops actions at once. Approved actions are denied when it is turned on.
+// While it is on, new proposals are denied, pending actions cannot be approved, and
+// no further part of an action in execution begins. Turning it off restores nothing
+// that it denied.
 type Switch struct {
 	ID      string
 	Project string // empty for everything
@@ -43,11 +43,11 @@ type Switch struct {
 	Reason  string
 	By      string // a principal
 	At      time.Time
-	Until   time.Time // when it ends by itself; zero means that somebody turns it off
-	Stopped int64     // actions that had been approved and were denied when it was turned on
+	Until   time.Time // when it ends; zero means when it is turned off
+	Stopped int64     // approved actions that were denied when it was turned on
 }
 
-// String says what s stops and why, for a person and for who proposed.
+// String returns what s stops and why, for people and for proposers.
 func (s Switch) String() string {
 	what := string(s.Scope)
 	if s.Target != "" {
@@ -56,7 +56,8 @@ func (s Switch) String() string {
 	return "stopped by the kill switch for " + what + ": " + s.Reason
 }
 
-// Stops reports whether s stops what r asks for, of the given inbox.
+// Stops reports whether s stops an action with request r, of the inbox with this id
+// or of none.
 func (s Switch) Stops(inbox string, r policy.Request) bool {
 	switch s.Scope {
 	case ScopeInbox:
@@ -66,7 +67,7 @@ func (s Switch) Stops(inbox string, r policy.Request) bool {
 	case ScopeDomain:
 		for _, to := range r.To {
 			host, ok := policy.Host(to[strings.LastIndexByte(to, '@')+1:])
-			// What is no name cannot be told from the target: it is stopped, too.
+			// What is not a valid name cannot be compared with the target: fail closed.
 			if !ok || host == s.Target || strings.HasSuffix(host, "."+s.Target) {
 				return true
 			}
@@ -75,19 +76,18 @@ func (s Switch) Stops(inbox string, r policy.Request) bool {
 	case ScopeProject, ScopeEverything:
 		return true
 	}
-	return true // unreachable: SwitchOn takes no others; what is not known stops
+	return true // unreachable, as SwitchOn refuses other scopes; fail closed
 }
 
-// A Stopper is an [Executor] that does more where a switch is turned on than to
-// be asked for nothing: it lowers modes, it ends connections. Stopped is called
-// once for each executor in the transaction that turns s on.
+// A Stopper is an [Executor] with more to do when a switch is turned on, for example
+// to lower modes or to cut connections. Stopped is called once for each executor in
+// the transaction that turns s on; its error undoes that.
 type Stopper interface {
 	Stopped(ctx context.Context, tx *store.Tx, who auth.Principal, s Switch) error
 }
 
-// SwitchOn turns s on, whose Scope, Target, Reason and Until it takes, and
-// returns it as it then is. Who is a person who decides; for everything, the
-// operator.
+// SwitchOn turns on a switch with s's Scope, Target, Reason and Until, and returns it
+// as it is stored. Who must decide; for [ScopeEverything] who must be the operator.
 func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Switch, error) {
 	if !who.Decides() {
 		return Switch{}, fmt.Errorf("%s cannot stop anything, only a person who reviews can: %w", who, auth.ErrForbidden)
@@ -100,8 +100,8 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 			return Switch{}, fmt.Errorf("turn switch on: target: name the %s: %w", s.Scope, auth.ErrInvalid)
 		}
 	case ScopeCapability:
-		// A switch of a kind that there is not stops nothing, and whoever turned it
-		// on believes that it does.
+		// A switch for an unknown kind would stop nothing, although the person who
+		// turned it on believes that it does.
 		s.Target = strings.ToLower(s.Target)
 		if kind := policy.Kind(s.Target); g.exec[kind] == nil && !kind.Known() {
 			return Switch{}, fmt.Errorf("turn switch on: target: want a kind of action, one of %s: %w", policy.JoinKinds(policy.Kinds()), auth.ErrInvalid)
@@ -113,7 +113,7 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 			return Switch{}, fmt.Errorf("turn switch on: target: name a domain, such as example.com: %w", auth.ErrInvalid)
 		}
 	case ScopeProject, ScopeEverything:
-		// Whoever names something means less than all of it.
+		// A target means that the caller wants a narrower scope.
 		if s.Target != "" {
 			return Switch{}, fmt.Errorf("turn switch on: target: a switch of the %s has none: %w", s.Scope, auth.ErrInvalid)
 		}
@@ -152,10 +152,10 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 		if err := audit.Append(ctx, tx, who, audit.SwitchOn, s.ID, f); err != nil {
 			return err
 		}
-		told := map[Stopper]bool{}
+		done := map[Stopper]bool{} // one executor may serve several kinds
 		for _, e := range g.exec {
-			if st, ok := e.(Stopper); ok && !told[st] {
-				told[st] = true
+			if st, ok := e.(Stopper); ok && !done[st] {
+				done[st] = true
 				if err := st.Stopped(ctx, tx, who, s); err != nil {
 					return fmt.Errorf("turn switch on: %w", err)
 				}
@@ -169,11 +169,11 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 	return s, nil
 }
 
-// stopAll denies what had been approved and s stops, and marks what is being
-// executed, of which nothing more begins.
+// stopAll denies the approved actions that s stops, and marks those in execution, so
+// that no further part of them begins. It returns how many it denied.
 func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, s Switch) (n int64, err error) {
-	// A page at a time: there is no end to how many may wait for their time, each
-	// with as much as its proposer chose to show beside it.
+	// A page at a time: any number of actions may wait for their time, each with up
+	// to maxContext.
 	var at int64
 	for id := ""; ; {
 		as, err := list(ctx, tx, `where state in ($1, $2, $3) and (project_id = $4 or $4 = '') and (created_at > $5 or created_at = $5 and id > $6)
@@ -197,7 +197,7 @@ func (g *Gate) stopAll(ctx context.Context, tx *store.Tx, s Switch) (n int64, er
 	}
 }
 
-// stopOne is [Gate.stopAll] of one action, and reports whether it was denied.
+// stopOne is [Gate.stopAll] for one action, and reports whether it was denied.
 func (g *Gate) stopOne(ctx context.Context, tx *store.Tx, s Switch, a Action) (denied bool, err error) {
 	if !s.Stops(a.Inbox, a.Request) {
 		return false, nil
@@ -213,12 +213,12 @@ func (g *Gate) stopOne(ctx context.Context, tx *store.Tx, s Switch, a Action) (d
 	case err != nil:
 		return false, fmt.Errorf("stop action %s: %w", a.ID, err)
 	case from != Approved:
-		return false, nil // the outcome of its execution tells
+		return false, nil // its execution ends it
 	}
 	return true, g.refused(ctx, tx, a, audit.ActionStop)
 }
 
-// refused records that an action was ended by rule.
+// refused records that the gate ended an action, and why.
 func (g *Gate) refused(ctx context.Context, tx *store.Tx, a Action, verb audit.Verb) error {
 	if err := enter(ctx, tx, system(a), verb, a, audit.Fields{"state": string(a.State), "reason": a.Reason, "digest": a.Hex()}); err != nil {
 		return err
@@ -226,8 +226,8 @@ func (g *Gate) refused(ctx context.Context, tx *store.Tx, a Action, verb audit.V
 	return g.moved(ctx, tx, a)
 }
 
-// SwitchOff turns a switch off. What it stopped stays stopped. Who manages the
-// project; for everything, the operator.
+// SwitchOff turns a switch off. What it denied stays denied. Who must manage the
+// project; for [ScopeEverything] who must be the operator.
 func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) error {
 	if !who.Manages() {
 		return fmt.Errorf("%s cannot turn a switch off, only an owner can: %w", who, auth.ErrForbidden)
@@ -240,7 +240,7 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 			return fmt.Errorf("switch %s: %w", id, err)
 		}
 		if s.Project == "" && !who.Operator {
-			return fmt.Errorf("%s cannot let other projects go on, only the operator at the machine can: %w", who, auth.ErrForbidden)
+			return fmt.Errorf("%s cannot turn off a switch of other projects, only the operator at the machine can: %w", who, auth.ErrForbidden)
 		}
 		changed, err := tx.Changed(ctx, `update kill_switch set off_at = $1, off_by = $2 where id = $3 and off_at = 0`, store.Time(time.Now()), who.String(), id)
 		if err != nil {
@@ -248,7 +248,7 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 		}
 		// A switch that was turned off in the database stays on until it is turned off here.
 		genuine, err := tx.Holding(ctx, SealedSwitches(), `id = $1`, id)
-		if err != nil || !changed && genuine { // to turn it off again changes nothing
+		if err != nil || !changed && genuine { // it is off already
 			return err
 		}
 		if err := tx.Seal(ctx, SealedSwitches(), `id = $1`, id); err != nil {
@@ -261,11 +261,11 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 	})
 }
 
-// Switches returns the switches that are on for who's project, newest first.
-// Who is a person.
+// Switches returns the switches that are on for who's project, newest first. Who must
+// be a person.
 func (g *Gate) Switches(ctx context.Context, who auth.Principal) (out []Switch, err error) {
 	if who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s does not see switches, only a person does: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not see switches, only a person may: %w", who, auth.ErrForbidden)
 	}
 	err = g.db.View(ctx, func(tx *store.Tx) error {
 		out, err = switches(ctx, tx, who.Project)
@@ -274,28 +274,28 @@ func (g *Gate) Switches(ctx context.Context, who auth.Principal) (out []Switch, 
 	return out, err
 }
 
-// SwitchesOf returns the switches that are on for a project, newest first, for
-// who has to look at them often and so keeps them for a moment.
+// SwitchesOf returns the switches that are on for a project, newest first, as part of
+// tx. It checks no principal: it is for the parts of this program that enforce them.
 func (g *Gate) SwitchesOf(ctx context.Context, tx *store.Tx, project string) ([]Switch, error) {
 	return switches(ctx, tx, project)
 }
 
-// SwitchedOn returns when a switch of a project, or of everything, was turned on
-// last, whether it is on still or not; zero where none ever was.
+// SwitchedOn returns when a switch of a project, or of everything, was last turned on,
+// whether it is still on or not; zero if none ever was.
 func (g *Gate) SwitchedOn(ctx context.Context, tx *store.Tx, project string) (time.Time, error) {
 	var at int64
 	if err := tx.One(ctx, `select coalesce(max(at), 0) from kill_switch where project_id in ($1, '')`, []any{project}, &at); err != nil {
-		return time.Time{}, fmt.Errorf("look for switches: %w", err)
+		return time.Time{}, fmt.Errorf("read switches: %w", err)
 	}
 	return store.FromTime(at), nil
 }
 
-// StoppedSince reports whether a switch that stops what r asks for in a project,
-// of no inbox, was turned on since a time, whether it is on still or not.
+// StoppedSince reports whether a switch that stops an action with request r, of no
+// inbox, was turned on in a project since a time, whether it is still on or not.
 func (g *Gate) StoppedSince(ctx context.Context, tx *store.Tx, project string, r policy.Request, since time.Time) (bool, error) {
 	out, err := store.List(ctx, tx, scanSwitch, `select `+switchColumns+` from kill_switch where project_id in ($1, '') and at >= $2`, project, store.Time(since))
 	if err != nil {
-		return false, fmt.Errorf("look for switches: %w", err)
+		return false, fmt.Errorf("read switches: %w", err)
 	}
 	return slices.ContainsFunc(out, func(s Switch) bool { return s.Stops("", r) }), nil
 }
@@ -332,13 +332,13 @@ func switches(ctx context.Context, tx *store.Tx, project string) ([]Switch, erro
 	return out, nil
 }
 
-// SealedSwitches are the kill switches.
+// SealedSwitches is the table of kill switches, see [store.Sealed].
 func SealedSwitches() store.Sealed {
 	return store.Sealed{Table: "kill_switch", Key: []string{"id"}}
 }
 
-// Stopped returns a switch that stops what r asks for in a project, of the inbox
-// with this id or of none, if one is on.
+// Stopped returns a switch that is on and stops an action with request r, of the inbox
+// with this id or of none, and whether there is one.
 func (g *Gate) Stopped(ctx context.Context, tx *store.Tx, project, inbox string, r policy.Request) (Switch, bool, error) {
 	list, err := switches(ctx, tx, project)
 	if err != nil {
@@ -352,7 +352,7 @@ func (g *Gate) Stopped(ctx context.Context, tx *store.Tx, project, inbox string,
 	return Switch{}, false, nil
 }
 
-// stop says why a switch stops what r asks for, or is empty.
+// stop returns why a switch stops an action with request r, or "".
 func (g *Gate) stop(ctx context.Context, tx *store.Tx, project, inbox string, r policy.Request) (string, error) {
 	s, on, err := g.Stopped(ctx, tx, project, inbox, r)
 	if err != nil || !on {

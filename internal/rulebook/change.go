@@ -21,31 +21,31 @@ import (
 )
 
 var (
-	// ErrInvalid means that a change cannot be proposed; the text names the
-	// field, and for a document or a file of tests the line.
+	// ErrInvalid means that a change cannot be proposed. The text names the field, and
+	// the line of a document or a file of tests.
 	ErrInvalid = errors.New("invalid change of policy")
-	// ErrStale means that another version holds than the one that the change
-	// was made from.
-	ErrStale = errors.New("another version of the policy holds by now: look at it, and propose again")
+	// ErrStale means that the version which the change was made from is no longer in
+	// force.
+	ErrStale = errors.New("the policy was changed in the meantime: review the new version, and propose again")
 )
 
-// A Change is what a person proposes.
+// A Change is a new version of a policy that a person proposes.
 type Change struct {
 	Text   string // the new document
-	Tests  string // that it passes; may be empty
-	Reason string // for who decides; may be empty
-	// Replaces is the digest, in hexadecimal, of the version that Text was made
-	// from. Empty means the one that holds, whichever that is.
+	Tests  string // tests that Text must pass; may be empty
+	Reason string // for the people who decide; may be empty
+	// Replaces is the digest, in hexadecimal, of the version that Text was made from.
+	// Empty means the version in force, whichever that is.
 	Replaces string
 	Via      string // the door: "rest", "console"
 }
 
 const maxReason = 1000 // bytes
 
-// payload is what a change does, whole: what people approve is its digest. It
-// holds the text that is replaced, so that the difference they see is of it.
+// payload is the payload of the action: people approve its digest. It has the text
+// that is replaced, so that the difference they are shown is between these two.
 type payload struct {
-	Version  int64  `json:"version"`  // that it is to be
+	Version  int64  `json:"version"`  // of the new document
 	Replaces string `json:"replaces"` // digest of the version before
 	Was      string `json:"was"`      // text of the version before
 	WasTests string `json:"was_tests,omitempty"`
@@ -55,7 +55,7 @@ type payload struct {
 	Author   string `json:"author"`
 }
 
-// check returns the document and the tests of a change.
+// check parses a change, and runs its tests. It returns [ErrInvalid].
 func (c *Change) check() (*policy.Document, []policy.Trial, error) {
 	if c.Reason = strings.TrimSpace(c.Reason); len(c.Reason) > maxReason || !utf8.ValidString(c.Reason) || strings.ContainsRune(c.Reason, 0) {
 		return nil, nil, fmt.Errorf("%w: reason: must be a text of at most %d bytes", ErrInvalid, maxReason)
@@ -78,6 +78,7 @@ func (c *Change) check() (*policy.Document, []policy.Trial, error) {
 	return d, trials, nil
 }
 
+// failures returns what the tests that fail on d say.
 func failures(d *policy.Document, trials []policy.Trial) (out []string) {
 	for _, t := range trials {
 		if _, err := t.Check(d); err != nil {
@@ -87,10 +88,9 @@ func failures(d *policy.Document, trials []policy.Trial) (out []string) {
 	return out
 }
 
-// Propose proposes to gate that c's document takes the place of the one that
-// holds in who's project. Who must be a person who decides; an owner then says
-// whether it does, at the least. It returns [ErrInvalid], [ErrStale] or
-// [auth.ErrForbidden].
+// Propose proposes to gate that c's document replaces the version in force in who's
+// project. Who must decide; whether the change is approved is at least an owner's
+// decision. It returns [ErrInvalid], [ErrStale] or [auth.ErrForbidden].
 func (b *Book) Propose(ctx context.Context, gate *oversight.Gate, who auth.Principal, c Change) (a oversight.Action, err error) {
 	if !who.Decides() {
 		// The attack: an agent that writes the rules it is judged by.
@@ -109,7 +109,7 @@ func (b *Book) Propose(ctx context.Context, gate *oversight.Gate, who auth.Princ
 		case c.Replaces != "" && !strings.EqualFold(c.Replaces, was.Hex()):
 			return ErrStale
 		case bytes.Equal(sum[:], was.Digest) && c.Tests == was.Tests:
-			return fmt.Errorf("%w: text: is what holds already", ErrInvalid)
+			return fmt.Errorf("%w: text: is the version in force already", ErrInvalid)
 		}
 		body, err := json.Marshal(payload{
 			Version: was.Number + 1, Replaces: was.Hex(), Was: was.Text, WasTests: was.Tests, Text: c.Text, Tests: c.Tests, Reason: c.Reason, Author: who.String(),
@@ -134,17 +134,17 @@ var (
 	_ oversight.Recoverer = (*Book)(nil)
 )
 
-// Execute implements [oversight.Executor]: the approved document holds from the
-// end of one transaction on, if the version that it replaces held until then.
+// Execute implements [oversight.Executor]: in one transaction it puts the approved
+// document in force, if the version that it replaces is still in force.
 func (b *Book) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	var p payload
 	if err := json.Unmarshal(a.Payload, &p); err != nil {
 		return oversight.Outcome{State: oversight.Failed, Detail: "the payload cannot be read"}
 	}
-	// The gate has seen to it. The attack: a rule, or a mistake in one, by
-	// which a policy lets itself be replaced.
+	// The gate guarantees this. The check is for the attack that a rule, or a bug in
+	// the evaluation of rules, lets a policy replace itself.
 	if _, ok := a.Person(); !ok {
-		return oversight.Outcome{State: oversight.Failed, Detail: "no person has approved it; the policy is as it was"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "no person has approved it; the policy is unchanged"}
 	}
 	d, err := policy.Parse([]byte(p.Text))
 	if err != nil {
@@ -155,17 +155,17 @@ func (b *Book) Execute(ctx context.Context, a oversight.Action) oversight.Outcom
 	case errors.Is(err, ErrStale):
 		return oversight.Outcome{State: oversight.Failed, Detail: ErrStale.Error()}
 	case errors.Is(err, oversight.ErrStopped):
-		return oversight.Outcome{State: oversight.Approved, Free: true, Detail: "the policy is as it was"} // the gate denies it
+		return oversight.Outcome{State: oversight.Approved, Free: true, Detail: "the policy is unchanged"} // the gate denies it
 	case err != nil:
 		b.log.ErrorContext(ctx, "change policy", "action", a.ID, "err", err)
-		// Whether it was committed is in the database alone, where the next
-		// execution looks first.
-		return oversight.Retry(ctx, b.db, b, a, "the policy is as it was")
+		// It may have been committed all the same. The next execution checks that
+		// first, see put.
+		return oversight.Retry(ctx, b.db, b, a, "the policy is unchanged")
 	}
-	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("version %d of the policy holds", p.Version)}
+	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("version %d of the policy is in force", p.Version)}
 }
 
-// put stores the version that a makes hold, once.
+// put stores the version of a, unless an earlier execution has.
 func put(ctx context.Context, tx *store.Tx, a oversight.Action, p payload, d *policy.Document) error {
 	if done, err := stored(ctx, tx, a); err != nil || done {
 		return err
@@ -173,7 +173,7 @@ func put(ctx context.Context, tx *store.Tx, a oversight.Action, p payload, d *po
 	switch now, err := oversight.ActionUnchecked(ctx, tx, a.ID); {
 	case err != nil:
 		return err
-	case now.Stopped != "": // by a switch that was turned on since it was claimed
+	case now.Stopped != "": // by a kill switch that was turned on since it was claimed
 		return fmt.Errorf("%s: %w", now.Stopped, oversight.ErrStopped)
 	}
 	was, err := active(ctx, tx, a.Project)
@@ -199,7 +199,7 @@ func put(ctx context.Context, tx *store.Tx, a oversight.Action, p payload, d *po
 	})
 }
 
-// stored reports whether a has made its version hold already.
+// stored reports whether the version of a is in the database.
 func stored(ctx context.Context, tx *store.Tx, a oversight.Action) (bool, error) {
 	var n int
 	if err := tx.One(ctx, `select count(*) from policy_version where action_id = $1`, []any{a.ID}, &n); err != nil {
@@ -215,13 +215,13 @@ func (b *Book) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action
 		return oversight.Outcome{}, err
 	}
 	if done {
-		return oversight.Outcome{State: oversight.Done, Detail: "the policy holds"}, nil
+		return oversight.Outcome{State: oversight.Done, Detail: "the policy is in force"}, nil
 	}
-	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before the policy held; it is tried again"}, nil
+	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before the policy was in force; it is tried again"}, nil
 }
 
-// Show implements [oversight.Executor]: the difference, and what the tests say
-// that came with the document and with the one before.
+// Show implements [oversight.Executor]. The view has the difference between the
+// documents, and the results of the tests of both.
 func (b *Book) Show(a oversight.Action) (oversight.View, error) {
 	var p payload
 	if err := json.Unmarshal(a.Payload, &p); err != nil {
@@ -239,8 +239,8 @@ func (b *Book) Show(a oversight.Action) (oversight.View, error) {
 	if v.Text == "" {
 		v.Text = "(the rules stay as they are; only the tests change)\n"
 	}
-	// Both belong to what is approved. The attack: a change of a word in the rules,
-	// beside which the tests go that said what was promised.
+	// Tests are approved together with the rules. The attack: a small change of the
+	// rules that also removes the tests which would fail.
 	if tests := policy.Diff(p.WasTests, p.Tests); tests != "" {
 		v.Text += "(tests)\n" + tests
 	}
@@ -255,8 +255,8 @@ func (b *Book) Show(a oversight.Action) (oversight.View, error) {
 	return v, nil
 }
 
-// results says what the tests make of d: its own, and those of the document
-// before, which say what was promised until now.
+// results runs on d its own tests, and those of the version before, which say what
+// was promised until now.
 func results(d *policy.Document, p payload) (sentence string, notes []string) {
 	sentence = "none came with it"
 	if p.Tests != "" {
@@ -285,7 +285,7 @@ func results(d *policy.Document, p payload) (sentence string, notes []string) {
 	return sentence, notes
 }
 
-// looser names the rules of d by which more may be let through than before.
+// looser returns a note for each rule of d that may allow more than before.
 func looser(was string, d *policy.Document) (notes []string) {
 	var before []policy.Clause
 	if old, err := policy.Parse([]byte(was)); err == nil {
@@ -297,12 +297,12 @@ func looser(was string, d *policy.Document) (notes []string) {
 	}
 	for _, c := range d.Clauses() {
 		if c.Then == policy.Allow && !slices.ContainsFunc(before, func(o policy.Clause) bool { return same(o, c) }) {
-			notes = append(notes, fmt.Sprintf("rule %s (line %d) lets through what it matches without a person", c.ID, c.Line))
+			notes = append(notes, fmt.Sprintf("rule %s (line %d) is new or changed, and allows what it matches without a person", c.ID, c.Line))
 		}
 	}
 	for _, o := range before {
 		if o.Then != policy.Allow && !slices.ContainsFunc(d.Clauses(), func(c policy.Clause) bool { return same(o, c) }) {
-			notes = append(notes, fmt.Sprintf("rule %s, which said %s, is gone or says something else", o.ID, o.Then))
+			notes = append(notes, fmt.Sprintf("rule %s, which said %s, was removed or changed", o.ID, o.Then))
 		}
 	}
 	return notes

@@ -1,10 +1,10 @@
-// Package rulebook keeps the versions of each project's policy and judges by
-// the one that holds.
+// Package rulebook keeps the versions of each project's policy, and judges requests
+// by the version in force.
 //
-// A version is never changed and never removed. Another takes its place only by
-// an action of kind policy.change, which names the version that it replaces and
-// which a person approves; see [Book.Propose]. What a document means is package
-// policy's to say; this one must not decide anything by itself.
+// A version is never changed and never removed. It is replaced only by an action of
+// kind [policy.KindChange], which names the version that it replaces and which a
+// person approves; see [Book.Propose]. Package policy evaluates documents; this
+// package must not add rules of its own.
 package rulebook
 
 import (
@@ -23,36 +23,36 @@ import (
 	"postern/internal/store"
 )
 
-// A Version is a document that holds, held, or is the program's own.
+// A Version is one version of a project's policy, or the built-in default.
 type Version struct {
-	Number  int64 // 1 for the first that a project made; 0 for the program's own
-	Text    string
-	Tests   string // that came with it; may be empty
+	Number  int64  // 1 for the project's first; 0 for the built-in default
+	Text    string // the document, empty in lists
+	Tests   string // proposed together with Text; may be empty
 	Digest  []byte // SHA-256 of Text
 	At      time.Time
-	Author  string // a principal; empty for the program's own
-	Decider string // a principal; empty for the program's own
-	Action  string // id of the action that made it hold; empty for the program's own
-	Reason  string // the author's
+	Author  string // a principal; empty for the built-in default
+	Decider string // a principal; empty for the built-in default
+	Action  string // id of the action that put it in force; empty for the built-in default
+	Reason  string // the author's; may be empty
 
-	forged bool // the server did not write its row
+	forged bool // its row does not have the server's seal
 }
 
-// SealedVersions are the versions of policies. The attack: somebody who can write
-// the database inserts one that allows everything.
+// SealedVersions is the table of versions, see [store.Sealed]. The attack: somebody
+// who can write the database inserts a version that allows everything.
 func SealedVersions() store.Sealed {
 	return store.Sealed{Table: "policy_version", Key: []string{"project_id", "version"}}
 }
 
-// Hex returns the version's digest as people and doors write it.
+// Hex returns the version's digest in hexadecimal, as the API and pages show it.
 func (v *Version) Hex() string { return hex.EncodeToString(v.Digest) }
 
-// maxCompiled bounds the documents whose compiled form is kept.
+// maxCompiled bounds the compiled documents in memory, of all projects.
 const maxCompiled = 64
 
-// Book judges requests by the documents of their projects. It is safe for
-// concurrent use, and two programs on one database judge alike: which version
-// holds is read in the transaction that asks.
+// A Book judges requests by the documents of their projects. It is safe for
+// concurrent use. Two programs on one database judge alike, since the version in force
+// is read in the transaction of the request.
 type Book struct {
 	log *slog.Logger
 	db  *store.DB
@@ -61,7 +61,7 @@ type Book struct {
 	compiled map[[sha256.Size]byte]*policy.Document // by digest of the text; at most maxCompiled
 }
 
-// New returns the rulebook in db.
+// New returns the Book of db.
 func New(log *slog.Logger, db *store.DB) *Book {
 	return &Book{log: log, db: db, compiled: map[[sha256.Size]byte]*policy.Document{}}
 }
@@ -82,9 +82,9 @@ func (b *Book) Judge(ctx context.Context, tx *store.Tx, project string, r policy
 	return policy.Decide(d, r), nil
 }
 
-// unreadable is the verdict where the document that holds cannot be read, since
-// the database was changed by hand or another release of the program made it:
-// nothing is let through by what it might have said.
+// unreadable returns the verdict if the document in force cannot be read, because the
+// database was changed or another release wrote it. A person is asked even where the
+// mode would allow, since the document may have denied it.
 func unreadable(r policy.Request, v Version, err error) policy.Verdict {
 	out := policy.Decide(nil, r)
 	if out.Effect == policy.Deny {
@@ -138,14 +138,14 @@ func scan(row func(...any) error) (v Version, err error) {
 	return v, store.NotFound(err)
 }
 
-// builtin is the program's own version.
+// builtin returns the default of this program.
 func builtin() Version {
 	d := policy.Default()
 	sum := d.Digest()
 	return Version{Text: d.Text(), Digest: sum[:]}
 }
 
-// active returns the version of project that holds.
+// active returns the version of a project that is in force.
 func active(ctx context.Context, tx *store.Tx, project string) (Version, error) {
 	v, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from policy_version where project_id = $1 order by version desc limit 1`, project).Scan)
 	if errors.Is(err, store.ErrNotFound) {
@@ -168,16 +168,16 @@ func (b *Book) InForce(ctx context.Context, tx *store.Tx, project string) (Versi
 	return active(ctx, tx, project)
 }
 
-// maySee returns an error unless who may read the policy: people may. The
-// attack: an agent that looks up what is not noticed.
+// maySee returns an error unless who may read the policy: only people may. The
+// attack: an agent reads which of its actions no rule notices.
 func maySee(who auth.Principal) error {
 	if who.Kind != auth.Person {
-		return fmt.Errorf("no key reads the policy: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
+		return fmt.Errorf("no key may read the policy, only a person who is signed in or the operator at the machine: %w", auth.ErrForbidden)
 	}
 	return nil
 }
 
-// Active returns the version of who's project that holds.
+// Active returns the version of who's project that is in force. Who must be a person.
 func (b *Book) Active(ctx context.Context, who auth.Principal) (v Version, err error) {
 	if err := maySee(who); err != nil {
 		return Version{}, err
@@ -189,8 +189,8 @@ func (b *Book) Active(ctx context.Context, who auth.Principal) (v Version, err e
 	return v, err
 }
 
-// Versions returns the versions of who's project, the newest first and without
-// their texts, and the program's own as the last.
+// Versions returns up to limit versions of who's project without their texts, the
+// newest first and the built-in default last. Who must be a person.
 func (b *Book) Versions(ctx context.Context, who auth.Principal, limit int) (out []Version, err error) {
 	if err := maySee(who); err != nil {
 		return nil, err
@@ -211,7 +211,8 @@ func (b *Book) Versions(ctx context.Context, who auth.Principal, limit int) (out
 	return out, nil
 }
 
-// Version returns one version of who's project; 0 is the program's own.
+// Version returns one version of who's project; 0 is the built-in default. Who must be
+// a person.
 func (b *Book) Version(ctx context.Context, who auth.Principal, number int64) (v Version, err error) {
 	if err := maySee(who); err != nil {
 		return Version{}, err

@@ -144,7 +144,7 @@ func TestChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		shown := v.Text + strings.Join(v.Notes, "\n")
-		for _, want := range []string{"+  - id: bob", "-  - id: secret", "rule bob (line 3) lets through", "rule secret, which said ask, is gone"} {
+		for _, want := range []string{"+  - id: bob", "-  - id: secret", "rule bob (line 3) is new or changed, and allows", "rule secret, which said ask, was removed"} {
 			if !strings.Contains(shown, want) {
 				t.Errorf("got view %q, want %q in it", shown, want)
 			}
@@ -222,7 +222,7 @@ func TestStale(t *testing.T) {
 		if first = f.run(first); first.State != oversight.Done {
 			t.Fatalf("got %s: %s, want done", first.State, first.Result)
 		}
-		if second = f.run(second); second.State != oversight.Failed || !strings.Contains(second.Result, "another version") {
+		if second = f.run(second); second.State != oversight.Failed || !strings.Contains(second.Result, "changed in the meantime") {
 			t.Errorf("got %s: %s, want that it failed", second.State, second.Result)
 		}
 		if v, err := f.book.Active(t.Context(), f.owner); err != nil || v.Text != open || v.Number != 1 {
@@ -342,7 +342,7 @@ func TestProposeRefuses(t *testing.T) {
 		{"bad tests", rulebook.Change{Text: open, Tests: "tests: 1"}, "tests: invalid policy: line 1"},
 		{"tests that fail", rulebook.Change{Text: closed, Tests: tests}, "tests: 1 of 1 fail: line 2: bob may get mail: the verdict is deny, want allow"},
 		{"a long reason", rulebook.Change{Text: open, Reason: strings.Repeat("x", 1001)}, "reason"},
-		{"what holds", rulebook.Change{Text: policy.Default().Text()}, "holds already"},
+		{"what holds", rulebook.Change{Text: policy.Default().Text()}, "in force already"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := f.book.Propose(t.Context(), f.gate, f.owner, tt.c)
