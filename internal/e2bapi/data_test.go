@@ -30,9 +30,9 @@ import (
 
 const otherID = "izzzzzzzzzzzzzzzzzzzz"
 
-// fakeBoxes are sandboxes whose ports are listeners on loopback. Only testID
-// and otherID are there.
-type fakeBoxes struct {
+// fakeSandboxes are sandboxes whose ports are listeners on loopback. Only testID and
+// otherID exist.
+type fakeSandboxes struct {
 	ports   map[uint16]string // addresses
 	traffic sandbox.Traffic
 	wake    error
@@ -42,22 +42,22 @@ type fakeBoxes struct {
 	conns []net.Conn // into sandboxes
 }
 
-func (f *fakeBoxes) Live() []string { return []string{otherID, testID} }
+func (f *fakeSandboxes) Live() []string { return []string{otherID, testID} }
 
-func (f *fakeBoxes) Traffic(id string) (sandbox.Traffic, bool) {
+func (f *fakeSandboxes) Traffic(id string) (sandbox.Traffic, bool) {
 	return f.traffic, id == testID || id == otherID
 }
 
-func (f *fakeBoxes) Wake(context.Context, string) error {
+func (f *fakeSandboxes) Wake(context.Context, string) error {
 	f.woken.Add(1)
 	return f.wake
 }
 
-func (f *fakeBoxes) AccessToken(id string) auth.Secret  { return auth.Secret("access-" + id) }
-func (f *fakeBoxes) TrafficToken(id string) auth.Secret { return auth.Secret("traffic-" + id) }
-func (f *fakeBoxes) ChannelKey(id string) auth.Secret   { return auth.Secret("channel-" + id) }
+func (f *fakeSandboxes) AccessToken(id string) auth.Secret  { return auth.Secret("access-" + id) }
+func (f *fakeSandboxes) TrafficToken(id string) auth.Secret { return auth.Secret("traffic-" + id) }
+func (f *fakeSandboxes) ChannelKey(id string) auth.Secret   { return auth.Secret("channel-" + id) }
 
-func (f *fakeBoxes) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+func (f *fakeSandboxes) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	id, port, _ := net.SplitHostPort(addr)
 	p, _ := strconv.ParseUint(port, 10, 16)
 	to, ok := f.ports[uint16(p)]
@@ -77,8 +77,8 @@ func (f *fakeBoxes) dial(ctx context.Context, network, addr string) (net.Conn, e
 	return c, err
 }
 
-// kill is what the end of a sandbox does to connections into it.
-func (f *fakeBoxes) kill() {
+// kill ends connections as the end of a sandbox does.
+func (f *fakeSandboxes) kill() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, c := range f.conns {
@@ -86,16 +86,16 @@ func (f *fakeBoxes) kill() {
 	}
 }
 
-// A dataServer is a data plane that listens.
+// A dataServer is a listening data plane.
 type dataServer struct {
 	*Server
-	boxes *fakeBoxes
+	boxes *fakeSandboxes
 	addr  string
 }
 
 func serveData(t *testing.T, c Config, ports map[uint16]string) *dataServer {
 	t.Helper()
-	b := &fakeBoxes{ports: ports}
+	b := &fakeSandboxes{ports: ports}
 	s := &Server{log: slog.New(slog.NewTextHandler(t.Output(), nil)), conf: c}
 	inside := &http.Transport{DialContext: b.dial, DisableCompression: true}
 	s.openData(b, inside)
@@ -134,7 +134,7 @@ func inside(t *testing.T, h http.HandlerFunc) string {
 	return s.Listener.Addr().String()
 }
 
-// raw serves each connection with f, for what no HTTP server would say.
+// raw serves each connection with f, for bytes that no HTTP server would send.
 func raw(t *testing.T, f func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -157,7 +157,7 @@ func raw(t *testing.T, f func(net.Conn)) string {
 	return l.Addr().String()
 }
 
-// host is the name of a port of the sandbox that most tests use.
+// host returns the host name of a port of testID.
 func host(port int) string { return strconv.Itoa(port) + "-" + testID + ".boxes.example" }
 
 func (d *dataServer) request(t *testing.T, method, host, path string, h http.Header, body io.Reader) *http.Request {
@@ -173,7 +173,7 @@ func (d *dataServer) request(t *testing.T, method, host, path string, h http.Hea
 	return r
 }
 
-// newClient returns a client that keeps nothing between tests.
+// newClient returns a client without connections of other tests.
 func newClient(t *testing.T) *http.Client {
 	tr := &http.Transport{DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
@@ -206,7 +206,7 @@ func text(t *testing.T, r *http.Response) string {
 
 var traffics = http.Header{"E2b-Traffic-Access-Token": {"traffic-" + testID}}
 
-// TestDataPlaneNeedsItsToken is who reaches what, and what the others are told.
+// TestDataPlaneNeedsItsToken: who may reach what, and what others get as an answer.
 func TestDataPlaneNeedsItsToken(t *testing.T) {
 	echo := inside(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "inside") })
 	all := map[uint16]string{sandbox.GuestPort: echo, 3000: echo, InterpreterPort: echo}
@@ -293,7 +293,8 @@ func TestDataPlaneNeedsItsToken(t *testing.T) {
 	}
 }
 
-// TestServicesGetNoCredentials: no secret of the host's, and the Host that it should.
+// TestServicesGetNoCredentials: services get no secrets of the host, and the right
+// Host header.
 func TestServicesGetNoCredentials(t *testing.T) {
 	seen := make(chan *http.Request, 1)
 	addr := inside(t, func(_ http.ResponseWriter, r *http.Request) { seen <- r })
@@ -340,7 +341,7 @@ func TestServicesGetNoCredentials(t *testing.T) {
 	}
 }
 
-// TestBodiesPassUnchanged: large bodies pass both ways, with their trailers.
+// TestBodiesPassUnchanged: large bodies and their trailers pass in both directions.
 func TestBodiesPassUnchanged(t *testing.T) {
 	var fail atomic.Value
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
@@ -372,7 +373,8 @@ func TestBodiesPassUnchanged(t *testing.T) {
 	}
 }
 
-// TestStreamsAreNotBuffered: an event is seen when it is sent, over HTTP/1.1 and HTTP/2.
+// TestStreamsAreNotBuffered: an event arrives when it is sent, over HTTP/1.1 and
+// HTTP/2.
 func TestStreamsAreNotBuffered(t *testing.T) {
 	next := make(chan struct{})
 	left := make(chan struct{}, 2)
@@ -429,8 +431,8 @@ func h2c(t *testing.T) *http.Client {
 	return &http.Client{Transport: tr, Timeout: 2 * time.Minute}
 }
 
-// TestGRPCPasses: what speaks only HTTP/2 is reached with HTTP/2, its status in the
-// trailer.
+// TestGRPCPasses: services that only speak HTTP/2 are reached with it, with the
+// status in the trailer.
 func TestGRPCPasses(t *testing.T) {
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Proto", r.Proto)
@@ -452,8 +454,8 @@ func TestGRPCPasses(t *testing.T) {
 	}
 }
 
-// TestExpectContinuePasses: a client that waits for leave gets the service's, and none
-// from this server for what it refuses.
+// TestExpectContinuePasses: "100 Continue" comes from the service, and not for a
+// request that this server refuses.
 func TestExpectContinuePasses(t *testing.T) {
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/no" {
@@ -505,7 +507,7 @@ func (d *dataServer) open(t *testing.T) (net.Conn, *bufio.Reader) {
 	return c, bufio.NewReader(c)
 }
 
-// upgrader takes any upgrade and then echoes.
+// upgrader accepts any upgrade and then echoes.
 func upgrader(t *testing.T) string {
 	return raw(t, func(c net.Conn) {
 		r := bufio.NewReader(c)
@@ -564,9 +566,9 @@ func TestUpgradesPassExceptToTheGuest(t *testing.T) {
 	}
 }
 
-// TestHostileResponsesAreRefused: what a sandbox answers costs bounded memory and time,
-// and says nothing that is not its own.
-func TestHostileResponsesAreRefused(t *testing.T) {
+// TestHostileResponsesAreBounded: a sandbox's response costs bounded memory and
+// time, and cannot pose as the server's.
+func TestHostileResponsesAreBounded(t *testing.T) {
 	say := func(text string) func(net.Conn) {
 		return func(c net.Conn) {
 			_, _ = http.ReadRequest(bufio.NewReader(c))
@@ -626,9 +628,9 @@ func TestHostileResponsesAreRefused(t *testing.T) {
 	}
 }
 
-// TestSlowServiceIsWaitedFor: a service that never answers holds its own caller only, and
-// is let go with it.
-func TestSlowServiceIsWaitedFor(t *testing.T) {
+// TestSlowServiceHoldsOnlyItsCaller: a service that never answers blocks only its
+// own caller, and is released with it.
+func TestSlowServiceHoldsOnlyItsCaller(t *testing.T) {
 	came, gone := make(chan struct{}), make(chan struct{})
 	addr := raw(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))
@@ -655,8 +657,8 @@ func TestSlowServiceIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestConcurrentRequestsAreBounded: a sandbox's callers are bounded, and those who show nothing do
-// not take the places of those who do.
+// TestConcurrentRequestsAreBounded: the requests to a sandbox are bounded, and
+// requests without a token do not use up the share of those with one.
 func TestConcurrentRequestsAreBounded(t *testing.T) {
 	stop := make(chan struct{})
 	addr := inside(t, func(w http.ResponseWriter, r *http.Request) {
@@ -699,7 +701,7 @@ func TestConcurrentRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// TestSmuggledRequestsAreRefused: what an attacker writes on the wire is one request or none.
+// TestSmuggledRequestsAreRefused: an attacker's bytes are one request or none.
 func TestSmuggledRequestsAreRefused(t *testing.T) {
 	var got atomic.Int64
 	addr := inside(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -747,7 +749,8 @@ func TestSmuggledRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// TestOtherOriginsMayRead: pages may use the SDK in a browser; no cookie opens anything.
+// TestOtherOriginsMayRead: pages may use the SDK in a browser, but no cookie grants
+// access.
 func TestOtherOriginsMayRead(t *testing.T) {
 	addr := inside(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "https://console.example")
@@ -783,7 +786,7 @@ func TestOtherOriginsMayRead(t *testing.T) {
 	}
 }
 
-// TestBrowsersGetAPage: a person's browser gets a page, in which nothing runs.
+// TestBrowsersGetAPage: a person's browser gets a page without scripts.
 func TestBrowsersGetAPage(t *testing.T) {
 	d := serveData(t, Config{Domain: "boxes.example"}, nil)
 	tests := []struct {
@@ -817,8 +820,8 @@ func TestBrowsersGetAPage(t *testing.T) {
 	}
 }
 
-// TestSearchIsBounded: looking for the sandbox that signed a URL is work that
-// anyone can cause.
+// TestSearchIsBounded: anybody can cause a search for the signer of a URL, so it is
+// rate limited.
 func TestSearchIsBounded(t *testing.T) {
 	addr := inside(t, func(http.ResponseWriter, *http.Request) {})
 	l := DefaultLimits
@@ -843,7 +846,7 @@ func TestSearchIsBounded(t *testing.T) {
 
 func BenchmarkSignedFor(b *testing.B) {
 	s := &Server{}
-	s.boxes = &manyBoxes{}
+	s.boxes = &manySandboxes{}
 	r := httptest.NewRequest("GET", sign("/home/user/x", "read", "", "nobody's", 0), nil)
 	for b.Loop() {
 		if s.signedFor(r) != "" {
@@ -852,10 +855,10 @@ func BenchmarkSignedFor(b *testing.B) {
 	}
 }
 
-// manyBoxes are 200 sandboxes.
-type manyBoxes struct{ fakeBoxes }
+// manySandboxes are 200 sandboxes.
+type manySandboxes struct{ fakeSandboxes }
 
-func (*manyBoxes) Live() []string {
+func (*manySandboxes) Live() []string {
 	ids := make([]string, 200)
 	for i := range ids {
 		sum := sha256.Sum256([]byte{byte(i)})
@@ -864,8 +867,8 @@ func (*manyBoxes) Live() []string {
 	return ids
 }
 
-// FuzzReadSignature: whatever a signed URL says, it is one line of the form
-// that is signed, or refused.
+// FuzzReadSignature: a signed URL is either refused or yields exactly one line to
+// sign.
 func FuzzReadSignature(f *testing.F) {
 	f.Add("GET", "path=/x&signature=v1_x")
 	f.Add("POST", sign("/x", "write", "root", "tok", 5))
@@ -885,8 +888,7 @@ func FuzzReadSignature(f *testing.F) {
 	})
 }
 
-// BenchmarkProxy is what the proxy itself adds: the sandbox is a service on
-// loopback.
+// BenchmarkProxy measures the proxy itself: the service is on loopback.
 func BenchmarkProxy(b *testing.B) {
 	const size = 64 << 20
 	block := make([]byte, 1<<20)
@@ -903,7 +905,7 @@ func BenchmarkProxy(b *testing.B) {
 	}))
 	defer srv.Close()
 	s := &Server{log: slog.New(slog.DiscardHandler)}
-	boxes := &fakeBoxes{ports: map[uint16]string{3000: srv.Listener.Addr().String()}}
+	boxes := &fakeSandboxes{ports: map[uint16]string{3000: srv.Listener.Addr().String()}}
 	s.openData(boxes, &http.Transport{DialContext: boxes.dial, DisableCompression: true, MaxIdleConnsPerHost: 32, WriteBufferSize: 128 << 10, ReadBufferSize: 128 << 10})
 	front := httptest.NewServer(http.HandlerFunc(s.ServeData))
 	defer front.Close()

@@ -79,7 +79,7 @@ type Server struct {
 	templates *template.Cache
 	mail      *mailbox.PostOffice
 	conf      Config
-	boxes     boxes
+	boxes     liveSandboxes
 	hosts     map[string]bool // see ownHost
 	requests  *requests
 	limits    *limits
@@ -95,7 +95,7 @@ func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, templates *templa
 
 // openData prepares the data plane of the sandboxes in b. Inside is the transport
 // to services in them.
-func (s *Server) openData(b boxes, inside http.RoundTripper) {
+func (s *Server) openData(b liveSandboxes, inside http.RoundTripper) {
 	s.conf.Domain = strings.ToLower(s.conf.Domain)
 	if s.conf.MaxConnections == 0 {
 		s.conf.MaxConnections = 500

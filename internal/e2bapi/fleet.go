@@ -7,9 +7,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// boxes is the part of the fleet that the data plane needs. It is safe for
+// liveSandboxes is the part of the fleet that the data plane needs. It is safe for
 // concurrent use.
-type boxes interface {
+type liveSandboxes interface {
 	// Live returns the IDs of the sandboxes that can be dialled.
 	Live() []string
 	// Traffic says who may reach the ports of a sandbox, also of a paused one. It
@@ -24,4 +24,4 @@ type boxes interface {
 	ChannelKey(id string) auth.Secret
 }
 
-var _ boxes = (*sandbox.Fleet)(nil)
+var _ liveSandboxes = (*sandbox.Fleet)(nil)

@@ -50,7 +50,7 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// TestRouteWithDomain: a server that knows its names answers to no others.
+// TestRouteWithDomain: a server that knows its names accepts no others.
 func TestRouteWithDomain(t *testing.T) {
 	s := &Server{conf: Config{Domain: "boxes.example", Hosts: []string{"Build.Example:3000"}}}
 	s.hosts = ownHosts(s.conf)
@@ -83,8 +83,7 @@ func TestRouteWithDomain(t *testing.T) {
 	}
 }
 
-// FuzzParseHost checks that whatever a client writes into Host, only a
-// well-formed id and port come out.
+// FuzzParseHost: for any Host header only well-formed IDs and ports come out.
 func FuzzParseHost(f *testing.F) {
 	for _, s := range []string{"", "80-" + testID + ".x", "80-" + testID + "-a.x:1", "[::1]:80", "80-" + testID + ".", "\x00-i.x", "00080-" + testID + ".x"} {
 		f.Add(s)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestInterimResponsesAreCleaned: what a service says before its answer is disarmed as the answer
-// is.
+// TestInterimResponsesAreCleaned: the headers of interim responses are cleaned like
+// those of the final one.
 func TestInterimResponsesAreCleaned(t *testing.T) {
 	service := raw(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 4096))

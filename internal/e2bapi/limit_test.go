@@ -59,8 +59,8 @@ func TestLimiter(t *testing.T) {
 	}
 }
 
-// TestLimiterMemory: callers that make up addresses cost bounded memory, and
-// those that have been quiet none.
+// TestLimiterMemory: callers with made-up addresses cost bounded memory, and idle
+// callers cost none.
 func TestLimiterMemory(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := newLimiter(Rate{1, 10})
@@ -97,12 +97,12 @@ func TestAddressOf(t *testing.T) {
 	}
 }
 
-// limitedServer serves what a control API with few calls would: keys are
-// "good-" and the project's name.
+// limitedServer is a control API with a few routes. Its keys are "good-" and the
+// project's name.
 func limitedServer(t *testing.T, l Limits) (s *httptest.Server, calls *atomic.Int64) {
 	t.Helper()
 	srv := &Server{log: slog.New(slog.NewTextHandler(t.Output(), nil)), conf: Config{Limits: &l}}
-	srv.openData(&fakeBoxes{}, http.DefaultTransport)
+	srv.openData(&fakeSandboxes{}, http.DefaultTransport)
 	who := srv.limited(func(r *http.Request) (auth.Principal, error) {
 		project, ok := strings.CutPrefix(r.Header.Get("X-Api-Key"), "good-")
 		if !ok {
@@ -181,7 +181,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLimitError: an answer never tells a client to come back at once.
+// TestLimitError: Retry-After is never 0.
 func TestLimitError(t *testing.T) {
 	for wait, want := range map[time.Duration]int64{time.Nanosecond: 1, time.Second: 1, 1001 * time.Millisecond: 2} {
 		err := error(&limitError{"calls", wait})
@@ -192,7 +192,7 @@ func TestLimitError(t *testing.T) {
 	}
 }
 
-// TestSDKRetries: the official SDK waits as it is told, and succeeds.
+// TestSDKRetries: the official SDK waits as long as Retry-After says, and succeeds.
 func TestSDKRetries(t *testing.T) {
 	if _, err := os.Stat("../../demo/node_modules/e2b"); err != nil {
 		t.Fatalf("%v: make deps-test installs the official SDK", err)

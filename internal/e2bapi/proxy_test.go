@@ -17,7 +17,7 @@ import (
 	"postern/internal/auth"
 )
 
-// sign makes a signed URL as the official SDKs do.
+// sign returns a signed URL like those of the official SDKs.
 func sign(path, op, user, token string, expires int64) string {
 	text := path + ":" + op + ":" + user + ":" + token
 	q := url.Values{"path": {path}}
@@ -90,8 +90,8 @@ func TestDropCookie(t *testing.T) {
 	}
 }
 
-// TestHeadersThatHarmOthersAreRemoved: what a sandbox answers under this server's own name must not act
-// as a page of the console, which has the same origin.
+// TestHeadersThatHarmOthersAreRemoved: a sandbox's response under this server's own
+// name must not act as a page of the console, which has the same origin.
 func TestHeadersThatHarmOthersAreRemoved(t *testing.T) {
 	inside := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		h := w.Header()
@@ -125,9 +125,9 @@ func TestHeadersThatHarmOthersAreRemoved(t *testing.T) {
 	}
 }
 
-// TestHeadersForProxiesAreRemoved: a proxy in front of this server must not be told anything
-// by a sandbox, neither in an answer nor after it. What web applications say
-// to their clients passes.
+// TestHeadersForProxiesAreRemoved: a sandbox must not instruct a proxy in front of
+// this server, neither in headers nor in trailers. Headers of web applications for
+// their clients pass.
 func TestHeadersForProxiesAreRemoved(t *testing.T) {
 	hostile := []string{
 		"X-Accel-Redirect", "X-Accel-Expires", "X-Accel-Limit-Rate", "X-Sendfile", "X-Sendfile2", "X-LIGHTTPD-send-file", "X-LIGHTTPD-KBytes-per-second", "X-Reproxy-URL", "X-Reproxy-File",
@@ -192,8 +192,8 @@ func TestParseListQuery(t *testing.T) {
 	}
 }
 
-// TestRoutes: what E2B has and Postern has not is refused by name, and a wrong
-// key is not told what is there.
+// TestRoutes: parts of E2B's API that Postern lacks are refused by name, and a
+// request with a wrong key does not learn which routes exist.
 func TestRoutes(t *testing.T) {
 	s := &Server{log: slog.New(slog.DiscardHandler)}
 	known := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{Kind: auth.Project}, nil })

@@ -76,7 +76,7 @@ func (a *attached) inspect(ctx context.Context, p []byte) bool {
 // inspectSyn decides on the first packet of a connection.
 func (a *attached) inspectSyn(ctx context.Context, p []byte, to netip.AddrPort) bool {
 	if odd(to.Addr()) {
-		a.deny(ctx, p, to, fmt.Sprintf("%v is no address that a connection can be made to", to.Addr()))
+		a.deny(ctx, p, to, fmt.Sprintf("%v is not an address that accepts connections", to.Addr()))
 		return false
 	}
 	if !a.newConns.Allow() {

@@ -27,7 +27,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// A link is a fake network: every sandbox's guest is an HTTP server of ours.
+// A link is a fake network: each sandbox's guest is an HTTP server of this test.
 type link struct {
 	mu       sync.Mutex // guards the three below
 	attached map[string]net.Listener
@@ -44,7 +44,7 @@ type link struct {
 	ask func() // called when a guest is asked for its environment; nil means nothing is
 }
 
-// told is what the guest of a sandbox was told last.
+// told returns the latest init request to the guest of a sandbox.
 func (l *link) told(id string) initRequest {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,7 +57,7 @@ func (l *link) owner(id string) auth.Principal {
 	return l.owners[id]
 }
 
-// links is how many there are.
+// links returns the number of attached links.
 func (l *link) links() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -264,8 +264,7 @@ func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
 	return f
 }
 
-// A process is one program's use of the machine. One that was killed hears of
-// nothing any more.
+// A process is one program's view of the machine. A killed one gets no more news.
 type process struct {
 	*sandboxtest.Fake
 	killed chan struct{}
@@ -281,8 +280,8 @@ func (p *process) Wait(ctx context.Context, id string) (string, error) {
 	return reason, err
 }
 
-// open makes a fleet, as a program that starts does, in the place of one that
-// was killed.
+// open replaces the fleet by a new one, like the start of a program after the
+// previous one was killed.
 func (f *fixture) open() {
 	if f.process != nil {
 		close(f.process.killed)
@@ -445,8 +444,8 @@ func TestSandboxEndsWhenItsTimeIsUp(t *testing.T) {
 	}
 }
 
-// TestExtendedSandboxCanStillBeUsed: one whose life was made longer just when it was to end can be
-// worked on as before.
+// TestExtendedSandboxCanStillBeUsed: a sandbox that was extended at the moment when
+// it was to end works as before.
 func TestExtendedSandboxCanStillBeUsed(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	s := f.create(sandbox.Request{})
@@ -472,7 +471,8 @@ func TestDeadSandboxIsRecordedAsLost(t *testing.T) {
 	}
 }
 
-// TestRecoverRemovesWhatAKilledServerLeft is a program that was killed: what it left is removed and told.
+// TestRecoverRemovesWhatAKilledServerLeft: without a keeper nothing of a killed
+// server can be taken back, so it is removed and recorded as lost.
 func TestRecoverRemovesWhatAKilledServerLeft(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)

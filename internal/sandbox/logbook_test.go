@@ -169,8 +169,8 @@ func TestParseLogLine(t *testing.T) {
 	}
 }
 
-// FuzzParseLogLine: whatever a sandbox writes can be shown, is bounded, and is
-// never taken for the host's.
+// FuzzParseLogLine: any line of a sandbox is safe to show, is bounded, and is never
+// taken for the host's.
 func FuzzParseLogLine(f *testing.F) {
 	for _, s := range []string{
 		`{"level":"info","logger":"postern","message":"x"}`, "text", "\xff\x00\x1b[2J", `{"a":{"b":"\u001b"}}`, `{"level":null}`, `{"\u001blevel":"x"}`,

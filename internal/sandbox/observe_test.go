@@ -16,9 +16,9 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestMetricsAreMeasuredFromOutside: what a fleet's sandboxes took is their project's to know, and
-// for an hour after their end.
-func TestMetricsAreMeasuredFromOutside(t *testing.T) {
+// TestMetricsBelongToTheirProject: a project sees the usage of its own sandboxes,
+// also for an hour after their end.
+func TestMetricsBelongToTheirProject(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		ctx := t.Context()
@@ -76,8 +76,8 @@ func TestMetricsAreMeasuredFromOutside(t *testing.T) {
 	})
 }
 
-// TestLogsBelongToTheirProject: the guest's lines and the host's in one, for the project alone,
-// also after the end.
+// TestLogsBelongToTheirProject: a project sees the lines of guest and host
+// together, also after the end.
 func TestLogsBelongToTheirProject(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)

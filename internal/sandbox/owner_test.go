@@ -13,8 +13,8 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestOtherServersSandboxesAreKept: what another server of the database made is left alone,
-// by Recover too, and is not seen; its limits are its own.
+// TestOtherServersSandboxesAreKept: a fleet neither sees nor changes the sandboxes
+// of another server on the database, also in Recover, and does not count them.
 func TestOtherServersSandboxesAreKept(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		one := setup(t, db, func(c *sandbox.Config) { c.Server, c.MaxSandboxes, c.Snapshots = "srv_one", 1, true })
@@ -54,7 +54,8 @@ func TestOtherServersSandboxesAreKept(t *testing.T) {
 	})
 }
 
-// TestFirstServerOwnsOldRows: rows of before have the first server.
+// TestFirstServerOwnsOldRows: rows from before there were server IDs belong to the
+// first server.
 func TestFirstServerOwnsOldRows(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
@@ -72,8 +73,8 @@ func TestFirstServerOwnsOldRows(t *testing.T) {
 	})
 }
 
-// TestSecondServerIsRefused: a second server is told whose the sandboxes are, and gets
-// them when the first has ended.
+// TestSecondServerIsRefused: a second server gets an error that names the first,
+// and takes over when the first has ended.
 func TestSecondServerIsRefused(t *testing.T) {
 	url := storetest.PostgresURL(t)
 	if url == "" {

@@ -18,7 +18,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// snapshots returns the names of what is in the fleet's directory.
+// snapshots returns the names in the fleet's snapshot directory.
 func (f *fixture) snapshots() (names []string) {
 	f.t.Helper()
 	es, err := os.ReadDir(f.conf.Dir)
@@ -109,7 +109,7 @@ func TestPauseAndResumeKeepTheSandbox(t *testing.T) {
 	})
 }
 
-// TestPauseFilesOnlyBoots: memory goes, files stay, and the guest that boots is told
+// TestPauseFilesOnlyBoots: memory is lost, files stay, and the booted guest gets
 // its environment again.
 func TestPauseFilesOnlyBoots(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
@@ -135,8 +135,8 @@ func TestPauseFilesOnlyBoots(t *testing.T) {
 	}
 }
 
-// TestFailedPauseLeavesSandboxRunning: a full disk pauses nothing, and what cannot be resumed stays
-// paused.
+// TestFailedPauseLeavesSandboxRunning: with a full disk the sandbox keeps running,
+// and a sandbox that cannot be resumed stays paused.
 func TestFailedPauseLeavesSandboxRunning(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx := t.Context()
@@ -167,8 +167,8 @@ func TestFailedPauseLeavesSandboxRunning(t *testing.T) {
 	f.remembers(s.ID, "kept")
 }
 
-// TestAutoPauseAtTheEndOfLife: time that is up pauses, and traffic resumes, once for all who
-// come at the same time.
+// TestAutoPauseAtTheEndOfLife: the sandbox is paused at the end of its life, and
+// concurrent requests resume it once.
 func TestAutoPauseAtTheEndOfLife(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -216,8 +216,8 @@ func (f *fixture) waitFor(what string, ok func() bool) {
 	}
 }
 
-// TestStopAndStartOfTheServerKeepSandboxes: a stop of the server freezes what runs, and the next start
-// brings it back, but for what has run out of time meanwhile.
+// TestStopAndStartOfTheServerKeepSandboxes: a stop of the server freezes running
+// sandboxes, and the next start resumes them, except those whose life has ended.
 func TestStopAndStartOfTheServerKeepSandboxes(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
@@ -257,7 +257,7 @@ func TestStopAndStartOfTheServerKeepSandboxes(t *testing.T) {
 	})
 }
 
-// A keeper that is in memory, as one in another process would be.
+// A keeper in memory behaves like one in another process.
 type keeper struct {
 	mu   sync.Mutex
 	kept map[string]bool
@@ -290,9 +290,9 @@ func (k *keeper) All(context.Context) (map[string]*os.File, error) {
 	return all, nil
 }
 
-// TestRecoverTakesBackRunningSandboxes: what a killed server left runs on under the next one; what
-// died meanwhile is lost, what nobody knows is removed, and each row tells the
-// truth.
+// TestRecoverTakesBackRunningSandboxes: the sandboxes of a killed server continue
+// under the next one. Those that died in between are lost, unknown ones are
+// removed, and each row is right.
 func TestRecoverTakesBackRunningSandboxes(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		k := &keeper{kept: map[string]bool{}}
@@ -341,9 +341,8 @@ func TestRecoverTakesBackRunningSandboxes(t *testing.T) {
 	})
 }
 
-// TestRecoverAsksGuestsConcurrently: code that stops its guests does not keep the next server
-// from starting for as long as all of them together may take to answer. Here
-// none answers before all have been asked.
+// TestRecoverAsksGuestsConcurrently: stopped guests must not delay the next server
+// by the sum of their time-outs. Here none answers before all have been asked.
 func TestRecoverAsksGuestsConcurrently(t *testing.T) {
 	k := &keeper{kept: map[string]bool{}}
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Keeper = k })
@@ -366,7 +365,8 @@ func TestRecoverAsksGuestsConcurrently(t *testing.T) {
 	}
 }
 
-// TestRecoverEndsSandboxWithStoppedGuest: those that do not answer are lost.
+// TestRecoverEndsSandboxWithStoppedGuest: sandboxes whose guests do not answer are
+// lost.
 func TestRecoverEndsSandboxWithStoppedGuest(t *testing.T) {
 	k := &keeper{kept: map[string]bool{}}
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Keeper = k })
@@ -495,7 +495,7 @@ func TestSnapshotsBelongToTheirProject(t *testing.T) {
 }
 
 // TestSnapshotReplacedAndDeleted: one program replaces a snapshot while another
-// deletes it, and neither is told of the database's locks.
+// deletes it, and neither gets an error about database locks.
 func TestSnapshotReplacedAndDeleted(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) { c.Snapshots = true })
@@ -519,8 +519,8 @@ func TestSnapshotReplacedAndDeleted(t *testing.T) {
 	})
 }
 
-// TestPoolFollowsDemandAndLimits: what waits belongs to nobody, is handed over whole, and never takes
-// more memory than it may.
+// TestPoolFollowsDemandAndLimits: pooled sandboxes have no owner, are handed over
+// completely, and never use more memory than the limit.
 func TestPoolFollowsDemandAndLimits(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.Pool = false, []string{"base"}, sandbox.PoolConfig{Min: 2, Max: 4, MemoryMB: 3}
@@ -529,7 +529,7 @@ func TestPoolFollowsDemandAndLimits(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- f.fleet.Run(ctx) }()
 	waiting := func() int {
-		n, memory := f.fleet.Waiting()
+		n, memory := f.fleet.Pooled()
 		if memory > 3<<20 {
 			t.Errorf("%d wait with %d bytes", n, memory)
 		}
@@ -598,8 +598,8 @@ func TestPoolFollowsDemandAndLimits(t *testing.T) {
 	}
 }
 
-// TestBrokenTemplateSnapshotIsMadeAgain: a snapshot that nothing starts from is only slower, and
-// does not stay to be found again.
+// TestBrokenTemplateSnapshotIsMadeAgain: a broken snapshot only costs time, and is
+// replaced.
 func TestBrokenTemplateSnapshotIsMadeAgain(t *testing.T) {
 	for name, damage := range map[string]func(dir string) error{
 		"removed": os.RemoveAll,
@@ -642,7 +642,7 @@ func TestBrokenTemplateSnapshotIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestKillInterruptsAResume: an end does not wait for what is under way.
+// TestKillInterruptsAResume: an end does not wait for work in progress.
 func TestKillInterruptsAResume(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.StartTimeout = time.Hour })
 	s := f.create(sandbox.Request{})

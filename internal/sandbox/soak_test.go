@@ -18,11 +18,11 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestSoak does everything to a few sandboxes at the same time, with failures
-// and deaths in between, and stops and starts the server now and then. Then
-// rows, machine, links and disk must say the same. It takes POSTERN_TEST_SOAK,
-// two seconds by default, and is run with the race detector. That a server is
-// killed is played with the real one, in test/e2e.
+// TestSoak calls everything on a few sandboxes concurrently, with failures and
+// deaths in between, and restarts the server from time to time. Afterwards rows,
+// runtime, links and disk must agree. It runs for POSTERN_TEST_SOAK, two seconds by
+// default, with the race detector. A killed server is tested with the real one, in
+// test/e2e.
 func TestSoak(t *testing.T) {
 	length := 2 * time.Second
 	if s := os.Getenv("POSTERN_TEST_SOAK"); s != "" {
@@ -59,8 +59,8 @@ func TestSoak(t *testing.T) {
 	})
 }
 
-// load calls the fleet from n goroutines for a while. What the calls return is
-// not looked at, but for errors that nobody should see.
+// load calls the fleet from n goroutines for a while. It ignores the results,
+// except for errors that nobody should get.
 func (f *fixture) load(n int, length time.Duration) {
 	ctx := f.t.Context()
 	end := time.Now().Add(length)
@@ -128,8 +128,8 @@ func (f *fixture) load(n int, length time.Duration) {
 	wg.Wait()
 }
 
-// consistent compares rows, machine, links, what is kept and the disk. There
-// must be want sandboxes on the machine; -1 is as many as the rows say.
+// consistent compares rows, runtime, links, keeper and disk. There must be want
+// sandboxes on the machine; -1 means as many as the rows say.
 func (f *fixture) consistent(k *keeper, when string, want int) {
 	f.t.Helper()
 	ctx := f.t.Context()

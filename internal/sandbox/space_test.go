@@ -14,7 +14,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestPausedSandboxesAreBounded: who holds a project's key cannot fill the disk with paused
+// TestPausedSandboxesAreBounded: a caller cannot fill the disk with paused
 // sandboxes and snapshots, and loses nothing by trying.
 func TestPausedSandboxesAreBounded(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
@@ -53,8 +53,9 @@ func TestPausedSandboxesAreBounded(t *testing.T) {
 	})
 }
 
-// TestAutoPauseAtTheLimitKeepsRunning: one too many that was to be paused runs on, and a stop
-// of the server freezes all the same.
+// TestAutoPauseAtTheLimitKeepsRunning: beyond the limit of paused sandboxes a
+// sandbox keeps running at the end of its life, but a stop of the server still
+// freezes it.
 func TestAutoPauseAtTheLimitKeepsRunning(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.MaxPaused = 1 })
 	first := f.create(sandbox.Request{})
@@ -76,8 +77,7 @@ func TestAutoPauseAtTheLimitKeepsRunning(t *testing.T) {
 	}
 }
 
-// TestSavesLeaveDiskFree: nothing is written that would leave less of the disk than
-// must stay free.
+// TestSavesLeaveDiskFree: nothing is written that would leave less than KeepFreeMB.
 func TestSavesLeaveDiskFree(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Snapshots = true })
 	ctx := t.Context()
@@ -99,8 +99,8 @@ func TestSavesLeaveDiskFree(t *testing.T) {
 	}
 }
 
-// TestFailedWakeIsNotRepeatedAtOnce: what cannot be resumed does not cost a restore for each request
-// that anybody sends.
+// TestFailedWakeIsNotRepeatedAtOnce: requests to a sandbox that cannot be resumed
+// do not cost a restore each.
 func TestFailedWakeIsNotRepeatedAtOnce(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx := t.Context()
@@ -125,8 +125,8 @@ func TestFailedWakeIsNotRepeatedAtOnce(t *testing.T) {
 	}
 }
 
-// TestRefusedCreateCostsNoPooledSandbox: a create or a fork that is refused has not used up what
-// waits, nor written a copy.
+// TestRefusedCreateCostsNoPooledSandbox: a refused create or fork uses up no pooled
+// sandbox and writes no copy.
 func TestRefusedCreateCostsNoPooledSandbox(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.MaxSandboxes = false, []string{"base"}, 1
@@ -137,7 +137,7 @@ func TestRefusedCreateCostsNoPooledSandbox(t *testing.T) {
 	go func() { done <- f.fleet.Run(ctx) }()
 	s := f.create(sandbox.Request{Template: "base"})
 	f.waitFor("one waits", func() bool {
-		n, _ := f.fleet.Waiting()
+		n, _ := f.fleet.Pooled()
 		return n == 1
 	})
 	before, _ := f.runtime.List(ctx)
@@ -161,8 +161,8 @@ func TestRefusedCreateCostsNoPooledSandbox(t *testing.T) {
 	<-done
 }
 
-// TestStuckWarmUpShellDoesNotBlockThePool: a shell that never ends in a sandbox that is nobody's keeps
-// the pool waiting for a while, and not for ever.
+// TestStuckWarmUpShellDoesNotBlockThePool: a warm-up shell that never ends delays
+// the pool only for a limited time.
 func TestStuckWarmUpShellDoesNotBlockThePool(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.WarmTimeout = false, []string{"base"}, 100*time.Millisecond
@@ -173,7 +173,7 @@ func TestStuckWarmUpShellDoesNotBlockThePool(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- f.fleet.Run(ctx) }()
 	f.waitFor("one waits", func() bool {
-		n, _ := f.fleet.Waiting()
+		n, _ := f.fleet.Pooled()
 		return n == 1
 	})
 	cancel()

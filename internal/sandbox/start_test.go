@@ -12,16 +12,16 @@ import (
 	"postern/internal/storetest"
 )
 
-// hang makes the guests of the next n starts take connections and never answer.
+// hang makes the guests of the next n starts accept connections and never answer.
 func (l *link) hang(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.silent = n
 }
 
-// TestSilentGuestIsStartedAgain: a guest that takes connections and never answers costs a
-// part of the time for a start, and not the sandbox, wherever it may be started
-// again; and where it may not, what was saved stays as it was.
+// TestSilentGuestIsStartedAgain: a guest that accepts connections and never answers
+// costs part of the start's time, and not the sandbox, if it may be started again.
+// If it may not, the snapshot stays unchanged.
 func TestSilentGuestIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	const patience = 6 * time.Second
@@ -135,9 +135,9 @@ func TestSilentGuestIsStartedAgain(t *testing.T) {
 	}
 }
 
-// TestSilentTemplateSnapshotIsReplacedByABoot: a template's snapshot whose guest never answers is given
-// up for a boot within the time of one create, and a sandbox that waited in the
-// pool likewise.
+// TestSilentTemplateSnapshotIsReplacedByABoot: if the guest of a template's
+// snapshot never answers, the sandbox boots within the time of one create. The same
+// holds for a pooled sandbox.
 func TestSilentTemplateSnapshotIsReplacedByABoot(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *sandbox.Config) {

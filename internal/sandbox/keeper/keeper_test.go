@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This test's program is also the keeper, a server that is killed, and the two
-// kinds of stranger.
+// TestMain makes this program also the keeper, a server that is killed, and two
+// kinds of attackers.
 func TestMain(m *testing.M) {
 	if IsKeeper(os.Args) {
 		Main()
@@ -52,7 +52,7 @@ func serverMain() {
 	select {}
 }
 
-// strangerMain says what the keeper of its directory tells somebody else.
+// strangerMain prints what the keeper of its directory answers to another user.
 func strangerMain() {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
 	if err == nil {
@@ -69,7 +69,7 @@ func strangerMain() {
 	os.Exit(0)
 }
 
-// impostorMain listens where a keeper would.
+// impostorMain listens in place of a keeper.
 func impostorMain() {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
 	if err == nil {
@@ -88,7 +88,7 @@ func impostorMain() {
 	os.Exit(0)
 }
 
-// as starts this program again in a role, as a user.
+// as starts this program in a role, as the given user.
 func as(t *testing.T, role, arg string, uid uint32, files ...*os.File) (*exec.Cmd, io.Reader) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "/proc/self/exe")
@@ -119,7 +119,7 @@ func line(t *testing.T, r io.Reader) string {
 	}
 }
 
-// pids are the keepers of dir, by what a list of processes shows.
+// pids returns the keepers of dir in the list of processes.
 func pids(t *testing.T, dir string) (all []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -164,7 +164,7 @@ func open(t *testing.T, dir string, most int) *Keeper {
 	return k
 }
 
-// link returns a link's host end, which is closed after the test, and the
+// link returns the host's end of a link, which is closed after the test, and the
 // sandbox's end.
 func link(t testing.TB) (host, inside *os.File) {
 	t.Helper()
@@ -177,7 +177,7 @@ func link(t testing.TB) (host, inside *os.File) {
 	return host, inside
 }
 
-// carries says whether host and inside are the ends of one link.
+// carries checks that host and inside are the ends of one link.
 func carries(t *testing.T, host, inside *os.File) {
 	t.Helper()
 	want := []byte("packet")
@@ -295,8 +295,8 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// The server, its process group and its session are killed; the signals that
-// end other processes come; the next server finds the link.
+// TestSurvivesItsServer: the server, its process group and its session are killed,
+// and signals that end other processes arrive. Then the next server finds the link.
 func TestSurvivesItsServer(t *testing.T) {
 	// Longer than a socket's address may be.
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
@@ -339,7 +339,7 @@ func TestSurvivesItsServer(t *testing.T) {
 	})
 }
 
-// What a keeper holds beside links is nothing: no lock, no pipe, no secret.
+// TestInheritsNothing: besides links a keeper holds no lock, no pipe and no secret.
 func TestInheritsNothing(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("POSTERN_SECRET", "x")
@@ -382,7 +382,7 @@ func TestInheritsNothing(t *testing.T) {
 	}
 }
 
-// maySpare says whether this process may set a lower oom_score_adj.
+// maySpare reports whether this process may lower its oom_score_adj.
 func maySpare(t *testing.T) bool {
 	t.Helper()
 	const path = "/proc/self/oom_score_adj"
@@ -426,7 +426,7 @@ func TestKilledKeeperIsReplaced(t *testing.T) {
 	}
 }
 
-// A sandbox that has ended needs nobody who keeps its link.
+// TestDropsDeadLinks: the link of an ended sandbox is dropped.
 func TestDropsDeadLinks(t *testing.T) {
 	k := open(t, t.TempDir(), 10)
 	host, inside := link(t)
@@ -452,7 +452,8 @@ func TestTwoDirectoriesTwoKeepers(t *testing.T) {
 	}
 }
 
-// Everything that keeps others out is open but for the question who connects.
+// TestStrangersGetNothing: even if file modes let others in, the check of the
+// peer's user keeps them out.
 func TestStrangersGetNothing(t *testing.T) {
 	const nobody = 65534
 	dir, err := os.MkdirTemp("/tmp", "keeper")
@@ -585,8 +586,8 @@ func TestKeeperEndsWithoutLinksAndServer(t *testing.T) {
 	})
 }
 
-// A server that was replaced speaks another version: what it says is refused,
-// not guessed.
+// TestRefusesOtherVersions: the messages of a server with another version are
+// refused, not guessed.
 func TestRefusesOtherVersions(t *testing.T) {
 	p := newProcess()
 	for _, body := range [][]byte{nil, {version}, {version + 1, 0, 0, 0, 1}, {version, 0, 0, 0, 1, 0}} {
@@ -599,8 +600,8 @@ func TestRefusesOtherVersions(t *testing.T) {
 	}
 }
 
-// FuzzHear says anything to a keeper: it keeps no more than it may, and no
-// descriptor beside what it keeps.
+// FuzzHear sends anything to a keeper: it holds no more than its limit, and no
+// other descriptors.
 func FuzzHear(f *testing.F) {
 	f.Add([]byte("p\x00\x00\x00\x01i1"), byte(1))
 	f.Add([]byte("p\x00\x00\x00\x01i1"), byte(0))
@@ -656,8 +657,8 @@ func FuzzHear(f *testing.F) {
 	})
 }
 
-// timesOpen counts how often this process has that file open. What else it has
-// open is no matter: what earlier tests held may still be closing.
+// timesOpen counts how often this process has that file open. Other open files do
+// not matter, since those of earlier tests may still be closing.
 func timesOpen(tb testing.TB, file unix.Stat_t) (n int) {
 	tb.Helper()
 	d, err := os.ReadDir("/proc/self/fd")
@@ -673,7 +674,7 @@ func timesOpen(tb testing.TB, file unix.Stat_t) (n int) {
 	return n
 }
 
-// BenchmarkPutDrop is what a create pays.
+// BenchmarkPutDrop measures what each create costs.
 func BenchmarkPutDrop(b *testing.B) {
 	k, err := Open(b.Context(), b.TempDir(), 1000)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// Config returns settings of a fleet for a test: every template is there, and
-// each sandbox boots from "/". The template "gone" is not there. Little of the
-// disk must stay free: others fill it, too.
+// Config returns settings of a fleet for a test. Every template exists except
+// "gone", and each sandbox boots from "/". KeepFreeMB is small, since other tests
+// fill the disk, too.
 func Config(t testing.TB) sandbox.Config {
 	return sandbox.Config{
 		Key: make([]byte, 32), Dir: t.TempDir(), Cold: true, KeepFreeMB: 1,

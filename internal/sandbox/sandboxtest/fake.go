@@ -18,7 +18,8 @@ import (
 )
 
 // A Fake is a [sandbox.Runtime] in memory that runs nothing. The zero value is
-// ready. Two processes of a program on one machine are two users of one Fake.
+// ready to use. Two fleets with one Fake are two processes of the program on one
+// machine.
 type Fake struct {
 	mu       sync.Mutex
 	all      map[string]*fakeSandbox
@@ -35,7 +36,7 @@ type fakeSandbox struct {
 	reason string // final once ended is closed
 }
 
-// A fakeState is what a snapshot of a Fake holds.
+// A fakeState is the content of a Fake's snapshot.
 type fakeState struct {
 	FilesOnly bool              `json:"filesOnly"`
 	Mounts    []sandbox.Mount   `json:"mounts"` // without their sources
@@ -65,7 +66,7 @@ func (f *Fake) FailSave(err error) {
 	f.failSave = err
 }
 
-// SetUsage sets what Usage says of a sandbox.
+// SetUsage sets the result of Usage for a sandbox.
 func (f *Fake) SetUsage(id string, u sandbox.Usage) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,8 +76,7 @@ func (f *Fake) SetUsage(id string, u sandbox.Usage) {
 	f.usage[id] = u
 }
 
-// Die ends a sandbox as if by itself. What is left of it stays in List until
-// it is stopped.
+// Die ends a sandbox unasked. It stays in List until it is stopped.
 func (f *Fake) Die(id, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -208,8 +208,8 @@ func (f *Fake) Save(ctx context.Context, id, dir string, o sandbox.SaveOptions) 
 	return nil
 }
 
-// Usage implements [sandbox.Runtime]. It says what SetUsage has set, or what
-// the least that runs would take.
+// Usage implements [sandbox.Runtime]. It returns what SetUsage has set, or the
+// usage of an idle sandbox.
 func (f *Fake) Usage(_ context.Context, id string) (sandbox.Usage, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -265,7 +265,7 @@ func (f *Fake) Examined() []string {
 	return slices.Clone(f.examined)
 }
 
-// Inside is a sandbox of a Fake from the inside.
+// Inside returns the inside of a sandbox of a Fake.
 func (f *Fake) Inside(id string) Inside { return fakeInside{f, id} }
 
 type fakeInside struct {
@@ -283,7 +283,7 @@ func (i fakeInside) with(do func(s *fakeSandbox) error) error {
 	return do(s)
 }
 
-// mounted is the mount that a path lies in and the path on the host.
+// mounted returns the mount that contains a path, and the path on the host.
 func (s *fakeSandbox) mounted(path string) (sandbox.Mount, string, bool) {
 	for _, m := range s.spec.Mounts {
 		if rest, ok := strings.CutPrefix(path, m.Destination+"/"); ok {

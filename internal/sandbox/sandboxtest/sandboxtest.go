@@ -1,5 +1,5 @@
-// Package sandboxtest says in tests what [sandbox.Runtime] promises, for every
-// implementation, and has one in memory for the tests of who uses it.
+// Package sandboxtest is the contract test of [sandbox.Runtime], which every
+// implementation must pass, and a fake Runtime for tests of its users.
 //
 // It must not be linked into the program.
 package sandboxtest
@@ -20,7 +20,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// NewID returns the id of a sandbox that nobody has.
+// NewID returns an unused sandbox ID.
 func NewID() string {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
 	b := []byte("i")
@@ -42,8 +42,7 @@ type Subject struct {
 	Inside func(t *testing.T, id string) Inside
 }
 
-// Inside is what a test sees and does in a sandbox that runs. A path is
-// absolute.
+// Inside is what a test does inside a running sandbox. Paths are absolute.
 type Inside interface {
 	Remember(v string) error // in the memory of a process that runs on
 	Remembered() (string, error)
@@ -53,7 +52,7 @@ type Inside interface {
 	Hostname() (string, error)
 }
 
-// Run tests a Runtime.
+// Run runs the contract test.
 func Run(t *testing.T, subject Subject) {
 	const bound = time.Minute
 	open, specFor := subject.Open, subject.Spec
@@ -235,7 +234,7 @@ func Run(t *testing.T, subject Subject) {
 	})
 }
 
-// start starts s, and stops it with the test.
+// start starts s, and stops it at the end of the test.
 func (subject Subject) start(t *testing.T, r sandbox.Runtime, s sandbox.Spec) sandbox.Spec {
 	t.Helper()
 	if err := r.Start(t.Context(), s); err != nil {
@@ -249,14 +248,14 @@ func (subject Subject) start(t *testing.T, r sandbox.Runtime, s sandbox.Spec) sa
 	return s
 }
 
-// waitForEnd is r.Wait, with a name that waiting finds.
+// waitForEnd is r.Wait under a name that waiting finds in stack traces.
 func waitForEnd(ctx context.Context, r sandbox.Runtime, id string) (string, error) {
 	reason, err := r.Wait(ctx, id)
 	return reason, err
 }
 
-// waiting returns when n callers of waitForEnd wait: who comes when all is over
-// finds no such sandbox any more.
+// waiting returns when n goroutines are in waitForEnd. A later call would find no
+// such sandbox.
 func waiting(t *testing.T, n int) {
 	t.Helper()
 	b := make([]byte, 8<<20)
@@ -277,7 +276,7 @@ func waiting(t *testing.T, n int) {
 	}
 }
 
-// lives says that a sandbox has not ended.
+// lives checks that a sandbox has not ended.
 func lives(t *testing.T, r sandbox.Runtime, id string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -287,7 +286,7 @@ func lives(t *testing.T, r sandbox.Runtime, id string) {
 	}
 }
 
-// empty says that there is nothing in a directory.
+// empty checks that a directory is empty.
 func empty(t *testing.T, dir string) {
 	t.Helper()
 	es, err := os.ReadDir(dir)

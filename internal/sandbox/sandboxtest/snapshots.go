@@ -12,7 +12,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// write, read and the like are steps of a test inside a sandbox.
+// write, read and the functions below are steps of a test inside a sandbox.
 func write(t *testing.T, in Inside, path, content string) {
 	t.Helper()
 	if err := in.Write(path, content); err != nil {
@@ -55,7 +55,7 @@ func hostname(t *testing.T, in Inside, want string) {
 	}
 }
 
-// save saves to a new directory and returns it.
+// save saves to a new directory and returns its path.
 func save(t *testing.T, r sandbox.Runtime, id string, o sandbox.SaveOptions) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "snapshot")
