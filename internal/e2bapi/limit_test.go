@@ -183,11 +183,14 @@ func TestLimits(t *testing.T) {
 
 // TestLimitError: Retry-After is never 0.
 func TestLimitError(t *testing.T) {
-	for wait, want := range map[time.Duration]int64{time.Nanosecond: 1, time.Second: 1, 1001 * time.Millisecond: 2} {
-		err := error(&limitError{"calls", wait})
+	for _, tt := range []struct {
+		wait time.Duration
+		want int64
+	}{{time.Nanosecond, 1}, {time.Second, 1}, {1001 * time.Millisecond, 2}} {
+		err := error(&limitError{"calls", tt.wait})
 		var l *limitError
-		if !errors.As(fmt.Errorf("x: %w", err), &l) || l.seconds() != want {
-			t.Errorf("%v: got %d, want %d", wait, l.seconds(), want)
+		if !errors.As(fmt.Errorf("x: %w", err), &l) || l.seconds() != tt.want {
+			t.Errorf("%v: got %d, want %d", tt.wait, l.seconds(), tt.want)
 		}
 	}
 }
