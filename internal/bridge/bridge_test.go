@@ -280,9 +280,9 @@ func TestFolder(t *testing.T) {
 		{"nothing", cs, []any{""}, "1 to 4096 bytes", ""},
 		{"NUL", cs, []any{"report.csv\x00.txt"}, "no NUL", ""},
 		{"too long", cs, []any{strings.Repeat("a/", 3000)}, "1 to 4096 bytes", ""},
-		{"too much", cs, []any{"big", "big"}, "more than 25 MB", ""},
-		{"too many", cs, make101(), "are 101", ""},
-		{"no folder was chosen", bare, []any{dir + "/report.csv"}, "has chosen no folder", ""},
+		{"too much", cs, []any{"big", "big"}, "exceed 25 MB", ""},
+		{"too many", cs, make101(), "got 101", ""},
+		{"no folder was chosen", bare, []any{dir + "/report.csv"}, "has not chosen a folder", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := call(t, tt.cs, "email_send", mailTo(tt.name, tt.files...))
