@@ -150,6 +150,7 @@ func NewCredential(ctx context.Context, tx *store.Tx, c Credential) (id string, 
 	return id, key, err
 }
 
+// insertCredential stores a key by its hash and returns the ID of the row.
 func insertCredential(ctx context.Context, tx *store.Tx, c Credential, key Secret) (string, error) {
 	id := "crd_" + rand.Text()
 	_, err := tx.ExecContext(ctx,

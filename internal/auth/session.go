@@ -116,6 +116,8 @@ func CheckBearer(ctx context.Context, db *store.DB, token Secret) (Principal, er
 	return checkSession(ctx, db, token, Bearer)
 }
 
+// checkSession returns the person of the session with this token and kind. It does
+// not wrap [ErrUnauthenticated], which callers compare with.
 func checkSession(ctx context.Context, db *store.DB, token Secret, kind SessionKind) (p Principal, err error) {
 	err = db.View(ctx, func(tx *store.Tx) error {
 		p, _, err = SessionPrincipal(ctx, tx, token, kind)

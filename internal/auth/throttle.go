@@ -86,6 +86,9 @@ func CountAttempt(ctx context.Context, db *store.DB, tries ...AttemptLimit) erro
 	return err
 }
 
+// countAttempt is the transaction of [CountAttempt]. The conditional update makes
+// the limits exact for parallel attempts, also at several servers. Its error rolls
+// back the limits that were counted before the one that was reached.
 func countAttempt(ctx context.Context, tx *store.Tx, tries []AttemptLimit) error {
 	now := time.Now()
 	if _, err := tx.ExecContext(ctx, `delete from sign_in_try where ends_at <= $1`, store.Time(now)); err != nil {

@@ -160,6 +160,9 @@ func (t *bearer) cause(err error) error {
 	return err
 }
 
+// send sends one request with the key. It turns refusals of the server into
+// [errRefused] with the server's message, and temporary statuses into errors that
+// are retried.
 func (t *bearer) send(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Authorization", "Bearer "+t.key)
@@ -299,6 +302,7 @@ func (b *Bridge) list(ctx context.Context, cursor string) (*mcp.ListToolsResult,
 	return res, nil
 }
 
+// property returns the object v[name] of a JSON schema.
 func property(v any, name string) (map[string]any, bool) {
 	m, _ := v.(map[string]any)
 	out, ok := m[name].(map[string]any)

@@ -60,6 +60,8 @@ func (r *Record) setResult(result Result, format string, args ...any) {
 	r.Result, r.Detail = result, fmt.Sprintf(format, args...)
 }
 
+// setFound sets the values that the DNS has, made printable and bounded in number
+// and length: they are hostile.
 func (r *Record) setFound(values []string) {
 	for i, v := range values {
 		if i == maxShown {
@@ -81,6 +83,7 @@ func (g *Registry) txt(ctx context.Context, name string) ([]string, error) {
 	return values[:min(len(values), maxRead)], err
 }
 
+// notFound reports whether err says that the name has no such record.
 func notFound(err error) bool {
 	de, ok := errors.AsType[*net.DNSError](err)
 	return ok && de.IsNotFound
@@ -102,6 +105,8 @@ func (r *Record) setUnreachable(name string, err error) bool {
 	return true
 }
 
+// checkOwnership looks for the proof among the TXT records of the name. If it is
+// missing it also looks where people put it by mistake.
 func (g *Registry) checkOwnership(ctx context.Context, r *Record, d Domain) {
 	values, err := g.txt(ctx, r.Name)
 	if r.setUnreachable(r.Name, err) {
@@ -126,6 +131,8 @@ func (g *Registry) checkOwnership(ctx context.Context, r *Record, d Domain) {
 	}
 }
 
+// checkMX checks that mail arrives here. A host counts as this server by its name
+// or, for the first few, if all its addresses are this server's.
 func (g *Registry) checkMX(ctx context.Context, r *Record) {
 	actx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -174,6 +181,7 @@ func (g *Registry) isHere(ctx context.Context, host string) bool {
 	return err == nil && len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !slices.Contains(g.cfg.Addrs, a.Unmap()) })
 }
 
+// checkSPF looks for one SPF record. Other TXT records at the name are ignored.
 func (g *Registry) checkSPF(ctx context.Context, r *Record) {
 	values, err := g.txt(ctx, r.Name)
 	if r.setUnreachable(r.Name, err) {
@@ -195,6 +203,8 @@ func (g *Registry) checkSPF(ctx context.Context, r *Record) {
 	}
 }
 
+// judgeSPF checks that the record lets this server send: by the configured terms,
+// or by evaluation for its addresses, which finds includes of the owner as well.
 func (g *Registry) judgeSPF(ctx context.Context, r *Record, terms []string) {
 	all := slices.IndexFunc(terms, func(t string) bool { return strings.TrimLeft(t, "+-~?") == "all" })
 	if all >= 0 && (terms[all] == "all" || terms[all] == "+all") {
@@ -255,6 +265,8 @@ func (d absoluteNames) LookupIPAddr(ctx context.Context, host string) ([]net.IPA
 	return d.Resolver.LookupIPAddr(ctx, absolute(host))
 }
 
+// checkDKIM compares the published key with the one that signs. The order of the
+// cases is that of the likely mistakes.
 func (g *Registry) checkDKIM(ctx context.Context, r *Record) {
 	values, err := g.txt(ctx, r.Name)
 	if r.setUnreachable(r.Name, err) {
@@ -311,6 +323,8 @@ func (g *Registry) dmarc(ctx context.Context, name string) ([]string, error) {
 	}), err
 }
 
+// checkDMARC looks for the DMARC record that applies to the domain, which may be
+// that of a parent.
 func (g *Registry) checkDMARC(ctx context.Context, r *Record, d Domain) {
 	suffix, _ := publicsuffix.PublicSuffix(d.Name)
 	// The tree walk of RFC 9989 section 4.10, no further than the public suffix.
@@ -333,6 +347,8 @@ func (g *Registry) checkDMARC(ctx context.Context, r *Record, d Domain) {
 	r.setResult(Missing, "There is no DMARC record at %s: anybody can forge mail from the domain, and large receivers distrust domains without one.", r.Name)
 }
 
+// judgeDMARC checks the policy for name of the record that was found at the domain
+// at: of a parent's record that is sp=, if there is one.
 func judgeDMARC(r *Record, at, name string, values []string) {
 	if len(values) > 1 {
 		r.setResult(Wrong, "There are %d DMARC records at _dmarc.%s, and receivers then ignore all of them. Keep one.", len(values), at)

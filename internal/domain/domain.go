@@ -224,6 +224,7 @@ func ignoreNone(err error) error {
 
 const columns = `id, project_id, name, token, state, version, checks, failures, created_at, verified_at, checked_at, next_at, missing_since, lost_at`
 
+// scan reads a row with the columns of the constant columns.
 func scan(row func(...any) error) (d Domain, err error) {
 	var created, verified, checked, next, missing, lost int64
 	var checks string
@@ -246,6 +247,7 @@ func holderOf(ctx context.Context, tx *store.Tx, name string) (Domain, error) {
 	return scan(tx.QueryRowContext(ctx, `select `+columns+` from mail_domain where name = $1 and state <> 'pending'`, strings.ToLower(name)).Scan)
 }
 
+// find returns a domain of a project by ID or name.
 func find(ctx context.Context, tx *store.Tx, project, id string) (Domain, error) {
 	d, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from mail_domain where project_id = $1 and (id = $2 or name = $3)`, project, id, strings.ToLower(id)).Scan)
 	if err != nil {
@@ -254,6 +256,8 @@ func find(ctx context.Context, tx *store.Tx, project, id string) (Domain, error)
 	return d, nil
 }
 
+// mayManage returns [auth.ErrForbidden] for principals other than project keys and
+// people. For people the caller checks the role as well.
 func mayManage(who auth.Principal) error {
 	if who.Kind != auth.Project && who.Kind != auth.Person {
 		return fmt.Errorf("%s may not manage domains, a project key or a person may: %w", who, auth.ErrForbidden)

@@ -225,6 +225,7 @@ const (
 	poll     = 10 * time.Second // the longest interval between searches for due checks
 )
 
+// wakeUp makes a waiting watcher search for due checks.
 func (g *Registry) wakeUp() {
 	select {
 	case g.wake <- struct{}{}:

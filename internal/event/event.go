@@ -172,6 +172,7 @@ func List(ctx context.Context, db *store.DB, who auth.Principal, q Query) ([]Eve
 	return out, err
 }
 
+// list returns the events that match where, which may end in an order and a limit.
 func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Event, error) {
 	rows, err := tx.QueryContext(ctx, `select `+columns+` from event `+where, args...)
 	if err != nil {

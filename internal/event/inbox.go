@@ -114,6 +114,8 @@ func Changed(ctx context.Context, tx *store.Tx, after int64) (inboxes []string, 
 	return inboxes, head, nil
 }
 
+// marshalMail returns the wire format of an event of an inbox. Data is an object
+// even if it is empty, so that clients need no check for null.
 func (e Event) marshalMail() ([]byte, error) {
 	data := map[string]any{}
 	maps.Copy(data, e.Data)

@@ -59,6 +59,8 @@ func (w *Watch) Wake(inbox string) {
 	w.wakeLocked(inbox)
 }
 
+// wakeLocked sends to the channels of an inbox. It never blocks: a channel with a
+// value in it has a wake-up pending.
 func (w *Watch) wakeLocked(inbox string) {
 	for c := range w.waiting[inbox] {
 		select {
@@ -68,6 +70,7 @@ func (w *Watch) wakeLocked(inbox string) {
 	}
 }
 
+// idle reports whether nobody waits, so that there is nothing to poll for.
 func (w *Watch) idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,6 +102,8 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
+// poll wakes the inboxes with events above seen, and sets seen to the newest. If
+// seen is negative it wakes all, since events may have been missed.
 func (w *Watch) poll(ctx context.Context, seen *int64) error {
 	var inboxes []string
 	var head int64

@@ -135,6 +135,7 @@ func (w *watch) endLine() *Error {
 	return nil
 }
 
+// start handles a request line. Only the version at its end matters here.
 func (w *watch) start(line []byte) *Error {
 	w.length, w.chunked = -1, false
 	switch {
@@ -173,6 +174,8 @@ func notToken(r rune) bool {
 	return r > '~' || !bytes.ContainsRune([]byte("!#$%&'*+-.^_`|~"), r)
 }
 
+// field handles a header field: it accepts one Content-Length or one
+// "Transfer-Encoding: chunked", and any other field.
 func (w *watch) field(line []byte) *Error {
 	name, value, err := split(line)
 	if err != nil {
@@ -208,6 +211,7 @@ func (w *watch) field(line []byte) *Error {
 	return nil
 }
 
+// endHead handles the empty line after the header, and chooses what follows.
 func (w *watch) endHead() *Error {
 	w.requests++
 	switch {
@@ -221,6 +225,8 @@ func (w *watch) endHead() *Error {
 	return nil
 }
 
+// chunk handles the line with the size of a chunk. Extensions after a semicolon
+// are ignored, as net/http does.
 func (w *watch) chunk(line []byte) *Error {
 	size, _, _ := bytes.Cut(line, []byte(";"))
 	size = bytes.TrimRight(size, " \t")

@@ -92,6 +92,8 @@ func parseTags(f headerField) (tags, error) {
 	return parseTagList(f.value())
 }
 
+// parseTagList parses a tag list, RFC 6376 section 3.2. On an error it returns the
+// tags before the malformed one.
 func parseTagList(s string) (tags, error) {
 	t := tags{}
 	for tag := range strings.SplitSeq(s, ";") {
@@ -126,6 +128,7 @@ func (t tags) list(name string) []string {
 	return all
 }
 
+// noSpace removes white space, which may be folded into base64 and other values.
 func noSpace(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == ' ' || r == '\t' || r == '\r' || r == '\n' {
@@ -135,6 +138,7 @@ func noSpace(s string) string {
 	}, s)
 }
 
+// decode64 decodes the base64 value of a tag.
 func decode64(t tags, name string) ([]byte, error) {
 	b, err := base64.StdEncoding.DecodeString(noSpace(t[name]))
 	if err != nil || len(b) == 0 || len(b) > 4096 {
@@ -237,6 +241,7 @@ func (v *Verifier) checkTags(t tags, s *signature) (relaxedHeader, relaxedBody b
 	return relaxedHeader, relaxedBody, limit, nil
 }
 
+// checkTimes checks that a signature has not expired, by its tags t= and x=.
 func (v *Verifier) checkTimes(t tags) error {
 	var times [2]int64
 	for i, name := range []string{"t", "x"} {
@@ -258,6 +263,8 @@ func (v *Verifier) checkTimes(t tags) error {
 	return nil
 }
 
+// canonicalization parses the tag c=, whose default is simple/simple and, after a
+// header algorithm alone, simple for the body.
 func canonicalization(c string) (relaxedHeader, relaxedBody, ok bool) {
 	header, body, both := strings.Cut(noSpace(c), "/")
 	kinds := map[string]bool{"relaxed": true, "simple": false}

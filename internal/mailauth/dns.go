@@ -117,6 +117,7 @@ type budget struct {
 	left int
 }
 
+// take counts one lookup against the budget.
 func (b *budget) take() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -206,6 +207,8 @@ func domainName(name string) (string, bool) {
 	return n, ok && isHost(n)
 }
 
+// isHost reports whether name has the form of a host name. Underscores are
+// allowed, since domains in use have them.
 func isHost(name string) bool {
 	if name == "" || len(name) > 253 {
 		return false

@@ -22,6 +22,7 @@ type headerField struct {
 	raw  []byte // with its line ends
 }
 
+// value returns the value of f without surrounding white space.
 func (f headerField) value() string {
 	return strings.TrimSpace(string(f.raw[bytes.IndexByte(f.raw, ':')+1:]))
 }
@@ -111,6 +112,7 @@ type counter struct {
 	total int64
 }
 
+// write adds p to the hash, up to the limit.
 func (c *counter) write(p []byte) {
 	if room := c.limit - c.total; c.limit < 0 || int64(len(p)) <= room {
 		c.hash.Write(p)

@@ -61,6 +61,7 @@ func pvalue(s string) string {
 	return quoted(s)
 }
 
+// quoted returns s as a quoted-string, printable and bounded.
 func quoted(s string) string {
 	s = printable(s, 300)
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`

@@ -23,6 +23,7 @@ func (r spfResult) Check() mail.Check {
 	return mail.Check{Result: r.result, Domain: r.domain, Detail: printable(r.detail, 200)}
 }
 
+// spfFrom checks the reverse path, RFC 7208 section 2.4. A bounce has none.
 func (v *Verifier) spfFrom(ctx context.Context, ask *asker, m Message) spfResult {
 	if m.From == "" {
 		return spfResult{result: "none"}
@@ -53,6 +54,9 @@ func heloDomain(helo string) string {
 	return d
 }
 
+// spf evaluates the record of domain for the client's address. The lookups are
+// bounded by [maxSPFLookups], so that one identity cannot use up those that DKIM
+// and DMARC need.
 func (v *Verifier) spf(ctx context.Context, ask *asker, m Message, sender, domain string) spfResult {
 	r := spfResult{domain: domain}
 	remote := m.Remote.Unmap().WithZone("")

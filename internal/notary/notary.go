@@ -169,6 +169,7 @@ type verdict struct {
 	Asked   string // the recipient that was asked about
 }
 
+// verify checks the message in a form and shows the verdict.
 func (s *Server) verify(w http.ResponseWriter, r *http.Request) error {
 	select {
 	case s.checking <- struct{}{}:
@@ -206,6 +207,8 @@ var (
 	errForm = errors.New("the form cannot be read")
 )
 
+// readForm reads the message and the recipient from a multipart form, in memory:
+// mime/multipart would write large parts to a disk.
 func readForm(r *http.Request) (raw []byte, recipient string, err error) {
 	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "multipart/form-data" {
 		return nil, "", fmt.Errorf("%w: it must be multipart/form-data", errForm)
@@ -250,6 +253,8 @@ func readForm(r *http.Request) (raw []byte, recipient string, err error) {
 	return raw, recipient, nil
 }
 
+// formError returns err as an error of the form, unless it says that the body is
+// too large, which has a status of its own.
 func formError(err error) error {
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return err
@@ -271,6 +276,8 @@ var pages = sync.OnceValue(func() map[string]*template.Template {
 	return out
 })
 
+// render answers with a page, which it renders completely before it sends the
+// status.
 func (s *Server) render(w http.ResponseWriter, status int, name string, body any) error {
 	var b bytes.Buffer
 	if err := pages()[name].ExecuteTemplate(&b, "layout.html", body); err != nil {

@@ -109,6 +109,7 @@ func (n *Notifier) SendTest(ctx context.Context, who auth.Principal, name string
 	return out, nil
 }
 
+// sendTest sends one test notice and returns its result.
 func (n *Notifier) sendTest(ctx context.Context, to person, c Channel) result {
 	ctx, cancel := context.WithTimeout(ctx, sendTime)
 	defer cancel()

@@ -547,6 +547,7 @@ func (n *Notifier) stop(ctx context.Context, m *models.Message) error {
 	return n.sendText(ctx, m.Chat.ID, "This chat is no longer linked.")
 }
 
+// unlink deletes the link of a person's chat, and the open questions in it.
 func unlink(ctx context.Context, tx *store.Tx, who auth.Principal, p person) error {
 	ok, err := tx.Changed(ctx, `delete from telegram_link where person_id = $1`, p.id)
 	if err != nil || !ok {

@@ -70,6 +70,9 @@ var linkToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 // maxShown is how much text the page shows, in bytes.
 const maxShown = 64 << 10
 
+// serveLink shows the action of a link. The token is looked up by its digest; the
+// page shows the action only while it is pending in the version that the notice
+// was about, and only if its content still matches the digest.
 func (n *Notifier) serveLink(w http.ResponseWriter, r *http.Request) {
 	ctx, token := r.Context(), r.PathValue("token")
 	if !linkToken().MatchString(token) {

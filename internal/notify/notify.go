@@ -216,6 +216,7 @@ type person struct {
 const selectPeople = `select p.id, p.name, p.project_id, p.role, p.email, coalesce(l.chat_id, 0), coalesce(l.user_id, 0)
 	from person p left join telegram_link l on l.person_id = p.id where p.disabled_at = 0 `
 
+// scanPerson reads a row of selectPeople.
 func scanPerson(row func(...any) error) (person, error) {
 	p := person{Principal: auth.Principal{Kind: auth.Person}}
 	err := row(&p.id, &p.ID, &p.Project, &p.Role, &p.email, &p.chat, &p.user)
@@ -277,6 +278,8 @@ func (n *Notifier) rounds(ctx context.Context) error {
 	return nil
 }
 
+// round inserts the round of notices for an action. The insert into notice_round
+// decides which of several servers does it.
 func (n *Notifier) round(ctx context.Context, tx *store.Tx, id string) error {
 	a, err := oversight.ActionUnchecked(ctx, tx, id)
 	if err != nil || a.State != oversight.Pending {
@@ -359,6 +362,7 @@ func approved(ctx context.Context, tx *store.Tx, a oversight.Action, p person) (
 	return n > 0, nil
 }
 
+// system returns the principal under which notices are recorded in the audit.
 func system(a oversight.Action) auth.Principal {
 	return auth.Principal{Kind: auth.System, ID: "notify", Project: a.Project}
 }

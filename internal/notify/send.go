@@ -106,6 +106,7 @@ func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p outgoin
 	})
 }
 
+// send sends p over its channel. It does not touch the database.
 func (n *Notifier) send(ctx context.Context, p outgoing) result {
 	switch p.channel {
 	case Mail:
@@ -312,6 +313,8 @@ func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel, win
 	return p, err
 }
 
+// finishDigest records the result of a digest, for all notices in it. They are
+// found by the digest's ID, which is in their column error while it is being sent.
 func (n *Notifier) finishDigest(ctx context.Context, p outgoing, r result, why string) error {
 	return n.db.Update(ctx, func(tx *store.Tx) error {
 		if r.state == "waiting" {

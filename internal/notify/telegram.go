@@ -58,6 +58,8 @@ func (c bounded) Do(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
+// newTelegram returns a client for the bot with this token. It checks the form of
+// the token and connects to nothing.
 func newTelegram(token auth.Secret, server string, resolver *net.Resolver) (*telegram, error) {
 	id, secret, ok := strings.Cut(token.Reveal(), ":")
 	if _, err := strconv.ParseUint(id, 10, 63); err != nil || !ok || secret == "" || strings.ContainsFunc(secret, func(r rune) bool {
@@ -118,6 +120,7 @@ type note struct {
 	marks []models.MessageEntity
 }
 
+// add appends text of this program.
 func (t *note) add(s string) {
 	t.b.WriteString(s)
 	t.units += len(utf16.Encode([]rune(s)))
@@ -162,6 +165,8 @@ func (n *Notifier) note(ctx context.Context, p outgoing) (t *note, whole bool) {
 	return t, false
 }
 
+// heading returns the first part of the message for p: why it is sent, and the
+// facts about the action.
 func (n *Notifier) heading(p outgoing) *note {
 	t := &note{}
 	t.add(headline(p) + ".\n")
@@ -212,6 +217,8 @@ func noPreview() *models.LinkPreviewOptions {
 	return &models.LinkPreviewOptions{IsDisabled: tg.True()}
 }
 
+// sendTelegram sends the message for p. Of a message with buttons the result has
+// chat and ID, so that presses can be matched with it and it can be edited later.
 func (n *Notifier) sendTelegram(ctx context.Context, p outgoing) result {
 	t, whole := n.note(ctx, p)
 	params := &tg.SendMessageParams{ChatID: p.to.chat, Text: t.b.String(), Entities: t.marks, LinkPreviewOptions: noPreview()}

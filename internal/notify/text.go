@@ -104,6 +104,7 @@ func actionFields(a oversight.Action) []field {
 // prefixLen is how many digits of a digest a notice and a button carry.
 const prefixLen = 16
 
+// prefix returns the first digits of a's digest.
 func prefix(a oversight.Action) string { return a.Hex()[:min(prefixLen, len(a.Hex()))] }
 
 // headline says in a sentence why a person is told.

@@ -197,6 +197,8 @@ func (p *People) NewCodes(ctx context.Context, who auth.Principal) (codes []stri
 	return codes, err
 }
 
+// newCodes replaces a person's recovery codes. It stores them as digests and
+// returns them in groups of four characters.
 func newCodes(ctx context.Context, tx *store.Tx, who auth.Principal, me Person) (codes []string, err error) {
 	if _, err := tx.ExecContext(ctx, `delete from recovery_code where person_id = $1`, me.id); err != nil {
 		return nil, fmt.Errorf("replace recovery codes: %w", err)
@@ -286,6 +288,7 @@ func (p *People) seal(person, secret string) []byte {
 	return p.aead.Seal(nil, nil, []byte(secret), []byte("totp\x00"+person)) //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
 }
 
+// unseal decrypts the secret of a person's authenticator app.
 func (p *People) unseal(person string, sealed []byte) (string, error) {
 	b, err := p.aead.Open(nil, nil, sealed, []byte("totp\x00"+person))
 	if err != nil {

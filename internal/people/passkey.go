@@ -90,6 +90,8 @@ type Passkey struct {
 	stored     string // the credential as it was read
 }
 
+// scanPasskey reads a row of table passkey. It keeps the stored JSON, with which
+// [Passkey.use] detects a concurrent use.
 func scanPasskey(row func(...any) error) (k Passkey, err error) {
 	var created, used, cloned int64
 	if err := row(&k.ID, &k.Name, &k.Host, &k.stored, &created, &used, &cloned); err != nil {
@@ -102,6 +104,8 @@ func scanPasskey(row func(...any) error) (k Passkey, err error) {
 	return k, nil
 }
 
+// passkeys returns the passkeys of a person, without those whose seal does not
+// hold.
 func passkeys(ctx context.Context, tx *store.Tx, person string) ([]Passkey, error) {
 	out, err := store.List(ctx, tx, scanPasskey, `select id, name, host, credential, created_at, used_at, cloned_at from passkey where person_id = $1 order by created_at, id`, person)
 	if err != nil {

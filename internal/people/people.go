@@ -116,6 +116,7 @@ const selectPerson = `select p.id, p.project_id, p.name, p.role, p.email, p.crea
 	(select count(*) from recovery_code c where c.person_id = p.id and c.used_at = 0),
 	(select count(*) from session s where s.person_id = p.id and s.expires_at > $1) from person p `
 
+// scanPerson reads a row of selectPerson.
 func scanPerson(row func(...any) error) (p Person, err error) {
 	var created, disabled int64
 	var totp int

@@ -22,6 +22,8 @@ type Visit struct {
 	Former auth.Secret // token of the browser's former session, which ends; may be empty
 }
 
+// session returns the session that a sign-in with this factor begins; empty means
+// with a password alone.
 func (v Visit) session(factor string) auth.Session {
 	s := auth.Session{Kind: v.Kind, Remote: v.Remote, Agent: v.Agent, Factor: factor}
 	if factor != "" {

@@ -60,6 +60,7 @@ var _ note.Signer = noteSigner{}
 // Sign implements [note.Signer].
 func (s noteSigner) Sign(msg []byte) ([]byte, error) { return ed25519.Sign(s.key, msg), nil }
 
+// noteSigner returns k as a signer of notes.
 func (r *Ring) noteSigner(k *Key) (note.Signer, error) {
 	opened, err := r.open(k)
 	if err != nil {
@@ -80,6 +81,7 @@ func (r *Ring) noteSigner(k *Key) (note.Signer, error) {
 	return noteSigner{v, key}, nil
 }
 
+// vkey returns the verifier key of k in the format of package note.
 func (k Key) vkey() (string, error) {
 	if len(k.public) != ed25519.PublicKeySize {
 		return "", fmt.Errorf("key %s of %s has %d bytes", k.ID, k.Domain, len(k.public))

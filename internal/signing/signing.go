@@ -410,6 +410,7 @@ func (r *Ring) Check(ctx context.Context, who auth.Principal, domain string) ([]
 	return out, nil
 }
 
+// published looks up the record of k. The detail is a sentence for people.
 func (r *Ring) published(ctx context.Context, k Key) (found bool, detail string) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()

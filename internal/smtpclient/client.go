@@ -398,6 +398,7 @@ func (v *conversation) mailCommand(env mail.Envelope, ds []*mail.Delivery) (stri
 	return cmd, nil
 }
 
+// ascii reports whether b is ASCII.
 func ascii(b []byte) bool {
 	for _, c := range b {
 		if c >= 0x80 {

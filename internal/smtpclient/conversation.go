@@ -84,6 +84,7 @@ func (c *Client) open(ctx context.Context, t target) (*conversation, error) {
 	return c.greet(ctx, t)
 }
 
+// greet connects to t, reads the greeting and says EHLO.
 func (c *Client) greet(ctx context.Context, t target) (*conversation, error) {
 	dctx, cancel := context.WithTimeout(ctx, min(t.dial, c.cfg.DialTimeout))
 	defer cancel()
@@ -105,6 +106,8 @@ func (c *Client) greet(ctx context.Context, t target) (*conversation, error) {
 	return v, nil
 }
 
+// hello says EHLO, or HELO to a server that does not know EHLO, and reads the
+// extensions.
 func (v *conversation) hello() error {
 	lines, err := v.command(250, "EHLO %s", v.cfg.Hostname)
 	var r *replyError
@@ -124,6 +127,8 @@ func (v *conversation) hello() error {
 	return nil
 }
 
+// startTLS upgrades the conversation to TLS. After an error the connection cannot
+// be used.
 func (v *conversation) startTLS(to target) error {
 	if _, err := v.command(220, "STARTTLS"); err != nil {
 		return err
@@ -173,6 +178,7 @@ func (v *conversation) command(want int, format string, args ...any) ([]string, 
 	return v.expect(want, name)
 }
 
+// expect reads a reply and returns a [replyError] if its code is not want.
 func (v *conversation) expect(want int, name string) ([]string, error) {
 	code, lines, err := v.reply()
 	if err != nil {

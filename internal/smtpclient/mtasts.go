@@ -129,6 +129,8 @@ type policies struct {
 	held map[string]stsPolicy
 }
 
+// newPolicies returns the policies with a client that fetches them. mayConnect
+// refuses addresses that are not on the public Internet.
 func newPolicies(d *Direct, mayConnect func(netip.Addr) error) *policies {
 	dialer := &net.Dialer{Timeout: policyTimeout, Resolver: d.Resolver}
 	return &policies{
@@ -219,6 +221,7 @@ func (ps *policies) announced(ctx context.Context, domain string) (id string, er
 	return id, nil
 }
 
+// fetch fetches the policy of a domain, RFC 8461 section 3.3.
 func (ps *policies) fetch(ctx context.Context, domain string) (stsPolicy, error) {
 	host := "mta-sts." + domain
 	if ps.port != "" {
@@ -251,6 +254,8 @@ func (ps *policies) fetch(ctx context.Context, domain string) (stsPolicy, error)
 	return parsePolicy(string(b))
 }
 
+// get returns the policy of a domain that is held in memory, or kept in the
+// database. ok is false if there is none.
 func (ps *policies) get(ctx context.Context, domain string) (stsPolicy, bool) {
 	ps.mu.Lock()
 	p, ok := ps.held[domain]
@@ -275,6 +280,7 @@ func (ps *policies) get(ctx context.Context, domain string) (stsPolicy, bool) {
 	return kept, true
 }
 
+// hold keeps a policy in memory.
 func (ps *policies) hold(domain string, p stsPolicy) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

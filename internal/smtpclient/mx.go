@@ -113,6 +113,7 @@ func (c *Client) exchanges(ctx context.Context, domain string) ([]exchange, erro
 	return out, nil
 }
 
+// isOwnHost reports whether host is a name of this server.
 func (c *Client) isOwnHost(host string) bool {
 	host = strings.TrimSuffix(host, ".")
 	return slices.ContainsFunc(c.cfg.Direct.Names, func(n string) bool { return n != "" && strings.EqualFold(n, host) })

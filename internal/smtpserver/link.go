@@ -164,12 +164,15 @@ func (k *link) linger() {
 	_, _ = io.Copy(io.Discard, io.LimitReader(tcp, 4<<20))
 }
 
+// doom ends the conversation at its next read.
 func (k *link) doom() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.doomed = true
 }
 
+// closeWhenIdle ends the conversation now, or after the message that is being
+// received.
 func (k *link) closeWhenIdle() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -180,6 +183,7 @@ func (k *link) closeWhenIdle() {
 	}
 }
 
+// beginData starts the data phase with its deadline.
 func (k *link) beginData() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

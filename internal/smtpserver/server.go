@@ -186,6 +186,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return s.serve(l, &door{})
 }
 
+// serve accepts conversations on l for the door d, until Shutdown.
 func (s *Server) serve(l net.Listener, d *door) error {
 	defer l.Close()
 	d.byHost = map[string]int{}
@@ -253,6 +254,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return nil
 }
 
+// engine returns a server of go-smtp with this server's limits.
 func (s *Server) engine(t *tls.Config, offersAuth bool) *smtp.Server {
 	srv := smtp.NewServer(smtp.BackendFunc(s.newSession))
 	srv.Domain = s.cfg.Hostname
@@ -269,6 +271,7 @@ func (s *Server) engine(t *tls.Config, offersAuth bool) *smtp.Server {
 	return srv
 }
 
+// add registers srv for Shutdown. It returns false if Shutdown was called.
 func (s *Server) add(srv *smtp.Server) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,6 +296,8 @@ func (s *Server) track(k *link) {
 	}
 }
 
+// untrack removes a conversation and frees its place at the door. It is
+// idempotent.
 func (s *Server) untrack(k *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

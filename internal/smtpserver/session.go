@@ -59,6 +59,8 @@ var (
 	_ smtp.AuthSession = capturedSession{}
 )
 
+// newSession returns the session for a connection: one with AUTH for sandboxes and
+// submission, and one without for other servers.
 func (s *Server) newSession(c *smtp.Conn) (smtp.Session, error) {
 	conn := c.Conn()
 	t, isTLS := conn.(*tls.Conn)
@@ -166,6 +168,9 @@ func (ses *session) Rcpt(to string, _ *smtp.RcptOptions) error {
 	return err
 }
 
+// rcptLocked checks a recipient and adds it. For a sandbox or a submission every
+// well-formed address is accepted: who may be written to is decided with the
+// action.
 func (ses *session) rcptLocked(to string) error {
 	addr, err := path(to)
 	if err != nil {
@@ -397,6 +402,7 @@ func (s *bufferShares) add(whose string, n int64) int64 {
 	return sum
 }
 
+// deliver hands a message from another server to Deliver.
 func (ses *session) deliver(env mail.Envelope, raw []byte) error {
 	if hops(raw) > maxHops {
 		return reply(554, smtp.EnhancedCode{5, 4, 6}, "message loops: it has more than %d Received fields", maxHops)
@@ -439,6 +445,7 @@ func (ses *session) peer() Peer {
 	return p
 }
 
+// propose hands a captured message to Propose.
 func (ses *session) propose(env mail.Envelope) error {
 	ctx, cancel := context.WithTimeout(ses.link.ctx, ses.s.cfg.HandTimeout)
 	defer cancel()

@@ -173,10 +173,12 @@ func (ses *session) maySubmitLocked(from string) error {
 	return nil
 }
 
+// sameAddress compares addresses without regard to ASCII case.
 func sameAddress(a, b string) bool {
 	return len(a) == len(b) && bytes.EqualFold([]byte(a), []byte(b))
 }
 
+// submit hands a submitted message to Submit.
 func (ses *session) submit(env mail.Envelope) error {
 	ses.mu.Lock()
 	account := *ses.account // Mail has seen that it is there

@@ -105,6 +105,8 @@ const (
 
 func hostKey(host string) string { return "host\x00" + host }
 
+// accountKey returns the key of an account's strikes. The name is hostile and is
+// cut off.
 func accountKey(account string) string {
 	account = strings.ToLower(account)
 	return "account\x00" + account[:min(len(account), 300)]

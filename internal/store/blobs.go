@@ -28,6 +28,8 @@ func OpenBlobs(dir string) (*Blobs, error) {
 // blobID is strict because an id becomes a file name.
 var blobID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_]{3,64}$`) })
 
+// path returns the file of a blob. It refuses everything that is not a plain ID,
+// so that no name leads out of the directory.
 func (b *Blobs) path(id string) (string, error) {
 	if !blobID().MatchString(id) {
 		return "", fmt.Errorf("blob id %q: %w", id, ErrNotFound)

@@ -58,6 +58,9 @@ func (db *DB) Hold(ctx context.Context, name string, wait time.Duration) (*Hold,
 // since several installations may be schemas of one database.
 const lock = `pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1, 0))`
 
+// take makes one attempt to get the lock, on a connection that it then keeps. The
+// keepalives are set so that PostgreSQL notices a dead machine within half a
+// minute.
 func (h *Hold) take(ctx context.Context) error {
 	if !h.db.postgres {
 		return nil

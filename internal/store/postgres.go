@@ -28,6 +28,8 @@ func openPostgres(source string) (*sql.DB, error) {
 	return sql.OpenDB(sealed{stdlib.GetConnector(*c), c.Password}), nil
 }
 
+// hasAt reports whether a host contains an @, as after a password with an @ that
+// is not escaped.
 func hasAt(c *pgx.ConnConfig) bool {
 	at := strings.Contains(c.Host, "@")
 	for _, f := range c.Fallbacks {

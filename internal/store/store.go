@@ -89,6 +89,7 @@ func OpenAs(ctx context.Context, source, program string) (*DB, error) {
 	return openMigrated(ctx, source, program, steps)
 }
 
+// openMigrated is [OpenAs] with the migrations as a parameter, for tests.
 func openMigrated(ctx context.Context, source, program string, steps []migration) (*DB, error) {
 	if !isPostgres(source) {
 		if err := private(source, 0); err != nil {
@@ -128,10 +129,13 @@ func OpenReadOnly(ctx context.Context, source string) (*DB, error) {
 	return db, nil
 }
 
+// isPostgres reports whether source is the URL of a PostgreSQL database.
 func isPostgres(source string) bool {
 	return strings.HasPrefix(source, "postgres://") || strings.HasPrefix(source, "postgresql://")
 }
 
+// open returns a database that is not migrated yet. The mode is SQLite's: "rwc" or
+// "ro".
 func open(source, mode string) (*DB, error) {
 	if isPostgres(source) {
 		db, err := openPostgres(source)
@@ -250,6 +254,8 @@ func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
 	return db.run(ctx, db.read, o, fn)
 }
 
+// run runs fn in one transaction on conns, and calls the functions of
+// [Tx.AfterCommit] after the commit.
 func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(tx *Tx) error) error {
 	stx, err := conns.BeginTx(ctx, o)
 	if err != nil {

@@ -46,6 +46,7 @@ type Delivery struct {
 
 const deliveryColumns = `id, webhook_id, event_id, event_type, sandbox_id, inbox_id, state, attempts, next_at, created_at, last_at, status, duration_us, error`
 
+// scanDelivery reads a row with the deliveryColumns.
 func scanDelivery(row func(...any) error) (Delivery, error) {
 	var d Delivery
 	var next, created, last, duration int64
@@ -195,6 +196,7 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
+// enabled returns the webhooks that get events: enabled, and with an approved URL.
 func enabled(ctx context.Context, tx *store.Tx) ([]Webhook, error) {
 	return store.List(ctx, tx, scan, `select `+columns+` from webhook where enabled = $1 and waits = ''`, true)
 }
@@ -236,6 +238,8 @@ func mayReceive(ctx context.Context, tx *store.Tx, w *Webhook, inbox string) (bo
 	return false, disable(ctx, tx, who, w.ID, errKeyEnded.Error())
 }
 
+// enqueue inserts one delivery of e to w. If too many are waiting for w, it
+// inserts the delivery as failed.
 func (h *Hooks) enqueue(ctx context.Context, tx *store.Tx, w Webhook, e event.Event, name event.Type, waiting map[string]int) error {
 	n, ok := waiting[w.ID]
 	if !ok {

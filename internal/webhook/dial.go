@@ -29,6 +29,7 @@ type guard struct {
 	own   bool // allow addresses of this machine
 }
 
+// newGuard returns the guard for a configuration.
 func newGuard(openPrivate bool) (guard, error) {
 	c := policy.Ceiling{Internet: true}
 	if openPrivate {

@@ -101,6 +101,8 @@ func (h *Hooks) dispatch(ctx context.Context) error {
 	return nil
 }
 
+// acquireSlot takes a slot for an attempt of the webhook id, if one is free for it
+// and in all.
 func (h *Hooks) acquireSlot(id string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,6 +117,7 @@ func (h *Hooks) acquireSlot(id string) bool {
 	return true
 }
 
+// releaseSlot frees a slot that acquireSlot took.
 func (h *Hooks) releaseSlot(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

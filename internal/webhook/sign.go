@@ -60,6 +60,7 @@ const maxPadding = 64
 // database alone.
 type sealer struct{ aead cipher.AEAD }
 
+// newSealer derives the key for secrets of webhooks from the server's.
 func newSealer(server []byte) (sealer, error) {
 	if len(server) < 32 {
 		return sealer{}, errors.New("webhook: the server's key has fewer than 32 bytes")

@@ -344,6 +344,7 @@ func (w Webhook) fields() audit.Fields {
 	return f
 }
 
+// joined returns the types of w's events as they are stored.
 func (w Webhook) joined() string {
 	var s []string
 	for _, t := range w.Events {
@@ -395,6 +396,7 @@ func (h *Hooks) Get(ctx context.Context, who auth.Principal, id string) (w Webho
 	return w, err
 }
 
+// get returns one of who's webhooks, or [ErrNotFound].
 func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Webhook, error) {
 	o, err := ownerOf(who)
 	if err != nil {
@@ -544,6 +546,7 @@ func isText(s string) bool {
 	return !strings.ContainsRune(s, 0) && strings.ToValidUTF8(s, "") == s
 }
 
+// truncate bounds hostile text in an error.
 func truncate(s string) string {
 	if len(s) > 80 {
 		return strings.ToValidUTF8(s[:80], "") + "…"

@@ -94,6 +94,7 @@ func (s *Server) RemoveText(text string) {
 	}
 }
 
+// challenges returns a copy of the challenge records.
 func (s *Server) challenges() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,6 +249,8 @@ func (s *Server) records(q dnsmessage.Question, name string, challenge bool) []d
 	return rs
 }
 
+// soa returns the SOA record of zone. Its minimum TTL of 1 s keeps resolvers from
+// caching that a challenge does not exist yet.
 func (s *Server) soa(zone string) dnsmessage.Resource {
 	return dnsmessage.Resource{
 		Header: dnsmessage.ResourceHeader{Name: dnsmessage.MustNewName(zone + "."), Type: dnsmessage.TypeSOA, Class: dnsmessage.ClassINET, TTL: ttl},
@@ -258,6 +261,7 @@ func (s *Server) soa(zone string) dnsmessage.Resource {
 	}
 }
 
+// build packs an answer, or returns nil if it cannot be packed.
 func build(h dnsmessage.Header, q *dnsmessage.Question, answers []dnsmessage.Resource, authority *dnsmessage.Resource) []byte {
 	m := dnsmessage.Message{Header: h, Answers: answers}
 	if q != nil {
