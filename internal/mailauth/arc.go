@@ -190,7 +190,7 @@ func sealDigests(h header, sets []arcSet) (out [][]byte) {
 }
 
 // verifySeal checks one ARC-Seal over the digest of all sets up to its own, RFC
-// 8617 section 5.2 step 6.
+// 8617 section 5.2.
 func verifySeal(ctx context.Context, ask *asker, t tags, digest []byte) error {
 	for _, name := range []string{"a", "b", "d", "s"} {
 		if t[name] == "" {

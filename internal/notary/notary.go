@@ -1,9 +1,9 @@
-// Package notary serves what anybody may ask without a key: the public keys of
-// statements and of the audit's checkpoints, and a page that checks a message.
+// Package notary serves unauthenticated clients: the public keys of statements and of
+// the audit's checkpoints, and a page that verifies a message.
 //
-// Who asks is nobody, and may be an attacker. Nothing is fetched for him, from
-// no address; what he brings is bounded in size and in how many may bring it at
-// the same time, is shown as text only, and is kept nowhere.
+// The clients may be attackers. The package must not fetch anything for them. What
+// they send is bounded in size and concurrency, is shown only as text, and is not
+// stored.
 package notary
 
 import (
@@ -31,25 +31,24 @@ import (
 //go:embed templates
 var files embed.FS
 
-// Keys are the public keys of statements. Implementations are safe for
+// Keys provides the public keys of statements. Implementations are safe for
 // concurrent use.
 type Keys interface {
-	// StatementKeys returns those of a domain; none for one that is unknown.
+	// StatementKeys returns the keys of a domain, or none for an unknown domain.
 	StatementKeys(ctx context.Context, domain string) ([]statement.Key, error)
 }
 
-// Config is what the operator sets.
+// Config is the configuration of a [Server].
 type Config struct {
-	Domain string // whose keys are given to who asks under a name that has none; required
-	Style  []byte // of the pages
-	// Record returns the keys of the audit's checkpoints; nil means that there
-	// are none to publish.
+	Domain string // mail domain whose keys are served under host names without keys; required
+	Style  []byte // CSS of the pages
+	// Record returns the keys of the audit's checkpoints; nil publishes none.
 	Record func(context.Context) ([]audit.Key, error)
 }
 
 const (
-	maxMessage  = mail.MaxMessageBytes + 1<<20 // bytes of a message that is checked, with what relays add
-	maxChecking = 4                            // checks at the same time: each holds a message
+	maxMessage  = mail.MaxMessageBytes + 1<<20 // bytes of a message, with fields that relays add
+	maxChecking = 4                            // concurrent checks, each with a message in memory
 )
 
 // Server serves the routes. It is safe for concurrent use.
@@ -57,7 +56,7 @@ type Server struct {
 	log      *slog.Logger
 	keys     Keys
 	conf     Config
-	checking chan struct{} // has room for maxChecking
+	checking chan struct{} // semaphore of maxChecking
 }
 
 // New returns a server of keys.
@@ -99,12 +98,12 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// publish answers with the keys of the domain that was asked for, by name or
-// by the name under which this server was asked.
+// publish serves the keys of a domain: that of the query or, without one, that of the
+// request's host name.
 func (s *Server) publish(w http.ResponseWriter, r *http.Request) error {
 	domain := r.URL.Query().Get("domain")
 	if len(domain) > 253 || strings.ContainsFunc(domain, func(c rune) bool { return c <= ' ' || c > '~' }) {
-		return fmt.Errorf("%w: domain: is no name", errForm)
+		return fmt.Errorf("%w: domain: is not a domain name", errForm)
 	}
 	asked := domain != ""
 	if !asked {
@@ -131,8 +130,8 @@ func (s *Server) publish(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// publishRecord answers with the keys of the audit's checkpoints. A checkpoint
-// itself is for those who may read the record: it tells how much happens here.
+// publishRecord serves the keys of the audit's checkpoints. The checkpoints themselves
+// are not public, since they reveal the number of entries.
 func (s *Server) publishRecord(w http.ResponseWriter, r *http.Request) error {
 	var keys []audit.Key
 	var err error
@@ -149,7 +148,7 @@ func (s *Server) publishRecord(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// writePublic answers with a document of public keys.
+// writePublic writes a document of public keys, which any web page may read.
 func writePublic(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Access-Control-Allow-Origin", "*") // they are for everybody
@@ -158,15 +157,15 @@ func writePublic(w http.ResponseWriter, b []byte) {
 	_, _ = w.Write(append(b, '\n')) //nolint:gosec // it is JSON of keys, of that type and with nosniff
 }
 
-// A verdict is what the page shows of a check.
+// A verdict is the data of the page.
 type verdict struct {
 	Domain  string // of this server
-	Checked bool
+	Checked bool   // false on the empty form
 	Good    bool
-	Why     string // where it is not good
-	Unknown bool   // the statement is of a domain whose keys are not here
+	Why     string // why it is not good; else empty
+	Unknown bool   // this server has no keys of the statement's domain
 	Result  statement.Result
-	Asked   string // the recipient that was asked about
+	Asked   string // the recipient in the form; may be empty
 }
 
 // verify checks the message in a form and shows the verdict.
@@ -177,15 +176,14 @@ func (s *Server) verify(w http.ResponseWriter, r *http.Request) error {
 	default:
 		return errBusy
 	}
-	// The form's fields are read one after the other, so that nothing of it is
-	// ever written to a disk.
+	// The form is streamed, so that no part of it is written to a disk.
 	r.Body = http.MaxBytesReader(w, r.Body, maxMessage+64<<10)
 	raw, recipient, err := readForm(r)
 	if err != nil {
 		return err
 	}
 	v := verdict{Domain: s.conf.Domain, Checked: true, Asked: recipient}
-	// What the statement says of itself chooses the keys, and no more.
+	// The statement's unverified domain is only used to choose the keys.
 	claimed, _ := statement.Verify(raw, nil, statement.Options{})
 	keys, err := s.keys.StatementKeys(r.Context(), claimed.Domain)
 	if err != nil {
@@ -242,8 +240,8 @@ func readForm(r *http.Request) (raw []byte, recipient string, err error) {
 		case name == "file" && len(b) > 0:
 			raw = b
 		case name == "text" && len(raw) == 0:
-			// A browser's text field loses nothing but the line ends, which it
-			// makes CR LF, and a first empty line.
+			// A browser's text field only changes line ends to CR LF and drops an empty
+			// first line, which does not affect the statement.
 			raw = b
 		}
 	}
@@ -262,7 +260,7 @@ func formError(err error) error {
 	return fmt.Errorf("%w: %w", errForm, err)
 }
 
-// pages are parsed when the first is shown; see the console's.
+// pages are parsed when the first one is rendered, to keep the program's start fast.
 var pages = sync.OnceValue(func() map[string]*template.Template {
 	funcs := template.FuncMap{
 		"line": func(v any) string { return mail.Printable(fmt.Sprint(v), 1000) },
@@ -290,13 +288,13 @@ func (s *Server) render(w http.ResponseWriter, status int, name string, body any
 	return nil
 }
 
-// fail answers with the status of err's category: the one table of this door.
+// fail answers with the status for err. This is the only table of statuses here.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
-	status, text := http.StatusInternalServerError, "Something went wrong here. It is not your message."
+	status, text := http.StatusInternalServerError, "Internal error. Your message is not the cause."
 	var tooBig *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooBig):
-		status, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("That is more than %d bytes.", tooBig.Limit)
+		status, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("The upload is larger than the limit of %d bytes.", tooBig.Limit)
 	case errors.Is(err, errBusy):
 		status, text = http.StatusServiceUnavailable, "Too many messages are being checked. Try again in a moment."
 		w.Header().Set("Retry-After", "5")
@@ -305,7 +303,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "path", r.URL.Path)
 	default:
-		s.log.ErrorContext(r.Context(), "serve stranger", "path", r.URL.Path, "err", err)
+		s.log.ErrorContext(r.Context(), "serve public request", "path", r.URL.Path, "err", err)
 	}
 	if rerr := s.render(w, status, "failure", text); rerr != nil {
 		http.Error(w, "internal error", http.StatusInternalServerError)

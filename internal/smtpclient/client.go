@@ -1,19 +1,19 @@
 // Package smtpclient delivers messages to other mail servers over SMTP.
 //
-// What it must get right is to say what happened. For each recipient it tells
-// apart: the next server took it; it was refused for good; it has certainly
-// not been delivered; and nobody can know, because the last octet of the
-// message may have arrived and no reply came. The line between the last two is
-// the final dot: before it is written completely no server may deliver, after
-// it any server may have. A message is never sent a second time from here.
+// Its most important result is the outcome. For each recipient it distinguishes:
+// accepted by the next server; refused permanently; certainly not delivered; and
+// uncertain, because the last octet of the message may have arrived and no reply
+// came. The border between the last two is the final dot: before it is written
+// completely no server may deliver, after that any server may have. This package
+// never sends a message twice.
 //
-// The conversation is our own and not go-smtp's, since that library does not
-// say whether a failure came before or after the final dot, bounds no reply,
-// and greets as "localhost" before STARTTLS.
+// The protocol is implemented here and not by go-smtp's client, which does not
+// report whether a failure came before or after the final dot, does not bound
+// replies, and greets as "localhost" before STARTTLS.
 //
-// Where a message goes is configured (routes, a relay), or found in DNS: then
-// servers are tried in the order that their domain asks for, and MTA-STS holds.
-// It decides nothing about who may send what.
+// The next server is configured (routes, a relay) or found in DNS; then servers are
+// tried in the order of preference of the domain, under its MTA-STS policy. The
+// package does not decide who may send what.
 package smtpclient
 
 import (
@@ -34,42 +34,42 @@ import (
 	"postern/internal/policy"
 )
 
-// Config says where messages go and how long each step may take.
+// Config says where messages go and bounds the time of each step.
 type Config struct {
 	// Hostname is the name that the client greets with. Required.
 	Hostname string
 
-	// Own is the host:port at which this server takes mail for its own domains:
-	// those for which Serves says so. Both may be empty.
+	// Own is the host:port at which this server accepts mail for the domains for
+	// which Serves returns true. Both may be empty.
 	Own    string
 	Serves func(ctx context.Context, domain string) (bool, error)
 
 	// Routes maps a recipient domain, in lower case, to the host:port of its server.
 	Routes map[string]string
-	// Relay is the host:port that takes everything else; empty means that
-	// recipients without a route are refused.
+	// Relay is the host:port for all other domains; empty means that recipients
+	// without a route are refused.
 	Relay string
-	// Direct sends everything else to the servers that DNS names; nil does not.
-	// Set at most one of Relay and Direct.
+	// Direct sends mail for all other domains to the servers in their MX records; nil
+	// does not. Set at most one of Relay and Direct.
 	Direct *Direct
-	// NoRoute tells the person who reads such a refusal what to set. Empty
-	// means a sentence that names the fields of this struct.
+	// NoRoute is the hint for people in refusals of recipients without a route.
+	// Empty means one that names the fields of this struct.
 	NoRoute string
 
 	// Dial makes a TCP connection; nil means net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// TLS is used when the server offers STARTTLS. nil encrypts without
-	// verifying: whoever could forge a certificate could remove STARTTLS too.
+	// TLS is used when the server offers STARTTLS. nil encrypts without verifying
+	// the certificate: an attacker who could forge one could also remove STARTTLS.
 	TLS *tls.Config
 	// RequireTLS refuses to send to a server without STARTTLS, or with a
 	// certificate that TLS does not accept.
 	RequireTLS bool
 
 	DialTimeout    time.Duration // for a connection; zero means 1 minute
-	CommandTimeout time.Duration // for a reply, or for a piece of the message to be taken; zero means 5 minutes
-	// FinalTimeout is how long to wait for the reply after the final dot, also
-	// when the context is done by then: giving up early makes a certain
-	// outcome uncertain. Zero means the 10 minutes of RFC 5321 4.5.3.2.6.
+	CommandTimeout time.Duration // for a reply, or for one write of the message; zero means 5 minutes
+	// FinalTimeout bounds the wait for the reply after the final dot, even if the
+	// context is done: giving up early would turn a certain outcome into an uncertain
+	// one. Zero means the 10 minutes of RFC 5321 4.5.3.2.6.
 	FinalTimeout time.Duration
 }
 
@@ -79,7 +79,7 @@ var (
 	_ delivery.Guide     = (*Client)(nil)
 )
 
-// A Client is safe for concurrent use; each delivery has connections of its own.
+// A Client is safe for concurrent use; each delivery opens its own connections.
 type Client struct {
 	cfg    Config
 	public *policy.Outbound // what is on the public Internet; nil without Direct
@@ -105,7 +105,7 @@ func New(cfg Config) (*Client, error) {
 		}
 	}
 	if cfg.Relay != "" && cfg.Direct != nil {
-		return nil, errors.New("configure smtp client: mail goes through a relay or directly, not both")
+		return nil, errors.New("configure smtp client: set Relay or Direct, not both")
 	}
 	if cfg.RequireTLS && cfg.TLS == nil {
 		return nil, errors.New("configure smtp client: RequireTLS needs TLS")
@@ -144,10 +144,10 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Deliver hands env to the next server of each recipient and returns what
-// became of each, in the order of env.To. The servers receive exactly the
-// bytes of env.Prefix and env.Raw. Servers are tried once and one after the other. An error,
-// instead, means that env cannot be sent as it is and that nothing was.
+// Deliver sends env to the next server of each recipient and returns the outcomes in
+// the order of env.To. The servers receive exactly the bytes of env.Prefix and
+// env.Raw. It tries each server once, one after the other. An error means that env
+// cannot be sent as it is, and that nothing was sent.
 func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Delivery, error) {
 	for _, part := range [][]byte{env.Prefix, env.Raw} { // each ends its last line
 		if err := mail.CheckRaw(part); err != nil {
@@ -164,7 +164,7 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 		all[i] = mail.Delivery{Recipient: to, Outcome: mail.NotSent}
 		addr, err := c.next(ctx, mail.Domain(to))
 		if err != nil {
-			all[i].Detail = "it cannot be told now whether this server takes mail for " + mail.Printable(mail.Domain(to), maxDetail)
+			all[i].Detail = "cannot determine now whether this server accepts mail for " + mail.Printable(mail.Domain(to), maxDetail)
 			continue
 		}
 		if addr == "" && c.cfg.Direct != nil {
@@ -190,15 +190,16 @@ func (c *Client) Deliver(ctx context.Context, env mail.Envelope) ([]mail.Deliver
 	return all, nil
 }
 
-// direct begins what stands for the servers of a domain among addresses.
+// direct is the prefix that marks a domain, instead of a host:port, as a group.
 const direct = "mx "
 
-// next returns the host:port of the server for a domain, or nothing.
+// next returns the host:port of the configured server for a domain, or the empty
+// string if there is none.
 func (c *Client) next(ctx context.Context, domain string) (string, error) {
 	if addr, ok := c.cfg.Routes[domain]; ok {
 		return addr, nil
 	}
-	// The attack: a domain written another way, which goes round its route.
+	// The attack: a domain in another spelling, which bypasses its route.
 	domain = canonicalDomain(domain)
 	if addr, ok := c.cfg.Routes[domain]; ok {
 		return addr, nil
@@ -215,7 +216,8 @@ func (c *Client) next(ctx context.Context, domain string) (string, error) {
 	return c.cfg.Relay, nil
 }
 
-// Unroutable implements [delivery.Guide]. A domain of which it cannot be told is none.
+// Unroutable implements [delivery.Guide]. If a lookup fails the domain counts as
+// routable.
 func (c *Client) Unroutable(ctx context.Context, recipients []string) (domains []string, hint string) {
 	for _, to := range recipients {
 		domain := canonicalDomain(mail.Domain(to))
@@ -226,7 +228,8 @@ func (c *Client) Unroutable(ctx context.Context, recipients []string) (domains [
 	return domains, c.cfg.NoRoute
 }
 
-// canonicalDomain returns a domain as DNS has it, if it can.
+// canonicalDomain returns a domain in its canonical form, or as it is if it has
+// none.
 func canonicalDomain(domain string) string {
 	if name, ok := policy.Host(domain); ok {
 		return name
@@ -234,21 +237,21 @@ func canonicalDomain(domain string) string {
 	return domain
 }
 
-// Hop implements [delivery.Router]. One domain is one destination, however it is
-// written, or its limits would be one for each way to write it.
+// Hop implements [delivery.Router]. The domain is canonical, so that each spelling
+// does not get a limit of its own.
 func (c *Client) Hop(ctx context.Context, recipient string) delivery.Hop {
 	domain := canonicalDomain(mail.Domain(recipient))
 	switch addr, err := c.next(ctx, domain); {
 	case err == nil && addr == "" && c.cfg.Direct != nil:
 		return delivery.Hop{Kind: delivery.HopDirect, Name: domain}
 	case err != nil || addr == "" || addr == c.cfg.Own:
-		return delivery.Hop{Kind: delivery.HopLocal, Name: addr} // also what Deliver does not send at all
+		return delivery.Hop{Kind: delivery.HopLocal, Name: addr} // also recipients that Deliver refuses
 	default:
 		return delivery.Hop{Kind: delivery.HopRelay, Name: addr}
 	}
 }
 
-// setOutcome writes an outcome for every recipient of ds.
+// setOutcome sets the outcome of all ds.
 func setOutcome(ds []*mail.Delivery, o mail.Outcome, format string, args ...any) {
 	for _, d := range ds {
 		d.Outcome, d.Detail = o, mail.Printable(fmt.Sprintf(format, args...), maxDetail)
@@ -287,7 +290,8 @@ func (v *conversation) deliver(env mail.Envelope, ds []*mail.Delivery) {
 	v.finish(ds)
 }
 
-// setFailed writes the outcome of an error that came before the final dot.
+// setFailed sets the outcome of an error before the final dot: refused after a
+// permanent reply, else not sent.
 func setFailed(ds []*mail.Delivery, err error) {
 	o := mail.NotSent
 	var r *replyError
@@ -300,7 +304,7 @@ func setFailed(ds []*mail.Delivery, err error) {
 	}
 }
 
-// setCodes writes the codes of a reply beside the outcomes that it brought.
+// setCodes sets the reply's codes on the recipients whose outcome it decided.
 func (e *replyError) setCodes(ds []*mail.Delivery) {
 	for _, d := range ds {
 		d.Code, d.Status = e.code, status(e.code, e.text)
@@ -308,9 +312,9 @@ func (e *replyError) setCodes(ds []*mail.Delivery) {
 	}
 }
 
-// permanent says whether a refused recipient is one that will never be there. What
-// is refused for what it says, or for who sent it, is not: another message may
-// be taken.
+// permanent reports whether a refused recipient does not exist. A refusal because of
+// the content or the sender is not about the recipient, who may accept another
+// message.
 func (e *replyError) permanent() bool {
 	switch s := status(e.code, e.text); s {
 	case "5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1":
@@ -323,8 +327,8 @@ func (e *replyError) permanent() bool {
 
 var enhanced = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([245])\.\d{1,3}\.\d{1,3}(?:\s|$)`) })
 
-// status returns the RFC 2034 code that a reply begins with, if it is of the
-// class of its code.
+// status returns the enhanced status code (RFC 2034) at the beginning of a reply, if
+// its class agrees with the reply's code.
 func status(code int, text string) string {
 	m := enhanced().FindStringSubmatch(text)
 	if m == nil || int(m[1][0]-'0') != code/100 {
@@ -333,10 +337,11 @@ func status(code int, text string) string {
 	return strings.TrimSpace(m[0])
 }
 
-// errUnsupported means that the server cannot take this message, today or tomorrow.
+// errUnsupported means that the server lacks an extension that this message needs,
+// so that a retry is pointless.
 var errUnsupported = errors.New("the server cannot take this message")
 
-// envelope sends MAIL and RCPT and returns the recipients that were taken.
+// envelope sends MAIL and RCPT and returns the recipients that were accepted.
 func (v *conversation) envelope(env mail.Envelope, ds []*mail.Delivery) []*mail.Delivery {
 	from, err := v.mailCommand(env, ds)
 	if err == nil {
@@ -356,7 +361,7 @@ func (v *conversation) envelope(env mail.Envelope, ds []*mail.Delivery) []*mail.
 			taken = append(taken, d)
 		case errors.As(err, &r) && r.code != 421:
 			setFailed([]*mail.Delivery{d}, err)
-		default: // the connection is gone, and so is what was taken
+		default: // the connection is lost, and with it the accepted recipients
 			setFailed(append(taken, ds[i:]...), err)
 			return nil
 		}

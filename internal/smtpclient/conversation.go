@@ -15,17 +15,17 @@ import (
 	"postern/internal/mail"
 )
 
-// The server at the other end may be anybody's. These bound what it can make
-// us read and repeat.
+// The server may be hostile. These bound what it can make this client read and
+// report.
 const (
-	maxDetail     = 500     // octets of a reply that are shown to people
-	maxReplyLine  = 4096    // octets
-	maxReplyLines = 200     // lines of one reply
-	maxPeerBytes  = 4 << 20 // octets from one server in all, TLS included
-	pieceSize     = 32 << 10
+	maxDetail     = 500      // octets of a reply that are reported
+	maxReplyLine  = 4096     // octets
+	maxReplyLines = 200      // lines of one reply
+	maxPeerBytes  = 4 << 20  // octets from one server in all, TLS included
+	pieceSize     = 32 << 10 // octets of one write of the message
 )
 
-// replyError is a reply that is not the one that was hoped for.
+// replyError is a reply with an unexpected code.
 type replyError struct {
 	code int
 	text string
@@ -44,8 +44,8 @@ type conversation struct {
 	conn net.Conn
 	r    *bufio.Reader
 	ext  map[string]string // extension to its parameters
-	stop func() bool       // ends the watch on ctx
-	data bool              // within a message: a QUIT would be text
+	stop func() bool       // of context.AfterFunc on ctx
+	data bool              // within a message, where a QUIT would be text
 }
 
 // A target is a server to open a conversation with.
@@ -57,7 +57,7 @@ type target struct {
 	dial    time.Duration
 }
 
-// open connects, greets and starts TLS if it can.
+// open connects, greets and starts TLS if the server offers it.
 func (c *Client) open(ctx context.Context, t target) (*conversation, error) {
 	v, err := c.greet(ctx, t)
 	if err != nil {
@@ -79,8 +79,8 @@ func (c *Client) open(ctx context.Context, t target) (*conversation, error) {
 	if t.require || ctx.Err() != nil {
 		return nil, fmt.Errorf("start tls: %w", tlsErr)
 	}
-	// As without STARTTLS at all: an attacker who can break the handshake can
-	// also remove the offer.
+	// Continue in the clear, as without STARTTLS: an attacker who can break the
+	// handshake can also remove the offer.
 	return c.greet(ctx, t)
 }
 
@@ -134,7 +134,7 @@ func (v *conversation) startTLS(to target) error {
 		return err
 	}
 	if v.r.Buffered() > 0 {
-		return errors.New("the server spoke before the TLS handshake") // replies injected into the plain part
+		return errors.New("the server spoke before the TLS handshake") // the attack: replies injected before encryption
 	}
 	cfg := to.tls
 	if cfg == nil {
@@ -150,12 +150,12 @@ func (v *conversation) startTLS(to target) error {
 		return err
 	}
 	v.conn, v.r = t, bufio.NewReaderSize(t, maxReplyLine)
-	return v.hello() // RFC 3207 4.2: what was said before TLS is forgotten
+	return v.hello() // RFC 3207 4.2: the state from before TLS is discarded
 }
 
-// deadline gives the next step d from now, or no time at all once the context
-// is done. The watch on the context sets a deadline too: whichever of both
-// comes last sees that it is done.
+// deadline bounds the next step to d from now, or to the past if the context is
+// done. The AfterFunc on the context sets a deadline too; the check after setting
+// makes sure that the past one wins.
 func (v *conversation) deadline(d time.Duration) {
 	_ = v.conn.SetDeadline(time.Now().Add(d))
 	if v.ctx.Err() != nil {
@@ -233,11 +233,11 @@ func (v *conversation) reply() (code int, lines []string, err error) {
 	return 0, nil, fmt.Errorf("%w: it has too many lines", errReply)
 }
 
-// body sends the message, dot-stuffed, up to and without the final dot.
+// body sends the message, dot-stuffed, without the final dot.
 func (v *conversation) body(parts ...[]byte) error {
 	v.data = true
 	w := bufio.NewWriterSize(pieces{v}, pieceSize)
-	for _, raw := range parts { // each begins a line
+	for _, raw := range parts { // each begins at the start of a line
 		if len(raw) > 0 && raw[0] == '.' {
 			_ = w.WriteByte('.') // errors of w stay until Flush
 		}
@@ -253,7 +253,8 @@ func (v *conversation) body(parts ...[]byte) error {
 		_, _ = w.Write(raw)
 	}
 	if err := w.Flush(); err != nil {
-		// A server that has enough says so and hangs up. It has not seen the dot.
+		// The server may have refused the message and hung up. It has not seen the dot,
+		// so its reply decides.
 		if v.ctx.Err() == nil {
 			v.deadline(time.Second)
 			if code, lines, rerr := v.reply(); rerr == nil {
@@ -265,7 +266,7 @@ func (v *conversation) body(parts ...[]byte) error {
 	return nil
 }
 
-// pieces gives each write its own time.
+// pieces gives each write its own deadline.
 type pieces struct{ v *conversation }
 
 // Write sends a piece of the message.
@@ -274,18 +275,18 @@ func (p pieces) Write(b []byte) (int, error) {
 	return p.v.conn.Write(b)
 }
 
-// finish writes the final dot and waits for the word that decides.
+// finish writes the final dot and waits for the reply that decides the outcome.
 func (v *conversation) finish(ds []*mail.Delivery) {
-	// From here the context has no say: a reply that is on its way is worth
-	// more than a quick end.
+	// From here the context is ignored: without the reply the outcome would be
+	// uncertain.
 	if !v.stop() || v.ctx.Err() != nil {
 		setOutcome(ds, mail.NotSent, "%v", v.wrapError("send the end of the message", context.Canceled))
 		return
 	}
 	_ = v.conn.SetDeadline(time.Now().Add(v.cfg.CommandTimeout))
 	if _, err := io.WriteString(v.conn, ".\r\n"); err != nil {
-		// An error means that not all of these three octets were taken by the
-		// kernel, or that the TLS record that holds them is incomplete.
+		// After an error the kernel has not accepted all three octets, or the TLS record
+		// with them is incomplete.
 		setOutcome(ds, mail.NotSent, "send the end of the message: %v", err)
 		return
 	}
@@ -296,7 +297,7 @@ func (v *conversation) finish(ds []*mail.Delivery) {
 	r := &replyError{code: code, text: text, to: "the message"}
 	switch {
 	case err != nil:
-		setOutcome(ds, mail.Uncertain, "all of the message was sent and no proper reply came: %v", err)
+		setOutcome(ds, mail.Uncertain, "the message was sent completely, but no valid reply came: %v", err)
 		return
 	case code/100 == 2:
 		setOutcome(ds, mail.Accepted, "%d %s", code, text)
@@ -305,12 +306,12 @@ func (v *conversation) finish(ds []*mail.Delivery) {
 	case code/100 == 5:
 		setOutcome(ds, mail.Refused, "%v", r)
 	default:
-		setOutcome(ds, mail.Uncertain, "all of the message was sent and the reply makes no sense: %d %s", code, text)
+		setOutcome(ds, mail.Uncertain, "the message was sent completely, but the reply is unexpected: %d %s", code, text)
 	}
 	r.setCodes(ds)
 }
 
-// close says QUIT, without waiting for what the server says to that.
+// close sends QUIT, without waiting for the reply, and closes the connection.
 func (v *conversation) close() {
 	v.stop()
 	if !v.data && v.ctx.Err() == nil {
@@ -320,7 +321,7 @@ func (v *conversation) close() {
 	_ = v.conn.Close()
 }
 
-// bounded is a connection that may bring only so much.
+// bounded is a connection with a limit on the octets that are read.
 type bounded struct {
 	net.Conn
 	left int

@@ -21,10 +21,10 @@ import (
 	"postern/internal/store"
 )
 
-// MTA-STS (RFC 8461): a domain says which servers take its mail, and that they
-// must prove it by TLS. Whoever can forge DNS answers or strip STARTTLS from a
-// conversation cannot forge the policy, which comes over HTTPS, and cannot make
-// it forgotten, since it is kept for as long as it says.
+// MTA-STS (RFC 8461): a domain's policy lists its mail servers and requires TLS with
+// valid certificates. An attacker who can forge DNS answers or strip STARTTLS cannot
+// forge the policy, which is fetched over HTTPS, and cannot remove it, since it is
+// kept for its max_age.
 
 type stsMode string
 
@@ -39,22 +39,22 @@ const (
 	maxPolicyMX   = 100
 	maxPolicyAge  = 31557600 * time.Second // RFC 8461 3.2: a year
 	policyTimeout = 20 * time.Second
-	policyRetry   = 5 * time.Minute // after a fetch that failed
-	maxPolicies   = 10_000          // that are held in memory
+	policyRetry   = 5 * time.Minute // wait after a fetch that failed
+	maxPolicies   = 10_000          // policies in memory
 )
 
-// An stsPolicy is what a domain asks for. The zero policy asks for nothing.
+// An stsPolicy is the policy of a domain. The zero policy requires nothing.
 type stsPolicy struct {
 	ID      string // of the record that announced it
 	Mode    stsMode
 	MX      []string
 	Expires time.Time
 
-	text  string // as it was fetched
-	retry time.Time
+	text  string    // as it was fetched
+	retry time.Time // no fetch before this, after one that failed
 }
 
-// allows says whether host is one of the policy's, RFC 8461 4.1.
+// allows reports whether host matches one of the policy's patterns, RFC 8461 4.1.
 func (p stsPolicy) allows(host string) bool {
 	return slices.ContainsFunc(p.MX, func(pattern string) bool {
 		suffix, wild := strings.CutPrefix(pattern, "*.")
@@ -66,7 +66,7 @@ func (p stsPolicy) allows(host string) bool {
 	})
 }
 
-// parsePolicy reads a policy file.
+// parsePolicy parses a policy file, RFC 8461 3.2.
 func parsePolicy(text string) (p stsPolicy, err error) {
 	if len(text) > maxPolicy {
 		return stsPolicy{}, errors.New("the policy is too long")
@@ -117,8 +117,8 @@ var stsRecord = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^v=STSv1\s*;(?:[^;]*;)*?\s*id\s*=\s*([A-Za-z0-9]{1,32})\s*(?:;.*)?$`)
 })
 
-// policies finds and keeps the policies of domains. It is safe for concurrent
-// use. The zero policies, without a resolver, finds none.
+// policies fetches and caches the policies of domains. It is safe for concurrent use.
+// A nil *policies has none.
 type policies struct {
 	resolver *net.Resolver
 	client   *http.Client
@@ -140,7 +140,8 @@ func newPolicies(d *Direct, mayConnect func(netip.Addr) error) *policies {
 			// RFC 8461 3.3: a redirect is not followed.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 			Transport: &http.Transport{
-				// The address is judged after it was resolved, and dialled as it was judged.
+				// The resolved address is checked and then dialed itself, so that DNS
+				// rebinding does not help.
 				DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 					host, port, err := net.SplitHostPort(addr)
 					if err != nil {
@@ -172,7 +173,7 @@ func newPolicies(d *Direct, mayConnect func(netip.Addr) error) *policies {
 	}
 }
 
-// policy returns what applies to mail for a domain.
+// policy returns the policy for mail to a domain.
 func (ps *policies) policy(ctx context.Context, domain string) stsPolicy {
 	if ps == nil {
 		return stsPolicy{}
@@ -182,8 +183,8 @@ func (ps *policies) policy(ctx context.Context, domain string) stsPolicy {
 		held, ok = stsPolicy{retry: held.retry}, false
 	}
 	id, err := ps.announced(ctx, domain)
-	// RFC 8461 3.1, 5.1: without a record, or with one that cannot be asked for,
-	// what is held still applies. The attack: who forges DNS removes it.
+	// RFC 8461 3.1, 5.1: without a record, or if the lookup fails, the cached policy
+	// still applies. The attack: forged DNS answers that remove the record.
 	if err != nil || id == "" || ok && id == held.ID {
 		return held
 	}
@@ -202,7 +203,7 @@ func (ps *policies) policy(ctx context.Context, domain string) stsPolicy {
 	return fresh
 }
 
-// announced returns the id of the policy that DNS announces, or nothing.
+// announced returns the ID of the policy in DNS, or the empty string.
 func (ps *policies) announced(ctx context.Context, domain string) (id string, err error) {
 	texts, err := ps.resolver.LookupTXT(ctx, "_mta-sts."+domain+".")
 	if err != nil {
@@ -214,7 +215,7 @@ func (ps *policies) announced(ctx context.Context, domain string) (id string, er
 		}
 		m := stsRecord().FindStringSubmatch(t)
 		if m == nil || id != "" {
-			return "", nil // RFC 8461 3.1: more than one is as none
+			return "", nil // RFC 8461 3.1: several records count as none
 		}
 		id = m[1]
 	}
@@ -242,7 +243,7 @@ func (ps *policies) fetch(ctx context.Context, domain string) (stsPolicy, error)
 		return stsPolicy{}, fmt.Errorf("the policy's server answered %d", resp.StatusCode)
 	}
 	if t, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || t != "text/plain" {
-		return stsPolicy{}, errors.New("the policy is not text/plain") // RFC 8461 3.2: or anybody's upload would do
+		return stsPolicy{}, errors.New("the policy is not text/plain") // RFC 8461 3.2; the attack: a user's upload on that host
 	}
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxPolicy+1))
 	if err != nil {
@@ -268,7 +269,7 @@ func (ps *policies) get(ctx context.Context, domain string) (stsPolicy, bool) {
 	err := ps.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select id, policy, expires_at from mta_sts where domain = $1`, []any{domain}, &id, &text, &expires)
 	})
-	if err != nil { // there is none, or it cannot be told: then DNS is asked
+	if err != nil { // there is none, or the database failed; DNS decides
 		return p, false
 	}
 	kept, err := parsePolicy(text)
@@ -284,14 +285,14 @@ func (ps *policies) get(ctx context.Context, domain string) (stsPolicy, bool) {
 func (ps *policies) hold(domain string, p stsPolicy) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if len(ps.held) >= maxPolicies { // those of the database are found again
+	if len(ps.held) >= maxPolicies { // policies in the database are loaded again
 		clear(ps.held)
 	}
 	ps.held[domain] = p
 }
 
-// keep makes a policy outlive this process. What cannot be kept is fetched
-// again.
+// keep stores a policy in the database, so that it outlives this process. Errors are
+// ignored: the policy is fetched again then.
 func (ps *policies) keep(ctx context.Context, domain string, p stsPolicy) {
 	if ps.db == nil {
 		return

@@ -19,62 +19,61 @@ import (
 	"postern/internal/store"
 )
 
-// Direct says how mail goes to the servers that a recipient's domain names in
-// DNS (RFC 5321 5.1). All that DNS says is its owner's word, who may be an
-// attacker: it must not lead to this machine's neighbours, nor round in a
-// circle, nor make a delivery last for ever.
+// Direct configures delivery to the servers in the MX records of a recipient's
+// domain (RFC 5321 5.1). DNS answers are under the control of the domain's owner, who
+// may be an attacker: they must not lead to hosts in private networks, cause loops,
+// or make a delivery last for ever.
 type Direct struct {
 	Resolver *net.Resolver // nil means the system's
-	Names    []string      // of this server: mail that DNS sends to them would come back
+	Names    []string      // host names of this server, to detect loops
 	DB       *store.DB     // keeps MTA-STS policies over restarts; nil keeps them in memory
 
-	// Private lets mail go to addresses of private networks and of this
-	// machine. For labs.
+	// Private allows addresses of private networks and of this machine. For labs.
 	Private bool
 	Port    string // of the servers; empty means 25. For labs
-	// Roots are the authorities by which servers of domains with an MTA-STS
-	// policy are known; nil means the system's.
+	// Roots are the CAs for servers of domains with an MTA-STS policy; nil means the
+	// system's.
 	Roots *x509.CertPool
-	// PolicyPort is where policies are fetched; empty means 443. For labs.
+	// PolicyPort is the port of policies; empty means 443. For labs.
 	PolicyPort string
 }
 
 const (
-	maxExchanges   = 10               // hosts of one domain that are looked at
-	maxTries       = 8                // addresses that are connected to for one message
-	directDialTime = 30 * time.Second // for one address, since there are others
+	maxExchanges   = 10               // MX hosts of one domain that are resolved
+	maxTries       = 8                // connection attempts for one message
+	directDialTime = 30 * time.Second // for one address; shorter than DialTimeout, since there are others
 )
 
-// A routeError says that DNS gives no way to a recipient.
+// A routeError means that DNS has no usable server for a domain.
 type routeError struct {
 	text      string
 	status    string // RFC 3463; its class says whether it is for good
-	permanent bool   // there will never be one
+	permanent bool   // the domain will never accept mail
 }
 
 // Error returns the reason.
 func (e *routeError) Error() string { return e.text }
 
-// An exchange is a host that takes mail for a domain.
+// An exchange is a host that accepts mail for a domain.
 type exchange struct {
 	host  string
 	addrs []netip.Addr
-	err   error // why it has no address; nil if it has
+	err   error // why addrs is empty, or nil
 }
 
-// asciiDomain returns a domain as DNS has it.
+// asciiDomain returns a domain in the ASCII form for DNS, or a [routeError].
 func asciiDomain(domain string) (string, error) {
 	if strings.HasPrefix(domain, "[") {
-		return "", &routeError{text: "mail to an address literal is not sent", status: "5.1.2"}
+		return "", &routeError{text: "mail to address literals is not supported", status: "5.1.2"}
 	}
 	name, err := idna.Lookup.ToASCII(strings.TrimSuffix(domain, "."))
 	if err != nil || name == "" || len(name) > 253 {
-		return "", &routeError{text: "the domain is not a name that DNS could have", status: "5.1.2", permanent: true}
+		return "", &routeError{text: "the domain is not a valid DNS name", status: "5.1.2", permanent: true}
 	}
 	return name, nil
 }
 
-// exchanges returns the hosts that take mail for a domain, the preferred first.
+// exchanges returns the hosts that accept mail for a domain, in order of preference.
 func (c *Client) exchanges(ctx context.Context, domain string) ([]exchange, error) {
 	d := c.cfg.Direct
 	mxs, err := d.Resolver.LookupMX(ctx, domain+".")
@@ -84,19 +83,20 @@ func (c *Client) exchanges(ctx context.Context, domain string) ([]exchange, erro
 		return nil, fmt.Errorf("look up mail servers of %s: %w", domain, err)
 	}
 	if len(mxs) == 1 && strings.Trim(mxs[0].Host, ".") == "" {
-		return nil, &routeError{text: domain + " takes no mail: it has a null MX record (RFC 7505)", status: "5.1.10", permanent: true}
+		return nil, &routeError{text: domain + " accepts no mail: it has a null MX record (RFC 7505)", status: "5.1.10", permanent: true}
 	}
 	implicit := none
-	if implicit { // RFC 5321 5.1: without MX records the domain is its own
+	if implicit { // RFC 5321 5.1: without MX records the domain's own address counts
 		mxs = []*net.MX{{Host: domain + "."}}
 	}
 	mxs = slices.DeleteFunc(mxs, func(m *net.MX) bool { return strings.Trim(m.Host, ".") == "" })
-	// What comes back to us, and what is not preferred to it, is no way out.
+	// RFC 5321 5.1: drop this server and all hosts that are not preferred to it, or
+	// mail would loop.
 	for _, m := range mxs {
 		if c.isOwnHost(m.Host) {
 			mxs = slices.DeleteFunc(mxs, func(o *net.MX) bool { return o.Pref >= m.Pref })
 			if len(mxs) == 0 {
-				return nil, &routeError{text: "mail for " + domain + " would come back to this server: its MX record names it, and it does not take mail for it", status: "5.4.6"}
+				return nil, &routeError{text: "mail for " + domain + " would loop: its MX record names this server, which does not accept mail for it", status: "5.4.6"}
 			}
 			break
 		}
@@ -106,7 +106,7 @@ func (c *Client) exchanges(ctx context.Context, domain string) ([]exchange, erro
 		x := exchange{host: strings.ToLower(strings.TrimSuffix(m.Host, "."))}
 		x.addrs, x.err = c.addresses(ctx, x.host)
 		if implicit && errors.As(x.err, &dnsErr) && dnsErr.IsNotFound {
-			return nil, &routeError{text: "there is no domain " + domain + " that takes mail: DNS knows neither mail servers nor an address of it", status: "5.1.2", permanent: true}
+			return nil, &routeError{text: "the domain " + domain + " accepts no mail: it has neither MX records nor an address", status: "5.1.2", permanent: true}
 		}
 		out = append(out, x)
 	}
@@ -119,10 +119,10 @@ func (c *Client) isOwnHost(host string) bool {
 	return slices.ContainsFunc(c.cfg.Direct.Names, func(n string) bool { return n != "" && strings.EqualFold(n, host) })
 }
 
-// addresses returns those of a host that may be connected to.
+// addresses returns the addresses of a host that may be connected to.
 func (c *Client) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
 	if _, err := netip.ParseAddr(host); err == nil {
-		return nil, errors.New("the MX record names an address and no host")
+		return nil, errors.New("the MX record has an address instead of a host name")
 	}
 	addrs, err := c.cfg.Direct.Resolver.LookupNetIP(ctx, "ip", host+".")
 	if err != nil {
@@ -143,22 +143,21 @@ func (c *Client) addresses(ctx context.Context, host string) ([]netip.Addr, erro
 	return out, nil
 }
 
-// mayConnect refuses what is no address of the public Internet. The attack: a
-// domain whose MX leads to a service inside, to which we would speak in the
-// name of this machine.
+// mayConnect refuses addresses that are not on the public Internet. The attack: a
+// domain whose MX record leads to an internal service, which trusts this machine.
 func (c *Client) mayConnect(a netip.Addr) error {
 	if c.cfg.Direct.Private {
 		return nil
 	}
-	// The port is any that is no mail port: those are not for connections of
-	// sandboxes, whose rules these are.
+	// These are the rules for sandboxes, which may not connect to mail ports. So the
+	// check is done with another port.
 	if v := c.public.Connect(policy.Connection{Addr: netip.AddrPortFrom(a, 443)}); v.Effect != policy.Allow {
 		return fmt.Errorf("it leads to %v, which is not on the public Internet: %s", a, v.Reason)
 	}
 	return nil
 }
 
-// deliverDirect takes env to the recipients ds of one domain.
+// deliverDirect sends env to the recipients ds of one domain.
 func (c *Client) deliverDirect(ctx context.Context, domain string, env mail.Envelope, ds []*mail.Delivery) {
 	v, x, err := c.connectDirect(ctx, domain)
 	if x.host != "" {
@@ -179,15 +178,15 @@ func (c *Client) deliverDirect(ctx context.Context, domain string, env mail.Enve
 		}
 		return
 	case err != nil:
-		// Whatever a server says before it has heard of a message is about us
-		// or about itself, and may be better tomorrow.
+		// A refusal before MAIL is about this client or the server, not about the
+		// message, so that a retry makes sense.
 		setOutcome(ds, mail.NotSent, "%v", err)
 		return
 	}
 	v.deliver(env, ds)
 }
 
-// connectDirect opens a conversation with the first server of a domain that has one.
+// connectDirect opens a conversation with the first server of a domain that answers.
 func (c *Client) connectDirect(ctx context.Context, domain string) (*conversation, exchange, error) {
 	name, err := asciiDomain(domain)
 	if err != nil {

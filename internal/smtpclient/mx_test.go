@@ -94,11 +94,11 @@ func TestDirect(t *testing.T) {
 		{"all are down", []string{"d.example. MX 10 a.mx.example."}, [3]int{down, down, down}, mail.NotSent, false, -1, "connect to"},
 		{"all greet with an error", []string{"d.example. MX 10 a.mx.example."}, [3]int{refuses, ok, ok}, mail.NotSent, false, -1, "451 not now"},
 		{"null MX", []string{"d.example. MX 0 ."}, [3]int{ok, ok, ok}, mail.Refused, true, -1, "null MX"},
-		{"no such domain", nil, [3]int{ok, ok, ok}, mail.Refused, true, -1, "there is no domain d.example"},
-		{"us", []string{"d.example. MX 10 POSTERN.example."}, [3]int{ok, ok, ok}, mail.Refused, false, -1, "would come back"},
-		{"us, and one that is less preferred", []string{"d.example. MX 10 postern.example.", "d.example. MX 20 b.mx.example."}, [3]int{ok, ok, ok}, mail.Refused, false, -1, "would come back"},
+		{"no such domain", nil, [3]int{ok, ok, ok}, mail.Refused, true, -1, "the domain d.example accepts no mail"},
+		{"us", []string{"d.example. MX 10 POSTERN.example."}, [3]int{ok, ok, ok}, mail.Refused, false, -1, "would loop"},
+		{"us, and one that is less preferred", []string{"d.example. MX 10 postern.example.", "d.example. MX 20 b.mx.example."}, [3]int{ok, ok, ok}, mail.Refused, false, -1, "would loop"},
 		{"us as the last resort", []string{"d.example. MX 10 a.mx.example.", "d.example. MX 20 postern.example."}, [3]int{ok, ok, ok}, mail.Accepted, false, 0, ""},
-		{"an address for a host", []string{"d.example. MX 10 127.0.0.2."}, [3]int{ok, ok, ok}, mail.NotSent, false, -1, "no host"},
+		{"an address for a host", []string{"d.example. MX 10 127.0.0.2."}, [3]int{ok, ok, ok}, mail.NotSent, false, -1, "instead of a host name"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

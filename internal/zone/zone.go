@@ -1,15 +1,14 @@
-// Package zone answers DNS questions about the domain under which sandboxes are
-// reached: the address, which is the same for every name, and the records with
-// which a certificate authority checks who holds the domain.
+// Package zone is an authoritative DNS server for the domain under which sandboxes
+// are reached. It serves the address, which is the same for every name, and the
+// records with which a certificate authority validates the domain (DNS-01).
 //
-// A certificate for all sandboxes is one for "*.domain", and an authority gives
-// that only to who can change the domain's DNS. Answering here spares the
-// operator a DNS provider with an interface of its own, and this machine the
-// credential to it: the domain is delegated once, by hand.
+// One certificate for all sandboxes is for "*.domain", which an authority issues only
+// after a change in the domain's DNS. With this server the operator needs no DNS
+// provider with an API, and this machine no credential for one: the domain is
+// delegated once, by hand.
 //
-// It is not a resolver: it must answer for nothing but its domain, and with
-// nothing much larger than the question, so that it is no use for attacking
-// others.
+// It is not a resolver. It must answer for no other domain, and its answers must not
+// be much larger than the questions, so that it is useless for amplification attacks.
 package zone
 
 import (
@@ -27,24 +26,24 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// Challenge is the label, before the domain, of the records that a certificate
-// authority reads (RFC 8555 section 8.4).
+// Challenge is the label in front of the domain for challenge records (RFC 8555
+// section 8.4).
 const Challenge = "_acme-challenge"
 
-// ttl is how long, in seconds, others may keep an answer. It is short: a
-// challenge lives for seconds, and an address may move.
+// ttl is how long, in seconds, resolvers may cache an answer. It is short: a challenge
+// lives for seconds, and the address may change.
 const ttl = 60
 
-// maxTexts bounds the challenge records, as each answer holds all.
+// maxTexts bounds the challenge records, since each answer contains all of them.
 const maxTexts = 8
 
-// maxConns bounds the TCP connections at the same time.
+// maxConns bounds the concurrent TCP connections.
 const maxConns = 64
 
-// connTime bounds how long a TCP connection may stay.
+// connTime bounds the life of a TCP connection.
 const connTime = 10 * time.Second
 
-// A Server answers for one domain. It is safe for concurrent use.
+// A Server serves one domain. It is safe for concurrent use.
 type Server struct {
 	log    *slog.Logger
 	domain string // in lower case, without the root's dot
@@ -54,16 +53,16 @@ type Server struct {
 	texts []string
 }
 
-// New returns a server for domain, all of whose names have the given
-// addresses. With none it answers for challenges alone.
+// New returns a server for domain, in which all names have the given addresses.
+// Without addresses it serves only the challenge records.
 func New(log *slog.Logger, domain string, addrs []netip.Addr) (*Server, error) {
 	domain = strings.ToLower(strings.TrimSuffix(domain, "."))
-	// "65535-" and a sandbox's id stand before it, as do "ns." and
-	// "hostmaster." in what is answered; a name of DNS has 255 bytes (RFC 1035,
-	// section 2.3.4).
+	// This leaves room for labels in front of the domain: "65535-" and a sandbox's ID,
+	// "ns." and "hostmaster.". A DNS name has at most 255 bytes (RFC 1035, section
+	// 2.3.4).
 	const most = 200
 	if _, err := dnsmessage.NewName("ns." + domain + "."); err != nil || domain == "" || len(domain) > most {
-		return nil, errors.New("zone: the domain is no name that DNS can carry")
+		return nil, errors.New("zone: the domain is empty, too long or not a DNS name")
 	}
 	return &Server{log: log, domain: domain, addrs: addrs}, nil
 }
@@ -114,10 +113,10 @@ func (s *Server) ServePackets(ctx context.Context, c net.PacketConn) error {
 			return err
 		}
 		if err != nil {
-			continue // such as a refusal of an earlier answer
+			continue // such as an ICMP error for an earlier answer
 		}
 		if answer := s.Answer(buf[:n]); answer != nil {
-			_, _ = c.WriteTo(answer, from) // who asked will ask again
+			_, _ = c.WriteTo(answer, from) // the resolver will retry
 		}
 	}
 }
@@ -136,7 +135,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		}
 		if err != nil {
 			s.log.DebugContext(ctx, "accept DNS connection", "err", err)
-			time.Sleep(10 * time.Millisecond) // out of descriptors, say
+			time.Sleep(10 * time.Millisecond) // such as out of file descriptors
 			continue
 		}
 		select {
@@ -152,7 +151,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// serveConn answers questions that each come after their length.
+// serveConn answers questions over TCP, where each message has its length in front
+// (RFC 1035, section 4.2.2).
 func (s *Server) serveConn(c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(connTime))
 	var size [2]byte
@@ -174,11 +174,11 @@ func (s *Server) serveConn(c net.Conn) {
 	}
 }
 
-// Answer returns the answer to one question, or nil if it deserves none.
+// Answer returns the answer to one question, or nil if there should be none.
 func (s *Server) Answer(question []byte) []byte {
 	var p dnsmessage.Parser
 	head, err := p.Start(question)
-	if err != nil || head.Response { // an answer to an answer would go on for ever
+	if err != nil || head.Response { // answering a response could loop for ever between two servers
 		return nil
 	}
 	h := dnsmessage.Header{ID: head.ID, Response: true, OpCode: head.OpCode, RecursionDesired: head.RecursionDesired}
@@ -203,8 +203,8 @@ func (s *Server) Answer(question []byte) []byte {
 	if len(answers) > 0 {
 		return build(h, &q, answers, nil)
 	}
-	// The name is there and has no such record. The authority says for how
-	// long that may be believed.
+	// The name exists without such a record. The SOA record in the authority section
+	// says how long that may be cached (RFC 2308).
 	zone := s.domain
 	if len(s.addrs) == 0 {
 		zone = name // only this name was delegated
@@ -213,7 +213,7 @@ func (s *Server) Answer(question []byte) []byte {
 	return build(h, &q, nil, &soa)
 }
 
-// records returns what answers q.
+// records returns the records that answer q.
 func (s *Server) records(q dnsmessage.Question, name string, challenge bool) []dnsmessage.Resource {
 	var rs []dnsmessage.Resource
 	add := func(kind dnsmessage.Type, body dnsmessage.ResourceBody) {
