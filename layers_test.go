@@ -21,12 +21,13 @@ import (
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
 	{"policy", "mail", "mailquery", "scan", "leak", "statement", "guest", "store", "zone", "framing", "api", "seal", "semaphore", "scrub"}, // pure rules, formats, and the database
-	{"auth", "mailauth", "mailauth/dnstest", "storetest"},
+	{"auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
 	{"oversight", "domain"},
 	{"directory"},
 	{"keyring", "delivery"},
+	{"quota"},
 	{"mailbox", "rulebook", "sandbox", "volume"}, // the nouns
 	{"template", "egress", "connection", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors

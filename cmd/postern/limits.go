@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"postern/internal/mailbox"
+	"postern/internal/quota"
 )
 
 // What may be sent if nobody says otherwise: much more than an agent writes, and
@@ -16,7 +16,7 @@ const (
 )
 
 // parseLimits reads limits as the flags write them.
-func parseLimits(s string) (l mailbox.Limits, err error) {
+func parseLimits(s string) (l quota.Limits, err error) {
 	if s == "none" {
 		return l, nil
 	}

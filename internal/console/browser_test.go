@@ -86,7 +86,7 @@ func (s *stage) deed(do string, q url.Values) (a oversight.Action, err error) {
 	case "mode":
 		a, err = s.post.RequestMode(ctx, s.agent, "mcp", "", policy.Monitored, "two weeks without a rejection")
 	case "allow":
-		a, err = s.post.RequestAllow(ctx, s.agent, "mcp", "", "*@partner.example", time.Time{}, "we write to them daily")
+		a, err = s.post.AllowList.Request(ctx, s.agent, "mcp", "", "*@partner.example", time.Time{}, "we write to them daily")
 	case "revise": // between look and click
 		d := draft()
 		d.Subject, d.Text = "Changed", "Something else entirely.\n"

@@ -19,6 +19,7 @@ import (
 	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/quota"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -186,16 +187,16 @@ type inboxPage struct {
 	Domain  string
 	LastKey string // a credential that may be revoked only when that is said twice
 
-	Sending   mailbox.Sending
-	Quotas    []mailbox.Quota
+	Sending   quota.Sending
+	Quotas    []quota.Quota
 	Suspended *delivery.Suspension // nil while it sends
 
 	Modes   []modeChoice
 	Allowed []mailbox.AllowEntry
 }
 
-// quota says what is left of a limit: its name is for programs.
-func quota(q mailbox.Quota) string {
+// quotaText says what is left of a limit: its name is for programs.
+func quotaText(q quota.Quota) string {
 	_, what, _ := strings.Cut(q.Name, "-")
 	window, unit, _ := strings.Cut(what, "-")
 	switch unit {
@@ -268,11 +269,11 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 		if v.Parts, err = s.post.Keys.Parts(r.Context(), who, b.ID); err != nil {
 			return err
 		}
-		if v.Sending, v.Quotas, err = s.post.Sends(r.Context(), who, b.ID); err != nil {
+		if v.Sending, v.Quotas, err = s.post.Quotas.Sends(r.Context(), who, b.ID); err != nil {
 			return err
 		}
 		v.Modes = modeChoices(b.Mode)
-		if v.Allowed, err = s.post.Allowed(r.Context(), who, b.ID); err != nil {
+		if v.Allowed, err = s.post.AllowList.Entries(r.Context(), who, b.ID); err != nil {
 			return err
 		}
 		ss, err := s.post.Delivery.Suspensions(r.Context(), who)
@@ -337,19 +338,19 @@ func (s *Server) limitInbox(w http.ResponseWriter, r *http.Request, who auth.Pri
 	if err != nil {
 		return err
 	}
-	set, _, err := s.post.Sends(r.Context(), who, b.ID)
+	set, _, err := s.post.Quotas.Sends(r.Context(), who, b.ID)
 	if err != nil {
 		return err
 	}
 	l := &set.Limits
 	for name, v := range map[string]*int64{"minute": &l.PerMinute, "hour": &l.PerHour, "day": &l.PerDay, "recipients": &l.Recipients, "bytes": &l.Bytes} {
 		n, err := strconv.ParseInt(strings.TrimSpace(r.PostForm.Get(name)), 10, 64)
-		if err != nil || n < mailbox.Unlimited {
+		if err != nil || n < quota.Unlimited {
 			return s.back(w, r, who, fmt.Errorf("%w: %s: must be a number; 0 is the server's own limit, -1 is none", directory.ErrInvalid, name))
 		}
 		*v = n
 	}
-	return s.back(w, r, who, s.post.SetSending(r.Context(), who, b.ID, set))
+	return s.back(w, r, who, s.post.Quotas.SetSending(r.Context(), who, b.ID, set))
 }
 
 func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

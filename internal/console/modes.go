@@ -73,7 +73,7 @@ func (s *Server) allow(w http.ResponseWriter, r *http.Request, who auth.Principa
 	}
 	ends, err := formDate(r, "until")
 	if err == nil {
-		_, err = s.post.Allow(r.Context(), who, b.ID, strings.TrimSpace(r.PostForm.Get("pattern")), ends)
+		_, err = s.post.AllowList.Add(r.Context(), who, b.ID, strings.TrimSpace(r.PostForm.Get("pattern")), ends)
 	}
 	return s.back(w, r, who, err)
 }
@@ -84,7 +84,7 @@ func (s *Server) disallow(w http.ResponseWriter, r *http.Request, who auth.Princ
 	if err != nil {
 		return err
 	}
-	err = s.post.Disallow(r.Context(), who, b.ID, r.PostForm.Get("entry"))
+	err = s.post.AllowList.Remove(r.Context(), who, b.ID, r.PostForm.Get("entry"))
 	if errors.Is(err, store.ErrNotFound) && !errors.Is(err, directory.ErrNoInbox) {
 		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such entry any more.", "")
 	}

@@ -91,7 +91,7 @@ var funcs = template.FuncMap{
 	"stamp":         func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
 	"rfc3339":       func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"size":          size,
-	"quota":         quota,
+	"quota":         quotaText,
 	"count":         count,
 	"who":           who,
 	"via":           func(v string) string { return or(doors[v], v) },

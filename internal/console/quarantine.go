@@ -12,6 +12,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/scan"
 	"postern/internal/store"
 )
@@ -28,7 +29,7 @@ func (h heldMessage) Percent() int { return int(h.Score*100 + 0.5) }
 // Because says why it is held.
 func (h heldMessage) Because() string {
 	switch {
-	case h.Reason != mailbox.ForPolicy:
+	case h.Reason != message.ForPolicy:
 		return fmt.Sprintf("it looks like an attack by %d of 100", h.Percent())
 	case h.Checks["dmarc"] == "permerror": // there is no domain that asks for anything
 		return "it does not name one sender in its From field, so that nothing of it could be proved"

@@ -222,7 +222,7 @@ func TestModePages(t *testing.T) {
 		}
 	}
 	contains(t, "page", f.get(path).body, "*@shop.example", "bob@shop.example")
-	es, err := f.post.Allowed(t.Context(), f.person, f.inbox.ID)
+	es, err := f.post.AllowList.Entries(t.Context(), f.person, f.inbox.ID)
 	if err != nil || len(es) != 2 {
 		t.Fatalf("allow list: %v, %v", es, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -78,7 +79,7 @@ func (s access) read(w http.ResponseWriter, r *http.Request, c caller) (done fun
 
 // message reads the message that the request names, as a whole. Call done once
 // it is answered.
-func (s access) message(w http.ResponseWriter, r *http.Request, c caller) (m mailbox.Message, raw []byte, done func(), err error) {
+func (s access) message(w http.ResponseWriter, r *http.Request, c caller) (m message.Message, raw []byte, done func(), err error) {
 	done, err = s.read(w, r, c)
 	if err != nil {
 		return m, nil, nil, err

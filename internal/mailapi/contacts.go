@@ -42,7 +42,7 @@ func (s contactServer) listContacts(w http.ResponseWriter, r *http.Request, c ca
 	if len(q.Get("q")) > 200 {
 		return fmt.Errorf("%w: q: must be at most 200 bytes", errRequest)
 	}
-	list, more, err := s.post.Contacts(r.Context(), c.Principal, k, q.Get("q"), offset, n)
+	list, more, err := s.post.Index.Contacts(r.Context(), c.Principal, k, q.Get("q"), offset, n)
 	if err != nil {
 		return err
 	}

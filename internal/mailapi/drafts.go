@@ -65,7 +65,7 @@ func (s draftServer) listDrafts(w http.ResponseWriter, r *http.Request, c caller
 	if err != nil {
 		return err
 	}
-	list, next, err := s.post.Drafts(r.Context(), c.Principal, k, n, r.URL.Query().Get("cursor"))
+	list, next, err := s.post.Drafts.List(r.Context(), c.Principal, k, n, r.URL.Query().Get("cursor"))
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	o.Inbox = k.Inbox()
-	d, err := s.post.SaveDraft(r.Context(), c.Principal, o)
+	d, err := s.post.Drafts.Save(r.Context(), c.Principal, o)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	if len(in.KeepAttachments) > 0 {
-		d, before, err := s.post.Draft(r.Context(), c.Principal, k, id)
+		d, before, err := s.post.Drafts.Get(r.Context(), c.Principal, k, id)
 		if err != nil {
 			return err
 		}
@@ -147,7 +147,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 		o.Attachments = append(kept, o.Attachments...)
 	}
 	o.Inbox = k.Inbox()
-	d, err := s.post.UpdateDraft(r.Context(), c.Principal, id, in.Version, o)
+	d, err := s.post.Drafts.Update(r.Context(), c.Principal, id, in.Version, o)
 	if err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (s draftServer) draft(r *http.Request, c caller) (d mailbox.Draft, o mailbo
 	if err != nil {
 		return d, o, err
 	}
-	return s.post.Draft(r.Context(), c.Principal, k, id)
+	return s.post.Drafts.Get(r.Context(), c.Principal, k, id)
 }
 
 func (s draftServer) getDraft(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -208,7 +208,7 @@ func (s draftServer) deleteDraft(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	if err := s.post.DeleteDraft(r.Context(), c.Principal, k, id, 0); err != nil {
+	if err := s.post.Drafts.Delete(r.Context(), c.Principal, k, id, 0); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -234,7 +234,7 @@ func (s draftServer) sendDraft(w http.ResponseWriter, r *http.Request, c caller)
 	if err != nil {
 		return err
 	}
-	p, err := s.post.SendDraft(r.Context(), c.Principal, "rest", k, id, in.Version, o)
+	p, err := s.post.Drafts.Send(r.Context(), c.Principal, "rest", k, id, in.Version, o)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/event"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -274,7 +275,7 @@ func (s eventServer) waitForMessages(w http.ResponseWriter, r *http.Request, c c
 
 // arrived returns the messages that events are about, but for those that are
 // not there any more.
-func (s watcher) arrived(ctx context.Context, c caller, k *seal.Key, es []event.Event) (out []mailbox.Message, err error) {
+func (s watcher) arrived(ctx context.Context, c caller, k *seal.Key, es []event.Event) (out []message.Message, err error) {
 	for _, e := range es {
 		m, err := s.post.Listed(ctx, c.Principal, k, e.Object)
 		if errors.Is(err, store.ErrNotFound) {

@@ -217,7 +217,7 @@ var operations = []operation{
 	{"GET", "/v1/inboxes/{inbox}/allowlist", known, 200, nil},
 	{"POST", "/v1/inboxes/{inbox}/allowlist", owned, 201, body(`{"pattern":"bob%d@example.com"}`)},
 	{"DELETE", "/v1/inboxes/{inbox}/allowlist/{id}", steered, 204, func(x *trial) {
-		e, err := x.f.post.Allow(x.t.Context(), x.manager(x.inbox), x.inbox.ID, "carl@example.com", time.Time{})
+		e, err := x.f.post.AllowList.Add(x.t.Context(), x.manager(x.inbox), x.inbox.ID, "carl@example.com", time.Time{})
 		if err != nil {
 			x.t.Fatal(err)
 		}

@@ -21,6 +21,7 @@ import (
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -145,7 +146,7 @@ func (s lobsterServer) lobsterAccount(w http.ResponseWriter, r *http.Request, c 
 // together, 0 if it may send none or that is not limited.
 func (s lobsterServer) dailyLimit(r *http.Request, c caller, list []directory.Inbox) (sum int64) {
 	for _, b := range list {
-		_, left, err := s.post.Sends(r.Context(), c.Principal, b.ID)
+		_, left, err := s.post.Quotas.Sends(r.Context(), c.Principal, b.ID)
 		if err != nil {
 			return 0 // who may not ask may not send
 		}
@@ -233,13 +234,13 @@ type lobsterMail struct {
 	ReceivedAt     *time.Time      `json:"receivedAt"`
 }
 
-func lobsterOf(m mailbox.Message) lobsterMail {
+func lobsterOf(m message.Message) lobsterMail {
 	out := lobsterMail{
 		ID: m.ID, Inbox: m.Inbox, Direction: "inbound", From: bare(m.From), To: []string{}, Cc: []string{}, Subject: m.Subject, Preview: m.Preview,
 		IsRead: slices.Contains(m.Labels, mailbox.LabelRead), HasAttachments: len(m.Attachments) > 0, Thread: m.Thread, Attachments: []lobsterFile{},
 		Security: lobsterSecurity{Flags: []string{}}, Status: "received", CreatedAt: m.At, ReceivedAt: moment(m.At),
 	}
-	if m.Direction == mailbox.Out {
+	if m.Direction == message.Out {
 		out.Direction, out.Status, out.ReceivedAt = "outbound", "sent", nil
 	}
 	for _, a := range m.To {
@@ -270,7 +271,7 @@ func lobsterOf(m mailbox.Message) lobsterMail {
 
 // wholeOf is lobsterOf with the text as a person sees it: what is hidden from
 // people is not for models either.
-func wholeOf(m mailbox.Message, raw []byte) lobsterMail {
+func wholeOf(m message.Message, raw []byte) lobsterMail {
 	out := lobsterOf(m)
 	p := mail.Read(raw)
 	text := safeOf(messageOf(m), p.Text, p.HTML).SafeText
@@ -299,14 +300,14 @@ func instant(q url.Values, name string) (t time.Time, err error) {
 }
 
 // direction returns a direction of the query; empty means both.
-func direction(q url.Values) (mailbox.Direction, error) {
+func direction(q url.Values) (message.Direction, error) {
 	switch q.Get("direction") {
 	case "":
 		return "", nil
 	case "inbound":
-		return mailbox.In, nil
+		return message.In, nil
 	case "outbound":
-		return mailbox.Out, nil
+		return message.Out, nil
 	}
 	return "", fmt.Errorf("%w: direction: must be inbound or outbound", errRequest)
 }
@@ -340,7 +341,7 @@ func (s lobsterServer) lobsterEmails(w http.ResponseWriter, r *http.Request, c c
 	return nil
 }
 
-func lobstersOf(ms []mailbox.Message) []lobsterMail {
+func lobstersOf(ms []message.Message) []lobsterMail {
 	return each(ms, lobsterOf)
 }
 
@@ -372,7 +373,7 @@ func (s lobsterServer) lobsterPoll(w http.ResponseWriter, r *http.Request, c cal
 		if err != nil {
 			return false, err
 		}
-		ms, _, err := s.post.List(r.Context(), c.Principal, k, mailbox.Listing{Limit: maxArrivals, Since: since, Direction: mailbox.In})
+		ms, _, err := s.post.List(r.Context(), c.Principal, k, mailbox.Listing{Limit: maxArrivals, Since: since, Direction: message.In})
 		for _, m := range ms {
 			e := lobsterOf(m)
 			if (q.Get("from") == "" || strings.EqualFold(e.From, q.Get("from"))) && strings.Contains(e.Subject, q.Get("subject")) {

@@ -12,6 +12,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 )
 
 // lobsterSearch looks in one inbox, or in all that the token has a part in.
@@ -32,7 +33,7 @@ func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	var found []mailbox.Message
+	var found []message.Message
 	for _, b := range inboxes {
 		k, err := s.post.Keys.Open(r.Context(), c.Principal, c.key, b)
 		if err != nil {
@@ -40,18 +41,18 @@ func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c c
 		}
 		// One more than is wanted of each: then whether there are more is known.
 		search := mailbox.Search{Query: lobsterQuery(q.Get("q"), filters), Limit: n + 1, Cursor: q.Get("cursor")}
-		got, err := s.post.Search(r.Context(), c.Principal, k, search)
+		got, err := s.post.Index.Search(r.Context(), c.Principal, k, search)
 		if errors.Is(err, directory.ErrInvalid) && strings.TrimSpace(q.Get("q")) != "" {
 			// LobsterMail has words and no language: "Re: 50%" is a text to look for.
 			search.Query = lobsterQuery(quoted(q.Get("q")), filters)
-			got, err = s.post.Search(r.Context(), c.Principal, k, search)
+			got, err = s.post.Index.Search(r.Context(), c.Principal, k, search)
 		}
 		if err != nil {
 			return err
 		}
 		found = append(found, got.Messages...)
 	}
-	slices.SortFunc(found, func(a, b mailbox.Message) int {
+	slices.SortFunc(found, func(a, b message.Message) int {
 		if c := b.At.Compare(a.At); c != 0 {
 			return c
 		}
@@ -87,9 +88,9 @@ func lobsterFilters(q url.Values) (terms []string, err error) {
 		return nil, err
 	}
 	switch d {
-	case mailbox.In:
+	case message.In:
 		terms = append(terms, "-in:sent")
-	case mailbox.Out:
+	case message.Out:
 		terms = append(terms, "in:sent")
 	}
 	if from := q.Get("from"); from != "" {

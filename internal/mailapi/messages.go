@@ -11,6 +11,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 )
 
 // A messageServer serves messages.
@@ -33,7 +34,7 @@ func fileOf(f mail.File) api.File {
 	return api.File{Name: f.Name, ContentType: f.ContentType, Size: int64(f.Size), SHA256: f.SHA256}
 }
 
-func messageOf(m mailbox.Message) api.Message {
+func messageOf(m message.Message) api.Message {
 	return api.Message{
 		ID: m.ID, Inbox: m.Inbox, Thread: m.Thread, Direction: api.Direction(m.Direction), CreatedAt: m.At, Size: m.Size, Labels: append([]string{}, m.Labels...),
 		From: m.From, To: append([]string{}, m.To...), Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID,
@@ -42,7 +43,7 @@ func messageOf(m mailbox.Message) api.Message {
 	}
 }
 
-func messagesOf(ms []mailbox.Message) []api.Message {
+func messagesOf(ms []message.Message) []api.Message {
 	return each(ms, messageOf)
 }
 
@@ -82,7 +83,7 @@ func (s messageServer) getMessage(w http.ResponseWriter, r *http.Request, c call
 	return nil
 }
 
-func parsedOf(m mailbox.Message, raw []byte) api.FullMessage {
+func parsedOf(m message.Message, raw []byte) api.FullMessage {
 	p := mail.Read(raw)
 	out := api.FullMessage{Message: messageOf(m), Headers: []api.Field{}, Text: p.Text, HTML: p.HTML}
 	out.Warnings = append([]string{}, p.Warnings...)

@@ -92,7 +92,7 @@ func allowedOf(c caller, e mailbox.AllowEntry) api.AllowEntry {
 }
 
 func (s modeServer) listAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Allowed(r.Context(), c.Principal, r.PathValue("inbox"))
+	list, err := s.post.AllowList.Entries(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (s modeServer) addAllowed(w http.ResponseWriter, r *http.Request, c caller)
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	e, err := s.post.Allow(r.Context(), c.Principal, r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt))
+	e, err := s.post.AllowList.Add(r.Context(), c.Principal, r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt))
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func orZero(t *time.Time) time.Time {
 
 func (s modeServer) removeAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
 	// An entry goes by its id, or by its pattern.
-	if err := s.post.Disallow(r.Context(), c.Principal, r.PathValue("inbox"), r.PathValue("id")); err != nil {
+	if err := s.post.AllowList.Remove(r.Context(), c.Principal, r.PathValue("inbox"), r.PathValue("id")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -141,12 +141,12 @@ func (s modeServer) requestAllowed(w http.ResponseWriter, r *http.Request, c cal
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	a, err := s.post.RequestAllow(r.Context(), c.Principal, "rest", r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt), in.Reason)
+	a, err := s.post.AllowList.Request(r.Context(), c.Principal, "rest", r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt), in.Reason)
 	return s.asked(w, c, a, err)
 }
 
 func (s modeServer) getOverseers(w http.ResponseWriter, r *http.Request, c caller) error {
-	list, err := s.post.Overseers(r.Context(), c.Principal, r.PathValue("inbox"))
+	list, err := s.post.Overseers.List(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (s modeServer) setOverseers(w http.ResponseWriter, r *http.Request, c calle
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	list, err := s.post.SetOverseers(r.Context(), c.Principal, r.PathValue("inbox"), in.Addresses)
+	list, err := s.post.Overseers.Set(r.Context(), c.Principal, r.PathValue("inbox"), in.Addresses)
 	if err != nil {
 		return err
 	}

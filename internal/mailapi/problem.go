@@ -21,6 +21,7 @@ import (
 	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/quota"
 	"postern/internal/rulebook"
 	"postern/internal/signing"
 	"postern/internal/store"
@@ -151,7 +152,7 @@ func classify(err error) (code, detail string) {
 		return "duplicate", detail + " (allow_duplicate: true)"
 	case errors.Is(err, mailbox.ErrIdempotency):
 		return "idempotency_key_reused", detail
-	case errors.Is(err, mailbox.ErrLimit):
+	case errors.Is(err, quota.ErrLimit):
 		return "limit_reached", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded), errors.Is(err, auth.ErrTooMany):
 		return "too_many_requests", detail
@@ -192,7 +193,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		errors.As(err, &same)
 		p.ID = same.Action
 	case "limit_reached":
-		var reached *mailbox.LimitError
+		var reached *quota.LimitError
 		errors.As(err, &reached)
 		rateLimits(w.Header(), reached.All)
 		w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(reached.Resets), 10))

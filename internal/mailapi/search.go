@@ -30,7 +30,7 @@ func (s searchServer) searchMessages(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	found, err := s.post.Search(r.Context(), c.Principal, k, mailbox.Search{Query: q.Get("q"), Limit: n, Cursor: q.Get("cursor")})
+	found, err := s.post.Index.Search(r.Context(), c.Principal, k, mailbox.Search{Query: q.Get("q"), Limit: n, Cursor: q.Get("cursor")})
 	if err != nil {
 		return err
 	}

@@ -6,11 +6,11 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/scan"
 )
 
-func securityOf(s *mailbox.Security) *api.Security {
+func securityOf(s *message.Security) *api.Security {
 	if s == nil {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/quota"
 	"postern/internal/semaphore"
 )
 
@@ -74,8 +75,8 @@ func outgoing(r *http.Request, in *api.NewMessage) (mailbox.Outgoing, error) {
 }
 
 func undoTime(n int64) (time.Duration, error) {
-	if n < 0 || n > int64(mailbox.MaxUndo/time.Second) {
-		return 0, fmt.Errorf("%w: undo_seconds: must be 0 to %d", errRequest, mailbox.MaxUndo/time.Second)
+	if n < 0 || n > int64(quota.MaxUndo/time.Second) {
+		return 0, fmt.Errorf("%w: undo_seconds: must be 0 to %d", errRequest, quota.MaxUndo/time.Second)
 	}
 	return time.Duration(n) * time.Second, nil
 }
@@ -261,7 +262,7 @@ func wholeSeconds(d time.Duration) int64 { return int64((d + time.Second - 1) / 
 
 // rateLimits sets the headers that tell what is left of which limit
 // (draft-ietf-httpapi-ratelimit-headers).
-func rateLimits(h http.Header, left []mailbox.Quota) {
+func rateLimits(h http.Header, left []quota.Quota) {
 	var policy, now []string
 	seen := map[string]bool{}
 	for _, q := range left {
@@ -288,7 +289,7 @@ func rateLimits(h http.Header, left []mailbox.Quota) {
 
 // getSending tells how an inbox sends, or, with no inbox in the path, the project.
 func (s sendServer) getSending(w http.ResponseWriter, r *http.Request, c caller) error {
-	set, left, err := s.post.Sends(r.Context(), c.Principal, r.PathValue("inbox"))
+	set, left, err := s.post.Quotas.Sends(r.Context(), c.Principal, r.PathValue("inbox"))
 	if err != nil {
 		return err
 	}
@@ -310,7 +311,7 @@ func (s sendServer) setSending(w http.ResponseWriter, r *http.Request, c caller)
 	if err != nil {
 		return err
 	}
-	if err := s.post.SetSending(r.Context(), c.Principal, r.PathValue("inbox"), mailbox.Sending{Undo: undo, Limits: mailbox.Limits(in.Limits)}); err != nil {
+	if err := s.post.Quotas.SetSending(r.Context(), c.Principal, r.PathValue("inbox"), quota.Sending{Undo: undo, Limits: quota.Limits(in.Limits)}); err != nil {
 		return err
 	}
 	return s.getSending(w, r, c)

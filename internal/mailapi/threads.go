@@ -6,6 +6,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/seal"
 )
 
@@ -91,7 +92,7 @@ type threadAnswer struct {
 	Emails   []lobsterGlance `json:"emails"`
 }
 
-func threadOf(k *seal.Key, t mailbox.Thread) api.Thread {
+func threadOf(k *seal.Key, t message.Thread) api.Thread {
 	return api.Thread{ID: t.ID, Inbox: k.Inbox(), UpdatedAt: t.At, Messages: t.Messages, Unread: t.Unread, Newest: messageOf(t.Newest)}
 }
 

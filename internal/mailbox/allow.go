@@ -23,6 +23,13 @@ import (
 	"postern/internal/store"
 )
 
+// AllowLists are the allow lists of inboxes. It is safe for concurrent use.
+type AllowLists struct {
+	db   *store.DB
+	gate *oversight.Gate
+	post *PostOffice // proposes requests, and knows who manages an inbox
+}
+
 // An AllowEntry is somebody to whom an inbox in mode gated_send writes without
 // a person's word. An inbox without entries writes so to nobody.
 type AllowEntry struct {
@@ -140,9 +147,9 @@ func scanAllowed(row func(...any) error) (AllowEntry, error) {
 
 // Allowed returns the allow list of an inbox, without what has expired. Who
 // manages it, or has a credential of it.
-func (m *PostOffice) Allowed(ctx context.Context, who auth.Principal, inbox string) (out []AllowEntry, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		b, err := m.knownTo(ctx, tx, who, inbox)
+func (l *AllowLists) Entries(ctx context.Context, who auth.Principal, inbox string) (out []AllowEntry, err error) {
+	err = l.db.View(ctx, func(tx *store.Tx) error {
+		b, err := l.knownTo(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
@@ -158,32 +165,32 @@ func (m *PostOffice) Allowed(ctx context.Context, who auth.Principal, inbox stri
 }
 
 // knownTo returns an inbox that who manages or has a part in.
-func (m *PostOffice) knownTo(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (directory.Inbox, error) {
+func (l *AllowLists) knownTo(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (directory.Inbox, error) {
 	if who.Kind == auth.Person || who.Kind == auth.Project {
 		return directory.LookupFor(ctx, tx, who, inbox)
 	}
-	b, _, err := m.Keys.ReachIn(ctx, tx, who, inbox)
+	b, _, err := l.post.Keys.ReachIn(ctx, tx, who, inbox)
 	return b, err
 }
 
 // Allow puts a pattern on an inbox's allow list, until a time or for ever. If it
 // is there already, its end is changed. Who is an owner.
-func (m *PostOffice) Allow(ctx context.Context, who auth.Principal, inbox, pattern string, until time.Time) (e AllowEntry, err error) {
+func (l *AllowLists) Add(ctx context.Context, who auth.Principal, inbox, pattern string, until time.Time) (e AllowEntry, err error) {
 	if !who.Manages() {
 		return AllowEntry{}, fmt.Errorf("%s may not add to an allow list: an owner does, or approves a request: %w", who, auth.ErrForbidden)
 	}
 	if pattern, err = checkAllowed(pattern, until); err != nil {
 		return AllowEntry{}, err
 	}
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
+	err = l.db.Update(ctx, func(tx *store.Tx) error {
 		b, err := directory.LookupFor(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
-		if err := m.gate.ByHand(ctx, tx, who, listing(b, pattern, until)); err != nil {
+		if err := l.gate.ByHand(ctx, tx, who, listing(b, pattern, until)); err != nil {
 			return err
 		}
-		e, err = m.allow(ctx, tx, who, b, pattern, until, "")
+		e, err = addAllowed(ctx, tx, who, b, pattern, until, "")
 		return err
 	})
 	return e, err
@@ -202,7 +209,7 @@ func checkAllowed(pattern string, until time.Time) (string, error) {
 	return pattern, err
 }
 
-func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pattern string, until time.Time, action string) (AllowEntry, error) {
+func addAllowed(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pattern string, until time.Time, action string) (AllowEntry, error) {
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	// What has expired takes no room.
 	if _, err := tx.ExecContext(ctx, `delete from allow_entry where inbox_id = $1 and expires_at > 0 and expires_at <= $2`, b.ID, store.Time(now)); err != nil {
@@ -230,9 +237,9 @@ func (m *PostOffice) allow(ctx context.Context, tx *store.Tx, who auth.Principal
 
 // Disallow takes an entry, named by its id or its pattern, off an inbox's allow
 // list. Whoever may lower its mode may. It returns [ErrNoEntry].
-func (m *PostOffice) Disallow(ctx context.Context, who auth.Principal, inbox, entry string) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		b, err := m.steered(ctx, tx, who, inbox)
+func (l *AllowLists) Remove(ctx context.Context, who auth.Principal, inbox, entry string) error {
+	return l.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := l.post.steered(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
@@ -259,18 +266,18 @@ type allowRequest struct {
 
 // RequestAllow asks the owners to put a pattern on an inbox's allow list. Who
 // proposes for it. Twenty an hour are taken of one inbox; more are a [LimitError].
-func (m *PostOffice) RequestAllow(ctx context.Context, who auth.Principal, via, inbox, pattern string, until time.Time, why string) (a oversight.Action, err error) {
+func (l *AllowLists) Request(ctx context.Context, who auth.Principal, via, inbox, pattern string, until time.Time, why string) (a oversight.Action, err error) {
 	if pattern, err = checkAllowed(pattern, until); err != nil {
 		return oversight.Action{}, err
 	}
 	if why, err = checkWhy(why); err != nil {
 		return oversight.Action{}, err
 	}
-	b, err := m.sender(ctx, who, inbox)
+	b, err := l.post.sender(ctx, who, inbox)
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	return m.request(ctx, who, via, b, AllowKind, allowRequests, func(b directory.Inbox) (any, policy.Request, error) {
+	return l.post.request(ctx, who, via, b, AllowKind, allowRequests, func(b directory.Inbox) (any, policy.Request, error) {
 		r := allowRequest{Inbox: b.ID, Address: b.Address, Pattern: pattern, Until: until.UTC().Truncate(time.Second), Reason: why}
 		return r, listing(b, pattern, r.Until), nil
 	})
@@ -296,7 +303,7 @@ func (x allowExecutor) Execute(ctx context.Context, a oversight.Action) oversigh
 		if !r.Until.IsZero() && !r.Until.After(time.Now()) {
 			return "the time until which it asked has passed", nil
 		}
-		_, err := x.m.allow(ctx, tx, who, b, r.Pattern, r.Until, a.ID)
+		_, err := addAllowed(ctx, tx, who, b, r.Pattern, r.Until, a.ID)
 		if errors.Is(err, directory.ErrInvalid) {
 			return err.Error(), nil
 		}

@@ -11,6 +11,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/quota"
 )
 
 func TestParseAllowed(t *testing.T) {
@@ -95,7 +96,7 @@ func TestListed(t *testing.T) {
 		}
 		allow := func(pattern string, until time.Time) mailbox.AllowEntry {
 			t.Helper()
-			e, err := f.post.Allow(ctx, f.person, "alice@agents.test", pattern, until)
+			e, err := f.post.AllowList.Add(ctx, f.person, "alice@agents.test", pattern, until)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -147,7 +148,7 @@ func TestListed(t *testing.T) {
 		if again.ID != bob.ID || again.Expires.IsZero() {
 			t.Errorf("the same again: %+v, first %+v", again, bob)
 		}
-		if _, err := f.post.Allow(ctx, f.person, "alice@agents.test", "x@example.com", time.Now().Add(-time.Hour)); !errors.Is(err, directory.ErrInvalid) {
+		if _, err := f.post.AllowList.Add(ctx, f.person, "alice@agents.test", "x@example.com", time.Now().Add(-time.Hour)); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("an end in the past: %v", err)
 		}
 
@@ -156,23 +157,23 @@ func TestListed(t *testing.T) {
 		viewer.Role = auth.Viewer
 		_, other, _ := f.inbox(t, "bella")
 		for name, who := range map[string]auth.Principal{"viewer": viewer, "another's key": other, "sandbox": {Kind: auth.Sandbox, ID: "i1", Project: agent.Project, Inbox: agent.Inbox}} {
-			if err := f.post.Disallow(ctx, who, "alice@agents.test", bob.ID); !errors.Is(err, auth.ErrForbidden) {
+			if err := f.post.AllowList.Remove(ctx, who, "alice@agents.test", bob.ID); !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("%s takes off: %v", name, err)
 			}
 		}
-		if err := f.post.Disallow(ctx, agent, "", bob.ID); err != nil {
+		if err := f.post.AllowList.Remove(ctx, agent, "", bob.ID); err != nil {
 			t.Error(err)
 		}
-		if err := f.post.Disallow(ctx, agent, "", bob.ID); !errors.Is(err, mailbox.ErrNoEntry) {
+		if err := f.post.AllowList.Remove(ctx, agent, "", bob.ID); !errors.Is(err, mailbox.ErrNoEntry) {
 			t.Errorf("twice: %v", err)
 		}
 		if listed("bob@example.com") {
 			t.Error("an entry that was taken off")
 		}
-		if list, err := f.post.Allowed(ctx, agent, ""); err != nil || len(list) != 1 || list[0].Pattern != "*@xn--bcher-kva.example" || list[0].CreatedBy != "person:ann" {
+		if list, err := f.post.AllowList.Entries(ctx, agent, ""); err != nil || len(list) != 1 || list[0].Pattern != "*@xn--bcher-kva.example" || list[0].CreatedBy != "person:ann" {
 			t.Errorf("list %+v, %v", list, err)
 		}
-		if _, err := f.post.Allowed(ctx, other, "alice@agents.test"); !errors.Is(err, auth.ErrForbidden) {
+		if _, err := f.post.AllowList.Entries(ctx, other, "alice@agents.test"); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("another's list: %v", err)
 		}
 	})
@@ -183,7 +184,7 @@ func TestAllowRequest(t *testing.T) {
 	offices(t, everything, mailbox.Config{}, func(t *testing.T, f *fixture, _, _ office) {
 		ctx := t.Context()
 		_, agent, _ := f.inbox(t, "alice")
-		a, err := f.post.RequestAllow(ctx, agent, "mcp", "", "*@GMAIL.com", time.Now().Add(time.Hour), "they write often\u202e")
+		a, err := f.post.AllowList.Request(ctx, agent, "mcp", "", "*@GMAIL.com", time.Now().Add(time.Hour), "they write often\u202e")
 		if err != nil || a.State != oversight.Pending {
 			t.Fatalf("%s, %v", a.State, err)
 		}
@@ -195,11 +196,11 @@ func TestAllowRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.runAll(t)
-		list, err := f.post.Allowed(ctx, agent, "")
+		list, err := f.post.AllowList.Entries(ctx, agent, "")
 		if err != nil || len(list) != 1 || list[0].Pattern != "*@gmail.com" || list[0].Action != a.ID || list[0].CreatedBy != "person:ann" || list[0].Expires.IsZero() {
 			t.Errorf("%+v, %v", list, err)
 		}
-		a, err = f.post.RequestAllow(ctx, agent, "mcp", "", "eve@example.com", time.Time{}, "")
+		a, err = f.post.AllowList.Request(ctx, agent, "mcp", "", "eve@example.com", time.Time{}, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,15 +208,15 @@ func TestAllowRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.runAll(t)
-		if list, _ := f.post.Allowed(ctx, agent, ""); len(list) != 1 {
+		if list, _ := f.post.AllowList.Entries(ctx, agent, ""); len(list) != 1 {
 			t.Errorf("rejected, and there: %+v", list)
 		}
 		for range 18 {
-			if _, err := f.post.RequestAllow(ctx, agent, "mcp", "", "eve@example.com", time.Time{}, ""); err != nil {
+			if _, err := f.post.AllowList.Request(ctx, agent, "mcp", "", "eve@example.com", time.Time{}, ""); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, err := f.post.RequestAllow(ctx, agent, "mcp", "", "eve@example.com", time.Time{}, ""); !errors.Is(err, mailbox.ErrLimit) {
+		if _, err := f.post.AllowList.Request(ctx, agent, "mcp", "", "eve@example.com", time.Time{}, ""); !errors.Is(err, quota.ErrLimit) {
 			t.Errorf("the 21st in the hour: %v", err)
 		}
 		if got := f.mode(t, "alice@agents.test"); got != policy.GatedSend {

@@ -101,7 +101,7 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 	}
 	gone := false
 	err := x.m.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := x.m.lock(ctx, tx, r.Inbox); err != nil {
+		if _, err := lockMessages(ctx, tx, r.Inbox); err != nil {
 			return err
 		}
 		found, err := readLabels(ctx, tx, r.Inbox, []string{r.Message})

@@ -15,6 +15,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/event"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/scan"
@@ -45,7 +46,7 @@ type arrival struct {
 }
 
 // askIn asks a person to let l in, which tx has held.
-func (m *PostOffice) askIn(ctx context.Context, tx *store.Tx, l letter, s Security) error {
+func (m *PostOffice) askIn(ctx context.Context, tx *store.Tx, l letter, s message.Security) error {
 	v := arrival{Message: l.id, Inbox: l.inbox.ID, Address: l.inbox.Address, At: l.at, Size: l.size, Score: s.Score, Categories: s.Categories, Checks: checkWords(s)}
 	payload, err := marshal(v)
 	if err != nil {
@@ -106,7 +107,7 @@ func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversi
 		who = auth.Principal{Kind: auth.System, ID: "policy", Project: a.Project}
 	}
 	in := func(ctx context.Context, tx *store.Tx, l letter) error {
-		if err := x.m.letIn(ctx, tx, l); err != nil {
+		if err := letIn(ctx, tx, l); err != nil {
 			return err
 		}
 		return x.m.gate.Begin(ctx, tx, a)
@@ -172,8 +173,8 @@ func (m *PostOffice) dropHeld(ctx context.Context, tx *store.Tx, a oversight.Act
 }
 
 // letIn and tellIn put a held message into its inbox, and say so.
-func (m *PostOffice) letIn(ctx context.Context, tx *store.Tx, l letter) error {
-	return m.keep(ctx, tx, l)
+func letIn(ctx context.Context, tx *store.Tx, l letter) error {
+	return keepLetter(ctx, tx, l)
 }
 
 func (m *PostOffice) tellIn(ctx context.Context, tx *store.Tx, l letter) error {

@@ -17,6 +17,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/seal"
@@ -131,7 +132,7 @@ func TestGatedAllArrivals(t *testing.T) {
 			t.Error("the reviewer does not see what was proved of the sender")
 		}
 		held, _, err := f.post.Quarantine(ctx, f.person, b.ID, "", 0)
-		if err != nil || len(held) != 1 || held[0].Reason != mailbox.ForMode || held[0].Action != a.ID {
+		if err != nil || len(held) != 1 || held[0].Reason != message.ForMode || held[0].Action != a.ID {
 			t.Fatalf("quarantine %+v, %v", held, err)
 		}
 		// One decision, in one place; none of the agent's.

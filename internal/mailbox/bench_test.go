@@ -16,6 +16,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/mail"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/seal"
@@ -107,7 +108,7 @@ func seed(b *testing.B, n int, blobs bool) bench {
 func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box directory.Inbox, k *seal.Key, i, n int, begin time.Time, raw []byte, dir string, blobs bool) error {
 	p := mail.Read(raw)
 	id := "msg_" + crand.Text()
-	summary, err := json.Marshal(summarise(p))
+	summary, err := json.Marshal(message.Summarise(p))
 	if err != nil {
 		return err
 	}
@@ -135,13 +136,13 @@ func seedOne(ctx context.Context, tx *store.Tx, m *PostOffice, box directory.Inb
 			return err
 		}
 	}
-	l := letter{id: id, inbox: box, direction: In, at: begin.Add(time.Duration(i) * time.Minute), size: len(raw), summary: sealed}
-	return m.keep(ctx, tx, l)
+	l := letter{id: id, inbox: box, direction: message.In, at: begin.Add(time.Duration(i) * time.Minute), size: len(raw), summary: sealed}
+	return keepLetter(ctx, tx, l)
 }
 
 func BenchmarkList100k(b *testing.B) {
 	s := seed(b, benchMessages, false)
-	s.m.foldMax = 1 << 30 // BenchmarkFold measures what a list of new mail does besides
+	s.m.Index.foldMax = 1 << 30 // BenchmarkFold measures what a list of new mail does besides
 	for b.Loop() {
 		if ms, _, err := s.m.List(b.Context(), s.who, s.k, Listing{Limit: 50}); err != nil || len(ms) != 50 {
 			b.Fatal(len(ms), err)
@@ -153,7 +154,7 @@ func BenchmarkSearch100k(b *testing.B) {
 	s := seed(b, benchMessages, true)
 	begin := time.Now()
 	for {
-		f, err := s.m.Search(b.Context(), s.who, s.k, Search{Query: "nothing-such"})
+		f, err := s.m.Index.Search(b.Context(), s.who, s.k, Search{Query: "nothing-such"})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -176,7 +177,7 @@ func BenchmarkSearch100k(b *testing.B) {
 	} {
 		b.Run(q.name, func(b *testing.B) {
 			for b.Loop() {
-				f, err := s.m.Search(b.Context(), s.who, s.k, Search{Query: q.query})
+				f, err := s.m.Index.Search(b.Context(), s.who, s.k, Search{Query: q.query})
 				if err != nil || q.want != len(f.Messages) {
 					b.Fatal(len(f.Messages), err)
 				}
@@ -191,7 +192,7 @@ func BenchmarkFold(b *testing.B) {
 		b.StopTimer()
 		s := seed(b, 256, true)
 		b.StartTimer()
-		if err := s.m.fold(b.Context(), s.k, time.Now()); err != nil {
+		if err := s.m.Index.fold(b.Context(), s.k, time.Now()); err != nil {
 			b.Fatal(err)
 		}
 	}

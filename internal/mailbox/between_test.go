@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 )
@@ -49,7 +50,7 @@ func TestSwitchInBetween(t *testing.T) {
 			}
 			return list[0]
 		}
-		messages := func() []mailbox.Message {
+		messages := func() []message.Message {
 			t.Helper()
 			ms, err := f.post.Messages(ctx, agent, k, 0)
 			if err != nil {
@@ -75,10 +76,10 @@ func TestSwitchInBetween(t *testing.T) {
 			},
 			{
 				mailbox.AllowKind, func() (oversight.Action, error) {
-					return f.post.RequestAllow(ctx, agent, "rest", "", "bob@example.com", time.Time{}, "")
+					return f.post.AllowList.Request(ctx, agent, "rest", "", "bob@example.com", time.Time{}, "")
 				},
 				func() bool {
-					list, err := f.post.Allowed(ctx, agent, "")
+					list, err := f.post.AllowList.Entries(ctx, agent, "")
 					return err != nil || len(list) > 0
 				},
 			},
@@ -87,7 +88,7 @@ func TestSwitchInBetween(t *testing.T) {
 					return f.post.Arrange(ctx, agent, "mcp", k, policy.KindArchive, msg.ID)
 				},
 				func() bool {
-					return slices.ContainsFunc(messages(), func(m mailbox.Message) bool { return slices.Contains(m.Labels, mailbox.LabelArchived) })
+					return slices.ContainsFunc(messages(), func(m message.Message) bool { return slices.Contains(m.Labels, mailbox.LabelArchived) })
 				},
 			},
 			{

@@ -10,6 +10,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/quota"
 	"postern/internal/seal"
 )
 
@@ -147,8 +148,8 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 
 // schedule fills in when p leaves and when a person is asked.
 func (o *Outgoing) schedule(p *oversight.Proposal) error {
-	if o.Undo != nil && (*o.Undo < 0 || *o.Undo > MaxUndo) {
-		return fmt.Errorf("%w: undo_seconds: must be 0 to %v", directory.ErrInvalid, MaxUndo.Seconds())
+	if o.Undo != nil && (*o.Undo < 0 || *o.Undo > quota.MaxUndo) {
+		return fmt.Errorf("%w: undo_seconds: must be 0 to %v", directory.ErrInvalid, quota.MaxUndo.Seconds())
 	}
 	if o.Timing != "" && o.Timing != GateFirst && o.Timing != ScheduleFirst {
 		return fmt.Errorf("%w: gate_timing: must be %s or %s", directory.ErrInvalid, GateFirst, ScheduleFirst)

@@ -36,28 +36,28 @@ const maxContacts = 20000
 // others. Only those whose name or address has words that begin as those of
 // filter do, if that is not empty. Nothing of it is stored: it follows from the
 // search index, which is sealed. A limit of 0 means 50.
-func (m *PostOffice) Contacts(ctx context.Context, who auth.Principal, k *seal.Key, filter string, offset, limit int) (out []Contact, more bool, err error) {
+func (x *Index) Contacts(ctx context.Context, who auth.Principal, k *seal.Key, filter string, offset, limit int) (out []Contact, more bool, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, false, err
 	}
 	if limit <= 0 {
 		limit = 50
 	}
-	me, err := m.addressOf(ctx, k.Inbox())
+	me, err := x.addressOf(ctx, k.Inbox())
 	if err != nil {
 		return nil, false, fmt.Errorf("list contacts: %w", err)
 	}
-	done, err := m.searching.Acquire(ctx, k.Inbox())
+	done, err := x.searching.Acquire(ctx, k.Inbox())
 	if err != nil {
 		return nil, false, err
 	}
 	defer done()
-	defer m.scrub.Touch()
-	if err := m.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
+	defer x.scrub.Touch()
+	if err := x.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
 		return nil, false, fmt.Errorf("list contacts: %w", err)
 	}
 	g := gathering{me: me, seen: map[string]bool{}, by: map[string]*Contact{}}
-	if err := m.gather(ctx, k, &g); err != nil {
+	if err := x.gather(ctx, k, &g); err != nil {
 		return nil, false, fmt.Errorf("list contacts: %w", err)
 	}
 	needle, _ := mailquery.Words(nil, filter, maxLineWords)
@@ -83,19 +83,19 @@ type gathering struct {
 	by   map[string]*Contact
 }
 
-func (m *PostOffice) gather(ctx context.Context, k *seal.Key, g *gathering) error {
-	list, err := m.unfolded(ctx, k.Inbox(), start, 2*m.foldMax)
+func (x *Index) gather(ctx context.Context, k *seal.Key, g *gathering) error {
+	list, err := x.unfolded(ctx, k.Inbox(), start, 2*x.foldMax)
 	if err != nil {
 		return err
 	}
-	entries := m.digest(k, list, false)
+	entries := x.digest(k, list, false)
 	entries = slices.DeleteFunc(entries, func(f *indexed) bool { return f == nil })
 	defer wipe(entries)
 	for _, f := range entries {
 		g.seen[f.id] = true
 		g.add(f)
 	}
-	segments, err := m.segments(ctx, k.Inbox(), `s.messages > 0`)
+	segments, err := x.segments(ctx, k.Inbox(), `s.messages > 0`)
 	if err != nil {
 		return err
 	}
@@ -103,15 +103,15 @@ func (m *PostOffice) gather(ctx context.Context, k *seal.Key, g *gathering) erro
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := m.gatherOne(k, s, g); err != nil {
+		if err := x.gatherOne(k, s, g); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *PostOffice) gatherOne(k *seal.Key, s segment, g *gathering) error {
-	meta, err := m.openPart(k, s, "index", s.blob)
+func (x *Index) gatherOne(k *seal.Key, s segment, g *gathering) error {
+	meta, err := x.openPart(k, s, "index", s.blob)
 	if err != nil {
 		return err
 	}

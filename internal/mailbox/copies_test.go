@@ -28,7 +28,7 @@ func TestMonitored(t *testing.T) {
 		if err != nil || p.State != oversight.Pending || !strings.Contains(p.Note, "nobody is set") {
 			t.Errorf("without overseers: %s, %q, %v; want pending", p.State, p.Note, err)
 		}
-		if _, err := f.post.SetOverseers(ctx, f.person, "", []string{"boss@example.com", "Audit@example.org", "boss@example.com"}); err != nil {
+		if _, err := f.post.Overseers.Set(ctx, f.person, "", []string{"boss@example.com", "Audit@example.org", "boss@example.com"}); err != nil {
 			t.Fatal(err)
 		}
 		o := letter("the plan")
@@ -133,13 +133,13 @@ func TestModeMatrix(t *testing.T) {
 	offices(t, nil, mailbox.Config{}, func(t *testing.T, f *fixture, _, _ office) {
 		ctx := t.Context()
 		f.judgedBy(t, modes{})
-		if _, err := f.post.SetOverseers(ctx, f.person, "", []string{"boss@example.com"}); err != nil {
+		if _, err := f.post.Overseers.Set(ctx, f.person, "", []string{"boss@example.com"}); err != nil {
 			t.Fatal(err)
 		}
 		for _, mode := range policy.Modes() {
 			name := strings.ReplaceAll(string(mode), "_", "-")
 			b, agent, _ := f.agentIn(t, name, mode)
-			if _, err := f.post.Allow(ctx, f.person, b.ID, "*@listed.example", noEnd); err != nil {
+			if _, err := f.post.AllowList.Add(ctx, f.person, b.ID, "*@listed.example", noEnd); err != nil {
 				t.Fatal(err)
 			}
 			sandbox := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: agent.Project, Inbox: b.ID}
@@ -184,7 +184,7 @@ func TestModeMatrix(t *testing.T) {
 		late := func(mode policy.Mode, to string, change func(agent auth.Principal)) oversight.State {
 			t.Helper()
 			b, agent, _ := f.agentIn(t, "", mode) //nolint:contextcheck // the test's own
-			if _, err := f.post.Allow(ctx, f.person, b.ID, "*@listed.example", noEnd); err != nil {
+			if _, err := f.post.AllowList.Add(ctx, f.person, b.ID, "*@listed.example", noEnd); err != nil {
 				t.Fatal(err)
 			}
 			p, err := f.post.Send(ctx, agent, "rest", letter("late", to))
@@ -200,7 +200,7 @@ func TestModeMatrix(t *testing.T) {
 			return a.State
 		}
 		if got := late(policy.GatedSend, "bob@listed.example", func(agent auth.Principal) {
-			if err := f.post.Disallow(ctx, agent, "", "*@listed.example"); err != nil {
+			if err := f.post.AllowList.Remove(ctx, agent, "", "*@listed.example"); err != nil {
 				t.Fatal(err)
 			}
 		}); got != oversight.Pending {

@@ -16,6 +16,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
@@ -189,7 +190,7 @@ func (d *delivering) states(id string) string {
 	return strings.Join(out, " ")
 }
 
-func (d *delivering) messages(dir mailbox.Direction) (out []mailbox.Message) {
+func (d *delivering) messages(dir message.Direction) (out []message.Message) {
 	d.t.Helper()
 	k, err := d.post.Keys.Open(d.t.Context(), d.agent, d.key, "")
 	if err != nil {
@@ -256,7 +257,7 @@ func TestEachRecipient(t *testing.T) {
 				t.Errorf("%s got it %d times, want %d", to, d.w.got[to], want)
 			}
 		}
-		if out := d.messages(mailbox.Out); len(out) != 1 {
+		if out := d.messages(message.Out); len(out) != 1 {
 			t.Errorf("%d copies of what was sent", len(out))
 		}
 	})
@@ -277,7 +278,7 @@ func TestResolveDelivery(t *testing.T) {
 		if got := d.states(a.ID); got != tt.want {
 			t.Errorf("resolved as %s: %s, want %s", tt.to, got, tt.want)
 		}
-		if n := len(d.messages(mailbox.Out)); (n == 1) != (tt.to == oversight.Done) {
+		if n := len(d.messages(message.Out)); (n == 1) != (tt.to == oversight.Done) {
 			t.Errorf("resolved as %s: %d copies", tt.to, n)
 		}
 	}
@@ -300,7 +301,7 @@ func TestGivenUp(t *testing.T) {
 		if got := d.state(a.ID); got.State != oversight.Failed || !strings.Contains(got.Result, "given up after 21 attempts") {
 			t.Errorf("after four days: %s %q", got.State, got.Result)
 		}
-		in := d.messages(mailbox.In)
+		in := d.messages(message.In)
 		if len(in) != 1 || in[0].From != "Mail Delivery System <mailer-daemon@agents.test>" {
 			t.Fatalf("the sender is told by %+v", in)
 		}
@@ -317,7 +318,7 @@ func TestGivenUp(t *testing.T) {
 			t.Errorf("as a report it reads %+v, %v", r, ok)
 		}
 		d.run(2)
-		if n := len(d.messages(mailbox.In)); n != 1 {
+		if n := len(d.messages(message.In)); n != 1 {
 			t.Errorf("told %d times", n)
 		}
 	})

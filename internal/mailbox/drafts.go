@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -15,14 +16,16 @@ import (
 	"postern/internal/directory"
 	"postern/internal/keyring"
 	"postern/internal/mail"
+	"postern/internal/message"
 	"postern/internal/oversight"
+	"postern/internal/scrub"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
 
 // A draft is sealed to the inbox's public key like mail that arrives: whoever
 // may propose can save one, and only a holder of the key reads it. It is sent by
-// [PostOffice.SendDraft], which proposes it as [PostOffice.Send] does anything
+// [Drafts.Send], which proposes it as [PostOffice.Send] does anything
 // else; until then no reviewer sees it.
 
 // The bounds of drafts.
@@ -35,6 +38,16 @@ const (
 // ErrDraft means that a draft is not what the caller believes: it was changed or
 // sent meanwhile.
 var ErrDraft = errors.New("the draft was changed or sent meanwhile")
+
+// Drafts are the messages that inboxes have begun to write. It is safe for
+// concurrent use.
+type Drafts struct {
+	log   *slog.Logger
+	db    *store.DB
+	blobs *store.Blobs
+	scrub *scrub.Scrubber // told when mail is open in this process
+	post  *PostOffice     // proposes what is sent
+}
 
 // A Draft is a message that an inbox has begun to write.
 type Draft struct {
@@ -117,14 +130,14 @@ func checkDraft(o Outgoing) error {
 }
 
 // sealDraft seals a draft for b and makes its blob durable.
-func (m *PostOffice) sealDraft(b directory.Inbox, id string, o Outgoing) (summary []byte, blob string, size int, err error) {
+func (ds *Drafts) sealDraft(b directory.Inbox, id string, o Outgoing) (summary []byte, blob string, size int, err error) {
 	if err := checkDraft(o); err != nil {
 		return nil, "", 0, err
 	}
 	s := DraftSummary{To: o.To, Cc: o.Cc, Bcc: o.Bcc, Subject: o.Subject, ReplyTo: o.ReplyTo, Forward: o.Forward}
 	for _, text := range []string{o.Text, o.Markdown, mail.HTMLText(o.HTML)} {
 		if s.Preview == "" {
-			s.Preview = preview(text)
+			s.Preview = message.Preview(text)
 		}
 	}
 	for _, a := range o.Attachments {
@@ -150,40 +163,40 @@ func (m *PostOffice) sealDraft(b directory.Inbox, id string, o Outgoing) (summar
 		return nil, "", 0, err
 	}
 	blob = "dft_" + rand.Text() // blobs do not change: each version has its own
-	return summary, blob, len(whole), m.cfg.Blobs.Put(blob, sealed)
+	return summary, blob, len(whole), ds.blobs.Put(blob, sealed)
 }
 
 // SaveDraft saves a draft in the inbox that o names, or who's own. It needs no
 // key of the inbox. Of o only what the message says counts, not when it leaves.
-func (m *PostOffice) SaveDraft(ctx context.Context, who auth.Principal, o Outgoing) (Draft, error) {
-	return m.saveDraft(ctx, who, "", 0, o)
+func (ds *Drafts) Save(ctx context.Context, who auth.Principal, o Outgoing) (Draft, error) {
+	return ds.saveDraft(ctx, who, "", 0, o)
 }
 
 // UpdateDraft puts o in the place of a draft. Version is the one that is
 // replaced; if it is there no more the error is [ErrDraft].
-func (m *PostOffice) UpdateDraft(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (Draft, error) {
-	return m.saveDraft(ctx, who, id, version, o)
+func (ds *Drafts) Update(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (Draft, error) {
+	return ds.saveDraft(ctx, who, id, version, o)
 }
 
-func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (d Draft, err error) {
-	b, err := m.sender(ctx, who, o.Inbox)
+func (ds *Drafts) saveDraft(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (d Draft, err error) {
+	b, err := ds.post.sender(ctx, who, o.Inbox)
 	if err != nil {
 		return Draft{}, err
 	}
-	defer m.scrub.Touch()
+	defer ds.scrub.Touch()
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	d = Draft{ID: id, Inbox: b.ID, Version: version + 1, Created: now, Updated: now}
 	if id == "" {
 		d.ID = "drf_" + rand.Text()
 	}
-	summary, blob, size, err := m.sealDraft(b, d.ID, o)
+	summary, blob, size, err := ds.sealDraft(b, d.ID, o)
 	if err != nil {
 		return Draft{}, fmt.Errorf("save draft: %w", err)
 	}
 	d.Size = int64(size)
 	var old string
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := m.lock(ctx, tx, b.ID); err != nil {
+	err = ds.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := lockMessages(ctx, tx, b.ID); err != nil {
 			return err
 		}
 		// The inbox may have another key by now, or be gone.
@@ -225,11 +238,11 @@ func (m *PostOffice) saveDraft(ctx context.Context, who auth.Principal, id strin
 		return Draft{}, fmt.Errorf("save draft: %w", err)
 	}
 	if err != nil {
-		return Draft{}, errors.Join(fmt.Errorf("save draft: %w", err), m.cfg.Blobs.Delete(blob))
+		return Draft{}, errors.Join(fmt.Errorf("save draft: %w", err), ds.blobs.Delete(blob))
 	}
 	d.DraftSummary = DraftSummary{To: o.To, Cc: o.Cc, Bcc: o.Bcc, Subject: o.Subject, ReplyTo: o.ReplyTo, Forward: o.Forward}
 	if old != "" {
-		err = m.cfg.Blobs.Delete(old)
+		err = ds.blobs.Delete(old)
 	}
 	return d, err
 }
@@ -253,7 +266,7 @@ func scanDraft(row func(...any) error, k *seal.Key, more ...any) (Draft, error) 
 
 // Drafts returns the drafts of the inbox that k opens, the one that was changed
 // last first, and the cursor of the next page. A limit of 0 means 50.
-func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Draft, next string, err error) {
+func (ds *Drafts) List(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Draft, next string, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
@@ -264,7 +277,7 @@ func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *seal.Key
 	if err != nil {
 		return nil, "", err
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = ds.db.View(ctx, func(tx *store.Tx) error {
 		out, err = store.List(ctx, tx, func(row func(...any) error) (Draft, error) { return scanDraft(row, k) },
 			`select `+draftColumns+` from draft where inbox_id = $1 and (updated_at, id) < ($2, $3) order by updated_at desc, id desc limit $4`, k.Inbox(), from.at, from.id, limit+1)
 		return err
@@ -278,20 +291,20 @@ func (m *PostOffice) Drafts(ctx context.Context, who auth.Principal, k *seal.Key
 
 // Draft returns one draft of the inbox that k opens, with all that it says, or
 // an error that wraps [store.ErrNotFound].
-func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *seal.Key, id string) (d Draft, o Outgoing, err error) {
+func (ds *Drafts) Get(ctx context.Context, who auth.Principal, k *seal.Key, id string) (d Draft, o Outgoing, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return Draft{}, Outgoing{}, err
 	}
-	defer m.scrub.Touch()
+	defer ds.scrub.Touch()
 	var blob string
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = ds.db.View(ctx, func(tx *store.Tx) error {
 		d, err = scanDraft(tx.QueryRowContext(ctx, `select `+draftColumns+`, blob_id from draft where id = $1 and inbox_id = $2`, id, k.Inbox()).Scan, k, &blob)
 		return err
 	})
 	if err != nil {
 		return Draft{}, Outgoing{}, fmt.Errorf("draft %s: %w", id, err)
 	}
-	sealed, err := m.cfg.Blobs.Get(blob)
+	sealed, err := ds.blobs.Get(blob)
 	if err != nil { // it was changed just now
 		return Draft{}, Outgoing{}, fmt.Errorf("draft %s: %w", id, err)
 	}
@@ -316,17 +329,17 @@ func (m *PostOffice) Draft(ctx context.Context, who auth.Principal, k *seal.Key,
 
 // DeleteDraft removes a draft of the inbox that k opens. Version is the one that
 // the caller means, or 0 for whichever is there.
-func (m *PostOffice) DeleteDraft(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64) error {
+func (ds *Drafts) Delete(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64) error {
 	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
 		return err
 	}
-	return m.deleteDraft(ctx, k.Inbox(), id, version, Proposed{})
+	return ds.deleteDraft(ctx, k.Inbox(), id, version, Proposed{})
 }
 
 // deleteDraft removes a draft that was sent as p, or by hand for the zero one.
-func (m *PostOffice) deleteDraft(ctx context.Context, inbox, id string, version int64, p Proposed) error {
+func (ds *Drafts) deleteDraft(ctx context.Context, inbox, id string, version int64, p Proposed) error {
 	var blob string
-	err := m.db.Update(ctx, func(tx *store.Tx) error {
+	err := ds.db.Update(ctx, func(tx *store.Tx) error {
 		var is int64
 		if err := tx.One(ctx, `select version, blob_id from draft where id = $1 and inbox_id = $2`, []any{id, inbox}, &is, &blob); err != nil {
 			return err
@@ -350,7 +363,7 @@ func (m *PostOffice) deleteDraft(ctx context.Context, inbox, id string, version 
 	if err != nil {
 		return fmt.Errorf("delete draft %s: %w", id, err)
 	}
-	return m.cfg.Blobs.Delete(blob)
+	return ds.blobs.Delete(blob)
 }
 
 // draftTime is how long a draft whose sending was cut off is known not to be
@@ -360,13 +373,13 @@ const draftTime = keyTime - time.Hour
 // SendDraft proposes to send a draft and removes it. Of how only when and how it
 // leaves counts. A draft is proposed once: who sends it at the same time, again
 // after a crash, or within a day since the answer was lost, gets the same action.
-func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via string, k *seal.Key, id string, version int64, how Outgoing) (Proposed, error) {
+func (ds *Drafts) Send(ctx context.Context, who auth.Principal, via string, k *seal.Key, id string, version int64, how Outgoing) (Proposed, error) {
 	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
 		return Proposed{}, err
 	}
-	d, o, err := m.Draft(ctx, who, k, id)
+	d, o, err := ds.Get(ctx, who, k, id)
 	if errors.Is(err, store.ErrNotFound) {
-		return m.sentDraft(ctx, who, k, id, version, err)
+		return ds.sentDraft(ctx, who, k, id, version, err)
 	}
 	if err != nil {
 		return Proposed{}, err
@@ -378,7 +391,7 @@ func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via stri
 	o.IdempotencyKey = fmt.Sprintf("draft %s %d", id, d.Version)
 	// That it is being sent is noted before it is: a crash in between must not
 	// end in a second mail when the key of the request is forgotten.
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
+	err = ds.db.Update(ctx, func(tx *store.Tx) error {
 		var since int64
 		err := tx.One(ctx, `update draft set sending_at = case when sending_at = 0 then $1 else sending_at end where id = $2 and version = $3 returning sending_at`,
 			[]any{store.Time(time.Now()), id, d.Version}, &since)
@@ -388,20 +401,20 @@ func (m *PostOffice) SendDraft(ctx context.Context, who auth.Principal, via stri
 		return err
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return m.sentDraft(ctx, who, k, id, d.Version, ErrDraft)
+		return ds.sentDraft(ctx, who, k, id, d.Version, ErrDraft)
 	}
 	if err != nil {
 		return Proposed{}, fmt.Errorf("send draft %s: %w", id, err)
 	}
-	p, err := m.Send(ctx, who, via, o)
+	p, err := ds.post.Send(ctx, who, via, o)
 	if err != nil || p.State == oversight.Denied {
 		if err != nil && !errors.Is(err, ErrIdempotency) { // nothing was proposed
-			err = errors.Join(err, m.notSent(context.WithoutCancel(ctx), id, d.Version))
+			err = errors.Join(err, ds.notSent(context.WithoutCancel(ctx), id, d.Version))
 		}
 		return p, err
 	}
-	if err := m.deleteDraft(context.WithoutCancel(ctx), k.Inbox(), id, d.Version, p); err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrDraft) {
-		m.log.WarnContext(ctx, "delete sent draft", "draft", id, "err", err)
+	if err := ds.deleteDraft(context.WithoutCancel(ctx), k.Inbox(), id, d.Version, p); err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrDraft) {
+		ds.log.WarnContext(ctx, "delete sent draft", "draft", id, "err", err)
 	}
 	return p, nil
 }
@@ -414,9 +427,9 @@ func sentRequest(id string, version int64) request {
 // sentDraft returns the action of a draft that was sent in the last day and is
 // gone since: who asks once more has not heard the answer. Version 0 is whichever
 // was sent. For a draft that was not, or another version, it returns gone.
-func (m *PostOffice) sentDraft(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64, gone error) (p Proposed, err error) {
+func (ds *Drafts) sentDraft(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64, gone error) (p Proposed, err error) {
 	key := sha256.Sum256([]byte(sentRequest(id, 0).key))
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = ds.db.View(ctx, func(tx *store.Tx) error {
 		var digest []byte
 		var action string
 		var state oversight.State
@@ -428,14 +441,14 @@ func (m *PostOffice) sentDraft(ctx context.Context, who auth.Principal, k *seal.
 		if err != nil {
 			return err
 		}
-		p, err = m.first(ctx, tx, who, directory.Inbox{ID: k.Inbox()}, action, state)
+		p, err = ds.post.first(ctx, tx, who, directory.Inbox{ID: k.Inbox()}, action, state)
 		return err
 	})
 	return p, err
 }
 
-func (m *PostOffice) notSent(ctx context.Context, id string, version int64) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+func (ds *Drafts) notSent(ctx context.Context, id string, version int64) error {
+	return ds.db.Update(ctx, func(tx *store.Tx) error {
 		_, err := tx.ExecContext(ctx, `update draft set sending_at = 0 where id = $1 and version = $2`, id, version)
 		return err
 	})

@@ -9,6 +9,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mail"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -73,12 +74,12 @@ func (x sentBox) Announce(ctx context.Context, tx *store.Tx, b directory.Inbox, 
 
 // KeepSent implements [delivery.Mailbox].
 func (x sentBox) KeepSent(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (string, error) {
-	return x.m.put(ctx, tx, b, Out, raw)
+	return x.m.put(ctx, tx, b, message.Out, raw)
 }
 
 // KeepReceived implements [delivery.Mailbox].
 func (x sentBox) KeepReceived(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (string, error) {
-	return x.m.put(ctx, tx, b, In, raw)
+	return x.m.put(ctx, tx, b, message.In, raw)
 }
 
 // CountSent implements [delivery.Mailbox].

@@ -349,3 +349,19 @@ func ends(t time.Time) string {
 	}
 	return t.UTC().Format(time.RFC3339)
 }
+
+// tidy removes what is due: messages from the trash, and parts of the index that
+// hold some that are gone.
+func (m *PostOffice) tidy(ctx context.Context) error {
+	for _, step := range []func(context.Context) (int, error){m.EmptyTrash, m.Index.DropStale} {
+		for {
+			if n, err := step(ctx); err != nil || n == 0 {
+				if err != nil {
+					return err
+				}
+				break
+			}
+		}
+	}
+	return nil
+}

@@ -16,7 +16,7 @@ func Emptied() map[string]bool {
 }
 
 // FoldAt makes segments of few messages, so that a test needs few.
-func (m *PostOffice) FoldAt(least, most int) { m.foldMin, m.foldMax = least, most }
+func (m *PostOffice) FoldAt(least, most int) { m.Index.foldMin, m.Index.foldMax = least, most }
 
 // NameFor and CheckName are nameFor and checkName in our own domain.
 func NameFor(text string) string  { return directory.NameFor(text) }

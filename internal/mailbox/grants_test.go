@@ -606,7 +606,7 @@ func TestKeyIsShared(t *testing.T) {
 		f.incoming(t, b, "kohlrabi")
 	}
 	who, k = f.show(t, key, "")
-	if got, err := f.post.Search(ctx, who, k, mailbox.Search{Query: "subject:kohlrabi"}); err != nil || len(got.Messages) != 2*each {
+	if got, err := f.post.Index.Search(ctx, who, k, mailbox.Search{Query: "subject:kohlrabi"}); err != nil || len(got.Messages) != 2*each {
 		t.Errorf("found %d, %v; want %d", len(got.Messages), err, 2*each)
 	}
 }

@@ -71,7 +71,7 @@ func TestManualChangesFollowPolicy(t *testing.T) {
 				return err
 			},
 			"allow": func(who auth.Principal) error {
-				_, err := f.post.Allow(ctx, who, b.ID, "bob@example.com", time.Time{})
+				_, err := f.post.AllowList.Add(ctx, who, b.ID, "bob@example.com", time.Time{})
 				return err
 			},
 		}

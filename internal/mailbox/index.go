@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -15,7 +16,10 @@ import (
 
 	"postern/internal/mail"
 	"postern/internal/mailquery"
+	"postern/internal/message"
+	"postern/internal/scrub"
 	"postern/internal/seal"
+	"postern/internal/semaphore"
 	"postern/internal/store"
 )
 
@@ -49,6 +53,21 @@ const (
 	maxTextWords = 16 << 10 // in their order; of what follows as much again, each word once
 )
 
+// An Index finds messages by their words. It is safe for concurrent use.
+type Index struct {
+	log   *slog.Logger
+	db    *store.DB
+	blobs *store.Blobs
+	scrub *scrub.Scrubber // told when mail is open in this process
+
+	searching        *semaphore.Keyed
+	foldMin, foldMax int // messages; a test makes them small
+}
+
+func newIndex(log *slog.Logger, db *store.DB, blobs *store.Blobs, s *scrub.Scrubber) *Index {
+	return &Index{log: log, db: db, blobs: blobs, scrub: s, searching: semaphore.New(maxSearching, maxSearchingEach), foldMin: foldMin, foldMax: foldMax}
+}
+
 // An indexed is a message as the index holds it.
 type indexed struct {
 	position
@@ -69,13 +88,13 @@ type segment struct {
 type unfolded struct {
 	position
 	size      int64
-	direction Direction
+	direction message.Direction
 	summary   []byte
 	blob      string
 }
 
-func (m *PostOffice) unfolded(ctx context.Context, inbox string, from position, limit int) (out []unfolded, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+func (x *Index) unfolded(ctx context.Context, inbox string, from position, limit int) (out []unfolded, err error) {
+	err = x.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select id, at, size, direction, summary, blob_id from message
 			where inbox_id = $1 and segment_id = '' and (at, id) < ($2, $3) order by at desc, id desc limit $4`, inbox, from.at, from.id, limit)
 		if err != nil {
@@ -99,21 +118,21 @@ func (m *PostOffice) unfolded(ctx context.Context, inbox string, from position, 
 
 // fold folds messages that are in no segment, the newest first, until there are
 // few or the time is over; at least one segment's worth.
-func (m *PostOffice) fold(ctx context.Context, k *seal.Key, until time.Time) error {
-	if err := m.mend(ctx, k); err != nil {
+func (x *Index) fold(ctx context.Context, k *seal.Key, until time.Time) error {
+	if err := x.mend(ctx, k); err != nil {
 		return err
 	}
 	for from := start; ; {
-		list, err := m.unfolded(ctx, k.Inbox(), from, m.foldMax)
-		if err != nil || len(list) < m.foldMin {
+		list, err := x.unfolded(ctx, k.Inbox(), from, x.foldMax)
+		if err != nil || len(list) < x.foldMin {
 			return err
 		}
-		entries := m.digest(k, list, true)
+		entries := x.digest(k, list, true)
 		from = list[len(list)-1].position
 		if entries = slices.DeleteFunc(entries, func(f *indexed) bool { return f == nil }); len(entries) > 0 {
 			fit := fitting(entries)
 			from = fit[len(fit)-1].position
-			_, err := m.putSegment(ctx, k, fit, "")
+			_, err := x.putSegment(ctx, k, fit, "")
 			wipe(entries)
 			if err != nil {
 				return err
@@ -128,16 +147,16 @@ func (m *PostOffice) fold(ctx context.Context, k *seal.Key, until time.Time) err
 // foldSome folds one segment's worth if so many messages are in none: so an
 // inbox that is listed for months can be searched at once. That it cannot is no
 // reason not to list.
-func (m *PostOffice) foldSome(ctx context.Context, k *seal.Key) {
+func (x *Index) foldSome(ctx context.Context, k *seal.Key) {
 	var n int
-	err := m.db.View(ctx, func(tx *store.Tx) error {
-		return tx.One(ctx, `select count(*) from (select 1 from message where inbox_id = $1 and segment_id = '' limit $2) as u`, []any{k.Inbox(), m.foldMax}, &n)
+	err := x.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select count(*) from (select 1 from message where inbox_id = $1 and segment_id = '' limit $2) as u`, []any{k.Inbox(), x.foldMax}, &n)
 	})
-	if err == nil && n >= m.foldMax {
-		err = m.fold(ctx, k, time.Now())
+	if err == nil && n >= x.foldMax {
+		err = x.fold(ctx, k, time.Now())
 	}
 	if err != nil && ctx.Err() == nil {
-		m.log.WarnContext(ctx, "index messages", "inbox", k.Inbox(), "err", err)
+		x.log.WarnContext(ctx, "index messages", "inbox", k.Inbox(), "err", err)
 	}
 }
 
@@ -165,14 +184,14 @@ func wipe(entries []*indexed) {
 
 // digest opens messages and returns what the index holds of each, in their
 // order; nil for what k does not open.
-func (m *PostOffice) digest(k *seal.Key, list []unfolded, text bool) []*indexed {
+func (x *Index) digest(k *seal.Key, list []unfolded, text bool) []*indexed {
 	out := make([]*indexed, len(list))
 	var wg sync.WaitGroup
 	next := make(chan int)
 	for range min(runtime.GOMAXPROCS(0), len(list)) {
 		wg.Go(func() {
 			for i := range next {
-				out[i] = m.digestOne(k, list[i], text)
+				out[i] = x.digestOne(k, list[i], text)
 			}
 		})
 	}
@@ -184,13 +203,13 @@ func (m *PostOffice) digest(k *seal.Key, list []unfolded, text bool) []*indexed 
 	return out
 }
 
-func (m *PostOffice) digestOne(k *seal.Key, u unfolded, text bool) *indexed {
+func (x *Index) digestOne(k *seal.Key, u unfolded, text bool) *indexed {
 	opened, err := k.Open(u.id, "summary", u.summary)
 	if err != nil {
 		return nil
 	}
 	defer clear(opened)
-	var s Summary
+	var s message.Summary
 	if err := json.Unmarshal(opened, &s); err != nil {
 		return nil
 	}
@@ -202,11 +221,11 @@ func (m *PostOffice) digestOne(k *seal.Key, u unfolded, text bool) *indexed {
 	f.doc = mailquery.Doc{
 		From: wordsOf(s.From, maxLineWords), To: wordsOf(strings.Join(s.To, " , "), maxListWords), Cc: wordsOf(strings.Join(s.Cc, " , "), maxListWords),
 		Subject: wordsOf(s.Subject, maxLineWords), Files: wordsOf(strings.Join(names, " , "), maxListWords), MessageID: []byte(s.MessageID),
-		Attachments: len(s.Attachments), At: store.FromTime(u.at), Size: u.size, Sent: u.direction == Out,
+		Attachments: len(s.Attachments), At: store.FromTime(u.at), Size: u.size, Sent: u.direction == message.Out,
 	}
 	f.meta = f.encode()
 	if text {
-		f.doc.Text, f.doc.HasText = m.textOf(k, u), true
+		f.doc.Text, f.doc.HasText = x.textOf(k, u), true
 		f.textPart = binary.AppendUvarint(nil, uint64(len(f.doc.Text)))
 		f.textPart = append(f.textPart, f.doc.Text...)
 	}
@@ -220,8 +239,8 @@ func wordsOf(s string, most int) []byte {
 
 // textOf returns the words of a message's text. A message that is not there any
 // more, or cannot be opened, is found by its summary alone.
-func (m *PostOffice) textOf(k *seal.Key, u unfolded) []byte {
-	sealed, err := m.cfg.Blobs.Get(u.blob)
+func (x *Index) textOf(k *seal.Key, u unfolded) []byte {
+	sealed, err := x.blobs.Get(u.blob)
 	if err != nil {
 		return []byte(" ")
 	}
@@ -335,7 +354,7 @@ var errSegment = errors.New("a part of the search index cannot be read")
 // putSegment seals entries as a segment, in the place of the segment old if that is
 // not empty. It does nothing and returns false if another program has put one of
 // the messages into a segment meanwhile.
-func (m *PostOffice) putSegment(ctx context.Context, k *seal.Key, entries []*indexed, old string) (done bool, err error) {
+func (x *Index) putSegment(ctx context.Context, k *seal.Key, entries []*indexed, old string) (done bool, err error) {
 	s := segment{id: "sgm_" + rand.Text(), messages: len(entries), oldest: entries[0].at, newest: entries[0].at}
 	s.blob, s.textBlob = s.id, strings.Replace(s.id, "sgm_", "sgt_", 1)
 	var meta, text []byte
@@ -346,7 +365,7 @@ func (m *PostOffice) putSegment(ctx context.Context, k *seal.Key, entries []*ind
 	}
 	defer func() {
 		if !done && !errors.Is(err, store.ErrCommit) {
-			err = errors.Join(err, m.cfg.Blobs.Delete(s.blob), m.cfg.Blobs.Delete(s.textBlob))
+			err = errors.Join(err, x.blobs.Delete(s.blob), x.blobs.Delete(s.textBlob))
 		}
 	}()
 	for _, part := range []struct {
@@ -358,12 +377,12 @@ func (m *PostOffice) putSegment(ctx context.Context, k *seal.Key, entries []*ind
 		if err != nil {
 			return false, err
 		}
-		if err := m.cfg.Blobs.Put(part.blob, sealed); err != nil {
+		if err := x.blobs.Put(part.blob, sealed); err != nil {
 			return false, err
 		}
 	}
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := m.lock(ctx, tx, k.Inbox()); err != nil {
+	err = x.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := lockMessages(ctx, tx, k.Inbox()); err != nil {
 			return err
 		}
 		if old != "" {
@@ -404,8 +423,8 @@ func dropSegment(ctx context.Context, tx *store.Tx, inbox, id string) (bool, err
 }
 
 // segments returns the segments of an inbox, those with the newest messages first.
-func (m *PostOffice) segments(ctx context.Context, inbox, where string, args ...any) (out []segment, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+func (x *Index) segments(ctx context.Context, inbox, where string, args ...any) (out []segment, err error) {
+	err = x.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select s.id, s.messages, s.oldest_at, s.newest_at, s.blob_id, t.blob_id from mail_segment s
 			join mail_segment_text t on t.segment_id = s.id where s.inbox_id = $1 and `+where+` order by s.newest_at desc, s.id`, append([]any{inbox}, args...)...)
 		if err != nil {
@@ -428,8 +447,8 @@ func (m *PostOffice) segments(ctx context.Context, inbox, where string, args ...
 }
 
 // openPart opens one of the two parts of a segment. Who calls it clears it.
-func (m *PostOffice) openPart(k *seal.Key, s segment, part, blob string) ([]byte, error) {
-	sealed, err := m.cfg.Blobs.Get(blob)
+func (x *Index) openPart(k *seal.Key, s segment, part, blob string) ([]byte, error) {
+	sealed, err := x.blobs.Get(blob)
 	if err != nil {
 		return nil, err
 	}
@@ -437,8 +456,8 @@ func (m *PostOffice) openPart(k *seal.Key, s segment, part, blob string) ([]byte
 }
 
 // mend writes segments anew whose messages are gone in part, a few at a time.
-func (m *PostOffice) mend(ctx context.Context, k *seal.Key) error {
-	list, err := m.segments(ctx, k.Inbox(), `s.stale_at > 0`)
+func (x *Index) mend(ctx context.Context, k *seal.Key) error {
+	list, err := x.segments(ctx, k.Inbox(), `s.stale_at > 0`)
 	if err != nil {
 		return err
 	}
@@ -446,26 +465,26 @@ func (m *PostOffice) mend(ctx context.Context, k *seal.Key) error {
 		if i == 8 {
 			break
 		}
-		if err := m.mendOne(ctx, k, s); err != nil {
+		if err := x.mendOne(ctx, k, s); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *PostOffice) mendOne(ctx context.Context, k *seal.Key, s segment) error {
-	meta, err := m.openPart(k, s, "index", s.blob)
+func (x *Index) mendOne(ctx context.Context, k *seal.Key, s segment) error {
+	meta, err := x.openPart(k, s, "index", s.blob)
 	if err != nil {
-		return m.unfold(ctx, k.Inbox(), s)
+		return x.unfold(ctx, k.Inbox(), s)
 	}
 	defer clear(meta)
-	text, err := m.openPart(k, s, "text", s.textBlob)
+	text, err := x.openPart(k, s, "text", s.textBlob)
 	if err != nil {
-		return m.unfold(ctx, k.Inbox(), s)
+		return x.unfold(ctx, k.Inbox(), s)
 	}
 	defer clear(text)
 	there := map[string]bool{}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	err = x.db.View(ctx, func(tx *store.Tx) error {
 		ids, err := tx.Strings(ctx, `select id from message where inbox_id = $1 and segment_id = $2`, k.Inbox(), s.id)
 		for _, id := range ids {
 			there[id] = true
@@ -489,19 +508,19 @@ func (m *PostOffice) mendOne(ctx context.Context, k *seal.Key, s segment) error 
 		return fmt.Errorf("mend search index: %s: %w", s.id, errSegment)
 	}
 	if len(entries) == 0 {
-		return m.unfold(ctx, k.Inbox(), s)
+		return x.unfold(ctx, k.Inbox(), s)
 	}
-	done, err := m.putSegment(ctx, k, entries, s.id)
+	done, err := x.putSegment(ctx, k, entries, s.id)
 	if err != nil || !done {
 		return err
 	}
-	return errors.Join(m.cfg.Blobs.Delete(s.blob), m.cfg.Blobs.Delete(s.textBlob))
+	return errors.Join(x.blobs.Delete(s.blob), x.blobs.Delete(s.textBlob))
 }
 
 // unfold drops a segment: its messages are in none, until they are folded again.
-func (m *PostOffice) unfold(ctx context.Context, inbox string, s segment) error {
-	err := m.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := m.lock(ctx, tx, inbox); err != nil {
+func (x *Index) unfold(ctx context.Context, inbox string, s segment) error {
+	err := x.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := lockMessages(ctx, tx, inbox); err != nil {
 			return err
 		}
 		if ok, err := dropSegment(ctx, tx, inbox, s.id); err != nil || !ok {
@@ -513,16 +532,16 @@ func (m *PostOffice) unfold(ctx context.Context, inbox string, s segment) error 
 	if err != nil {
 		return fmt.Errorf("drop search index: %w", err)
 	}
-	return errors.Join(m.cfg.Blobs.Delete(s.blob), m.cfg.Blobs.Delete(s.textBlob))
+	return errors.Join(x.blobs.Delete(s.blob), x.blobs.Delete(s.textBlob))
 }
 
 // DropStale drops segments that hold messages which were removed for good a week
 // ago, where no holder of the key has come to write them anew. It needs no key.
 // A bounded number at a time; it returns how many.
-func (m *PostOffice) DropStale(ctx context.Context) (int, error) {
+func (x *Index) DropStale(ctx context.Context) (int, error) {
 	type stale struct{ inbox, id string }
 	var list []stale
-	err := m.db.View(ctx, func(tx *store.Tx) error {
+	err := x.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, `select inbox_id, id from mail_segment where stale_at > 0 and stale_at <= $1 limit 20`, store.Time(time.Now().Add(-staleTime)))
 		if err != nil {
 			return err
@@ -541,25 +560,9 @@ func (m *PostOffice) DropStale(ctx context.Context) (int, error) {
 		return 0, fmt.Errorf("find stale search index: %w", err)
 	}
 	for _, s := range list {
-		if err := m.unfold(ctx, s.inbox, segment{id: s.id, blob: s.id, textBlob: strings.Replace(s.id, "sgm_", "sgt_", 1)}); err != nil {
+		if err := x.unfold(ctx, s.inbox, segment{id: s.id, blob: s.id, textBlob: strings.Replace(s.id, "sgm_", "sgt_", 1)}); err != nil {
 			return 0, err
 		}
 	}
 	return len(list), nil
-}
-
-// tidy removes what is due: messages from the trash, and parts of the index that
-// hold some that are gone.
-func (m *PostOffice) tidy(ctx context.Context) error {
-	for _, step := range []func(context.Context) (int, error){m.EmptyTrash, m.DropStale} {
-		for {
-			if n, err := step(ctx); err != nil || n == 0 {
-				if err != nil {
-					return err
-				}
-				break
-			}
-		}
-	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/keyring"
+	"postern/internal/message"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -112,7 +113,7 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *seal.Key,
 		}
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if _, err := m.lock(ctx, tx, k.Inbox()); err != nil {
+		if _, err := lockMessages(ctx, tx, k.Inbox()); err != nil {
 			return err
 		}
 		if err := checkOwnLabels(ctx, tx, k.Inbox(), add); err != nil {
@@ -301,10 +302,10 @@ func (m *PostOffice) EmptyTrash(ctx context.Context) (removed int, err error) {
 		if err != nil || inbox == "" {
 			return err
 		}
-		if _, err := m.lock(ctx, tx, inbox); err != nil {
+		if _, err := lockMessages(ctx, tx, inbox); err != nil {
 			return err
 		}
-		removed, blobs, err = m.remove(ctx, tx, inbox, `trashed_at > 0 and trashed_at <= `+strconv.FormatInt(due, 10), most)
+		removed, blobs, err = removeMessages(ctx, tx, inbox, `trashed_at > 0 and trashed_at <= `+strconv.FormatInt(due, 10), most)
 		return err
 	})
 	if err != nil {
@@ -319,12 +320,12 @@ func (m *PostOffice) EmptyTrash(ctx context.Context) (removed int, err error) {
 	return removed, nil
 }
 
-// remove removes at most most messages of a locked inbox that match where, and
+// removeMessages removes at most most messages of a locked inbox that match where, and
 // returns the blobs to delete when tx is committed.
-func (m *PostOffice) remove(ctx context.Context, tx *store.Tx, inbox, where string, most int) (n int, blobs []string, err error) {
+func removeMessages(ctx context.Context, tx *store.Tx, inbox, where string, most int) (n int, blobs []string, err error) {
 	type gone struct {
 		id, thread, segment, blob string
-		direction                 Direction
+		direction                 message.Direction
 		size                      int64
 	}
 	var list []gone
@@ -350,7 +351,7 @@ func (m *PostOffice) remove(ctx context.Context, tx *store.Tx, inbox, where stri
 	for _, g := range list {
 		args, threads, blobs = append(args, g.id), append(threads, g.thread), append(blobs, g.blob)
 		segments = append(segments, g.segment)
-		if g.direction == In {
+		if g.direction == message.In {
 			freed += g.size
 		}
 	}

@@ -76,7 +76,7 @@ func TestNothingLeavesUnread(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.post.Allow(t.Context(), f.person, b.Address, "bob@example.com", time.Time{}); err != nil {
+		if _, err := f.post.AllowList.Add(t.Context(), f.person, b.Address, "bob@example.com", time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 		who, err := auth.CheckKey(t.Context(), db, key)

@@ -23,6 +23,7 @@ import (
 	"postern/internal/keyring"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/quota"
 	"postern/internal/scrub"
 	"postern/internal/semaphore"
 	"postern/internal/signing"
@@ -65,14 +66,21 @@ type Config struct {
 	// link in bulk mail leads there. Empty, bulk mail names its own inbox.
 	PublicURL string
 
-	InboxLimits   Limits // what an inbox sends at most, if nobody says otherwise
-	ProjectLimits Limits // what all inboxes of a project send together
+	InboxLimits   quota.Limits // what an inbox sends at most, if nobody says otherwise
+	ProjectLimits quota.Limits // what all inboxes of a project send together
 }
 
 // PostOffice receives and sends for every inbox. It is safe for concurrent use.
 type PostOffice struct {
 	Directory *directory.Directory // which inboxes there are
 	Keys      *keyring.Ring        // which credentials open them
+
+	Quotas *quota.Quotas // what inboxes and projects may send
+
+	Index     *Index      // searches
+	Drafts    *Drafts     // messages that are being written
+	AllowList *AllowLists // to whom inboxes write without an approval
+	Overseers *Overseers  // who gets copies of what monitored inboxes send
 
 	Delivery    *delivery.Queue        // delivers what the gate has approved
 	Suppression *delivery.Suppressions // addresses that projects write to no more
@@ -87,11 +95,8 @@ type PostOffice struct {
 
 	scrub *scrub.Scrubber // told when mail is open in this process
 
-	found            *found // recent findings of the content checks
-	searching        *semaphore.Keyed
-	reading          *semaphore.Keyed
-	foldMin, foldMax int // messages, see index.go; a test makes them small
-
+	found   *found // recent findings of the content checks
+	reading *semaphore.Keyed
 }
 
 // New returns the post office of the inboxes in db and makes it the executor of
@@ -105,8 +110,13 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	m := &PostOffice{
 		Directory: directory.New(db, directory.Config{Domain: cfg.Domain, ProjectModes: cfg.ProjectModes}),
 		Keys:      keyring.New(db, cfg.Scrub),
-		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), searching: semaphore.New(maxSearching, maxSearchingEach), reading: semaphore.New(maxReading, maxReadingEach), foldMin: foldMin, foldMax: foldMax,
+		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), reading: semaphore.New(maxReading, maxReadingEach),
 	}
+	m.Quotas = quota.New(db, m.Directory, m.Keys, cfg.InboxLimits, cfg.ProjectLimits)
+	m.Index = newIndex(log, db, cfg.Blobs, cfg.Scrub)
+	m.Drafts = &Drafts{log: log, db: db, blobs: cfg.Blobs, scrub: cfg.Scrub, post: m}
+	m.AllowList = &AllowLists{db: db, gate: gate, post: m}
+	m.Overseers = &Overseers{db: db}
 	m.Suppression = delivery.NewSuppressions(db, cfg.Secret)
 	m.Signing = delivery.NewSigningKeys(db, cfg.Signer, cfg.Domain)
 	m.Delivery = delivery.NewQueue(log, db, gate, delivery.Parts{

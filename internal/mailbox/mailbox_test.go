@@ -15,6 +15,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
@@ -109,7 +110,7 @@ func TestReceiveIsSealed(t *testing.T) {
 		if err != nil || len(ms) != 1 {
 			t.Fatalf("Messages = %d, %v; want 1", len(ms), err)
 		}
-		if m := ms[0]; m.Subject != secretWord+" subject" || m.From != "Bob <bob@example.com>" || m.Direction != mailbox.In || m.Inbox != b.ID {
+		if m := ms[0]; m.Subject != secretWord+" subject" || m.From != "Bob <bob@example.com>" || m.Direction != message.In || m.Inbox != b.ID {
 			t.Errorf("message = %+v", m)
 		}
 		if _, raw, err := f.post.Message(ctx, who, k, ms[0].ID); err != nil || !bytes.Equal(raw, incoming) {
@@ -305,7 +306,7 @@ func TestSendWaitsAndIsDeliveredOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ms, err := f.post.Messages(ctx, agent, k, 0); err != nil || len(ms) != 1 || ms[0].Direction != mailbox.Out {
+		if ms, err := f.post.Messages(ctx, agent, k, 0); err != nil || len(ms) != 1 || ms[0].Direction != message.Out {
 			t.Errorf("the sender's copy: %+v, %v", ms, err)
 		}
 	})

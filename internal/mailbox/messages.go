@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -22,131 +21,33 @@ import (
 	"postern/internal/event"
 	"postern/internal/keyring"
 	"postern/internal/mail"
+	"postern/internal/message"
 	"postern/internal/policy"
-	"postern/internal/scan"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
 
-// Direction tells mail that arrived from mail that was sent.
-type Direction string
-
-// The directions.
-const (
-	In  Direction = "in"
-	Out Direction = "out"
-)
-
-// A Summary is what a list shows of a message. It is stored sealed. All of it
-// is bounded: a sender wrote it.
-type Summary struct {
-	From        string      `json:"from"`
-	To          []string    `json:"to"`
-	Cc          []string    `json:"cc,omitempty"`
-	Subject     string      `json:"subject"`
-	Preview     string      `json:"preview"`       // the first 200 characters of the text
-	Date        time.Time   `json:"date,omitzero"` // that the message claims
-	MessageID   string      `json:"message_id"`
-	InReplyTo   []string    `json:"in_reply_to,omitempty"`
-	References  []string    `json:"references,omitempty"` // oldest first
-	Attachments []mail.File `json:"attachments,omitempty"`
-	Warnings    []string    `json:"warnings,omitempty"` // where the message is not what it seems
-	Security    *Security   `json:"security,omitempty"` // of mail that arrived; nil for what was sent, or came before there was a scan
-}
-
-// A Message is one message of an inbox, opened.
-type Message struct {
-	ID        string
-	Inbox     string
-	Thread    string
-	Direction Direction
-	At        time.Time
-	Size      int64    // bytes, before sealing
-	Labels    []string // sorted
-	Summary
-}
-
 // blobID returns the id of the blob that holds the sealed message.
 func blobID(message string) string { return strings.Replace(message, "msg_", "blb_", 1) }
-
-// The bounds of a [Summary]. A header of 256 KiB makes else a list of 200
-// messages one of 50 MB.
-const (
-	maxSummaryLine  = 1000 // characters of a subject or an address
-	maxSummaryList  = 100  // addresses of To or Cc
-	maxSummaryFiles = 100
-	maxSummaryRefs  = 30
-	maxSummaryWarn  = 10
-)
-
-// summarise returns what a list shows of a message.
-func summarise(p mail.Message) Summary {
-	s := Summary{
-		Subject: cut(p.Subject, maxSummaryLine), Preview: preview(p.Text), MessageID: p.MessageID, Date: p.Date,
-		From: cut(strings.Join(addresses(p.From), ", "), maxSummaryLine), To: addresses(p.To), Cc: addresses(p.Cc),
-		InReplyTo: newest(p.InReplyTo, maxSummaryRefs), References: newest(p.References, maxSummaryRefs),
-		Warnings: p.Warnings[:min(len(p.Warnings), maxSummaryWarn)],
-	}
-	if s.Preview == "" {
-		// What a person would see: a list is what an agent reads first.
-		s.Preview = preview(scan.Read("", strings.ToValidUTF8(p.HTML[:min(len(p.HTML), 64<<10)], "")).Text)
-	}
-	for i, a := range p.Attachments {
-		if i == maxSummaryFiles {
-			s.Warnings = append(slices.Clone(s.Warnings), fmt.Sprintf("there are %d files; the list shows %d", len(p.Attachments), i))
-			break
-		}
-		s.Attachments = append(s.Attachments, mail.File{Name: a.Name, ContentType: cut(a.ContentType, 127), Size: len(a.Data), SHA256: a.Digest()})
-	}
-	return s
-}
-
-func newest(ids []string, most int) []string { return ids[max(0, len(ids)-most):] }
-
-func addresses(as []mail.Address) []string {
-	out := make([]string, 0, min(len(as), maxSummaryList))
-	for i, a := range as {
-		if i == maxSummaryList {
-			out = append(out, fmt.Sprintf("and %d more", len(as)-i))
-			break
-		}
-		out = append(out, cut(a.String(), maxSummaryLine))
-	}
-	return out
-}
-
-func preview(text string) string {
-	// The text may be 4 MB; its beginning is enough.
-	text = strings.ToValidUTF8(text[:min(len(text), 8<<10)], "")
-	return cut(strings.Join(strings.Fields(text), " "), 200)
-}
-
-// cut returns at most the first most characters of s.
-func cut(s string, most int) string {
-	if len(s) <= most || utf8.RuneCountInString(s) <= most {
-		return s
-	}
-	return string([]rune(s[:min(len(s), most*utf8.UTFMax)])[:most])
-}
 
 // A letter is a message that is ready to be stored in one inbox: read, sealed,
 // and its blob durable.
 type letter struct {
 	id        string
 	inbox     directory.Inbox
-	direction Direction
+	direction message.Direction
 	at        time.Time
 	size      int
 	refs      [][]byte // hashes of Message-IDs, nearest first; see threads.go
 	summary   []byte   // sealed
 
-	held QuarantineReason // why it waits for a person; empty means that it does not
+	held message.QuarantineReason // why it waits for a person; empty means that it does not
 }
 
 // seal seals a message for b and makes its blob durable. What fails after it
 // must be undone with [PostOffice.discard]; a crash leaves at most a blob
 // without a row.
-func (m *PostOffice) seal(b directory.Inbox, d Direction, raw []byte, p mail.Message, s Summary) (letter, error) {
+func (m *PostOffice) seal(b directory.Inbox, d message.Direction, raw []byte, p mail.Message, s message.Summary) (letter, error) {
 	// The ID is drawn before sealing, which binds to it.
 	l := letter{id: "msg_" + rand.Text(), inbox: b, direction: d, at: time.Now().UTC(), size: len(raw), refs: m.refs(b.ID, p)}
 	summary, err := json.Marshal(s)
@@ -166,25 +67,25 @@ func (m *PostOffice) seal(b directory.Inbox, d Direction, raw []byte, p mail.Mes
 func (m *PostOffice) discard(l letter) error { return m.cfg.Blobs.Delete(blobID(l.id)) }
 
 // put seals a message and stores it as part of tx.
-func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b directory.Inbox, d Direction, raw []byte) (id string, err error) {
+func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b directory.Inbox, d message.Direction, raw []byte) (id string, err error) {
 	p := mail.Read(raw)
-	l, err := m.seal(b, d, raw, p, summarise(p))
+	l, err := m.seal(b, d, raw, p, message.Summarise(p))
 	if err != nil {
 		return "", err
 	}
-	if _, err := m.lock(ctx, tx, b.ID); err != nil {
+	if _, err := lockMessages(ctx, tx, b.ID); err != nil {
 		return "", errors.Join(err, m.discard(l))
 	}
-	if err := m.keep(ctx, tx, l); err != nil {
+	if err := keepLetter(ctx, tx, l); err != nil {
 		return "", errors.Join(err, m.discard(l))
 	}
 	return l.id, nil
 }
 
-// lock makes tx the only one that changes the messages of an inbox, and returns
+// lockMessages makes tx the only one that changes the messages of an inbox, and returns
 // how many bytes arrived in it. Who locks several does it in the order of their
 // ids, and before the audit's chain is touched: so nobody waits in a circle.
-func (m *PostOffice) lock(ctx context.Context, tx *store.Tx, inbox string) (used int64, err error) {
+func lockMessages(ctx context.Context, tx *store.Tx, inbox string) (used int64, err error) {
 	err = tx.One(ctx, `insert into inbox_use (inbox_id, bytes) values ($1, 0)
 		on conflict (inbox_id) do update set bytes = inbox_use.bytes returning bytes`, []any{inbox}, &used)
 	if err != nil {
@@ -193,15 +94,15 @@ func (m *PostOffice) lock(ctx context.Context, tx *store.Tx, inbox string) (used
 	return used, nil
 }
 
-// keep stores l as part of tx, which has locked the inbox.
-func (m *PostOffice) keep(ctx context.Context, tx *store.Tx, l letter) error {
+// keepLetter stores l as part of tx, which has locked the inbox.
+func keepLetter(ctx context.Context, tx *store.Tx, l letter) error {
 	at := store.Time(l.at)
-	thread, err := m.thread(ctx, tx, l.inbox.ID, at, l.refs)
+	thread, err := joinThread(ctx, tx, l.inbox.ID, at, l.refs)
 	if err != nil {
 		return err
 	}
 	var labels []string
-	if l.direction == In {
+	if l.direction == message.In {
 		if _, err := tx.ExecContext(ctx, `update inbox_use set bytes = bytes + $1 where inbox_id = $2`, l.size, l.inbox.ID); err != nil {
 			return fmt.Errorf("measure inbox %s: %w", l.inbox.ID, err)
 		}
@@ -241,7 +142,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 		return err
 	}
 	p := mail.Read(e.Raw)
-	s := summarise(p)
+	s := message.Summarise(p)
 	security := m.inspect(e, p)
 	// What takes long, sealing and the blobs, is done before the transaction:
 	// there is one writer at a time.
@@ -255,9 +156,9 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 		}
 	}()
 	for _, b := range inboxes {
-		shown := security.in(b)
+		shown := securityIn(security, b)
 		s.Security = &shown
-		l, err := m.seal(b, In, e.Raw, p, s)
+		l, err := m.seal(b, message.In, e.Raw, p, s)
 		if l.id != "" {
 			letters = append(letters, l)
 		}
@@ -332,8 +233,8 @@ func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []directory
 
 // admit stores l, or holds it for a person, unless its inbox is full, gone, or has another key than l was
 // sealed to.
-func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l *letter, security Security) error {
-	used, err := m.lock(ctx, tx, l.inbox.ID)
+func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l *letter, security message.Security) error {
+	used, err := lockMessages(ctx, tx, l.inbox.ID)
 	if err != nil {
 		return err
 	}
@@ -348,11 +249,11 @@ func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l *letter, securit
 		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, b.MaxBytes, ErrFull)
 	}
 	l.inbox = b // in the mode of now
-	if security = security.in(b); security.Quarantined {
+	if security = securityIn(security, b); security.Quarantined {
 		l.held = security.Reason
-		return m.confine(ctx, tx, *l, security)
+		return confine(ctx, tx, *l, security)
 	}
-	return m.keep(ctx, tx, *l)
+	return keepLetter(ctx, tx, *l)
 }
 
 // errRetry makes a door answer with a temporary error.
@@ -366,8 +267,8 @@ type Listing struct {
 	Unread bool   // only those without the label read
 	Thread string // only those of this thread
 
-	Direction Direction // only in this direction
-	Since     time.Time // only what was stored after it
+	Direction message.Direction // only in this direction
+	Since     time.Time         // only what was stored after it
 }
 
 // A position is where a list ended: lists go from newest to oldest.
@@ -392,11 +293,7 @@ func parseCursor(s string) (position, error) {
 	return position{}, fmt.Errorf("%w: cursor: is not one that a list ended with", directory.ErrInvalid)
 }
 
-func (p position) String() string { return strconv.FormatInt(p.at, 36) + "." + p.id }
-
-// Cursor returns where a list or a search that goes from newest to oldest goes
-// on after msg.
-func (msg *Message) Cursor() string { return position{store.Time(msg.At), msg.ID}.String() }
+func (p position) String() string { return message.Cursor(p.at, p.id) }
 
 // paged cuts a list, of which one more than limit was asked for, to a page, and
 // returns the cursor of the next one, which is empty where there is none.
@@ -414,14 +311,14 @@ const messageColumns = `m.id, m.inbox_id, m.thread_id, m.direction, m.at, m.size
 
 // Messages returns the newest messages of the inbox that k opens, at most
 // limit of them; 0 means 50.
-func (m *PostOffice) Messages(ctx context.Context, who auth.Principal, k *seal.Key, limit int) ([]Message, error) {
+func (m *PostOffice) Messages(ctx context.Context, who auth.Principal, k *seal.Key, limit int) ([]message.Message, error) {
 	out, _, err := m.List(ctx, who, k, Listing{Limit: limit})
 	return out, err
 }
 
 // List returns messages of the inbox that k opens, newest first, and the cursor
 // of the next page, which is empty where there is none.
-func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *seal.Key, l Listing) (out []Message, next string, err error) {
+func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *seal.Key, l Listing) (out []message.Message, next string, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
@@ -461,14 +358,14 @@ func (m *PostOffice) List(ctx context.Context, who auth.Principal, k *seal.Key, 
 		query += ` and m.at > $` + strconv.Itoa(len(args))
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		out, err = m.scanAll(ctx, tx, k, query+order+strconv.Itoa(l.Limit+1), args...)
+		out, err = scanMessages(ctx, tx, k, query+order+strconv.Itoa(l.Limit+1), args...)
 		return err
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("list messages: %w", err)
 	}
-	m.foldSome(ctx, k)
-	out, next = paged(out, l.Limit, (*Message).Cursor)
+	m.Index.foldSome(ctx, k)
+	out, next = paged(out, l.Limit, (*message.Message).Cursor)
 	return out, next, nil
 }
 
@@ -483,22 +380,22 @@ func (m *PostOffice) Count(ctx context.Context, inbox string) (n int64, err erro
 	return n, nil
 }
 
-func (m *PostOffice) scanAll(ctx context.Context, tx *store.Tx, k *seal.Key, query string, args ...any) ([]Message, error) {
-	return store.List(ctx, tx, func(row func(...any) error) (Message, error) { return m.scan(row, k) }, query, args...)
+func scanMessages(ctx context.Context, tx *store.Tx, k *seal.Key, query string, args ...any) ([]message.Message, error) {
+	return store.List(ctx, tx, func(row func(...any) error) (message.Message, error) { return scanMessage(row, k) }, query, args...)
 }
 
-func (m *PostOffice) scan(row func(...any) error, k *seal.Key) (Message, error) {
-	var msg Message
+func scanMessage(row func(...any) error, k *seal.Key) (message.Message, error) {
+	var msg message.Message
 	var at int64
 	var labels string
 	var sealed []byte
 	if err := row(&msg.ID, &msg.Inbox, &msg.Thread, &msg.Direction, &at, &msg.Size, &labels, &sealed); err != nil {
-		return Message{}, err
+		return message.Message{}, err
 	}
 	msg.At, msg.Labels = store.FromTime(at), splitLabels(labels)
 	summary, err := k.Open(msg.ID, "summary", sealed)
 	if err != nil {
-		return Message{}, err
+		return message.Message{}, err
 	}
 	return msg, json.Unmarshal(summary, &msg.Summary)
 }
@@ -506,45 +403,45 @@ func (m *PostOffice) scan(row func(...any) error, k *seal.Key) (Message, error) 
 // Listed returns what a list shows of one message of the inbox that k opens,
 // without reading its bytes. It returns an error that wraps [store.ErrNotFound]
 // if there is none.
-func (m *PostOffice) Listed(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg Message, err error) {
+func (m *PostOffice) Listed(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg message.Message, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
-		return Message{}, err
+		return message.Message{}, err
 	}
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		row := tx.QueryRowContext(ctx, `select `+messageColumns+` from message m where m.id = $1 and m.inbox_id = $2`, id, k.Inbox())
-		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(dest...)) }, k)
+		msg, err = scanMessage(func(dest ...any) error { return store.NotFound(row.Scan(dest...)) }, k)
 		return err
 	})
 	if err != nil {
-		return Message{}, fmt.Errorf("message %s: %w", id, err)
+		return message.Message{}, fmt.Errorf("message %s: %w", id, err)
 	}
 	return msg, nil
 }
 
 // Message returns one message of the inbox that k opens, and its bytes. It
 // returns an error that wraps [store.ErrNotFound] if there is none.
-func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg Message, raw []byte, err error) {
+func (m *PostOffice) Message(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg message.Message, raw []byte, err error) {
 	return m.whole(ctx, who, k, id, `select `+messageColumns+`, m.blob_id from message m where m.id = $1 and m.inbox_id = $2`)
 }
 
 // whole opens the message of a row, and its bytes. The query has its id and
 // its inbox for parameters, and yields the columns of a message and its blob.
-func (m *PostOffice) whole(ctx context.Context, who auth.Principal, k *seal.Key, id, query string) (msg Message, raw []byte, err error) {
+func (m *PostOffice) whole(ctx context.Context, who auth.Principal, k *seal.Key, id, query string) (msg message.Message, raw []byte, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
-		return Message{}, nil, err
+		return message.Message{}, nil, err
 	}
 	var blob string
 	err = m.db.View(ctx, func(tx *store.Tx) error {
 		row := tx.QueryRowContext(ctx, query, id, k.Inbox())
-		msg, err = m.scan(func(dest ...any) error { return store.NotFound(row.Scan(append(dest, &blob)...)) }, k)
+		msg, err = scanMessage(func(dest ...any) error { return store.NotFound(row.Scan(append(dest, &blob)...)) }, k)
 		return err
 	})
 	if err != nil {
-		return Message{}, nil, fmt.Errorf("message %s: %w", id, err)
+		return message.Message{}, nil, fmt.Errorf("message %s: %w", id, err)
 	}
 	sealed, err := m.cfg.Blobs.Get(blob)
 	if err != nil {
-		return Message{}, nil, fmt.Errorf("message %s: %w", id, err)
+		return message.Message{}, nil, fmt.Errorf("message %s: %w", id, err)
 	}
 	raw, err = k.Open(msg.ID, "message", sealed)
 	return msg, raw, err

@@ -18,6 +18,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/quota"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -246,7 +247,7 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 			[]any{now, b.ID, m.codeHash(b.ID, bare)}, &id, &mode, &by)
 		if errors.Is(err, store.ErrNotFound) {
 			wrong = true // and that is written down, so it is no error yet
-			return m.wrongCode(ctx, tx, who, b, now)
+			return wrongCode(ctx, tx, who, b, now)
 		}
 		if err != nil {
 			return fmt.Errorf("use code: %w", err)
@@ -276,7 +277,7 @@ func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox st
 }
 
 // wrongCode counts a wrong code against all that are open.
-func (m *PostOffice) wrongCode(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, now int64) error {
+func wrongCode(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, now int64) error {
 	tries, err := store.List(ctx, tx, func(row func(...any) error) (n int64, err error) { return n, row(&n) },
 		`update mode_code set tries = tries + 1, ended_at = case when tries + 1 >= $1 then $2 else 0 end
 		where inbox_id = $3 and ended_at = 0 and expires_at > $2 returning tries`, codeTries, now, b.ID)
@@ -333,7 +334,7 @@ func (m *PostOffice) request(ctx context.Context, who auth.Principal, via string
 		if err != nil {
 			return err
 		}
-		if _, err := count(ctx, tx, string(kind), b.ID+" "+string(kind), Limits{PerHour: perHour}, 0, 0); err != nil {
+		if _, err := quota.Take(ctx, tx, string(kind), b.ID+" "+string(kind), quota.Limits{PerHour: perHour}, 0, 0); err != nil {
 			return err
 		}
 		payload, err := marshal(v)

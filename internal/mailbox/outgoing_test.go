@@ -19,6 +19,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
+	"postern/internal/quota"
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -295,7 +296,7 @@ func TestRawOnce(t *testing.T) {
 // and one inbox takes nothing from another.
 func TestLimitsAreExact(t *testing.T) {
 	const most, tries = 25, 60
-	c := mailbox.Config{InboxLimits: mailbox.Limits{PerDay: most, PerMinute: 1000}}
+	c := mailbox.Config{InboxLimits: quota.Limits{PerDay: most, PerMinute: 1000}}
 	offices(t, nil, c, func(t *testing.T, f *fixture, a, b office) {
 		_, who, _ := f.inbox(t, "alice")
 		_, other, _ := f.inbox(t, "bella")
@@ -306,7 +307,7 @@ func TestLimitsAreExact(t *testing.T) {
 			wg.Go(func() {
 				for i := range tries / 6 {
 					p, err := []office{a, b}[w%2].post.Send(t.Context(), who, "rest", letter(fmt.Sprint(w, i)))
-					var reached *mailbox.LimitError
+					var reached *quota.LimitError
 					switch {
 					case err == nil:
 						mu.Lock()
@@ -318,7 +319,7 @@ func TestLimitsAreExact(t *testing.T) {
 						}
 						mu.Unlock()
 					case errors.As(err, &reached):
-						if reached.Name != "inbox-day" || reached.Limit != most || reached.Left != 0 || reached.Resets <= 0 || !errors.Is(err, mailbox.ErrLimit) {
+						if reached.Name != "inbox-day" || reached.Limit != most || reached.Left != 0 || reached.Resets <= 0 || !errors.Is(err, quota.ErrLimit) {
 							t.Errorf("refused by %+v", reached)
 						}
 					default:
@@ -343,7 +344,7 @@ func TestLimitsAreExact(t *testing.T) {
 		if err != nil {
 			t.Errorf("in the next window: %v", err)
 		}
-		if i := slices.IndexFunc(p.Left, func(q mailbox.Quota) bool { return q.Name == "inbox-day" }); i < 0 || p.Left[i].Left != most-1 {
+		if i := slices.IndexFunc(p.Left, func(q quota.Quota) bool { return q.Name == "inbox-day" }); i < 0 || p.Left[i].Left != most-1 {
 			t.Errorf("in the next window are left %+v", p.Left)
 		}
 	})
@@ -356,37 +357,37 @@ func TestLimitKinds(t *testing.T) {
 		limited := func(who auth.Principal, want string, o mailbox.Outgoing) {
 			t.Helper()
 			_, err := f.post.Send(ctx, who, "rest", o)
-			var reached *mailbox.LimitError
+			var reached *quota.LimitError
 			if want == "" && err != nil || want != "" && (!errors.As(err, &reached) || reached.Name != want) {
 				t.Errorf("Send = %v, want limit %q", err, want)
 			}
 		}
-		set := func(inbox string, l mailbox.Limits) {
+		set := func(inbox string, l quota.Limits) {
 			t.Helper()
-			if err := f.post.SetSending(ctx, f.project, inbox, mailbox.Sending{Limits: l}); err != nil {
+			if err := f.post.Quotas.SetSending(ctx, f.project, inbox, quota.Sending{Limits: l}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		b, who, _ := f.inbox(t, "alice")
 		_, other, _ := f.inbox(t, "bella")
-		set(b.ID, mailbox.Limits{Recipients: 3})
+		set(b.ID, quota.Limits{Recipients: 3})
 		limited(who, "inbox-day-recipients", letter("1", "a@x.test", "b@x.test", "c@x.test", "d@x.test"))
 		limited(who, "", letter("2", "a@x.test", "b@x.test"))
 		limited(who, "inbox-day-recipients", letter("3", "a@x.test", "b@x.test"))
 		limited(who, "", letter("4", "a@x.test"))
 		limited(other, "", letter("5", "a@x.test", "b@x.test", "c@x.test", "d@x.test"))
 
-		set(b.ID, mailbox.Limits{Bytes: 5000, Recipients: mailbox.Unlimited})
+		set(b.ID, quota.Limits{Bytes: 5000, Recipients: quota.Unlimited})
 		big := letter("6")
 		big.Text = strings.Repeat("x", 4000)
 		limited(who, "inbox-day-bytes", big)
-		set(b.ID, mailbox.Limits{PerHour: 1})
+		set(b.ID, quota.Limits{PerHour: 1})
 		limited(who, "", letter("7"))
 		limited(who, "inbox-hour", letter("8"))
 
 		// All inboxes of a project together, and no other project's.
-		set(b.ID, mailbox.Limits{})
-		set("", mailbox.Limits{PerMinute: 2})
+		set(b.ID, quota.Limits{})
+		set("", quota.Limits{PerMinute: 2})
 		limited(who, "", letter("9"))
 		limited(other, "", letter("10"))
 		limited(who, "project-minute", letter("11"))
@@ -402,7 +403,7 @@ func TestLimitKinds(t *testing.T) {
 		limited(foreign, "", letter("13"))
 
 		// What is refused by one limit is counted by none.
-		_, left, err := f.post.Sends(ctx, f.project, "")
+		_, left, err := f.post.Quotas.Sends(ctx, f.project, "")
 		if err != nil || len(left) != 1 || left[0].Left != 0 || left[0].Limit != 2 {
 			t.Errorf("left of the project: %+v, %v", left, err)
 		}
@@ -410,18 +411,18 @@ func TestLimitKinds(t *testing.T) {
 			name  string
 			who   auth.Principal
 			inbox string
-			s     mailbox.Sending
+			s     quota.Sending
 			want  error
 		}{
-			{"an inbox for itself", who, b.ID, mailbox.Sending{}, auth.ErrForbidden},
-			{"an inbox for all", who, "", mailbox.Sending{}, auth.ErrForbidden},
-			{"another project", f.other, b.ID, mailbox.Sending{}, directory.ErrNoInbox},
-			{"a hostile name", f.project, "'; drop table\x00", mailbox.Sending{}, directory.ErrNoInbox},
-			{"a long undo", f.project, b.ID, mailbox.Sending{Undo: time.Hour}, directory.ErrInvalid},
-			{"less than none", f.project, b.ID, mailbox.Sending{Limits: mailbox.Limits{PerDay: -2}}, directory.ErrInvalid},
-			{"beyond numbers", f.project, b.ID, mailbox.Sending{Limits: mailbox.Limits{Bytes: 1 << 62}}, directory.ErrInvalid},
+			{"an inbox for itself", who, b.ID, quota.Sending{}, auth.ErrForbidden},
+			{"an inbox for all", who, "", quota.Sending{}, auth.ErrForbidden},
+			{"another project", f.other, b.ID, quota.Sending{}, directory.ErrNoInbox},
+			{"a hostile name", f.project, "'; drop table\x00", quota.Sending{}, directory.ErrNoInbox},
+			{"a long undo", f.project, b.ID, quota.Sending{Undo: time.Hour}, directory.ErrInvalid},
+			{"less than none", f.project, b.ID, quota.Sending{Limits: quota.Limits{PerDay: -2}}, directory.ErrInvalid},
+			{"beyond numbers", f.project, b.ID, quota.Sending{Limits: quota.Limits{Bytes: 1 << 62}}, directory.ErrInvalid},
 		} {
-			if err := f.post.SetSending(ctx, tt.who, tt.inbox, tt.s); !errors.Is(err, tt.want) {
+			if err := f.post.Quotas.SetSending(ctx, tt.who, tt.inbox, tt.s); !errors.Is(err, tt.want) {
 				t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
 			}
 		}
@@ -433,7 +434,7 @@ func TestLimitKinds(t *testing.T) {
 func TestUndoOfInbox(t *testing.T) {
 	offices(t, everything, mailbox.Config{}, func(t *testing.T, f *fixture, _, _ office) {
 		b, who, _ := f.inbox(t, "alice")
-		if err := f.post.SetSending(t.Context(), f.person, b.ID, mailbox.Sending{Undo: time.Minute}); err != nil {
+		if err := f.post.Quotas.SetSending(t.Context(), f.person, b.ID, quota.Sending{Undo: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		now := letter("now")

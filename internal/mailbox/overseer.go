@@ -17,6 +17,9 @@ import (
 // maxOverseers is how many addresses get the copies of one inbox.
 const maxOverseers = 10
 
+// Overseers are the addresses that get copies of what monitored inboxes send.
+type Overseers struct{ db *store.DB }
+
 // overseers returns who gets copies of what b sends while it is monitored: its
 // own, or else its project's.
 func overseers(ctx context.Context, tx *store.Tx, b directory.Inbox) (out []string, err error) {
@@ -37,7 +40,7 @@ func overseers(ctx context.Context, tx *store.Tx, b directory.Inbox) (out []stri
 
 // overseen returns the scope whose overseers who asks about: an inbox of who's
 // project, or for an empty name the project.
-func (m *PostOffice) overseen(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (string, error) {
+func overseen(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (string, error) {
 	if inbox == "" {
 		return who.Project, nil
 	}
@@ -48,12 +51,12 @@ func (m *PostOffice) overseen(ctx context.Context, tx *store.Tx, who auth.Princi
 // Overseers returns who gets copies of what an inbox sends while it is
 // monitored, or for an empty name who does for inboxes that have none of their
 // own. Who manages inboxes, or looks.
-func (m *PostOffice) Overseers(ctx context.Context, who auth.Principal, inbox string) (out []string, err error) {
+func (o *Overseers) List(ctx context.Context, who auth.Principal, inbox string) (out []string, err error) {
 	if who.Kind != auth.Person && who.Kind != auth.Project {
 		return nil, fmt.Errorf("%s does not see who oversees it: %w", who, auth.ErrForbidden)
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		scope, err := m.overseen(ctx, tx, who, inbox)
+	err = o.db.View(ctx, func(tx *store.Tx) error {
+		scope, err := overseen(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
@@ -68,7 +71,7 @@ func (m *PostOffice) Overseers(ctx context.Context, who auth.Principal, inbox st
 // monitored, or for an empty name who does for inboxes that have none of their
 // own. Who is an owner. Without any, a monitored inbox waits for people like one
 // in gated_send.
-func (m *PostOffice) SetOverseers(ctx context.Context, who auth.Principal, inbox string, addresses []string) (out []string, err error) {
+func (o *Overseers) Set(ctx context.Context, who auth.Principal, inbox string, addresses []string) (out []string, err error) {
 	if !who.Manages() {
 		return nil, fmt.Errorf("%s may not say who oversees, an owner may: %w", who, auth.ErrForbidden)
 	}
@@ -84,8 +87,8 @@ func (m *PostOffice) SetOverseers(ctx context.Context, who auth.Principal, inbox
 	}
 	slices.Sort(out)
 	out = slices.Compact(out)
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		scope, err := m.overseen(ctx, tx, who, inbox)
+	err = o.db.Update(ctx, func(tx *store.Tx) error {
+		scope, err := overseen(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}

@@ -16,31 +16,11 @@ import (
 	"postern/internal/event"
 	"postern/internal/keyring"
 	"postern/internal/mail"
+	"postern/internal/message"
 	"postern/internal/policy"
 	"postern/internal/scan"
 	"postern/internal/seal"
 	"postern/internal/store"
-)
-
-// Security is what is known about a message that arrived: who it was proved to
-// be from, and what the scan found. It is sealed with the message's summary.
-type Security struct {
-	Auth        mail.Results              `json:"auth"`
-	Score       float64                   `json:"score"`      // 0 to 1: how much it looks like an attack
-	Categories  map[scan.Category]float64 `json:"categories"` // those above 0
-	Findings    []scan.Finding            `json:"findings"`   // the weightiest first
-	Quarantined bool                      `json:"quarantined"`
-	Reason      QuarantineReason          `json:"reason,omitempty"` // why it was held
-}
-
-// A QuarantineReason says why mail is held.
-type QuarantineReason string
-
-// The reasons.
-const (
-	ForScore  QuarantineReason = "score"  // the scan's score reached the server's threshold
-	ForPolicy QuarantineReason = "policy" // DMARC failed, and the sender's domain asks for it
-	ForMode   QuarantineReason = "mode"   // the inbox is in mode gated_all
 )
 
 // Held is a message in quarantine as those see it who manage inboxes: nothing
@@ -51,7 +31,7 @@ type Held struct {
 	At         time.Time // of its arrival
 	Size       int64     // bytes, before sealing
 	Score      float64
-	Reason     QuarantineReason
+	Reason     message.QuarantineReason
 	Categories map[scan.Category]float64
 	Checks     map[string]string // "spf", "dkim", "dmarc", "arc" → a word of RFC 8601
 	Action     string            // by which it is let in or dropped; empty means by [PostOffice.Release] and Drop
@@ -65,7 +45,7 @@ const (
 )
 
 // inspect scans a message and decides whether it waits for a person.
-func (m *PostOffice) inspect(e Arrival, p mail.Message) Security {
+func (m *PostOffice) inspect(e Arrival, p mail.Message) message.Security {
 	in := scan.Input{Subject: p.Subject, Text: p.Text, HTML: p.HTML}
 	if len(p.From) > 0 {
 		in.From, in.FromName = p.From[0].Addr, p.From[0].Name
@@ -84,22 +64,22 @@ func (m *PostOffice) inspect(e Arrival, p mail.Message) Security {
 		in.Attachments = append(in.Attachments, f)
 	}
 	r := scan.Scan(in)
-	s := Security{Auth: e.Auth, Score: r.Score, Categories: r.Categories, Findings: r.Findings[:min(len(r.Findings), maxSealFindings)]}
+	s := message.Security{Auth: e.Auth, Score: r.Score, Categories: r.Categories, Findings: r.Findings[:min(len(r.Findings), maxSealFindings)]}
 	switch {
 	case m.cfg.QuarantineScore > 0 && r.Score >= m.cfg.QuarantineScore:
-		s.Quarantined, s.Reason = true, ForScore
+		s.Quarantined, s.Reason = true, message.ForScore
 	case (e.Auth.DMARC.Result == "fail" || e.Auth.DMARC.Result == "permerror") && (e.Auth.Policy == "quarantine" || e.Auth.Policy == "reject"):
 		// Who asks for reject and was not refused at the door, as where that is
 		// switched off, at least does not get in.
-		s.Quarantined, s.Reason = true, ForPolicy
+		s.Quarantined, s.Reason = true, message.ForPolicy
 	}
 	return s
 }
 
-// in returns s as it is for an inbox: in mode gated_all everything waits.
-func (s Security) in(b directory.Inbox) Security {
+// securityIn returns s as it is for an inbox: in mode gated_all everything waits.
+func securityIn(s message.Security, b directory.Inbox) message.Security {
 	if b.Mode == policy.GatedAll && !s.Quarantined {
-		s.Quarantined, s.Reason = true, ForMode
+		s.Quarantined, s.Reason = true, message.ForMode
 	}
 	return s
 }
@@ -108,7 +88,7 @@ func (s Security) in(b directory.Inbox) Security {
 func hundredths(score float64) int64 { return int64(math.Round(score * 100)) }
 
 // confine stores l in quarantine as part of tx, which has locked the inbox.
-func (m *PostOffice) confine(ctx context.Context, tx *store.Tx, l letter, s Security) error {
+func confine(ctx context.Context, tx *store.Tx, l letter, s message.Security) error {
 	categories := map[scan.Category]int64{}
 	for c, v := range s.Categories {
 		categories[c] = hundredths(v)
@@ -135,7 +115,7 @@ func (m *PostOffice) confine(ctx context.Context, tx *store.Tx, l letter, s Secu
 
 // checkWords returns what was proved of a sender, in the words of RFC 8601
 // alone: what else a check says may be the sender's.
-func checkWords(s Security) map[string]string {
+func checkWords(s message.Security) map[string]string {
 	checks := map[string]string{}
 	for name, c := range map[string]mail.Check{"spf": s.Auth.SPF, "dkim": s.Auth.DKIM, "dmarc": s.Auth.DMARC, "arc": s.Auth.ARC} {
 		if slices.Contains(resultWords, c.Result) {
@@ -148,7 +128,7 @@ func checkWords(s Security) map[string]string {
 var resultWords = []string{"none", "pass", "fail", "softfail", "neutral", "policy", "temperror", "permerror"}
 
 // announceHeld records, as part of tx, that l waits for a person.
-func (m *PostOffice) announceHeld(ctx context.Context, tx *store.Tx, l letter, s Security, remote string) error {
+func (m *PostOffice) announceHeld(ctx context.Context, tx *store.Tx, l letter, s message.Security, remote string) error {
 	who := auth.Principal{Kind: auth.System, ID: "scan", Project: l.inbox.Project}
 	f := audit.Fields{"inbox": l.inbox.ID, "size": strconv.Itoa(l.size), "remote": remote, "score": strconv.FormatFloat(s.Score, 'f', 2, 64), "reason": string(l.held)}
 	if err := audit.Append(ctx, tx, who, audit.MessageQuarantine, l.id, f); err != nil {
@@ -217,7 +197,7 @@ func heldLimit(limit int) int {
 
 // HeldMessages returns what is held for the inbox that k opens, with what its
 // senders wrote, newest first. Looking releases nothing.
-func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *seal.Key, cursor string, limit int) (out []Message, next string, err error) {
+func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *seal.Key, cursor string, limit int) (out []message.Message, next string, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
@@ -227,20 +207,20 @@ func (m *PostOffice) HeldMessages(ctx context.Context, who auth.Principal, k *se
 	}
 	limit = heldLimit(limit)
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		out, err = m.scanAll(ctx, tx, k, `select id, inbox_id, '', 'in', at, size, '', summary from quarantine
+		out, err = scanMessages(ctx, tx, k, `select id, inbox_id, '', 'in', at, size, '', summary from quarantine
 			where inbox_id = $1 and (at, id) < ($2, $3) order by at desc, id desc limit `+strconv.Itoa(limit+1), k.Inbox(), from.at, from.id)
 		return err
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("list quarantine: %w", err)
 	}
-	out, next = paged(out, limit, (*Message).Cursor)
+	out, next = paged(out, limit, (*message.Message).Cursor)
 	return out, next, nil
 }
 
 // HeldMessage returns one message that is held for the inbox that k opens, and
 // its bytes. It returns an error that wraps [store.ErrNotFound] if there is none.
-func (m *PostOffice) HeldMessage(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg Message, raw []byte, err error) {
+func (m *PostOffice) HeldMessage(ctx context.Context, who auth.Principal, k *seal.Key, id string) (msg message.Message, raw []byte, err error) {
 	return m.whole(ctx, who, k, id, `select id, inbox_id, '', 'in', at, size, '', summary, blob_id from quarantine where id = $1 and inbox_id = $2`)
 }
 
@@ -259,7 +239,7 @@ func (m *PostOffice) Release(ctx context.Context, who auth.Principal, id string)
 	if err := mayJudge(who); err != nil {
 		return err
 	}
-	return m.settle(ctx, who, id, audit.MessageRelease, "", m.letIn, m.tellIn)
+	return m.settle(ctx, who, id, audit.MessageRelease, "", letIn, m.tellIn)
 }
 
 // Drop removes a held message for good. Who is a person.
@@ -287,14 +267,14 @@ func (m *PostOffice) settle(ctx context.Context, who auth.Principal, id string, 
 		if waits != action { // it has one decision, where everybody looks for it
 			return fmt.Errorf("%w: message: it waits as action %s: decide on that", directory.ErrInvalid, waits)
 		}
-		if _, err := m.lock(ctx, tx, inbox); err != nil {
+		if _, err := lockMessages(ctx, tx, inbox); err != nil {
 			return err
 		}
 		b, err := directory.Lookup(ctx, tx, inbox)
 		if err != nil {
 			return err
 		}
-		l := letter{id: id, inbox: b, direction: In, at: time.Now().UTC()}
+		l := letter{id: id, inbox: b, direction: message.In, at: time.Now().UTC()}
 		var refs []byte
 		var score int64
 		err = tx.One(ctx, `delete from quarantine where id = $1 and project_id = $2 returning size, score, refs, summary`, []any{id, who.Project}, &l.size, &score, &refs, &l.summary)

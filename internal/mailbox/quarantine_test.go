@@ -11,6 +11,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/scan"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -57,10 +58,10 @@ func TestQuarantine(t *testing.T) {
 			t.Fatalf("held = %+v, want 2", list)
 		}
 		forPolicy, forScore := list[0], list[1]
-		if forScore.Reason != mailbox.ForScore || forScore.Score < 0.75 || forScore.Categories[scan.InstructionOverride] < 0.5 || forScore.Size != int64(len(attack)) || forScore.Inbox != b.ID {
+		if forScore.Reason != message.ForScore || forScore.Score < 0.75 || forScore.Categories[scan.InstructionOverride] < 0.5 || forScore.Size != int64(len(attack)) || forScore.Inbox != b.ID {
 			t.Errorf("held for its score: %+v", forScore)
 		}
-		if forPolicy.Reason != mailbox.ForPolicy || forPolicy.Checks["dmarc"] != "fail" || len(forPolicy.Checks) != 1 {
+		if forPolicy.Reason != message.ForPolicy || forPolicy.Checks["dmarc"] != "fail" || len(forPolicy.Checks) != 1 {
 			t.Errorf("held for its sender's policy: %+v", forPolicy)
 		}
 		for _, h := range list {

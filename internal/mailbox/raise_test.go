@@ -19,6 +19,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
+	"postern/internal/quota"
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -94,7 +95,7 @@ func TestRaise(t *testing.T) {
 			if _, _, err := f.post.ModeCode(ctx, who, b.ID, policy.Autonomous, "three good weeks"); !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("%s makes a code: %v", name, err)
 			}
-			if _, err := f.post.Allow(ctx, who, b.ID, "eve@example.com", time.Time{}); !errors.Is(err, auth.ErrForbidden) {
+			if _, err := f.post.AllowList.Add(ctx, who, b.ID, "eve@example.com", time.Time{}); !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("%s adds to the allow list: %v", name, err)
 			}
 		}
@@ -124,13 +125,13 @@ func TestRaise(t *testing.T) {
 		if got := f.mode(t, b.ID); got != policy.GatedSend {
 			t.Fatalf("mode is %s", got)
 		}
-		e, err := f.post.RequestAllow(ctx, sandbox, "mcp", "", "eve@example.com", time.Time{}, "please")
+		e, err := f.post.AllowList.Request(ctx, sandbox, "mcp", "", "eve@example.com", time.Time{}, "please")
 		if err != nil || e.State != oversight.Pending {
 			t.Fatalf("request: %s, %v; want pending", e.State, err)
 		}
 		f.shift(t, `update action set state = 'approved', version = version + 1, decider = 'system:gate' where id = $1`, e.ID)
 		f.runAll(t)
-		if list, err := f.post.Allowed(ctx, agent, ""); err != nil || len(list) != 0 {
+		if list, err := f.post.AllowList.Entries(ctx, agent, ""); err != nil || len(list) != 0 {
 			t.Fatalf("allow list %v, %v", list, err)
 		}
 
@@ -334,7 +335,7 @@ func TestModeRequest(t *testing.T) {
 			t.Errorf("a request to go down: %v", err)
 		}
 		ask(policy.Autonomous)
-		if _, err := f.post.RequestMode(ctx, agent, "rest", "", policy.Autonomous, ""); !errors.Is(err, mailbox.ErrLimit) {
+		if _, err := f.post.RequestMode(ctx, agent, "rest", "", policy.Autonomous, ""); !errors.Is(err, quota.ErrLimit) {
 			t.Errorf("a fourth request in the hour: %v", err)
 		}
 		// After a crash in the middle: what was done is done, what was not is tried again.
@@ -555,7 +556,7 @@ func TestAskedTwice(t *testing.T) {
 		if again := ask(two, agent, policy.Monitored, "for the reports"); again.ID == a.ID {
 			t.Error("another reason is not shown to whoever decides")
 		}
-		if _, err := one.post.RequestMode(ctx, agent, "rest", "", policy.Monitored, "please"); !errors.Is(err, mailbox.ErrLimit) {
+		if _, err := one.post.RequestMode(ctx, agent, "rest", "", policy.Monitored, "please"); !errors.Is(err, quota.ErrLimit) {
 			t.Errorf("a fourth request in the hour: %v", err)
 		}
 		if foreign := ask(one, other, policy.Monitored, "please"); foreign.ID == a.ID {
@@ -571,7 +572,7 @@ func TestAskedTwice(t *testing.T) {
 		}
 		allow := func(o office) oversight.Action {
 			t.Helper()
-			a, err := o.post.RequestAllow(ctx, agent, "rest", "", "bob@example.com", time.Time{}, "")
+			a, err := o.post.AllowList.Request(ctx, agent, "rest", "", "bob@example.com", time.Time{}, "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -57,7 +57,7 @@ func TestStoredBytes(t *testing.T) {
 			t.Errorf("message = %q, %v", got, err)
 		}
 		for _, q := range []string{words["text"], "from:" + words["sender"], "subject:" + words["subject"], "nothing"} {
-			if _, err := f.post.Search(ctx, who, k, mailbox.Search{Query: q}); err != nil {
+			if _, err := f.post.Index.Search(ctx, who, k, mailbox.Search{Query: q}); err != nil {
 				t.Errorf("search: %v", err)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/keyring"
 	"postern/internal/mailquery"
+	"postern/internal/message"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -27,8 +28,8 @@ type Search struct {
 
 // Found is what a search found.
 type Found struct {
-	Messages []Message // newest first
-	Next     string    // the cursor of the next page, or empty if there is none
+	Messages []message.Message // newest first
+	Next     string            // the cursor of the next page, or empty if there is none
 	// Pending is how many messages were not looked at, since they are in no
 	// index yet: each search indexes some of them. 0 means that all were.
 	Pending int
@@ -47,7 +48,7 @@ const (
 
 // Search looks for messages of the inbox that k opens. What it opens is in
 // memory while it works: a few segments at a time, none of it afterwards.
-func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *seal.Key, s Search) (Found, error) {
+func (x *Index) Search(ctx context.Context, who auth.Principal, k *seal.Key, s Search) (Found, error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return Found{}, err
 	}
@@ -58,7 +59,7 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *seal.Key
 	if err != nil {
 		return Found{}, err
 	}
-	me, err := m.addressOf(ctx, k.Inbox())
+	me, err := x.addressOf(ctx, k.Inbox())
 	if err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
@@ -66,16 +67,16 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *seal.Key
 	if err != nil {
 		return Found{}, fmt.Errorf("%w: q: %w", directory.ErrInvalid, err)
 	}
-	done, err := m.searching.Acquire(ctx, k.Inbox())
+	done, err := x.searching.Acquire(ctx, k.Inbox())
 	if err != nil {
 		return Found{}, err
 	}
 	defer done()
-	defer m.scrub.Touch()
-	if err := m.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
+	defer x.scrub.Touch()
+	if err := x.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
-	run := &search{post: m, k: k, q: q, from: from, limit: s.Limit}
+	run := &search{index: x, k: k, q: q, from: from, limit: s.Limit}
 	// A segment may be written anew between being named and being read.
 	for try := 0; ; try++ {
 		found, err := run.run(ctx)
@@ -85,8 +86,8 @@ func (m *PostOffice) Search(ctx context.Context, who auth.Principal, k *seal.Key
 	}
 }
 
-func (m *PostOffice) addressOf(ctx context.Context, inbox string) (address string, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+func (x *Index) addressOf(ctx context.Context, inbox string) (address string, err error) {
+	err = x.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select address from inbox where id = $1`, []any{inbox}, &address)
 	})
 	return address, err
@@ -94,7 +95,7 @@ func (m *PostOffice) addressOf(ctx context.Context, inbox string) (address strin
 
 // search is one search while it runs.
 type search struct {
-	post  *PostOffice
+	index *Index
 	k     *seal.Key
 	q     *mailquery.Query
 	from  position
@@ -105,18 +106,18 @@ type search struct {
 }
 
 func (s *search) run(ctx context.Context) (Found, error) {
-	m, found := s.post, Found{}
+	x, found := s.index, Found{}
 	s.hits = nil
 	// First what is in no segment, and how much of it is not looked at, then the
 	// segments: what another program folds in between is seen twice and not never.
-	list, err := m.unfolded(ctx, s.k.Inbox(), s.from, s.maxOpen()+1)
+	list, err := x.unfolded(ctx, s.k.Inbox(), s.from, s.maxOpen()+1)
 	if err != nil {
 		return Found{}, err
 	}
 	if list, found.Pending, err = s.first(ctx, list); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
-	segments, err := m.segments(ctx, s.k.Inbox(), `s.oldest_at <= $2`, s.from.at)
+	segments, err := x.segments(ctx, s.k.Inbox(), `s.oldest_at <= $2`, s.from.at)
 	if err != nil {
 		return Found{}, err
 	}
@@ -139,7 +140,7 @@ func (s *search) run(ctx context.Context) (Found, error) {
 		s.hits = s.hits[:s.limit]
 		found.Next = s.hits[s.limit-1].String()
 	}
-	found.Messages, err = m.byID(ctx, s.k, s.hits)
+	found.Messages, err = x.byID(ctx, s.k, s.hits)
 	if err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
@@ -147,7 +148,7 @@ func (s *search) run(ctx context.Context) (Found, error) {
 }
 
 // maxOpen is how many messages are opened that are in no segment.
-func (s *search) maxOpen() int { return 2 * s.post.foldMax }
+func (s *search) maxOpen() int { return 2 * s.index.foldMax }
 
 // sort puts the hits into the order of the answer, each once.
 func (s *search) sort() {
@@ -176,7 +177,7 @@ func (s *search) require(ctx context.Context, segments []segment) ([]segment, er
 		return segments, nil
 	}
 	only, in := map[string]bool{}, map[string]bool{}
-	err := s.post.db.View(ctx, func(tx *store.Tx) error {
+	err := s.index.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(ctx, query, args...)
 		if err != nil {
 			return err
@@ -209,7 +210,7 @@ func (s *search) first(ctx context.Context, list []unfolded) (looked []unfolded,
 		return list, 0, nil
 	}
 	last := list[maxOpen-1]
-	err = s.post.db.View(ctx, func(tx *store.Tx) error {
+	err = s.index.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select count(*) from message where inbox_id = $1 and segment_id = '' and (at, id) < ($2, $3)`, []any{s.k.Inbox(), last.at, last.id}, &pending)
 	})
 	return list[:maxOpen], pending, err
@@ -220,7 +221,7 @@ func (s *search) unfolded(ctx context.Context, list []unfolded) error {
 	if s.only != nil {
 		list = slices.DeleteFunc(list, func(u unfolded) bool { return !s.only[u.id] })
 	}
-	entries := slices.DeleteFunc(s.post.digest(s.k, list, s.q.NeedsText()), func(f *indexed) bool { return f == nil })
+	entries := slices.DeleteFunc(s.index.digest(s.k, list, s.q.NeedsText()), func(f *indexed) bool { return f == nil })
 	defer wipe(entries)
 	for part := range slices.Chunk(entries, foldMax) {
 		hits, err := s.judge(ctx, part)
@@ -248,7 +249,7 @@ func (s *search) wave(ctx context.Context, segments []segment) error {
 
 // segment returns what is found in one segment.
 func (s *search) segment(ctx context.Context, seg segment) ([]position, error) {
-	meta, err := s.post.openPart(s.k, seg, "index", seg.blob)
+	meta, err := s.index.openPart(s.k, seg, "index", seg.blob)
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +272,7 @@ func (s *search) segment(ctx context.Context, seg segment) ([]position, error) {
 		return nil, fmt.Errorf("%s: %w", seg.id, errSegment)
 	}
 	if undecided && s.q.NeedsText() {
-		text, err := s.post.openPart(s.k, seg, "text", seg.textBlob)
+		text, err := s.index.openPart(s.k, seg, "text", seg.textBlob)
 		if err != nil {
 			return nil, err
 		}
@@ -301,7 +302,7 @@ func (s *search) judge(ctx context.Context, entries []*indexed) (hits []position
 		ids = append(ids, f.id)
 	}
 	var found map[string]*labelled
-	err = s.post.db.View(ctx, func(tx *store.Tx) error {
+	err = s.index.db.View(ctx, func(tx *store.Tx) error {
 		found, err = readLabels(ctx, tx, s.k.Inbox(), ids)
 		return err
 	})
@@ -323,7 +324,7 @@ func (s *search) judge(ctx context.Context, entries []*indexed) (hits []position
 
 // byID returns messages of k's inbox in the order of list, which is newest first;
 // those that are gone are left out.
-func (m *PostOffice) byID(ctx context.Context, k *seal.Key, list []position) (ms []Message, err error) {
+func (x *Index) byID(ctx context.Context, k *seal.Key, list []position) (ms []message.Message, err error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
@@ -331,9 +332,9 @@ func (m *PostOffice) byID(ctx context.Context, k *seal.Key, list []position) (ms
 	for _, p := range list {
 		args = append(args, p.id)
 	}
-	err = m.db.View(ctx, func(tx *store.Tx) (err error) {
-		ms, err = m.scanAll(ctx, tx, k, `select `+messageColumns+` from message m where m.id in (`+places(1, len(list))+`) order by m.at desc, m.id desc`, args...)
+	err = x.db.View(ctx, func(tx *store.Tx) (err error) {
+		ms, err = scanMessages(ctx, tx, k, `select `+messageColumns+` from message m where m.id in (`+places(1, len(list))+`) order by m.at desc, m.id desc`, args...)
 		return err
 	})
-	return slices.DeleteFunc(ms, func(msg Message) bool { return msg.Inbox != k.Inbox() }), err
+	return slices.DeleteFunc(ms, func(msg message.Message) bool { return msg.Inbox != k.Inbox() }), err
 }

@@ -36,7 +36,7 @@ func search(t *testing.T, m *mailbox.PostOffice, who auth.Principal, k *seal.Key
 	t.Helper()
 	var subjects []string
 	for cursor := ""; ; {
-		found, err := m.Search(t.Context(), who, k, mailbox.Search{Query: query, Limit: limit, Cursor: cursor})
+		found, err := m.Index.Search(t.Context(), who, k, mailbox.Search{Query: query, Limit: limit, Cursor: cursor})
 		if err != nil {
 			t.Fatalf("%s: %v", query, err)
 		}
@@ -139,12 +139,12 @@ func TestSearch(t *testing.T) {
 		}
 		// Nobody else searches, whatever key they got hold of.
 		for _, who := range []auth.Principal{other, f.project, f.person, {}} {
-			if _, err := f.post.Search(t.Context(), who, k, mailbox.Search{Query: "a"}); !errors.Is(err, auth.ErrForbidden) {
+			if _, err := f.post.Index.Search(t.Context(), who, k, mailbox.Search{Query: "a"}); !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("%s searches: %v", who, err)
 			}
 		}
 		for _, bad := range []string{"", "form:bob", "(", strings.Repeat("a", 3000)} {
-			if _, err := f.post.Search(t.Context(), who, k, mailbox.Search{Query: bad}); !errors.Is(err, directory.ErrInvalid) {
+			if _, err := f.post.Index.Search(t.Context(), who, k, mailbox.Search{Query: bad}); !errors.Is(err, directory.ErrInvalid) {
 				t.Errorf("%.20q: %v", bad, err)
 			}
 		}
@@ -185,7 +185,7 @@ func TestFoldAtOnce(t *testing.T) {
 			m.FoldAt(2, 5)
 			wg.Go(func() {
 				for range 3 {
-					found, err := m.Search(t.Context(), who, k, mailbox.Search{Query: "turnip"})
+					found, err := m.Index.Search(t.Context(), who, k, mailbox.Search{Query: "turnip"})
 					if err != nil || len(found.Messages)+found.Pending < 30 || len(found.Messages) > 30 {
 						t.Errorf("%d found, %d pending, %v", len(found.Messages), found.Pending, err)
 					}
@@ -252,13 +252,13 @@ func TestTrashLeavesTheIndex(t *testing.T) {
 				if n, err := f.post.EmptyTrash(ctx); n != 5 || err != nil {
 					t.Fatal(n, err)
 				}
-				if n, err := f.post.DropStale(ctx); n != 0 || err != nil {
+				if n, err := f.post.Index.DropStale(ctx); n != 0 || err != nil {
 					t.Fatal("dropped before its time:", n, err)
 				}
 				blobs := 3 // what is left
 				if !holder {
 					later(`update mail_segment set stale_at = stale_at - $1 where stale_at > 0`)
-					if n, err := f.post.DropStale(ctx); n != 2 || err != nil {
+					if n, err := f.post.Index.DropStale(ctx); n != 2 || err != nil {
 						t.Fatal(n, err)
 					}
 					if got := len(f.blobFiles(t)); got != blobs {

@@ -13,6 +13,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/quota"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -54,8 +55,8 @@ func (m *PostOffice) Address(ctx context.Context, who auth.Principal, inbox stri
 // A Proposed is an action that was proposed, and what that brought.
 type Proposed struct {
 	oversight.Action
-	Replayed bool    // the request was made before, and this is its action
-	Left     []Quota // what may still be sent
+	Replayed bool          // the request was made before, and this is its action
+	Left     []quota.Quota // what may still be sent
 }
 
 // SendRaw proposes to send a message that somebody else composed, as it came
@@ -157,23 +158,11 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 				p.Note = strings.TrimSpace(p.Note + "\nthis inbox proposed the same email " + same.Age.Round(time.Second).String() + " before this one, as " + same.Action)
 			}
 		}
-		rule, err := sending(ctx, tx, b.ID)
+		rule, left, err := m.Quotas.TakeSend(ctx, tx, b, int64(len(env.To)), int64(len(env.Raw)))
 		if err != nil {
 			return err
 		}
-		project, err := sending(ctx, tx, b.Project)
-		if err != nil {
-			return err
-		}
-		// The inbox's own first: what it may not send takes nothing from the others.
-		if out.Left, err = count(ctx, tx, "inbox", b.ID, rule.Limits.within(m.cfg.InboxLimits), int64(len(env.To)), int64(len(env.Raw))); err != nil {
-			return err
-		}
-		all, err := count(ctx, tx, "project", b.Project, project.Limits.within(m.cfg.ProjectLimits), int64(len(env.To)), int64(len(env.Raw)))
-		if err != nil {
-			return err
-		}
-		out.Left = append(out.Left, all...)
+		out.Left = left
 		if p.Undo = rule.Undo; how.undo != nil {
 			p.Undo = *how.undo
 		}

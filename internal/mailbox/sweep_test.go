@@ -21,7 +21,7 @@ func TestCommitFails(t *testing.T) {
 		f := setup(t, db)
 		_, who, key := f.inbox(t, "analyst")
 		k := f.open(t, who, key)
-		first, err := f.post.SaveDraft(t.Context(), who, mailbox.Outgoing{Draft: mail.Draft{Text: "first"}})
+		first, err := f.post.Drafts.Save(t.Context(), who, mailbox.Outgoing{Draft: mail.Draft{Text: "first"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,17 +41,17 @@ func TestCommitFails(t *testing.T) {
 			return f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{To: []string{"analyst@agents.test"}, Raw: incoming}})
 		})
 		fails("a new draft", "draft", func() error {
-			_, err := f.post.SaveDraft(t.Context(), who, mailbox.Outgoing{Draft: mail.Draft{Text: "lost"}})
+			_, err := f.post.Drafts.Save(t.Context(), who, mailbox.Outgoing{Draft: mail.Draft{Text: "lost"}})
 			return err
 		})
 		fails("a changed draft", "draft", func() error {
-			_, err := f.post.UpdateDraft(t.Context(), who, first.ID, first.Version, mailbox.Outgoing{Draft: mail.Draft{Text: "lost"}})
+			_, err := f.post.Drafts.Update(t.Context(), who, first.ID, first.Version, mailbox.Outgoing{Draft: mail.Draft{Text: "lost"}})
 			return err
 		})
 		if n, err := f.post.Sweep(t.Context(), time.Now().Add(time.Hour)); err != nil || n != 3 {
 			t.Errorf("the sweep removed %d, %v; want the three without a row", n, err)
 		}
-		if _, o, err := f.post.Draft(t.Context(), who, k, first.ID); err != nil || o.Text != "first" {
+		if _, o, err := f.post.Drafts.Get(t.Context(), who, k, first.ID); err != nil || o.Text != "first" {
 			t.Errorf("the draft that was there is %q, %v", o.Text, err)
 		}
 	})

@@ -11,11 +11,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"postern/internal/auth"
 	"postern/internal/keyring"
 	"postern/internal/mail"
+	"postern/internal/message"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -67,9 +67,9 @@ func (m *PostOffice) refs(inbox string, p mail.Message) [][]byte {
 	return out
 }
 
-// thread returns the thread of a message that names refs, and makes it if there
+// joinThread returns the thread of a message that names refs, and makes it if there
 // is none. Tx has locked the inbox.
-func (m *PostOffice) thread(ctx context.Context, tx *store.Tx, inbox string, at int64, refs [][]byte) (string, error) {
+func joinThread(ctx context.Context, tx *store.Tx, inbox string, at int64, refs [][]byte) (string, error) {
 	thread := "thr_" + rand.Text()
 	if len(refs) > 0 {
 		known, err := knownRefs(ctx, tx, inbox, refs)
@@ -139,21 +139,11 @@ func places(first, n int) string {
 	return b.String()
 }
 
-// A Thread is messages that answer each other, as a list shows it.
-type Thread struct {
-	ID       string
-	At       time.Time // of its newest message
-	Begun    time.Time // of its oldest message that is not in the trash
-	Messages int       // that are not in the trash
-	Unread   int       // of these
-	Newest   Message
-}
-
 // Threads returns the threads of the inbox that k opens, the one with the
 // newest message first, and the cursor of the next page, which is empty where
 // there is none. Threads that are in the trash altogether are left out. A limit
 // of 0 means 50.
-func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Thread, next string, err error) {
+func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []message.Thread, next string, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, "", err
 	}
@@ -168,9 +158,9 @@ func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Ke
 		if out, err = listThreads(ctx, tx, k.Inbox(), from, limit+1); err != nil {
 			return err
 		}
-		out, next = paged(out, limit, func(t *Thread) string { return position{store.Time(t.At), t.ID}.String() })
+		out, next = paged(out, limit, func(t *message.Thread) string { return position{store.Time(t.At), t.ID}.String() })
 		for i := range out {
-			ms, err := m.scanAll(ctx, tx, k, `select `+messageColumns+` from message m where m.thread_id = $1 and m.inbox_id = $2 and m.trashed_at = 0
+			ms, err := scanMessages(ctx, tx, k, `select `+messageColumns+` from message m where m.thread_id = $1 and m.inbox_id = $2 and m.trashed_at = 0
 				order by m.at desc, m.id desc limit 1`, out[i].ID, k.Inbox())
 			if err != nil {
 				return err
@@ -187,7 +177,7 @@ func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Ke
 	return out, next, nil
 }
 
-func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position, limit int) (out []Thread, err error) {
+func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position, limit int) (out []message.Thread, err error) {
 	const shown = `from message m where m.thread_id = t.id and m.inbox_id = t.inbox_id and m.trashed_at = 0`
 	rows, err := tx.QueryContext(ctx, `select t.id, t.at, (select count(*) `+shown+`), (select count(*) `+shown+` and m.labels not like '% read %'),
 		(select min(m.at) `+shown+`) from thread t where t.inbox_id = $1 and (t.at, t.id) < ($2, $3) and exists (select 1 `+shown+`)
@@ -197,7 +187,7 @@ func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position,
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var t Thread
+		var t message.Thread
 		var at, begun int64
 		if err := rows.Scan(&t.ID, &at, &t.Messages, &t.Unread, &begun); err != nil {
 			return nil, err
@@ -211,7 +201,7 @@ func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position,
 // Thread returns the messages of one thread that are not in the trash, oldest
 // first: the newest 200 of them. It returns an error that wraps
 // [store.ErrNotFound] if there are none.
-func (m *PostOffice) Thread(ctx context.Context, who auth.Principal, k *seal.Key, id string) ([]Message, error) {
+func (m *PostOffice) Thread(ctx context.Context, who auth.Principal, k *seal.Key, id string) ([]message.Message, error) {
 	ms, _, err := m.List(ctx, who, k, Listing{Thread: id, Limit: maxThread})
 	if err == nil && len(ms) == 0 {
 		err = store.ErrNotFound

@@ -50,7 +50,7 @@ func TestCopyOfWhatLeft(t *testing.T) {
 		f := setup(t, db)
 		w := f.outside(t)
 		b, agent, _ := f.agentIn(t, "alice", policy.Monitored)
-		if _, err := f.post.SetOverseers(ctx, f.person, "", []string{"boss@example.com"}); err != nil {
+		if _, err := f.post.Overseers.Set(ctx, f.person, "", []string{"boss@example.com"}); err != nil {
 			t.Fatal(err)
 		}
 		// What makes it wait: here a suspension, elsewhere a busy destination.

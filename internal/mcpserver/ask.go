@@ -91,7 +91,7 @@ func (s *Server) oversight(ctx context.Context, c caller, in inboxOnly) (out rep
 	if err != nil {
 		return out, err
 	}
-	list, err := s.post.Allowed(ctx, c.who, b.ID)
+	list, err := s.post.AllowList.Entries(ctx, c.who, b.ID)
 	if err != nil {
 		return out, err
 	}
@@ -141,7 +141,7 @@ func (s *Server) askAllow(ctx context.Context, c caller, in allowArgs) (out repl
 	if err := needed(map[string]string{"pattern": in.Pattern, "reason": in.Reason}); err != nil {
 		return out, err
 	}
-	a, err := s.post.RequestAllow(ctx, c.who, via, in.Inbox, in.Pattern, until, in.Reason)
+	a, err := s.post.AllowList.Request(ctx, c.who, via, in.Inbox, in.Pattern, until, in.Reason)
 	if err != nil {
 		return out, err
 	}

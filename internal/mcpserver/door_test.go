@@ -281,7 +281,7 @@ func TestNoToolDecides(t *testing.T) {
 		if now, err := f.post.Directory.Find(t.Context(), f.person, b.ID); err != nil || now.Mode != policy.GatedSend {
 			t.Errorf("the inbox is in mode %s, %v", now.Mode, err)
 		}
-		if list, err := f.post.Allowed(t.Context(), f.person, b.ID); err != nil || len(list) != 0 {
+		if list, err := f.post.AllowList.Entries(t.Context(), f.person, b.ID); err != nil || len(list) != 0 {
 			t.Errorf("the allow list has %v, %v", list, err)
 		}
 	})

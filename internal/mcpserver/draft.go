@@ -106,7 +106,7 @@ func (s *Server) saveDraft(ctx context.Context, c caller, in draftArgs) (out rep
 		return out, err
 	}
 	defer done()
-	d, err := s.post.SaveDraft(ctx, c.who, o)
+	d, err := s.post.Drafts.Save(ctx, c.who, o)
 	if err != nil {
 		return out, bodyError(err)
 	}
@@ -162,7 +162,7 @@ func (s *Server) drafts(ctx context.Context, c caller, in inboxArgs) (out reply[
 	if err != nil {
 		return out, err
 	}
-	list, _, err := s.post.Drafts(ctx, c.who, k, limit, "")
+	list, _, err := s.post.Drafts.List(ctx, c.who, k, limit, "")
 	if err != nil {
 		return out, err
 	}
@@ -218,7 +218,7 @@ func (s *Server) draft(ctx context.Context, c caller, in draftIDArgs) (out reply
 		return out, err
 	}
 	defer done()
-	d, o, err := s.post.Draft(ctx, c.who, k, in.DraftID)
+	d, o, err := s.post.Drafts.Get(ctx, c.who, k, in.DraftID)
 	if err != nil {
 		return out, err
 	}
@@ -262,7 +262,7 @@ func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out 
 	}
 	defer done()
 	// What it answers or passes on stays, and its files unless they are not to.
-	d, before, err := s.post.Draft(ctx, c.who, k, in.DraftID)
+	d, before, err := s.post.Drafts.Get(ctx, c.who, k, in.DraftID)
 	if err != nil {
 		return out, err
 	}
@@ -275,7 +275,7 @@ func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out 
 	if in.Keep == nil || *in.Keep {
 		o.Attachments = append(before.Attachments, o.Attachments...)
 	}
-	d, err = s.post.UpdateDraft(ctx, c.who, in.DraftID, in.Version, o)
+	d, err = s.post.Drafts.Update(ctx, c.who, in.DraftID, in.Version, o)
 	if err != nil {
 		return out, bodyError(err)
 	}
@@ -287,7 +287,7 @@ func (s *Server) deleteDraft(ctx context.Context, c caller, in draftIDArgs) (out
 	if err != nil {
 		return out, err
 	}
-	if err := s.post.DeleteDraft(ctx, c.who, k, in.DraftID, in.Version); err != nil {
+	if err := s.post.Drafts.Delete(ctx, c.who, k, in.DraftID, in.Version); err != nil {
 		return out, err
 	}
 	out.Data = savedData{Status: "deleted", DraftID: in.DraftID, Message: "The draft is deleted."}
@@ -316,7 +316,7 @@ func (s *Server) sendDraft(ctx context.Context, c caller, in sendDraftArgs) (out
 		return out, err
 	}
 	defer done()
-	p, err := s.post.SendDraft(ctx, c.who, via, k, in.DraftID, in.Version, how)
+	p, err := s.post.Drafts.Send(ctx, c.who, via, k, in.DraftID, in.Version, how)
 	if err != nil {
 		return out, bodyError(err)
 	}

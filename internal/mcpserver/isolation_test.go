@@ -249,7 +249,7 @@ func TestIsolation(t *testing.T) {
 					}
 					draft := ""
 					if _, ok := row.args["draftId"]; ok {
-						d, err := f.post.SaveDraft(ctx, writers[in], mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}, Subject: "s", Text: fmt.Sprint("draft ", n)}})
+						d, err := f.post.Drafts.Save(ctx, writers[in], mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}, Subject: "s", Text: fmt.Sprint("draft ", n)}})
 						fatal(err)
 						draft = d.ID
 					}
@@ -263,7 +263,7 @@ func TestIsolation(t *testing.T) {
 					if draft != "" { // or the inbox is full of them soon
 						k, err := f.post.Keys.Open(ctx, writers[in], map[string]auth.Secret{"a": keyA, "b": keyB, "foreign": keyC}[in], "")
 						fatal(err)
-						if err := f.post.DeleteDraft(ctx, writers[in], k, draft, 0); err != nil && !errors.Is(err, store.ErrNotFound) {
+						if err := f.post.Drafts.Delete(ctx, writers[in], k, draft, 0); err != nil && !errors.Is(err, store.ErrNotFound) {
 							t.Fatal(err)
 						}
 					}

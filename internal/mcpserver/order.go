@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/scan"
@@ -32,7 +33,7 @@ func (s *Server) search(ctx context.Context, c caller, in searchArgs) (out reply
 	if err != nil {
 		return out, err
 	}
-	found, err := s.post.Search(ctx, c.who, k, mailbox.Search{Query: *in.Q, Limit: limit})
+	found, err := s.post.Index.Search(ctx, c.who, k, mailbox.Search{Query: *in.Q, Limit: limit})
 	if err != nil {
 		return out, err
 	}
@@ -64,7 +65,7 @@ type threadData struct {
 
 // threadOf returns a thread, which id or the id of one of its messages names, and
 // the key that opens it.
-func (s *Server) threadOf(ctx context.Context, c caller, inbox, field, id string) (thread string, ms []mailbox.Message, k *seal.Key, err error) {
+func (s *Server) threadOf(ctx context.Context, c caller, inbox, field, id string) (thread string, ms []message.Message, k *seal.Key, err error) {
 	prefix := "msg_"
 	if strings.HasPrefix(id, "thr_") {
 		prefix = "thr_"
@@ -75,13 +76,13 @@ func (s *Server) threadOf(ctx context.Context, c caller, inbox, field, id string
 	if k, err = c.key(ctx, inbox); err != nil {
 		return "", nil, nil, err
 	}
-	var named []mailbox.Message
+	var named []message.Message
 	if prefix == "msg_" {
 		m, err := s.post.Listed(ctx, c.who, k, id)
 		if err != nil {
 			return "", nil, nil, err
 		}
-		id, named = m.Thread, []mailbox.Message{m}
+		id, named = m.Thread, []message.Message{m}
 	}
 	ms, err = s.post.Thread(ctx, c.who, k, id)
 	if errors.Is(err, store.ErrNotFound) && named != nil { // all of it is in the trash

@@ -8,7 +8,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mail"
-	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/scan"
 	"postern/internal/seal"
 )
@@ -35,7 +35,7 @@ type inboxItem struct {
 	ID          string            `json:"id"`
 	ThreadID    string            `json:"threadId"`
 	Labels      []string          `json:"labels"`
-	Direction   mailbox.Direction `json:"direction"`
+	Direction   message.Direction `json:"direction"`
 	Date        string            `json:"date"`
 	From        string            `json:"from"`
 	To          []string          `json:"to"`
@@ -80,7 +80,7 @@ func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (out reply[i
 }
 
 // listing answers with messages, after what head says of them.
-func listing(ms []mailbox.Message, head string) reply[inboxData] {
+func listing(ms []message.Message, head string) reply[inboxData] {
 	f := scan.NewFence()
 	data := inboxData{Notice: f.Notice(), Messages: []inboxItem{}}
 	var b strings.Builder
@@ -123,7 +123,7 @@ type messageArgs struct {
 type messageData struct {
 	Notice      string            `json:"notice"`
 	ID          string            `json:"id"`
-	Direction   mailbox.Direction `json:"direction"`
+	Direction   message.Direction `json:"direction"`
 	Date        string            `json:"date"` // when it was stored here, not what it claims
 	From        string            `json:"from"`
 	ReplyTo     []string          `json:"replyTo"`
@@ -148,7 +148,7 @@ type securityData struct {
 	DMARC      string                    `json:"dmarc"`
 }
 
-func securityOf(s *mailbox.Security, f scan.Fence) *securityData {
+func securityOf(s *message.Security, f scan.Fence) *securityData {
 	if s == nil {
 		return nil
 	}
@@ -185,7 +185,7 @@ func (s *Server) message(ctx context.Context, c caller, in messageArgs) (reply[m
 	return s.read(ctx, c, in, s.post.Message)
 }
 
-type getter func(ctx context.Context, who auth.Principal, k *seal.Key, id string) (mailbox.Message, []byte, error)
+type getter func(ctx context.Context, who auth.Principal, k *seal.Key, id string) (message.Message, []byte, error)
 
 // read answers with one message that get gets.
 func (s *Server) read(ctx context.Context, c caller, in messageArgs, get getter) (out reply[messageData], err error) {
@@ -212,7 +212,7 @@ func (s *Server) read(ctx context.Context, c caller, in messageArgs, get getter)
 
 // readingOf returns a message as a model reads it, its text cut after most
 // characters, and that text once more without its fence.
-func readingOf(m mailbox.Message, raw []byte, f scan.Fence, most int) (messageData, string) {
+func readingOf(m message.Message, raw []byte, f scan.Fence, most int) (messageData, string) {
 	d := messageData{
 		Notice: f.Notice(), ID: m.ID, Direction: m.Direction, Date: m.At.Format(time.RFC3339),
 		From: clean(m.From), ReplyTo: []string{}, To: cleanAll(m.To), Cc: cleanAll(m.Cc), Subject: clean(m.Subject), MessageID: clean(m.MessageID),

@@ -21,6 +21,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/quota"
 	"postern/internal/sandbox"
 )
 
@@ -258,8 +259,8 @@ func (in *timing) into(o *mailbox.Outgoing) error {
 		o.SendAt = at
 	}
 	if in.UndoSeconds != nil {
-		if *in.UndoSeconds < 0 || *in.UndoSeconds > int(mailbox.MaxUndo/time.Second) {
-			return fmt.Errorf("%w: undoSeconds: must be 0 to %d", errArgument, mailbox.MaxUndo/time.Second)
+		if *in.UndoSeconds < 0 || *in.UndoSeconds > int(quota.MaxUndo/time.Second) {
+			return fmt.Errorf("%w: undoSeconds: must be 0 to %d", errArgument, quota.MaxUndo/time.Second)
 		}
 		undo := time.Duration(*in.UndoSeconds) * time.Second
 		o.Undo = &undo

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/scan"
 )
 
@@ -67,7 +68,7 @@ func (r *threadRef) show(ctx context.Context, s *Server, c caller, o *mailbox.Ou
 		}
 		d, text := readingOf(m, raw, f, maxShownText)
 		which := "received"
-		if m.Direction != mailbox.In {
+		if m.Direction != message.In {
 			which = "sent"
 		}
 		fmt.Fprintf(&b, "Message %d of %d, %s %s\n", left+i+1, len(ms), which, m.At.UTC().Format(time.RFC1123))

@@ -19,6 +19,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/quota"
 	"postern/internal/store"
 )
 
@@ -74,7 +75,7 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 	case errors.As(err, &field):
 		return field.Error()
 	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, directory.ErrInvalid), errors.Is(err, directory.ErrNoInbox),
-		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, mailbox.ErrLimit), errors.Is(err, mailbox.ErrDraft),
+		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, quota.ErrLimit), errors.Is(err, mailbox.ErrDraft),
 		errors.Is(err, oversight.ErrTooLate), errors.Is(err, oversight.ErrStale),
 		errors.Is(err, errBusy), errors.Is(err, errCrowded), errors.Is(err, oversight.ErrFull), errors.Is(err, store.ErrNotFound):
 		return strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), directory.ErrInvalid.Error()+": ")

@@ -11,7 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"postern/internal/event"
-	"postern/internal/mailbox"
+	"postern/internal/message"
 	"postern/internal/store"
 )
 
@@ -139,7 +139,7 @@ func (s *Server) waitForEmail(ctx context.Context, c caller, in waitArgs) (out r
 	if err != nil {
 		return out, err
 	}
-	var ms []mailbox.Message
+	var ms []message.Message
 	err = s.await(ctx, c, k.Inbox(), most, func() (bool, error) {
 		var es []event.Event
 		err := s.db.View(ctx, func(tx *store.Tx) (err error) {

@@ -16,6 +16,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
+	"postern/internal/quota"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -220,7 +221,7 @@ func TestRefusedProposalsAreNotAccepted(t *testing.T) {
 		"approved by a rule":    {p: mailbox.Proposed{Action: oversight.Action{ID: "act_1", State: oversight.Approved}}, said: "approved as act_1"},
 		"denied with a reason":  {p: mailbox.Proposed{Action: oversight.Action{ID: "act_1", State: oversight.Denied, Reason: "not there"}}, code: 550, said: "denied, see act_1: not there"},
 		"denied without one":    {p: mailbox.Proposed{Action: oversight.Action{ID: "act_1", State: oversight.Denied, Verdict: "default"}}, code: 550, said: "denied, see act_1: default"},
-		"over a limit":          {err: fmt.Errorf("inbox: %w", mailbox.ErrLimit), code: 452, said: "inbox: " + mailbox.ErrLimit.Error()},
+		"over a limit":          {err: fmt.Errorf("inbox: %w", quota.ErrLimit), code: 452, said: "inbox: " + quota.ErrLimit.Error()},
 		"too many waiting":      {err: oversight.ErrFull, code: 452, said: oversight.ErrFull.Error()},
 		"the same again":        {err: mailbox.ErrDuplicate, code: 550, said: mailbox.ErrDuplicate.Error()},
 		"malformed":             {err: directory.ErrInvalid, code: 550, said: directory.ErrInvalid.Error()},

@@ -10,6 +10,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/quota"
 )
 
 // Authenticate implements [Config.Authenticate]. The password is a key, and the
@@ -53,7 +54,7 @@ func proposalReply(p mailbox.Proposed, err error) (said string, _ error) {
 		return &RefusalError{Code: code, Enhanced: [3]int(enhanced), Reason: err.Error()}
 	}
 	switch {
-	case errors.Is(err, mailbox.ErrLimit), errors.Is(err, oversight.ErrFull):
+	case errors.Is(err, quota.ErrLimit), errors.Is(err, oversight.ErrFull):
 		return "", refuse(452, 4, 7, 1)
 	case errors.Is(err, mailbox.ErrDuplicate), errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, directory.ErrInvalid):
 		return "", refuse(550, 5, 6, 0)

@@ -54,7 +54,7 @@ func lowered(list []string) []string {
 // inbox's mode, whether its allow list has all recipients, and what they have
 // had with one another.
 func (m *PostOffice) weigh(ctx context.Context, tx *store.Tx, b directory.Inbox, r *policy.Request) (err error) {
-	if r.Mode, err = m.watched(ctx, tx, b); err != nil {
+	if r.Mode, err = modeToJudgeBy(ctx, tx, b); err != nil {
 		return err
 	}
 	if r.Listed, err = listed(ctx, tx, b.ID, r.To); err != nil {
@@ -88,10 +88,10 @@ func (x sendExecutor) Refresh(ctx context.Context, tx *store.Tx, a oversight.Act
 	return r, x.m.weigh(ctx, tx, b, &r)
 }
 
-// watched returns the mode by which b is judged. A monitored inbox of which
+// modeToJudgeBy returns the mode by which b is judged. A monitored inbox of which
 // nobody gets the copies would send unseen: until somebody does, it waits for a
 // person like one in gated_send.
-func (m *PostOffice) watched(ctx context.Context, tx *store.Tx, b directory.Inbox) (policy.Mode, error) {
+func modeToJudgeBy(ctx context.Context, tx *store.Tx, b directory.Inbox) (policy.Mode, error) {
 	if b.Mode != policy.Monitored {
 		return b.Mode, nil
 	}

@@ -1,4 +1,7 @@
-package mailbox
+// Package quota counts what inboxes and projects propose to send, and refuses what
+// is more than their limits. It keeps no time but the begin of each window, and
+// decides nothing else about a message.
+package quota
 
 import (
 	"context"
@@ -10,6 +13,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/store"
 )
 
@@ -64,6 +68,40 @@ func (e *LimitError) Error() string {
 // Is makes it an [ErrLimit].
 func (e *LimitError) Is(target error) bool { return target == ErrLimit }
 
+// A Quotas holds the limits of the inboxes and projects of a server. It is safe
+// for concurrent use; the database keeps the counts.
+type Quotas struct {
+	db             *store.DB
+	dir            *directory.Directory
+	keys           *keyring.Ring
+	inbox, project Limits // where nobody set others
+}
+
+// New returns the quotas in db. Inbox and project are the limits of those for
+// which nobody set others.
+func New(db *store.DB, dir *directory.Directory, keys *keyring.Ring, inbox, project Limits) *Quotas {
+	return &Quotas{db: db, dir: dir, keys: keys, inbox: inbox, project: project}
+}
+
+// TakeSend takes one message of b from the limits of the inbox and of its
+// project, or returns a [LimitError]. It returns how the inbox sends, and what is
+// left of every limit.
+func (q *Quotas) TakeSend(ctx context.Context, tx *store.Tx, b directory.Inbox, recipients, bytes int64) (rule Sending, left []Quota, err error) {
+	if rule, err = Rule(ctx, tx, b.ID); err != nil {
+		return Sending{}, nil, err
+	}
+	project, err := Rule(ctx, tx, b.Project)
+	if err != nil {
+		return Sending{}, nil, err
+	}
+	// The inbox's own first: what it may not send takes nothing from the others.
+	if left, err = Take(ctx, tx, "inbox", b.ID, rule.Limits.within(q.inbox), recipients, bytes); err != nil {
+		return Sending{}, nil, err
+	}
+	all, err := Take(ctx, tx, "project", b.Project, project.Limits.within(q.project), recipients, bytes)
+	return rule, append(left, all...), err
+}
+
 func or(n, otherwise int64) int64 {
 	if n == 0 {
 		return otherwise
@@ -76,8 +114,8 @@ func (l Limits) within(d Limits) Limits {
 	return Limits{or(l.PerMinute, d.PerMinute), or(l.PerHour, d.PerHour), or(l.PerDay, d.PerDay), or(l.Recipients, d.Recipients), or(l.Bytes, d.Bytes)}
 }
 
-// sending returns what is set for a scope, an inbox or a project.
-func sending(ctx context.Context, tx *store.Tx, scope string) (Sending, error) {
+// Rule returns what is set for a scope, an inbox or a project.
+func Rule(ctx context.Context, tx *store.Tx, scope string) (Sending, error) {
 	var s Sending
 	var undo int64
 	err := tx.One(ctx, `select undo, per_minute, per_hour, per_day, recipients, bytes from send_rule where scope = $1`, []any{scope},
@@ -136,10 +174,10 @@ func bound(limit int64) int64 {
 	return limit
 }
 
-// count takes one message to so many recipients of so many bytes from a scope's
+// Take takes one message to so many recipients of so many bytes from a scope's
 // limits, or returns a [LimitError]. Its update names what must still be left,
 // so that it is exact whoever else counts at the same time.
-func count(ctx context.Context, tx *store.Tx, scope, id string, l Limits, recipients, bytes int64) (out []Quota, err error) {
+func Take(ctx context.Context, tx *store.Tx, scope, id string, l Limits, recipients, bytes int64) (out []Quota, err error) {
 	for _, w := range l.windows(scope) {
 		now := time.Now()
 		ended := store.Time(now.Add(-w.length))
@@ -202,14 +240,14 @@ func (w window) used(ctx context.Context, tx *store.Tx, id string, now time.Time
 // Sends returns how an inbox sends, or for an empty name how the project does,
 // with its limits as they hold, and what is left of them. A project's are for
 // who manages it; an inbox's also for its own credentials.
-func (m *PostOffice) Sends(ctx context.Context, who auth.Principal, inbox string) (s Sending, left []Quota, err error) {
-	scope, id, defaults, err := m.scope(ctx, who, inbox, false)
+func (q *Quotas) Sends(ctx context.Context, who auth.Principal, inbox string) (s Sending, left []Quota, err error) {
+	scope, id, defaults, err := q.scope(ctx, who, inbox, false)
 	if err != nil {
 		return Sending{}, nil, err
 	}
 	now := time.Now()
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		if s, err = sending(ctx, tx, id); err != nil {
+	err = q.db.View(ctx, func(tx *store.Tx) error {
+		if s, err = Rule(ctx, tx, id); err != nil {
 			return err
 		}
 		s.Limits = s.Limits.within(defaults)
@@ -227,29 +265,29 @@ func (m *PostOffice) Sends(ctx context.Context, who auth.Principal, inbox string
 
 // scope returns the name and the id of what sends: an inbox, or for an empty
 // name the project.
-func (m *PostOffice) scope(ctx context.Context, who auth.Principal, inbox string, change bool) (scope, id string, defaults Limits, err error) {
+func (q *Quotas) scope(ctx context.Context, who auth.Principal, inbox string, change bool) (scope, id string, defaults Limits, err error) {
 	switch {
 	case directory.MayManage(who) == nil && inbox == "":
-		return "project", who.Project, m.cfg.ProjectLimits, nil
+		return "project", who.Project, q.project, nil
 	case directory.MayManage(who) == nil && !directory.ValidName(inbox):
 		return "", "", Limits{}, directory.ErrNoInbox
 	case directory.MayManage(who) == nil:
-		b, err := m.Directory.Find(ctx, who, inbox)
-		return "inbox", b.ID, m.cfg.InboxLimits, err
+		b, err := q.dir.Find(ctx, who, inbox)
+		return "inbox", b.ID, q.inbox, err
 	case change || inbox == "":
 		return "", "", Limits{}, directory.MayManage(who)
 	}
-	b, _, err := m.Keys.Reach(ctx, who, inbox)
-	return "inbox", b.ID, m.cfg.InboxLimits, err
+	b, _, err := q.keys.Reach(ctx, who, inbox)
+	return "inbox", b.ID, q.inbox, err
 }
 
 // SetSending says how an inbox sends, or for an empty name how the project
 // does. Who must be a project key or a person: no inbox gives itself more.
-func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox string, s Sending) error {
+func (q *Quotas) SetSending(ctx context.Context, who auth.Principal, inbox string, s Sending) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
 	}
-	scope, id, _, err := m.scope(ctx, who, inbox, true)
+	scope, id, _, err := q.scope(ctx, who, inbox, true)
 	if err != nil {
 		return err
 	}
@@ -270,7 +308,7 @@ func (m *PostOffice) SetSending(ctx context.Context, who auth.Principal, inbox s
 			return fmt.Errorf("%w: %s: must be 1 to 2^50, 0 for what the server says, or -1 for no limit", directory.ErrInvalid, l.field)
 		}
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return q.db.Update(ctx, func(tx *store.Tx) error {
 		_, err := tx.ExecContext(ctx, `insert into send_rule (scope, undo, per_minute, per_hour, per_day, recipients, bytes) values ($1, $2, $3, $4, $5, $6, $7)
 			on conflict (scope) do update set undo = excluded.undo, per_minute = excluded.per_minute, per_hour = excluded.per_hour,
 				per_day = excluded.per_day, recipients = excluded.recipients, bytes = excluded.bytes`,
