@@ -45,12 +45,14 @@ func (o *output) facts(v any, text func() error) error {
 // object prints v as indented JSON. What agents and strangers wrote stays
 // escaped, so that a terminal does not obey it.
 func (o *output) object(v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
+	var text, clean strings.Builder
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false) // it is for programs and terminals
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
 		return err
 	}
-	var clean strings.Builder
-	for _, r := range string(b) {
+	for _, r := range text.String() {
 		// encoding/json escapes C0 controls and leaves DEL and C1 as they are.
 		if r >= 0x7f && r <= 0x9f {
 			fmt.Fprintf(&clean, `\u%04x`, r)
@@ -58,8 +60,7 @@ func (o *output) object(v any) error {
 		}
 		clean.WriteRune(r)
 	}
-	clean.WriteByte('\n')
-	_, err = io.WriteString(o, clean.String())
+	_, err := io.WriteString(o, clean.String())
 	return err
 }
 
