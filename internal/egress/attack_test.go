@@ -19,13 +19,12 @@ import (
 	"postern/internal/policy"
 )
 
-// The attackers here send what a grammar makes: what servers are known to pass
-// over, the attack, and the cuts between its pieces, all from one seed. Each
-// case is also played without the wall, so that the test fails if the attacker
-// has no teeth.
+// The attackers here combine, from one seed, what servers are known to skip, the
+// attack, and cuts between its pieces. Each case is also run without the wall, so
+// that the test fails if the attacker is harmless.
 
-// A lenientMail is a mail server that takes everything before the first
-// command it knows, commands in any form, and lines that end anywhere.
+// A lenientMail is a mail server that skips everything before the first command
+// that it knows, and accepts commands in any form and lines with any end.
 type lenientMail struct {
 	quirks mailQuirks
 }
@@ -38,8 +37,8 @@ type mailQuirks struct {
 	tunnel bool // is behind an HTTP proxy
 }
 
-// serve returns whether the connection delivered something, or hid from us
-// what it said.
+// serve reports whether the connection delivered a message, or hid from us what it
+// said.
 func (l *lenientMail) serve(c net.Conn) (delivered bool) {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
@@ -137,7 +136,7 @@ func (l *lenientMail) serve(c net.Conn) (delivered bool) {
 	}
 }
 
-// unseen takes off the eighth bit, and bytes that are not seen.
+// unseen clears eighth bits and removes invisible bytes.
 func unseen(line []byte) (out []byte) {
 	for _, b := range line {
 		if b &= 0x7f; b >= ' ' && b < 0x7f || b == '\t' {
@@ -229,7 +228,7 @@ func newMailCase(r *rand.Rand) (mc mailCase) {
 	return mc
 }
 
-// play sends a case over c, and reads until the other side has ended.
+// play sends a case over c and reads until the other side has ended.
 func (mc *mailCase) play(c net.Conn) {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
@@ -265,9 +264,9 @@ func (mc *mailCase) play(c net.Conn) {
 	<-read
 }
 
-// TestMailGoesThroughTheGate attacks with mail conversations behind all that a
-// lenient server passes over. No server takes a message, and the record has
-// each that would have been taken.
+// TestMailGoesThroughTheGate attacks with mail conversations behind everything that
+// a lenient server skips. No server may get a message, and the record must show
+// each one that would have been accepted.
 func TestMailGoesThroughTheGate(t *testing.T) {
 	cases := 3000
 	if testing.Short() {
@@ -361,8 +360,7 @@ func TestMailGoesThroughTheGate(t *testing.T) {
 	}
 }
 
-// learn makes a sandbox know an address by a name, as an answer of our resolver
-// does.
+// learn makes a sandbox's resolver know an address by a name.
 func (w *world) learn(id, name, addr string) {
 	a, err := w.wall.find(id)
 	if err != nil {
@@ -372,7 +370,7 @@ func (w *world) learn(id, name, addr string) {
 	a.names.learn(name, []netip.Addr{netip.MustParseAddr(addr)})
 }
 
-// inParallel runs cases, and counts those that are true.
+// inParallel runs cases and counts the results that are true.
 func inParallel(cases int, run func(i int) bool) (n int) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -396,7 +394,7 @@ func inParallel(cases int, run func(i int) bool) (n int) {
 	return n
 }
 
-// A lenientWeb is how some server reads requests.
+// A lenientWeb is one way in which a server may parse requests.
 type lenientWeb struct {
 	lastHost, at, underscore bool // which Host counts; the part behind "@"; "_" for "-"
 	cr                       bool // a bare CR ends a line
@@ -406,8 +404,7 @@ type lenientWeb struct {
 	strictMethod             bool
 }
 
-// hosts returns the hosts of all requests in b, which is all that a connection
-// sent.
+// hosts returns the hosts of all requests in b, the bytes of one connection.
 func (l lenientWeb) hosts(b []byte) (out []string) {
 	line := func() (string, bool) {
 		i := bytes.IndexByte(b, '\n')
@@ -516,8 +513,7 @@ func (l lenientWeb) hosts(b []byte) (out []string) {
 
 const evilHost = "evil.test"
 
-// newWebCase returns what an attacker who is allowed goodHost sends on one
-// connection.
+// newWebCase returns the bytes of an attacker who may connect to goodHost.
 func newWebCase(r *rand.Rand, goodHost string) (pieces [][]byte) {
 	pick := func(s ...string) string { return s[r.IntN(len(s))] }
 	// odd is mostly what everybody sends.
@@ -583,8 +579,8 @@ func newWebCase(r *rand.Rand, goodHost string) (pieces [][]byte) {
 	}
 }
 
-// TestRequestsAreJudged attacks with requests for a host that is not allowed at
-// the address of one that is: no server, however it reads, sees one for it.
+// TestRequestsAreJudged attacks with requests for a forbidden host at the address
+// of an allowed one. No server may see one of them, however it parses.
 func TestRequestsAreJudged(t *testing.T) {
 	cases := 4000
 	if testing.Short() {

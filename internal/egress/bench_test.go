@@ -67,8 +67,8 @@ func BenchmarkAttach(b *testing.B) {
 	}
 }
 
-// BenchmarkThroughput is what leaves a sandbox, what comes in, and what the
-// host's own connections into it carry.
+// BenchmarkThroughput measures what leaves a sandbox, what comes in, and the host's
+// own connections into it.
 func BenchmarkThroughput(b *testing.B) {
 	const chunk = 1 << 20
 	w := newWorld(b, open)

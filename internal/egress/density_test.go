@@ -11,7 +11,7 @@ import (
 	"postern/internal/policy"
 )
 
-// What an idle sandbox costs the wall.
+// TestIdleLinksAreSmall measures what an idle sandbox costs the wall.
 func TestIdleLinksAreSmall(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
 		open(c)

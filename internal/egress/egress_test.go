@@ -37,8 +37,8 @@ import (
 	"postern/internal/sandbox"
 )
 
-// A world is a Wall with an outside: real servers on the loopback that stand
-// for public addresses, and a DNS server.
+// A world is a Wall with an outside: servers on loopback in place of public
+// addresses, and a DNS server.
 type world struct {
 	tb   testing.TB
 	wall *Wall
@@ -52,7 +52,7 @@ type world struct {
 	mail   chan conversation
 }
 
-// A conversation is what was handed to Config.SMTP.
+// A conversation is one call of Config.SMTP.
 type conversation struct {
 	who  auth.Principal
 	dst  netip.AddrPort
@@ -122,14 +122,14 @@ func (w *world) says(name string, addrs ...string) {
 	}
 }
 
-// outside returns what was dialled and what names were asked for.
+// outside returns the dialled addresses and the resolved names.
 func (w *world) outside() (dialed, asked []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.dialed), slices.Clone(w.asked)
 }
 
-// at makes a server on the loopback answer for a public address.
+// at starts a server on loopback for a public address.
 func (w *world) at(public string, serve func(net.Conn)) {
 	w.tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -149,7 +149,7 @@ func (w *world) at(public string, serve func(net.Conn)) {
 	}()
 }
 
-// web makes a web server that tells the Host it saw.
+// web starts a web server that answers with the Host header it got.
 func (w *world) web(public string) {
 	s := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(rw, "hello %s", r.Host)
@@ -219,7 +219,7 @@ func (w *world) wait(what string, ok func(Event) bool) Event {
 	return Event{}
 }
 
-// A box plays the sandbox: a stack on the other end of the link.
+// A box plays a sandbox: it has a stack on the other end of the link.
 type box struct {
 	w     *world
 	id    string
@@ -537,8 +537,8 @@ func TestTLSByName(t *testing.T) {
 	}
 }
 
-// A program that says nothing on the web's ports gets nowhere, unless our
-// resolver gave it the address.
+// TestNamesLearnedFromDNS: a program that sends nothing on the web's ports is
+// refused, unless our resolver gave it the address.
 func TestNamesLearnedFromDNS(t *testing.T) {
 	w := newWorld(t, func(c *Config) { open(c); c.Limits.SniffTimeout = 100 * time.Millisecond })
 	banner := func(c net.Conn) { io.WriteString(c, "SSH-2.0-x\r\n"); echo(c) }
@@ -750,7 +750,8 @@ func TestHandMadePackets(t *testing.T) {
 	}
 }
 
-// Random and mutated packets may do anything but end this process or the link.
+// TestRandomPackets: random and mutated packets must not end this process or the
+// link.
 func TestRandomPackets(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
 		open(c)
@@ -859,7 +860,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// A program cannot hide a refused attempt behind allowed ones.
+// TestConnectionsDoNotCrowdOutRefusals: a program cannot hide a refused attempt
+// behind allowed ones.
 func TestConnectionsDoNotCrowdOutRefusals(t *testing.T) {
 	w := newWorld(t, func(c *Config) { open(c); c.Limits.Records = 3 })
 	b := w.box("i1", policy.Egress{Internet: true})

@@ -145,8 +145,8 @@ func FuzzInspect(f *testing.F) {
 	})
 }
 
-// FuzzRequest: a head that is taken is read in the same way by Go's server, and
-// so is where its body ends; how the bytes come in pieces changes nothing.
+// FuzzRequest: Go's server parses an accepted head in the same way, and finds the
+// same end of the body. How the bytes are cut into pieces changes nothing.
 func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		"GET / HTTP/1.1\r\nHost: example.com\r\n\r\nGET /",
@@ -209,8 +209,8 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzMailWatch: no line that begins with RCPT passes unseen, however the bytes
-// come in pieces.
+// FuzzMailWatch: no line that begins with RCPT passes unnoticed, however the bytes
+// are cut.
 func FuzzMailWatch(f *testing.F) {
 	f.Add([]byte("HELP\r\nRCPT TO:<a@b.test>\r\n"), uint16(7))
 	f.Add([]byte("\x00 \trC\x00pT\tTO:<a@b.test>"), uint16(3))

@@ -25,8 +25,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// die ends a wall's part of a link as the end of the process does: nobody is
-// told.
+// die ends a wall's end of a link like the end of the process: without notice.
 func (w *world) die(id string) {
 	w.tb.Helper()
 	a, err := w.wall.find(id)
@@ -55,7 +54,7 @@ func (b *box) listen(port uint16, serve func(net.Conn)) {
 	}()
 }
 
-// pinged says whether an echo over c works.
+// pinged checks that an echo over c works.
 func pinged(c net.Conn) error {
 	if _, err := io.WriteString(c, "ping"); err != nil {
 		return err
@@ -175,8 +174,8 @@ func TestAdoptRefuses(t *testing.T) {
 	}
 }
 
-// descriptors counts how often this process has f open. What else it has open
-// is no matter: other tests' connections may still be closing.
+// descriptors counts how often this process has f open. Other open files do not
+// matter, since those of other tests may still be closing.
 func descriptors(tb testing.TB, f *os.File) (n int) {
 	tb.Helper()
 	want, err := f.Stat()
@@ -274,7 +273,8 @@ func TestHandOverResetsEverything(t *testing.T) {
 	}
 }
 
-// A sandbox that does all it can to be busy is handed over all the same.
+// TestHandOverUnderFlood: a sandbox that sends as much as it can is handed over all
+// the same.
 func TestHandOverUnderFlood(t *testing.T) {
 	w := newWorld(t, open)
 	b := w.bare("i1", "", policy.Egress{Internet: true})
@@ -308,9 +308,9 @@ func TestHandOverUnderFlood(t *testing.T) {
 	}
 }
 
-// What comes for connections of a stack that is gone, for example after a
-// restore from a snapshot, is answered by a reset, whatever its flags are, and
-// a reset by nothing.
+// TestStrayPacketsAreReset: a packet for a connection of a former stack, for
+// example after a restore, is answered with a reset, whatever its flags. A reset is
+// not answered.
 func TestStrayPacketsAreReset(t *testing.T) {
 	const fin, synFlag, rst, push, ack = 1, 2, 4, 8, 16
 	for _, tc := range []struct {

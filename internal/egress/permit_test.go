@@ -66,8 +66,8 @@ func (w *lastWord) Permit(ctx context.Context, who auth.Principal, to policy.Con
 	return policy.Verdict{Effect: policy.Allow}
 }
 
-// TestPermitDecidesAfterTheLists: what the lists allow is refused where the last word is no, also
-// where the sandbox hides the name.
+// TestPermitDecidesAfterTheLists: a connection that the lists allow is refused if
+// the Permitter refuses it, also if the sandbox hides the name.
 func TestPermitDecidesAfterTheLists(t *testing.T) {
 	const other = "93.184.216.35"
 	for _, tc := range []struct {
@@ -131,8 +131,8 @@ func TestPermitDecidesAfterTheLists(t *testing.T) {
 	}
 }
 
-// TestPermitKnowsNames: who has the last word hears the names that our resolver
-// gave for an address, and a name of which it says no is not asked for outside.
+// TestPermitKnowsNames: the Permitter gets the names that our resolver gave for an
+// address, and a name that it refuses is not resolved outside.
 func TestPermitKnowsNames(t *testing.T) {
 	p := &lastWord{hosts: []string{"evil.test"}}
 	w := newWorld(t, func(c *Config) {
@@ -158,7 +158,7 @@ func TestPermitKnowsNames(t *testing.T) {
 	}
 }
 
-// TestHeldConnection: one that waits for a person hangs, holds up no other, and
+// TestHeldConnection: a connection that waits for a person blocks no other one, and
 // ends with its sandbox.
 func TestHeldConnection(t *testing.T) {
 	p := &lastWord{hold: make(chan struct{})}
@@ -191,7 +191,8 @@ func TestHeldConnection(t *testing.T) {
 	}
 }
 
-// TestRecheckCutsConnections: what may not go on is cut and on record; of two projects, one's.
+// TestRecheckCutsConnections: forbidden connections of the project are cut and
+// recorded, and those of other projects are not.
 func TestRecheckCutsConnections(t *testing.T) {
 	p := &lastWord{}
 	w := newWorld(t, func(c *Config) {

@@ -65,9 +65,9 @@ func extended(m dnsmessage.Message) string {
 	return strings.Join(out, "\n")
 }
 
-// TestEveryRefusalIsAtOnce tries addresses and ports as a program does that looks
-// for a way out. Each fails at once and is on the record: what is dropped without
-// an answer ends in a time-out, which the test takes for a hang.
+// TestEveryRefusalIsAtOnce tries addresses and ports like a program that looks for
+// a way out. Each attempt must fail at once and be recorded: a dropped packet would
+// end in a time-out, which the test treats as a hang.
 func TestEveryRefusalIsAtOnce(t *testing.T) {
 	addrs := []string{
 		"8.8.8.8", "1.1.1.1", site, // public
@@ -104,7 +104,8 @@ func TestEveryRefusalIsAtOnce(t *testing.T) {
 	}
 }
 
-// A policy of names opens no other address, nor DNS at the addresses of its names.
+// TestDNSServersOverTCP: rules for names open no other addresses, and no DNS at the
+// addresses of the names.
 func TestDNSServersOverTCP(t *testing.T) {
 	ask := func(b *box, to string) dnsmessage.Message {
 		t.Helper()
@@ -152,8 +153,8 @@ func TestDNSServersOverTCP(t *testing.T) {
 	}
 }
 
-// Mail ports are captured where there is an inbox to propose for, whatever policy
-// says of the address; elsewhere they are refused, whatever it says.
+// TestMailPortsNeedAnInbox: mail ports are captured if the sandbox has an inbox and
+// otherwise refused, whatever policy says about the address.
 func TestMailPortsNeedAnInbox(t *testing.T) {
 	for _, port := range []string{"25", "465", "587", "2525"} {
 		w := newWorld(t, open)
@@ -175,8 +176,8 @@ func TestMailPortsNeedAnInbox(t *testing.T) {
 	}
 }
 
-// TestRefusedQuestions: whatever is asked of the resolver and refused says why, to
-// a program that understands it (RFC 8914), and is on the record.
+// TestRefusedQuestions: a refused question is recorded, and the answer has the
+// reason as an extended DNS error (RFC 8914).
 func TestRefusedQuestions(t *testing.T) {
 	raw := func(change func(b []byte)) []byte {
 		b := query("evil.test.", dnsmessage.TypeA)
@@ -255,7 +256,8 @@ func TestEDNSVersion(t *testing.T) {
 	}
 }
 
-// A switch stops a question of any type, and that is on the record.
+// TestSwitchOnAnyQuestion: a switch stops questions of any type, and they are
+// recorded.
 func TestSwitchOnAnyQuestion(t *testing.T) {
 	for _, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA, 65} {
 		l := &lastWord{hosts: []string{"example.com"}}

@@ -23,12 +23,10 @@ import (
 	"postern/internal/policy"
 )
 
-// A step is one side's turn in a conversation: "> " the program's, "< " the
-// server's.
+// A step is one turn in a conversation: "> " is the program's, "< " the server's.
 type step string
 
-// TestOtherProtocols: what is not mail goes through unchanged, and each side
-// is heard before the other has to answer.
+// TestOtherProtocols: protocols other than mail pass unchanged, in lockstep.
 func TestOtherProtocols(t *testing.T) {
 	hello := string(clientHello("example.com"))
 	for _, tc := range []struct {
@@ -78,7 +76,7 @@ func TestOtherProtocols(t *testing.T) {
 	}
 }
 
-// converse takes one side's turns, and reads the other's.
+// converse sends one side's turns and expects the other's.
 func converse(c net.Conn, steps []step, me string) error {
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	for i, s := range steps {
@@ -97,8 +95,8 @@ func converse(c net.Conn, steps []step, me string) error {
 	return nil
 }
 
-// TestOrdinaryRequests: clients of the web work as they do elsewhere where a
-// name alone opens the way.
+// TestOrdinaryRequests: web clients work as usual if a connection is allowed by
+// name only.
 func TestOrdinaryRequests(t *testing.T) {
 	w := newWorld(t, open)
 	seen := make(chan string, 100)
@@ -220,8 +218,8 @@ func TestOrdinaryRequests(t *testing.T) {
 	}
 }
 
-// TestLaterRequests: on a connection that a name opened each request is for
-// that name.
+// TestLaterRequests: on a connection that is allowed by name each request must be
+// for that name.
 func TestLaterRequests(t *testing.T) {
 	const first = "GET /1 HTTP/1.1\r\nHost: example.com\r\n\r\n"
 	for _, tc := range []struct{ name, second, status, recorded, reason string }{
@@ -295,8 +293,8 @@ func TestLaterRequests(t *testing.T) {
 	}
 }
 
-// TestSilentAtFirst: a program that waits until the wall looks for no name any
-// more is judged all the same, and one whose server speaks first is let be.
+// TestSilentAtFirst: a program that sends nothing until the wall stops looking for
+// a name is still judged. If its server speaks first it is left alone.
 func TestSilentAtFirst(t *testing.T) {
 	for _, tc := range []struct{ name, port, greets, says, want, reason string }{
 		{"server first", "443", "SSH-2.0-x\r\n", "hello", "hello", ""},
@@ -342,8 +340,8 @@ func TestSilentAtFirst(t *testing.T) {
 	}
 }
 
-// TestSSHOnTheWebsPort: what begins like SSH is passed on to servers that speak
-// it.
+// TestSSHOnTheWebsPort: a connection that begins like SSH only passes to servers
+// that speak SSH.
 func TestSSHOnTheWebsPort(t *testing.T) {
 	for _, tc := range []struct{ name, greets, want string }{
 		{"SSH", "SSH-2.0-y\r\n", "SSH-2.0-x\r\nGET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"},
@@ -370,8 +368,8 @@ func TestSSHOnTheWebsPort(t *testing.T) {
 	}
 }
 
-// TestSecondHello: where a TLS server asks for another ClientHello, that one
-// has to be for the same name.
+// TestSecondHello: if a TLS server asks for a second ClientHello, it must be for
+// the same name.
 func TestSecondHello(t *testing.T) {
 	for _, tc := range []struct{ name, second, fail string }{
 		{"the same name", "example.com", ""},
@@ -431,16 +429,16 @@ func TestSecondHello(t *testing.T) {
 	})
 }
 
-// helloRetryRequest returns the start of a server's answer: as much as is
-// looked at, and some.
+// helloRetryRequest returns the start of a server's answer: what the wall looks at,
+// and some more.
 func helloRetryRequest() []byte {
 	b := []byte{0x16, 3, 3, 0, 80, 2, 0, 0, 76, 3, 3}
 	b = append(b, "\xcf\x21\xad\x74\xe5\x9a\x61\x11\xbe\x1d\x8c\x02\x1e\x65\xb8\x91\xc2\xa2\x11\x16\x7a\xbb\x8c\x5e\x07\x9e\x09\xe2\xc8\xa8\x33\x9c"...)
 	return append(b, make([]byte, 85-len(b))...)
 }
 
-// TestMailAfterOtherBytes: mail that begins where something else has left is
-// cut, and on record.
+// TestMailAfterOtherBytes: mail that begins after other bytes have passed is cut
+// and recorded.
 func TestMailAfterOtherBytes(t *testing.T) {
 	for _, first := range []string{
 		"HELP\r\n", "XYZZY\r\n", "AUTH PLAIN AGEAYg==\r\n", "\x00", strings.Repeat(" ", 70), strings.Repeat("\r\n", 40), "GET /\r\n", "PROXY TCP4 1.2.3.4 5.6.7.8 1 25\r\n",

@@ -11,8 +11,8 @@ import (
 	"postern/internal/policy"
 )
 
-// TestStandIns: a sandbox that may propose mail finds the server of any name,
-// and nothing else of it.
+// TestStandIns: a sandbox with an inbox can resolve any name for mail, and reaches
+// nothing else of it.
 func TestStandIns(t *testing.T) {
 	w := newWorld(t, nil) // a closed project
 	b := w.boxFor("i1", "ibx_1", policy.Egress{Internet: true})

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// smallRecipe builds in seconds.
+// smallRecipe returns a recipe that builds in seconds.
 func smallRecipe() recipe {
 	return recipe{
 		name: "small", suite: "bookworm", variant: "essential", exclude: []string{"/usr/share/doc/*"},
@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// At whatever instant a build is killed, nothing of it runs on, nothing stays
-// mounted, no half template can be found, and the next build succeeds.
+// TestBuildKilled: whenever a build is killed, no process and no mount stays, no
+// incomplete template can be found, and the next build succeeds.
 func TestBuildKilled(t *testing.T) {
 	dir := t.TempDir()
 	for _, at := range []string{"installing", "writing to disk"} {
@@ -190,7 +190,8 @@ func TestBuildFails(t *testing.T) {
 	})
 }
 
-// A mount below what is to be removed may be the host's /dev.
+// TestRemoveTreeMounted: a mount below a directory to be removed may be the host's
+// /dev.
 func TestRemoveTreeMounted(t *testing.T) {
 	dir := t.TempDir()
 	inside := filepath.Join(dir, "rootfs/dev")

@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// builtBase returns the base template of this machine's cache, building it if
-// need be. It leaves the guest that is there as it is: the daemon may use it.
+// builtBase returns the base template in this machine's cache, and builds it if
+// necessary. It does not replace the guest in it, which a running server may use.
 func builtBase(t *testing.T) Template {
 	t.Helper()
 	dir, ok := os.LookupEnv("POSTERN_CACHE_DIR")
@@ -42,8 +42,8 @@ func builtBase(t *testing.T) Template {
 	return tpl
 }
 
-// startInterpreter runs the interpreter of the built root file system, as its
-// user, on a throw-away layer, and returns its URL.
+// startInterpreter runs the interpreter of the base template as its user, on a
+// temporary layer, and returns its URL.
 func startInterpreter(t *testing.T) string {
 	t.Helper()
 	tpl := builtBase(t)
@@ -129,7 +129,7 @@ type event struct {
 	Timestamp      int64
 }
 
-// answer is what an execution sent.
+// answer is the result of an execution.
 type answer struct {
 	stdout, stderr, text string // text is that of the main result
 	results, errors      []event
@@ -137,7 +137,7 @@ type answer struct {
 	order                []string // of all but keepalives: "stdout:text", "result:text" and so on
 }
 
-// run executes code and checks the form of what comes back.
+// run executes code and checks the form of the result.
 func run(t *testing.T, url, code string, more ...string) answer {
 	t.Helper()
 	body := map[string]any{"code": code}
@@ -196,8 +196,8 @@ func run(t *testing.T, url, code string, more ...string) answer {
 	return a
 }
 
-// gathered puts together what follows each other on one stream: where in time it
-// is cut depends on the machine's other work.
+// gathered joins consecutive pieces of one stream: where they are cut depends on
+// the machine's load.
 func gathered(order []string) (out []string) {
 	for _, e := range order {
 		kind, text, _ := strings.Cut(e, ":")
@@ -220,7 +220,7 @@ func newContext(t *testing.T, url, body string) string {
 	return c.ID
 }
 
-// until waits for what comes after a while.
+// until waits for a condition that becomes true after a while.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {

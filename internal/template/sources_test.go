@@ -85,7 +85,7 @@ func TestHostSources(t *testing.T) {
 	}
 }
 
-// The host's credentials must not get into a sandbox.
+// TestSourcePublic: the host's credentials must not get into a sandbox.
 func TestSourcePublic(t *testing.T) {
 	s := parseSources("deb https://me:secret@mirror.example/debian bookworm main\n", "bookworm")
 	if len(s) != 1 {

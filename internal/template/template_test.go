@@ -42,7 +42,7 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// pretend puts an empty template where a build would have put it.
+// pretend puts an empty template where a build would put it.
 func pretend(t *testing.T, c *Cache, id string) string {
 	t.Helper()
 	dir := filepath.Join(c.cfg.Dir, "templates", id)
@@ -169,7 +169,8 @@ func TestGuestRefresh(t *testing.T) {
 	}
 }
 
-// A link in a root file system must not lead the host's root out of it.
+// TestGuestEscape: a link in a root file system must not lead the host's root out
+// of it.
 func TestGuestEscape(t *testing.T) {
 	c, _ := newCache(t, t.TempDir(), "guest")
 	rootfs, outside := pretend(t, c, c.recipe.id()), t.TempDir()

@@ -165,8 +165,8 @@ func TestContentRefuses(t *testing.T) {
 	}
 }
 
-// TestHostileFiles: what a sandbox leaves for whoever looks at a volume from
-// the host.
+// TestHostileFiles: files that a sandbox leaves must not harm the host's access to
+// the volume.
 func TestHostileFiles(t *testing.T) {
 	c := newContent(t)
 	dir := c.disk.files()
@@ -259,7 +259,7 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// TestSwappedPathsDoNotEscape: a sandbox that changes what a path is between two looks at it.
+// TestSwappedPathsDoNotEscape: a sandbox replaces a path between two system calls.
 func TestSwappedPathsDoNotEscape(t *testing.T) {
 	c := newContent(t)
 	dir := c.disk.files()
@@ -320,8 +320,8 @@ func TestSwappedPathsDoNotEscape(t *testing.T) {
 	}
 }
 
-// TestFullVolumeRefusesWrites: a volume takes what it holds and not more; the caller is told, and
-// nothing of what did not fit stays.
+// TestFullVolumeRefusesWrites: a volume holds its size and no more. The caller gets
+// an error, and nothing of a failed write stays.
 func TestFullVolumeRefusesWrites(t *testing.T) {
 	c := newContent(t)
 	write(t, c, "/kept", "kept")
@@ -363,7 +363,7 @@ func TestFullVolumeRefusesWrites(t *testing.T) {
 	}
 }
 
-// ones never ends.
+// ones is an endless reader.
 type ones struct{}
 
 func (ones) Read(p []byte) (int, error) {
@@ -373,7 +373,7 @@ func (ones) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestBrokenUpload: what does not arrive whole changes nothing.
+// TestBrokenUpload: an incomplete upload changes nothing.
 func TestBrokenUpload(t *testing.T) {
 	c := newContent(t)
 	write(t, c, "/f", "old")
@@ -394,8 +394,8 @@ type errReader struct{}
 
 func (errReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
-// TestRemoveHostileTrees: depth and breadth cost the host neither files nor
-// memory, and somebody who goes on writing does not keep the caller.
+// TestRemoveHostileTrees: deep and wide trees cost the host neither descriptors nor
+// memory, and a sandbox that keeps writing does not block the caller.
 func TestRemoveHostileTrees(t *testing.T) {
 	c := newContent(t)
 	var limit unix.Rlimit
@@ -498,7 +498,8 @@ func TestRemoveHostileTrees(t *testing.T) {
 	}
 }
 
-// TestHostileNames: every byte that a file system takes is listed and removed.
+// TestHostileNames: any name that the file system accepts can be listed and
+// removed.
 func TestHostileNames(t *testing.T) {
 	c := newContent(t)
 	names := []string{"a\nb", "\xff\xfe", "-rf", "..a", "\x1b[2J", strings.Repeat("n", 255), "a b"}
@@ -584,9 +585,8 @@ func BenchmarkMount(b *testing.B) {
 	})
 }
 
-// TestHostFull: other things on the host's disk fill it although volumes were
-// promised their room. Who writes is told, what was there stays, and when there
-// is room again the volume works.
+// TestHostFull: other files fill the host's disk despite the reserve. Writers get
+// an error, existing files stay, and the volume works again when there is space.
 func TestHostFull(t *testing.T) {
 	image, host := filepath.Join(t.TempDir(), "host"), t.TempDir()
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
@@ -652,8 +652,8 @@ func TestHostFull(t *testing.T) {
 	}
 }
 
-// TestPowerLoss: what Write returned for is there after the machine stopped at
-// any moment, and the file system is whole.
+// TestPowerLoss: what Write has returned for survives a stop of the machine at any
+// moment, and the file system is intact.
 func TestPowerLoss(t *testing.T) {
 	s, who := newStore(t, storetest.SQLite(t), Config{})
 	v, after := create(t, s, who, "before"), create(t, s, who, "after")

@@ -24,8 +24,8 @@ import (
 	"postern/internal/storetest"
 )
 
-// newStore returns a store of small volumes, and a principal of its project. What
-// is mounted when the test ends is unmounted.
+// newStore returns a store of small volumes, and a principal of its project. At the
+// end of the test it unmounts all of them.
 func newStore(t testing.TB, db *store.DB, conf Config) (*Store, auth.Principal) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -225,7 +225,7 @@ func TestToken(t *testing.T) {
 	})
 }
 
-// TestRecover plays what a killed server leaves: mounts, rows half way, an
+// TestRecover: a killed server leaves mounts, rows in intermediate states, and an
 // upload.
 func TestRecover(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
@@ -398,7 +398,7 @@ func TestIdleVolumeIsUnmounted(t *testing.T) {
 	write(t, content(t, s, v.ID), "/f", "x") // and back
 }
 
-// TestDeleteWhileMounting: whoever wins, no sandbox has a deleted volume.
+// TestDeleteWhileMounting: no sandbox gets a deleted volume, in either order.
 func TestDeleteWhileMounting(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		s, who := newStore(t, db, Config{})
