@@ -1,18 +1,18 @@
 // Package audit keeps the append-only, hash-chained record of what happened.
 //
-// An entry is appended in the transaction of the change it records. A change
-// without its entry, or an entry without its change, cannot be committed.
+// An entry is appended in the transaction of the change that it records, so that
+// neither can be committed without the other.
 //
-// The chain shows a change to any entry, and an entry removed or put between
-// others. Beside it a Merkle tree over the same entries (RFC 6962, section 2)
-// makes short proofs: that an entry is in the record, and that a later record
-// goes on from a former one. A [Checkpoint] is the size and the root of the
-// tree, signed; whoever keeps one elsewhere can show that nothing up to there
-// was written anew, by whoever could write the whole database.
+// The chain detects an entry that was changed, removed or inserted. A Merkle tree
+// over the same entries (RFC 6962, section 2) gives short proofs that an entry is in
+// the record, and that a later record extends an earlier one. A [Checkpoint] is the
+// signed size and root of the tree. Somebody who keeps one elsewhere can prove that
+// nothing before it was rewritten, even by an attacker who can write the whole
+// database.
 //
-// Entries hold digests, sizes and names, never bodies, subjects or secrets:
-// they cannot be taken out again. This package must not decide, nor send
-// anything anywhere.
+// Entries hold digests, sizes and names, never bodies, subjects or secrets, since
+// entries cannot be removed. This package must not decide anything, nor send entries
+// anywhere.
 package audit
 
 import (
@@ -36,11 +36,10 @@ import (
 	"postern/internal/store"
 )
 
-// Fields are the details of an entry.
+// Fields are the details of an entry. Empty values are left out.
 type Fields map[string]string
 
-// maxField bounds each detail, in bytes: much of it comes from sandboxes and
-// mail.
+// maxField bounds each value, in bytes: many come from sandboxes and mail.
 const maxField = 2048
 
 // An Entry is one link of the chain.
@@ -50,7 +49,7 @@ type Entry struct {
 	Project string
 	Actor   string // a principal, "person:…"
 	Verb    Verb
-	Object  string // id of the thing acted upon
+	Object  string // id of what the entry is about; may be empty
 	Detail  string // [Fields] as JSON
 	Prev    Digest // hash of entry Seq-1, zero for the first
 }
@@ -58,7 +57,7 @@ type Entry struct {
 // A Digest is a SHA-256.
 type Digest [sha256.Size]byte
 
-// A Head is the end of a chain. The zero Head is that of the empty chain.
+// A Head is the last entry of a chain. The zero Head is that of the empty chain.
 type Head struct {
 	Seq  int64
 	Hash Digest
@@ -100,9 +99,9 @@ func (e *Entry) encode(b []byte) []byte {
 	return append(b, e.Prev[:]...)
 }
 
-// Append adds an entry to the chain as part of tx. Entries of who belong to
-// who's project; the system's to the one that object belongs to, which the
-// caller puts in who.Project.
+// Append adds an entry to the chain as part of tx. It belongs to who.Project; for a
+// principal of the system the caller sets that to the project of object. Verbs without
+// a row in verb.go are refused. Until tx ends no other transaction can append.
 func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, object string, f Fields) error {
 	if !verb.Known() {
 		return fmt.Errorf("append audit entry: verb %q has no row in the table of verbs", verb) // unreachable
@@ -116,14 +115,14 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, ob
 	}
 	var prev, right []byte
 	var size int64
-	// The update locks the row: whoever comes second waits for the first's
-	// commit and continues from there, so the chain cannot fork.
+	// The update locks the row: a second transaction waits for the first one's commit
+	// and continues from there, so the chain cannot fork.
 	err = tx.One(ctx, `update audit_head set seq = seq + 1 where id = 1 returning seq, hash, tree_size, tree_edge`, nil, &e.Seq, &prev, &size, &right)
 	if err != nil {
 		return fmt.Errorf("read chain head: %w", err)
 	}
 	copy(e.Prev[:], prev)
-	e.At = time.Now() // after the lock: times go with the numbers
+	e.At = time.Now() // after the lock, so that times are in the order of the numbers
 	h, leaf, _ := e.hashes(nil)
 	// The attack: somebody who can write the database appends an entry which says
 	// that a person approved, with correct hashes.
@@ -137,8 +136,8 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, ob
 	if err != nil {
 		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
 	}
-	// A tree that lacks former entries is filled by [Fill], which goes on with
-	// this one: a server of a former version may have appended them.
+	// If the tree lacks earlier entries, which a server of an old version may have
+	// appended, [Fill] adds them and this one.
 	if size == e.Seq-1 {
 		t, err := parseEdge(size, right)
 		if err == nil {
@@ -149,7 +148,7 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, ob
 		}
 		size, right = t.size, t.bytes()
 	} else if right == nil {
-		right = []byte{} // as SQLite gives no bytes back: not NULL
+		right = []byte{} // SQLite returns empty bytes as nil, which would be stored as NULL
 	}
 	if _, err := tx.ExecContext(ctx, `update audit_head set hash = $1, tree_size = $2, tree_edge = $3 where id = 1`, h[:], size, right); err != nil {
 		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
@@ -161,7 +160,7 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, ob
 // previous hash, so the seal covers every entry up to this one.
 const sealed = "audit_entry"
 
-// sealHolds reports whether seal is what the server wrote beside an entry with this hash.
+// sealHolds reports whether seal is the server's seal of an entry with this hash.
 func sealHolds(tx *store.Tx, hash Digest, seal []byte) bool {
 	want, err := tx.MAC(sealed, hash[:])
 	return err == nil && hmac.Equal(want, seal)
@@ -179,7 +178,7 @@ func Last(ctx context.Context, tx *store.Tx, object string, verbs []Verb) (Entry
 		args = append(args, v)
 		marks[i] = "$" + strconv.Itoa(i+2)
 	}
-	// There is an index on object; with any other the query reads the whole record.
+	// The index on object serves this query; without it the whole record is read.
 	row := tx.QueryRowContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry
 		where object = $1 and verb in (`+strings.Join(marks, ", ")+`) order by seq desc limit 1`, args...)
 	var seal []byte
@@ -231,8 +230,8 @@ func Sealed(ctx context.Context, tx *store.Tx, verb Verb) (bool, error) {
 	return false, nil
 }
 
-// Lock makes tx the only one that appends until it ends, as [Append] does. It
-// is for records that must be in the order of the chain.
+// Lock makes tx the only transaction that can append until it ends, as [Append] does.
+// It is for other tables whose rows must be in the order of the chain.
 func Lock(ctx context.Context, tx *store.Tx) error {
 	if _, err := tx.ExecContext(ctx, `update audit_head set seq = seq where id = 1`); err != nil {
 		return fmt.Errorf("lock chain head: %w", err)
@@ -240,8 +239,8 @@ func Lock(ctx context.Context, tx *store.Tx) error {
 	return nil
 }
 
-// bounded makes hostile values fit to store: valid UTF-8 without NUL, which
-// PostgreSQL refuses, and of bounded length.
+// bounded makes hostile values safe to store: valid UTF-8 of bounded length, without
+// NUL, which PostgreSQL refuses.
 func bounded(f Fields) Fields {
 	out := make(Fields, len(f))
 	for k, v := range f {
@@ -252,6 +251,7 @@ func bounded(f Fields) Fields {
 	return out
 }
 
+// clean is bounded for one value. It cuts between characters.
 func clean(s string) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 	if len(s) <= maxField {
@@ -264,6 +264,7 @@ func clean(s string) string {
 	return s[:cut] + "…"
 }
 
+// scan reads an entry, and the hash that was stored with it.
 func scan(row func(...any) error) (e Entry, hash Digest, err error) {
 	var at int64
 	var prev, sum []byte
@@ -277,7 +278,7 @@ func scan(row func(...any) error) (e Entry, hash Digest, err error) {
 // A Query selects entries. The zero Query selects the newest 100 of all.
 type Query struct {
 	Project string    // only this project's; empty means all
-	Object  string    // only about this; empty means all
+	Object  string    // only about the thing with this id; empty means all
 	Actor   string    // only by this principal, "person:ann", or by all of a kind, "person:"; empty means all
 	Verb    string    // only verbs with this prefix, "egress."; empty means all
 	Since   time.Time // only from then on; zero means no bound
@@ -287,8 +288,8 @@ type Query struct {
 	Limit   int       // at most so many; 0 means 100
 }
 
-// where returns the condition of q and its arguments. It names only what is
-// asked for, so that both databases see which index fits.
+// where returns the condition of q and its arguments. It has only the columns that q
+// restricts, so that both databases choose the right index.
 func (q Query) where() (string, []any) {
 	cond, args := "seq > $1", []any{int64(math.MinInt64)}
 	if q.After > 0 {

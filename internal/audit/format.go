@@ -11,7 +11,7 @@ import (
 	"unicode"
 )
 
-// details returns the detail of e as fields.
+// details returns the detail of e as fields, or under the name detail if it has none.
 func (e *Entry) details() Fields {
 	var f Fields
 	if err := json.Unmarshal([]byte(e.Detail), &f); err != nil {
@@ -20,8 +20,8 @@ func (e *Entry) details() Fields {
 	return f
 }
 
-// CEF returns e, recorded with hash, as a line of the Common Event Format
-// without its end. It is for looking at: not all fields come back from it.
+// CEF returns e, recorded with hash, as a line of the Common Event Format without its
+// end. It is for display: an entry cannot be verified from it.
 func CEF(e Entry, hash Digest, version string) string {
 	var b strings.Builder
 	head := strings.NewReplacer(`\`, `\\`, `|`, `\|`, "\n", " ", "\r", " ")
@@ -52,15 +52,15 @@ func CEF(e Entry, hash Digest, version string) string {
 	return strings.TrimSuffix(b.String(), " ")
 }
 
-// structured is the number under which the fields of an entry stand in syslog.
-// It is the one that is reserved for documentation (RFC 5612): this program has
-// none of its own.
+// structured is the name of the element with an entry's fields in syslog. Its number
+// is the one reserved for documentation (RFC 5612), since this program has no
+// registered one.
 const structured = "postern@32473"
 
 // Syslog returns e, recorded with hash, as a message of RFC 5424 from host,
-// facility 13 (log audit). Its text is the line of an export, from which a log
-// of them can be verified; where that would be longer than limit bytes, which
-// receivers may cut, the detail is left out.
+// facility 13 (log audit). Its text is the line of an export, so that a log of these
+// messages can be verified. If the message would be longer than limit bytes, which
+// receivers may cut, that line is left out.
 func Syslog(e Entry, hash Digest, host string, limit int) ([]byte, error) {
 	line, err := MarshalLine(e, hash)
 	if err != nil {
@@ -83,9 +83,9 @@ func Syslog(e Entry, hash Digest, host string, limit int) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// calm returns s with what is not seen as spaces. The attack: a name or a reason
-// with what a terminal that shows the log obeys, or with what a reader of lines
-// takes for the end of one.
+// calm returns s with invisible characters replaced by spaces. The attack: a name or a
+// reason with control characters that a terminal obeys, or that a reader of lines takes
+// for the end of one.
 func calm(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {

@@ -15,9 +15,9 @@ import (
 	"postern/internal/store"
 )
 
-// A Proof shows, to whoever has the public key alone, that an entry is in the
-// record. Its file is a c2sp.org/tlog-proof whose extra data is the entry as a
-// line of an export.
+// A Proof proves that an entry is in the record, to somebody who has only the public
+// key. Its file is a c2sp.org/tlog-proof whose extra data is the entry as a line of an
+// export.
 type Proof struct {
 	Entry      Entry
 	Recorded   Digest // the hash that was recorded with it
@@ -121,12 +121,12 @@ func ParseProof(data []byte) (p Proof, err error) {
 	return p, nil
 }
 
-// ErrProof means that a proof does not show what it should.
+// ErrProof means that a proof does not prove what it claims.
 var ErrProof = errors.New("the proof does not hold")
 
-// Check says whether p shows that its entry is in the record whose checkpoints
-// keys sign, and returns the checkpoint. What of the entry is not hashed is
-// not shown: nothing is.
+// Check returns nil if p proves that its entry is in the record whose checkpoints
+// keys sign, and the checkpoint. The proof covers every field of the entry, since all
+// are hashed.
 func (p Proof) Check(keys note.Verifiers) (Kept, error) {
 	k, err := Keep("the checkpoint in the proof", p.Checkpoint, keys)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 )
 
 // An edge is the right edge of a tree: the roots of its complete subtrees, the
-// largest first. Their sizes are the powers of two in the size of the tree.
+// largest first. Their sizes are the powers of two that add up to the tree's size.
+// It is all that is needed to append a leaf, so [Append] reads one row.
 type edge struct {
 	size  int64
 	roots []tlog.Hash
@@ -35,6 +36,7 @@ func parseEdge(size int64, b []byte) (*edge, error) {
 	return t, nil
 }
 
+// bytes returns the roots, one after the other.
 func (t *edge) bytes() []byte {
 	b := make([]byte, 0, len(t.roots)*tlog.HashSize)
 	for _, h := range t.roots {
@@ -43,9 +45,9 @@ func (t *edge) bytes() []byte {
 	return b
 }
 
-// add puts a leaf at the end and returns the hashes that it completes: its own,
-// and that of each subtree that it is the last of. They are stored one after
-// the other, from [tlog.StoredHashIndex] of the leaf on.
+// add appends a leaf and returns the hashes that it completes: its own, and those of
+// the subtrees that it is the last leaf of. They are stored one after the other, from
+// the leaf's [tlog.StoredHashIndex] on.
 func (t *edge) add(leaf tlog.Hash) []tlog.Hash {
 	done := []tlog.Hash{leaf}
 	for n := t.size; n&1 == 1; n >>= 1 {
@@ -74,10 +76,11 @@ func (t *edge) root() tlog.Hash {
 	return h
 }
 
-// perInsert bounds how many hashes one statement stores.
+// perInsert is how many hashes one statement stores: databases bound the number of
+// its arguments.
 const perInsert = 250
 
-// insertNodes stores hashes from the index first on, as part of tx.
+// insertNodes stores hashes at the indexes from first on, as part of tx.
 func insertNodes(ctx context.Context, tx *store.Tx, first int64, hashes []tlog.Hash) error {
 	for len(hashes) > 0 {
 		n := min(len(hashes), perInsert)
@@ -148,8 +151,8 @@ func nodes(ctx context.Context, tx *store.Tx) tlog.HashReader {
 	})
 }
 
-// ErrSize means that a tree, or what is asked of it, has another size.
-var ErrSize = errors.New("the record's tree has not that size")
+// ErrSize means that the tree is smaller than what is asked about.
+var ErrSize = errors.New("the record's tree does not have that size")
 
 // Size returns how many entries the tree has, as part of tx.
 func Size(ctx context.Context, tx *store.Tx) (n int64, err error) {
@@ -171,8 +174,8 @@ func Root(ctx context.Context, tx *store.Tx, size int64) (tlog.Hash, error) {
 	return h, nil
 }
 
-// Prove returns the hashes that show, with [tlog.CheckRecord], that entry seq
-// is in the tree of size entries, as part of tx.
+// Prove returns the hashes that prove, with [tlog.CheckRecord], that entry seq is in
+// the tree of the first size entries, as part of tx.
 func Prove(ctx context.Context, tx *store.Tx, seq, size int64) (tlog.RecordProof, error) {
 	if err := within(ctx, tx, size); err != nil {
 		return nil, err
@@ -187,22 +190,23 @@ func Prove(ctx context.Context, tx *store.Tx, seq, size int64) (tlog.RecordProof
 	return p, nil
 }
 
-// ProveConsistency returns the hashes that show, with [tlog.CheckTree], that
-// the tree of to entries goes on from the one of from entries, as part of tx.
+// ProveConsistency returns the hashes that prove, with [tlog.CheckTree], that the tree
+// of to entries extends the one of from entries, as part of tx.
 func ProveConsistency(ctx context.Context, tx *store.Tx, from, to int64) (tlog.TreeProof, error) {
 	if err := within(ctx, tx, to); err != nil {
 		return nil, err
 	}
 	if from < 1 || from > to {
-		return nil, fmt.Errorf("prove that a tree of %d goes on from one of %d: %w", to, from, ErrSize)
+		return nil, fmt.Errorf("prove that a tree of %d extends one of %d: %w", to, from, ErrSize)
 	}
 	p, err := tlog.ProveTree(to, from, nodes(ctx, tx))
 	if err != nil {
-		return nil, fmt.Errorf("prove that a tree of %d goes on from one of %d: %w", to, from, err)
+		return nil, fmt.Errorf("prove that a tree of %d extends one of %d: %w", to, from, err)
 	}
 	return p, nil
 }
 
+// within returns [ErrSize] unless the tree has at least size entries.
 func within(ctx context.Context, tx *store.Tx, size int64) error {
 	have, err := Size(ctx, tx)
 	if err != nil {
@@ -214,14 +218,14 @@ func within(ctx context.Context, tx *store.Tx, size int64) error {
 	return nil
 }
 
-// fillBatch is how many entries [Fill] puts into the tree at a time.
+// fillBatch is how many entries [Fill] adds in one transaction.
 const fillBatch = 1000
 
-// Fill puts those entries into the tree that are not in it: those of a
-// database from before there was one. It calls progress, if that is not nil,
-// with how many are done of how many. It returns a [BrokenError] if the chain
-// does not hold where it goes on: no tree is built over what is known to be
-// false. It may be interrupted and done again, by several servers at a time.
+// Fill adds the entries to the tree that are not in it yet, which a version without
+// the tree appended. It calls progress, if that is not nil, with the number of entries
+// in the tree and in the record. It returns a [BrokenError] if the chain is broken
+// there: no tree is built over entries that are known to be false. It can be
+// interrupted and repeated, also by several servers at a time.
 func Fill(ctx context.Context, db *store.DB, progress func(done, all int64)) error {
 	for {
 		more, err := fill(ctx, db, progress)
@@ -236,8 +240,8 @@ func fill(ctx context.Context, db *store.DB, progress func(done, all int64)) (mo
 	var right []byte
 	var t *edge
 	var done []tlog.Hash
-	// Entries do not change: they are read and hashed outside of the turn to
-	// write, and whoever else does the same has done it by then.
+	// Entries do not change, so they are read and hashed before the transaction that
+	// writes. If another server adds the same ones first, this one starts again.
 	err = db.View(ctx, func(tx *store.Tx) error {
 		err := tx.One(ctx, `select seq, tree_size, tree_edge from audit_head where id = 1`, nil, &all, &size, &right)
 		if err != nil || size >= all {
@@ -273,7 +277,7 @@ func fill(ctx context.Context, db *store.DB, progress func(done, all int64)) (mo
 	err = db.Update(ctx, func(tx *store.Tx) error {
 		ok, err := tx.Changed(ctx, `update audit_head set tree_size = $1, tree_edge = $2 where id = 1 and tree_size = $3`, t.size, t.bytes(), size)
 		if err != nil || !ok {
-			return err // somebody else was quicker
+			return err // another server was faster
 		}
 		return insertNodes(ctx, tx, tlog.StoredHashIndex(0, size), done)
 	})

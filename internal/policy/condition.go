@@ -16,16 +16,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// What one evaluation may cost, in CEL's units: about one for each step and
-// each ten bytes that are looked at. The attack: a mail with a thousand
-// recipients meets a condition that compares each with each.
+// Limits on the cost of one evaluation, in CEL's units: about one for each step and
+// for each ten bytes that are read. The attack: a mail with a thousand recipients meets
+// a condition that compares each recipient with every other.
 const (
 	maxCost   = 100_000 // of one condition
 	maxCosts  = 400_000 // of all conditions of a document, for one request
-	maxMemory = 1 << 20 // elements that are alive at a time
+	maxMemory = 1 << 20 // elements in memory at a time
 	maxRegexp = 1000    // instructions of a regular expression
 	maxNodes  = 2000    // of an expression, macros unfolded
-	maxNested = 2       // loops within each other
+	maxNested = 2       // nested loops
 	maxDepth  = 40      // of brackets
 )
 
@@ -40,8 +40,8 @@ type condition struct {
 	err     error // of the program
 }
 
-// syntaxError says where an expression is wrong: line and column of the
-// expression, the first being 1.
+// A syntaxError has the place of an error in an expression: line and column, counted
+// from 1.
 type syntaxError struct {
 	line, column int
 	text         string
@@ -64,7 +64,7 @@ type historyFacts struct {
 	Replies bool  `cel:"replies"`
 }
 
-// Variables are what a condition can ask of, with their types, for people.
+// Variables are the variables of conditions with their types, for people.
 var Variables = []struct{ Name, Type, Meaning string }{
 	{"kind", "string", "what is to happen: email.send, net.connect, …"},
 	{"mode", "string", "of the inbox: read_only, gated_all, gated_send, monitored, autonomous"},
@@ -73,7 +73,7 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"from", "string", "of mail that arrives: the proved sender, or empty"},
 	{"to", "list(string)", "every recipient, Bcc too, lower case, the domain in ASCII"},
 	{"domains", "list(string)", "the recipients' domains, each once, in ASCII: xn--mnchen-3ya.de"},
-	{"listed", "bool", "the inbox's allow list has all recipients"},
+	{"listed", "bool", "the inbox's allow list has every recipient"},
 	{"size", "int", "bytes"},
 	{"files", "list(file)", "attachments, each with name, type, size (bytes) and ext (\".pdf\")"},
 	{"flags", "list(string)", "what content checks found: secret, private_key, personal_data, hidden_text, …"},
@@ -144,7 +144,7 @@ func (c *condition) check() error {
 	return nil
 }
 
-// locate says where in text the error of c is.
+// locate returns the error err of c with its line in the document's text.
 func (c *condition) locate(rule string, text []byte, err error) error {
 	var e *syntaxError
 	if !errors.As(err, &e) {
@@ -167,7 +167,7 @@ func (c *condition) locate(rule string, text []byte, err error) error {
 	return fmt.Errorf("%w: line %d, column %d: rule %s: when: %s", ErrDocument, line, column, rule, e.text)
 }
 
-// holds evaluates the condition on facts, and says what that cost.
+// holds evaluates the condition on facts, and returns the cost in CEL's units.
 func (c *condition) holds(facts map[string]any) (ok bool, cost uint64, err error) {
 	c.once.Do(func() {
 		env, err := environment()
@@ -194,7 +194,7 @@ func (c *condition) holds(facts map[string]any) (ok bool, cost uint64, err error
 	return b, cost, nil
 }
 
-// facts returns what conditions see of r.
+// facts returns the values of a condition's variables for r.
 func (d *Document) facts(r Request) map[string]any {
 	files := make([]fileFacts, len(r.Files))
 	for i, f := range r.Files {

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// Decide says what d makes of r. It is the one place where rules and modes
-// meet:
+// Decide returns the verdict of d on r. It is the one place where rules and modes
+// are combined:
 //
-//  0. a copy for overseers leaves, whatever d says;
+//  0. a copy for overseers ([KindCopy]) leaves, whatever d says;
 //  1. an inbox in mode read_only sends nothing, whatever d says;
 //  2. the first rule of d that matches says what happens, but what no rule may
 //     allow is asked: all of an inbox in mode gated_all, all but arriving mail
@@ -21,18 +21,18 @@ import (
 // is asked about, or denied where a later rule denies it. A nil d has no rules.
 func Decide(d *Document, r Request) Verdict { return decide(d, r, func(Step) {}) }
 
-// A Step is what became of one rule when a request was judged.
+// A Step is the evaluation of one rule on a request.
 type Step struct {
 	Rule    string
 	Line    int
-	Kind    bool   // it is about requests of this kind; else it was not tried
-	Matched bool   // it said what happens
-	Error   string // why its condition could not be evaluated; empty if it could
+	Kind    bool   // it is about requests of this kind; if not, it was not evaluated
+	Matched bool   // it determined the verdict
+	Error   string // why its condition could not be evaluated; else empty
 	Cost    uint64 // of its condition, in CEL's units
 }
 
-// Explain is [Decide] with what it did rule by rule, up to the one that
-// matched.
+// Explain is [Decide] that also returns the evaluation of each rule, up to the one
+// that matched.
 func Explain(d *Document, r Request) (Verdict, []Step) {
 	steps := []Step{}
 	v := decide(d, r, func(s Step) { steps = append(steps, s) })
@@ -62,7 +62,7 @@ func decide(d *Document, r Request, tell func(Step)) Verdict {
 	return v
 }
 
-// byMode says what happens where no rule matches.
+// byMode returns the verdict where no rule matches, from the row of r's kind.
 func byMode(r Request) Verdict {
 	if f := r.Kind.row().byMode; f != nil {
 		return f(r)
@@ -70,8 +70,8 @@ func byMode(r Request) Verdict {
 	return Verdict{Effect: Ask, Reason: "no rule allows it: a person decides"}
 }
 
-// byPerson makes of v, which is on what a person decides in any case, what that
-// person is asked: an owner, if no rule names somebody.
+// byPerson turns v, on a kind that only a person decides, into a verdict that asks an
+// owner, or whom the rule names. A rule can still deny, where that is allowed.
 func byPerson(v Verdict, r Request) Verdict {
 	if v.Effect == Deny && !r.Kind.row().undeniable {
 		return v
@@ -79,7 +79,7 @@ func byPerson(v Verdict, r Request) Verdict {
 	if v.Effect != Ask || v.Rule == "" && v.Approvers == 0 { // not where the rules cost too much
 		v = Verdict{Effect: Ask, Rule: v.Rule, Reason: r.Kind.row().personal + " is always decided by a person"}
 	}
-	// Whom a rule names by a role that is below an owner's it does not loosen.
+	// A rule cannot weaken this by naming a lower role than owner.
 	who := slices.DeleteFunc(slices.Clone(v.Who), func(w string) bool { return w == "role:reviewer" })
 	if len(who) == 0 {
 		who = []string{"role:owner"}
@@ -88,17 +88,17 @@ func byPerson(v Verdict, r Request) Verdict {
 	return v
 }
 
-// Match returns what the rules say of r, without the modes, and whether any
-// does.
+// Match returns the verdict of the rules on r, without the modes, and whether a rule
+// matches.
 func (d *Document) Match(r Request) (Verdict, bool) { return d.match(r, func(Step) {}) }
 
-// match returns what the first rule says that matches r.
+// match returns the verdict of the first rule that matches r.
 func (d *Document) match(r Request, tell func(Step)) (Verdict, bool) {
 	if d == nil {
 		return Verdict{}, false
 	}
 	var facts map[string]any
-	var doubt *Verdict // what is asked since a condition could not be evaluated
+	var doubt *Verdict // what rules ask whose conditions could not be evaluated
 	spent := uint64(0)
 	for i := range d.clauses {
 		c := &d.clauses[i]
@@ -120,9 +120,8 @@ func (d *Document) match(r Request, tell func(Step)) (Verdict, bool) {
 			if err != nil {
 				step.Error = clip(err.Error())
 				tell(step)
-				// An agent chooses much of what a condition sees, and so may choose
-				// that it fails: the rules below are heard all the same, so that it
-				// gains nothing by it.
+				// An agent controls much of what a condition reads, so it could make one
+				// fail on purpose. The rules below still apply, so that it gains nothing.
 				doubt = stricter(doubt, c.doubt(err))
 				continue
 			}
@@ -149,7 +148,7 @@ func (c *Clause) verdict() Verdict {
 	return Verdict{Effect: c.Then, Rule: c.ID, Reason: c.Reason, Approvers: c.Approvers, Who: c.Who, Within: c.Within, StepUp: c.StepUp}
 }
 
-// doubt is what is asked where c might match: as much as c asks.
+// doubt is the verdict where c may match or not: it asks for as much as c does.
 func (c *Clause) doubt(err error) Verdict {
 	v := c.verdict()
 	v.Effect = Ask
@@ -157,9 +156,8 @@ func (c *Clause) doubt(err error) Verdict {
 	return v
 }
 
-// stricter returns what asks for no less than a, if there is one, and b, which
-// both ask or allow. Only one can name who is asked: the one that asks for more
-// people.
+// stricter returns a verdict that asks for at least as much as a, which may be nil, and
+// as b. Both ask or allow. Who is asked comes from the one that asks for more people.
 func stricter(a *Verdict, b Verdict) *Verdict {
 	if a == nil {
 		return &b
@@ -178,8 +176,8 @@ func stricter(a *Verdict, b Verdict) *Verdict {
 	return &out
 }
 
-// costly is what is asked when the conditions have cost so much that no more
-// are tried: what any rule on such a request would ask.
+// costly is the verdict when the conditions have exceeded maxCosts: it asks for as much
+// as any rule about this kind does.
 func (d *Document) costly(r Request) Verdict {
 	v := &Verdict{Effect: Ask, Reason: "the rules cost too much to evaluate on this: a person decides"}
 	for i := range d.clauses {

@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// What a document may hold. The attack: one that costs each send a second, or
-// the server its memory.
+// Limits of a document. The attack: one whose evaluation takes a second for each
+// send, or exhausts the server's memory.
 const (
 	MaxText       = 64 << 10 // bytes of a document, or of a file of tests
 	MaxClauses    = 200      // rules of a document
@@ -24,20 +24,20 @@ const (
 	maxID         = 64
 	maxWho        = 20
 	maxKinds      = 20
-	// MaxApprovers is how many people a rule may ask at most.
+	// MaxApprovers is the largest number of approvals that a rule may ask for.
 	MaxApprovers = 10
 	minWithin    = time.Minute
 	maxWithin    = 90 * 24 * time.Hour
 )
 
-// ErrDocument means that a document or a file of tests cannot be taken. The
-// text names the line, the field and the rule.
+// ErrDocument means that a document or a file of tests is invalid. The text names the
+// line, the field and the rule.
 var ErrDocument = errors.New("invalid policy")
 
 //go:embed default.yaml
 var defaultText []byte
 
-// Default returns the document of a project that has made none.
+// Default returns the document of a project without one of its own.
 var Default = sync.OnceValue(func() *Document {
 	d, err := Parse(defaultText)
 	if err != nil {
@@ -61,12 +61,12 @@ type Clause struct {
 	Line      int           // where it begins in the text, 1 is the first
 	Kinds     []Kind        // that it is about; empty means all
 	When      string        // its condition in CEL; empty means always
-	Then      Effect        // what it says
-	Reason    string        // what a person is told; never empty
+	Then      Effect        // its effect where it matches
+	Reason    string        // for people; never empty
 	Approvers int           // for Ask: how many people; 0 means one
-	Who       []string      // for Ask: who; empty means whoever decides
+	Who       []string      // for Ask: who; empty means everybody who decides
 	Within    time.Duration // for Ask: after which it is denied; 0 means the default
-	StepUp    bool          // for Ask: who decides proves a second factor
+	StepUp    bool          // for Ask: deciders must prove a second factor
 
 	cond *condition // nil means always
 }
@@ -126,7 +126,7 @@ func Parse(text []byte) (*Document, error) {
 					return err
 				}
 				if i := slices.IndexFunc(d.clauses, func(o Clause) bool { return o.ID == c.ID }); i >= 0 {
-					return wrong(n, path+".id", "%q is the name of the rule in line %d, too", c.ID, d.clauses[i].Line)
+					return wrong(n, path+".id", "%q is already the name of the rule in line %d", c.ID, d.clauses[i].Line)
 				}
 				d.clauses = append(d.clauses, c)
 				return nil
@@ -145,7 +145,8 @@ func Parse(text []byte) (*Document, error) {
 	return d, nil
 }
 
-// check type-checks the conditions.
+// check type-checks the conditions, so that a document with a broken one is refused
+// when it is proposed and not when it is needed.
 func (d *Document) check(text []byte) error {
 	for i := range d.clauses {
 		c := &d.clauses[i]
@@ -258,8 +259,8 @@ func parseClause(n *yaml.Node, path string) (c Clause, err error) {
 	case asking != "" && c.Then != Ask:
 		return c, wrong(n, path+"."+asking, "only a rule that asks has it, and %s says %s", c.ID, c.Then)
 	}
-	// A kind that a person decides in any case: a rule that says otherwise
-	// would have no effect, and whoever wrote it believes that it has.
+	// A rule cannot overrule that a person decides on these kinds. It is refused, since
+	// its author would believe that it has an effect.
 	for _, k := range c.Kinds {
 		if c.Then == Allow && k.Personal() {
 			return c, wrong(n, path+".then", "%s is always decided by a person: no rule can allow it", k)
@@ -277,7 +278,7 @@ func parseClause(n *yaml.Node, path string) (c Clause, err error) {
 func parseKind(n *yaml.Node, path string) (Kind, error) {
 	s, err := text1(n, path, maxID)
 	k := Kind(s)
-	// A rule about a kind that there is not matches nothing: whoever misspelt it
+	// A rule about an unknown kind matches nothing, although the author who misspelt it
 	// believes that it denies.
 	if err == nil && !k.Known() {
 		err = wrong(n, path, "%q: must be a kind of action: %s", clip(s), JoinKinds(Kinds()))

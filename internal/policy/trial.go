@@ -16,18 +16,18 @@ const (
 	maxFacts  = 200  // attachments, flags, details of one
 )
 
-// trialTime is when the request of a test that names no time is made: a Monday
-// at noon, so that a test says tomorrow what it said today.
+// trialTime is the time of a test's request that has none: a Monday at noon, so that
+// the result of a test does not depend on when it runs.
 var trialTime = time.Date(2026, time.January, 5, 12, 0, 0, 0, time.UTC)
 
-// A Trial is a test of a document: a request, and what is to be said of it.
+// A Trial is a test of a document: a request and the expected verdict.
 type Trial struct {
 	Name    string
 	Line    int // of the file
 	Request Request
 	Want    Effect
 
-	// What else is to be so; nil, 0 and empty mean that it does not matter.
+	// Further expectations; nil, 0 and empty mean any.
 
 	Rule      *string // that says it; empty for none
 	Approvers int
@@ -36,8 +36,8 @@ type Trial struct {
 	StepUp    *bool
 }
 
-// Check returns what d says of the trial's request, and an error that says in
-// what it is not what is wanted.
+// Check returns the verdict of d on the trial's request, and an error that describes
+// the mismatch if it is not the expected one.
 func (t *Trial) Check(d *Document) (Verdict, error) {
 	v := Decide(d, t.Request)
 	var wrongs []string
@@ -164,8 +164,8 @@ func parseTrial(n *yaml.Node, path string) (t Trial, err error) {
 	return t, err
 }
 
-// parseRequest reads a request with the names that conditions have for its
-// facts.
+// parseRequest reads a request, whose fields are named like the variables of
+// conditions.
 func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 	r.Time = trialTime
 	text := func(to *string) func(*yaml.Node, string) error {
@@ -266,7 +266,7 @@ func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 		err = wrong(n, path+".kind", "is missing")
 	}
 	if r.Mode == "" && strings.HasPrefix(string(r.Kind), "email.") {
-		r.Mode = GatedSend // as an inbox is if nobody says otherwise
+		r.Mode = GatedSend // the default of new inboxes
 	}
 	return r, err
 }
