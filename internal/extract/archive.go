@@ -158,7 +158,7 @@ func (w *Walker) between(p Place, data []byte, taken []byteRange, files int) {
 		}
 	}
 	if outside > names+100*files+76 {
-		w.visitor.Unread(p, Surplus, fmt.Sprintf("%d octets that belong to no file of the archive", outside-names-100*files))
+		w.visitor.Unread(p, Surplus, fmt.Sprintf("%d bytes that belong to no file of the archive", outside-names-100*files))
 	}
 }
 

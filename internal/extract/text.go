@@ -161,7 +161,7 @@ func (w *Walker) legacy(p Place, data []byte) {
 	}
 	for at := 0; at+noiseBlock <= len(data); at += noiseBlock {
 		if Entropy(string(data[at:at+noiseBlock])) > 6.7 {
-			w.visitor.Unread(p, HighEntropy, "octets that look encrypted or compressed")
+			w.visitor.Unread(p, HighEntropy, "bytes that look encrypted or compressed")
 			return
 		}
 	}

@@ -209,7 +209,7 @@ func (w *Walker) unknown(p Place, data []byte) {
 	// A text with an archive behind it, such as a self-extracting script.
 	if i := carve(data); i > 0 && i <= odd+noiseBlock {
 		w.Bytes(p, data[:i])
-		q := p.in(fmt.Sprintf("the data at octet %d", i))
+		q := p.in(fmt.Sprintf("the data at byte %d", i))
 		w.Bytes(q, data[i:])
 		return
 	}

@@ -14,7 +14,7 @@ func (f *finder) html(doc string) {
 	r := extract.HTML(doc)
 	f.walker.Text(extract.Place{Where: "html"}, r.Visible)
 	// Comments, attributes and styles as they stand.
-	f.walker.Text(extract.Place{Where: "html", How: "what it does not show"}, doc)
+	f.walker.Text(extract.Place{Where: "html", How: "markup or hidden text"}, doc)
 	hidden := 0
 	for _, h := range r.Hidden {
 		text := strings.TrimSpace(h.Text())
@@ -28,7 +28,7 @@ func (f *finder) html(doc string) {
 		if hidden++; hidden <= 3 {
 			f.add(Finding{Flag: FlagHidden, Rule: "hidden_text", Where: "html", Detail: h.How, Excerpt: redactAll(extract.Cut(text, 2000))})
 		}
-		f.walker.Text(extract.Place{Where: "html", How: "what it does not show"}, text)
+		f.walker.Text(extract.Place{Where: "html", How: "markup or hidden text"}, text)
 	}
 	for _, l := range r.Links {
 		t, ok := extract.ParseTarget(l.Href)
@@ -85,14 +85,14 @@ func (f *finder) unseen(where, text string) {
 		// each says some bits.
 		if r != 0xad && (r < 0xe0000 || r > 0xe007f) && (extract.Unseen(r) || r >= 0xfe00 && r <= 0xfe0f) {
 			if row++; row == unseenRow {
-				n, kind = n+1, "one behind the other"
+				n, kind = n+1, "in a row"
 			}
 		} else {
 			row = 0
 		}
 		switch {
 		case r >= 0x202d && r <= 0x202e || r >= 0xe0000 && r <= 0xe007f && last != 0x1f3f4 && (last < 0xe0000 || last > 0xe007f):
-			n, kind = n+1, "an override of direction, or tag characters"
+			n, kind = n+1, "direction overrides or tag characters"
 		case r != 0xad && extract.Unseen(r):
 			held = held || latin(last)
 			if held {

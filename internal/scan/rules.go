@@ -125,12 +125,12 @@ func (s *scanner) letters(p part, f folding, o opinion) {
 		s.add(Finding{Category: Obfuscation, Rule: rule, Score: score, Where: p.where, Detail: detail, Excerpt: excerpt})
 	}
 	if n := len(f.tags); n >= 4 {
-		say("tag_characters", 0.8, "text in characters that nobody sees", f.tags)
-		s.add(Finding{Category: HiddenText, Rule: "tag_characters", Score: 0.8, Where: p.where, Detail: "text in characters that nobody sees", Excerpt: f.tags})
+		say("tag_characters", 0.8, "text in invisible characters", f.tags)
+		s.add(Finding{Category: HiddenText, Rule: "tag_characters", Score: 0.8, Where: p.where, Detail: "text in invisible characters", Excerpt: f.tags})
 	}
 	if n := len(strings.TrimSpace(f.selectors)); n >= 4 {
-		say("variation_selectors", 0.8, "bytes in characters that nobody sees", f.selectors)
-		s.add(Finding{Category: HiddenText, Rule: "variation_selectors", Score: 0.8, Where: p.where, Detail: "bytes in characters that nobody sees", Excerpt: f.selectors})
+		say("variation_selectors", 0.8, "data in invisible characters", f.selectors)
+		s.add(Finding{Category: HiddenText, Rule: "variation_selectors", Score: 0.8, Where: p.where, Detail: "data in invisible characters", Excerpt: f.selectors})
 	}
 	worse := 0.0
 	if o.most() >= 0.3 {
@@ -140,10 +140,10 @@ func (s *scanner) letters(p part, f folding, o opinion) {
 		say("unseen_within_words", min(0.35+worse+0.01*float64(f.unseen), 0.8), "zero-width characters within words", f.text)
 	}
 	if f.overrides > 0 && p.hidden == "" {
-		say("reading_direction", 0.4+worse, "characters that turn the reading direction", f.text)
+		say("reading_direction", 0.4+worse, "characters that reverse the reading direction", f.text)
 	}
 	if f.mixed >= 2 || f.mixed == 1 && (worse > 0 || p.where == "from" || p.where == "subject") {
-		say("lookalike_letters", min(0.35+worse+0.03*float64(f.mixed), 0.85), "words that mix letters of several scripts", f.text)
+		say("lookalike_letters", min(0.35+worse+0.03*float64(f.mixed), 0.85), "words with letters of several scripts", f.text)
 	}
 	if f.styled >= 8 {
 		say("styled_letters", 0.2+worse, "letters of mathematical or enclosed alphabets", f.text)
@@ -172,7 +172,7 @@ type span struct{ from, to int }
 func (s *scanner) judge(p part, text string) opinion {
 	v := sight{text: text, rules: s.rules, hits: s.lex.find(text), scale: 1, open: p.hidden == "" && p.derived == ""}
 	if len(v.hits) >= maxHits {
-		s.add(Finding{Category: Obfuscation, Rule: "too_dense", Score: 0.75, Where: p.where, Detail: "more words that matter than any letter has: not all were read"})
+		s.add(Finding{Category: Obfuscation, Rule: "too_dense", Score: 0.75, Where: p.where, Detail: "too many suspicious words: not all were read"})
 	}
 	v.hits = append(v.hits, destinations(text)...)
 	slices.SortStableFunc(v.hits, func(a, b hit) int { return a.at - b.at })
