@@ -20,8 +20,8 @@ import (
 	"github.com/ulikunitz/xz/lzma"
 )
 
-// member counts one more file of an archive. It returns false, and flags p,
-// where there are too many.
+// member counts one more file of an archive. If there are too many it reports p
+// as unread and returns false.
 func (w *Walker) member(p Place) bool {
 	if w.members++; w.members > MaxMembers {
 		w.visitor.Unread(p, TooLarge, fmt.Sprintf("more than %d files in archives", MaxMembers))
@@ -30,9 +30,9 @@ func (w *Walker) member(p Place) bool {
 	return true
 }
 
-// unpack reads all of r, which decompresses. The attack: a few kilobytes that
-// become gigabytes. What is beyond the budget of the message is flagged, and so
-// is what cannot be unpacked to its end; what came until then is read.
+// unpack reads all of r, a decompressor. The attack: a few kilobytes that become
+// gigabytes. Data beyond the budget of the walk is reported as unread, and so is
+// a damaged stream, whose beginning is returned.
 func (w *Walker) unpack(p Place, r io.Reader) (data []byte, whole bool) {
 	data, err := io.ReadAll(io.LimitReader(r, int64(w.unpacked)+1))
 	if len(data) > w.unpacked {
@@ -45,8 +45,8 @@ func (w *Walker) unpack(p Place, r io.Reader) (data []byte, whole bool) {
 	return data, err == nil
 }
 
-// zipEnd returns where the end of the directory of a ZIP archive is in data, which
-// is in its last 65,557 octets, or -1.
+// zipEnd returns the offset of the end-of-central-directory record of a ZIP
+// archive, which is in the last 65,557 bytes, or -1.
 func zipEnd(data []byte) int {
 	from := max(0, len(data)-22-0xffff)
 	if i := bytes.LastIndex(data[from:], []byte("PK\x05\x06")); i >= 0 && from+i+22 <= len(data) {
@@ -55,12 +55,12 @@ func zipEnd(data []byte) int {
 	return -1
 }
 
-// An extent is a part of some octets.
+// A byteRange is a part of some data.
 type byteRange struct{ from, to int }
 
-// zip reads a ZIP archive: the files that its directory names, and whatever
-// stands between, before and behind them. The attack: two directories, a file
-// that no directory names, names that differ in the two places.
+// zip reads a ZIP archive: the files of its directory, and the data before,
+// between and after them. The attack: two directories, a file that no directory
+// lists, or different names in the directory and in the local header.
 func (w *Walker) zip(p Place, data []byte) {
 	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
 	if err != nil && !errors.Is(err, zip.ErrInsecurePath) {
@@ -90,8 +90,8 @@ func (w *Walker) zip(p Place, data []byte) {
 			if !w.spend(q, 64<<10) {
 				return
 			}
-			// Without the checksum, which zip's reader looks at last: what is damaged is
-			// read as far as it goes, and flagged.
+			// Without package zip's reader, which fails on a wrong checksum: a damaged file
+			// is read as far as possible, and reported.
 			r := bytes.NewReader(packed)
 			text, whole := w.unpack(q, flate.NewReader(r))
 			if whole && (uint64(len(text)) != f.UncompressedSize64 || r.Len() > 0) {
@@ -108,8 +108,8 @@ func (w *Walker) zip(p Place, data []byte) {
 	w.between(p, data, taken, len(z.File))
 }
 
-// between reads what in a ZIP archive belongs to no file. The directory and the
-// heads of files are there, which have names and a few numbers.
+// between reads the data of a ZIP archive that belongs to no file. Headers and
+// the directory account for a known number of bytes; anything beyond is surplus.
 func (w *Walker) between(p Place, data []byte, taken []byteRange, files int) {
 	slices.SortFunc(taken, func(a, b byteRange) int { return cmp.Compare(a.from, b.from) })
 	at, outside := 0, 0
@@ -119,7 +119,7 @@ func (w *Walker) between(p Place, data []byte, taken []byteRange, files int) {
 		}
 		g := data[at:to]
 		outside += len(g)
-		// Before the first head of a file stands nothing, or a program that unpacks.
+		// Nothing precedes the first local header, except a self-extracting program.
 		if at == 0 {
 			if i := bytes.Index(g, []byte("PK")); i > 0 {
 				w.Bytes(p.in("the data before the archive"), g[:i])
@@ -144,8 +144,8 @@ func (w *Walker) between(p Place, data []byte, taken []byteRange, files int) {
 		}
 		names = 22 + len(comment)
 	}
-	// A head of 30 octets, 46 in the directory, up to 24 of sizes, 76 for the end of a
-	// large archive; and the names, twice, with times and owners.
+	// 30 bytes of local header, 46 in the directory, up to 24 of sizes, 76 for the end
+	// of a ZIP64 archive; and the names, twice, with times and owners.
 	if z, err := zip.NewReader(bytes.NewReader(data), int64(len(data))); err == nil || errors.Is(err, zip.ErrInsecurePath) {
 		for _, f := range z.File {
 			names += 2*len(f.Name) + 2*len(f.Extra) + len(f.Comment) + 40
@@ -237,8 +237,8 @@ func (w *Walker) bzip2(p Place, data []byte) {
 }
 
 // xz reads XZ streams block by block (the .xz file format 1.2.1). The attack: a
-// dictionary of 4 GiB in the head of a block, which a reader makes at once. Here
-// it has at most what the message may become.
+// block header that declares a dictionary of 4 GiB, which readers allocate at
+// once. Here the dictionary is limited to the budget that is left.
 func (w *Walker) xz(p Place, data []byte) {
 	bad := func() { w.visitor.Unread(p, Damaged, "an XZ file that cannot be read to its end") }
 	checks := []int{0, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64}
@@ -290,7 +290,7 @@ func (w *Walker) xz(p Place, data []byte) {
 			used := len(data) - at - size - r.Len()
 			at += size + (used+3)&^3 + check
 		}
-		// The index and the foot: numbers alone.
+		// The index and the footer, which hold numbers only.
 		end := bytes.Index(data[min(at, len(data)):], []byte("YZ"))
 		for end >= 0 && (at+end+2)%4 != 0 {
 			next := bytes.Index(data[at+end+1:], []byte("YZ"))
@@ -311,12 +311,13 @@ func (w *Walker) xz(p Place, data []byte) {
 	}
 }
 
-// skippable says whether data begins with a frame that zstd's readers leave out.
+// skippable says whether data begins with a skippable frame (RFC 8878, section
+// 3.1.2), which Zstandard decoders ignore.
 func skippable(data []byte) bool {
 	return len(data) >= 8 && binary.LittleEndian.Uint32(data)&^0x0f == 0x184d2a50
 }
 
-// zstd reads Zstandard frames (RFC 8878), those that programs skip too.
+// zstd reads Zstandard frames (RFC 8878), skippable ones included.
 func (w *Walker) zstd(p Place, data []byte) {
 	for len(data) > 0 {
 		if skippable(data) {
@@ -356,7 +357,7 @@ func (w *Walker) zstd(p Place, data []byte) {
 	}
 }
 
-// zstdFrame returns how long the frame is that data begins with, or -1.
+// zstdFrame returns the length of the frame at the beginning of data, or -1.
 func zstdFrame(data []byte) int {
 	if len(data) < 6 {
 		return -1
@@ -391,8 +392,8 @@ func zstdFrame(data []byte) int {
 	return -1
 }
 
-// tarHeader says whether data begins with the head of a tar archive's file, of
-// any kind of tar: all have its checksum.
+// tarHeader says whether data begins with a tar header. All variants of tar have
+// its checksum.
 func tarHeader(data []byte) bool {
 	if len(data) < 512 {
 		return false
@@ -412,8 +413,8 @@ func tarHeader(data []byte) bool {
 	return digits > 0 && got == sum && data[0] != 0
 }
 
-// tar reads a tar archive: its files, their extended heads, what fills them up,
-// and what follows its end.
+// tar reads a tar archive: its files, their PAX records, their padding, and the
+// data after the end.
 func (w *Walker) tar(p Place, data []byte) {
 	r := bytes.NewReader(data)
 	t := tar.NewReader(r)
@@ -445,10 +446,10 @@ func (w *Walker) tar(p Place, data []byte) {
 	w.behind(p, data[len(data)-r.Len():])
 }
 
-// fileName looks at the name of a file.
+// fileName reports the name of a file, and reads it.
 func (w *Walker) fileName(p Place, name string) {
 	w.visitor.FileName(p, name)
-	// The attack: names of empty files, that together are a letter.
+	// The attack: empty files whose names are the message.
 	p.Where, p.IDs = "the name of "+p.Where, true
 	w.Text(p, strings.ToValidUTF8(name, "\ufffd"))
 }

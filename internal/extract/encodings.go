@@ -9,7 +9,8 @@ import (
 	"golang.org/x/net/html"
 )
 
-// A wrapping is an encoding of a whole text, which leaves most of it as it is.
+// An encoding is one that applies to a whole text and leaves most characters as
+// they are.
 type encoding struct {
 	how    string                                  // as a reviewer reads it; empty where it is no encoding
 	decode func(text string) (out string, ok bool) // ok is false where the text has none of it
@@ -17,8 +18,8 @@ type encoding struct {
 	masked bool                                    // it is looked for beside what was decoded as base64 already
 }
 
-// wrappingTable returns the encodings of texts that are undone, each on the text as
-// it is: one within another is found as the result is read in the same way.
+// encodings returns the encodings that are decoded, each on its own: nested ones
+// are found because the result of a decoding is read in the same way.
 func encodings() []encoding {
 	return []encoding{
 		{how: "quoted-printable", decode: unquote},
@@ -43,7 +44,7 @@ func encodings() []encoding {
 	}
 }
 
-// unescape undoes %41, and =41 where mark is that; what is none of it stays.
+// unescape decodes %41, or =41 if mark is '='. Everything else stays.
 func unescape(s string, mark byte) string {
 	var b strings.Builder
 	b.Grow(len(s))
@@ -59,8 +60,8 @@ func unescape(s string, mark byte) string {
 	return b.String()
 }
 
-// unquote undoes quoted-printable (RFC 2045, section 6.7), as leniently as any
-// mail program does.
+// unquote decodes quoted-printable (RFC 2045, section 6.7), as leniently as the
+// most lenient mail program.
 func unquote(s string) (string, bool) {
 	if strings.IndexByte(s, '=') < 0 {
 		return "", false
@@ -86,7 +87,7 @@ func unquote(s string) (string, bool) {
 	return unescape(s, '='), true
 }
 
-// unbackslashAll undoes \x41, \u0041, and \'41 of RTF.
+// unbackslashAll decodes \x41, \u0041, and \'41 of RTF.
 func unbackslashAll(s string) string {
 	var b strings.Builder
 	b.Grow(len(s))
@@ -107,8 +108,8 @@ func unbackslashAll(s string) string {
 	return b.String()
 }
 
-// untag returns the text of markup. The attack: a token with a tag in its
-// middle, which a reader does not see. Office documents have such by themselves.
+// untag returns the text of markup. The attack: a token with a tag in the middle,
+// which a reader does not see. Office documents contain such tags anyway.
 func untag(s string) (string, bool) {
 	if !strings.Contains(s, "</") && !strings.Contains(s, "/>") && !strings.Contains(s, "<!--") {
 		return "", false
@@ -138,7 +139,8 @@ func untag(s string) (string, bool) {
 	return b.String(), true
 }
 
-// inline says whether an element stands within a line of text.
+// inline says whether an element does not begin a new line. The list has HTML's
+// and WordprocessingML's.
 func inline(tag string) bool {
 	name := strings.ToLower(strings.TrimLeft(tag, "/"))
 	if i := strings.IndexAny(name, " \t\r\n/"); i >= 0 {
@@ -155,8 +157,8 @@ func inline(tag string) bool {
 	return strings.HasPrefix(name, "!--")
 }
 
-// unfold puts the lines of header fields together as if nothing had parted
-// them, and the pieces of a parameter (RFC 2231, section 3).
+// unfold joins folded header lines without the white space, and the pieces of a
+// split parameter (RFC 2231, section 3).
 func unfold(s string) (string, bool) {
 	if !strings.Contains(s, "\n ") && !strings.Contains(s, "\n\t") && !strings.Contains(s, "*1") {
 		return "", false
@@ -184,8 +186,8 @@ func unfold(s string) (string, bool) {
 	return b.String(), true
 }
 
-// continued returns how long what stands between two pieces of a parameter is:
-// `"; name*1="`.
+// continued returns the length of the separator between two pieces of a
+// parameter, such as `"; name*1="`, or 0.
 func continued(s string) int {
 	i := 0
 	if i < len(s) && s[i] == '"' {
@@ -223,7 +225,7 @@ func continued(s string) int {
 	return i
 }
 
-// encodedWords undoes RFC 2047, wherever such a word stands.
+// encodedWords decodes RFC 2047, also in places where the RFC forbids it.
 func encodedWords(s string) (string, bool) {
 	if !strings.Contains(s, "=?") {
 		return "", false
@@ -252,8 +254,8 @@ func encodedWords(s string) (string, bool) {
 	return b.String(), found
 }
 
-// encodedWord decodes the word that s begins with, of n octets. Where the
-// charset is not known its octets are taken as they are.
+// encodedWord decodes the word at the beginning of s, of n bytes. In an unknown
+// charset the bytes stay as they are.
 func encodedWord(s string, dec *mime.WordDecoder) (word string, n int) {
 	parts := strings.SplitN(s[2:min(len(s), 4096)], "?", 4)
 	if len(parts) < 4 || !strings.HasPrefix(parts[3], "=") || len(parts[1]) != 1 {
@@ -273,7 +275,7 @@ func encodedWord(s string, dec *mime.WordDecoder) (word string, n int) {
 	return unescape(strings.ReplaceAll(parts[2], "_", " "), '='), n
 }
 
-// utf7 undoes RFC 2152, which some mail programs still read.
+// utf7 decodes UTF-7 (RFC 2152), which some mail programs still read.
 func utf7(s string) (string, bool) {
 	var b strings.Builder
 	found := false
@@ -301,7 +303,7 @@ func utf7(s string) (string, bool) {
 	return b.String(), found
 }
 
-// utf16BE returns the ASCII text that octets are in UTF-16, if they are.
+// utf16BE decodes big-endian UTF-16. ok is false unless the text is ASCII.
 func utf16BE(raw []byte) (string, bool) {
 	if len(raw) < 2 || len(raw)%2 != 0 {
 		return "", false
@@ -315,7 +317,7 @@ func utf16BE(raw []byte) (string, bool) {
 	return text, strings.IndexFunc(text, odd) < 0
 }
 
-// uuencoded returns the text of a uuencoded file, as its octets are.
+// uuencoded returns the content of a uuencoded file.
 func uuencoded(s string) (string, bool) {
 	i := strings.Index(s, "begin ")
 	if i < 0 || i > 0 && s[i-1] != '\n' {

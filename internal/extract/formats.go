@@ -8,17 +8,17 @@ import (
 	"slices"
 )
 
-// A kind of format says what is done with it.
+// A kind says how files of a format are treated.
 type kind int
 
 const (
-	kindNone   kind = iota // not known by its first octets
-	kindPacked             // it is unpacked
-	kindSealed             // it is known, and cannot be looked into
-	kindMedia              // pictures, sound, films and fonts: known, and not for reading
+	kindNone   kind = iota // unknown
+	kindPacked             // unpacked and read
+	kindSealed             // known, but cannot be read
+	kindMedia              // pictures, sound, films and fonts: parsed, but their content is not read
 )
 
-// A format is one that is known by its first octets.
+// A format is a file format that is known by its first bytes.
 type format struct {
 	kind   kind
 	magic  string
@@ -29,7 +29,7 @@ type format struct {
 	end    func(data []byte) (int, [][]byte) // of kindMedia: where it ends and what in it is of any format; -1 if it does not
 }
 
-// recognize returns the format of data by its first octets.
+// recognize returns the format of data by its first bytes.
 func (w *Walker) recognize(data []byte) format {
 	for _, f := range w.formats {
 		if len(data) >= f.at+len(f.magic) && string(data[f.at:f.at+len(f.magic)]) == f.magic {
@@ -50,7 +50,7 @@ func (w *Walker) recognize(data []byte) format {
 	return openPGP(data)
 }
 
-// carve returns where the first archive or PDF file begins in data, or -1.
+// carve returns the offset of the first archive in data, or -1.
 func carve(data []byte) int {
 	first := -1
 	for _, magic := range []string{"PK\x03\x04", "\x1f\x8b\x08", "\xfd7zXZ\x00", "\x28\xb5\x2f\xfd", "7z\xbc\xaf\x27\x1c", "Rar!\x1a\x07", "BZh91AY&SY"} {
@@ -61,7 +61,7 @@ func carve(data []byte) int {
 	return first
 }
 
-// keyDER says whether data is a private key as its octets are, without armour.
+// keyDER says whether data is a private key in DER: PKCS #8, PKCS #1 or SEC 1.
 func keyDER(data []byte) bool {
 	if len(data) < 32 || len(data) > 64<<10 || data[0] != 0x30 {
 		return false
@@ -76,7 +76,7 @@ func keyDER(data []byte) bool {
 	return err == nil
 }
 
-// formatTable returns what is known by its first octets.
+// formatTable returns the formats with a magic number.
 func formatTable() []format {
 	const (
 		packed = "a packed format that the scan cannot read"
@@ -110,10 +110,9 @@ func formatTable() []format {
 	}
 }
 
-// media reads what is around and beside the pixels and samples of a file. These
-// are not read: the flag says that they are there. What follows the file's end
-// is a file of its own. The attack: an archive behind a picture that any program
-// shows as a picture.
+// media reads the comments and extensions of a file, but not its pixels or
+// samples. Data after the end of the file is read as a file of its own. The
+// attack: an archive appended to a picture, which every viewer still shows.
 func (w *Walker) media(p Place, f format, data []byte) {
 	w.visitor.Media(p, "a "+f.name)
 	end, within := f.end(data)
@@ -127,7 +126,7 @@ func (w *Walker) media(p Place, f format, data []byte) {
 	w.behind(p, data[end:])
 }
 
-// behind reads what follows the end of a file, but for what fills it up.
+// behind reads the data after the end of a file, except padding.
 func (w *Walker) behind(p Place, rest []byte) {
 	if rest = bytes.TrimLeft(rest, "\x00\r\n"); len(rest) > 0 {
 		w.Bytes(p.in("the data after its end"), rest)
@@ -158,8 +157,8 @@ func endPNG(data []byte) (end int, within [][]byte) {
 	return -1, nil
 }
 
-// textPNG returns the text of a chunk, as it is or compressed: it stands behind
-// its keyword, and in iTXt behind two bytes and two names more.
+// textPNG returns the text of a chunk, which may be compressed. It follows a
+// keyword, and in iTXt two bytes, a language and a translated keyword as well.
 func textPNG(kind string, body []byte) []byte {
 	_, rest, _ := bytes.Cut(body, []byte{0})
 	switch {
@@ -333,7 +332,7 @@ func endOgg(data []byte) (end int, within [][]byte) {
 	return at, nil
 }
 
-// endAtLength is for formats that say their length in four octets at a place.
+// endAtLength reads the length of a file from four bytes at an offset.
 func endAtLength(place int) func([]byte) (int, [][]byte) {
 	return func(data []byte) (int, [][]byte) {
 		if len(data) < place+4 {
@@ -343,7 +342,8 @@ func endAtLength(place int) func([]byte) (int, [][]byte) {
 	}
 }
 
-// asn1Format knows certificates and the messages of S/MIME (RFC 5652) in DER.
+// asn1Format recognizes certificates, public keys and CMS messages (RFC 5652) in
+// DER.
 func asn1Format(data []byte) (format, bool) {
 	if len(data) < 16 || data[0] != 0x30 {
 		return format{}, false
@@ -373,9 +373,9 @@ func asn1Format(data []byte) (format, bool) {
 	return format{}, false
 }
 
-// openPGP knows binary OpenPGP (RFC 9580) by its packets: keys and signatures
-// are for anybody, and hold nothing else; private keys are found; the rest is
-// closed.
+// openPGP recognizes binary OpenPGP (RFC 9580) by its packets. Public keys and
+// signatures are harmless, private keys are reported, everything else cannot be
+// read.
 func openPGP(data []byte) format {
 	if len(data) < 8 || data[0]&0x80 == 0 {
 		return format{}
@@ -386,7 +386,7 @@ func openPGP(data []byte) format {
 		if next < 0 {
 			return format{}
 		}
-		// What begins with a packet of unknown length could be anything.
+		// Data that begins with a packet of unknown length could be anything.
 		if at == 0 && next == len(data) && (data[0]&0x43 == 3 || data[0]&0x40 != 0 && data[1] >= 224 && data[1] < 255) {
 			return format{}
 		}
@@ -399,7 +399,7 @@ func openPGP(data []byte) format {
 		default:
 			return format{}
 		}
-		// What is in a packet must look like it: a version comes first in most.
+		// Most packets begin with a version number, which must be a known one.
 		if len(body) == 0 || slices.Contains([]int{2, 5, 6, 7, 14}, tag) && (body[0] < 2 || body[0] > 6) || tag == 1 && body[0] != 3 && body[0] != 6 {
 			return format{}
 		}
@@ -418,8 +418,8 @@ func openPGP(data []byte) format {
 	return format{}
 }
 
-// pgpPacket reads the packet at a place (RFC 9580, section 4.2). next is -1
-// where there is none.
+// pgpPacket parses the packet at an offset (RFC 9580, section 4.2). next is -1 if
+// there is none.
 func pgpPacket(data []byte, at int) (tag int, body []byte, next int) {
 	head := data[at]
 	if head&0x80 == 0 || at+2 > len(data) {

@@ -11,13 +11,12 @@ import (
 	"unicode/utf16"
 )
 
-// maxFonts is how many tables of characters of one PDF file are tried.
+// maxFonts is the number of character tables of one PDF file that are tried.
 const maxFonts = 40
 
-// pdf reads the streams of a PDF file (ISO 32000-1): it unpacks them, and reads
-// the text that pages show, also where it is written in numbers of glyphs. It
-// does not follow the file's structure: what no page shows is read like the
-// rest.
+// pdf reads a PDF file (ISO 32000-1): it unpacks the streams and reads the text
+// that pages show, also if it is written in glyph numbers. It does not follow the
+// structure of the file, so streams that no page shows are read like the rest.
 func (w *Walker) pdf(p Place, data []byte) {
 	end := bytes.LastIndex(data, []byte("%%EOF"))
 	if end < 0 {
@@ -99,8 +98,8 @@ func next(data []byte, at int) byte {
 	return data[at]
 }
 
-// pdfStream undoes the filters of a stream. read is false for what is no text
-// by its kind, or was flagged.
+// pdfStream undoes the filters of a stream. read is false if the stream is not
+// text, or was reported.
 func (w *Walker) pdfStream(p Place, dict, body []byte) (out []byte, read bool) {
 	name := func(n string) bool {
 		i := bytes.Index(dict, []byte(n))
@@ -115,7 +114,7 @@ func (w *Walker) pdfStream(p Place, dict, body []byte) (out []byte, read bool) {
 				w.visitor.Unread(p, Damaged, "a stream that cannot be unpacked")
 				return nil, false
 			}
-			// Programs that show PDF files are content with what comes until an error.
+			// PDF viewers show what they could unpack before an error, too.
 			body, _ = w.unpack(p, z)
 		case "ASCIIHexDecode", "AHx":
 			h := bytes.Map(func(r rune) rune {
@@ -157,8 +156,8 @@ func (w *Walker) pdfStream(p Place, dict, body []byte) (out []byte, read bool) {
 	case binaryBlock(body) < 0:
 		return body, true
 	}
-	// A page may have numbers of glyphs in its strings, as octets. Anything else is a
-	// file that is in this one.
+	// The strings of a page may hold binary glyph numbers. Any other binary stream is
+	// an embedded file.
 	if shown, rest := shownStrings(body); len(shown) == 0 || binaryBlock(rest) >= 0 || !bytes.Contains(rest, []byte("Tj")) && !bytes.Contains(rest, []byte("TJ")) {
 		w.Bytes(p.in("a stream"), body)
 		return nil, false
@@ -189,8 +188,9 @@ func pdfFilters(dict []byte) (list []string) {
 	return list
 }
 
-// page reads the text that a page shows. Its words stand in pieces, with moves
-// between; its characters are octets, or numbers that a font has a table for.
+// page reads the text that a page shows. Words come in pieces with movements
+// between them; characters are bytes, or glyph numbers for which a font has a
+// table.
 func (w *Walker) page(p Place, content []byte, fonts []map[uint16]string) {
 	shown, _ := shownStrings(content)
 	if len(shown) == 0 {
@@ -221,8 +221,8 @@ func (w *Walker) page(p Place, content []byte, fonts []map[uint16]string) {
 	}
 }
 
-// shownStrings returns the strings of a page's content, with a line end where
-// the page begins another line, and the rest of the content.
+// shownStrings returns the strings of a page's content, with line ends where the
+// page starts a new line, and the rest of the content.
 func shownStrings(b []byte) (list []string, rest []byte) {
 	for i := 0; i < len(b); i++ {
 		switch c := b[i]; {
@@ -282,7 +282,8 @@ func shownStrings(b []byte) (list []string, rest []byte) {
 	return list, rest
 }
 
-// cmap reads what a font's numbers mean (Adobe Technical Note 5411).
+// cmap parses the table of a font from glyph numbers to text (Adobe Technical
+// Note 5411).
 func cmap(text []byte) map[uint16]string {
 	m := map[uint16]string{}
 	section := ""

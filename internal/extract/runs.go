@@ -13,9 +13,9 @@ const (
 	minRun  = 16  // bytes of an encoded run that is decoded at all
 )
 
-// runs decodes what is written in base64, base32 and hexadecimal, of any length.
-// It returns the text without the blocks of lines that it decoded: they are not
-// read as words as well, in which chance makes the most curious finds.
+// runs decodes base64, base32 and hexadecimal of any length. It returns the text
+// without the blocks of lines that it decoded: read as words, random characters
+// would produce false findings.
 func (w *Walker) runs(p Place, text string) (masked string) {
 	var rest strings.Builder
 	kept := 0 // of text, up to where rest has what is read as words
@@ -50,14 +50,14 @@ func (w *Walker) runs(p Place, text string) (masked string) {
 	return masked
 }
 
-// pairs decodes rows of numbers of one octet each: "49 67 6e", "0x49, 0x67",
+// pairs decodes rows of numbers of one byte each: "49 67 6e", "0x49, 0x67",
 // "01001001", "73, 103".
 func (w *Walker) pairs(p Place, text string) {
 	var row, decimal []byte // the second where all of a row could be decimal, too
 	base, lettered := 0, 0
 	flush := func() {
 		if len(row) >= minRun {
-			// Tables have rows of numbers; those of encrypted octets have letters.
+			// Tables have rows of numbers, too; a dump of encrypted data also has letters.
 			all := base == 16 && len(row) >= longRun/2 && lettered*8 > len(row) && Entropy(string(row)) > 3
 			w.decoded(p, map[int]string{2: "binary", 10: "decimal", 16: "hexadecimal"}[base], row, all)
 			if base == 16 && len(decimal) == len(row) {
@@ -86,7 +86,7 @@ func (w *Walker) pairs(p Place, text string) {
 	flush()
 }
 
-// octet reads one octet, in a base or in any where that is 0.
+// octet parses one byte in the given base, or in any if base is 0.
 func octet(f string, base int) (n byte, in int) {
 	hexed := strings.HasPrefix(f, "0x") || strings.HasPrefix(f, `\x`)
 	if hexed {
@@ -107,7 +107,8 @@ func octet(f string, base int) (n byte, in int) {
 	return 0, 0
 }
 
-// wholeRun returns the encoded run at from, with the lines that go on with it.
+// wholeRun returns the encoded run at from, joined over the lines that continue
+// it.
 func wholeRun(text string, from int) (run string, to, lines int) {
 	end := from
 	for end < len(text) && coded(text[end]) {
@@ -151,8 +152,8 @@ func wholeRun(text string, from int) (run string, to, lines int) {
 	return run, to, lines
 }
 
-// run decodes one run, in each way that it could be meant, and says whether it
-// was something.
+// run decodes one run in each encoding that it may be in, and says whether one
+// gave something known.
 func (w *Walker) run(p Place, run string) bool {
 	if w.left <= 0 {
 		return false
@@ -162,7 +163,7 @@ func (w *Walker) run(p Place, run string) bool {
 			return true
 		}
 	}
-	// The attack: a letter before it, so that nothing is read where it should be.
+	// The attack: a letter before the run, which shifts the groups of four.
 	for skip := 1; skip < 4 && len(run) > 2*minRun; skip++ {
 		if w.decoded(p, "base64", unbase64(run[skip:]), false) {
 			return true
@@ -171,8 +172,8 @@ func (w *Walker) run(p Place, run string) bool {
 	return false
 }
 
-// decoded reads what a run became if it is something. Where all says so it is
-// read in any case, and flagged if it is nothing that is known.
+// decoded reads the result of a decoding if it is text or a known format. With
+// all, it is read in any case, and reported as unread if it is neither.
 func (w *Walker) decoded(p Place, how string, data []byte, all bool) bool {
 	if len(data) < 10 {
 		return false
@@ -183,7 +184,7 @@ func (w *Walker) decoded(p Place, how string, data []byte, all bool) bool {
 		w.Bytes(q, data)
 		return true
 	}
-	// Chance makes control characters and no UTF-8 of what was never encoded.
+	// Words that were never encoded decode to control characters and invalid UTF-8.
 	if len(data) >= 2*minRun && binaryBlock(data) < 0 && utf8.Valid(data) {
 		w.Text(q, string(data))
 		return true
@@ -206,20 +207,20 @@ func (w *Walker) decoded(p Place, how string, data []byte, all bool) bool {
 	return false
 }
 
-// A decoding is what a run of encoded characters may be.
+// A decoding is one way to decode a run.
 type decoding struct {
 	how    string
 	octets []byte
-	sure   bool // it is encoded, and no word or ornament
+	sure   bool // the run has the entropy of encoded data, so it is no word or ornament
 }
 
-// decodings returns what a run may be, the likeliest first.
+// decodings returns the ways to decode a run, the most likely first.
 func decodings(run string) (list []decoding) {
 	const upper = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 	only := func(set string) bool {
 		return strings.IndexFunc(run, func(r rune) bool { return !strings.ContainsRune(set, r) }) < 0
 	}
-	// The attack: a row of one letter around it, so that on average it is no secret.
+	// The attack: a long row of one letter around the data lowers the average entropy.
 	info := 0.0
 	for at := 0; at+longRun <= len(run); at += longRun {
 		info = max(info, Entropy(run[at:at+longRun]))
@@ -237,7 +238,7 @@ func decodings(run string) (list []decoding) {
 	return append(list, decoding{"base64", unbase64(run), info > 5})
 }
 
-// unbase64 undoes base64 of either alphabet, as far as it goes.
+// unbase64 decodes base64 in either alphabet, up to the first error.
 func unbase64(s string) []byte {
 	s = strings.TrimRight(s, "=")
 	if strings.ContainsAny(s, "-_") {

@@ -17,8 +17,8 @@ const (
 	minString  = 6    // printable bytes in a row that count as text in binary data
 )
 
-// strings reads what is printable in octets that are no text, in ASCII and in
-// UTF-16: a key in the comment of a picture.
+// strings reads the printable runs of binary data, in ASCII and in UTF-16: the
+// comment of a picture may hold a key.
 func (w *Walker) strings(p Place, data []byte) {
 	p.Binary = true
 	var b strings.Builder
@@ -56,8 +56,8 @@ func (w *Walker) strings(p Place, data []byte) {
 
 func plain(c byte) bool { return c >= ' ' && c < 0x7f || c == '\n' || c == '\r' || c == '\t' }
 
-// oddBlock returns where the first block begins that is no text in any encoding
-// that extends ASCII, or -1.
+// binaryBlock returns the offset of the first block that is not text in any
+// charset that extends ASCII, or -1.
 func binaryBlock(data []byte) int {
 	for at := 0; at < len(data); at += noiseBlock {
 		block := data[at:min(len(data), at+noiseBlock)]
@@ -77,7 +77,7 @@ func binaryBlock(data []byte) int {
 	return -1
 }
 
-// wide returns a text that is in UTF-16 or UTF-32.
+// wide decodes UTF-16 and UTF-32, with or without a byte order mark.
 func wide(data []byte) (string, bool) {
 	size, order := 2, binary.ByteOrder(binary.LittleEndian)
 	var body []byte
@@ -133,15 +133,15 @@ func wide(data []byte) (string, bool) {
 		}
 		b.WriteRune(r)
 	}
-	// The attack: a mark of byte order before octets that are no text.
+	// The attack: a byte order mark before binary data.
 	if len(body) > 0 || odd*20 > all {
 		return "", false
 	}
 	return b.String(), true
 }
 
-// legacy reads a text that is not in UTF-8 as EBCDIC, and flags one that is too
-// random to be in any alphabet.
+// legacy reads text that is not UTF-8 as EBCDIC, and reports text that is too
+// random for any charset.
 func (w *Walker) legacy(p Place, data []byte) {
 	if utf8.Valid(data) {
 		return
@@ -155,7 +155,7 @@ func (w *Walker) legacy(p Place, data []byte) {
 	if high*2 < len(data) {
 		return
 	}
-	// The attack: a charset that some programs know and most do not.
+	// The attack: a charset that few programs know.
 	if text, err := charmap.CodePage037.NewDecoder().Bytes(data); err == nil {
 		w.Text(p.written("EBCDIC"), string(text))
 	}
@@ -218,7 +218,7 @@ func (w *Walker) Text(p Place, text string) {
 	}
 }
 
-// escapes reads octets that are no text, in percent encoding or with backslashes:
+// escapes reads binary data in percent or backslash encoding, such as
 // data:application/zip,PK%03%04.
 func (w *Walker) escapes(p Place, text string) {
 	for _, e := range []struct {
@@ -235,7 +235,7 @@ func (w *Walker) escapes(p Place, text string) {
 			if strings.Count(run, e.mark) < minRun {
 				continue
 			}
-			// Behind the last mark of a URL that is not itself encoded, it begins.
+			// The data begins after the last separator that is not itself encoded.
 			head, _, _ := strings.Cut(run, e.mark)
 			from := strings.LastIndexAny(head, ",=:;?&") + 1
 			out := []byte(e.undo(run[from:]))
@@ -250,7 +250,7 @@ func (w *Walker) escapes(p Place, text string) {
 	}
 }
 
-// latin1 returns the octets that the runes of a text are.
+// latin1 returns the runes of text as bytes.
 func latin1(text string) []byte {
 	var b []byte
 	for _, r := range text {
@@ -268,10 +268,10 @@ func ascii(text string) bool {
 	return true
 }
 
-// noise flags what has more information in each of its characters than people
-// or programs write: 1024 characters without spaces of which nearly all of the
-// printable ones are equally frequent. Base64 in lines, in pieces or behind a
-// prefix is such; prose, source, tables, hashes among words are not.
+// noise reports text with more entropy than people or programs write: blocks of
+// 1024 characters, without spaces, in which nearly all printable characters are
+// equally frequent. Base64 in lines, in pieces or after a prefix is such; prose,
+// source code, tables and hashes among words are not.
 func (w *Walker) noise(p Place, text string) {
 	var count [256]int
 	n := 0

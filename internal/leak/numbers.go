@@ -6,9 +6,7 @@ import (
 	"strings"
 )
 
-// numbers finds what is about people and money and has a checksum: cards, bank
-// accounts, and numbers that states give. A number without a checksum or a form
-// of its own is not looked for: any mail has some.
+// numbers finds payment cards, bank accounts and identity numbers.
 func numbers(text string, found func(match)) {
 	for i := 0; i < len(text); {
 		c := text[i]
@@ -43,8 +41,8 @@ func wordByte(c byte) bool {
 	return digit(c) || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' || c >= 0x80
 }
 
-// group returns the digits at the beginning of s, of which single spaces or
-// single dashes may part groups, and how long they are with these.
+// group returns the digits at the beginning of s, which single spaces or dashes
+// may separate, and their length with the separators.
 func group(s string, most int) (digits string, n int) {
 	var b strings.Builder
 	for i := 0; i < len(s) && b.Len() <= most; i++ {
@@ -60,7 +58,7 @@ func group(s string, most int) (digits string, n int) {
 	return b.String(), n
 }
 
-// luhn checks ISO/IEC 7812's digit.
+// luhn checks the check digit of ISO/IEC 7812.
 func luhn(digits string) bool {
 	sum := 0
 	for i := range len(digits) {
@@ -75,7 +73,7 @@ func luhn(digits string) bool {
 	return sum%10 == 0
 }
 
-// testCards are numbers that payment services publish to try things with.
+// testCards are the test numbers that payment services publish.
 var testCards = []string{
 	"4111111111111111", "4242424242424242", "4000056655665556", "5555555555554444", "5105105105105100", "2223003122003222", "378282246310005", "371449635398431",
 	"6011111111111117", "6011000990139424", "3530111333300000", "30569309025904", "38520000023237", "4012888888881881", "4222222222222",
@@ -215,8 +213,8 @@ func (p *people) count(text string) {
 	}
 }
 
-// lowerASCII is strings.ToLower for ASCII: it keeps places where they are, in
-// what is no UTF-8 too.
+// lowerASCII is strings.ToLower for ASCII alone. Offsets stay valid, also in
+// text that is not UTF-8.
 func lowerASCII(s string) string {
 	b := []byte(s)
 	for i, c := range b {

@@ -8,8 +8,8 @@ import (
 	"postern/internal/extract"
 )
 
-// html looks at an HTML body: what it shows, what it hides, what it loads, where
-// its links lead.
+// html reads an HTML body: its visible text, its hidden text, its links and the
+// resources that it loads.
 func (f *finder) html(doc string) {
 	r := extract.HTML(doc)
 	f.walker.Text(extract.Place{Where: "html"}, r.Visible)
@@ -47,7 +47,8 @@ func (f *finder) html(doc string) {
 	}
 }
 
-// load judges one address from which something is fetched.
+// load reports a remote resource: as tracking if it is too small to see or its
+// URL identifies the recipient.
 func (f *finder) load(src string, tiny bool) {
 	t, ok := extract.ParseTarget(src)
 	if !ok || t.Scheme != "http" && t.Scheme != "https" {
@@ -67,12 +68,13 @@ func (f *finder) load(src string, tiny bool) {
 	f.add(r)
 }
 
-// unseenRow is how many unseen characters in a row no program writes.
+// unseenRow is the number of consecutive invisible characters that no ordinary
+// text has.
 const unseenRow = 4
 
-// unseen finds characters that a person does not see and a program does. Joiners
-// and marks of direction are a part of many scripts; between Latin letters and
-// digits, or as overrides, they are not.
+// unseen reports invisible characters. Joiners and direction marks are part of
+// many scripts, so they count only between Latin letters and digits, in a row,
+// or as overrides.
 func (f *finder) unseen(where, text string) {
 	n := 0
 	var last rune
@@ -81,8 +83,8 @@ func (f *finder) unseen(where, text string) {
 	var held bool // one stands behind a Latin letter
 	row := 0      // of those that stand one behind the other
 	for _, r := range text {
-		// The attack: a file in selectors of variants, or in rows of joiners, of which
-		// each says some bits.
+		// The attack: a file encoded in variation selectors or in a row of joiners, a few
+		// bits in each.
 		if r != 0xad && (r < 0xe0000 || r > 0xe007f) && (extract.Unseen(r) || r >= 0xfe00 && r <= 0xfe0f) {
 			if row++; row == unseenRow {
 				n, kind = n+1, "in a row"

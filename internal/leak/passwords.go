@@ -7,37 +7,37 @@ import (
 	"unicode/utf8"
 )
 
-// passwordNames are what people call a password. Its value may be short, and
-// have a form of no kind.
+// passwordNames are the words for a password. Unlike a token, its value may be
+// short and has no fixed form.
 var passwordNames = []string{
 	"password", "passwd", "passphrase", "passcode", "pwd", "pass phrase",
 	"passwort", "kennwort", "contraseña", "mot de passe", "senha", "wachtwoord", "hasło", "parola",
 	"lösenord", "adgangskode", "passord", "salasana", "heslo", "jelszó", "şifre", "пароль", "密码", "密碼", "パスワード", "비밀번호",
 }
 
-// englishNames is how many of the names come first and are English.
+// englishNames is the number of English names, which come first.
 const englishNames = 6
 
-// linkWords stand between a password's name and the password.
+// linkWords may stand between the word for a password and its value.
 var linkWords = []string{
 	"is", "was", "are", "be", "to", "as", "now", "still", "currently", "set", "changed", "reset", "just", "simply", "of", "for", "the", "this", "that", "our", "your", "my", "their", "his", "her", "new", "old", "current",
 	"ist", "lautet", "jetzt", "nun", "für", "den", "das", "die", "der", "auf", "neue", "es", "ahora", "para", "el", "la", "est", "pour", "le", "maintenant", "è", "per", "il", "é", "o", "het", "voor", "de", "to", "jest", "это", "для", "är", "er", "on",
 	"user", "account", "login", "root", "admin", "database", "server", "wifi", "wi-fi", "router", "staging", "production", "test", "site", "vpn", "portal", "db", "email", "mail", "a", "an", "in", "at", "and", "there", "here", "network", "box", "host", "machine", "guest",
 }
 
-// sayWords say that what follows is the password.
+// sayWords announce the value.
 var sayWords = []string{"is", "was", "be", "to", "now", "are", "ist", "lautet", "es", "est", "è", "é", "jest", "это", "är", "er", "on", "="}
 
-// termWords are words with letters and digits, in the shape of a password, that
-// stand where one would: names of algorithms, formats and versions.
+// termWords look like a password and stand where one would, but are names of
+// algorithms, formats and versions.
 var termWords = []string{
 	"oauth", "sha", "md5", "base64", "base32", "utf", "http", "win32", "x509", "pkcs", "aes", "rsa", "argon2", "bcrypt", "scrypt", "pbkdf2", "ed25519", "h264", "ipv4", "ipv6", "tls1", "ssl3",
 	"2fa", "mfa", "fido2", "u2f", "str0", "varchar", "int32", "int64", "uint8", "string", "none", "null", "true", "false", "required", "optional", "step", "version", "type", "field", "level", "python3", "latin1", "iso8859", "ntlmv", "wpa2", "wpa3", "wep", "k8s",
 }
 
-// sentences finds passwords that are said in a sentence: "the password for the
-// staging server is hunter2". That takes a name of passwords, then words that
-// link, one that says so, and a value that no sentence has by itself.
+// sentences finds passwords in prose: "the password for the staging server is
+// hunter2". It looks for a word for passwords, link words, a word or sign that
+// announces the value, and a value that is not an ordinary word.
 func sentences(text string, found func(match)) {
 	low := lowerASCII(text)
 	for _, name := range passwordNames {
@@ -63,7 +63,7 @@ func letterOrDigit(r rune) bool {
 	return r != utf8.RuneError && (unicode.IsLetter(r) || unicode.IsDigit(r))
 }
 
-// said returns where the password is that the words from i on tell, or 0, 0.
+// said returns the span of the password that is announced from i on, or 0, 0.
 func said(low, text string, i int, english bool) (from, to int) {
 	if r, _ := utf8.DecodeRuneInString(low[i:]); letterOrDigit(r) && r < 0x2e80 {
 		return 0, 0
@@ -96,7 +96,7 @@ func said(low, text string, i int, english bool) (from, to int) {
 	return 0, 0
 }
 
-// saying is what stood between the name of a password and the word at hand.
+// saying is the state between the word for a password and its value.
 type saying struct {
 	says   bool // a sign or a verb that announces the value
 	linked bool // a word
@@ -167,7 +167,8 @@ func plainPassword(word string) bool {
 		!slices.Contains(linkWords, word)
 }
 
-// describes says whether an English word tells how a password is, and not which.
+// describes says whether an English word describes a password ("expired",
+// "correct") instead of being one. Most such words are known by their ending.
 func describes(word string) bool {
 	for _, end := range []string{"ed", "en", "ing", "able", "ible", "ive", "ly", "al", "ous", "ful", "less", "ic", "ent", "ant", "ary", "er", "ure", "id", "ct", "st", "ex", "que", "ble", "ate", "ete", "ient", "ory"} {
 		if strings.HasSuffix(word, end) {
@@ -177,7 +178,7 @@ func describes(word string) bool {
 	return slices.Contains(stateWords, word)
 }
 
-// fieldWords stand behind "password:" in forms, schemas and programs.
+// fieldWords follow "password:" in forms, schemas, programs and instructions.
 var fieldWords = []string{
 	"string", "number", "boolean", "integer", "object", "array", "bytes", "varchar", "char", "field", "input", "value", "label", "event", "param", "params", "option", "options", "config", "settings", "props", "state", "hash", "hashed", "plain",
 	"plaintext", "cleartext", "encrypted", "hidden", "masked", "required", "optional", "mandatory", "empty", "blank", "missing", "invalid", "valid", "incorrect", "correct", "wrong", "expired", "unknown", "unset", "undefined", "false", "nothing", "forgotten",
@@ -187,7 +188,7 @@ var fieldWords = []string{
 	"falsch", "richtig", "leer", "keine", "keines", "unbekannt", "abgelaufen", "vergessen", "siehe", "pflichtfeld", "erforderlich", "geheim", "obligatoire", "requis", "oublié", "requerido", "obligatorio", "verplicht", "wymagane", "telefonisch", "separat", "brief",
 }
 
-// stateWords tell how a password is, with endings that other words have, too.
+// stateWords describe a password, and have no telling ending.
 var stateWords = []string{
 	"correct", "wrong", "right", "fine", "okay", "gone", "lost", "known", "unknown", "public", "private", "secure", "insecure", "simple", "easy", "hard", "weak", "strong", "short", "long", "random", "unique", "ready", "needed", "there", "below", "above", "inside",
 	"missing", "empty", "blank", "blind", "alright", "enough", "mine", "yours", "theirs", "ours", "everything", "nothing", "something", "anything", "useless", "trivial", "obvious", "safe", "unsafe", "stale", "fresh", "online", "offline", "alive", "important",
@@ -203,9 +204,9 @@ func passwordName(name string) bool {
 	return false
 }
 
-// passwordValue says whether a word could be a password: letters with digits, or
-// with signs in their middle, and neither a date, an address, a count ("8-digit")
-// nor a name in a program.
+// passwordValue says whether a word has the form of a password: letters with
+// digits, or with symbols in the middle. Dates, addresses, counts ("8-digit") and
+// names in programs do not count.
 func passwordValue(v string) bool {
 	v = strings.TrimRight(v, ".,;:)]}")
 	if len(v) < 5 || len(v) > 200 || placeholder(v) || strings.Contains(v, "://") || strings.HasPrefix(v, "/") || strings.HasPrefix(v, ".") || strings.HasPrefix(v, "-") {

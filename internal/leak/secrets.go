@@ -14,7 +14,8 @@ func tokenByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'
 }
 
-// placeholder says whether a value stands for another, as in instructions.
+// placeholder says whether a value stands for one to be filled in, as in
+// instructions.
 func placeholder(s string) bool {
 	low := strings.ToLower(s)
 	for _, w := range []string{"example", "your", "xxxx", "change", "placeholder", "insert", "redacted", "dummy", "sample", "****", "....", "todo", "secret_here", "1234567890123456"} {
@@ -25,7 +26,7 @@ func placeholder(s string) bool {
 	return strings.HasPrefix(s, "<") || strings.HasPrefix(s, "$") || strings.HasPrefix(s, "{") || strings.HasPrefix(s, "%")
 }
 
-// keyBlocks finds private keys in the armours that programs write them in.
+// keyBlocks finds private keys in PEM (RFC 7468) and in PuTTY's format.
 func keyBlocks(text string, found func(match)) {
 	for i := 0; i < len(text); {
 		j := strings.Index(text[i:], "-----BEGIN ")
@@ -53,14 +54,14 @@ func keyBlocks(text string, found func(match)) {
 	}
 }
 
-// secretNames are ends and parts of names whose values are secrets.
+// secretNames are the ends of names whose values are secrets.
 var secretNames = []string{
 	"password", "passwd", "passphrase", "secret", "token", "api_key", "apikey", "api-key", "access_key", "accesskey", "private_key", "privatekey",
 	"client_secret", "auth_key", "accountkey", "account_key", "sharedaccesskey", "secret_key", "secretkey", "signing_key", "encryption_key", "credential", "credentials", "passwort", "kennwort", "contraseña", "mot de passe", "wachtwoord", "пароль", "密码", "パスワード",
 }
 
-// assignments finds values that are given to names of secrets: lines of .env
-// files, of configurations, and of prose.
+// assignments finds the values of names that end like a secret's, in .env files,
+// in configuration and in prose.
 func assignments(text string, found func(match)) {
 	at := 0
 	for line := range strings.Lines(text) {
@@ -101,8 +102,8 @@ func secretName(name string) bool {
 	return false
 }
 
-// secretValue says whether a value could be a secret: not a word, and not what
-// stands for one. In prose, after a colon, it takes more than in a file.
+// secretValue says whether a value is random enough for a secret. After a colon,
+// as in prose, it must have digits; after an equals sign length is enough.
 func secretValue(v string, assigned bool) bool {
 	if name, _, call := strings.Cut(v, "("); call && strings.Trim(name, alnum+"_.") == "" { // a program that asks for it
 		return false
