@@ -55,7 +55,7 @@ func TestKeys(t *testing.T) {
 	})
 }
 
-func TestPeople(t *testing.T) {
+func TestPersonSignsInByLinkAndPassword(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
 		hash, err := auth.HashPassword("correct horse battery")

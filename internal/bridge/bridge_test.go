@@ -178,8 +178,8 @@ func mailTo(subject string, files ...any) map[string]any {
 	return m
 }
 
-// TestHosts: each revision of the protocol, from a host to the server and back.
-func TestHosts(t *testing.T) {
+// TestHostsUseTheServersTools: each revision of the protocol, from a host to the server and back.
+func TestHostsUseTheServersTools(t *testing.T) {
 	f := setup(t)
 	for _, v := range []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"} {
 		t.Run(v, func(t *testing.T) {

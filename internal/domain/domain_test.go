@@ -348,7 +348,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestMayNot(t *testing.T) {
+func TestAgentsMayNotManageDomains(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *domain.Config) { c.MaxDomains = 2 })
 	ctx := t.Context()
 	d := f.add(t, f.one, "example.org")

@@ -101,7 +101,7 @@ func TestList(t *testing.T) {
 	})
 }
 
-func TestWire(t *testing.T) {
+func TestSandboxEventsHaveE2BFormat(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		who := project(t, db, "one")
 		add(t, db,

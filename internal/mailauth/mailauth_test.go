@@ -348,7 +348,7 @@ func TestPanicStaysInItsConversation(t *testing.T) {
 	t.Error("it did not panic")
 }
 
-func TestStrip(t *testing.T) {
+func TestForgedResultsAreStripped(t *testing.T) {
 	v := newVerifier(t, dnstest.Start(t))
 	const rest = "From: a@b.example\r\nSubject: Authentication-Results: mx.p.example; dkim=pass\r\n\r\nAuthentication-Results: mx.p.example; dkim=pass\r\n"
 	for name, tt := range map[string]struct {

@@ -169,9 +169,9 @@ func TestNobodyIsAsked(t *testing.T) {
 	}
 }
 
-// TestUndelivered: what is certainly not sent is tried again, what is refused or
-// may be there is not.
-func TestUndelivered(t *testing.T) {
+// TestUndeliveredNoticeIsRetried: a notice that was certainly not sent is retried,
+// one that was refused or may have arrived is not.
+func TestUndeliveredNoticeIsRetried(t *testing.T) {
 	for _, tt := range []struct {
 		outcome mail.Outcome
 		state   string
@@ -258,7 +258,7 @@ func TestLetterHoldsNothingOfTheAgents(t *testing.T) {
 	}
 }
 
-func TestInert(t *testing.T) {
+func TestDefangLeavesNoLink(t *testing.T) {
 	for in, want := range map[string]string{
 		"shop.example":            "shop[.]example",
 		"https://x.example/a?b=c": "https[:][/][/]x[.]example[/]a?b=c",

@@ -505,9 +505,9 @@ func TestWhoLeftPressesNothing(t *testing.T) {
 	}
 }
 
-// TestTelegramSaysNo: what Telegram certainly did not take is tried again, what
-// it refuses is not, and what may be there never twice.
-func TestTelegramSaysNo(t *testing.T) {
+// TestTelegramErrorsDecideOnRetry: a message that Telegram certainly did not accept
+// is retried; one that it refused, or that may have arrived, is not.
+func TestTelegramErrorsDecideOnRetry(t *testing.T) {
 	for _, tt := range []struct {
 		code  int
 		state string
@@ -538,10 +538,10 @@ func TestTelegramSaysNo(t *testing.T) {
 	}
 }
 
-// TestPolling: one server reads at a time; what it did not finish another does;
-// what was read is not read again by who comes after a restart; a server that
-// does not answer is left alone for longer each time.
-func TestPolling(t *testing.T) {
+// TestOneServerPollsTelegram: one server polls at a time; another one takes over what
+// it did not finish; handled updates are not handled again after a restart; and the
+// wait grows while Telegram does not answer.
+func TestOneServerPollsTelegram(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		two := f.notifier()

@@ -330,9 +330,10 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
-// A context that ends before the dot stops the delivery for certain; one that
-// ends after it must not make a certain outcome uncertain.
-func TestContext(t *testing.T) {
+// TestContextIsIgnoredAfterTheFinalDot: a context that ends before the final dot
+// certainly stops the delivery; one that ends after it must not turn a certain
+// outcome into an uncertain one.
+func TestContextIsIgnoredAfterTheFinalDot(t *testing.T) {
 	t.Run("before", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := &peer{answers: map[string]string{"RCPT": "wait"}}

@@ -148,9 +148,9 @@ func TestDirectFails(t *testing.T) {
 	}
 }
 
-// TestServes: mail for a domain of ours stays here, and where that cannot be
-// told it waits, rather than to go out, come back and be refused.
-func TestServes(t *testing.T) {
+// TestOwnDomainsGoToThisServer: mail for a domain of this server stays here. If the
+// lookup of that fails the mail waits, instead of looping through the Internet.
+func TestOwnDomainsGoToThisServer(t *testing.T) {
 	own := &peer{}
 	l := newLab(t, [3]*peer{nil, nil, nil}, "ours.example. MX 10 postern.example.")
 	conf := l.config()

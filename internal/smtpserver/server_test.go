@@ -216,7 +216,7 @@ func (c *client) begin(from, to string) {
 	c.want("DATA", "354 ")
 }
 
-func TestInbound(t *testing.T) {
+func TestInboundMessageIsDelivered(t *testing.T) {
 	b := &box{}
 	c := dial(t, serve(t, newServer(t, b, nil)))
 	c.begin("", "a@P.example")
@@ -457,8 +457,9 @@ func TestHundredMegabyteLine(t *testing.T) {
 	}
 }
 
-// TestOneHost: who holds connections from one address leaves room for others.
-func TestOneHost(t *testing.T) {
+// TestOneHostCannotUseAllConnections opens connections from one address until they
+// are refused, and then one from another.
+func TestOneHostCannotUseAllConnections(t *testing.T) {
 	addr := serve(t, newServer(t, &box{}, func(c *Config) { c.MaxConnections, c.MaxPerHost = 4, 2 }))
 	from := func(ip string) *client {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
@@ -645,7 +646,7 @@ func TestStartTLS(t *testing.T) {
 	}
 }
 
-func TestCaptured(t *testing.T) {
+func TestCapturedMessageIsProposed(t *testing.T) {
 	b := &box{}
 	addr := capture(t, newServer(t, b, nil))
 	c := dial(t, addr)
@@ -692,7 +693,7 @@ func TestCaptured(t *testing.T) {
 	}
 }
 
-func TestCapturedSeen(t *testing.T) {
+func TestCapturedAfterTheGreeting(t *testing.T) {
 	b := &box{}
 	s := newServer(t, b, nil)
 	ours, theirs := net.Pipe()

@@ -9,8 +9,8 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestSeal is a table of a test's own, whose rows are changed in each way.
-func TestSeal(t *testing.T) {
+// TestForgedRowsBreakTheirSeal tampers with the rows of a table in every way.
+func TestForgedRowsBreakTheirSeal(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()
 		s := store.Sealed{Table: "thing", Key: []string{"id"}, Omit: []string{"large"}}

@@ -79,9 +79,9 @@ func TestCommitFails(t *testing.T) {
 	})
 }
 
-// TestCancelled: who leaves in the middle of a transaction is told so, and not
-// what the driver makes of it.
-func TestCancelled(t *testing.T) {
+// TestCancelledTransactionReturnsTheContextError cancels the context in the middle of
+// a transaction: the error is the context's, whatever the driver returns.
+func TestCancelledTransactionReturnsTheContextError(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		for name, then := range map[string]func(ctx context.Context, tx *store.Tx) error{
 			"before the commit": func(context.Context, *store.Tx) error { return nil },
@@ -167,8 +167,8 @@ func TestBackup(t *testing.T) {
 	}
 }
 
-// TestPrivate: SQLite gives what it makes beside the database the same mode.
-func TestPrivate(t *testing.T) {
+// TestDatabaseFilesAreTheOwnersOnly: SQLite gives what it makes beside the database the same mode.
+func TestDatabaseFilesAreTheOwnersOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.db")
 	if err := os.WriteFile(path, nil, 0o644); err != nil { // as an older version left it
 		t.Fatal(err)

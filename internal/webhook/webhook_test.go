@@ -439,7 +439,7 @@ func TestDisabled(t *testing.T) {
 	})
 }
 
-func TestManage(t *testing.T) {
+func TestOwnersManageWebhooks(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		who, other := project(t, db, "one"), project(t, db, "two")
 		h := hooks(t, db, webhook.Config{})

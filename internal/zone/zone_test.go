@@ -42,7 +42,7 @@ func ask(t *testing.T, s *Server, name string, kind dnsmessage.Type) dnsmessage.
 	return a
 }
 
-func TestAnswer(t *testing.T) {
+func TestAnswersOnlyForTheDomain(t *testing.T) {
 	whole := newServer(t, netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7"))
 	part := newServer(t)
 	for _, s := range []*Server{whole, part} {
@@ -132,8 +132,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestServe asks over both transports as others do.
-func TestServe(t *testing.T) {
+// TestServesOverUDPAndTCP asks over both transports as others do.
+func TestServesOverUDPAndTCP(t *testing.T) {
 	s := newServer(t, netip.MustParseAddr("192.0.2.7"))
 	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
