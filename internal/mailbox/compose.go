@@ -112,7 +112,7 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 	if err != nil {
 		return Proposed{}, err
 	}
-	how := asked{again: o.AllowDuplicate, undo: o.Undo, action: action, version: version, Proposal: oversight.Proposal{Via: via}}
+	how := proposalOptions{again: o.AllowDuplicate, undo: o.Undo, action: action, version: version, Proposal: oversight.Proposal{Via: via}}
 	if o.IdempotencyKey != "" {
 		if err := checkKey(o.IdempotencyKey); err != nil {
 			return Proposed{}, err
@@ -135,7 +135,7 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 	if err != nil {
 		return Proposed{}, err
 	}
-	if err := m.wayOut(&d, b, o.Bulk); err != nil {
+	if err := m.addUnsubscribe(&d, b, o.Bulk); err != nil {
 		return Proposed{}, err
 	}
 	how.Note, how.Context = note, o.Context
@@ -213,13 +213,15 @@ func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b directory.
 	return d, "", nil
 }
 
-// manyRecipients is from how many on a mail names a way out by itself.
+// manyRecipients is the number of recipients above which List-Unsubscribe is
+// added to any mail.
 const manyRecipients = 10
 
-// wayOut gives bulk mail the fields by which its reader gets no more of it. A
-// link is of one address, and all recipients get the same bytes; so bulk mail
-// goes to one recipient a message, and mail to many names an address to write to.
-func (m *PostOffice) wayOut(d *mail.Draft, b directory.Inbox, bulk bool) error {
+// addUnsubscribe adds List-Unsubscribe (RFC 2369) to bulk mail and to mail with
+// many recipients. A one-click link (RFC 8058) is for one address, and all
+// recipients get the same bytes: so bulk mail has one recipient a message, and mail
+// to many has a mailto: link instead.
+func (m *PostOffice) addUnsubscribe(d *mail.Draft, b directory.Inbox, bulk bool) error {
 	n := len(d.To) + len(d.Cc) + len(d.Bcc)
 	mailto := "mailto:" + b.Address + "?subject=unsubscribe"
 	switch {

@@ -83,7 +83,8 @@ type savedDraft struct {
 	Attachments                   []mail.Attachment
 }
 
-// checkDraft refuses what no draft can be. What is missing is no mistake yet.
+// checkDraft returns an error if a field is too large or not text. Missing fields
+// are allowed: a draft is not complete yet.
 func checkDraft(o Outgoing) error {
 	for _, l := range []struct {
 		name string

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// keyTime is how long a key of a request is remembered.
+	// keyTime is how long an idempotency key is remembered.
 	keyTime = 24 * time.Hour
-	// contentTime is for how long the same content is taken for the same mail.
+	// contentTime is the time within which the same content counts as a duplicate.
 	contentTime = time.Minute
-	// maxKey bounds a key, in bytes.
+	// maxKey bounds an idempotency key, in bytes.
 	maxKey = 255
 )
 
@@ -46,13 +46,14 @@ func (e *DuplicateError) Error() string {
 // Is makes it an [ErrDuplicate].
 func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 
-// A request is what makes two calls the same one.
+// A request identifies a call for idempotency: two calls with the same key and
+// digest are the same request.
 type request struct {
-	key    string            // the caller's name for it, with the door's; empty means none
+	key    string            // the caller's idempotency key, prefixed by the operation; empty means none
 	digest [sha256.Size]byte // of what was asked for
 }
 
-// checkKey refuses what is no key.
+// checkKey rejects malformed idempotency keys.
 func checkKey(key string) error {
 	if len(key) > maxKey || !utf8.ValidString(key) {
 		return fmt.Errorf("%w: idempotency_key: must be at most %d bytes of text", directory.ErrInvalid, maxKey)
@@ -216,7 +217,8 @@ func (m *PostOffice) forget(ctx context.Context) error {
 	})
 }
 
-// RunForget removes old keys and fingerprints each hour until ctx is done.
+// RunForget removes expired idempotency keys and fingerprints each hour until ctx
+// is done.
 func (m *PostOffice) RunForget(ctx context.Context) error {
 	t := time.NewTicker(time.Hour)
 	defer t.Stop()

@@ -314,7 +314,7 @@ func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, i
 	}
 	return m.request(ctx, who, via, b, ModeKind, modeRequests, func(b directory.Inbox) (any, policy.Request, error) {
 		if !mode.Looser(b.Mode) {
-			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s; to go to %s takes nobody's word", directory.ErrInvalid, b.Mode, mode)
+			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s; to go to %s needs no approval", directory.ErrInvalid, b.Mode, mode)
 		}
 		r := modeRequest{Inbox: b.ID, Address: b.Address, From: b.Mode, To: mode, Reason: why}
 		return r, raising(b, mode), nil

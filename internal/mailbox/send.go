@@ -76,11 +76,11 @@ func (m *PostOffice) SendRaw(ctx context.Context, who auth.Principal, via, from 
 	if err != nil {
 		return Proposed{}, err
 	}
-	return m.propose(ctx, who, b, env, asked{request: rawRequest(from, rcpts, raw), again: true, Proposal: oversight.Proposal{Via: via}})
+	return m.propose(ctx, who, b, env, proposalOptions{request: rawRequest(from, rcpts, raw), again: true, Proposal: oversight.Proposal{Via: via}})
 }
 
-// asked is how an envelope is proposed.
-type asked struct {
+// proposalOptions say how an envelope is proposed.
+type proposalOptions struct {
 	request request
 	again   bool           // the same content once more waits for a person instead of being refused
 	undo    *time.Duration // nil means what the inbox has
@@ -90,7 +90,7 @@ type asked struct {
 	oversight.Proposal // Via, Note, NotBefore, AskAt
 }
 
-func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b directory.Inbox, env mail.Envelope, how asked) (out Proposed, err error) {
+func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b directory.Inbox, env mail.Envelope, how proposalOptions) (out Proposed, err error) {
 	defer m.scrub.Touch()
 	payload, err := env.Payload()
 	if err != nil {
