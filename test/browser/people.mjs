@@ -64,7 +64,7 @@ async function run() {
   await go(plain, '/console/account')
   await plain.locator('#app-password').fill('not the password')
   await click(plain, 'Set one up')
-  check('a second factor needs the password, not a session alone', /not right/.test(await alerted(plain)))
+  check('a second factor needs the password, not a session alone', /wrong/.test(await alerted(plain)))
   await plain.locator('#app-password').fill(password)
   await click(plain, 'Set one up')
   check('the QR code is in the page itself', await plain.locator('svg.qr path').isVisible())
@@ -185,7 +185,7 @@ async function run() {
   check('and does not come in', /not right/.test(await alerted(rita)))
   await go(page, `/console/people/${name}`)
   await click(page, 'Disable')
-  check('the last owner stays', /keeps an owner/.test(await alerted(page)))
+  check('the last owner stays', /needs an owner/.test(await alerted(page)))
 
   await go(plain, '/console/signin') // making a passkey has ended the session that was there
   await fill(plain, { Name: name, Password: password })

@@ -19,7 +19,7 @@ func TestLobsterMail(t *testing.T) {
 	cmd := exec.Command("node", "--test", "--test-force-exit", "--test-reporter=spec", "lobster.test.mjs")
 	cmd.Dir = "../mail"
 	cmd.Env = append(os.Environ(), "NO_COLOR=1", "HOME="+t.TempDir(), "LOBSTERMAIL_TOKEN=",
-		"POSTERN_URL=http://"+s.web, "POSTERN_SMTP="+s.smtp, "POSTERN_BINARY="+s.bin, "POSTERN_DATA="+s.data, "POSTERN_PROJECT_KEY="+s.key,
+		"POSTERN_URL=http://"+s.web, "POSTERN_SMTP="+s.smtp, "POSTERN_BINARY="+s.bin, "POSTERN_DATA="+s.data, "PROJECT_KEY="+s.key,
 		"POSTERN_TOKEN="+accountToken.FindString(s.mustCLI("account", "create", "mine")),
 		"POSTERN_OTHER_TOKEN="+accountToken.FindString(s.mustCLI("account", "create", "other")))
 	out, err := cmd.CombinedOutput()

@@ -331,7 +331,7 @@ func TestOversightCommandLine(t *testing.T) {
 
 	t.Run("people", func(t *testing.T) {
 		ann.must(t, []string{"person", "list"}, "rita", "reviewer", "vera", "viewer")
-		ann.refused(t, []string{"person", "invite", "--role", "king"}, `there is no "king", use owner, reviewer or viewer`)
+		ann.refused(t, []string{"person", "invite", "--role", "king"}, `"king" is not a role, use owner, reviewer or viewer`)
 		ann.refused(t, []string{"person", "role", "nobody", "owner"}, `there is nobody called "nobody"`)
 		ann.refused(t, []string{"person", "email", "rita", "x"}, "want an address such as")
 		ann.refused(t, []string{"person", "role", "ann", "viewer"}, "owner") // the last

@@ -16,7 +16,7 @@ import WebSocket from 'ws'
 globalThis.WebSocket ??= WebSocket
 
 const { LobsterMail, AddressCollisionError, AuthenticationError, InsufficientTierError, NotFoundError, LobsterMailError, RateLimitError } = lobstermail
-const { POSTERN_URL: baseUrl, POSTERN_TOKEN: token, POSTERN_OTHER_TOKEN: otherToken, POSTERN_PROJECT_KEY: projectKey, POSTERN_SMTP: smtp, POSTERN_BINARY: binary, POSTERN_DATA: data } = process.env
+const { POSTERN_URL: baseUrl, POSTERN_TOKEN: token, POSTERN_OTHER_TOKEN: otherToken, PROJECT_KEY: projectKey, POSTERN_SMTP: smtp, POSTERN_BINARY: binary, POSTERN_DATA: data } = process.env
 
 /** eventually waits until f returns something true. */
 async function eventually(what, f, seconds = 60) {
