@@ -48,7 +48,7 @@ var conceptRules = sync.OnceValue(func() map[concept]conceptRule {
 	one := func(letters float64, concepts ...concept) []near {
 		return []near{{letters: letters, of: set(concepts...)}}
 	}
-	return map[concept]conceptRule{
+	return map[concept]conceptRule{ //nolint:exhaustive // the other concepts have code in rules.go, or only count near these
 		newtask: {InstructionOverride, []grade{
 			{"new_task", 0.5, [][]near{one(200, address, secrecy, tool, toolcall), {{letters: 200, of: set(override)}, {letters: 200, of: set(ai)}}}},
 			{"new_task_perhaps", 0.3, [][]near{one(200, override)}},
