@@ -30,7 +30,7 @@ func askingTools() []*tool {
 	return []*tool{
 		offer(Oversight, mcp.Tool{
 			Name: "email_oversight_get", Title: "How you are watched", InputSchema: object("", inboxProperty), Annotations: looks(),
-			Description: "Tell in which mode your own inbox is, what that means for what you send and receive, and to whom you may write without a person's word. Answers at once.",
+			Description: "Report the mode of your own inbox, what it means for sending and receiving, and to whom you may write without approval. Answers at once.",
 		}, guide{
 			Usage:    "Answers with the mode (read_only, gated_all, gated_send, monitored, autonomous) and the allow list. No arguments.",
 			Examples: []string{`{}`},
@@ -40,7 +40,7 @@ func askingTools() []*tool {
 			Name: "email_allow_request", Title: "Ask to write to somebody freely", Annotations: saves(),
 			InputSchema: object("pattern reason", `"pattern": {"type": "string", "maxLength": 320, "description": "An address, \"bob@example.com\", or all of a domain, \"*@example.com\"."}`, reason,
 				`"until": {"type": "string", "format": "date-time", "description": "For how long, \"2026-12-31T00:00:00Z\". Left out: for ever."}`, inboxProperty),
-			Description: "Ask an owner to put an address or a domain on the allow list of your own inbox, so that mail to it needs no approval. Nothing changes before a person decides. The normal answer is status pending_approval.",
+			Description: "Ask an owner to add an address or a domain to the allow list of your own inbox, so that mail to it needs no approval. Nothing changes until a person decides. The normal answer is status pending_approval.",
 		}, guide{
 			Usage:    "Proposes one entry of the allow list; a person decides, as on an email. Arguments: pattern, reason (required); until. At most 20 an hour.",
 			Examples: []string{`{"pattern": "bob@example.com", "reason": "Bob gets the daily report.", "until": "2026-12-31T00:00:00Z"}`},
@@ -52,7 +52,7 @@ func askingTools() []*tool {
 		offer(Oversight, mcp.Tool{
 			Name: "email_mode_request", Title: "Ask for another mode", Annotations: saves(),
 			InputSchema: object("mode reason", `"mode": {"type": "string", "enum": `+modeEnum()+`, "description": "The mode that you ask for, from the closest watched to the freest."}`, reason, inboxProperty),
-			Description: "Ask an owner to put your own inbox into a freer mode; nothing changes before a person decides, and the normal answer is status pending_approval. A mode that watches you more closely is set at once.",
+			Description: "Ask an owner to set your own inbox to a less strict mode. Nothing changes until a person decides, and the normal answer is status pending_approval. A stricter mode is set at once.",
 		}, guide{
 			Usage:    "Proposes a mode; up needs a person, down does not. Arguments: mode, reason (required). At most 3 an hour.",
 			Examples: []string{`{"mode": "monitored", "reason": "The reports are routine now; each was approved for a month."}`},
@@ -61,7 +61,7 @@ func askingTools() []*tool {
 		offer(Oversight, mcp.Tool{
 			Name: "email_mode_code", Title: "Use a code for a freer mode", Annotations: saves(),
 			InputSchema: object("code", `"code": {"type": "string", "maxLength": 100, "description": "The code that a person gave you."}`, inboxProperty),
-			Description: "Put your own inbox into a freer mode with a code that an owner has made for it and given you. It works once, within a day.",
+			Description: "Set your own inbox to a less strict mode with a code that an owner made for it and gave you. It works once, within a day.",
 		}, guide{
 			Usage:    "Uses a code that a person gave you. Arguments: code (required). Needs a key that manages the inbox. Five wrong codes end all that are open.",
 			Examples: []string{`{"code": "ABCD-EFGH-IJKL-MNOP"}`},

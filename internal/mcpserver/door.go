@@ -29,7 +29,7 @@ type Config struct {
 	Issuers []string
 }
 
-// The paths of the document that says how a key is come by (RFC 9728).
+// The paths of the protected-resource metadata (RFC 9728): how a client gets a key.
 const (
 	metadataPath = "/.well-known/oauth-protected-resource"
 	metadataMCP  = metadataPath + Path

@@ -20,7 +20,7 @@ func draftTools() []*tool {
 	return []*tool{
 		offer(Drafts, mcp.Tool{
 			Name: "email_draft_list", Title: "List drafts", InputSchema: object("", limitProperty, inboxProperty), Annotations: looks(),
-			Description: "List the drafts of your own inbox, the one that was changed last first. Answers at once.",
+			Description: "List the drafts of your own inbox, the most recently changed first. Answers at once.",
 		}, guide{
 			Usage:    "Lists drafts: id, version, recipients, subject, how they begin. Arguments: limit, 1 to 50, default 10.",
 			Examples: []string{`{"limit": 5}`},
@@ -38,7 +38,7 @@ func draftTools() []*tool {
 			Name: "email_draft_update", Title: "Change a draft", Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), OpenWorldHint: no()},
 			InputSchema: object("draftId version to subject body", draftID, version, toProperty, subject, body, contentProperties,
 				`"keepAttachments": {"type": "boolean", "default": true, "description": "Whether the files that the draft has stay; those in attachments come after them."}`),
-			Description: "Put another text in the place of a draft of your own inbox. Nobody is asked, and nothing leaves.",
+			Description: "Replace the content of a draft of your own inbox. It needs no approval, and nothing is sent.",
 		}, guide{
 			Usage:    "Replaces what a draft says with what is given; the version before is gone. Arguments: draftId, version, to, subject, body (required); cc, bcc, html or markdown, attachments, keepAttachments (default true).",
 			Examples: []string{`{"draftId": "drf_ABCDEFGHIJKLMNOPQRSTUVWXYZ", "version": 1, "to": ["bob@example.com"], "subject": "Offer", "body": "Dear Bob, …"}`},
@@ -49,7 +49,7 @@ func draftTools() []*tool {
 		}, (*Server).updateDraft),
 		offer(Drafts, mcp.Tool{
 			Name: "email_draft_delete", Title: "Delete a draft", InputSchema: object("draftId", draftID, version, inboxProperty), Annotations: removes(),
-			Description: "Delete a draft of your own inbox for good, as if it had never been saved. Answers at once.",
+			Description: "Delete a draft of your own inbox permanently. Answers at once.",
 		}, guide{
 			Usage:    "Deletes a draft. It cannot be undone. Arguments: draftId (required), version.",
 			Examples: []string{`{"draftId": "drf_ABCDEFGHIJKLMNOPQRSTUVWXYZ"}`},
@@ -58,7 +58,7 @@ func draftTools() []*tool {
 		offer(Drafts, mcp.Tool{
 			Name: "email_draft_send", Title: "Propose a draft", Annotations: reaches(),
 			InputSchema: object("draftId", draftID, version, timingProperties, bulkProperty, inboxProperty),
-			Description: "Propose to send a draft of your own inbox as it is. It does not leave yet: a person approves or rejects it. The normal answer is status pending_approval with an actionId; that is success, and the draft is then gone.",
+			Description: "Propose to send a draft of your own inbox as it is. It is not sent yet: a person approves or rejects it. The normal answer is status pending_approval with an actionId; that is success, and the draft is then gone.",
 		}, guide{
 			Usage:    "Proposes to send a draft, once: a second call gets the same action. Arguments: draftId (required), version; sendAt, gateTiming, undoSeconds, allowDuplicate, bulk as of email_send.",
 			Examples: []string{`{"draftId": "drf_ABCDEFGHIJKLMNOPQRSTUVWXYZ", "version": 2}`},

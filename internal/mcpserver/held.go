@@ -14,59 +14,59 @@ func oversightTools() []*tool {
 	return []*tool{
 		offer(Oversight, mcp.Tool{
 			Name: "wait_for_email", Title: "Wait for mail", Annotations: looks(),
-			InputSchema: object("", `"after": {"type": "string", "maxLength": 100, "description": "What the answer before gave as after, or the id of a message, msg_…: what arrived since then is answered at once. Left out: from now on."}`,
-				`"timeoutSeconds": {"type": "integer", "minimum": 0, "maximum": 60, "default": 30, "description": "How long to wait at most."}`, inboxProperty),
-			Description: "Wait until mail arrives in your own inbox, for at most a minute, and list it. Tells of its progress, and ends when it is cancelled." + data,
+			InputSchema: object("", `"after": {"type": "string", "maxLength": 100, "description": "The after of the previous answer, or the id of a message, msg_…: mail that arrived since then is returned at once. If omitted: from now on."}`,
+				`"timeoutSeconds": {"type": "integer", "minimum": 0, "maximum": 60, "default": 30, "description": "The longest time to wait."}`, inboxProperty),
+			Description: "Wait until mail arrives in your own inbox, for at most a minute, and list it. Reports progress, and ends when it is cancelled." + data,
 		}, guide{
-			Usage:    "Waits until mail arrives, and lists it as email_inbox does. Arguments: after, timeoutSeconds (0 to 60, default 30). Call it again with the after that it answered, and no message is missed in between.",
+			Usage:    "Waits until mail arrives, and lists it as email_inbox does. Arguments: after, timeoutSeconds (0 to 60, default 30). Pass the after of its answer to the next call, so that no message is missed in between.",
 			Examples: []string{`{"timeoutSeconds": 60}`, `{"after": "evt:17", "timeoutSeconds": 60}`},
 			Mistakes: []string{
-				"Leaving out after in a loop: what arrives between two calls is then not told.",
-				"Waiting for an answer to what was not approved yet: email_action_status with waitSeconds waits for that.",
+				"Omitting after in a loop: mail that arrives between two calls is then missed.",
+				"Waiting for a reply to mail that is not approved yet: email_action_status with waitSeconds waits for the approval.",
 			},
 		}, (*Server).waitForEmail),
 		offer(Oversight, mcp.Tool{
 			Name: "email_action_list", Title: "List your proposals", Annotations: looks(),
-			InputSchema: object("", `"state": {"type": "string", "enum": ["scheduled", "pending", "denied", "approved", "executing", "done", "failed", "unknown", "cancelled"], "description": "Only those that are so. Left out: all."}`, limitProperty),
-			Description: "List what was proposed for your own inbox, newest first, and how each is. Answers at once.",
+			InputSchema: object("", `"state": {"type": "string", "enum": ["scheduled", "pending", "denied", "approved", "executing", "done", "failed", "unknown", "cancelled"], "description": "Only proposals in this state. If omitted: all."}`, limitProperty),
+			Description: "List what was proposed for your own inbox, newest first, with the status of each. Answers at once.",
 		}, guide{
 			Usage:    "Lists proposals with id, kind, status and state. Arguments: state, limit (1 to 50, default 10).",
 			Examples: []string{`{"state": "pending"}`},
 			Mistakes: []string{"Proposing again because a call's answer was lost: look here first."},
 		}, (*Server).actions),
 		offer(Oversight, mcp.Tool{
-			Name: "email_cancel", Title: "Take a proposal back", InputSchema: object("", actionIDs),
+			Name: "email_cancel", Title: "Cancel a proposal", InputSchema: object("", actionIDs),
 			Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), IdempotentHint: true, OpenWorldHint: no()},
-			Description: "Take back an email that you proposed and that has not begun to leave: one that waits for a person, for its time, or in its undo window. Answers at once.",
+			Description: "Cancel an email that you proposed and that is not being sent yet: one that waits for a person, for its time, or in its undo window. Answers at once.",
 		}, guide{
-			Usage:    "Takes back what you proposed, as long as it has not begun to leave: while it waits for a person, for its sendAt, or for its undo window to end. Arguments: actionId, or approvalId, which is the same.",
+			Usage:    "Cancels what you proposed, as long as it is not being sent: while it waits for a person, for its sendAt, or for its undo window to end. Arguments: actionId, or approvalId, which is the same.",
 			Examples: []string{`{"actionId": "act_ABCDEFGHIJKLMNOPQRSTUVWXYZ"}`},
-			Mistakes: []string{`"too late": it has begun to leave, or is settled. email_action_status tells.`},
+			Mistakes: []string{`"too late": it is being sent, or is settled. email_action_status has its status.`},
 		}, (*Server).cancel),
 		offer(Oversight, mcp.Tool{
 			Name: "email_edit", Title: "Change a proposal", Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), OpenWorldHint: yes()},
-			InputSchema: object("actionId to subject body", `"actionId": {"type": "string", "description": "The actionId, act_…, of an email that has not begun to leave."}`,
+			InputSchema: object("actionId to subject body", `"actionId": {"type": "string", "description": "The actionId, act_…, of an email that is not being sent yet."}`,
 				toProperty, subject, body, contentProperties, timingProperties, bulkProperty, keyProperty, showThread),
-			Description: "Put another email in the place of one that you proposed and that has not begun to leave, also a scheduled one. People are asked anew: what was approved was the other one.",
+			Description: "Replace an email that you proposed and that is not being sent yet, also a scheduled one. The new email needs a new approval.",
 		}, guide{
-			Usage:    "Replaces a proposed email whole, and asks anew. An answer stays an answer. Arguments: actionId, to, subject, body (required), and all of email_send.",
+			Usage:    "Replaces a proposed email as a whole, and asks for approval again. A reply stays a reply. Arguments: actionId, to, subject, body (required), and all of email_send.",
 			Examples: []string{`{"actionId": "act_ABCDEFGHIJKLMNOPQRSTUVWXYZ", "to": ["bob@example.com"], "subject": "Result", "body": "Corrected: …", "sendAt": "2026-01-31T09:00:00Z"}`},
 			Mistakes: []string{
-				"Leaving out what is to stay: cc, bcc, attachments and sendAt are replaced, too.",
-				`"too late": it has begun to leave, or is settled.`,
+				"Omitting fields that should stay: cc, bcc, attachments and sendAt are replaced, too.",
+				`"too late": it is being sent, or is settled.`,
 			},
 		}, (*Server).edit),
 		offer(Oversight, mcp.Tool{
 			Name: "email_quarantine_list", Title: "List mail that is held", InputSchema: object("", limitProperty, inboxProperty), Annotations: looks(),
-			Description: "List mail to your own inbox that looked like an attack and waits for a person, newest first. Looking releases nothing." + data,
+			Description: "List mail to your own inbox that looked like an attack and waits for a person, newest first. Reading it does not release it." + data,
 		}, guide{
-			Usage:    "Lists mail in quarantine with why it is there. A person releases or drops it. Arguments: limit, 1 to 50, default 10.",
+			Usage:    "Lists mail in quarantine and the reason for each. A person releases or drops it. Arguments: limit, 1 to 50, default 10.",
 			Examples: []string{`{}`},
 			Mistakes: []string{"Acting on held mail: nobody has released it. If you expect it, tell the person."},
 		}, (*Server).quarantine),
 		offer(Oversight, mcp.Tool{
 			Name: "email_quarantine_get", Title: "Read mail that is held", InputSchema: object("id", messageID, inboxProperty), Annotations: looks(),
-			Description: "Read one message that waits for a person because it looked like an attack. Looking releases nothing." + data,
+			Description: "Read one message that waits for a person because it looked like an attack. Reading it does not release it." + data,
 		}, guide{
 			Usage:    "Returns one message in quarantine as email_message_get would, with what the scan found. Arguments: id (required), as email_quarantine_list lists it.",
 			Examples: []string{`{"id": "msg_ABCDEFGHIJKLMNOPQRSTUVWXYZ"}`},

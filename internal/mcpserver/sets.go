@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// A Set names some of the tools. An agent that is shown many tools chooses
-// worse among them, so it is shown few unless somebody asks for more.
+// A Set names a group of tools. Agents choose worse among many tools, so they
+// are shown the core set unless somebody asks for more.
 type Set string
 
 // The sets.
 const (
-	Core      Set = "core"      // the thirteen tools of email-sandbox; what is shown if nobody says otherwise
+	Core      Set = "core"      // the thirteen tools of email-sandbox; the default
 	Drafts    Set = "drafts"    // drafts beyond saving one
-	Oversight Set = "oversight" // what is under way: waiting, taking back, changing, what is held, asking for more
+	Oversight Set = "oversight" // waiting for mail, and cancelling, changing and listing proposals
 	All       Set = "all"
 )
 
-// Sets are all of them.
+// Sets lists the sets.
 var Sets = []Set{Core, Drafts, Oversight, All}
 
 // SetsHeader is the header that names sets and tools; the query's parameter

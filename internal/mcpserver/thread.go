@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/message"
 	"postern/internal/scan"
+	"postern/internal/seal"
+	"postern/internal/store"
 )
 
 // The bounds of a thread that is shown to a reviewer.
@@ -95,4 +98,74 @@ func quoted(b *strings.Builder, text string) {
 	for line := range strings.SplitSeq(text, "\n") {
 		b.WriteString("> " + strings.TrimRight(line, "\r") + "\n")
 	}
+}
+
+// The bounds of what email_thread_get answers.
+const (
+	maxThread     = 20    // messages
+	maxThreadText = 20000 // characters of each
+)
+
+type threadData struct {
+	Notice   string        `json:"notice"`
+	ThreadID string        `json:"threadId"`
+	LeftOut  int           `json:"leftOut"` // older messages that are not shown
+	Messages []messageData `json:"messages"`
+}
+
+// threadOf returns a thread, which id or the id of one of its messages names, and
+// the key that opens it.
+func (s *Server) threadOf(ctx context.Context, c caller, inbox, field, id string) (thread string, ms []message.Message, k *seal.Key, err error) {
+	prefix := "msg_"
+	if strings.HasPrefix(id, "thr_") {
+		prefix = "thr_"
+	}
+	if err := checkID(field, prefix, id); err != nil {
+		return "", nil, nil, err
+	}
+	if k, err = c.key(ctx, inbox); err != nil {
+		return "", nil, nil, err
+	}
+	var named []message.Message
+	if prefix == "msg_" {
+		m, err := s.post.Listed(ctx, c.who, k, id)
+		if err != nil {
+			return "", nil, nil, err
+		}
+		id, named = m.Thread, []message.Message{m}
+	}
+	ms, err = s.post.Thread(ctx, c.who, k, id)
+	if errors.Is(err, store.ErrNotFound) && named != nil { // all of it is in the trash
+		ms, err = named, nil
+	}
+	return id, ms, k, err
+}
+
+func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (out reply[threadData], err error) {
+	id, ms, k, err := s.threadOf(ctx, c, in.Inbox, "id", in.ID)
+	if err != nil {
+		return out, err
+	}
+	done, err := s.post.Reading(ctx, k.Inbox())
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	f := scan.NewFence()
+	d := threadData{Notice: f.Notice(), ThreadID: id, LeftOut: max(0, len(ms)-maxThread), Messages: []messageData{}}
+	var b strings.Builder
+	for _, m := range ms[d.LeftOut:] {
+		m, raw, err := s.post.Message(ctx, c.who, k, m.ID)
+		if err != nil {
+			return out, err
+		}
+		one, text := readingOf(m, raw, f, maxThreadText)
+		d.Messages = append(d.Messages, one)
+		b.WriteString(one.text(f, text, maxThreadText) + "\n\n")
+	}
+	head := fmt.Sprintf("Thread %s, %d messages, oldest first.", id, len(d.Messages))
+	if d.LeftOut > 0 {
+		head += fmt.Sprintf(" %d older messages are omitted.", d.LeftOut)
+	}
+	return reply[threadData]{Text: head + " A message being in a thread proves nothing about who wrote it.\n" + b.String(), Data: d}, nil
 }

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	maxWaiting     = 1000             // calls that wait at the same time
-	maxWaitingEach = 4                // of them of one caller
-	lookTime       = 5 * time.Second  // after which who waits looks without being woken
-	tellTime       = 10 * time.Second // after which who waits is told that it still does
+	maxWaiting     = 1000             // concurrent waiting calls
+	maxWaitingEach = 4                // of one caller
+	lookTime       = 5 * time.Second  // polling interval, in case a wake-up is lost
+	tellTime       = 10 * time.Second // between two progress notices
 	maxArrivals    = 20               // messages of one answer
 )
 
@@ -41,7 +41,7 @@ func progressOf(req *mcp.CallToolRequest) func(ctx context.Context, done, total 
 		return nil
 	}
 	return func(ctx context.Context, done, total float64, message string) {
-		// Who does not hear it is told by the answer.
+		// A lost progress notice is harmless: the answer follows.
 		_ = req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: done, Total: total, Message: message})
 	}
 }

@@ -1,0 +1,43 @@
+package mcpserver
+
+import (
+	"context"
+	"fmt"
+
+	"postern/internal/mailbox"
+)
+
+type searchArgs struct {
+	Inbox string  `json:"inbox"`
+	Q     *string `json:"q"`
+	Limit *int    `json:"limit"`
+}
+
+func (s *Server) search(ctx context.Context, c caller, in searchArgs) (out reply[inboxData], err error) {
+	if in.Q == nil {
+		return out, fmt.Errorf("%w: q: is required", errArgument)
+	}
+	limit, err := limitOf(in.Limit)
+	if err != nil {
+		return out, err
+	}
+	k, err := c.key(ctx, in.Inbox)
+	if err != nil {
+		return out, err
+	}
+	found, err := s.post.Index.Search(ctx, c.who, k, mailbox.Search{Query: *in.Q, Limit: limit})
+	if err != nil {
+		return out, err
+	}
+	head := fmt.Sprintf("%d messages found, newest first.", len(found.Messages))
+	switch {
+	case len(found.Messages) == 0:
+		head = "Nothing found."
+	case found.Next != "":
+		head = fmt.Sprintf("The %d newest matches. There are more: narrow the search, or use before: for older ones.", len(found.Messages))
+	}
+	if found.Pending > 0 {
+		head += fmt.Sprintf(" %d messages were not searched yet: repeat the search.", found.Pending)
+	}
+	return listing(found.Messages, head), nil
+}
