@@ -30,7 +30,7 @@ func (s access) known(r *http.Request, c caller) (directory.Inbox, error) {
 
 // open returns the key of the inbox that the request names, if the caller's
 // credential opens it. Everybody else gets the same answer whether the inbox
-// exists or not, so that nobody learns addresses by asking.
+// exists or not. The attack: finding out which addresses exist.
 func (s access) open(r *http.Request, c caller) (*seal.Key, error) {
 	b, err := s.own(r, c)
 	if err != nil {
@@ -71,8 +71,8 @@ func (s access) read(w http.ResponseWriter, r *http.Request, c caller) (done fun
 	if err != nil {
 		return nil, err
 	}
-	// The attack: who asks for a large message and never reads it, and keeps the
-	// place of somebody else.
+	// The attack: a client that requests a large message and never reads the
+	// answer, to keep others from reading theirs.
 	free := patient(w)
 	return func() { free(); leave() }, nil
 }

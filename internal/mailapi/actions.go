@@ -144,8 +144,8 @@ func viewOf(v oversight.View) *api.View {
 	return out
 }
 
-// mayDecide refuses every key before its request is read. The gate refuses it
-// once more: an agent must not approve itself through any door.
+// mayDecide refuses every key before its request is read. The gate checks it
+// again. The attack: an agent that approves its own proposal.
 func mayDecide(c caller) error {
 	if c.Kind != auth.Person {
 		return fmt.Errorf("no key decides: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
@@ -209,8 +209,8 @@ func (s actionServer) resolve(w http.ResponseWriter, r *http.Request, c caller) 
 	return s.answerAction(w, r, c, id)
 }
 
-// answerAction answers with the action as it is now; its execution may have
-// begun since.
+// answerAction answers with the action as it is now, when its execution may have
+// begun already.
 func (s actionServer) answerAction(w http.ResponseWriter, r *http.Request, c caller, id string) error {
 	a, err := s.gate.Action(r.Context(), c.Principal, id)
 	if err != nil {

@@ -41,8 +41,8 @@ var (
 	actorFilter = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[^\x00-\x20\x7f]{0,300}$`) })
 )
 
-// readsAudit returns an error unless c may read the record: each person of the project may, and
-// nobody else. A key that could would see what reviewers say about its owner.
+// readsAudit returns an error unless c may read the audit log. Every person of
+// the project may. Keys may not: an agent would read what reviewers say about it.
 func readsAudit(c caller) error {
 	if c.Kind != auth.Person {
 		return fmt.Errorf("no key reads the record: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
@@ -96,7 +96,7 @@ func (s auditServer) listAudit(w http.ResponseWriter, r *http.Request, c caller)
 	for _, e := range list {
 		h := e.Hash()
 		detail := json.RawMessage(e.Detail)
-		if !json.Valid(detail) { // somebody wrote into the database: show it all the same
+		if !json.Valid(detail) { // the database was tampered with: show what it holds
 			if detail, err = json.Marshal(e.Detail); err != nil {
 				return err
 			}
@@ -107,7 +107,7 @@ func (s auditServer) listAudit(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-// number returns a parameter that is the number of an entry; 0 if it is not there.
+// number parses a parameter that is the seq of an entry; 0 if it is not set.
 func number(v url.Values, name string) (int64, error) {
 	if !v.Has(name) {
 		return 0, nil

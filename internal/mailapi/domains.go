@@ -111,7 +111,7 @@ var domainForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompil
 func (s domainServer) findDomain(r *http.Request, c caller) (domain.Domain, error) {
 	name := r.PathValue("id")
 	if !domainForm().MatchString(name) {
-		name = "" // which no domain has; who may not ask is still told that
+		name = "" // matches nothing, but still checks permission
 	}
 	d, err := s.domains.Find(r.Context(), c.Principal, name)
 	if err != nil && name == "" {

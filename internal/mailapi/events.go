@@ -35,15 +35,15 @@ func (s eventServer) routes() []route {
 
 const (
 	maxWait     = 60               // seconds of a long poll
-	lookTime    = 10 * time.Second // after which who waits looks without being woken
+	lookTime    = 10 * time.Second // polling interval, in case a wake-up is lost
 	maxWaiting  = 2000             // who wait at the same time, sockets too
 	maxEach     = 32               // of them for one inbox or with one key
 	maxPage     = 100              // events of one answer
 	maxArrivals = 50               // messages of one answer to a long poll
 )
 
-// A crowd counts who waits. The attack: one key that opens connections until
-// nobody else can.
+// A crowd counts waiting requests and sockets. The attack: one key that opens
+// connections until nobody else can.
 type crowd struct {
 	mu      sync.Mutex
 	all     int
@@ -51,8 +51,8 @@ type crowd struct {
 	by      map[string]int
 }
 
-// enter counts one more who waits for, or as, name, or returns [errCrowded].
-// Leave must be called when the wait ends.
+// enter adds one waiter under name, or returns [errCrowded] if there are most of
+// that name already. The caller must call leave when the wait ends.
 func (c *crowd) enter(name string, most int) (leave func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,8 +71,8 @@ func (c *crowd) enter(name string, most int) (leave func(), err error) {
 	}), nil
 }
 
-// enterSocket is enter for a connection of c. The keys of one inbox count
-// together: each can make a hundred. So do all grants, which keys make too.
+// enterSocket is enter for a WebSocket. All keys of one inbox share a limit, since
+// a key can make a hundred others. All grants share one too, for the same reason.
 func (c *crowd) enterSocket(who caller) (leave func(), err error) {
 	if who.Inbox != "" {
 		return c.enter("sockets of "+who.Inbox, maxEach)
@@ -215,7 +215,7 @@ func (s eventServer) listEvents(w http.ResponseWriter, r *http.Request, c caller
 			es, err = s.history(r.Context(), b.ID, last, n)
 			return len(es) > 0, err
 		})
-		// Who lost its key meanwhile learns nothing any more.
+		// Checked again: the key may have been revoked during the wait.
 		if _, lost := s.own(r, c); lost != nil {
 			return lost
 		}
@@ -254,7 +254,7 @@ func (s eventServer) waitForMessages(w http.ResponseWriter, r *http.Request, c c
 		if err != nil || len(es) == 0 {
 			return false, err
 		}
-		// Opened anew: who lost its key while it waited reads nothing any more.
+		// Checked again: a key that was revoked during the wait must not read.
 		k, err := s.open(r, c)
 		if err != nil {
 			return false, err

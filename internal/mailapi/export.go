@@ -28,8 +28,8 @@ func (s exportServer) routes() []route {
 	}
 }
 
-// patientWriter gives each piece of a long answer a time of its own: who reads
-// on is waited for, and who has left is not.
+// patientWriter sets a write deadline for each piece of a long answer: a slow
+// reader is waited for, and one that has stopped reading is not.
 type patientWriter struct{ w http.ResponseWriter }
 
 func (p patientWriter) Write(b []byte) (int, error) {
@@ -73,8 +73,8 @@ func (s exportServer) exportInbox(w http.ResponseWriter, r *http.Request, c call
 		err = out.Flush()
 	}
 	if err != nil {
-		// Half a file must not pass for the whole: the connection is broken off,
-		// since the status has been sent.
+		// The status has been sent, so the connection is aborted: a partial file
+		// must not look complete.
 		s.log.WarnContext(r.Context(), "export inbox", "inbox", k.Inbox(), "err", err)
 		panic(http.ErrAbortHandler)
 	}

@@ -1,12 +1,17 @@
-// Package mailapi serves inboxes and oversight over REST, under /v1.
+// Package mailapi serves inboxes and oversight over REST and WebSocket, under
+// /v1. docs/openapi.yaml describes it; the JSON is that of package api.
 //
-// Outside, callers show a key: an inbox's, which reads and proposes for that
-// inbox alone, or a project's, which manages inboxes and opens none. A person
-// shows a session (pse_…), and over the operator's local socket the caller is
-// one. Deciding is a person's: no key decides, whatever it may do otherwise.
+// Remote callers show a key. The key of an inbox reads and proposes for that
+// inbox alone; a project's key manages inboxes and opens none. People show a
+// session (pse_…); callers of the operator's local socket are people too. Only
+// people decide on actions.
 //
-// Nothing here sends mail. A send is answered with 202 when it is held, which
-// is success.
+// Each noun has a handler type in the file of its name, with the fields that it
+// uses. [Server] routes to them: it authenticates, checks the role that a route
+// needs, bounds the body, and turns errors into problems (RFC 9457).
+//
+// The package must not send mail or decide by itself. A proposal to send is
+// answered with 202, also when it is held for a person.
 package mailapi
 
 import (
@@ -45,8 +50,8 @@ import (
 const (
 	maxBody = 1 << 20  // bytes of a request that brings no attachments
 	maxSend = 36 << 20 // bytes of one that may: 25 MB in base64, and its text
-	// maxSending bounds the sends in progress, each of which holds a message
-	// several times in memory.
+	// maxSending bounds concurrent sends: each holds several copies of its message
+	// in memory.
 	maxSending     = 8
 	maxSendingEach = 2 // of one inbox
 	maxExporting   = 4 // one of an inbox
@@ -87,11 +92,11 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.Pos
 	}
 }
 
-// Close ends all waiting, so that a server which stops need not wait for it. It
-// must be called once.
+// Close ends all long polls and WebSockets, so that shutdown need not wait for
+// them. It must be called once.
 func (s *Server) Close() { close(s.closing) }
 
-// A caller is who asks, with the credential that opens its inbox if it has one.
+// A caller is the principal of a request, with the credential that it showed.
 type caller struct {
 	auth.Principal
 	key     auth.Secret // empty if it has none, as people do
@@ -235,11 +240,12 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound))
 	})
-	// A browser's page of another origin asks for nothing here: there is no
-	// CORS, and what changes anything is refused before a key is looked at.
+	// The attack: a web page that makes its reader's browser send requests here.
+	// There is no CORS, and cross-origin requests that change something are refused
+	// before their key is checked.
 	p := http.NewCrossOriginProtection()
 	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, fmt.Errorf("header Origin: requests from web pages are not taken: %w", auth.ErrForbidden))
+		s.fail(w, r, fmt.Errorf("header Origin: requests from web pages are refused: %w", auth.ErrForbidden))
 	}))
 	return p.Handler(mux)
 }
@@ -274,7 +280,8 @@ var minRole = map[string]auth.Role{
 	"POST /v1/audit/checkpoint":                 auth.Reviewer,
 }
 
-// mayAsk refuses a person whose role is not enough for a route.
+// mayAsk refuses a person whose role is below the minimum of a route. Keys have
+// no role: the nouns check what they may do.
 func mayAsk(c caller, method, path string) error {
 	if method == http.MethodGet {
 		return nil
@@ -286,11 +293,11 @@ func mayAsk(c caller, method, path string) error {
 	return auth.Need(c.Principal, least)
 }
 
-// takes reports whether the path of a request has what a database takes in each
-// place that the route leaves open. PostgreSQL refuses NUL and what is no UTF-8,
-// and who sends it would be told of an error of ours. An inbox's name is looked
-// at where inboxes are found: that one is no name is told to those alone who
-// would be told that there is none.
+// takes reports whether the path parameters of a request are valid text.
+// PostgreSQL rejects NUL and invalid UTF-8, which would turn a bad request into an
+// internal error. The inbox parameter is checked where inboxes are looked up: a
+// malformed name must get the same answer as the name of an inbox that the caller
+// may not know.
 func (rt route) takes(r *http.Request) bool {
 	for part := range strings.SplitSeq(rt.path, "/") {
 		name, open := strings.CutPrefix(part, "{")
@@ -331,15 +338,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 		}
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, rt.body)
-	w.Header().Set("Cache-Control", "no-store") // mail and keys are in nobody's cache
+	w.Header().Set("Cache-Control", "no-store") // caches must not keep mail or keys
 	return rt.serve(w, r, c)
 }
 
-// decode reads the one JSON object of a request. Fields that this version does
-// not know are refused: who sets one believes that it has an effect.
+// decode reads the JSON object of a request. Unknown fields are refused: a caller
+// who sets one expects an effect that this version does not have.
 func decode(r *http.Request, v any) error {
-	// JSON's decoder puts U+FFFD in the place of what is no UTF-8, so that
-	// something else would be stored than was sent.
+	// Package json replaces invalid UTF-8 by U+FFFD: something else would be
+	// stored than was sent.
 	d := json.NewDecoder(transform.NewReader(r.Body, encoding.UTF8Validator))
 	d.DisallowUnknownFields()
 	err := d.Decode(v)
@@ -377,8 +384,7 @@ func decode(r *http.Request, v any) error {
 	return fmt.Errorf("%w: body: %s", errRequest, msg)
 }
 
-// jsonName says in JSON's words what a field of the given Go type takes: who
-// calls knows no Go.
+// jsonName describes a Go type in JSON's terms, for callers who do not know Go.
 func jsonName(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
@@ -396,8 +402,8 @@ func jsonName(t reflect.Type) string {
 	}
 }
 
-// inWords says what package json calls a value; a number is cut, since it is as
-// long as who sent it liked.
+// inWords describes the value in an error of package json. Numbers are cut: a
+// caller may send one of any length.
 func inWords(value string) string {
 	kind, number, _ := strings.Cut(value, " ")
 	switch {
@@ -416,8 +422,8 @@ func inWords(value string) string {
 	}
 }
 
-// withoutEmbedded takes the names of embedded Go types out of the path of a
-// field, which package json puts there and no caller ever sent.
+// withoutEmbedded removes the names of embedded Go types from the path of a
+// field: package json adds them, and callers do not know them.
 func withoutEmbedded(t reflect.Type, path string) string {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()

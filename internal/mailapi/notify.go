@@ -27,7 +27,7 @@ func (s notifyServer) routes() []route {
 // notifier returns what tells people, for a person.
 func (s notifyServer) notifier(c caller) (*notify.Notifier, error) {
 	if c.Kind != auth.Person {
-		return nil, fmt.Errorf("no key says how people are told, only a person does: %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("only a person manages how people are notified: %w", auth.ErrForbidden)
 	}
 	if s.notify == nil {
 		return nil, fmt.Errorf("%w: the server tells nobody of what waits: start it with --notify-from or --telegram-token", errNotOffered)

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// each returns what f makes of each element of in. It is never nil: clients
-// expect an empty list to be one.
+// each applies f to each element of in. The result is never nil: in JSON an empty
+// list must be [], not null.
 func each[In, Out any](in []In, f func(In) Out) []Out {
 	out := make([]Out, len(in))
 	for i := range in {
@@ -19,8 +19,8 @@ func each[In, Out any](in []In, f func(In) Out) []Out {
 	return out
 }
 
-// onlyParameters refuses a query with parameters that this version does not
-// know: who filters by one believes that nothing else was left.
+// onlyParameters refuses unknown query parameters: a caller who filters by one
+// would take the whole list for the filtered one.
 func onlyParameters(q url.Values, names ...string) error {
 	for _, name := range slices.Sorted(maps.Keys(q)) {
 		if !slices.Contains(names, name) {

@@ -69,7 +69,7 @@ func (s policyServer) listPolicies(w http.ResponseWriter, r *http.Request, c cal
 func (s policyServer) getPolicyVersion(w http.ResponseWriter, r *http.Request, c caller) error {
 	n, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil || n < 0 {
-		n = -1 // which nobody has; who may not look is told so all the same
+		n = -1 // matches nothing, but still checks permission
 	}
 	v, err := s.book.Version(r.Context(), c.Principal, n)
 	if err != nil {

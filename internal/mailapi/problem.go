@@ -32,11 +32,12 @@ var (
 	errMethod    = errors.New("the method is not one of those in the header Allow")
 	errMediaType = errors.New("header Content-Type: must be application/json")
 	errUpgrade   = errors.New("header Upgrade: must be websocket")
-	// errCrowded means that too many wait for events already.
+	// errCrowded means that too many callers wait for events.
 	errCrowded = errors.New("too many wait for events already")
-	// errSignIn means that a name, a password or a code is not right.
+	// errSignIn does not say which of the three is wrong, so that names cannot be
+	// tried out.
 	errSignIn = errors.New("the name, the password or the code is not right")
-	// errRequest means that a request cannot be taken; the text names the field.
+	// errRequest means that a request is malformed; the text names the field.
 	errRequest = errors.New("invalid request")
 )
 
@@ -45,48 +46,50 @@ type blockedError struct{ id, verdict string }
 
 func (e *blockedError) Error() string { return "policy does not allow this: " + e.verdict }
 
-// A kind is one sort of problem, by its code.
+// A kind describes the problems with one code.
 type kind struct {
 	status int
 	title  string
-	advice string // what to do about it; at its address for who looks it up
+	advice string // what to do about it; served at the path in Problem.Type
 }
 
-// kinds are all sorts of problems that this door answers with.
+// kinds has every problem that this API answers with, by code. docs/reference/api.md
+// lists them too.
 var kinds = map[string]kind{
 	"invalid_request":        {400, "Invalid request", "Correct what the detail names: the field and the limit. Nothing was stored."},
 	"unauthorized":           {401, "No valid key", "Send a key in the header Authorization: Bearer, or in X-API-Key."},
 	"sign_in_failed":         {401, "Not signed in", "The name, the password or the code is not right, or the code was used already. Too many failures are refused for a while."},
 	"step_up_required":       {403, "Second factor needed", "Prove a second factor at POST /v1/session/step-up, with a code that was not used before, then ask again within ten minutes."},
 	"last_owner":             {409, "The last owner", "Make somebody else an owner first."},
-	"forbidden":              {403, "Not allowed", "This caller may not do this; the detail says who may. Another inbox is answered so whether it exists or not."},
-	"blocked_by_policy":      {403, "Blocked by policy", "A rule denies this email. Its id is the action that records it. Do not try again: ask a person."},
-	"not_found":              {404, "Not found", "There is nothing here, or it is somebody else's."},
+	"forbidden":              {403, "Not allowed", "This caller may not do this; the detail says who may. The answer is the same whether another inbox exists or not."},
+	"blocked_by_policy":      {403, "Blocked by policy", "A rule denies this email. Its id is the action that records it. Do not retry: ask a person."},
+	"not_found":              {404, "Not found", "It does not exist, or belongs to somebody else."},
 	"method_not_allowed":     {405, "Method not allowed", "Use one of the methods in the header Allow."},
 	"domain_not_verified":    {403, "Domain not verified", "The domain of this inbox is lost or another project's. GET /v1/domains/{id}/records says what is missing in the DNS."},
 	"domain_taken":           {409, "Domain taken", "This project has the domain already, or another one holds it or a domain above it."},
 	"domain_in_use":          {409, "Domain in use", "Delete the inboxes that have addresses in it first."},
-	"no_checkpoint":          {409, "No checkpoint yet", "The entry is newer than each checkpoint. One is made by itself after some minutes; POST /v1/audit/checkpoint makes one now."},
-	"record_broken":          {409, "The record does not hold", "It does not go on from what was signed, or its chain is broken, so nothing is signed. Keep a copy of the database as it is; see docs/reference/audit.md."},
-	"key_in_use":             {409, "Key in use", "Rotate, and remove the key once the next one signs."},
-	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or ask with next: true for one like it."},
-	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; the mail that is there then opens for nobody."},
+	"no_checkpoint":          {409, "No checkpoint yet", "The entry is newer than each checkpoint. The server makes one within minutes; POST /v1/audit/checkpoint makes one now."},
+	"record_broken":          {409, "The record does not hold", "It does not continue what was signed, or its chain is broken, so no checkpoint is signed. Keep a copy of the database as it is; see docs/reference/audit.md."},
+	"key_in_use":             {409, "Key in use", "Rotate the keys, and remove this one when its successor signs."},
+	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or set next: true to get one like it."},
+	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; nobody can read its mail then."},
 	"stopped":                {409, "Stopped", "A kill switch stops it; the detail says which and why. An owner turns it off."},
-	"stale":                  {409, "Changed meanwhile", "What is decided on is not what was shown any more. Read it again."},
-	"too_late":               {409, "Too late", "It has begun to leave, or is settled. Read the action for what became of it."},
-	"duplicate":              {409, "The same email", "The same was proposed a moment ago, as the action named by id: most likely you need do nothing. If it is meant, send it with allow_duplicate: true; a person then decides."},
-	"idempotency_key_reused": {422, "Key used for another request", "Take a new key for a new request, and the same key only for the same request."},
-	"limit_reached":          {429, "Limit reached", "Wait for as long as Retry-After says; RateLimit names what is left of which limit."},
+	"stale":                  {409, "Changed meanwhile", "It changed after it was shown. Read it again."},
+	"too_late":               {409, "Too late", "It is being sent, or is settled. Read the action for its state."},
+	"duplicate":              {409, "The same email", "The same email was proposed a moment ago; id names its action. Most likely you need not do anything. To send it twice, set allow_duplicate: true; a person then decides."},
+	"idempotency_key_reused": {422, "Key used for another request", "Use a new idempotency key for a new request, and repeat a key only with the same request."},
+	"limit_reached":          {429, "Limit reached", "Wait as long as Retry-After says. RateLimit has what is left of each limit."},
 	"too_large":              {413, "Too large", "Send less: the detail names the limit."},
 	"unsupported_media_type": {415, "Unsupported media type", "Send JSON, as application/json."},
 	"upgrade_required":       {426, "WebSocket needed", "Ask with a WebSocket client, over HTTP/1.1."},
-	"too_many_requests":      {429, "Too many requests", "Wait, for as long as the header Retry-After says if there is one."},
-	"not_offered":            {501, "Not offered", "This server does not do that; the detail says what does."},
-	"internal_error":         {500, "Internal error", "Tell the operator the requestId: the reason is in the server's log."},
+	"too_many_requests":      {429, "Too many requests", "Wait, as long as Retry-After says if it is set."},
+	"not_offered":            {501, "Not offered", "This server does not support it; the detail says what to use instead."},
+	"internal_error":         {500, "Internal error", "Give the operator the requestId: the server's log has the reason."},
 }
 
-// classify tells the kind of an error, and what of it is told outside: the one
-// table of this door. An error that is not known is an internal one.
+// classify returns the code of an error and the detail that callers see. It is
+// the only such table of this API. Unknown errors are internal: their text goes
+// to the log and not to the caller, who could learn about other tenants from it.
 func classify(err error) (code, detail string) {
 	var tooBig *http.MaxBytesError
 	var field *mail.FieldError
@@ -94,7 +97,7 @@ func classify(err error) (code, detail string) {
 	var broken *audit.BrokenError
 	detail = err.Error()
 	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid} {
-		// What was being done stands before it in the log's words; the detail begins with the field.
+		// The text before the sentinel is context for the log; the detail begins with the field.
 		if _, after, ok := strings.Cut(detail, sentinel.Error()+": "); ok && errors.Is(err, sentinel) {
 			detail = after
 		}

@@ -26,8 +26,8 @@ type socketServer struct {
 	keys keyAuth
 }
 
-// socketRoutes prove by themselves who asks: a browser's WebSocket can send no
-// header, so the key may come with the first message.
+// routes authenticate on their own: a browser's WebSocket cannot send headers, so
+// the key may come in the first message.
 func (s socketServer) routes() []route {
 	return []route{
 		{"GET", "/v1/inboxes/{inbox}/ws", 0, s.serveSocket},
@@ -78,7 +78,7 @@ type command struct {
 	Inboxes []string `json:"inbox_ids"`
 }
 
-// A socketError ends a connection with a word to who is at the other end.
+// A socketError closes a connection with a status code and a reason.
 type socketError struct {
 	code   websocket.StatusCode
 	reason string
@@ -86,15 +86,15 @@ type socketError struct {
 
 func (e *socketError) Error() string { return e.reason }
 
-// upgrade makes a connection of a request. A page of another origin is refused
-// even though it could not know a key: there is no reason for it to try.
+// upgrade turns a request into a WebSocket. Pages of other origins are refused,
+// although they cannot know a key, because no legitimate client is one.
 func upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return nil, errUpgrade
 	}
 	if o := r.Header.Get("Origin"); o != "" {
 		if u, err := url.Parse(o); err != nil || !strings.EqualFold(u.Host, r.Host) {
-			return nil, fmt.Errorf("header Origin: requests from web pages are not taken: %w", auth.ErrForbidden)
+			return nil, fmt.Errorf("header Origin: requests from web pages are refused: %w", auth.ErrForbidden)
 		}
 	}
 	conn, err := websocket.Accept(w, r, nil)
@@ -105,7 +105,7 @@ func upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
 	return conn, nil
 }
 
-// An answeredError is one after which nothing more can be answered.
+// An answeredError means that the response was written already.
 type answeredError struct{ error }
 
 // serveSocket tells the events of one inbox as they come.
@@ -168,7 +168,7 @@ func (s socketServer) converse(ctx context.Context, r *http.Request, k *socket, 
 		if err != nil {
 			return err
 		}
-		leave() // it is no stranger any more
+		leave() // authenticated: free the anonymous slot
 		mine, err := s.crowd.enter("sockets of "+b.ID, maxEach)
 		if err != nil {
 			return err
