@@ -66,4 +66,4 @@ func samePassword(stored, password string) bool {
 
 // noPasswordHash stands in for the hash of an account that does not exist. The
 // comparison takes as long as a real one, and no password matches.
-const noPasswordHash = "$argon2id$v=19$m=65536,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+const noPasswordHash = "$argon2id$v=19$m=65536,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA" //nolint:gosec // of no password
