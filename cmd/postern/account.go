@@ -7,10 +7,6 @@ import (
 )
 
 const accountHelp = `
-postern account create NAME    makes an account and prints its token, once
-postern account list           lists the accounts of the project
-postern account revoke ID      ends one, in every inbox that it made
-
 An account (pgr_...) makes inboxes and opens those that it made, and no other. It
 is what a client of LobsterMail shows as its token, with this server as its
 baseUrl. "postern up --signup" lets whoever reaches the server make one.

@@ -41,13 +41,13 @@ func pendingCommand() *command {
 	return &command{
 		use: "pending", short: "show what waits for a person", lists: true,
 		long: `
-Shows each action that waits for a decision, oldest first: who asked, for which
-inbox, what policy said, and what exactly would leave, with hidden recipients
-(Bcc), attachments and digests. All of it was written by an agent: read it as
-such. Decide with "postern approve ID" or "postern reject ID --reason ...".
+Shows each action that waits for a decision, oldest first: its proposer and
+inbox, the verdict of policy, and exactly what would leave, with hidden recipients
+(Bcc), attachments and digests. An agent wrote all of it: read it as such. Decide
+with "postern review", "postern approve ID" or "postern reject ID --reason ...".
 
 Actions whose effect is unknown, because the server stopped in their middle,
-are shown too: find out what happened and say so with "postern resolve ID".`,
+are shown too: find out what happened and record it with "postern resolve ID".`,
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
@@ -177,7 +177,7 @@ func decision(name, short, long string, approve bool) *command {
 				return err
 			}
 			if !approve && strings.TrimSpace(reason) == "" {
-				return fmt.Errorf("%w: --reason is missing: say why, the agent is told", errUsage)
+				return fmt.Errorf("%w: --reason is missing: say why; the agent is told the reason", errUsage)
 			}
 			a, err := l.action(ctx, id)
 			if err != nil {
@@ -255,9 +255,8 @@ Approves one action: exactly the bytes whose digest "postern pending" shows.
 They are hashed again before they leave. If the action has changed or somebody
 has decided already, nothing happens and the exit status is 1.
 
-Over the local socket you have no name and may be anybody with an account. Where
-policy asks two people, and where somebody else has to approve what a person
-proposed, sign in first: export POSTERN_SESSION=$(postern login NAME).`, true)
+Over the local socket you have no name and may be anybody with an account. Sign in
+first where policy asks for two people, or for somebody other than the proposer: export POSTERN_SESSION=$(postern login NAME).`, true)
 }
 
 func rejectCommand() *command {
@@ -269,11 +268,11 @@ it asks for the action's status.`, false)
 func cancelCommand() *command {
 	var c Config
 	return &command{
-		use: "cancel ID", short: "take back an action that has not begun to leave",
+		use: "cancel ID", short: "cancel an action that has not begun to leave",
 		long: `
-Takes back an action that waits for a decision, for its time, or in its undo
-window, also one that is approved. What has begun to leave cannot be taken back:
-then nothing happens and the exit status is 1.`,
+Cancels an action that waits for a decision, for its time, or in its undo window,
+even if it is approved. An action that is being executed cannot be cancelled: then
+nothing happens and the exit status is 1.`,
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
@@ -301,12 +300,12 @@ func resolveCommand() *command {
 		use: "resolve ID happened|given-up|retry --reason TEXT", short: "say what became of an interrupted action",
 		long: `
 When the server stops between beginning an effect and recording it, nobody here
-can tell whether it happened: the action is unknown, and is never tried again by
-itself. Ask the other side, then say what you found:
+can tell whether it happened: the action is unknown, and is never retried automatically.
+Ask the other side, then say what you found:
 
-  happened   it did; it is done
-  given-up   it did not, and is not to be tried again
-  retry      it did not; try once more`,
+  happened   it happened; the action is done
+  given-up   it did not happen and is not to be retried
+  retry      it did not happen; retry it once`,
 		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&reason, "reason", "", "`text` for the record: how you know; needed")

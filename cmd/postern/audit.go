@@ -48,15 +48,6 @@ type auditing struct {
 }
 
 const auditHelp = `
-postern audit list              prints the newest entries, oldest of them first
-postern audit verify            reads the whole record and says what that shows
-postern audit checkpoint        signs the record as it is and prints the checkpoint
-postern audit keys              prints the public keys of checkpoints
-postern audit prove SEQ         writes a proof that an entry is in the record
-postern audit check FILE        checks such a proof, with the public key alone
-postern audit export            writes the entries, with their hashes
-postern audit sinks             says how far the systems are that get them as well
-
 Every verdict, decision and effect is an entry. Each holds the hash of the one
 before it, and all are the leaves of a Merkle tree (RFC 6962). Verify names the
 first entry that does not fit, and then exits with status 1.

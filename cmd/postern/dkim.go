@@ -44,12 +44,6 @@ func dkimCommand() *command {
 	}
 	return &command{
 		use: "dkim", short: "the keys that sign what leaves", long: `
-postern dkim list [DOMAIN]         prints the keys, and the DNS records to publish; without
-                                   DOMAIN those of all domains that are yours
-postern dkim check [DOMAIN]        looks the records up; new keys that are published sign from now on
-postern dkim rotate [DOMAIN]       makes the next keys, to be published before they sign
-postern dkim remove DOMAIN KEY     publishes a former key no more
-
 Each message is signed twice (DKIM with RSA-2048 and with Ed25519) and carries a
 signed statement. check and rotate need DOMAIN where there are several.
 To rotate: run rotate, publish the new records at your DNS provider, run check;

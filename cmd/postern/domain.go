@@ -13,12 +13,6 @@ import (
 )
 
 const domainHelp = `
-postern domain add NAME       claims a domain and prints what to publish
-postern domain list           lists the domains and how they stand
-postern domain records NAME   prints the DNS records, each with what was found
-postern domain verify NAME    looks at the DNS now, and says what is wrong
-postern domain remove NAME    gives it up; it must have no inbox any more
-
 Agents get addresses in the server's mail domain without any of this. To give
 them addresses in a domain of your own, say mail.example.com:
 

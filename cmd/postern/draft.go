@@ -11,12 +11,6 @@ import (
 )
 
 const draftHelp = `
-postern draft save         saves a draft, with the flags of postern send
-postern draft list         lists them
-postern draft show ID      prints one
-postern draft send ID      proposes to send it; it is held until a person approves
-postern draft delete ID    removes one
-
 Drafts are sealed like mail: nobody without the inbox's key reads them. What is
 sent leaves a draft in place no more.
 

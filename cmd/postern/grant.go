@@ -10,14 +10,6 @@ import (
 )
 
 const grantHelp = `
-postern grant create           makes a grant over the inbox: --name, --scope read
-                               or propose, --expires (needed: 366d at most)
-postern grant extend GRANT     adds the inbox to a grant, by the grant's id
-postern grant list             lists the grants of the project, or, with
-                               $POSTERN_INBOX_KEY, those over the inbox
-postern grant revoke ID        ends a grant: in the inbox with $POSTERN_INBOX_KEY,
-                               else, as the operator, in every inbox
-
 A grant (pgr_...) is for a program that watches over several agents: it reads,
 or reads and proposes to send, in the inboxes that their own keys have granted
 it, until each one's end. Only who holds an inbox's key can grant it: neither the

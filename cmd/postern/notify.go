@@ -84,12 +84,6 @@ func (d *daemon) signNotice(ctx context.Context, domain string, raw []byte) ([]b
 }
 
 const notifyHelp = `
-postern notify list          shows how each person is told of what waits for them
-postern notify test NAME     sends that person a test, and says what became of it
-postern notify link NAME     makes a code that links that person's chat with the
-                             Telegram bot: the person writes it to the bot
-postern notify unlink NAME   ends that
-
 The server tells those whom policy asks: by mail, with --notify-from, if they have
 an address ("postern person email" sets it); in Telegram, with --telegram-token, if
 they have linked a chat. A mail's link shows what waits and decides nothing. In

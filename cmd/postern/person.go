@@ -12,20 +12,6 @@ import (
 )
 
 const personHelp = `
-postern person list              lists the persons of the project
-postern person invite            prints a one-time link for a new account:
-                                 --role owner, reviewer or viewer, and, if
-                                 wished, --email
-postern person invitations       lists links that can still be used
-postern person withdraw ID       ends one of them
-postern person role NAME ROLE    gives a person another role
-postern person email NAME ADDR   says where to write to them of what waits
-postern person disable NAME      lets a person in no more
-postern person enable NAME       lets them in again
-postern person reset NAME        removes second factors that a person has lost
-postern person password NAME     prints a one-time link with which a person who
-                                 forgot their password chooses another
-
 An owner manages people, modes, policy, domains and keys. A reviewer decides on
 what waits, stops things and lets mail out of quarantine. A viewer looks, and
 changes nothing. A project keeps an owner who can come in. Nobody is deleted:

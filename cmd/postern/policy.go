@@ -30,15 +30,6 @@ func policyCommand() *command {
 	}
 	return &command{
 		use: "policy", short: "rules that allow, ask and deny", long: `
-postern policy show [VERSION]     prints the policy that holds, or held
-postern policy history            prints its versions: who wrote and who approved them
-postern policy check FILE         says whether a policy can be taken, and where not
-postern policy test TESTS [--policy FILE]
-                                  says whether tests pass, by FILE or by what holds
-postern policy diff FILE          prints in what FILE differs from what holds
-postern policy propose FILE [--tests TESTS] [--reason TEXT]
-                                  proposes FILE as the policy; an owner approves it
-
 A policy is a list of rules. The first that matches an action says what happens:
 allow, ask or deny. Where none does, the mode of the inbox says it, and what is
 no email is asked. Begin with what holds:

@@ -13,15 +13,11 @@ import (
 )
 
 const quarantineHelp = `
-postern quarantine list         lists mail that arrived and waits for a person
-postern quarantine release ID   lets it into its inbox, as new
-postern quarantine drop ID      removes it for good
-
-Mail waits if the scan's score reaches --quarantine-score, or if the domain that
-it claims to be from asks for that when its sender is not proved (DMARC). What
-the mail says is sealed to its inbox: shown are the score, what was found, who
-the sender was proved to be, the size and the time. The inbox's own key may look
-at it, fenced, and cannot release it. Each decision is in the audit.
+Mail is held if the scan's score reaches --quarantine-score, or if the sender is
+not authenticated and the domain in its From field asks for quarantine (DMARC).
+The content is sealed to its inbox: shown are the score, the findings, the
+authentication results, the size and the time. The inbox's own key may read it,
+fenced, and cannot release it. Each decision is in the record.
 
 What a score means, and what it does not: docs/reference/scan.md.`
 

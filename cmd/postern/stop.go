@@ -29,11 +29,11 @@ func stopCommand() *command {
 	return &command{
 		use: "stop [SCOPE [TARGET]]", short: "stop actions at once with a kill switch", facts: true,
 		long: `
-Turns a kill switch on. From then on what it stops is denied when it is proposed;
-what had been approved is denied now; of what is just being executed nothing more
-begins; and what waits for a person keeps waiting and cannot be approved. Turning
-it off ("postern resume ID") releases nothing that it stopped. Without arguments
-it lists the switches that are on.
+Turns a kill switch on. Actions in its scope are denied when they are proposed.
+Those that were approved are denied now, and executions that have begun stop at
+the next step. Those that wait for a person keep waiting and cannot be approved.
+Turning the switch off ("postern resume ID") releases nothing that it stopped.
+Without arguments the command lists the switches that are on.
 
   postern stop inbox ADDRESS       what one inbox proposes
   postern stop capability KIND     one kind of action: email.send, net.connect
@@ -43,7 +43,7 @@ it lists the switches that are on.
 		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&reason, "reason", "", "`text` for the record and the agents; needed")
-			fs.DurationVar(&within, "for", 0, "turn it off by itself after this `time`, such as 2h; 0 means that somebody does")
+			fs.DurationVar(&within, "for", 0, "turn it off after this `time`, such as 2h; 0 means only by hand")
 		},
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if len(args) == 0 {
@@ -107,7 +107,7 @@ func resumeCommand() *command {
 		use: "resume ID", short: "turn a kill switch off",
 		long: `
 Turns off the kill switch with this ID, which "postern stop" lists. What it
-stopped stays stopped: agents propose it anew, if it is still wanted. An inbox
+stopped stays stopped: agents propose it again if it is still wanted. An inbox
 that it put into a closer mode stays there.`,
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {

@@ -32,14 +32,9 @@ func suppressionCommand() *command {
 		})
 	}
 	return &command{
-		use: "suppression", short: "to whom nothing is sent", long: `
-postern suppression find ADDRESS     says whether an address is written to no more, and why
-postern suppression add ADDRESS      writes to it no more
-postern suppression remove ADDRESS   writes to it again
-postern suppression count            prints how many there are, by reason
-
-Addresses get on the list by themselves: whose server says that there is no such
-address, who calls a message spam, and who unsubscribes. The list holds hashes
+		use: "suppression", short: "manage addresses to which nothing is sent", long: `
+The server adds an address when its mail server rejects it as unknown, when its
+owner reports a message as spam, and when they unsubscribe. The list holds hashes
 under the server's key: nobody can read addresses from it.`,
 		flags: c.location,
 		below: []*command{
@@ -93,14 +88,11 @@ func suspensionCommand() *command {
 	var c Config
 	var reason string
 	return &command{
-		use: "suspension", short: "inboxes and domains that may not send", long: `
-postern suspension list                        prints those that send nothing, and why
-postern suspension lift SCOPE --reason TEXT    lets one send again
-
-An inbox or a domain is suspended by itself when more than 5 % of whom it wrote
-to in a week bounced or more than 0.3 % complained. Its mail waits meanwhile and
-is not lost. SCOPE is what list prints: the id of an inbox, or a domain. What was
-before counts no more once it is lifted.`,
+		use: "suspension", short: "show and lift suspensions of inboxes and domains", long: `
+The server suspends an inbox or a domain when more than 5 % of its recipients in
+a week bounced or more than 0.3 % complained. Its mail waits meanwhile and is not
+lost. SCOPE is what list prints: the ID of an inbox, or a domain. Earlier bounces
+and complaints no longer count once the suspension is lifted.`,
 		flags: c.location,
 		below: []*command{
 			{

@@ -21,10 +21,6 @@ func templateCommand() *command {
 	}
 	return &command{
 		use: "template", short: "build the base template, remove old ones", long: `
-postern template build   builds the root file system that sandboxes start from
-postern template prune   removes the templates that this program would not use
-                         and that no running "postern up" uses
-
 A template is made from Debian's packages with mmdebstrap, which must be
 installed, and cached: with the same recipe this takes milliseconds. "postern
 up" does the same when it starts. Paused sandboxes and snapshots need the

@@ -41,11 +41,6 @@ func volumeCommand() *command {
 	var depth int
 	return &command{
 		use: "volume", short: "make, list, look into and delete volumes", long: `
-postern volume create NAME      makes an empty volume
-postern volume list             lists the volumes, and how full they are
-postern volume ls NAME [PATH]   lists the files in one; --depth for those below
-postern volume delete NAME      removes one, with everything in it
-
 A volume is a directory of files that outlives sandboxes. Its creator mounts it
 at create, into one sandbox or into many at the same time:
 

@@ -38,14 +38,6 @@ type hookDelivery struct {
 }
 
 const webhookHelp = `
-postern webhook create URL       makes a webhook and prints its secret, once
-postern webhook list             lists the webhooks
-postern webhook enable ID        sends events again, after the server disabled it
-postern webhook disable ID       sends none until it is enabled
-postern webhook delete ID        removes it with its deliveries
-postern webhook deliveries ID    lists what was sent, newest first
-postern webhook redeliver ID DELIVERY   sends one again
-
 A webhook is a URL to which the server POSTs each event in the life of a
 sandbox: created, updated, paused, resumed, checkpointed, killed. The body is
 JSON. Verify it with any library for Standard Webhooks and the secret as it was
