@@ -168,7 +168,7 @@ func TestDialersUseTheResolver(t *testing.T) {
 		"cmd/postern/client.go":         "a local socket",
 		"cmd/postern/mailclient.go":     "the command line, on its user's machine",
 		"cmd/postern/verify.go":         "likewise",
-		"cmd/postern/build.go":             "the DNS server itself, at an address",
+		"cmd/postern/build.go":          "the DNS server itself, at an address",
 		"internal/egress/egress.go":     "addresses that the wall has resolved and judged, and the DNS server",
 		"internal/guest/tunnel.go":      "in a sandbox",
 		"internal/bridge/bridge.go":     "on its user's machine",
