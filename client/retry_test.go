@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -41,9 +42,7 @@ func (s *shaky) RoundTrip(r *http.Request) (*http.Response, error) {
 	if status == 200 {
 		_, _ = io.WriteString(w, "{}")
 	} else {
-		for k, v := range s.header {
-			w.Header()[k] = v
-		}
+		maps.Copy(w.Header(), s.header)
 		w.WriteHeader(status)
 		_, _ = io.WriteString(w, s.body)
 	}

@@ -8,6 +8,8 @@ import (
 )
 
 // The types of the API. docs/openapi.yaml describes the same JSON.
+//
+//nolint:revive // package api says of each what it is
 type (
 	Account          = api.Account
 	Action           = api.Action

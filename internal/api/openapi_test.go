@@ -348,7 +348,7 @@ func kindOf(t reflect.Type) string {
 	case t == reflect.TypeFor[json.RawMessage]():
 		return "any"
 	}
-	switch t.Kind() {
+	switch t.Kind() { //nolint:exhaustive // the kinds that the types have
 	case reflect.String:
 		return "string"
 	case reflect.Bool:
