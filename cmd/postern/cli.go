@@ -72,7 +72,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(longForms(root, args))
 	cmd, err := root.ExecuteContextC(ctx)
 	name := cmp.Or(cmd.CommandPath(), "postern")
-	if status, ok := errors.AsType[exitStatus](err); ok {
+	if status, ok := errors.AsType[exitError](err); ok {
 		return int(status)
 	}
 	switch {
@@ -121,7 +121,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(printHelp)
 	for _, c := range commands() {
-		root.AddCommand(c.build())
+		root.AddCommand(c.build()) //nolint:contextcheck // it is the context that cobra gives when a command runs
 	}
 	return root
 }

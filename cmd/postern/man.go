@@ -21,7 +21,7 @@ func manCommand() *command {
 			if err != nil {
 				return err
 			}
-			n, err := writeManual(newRoot(), dir)
+			n, err := writeManual(newRoot(), dir) //nolint:contextcheck // nothing of it is run
 			if err != nil {
 				return err
 			}

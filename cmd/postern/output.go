@@ -95,14 +95,14 @@ func (o *output) table(rows [][]string) error {
 	}
 	var b strings.Builder
 	for _, r := range rows {
-		line := ""
+		var line strings.Builder
 		for i, cell := range r {
 			if utf8.RuneCountInString(cell) > widths[i] {
 				cell = string([]rune(cell)[:widths[i]-1]) + "…"
 			}
-			line += cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+gap)
+			line.WriteString(cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+gap))
 		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
 	}
 	_, err := io.WriteString(o, b.String())
 	return err

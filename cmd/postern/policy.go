@@ -81,18 +81,22 @@ cannot be evaluated never lets anything through. docs/reference/policy.md tells 
 			{use: "show [VERSION]", short: "print the policy in force, or an earlier version", facts: true, run: onServer(p.show)},
 			{use: "history", short: "list the versions, with their authors and approvers", lists: true, run: onServer(p.history)},
 			{use: "check FILE", short: "check a policy for errors", run: p.check},
-			{use: "test TESTS", short: "run tests against a policy",
+			{
+				use: "test TESTS", short: "run tests against a policy",
 				flags: func(fs *pflag.FlagSet) {
 					fs.StringVar(&p.policy, "policy", "", "the policy's `file`; empty means what holds on the server")
 				},
-				run: p.test},
+				run: p.test,
+			},
 			{use: "diff FILE", short: "print how a file differs from the policy in force", run: onServer(p.diff)},
-			{use: "propose FILE", short: "propose a file as the policy; an owner approves it",
+			{
+				use: "propose FILE", short: "propose a file as the policy; an owner approves it",
 				flags: func(fs *pflag.FlagSet) {
 					fs.StringVar(&p.tests, "tests", "", "a `file` of tests that come with it; empty means those of the version that holds")
 					fs.StringVar(&p.reason, "reason", "", "`text` for who decides")
 				},
-				run: onServer(p.propose)},
+				run: onServer(p.propose),
+			},
 		},
 	}
 }

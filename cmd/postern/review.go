@@ -127,7 +127,7 @@ func (r *reviewer) one(ctx context.Context, id, place string, addresses map[stri
 			// It is as it was: asking again would be refused again.
 			fmt.Fprintf(r.out, "not decided: %v\n\n", err)
 			r.skipped++
-			return true, nil
+			return true, nil //nolint:nilerr // it was printed, and the next action is asked about
 		}
 		fmt.Fprintf(r.out, "not decided: %v\nThis is what it is now:\n\n", err)
 	}

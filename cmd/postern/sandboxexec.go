@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,11 +23,11 @@ import (
 	"postern/internal/sandbox"
 )
 
-// An exitStatus is the status with which this program exits because another
+// An exitError is the status with which this program exits because another
 // program, in a sandbox, did.
-type exitStatus int
+type exitError int
 
-func (s exitStatus) Error() string { return fmt.Sprintf("the command exited with status %d", int(s)) }
+func (s exitError) Error() string { return fmt.Sprintf("the command exited with status %d", int(s)) }
 
 // A dataPlane is the way to what runs inside one sandbox.
 type dataPlane struct {
@@ -53,7 +54,7 @@ func (d *dataPlane) base() string { return cmp.Or(d.l.base, "http://127.0.0.1") 
 // Do implements [connect.HTTPClient]: it names the sandbox and shows its token.
 func (d *dataPlane) Do(req *http.Request) (*http.Response, error) {
 	req.Header.Set("E2b-Sandbox-Id", d.box.SandboxID)
-	req.Header.Set("E2b-Sandbox-Port", fmt.Sprint(sandbox.GuestPort))
+	req.Header.Set("E2b-Sandbox-Port", strconv.Itoa(sandbox.GuestPort))
 	req.Header.Set("X-Access-Token", d.box.token)
 	if d.user != "" {
 		req.Header.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(d.user+":")))
@@ -129,7 +130,7 @@ func (d *dataPlane) feed(ctx context.Context, from io.Reader, request func([]byt
 }
 
 // run starts a process, passes its output on, and returns its exit status as an
-// [exitStatus] unless that is 0. Input is called in a goroutine of its own once
+// [exitError] unless that is 0. Input is called in a goroutine of its own once
 // the process runs; it may never return, as when a terminal is read.
 func (d *dataPlane) run(ctx context.Context, start *processpb.StartRequest, out io.Writer, input func(context.Context, uint32) error) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -167,14 +168,14 @@ func (d *dataPlane) run(ctx context.Context, start *processpb.StartRequest, out 
 		d.kill(ctx, pid)
 		return errors.New("interrupted; the process was killed")
 	}
-	return inSandbox(cmp.Or(stream.Err(), error(io.ErrUnexpectedEOF)))
+	return inSandbox(cmp.Or(stream.Err(), io.ErrUnexpectedEOF))
 }
 
 // ended returns the error that the end of a process is.
 func ended(e *processpb.ProcessEvent_EndEvent) error {
 	switch {
 	case e.GetExitCode() > 0:
-		return exitStatus(e.GetExitCode())
+		return exitError(e.GetExitCode())
 	case e.GetExitCode() < 0 || e.GetError() != "":
 		return fmt.Errorf("the command ended: %s", printable(cmp.Or(e.GetError(), e.GetStatus())))
 	}
