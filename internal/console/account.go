@@ -43,11 +43,32 @@ type accountPage struct {
 // that is asked for instead.
 func (a accountPage) Asks() bool { return !a.Strong() }
 
-func (s *Server) account(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// accountHandlers lets people manage their own password, second factors, sessions and notifications.
+type accountHandlers struct{ *Server }
+
+func (s accountHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/account", looks, s.account},
+		{"POST", "/console/account/password", looks, s.setPassword},
+		{"POST", "/console/account/reach", looks, s.setReach},
+		{"POST", "/console/account/app", looks, s.beginApp},
+		{"POST", "/console/account/app/confirm", looks, s.confirmApp},
+		{"POST", "/console/account/app/remove", looks, s.removeApp},
+		{"POST", "/console/account/codes", looks, s.newCodes},
+		{"POST", "/console/account/passkeys/ask", looks, s.askPasskey},
+		{"POST", "/console/account/passkeys", looks, s.addPasskey},
+		{"POST", "/console/account/passkeys/{id}/remove", looks, s.removePasskey},
+		{"POST", "/console/account/sessions/{id}/end", looks, s.endSession},
+		{"POST", "/console/account/telegram", looks, s.linkChat},
+		{"POST", "/console/account/telegram/unlink", looks, s.unlinkChat},
+	}
+}
+
+func (s accountHandlers) account(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showAccount(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showAccount(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s accountHandlers) showAccount(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
 	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil}
 	var err1, err2, err3, err4, err5 error
@@ -65,7 +86,7 @@ func (s *Server) showAccount(w http.ResponseWriter, r *http.Request, who auth.Pr
 }
 
 // changed leads back to the account, or shows there why nothing was changed.
-func (s *Server) changed(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+func (s accountHandlers) changed(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	if why := declined(err); why != "" {
 		return s.showAccount(w, r, who, http.StatusBadRequest, why)
 	}
@@ -90,7 +111,7 @@ func declined(err error) string {
 	return ""
 }
 
-func (s *Server) setPassword(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) setPassword(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	form := r.PostForm
 	if form.Get("new") != form.Get("again") {
 		return s.showAccount(w, r, who, http.StatusBadRequest, "Nothing was changed: the two passwords are not the same.")
@@ -98,7 +119,7 @@ func (s *Server) setPassword(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.changed(w, r, who, s.conf.People.SetPassword(r.Context(), s.token(r), form.Get("password"), form.Get("new"), s.visit(r)))
 }
 
-func (s *Server) setReach(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) setReach(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.changed(w, r, who, s.conf.People.SetEmail(r.Context(), who, who.ID, strings.TrimSpace(r.PostForm.Get("email"))))
 }
 
@@ -135,7 +156,7 @@ func draw(text string) (c qrCode, err error) {
 	return qrCode{Side: side + 8, D: template.HTMLAttr(`d="` + d.String() + `"`)}, nil //nolint:gosec // numbers and letters of ours
 }
 
-func (s *Server) showApp(w http.ResponseWriter, status int, who auth.Principal, e people.Enrolment, problem string) error {
+func (s accountHandlers) showApp(w http.ResponseWriter, status int, who auth.Principal, e people.Enrolment, problem string) error {
 	v := appPage{Token: e.Token.Reveal(), Problem: problem}
 	var groups []string
 	for i, secret := 0, e.Secret.Reveal(); i < len(secret); i += 4 {
@@ -149,7 +170,7 @@ func (s *Server) showApp(w http.ResponseWriter, status int, who auth.Principal, 
 	return s.render(w, status, page{Name: "app", Title: "Set up an authenticator app", Who: who, Here: "account", Body: v})
 }
 
-func (s *Server) beginApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) beginApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	e, err := s.conf.People.BeginTOTP(r.Context(), s.token(r), r.PostForm.Get("password"), r.Host, s.visit(r))
 	if err != nil {
 		return s.changed(w, r, who, err)
@@ -157,7 +178,7 @@ func (s *Server) beginApp(w http.ResponseWriter, r *http.Request, who auth.Princ
 	return s.showApp(w, http.StatusOK, who, e, "")
 }
 
-func (s *Server) confirmApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) confirmApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	token := auth.Secret(r.PostForm.Get("token"))
 	codes, err := s.conf.People.ConfirmTOTP(r.Context(), s.token(r), token, r.PostForm.Get("code"), s.visit(r))
 	if errors.Is(err, people.ErrCode) {
@@ -174,18 +195,18 @@ func (s *Server) confirmApp(w http.ResponseWriter, r *http.Request, who auth.Pri
 }
 
 // showCodes shows new recovery codes, this once; if there are none, the account.
-func (s *Server) showCodes(w http.ResponseWriter, r *http.Request, who auth.Principal, codes []string) error {
+func (s accountHandlers) showCodes(w http.ResponseWriter, r *http.Request, who auth.Principal, codes []string) error {
 	if len(codes) == 0 {
 		return s.changed(w, r, who, nil)
 	}
 	return s.render(w, http.StatusOK, page{Name: "codes", Title: "Recovery codes", Who: who, Here: "account", Body: codes})
 }
 
-func (s *Server) removeApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) removeApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.changed(w, r, who, s.conf.People.RemoveTOTP(r.Context(), who))
 }
 
-func (s *Server) newCodes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) newCodes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	codes, err := s.conf.People.NewCodes(r.Context(), who)
 	if err != nil {
 		return s.changed(w, r, who, err)
@@ -193,7 +214,7 @@ func (s *Server) newCodes(w http.ResponseWriter, r *http.Request, who auth.Princ
 	return s.showCodes(w, r, who, codes)
 }
 
-func (s *Server) askPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) askPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q, err := s.conf.People.BeginPasskey(r.Context(), s.token(r), r.PostForm.Get("password"), s.site(r), s.visit(r))
 	if err != nil {
 		return s.changed(w, r, who, err)
@@ -204,7 +225,7 @@ func (s *Server) askPasskey(w http.ResponseWriter, r *http.Request, who auth.Pri
 	}, q)
 }
 
-func (s *Server) addPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) addPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	form := r.PostForm
 	codes, err := s.conf.People.FinishPasskey(r.Context(), s.token(r), auth.Secret(form.Get("token")), form.Get("name"), []byte(form.Get("response")), s.site(r), s.visit(r))
 	if err != nil {
@@ -214,11 +235,11 @@ func (s *Server) addPasskey(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return s.showCodes(w, r, who, codes)
 }
 
-func (s *Server) removePasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) removePasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.changed(w, r, who, s.conf.People.RemovePasskey(r.Context(), who, r.PathValue("id")))
 }
 
-func (s *Server) endSession(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) endSession(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.changed(w, r, who, s.conf.People.EndSession(r.Context(), who, r.PathValue("id")))
 }
 
@@ -230,11 +251,23 @@ type stepUpPage struct {
 	Problem string
 }
 
-func (s *Server) stepUpPage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// stepUpHandlers asks a signed-in person for a second factor again.
+type stepUpHandlers struct{ *Server }
+
+func (s stepUpHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/stepup", looks, s.stepUpPage},
+		{"POST", "/console/stepup", looks, s.stepUp},
+		{"POST", "/console/stepup/passkey/ask", looks, s.askStepUp},
+		{"POST", "/console/stepup/passkey", looks, s.stepUpPasskey},
+	}
+}
+
+func (s stepUpHandlers) stepUpPage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showStepUp(w, r, who, http.StatusOK, localPath(r.URL.Query().Get("next")), "")
 }
 
-func (s *Server) showStepUp(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, next, problem string) error {
+func (s stepUpHandlers) showStepUp(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, next, problem string) error {
 	me, err := s.conf.People.Me(r.Context(), who)
 	if err != nil {
 		return err
@@ -244,7 +277,7 @@ func (s *Server) showStepUp(w http.ResponseWriter, r *http.Request, who auth.Pri
 }
 
 // steppedUp leads to where the proof was asked for, or asks again.
-func (s *Server) steppedUp(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+func (s stepUpHandlers) steppedUp(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	next := localPath(r.PostForm.Get("next"))
 	switch {
 	case err == nil:
@@ -263,11 +296,11 @@ func (s *Server) steppedUp(w http.ResponseWriter, r *http.Request, who auth.Prin
 	return err
 }
 
-func (s *Server) stepUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s stepUpHandlers) stepUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.steppedUp(w, r, who, s.conf.People.StepUp(r.Context(), s.token(r), auth.Browser, r.PostForm.Get("code"), remote(r)))
 }
 
-func (s *Server) askStepUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s stepUpHandlers) askStepUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	q, err := s.conf.People.AskStepUp(r.Context(), s.token(r), auth.Browser, s.site(r))
 	if err != nil {
 		return s.steppedUp(w, r, who, err)
@@ -278,7 +311,7 @@ func (s *Server) askStepUp(w http.ResponseWriter, r *http.Request, who auth.Prin
 	}, q)
 }
 
-func (s *Server) stepUpPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s stepUpHandlers) stepUpPasskey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	form := r.PostForm
 	return s.steppedUp(w, r, who, s.conf.People.StepUpPasskey(r.Context(), s.token(r), auth.Browser, auth.Secret(form.Get("token")), []byte(form.Get("response")), s.site(r)))
 }

@@ -109,9 +109,19 @@ func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
 	return slices.ContainsFunc(a.Request.To, func(to string) bool { return strings.Contains(strings.ToLower(to), f.To) })
 }
 
+// queueHandlers lists the actions that wait and those that were decided.
+type queueHandlers struct{ reviews }
+
+func (s queueHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/{$}", looks, s.queue},
+		{"GET", "/console/decided", looks, s.decided},
+	}
+}
+
 // queue shows what waits, the longest first: a flood of new ones cannot push
 // the old out of sight.
-func (s *Server) queue(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	n, err := pageNumber(r)
 	if err != nil {
 		return err
@@ -143,7 +153,7 @@ func (s *Server) queue(w http.ResponseWriter, r *http.Request, who auth.Principa
 	return s.render(w, http.StatusOK, page{Name: "queue", Title: title, Who: who, Here: "queue", Watch: "queue", Mark: mark, Body: l})
 }
 
-func (s *Server) decided(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s queueHandlers) decided(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	n, err := pageNumber(r)
 	if err != nil {
 		return err
@@ -167,7 +177,7 @@ func pageNumber(r *http.Request) (int, error) {
 	return n, nil
 }
 
-func (s *Server) list(r *http.Request, who auth.Principal, n int, oldestFirst bool, states ...oversight.State) (*listing, error) {
+func (s reviews) list(r *http.Request, who auth.Principal, n int, oldestFirst bool, states ...oversight.State) (*listing, error) {
 	as, err := s.gate.Actions(r.Context(), who, oversight.Query{States: states, Limit: maxListing + 1})
 	if err != nil {
 		return nil, err
@@ -248,11 +258,25 @@ type actionPage struct {
 	Comment    string              // likewise
 }
 
-func (s *Server) action(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// actionHandlers shows one action and takes decisions on it.
+type actionHandlers struct{ reviews }
+
+func (s actionHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/actions/{id}", looks, s.action},
+		{"GET", "/console/actions/{id}/text", looks, s.text},
+		{"POST", "/console/actions/{id}/decision", decides, s.decide},
+		{"POST", "/console/actions/{id}/resolution", decides, s.resolve},
+		{"POST", "/console/actions/{id}/comment", decides, s.comment},
+		{"POST", "/console/actions/{id}/cancel", decides, s.cancel},
+	}
+}
+
+func (s actionHandlers) action(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showAction(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
 	id, err := pathAction(r)
 	if err != nil {
@@ -302,7 +326,7 @@ func (s *Server) showAction(w http.ResponseWriter, r *http.Request, who auth.Pri
 }
 
 // text is all of an action's text, as plain text.
-func (s *Server) text(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s actionHandlers) text(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -333,7 +357,7 @@ func shownVersion(r *http.Request) (int64, error) {
 	return n, nil
 }
 
-func (s *Server) decide(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -360,7 +384,7 @@ func (s *Server) decide(w http.ResponseWriter, r *http.Request, who auth.Princip
 	return s.after(w, r, who, id, s.gate.Decide(r.Context(), who, d))
 }
 
-func (s *Server) resolve(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s actionHandlers) resolve(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -376,7 +400,7 @@ func (s *Server) resolve(w http.ResponseWriter, r *http.Request, who auth.Princi
 	return s.after(w, r, who, id, s.gate.Resolve(r.Context(), who, id, version, to, typed(r, "reason")))
 }
 
-func (s *Server) cancel(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s actionHandlers) cancel(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -386,7 +410,7 @@ func (s *Server) cancel(w http.ResponseWriter, r *http.Request, who auth.Princip
 }
 
 // after shows what became of a form about an action.
-func (s *Server) after(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, err error) error {
+func (s actionHandlers) after(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, err error) error {
 	switch {
 	case errors.Is(err, oversight.ErrLate):
 		return s.showAction(w, r, who, http.StatusConflict,

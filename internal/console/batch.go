@@ -47,11 +47,21 @@ func (p batchPage) Has(token string) bool { return slices.Contains(p.Ticked, tok
 // Further returns the address of the page after it.
 func (p batchPage) Further() string { return "/console/batch" + p.Filter.Page(p.Older) }
 
-func (s *Server) batch(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// batchHandlers decides on several actions in one form.
+type batchHandlers struct{ reviews }
+
+func (s batchHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/batch", decides, s.batch},
+		{"POST", "/console/batch", decides, s.decideBatch},
+	}
+}
+
+func (s batchHandlers) batch(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showBatch(w, r, who, http.StatusOK, batchPage{})
 }
 
-func (s *Server) showBatch(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p batchPage) error {
+func (s batchHandlers) showBatch(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p batchPage) error {
 	n, err := pageNumber(r)
 	if err != nil {
 		return err
@@ -79,7 +89,7 @@ func (s *Server) showBatch(w http.ResponseWriter, r *http.Request, who auth.Prin
 }
 
 // item reads one action for the page of many.
-func (s *Server) item(ctx context.Context, who auth.Principal, id string) (batchItem, error) {
+func (s batchHandlers) item(ctx context.Context, who auth.Principal, id string) (batchItem, error) {
 	r, err := s.review(ctx, who, id)
 	if err != nil {
 		return batchItem{}, err
@@ -125,7 +135,7 @@ type answer struct {
 // decideBatch records decisions on what was each shown, with the version and
 // the digest that it was shown with. The attack: an action that changes between
 // look and click, or a token that no page could have shown ticked.
-func (s *Server) decideBatch(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	tokens := slices.Compact(slices.Sorted(slices.Values(r.PostForm["act"])))
 	again := batchPage{Ticked: tokens, Reason: typed(r, "reason")}
 	approve := r.PostForm.Get("decision") == "approve"

@@ -12,7 +12,7 @@ import (
 )
 
 // telegram reports whether people are told in Telegram.
-func (s *Server) telegram() bool {
+func (s accountHandlers) telegram() bool {
 	return s.conf.Notify != nil && s.conf.Notify.On(notify.Telegram)
 }
 
@@ -20,7 +20,7 @@ func (s *Server) telegram() bool {
 var errNoTelegram = fmt.Errorf("%w: the server has no bot in Telegram: it is started with --telegram-token", errForm)
 
 // chatOf returns the account in Telegram whose chat is linked to who.
-func (s *Server) chatOf(ctx context.Context, who auth.Principal) (name string, since time.Time, err error) {
+func (s accountHandlers) chatOf(ctx context.Context, who auth.Principal) (name string, since time.Time, err error) {
 	list, err := s.conf.Notify.Channels(ctx, who)
 	for _, r := range list {
 		if r.Name == who.ID {
@@ -39,13 +39,13 @@ type chatPage struct {
 
 // linkChat makes a code for who is signed in, and for nobody else: one person
 // would decide as two.
-func (s *Server) linkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) linkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if !s.telegram() {
 		return errNoTelegram
 	}
 	code, bot, err := s.conf.Notify.Code(r.Context(), who, who.ID)
 	if errors.Is(err, auth.ErrStepUp) {
-		return s.showStepUp(w, r, who, http.StatusForbidden, "/console/account", "A chat decides as you do: to link one takes your second factor anew.")
+		return stepUpHandlers{s.Server}.showStepUp(w, r, who, http.StatusForbidden, "/console/account", "A chat decides as you do: to link one takes your second factor anew.")
 	}
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (s *Server) linkChat(w http.ResponseWriter, r *http.Request, who auth.Princ
 	return s.render(w, http.StatusOK, page{Name: "chat", Title: "Link a chat in Telegram", Who: who, Here: "account", Body: v})
 }
 
-func (s *Server) unlinkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s accountHandlers) unlinkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if !s.telegram() {
 		return errNoTelegram
 	}

@@ -136,117 +136,42 @@ func (r right) holds(who auth.Principal) bool {
 type route struct {
 	method, path string
 	needs        right
-	serve        func(*Server, http.ResponseWriter, *http.Request, auth.Principal) error
+	serve        func(http.ResponseWriter, *http.Request, auth.Principal) error
 }
 
-// table is all that there is. HEAD is served as GET.
-var table = []route{
-	{"GET", "/console/{$}", looks, (*Server).queue},
-	{"GET", "/console/events", looks, (*Server).events},
-	{"GET", "/console/batch", decides, (*Server).batch},
-	{"POST", "/console/batch", decides, (*Server).decideBatch},
-	{"GET", "/console/actions/{id}", looks, (*Server).action},
-	{"GET", "/console/actions/{id}/text", looks, (*Server).text},
-	{"GET", "/console/actions/{id}/frame", looks, (*Server).frame},
-	{"GET", "/console/actions/{id}/raw", looks, (*Server).raw},
-	{"GET", "/console/actions/{id}/files/{n}", looks, (*Server).file},
-	{"POST", "/console/actions/{id}/decision", decides, (*Server).decide},
-	{"POST", "/console/actions/{id}/resolution", decides, (*Server).resolve},
-	{"GET", "/console/actions/{id}/edit", decides, (*Server).editForm},
-	{"POST", "/console/actions/{id}/edit", decides, (*Server).edit},
-	{"POST", "/console/actions/{id}/comment", decides, (*Server).comment},
-	{"POST", "/console/actions/{id}/cancel", decides, (*Server).cancel},
-	{"GET", "/console/decided", looks, (*Server).decided},
-	{"GET", "/console/sandboxes", looks, (*Server).sandboxes},
-	{"GET", "/console/sandboxes/{id}", looks, (*Server).sandbox},
-	{"POST", "/console/sandboxes/{id}/kill", decides, (*Server).kill},
-	{"GET", "/console/inboxes", looks, (*Server).inboxes},
-	{"POST", "/console/inboxes", manages, (*Server).createInbox},
-	{"GET", "/console/inboxes/{id}", looks, (*Server).inbox},
-	{"POST", "/console/inboxes/{id}/settings", manages, (*Server).changeInbox},
-	{"POST", "/console/inboxes/{id}/limits", manages, (*Server).limitInbox},
-	{"POST", "/console/inboxes/{id}/delete", manages, (*Server).deleteInbox},
-	{"POST", "/console/inboxes/{id}/restore", manages, (*Server).restoreInbox},
-	{"POST", "/console/inboxes/{id}/revoke", manages, (*Server).revokeKey},
-	{"GET", "/console/recover", manages, (*Server).recoverForm},
-	{"POST", "/console/recover", manages, (*Server).recoverInbox},
-	{"GET", "/console/quarantine", looks, (*Server).quarantine},
-	{"POST", "/console/quarantine/{id}/release", decides, (*Server).releaseMessage},
-	{"POST", "/console/quarantine/{id}/drop", decides, (*Server).dropMessage},
-	{"GET", "/console/sending", looks, (*Server).sending},
-	{"POST", "/console/sending/lookup", decides, (*Server).lookUp},
-	{"POST", "/console/sending/suppression", decides, (*Server).suppress},
-	{"POST", "/console/sending/lift", manages, (*Server).lift},
-	{"GET", "/console/domains", looks, (*Server).domainList},
-	{"POST", "/console/domains", manages, (*Server).addDomain},
-	{"GET", "/console/domains/{id}", looks, (*Server).domain},
-	{"POST", "/console/domains/{id}/check", decides, (*Server).checkDomain},
-	{"POST", "/console/domains/{id}/remove", manages, (*Server).removeDomain},
-	{"POST", "/console/inboxes/{id}/mode", decides, (*Server).setMode},
-	{"POST", "/console/inboxes/{id}/code", manages, (*Server).modeCode},
-	{"POST", "/console/inboxes/{id}/allow", manages, (*Server).allow},
-	{"POST", "/console/inboxes/{id}/disallow", decides, (*Server).disallow},
-	{"GET", "/console/policy", looks, (*Server).policy},
-	{"POST", "/console/policy", decides, (*Server).proposePolicy},
-	{"GET", "/console/policy/draft", decides, (*Server).draftPolicy},
-	{"GET", "/console/policy/versions/{n}", looks, (*Server).policyVersion},
-	{"GET", "/console/switches", looks, (*Server).switches},
-	{"POST", "/console/switches", decides, (*Server).switchOn},
-	{"POST", "/console/switches/{id}/off", manages, (*Server).switchOff},
-	{"GET", "/console/webhooks", looks, (*Server).webhooks},
-	{"POST", "/console/webhooks", manages, (*Server).createWebhook},
-	{"GET", "/console/webhooks/{id}", looks, (*Server).webhook},
-	{"POST", "/console/webhooks/{id}", manages, (*Server).changeWebhook},
-	{"GET", "/console/keys", looks, (*Server).keys},
-	{"POST", "/console/keys", manages, (*Server).createKey},
-	{"POST", "/console/keys/{id}/end", manages, (*Server).endKey},
-	{"GET", "/console/audit", looks, (*Server).audit},
-	{"POST", "/console/audit/verify", looks, (*Server).verify},
-	{"GET", "/console/audit/checkpoint", looks, (*Server).checkpoint},
-	{"GET", "/console/audit/{id}", looks, (*Server).entry},
-	{"GET", "/console/audit/{id}/proof", looks, (*Server).proof},
-	{"GET", "/console/setup", open, (*Server).setupPage},
-	{"POST", "/console/setup", open, (*Server).setup},
-	{"GET", "/console/signin", open, (*Server).signInPage},
-	{"POST", "/console/signin", open, (*Server).signin},
-	{"POST", "/console/signin/code", open, (*Server).signinCode},
-	{"POST", "/console/signin/passkey/ask", open, (*Server).askSignin},
-	{"POST", "/console/signin/passkey", open, (*Server).signinPasskey},
-	{"POST", "/console/signout", open, (*Server).signout},
-	// Everybody's own account, a viewer's too.
-	{"GET", "/console/stepup", looks, (*Server).stepUpPage},
-	{"POST", "/console/stepup", looks, (*Server).stepUp},
-	{"POST", "/console/stepup/passkey/ask", looks, (*Server).askStepUp},
-	{"POST", "/console/stepup/passkey", looks, (*Server).stepUpPasskey},
-	{"GET", "/console/account", looks, (*Server).account},
-	{"POST", "/console/account/password", looks, (*Server).setPassword},
-	{"POST", "/console/account/reach", looks, (*Server).setReach},
-	{"POST", "/console/account/app", looks, (*Server).beginApp},
-	{"POST", "/console/account/app/confirm", looks, (*Server).confirmApp},
-	{"POST", "/console/account/app/remove", looks, (*Server).removeApp},
-	{"POST", "/console/account/codes", looks, (*Server).newCodes},
-	{"POST", "/console/account/passkeys/ask", looks, (*Server).askPasskey},
-	{"POST", "/console/account/passkeys", looks, (*Server).addPasskey},
-	{"POST", "/console/account/passkeys/{id}/remove", looks, (*Server).removePasskey},
-	{"POST", "/console/account/sessions/{id}/end", looks, (*Server).endSession},
-	{"POST", "/console/account/telegram", looks, (*Server).linkChat},
-	{"POST", "/console/account/telegram/unlink", looks, (*Server).unlinkChat},
-	{"GET", "/console/people", manages, (*Server).people},
-	{"POST", "/console/people", manages, (*Server).invite},
-	{"POST", "/console/people/invitations/{id}/withdraw", manages, (*Server).withdraw},
-	{"GET", "/console/people/{id}", manages, (*Server).person},
-	{"POST", "/console/people/{id}/role", manages, (*Server).setRole},
-	{"POST", "/console/people/{id}/reach", manages, (*Server).setReachOf},
-	{"POST", "/console/people/{id}/disable", manages, (*Server).disablePerson},
-	{"POST", "/console/people/{id}/enable", manages, (*Server).enablePerson},
-	{"POST", "/console/people/{id}/reset", manages, (*Server).resetPerson},
-	{"GET", "/console/static/{name}", open, (*Server).static},
+// table returns all routes; each file of this package declares those that it
+// serves. HEAD is served as GET.
+func (s *Server) table() []route {
+	return slices.Concat(
+		queueHandlers{reviews{s}}.routes(),
+		liveHandlers{s}.routes(),
+		batchHandlers{reviews{s}}.routes(),
+		actionHandlers{reviews{s}}.routes(),
+		contentHandlers{reviews{s}}.routes(),
+		editHandlers{actionHandlers{reviews{s}}}.routes(),
+		sandboxHandlers{reviews{s}}.routes(),
+		inboxHandlers{s}.routes(),
+		quarantineHandlers{reviews{s}}.routes(),
+		sendingHandlers{reviews{s}}.routes(),
+		domainHandlers{s}.routes(),
+		modeHandlers{inboxHandlers{s}}.routes(),
+		policyHandlers{reviews{s}}.routes(),
+		switchHandlers{s}.routes(),
+		webhookHandlers{s}.routes(),
+		keyHandlers{s}.routes(),
+		auditHandlers{s}.routes(),
+		signInHandlers{s}.routes(),
+		stepUpHandlers{s}.routes(),
+		accountHandlers{s}.routes(),
+		peopleHandlers{reviews{s}}.routes(),
+		[]route{{"GET", "/console/static/{name}", open, s.static}},
+	)
 }
 
 // Handler returns all routes. They are below /console/.
 func (s *Server) Handler() http.Handler {
 	byPath := map[string]map[string]route{}
-	for _, rt := range table {
+	for _, rt := range s.table() {
 		if byPath[rt.path] == nil {
 			byPath[rt.path] = map[string]route{}
 		}
@@ -329,7 +254,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[strin
 			return formError(err)
 		}
 	}
-	return rt.serve(s, w, r, who)
+	return rt.serve(w, r, who)
 }
 
 // session returns the person who is signed in. Nothing but the cookie counts:

@@ -21,11 +21,24 @@ type domainsPage struct {
 	Name    string // as typed into a form that could not be taken
 }
 
-func (s *Server) domainList(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// domainHandlers manages the domains of the project.
+type domainHandlers struct{ *Server }
+
+func (s domainHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/domains", looks, s.domainList},
+		{"POST", "/console/domains", manages, s.addDomain},
+		{"GET", "/console/domains/{id}", looks, s.domain},
+		{"POST", "/console/domains/{id}/check", decides, s.checkDomain},
+		{"POST", "/console/domains/{id}/remove", manages, s.removeDomain},
+	}
+}
+
+func (s domainHandlers) domainList(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showDomains(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showDomains(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s domainHandlers) showDomains(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	v := domainsPage{Own: s.post.Directory.Domain(), Notice: notice, Name: r.PostForm.Get("domain")}
 	var err error
 	if v.Domains, err = s.domains.Domains(r.Context(), who); err != nil {
@@ -34,7 +47,7 @@ func (s *Server) showDomains(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.render(w, status, page{Name: "domains", Title: "Domains", Who: who, Here: "domains", Body: v})
 }
 
-func (s *Server) addDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s domainHandlers) addDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	d, err := s.domains.Add(r.Context(), who, r.PostForm.Get("domain"))
 	for _, known := range []error{domain.ErrInvalid, domain.ErrTaken, domain.ErrHeld, domain.ErrFull} {
 		if errors.Is(err, known) {
@@ -61,11 +74,11 @@ type domainPage struct {
 // International reports whether people write the name otherwise than the DNS.
 func (d domainPage) International() bool { return d.Unicode() != d.Name }
 
-func (s *Server) domain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s domainHandlers) domain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showDomain(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) pathDomain(r *http.Request, who auth.Principal) (domain.Domain, error) {
+func (s domainHandlers) pathDomain(r *http.Request, who auth.Principal) (domain.Domain, error) {
 	id := r.PathValue("id")
 	if !domainID().MatchString(id) {
 		return domain.Domain{}, fmt.Errorf("domain %q: %w", id, store.ErrNotFound)
@@ -73,7 +86,7 @@ func (s *Server) pathDomain(r *http.Request, who auth.Principal) (domain.Domain,
 	return s.domains.Find(r.Context(), who, id)
 }
 
-func (s *Server) showDomain(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s domainHandlers) showDomain(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	d, err := s.pathDomain(r, who)
 	if err != nil {
 		return err
@@ -85,7 +98,7 @@ func (s *Server) showDomain(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return s.render(w, status, page{Name: "domain", Title: "Domain " + d.Name, Who: who, Here: "domains", Body: v})
 }
 
-func (s *Server) checkDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s domainHandlers) checkDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	d, err := s.pathDomain(r, who)
 	if err != nil {
 		return err
@@ -101,7 +114,7 @@ func (s *Server) checkDomain(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return nil
 }
 
-func (s *Server) removeDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s domainHandlers) removeDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	d, err := s.pathDomain(r, who)
 	if err != nil {
 		return err

@@ -58,8 +58,18 @@ type editPage struct {
 // Drops reports whether the file with this place is to be taken out.
 func (p editPage) Drops(n int) bool { return slices.Contains(p.Drop, n) }
 
+// editHandlers lets a reviewer change an email before deciding on it.
+type editHandlers struct{ actionHandlers }
+
+func (s editHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/actions/{id}/edit", decides, s.editForm},
+		{"POST", "/console/actions/{id}/edit", decides, s.edit},
+	}
+}
+
 // editable reads an action as its edit form shows it.
-func (s *Server) editable(r *http.Request, who auth.Principal, id string) (editPage, error) {
+func (s editHandlers) editable(r *http.Request, who auth.Principal, id string) (editPage, error) {
 	a, err := s.gate.Action(r.Context(), who, id)
 	if err != nil {
 		return editPage{}, err
@@ -89,7 +99,7 @@ func (s *Server) editable(r *http.Request, who auth.Principal, id string) (editP
 	return p, nil
 }
 
-func (s *Server) editForm(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s editHandlers) editForm(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -104,13 +114,13 @@ func (s *Server) editForm(w http.ResponseWriter, r *http.Request, who auth.Princ
 	return s.showEdit(w, http.StatusOK, who, p)
 }
 
-func (s *Server) showEdit(w http.ResponseWriter, status int, who auth.Principal, p editPage) error {
+func (s editHandlers) showEdit(w http.ResponseWriter, status int, who auth.Principal, p editPage) error {
 	return s.render(w, status, page{Name: "edit", Title: "Edit " + or(p.Subject, "(no subject)"), Who: who, Here: "queue", Body: p})
 }
 
 // edit puts what a reviewer wrote in the place of what waits. Only what they
 // changed is taken from the form: the rest stays byte by byte what it was.
-func (s *Server) edit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s editHandlers) edit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ func Rendered(doc string) (string, int, int, error) {
 
 // ClosedRoutes returns the method and path of each route that needs a person.
 func ClosedRoutes() (out [][2]string) {
-	for _, rt := range table {
+	for _, rt := range (&Server{}).table() {
 		if rt.needs != open {
 			out = append(out, [2]string{rt.method, rt.path})
 		}
@@ -21,7 +21,7 @@ func ClosedRoutes() (out [][2]string) {
 
 // ChangingForms returns the path of each form that a viewer has not.
 func ChangingForms() (out []string) {
-	for _, rt := range table {
+	for _, rt := range (&Server{}).table() {
 		if rt.method == "POST" && (rt.needs == decides || rt.needs == manages) {
 			out = append(out, rt.path)
 		}
@@ -31,7 +31,7 @@ func ChangingForms() (out []string) {
 
 // Forms returns the path of each form.
 func Forms() (out []string) {
-	for _, rt := range table {
+	for _, rt := range (&Server{}).table() {
 		if rt.method == "POST" {
 			out = append(out, rt.path)
 		}

@@ -207,9 +207,20 @@ func calmed(css string) string {
 	return b.String()
 }
 
+// contentHandlers serves the parts of a proposed email: its HTML, source and attachments.
+type contentHandlers struct{ reviews }
+
+func (s contentHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/actions/{id}/frame", looks, s.frame},
+		{"GET", "/console/actions/{id}/raw", looks, s.raw},
+		{"GET", "/console/actions/{id}/files/{n}", looks, s.file},
+	}
+}
+
 // frame is the rendered view of an email with the digest that the page around
 // it shows.
-func (s *Server) frame(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s contentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -246,7 +257,7 @@ var errOther = errors.New("the action has other content than the page showed")
 // letter returns the email that an action would send, read. The address has the
 // digest of what its page shows: a frame, or a file, of something else would be
 // looked at in its place.
-func (s *Server) letter(r *http.Request, who auth.Principal, id string) (mail.Message, error) {
+func (s contentHandlers) letter(r *http.Request, who auth.Principal, id string) (mail.Message, error) {
 	a, err := s.gate.Action(r.Context(), who, id)
 	if err != nil {
 		return mail.Message{}, err
@@ -260,7 +271,7 @@ func (s *Server) letter(r *http.Request, who auth.Principal, id string) (mail.Me
 
 // raw is the source of the email that an action would send, as it will leave,
 // as a file.
-func (s *Server) raw(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s contentHandlers) raw(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -277,7 +288,7 @@ func (s *Server) raw(w http.ResponseWriter, r *http.Request, who auth.Principal)
 }
 
 // file is one attachment, for a reviewer who looks into it.
-func (s *Server) file(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s contentHandlers) file(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err

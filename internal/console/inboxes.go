@@ -54,11 +54,29 @@ type inboxesPage struct {
 	Expires string
 }
 
-func (s *Server) inboxes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// inboxHandlers manages inboxes, their credentials and limits; it never reads mail.
+type inboxHandlers struct{ *Server }
+
+func (s inboxHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/inboxes", looks, s.inboxes},
+		{"POST", "/console/inboxes", manages, s.createInbox},
+		{"GET", "/console/inboxes/{id}", looks, s.inbox},
+		{"POST", "/console/inboxes/{id}/settings", manages, s.changeInbox},
+		{"POST", "/console/inboxes/{id}/limits", manages, s.limitInbox},
+		{"POST", "/console/inboxes/{id}/delete", manages, s.deleteInbox},
+		{"POST", "/console/inboxes/{id}/restore", manages, s.restoreInbox},
+		{"POST", "/console/inboxes/{id}/revoke", manages, s.revokeKey},
+		{"GET", "/console/recover", manages, s.recoverForm},
+		{"POST", "/console/recover", manages, s.recoverInbox},
+	}
+}
+
+func (s inboxHandlers) inboxes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showInboxes(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
 	v := inboxesPage{
 		Notice: notice, Name: r.PostForm.Get("name"), Display: r.PostForm.Get("display"), Domain: r.PostForm.Get("domain"),
@@ -124,7 +142,7 @@ type keyPage struct {
 	Revoked  bool   // the other keys have ended
 }
 
-func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) createInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	n := directory.NewInbox{Address: strings.TrimSpace(r.PostForm.Get("name")), DisplayName: strings.TrimSpace(r.PostForm.Get("display"))}
 	if d := strings.TrimSpace(r.PostForm.Get("domain")); n.Address != "" && d != "" && !strings.Contains(n.Address, "@") {
@@ -156,7 +174,7 @@ func (s *Server) createInbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 
 // recoveryKey makes a recovery key with the key of a fresh inbox. Nobody but
 // the key's holder could: the person who made the inbox is that, for now.
-func (s *Server) recoveryKey(ctx context.Context, key auth.Secret, inbox string) (auth.Secret, error) {
+func (s inboxHandlers) recoveryKey(ctx context.Context, key auth.Secret, inbox string) (auth.Secret, error) {
 	agent, err := auth.CheckKey(ctx, s.db, key)
 	if err != nil {
 		return "", err
@@ -169,7 +187,7 @@ func (s *Server) recoveryKey(ctx context.Context, key auth.Secret, inbox string)
 	return recovery, err
 }
 
-func (s *Server) showKey(w http.ResponseWriter, who auth.Principal, v keyPage) error {
+func (s inboxHandlers) showKey(w http.ResponseWriter, who auth.Principal, v keyPage) error {
 	return s.render(w, http.StatusCreated, page{Name: "key", Title: "Key of " + v.Inbox.Address, Who: who, Here: "inboxes", Body: v})
 }
 
@@ -229,7 +247,7 @@ func (p inboxPage) Limits() []limitField {
 const megabyte = 1 << 20
 
 // findInbox returns an inbox of who's project, deleted or not.
-func (s *Server) findInbox(r *http.Request, who auth.Principal) (directory.Inbox, error) {
+func (s inboxHandlers) findInbox(r *http.Request, who auth.Principal) (directory.Inbox, error) {
 	id := r.PathValue("id")
 	if !inboxID().MatchString(id) {
 		return directory.Inbox{}, fmt.Errorf("inbox %q: %w", id, directory.ErrNoInbox)
@@ -248,11 +266,11 @@ func (s *Server) findInbox(r *http.Request, who auth.Principal) (directory.Inbox
 	return directory.Inbox{}, err
 }
 
-func (s *Server) inbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) inbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showInbox(w, r, who, http.StatusOK, "", "")
 }
 
-func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice, last string) error {
+func (s inboxHandlers) showInbox(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice, last string) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -290,7 +308,7 @@ func (s *Server) showInbox(w http.ResponseWriter, r *http.Request, who auth.Prin
 
 // back leads to the inbox's page after a form about it, or shows why it could
 // not be taken.
-func (s *Server) back(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+func (s inboxHandlers) back(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	if why := refused(err); why != "" {
 		return s.showInbox(w, r, who, http.StatusBadRequest, why, "")
 	}
@@ -307,7 +325,7 @@ func (s *Server) back(w http.ResponseWriter, r *http.Request, who auth.Principal
 	return nil
 }
 
-func (s *Server) changeInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) changeInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -333,7 +351,7 @@ func (s *Server) changeInbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.back(w, r, who, err)
 }
 
-func (s *Server) limitInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) limitInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -353,7 +371,7 @@ func (s *Server) limitInbox(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return s.back(w, r, who, s.post.Quotas.SetSending(r.Context(), who, b.ID, set))
 }
 
-func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) deleteInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -362,7 +380,7 @@ func (s *Server) deleteInbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.back(w, r, who, err)
 }
 
-func (s *Server) restoreInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) restoreInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -373,7 +391,7 @@ func (s *Server) restoreInbox(w http.ResponseWriter, r *http.Request, who auth.P
 
 var credentialID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^crd_[A-Z2-7]{26}$`) })
 
-func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -392,14 +410,14 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, who auth.Prin
 // A recoverPage asks for a recovery key.
 type recoverPage struct{ Notice string }
 
-func (s *Server) recoverForm(w http.ResponseWriter, _ *http.Request, who auth.Principal) error {
+func (s inboxHandlers) recoverForm(w http.ResponseWriter, _ *http.Request, who auth.Principal) error {
 	return s.render(w, http.StatusOK, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{}})
 }
 
 // recoverInbox makes a new key with a recovery key. The person who types it is
 // signed in, and only inboxes of their project are recovered here: the record
 // shows the recovery key, and nobody else's key is tried out in this form.
-func (s *Server) recoverInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s inboxHandlers) recoverInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	key := auth.Secret(strings.TrimSpace(r.PostForm.Get("recovery")))
 	holder, err := auth.CheckKey(ctx, s.db, key)

@@ -32,8 +32,17 @@ type pulse struct {
 	at time.Time
 }
 
+// liveHandlers streams changes to open pages.
+type liveHandlers struct{ *Server }
+
+func (s liveHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/events", looks, s.events},
+	}
+}
+
 // pulse returns how who's queue stands, or stood a moment ago.
-func (s *Server) pulse(ctx context.Context, who auth.Principal, age time.Duration) (oversight.QueueMark, error) {
+func (s liveHandlers) pulse(ctx context.Context, who auth.Principal, age time.Duration) (oversight.QueueMark, error) {
 	s.mu.Lock()
 	p, ok := s.pulses[who.Project]
 	s.mu.Unlock()
@@ -57,7 +66,7 @@ type beatEvent struct {
 }
 
 // observe returns how what a page watches stands.
-func (s *Server) observe(ctx context.Context, who auth.Principal, watch string) (beatEvent, error) {
+func (s liveHandlers) observe(ctx context.Context, who auth.Principal, watch string) (beatEvent, error) {
 	p, err := s.pulse(ctx, who, beat/2)
 	if err != nil {
 		return beatEvent{}, err
@@ -85,7 +94,7 @@ func (s *Server) watched(ctx context.Context, who auth.Principal, watch string) 
 }
 
 // enter counts a stream of who's and returns what ends it.
-func (s *Server) enter(who auth.Principal) (func(), error) {
+func (s liveHandlers) enter(who auth.Principal) (func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := who.Project + " " + who.ID
@@ -107,7 +116,7 @@ func (s *Server) Close() { s.closing.Do(func() { close(s.closed) }) }
 
 // events tells a page, for as long as it is open, how many actions wait and how
 // what it watches stands. It carries no content: what has changed is on pages.
-func (s *Server) events(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s liveHandlers) events(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx, watch := r.Context(), r.URL.Query().Get("watch")
 	if watch != "" && watch != "queue" && !actionID().MatchString(watch) {
 		return fmt.Errorf("%w: watch must be queue or the id of an action", errForm)

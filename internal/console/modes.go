@@ -32,9 +32,21 @@ func modeChoices(now policy.Mode) (out []modeChoice) {
 	return out
 }
 
+// modeHandlers changes the mode and the allow list of an inbox.
+type modeHandlers struct{ inboxHandlers }
+
+func (s modeHandlers) routes() []route {
+	return []route{
+		{"POST", "/console/inboxes/{id}/mode", decides, s.setMode},
+		{"POST", "/console/inboxes/{id}/code", manages, s.modeCode},
+		{"POST", "/console/inboxes/{id}/allow", manages, s.allow},
+		{"POST", "/console/inboxes/{id}/disallow", decides, s.disallow},
+	}
+}
+
 // setMode puts an inbox into a mode: to watch it more closely takes who
 // decides, to watch it less an owner.
-func (s *Server) setMode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s modeHandlers) setMode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -50,7 +62,7 @@ func (s *Server) setMode(w http.ResponseWriter, r *http.Request, who auth.Princi
 }
 
 // modeCode makes a code with which the inbox's key raises its mode, once.
-func (s *Server) modeCode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s modeHandlers) modeCode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -66,7 +78,7 @@ func (s *Server) modeCode(w http.ResponseWriter, r *http.Request, who auth.Princ
 }
 
 // allow puts somebody on an inbox's allow list.
-func (s *Server) allow(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s modeHandlers) allow(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err
@@ -79,7 +91,7 @@ func (s *Server) allow(w http.ResponseWriter, r *http.Request, who auth.Principa
 }
 
 // disallow takes an entry off an inbox's allow list.
-func (s *Server) disallow(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s modeHandlers) disallow(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
 		return err

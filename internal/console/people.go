@@ -21,11 +21,28 @@ type peoplePage struct {
 	Notice      string
 }
 
-func (s *Server) people(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// peopleHandlers lets owners manage people and invitations.
+type peopleHandlers struct{ reviews }
+
+func (s peopleHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/people", manages, s.people},
+		{"POST", "/console/people", manages, s.invite},
+		{"POST", "/console/people/invitations/{id}/withdraw", manages, s.withdraw},
+		{"GET", "/console/people/{id}", manages, s.person},
+		{"POST", "/console/people/{id}/role", manages, s.setRole},
+		{"POST", "/console/people/{id}/reach", manages, s.setReachOf},
+		{"POST", "/console/people/{id}/disable", manages, s.disablePerson},
+		{"POST", "/console/people/{id}/enable", manages, s.enablePerson},
+		{"POST", "/console/people/{id}/reset", manages, s.resetPerson},
+	}
+}
+
+func (s peopleHandlers) people(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showPeople(w, r, who, http.StatusOK, peoplePage{})
 }
 
-func (s *Server) showPeople(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v peoplePage) error {
+func (s peopleHandlers) showPeople(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v peoplePage) error {
 	var err1, err2 error
 	v.Roles = []auth.Role{auth.Reviewer, auth.Viewer, auth.Owner} // the first is chosen
 	v.People, err1 = s.conf.People.List(r.Context(), who)
@@ -36,7 +53,7 @@ func (s *Server) showPeople(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return s.render(w, status, page{Name: "people", Title: "People", Who: who, Here: "people", Body: v})
 }
 
-func (s *Server) invite(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) invite(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	form := r.PostForm
 	v, token, err := s.conf.People.Invite(r.Context(), who, auth.Invitation{
 		Role: auth.Role(form.Get("role")), Email: strings.TrimSpace(form.Get("email")),
@@ -55,7 +72,7 @@ func (s *Server) invite(w http.ResponseWriter, r *http.Request, who auth.Princip
 	return s.showPeople(w, r, who, http.StatusCreated, peoplePage{Link: link.String(), For: v.Role})
 }
 
-func (s *Server) withdraw(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) withdraw(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if err := s.conf.People.Withdraw(r.Context(), who, r.PathValue("id")); err != nil {
 		return err
 	}
@@ -71,11 +88,11 @@ type personPage struct {
 	Notice string
 }
 
-func (s *Server) person(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) person(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showPerson(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showPerson(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s peopleHandlers) showPerson(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	list, err := s.conf.People.List(r.Context(), who)
 	if err != nil {
 		return err
@@ -89,7 +106,7 @@ func (s *Server) showPerson(w http.ResponseWriter, r *http.Request, who auth.Pri
 }
 
 // did leads back to the person, or shows there why nothing was changed.
-func (s *Server) did(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
+func (s peopleHandlers) did(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	if why := declined(err); why != "" {
 		return s.showPerson(w, r, who, http.StatusConflict, why)
 	}
@@ -100,22 +117,22 @@ func (s *Server) did(w http.ResponseWriter, r *http.Request, who auth.Principal,
 	return nil
 }
 
-func (s *Server) setRole(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) setRole(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.did(w, r, who, s.conf.People.SetRole(r.Context(), who, r.PathValue("id"), auth.Role(r.PostForm.Get("role"))))
 }
 
-func (s *Server) setReachOf(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) setReachOf(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.did(w, r, who, s.conf.People.SetEmail(r.Context(), who, r.PathValue("id"), strings.TrimSpace(r.PostForm.Get("email"))))
 }
 
-func (s *Server) disablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) disablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.did(w, r, who, s.conf.People.Disable(r.Context(), who, r.PathValue("id")))
 }
 
-func (s *Server) enablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) enablePerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.did(w, r, who, s.conf.People.Enable(r.Context(), who, r.PathValue("id")))
 }
 
-func (s *Server) resetPerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s peopleHandlers) resetPerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.did(w, r, who, s.conf.People.Reset(r.Context(), who, r.PathValue("id")))
 }

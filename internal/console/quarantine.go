@@ -90,11 +90,22 @@ type quarantinePage struct {
 	Notice string
 }
 
-func (s *Server) quarantine(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// quarantineHandlers releases or drops mail held in quarantine.
+type quarantineHandlers struct{ reviews }
+
+func (s quarantineHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/quarantine", looks, s.quarantine},
+		{"POST", "/console/quarantine/{id}/release", decides, s.releaseMessage},
+		{"POST", "/console/quarantine/{id}/drop", decides, s.dropMessage},
+	}
+}
+
+func (s quarantineHandlers) quarantine(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showQuarantine(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showQuarantine(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s quarantineHandlers) showQuarantine(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	held, next, err := s.post.Quarantine(r.Context(), who, "", "", 100)
 	if err != nil {
 		return err
@@ -112,16 +123,16 @@ func (s *Server) showQuarantine(w http.ResponseWriter, r *http.Request, who auth
 
 var messageID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^msg_[A-Z2-7]{26}$`) })
 
-func (s *Server) releaseMessage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s quarantineHandlers) releaseMessage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.judge(w, r, who, s.post.Release)
 }
 
-func (s *Server) dropMessage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s quarantineHandlers) dropMessage(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.judge(w, r, who, s.post.Drop)
 }
 
 // judge settles one held message.
-func (s *Server) judge(w http.ResponseWriter, r *http.Request, who auth.Principal, settle settler) error {
+func (s quarantineHandlers) judge(w http.ResponseWriter, r *http.Request, who auth.Principal, settle settler) error {
 	id := r.PathValue("id")
 	if !messageID().MatchString(id) {
 		return fmt.Errorf("message %q: %w", id, store.ErrNotFound)

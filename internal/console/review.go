@@ -125,8 +125,11 @@ const maxSource = 16 << 10
 // on a page of its own.
 const maxText = 100 << 10
 
+// reviews reads actions for the pages that show them.
+type reviews struct{ *Server }
+
 // review reads an action in full.
-func (s *Server) review(ctx context.Context, who auth.Principal, id string) (*review, error) {
+func (s reviews) review(ctx context.Context, who auth.Principal, id string) (*review, error) {
 	a, err := s.gate.Action(ctx, who, id)
 	if err != nil {
 		return nil, err
@@ -154,7 +157,7 @@ func (s *Server) review(ctx context.Context, who auth.Principal, id string) (*re
 }
 
 // look reads what an action is, without asking the database.
-func (s *Server) look(a oversight.Action) *review {
+func (s reviews) look(a oversight.Action) *review {
 	r := &review{Action: a}
 	sum := sha256.Sum256(a.Payload)
 	r.Changed = a.Dropped.IsZero() && !bytes.Equal(sum[:], a.Digest)
@@ -224,7 +227,7 @@ const (
 // brief returns what a list shows of the action a, whose payload is not there.
 // To read it is work, up to 36 MB of it, and the digest says what was read: so
 // it is kept by its digest. What the page of the action shows is read anew.
-func (s *Server) brief(ctx context.Context, who auth.Principal, a *oversight.Action) (brief, error) {
+func (s reviews) brief(ctx context.Context, who auth.Principal, a *oversight.Action) (brief, error) {
 	key := string(a.Kind) + " " + a.Hex()
 	s.mu.Lock()
 	b, ok := s.briefs[key]
@@ -264,7 +267,7 @@ func (s *Server) brief(ctx context.Context, who auth.Principal, a *oversight.Act
 }
 
 // addresses returns the addresses of the project's inboxes by their ids.
-func (s *Server) addresses(ctx context.Context, who auth.Principal) (map[string]string, error) {
+func (s reviews) addresses(ctx context.Context, who auth.Principal) (map[string]string, error) {
 	boxes, err := s.post.Directory.Inboxes(ctx, who)
 	if err != nil {
 		return nil, err

@@ -50,7 +50,18 @@ func more(n int) string {
 	return fmt.Sprintf(" and %d more", n)
 }
 
-func (s *Server) allSandboxes(r *http.Request, who auth.Principal) ([]listedSandbox, error) {
+// sandboxHandlers lists and ends sandboxes.
+type sandboxHandlers struct{ reviews }
+
+func (s sandboxHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/sandboxes", looks, s.sandboxes},
+		{"GET", "/console/sandboxes/{id}", looks, s.sandbox},
+		{"POST", "/console/sandboxes/{id}/kill", decides, s.kill},
+	}
+}
+
+func (s sandboxHandlers) allSandboxes(r *http.Request, who auth.Principal) ([]listedSandbox, error) {
 	all, err := s.fleet.List(r.Context(), who, true)
 	if err != nil {
 		return nil, err
@@ -70,7 +81,7 @@ func (s *Server) allSandboxes(r *http.Request, who auth.Principal) ([]listedSand
 	return out, nil
 }
 
-func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s sandboxHandlers) sandboxes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	all, err := s.allSandboxes(r, who)
 	if err != nil {
 		return err
@@ -86,11 +97,11 @@ type sandboxPage struct {
 	Notice string
 }
 
-func (s *Server) sandbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s sandboxHandlers) sandbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showSandbox(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showSandbox(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s sandboxHandlers) showSandbox(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	id := r.PathValue("id")
 	if !sandboxID().MatchString(id) {
 		return fmt.Errorf("sandbox %q: %w", id, sandbox.ErrNotFound)
@@ -107,7 +118,7 @@ func (s *Server) showSandbox(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
 }
 
-func (s *Server) kill(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s sandboxHandlers) kill(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id := r.PathValue("id")
 	if !sandboxID().MatchString(id) {
 		return fmt.Errorf("sandbox %q: %w", id, sandbox.ErrNotFound)

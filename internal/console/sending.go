@@ -66,11 +66,23 @@ var suppressionNames = map[delivery.SuppressionReason]string{
 // maxLeaving bounds what a page shows of what is on its way.
 const maxLeaving = 25
 
-func (s *Server) sending(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// sendingHandlers shows deliveries, suspensions and the suppression list.
+type sendingHandlers struct{ reviews }
+
+func (s sendingHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/sending", looks, s.sending},
+		{"POST", "/console/sending/lookup", decides, s.lookUp},
+		{"POST", "/console/sending/suppression", decides, s.suppress},
+		{"POST", "/console/sending/lift", manages, s.lift},
+	}
+}
+
+func (s sendingHandlers) sending(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showSending(w, r, who, http.StatusOK, sendingPage{})
 }
 
-func (s *Server) showSending(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v sendingPage) error {
+func (s sendingHandlers) showSending(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v sendingPage) error {
 	ctx := r.Context()
 	counts, err := s.post.Suppression.Count(ctx, who)
 	if err != nil {
@@ -113,7 +125,7 @@ func (s *Server) showSending(w http.ResponseWriter, r *http.Request, who auth.Pr
 
 // lookUp tells whether anything is sent to an address. It is a POST although it
 // changes nothing: an address in a link would be kept by browsers and proxies.
-func (s *Server) lookUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s sendingHandlers) lookUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	address := strings.TrimSpace(r.PostForm.Get("address"))
 	found, err := s.post.Suppression.Find(r.Context(), who, address)
 	if why := addressRefused(err); why != "" {
@@ -136,7 +148,7 @@ func addressRefused(err error) string {
 	return ""
 }
 
-func (s *Server) suppress(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s sendingHandlers) suppress(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	address := strings.TrimSpace(r.PostForm.Get("address"))
 	var err error
 	switch r.PostForm.Get("do") {
@@ -160,7 +172,7 @@ func (s *Server) suppress(w http.ResponseWriter, r *http.Request, who auth.Princ
 	return nil
 }
 
-func (s *Server) lift(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s sendingHandlers) lift(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	reason := typed(r, "reason")
 	if strings.TrimSpace(reason) == "" || len(reason) > 1000 {
 		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: "Say in at most 1000 bytes what was done about it. Nothing was changed."})

@@ -25,7 +25,23 @@ type signInForm struct {
 	Person   string // whose new password it is; empty for a new account
 }
 
-func (s *Server) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+// signInHandlers creates accounts from invitations, and signs people in and out.
+type signInHandlers struct{ *Server }
+
+func (s signInHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/setup", open, s.setupPage},
+		{"POST", "/console/setup", open, s.setup},
+		{"GET", "/console/signin", open, s.signInPage},
+		{"POST", "/console/signin", open, s.signin},
+		{"POST", "/console/signin/code", open, s.signinCode},
+		{"POST", "/console/signin/passkey/ask", open, s.askSignin},
+		{"POST", "/console/signin/passkey", open, s.signinPasskey},
+		{"POST", "/console/signout", open, s.signout},
+	}
+}
+
+func (s signInHandlers) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	token := r.URL.Query().Get("token")
 	// Only looked at: whatever fetches the link, a chat program's preview for
 	// instance, must not use it up.
@@ -37,7 +53,7 @@ func (s *Server) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Princi
 }
 
 // invited returns the form of a set-up link.
-func (s *Server) invited(ctx context.Context, token string) (f signInForm, err error) {
+func (s signInHandlers) invited(ctx context.Context, token string) (f signInForm, err error) {
 	err = s.db.View(ctx, func(tx *store.Tx) error {
 		v, err := auth.CheckSetup(ctx, tx, auth.Secret(token))
 		f = signInForm{Token: token, Role: v.Role, Person: v.Person}
@@ -49,7 +65,7 @@ func (s *Server) invited(ctx context.Context, token string) (f signInForm, err e
 	return f, err
 }
 
-func (s *Server) showSetup(w http.ResponseWriter, status int, f signInForm) error {
+func (s signInHandlers) showSetup(w http.ResponseWriter, status int, f signInForm) error {
 	f.MinBytes = auth.MinPassword
 	title := "Make your account"
 	if f.Person != "" {
@@ -58,7 +74,7 @@ func (s *Server) showSetup(w http.ResponseWriter, status int, f signInForm) erro
 	return s.render(w, status, page{Name: "setup", Title: title, Body: f})
 }
 
-func (s *Server) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s signInHandlers) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	ctx := r.Context()
 	// First the link: hashing a password is work that no guesser gets done.
 	f, err := s.invited(ctx, r.PostForm.Get("token"))
@@ -89,7 +105,7 @@ func (s *Server) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal)
 	return nil
 }
 
-func (s *Server) signInPage(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s signInHandlers) signInPage(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	next := localPath(r.URL.Query().Get("next"))
 	if _, err := s.session(r); err == nil {
 		http.Redirect(w, r, next, http.StatusSeeOther) //nolint:gosec // next is checked to be a path of ours
@@ -101,7 +117,7 @@ func (s *Server) signInPage(w http.ResponseWriter, r *http.Request, _ auth.Princ
 	return s.showSignIn(w, r, http.StatusOK, signInForm{Next: next, Elsehow: elsehow})
 }
 
-func (s *Server) showSignIn(w http.ResponseWriter, r *http.Request, status int, f signInForm) error {
+func (s signInHandlers) showSignIn(w http.ResponseWriter, r *http.Request, status int, f signInForm) error {
 	f.Passkeys = s.site(r).Usable() == nil
 	return s.render(w, status, page{Name: "signin", Title: "Sign in", Body: f})
 }
@@ -126,7 +142,7 @@ func (s *Server) site(r *http.Request) people.Site {
 	return people.Site{Host: r.Host, Secure: s.conf.Secure || r.TLS != nil}
 }
 
-func (s *Server) signin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s signInHandlers) signin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	f := signInForm{Next: localPath(r.PostForm.Get("next")), Name: r.PostForm.Get("name")}
 	begun, err := s.conf.People.Password(r.Context(), f.Name, r.PostForm.Get("password"), s.visit(r))
 	if err == nil && begun.Token == "" {
@@ -137,7 +153,7 @@ func (s *Server) signin(w http.ResponseWriter, r *http.Request, _ auth.Principal
 
 // entered gives the browser the session that a sign-in led to, or shows why there
 // is none.
-func (s *Server) entered(w http.ResponseWriter, r *http.Request, begun people.Started, f signInForm, err error) error {
+func (s signInHandlers) entered(w http.ResponseWriter, r *http.Request, begun people.Started, f signInForm, err error) error {
 	switch {
 	case errors.Is(err, auth.ErrTooMany):
 		f.Problem = sentence(auth.ErrTooMany.Error())
@@ -166,12 +182,12 @@ type secondForm struct {
 	Problem string
 }
 
-func (s *Server) showSecond(w http.ResponseWriter, r *http.Request, status int, f secondForm) error {
+func (s signInHandlers) showSecond(w http.ResponseWriter, r *http.Request, status int, f secondForm) error {
 	f.Passkey = f.Passkey && s.site(r).Usable() == nil
 	return s.render(w, status, page{Name: "second", Title: "One more proof", Body: f})
 }
 
-func (s *Server) signinCode(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s signInHandlers) signinCode(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	form := r.PostForm
 	f := secondForm{Next: localPath(form.Get("next")), Token: form.Get("token"), TOTP: form.Get("totp") != "", Passkey: form.Get("passkey") != ""}
 	begun, err := s.conf.People.Second(r.Context(), auth.Secret(f.Token), form.Get("code"), s.visit(r))
@@ -204,7 +220,7 @@ func (s *Server) showAsk(w http.ResponseWriter, who auth.Principal, a askPage, q
 	return s.render(w, http.StatusOK, page{Name: "ask", Title: a.Title, Who: who, Passkey: true, Body: a})
 }
 
-func (s *Server) askSignin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s signInHandlers) askSignin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	next := localPath(r.PostForm.Get("next"))
 	q, err := s.conf.People.AskPasskey(r.Context(), s.site(r), s.visit(r))
 	if errors.Is(err, people.ErrSite) {
@@ -219,13 +235,13 @@ func (s *Server) askSignin(w http.ResponseWriter, r *http.Request, _ auth.Princi
 	}, q)
 }
 
-func (s *Server) signinPasskey(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s signInHandlers) signinPasskey(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	f := signInForm{Next: localPath(r.PostForm.Get("next"))}
 	begun, err := s.conf.People.Passkey(r.Context(), auth.Secret(r.PostForm.Get("token")), []byte(r.PostForm.Get("response")), s.site(r), s.visit(r))
 	return s.entered(w, r, begun, f, err)
 }
 
-func (s *Server) signout(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s signInHandlers) signout(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	if err := s.conf.People.SignOut(r.Context(), s.token(r), auth.Browser); err != nil && !errors.Is(err, auth.ErrUnauthenticated) {
 		return err
 	}

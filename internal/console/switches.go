@@ -41,11 +41,22 @@ type switched struct {
 // Ours reports whether an owner of the project can turn it off.
 func (s switched) Ours() bool { return s.Project != "" }
 
-func (s *Server) switches(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// switchHandlers turns kill switches on and off.
+type switchHandlers struct{ *Server }
+
+func (s switchHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/switches", looks, s.switches},
+		{"POST", "/console/switches", decides, s.switchOn},
+		{"POST", "/console/switches/{id}/off", manages, s.switchOff},
+	}
+}
+
+func (s switchHandlers) switches(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showSwitches(w, r, who, http.StatusOK, switchPage{Scope: oversight.ScopeInbox})
 }
 
-func (s *Server) showSwitches(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p switchPage) error {
+func (s switchHandlers) showSwitches(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p switchPage) error {
 	on, err := s.gate.Switches(r.Context(), who)
 	if err != nil {
 		return err
@@ -76,7 +87,7 @@ func (s *Server) showSwitches(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.render(w, status, page{Name: "switches", Title: "Switches", Who: who, Here: "switches", Body: p})
 }
 
-func (s *Server) switchOn(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s switchHandlers) switchOn(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	p := switchPage{Scope: oversight.Scope(r.PostForm.Get("scope")), Reason: typed(r, "reason"), Hours: strings.TrimSpace(r.PostForm.Get("hours"))}
 	x := oversight.Switch{Scope: p.Scope, Reason: p.Reason}
 	switch p.Scope {
@@ -118,7 +129,7 @@ func (s *Server) switchOn(w http.ResponseWriter, r *http.Request, who auth.Princ
 	return nil
 }
 
-func (s *Server) switchOff(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s switchHandlers) switchOff(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id := r.PathValue("id")
 	if !strings.HasPrefix(id, "swi_") || len(id) != 30 {
 		return fmt.Errorf("switch %q: %w", id, store.ErrNotFound)

@@ -28,11 +28,23 @@ type webhooksPage struct {
 // Has reports whether a type of event was chosen.
 func (p webhooksPage) Has(t event.Type) bool { return slices.Contains(p.Chosen, string(t)) }
 
-func (s *Server) webhooks(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// webhookHandlers manages the webhooks of the project.
+type webhookHandlers struct{ *Server }
+
+func (s webhookHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/webhooks", looks, s.webhooks},
+		{"POST", "/console/webhooks", manages, s.createWebhook},
+		{"GET", "/console/webhooks/{id}", looks, s.webhook},
+		{"POST", "/console/webhooks/{id}", manages, s.changeWebhook},
+	}
+}
+
+func (s webhookHandlers) webhooks(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showWebhooks(w, r, who, http.StatusOK, webhooksPage{})
 }
 
-func (s *Server) showWebhooks(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p webhooksPage) error {
+func (s webhookHandlers) showWebhooks(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p webhooksPage) error {
 	var err error
 	if p.Hooks, err = s.conf.Hooks.List(r.Context(), who); err != nil {
 		return err
@@ -51,7 +63,7 @@ func (s *Server) showSecret(w http.ResponseWriter, who auth.Principal, p secretP
 	return s.render(w, http.StatusCreated, page{Name: "secret", Title: p.What, Who: who, Here: "settings", Body: p})
 }
 
-func (s *Server) createWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s webhookHandlers) createWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	p := webhooksPage{Name: strings.TrimSpace(r.PostForm.Get("name")), URL: strings.TrimSpace(r.PostForm.Get("url")), Chosen: r.PostForm["event"]}
 	c := webhook.Change{Name: &p.Name, URL: &p.URL, Events: []event.Type{}}
 	for _, t := range p.Chosen {
@@ -83,11 +95,11 @@ type webhookPage struct {
 	Notice     string
 }
 
-func (s *Server) webhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s webhookHandlers) webhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showWebhook(w, r, who, http.StatusOK, "")
 }
 
-func (s *Server) showWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s webhookHandlers) showWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	n := 1
 	if v := r.URL.Query().Get("page"); v != "" {
 		var err error
@@ -111,7 +123,7 @@ func (s *Server) showWebhook(w http.ResponseWriter, r *http.Request, who auth.Pr
 }
 
 // changeWebhook is what the buttons on a webhook's page do.
-func (s *Server) changeWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s webhookHandlers) changeWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx, id := r.Context(), r.PathValue("id")
 	back := "/console/webhooks/" + url.PathEscape(id)
 	var err error
@@ -144,11 +156,22 @@ type keysPage struct {
 	Name            string
 }
 
-func (s *Server) keys(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// keyHandlers manages the keys of the project.
+type keyHandlers struct{ *Server }
+
+func (s keyHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/keys", looks, s.keys},
+		{"POST", "/console/keys", manages, s.createKey},
+		{"POST", "/console/keys/{id}/end", manages, s.endKey},
+	}
+}
+
+func (s keyHandlers) keys(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showKeys(w, r, who, http.StatusOK, keysPage{})
 }
 
-func (s *Server) showKeys(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p keysPage) error {
+func (s keyHandlers) showKeys(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p keysPage) error {
 	all, err := s.conf.People.Keys(r.Context(), who)
 	if err != nil {
 		return err
@@ -168,7 +191,7 @@ func (s *Server) showKeys(w http.ResponseWriter, r *http.Request, who auth.Princ
 	return s.render(w, status, page{Name: "keys", Title: "Keys", Who: who, Here: "settings", Body: p})
 }
 
-func (s *Server) createKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s keyHandlers) createKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	p := keysPage{Name: strings.TrimSpace(r.PostForm.Get("name"))}
 	_, key, err := s.conf.People.NewKey(r.Context(), who, p.Name)
 	if errors.Is(err, auth.ErrInvalid) {
@@ -184,7 +207,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request, who auth.Prin
 	})
 }
 
-func (s *Server) endKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s keyHandlers) endKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id := r.PathValue("id")
 	if !credentialID().MatchString(id) {
 		return fmt.Errorf("key %q: %w", id, store.ErrNotFound)

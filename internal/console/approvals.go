@@ -47,7 +47,7 @@ type vote struct {
 }
 
 // council reads what people have to do with a.
-func (s *Server) council(ctx context.Context, who auth.Principal, a *oversight.Action) (c council, err error) {
+func (s reviews) council(ctx context.Context, who auth.Principal, a *oversight.Action) (c council, err error) {
 	votes, err := s.gate.Votes(ctx, who, a.ID)
 	if err != nil {
 		return council{}, err
@@ -114,7 +114,7 @@ func asked(names []string) string {
 }
 
 // comment records what a person says about an action.
-func (s *Server) comment(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s actionHandlers) comment(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (s *Server) comment(w http.ResponseWriter, r *http.Request, who auth.Princi
 }
 
 // history returns what the record says about something, oldest first.
-func (s *Server) history(ctx context.Context, who auth.Principal, object string) (es []audit.Entry, err error) {
+func (s reviews) history(ctx context.Context, who auth.Principal, object string) (es []audit.Entry, err error) {
 	err = s.db.View(ctx, func(tx *store.Tx) error {
 		es, err = audit.List(ctx, tx, audit.Query{Project: who.Project, Object: object})
 		return err

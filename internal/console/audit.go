@@ -56,7 +56,20 @@ func (k keptState) Newer() int { return int(k.Size - k.Newest.Size) }
 // formTime is how a form sends a time.
 const formTime = "2006-01-02T15:04"
 
-func (s *Server) audit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// auditHandlers shows and verifies the audit log.
+type auditHandlers struct{ *Server }
+
+func (s auditHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/audit", looks, s.audit},
+		{"POST", "/console/audit/verify", looks, s.verify},
+		{"GET", "/console/audit/checkpoint", looks, s.checkpoint},
+		{"GET", "/console/audit/{id}", looks, s.entry},
+		{"GET", "/console/audit/{id}/proof", looks, s.proof},
+	}
+}
+
+func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx, query := r.Context(), r.URL.Query()
 	get := func(name string) string { return strings.TrimSpace(query.Get(name)) }
 	v := auditPage{Verb: get("verb"), Object: get("object"), Actor: get("actor"), Since: get("since"), Until: get("until")}
@@ -107,7 +120,7 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, who auth.Principa
 }
 
 // kept returns what is known of the record without reading all of it.
-func (s *Server) kept(ctx context.Context, tx *store.Tx) (k keptState, err error) {
+func (s auditHandlers) kept(ctx context.Context, tx *store.Tx) (k keptState, err error) {
 	if k.Size, err = audit.Size(ctx, tx); err != nil {
 		return k, err
 	}
@@ -144,7 +157,7 @@ func entryOf(r *http.Request) (int64, error) {
 	return n, nil
 }
 
-func (s *Server) entry(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s auditHandlers) entry(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	seq, err := entryOf(r)
 	if err != nil {
 		return err
@@ -168,7 +181,7 @@ func (s *Server) entry(w http.ResponseWriter, r *http.Request, who auth.Principa
 }
 
 // proof answers with the file that shows a stranger that an entry is in the record.
-func (s *Server) proof(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s auditHandlers) proof(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	seq, err := entryOf(r)
 	if err != nil {
 		return err
@@ -192,7 +205,7 @@ func (s *Server) proof(w http.ResponseWriter, r *http.Request, who auth.Principa
 }
 
 // checkpoint answers with the newest checkpoint, to be kept elsewhere.
-func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+func (s auditHandlers) checkpoint(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	var newest audit.Signed
 	err := s.db.View(r.Context(), func(tx *store.Tx) (err error) { //nolint:contextcheck // r's context is what is passed
 		newest, err = audit.Latest(r.Context(), tx)
@@ -235,7 +248,7 @@ func (v verification) Newer() int { return v.Count - int(v.Covered) }
 
 // verify reads the whole record. It is a POST although it changes nothing: it
 // is much work, which no link and no prefetch should start.
-func (s *Server) verify(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	v := verification{Known: strings.TrimSpace(r.PostForm.Get("known")), At: time.Now()}
 	var o audit.Options
@@ -294,7 +307,7 @@ func (s *Server) verify(w http.ResponseWriter, r *http.Request, who auth.Princip
 }
 
 // recordKeys are the public keys of checkpoints.
-func (s *Server) recordKeys(ctx context.Context) (note.Verifiers, error) {
+func (s auditHandlers) recordKeys(ctx context.Context) (note.Verifiers, error) {
 	if s.conf.RecordKeys == nil {
 		return audit.Verifiers(nil)
 	}

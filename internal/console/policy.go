@@ -24,7 +24,19 @@ type policyPage struct {
 	Waiting  []oversight.Action // changes that wait for a person
 }
 
-func (s *Server) policy(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+// policyHandlers shows versions of the policy and takes proposals for new ones.
+type policyHandlers struct{ reviews }
+
+func (s policyHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/policy", looks, s.policy},
+		{"POST", "/console/policy", decides, s.proposePolicy},
+		{"GET", "/console/policy/draft", decides, s.draftPolicy},
+		{"GET", "/console/policy/versions/{n}", looks, s.policyVersion},
+	}
+}
+
+func (s policyHandlers) policy(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	var p policyPage
 	var err error
@@ -46,7 +58,7 @@ func (s *Server) policy(w http.ResponseWriter, r *http.Request, who auth.Princip
 	return s.render(w, http.StatusOK, page{Name: "policy", Title: "Policy", Who: who, Here: "policy", Body: p})
 }
 
-func (s *Server) policyVersion(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s policyHandlers) policyVersion(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	n, err := strconv.ParseInt(r.PathValue("n"), 10, 64)
 	if err != nil || n < 0 {
 		return fmt.Errorf("%w: a version is a number", errForm)
@@ -83,7 +95,7 @@ const exampleTests = `tests:
     want: ask
 `
 
-func (s *Server) draftPolicy(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s policyHandlers) draftPolicy(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	v, err := s.conf.Book.Active(r.Context(), who)
 	if err != nil {
 		return err
@@ -91,13 +103,13 @@ func (s *Server) draftPolicy(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.showDraft(w, http.StatusOK, who, draftPage{Replaces: v.Hex(), Text: v.Text, Tests: or(v.Tests, exampleTests)})
 }
 
-func (s *Server) showDraft(w http.ResponseWriter, status int, who auth.Principal, p draftPage) error {
+func (s policyHandlers) showDraft(w http.ResponseWriter, status int, who auth.Principal, p draftPage) error {
 	return s.render(w, status, page{Name: "draft", Title: "Propose a policy", Who: who, Here: "policy", Body: p})
 }
 
 // proposePolicy tries a document with its tests, or proposes that it take the
 // place of the one that holds: then it is an action, which a person decides on.
-func (s *Server) proposePolicy(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+func (s policyHandlers) proposePolicy(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	p := draftPage{Replaces: r.PostForm.Get("replaces"), Text: typed(r, "text"), Tests: typed(r, "tests"), Reason: typed(r, "reason")}
 	switch r.PostForm.Get("do") {
 	case "try":
