@@ -32,7 +32,9 @@ func TestVerbsKindsAndModesComeFromTheirTables(t *testing.T) {
 	tables := []string{
 		"internal/audit/verb.go", "internal/policy/kind.go", "internal/policy/mode.go",
 		"internal/event/event.go", // events of switches are spelt like their entries
-		"internal/api/inbox.go",   // imports nothing of ours; the test below holds it to the table
+		// These import nothing of ours. The tests of mailapi hold them to docs/openapi.yaml,
+		// and that file is held to the tables.
+		"internal/api/inbox.go", "internal/api/webhook.go",
 	}
 	for _, dir := range []string{"cmd", "internal"} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

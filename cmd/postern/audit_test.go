@@ -23,7 +23,7 @@ import (
 // written into the database.
 func TestAudit(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
-	db, err := store.Open(ctx, filepath.Join(dir, "postern.db"))
+	db, err := store.Open(ctx, filepath.Join(dir, "postern.db"), "")
 	if err != nil {
 		t.Fatal(err)
 	}

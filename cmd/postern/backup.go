@@ -27,7 +27,7 @@ Volumes are in the volumes directory: copy their images while no server runs.
 			if file, err = filepath.Abs(file); err != nil {
 				return err
 			}
-			db, err := store.OpenAs(ctx, c.source(), "postern "+revision())
+			db, err := store.Open(ctx, c.source(), "postern "+revision())
 			if err != nil {
 				return err
 			}

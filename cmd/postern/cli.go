@@ -49,11 +49,6 @@ type command struct {
 // A runner carries out a command. Args are what is not a flag.
 type runner = func(ctx context.Context, args []string, out *output) error
 
-func (c *command) name() string {
-	name, _, _ := strings.Cut(c.use, " ")
-	return name
-}
-
 // errUsage means that the command line cannot be understood; the text says why.
 var errUsage = errors.New("usage")
 

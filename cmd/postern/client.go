@@ -83,8 +83,8 @@ func (l *local) explain(err error) error {
 	switch {
 	case errors.As(err, &said) && said.Status == http.StatusUnauthorized && l.ended != nil:
 		return l.ended
-	case errors.As(err, &said) && err == error(said):
-		return errors.New(printable(said.Error()))
+	case errors.As(err, &said) && printable(err.Error()) != err.Error(): // a server's text may hold control characters
+		return errors.New(printable(err.Error()))
 	case errors.As(err, &way) && l.base == "":
 		return l.unreachable(err)
 	}

@@ -195,3 +195,9 @@ func TestSuggestions(t *testing.T) {
 		}
 	}
 }
+
+// name returns the first word of a command's usage line.
+func (c *command) name() string {
+	name, _, _ := strings.Cut(c.use, " ")
+	return name
+}

@@ -42,7 +42,7 @@ func starting(t *testing.T, dir string, accept bool, x *once) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.db, err = store.Open(t.Context(), d.conf.source()); err != nil {
+	if d.db, err = store.Open(t.Context(), d.conf.source(), ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.db.Close() })

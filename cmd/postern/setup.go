@@ -51,7 +51,7 @@ to that person. A link that was made before stays valid until it is used.`,
 
 // inDatabase runs f in the database of a server that may be running or not.
 func inDatabase(ctx context.Context, c Config, f func(*store.Tx, auth.Principal) error) error {
-	db, err := store.OpenAs(ctx, c.source(), "postern "+revision())
+	db, err := store.Open(ctx, c.source(), "postern "+revision())
 	if err != nil {
 		return err
 	}

@@ -160,7 +160,7 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	defer unlock()
-	db, err := store.OpenAs(ctx, c.source(), "postern "+revision())
+	db, err := store.Open(ctx, c.source(), "postern "+revision())
 	if err != nil {
 		return err
 	}

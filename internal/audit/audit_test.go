@@ -30,7 +30,9 @@ func appendN(t *testing.T, db *store.DB, n int) {
 func verify(t *testing.T, db *store.DB, known audit.Head) (h audit.Head, err error) {
 	t.Helper()
 	verr := db.View(t.Context(), func(tx *store.Tx) error {
-		h, err = audit.Verify(t.Context(), tx, known)
+		var r audit.Report
+		r, err = audit.Examine(t.Context(), tx, audit.Options{Known: known})
+		h = r.Head
 		return nil
 	})
 	if verr != nil {

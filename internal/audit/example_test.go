@@ -20,7 +20,7 @@ func open(ctx context.Context) (*store.DB, func()) {
 	if err != nil {
 		panic(err)
 	}
-	db, err := store.Open(ctx, filepath.Join(dir, "postern.db"))
+	db, err := store.Open(ctx, filepath.Join(dir, "postern.db"), "")
 	if err == nil {
 		err = db.UseKey(make([]byte, 32)) // a real server draws it once, and keeps it in a file
 	}
@@ -58,8 +58,8 @@ func ExampleAppend() {
 		if err != nil {
 			return err
 		}
-		head, err := audit.Verify(ctx, tx, audit.Head{})
-		fmt.Println("verified to entry", head.Seq)
+		report, err := audit.Examine(ctx, tx, audit.Options{})
+		fmt.Println("verified to entry", report.Head.Seq)
 		return err
 	})
 
@@ -68,7 +68,7 @@ func ExampleAppend() {
 		return err
 	})
 	update(func(tx *store.Tx) error {
-		_, err := audit.Verify(ctx, tx, audit.Head{})
+		_, err := audit.Examine(ctx, tx, audit.Options{})
 		fmt.Println(err)
 		return nil
 	})

@@ -222,14 +222,6 @@ func page(ctx context.Context, tx *store.Tx, seq int64, limit int, f func(Entry,
 // lets the stored hashes of the tree be read in between.
 const examinePage = 2000
 
-// Verify reads the whole chain and returns its head, or a [BrokenError] naming
-// the first entry that does not fit. If known is not zero the chain must also
-// contain it, which shows that nothing up to there was written anew.
-func Verify(ctx context.Context, tx *store.Tx, known Head) (Head, error) {
-	r, err := Examine(ctx, tx, Options{Known: known})
-	return r.Head, err
-}
-
 // Examine reads the whole record in a database: the chain, the tree and the
 // checkpoints beside it, and holds it against o. It returns a [BrokenError]
 // that names the first entry that does not fit, with what holds up to there;

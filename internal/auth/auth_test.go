@@ -22,7 +22,7 @@ func TestKeys(t *testing.T) {
 			if project, pkey, err = auth.NewProject(ctx, tx, "default"); err != nil {
 				return err
 			}
-			_, ikey, err = auth.NewInboxKey(ctx, tx, project, "ibx_1")
+			_, ikey, err = auth.NewCredential(ctx, tx, auth.Credential{Project: project, Kind: auth.Agent, Inbox: "ibx_1"})
 			return err
 		})
 		if err != nil {
@@ -92,7 +92,7 @@ func TestPersonSignsInByLinkAndPassword(t *testing.T) {
 			if _, err := auth.Redeem(ctx, tx, link, "eve", hash); !errors.Is(err, auth.ErrUnauthenticated) {
 				t.Errorf("a link used twice: %v", err)
 			}
-			session, err = auth.NewSession(ctx, tx, ann)
+			_, session, err = auth.BeginSession(ctx, tx, ann, auth.Session{Kind: auth.Browser})
 			return err
 		})
 		if err != nil {

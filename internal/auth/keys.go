@@ -127,11 +127,6 @@ type Credential struct {
 	Account   bool      // of a Grant: it gets access to each inbox that it creates
 }
 
-// NewInboxKey creates a key for one inbox.
-func NewInboxKey(ctx context.Context, tx *store.Tx, project, inbox string) (id string, key Secret, err error) {
-	return NewCredential(ctx, tx, Credential{Project: project, Kind: Agent, Inbox: inbox})
-}
-
 // NewCredential creates an inbox key, a grant or a recovery key. The key cannot
 // decrypt anything yet: a holder of an inbox's private key must first seal that
 // to it.

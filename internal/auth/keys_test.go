@@ -88,7 +88,7 @@ func TestListShowsLiveKeysWithoutSecrets(t *testing.T) {
 			_, _, err = auth.NewCredential(f.ctx, tx, auth.Credential{Project: f.project, Kind: auth.Grant, Name: "expired", Expires: time.Now().Add(-time.Second)})
 		}
 		if err == nil {
-			_, _, err = auth.NewInboxKey(f.ctx, tx, f.project, "ibx_1")
+			_, _, err = auth.NewCredential(f.ctx, tx, auth.Credential{Project: f.project, Kind: auth.Agent, Inbox: "ibx_1"})
 		}
 		if err == nil {
 			_, _, err = auth.NewProject(f.ctx, tx, "another")

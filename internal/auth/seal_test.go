@@ -51,7 +51,7 @@ func TestForgedPeople(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			session, err = auth.NewSession(ctx, tx, ann)
+			_, session, err = auth.BeginSession(ctx, tx, ann, auth.Session{Kind: auth.Browser})
 			return err
 		})
 		signIn := auth.NewSignIn(db)

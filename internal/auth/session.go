@@ -48,12 +48,6 @@ type Session struct {
 // IsBearer reports whether a secret has the form of a bearer token.
 func IsBearer(token Secret) bool { return strings.HasPrefix(token.Reveal(), bearerPrefix) }
 
-// NewSession signs a person in and returns the token for the browser's cookie.
-func NewSession(ctx context.Context, tx *store.Tx, who Principal) (Secret, error) {
-	_, token, err := BeginSession(ctx, tx, who, Session{Kind: Browser})
-	return token, err
-}
-
 // BeginSession signs a person in and returns the session and its token. The caller
 // sets Kind, Strong, Factor, Remote and Agent of s.
 func BeginSession(ctx context.Context, tx *store.Tx, who Principal, s Session) (Session, Secret, error) {

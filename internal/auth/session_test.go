@@ -82,7 +82,7 @@ func TestSessionEnds(t *testing.T) {
 		t.Error("a disabled person's session is valid")
 	}
 	if err := f.db.Update(f.ctx, func(tx *store.Tx) error {
-		_, err := auth.NewSession(f.ctx, tx, bob)
+		_, _, err := auth.BeginSession(f.ctx, tx, bob, auth.Session{Kind: auth.Browser})
 		return err
 	}); !errors.Is(err, auth.ErrUnauthenticated) {
 		t.Errorf("a disabled person signs in: %v", err)
@@ -117,7 +117,7 @@ func TestOnlyPeopleHaveSessions(t *testing.T) {
 		"of another tenant": {auth.Principal{Kind: auth.Person, ID: "ann", Project: "prj_other"}, auth.ErrUnauthenticated},
 	} {
 		err := f.db.Update(f.ctx, func(tx *store.Tx) error {
-			_, err := auth.NewSession(f.ctx, tx, tt.who)
+			_, _, err := auth.BeginSession(f.ctx, tx, tt.who, auth.Session{Kind: auth.Browser})
 			return err
 		})
 		if !errors.Is(err, tt.want) {

@@ -103,7 +103,7 @@ func TestSession(t *testing.T) {
 		}
 		var browser auth.Secret
 		err := db.Update(t.Context(), func(tx *store.Tx) (err error) {
-			browser, err = auth.NewSession(t.Context(), tx, auth.Principal{Kind: auth.Person, ID: "rita", Project: f.person.Project})
+			_, browser, err = auth.BeginSession(t.Context(), tx, auth.Principal{Kind: auth.Person, ID: "rita", Project: f.person.Project}, auth.Session{Kind: auth.Browser})
 			return err
 		})
 		if err != nil {

@@ -389,7 +389,7 @@ func TestKeyOfBefore(t *testing.T) {
 		var id string
 		var key auth.Secret
 		err = db.Update(ctx, func(tx *store.Tx) error {
-			id, key, err = auth.NewInboxKey(ctx, tx, f.project.Project, b.ID)
+			id, key, err = auth.NewCredential(ctx, tx, auth.Credential{Project: f.project.Project, Kind: auth.Agent, Inbox: b.ID})
 			return err
 		})
 		if err != nil {

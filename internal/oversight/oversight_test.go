@@ -195,7 +195,7 @@ func TestApproveRunsOnce(t *testing.T) {
 			if want := []string{"action.propose", "action.approve", "action.execute", "action.done"}; !slices.Equal(verbs, want) {
 				t.Errorf("audit = %v, want %v", verbs, want)
 			}
-			if _, verr := audit.Verify(t.Context(), tx, audit.Head{}); verr != nil {
+			if _, verr := audit.Examine(t.Context(), tx, audit.Options{}); verr != nil {
 				t.Error(verr)
 			}
 			return err

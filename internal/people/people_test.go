@@ -69,7 +69,7 @@ func (f *fixture) join(name string, role auth.Role) (p auth.Principal) {
 func (f *fixture) session(p auth.Principal) (token auth.Secret) {
 	f.t.Helper()
 	f.update(func(tx *store.Tx) (err error) {
-		token, err = auth.NewSession(f.t.Context(), tx, p)
+		_, token, err = auth.BeginSession(f.t.Context(), tx, p, auth.Session{Kind: auth.Browser})
 		return err
 	})
 	return token
@@ -173,7 +173,10 @@ func TestRoles(t *testing.T) {
 		if !f.in(token) {
 			f.t.Error("what was refused ended a session")
 		}
-		f.is("somebody disabled signs in", f.db.Update(ctx, func(tx *store.Tx) error { _, err := auth.NewSession(ctx, tx, ann); return err }), auth.ErrUnauthenticated)
+		f.is("somebody disabled signs in", f.db.Update(ctx, func(tx *store.Tx) error {
+			_, _, err := auth.BeginSession(ctx, tx, ann, auth.Session{Kind: auth.Browser})
+			return err
+		}), auth.ErrUnauthenticated)
 		_, err = auth.NewSignIn(f.db).Check(ctx, "ann", "", password)
 		f.is("somebody disabled has the password", err, auth.ErrUnauthenticated)
 		f.is("enable", p.Enable(ctx, rita, "ann"), nil)

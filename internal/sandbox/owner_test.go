@@ -83,7 +83,7 @@ func TestSecondServerIsRefused(t *testing.T) {
 	}
 	var dbs []*store.DB
 	for range 2 {
-		db, err := store.Open(t.Context(), url)
+		db, err := store.Open(t.Context(), url, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 func TestHoldIsExclusive(t *testing.T) {
 	url := storetest.PostgresURL(t)
 	if url == "" {
-		db, err := store.Open(t.Context(), t.TempDir()+"/a.db")
+		db, err := store.Open(t.Context(), t.TempDir()+"/a.db", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +28,7 @@ func TestHoldIsExclusive(t *testing.T) {
 		return
 	}
 	open := func() *store.DB {
-		db, err := store.Open(t.Context(), url)
+		db, err := store.Open(t.Context(), url, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -134,7 +134,7 @@ func TestDatabasesOfTheFormerNumberingOpen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachSource(t, func(t *testing.T, driver, source string) {
 				oldDatabase(t, driver, source, has)
-				db, err := store.Open(t.Context(), source)
+				db, err := store.Open(t.Context(), source, "")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -143,7 +143,7 @@ func TestDatabasesOfTheFormerNumberingOpen(t *testing.T) {
 				if driver == "pgx" {
 					fresh = storetest.PostgresURL(t)
 				}
-				want, err := store.Open(t.Context(), fresh)
+				want, err := store.Open(t.Context(), fresh, "")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -175,7 +175,7 @@ func TestDatabasesOfTheFormerNumberingOpen(t *testing.T) {
 func TestOldProgramRefusesNewDatabase(t *testing.T) {
 	eachSource(t, func(t *testing.T, driver, source string) {
 		ctx := t.Context()
-		old, err := store.OpenAs(ctx, source, "postern v1.0.0")
+		old, err := store.Open(ctx, source, "postern v1.0.0")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +190,10 @@ func TestOldProgramRefusesNewDatabase(t *testing.T) {
 		if len(after) != len(before)+2 {
 			t.Errorf("the upgrade made %d columns of %d, want 2 more", len(after), len(before))
 		}
-		for name, open := range map[string]func(context.Context, string) (*store.DB, error){"to write": store.Open, "to read": store.OpenReadOnly} {
+		for name, open := range map[string]func(context.Context, string) (*store.DB, error){
+			"to write": func(ctx context.Context, source string) (*store.DB, error) { return store.Open(ctx, source, "") },
+			"to read":  store.OpenReadOnly,
+		} {
 			db, err := open(ctx, source)
 			if !errors.Is(err, store.ErrNewerSchema) {
 				if err == nil {
@@ -228,7 +231,7 @@ func TestUnknownMigrationIsRefused(t *testing.T) {
 		if err := errors.Join(err, raw.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := store.Open(t.Context(), source); !errors.Is(err, store.ErrNewerSchema) || !strings.Contains(err.Error(), "0014_experiment.sql") {
+		if _, err := store.Open(t.Context(), source, ""); !errors.Is(err, store.ErrNewerSchema) || !strings.Contains(err.Error(), "0014_experiment.sql") {
 			t.Errorf("Open = %v, want ErrNewerSchema with the migration's name", err)
 		}
 	})
@@ -244,7 +247,7 @@ func TestFailedMigrationLeavesNothing(t *testing.T) {
 		if _, err := store.OpenFiles(t.Context(), source, "", broken); err == nil || !strings.Contains(err.Error(), "migrate "+name) {
 			t.Fatalf("a broken migration: %v", err)
 		}
-		db, err := store.Open(t.Context(), source) // the program from before still may
+		db, err := store.Open(t.Context(), source, "") // the program from before still may
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +273,7 @@ func TestProgramsMigrateAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for range n {
 			wg.Go(func() {
-				db, err := store.Open(t.Context(), source)
+				db, err := store.Open(t.Context(), source, "")
 				if err != nil {
 					t.Error(err)
 					return

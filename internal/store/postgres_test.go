@@ -127,7 +127,7 @@ func TestNoErrorHoldsThePassword(t *testing.T) {
 				defer cancel()
 			}
 			source := tt.source(t)
-			_, err := store.Open(ctx, source)
+			_, err := store.Open(ctx, source, "")
 			_, readErr := store.OpenReadOnly(ctx, source)
 			for _, err := range []error{err, readErr} {
 				if err == nil {
@@ -144,7 +144,7 @@ func TestNoErrorHoldsThePassword(t *testing.T) {
 		})
 	}
 	// What the server answered is still known.
-	_, err := store.Open(t.Context(), at(serve(t, refuse("28P01", "no")), "?sslmode=disable"))
+	_, err := store.Open(t.Context(), at(serve(t, refuse("28P01", "no")), "?sslmode=disable"), "")
 	if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != "28P01" {
 		t.Errorf("got %v, want the server's code", err)
 	}

@@ -76,7 +76,7 @@ func TestForgedRowsBreakTheirSeal(t *testing.T) {
 			t.Error("a row that another key sealed holds")
 		}
 	})
-	bare, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "bare.db"))
+	bare, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "bare.db"), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,11 +77,10 @@ func (tx *Tx) AfterCommit(f func()) { tx.after = append(tx.after, f) }
 // The source is a PostgreSQL URL (postgres://…) or the path of a SQLite file,
 // which is created if needed. The error wraps [ErrNewerSchema] if a newer
 // version of this program has migrated the database.
-func Open(ctx context.Context, source string) (*DB, error) { return OpenAs(ctx, source, "") }
-
-// OpenAs is [Open] for a program that knows its version, such as "postern
-// v1.2.0", which is recorded with the migrations that it applies.
-func OpenAs(ctx context.Context, source, program string) (*DB, error) {
+//
+// Program is the caller's name and version, such as "postern v1.2.0". It is
+// recorded with the migrations that are applied; empty means unknown.
+func Open(ctx context.Context, source, program string) (*DB, error) {
 	steps, err := readMigrations(migrations, "migrations")
 	if err != nil {
 		return nil, err
@@ -89,7 +88,7 @@ func OpenAs(ctx context.Context, source, program string) (*DB, error) {
 	return openMigrated(ctx, source, program, steps)
 }
 
-// openMigrated is [OpenAs] with the migrations as a parameter, for tests.
+// openMigrated is [Open] with the migrations as a parameter, for tests.
 func openMigrated(ctx context.Context, source, program string, steps []migration) (*DB, error) {
 	if !isPostgres(source) {
 		if err := private(source, 0); err != nil {

@@ -115,7 +115,7 @@ func TestCancelledTransactionReturnsTheContextError(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	ctx := t.Context()
 	path := filepath.Join(t.TempDir(), "a b?c%41.db") // a path, not a URL
-	db, err := store.Open(ctx, path)
+	db, err := store.Open(ctx, path, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestDatabaseFilesAreTheOwnersOnly(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o644); err != nil { // as an older version left it
 		t.Fatal(err)
 	}
-	db, err := store.Open(t.Context(), path)
+	db, err := store.Open(t.Context(), path, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func TestRedact(t *testing.T) {
 	if got, want := store.Redact("postgres://u:secret@h/db"), "postgres://u:xxxxx@h/db"; got != want {
 		t.Errorf("Redact = %q, want %q", got, want)
 	}
-	if _, err := store.Open(context.Background(), "postgres://u:secret@127.0.0.1:1/db?connect_timeout=1"); err == nil {
+	if _, err := store.Open(context.Background(), "postgres://u:secret@127.0.0.1:1/db?connect_timeout=1", ""); err == nil {
 		t.Error("Open of a dead server succeeded")
 	}
 }

@@ -24,7 +24,7 @@ func TestOpenAtOnce(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 4 {
 				wg.Go(func() {
-					db, err := store.Open(t.Context(), source)
+					db, err := store.Open(t.Context(), source, "")
 					if err != nil {
 						t.Error(err)
 						return

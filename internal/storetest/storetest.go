@@ -68,7 +68,7 @@ func memoryDir(t testing.TB) string {
 // Open opens the database that source names, with [Key], until the test ends.
 func Open(t testing.TB, source string) *store.DB {
 	t.Helper()
-	db, err := store.Open(t.Context(), source)
+	db, err := store.Open(t.Context(), source, "")
 	if err == nil {
 		err = db.UseKey(Key)
 	}
@@ -135,7 +135,7 @@ var migrated = sync.OnceValues(func() (file []byte, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	path := filepath.Join(dir, "postern.db")
-	db, err := store.Open(context.Background(), path)
+	db, err := store.Open(context.Background(), path, "")
 	if err != nil {
 		return nil, err
 	}
@@ -255,7 +255,7 @@ func postgresTemplate(t testing.TB, server string) string {
 			t.Fatal(err)
 		}
 	}
-	db, err := store.Open(ctx, databaseURL(t, server, unfinished))
+	db, err := store.Open(ctx, databaseURL(t, server, unfinished), "")
 	if err == nil {
 		err = db.Close()
 	}

@@ -87,7 +87,7 @@ func settle(t *testing.T, data, database string) {
 	if database == "" {
 		database = filepath.Join(data, "postern.db")
 	}
-	db, err := store.Open(t.Context(), database)
+	db, err := store.Open(t.Context(), database, "")
 	if err != nil {
 		t.Fatal(err)
 	}
