@@ -1,5 +1,10 @@
-"""What the "agent" of the demo runs inside its sandbox: standard library only,
-no credential. `redteam` tries to get out; `mail` sends a result both ways."""
+"""The demo's agent, which runs inside a sandbox. It holds no credential and talks to
+Postern with the standard library alone.
+
+redteam HOST:PORT...  tries to connect to each target and looks for secrets
+mail FROM TO BCC      sends a report with the MCP tool email_send, and again by SMTP
+read                  reads the inbox that the sandbox is bound to
+"""
 
 import email.message
 import json
@@ -15,7 +20,9 @@ SECRET = re.compile(r"e2b_[0-9a-f]{40}|pib_[A-Z2-7]{26}|BEGIN [A-Z ]*PRIVATE KEY
 
 
 def secrets():
-    """Everything that code in here could read and that might hold a secret."""
+    """Names the environment variables, and the files in /proc, that contain a secret.
+
+    Hostile code in the sandbox could read all of them."""
     found = [k for k, v in os.environ.items() if SECRET.search(v)]
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for name in ("environ", "cmdline"):
@@ -30,6 +37,7 @@ def secrets():
 
 
 def attempt(host, port):
+    """Tries one HTTP request. A connection that closes without a byte counts as blocked."""
     start = time.monotonic()
     try:
         with socket.create_connection((host, port), timeout=30) as s:
@@ -52,7 +60,7 @@ def redteam(targets):
 
 
 def tool(name, arguments):
-    """Calls one tool of the Model Context Protocol over plain HTTP."""
+    """Calls a tool of Postern's MCP server with a plain HTTP request."""
 
     def post(message):
         req = urllib.request.Request(
@@ -62,7 +70,7 @@ def tool(name, arguments):
         )
         with urllib.request.urlopen(req, timeout=120) as r:
             text = r.read().decode()
-        for line in text.splitlines():
+        for line in text.splitlines():  # the answer may be JSON or an event stream
             if line.startswith("data:"):
                 text = line[5:]
         return json.loads(text) if text.strip() else None
