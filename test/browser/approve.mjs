@@ -1,50 +1,50 @@
-// A person decides, in a real browser without JavaScript:
+// Tests approval in a real browser without JavaScript:
 //
 //   node approve.mjs BASE_URL SETUP_LINK OUT_DIR
 //
-// It makes the console's first account with the one-time link, signs out and
-// in, opens a waiting action, approves it by keyboard alone and waits until it
-// is done. Screenshots of every page, wide and narrow, light and dark, go to
-// OUT_DIR. It prints a line for each check; the exit status says whether all
-// passed. Other actions may wait as well: it takes the first with a hidden
-// recipient and a file, and leaves the others alone.
+// The test creates the console's first account with the one-time link, signs out
+// and in, opens a pending action, approves it with the keyboard alone and waits
+// until it is done. It saves screenshots of every page, wide and narrow, light and
+// dark, in OUT_DIR. It prints a line for each check and exits with status 0 if all
+// passed. If several actions are pending, it takes the first with a hidden recipient
+// and a file.
 import { base, check, complaints, fill, finish, foreign, link, name, open, out, password, pictures, tabTo } from './kit.mjs'
 import { join } from 'node:path'
 
 async function run() {
-  // The link only shows a form, however often it is opened.
+  // Opening the link must not use it up: mail scanners and previews fetch links.
   await pictures([['setup', link], ['signin', '/console/signin']])
   const context = await open()
   const page = await context.newPage()
   await page.goto(link)
-  check('the set-up link shows a form', await page.getByRole('heading', { name: 'Make your account' }).isVisible())
+  check('the set-up link shows a form and is not used up by opening it', await page.getByRole('heading', { name: 'Make your account' }).isVisible())
   await fill(page, { Name: name, Password: password, 'The same password again': password })
   await page.getByRole('button', { name: 'Make the account' }).click()
-  check('the account opens the queue', new URL(page.url()).pathname === '/console/' && await page.getByRole('heading', { level: 1 }).isVisible(), page.url())
+  check('a new account lands in the queue', new URL(page.url()).pathname === '/console/' && await page.getByRole('heading', { level: 1 }).isVisible(), page.url())
   const again = await page.goto(link)
-  check('the link does not work twice', again.status() === 410, again.status())
+  check('the set-up link works only once', again.status() === 410, again.status())
 
   await page.goto(new URL('/console/', base).href)
   await page.getByRole('button', { name: 'Sign out' }).click()
   check('signing out leads to the sign-in page', new URL(page.url()).pathname === '/console/signin', page.url())
   await page.goto(new URL('/console/audit', base).href)
-  check('signed out, a page asks to sign in', page.url().includes('/console/signin?next='), page.url())
+  check('a page without a session redirects to the sign-in page', page.url().includes('/console/signin?next='), page.url())
   await fill(page, { Name: name, Password: 'not the password' })
   await page.getByRole('button', { name: 'Sign in' }).click()
   check('a wrong password is refused', await page.getByRole('alert').isVisible())
   await fill(page, { Name: name, Password: password })
   await page.keyboard.press('Enter')
   await page.waitForURL('**/console/audit')
-  check('signing in goes back to the page that was asked for', true)
+  check('signing in returns to the requested page', true)
   const state = await context.storageState()
   const cookie = state.cookies.find((c) => c.name === 'postern_session')
-  check('the session is for the console alone', cookie?.httpOnly && cookie.sameSite === 'Strict' && cookie.path === '/console', JSON.stringify({ ...cookie, value: '' }))
+  check('the session cookie is HttpOnly, SameSite=Strict and limited to /console', cookie?.httpOnly && cookie.sameSite === 'Strict' && cookie.path === '/console', JSON.stringify({ ...cookie, value: '' }))
 
   // The queue, and in it the action to approve.
   await page.goto(new URL('/console/', base).href)
   const cards = page.locator('#live > article.card') // those below want another answer
   const count = await cards.count()
-  if (!check('something waits', count > 0, 'the queue is empty')) return
+  if (!check('the queue has a pending action', count > 0, 'the queue is empty')) return
   let card = cards.first()
   for (let i = 0; i < count; i++) {
     const text = await cards.nth(i).innerText()
@@ -59,37 +59,37 @@ async function run() {
   check('the queue shows the hidden recipients', inQueue.length > 0, await card.innerText())
   await card.locator('a.open').click()
   const action = page.url()
-  check('an action opens', /\/console\/actions\/act_[A-Z2-7]{26}$/.test(action), action)
+  check('the queue links to the action\'s page', /\/console\/actions\/act_[A-Z2-7]{26}$/.test(action), action)
 
-  const visible = async (what, locator) => check(`${what} can be seen`, (await locator.count()) > 0 && await locator.first().isVisible())
+  const visible = async (what, locator) => check(`${what} is visible`, (await locator.count()) > 0 && await locator.first().isVisible())
   await visible('who receives it', page.locator('.to .addr'))
   await visible('who receives it hidden', page.locator('.to .hidden .addr'))
-  check('and it says so in words', /Hidden: the other recipients do not see/.test(await page.locator('.to .hidden').innerText()))
-  check('the hidden recipients are those of the queue', (await page.locator('.to .hidden .addr').allInnerTexts()).join() === inQueue.join())
+  check('the page explains what a hidden recipient is', /Hidden: the other recipients do not see/.test(await page.locator('.to .hidden').innerText()))
+  check('the page and the queue list the same hidden recipients', (await page.locator('.to .hidden .addr').allInnerTexts()).join() === inQueue.join())
   await visible('the text', page.locator('pre.text'))
   await visible('the name of the file', page.locator('.files .addr'))
-  check('the SHA-256 of the file is there in full', /^[0-9a-f]{64}$/.test(await page.locator('.files .digest').first().innerText()))
-  check('the digest of the action is there in full', /^[0-9a-f]{64}$/.test(await page.locator('#digest').innerText()))
+  check('the full SHA-256 digest of the file is shown', /^[0-9a-f]{64}$/.test(await page.locator('.files .digest').first().innerText()))
+  check('the full digest of the action is shown', /^[0-9a-f]{64}$/.test(await page.locator('#digest').innerText()))
   const path = new URL(action).pathname
   await pictures([['queue', '/console/'], ['action', path], ['decided-before', '/console/decided']], state)
 
-  // By keyboard alone, from the top of the page.
+  // With the keyboard alone, from the top of the page.
   const late = await context.newPage() // somebody else, who looks at the same
   await late.goto(action)
   await page.bringToFront()
   await page.goto(action)
   await page.keyboard.press('Tab')
-  check('the first Tab is the way past the navigation', (await page.evaluate(() => document.activeElement.textContent)) === 'Skip to the content')
+  check('the first Tab stop is the skip link', (await page.evaluate(() => document.activeElement.textContent)) === 'Skip to the content')
   await page.keyboard.press('Enter')
   await page.waitForURL((u) => u.hash === '#main') // which is told a moment later
-  check('which it takes', page.url().endsWith('#main'))
+  check('the skip link jumps to the content', page.url().endsWith('#main'))
   const steps = await tabTo(page, 'approve')
-  check('Tab reaches the button that approves', steps > 0)
+  check('Tab reaches the approve button', steps > 0)
   const outline = await page.evaluate(() => getComputedStyle(document.activeElement).outlineStyle)
-  check('and shows where it is', outline !== 'none', outline)
+  check('the focused button has a visible outline', outline !== 'none', outline)
   await page.screenshot({ path: join(out, 'approve-focused.png') })
   const label = await page.locator('#approve').innerText()
-  check('the button says to how many, and how many hidden', /\d+ recipients?.*\d+ hidden/.test(label), label)
+  check('the button shows the number of recipients and of hidden recipients', /\d+ recipients?.*\d+ hidden/.test(label), label)
   await page.keyboard.press('Enter')
   await page.waitForURL((u) => u.pathname === path && !u.hash)
 
@@ -99,10 +99,10 @@ async function run() {
     await page.waitForTimeout(500)
     got = await now().catch(() => 'approved') // the page was looking again just now
   }
-  check('the page says by itself that it is done', got === 'done', `${got}: ${await page.locator('main').innerText()}`)
+  check('the page reloads until it shows that the action is done', got === 'done', `${got}: ${await page.locator('main').innerText()}`)
 
   await late.locator('#approve').click()
-  check('a second click is told that it changed nothing', /changed nothing/.test(await late.getByRole('alert').innerText()) && await late.locator('[data-state=done]').isVisible())
+  check('a second decision is refused and changes nothing', /changed nothing/.test(await late.getByRole('alert').innerText()) && await late.locator('[data-state=done]').isVisible())
   await late.close()
 
   const sandboxes = [['sandboxes', '/console/sandboxes']]
@@ -119,9 +119,9 @@ async function run() {
     ['not-found', '/console/nothing'], ['link-used', link],
   ], state)
   await page.goto(new URL('/console/decided', base).href)
-  check('it is among the decided', await page.locator(`a[href="${path}"]`).count() === 1)
-  check('nothing was asked of another host', foreign.length === 0, foreign.join(' '))
-  check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
+  check('the action is listed as decided', await page.locator(`a[href="${path}"]`).count() === 1)
+  check('the pages load nothing from another host', foreign.length === 0, foreign.join(' '))
+  check('the browser logs no error', complaints.length === 0, complaints.join(' | '))
 }
 
 await finish(run)

@@ -1,6 +1,6 @@
-// What the tests of the console in a real browser share: Chromium without
-// JavaScript, a watch over what it asks of others, and pictures of pages, wide
-// and narrow, light and dark.
+// Helpers for the browser tests of the console: Chromium without JavaScript, a
+// record of requests to other hosts, and screenshots, wide and narrow, light and
+// dark.
 import { chromium } from 'playwright-core'
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -31,7 +31,7 @@ const every = [
   { name: 'narrow-dark', viewport: { width: 360, height: 800 }, colorScheme: 'dark' },
 ]
 
-// Two of them show what four do, where nobody keeps the pictures.
+// Two variants are enough where the screenshots are not kept.
 const variants = process.env.POSTERN_TEST_SCREENSHOTS ? every : [every[0], every[3]]
 
 const home = mkdtempSync(join(tmpdir(), 'postern-browser-')) // nothing of the browser's stays
@@ -42,7 +42,7 @@ const browser = await chromium.launch({
   env: { ...process.env, HOME: home },
   args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
 })
-// Whatever hangs, the test ends.
+// A hanging page must not hang the test.
 const watchdog = setTimeout(() => {
   console.log('FAIL the test took longer than 12 minutes')
   process.exit(1)
@@ -66,9 +66,9 @@ export async function open(options = {}) {
   return context
 }
 
-// whole makes clicks last until the page that they lead to is there as a whole.
-// As it is, a click ends when the first bytes of that page have come, and what
-// is counted then depends on how they were cut.
+// whole makes clicks wait until the next page has loaded completely. By default a
+// click returns at the first bytes of that page, and what a test counts then
+// depends on how the response was split.
 function whole(page) {
   const locator = Object.getPrototypeOf(page.locator('html'))
   if (locator.whole) return
@@ -80,8 +80,8 @@ function whole(page) {
   }
 }
 
-// visit opens the pages in every variant, signed in as state says, takes their
-// pictures, and reports which of them are wider than the screen.
+// visit opens the pages in every variant with the session in state, saves their
+// screenshots and checks that none is wider than the screen.
 export async function pictures(pages, state) {
   const tooWide = []
   for (const v of variants) {
@@ -112,7 +112,7 @@ export async function fill(page, fields) {
   for (const [label, value] of Object.entries(fields)) await page.getByLabel(label, { exact: true }).fill(value)
 }
 
-// finish runs a test to its end and ends the program with its verdict.
+// finish runs a test and exits with status 0 if all checks passed.
 export async function finish(run) {
   try {
     await run()

@@ -1,19 +1,19 @@
-// A person manages mail, in a real browser without JavaScript:
+// Tests the management of mail in a real browser without JavaScript:
 //
 //   node mail.mjs BASE_URL SETUP_LINK OUT_DIR PUBLISH_URL
 //
-// It makes the console's first account, brings a domain, publishes the records
-// that the page shows by posting them to PUBLISH_URL as JSON, looks at the DNS,
-// makes an inbox in the domain with a recovery key, recovers it, changes it,
-// deletes it and brings it back. Screenshots of every page, wide and narrow,
-// light and dark, go to OUT_DIR. It prints a line for each check; the exit
-// status says whether all passed.
+// The test creates the console's first account, adds a domain, publishes the DNS
+// records that the page shows by posting them to PUBLISH_URL as JSON, and checks the
+// domain. It creates an inbox in the domain with a recovery key, recovers it, changes
+// it, deletes it and restores it. It saves screenshots of every page, wide and
+// narrow, light and dark, in OUT_DIR. It prints a line for each check and exits with
+// status 0 if all passed.
 import { base, check, complaints, fill, finish, foreign, link, name, open, out, password, pictures, rest, tabTo } from './kit.mjs'
 import { join } from 'node:path'
 
 const publish = rest[0]
 
-// records reads what is to be published off a domain's page, as a person copies it.
+// records reads the DNS records to publish from a domain's page, as a person copies them.
 async function records(page) {
   const out = []
   for (const card of await page.locator('article.record-card').all()) {
@@ -42,16 +42,16 @@ async function run() {
   await go('/console/domains')
   await fill(page, { Domain: 'co.uk' })
   await page.getByRole('button', { name: 'Add the domain' }).click()
-  check('a public suffix is refused, with words', /public suffix/.test(await page.getByRole('alert').innerText()))
+  check('a public suffix is refused with an error text', /public suffix/.test(await page.getByRole('alert').innerText()))
   await fill(page, { Domain: 'Bücher.example' })
   await page.getByRole('button', { name: 'Add the domain' }).click()
   const domain = new URL(page.url()).pathname
-  check('the domain has a page', domain.startsWith('/console/domains/dom_'), domain)
-  check('as the DNS knows it and as people write it', (await page.locator('main').innerText()).includes('xn--bcher-kva.example') && (await page.locator('main').innerText()).includes('bücher.example'))
-  check('it is pending', (await page.locator('.standing .state').innerText()) === 'pending')
+  check('adding a domain opens its page', domain.startsWith('/console/domains/dom_'), domain)
+  check('the page shows the domain in ASCII and in Unicode', (await page.locator('main').innerText()).includes('xn--bcher-kva.example') && (await page.locator('main').innerText()).includes('bücher.example'))
+  check('a new domain is pending', (await page.locator('.standing .state').innerText()) === 'pending')
   const wanted = await records(page)
-  check('proof, MX, SPF and DMARC are shown to be published', ['_postern.', '_dmarc.'].every((p) => wanted.some((r) => r.name.startsWith(p))) && wanted.some((r) => r.type === 'MX') && wanted.some((r) => r.value.startsWith('v=spf1')), JSON.stringify(wanted))
-  // One click selects a whole value, for the clipboard.
+  check('the page shows the proof, MX, SPF and DMARC records to publish', ['_postern.', '_dmarc.'].every((p) => wanted.some((r) => r.name.startsWith(p))) && wanted.some((r) => r.type === 'MX') && wanted.some((r) => r.value.startsWith('v=spf1')), JSON.stringify(wanted))
+  // For the clipboard.
   await page.locator('code.copy').nth(1).click()
   const selected = await page.evaluate(() => getSelection().toString())
   check('one click selects a whole value', selected === wanted[0].value, selected)
@@ -67,7 +67,7 @@ async function run() {
     }
   }
   await look()
-  check('before anything is published, the proof is missing', (await result(page, 'Proof that it is yours')) === 'missing')
+  check('the proof is missing before it is published', (await result(page, 'Proof that it is yours')) === 'missing')
   await pictures([['domain-missing', domain]], state)
 
   const send = async (list) => {
@@ -76,27 +76,27 @@ async function run() {
   }
   await send([wanted[0], { type: 'MX', name: 'xn--bcher-kva.example', value: 'mail.elsewhere.example' }, { type: 'TXT', name: '_dmarc.xn--bcher-kva.example', value: '"><script>alert(1)</script>' }])
   await look()
-  check('with the proof alone it is degraded', (await page.locator('.standing .state').innerText()) === 'degraded')
-  check('mail that goes elsewhere is told', /goes to other servers/.test(await page.locator('main').innerText()))
+  check('a domain with only the proof is degraded', (await page.locator('.standing .state').innerText()) === 'degraded')
+  check('the page warns that mail goes to other servers', /goes to other servers/.test(await page.locator('main').innerText()))
   await pictures([['domain-degraded', domain]], state)
   await send(wanted)
   await look()
-  check('with all records it is verified', (await page.locator('.standing .state').innerText()) === 'verified', await page.locator('main').innerText())
+  check('a domain with all records is verified', (await page.locator('.standing .state').innerText()) === 'verified', await page.locator('main').innerText())
   await pictures([['domain-verified', domain], ['domains', '/console/domains']], state)
 
   // An inbox in it.
   await go('/console/inboxes')
   await fill(page, { Name: 'mailer-daemon' })
   await page.getByRole('button', { name: 'Make the inbox' }).click()
-  check('a reserved name is refused, with words', /reserved/.test(await page.getByRole('alert').innerText()))
+  check('a reserved name is refused with an error text', /reserved/.test(await page.getByRole('alert').innerText()))
   await fill(page, { Name: 'sales', 'Display name': 'The sales desk', 'Ends on': '2999-12-31' })
   await page.getByLabel('Domain', { exact: true }).selectOption('xn--bcher-kva.example')
   await page.getByLabel('Make a recovery key, too').check()
   await page.getByRole('button', { name: 'Make the inbox' }).click()
   const key = await page.locator('#key').innerText()
   const recovery = await page.locator('#recovery-key').innerText()
-  check('its key and its recovery key are shown', /^pib_[A-Z2-7]{26}$/.test(key) && /^prk_[A-Z2-7]{26}$/.test(recovery), key.slice(0, 4) + recovery.slice(0, 4))
-  check('with what their loss means', /the mail in it is lost/.test(await page.locator('main').innerText()))
+  check('a new inbox\'s key and recovery key are shown', /^pib_[A-Z2-7]{26}$/.test(key) && /^prk_[A-Z2-7]{26}$/.test(recovery), key.slice(0, 4) + recovery.slice(0, 4))
+  check('the page explains what losing the keys means', /the mail in it is lost/.test(await page.locator('main').innerText()))
   for (const v of [{ width: 1280, height: 900 }, { width: 390, height: 844 }]) {
     await page.setViewportSize(v)
     await page.screenshot({ path: join(out, `key-${v.width}.png`), fullPage: true })
@@ -104,33 +104,33 @@ async function run() {
   await page.setViewportSize({ width: 1280, height: 900 })
   await page.getByRole('link', { name: /I have copied it/ }).click()
   const inbox = new URL(page.url()).pathname
-  check('the inbox has a page, without the keys', inbox.startsWith('/console/inboxes/ibx_') && !(await page.content()).includes(key) && !(await page.content()).includes(recovery))
+  check('the inbox\'s page does not contain its keys', inbox.startsWith('/console/inboxes/ibx_') && !(await page.content()).includes(key) && !(await page.content()).includes(recovery))
   await pictures([['inbox', inbox], ['inboxes-some', '/console/inboxes']], state)
 
-  // Somebody writes to the agent what looks like an attack.
+  // Somebody sends the agent a prompt injection.
   await go('/console/quarantine')
-  check('nothing is held', /Nothing is held/.test(await page.locator('main').innerText()))
+  check('the quarantine is empty at first', /Nothing is held/.test(await page.locator('main').innerText()))
   const attack = () => fetch(`${publish}/attack?to=sales@xn--bcher-kva.example`, { method: 'POST' })
   const sent = await attack()
-  check('the mail is taken', sent.ok, sent.ok || await sent.text())
+  check('the server accepts the suspicious mail', sent.ok, sent.ok || await sent.text())
   await attack()
   await go('/console/')
-  check('the queue says that mail is held', await page.getByText('2 messages that arrived are held').isVisible())
+  check('the queue shows the number of held messages', await page.getByText('2 messages that arrived are held').isVisible())
   await go('/console/quarantine')
   const held = page.locator('article.card')
-  check('what was found is shown, and nothing of what it says', await held.count() === 2 && /forget what it was told/.test(await held.first().innerText()) && !/Kohlrabi|evil\.example/.test(await page.content()))
+  check('the quarantine shows the findings but no content', await held.count() === 2 && /forget what it was told/.test(await held.first().innerText()) && !/Kohlrabi|evil\.example/.test(await page.content()))
   await pictures([['quarantine', '/console/quarantine'], ['queue-held', '/console/'], ['sending', '/console/sending']], state)
   await held.first().getByRole('button', { name: 'Let it into the inbox' }).click()
-  check('one is let in', await held.count() === 1)
+  check('a released message leaves the quarantine', await held.count() === 1)
   await held.first().getByRole('button', { name: 'Remove it for good' }).click()
-  check('and one is removed', /Nothing is held/.test(await page.locator('main').innerText()))
+  check('a deleted message leaves the quarantine', /Nothing is held/.test(await page.locator('main').innerText()))
   await go('/console/sending')
   await fill(page, { Address: 'bob@example.com' })
   await page.getByRole('button', { name: 'Look it up' }).click()
   await page.getByRole('button', { name: 'Put it on the list' }).click()
   await fill(page, { Address: 'bob@example.com' })
   await page.getByRole('button', { name: 'Look it up' }).click()
-  check('an address is put on the list and found there', /is on the list since/.test(await page.locator('#lookup').innerText()))
+  check('an address is added to the suppression list and found there', /is on the list since/.test(await page.locator('#lookup').innerText()))
   await page.setViewportSize({ width: 1280, height: 900 })
   await page.screenshot({ path: join(out, 'sending-lookup.png'), fullPage: true })
 
@@ -138,40 +138,40 @@ async function run() {
   await go('/console/recover')
   await fill(page, { 'Recovery key': key })
   await page.getByRole('button', { name: 'Make a new key' }).click()
-  check('another key recovers nothing', /no recovery key/.test(await page.getByRole('alert').innerText()))
+  check('a wrong key cannot recover the inbox', /no recovery key/.test(await page.getByRole('alert').innerText()))
   await fill(page, { 'Recovery key': recovery })
   await page.getByLabel('A key was stolen: end all other keys and grants').check()
   await page.getByRole('button', { name: 'Make a new key' }).click()
   const fresh = await page.locator('#key').innerText()
-  check('a recovery key makes another key', /^pib_/.test(fresh) && fresh !== key)
+  check('the recovery key creates a new inbox key', /^pib_/.test(fresh) && fresh !== key)
 
-  // By keyboard alone to the last key's end, which is asked for twice.
+  // With the keyboard alone: revoking the last key needs a confirmation.
   await go(inbox)
   const row = page.locator('tr', { hasText: 'reads, proposes, manages' })
-  check('one key is left', await row.count() === 1, await row.count())
+  check('recovery revokes the other keys', await row.count() === 1, await row.count())
   await row.getByRole('button').click()
-  check('the last key is not revoked by one click', /the last key/.test(await page.getByRole('alert').innerText()))
+  check('revoking the last key needs a confirmation', /the last key/.test(await page.getByRole('alert').innerText()))
   await pictures([['inbox-recovered', inbox]], state)
 
   await go(inbox)
   await fill(page, { 'Display name': 'Sales', 'Room for what arrives, in MiB': '20' })
   await page.getByRole('button', { name: 'Save' }).click()
-  check('settings are kept', /of 20 MiB/.test(await page.locator('main').innerText()))
-  check('and the page can be used by keyboard', await tabTo(page, 'megabytes') > 0)
+  check('changed settings are saved', /of 20 MiB/.test(await page.locator('main').innerText()))
+  check('the settings can be reached with the keyboard', await tabTo(page, 'megabytes') > 0)
 
   await page.getByRole('button', { name: 'Delete this inbox' }).click()
-  check('a deleted inbox can be brought back', await page.getByRole('button', { name: 'Bring this inbox back' }).isVisible())
+  check('a deleted inbox can be restored', await page.getByRole('button', { name: 'Bring this inbox back' }).isVisible())
   await pictures([['inbox-deleted', inbox], ['inboxes-deleted', '/console/inboxes']], state)
   await page.getByRole('button', { name: 'Bring this inbox back' }).click()
-  check('and is', await page.getByRole('button', { name: 'Delete this inbox' }).isVisible())
+  check('a restored inbox can be deleted again', await page.getByRole('button', { name: 'Delete this inbox' }).isVisible())
 
   await go(domain)
   await fill(page, { 'Type the domain’s name': 'bücher.example' })
   await page.getByRole('button', { name: 'Remove this domain' }).click()
-  check('a domain with an inbox is not removed', /inboxes have addresses/.test(await page.getByRole('alert').innerText()))
+  check('a domain with an inbox cannot be removed', /inboxes have addresses/.test(await page.getByRole('alert').innerText()))
 
-  check('nothing was asked of another host', foreign.length === 0, foreign.join(' '))
-  check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
+  check('the pages load nothing from another host', foreign.length === 0, foreign.join(' '))
+  check('the browser logs no error', complaints.length === 0, complaints.join(' | '))
 }
 
 await finish(run)

@@ -1,12 +1,12 @@
-// People watch over what leaves, in a real browser:
+// Tests oversight in a real browser:
 //
 //   node oversight.mjs BASE_URL SETUP_LINK OUT_DIR STAGE_URL
 //
-// The stage lets agents ask and other people decide while this looks. First
-// without JavaScript: every page, and every decision. Then with it: what the
-// one script does, and that it takes nothing away. Pictures of every page go
-// to OUT_DIR. It prints a line for each check; the exit status says whether all
-// passed.
+// STAGE_URL is a server of the Go test that makes agents propose and other people
+// decide during the test. The first part runs without JavaScript and covers every
+// page and every decision. The second part covers the console's only script, which
+// must not lose a page's state. The test saves screenshots of every page in OUT_DIR.
+// It prints a line for each check and exits with status 0 if all passed.
 import { base, check, complaints, fill, finish, foreign, link, name, open, out, password, pictures, rest } from './kit.mjs'
 import { join } from 'node:path'
 import { mkdirSync } from 'node:fs'
@@ -23,7 +23,7 @@ const action = (a) => at(`/console/actions/${a.id}`)
 const text = (page) => page.locator('main').innerText()
 const state = (page) => page.locator('.standing .state').getAttribute('data-state')
 
-// eventually waits for a condition, with room for a machine that is busy.
+// eventually waits for a condition, long enough for a busy machine.
 async function eventually(what, ask) {
   for (let i = 0; i < 600; i++) {
     if (await ask().catch(() => false)) return check(what, true)
@@ -35,43 +35,43 @@ async function eventually(what, ask) {
 async function decisions(context) {
   const page = await context.newPage()
   await page.goto(at('/console/'))
-  check('an empty queue says what it is for', (await text(page)).includes('Nothing waits.'))
+  check('an empty queue says that nothing waits', (await text(page)).includes('Nothing waits.'))
 
-  // A report with all that a mail can have, and a comment on it.
+  // A report with all parts of a mail, and a comment on it.
   const report = await play('propose', { name: 'report', kind: 'report' })
   await page.goto(action(report))
   const frame = page.frameLocator('iframe.mail')
-  check('the rendered view stands beside the text', await frame.getByRole('heading', { name: 'Totals by region' }).isVisible() && (await page.locator('pre.text').first().innerText()).includes('north 150'))
+  check('the rendered view and the plain text are both shown', await frame.getByRole('heading', { name: 'Totals by region' }).isVisible() && (await page.locator('pre.text').first().innerText()).includes('north 150'))
   const [left, right] = [await page.locator('.pane').nth(0).boundingBox(), await page.locator('.pane').nth(1).boundingBox()]
-  check('side by side', left.x + left.width <= right.x && Math.abs(left.y - right.y) < 5)
-  check('a picture elsewhere is not fetched, and that is said', (await text(page)).includes('not fetched') && await frame.getByText('picture, not fetched: Shop').isVisible())
-  check('what the agent shows beside it is there', (await page.getByLabel('Context').innerText()).includes('before the meeting on Friday'))
+  check('the rendered view and the text are side by side', left.x + left.width <= right.x && Math.abs(left.y - right.y) < 5)
+  check('a remote image is not fetched, and the page says so', (await text(page)).includes('not fetched') && await frame.getByText('picture, not fetched: Shop').isVisible())
+  check('the agent\'s context is shown', (await page.getByLabel('Context').innerText()).includes('before the meeting on Friday'))
   await page.locator('#d-source summary').click()
-  check('and the source', (await page.getByLabel('Source').innerText()).includes('Content-Type: multipart/'))
+  check('the source of the message is shown', (await page.getByLabel('Source').innerText()).includes('Content-Type: multipart/'))
   const [saved] = await Promise.all([page.waitForEvent('download'), page.getByRole('link', { name: 'Save this file' }).click()])
-  check('a file is saved under its name', saved.suggestedFilename() === 'totals.csv', saved.suggestedFilename())
+  check('an attachment is downloaded under its name', saved.suggestedFilename() === 'totals.csv', saved.suggestedFilename())
   await page.getByLabel('Say something about it').fill('Is <b>this</b> the last one?')
   await page.getByRole('button', { name: 'Comment' }).click()
-  check('a comment is there, as text', (await page.locator('.talk').innerText()).includes('Is <b>this</b> the last one?'))
+  check('a comment is shown as text, not as HTML', (await page.locator('.talk').innerText()).includes('Is <b>this</b> the last one?'))
 
-  // An edit, and its difference.
+  // An edit and its diff.
   await page.goto(action(report))
   await page.locator('#edit').click()
   await page.locator('#text').fill('Dear Bob,\n\nhere is last week.\n\nnorth 151\nsouth 98\n')
   await page.locator('#bcc').fill('')
   await page.getByRole('button', { name: /agent’s place/ }).click()
   const changes = page.locator('.changes .diff')
-  check('an edit shows what went and what came', (await changes.locator('del').allInnerTexts()).join('|').includes('eve@hidden.example') && (await changes.locator('ins').allInnerTexts()).join('|').includes('north 151'))
+  check('an edited action shows deletions and insertions', (await changes.locator('del').allInnerTexts()).join('|').includes('eve@hidden.example') && (await changes.locator('ins').allInnerTexts()).join('|').includes('north 151'))
 
-  // Changed between look and click.
+  // The agent revises the action after the reviewer has opened it.
   const swapped = await play('propose', { name: 'swapped', kind: 'note', subject: 'Before' })
   await page.goto(action(swapped))
   await play('revise', { name: 'swapped' })
   await page.locator('#approve').click()
-  check('a click on what has changed is refused, in words', /changed nothing/.test(await page.getByRole('alert').innerText()) && await state(page) === 'pending', await text(page))
-  check('and shows what it is now', (await text(page)).includes('Something else entirely'))
+  check('approving an outdated version is refused with an error text', /changed nothing/.test(await page.getByRole('alert').innerText()) && await state(page) === 'pending', await text(page))
+  check('the refusal shows the current version', (await text(page)).includes('Something else entirely'))
 
-  // Two persons at once.
+  // Two reviewers decide at once.
   const both = await play('propose', { name: 'both', kind: 'note', subject: 'Two at once' })
   const [one, two] = [await context.newPage(), await context.newPage()]
   await one.goto(action(both))
@@ -79,40 +79,40 @@ async function decisions(context) {
   await two.locator('#reason').fill('not today')
   await Promise.all([one.locator('#approve').click(), two.locator('#reject').click()])
   const told = (await one.getByRole('alert').count()) + (await two.getByRole('alert').count())
-  check('of two who decide at once one is told that it changed nothing', told === 1, `${told} were told`)
+  check('of two concurrent decisions exactly one is refused', told === 1, `${told} were told`)
   const settled = (await play('state', { name: 'both' })).state
-  check('and the other’s word holds', ['approved', 'denied'].includes(settled), settled)
+  check('the other decision takes effect', ['approved', 'denied'].includes(settled), settled)
   await one.close()
   await two.close()
 
-  // Two people are asked.
+  // Policy requires two approvers.
   await play('verdict', { rule: 'large', reason: 'more than ten thousand: two people', approvers: '2' })
   const large = await play('propose', { name: 'large', kind: 'note', subject: 'An order of 12,000' })
   await page.goto(action(large))
   await page.locator('#approve').click()
   check('the first of two approvals is counted', /You have approved it/.test(await text(page)) && await state(page) === 'pending')
-  check('with the name', /So far 1 of 2:\s*ann/.test(await text(page)), await text(page))
+  check('the page names the first approver', /So far 1 of 2:\s*ann/.test(await text(page)), await text(page))
   await play('decide', { name: 'large' })
   await play('drain')
   await page.goto(action(large))
-  check('after the second it leaves', await state(page) === 'done', await state(page))
+  check('the second approval releases the action', await state(page) === 'done', await state(page))
 
-  // A second factor, and others who are asked.
+  // Policy requires a second factor, or other approvers.
   await play('verdict', { rule: 'money', reason: 'about money: with a second factor', stepup: '1' })
   const money = await play('propose', { name: 'money', kind: 'note', subject: 'Transfer' })
   await page.goto(action(money))
-  check('a second factor comes first', await page.locator('#prove').isVisible() && await page.locator('#approve').count() === 0)
+  check('the approve button needs a second factor first', await page.locator('#prove').isVisible() && await page.locator('#approve').count() === 0)
   await page.locator('#prove').click()
-  check('and has a page', new URL(page.url()).pathname === '/console/stepup', page.url())
+  check('the button leads to the second-factor page', new URL(page.url()).pathname === '/console/stepup', page.url())
   await play('verdict', { rule: 'legal', reason: 'legal looks at contracts', who: 'carol,role:reviewer' })
   await play('propose', { name: 'legal', kind: 'note', subject: 'A contract' })
   await play('verdict', { rule: 'legal', reason: 'legal looks at contracts', who: 'carol' })
   const legal = await play('propose', { name: 'others', kind: 'note', subject: 'Another contract' })
   await page.goto(action(legal))
-  check('who is not asked has no buttons', await page.locator('#approve, #reject').count() === 0 && (await text(page)).includes('Policy asks others'))
+  check('a person who is not an approver has no buttons', await page.locator('#approve, #reject').count() === 0 && (await text(page)).includes('Policy asks others'))
   await play('verdict', usual)
 
-  // Filters, and several together.
+  // Filters, and decisions on several actions at once.
   const many = []
   for (const n of [1, 2, 3]) many.push(await play('propose', { name: `many${n}`, kind: 'note', subject: `Note ${n}` }))
   await play('mode')
@@ -122,42 +122,42 @@ async function decisions(context) {
   await page.locator('#d-filter summary').click()
   await page.getByLabel('Kind').selectOption('inbox.mode')
   await page.getByRole('button', { name: 'Filter' }).click()
-  check('the filter leaves one kind', await page.locator('article.card').count() === 1 && all > 5, `${await page.locator('article.card').count()} of ${all}`)
+  check('the filter shows only the selected kind', await page.locator('article.card').count() === 1 && all > 5, `${await page.locator('article.card').count()} of ${all}`)
   await page.goto(at('/console/batch'))
   for (const a of many.slice(0, 2)) await page.locator(`#c-${a.id}`).check()
   await play('revise', { name: 'many2' })
   await page.locator('#approve-all').click()
   const answers = await text(page)
-  check('of several, what is as it was shown is approved, and what changed is not', /approved\s+Note 1/.test(answers) && /changed since it was shown/.test(answers), answers)
-  check('and what was not ticked is left', (await play('state', { name: 'many3' })).state === 'pending')
+  check('a batch approves unchanged actions and refuses changed ones', /approved\s+Note 1/.test(answers) && /changed since it was shown/.test(answers), answers)
+  check('a batch leaves unticked actions pending', (await play('state', { name: 'many3' })).state === 'pending')
   await play('drain')
 
-  // Modes, the allow list, a policy, a switch.
+  // Modes, the allow list, a policy change and a kill switch.
   const inbox = `/console/inboxes/${report.inbox}`
   await page.goto(at(inbox))
   await page.getByLabel('Address, or *@domain').fill('*@shop.example')
   await page.getByRole('button', { name: 'Allow', exact: true }).click()
-  check('the allow list has what an owner put on it', (await text(page)).includes('*@shop.example'))
+  check('an owner adds an entry to the allow list', (await text(page)).includes('*@shop.example'))
   await page.getByLabel(/^gated_all/).check()
   await page.getByRole('button', { name: 'Put it into this mode' }).click()
-  check('an inbox is watched more closely', /Mode\s*gated_all/.test(await text(page)), await text(page))
+  check('an owner sets a stricter mode', /Mode\s*gated_all/.test(await text(page)), await text(page))
   await page.goto(at('/console/policy/draft'))
   await page.locator('#try').click()
-  check('a policy is tried', /1 of 1 test passes|1 of 1 tests pass/.test(await page.locator('#tried').innerText()), await text(page))
+  check('a policy draft is tested', /1 of 1 test passes|1 of 1 tests pass/.test(await page.locator('#tried').innerText()), await text(page))
   const was = await page.locator('#text').inputValue()
   await page.locator('#text').fill(`# weekly review\n${was}`)
   await page.locator('#why').fill('a comment for those who come after')
   await page.locator('#propose').click()
-  check('and proposed, as an action', /Change of policy/.test(await text(page)) && /\/console\/actions\/act_/.test(page.url()), await text(page))
+  check('proposing a policy draft creates an action', /Change of policy/.test(await text(page)) && /\/console\/actions\/act_/.test(page.url()), await text(page))
   const change = new URL(page.url()).pathname
   await page.goto(at('/console/switches'))
   await page.getByLabel('Everything to one domain and those below it').check()
   await page.locator('#domain').fill('partner.example')
   await page.locator('#reason').fill('They say that they were flooded.')
   await page.getByRole('button', { name: 'Stop it now' }).click()
-  check('a domain is stopped', (await text(page)).includes('Stopped: everything to one domain partner.example'), await text(page))
+  check('a kill switch stops a domain', (await text(page)).includes('Stopped: everything to one domain partner.example'), await text(page))
   await page.goto(at(`/console/actions/${many[2].id}`))
-  check('what it stops cannot be approved', await page.locator('#approve').count() === 0 && (await text(page)).includes('cannot be approved now'))
+  check('a stopped action cannot be approved', await page.locator('#approve').count() === 0 && (await text(page)).includes('cannot be approved now'))
   await page.close()
   return { report, inbox, change, legal, large, money }
 }
@@ -168,16 +168,16 @@ async function attacks(context) {
   const before = foreign.length
   for (const path of ['/console/', '/console/batch', `/console/actions/${evil.id}`, `/console/actions/${evil.id}/edit`]) {
     await page.goto(at(path))
-    check(`a script in a subject, a name and a file runs nowhere: ${path.replace(evil.id, 'ID')}`, (await page.title()) !== 'owned' && (await page.content()).includes('&lt;script&gt;document.title'), await page.title())
+    check(`scripts in a subject, a name or a file do not run: ${path.replace(evil.id, 'ID')}`, (await page.title()) !== 'owned' && (await page.content()).includes('&lt;script&gt;document.title'), await page.title())
   }
   await page.goto(action(evil))
   const inner = page.frames().find((f) => f.url().includes('/frame'))
   await page.frameLocator('iframe.mail').locator('#bait').click()
   await page.frameLocator('iframe.mail').locator('#lure').click({ force: true, timeout: 5000 }).catch(() => {})
-  check('a link and a button in a mail lead nowhere', inner.url().includes(`/console/actions/${evil.id}/frame?digest=`) && page.url() === action(evil), `${inner.url()} ${page.url()}`)
-  check('nothing was fetched for it', foreign.length === before, foreign.join(' '))
+  check('a link and a button in a rendered mail do nothing', inner.url().includes(`/console/actions/${evil.id}/frame?digest=`) && page.url() === action(evil), `${inner.url()} ${page.url()}`)
+  check('rendering the mail loads nothing from another host', foreign.length === before, foreign.join(' '))
   const direct = await page.goto(`${action(evil)}/frame?digest=${'0'.repeat(64)}`)
-  check('the rendered view is of the bytes that the page shows alone', direct.status() === 409, direct.status())
+  check('the rendered view is refused for another digest', direct.status() === 409, direct.status())
   await page.close()
   return evil
 }
@@ -189,44 +189,44 @@ async function live(signedIn) {
   const waiting = () => page.title().then((t) => Number(/^\((\d+)\)/.exec(t)?.[1] ?? 0))
   const first = await waiting()
   await play('propose', { name: 'live', kind: 'note', subject: 'Live one' })
-  await eventually('a new action comes to the page by itself', () => page.getByRole('link', { name: 'Live one' }).isVisible())
-  await eventually('and the title counts it', async () => await waiting() === first + 1)
-  await eventually('so does the navigation', async () => Number(await page.locator('#waiting').innerText()) === first + 1)
+  await eventually('a new action appears without a reload', () => page.getByRole('link', { name: 'Live one' }).isVisible())
+  await eventually('the title counts the new action', async () => await waiting() === first + 1)
+  await eventually('the navigation counts the new action', async () => Number(await page.locator('#waiting').innerText()) === first + 1)
 
-  // Nothing that is being typed is lost.
+  // An update must not lose typed text.
   await page.locator('#d-filter summary').click()
   await page.getByLabel('Recipient or domain').fill('part')
   await play('propose', { name: 'live2', kind: 'note', subject: 'Live two' })
-  await eventually('the list is renewed beside a field that is being filled in', () => page.getByRole('link', { name: 'Live two' }).isVisible())
-  check('and the field is left alone', await page.getByLabel('Recipient or domain').inputValue() === 'part')
+  await eventually('the list is updated while a field is being filled in', () => page.getByRole('link', { name: 'Live two' }).isVisible())
+  check('an update keeps typed text', await page.getByLabel('Recipient or domain').inputValue() === 'part')
 
-  // What is decided on does not change under the pointer.
+  // An action must not change under the pointer: the reviewer would approve something unseen.
   const a = await play('propose', { name: 'live3', kind: 'note', subject: 'Live three' })
   await page.goto(action(a))
   await page.locator('#reason').fill('I am writing this')
   await play('revise', { name: 'live3' })
-  await eventually('a page to decide on says that it is not true any more', () => page.locator('#changed').isVisible())
-  check('and keeps what it showed and what was typed', (await text(page)).includes('Live three') && await page.locator('#reason').inputValue() === 'I am writing this')
+  await eventually('an open action page says that it is outdated', () => page.locator('#changed').isVisible())
+  check('an outdated action page keeps its content and the typed reason', (await text(page)).includes('Live three') && await page.locator('#reason').inputValue() === 'I am writing this')
   await page.screenshot({ path: join(out, 'changed.png') })
   await page.locator('#look').click()
-  check('until the person asks for it', (await text(page)).includes('Something else entirely'))
+  check('the new version is shown on request', (await text(page)).includes('Something else entirely'))
   await page.goto(at('/console/batch'))
   const boxes = page.locator('input[name=act]')
   await boxes.first().check()
   await play('propose', { name: 'live4', kind: 'note', subject: 'Live four' })
-  await eventually('so does the page of several', () => page.locator('#changed').isVisible())
-  check('with what was ticked', await boxes.first().isChecked())
+  await eventually('an open batch page says that it is outdated', () => page.locator('#changed').isVisible())
+  check('an outdated batch page keeps its ticks', await boxes.first().isChecked())
 
-  // Elsewhere the count alone changes.
+  // On other pages only the count changes.
   await page.goto(at('/console/keys'))
   const n = await page.title()
   await play('decide', { name: 'live4', reject: 'no' })
-  await eventually('the count is in the title of every page', async () => /^\(\d+\)/.test(await page.title()) && await page.title() !== n)
+  await eventually('the title of every page is updated with the count', async () => /^\(\d+\)/.test(await page.title()) && await page.title() !== n)
   await context.close()
 }
 
-// shown takes the small set of pictures that docs/reference/console.md shows, if asked to:
-// what a person sees at first of a page, before anything is scrolled.
+// shown takes the screenshots for docs/reference/console.md, if requested: the top of
+// each page, before scrolling.
 async function shown(pages, signedIn) {
   const dir = process.env.POSTERN_DOCS_SCREENSHOTS
   if (!dir) return
@@ -249,9 +249,9 @@ async function viewer(context) {
   const a = await play('propose', { name: 'seen', kind: 'note', subject: 'Seen' })
   for (const path of ['/console/', `/console/actions/${a.id}`, '/console/switches', '/console/policy', '/console/keys', '/console/webhooks', `/console/inboxes/${a.inbox}`]) {
     const answer = await page.goto(at(path))
-    check(`who only looks sees no button: ${path.replace(a.id, 'ID').replace(a.inbox, 'INBOX')}`, answer.status() === 200 && await page.locator('main form[method=post]').count() === 0)
+    check(`a viewer sees no button: ${path.replace(a.id, 'ID').replace(a.inbox, 'INBOX')}`, answer.status() === 200 && await page.locator('main form[method=post]').count() === 0)
   }
-  for (const path of ['/console/batch', '/console/policy/draft', '/console/people']) check(`and is refused ${path}`, (await page.goto(at(path))).status() === 403)
+  for (const path of ['/console/batch', '/console/policy/draft', '/console/people']) check(`a viewer is refused ${path}`, (await page.goto(at(path))).status() === 403)
   await play('role', { role: 'owner' })
   await page.close()
 }
@@ -267,7 +267,7 @@ async function run() {
   const seen = await decisions(context)
   const evil = await attacks(context)
 
-  // A webhook and a key, for their pages.
+  // A webhook and a key, so that their pages have content.
   await page.goto(at('/console/webhooks'))
   await page.locator('#name').fill('reviewers’ chat')
   await page.locator('#url').fill('https://hooks.example.com/postern')
@@ -279,7 +279,7 @@ async function run() {
   await page.goto(at('/console/keys'))
   await page.locator('#name').fill('continuous integration')
   await page.getByRole('button', { name: 'Make it' }).click()
-  check('so is a key', /e2b_[0-9a-f]{40}/.test(await text(page)))
+  check('a new API key is shown once', /e2b_[0-9a-f]{40}/.test(await text(page)))
   await pictures([
     ['queue', '/console/'], ['filtered', '/console/?kind=inbox.mode'], ['batch', '/console/batch'], ['action', `/console/actions/${seen.report.id}`],
     ['edit', `/console/actions/${seen.report.id}/edit`], ['hostile', `/console/actions/${evil.id}`], ['asked-others', `/console/actions/${seen.legal.id}`],
@@ -297,11 +297,11 @@ async function run() {
   ], signedIn)
   await page.goto(at('/console/switches'))
   await page.getByRole('button', { name: /^Turn off/ }).click()
-  check('an owner lets it go on', (await text(page)).includes('Nothing is stopped.'))
+  check('an owner turns off a kill switch', (await text(page)).includes('Nothing is stopped.'))
   await live(signedIn)
   await viewer(context)
-  check('nothing was asked of another host', foreign.length === 0, foreign.join(' '))
-  check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
+  check('the pages load nothing from another host', foreign.length === 0, foreign.join(' '))
+  check('the browser logs no error', complaints.length === 0, complaints.join(' | '))
 }
 
 await finish(run)

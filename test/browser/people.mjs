@@ -1,19 +1,19 @@
-// People come in, in a real browser, most of it without JavaScript:
+// Tests sign-in and accounts in a real browser, mostly without JavaScript:
 //
 //   node people.mjs BASE_URL SETUP_LINK OUT_DIR
 //
-// The base must be by name (http://localhost:PORT): there are no passkeys at
-// addresses. It makes the console's first account, sets up an authenticator app
-// and signs in with it, makes a passkey on a virtual authenticator, signs in and
-// proves it is the person with that, invites somebody, changes their role and
-// disables them. Screenshots of every page, wide and narrow, light and dark, go
-// to OUT_DIR. It prints a line for each check; the exit status says whether all
-// passed.
+// BASE_URL must contain a host name (http://localhost:PORT): WebAuthn does not allow
+// IP addresses. The test creates the console's first account, sets up an
+// authenticator app and signs in with it, creates a passkey on a virtual
+// authenticator, and uses it to sign in and as a second factor. It invites a person,
+// changes their role and disables them. It saves screenshots of every page, wide and
+// narrow, light and dark, in OUT_DIR. It prints a line for each check and exits with
+// status 0 if all passed.
 import { base, check, complaints, fill, finish, foreign, link, name, open, out, password, pictures } from './kit.mjs'
 import { createHmac } from 'node:crypto'
 import { join } from 'node:path'
 
-// code is that of an authenticator app (RFC 6238), some steps of 30 s from now.
+// code returns the code of an authenticator app (RFC 6238), some 30-second steps from now.
 function code(secret, steps = 0) {
   const letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ234567'
   const bits = [...secret.replaceAll(' ', '')].map((c) => letters.indexOf(c).toString(2).padStart(5, '0')).join('')
@@ -24,20 +24,20 @@ function code(secret, steps = 0) {
   return String((mac.readUInt32BE(mac.at(-1) & 15) & 0x7fffffff) % 1_000_000).padStart(6, '0')
 }
 
-// picture takes one page as it is, which no address leads to.
+// picture takes a screenshot of the current page, for pages without a URL of their own.
 async function picture(page, title) {
   for (const [size, scheme, viewport] of [['wide', 'light', { width: 1280, height: 900 }], ['narrow', 'dark', { width: 390, height: 844 }]]) {
     await page.setViewportSize(viewport)
     await page.emulateMedia({ colorScheme: scheme, reducedMotion: 'reduce' })
     await page.screenshot({ path: join(out, `${title}-${size}-${scheme}.png`), fullPage: true })
     const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)
-    check(`${title} is not wider than its screen, ${size}`, over <= 0, over)
+    check(`${title} fits the screen, ${size}`, over <= 0, over)
   }
   await page.setViewportSize({ width: 1280, height: 900 })
   await page.emulateMedia({ colorScheme: 'light' })
 }
 
-// authenticator puts a virtual one into a page's browser (CDP, domain WebAuthn).
+// authenticator adds a virtual authenticator to the page's browser (CDP, domain WebAuthn).
 async function authenticator(page) {
   const cdp = await page.context().newCDPSession(page)
   await cdp.send('WebAuthn.enable')
@@ -56,7 +56,7 @@ async function run() {
   const plain = await (await open()).newPage()
   const go = (page, to) => page.goto(new URL(to, base).href)
   await plain.goto(link)
-  check('the link says as what one is invited', /invited as owner/.test(await plain.locator('main').innerText()))
+  check('the set-up link shows the role', /invited as owner/.test(await plain.locator('main').innerText()))
   await fill(plain, { Name: name, Password: password, 'The same password again': password })
   await click(plain, 'Make the account')
 
@@ -64,15 +64,15 @@ async function run() {
   await go(plain, '/console/account')
   await plain.locator('#app-password').fill('not the password')
   await click(plain, 'Set one up')
-  check('a second factor needs the password, not a session alone', /wrong/.test(await alerted(plain)))
+  check('setting up a second factor needs the password, not only a session', /wrong/.test(await alerted(plain)))
   await plain.locator('#app-password').fill(password)
   await click(plain, 'Set one up')
-  check('the QR code is in the page itself', await plain.locator('svg.qr path').isVisible())
+  check('the QR code is inline SVG', await plain.locator('svg.qr path').isVisible())
   const secret = await plain.locator('code.copy').innerText()
   await picture(plain, 'app')
   await fill(plain, { Code: '000000' })
   await click(plain, 'Set it up')
-  check('a wrong code sets nothing up, and shows the same secret', (await plain.locator('code.copy').innerText()) === secret && /not the code/.test(await alerted(plain)))
+  check('a wrong code is refused and keeps the same secret', (await plain.locator('code.copy').innerText()) === secret && /not the code/.test(await alerted(plain)))
   const used = code(secret)
   await fill(plain, { Code: used })
   await click(plain, 'Set it up')
@@ -85,20 +85,20 @@ async function run() {
 
   await fill(plain, { Name: name, Password: password })
   await click(plain, 'Sign in')
-  check('the password is not enough any more', await plain.getByRole('heading', { name: 'One more proof' }).isVisible())
+  check('the password alone no longer signs in', await plain.getByRole('heading', { name: 'One more proof' }).isVisible())
   await go(plain, '/console/')
-  check('nor does it open a page', path(plain) === '/console/signin', plain.url())
+  check('a password without the code opens no page', path(plain) === '/console/signin', plain.url())
   await fill(plain, { Name: name, Password: password })
   await click(plain, 'Sign in')
   await plain.locator('#code').fill(used)
   await click(plain, 'Sign in')
-  check('a code is taken once', /used already/.test(await alerted(plain)))
+  check('a code works only once', /used already/.test(await alerted(plain)))
   await picture(plain, 'second')
   await plain.locator('#code').fill(code(secret, 1))
   await click(plain, 'Sign in')
   check('the next code signs in', path(plain) === '/console/', plain.url())
   await go(plain, '/console/stepup?next=https://evil.example/console/')
-  check('a proof leads to a page of ours alone', (await plain.locator('#code-form input[name=next]').inputValue()) === '/console/')
+  check('the second-factor page does not redirect to another host', (await plain.locator('#code-form input[name=next]').inputValue()) === '/console/')
 
   // A passkey, which needs a script.
   const context = await open({ javaScriptEnabled: true })
@@ -110,18 +110,18 @@ async function run() {
   await page.locator('#code').fill(codes[0].toLowerCase())
   await click(page, 'Sign in')
   await page.waitForURL('**/console/account')
-  check('a recovery code signs in, and leads to what was asked for', true)
-  check('and is used up', /9 recovery codes are left/.test(await page.locator('main').innerText()))
+  check('a recovery code signs in and returns to the requested page', true)
+  check('a recovery code works only once', /9 recovery codes are left/.test(await page.locator('main').innerText()))
   await page.getByLabel('Name of a new one').fill('<b>laptop</b>')
   await click(page, 'Add a passkey')
   await picture(page, 'ask')
   await page.getByRole('button', { name: 'Make a passkey' }).click()
   await page.waitForURL('**/console/account')
-  check('the passkey is there, by its name', await page.getByText('<b>laptop</b>').isVisible())
+  check('the new passkey is listed with its name, as text', await page.getByText('<b>laptop</b>').isVisible())
   await click(page, 'Add a passkey')
   await page.getByRole('button', { name: 'Make a passkey' }).click()
   await page.getByText('There is a passkey of yours on that device already').waitFor()
-  check('one device holds one', true)
+  check('one device cannot hold two passkeys of a person', true)
   await signOut(page)
   await page.waitForURL('**/console/signin')
 
@@ -129,65 +129,65 @@ async function run() {
   await key.verified(false)
   await page.getByRole('button', { name: 'Use a passkey' }).click()
   await page.getByText('No passkey was shown').waitFor()
-  check('who is not recognised by the device does not come in', path(page) === '/console/signin/passkey/ask', page.url())
+  check('a passkey without user verification does not sign in', path(page) === '/console/signin/passkey/ask', page.url())
   await key.verified(true)
   await page.getByRole('button', { name: 'Use a passkey' }).click()
   await page.waitForURL((u) => u.pathname === '/console/')
-  check('a passkey signs in, without a name or a password', true)
+  check('a passkey signs in without a name or a password', true)
   const state = await context.storageState()
 
   await go(page, '/console/stepup?next=/console/people')
   await click(page, 'Use a passkey')
   await page.getByRole('button', { name: 'Use a passkey' }).click()
   await page.waitForURL('**/console/people')
-  check('a passkey proves it again, and leads on', true)
+  check('a passkey works as a second factor and returns to the requested page', true)
 
-  // Without JavaScript the page of the passkey says what to do instead.
+  // Passkeys need JavaScript. Without it, the page must offer an alternative.
   const bare = await (await open()).newPage()
   await go(bare, '/console/signin')
   await click(bare, 'Sign in with a passkey')
-  check('without a script the other way is shown', await bare.getByText('Passkeys need JavaScript').isVisible() && !(await bare.locator('#ask').isVisible()))
+  check('without JavaScript the passkey page shows the alternative', await bare.getByText('Passkeys need JavaScript').isVisible() && !(await bare.locator('#ask').isVisible()))
 
-  // Somebody is invited, decides for a while, and is let in no more.
+  // A person is invited as a reviewer, becomes a viewer, and is disabled.
   await page.getByLabel('reviewer decides').check()
   await fill(page, { Email: 'rita@example.com' })
   await click(page, 'Make a link')
   const invitation = await page.locator('.notes code.copy').innerText()
-  check('the link is shown once, with this console’s address', invitation.startsWith(new URL('/console/setup?token=', base).href), invitation)
+  check('an invitation link has this console’s address', invitation.startsWith(new URL('/console/setup?token=', base).href), invitation)
   await picture(page, 'invited')
   const rita = await (await open()).newPage()
   await rita.goto(invitation)
-  check('it says as what', /invited as reviewer/.test(await rita.locator('main').innerText()))
+  check('the invitation shows the role', /invited as reviewer/.test(await rita.locator('main').innerText()))
   await fill(rita, { Name: 'local-root', Password: password, 'The same password again': password })
   await click(rita, 'Make the account')
-  check('nobody takes the operator’s name', /local- are reserved/.test(await alerted(rita)))
+  check('the operator’s name cannot be taken', /local- are reserved/.test(await alerted(rita)))
   await fill(rita, { Name: 'rita', Password: password, 'The same password again': password })
   await click(rita, 'Make the account')
-  check('the account opens the queue', path(rita) === '/console/', rita.url())
-  check('a reviewer is not led to people', await rita.getByRole('link', { name: 'People' }).count() === 0)
-  check('nor let', (await go(rita, '/console/people')).status() === 403)
+  check('a new account lands in the queue', path(rita) === '/console/', rita.url())
+  check('a reviewer sees no link to the people page', await rita.getByRole('link', { name: 'People' }).count() === 0)
+  check('a reviewer cannot open the people page', (await go(rita, '/console/people')).status() === 403)
   await pictures([['people', '/console/people'], ['person', '/console/people/rita'], ['account', '/console/account'], ['stepup', '/console/stepup']], state)
 
   await go(page, '/console/people/rita')
   await page.getByLabel('viewer looks').check()
   await click(page, 'Set the role')
   await go(rita, '/console/')
-  check('a change of role ends sessions', path(rita) === '/console/signin', rita.url())
+  check('a change of role ends the person’s sessions', path(rita) === '/console/signin', rita.url())
   await fill(rita, { Name: 'rita', Password: password })
   await click(rita, 'Sign in')
-  check('a viewer is told so', await rita.getByText('looks only').isVisible())
+  check('the console tells a viewer their role', await rita.getByText('looks only').isVisible())
   await go(page, '/console/people/rita')
   await click(page, 'Disable')
   await go(rita, '/console/')
-  check('who is disabled is out', path(rita) === '/console/signin', rita.url())
+  check('disabling a person ends their sessions', path(rita) === '/console/signin', rita.url())
   await fill(rita, { Name: 'rita', Password: password })
   await click(rita, 'Sign in')
-  check('and does not come in', /not right/.test(await alerted(rita)))
+  check('a disabled person cannot sign in', /not right/.test(await alerted(rita)))
   await go(page, `/console/people/${name}`)
   await click(page, 'Disable')
-  check('the last owner stays', /needs an owner/.test(await alerted(page)))
+  check('the last owner cannot be disabled', /needs an owner/.test(await alerted(page)))
 
-  await go(plain, '/console/signin') // making a passkey has ended the session that was there
+  await go(plain, '/console/signin') // creating the passkey ended the earlier session
   await fill(plain, { Name: name, Password: password })
   await click(plain, 'Sign in')
   await plain.locator('#code').fill(codes[1])
@@ -195,12 +195,12 @@ async function run() {
   await go(page, '/console/account')
   const before = await page.getByRole('button', { name: 'End', exact: true }).count()
   await page.getByRole('button', { name: 'End', exact: true }).first().click()
-  check('another session can be ended', await page.getByRole('button', { name: 'End', exact: true }).count() === before - 1, before)
+  check('a person can end another of their sessions', await page.getByRole('button', { name: 'End', exact: true }).count() === before - 1, before)
   await go(plain, '/console/account')
-  check('and is', path(plain) === '/console/signin', plain.url())
+  check('an ended session opens no page', path(plain) === '/console/signin', plain.url())
   await pictures([['signin', '/console/signin']])
-  check('nothing was asked of another host', foreign.length === 0, foreign.join(' '))
-  check('the browser has nothing to complain about', complaints.length === 0, complaints.join(' | '))
+  check('the pages load nothing from another host', foreign.length === 0, foreign.join(' '))
+  check('the browser logs no error', complaints.length === 0, complaints.join(' | '))
 }
 
 await finish(run)
