@@ -55,7 +55,7 @@ var errUsage = errors.New("usage")
 // run executes one command line and returns the exit status: 0, 1 for a
 // failure, 2 for a command line that cannot be understood.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot()
+	root := newRoot() //nolint:contextcheck // cobra passes the context when a command runs
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	if len(args) > 0 && (args[0] == "--version" || args[0] == "-version") {
@@ -116,7 +116,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(printHelp)
 	for _, c := range commands() {
-		root.AddCommand(c.build()) //nolint:contextcheck // it is the context that cobra gives when a command runs
+		root.AddCommand(c.build())
 	}
 	return root
 }

@@ -45,7 +45,7 @@ func (s accountHandlers) linkChat(w http.ResponseWriter, r *http.Request, who au
 	}
 	code, bot, err := s.conf.Notify.Code(r.Context(), who, who.ID)
 	if errors.Is(err, auth.ErrStepUp) {
-		return stepUpHandlers{s.Server}.showStepUp(w, r, who, http.StatusForbidden, "/console/account", "A chat decides as you do: to link one takes your second factor anew.")
+		return stepUpHandlers(s).showStepUp(w, r, who, http.StatusForbidden, "/console/account", "A chat decides as you do: to link one takes your second factor anew.")
 	}
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ import (
 	"postern/internal/oversight"
 )
 
-// A DeliveryState is where one recipient of an action is.
+// A State is where one recipient of an action is.
 type State = oversight.PartState
 
 // The states of a

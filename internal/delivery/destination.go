@@ -149,7 +149,7 @@ const (
 	keepIdle = 24 * time.Hour      // for which a destination is remembered
 )
 
-// forgetDeliveries removes what no delivery and no report will ask for again.
+// Forget removes what no delivery and no report will ask for again.
 // The days of a domain's warm-up stay: they are few, and say that it is old.
 func (q *Queue) Forget(ctx context.Context, now time.Time) error {
 	return q.db.Update(ctx, func(tx *store.Tx) error {

@@ -167,7 +167,7 @@ func (q *Queue) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Actio
 	return outcome(ds, time.Now()), nil
 }
 
-// deliveryMoved follows an action that a person or the gate has moved.
+// Moved follows an action that a person or the gate has moved.
 func (q *Queue) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	ds, err := deliveries(ctx, tx, a.ID, nil)
 	if err != nil {

@@ -36,7 +36,7 @@ func (q *Queue) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.
 	return q.parts.Mailbox.Announce(ctx, tx, b, t, a.ID)
 }
 
-// reports returns the bounce or the complaint that raw may be, for each of the
+// Reports returns the bounce or the complaint that raw may be, for each of the
 // inboxes that it counts for, by their ids. Before the transaction: its keys are
 // read in one of their own, and each that writes has a connection while it waits
 // for its turn. Of those there are not enough for all to take a second.
@@ -63,7 +63,7 @@ func (q *Queue) Reports(ctx context.Context, inboxes []directory.Inbox, raw []by
 	return out, nil
 }
 
-// noteReport notes a bounce or a complaint that arrived in b where it is about
+// NoteReport notes a bounce or a complaint that arrived in b where it is about
 // something that b itself sent. Everything else changes nothing.
 func (q *Queue) NoteReport(ctx context.Context, tx *store.Tx, b directory.Inbox, r mail.Report) error {
 	var action string

@@ -39,7 +39,7 @@ func deliveries(ctx context.Context, tx *store.Tx, action string, env *mail.Enve
 	return out, doubtful(ctx, tx, action, out)
 }
 
-// SealedDeliveries are the recipients of actions.
+// Sealed are the recipients of actions.
 func Sealed() store.Sealed {
 	return store.Sealed{Table: "delivery", Key: []string{"action_id", "n"}}
 }

@@ -53,7 +53,7 @@ func (k *SigningKeys) mayKeep(ctx context.Context, who auth.Principal, name stri
 	return nil
 }
 
-// SigningDomains returns the domains whose DKIM keys who may manage: that of this
+// Domains returns the domains whose DKIM keys who may manage: that of this
 // server, if who is its operator, and those of who's project that are in use.
 func (k *SigningKeys) Domains(ctx context.Context, who auth.Principal) (out []string, err error) {
 	if who.Kind != auth.Person {
@@ -73,7 +73,7 @@ func (k *SigningKeys) Domains(ctx context.Context, who auth.Principal) (out []st
 	return out, nil
 }
 
-// SigningKeys returns the published keys of a domain of who's.
+// Keys returns the published keys of a domain of who's.
 func (k *SigningKeys) Keys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (k *SigningKeys) Keys(ctx context.Context, who auth.Principal, name string)
 	return k.ring.Keys(ctx, name)
 }
 
-// RotateKeys is [signing.Ring.Rotate] for a domain of who's.
+// Rotate is [signing.Ring.Rotate] for a domain of who's.
 func (k *SigningKeys) Rotate(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (k *SigningKeys) Rotate(ctx context.Context, who auth.Principal, name strin
 	return k.ring.Rotate(ctx, who, name)
 }
 
-// CheckKeys is [signing.Ring.Check] for a domain of who's.
+// Check is [signing.Ring.Check] for a domain of who's.
 func (k *SigningKeys) Check(ctx context.Context, who auth.Principal, name string) ([]signing.Published, error) {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (k *SigningKeys) Check(ctx context.Context, who auth.Principal, name string
 	return k.ring.Check(ctx, who, name)
 }
 
-// RemoveKey is [signing.Ring.Remove] for a domain of who's.
+// Remove is [signing.Ring.Remove] for a domain of who's.
 func (k *SigningKeys) Remove(ctx context.Context, who auth.Principal, name, id string) error {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return err

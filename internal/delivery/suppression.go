@@ -90,7 +90,7 @@ func (l *Suppressions) suppressible(who auth.Principal, address string) (string,
 	return addr, nil
 }
 
-// Suppressed returns why who's project writes to an address no more, or an
+// Find returns why who's project writes to an address no more, or an
 // error that wraps [store.ErrNotFound].
 func (l *Suppressions) Find(ctx context.Context, who auth.Principal, address string) (s Suppression, err error) {
 	if address, err = l.suppressible(who, address); err != nil {
@@ -108,7 +108,7 @@ func (l *Suppressions) Find(ctx context.Context, who auth.Principal, address str
 	return s, nil
 }
 
-// Suppressions returns how many addresses are on the list of who's project, by
+// Count returns how many addresses are on the list of who's project, by
 // reason. The addresses themselves are not kept.
 func (l *Suppressions) Count(ctx context.Context, who auth.Principal) (map[SuppressionReason]int, error) {
 	if err := directory.MayManage(who); err != nil {
@@ -137,7 +137,7 @@ func (l *Suppressions) Count(ctx context.Context, who auth.Principal) (map[Suppr
 	return out, nil
 }
 
-// Suppress puts an address on the list of who's project.
+// Add puts an address on the list of who's project.
 func (l *Suppressions) Add(ctx context.Context, who auth.Principal, address string) error {
 	if err := auth.Need(who, auth.Reviewer); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (l *Suppressions) Add(ctx context.Context, who auth.Principal, address stri
 	})
 }
 
-// Unsuppress takes an address off the list of who's project. It returns an
+// Remove takes an address off the list of who's project. It returns an
 // error that wraps [store.ErrNotFound] if it is not there.
 func (l *Suppressions) Remove(ctx context.Context, who auth.Principal, address string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
@@ -176,7 +176,7 @@ func (l *Suppressions) Remove(ctx context.Context, who auth.Principal, address s
 	})
 }
 
-// UnsubscribeToken returns what a link in a message to address holds, so that
+// Token returns what a link in a message to address holds, so that
 // its reader ends mail to himself, and only that: it tells nobody the address.
 func (l *Suppressions) Token(b directory.Inbox, address string) string {
 	body := b.ID + "." + base64.RawURLEncoding.EncodeToString(l.suppressionHash(b.Project, address))
@@ -184,7 +184,7 @@ func (l *Suppressions) Token(b directory.Inbox, address string) string {
 	return body + "." + base64.RawURLEncoding.EncodeToString(mac[:16])
 }
 
-// CheckUnsubscribe returns [directory.ErrInvalid] unless token is one that
+// CheckToken returns [directory.ErrInvalid] unless token is one that
 // [Suppressions.Token] made.
 func (l *Suppressions) CheckToken(token string) error {
 	_, _, err := l.readToken(token)

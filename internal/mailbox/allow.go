@@ -145,7 +145,7 @@ func scanAllowed(row func(...any) error) (AllowEntry, error) {
 	return e, err
 }
 
-// Allowed returns the allow list of an inbox, without what has expired. Who
+// Entries returns the allow list of an inbox, without what has expired. Who
 // manages it, or has a credential of it.
 func (l *AllowLists) Entries(ctx context.Context, who auth.Principal, inbox string) (out []AllowEntry, err error) {
 	err = l.db.View(ctx, func(tx *store.Tx) error {
@@ -173,7 +173,7 @@ func (l *AllowLists) knownTo(ctx context.Context, tx *store.Tx, who auth.Princip
 	return b, err
 }
 
-// Allow puts a pattern on an inbox's allow list, until a time or for ever. If it
+// Add puts a pattern on an inbox's allow list, until a time or for ever. If it
 // is there already, its end is changed. Who is an owner.
 func (l *AllowLists) Add(ctx context.Context, who auth.Principal, inbox, pattern string, until time.Time) (e AllowEntry, err error) {
 	if !who.Manages() {
@@ -235,7 +235,7 @@ func addAllowed(ctx context.Context, tx *store.Tx, who auth.Principal, b directo
 	return e, audit.Append(ctx, tx, who, audit.InboxAllow, b.ID, audit.Fields{"pattern": pattern, "expires_at": ends(until), "entry": e.ID, "action": action})
 }
 
-// Disallow takes an entry, named by its id or its pattern, off an inbox's allow
+// Remove takes an entry, named by its id or its pattern, off an inbox's allow
 // list. Whoever may lower its mode may. It returns [ErrNoEntry].
 func (l *AllowLists) Remove(ctx context.Context, who auth.Principal, inbox, entry string) error {
 	return l.db.Update(ctx, func(tx *store.Tx) error {
@@ -264,7 +264,7 @@ type allowRequest struct {
 	Reason  string    `json:"reason"` // the agent's
 }
 
-// RequestAllow asks the owners to put a pattern on an inbox's allow list. Who
+// Request asks the owners to put a pattern on an inbox's allow list. Who
 // proposes for it. Twenty an hour are taken of one inbox; more are a [LimitError].
 func (l *AllowLists) Request(ctx context.Context, who auth.Principal, via, inbox, pattern string, until time.Time, why string) (a oversight.Action, err error) {
 	if pattern, err = checkAllowed(pattern, until); err != nil {

@@ -150,5 +150,5 @@ func (x copyExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Actio
 
 // Show implements [oversight.Executor].
 func (x copyExecutor) Show(a oversight.Action) (oversight.View, error) {
-	return sendExecutor{x.m}.Show(a)
+	return sendExecutor(x).Show(a)
 }

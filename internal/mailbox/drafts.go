@@ -167,13 +167,13 @@ func (ds *Drafts) sealDraft(b directory.Inbox, id string, o Outgoing) (summary [
 	return summary, blob, len(whole), ds.blobs.Put(blob, sealed)
 }
 
-// SaveDraft saves a draft in the inbox that o names, or who's own. It needs no
+// Save saves a draft in the inbox that o names, or who's own. It needs no
 // key of the inbox. Of o only what the message says counts, not when it leaves.
 func (ds *Drafts) Save(ctx context.Context, who auth.Principal, o Outgoing) (Draft, error) {
 	return ds.saveDraft(ctx, who, "", 0, o)
 }
 
-// UpdateDraft puts o in the place of a draft. Version is the one that is
+// Update puts o in the place of a draft. Version is the one that is
 // replaced; if it is there no more the error is [ErrDraft].
 func (ds *Drafts) Update(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (Draft, error) {
 	return ds.saveDraft(ctx, who, id, version, o)
@@ -265,7 +265,7 @@ func scanDraft(row func(...any) error, k *seal.Key, more ...any) (Draft, error) 
 	return d, json.Unmarshal(summary, &d.DraftSummary)
 }
 
-// Drafts returns the drafts of the inbox that k opens, the one that was changed
+// List returns the drafts of the inbox that k opens, the one that was changed
 // last first, and the cursor of the next page. A limit of 0 means 50.
 func (ds *Drafts) List(ctx context.Context, who auth.Principal, k *seal.Key, limit int, cursor string) (out []Draft, next string, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
@@ -290,7 +290,7 @@ func (ds *Drafts) List(ctx context.Context, who auth.Principal, k *seal.Key, lim
 	return out, next, nil
 }
 
-// Draft returns one draft of the inbox that k opens, with all that it says, or
+// Get returns one draft of the inbox that k opens, with all that it says, or
 // an error that wraps [store.ErrNotFound].
 func (ds *Drafts) Get(ctx context.Context, who auth.Principal, k *seal.Key, id string) (d Draft, o Outgoing, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
@@ -328,7 +328,7 @@ func (ds *Drafts) Get(ctx context.Context, who auth.Principal, k *seal.Key, id s
 	return d, o, nil
 }
 
-// DeleteDraft removes a draft of the inbox that k opens. Version is the one that
+// Delete removes a draft of the inbox that k opens. Version is the one that
 // the caller means, or 0 for whichever is there.
 func (ds *Drafts) Delete(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64) error {
 	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
@@ -371,7 +371,7 @@ func (ds *Drafts) deleteDraft(ctx context.Context, inbox, id string, version int
 // sent twice: shorter than the key of its request is remembered.
 const draftTime = keyTime - time.Hour
 
-// SendDraft proposes to send a draft and removes it. Of how only when and how it
+// Send proposes to send a draft and removes it. Of how only when and how it
 // leaves counts. A draft is proposed once: who sends it at the same time, again
 // after a crash, or within a day since the answer was lost, gets the same action.
 func (ds *Drafts) Send(ctx context.Context, who auth.Principal, via string, k *seal.Key, id string, version int64, how Outgoing) (Proposed, error) {

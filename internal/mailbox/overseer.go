@@ -48,7 +48,7 @@ func overseen(ctx context.Context, tx *store.Tx, who auth.Principal, inbox strin
 	return b.ID, err
 }
 
-// Overseers returns who gets copies of what an inbox sends while it is
+// List returns who gets copies of what an inbox sends while it is
 // monitored, or for an empty name who does for inboxes that have none of their
 // own. Who manages inboxes, or looks.
 func (o *Overseers) List(ctx context.Context, who auth.Principal, inbox string) (out []string, err error) {
@@ -67,7 +67,7 @@ func (o *Overseers) List(ctx context.Context, who auth.Principal, inbox string) 
 	return out, err
 }
 
-// SetOverseers says who gets copies of what an inbox sends while it is
+// Set says who gets copies of what an inbox sends while it is
 // monitored, or for an empty name who does for inboxes that have none of their
 // own. Who is an owner. Without any, a monitored inbox waits for people like one
 // in gated_send.

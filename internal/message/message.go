@@ -133,6 +133,7 @@ func addresses(as []mail.Address) []string {
 	return out
 }
 
+// Preview returns the first 200 characters of a text on one line, for lists.
 func Preview(text string) string {
 	// The text may be 4 MB; its beginning is enough.
 	text = strings.ToValidUTF8(text[:min(len(text), 8<<10)], "")

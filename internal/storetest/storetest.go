@@ -227,7 +227,8 @@ func postgresTemplate(t testing.TB, server string) string {
 	defer admin.Close()
 	exists := func(q interface {
 		QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	}) (found bool) {
+	},
+	) (found bool) {
 		if err := q.QueryRowContext(ctx, `select exists (select from pg_database where datname = $1)`, name).Scan(&found); err != nil {
 			t.Fatal(err)
 		}

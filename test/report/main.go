@@ -23,7 +23,7 @@ func main() {
 	times := flag.String("times", "", "append `FILE`: seconds, package and test of each test and of each package, tab-separated")
 	each := flag.Bool("each", false, "print a line for each test that ends, not only for each package")
 	flag.Parse()
-	var timesOut io.Writer = io.Discard
+	timesOut := io.Discard
 	if *times != "" {
 		f, err := os.OpenFile(*times, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
