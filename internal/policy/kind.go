@@ -28,7 +28,8 @@ const (
 	KindWebhook Kind = "webhook.create"
 )
 
-// A kindRow is what is known of a kind of action.
+// A kindRow describes a kind of action. Pages, notices and the policy language
+// read it, so that a new kind needs no change there.
 type kindRow struct {
 	kind    Kind
 	means   string // what would happen, for the documentation
@@ -36,19 +37,19 @@ type kindRow struct {
 	subject string // begins the sentence of a notice
 	// detail are the keys of [Request.Detail], the attributes that only this kind has.
 	detail []string
-	// within is after which time it is denied if no rule says it; 0 means the gate's default.
+	// within is how long an action of this kind waits for a decision before it is
+	// denied, if no rule sets a time; 0 means the gate's default.
 	within time.Duration
-	// personal names, in a verdict, what only a person can decide, whatever a rule
-	// says; empty means that rules can. The attack: a rule, written in haste or
-	// slipped in, by which an agent raises its own mode or changes what it is judged
-	// by.
+	// personal names the change in a verdict, if only a person may decide on it. It
+	// is empty if rules may decide. The attack: a careless or planted rule lets an
+	// agent loosen its own mode or the policy that judges it.
 	personal string
-	// undeniable means that no rule may deny it, since that rule could not be
-	// changed again.
+	// undeniable means that no rule may deny it: a rule that denies changes of the
+	// policy could never be removed.
 	undeniable bool
 	// unstoppable means that no kill switch is offered for it.
 	unstoppable bool
-	// byMode says what happens where no rule matches; nil means that a person is asked.
+	// byMode returns the verdict if no rule matches; nil means that a person is asked.
 	byMode func(r Request) Verdict
 }
 
@@ -64,12 +65,12 @@ var kindRows = []kindRow{
 		byMode: receiveByMode,
 	},
 	{
-		kind: KindTrash, means: "an agent's tool puts a message into the trash", title: "Message into the trash", subject: "A message that is thrown away",
+		kind: KindTrash, means: "an agent moves a message to the trash", title: "Message to trash", subject: "A request to trash a message",
 		detail: []string{"message"},
 		byMode: trashByMode,
 	},
 	{
-		kind: KindArchive, means: "an agent's tool puts a message into the archive", title: "Message into the archive", subject: "A message that is put away",
+		kind: KindArchive, means: "an agent moves a message to the archive", title: "Message to archive", subject: "A request to archive a message",
 		detail: []string{"message"},
 		byMode: archiveByMode,
 	},
@@ -78,19 +79,19 @@ var kindRows = []kindRow{
 		detail: []string{"host", "port"}, within: time.Hour, // code that waits for its connection does not wait for days
 	},
 	{
-		kind: KindWebhook, means: "an agent has events sent to a URL", title: "Webhook", subject: "A webhook of an agent",
+		kind: KindWebhook, means: "an agent registers a URL that receives events", title: "Webhook", subject: "A webhook of an agent",
 		detail: []string{"url", "host"},
 	},
 	{
-		kind: KindMode, means: "an inbox is put into a mode that watches it less", title: "Change of mode", subject: "A change of how closely an inbox is watched",
-		detail: []string{"from", "to"}, personal: "a less closely watched inbox",
+		kind: KindMode, means: "an inbox changes to a mode with less oversight", title: "Change of mode", subject: "A change of an inbox's mode",
+		detail: []string{"from", "to"}, personal: "a mode with less oversight",
 	},
 	{
 		kind: KindAllow, means: "an inbox's allow list gets an entry", title: "Addition to an allow list", subject: "An addition to an allow list",
 		detail: []string{"pattern", "until"}, personal: "an addition to an allow list",
 	},
 	{
-		kind: KindChange, means: "another policy takes the place of this one", title: "Change of policy", subject: "A change of the policy",
+		kind: KindChange, means: "the policy is replaced", title: "Change of policy", subject: "A change of the policy",
 		detail: []string{"version", "proposer"}, personal: "a change of the policy", undeniable: true,
 	},
 	{
@@ -99,7 +100,7 @@ var kindRows = []kindRow{
 	},
 }
 
-// row returns what is known of k; of a kind that is not known, only its name.
+// row returns the row of k, or a row with nothing but the name if k is unknown.
 func (k Kind) row() kindRow {
 	if i := slices.IndexFunc(kindRows, func(r kindRow) bool { return r.kind == k }); i >= 0 {
 		return kindRows[i]
@@ -134,7 +135,8 @@ func Stoppable() []Kind {
 // Known reports whether k is one of the kinds.
 func (k Kind) Known() bool { return k.row().title != "" }
 
-// Title returns the name of k for pages, "Email"; for a kind that is not known, k.
+// Title returns the name of k for pages, such as "Email". An unknown kind is
+// returned as it is.
 func (k Kind) Title() string {
 	if t := k.row().title; t != "" {
 		return t
@@ -142,11 +144,11 @@ func (k Kind) Title() string {
 	return string(k)
 }
 
-// Subject returns how a notice names an action of kind k, "An email". It is
-// empty for a kind that is not known.
+// Subject returns the subject of a notice's first sentence, such as "An email",
+// or an empty string if k is unknown.
 func (k Kind) Subject() string { return k.row().subject }
 
-// Means returns what would happen by an action of kind k, "an agent sends mail".
+// Means describes the effect of an action of kind k: "an agent sends mail".
 func (k Kind) Means() string { return k.row().means }
 
 // Detail returns the keys of [Request.Detail] that requests of kind k have.
@@ -156,12 +158,12 @@ func (k Kind) Detail() []string { return slices.Clone(k.row().detail) }
 // a rule says. All of these change what agents may do.
 func (k Kind) Personal() bool { return k.row().personal != "" }
 
-// askedIn is the verdict of a mode under which a person is asked.
+// askedIn returns the verdict of a mode that asks a person.
 func askedIn(mode Mode, why string) Verdict {
 	return Verdict{Effect: Ask, Rule: string(mode), Reason: fmt.Sprintf("the inbox is in mode %s: %s", mode, why)}
 }
 
-// allowedIn is the verdict of a mode that lets something go.
+// allowedIn returns the verdict of a mode that needs no approval.
 func allowedIn(mode Mode, why string) Verdict {
 	return Verdict{Effect: Allow, Rule: string(mode), Reason: fmt.Sprintf("the inbox is in mode %s: %s", mode, why)}
 }
@@ -169,41 +171,41 @@ func allowedIn(mode Mode, why string) Verdict {
 func sendByMode(r Request) Verdict {
 	switch r.Mode {
 	case Monitored, Autonomous:
-		return allowedIn(r.Mode, "it sends without approval")
+		return allowedIn(r.Mode, "sending needs no approval")
 	case GatedAll:
-		return askedIn(GatedAll, "every send waits for a person")
+		return askedIn(GatedAll, "every send needs approval")
 	case GatedSend:
-		if r.Listed && len(r.To) > 0 { // an empty list of recipients is on every list
-			return Verdict{Effect: Allow, Rule: string(GatedSend), Reason: "the inbox's allow list has every recipient"}
+		if r.Listed && len(r.To) > 0 { // a send without recipients is vacuously listed
+			return Verdict{Effect: Allow, Rule: string(GatedSend), Reason: "every recipient is on the inbox's allow list"}
 		}
 	case ReadOnly: // denied before any rule is tried
 	}
-	return askedIn(GatedSend, "every send waits for a person")
+	return askedIn(GatedSend, "every send needs approval")
 }
 
 func receiveByMode(r Request) Verdict {
 	if r.Mode.Known() && r.Mode != GatedAll {
-		return allowedIn(r.Mode, "mail arrives freely")
+		return allowedIn(r.Mode, "incoming mail needs no approval")
 	}
-	return askedIn(GatedAll, "what arrives waits for a person")
+	return askedIn(GatedAll, "incoming mail needs approval")
 }
 
 func archiveByMode(r Request) Verdict {
 	if r.Mode.Known() && r.Mode != GatedAll {
-		return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: "what is in the archive is not lost, and nothing leaves"}
+		return Verdict{Effect: Allow, Rule: string(r.Mode), Reason: "archived mail is not lost, and nothing leaves"}
 	}
-	return askedIn(GatedAll, "what is put away waits for a person")
+	return askedIn(GatedAll, "archiving needs approval")
 }
 
 func trashByMode(r Request) Verdict {
 	if r.Mode == Monitored || r.Mode == Autonomous {
-		return allowedIn(r.Mode, "it puts mail into the trash without approval")
+		return allowedIn(r.Mode, "moving to the trash needs no approval")
 	}
-	return askedIn(r.Mode, "what is thrown away waits for a person")
+	return askedIn(r.Mode, "moving to the trash needs approval")
 }
 
-// copyByMode allows: the copy is the program's own, of mail that was judged
-// already. A rule that held it would only keep the overseers from knowing.
+// copyByMode always allows. The daemon makes the copy itself, of mail that was
+// already judged; holding it would only hide the mail from its overseers.
 func copyByMode(Request) Verdict {
 	return Verdict{Effect: Allow, Rule: string(Monitored), Reason: "its overseers get a copy"}
 }

@@ -2,7 +2,7 @@ package policy
 
 import "slices"
 
-// A Mode says how closely an inbox is watched.
+// A Mode is the level of oversight of an inbox.
 type Mode string
 
 // The modes. What each means is in its row of modeRows.
@@ -14,34 +14,34 @@ const (
 	Autonomous Mode = "autonomous"
 )
 
-// A modeRow is what is known of a mode. Pages, the command line, the tools of
-// agents and the actions that ask for a mode take their words from here.
+// A modeRow describes a mode. Pages, the command line, the agents' tools and
+// actions of kind [KindMode] take their texts from here.
 type modeRow struct {
 	mode     Mode
 	means    string // for people: what happens to mail of the inbox
 	forAgent string // the same, for the agent whose inbox it is
 }
 
-// modeRows has a row for every mode, the closest watched first: this is the order
-// of strictness.
+// modeRows has a row for every mode, the strictest first. [Mode.Looser] compares
+// positions in this table.
 var modeRows = []modeRow{
 	{ReadOnly, "nothing is sent", "you read mail and send none"},
 	{
-		GatedAll, "what is sent and what arrives waits for a person",
-		"what arrives waits for a person before it is in your inbox, and so does everything that you send",
+		GatedAll, "outgoing and incoming mail needs approval",
+		"incoming mail needs a person's approval before it reaches your inbox, and so does everything that you send",
 	},
 	{
-		GatedSend, "what is sent waits for a person, except to recipients on the allow list",
-		"everything that you send waits for a person, except mail to the allow list",
+		GatedSend, "outgoing mail needs approval, except to recipients on the allow list",
+		"everything that you send needs a person's approval, except mail to recipients on the allow list",
 	},
 	{
-		Monitored, "what is sent leaves at once, and its overseers get a copy",
-		"what you send leaves at once unless a rule asks a person, and your overseer gets a copy of it",
+		Monitored, "outgoing mail leaves at once, and the overseers get a copy",
+		"mail that you send leaves at once unless a rule asks a person, and your overseers get a copy",
 	},
-	{Autonomous, "what is sent leaves at once, and nobody gets a copy", "what you send leaves at once unless a rule asks a person"},
+	{Autonomous, "outgoing mail leaves at once, and nobody gets a copy", "mail that you send leaves at once unless a rule asks a person"},
 }
 
-// Modes returns the modes, the closest watched first.
+// Modes returns the modes, the strictest first.
 func Modes() []Mode {
 	out := make([]Mode, len(modeRows))
 	for i, r := range modeRows {
@@ -50,8 +50,8 @@ func Modes() []Mode {
 	return out
 }
 
-// rank returns the place of m in the order of strictness, 0 for the closest
-// watched, or -1 if it is not a mode.
+// rank returns the position of m in modeRows: 0 for the strictest mode, -1 for an
+// unknown one.
 func (m Mode) rank() int {
 	return slices.IndexFunc(modeRows, func(r modeRow) bool { return r.mode == m })
 }
@@ -59,12 +59,12 @@ func (m Mode) rank() int {
 // Known reports whether m is one of the modes.
 func (m Mode) Known() bool { return m.rank() >= 0 }
 
-// Looser reports whether m watches an inbox less closely than other does. What
-// is not a mode is stricter than every mode.
+// Looser reports whether m has less oversight than other. An unknown mode is
+// stricter than every known one, so a damaged value never loosens an inbox.
 func (m Mode) Looser(other Mode) bool { return m.rank() > other.rank() }
 
-// Means says for people what m does, "nothing is sent". It is m for what is not a
-// mode.
+// Means describes m for people, as in "nothing is sent". An unknown mode is
+// returned as it is.
 func (m Mode) Means() string {
 	if i := m.rank(); i >= 0 {
 		return modeRows[i].means
@@ -72,8 +72,8 @@ func (m Mode) Means() string {
 	return string(m)
 }
 
-// ForAgent says what m does to the agent whose inbox it is, "you read mail and
-// send none".
+// ForAgent describes m for the agent that owns the inbox, as in "you read mail
+// and send none".
 func (m Mode) ForAgent() string {
 	if i := m.rank(); i >= 0 {
 		return modeRows[i].forAgent
