@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -178,9 +179,9 @@ func (w *Walker) gzip(p Place, data []byte) {
 			return
 		}
 		z.Multistream(false)
-		for what, text := range map[string]string{"its name": z.Name, "its comment": z.Comment, "its extra field": string(z.Extra)} {
-			w.Bytes(p.in(what), []byte(text))
-		}
+		w.Bytes(p.in("its name"), []byte(z.Name))
+		w.Bytes(p.in("its comment"), []byte(z.Comment))
+		w.Bytes(p.in("its extra field"), z.Extra)
 		q := p
 		q.Depth++
 		out, whole := w.unpack(q, z)
@@ -243,6 +244,10 @@ func (w *Walker) xz(p Place, data []byte) {
 	bad := func() { w.visitor.Unread(p, Damaged, "an XZ file that cannot be read to its end") }
 	checks := []int{0, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64}
 	for at := 0; at < len(data); {
+		if len(data) < 12 { // less than one stream header
+			bad()
+			return
+		}
 		if len(data)-at < 12 || string(data[at:at+6]) != "\xfd7zXZ\x00" {
 			w.behind(p, data[at:])
 			return
@@ -430,8 +435,8 @@ func (w *Walker) tar(p Place, data []byte) {
 			return
 		}
 		w.fileName(p.in(h.Name), h.Name)
-		for k, v := range h.PAXRecords {
-			w.Bytes(p.in("the record "+k+" of "+h.Name), []byte(v))
+		for _, k := range slices.Sorted(maps.Keys(h.PAXRecords)) {
+			w.Bytes(p.in("the record "+k+" of "+h.Name), []byte(h.PAXRecords[k]))
 		}
 		out, whole := w.unpack(p.in(h.Name), t)
 		w.Bytes(p.in(h.Name), out)

@@ -1,6 +1,7 @@
 package extract
 
 import (
+	"iter"
 	"mime"
 	"strings"
 	"unicode/utf16"
@@ -14,7 +15,6 @@ import (
 type encoding struct {
 	how    string                                  // as a reviewer reads it; empty where it is no encoding
 	decode func(text string) (out string, ok bool) // ok is false where the text has none of it
-	file   bool                                    // it is of a file, in whatever format
 	masked bool                                    // it is looked for beside what was decoded as base64 already
 }
 
@@ -40,7 +40,6 @@ func encodings() []encoding {
 		{how: "", decode: unfold},
 		{how: "encoded words", decode: encodedWords},
 		{how: "UTF-7", decode: utf7, masked: true}, // base64 that was decoded has its signs by chance
-		{how: "uuencode", decode: uuencoded, file: true},
 	}
 }
 
@@ -266,7 +265,8 @@ func encodedWord(s string, dec *mime.WordDecoder) (word string, n int) {
 		out, _ := utf7(unescape(strings.ReplaceAll(parts[2], "_", " "), '='))
 		return out, n
 	}
-	if out, err := dec.Decode(s[:n]); err == nil {
+	charset, _, _ := strings.Cut(parts[0], "*") // a language may follow (RFC 2231, section 5)
+	if out, err := dec.Decode("=?" + charset + "?" + parts[1] + "?" + parts[2] + "?="); err == nil {
 		return out, n
 	}
 	if strings.EqualFold(parts[1], "b") {
@@ -317,33 +317,57 @@ func utf16BE(raw []byte) (string, bool) {
 	return text, strings.IndexFunc(text, odd) < 0
 }
 
-// uuencoded returns the content of a uuencoded file.
-func uuencoded(s string) (string, bool) {
-	i := strings.Index(s, "begin ")
-	if i < 0 || i > 0 && s[i-1] != '\n' {
-		return "", false
-	}
-	_, rest, ok := strings.Cut(s[i:], "\n")
-	if !ok {
-		return "", false
-	}
-	var b strings.Builder
-	for line := range strings.Lines(rest) {
-		line = strings.TrimRight(line, "\r\n")
-		if line == "end" || line == "" {
-			break
-		}
-		n := int(line[0]-' ') & 63
-		for k := 1; k+3 < len(line) && n > 0; k += 4 {
-			v := 0
-			for _, c := range []byte(line[k : k+4]) {
-				v = v<<6 | int(c-' ')&63
+// uuencoded yields the content of each uuencoded file of s (POSIX, uuencode).
+func uuencoded(s string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		var b strings.Builder
+		open := false
+		for line := range strings.Lines(s) {
+			line = strings.TrimRight(line, "\r\n")
+			if mode, ok := strings.CutPrefix(line, "begin "); ok && uuMode(mode) {
+				if b.Len() >= minRun && !yield(b.String()) {
+					return
+				}
+				b.Reset()
+				open = true
+				continue
 			}
-			for shift := 16; shift >= 0 && n > 0; shift -= 8 {
-				b.WriteByte(byte(v >> shift))
-				n--
+			switch {
+			case !open:
+			case line == "end" || line == "":
+				open = false
+			default:
+				uuLine(&b, line)
 			}
 		}
+		if b.Len() >= minRun {
+			yield(b.String())
+		}
 	}
-	return b.String(), b.Len() >= minRun
+}
+
+// uuMode says whether s, which follows "begin ", starts with file permissions in
+// octal, as in "644 a.txt". A sentence that starts with "begin" does not.
+func uuMode(s string) bool {
+	mode, _, _ := strings.Cut(s, " ")
+	return len(mode) >= 3 && len(mode) <= 5 && strings.Trim(mode, "01234567") == ""
+}
+
+// uuLine decodes one line: a length, then groups of four characters for three
+// bytes. Spaces stand for zeros, and mail programs drop them at the end of lines.
+func uuLine(b *strings.Builder, line string) {
+	n := int(line[0]-' ') & 63
+	if short := (n+2)/3*4 - (len(line) - 1); short > 0 {
+		line += strings.Repeat(" ", short)
+	}
+	for k := 1; k+3 < len(line) && n > 0; k += 4 {
+		v := 0
+		for _, c := range []byte(line[k : k+4]) {
+			v = v<<6 | int(c-' ')&63
+		}
+		for shift := 16; shift >= 0 && n > 0; shift -= 8 {
+			b.WriteByte(byte(v >> shift))
+			n--
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package extract
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -238,14 +239,28 @@ func (h *htmlReader) aside(s, how string) {
 	}
 }
 
+// asksSecret says whether the attributes of an input field ask for a password or
+// the like. Short words must stand alone: "shipping" has a pin in it.
 func asksSecret(s string) bool {
-	s = strings.ToLower(s)
-	for _, w := range []string{"passw", "pin", "cvv", "card", "otp", "ssn", "iban", "seed", "username", "login"} {
-		if strings.Contains(s, w) {
+	low := strings.ToLower(s)
+	for _, w := range []string{"passw", "cvv", "card", "pincode", "username", "login"} {
+		if strings.Contains(low, w) {
 			return true
 		}
 	}
-	return false
+	// userPin and user_pin have the words user and pin.
+	var b strings.Builder
+	for _, r := range s {
+		if r >= 'A' && r <= 'Z' {
+			b.WriteByte(' ')
+		}
+		b.WriteRune(r)
+	}
+	apart := strings.Fields(strings.ToLower(b.String()))
+	words := strings.FieldsFunc(low+" "+strings.Join(apart, " "), func(r rune) bool { return r < 'a' || r > 'z' })
+	return slices.ContainsFunc(words, func(w string) bool {
+		return slices.Contains([]string{"pin", "otp", "ssn", "iban", "seed"}, w)
+	})
 }
 
 func (h *htmlReader) end(t html.Token) {
@@ -404,7 +419,7 @@ func hides(css string, l *level) string {
 		css = css[:4000]
 	}
 	d := map[string]string{}
-	for decl := range strings.SplitSeq(strings.ToLower(uncomment(css)), ";") {
+	for decl := range strings.SplitSeq(strings.ToLower(unescapeCSS(uncomment(css))), ";") {
 		k, v, _ := strings.Cut(decl, ":")
 		d[strings.TrimSpace(k)] = strings.TrimSpace(strings.ReplaceAll(strings.TrimSpace(v), "!important", ""))
 	}
@@ -421,7 +436,7 @@ func hides(css string, l *level) string {
 		l.back = colour{}
 	}
 	if v, ok := d["color"]; ok {
-		if v == "transparent" || strings.HasPrefix(v, "rgba") && strings.HasSuffix(strings.ReplaceAll(v, " ", ""), ",0)") {
+		if noAlpha(v) {
 			return "transparent"
 		}
 		if c, ok := parseColour(v); ok {
@@ -442,9 +457,9 @@ func hides(css string, l *level) string {
 		return "visibility:hidden"
 	case d["mso-hide"] == "all" && len(d) < 3:
 		return "mso-hide"
-	case zero("opacity", 0.1):
+	case zero("opacity", 0.1) && !strings.HasSuffix(d["opacity"], "%"), strings.HasSuffix(d["opacity"], "%") && zero("opacity", 10*0.16): // length takes a percentage of 16
 		return "opacity"
-	case zero("font-size", 2):
+	case zero("font-size", 2), tinyShorthand(d["font"]):
 		return "tiny font"
 	case clipped && (zero("max-height", 1) || zero("height", 1) || zero("max-width", 1) || zero("width", 1)):
 		return "zero size"
@@ -452,9 +467,9 @@ func hides(css string, l *level) string {
 		return "off-screen"
 	case (d["position"] == "absolute" || d["position"] == "fixed") && (far(d["left"]) || far(d["top"]) || far(d["right"]) || far(d["bottom"])), far(d["margin-left"]), far(d["margin-top"]):
 		return "off-screen"
-	case strings.HasPrefix(strings.ReplaceAll(d["clip"], " ", ""), "rect(0"), strings.Contains(d["clip-path"], "inset(100%") || strings.Contains(d["clip-path"], "inset(50%"):
+	case emptyRect(d["clip"]), strings.Contains(d["clip-path"], "inset(100%") || strings.Contains(d["clip-path"], "inset(50%"):
 		return "clipped"
-	case strings.Contains(strings.ReplaceAll(d["transform"], " ", ""), "scale(0"):
+	case scaledAway(d["transform"]):
 		return "zero size"
 	}
 	return ""
@@ -476,6 +491,109 @@ func uncomment(css string) string {
 		}
 		css = css[i+2+j+2:]
 	}
+}
+
+// unescapeCSS undoes escapes (CSS Syntax 3, section 4.3.7). The attack:
+// "display:\6eone", which browsers read as none.
+func unescapeCSS(css string) string {
+	if strings.IndexByte(css, '\\') < 0 {
+		return css
+	}
+	var b strings.Builder
+	for i := 0; i < len(css); i++ {
+		if css[i] != '\\' || i+1 >= len(css) {
+			b.WriteByte(css[i])
+			continue
+		}
+		n := 0
+		for n < 6 && i+1+n < len(css) && isHexDigit(css[i+1+n]) {
+			n++
+		}
+		if n == 0 {
+			continue // the next character stands for itself
+		}
+		r, _ := hexNumber(css[i+1 : i+1+n])
+		b.WriteRune(r)
+		if i += n; i+1 < len(css) && (css[i+1] == ' ' || css[i+1] == '\n' || css[i+1] == '\t') {
+			i++ // white space that ends the escape
+		}
+	}
+	return b.String()
+}
+
+// noAlpha says whether a colour is fully transparent: a keyword, the alpha of
+// rgba(), hsla() or their newer forms with a slash, or the last digits of #rrggbbaa.
+func noAlpha(v string) bool {
+	if hex, ok := strings.CutPrefix(v, "#"); ok {
+		return len(hex) == 4 && hex[3] == '0' || len(hex) == 8 && hex[6:] == "00"
+	}
+	if v == "transparent" {
+		return true
+	}
+	name, in, ok := strings.Cut(v, "(")
+	if !ok || !strings.HasPrefix(name, "rgb") && !strings.HasPrefix(name, "hsl") {
+		return false
+	}
+	in, _, _ = strings.Cut(in, ")")
+	parts := strings.FieldsFunc(in, func(r rune) bool { return r == ',' || r == ' ' || r == '/' })
+	if len(parts) != 4 {
+		return false
+	}
+	n, err := strconv.ParseFloat(strings.TrimSuffix(parts[3], "%"), 64)
+	return err == nil && n <= 0
+}
+
+// emptyRect says whether the clip property leaves at most a pixel: the sides of
+// rect(top, right, bottom, left) are offsets from the top left corner.
+func emptyRect(clip string) bool {
+	in, ok := strings.CutPrefix(strings.ReplaceAll(clip, " ", ""), "rect(")
+	if !ok {
+		return false
+	}
+	in, _, _ = strings.Cut(in, ")")
+	sides := strings.Split(in, ",")
+	if len(sides) != 4 {
+		return strings.HasPrefix(in, "0") // rect(0 0 0 0), without commas
+	}
+	var n [4]float64
+	for i, s := range sides {
+		v, ok := length(s)
+		if !ok { // auto
+			return false
+		}
+		n[i] = v
+	}
+	return n[2]-n[0] <= 1 || n[1]-n[3] <= 1
+}
+
+// scaledAway says whether a transform scales to nothing.
+func scaledAway(transform string) bool {
+	for _, f := range []string{"scale(", "scalex(", "scaley("} {
+		_, in, ok := strings.Cut(strings.ReplaceAll(transform, " ", ""), f)
+		if !ok {
+			continue
+		}
+		in, _, _ = strings.Cut(in, ")")
+		for v := range strings.SplitSeq(in, ",") {
+			if n, err := strconv.ParseFloat(v, 64); err == nil && n >= -0.05 && n <= 0.05 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tinyShorthand says whether the font property sets a size that nobody can read,
+// as in "0/0 a". A number without a unit is a weight unless it is 0.
+func tinyShorthand(font string) bool {
+	for f := range strings.FieldsSeq(font) {
+		size, _, _ := strings.Cut(f, "/")
+		n, ok := length(size)
+		if ok && n >= 0 && n <= 2 && (n == 0 || strings.Trim(size, "0123456789.") != "") {
+			return true
+		}
+	}
+	return false
 }
 
 // length reads a CSS length; percentages of fonts are of 16 pixels.

@@ -11,8 +11,12 @@ import (
 	"unicode/utf16"
 )
 
-// maxFonts is the number of character tables of one PDF file that are tried.
-const maxFonts = 40
+// The limits of one PDF file's character tables.
+const (
+	maxFonts  = 40      // tables that are tried
+	maxGlyph  = 64      // bytes of the text of one glyph, after decoding; longer ones are cut
+	maxGlyphs = 1 << 17 // entries that one table may set, counted each time it sets one
+)
 
 // pdf reads a PDF file (ISO 32000-1): it unpacks the streams and reads the text
 // that pages show, also if it is written in glyph numbers. It does not follow the
@@ -206,7 +210,9 @@ func (w *Walker) page(p Place, content []byte, fonts []map[uint16]string) {
 					b.WriteByte('\n')
 					continue
 				}
-				for i := 0; i+size <= len(piece); i += size {
+				// The attack: a table that turns each glyph into a long text makes
+				// gigabytes of one page.
+				for i := 0; i+size <= len(piece) && b.Len() <= w.left; i += size {
 					n := uint16(piece[i])
 					if size == 2 {
 						n = n<<8 | uint16(piece[i+1])
@@ -244,6 +250,12 @@ func shownStrings(b []byte) (list []string, rest []byte) {
 						piece = append(piece, byte(n))
 					case c == 'n':
 						piece = append(piece, '\n')
+					case c == 'r':
+						piece = append(piece, '\r')
+					case c == 't':
+						piece = append(piece, '\t')
+					case c == '\r' && next(b, i+1) == '\n': // a line that goes on
+						i++
 					case c == '\r' || c == '\n':
 					default:
 						piece = append(piece, c)
@@ -260,7 +272,10 @@ func shownStrings(b []byte) (list []string, rest []byte) {
 			}
 			i--
 			list = append(list, string(piece))
-		case c == '<' && next(b, i+1) != '<':
+		case c == '<' && next(b, i+1) == '<': // a dictionary
+			rest = append(rest, "<<"...)
+			i++
+		case c == '<':
 			end := bytes.IndexByte(b[i:], '>')
 			if end < 0 {
 				return list, append(rest, b[i:]...)
@@ -289,9 +304,13 @@ func cmap(text []byte) map[uint16]string {
 	section := ""
 	var row []string
 	words := strings.Fields(strings.NewReplacer("<", " <", ">", "> ", "[", " [ ", "]", " ] ").Replace(string(text)))
+	// The attack: a range of all codes takes 20 bytes to write and 65,536 steps to
+	// read, and a table may repeat it.
+	left := maxGlyphs
 	put := func(code uint16, value string) {
-		if len(m) < 1<<16 {
-			m[code] = value
+		if left > 0 {
+			m[code] = Cut(value, maxGlyph)
+			left--
 		}
 	}
 	array := -1
@@ -332,8 +351,8 @@ func cmap(text []byte) map[uint16]string {
 			row = nil
 		case section == "bfrange" && len(row) == 3:
 			lo, hi := int(code(row[0])), int(code(row[1]))
-			for k := lo; k <= hi; k++ {
-				out := slices.Clone(b)
+			for k := lo; k <= hi && left > 0; k++ {
+				out := slices.Clone(b[:min(len(b), 2*maxGlyph)])
 				out[len(out)-1] += byte(k - lo)
 				put(uint16(k), fromUTF16(out))
 			}

@@ -207,11 +207,12 @@ func (w *Walker) Text(p Place, text string) {
 			q = p.written(e.how)
 		}
 		q.final = p.Binary
-		if e.file {
-			w.Bytes(q, []byte(out))
-			continue
-		}
 		w.Text(q, out)
+	}
+	if !p.final {
+		for file := range uuencoded(text) {
+			w.Bytes(p.written("uuencode"), []byte(file))
+		}
 	}
 	if !p.Binary {
 		w.escapes(p, text)

@@ -290,8 +290,8 @@ func destinations(text string) []hit {
 				hits = append(hits, hit{a, b, dest})
 			}
 		case ':':
-			if strings.HasPrefix(text[i:], "://") && i >= 3 && (strings.HasSuffix(text[:i], "http") || strings.HasSuffix(text[:i], "https") || strings.HasSuffix(text[:i], "ftp")) {
-				hits = append(hits, hit{i - 4, i + 4, dest})
+			if strings.HasPrefix(text[i:], "://") && (strings.HasSuffix(text[:i], "http") || strings.HasSuffix(text[:i], "https") || strings.HasSuffix(text[:i], "ftp")) {
+				hits = append(hits, hit{max(0, i-4), min(len(text), i+4), dest})
 			}
 		}
 	}
