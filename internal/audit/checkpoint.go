@@ -16,16 +16,16 @@ import (
 	"postern/internal/store"
 )
 
-// A TreeHead is what a checkpoint says: how many entries the record has, and
+// A TreeHead is the content of a checkpoint: the number of entries in the record and
 // the root of the tree over them.
 type TreeHead struct {
-	Origin string // whose record; the name of the key that signs it
-	Size   int64
+	Origin string // identifies the record: the name of the key that signs it
+	Size   int64  // entries
 	Root   tlog.Hash
 }
 
-// maxCheckpoint bounds a signed checkpoint, in bytes: it may have the
-// signatures of some witnesses, too.
+// maxCheckpoint bounds a signed checkpoint, in bytes. It leaves room for the
+// signatures of several witnesses.
 const maxCheckpoint = 16 << 10
 
 // String returns h as the text of a checkpoint (c2sp.org/tlog-checkpoint).
@@ -33,14 +33,14 @@ func (h TreeHead) String() string {
 	return fmt.Sprintf("%s\n%d\n%s\n", h.Origin, h.Size, base64.StdEncoding.EncodeToString(h.Root[:]))
 }
 
-// ParseTreeHead reads what [TreeHead.String] wrote. Lines that follow are
-// extensions, which it leaves out.
+// ParseTreeHead parses the text that [TreeHead.String] returns. It ignores the lines
+// after the hash, which are extensions.
 func ParseTreeHead(text string) (h TreeHead, err error) {
 	lines := strings.SplitN(text, "\n", 4)
 	if len(lines) != 4 || lines[0] == "" || len(text) > maxCheckpoint {
 		return h, errors.New("read checkpoint: want an origin, a size and a hash, a line each")
 	}
-	// The specification wants no leading zeros: one tree has one text.
+	// The specification forbids leading zeros, so that each tree has one text.
 	if h.Size, err = strconv.ParseInt(lines[1], 10, 64); err != nil || h.Size < 0 || strconv.FormatInt(h.Size, 10) != lines[1] {
 		return h, fmt.Errorf("read checkpoint: size %q: want a number", brief(lines[1]))
 	}
@@ -56,7 +56,8 @@ func ParseTreeHead(text string) (h TreeHead, err error) {
 	return h, nil
 }
 
-// parseHash reads a hash in base64. There is one way to write it.
+// parseHash decodes a hash from base64. It accepts only the canonical encoding, since
+// two texts for one hash would give two signed notes for one tree.
 func parseHash(s string) (h tlog.Hash, err error) {
 	b, err := base64.StdEncoding.Strict().DecodeString(s)
 	if err != nil || len(b) != len(h) || base64.StdEncoding.EncodeToString(b) != s {
@@ -66,7 +67,7 @@ func parseHash(s string) (h tlog.Hash, err error) {
 	return h, nil
 }
 
-// brief is the beginning of a hostile text, for a message.
+// brief returns the first 60 bytes of s, for an error text: s may be hostile.
 func brief(s string) string {
 	if len(s) > 60 {
 		return strings.ToValidUTF8(s[:60], "") + "…"
@@ -74,8 +75,9 @@ func brief(s string) string {
 	return s
 }
 
-// OpenCheckpoint reads a signed checkpoint and checks its signature with keys,
-// one of which must be of its origin. It returns the keys that have signed it.
+// OpenCheckpoint verifies a signed checkpoint and returns its tree head and the
+// signatures that keys verified. One of them must be by the key named like the
+// origin. Otherwise the error wraps [ErrUnsigned].
 func OpenCheckpoint(signed []byte, keys note.Verifiers) (TreeHead, []note.Signature, error) {
 	if len(signed) > maxCheckpoint {
 		return TreeHead{}, nil, fmt.Errorf("open checkpoint: more than %d bytes", maxCheckpoint)
@@ -91,7 +93,8 @@ func OpenCheckpoint(signed []byte, keys note.Verifiers) (TreeHead, []note.Signat
 	if err != nil {
 		return TreeHead{}, nil, err
 	}
-	// The attack: a checkpoint of another record whose key is known as well.
+	// The attack: a checkpoint of another record, whose key the caller also trusts, is
+	// passed off as one of this record.
 	for _, s := range n.Sigs {
 		if s.Name == h.Origin {
 			return h, n.Sigs, nil
@@ -100,7 +103,8 @@ func OpenCheckpoint(signed []byte, keys note.Verifiers) (TreeHead, []note.Signat
 	return TreeHead{}, nil, fmt.Errorf("open checkpoint of %q: %w", brief(h.Origin), ErrUnsigned)
 }
 
-// claimed returns what a signed checkpoint says, without checking who says so.
+// claimed returns the tree head of a signed checkpoint without verifying a signature.
+// It is for the server's own files and rows, which [Keeper] compares with the tree.
 func claimed(signed []byte) (TreeHead, error) {
 	_, err := note.Open(signed, note.VerifierList())
 	unverified, ok := errors.AsType[*note.UnverifiedNoteError](err)
@@ -114,23 +118,24 @@ func claimed(signed []byte) (TreeHead, error) {
 var (
 	// ErrUnsigned means that no known key has signed a checkpoint.
 	ErrUnsigned = errors.New("no known key has signed it")
-	// ErrFork means that the record is not one that goes on from what was
-	// signed before. Nothing is signed then.
+	// ErrFork means that the record does not extend a checkpoint that was signed
+	// before: entries were removed or rewritten. Nothing is signed then.
 	ErrFork = errors.New("the record does not go on from what was signed before")
-	// ErrNoCheckpoint means that there is none, or none that covers an entry.
+	// ErrNoCheckpoint means that no checkpoint exists yet, or none covers the entry.
 	ErrNoCheckpoint = errors.New("no checkpoint covers it yet")
 )
 
-// A Signed is a checkpoint that is kept in the database.
+// A Signed is a checkpoint that is stored in the database.
 type Signed struct {
 	TreeHead
-	Note []byte // the signed text
-	At   time.Time
+	Note []byte    // the signed text
+	At   time.Time // when it was signed
 }
 
-// Checkpoint signs the tree as it is and returns the signed note, as part of
-// tx. It returns the stored one if there is one of this size, and [ErrFork]
-// rather than sign what contradicts a stored one.
+// Checkpoint signs the current tree, stores the note and returns it, as part of tx.
+// If a checkpoint of this size and origin is stored, it returns that. It returns
+// [ErrFork] if the tree does not extend the newest stored checkpoint: a signature on
+// both would prove that the server showed two records.
 func Checkpoint(ctx context.Context, tx *store.Tx, signer note.Signer) ([]byte, error) {
 	size, err := Size(ctx, tx)
 	if err != nil {
@@ -168,7 +173,8 @@ func Checkpoint(ctx context.Context, tx *store.Tx, signer note.Signer) ([]byte, 
 	return signed, nil
 }
 
-// extends returns [ErrFork] unless the tree has h in it.
+// extends returns [ErrFork] unless the tree's first h.Size entries have the root
+// h.Root.
 func extends(ctx context.Context, tx *store.Tx, h TreeHead) error {
 	size, err := Size(ctx, tx)
 	if err != nil {
@@ -195,8 +201,8 @@ func Latest(ctx context.Context, tx *store.Tx) (Signed, error) {
 	return oneCheckpoint(ctx, tx, selectCheckpoint+`order by size desc limit 1`)
 }
 
-// Covering returns the smallest checkpoint that has entry seq in it, or an
-// error that wraps [ErrNoCheckpoint], as part of tx.
+// Covering returns the smallest checkpoint that covers entry seq, or an error that
+// wraps [ErrNoCheckpoint], as part of tx.
 func Covering(ctx context.Context, tx *store.Tx, seq int64) (Signed, error) {
 	return oneCheckpoint(ctx, tx, selectCheckpoint+`where size >= $1 order by size limit 1`, seq)
 }
@@ -221,15 +227,15 @@ func scanCheckpoint(row func(...any) error) (s Signed, err error) {
 	}
 	s.Note, s.At = []byte(text), store.FromTime(at)
 	h, err := claimed(s.Note)
-	// The row is for finding it; what was signed is the note.
+	// The columns are only an index. The note is what was signed, so it decides.
 	if err == nil && (h.Size != s.Size || !bytes.Equal(h.Root[:], root)) {
-		err = fmt.Errorf("the stored checkpoint of %d entries is not the one that its row says", s.Size)
+		err = fmt.Errorf("the stored checkpoint of %d entries does not match its row", s.Size)
 	}
 	s.TreeHead = h
 	return s, err
 }
 
-// Checkpoints returns all that are stored, the smallest first, as part of tx.
+// Checkpoints returns all stored checkpoints, the smallest first, as part of tx.
 func Checkpoints(ctx context.Context, tx *store.Tx) ([]Signed, error) {
 	list, err := store.List(ctx, tx, scanCheckpoint, selectCheckpoint+`order by size`)
 	if err != nil {

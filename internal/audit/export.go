@@ -14,11 +14,10 @@ import (
 	"postern/internal/store"
 )
 
-// lineTime is how the time of an entry is written: to the microsecond, as it
-// is hashed.
+// lineTime is the format of an entry's time. It has microseconds, like the hashed time.
 const lineTime = "2006-01-02T15:04:05.000000Z"
 
-// lineJSON is an entry as a line of an export.
+// lineJSON is the JSON encoding of an entry, one line of an export.
 type lineJSON struct {
 	Seq     int64           `json:"seq"`
 	At      string          `json:"at"`
@@ -27,20 +26,21 @@ type lineJSON struct {
 	Verb    Verb            `json:"verb"`
 	Object  string          `json:"object"`
 	Detail  json.RawMessage `json:"detail,omitempty"` // an object of strings
-	// DetailText is the detail of an entry that is no such object, which only
-	// somebody who wrote into the database can have made.
+	// DetailText replaces Detail if that is not an object of strings in canonical
+	// form. Only somebody who wrote to the database can have made such an entry, and
+	// the export must show it unchanged.
 	DetailText *string `json:"detail_text,omitempty"`
 	Prev       string  `json:"prev"` // hexadecimal
 	Hash       string  `json:"hash"` // hexadecimal
 }
 
-// checkpointJSON is a signed checkpoint as a line of an export.
+// checkpointJSON is the JSON encoding of a signed checkpoint, one line of an export.
 type checkpointJSON struct {
 	Checkpoint string `json:"checkpoint"`
 }
 
-// canonical returns a detail as [Append] writes it, whoever has put spaces into
-// it or its fields in another order since.
+// canonical returns a detail in the form that [Append] writes and hashes: sorted keys,
+// no spaces. A JSON tool between export and verification may have changed both.
 func canonical(detail []byte) (string, error) {
 	var f map[string]string
 	if err := json.Unmarshal(detail, &f); err != nil {
@@ -53,7 +53,8 @@ func canonical(detail []byte) (string, error) {
 	return string(b), err
 }
 
-// MarshalLine returns e, recorded with hash, as a line of JSON without its end.
+// MarshalLine encodes e, which was recorded with hash, as a line of JSON without the
+// line end.
 func MarshalLine(e Entry, hash Digest) ([]byte, error) {
 	j := lineJSON{
 		Seq: e.Seq, At: e.At.UTC().Format(lineTime), Project: e.Project, Actor: e.Actor, Verb: e.Verb, Object: e.Object,
@@ -71,11 +72,11 @@ func MarshalLine(e Entry, hash Digest) ([]byte, error) {
 	return b, nil
 }
 
-// ParseLine reads what [MarshalLine] wrote.
+// ParseLine decodes a line that [MarshalLine] wrote. It does not verify the hash.
 func ParseLine(b []byte) (e Entry, hash Digest, err error) {
 	var j lineJSON
 	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields() // what is not hashed would look as if it were
+	dec.DisallowUnknownFields() // the attack: an added field, which no hash covers, looks genuine
 	if err := dec.Decode(&j); err != nil {
 		return e, hash, fmt.Errorf("read entry: %w", err)
 	}
@@ -109,25 +110,25 @@ func ParseLine(b []byte) (e Entry, hash Digest, err error) {
 	return e, hash, nil
 }
 
-// MarshalCheckpoint returns a signed checkpoint as a line of JSON without its end.
+// MarshalCheckpoint encodes a signed checkpoint as a line of JSON without the line end.
 func MarshalCheckpoint(signed []byte) ([]byte, error) {
 	return json.Marshal(checkpointJSON{string(signed)})
 }
 
-// A Line is one of an export: an entry, or a checkpoint.
+// A Line is a line of an export: an entry or a checkpoint.
 type Line struct {
 	Number     int // from 1
 	Entry      Entry
 	Hash       Digest
-	Checkpoint []byte // signed; nil in the line of an entry
-	End        int64  // where the line ends, in bytes from the beginning
+	Checkpoint []byte // signed; nil if the line is an entry
+	End        int64  // offset of the line's end in the export, in bytes
 }
 
 // maxLine bounds a line of an export, in bytes.
 const maxLine = 1 << 20
 
-// ReadExport calls f with each line of an export. The last line may lack its
-// end and is left out then: whoever wrote it was interrupted.
+// ReadExport calls f with each line of an export. It ignores a last line without a
+// line end, which an interrupted export leaves. An error of f ends the reading.
 func ReadExport(r io.Reader, f func(Line) error) error {
 	br := bufio.NewReaderSize(r, maxLine)
 	var l Line
@@ -161,13 +162,13 @@ func ReadExport(r io.Reader, f func(Line) error) error {
 	}
 }
 
-// exportPage is how many entries are read in one transaction: an export of
-// years must not keep one open, behind which nothing can be cleaned up.
+// exportPage is the number of entries read in one transaction. A long export must not
+// keep one open: the database could not clean up old row versions meanwhile.
 const exportPage = 1000
 
-// Export calls write with each entry that q selects, the oldest first, and
-// returns the number of the last. What is appended meanwhile is left out, so
-// that it ends. q.After resumes one; q.Before and q.Limit are not heeded.
+// Export calls write with each entry that q selects, the oldest first, and returns the
+// number of the last entry read. It omits entries appended during the export, so that
+// it ends. q.After resumes an export. q.Before and q.Limit are ignored.
 func Export(ctx context.Context, db *store.DB, q Query, write func(Entry, Digest) error) (last int64, err error) {
 	var end int64
 	err = db.View(ctx, func(tx *store.Tx) error {
@@ -179,8 +180,8 @@ func Export(ctx context.Context, db *store.DB, q Query, write func(Entry, Digest
 	last = q.After
 	q.Limit = exportPage
 	for last < end {
-		// A span of numbers at a time, not of matches: a rare verb would
-		// otherwise be looked for through the whole record in one transaction.
+		// Page by entry numbers, not by matches: a rare verb would scan the whole record
+		// in one transaction.
 		q.After, q.Before = last, min(last+exportPage, end)+1
 		err := db.View(ctx, func(tx *store.Tx) error {
 			return q.each(ctx, tx, "asc", write)
@@ -193,8 +194,8 @@ func Export(ctx context.Context, db *store.DB, q Query, write func(Entry, Digest
 	return last, nil
 }
 
-// After calls f with up to limit entries after seq, in order, and returns how
-// many that were.
+// After calls f with up to limit entries after seq, in order, and returns their
+// number.
 func After(ctx context.Context, db *store.DB, seq int64, limit int, f func(Entry, Digest) error) (n int, err error) {
 	err = db.View(ctx, func(tx *store.Tx) error {
 		n, err = page(ctx, tx, seq, limit, f)

@@ -53,8 +53,8 @@ func exportOf(f *testing.F, db *store.DB) string {
 	return export(f, db, audit.Query{})
 }
 
-// FuzzProof: what is no proof is refused, and what is read is written the same;
-// no other proof of the same record than the given one holds for its entry.
+// FuzzProof: malformed proofs are refused, parsed proofs survive a round trip, and no
+// proof holds except the one that was issued.
 func FuzzProof(f *testing.F) {
 	proof, _, _, keys := sample(f)
 	f.Add(proof)
@@ -73,7 +73,7 @@ func FuzzProof(f *testing.F) {
 			t.Errorf("%q became %q: %v", b, out, err)
 		}
 		if k, err := p.Check(keys); err == nil && (p.Entry.Seq != 3 || p.Entry.Actor != ann.String() || p.Entry.Detail != `{"k":"v"}` || k.Size != 5) {
-			t.Errorf("a proof of what is not in the record holds: %+v", p.Entry)
+			t.Errorf("a proof of an entry that is not in the record holds: %+v", p.Entry)
 		}
 	})
 }

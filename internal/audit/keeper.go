@@ -18,46 +18,48 @@ import (
 	"postern/internal/store"
 )
 
-// KeeperConfig is when checkpoints are made and where they are kept.
+// KeeperConfig says when a [Keeper] makes checkpoints and where it keeps them.
 type KeeperConfig struct {
-	// Signer returns the key in use. It is asked for each checkpoint: keys
-	// are rotated.
+	// Signer returns the current signing key. It is called for each checkpoint, since
+	// keys are rotated. Required.
 	Signer func(context.Context) (note.Signer, error)
-	// Every is how many new entries make a checkpoint; zero means 1000.
+	// Every is the number of new entries after which a checkpoint is made; zero means
+	// 1000.
 	Every int64
-	// Interval is how long a new entry waits for one at most; zero means 5
-	// minutes.
+	// Interval is the longest time that a new entry waits for a checkpoint; zero means
+	// 5 minutes.
 	Interval time.Duration
-	// Memory is the file in which this server remembers what it signed last,
-	// outside of the database; empty means that it forgets as it ends.
+	// Memory is a file outside the database in which this server keeps its last
+	// checkpoint; empty means that it is lost when the server exits.
 	Memory string
-	// Dir is a directory in which each checkpoint becomes a file, and File one
-	// that holds the newest; empty means none.
+	// Dir is a directory that gets a file for each checkpoint. File is a file that
+	// holds the newest one. Empty means none.
 	Dir, File string
-	// Poll is how often the record is looked at; zero means 2 seconds.
+	// Poll is the interval at which the keeper looks for new entries; zero means 2
+	// seconds.
 	Poll time.Duration
 }
 
-// A Keeper makes the checkpoints of a record. It signs only what goes on from
-// what it signed before, which it remembers outside of the database. The
-// attack: somebody who can write the database, but has not the server's key,
-// writes the record anew and lets the server sign that.
+// A Keeper makes the checkpoints of a record. It signs a tree only if it extends the
+// last signed one, of which it keeps a copy outside the database. The attack: somebody
+// who can write the database, but does not have the server's key, rewrites the record
+// and lets the server sign the forgery.
 //
-// It is safe for concurrent use, and several servers may keep one record.
+// A Keeper is safe for concurrent use. Several servers may keep one record.
 type Keeper struct {
 	log  *slog.Logger
 	db   *store.DB
 	conf KeeperConfig
 
-	mu     sync.Mutex // guards what follows, and lets one checkpoint be made at a time
-	last   TreeHead   // what was signed or seen last; zero before
-	at     time.Time  // when that was
-	put    int64      // size of what is in Dir and File
-	failed error      // why the last attempt failed
+	mu     sync.Mutex // guards the fields below; held while a checkpoint is made
+	last   TreeHead   // last tree head signed or read; zero if there is none
+	at     time.Time  // when last was signed
+	put    int64      // size of the newest checkpoint in Dir, File and Memory
+	failed error      // why the last attempt failed; nil if it succeeded
 }
 
-// NewKeeper returns a keeper of the record in db. It reads the memory, which
-// may not be there yet.
+// NewKeeper returns a keeper of the record in db. It reads the checkpoints that an
+// earlier run has kept in files; missing files are not an error.
 func NewKeeper(log *slog.Logger, db *store.DB, conf KeeperConfig) (*Keeper, error) {
 	if conf.Signer == nil {
 		return nil, errors.New("keep audit: no signer")
@@ -73,11 +75,12 @@ func NewKeeper(log *slog.Logger, db *store.DB, conf KeeperConfig) (*Keeper, erro
 	}
 	k := &Keeper{log: log, db: db, conf: conf}
 	if conf.Dir != "" {
-		if err := os.MkdirAll(conf.Dir, 0o755); err != nil { //nolint:gosec // checkpoints are for others to read
+		if err := os.MkdirAll(conf.Dir, 0o755); err != nil { //nolint:gosec // checkpoints are public: others copy them
 			return nil, fmt.Errorf("keep checkpoints: %w", err)
 		}
 	}
-	// What is kept in any place is what the record must go on from.
+	// The record must extend the largest checkpoint found in any of these files. The
+	// attack: only one of them is replaced by an older one.
 	for _, file := range append(k.newestIn(conf.Dir), conf.Memory, conf.File) {
 		if file == "" {
 			continue
@@ -96,6 +99,7 @@ func NewKeeper(log *slog.Logger, db *store.DB, conf KeeperConfig) (*Keeper, erro
 	return k, nil
 }
 
+// readKept returns the tree head of the checkpoint in a file.
 func readKept(file string) (TreeHead, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -169,10 +173,11 @@ func aside(file string) error {
 	}
 }
 
-// Extension ends the names of the files of checkpoints.
+// Extension is the extension of checkpoint files.
 const Extension = ".checkpoint"
 
-// newestIn returns the newest checkpoint's file in dir: their names sort by size.
+// newestIn returns the file of the newest checkpoint in dir, or nil. Names are
+// zero-padded sizes, so they sort by size.
 func (k *Keeper) newestIn(dir string) []string {
 	if dir == "" {
 		return nil
@@ -184,21 +189,21 @@ func (k *Keeper) newestIn(dir string) []string {
 	return names[len(names)-1:] // Glob sorts
 }
 
-// State is what a keeper says of its work.
+// State describes the work of a [Keeper].
 type State struct {
-	Failed error // why no checkpoint can be made; nil if one can
+	Failed error // why the last checkpoint failed; nil if it succeeded
 }
 
-// State returns how the last attempt went.
+// State returns the outcome of the last attempt to make a checkpoint.
 func (k *Keeper) State() State {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return State{Failed: k.failed}
 }
 
-// Make makes a checkpoint of the record as it is, if its newest is not that
-// already, and returns it. It returns [ErrFork] if the record does not go on
-// from what was signed.
+// Make makes a checkpoint of the current record, unless the newest one already covers
+// all entries, and returns the newest. It returns [ErrFork] if the record does not
+// extend the last signed checkpoint, and [ErrNoCheckpoint] if there are no entries.
 func (k *Keeper) Make(ctx context.Context) (s Signed, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -229,7 +234,8 @@ func (k *Keeper) Make(ctx context.Context) (s Signed, err error) {
 	return s, k.keepLocked(s)
 }
 
-// keepLocked puts a checkpoint where it is kept outside of the database.
+// keepLocked writes a checkpoint to Dir, File and Memory. A crash in between is
+// harmless: put is zero after a restart, so all of them are written again.
 func (k *Keeper) keepLocked(s Signed) error {
 	if s.Size == k.put {
 		return nil
@@ -262,7 +268,8 @@ func (k *Keeper) keepLocked(s Signed) error {
 	return nil
 }
 
-// replace writes a file durably, all of it or none.
+// replace writes a file atomically and durably: it syncs a temporary file, renames
+// it, and syncs the directory. A crash leaves the old content or the new.
 func replace(path string, data []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, ".checkpoint-*")
@@ -293,7 +300,7 @@ func replace(path string, data []byte, mode fs.FileMode) (err error) {
 	return f.Close()
 }
 
-// due says whether it is time for a checkpoint.
+// due reports whether a checkpoint should be made now.
 func (k *Keeper) due(ctx context.Context) (bool, error) {
 	var size int64
 	var newest Signed
@@ -310,17 +317,17 @@ func (k *Keeper) due(ctx context.Context) (bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.failed != nil {
-		return true, nil // also if nothing new has come: it says so again
+		return true, nil // even without new entries: retry, so that the error is logged again
 	}
-	// Another server's is kept by this one as well.
+	// A checkpoint that another server made is kept in this server's files too.
 	if newest.Size > k.put {
 		return true, nil
 	}
 	return size > newest.Size && (size-newest.Size >= k.conf.Every || time.Since(newest.At) >= k.conf.Interval), nil
 }
 
-// Run makes checkpoints until ctx is done, and a last one then. What it cannot
-// sign it logs, and tries again.
+// Run makes checkpoints until ctx is done, and one more at the end. It logs failures
+// and retries with a delay that doubles up to the configured interval.
 func (k *Keeper) Run(ctx context.Context) error {
 	t := time.NewTicker(k.conf.Poll)
 	defer t.Stop()
@@ -355,8 +362,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// ReadCheckpoints returns the signed checkpoints in a file, which may hold
-// several, or in the files of a directory, by where each is from.
+// ReadCheckpoints reads signed checkpoints from a file, which may hold several, or
+// from the files of a directory. The keys of the map say where each was found.
 func ReadCheckpoints(path string) (map[string][]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -388,8 +395,8 @@ func ReadCheckpoints(path string) (map[string][]byte, error) {
 	return out, nil
 }
 
-// SplitNotes cuts a text of several signed notes, one after the other, apart.
-// A note is text, an empty line, and lines that begin with a dash.
+// SplitNotes splits a file of concatenated signed notes. A note is a text, an empty
+// line, and signature lines that begin with an em dash.
 func SplitNotes(b []byte) (out [][]byte) {
 	var cur []byte
 	signed := false

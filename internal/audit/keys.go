@@ -11,18 +11,18 @@ import (
 	"golang.org/x/mod/sumdb/note"
 )
 
-// KeysPath is where a server publishes the keys of its checkpoints. They are
-// not among those of statements: a verifier of mail must never take one.
+// KeysPath is the URL path at which a server publishes its checkpoint keys. They are
+// separate from the keys of statements, so that a verifier of mail never accepts one.
 const KeysPath = "/.well-known/postern-audit-keys.json"
 
-// MaxKeys bounds a document of keys, in bytes.
+// MaxKeys bounds a key document, in bytes.
 const MaxKeys = 256 << 10
 
-// A Key checks checkpoints.
+// A Key verifies checkpoints.
 type Key struct {
-	VKey  string    // as package note writes it: name, hash and public key
-	From  time.Time // when it began to sign, or will
-	Until time.Time // when it ended to; zero while it signs
+	VKey  string    // verifier key in the format of package note: name, hash and public key
+	From  time.Time // start of its use for signing; may be in the future
+	Until time.Time // end of its use; zero while it is in use
 }
 
 type keyJSON struct {
@@ -36,7 +36,7 @@ type keysJSON struct {
 	Keys    []keyJSON `json:"keys"`
 }
 
-// KeysDocument returns keys as they are published.
+// KeysDocument returns the JSON document that is published at [KeysPath].
 func KeysDocument(keys []Key) ([]byte, error) {
 	d := keysJSON{Version: 1, Keys: []keyJSON{}}
 	for _, k := range keys {
@@ -50,8 +50,8 @@ func KeysDocument(keys []Key) ([]byte, error) {
 	return json.MarshalIndent(d, "", "  ")
 }
 
-// ParseKeys reads a published document, or keys as package note writes them, a
-// line each.
+// ParseKeys parses a published key document, or verifier keys of package note, one on
+// each line. Empty lines and lines that begin with # are ignored.
 func ParseKeys(data []byte) (out []Key, err error) {
 	if len(data) > MaxKeys {
 		return nil, fmt.Errorf("read keys of checkpoints: more than %d bytes", MaxKeys)
@@ -79,13 +79,13 @@ func ParseKeys(data []byte) (out []Key, err error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, errors.New("read keys of checkpoints: there is none")
+		return nil, errors.New("read keys of checkpoints: no key found")
 	}
 	_, err = Verifiers(out)
 	return out, err
 }
 
-// Verifiers returns keys as [OpenCheckpoint] takes them.
+// Verifiers converts keys for [OpenCheckpoint].
 func Verifiers(keys []Key) (note.Verifiers, error) {
 	seen := map[string]bool{}
 	var list []note.Verifier
@@ -94,7 +94,7 @@ func Verifiers(keys []Key) (note.Verifiers, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read key of checkpoints %q: %w", brief(k.VKey), err)
 		}
-		// A list that has one twice knows neither.
+		// note.VerifierList treats a duplicate key as ambiguous and then finds neither.
 		if !seen[k.VKey] {
 			list = append(list, v)
 		}

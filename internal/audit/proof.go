@@ -20,9 +20,9 @@ import (
 // export.
 type Proof struct {
 	Entry      Entry
-	Recorded   Digest // the hash that was recorded with it
-	Hashes     tlog.RecordProof
-	Checkpoint []byte // signed
+	Recorded   Digest           // the hash that was recorded with it
+	Hashes     tlog.RecordProof // from the entry's leaf to the root
+	Checkpoint []byte           // signed
 }
 
 const (
@@ -65,7 +65,7 @@ func Read(ctx context.Context, tx *store.Tx, project string, seq int64) (e Entry
 	return e, hash, nil
 }
 
-// Marshal returns the file of p.
+// Marshal encodes p as a c2sp.org/tlog-proof.
 func (p Proof) Marshal() ([]byte, error) {
 	line, err := MarshalLine(p.Entry, p.Recorded)
 	if err != nil {
@@ -81,7 +81,8 @@ func (p Proof) Marshal() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// ParseProof reads what [Proof.Marshal] wrote. It checks nothing yet.
+// ParseProof parses a proof that [Proof.Marshal] wrote. It verifies nothing: see
+// [Proof.Check].
 func ParseProof(data []byte) (p Proof, err error) {
 	if len(data) > maxProof {
 		return p, fmt.Errorf("read proof: more than %d bytes", maxProof)
@@ -94,7 +95,7 @@ func ParseProof(data []byte) (p Proof, err error) {
 	extra, ok := strings.CutPrefix(lines[1], "extra ")
 	line, err := base64.StdEncoding.Strict().DecodeString(extra)
 	if !ok || err != nil {
-		return p, errors.New("read proof: it does not hold its entry (extra)")
+		return p, errors.New("read proof: extra: want an entry in base64")
 	}
 	if p.Entry, p.Recorded, err = ParseLine(line); err != nil {
 		return p, fmt.Errorf("read proof: %w", err)
@@ -105,7 +106,7 @@ func ParseProof(data []byte) (p Proof, err error) {
 		return p, errors.New("read proof: index: want a number")
 	}
 	if n != p.Entry.Seq-1 {
-		return p, fmt.Errorf("read proof: it is about place %d and holds entry %d", n+1, p.Entry.Seq)
+		return p, fmt.Errorf("read proof: the index is that of entry %d, but extra holds entry %d", n+1, p.Entry.Seq)
 	}
 	if len(lines)-3 > maxHashes {
 		return p, fmt.Errorf("read proof: more than %d hashes", maxHashes)

@@ -16,10 +16,10 @@ import (
 	"postern/internal/store"
 )
 
-// A BrokenError says where a record does not hold.
+// A BrokenError says where verification of a record failed.
 type BrokenError struct {
 	Seq    int64 // the first bad entry
-	To     int64 // where only a span is known that holds it: the last of that; otherwise zero
+	To     int64 // if only a range is known to contain the bad entry: its last entry; otherwise zero
 	Reason string
 }
 
@@ -30,15 +30,15 @@ func (e *BrokenError) Error() string {
 	return fmt.Sprintf("audit chain broken at entry %d: %s", e.Seq, e.Reason)
 }
 
-// A Kept is a checkpoint that was kept outside of the record. Who makes one has
-// checked its signature: see [Keep].
+// A Kept is a checkpoint that was kept outside the record. Its signature has been
+// verified by [Keep].
 type Kept struct {
 	TreeHead
-	Source string   // where it is from, for people
-	Signed []string // by which keys: name and hash
+	Source string   // where it was found, for error texts
+	Signed []string // the keys that signed it, as NAME+HASH
 }
 
-// Keep opens a signed checkpoint with keys.
+// Keep verifies a signed checkpoint with keys. source says where it was found.
 func Keep(source string, signed []byte, keys note.Verifiers) (Kept, error) {
 	h, sigs, err := OpenCheckpoint(signed, keys)
 	if err != nil {
@@ -51,52 +51,52 @@ func Keep(source string, signed []byte, keys note.Verifiers) (Kept, error) {
 	return k, nil
 }
 
-// Options are what a record is held against.
+// Options say what a record is verified against.
 type Options struct {
-	Known Head   // the record must contain it; zero means none
-	Kept  []Kept // the record must go on from each
-	// Keys open the checkpoints that an export holds itself; nil means that
-	// they are counted only.
+	Known Head   // the record must contain this entry; zero means any
+	Kept  []Kept // the record must extend each of these
+	// Keys verify the checkpoints inside an export; nil means that these are only
+	// counted.
 	Keys note.Verifiers
-	// Partial takes an export that begins later or leaves entries out: what is
-	// missing is then not noticed.
+	// Partial accepts an export that begins later or omits entries. Missing entries
+	// are then not detected.
 	Partial bool
-	// Each is called with each entry that fits, in order; nil means with none. Its
-	// error ends the reading.
+	// Each is called with each valid entry, in order; nil means that it is not called.
+	// An error ends the verification and is returned.
 	Each func(Entry) error
-	// Progress is called now and then with how many entries were read; nil
+	// Progress is called with the number of entries read so far, every 10,000; nil
 	// means never.
 	Progress func(done int64)
 }
 
-// A Report says what was found. All that it names holds.
+// A Report says what was verified.
 type Report struct {
 	Head    Head
 	Root    tlog.Hash // of the tree over all entries; zero of a part
-	Entries int64     // that were read
-	Gaps    int64     // of a part: how often entries are missing before one
+	Entries int64     // read
+	Gaps    int64     // in a partial export: places where entries are missing
 
-	Tree   int64    // entries whose stored hashes in the tree are theirs
-	Stored []Signed // checkpoints in the database, whose sizes and roots fit; their signatures are for the caller to check
-	Kept   []Kept   // those that were given, and those of an export that keys have signed; by size
-	Unread int      // checkpoints of an export that no key was given for
+	Tree   int64    // entries whose stored tree hashes are correct
+	Stored []Signed // checkpoints in the database whose sizes and roots match; the caller verifies their signatures
+	Kept   []Kept   // the given checkpoints, and the verified ones of an export; by size
+	Unread int      // checkpoints of an export that were not verified
 
-	Sealed int64 // the first entry from which on each has the server's seal; 0 where none has, or seals cannot be checked
+	Sealed int64 // first entry from which all entries are sealed; 0 if none is, or without the server's key
 }
 
-// ErrTwoRecords means that two checkpoints of one size differ, though both are
-// signed: somebody with the key has shown two records.
+// ErrTwoRecords means that two signed checkpoints of the same size differ: somebody
+// with the key has shown two different records (a split view).
 var ErrTwoRecords = errors.New("two records were signed")
 
-// An examiner goes through a record.
+// An examiner verifies the entries of a record one by one.
 type examiner struct {
 	o    Options
 	r    Report
 	last Head
-	tree *edge // nil once an entry was left out
-	kept []Kept
-	good int64 // size of the largest kept checkpoint that fits
-	buf  []byte
+	tree *edge  // nil after a gap: the tree needs every entry
+	kept []Kept // not yet reached, by size
+	good int64  // size of the largest kept checkpoint that matched
+	buf  []byte // reused for the encoding of each entry
 }
 
 func newExaminer(o Options) (*examiner, error) {
@@ -109,7 +109,7 @@ func newExaminer(o Options) (*examiner, error) {
 	return x, nil
 }
 
-// keep adds a checkpoint that the record must go on from.
+// keep adds a checkpoint that the record must extend.
 func (x *examiner) keep(k Kept) error {
 	at, _ := slices.BinarySearchFunc(x.kept, k, func(a, b Kept) int { return cmp.Compare(a.Size, b.Size) })
 	if at < len(x.kept) && x.kept[at].Size == k.Size && x.kept[at].Root != k.Root {
@@ -119,8 +119,8 @@ func (x *examiner) keep(k Kept) error {
 	return nil
 }
 
-// entry takes the next entry, recorded with hash, and returns what it completes
-// in the tree.
+// entry verifies the next entry, which was recorded with hash. It returns the tree
+// hashes that the entry completes.
 func (x *examiner) entry(e Entry, hash Digest) (done []tlog.Hash, err error) {
 	h, leaf, buf := e.hashes(x.buf)
 	x.buf = buf
@@ -160,7 +160,7 @@ func (x *examiner) entry(e Entry, hash Digest) (done []tlog.Hash, err error) {
 	return done, nil
 }
 
-// compare holds the tree as it is against the kept checkpoints of its size.
+// compare compares the tree with the kept checkpoints of its current size.
 func (x *examiner) compare() error {
 	for len(x.kept) > 0 && x.kept[0].Size == x.tree.size {
 		k := x.kept[0]
@@ -173,7 +173,7 @@ func (x *examiner) compare() error {
 	return nil
 }
 
-// end says what is known when there are no more entries.
+// end completes the report after the last entry. It detects a truncated record.
 func (x *examiner) end() error {
 	x.r.Head = x.last
 	if x.tree != nil {
@@ -197,7 +197,7 @@ func (x *examiner) end() error {
 func page(ctx context.Context, tx *store.Tx, seq int64, limit int, f func(Entry, Digest) error) (n int, err error) {
 	last := seq
 	if seq == 0 {
-		seq = math.MinInt64 // one that was put before the first is found, too
+		seq = math.MinInt64 // the attack: an entry is inserted before the first
 	}
 	rows, err := tx.QueryContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash from audit_entry
 		where seq > $1 order by seq limit $2`, seq, limit)
@@ -222,10 +222,10 @@ func page(ctx context.Context, tx *store.Tx, seq int64, limit int, f func(Entry,
 // lets the stored hashes of the tree be read in between.
 const examinePage = 2000
 
-// Examine reads the whole record in a database: the chain, the tree and the
-// checkpoints beside it, and holds it against o. It returns a [BrokenError]
-// that names the first entry that does not fit, with what holds up to there;
-// or [ErrTwoRecords].
+// Examine verifies the whole record in a database against o: the chain, the tree, the
+// seals and the stored checkpoints. If it fails, the error is a [BrokenError] that
+// names the first bad entry, or [ErrTwoRecords], and the report covers the entries
+// before it.
 func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 	o.Partial = false
 	x, err := newExaminer(o)
@@ -270,8 +270,8 @@ func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 			}
 			return err
 		})
-		// What is stored is compared also up to an entry that is broken: a hash
-		// before it may be the first.
+		// Compare the stored hashes even if an entry of this page is broken: a wrong
+		// hash before it would be the first fault.
 		if size > from {
 			if err := compareNodes(ctx, tx, from, want); err != nil {
 				return fail(err)
@@ -303,7 +303,8 @@ func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 	return x.r, x.stored(ctx, tx, size)
 }
 
-// stored compares the checkpoints in the database with its tree.
+// stored verifies the number of tree hashes, and the stored checkpoints against the
+// tree.
 func (x *examiner) stored(ctx context.Context, tx *store.Tx, size int64) error {
 	var count int64
 	if err := tx.One(ctx, `select count(*) from audit_node`, nil, &count); err != nil {
@@ -332,9 +333,9 @@ func (x *examiner) stored(ctx context.Context, tx *store.Tx, size int64) error {
 	return nil
 }
 
-// seals checks the seals of the entries after from, up to the last that was
-// read. Entries of versions without seals have none: the first seal covers them,
-// since its hash does. After it each entry must have its own.
+// seals verifies the seals of the entries after from, up to the last one read. Entries
+// written by versions without seals have none. The first sealed entry covers them,
+// since its hash covers the chain before it. Every later entry must be sealed.
 func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
 	rows, err := tx.QueryContext(ctx, `select seq, hash, seal from audit_entry where seq > $1 and seq <= $2 order by seq`, from, x.last.Seq)
 	if err != nil {
@@ -350,7 +351,8 @@ func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
 		switch {
 		case len(seal) == 0 && x.r.Sealed == 0:
 		case len(sum) != len(Digest{}) || !sealHolds(tx, Digest(sum), seal):
-			// The attack: the entries after the last checkpoint are rewritten.
+			// The attack: somebody who can write the database rewrites the entries after
+			// the last checkpoint, with correct hashes.
 			return &BrokenError{Seq: seq, Reason: "it is not sealed with this server's key: the server did not write it"}
 		case x.r.Sealed == 0:
 			x.r.Sealed = seq
@@ -359,13 +361,13 @@ func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
 	return rows.Err()
 }
 
-// hasTree says whether a database, which may be a copy of an old one, has a tree.
+// hasTree reports whether the database has a tree. A backup of an old version has none.
 func hasTree(ctx context.Context, tx *store.Tx) (bool, error) {
 	return hasMigration(ctx, tx, "0011_audit")
 }
 
-// hasMigration says whether a database, which may be a copy of an old one, has a
-// migration.
+// hasMigration reports whether a migration was applied to the database, which may be a
+// backup of an old version.
 func hasMigration(ctx context.Context, tx *store.Tx, name string) (bool, error) {
 	n := 0
 	if err := tx.One(ctx, `select count(*) from migration where name = $1`, []any{"migrations/" + name + ".sql"}, &n); err != nil {
@@ -374,14 +376,14 @@ func hasMigration(ctx context.Context, tx *store.Tx, name string) (bool, error) 
 	return n > 0, nil
 }
 
-// compareNodes compares the stored hashes that the entries after from complete
-// with those that they must be.
+// compareNodes compares the stored tree hashes of the entries after from with want.
 func compareNodes(ctx context.Context, tx *store.Tx, from int64, want []tlog.Hash) error {
 	if len(want) == 0 {
 		return nil
 	}
 	first := tlog.StoredHashIndex(0, from)
-	// The entry that completes a hash, and so is the first that it can be wrong about.
+	// entry returns the entry that completes hash i: the first one that a wrong hash
+	// can concern.
 	entry := func(i int) int64 {
 		level, n := tlog.SplitStoredHashIndex(first + int64(i))
 		return (n + 1) << level
@@ -414,7 +416,7 @@ func compareNodes(ctx context.Context, tx *store.Tx, from int64, want []tlog.Has
 	return nil
 }
 
-// ExamineExport is [Examine] of what [Export] wrote as JSON Lines.
+// ExamineExport verifies an export in JSON Lines against o, like [Examine].
 func ExamineExport(r io.Reader, o Options) (Report, error) {
 	x, err := newExaminer(o)
 	if err != nil {
@@ -425,7 +427,7 @@ func ExamineExport(r io.Reader, o Options) (Report, error) {
 		number++
 		if l.Checkpoint == nil {
 			if x.r.Entries == 0 && o.Partial && l.Entry.Seq > 1 {
-				// Nothing is known of what was before it.
+				// A partial export may begin anywhere: trust the first entry's prev.
 				x.last = Head{l.Entry.Seq - 1, l.Entry.Prev}
 				x.tree = nil
 				x.r.Gaps++
@@ -444,7 +446,7 @@ func ExamineExport(r io.Reader, o Options) (Report, error) {
 		if x.tree == nil {
 			return nil
 		}
-		// It stands after the entries that it is about, which were not kept.
+		// A checkpoint in an export follows the entries that it covers.
 		if k.Size > x.tree.size {
 			return &BrokenError{Seq: x.tree.size + 1, Reason: fmt.Sprintf("missing, though the checkpoint %s was signed for %d entries", k.Source, k.Size)}
 		}

@@ -12,12 +12,12 @@ import (
 // Retention says how long events are kept.
 type Retention struct {
 	Age   time.Duration // 0 means 30 days
-	Count int           // newest so many of the sandboxes of each project; 0 means 100,000
-	Inbox int           // newest so many of each inbox; 0 means 10,000
+	Count int           // sandbox events kept of each project; 0 means 100,000
+	Inbox int           // events kept of each inbox; 0 means 10,000
 }
 
-// Prune removes what is older than r allows, and reports how many events that
-// were. One that no webhook has been given yet stays.
+// Prune deletes the events that r does not keep and returns their number. Events not yet
+// routed to webhooks are kept: deleting them would lose deliveries.
 func Prune(ctx context.Context, db *store.DB, r Retention) (int64, error) {
 	if r.Age == 0 {
 		r.Age = 30 * 24 * time.Hour
@@ -55,8 +55,8 @@ func Prune(ctx context.Context, db *store.DB, r Retention) (int64, error) {
 	return removed, nil
 }
 
-// pruneCount keeps the newest count events of each value of column, of those
-// for which where holds.
+// pruneCount deletes all but the newest count events of each value of column, among the
+// events that match the condition where.
 func pruneCount(ctx context.Context, tx *store.Tx, column, where string, count int) (removed int64, err error) {
 	owners, err := tx.Strings(ctx, `select `+column+` from event where `+where+` group by `+column+` having count(*) > $1`, count)
 	if err != nil {
@@ -77,7 +77,7 @@ func pruneCount(ctx context.Context, tx *store.Tx, column, where string, count i
 	return removed, nil
 }
 
-// Run prunes each hour until ctx is done.
+// Run prunes at once and then every hour, until ctx is done.
 func Run(ctx context.Context, log *slog.Logger, db *store.DB, r Retention) error {
 	t := time.NewTicker(time.Hour)
 	defer t.Stop()

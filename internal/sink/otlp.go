@@ -27,7 +27,7 @@ import (
 	"postern/internal/audit"
 )
 
-// An otlp sends log records of OpenTelemetry over HTTP.
+// An otlp sends OpenTelemetry log records over HTTP.
 type otlp struct {
 	options  []otlploghttp.Option
 	resource *resource.Resource
@@ -56,7 +56,7 @@ func newOTLP(network string, u *url.URL, conf Config) (*otlp, error) {
 		options: []otlploghttp.Option{
 			otlploghttp.WithEndpointURL(to.String()), otlploghttp.WithHeaders(headers), otlploghttp.WithCompression(otlploghttp.GzipCompression),
 			otlploghttp.WithTimeout(sendTimeout),
-			// Sending again is decided in one place, with the cursor.
+			// The forwarder retries, since it has the cursor.
 			otlploghttp.WithRetry(otlploghttp.RetryConfig{Enabled: false}),
 		},
 		resource: resource.NewSchemaless(attribute.String("service.name", "postern"), attribute.String("service.version", conf.Version), attribute.String("host.name", conf.Host)),
@@ -76,8 +76,8 @@ func newOTLP(network string, u *url.URL, conf Config) (*otlp, error) {
 	return o, nil
 }
 
-// readHeaders reads a file of "Name: value" lines. What is secret is in a file,
-// since a command line can be seen by all on the machine.
+// readHeaders reads a file of "Name: value" lines. Secrets are read from a file, since
+// every user of the machine can read command lines.
 func readHeaders(file string) (map[string]string, error) {
 	out := map[string]string{}
 	if file == "" {
@@ -97,8 +97,8 @@ func readHeaders(file string) (map[string]string, error) {
 	return out, nil
 }
 
-// A collector takes the records that a logger makes. There is no other way to
-// make one with its resource and scope.
+// A collector collects the records that a logger emits. The SDK offers no other way to
+// make a record with a resource and a scope.
 type collector struct{ list []sdklog.Record }
 
 var _ sdklog.Processor = (*collector)(nil)
@@ -126,7 +126,7 @@ func (o *otlp) Send(ctx context.Context, list []Record) (err error) {
 		}
 	}
 	c := &collector{}
-	// No limits: a value that is cut would have another hash.
+	// No limits: a truncated value would not match the entry's hash.
 	provider := sdklog.NewLoggerProvider(sdklog.WithResource(o.resource), sdklog.WithProcessor(c), sdklog.WithAttributeCountLimit(-1), sdklog.WithAttributeValueLengthLimit(-1))
 	logger := provider.Logger("postern/internal/audit")
 	for _, r := range list {
@@ -137,7 +137,8 @@ func (o *otlp) Send(ctx context.Context, list []Record) (err error) {
 		logger.Emit(ctx, rec)
 	}
 	err = o.exporter.Export(ctx, c.list)
-	// The library has no other name for it.
+	// The library has no typed error for a partial success, which means that the
+	// receiver has rejected some records and that a retry is forbidden.
 	if err != nil && strings.Contains(err.Error(), "OTLP partial success") {
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
@@ -147,7 +148,8 @@ func (o *otlp) Send(ctx context.Context, list []Record) (err error) {
 	return nil
 }
 
-// record makes a log record of an entry. Its body is the line of an export.
+// record converts an entry to a log record. Its body is the entry as a line of an
+// export, so that a receiver can verify it.
 func record(r Record) (out otellog.Record, err error) {
 	line, err := audit.MarshalLine(r.Entry, r.Hash)
 	if err != nil {
@@ -181,6 +183,6 @@ func record(r Record) (out otellog.Record, err error) {
 	return out, nil
 }
 
-// Close implements [target]. The exporter keeps its connections: it has none
-// that a failure could have left in between.
+// Close implements [target]. It does nothing: HTTP requests are independent, so a failed
+// one leaves no connection in an undefined state.
 func (o *otlp) Close() error { return nil }

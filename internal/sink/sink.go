@@ -1,14 +1,14 @@
-// Package sink sends the entries of the audit to other systems: syslog (RFC
-// 5424 over UDP, TCP, TLS and the local socket) and OpenTelemetry logs.
+// Package sink sends audit entries to other systems: syslog (RFC 5424 over UDP, TCP,
+// TLS and the local socket) and OpenTelemetry logs.
 //
-// Entries go in order and at least once. How far each sink is is a row of the
-// database, which is moved on after an entry has arrived: what arrives twice
-// has the same number. One server at a time sends to a sink; another takes over
-// when it has not been heard of for a minute.
+// Entries are delivered in order and at least once. A cursor in the database records
+// the last delivered entry of each sink. It advances after delivery, so a crash in
+// between causes duplicates, which have the same entry number. One server at a time
+// sends to a sink. It holds a lease, which another server takes over when it expires.
 //
 // Nothing waits for a sink: entries are read from the database after they were
-// committed, and one that is away is tried again, less and less often. This
-// package must not change what it sends, nor leave an entry out.
+// committed, and an unreachable receiver is retried with exponential backoff. This
+// package must not change entries, nor omit one.
 package sink
 
 import (
@@ -33,46 +33,47 @@ type Record struct {
 	Hash audit.Digest
 }
 
-// A target is where the records of one sink go. It is used by one goroutine.
+// A target is the receiver of one sink. It is used by one goroutine.
 type target interface {
-	// Send returns nil if all of list has arrived, as far as the protocol can
-	// tell. Otherwise all of it is sent again later.
+	// Send delivers list. It returns nil if all records have arrived, as far as the
+	// protocol can tell. Otherwise all of them are sent again later.
 	Send(ctx context.Context, list []Record) error
-	// Close lets go of what Send has opened. Send may be called again.
+	// Close closes the connection. A later Send opens a new one.
 	Close() error
 }
 
-// errRejected means that a receiver has refused records for good: its protocol
-// says not to send them again, and nothing after them would ever go.
+// errRejected means that a receiver has rejected records permanently. The protocol
+// forbids a retry, and a retry would block all later entries forever.
 var errRejected = errors.New("the receiver has rejected records")
 
-// Config is where entries are sent.
+// Config configures a [Forwarder].
 type Config struct {
-	// URLs name the sinks: see [Check].
+	// URLs are the sinks: see [Check].
 	URLs []string
-	// Host is the name of this machine, and Version that of this program, as
-	// receivers see them.
+	// Host is the name of this machine and Version the version of this program, as
+	// sent to receivers.
 	Host, Version string
-	// Resolver finds the receivers' addresses; nil means the system's.
+	// Resolver resolves the receivers' names; nil means the system's resolver.
 	Resolver *net.Resolver
-	// Holder names this server among those of one database.
+	// Holder identifies this server among those that share the database.
 	Holder string
-	// Poll is how often the record is looked at; zero means a second.
+	// Poll is the interval at which new entries are looked for; zero means 1 second.
 	Poll time.Duration
-	// Batch is how many entries are sent at a time; zero means 200.
+	// Batch is the largest number of entries sent at a time; zero means 200.
 	Batch int
-	// Lease is after how long another server takes over; zero means a minute.
-	// One attempt to send may take a third of it.
+	// Lease is the time after which another server may take over a sink; zero means
+	// 1 minute. One attempt to send may take a third of it, so that the lease does not
+	// expire during the attempt.
 	Lease time.Duration
-	// Backoff is how long the first wait after a failure is, and MaxBackoff the
-	// longest; zero means a second, and five minutes.
+	// Backoff is the delay after the first failure, which doubles with each further
+	// one up to MaxBackoff; zero means 1 second and 5 minutes.
 	Backoff, MaxBackoff time.Duration
 }
 
-// A sink is one of them.
+// A sink is one configured receiver.
 type sink struct {
-	id   string // the URL without what is secret or a setting
-	from string // "start" or "now": which entries a new sink gets
+	id   string // the URL without its query, which may name secret files
+	from string // first entry that a new sink gets: "start" or "now"
 	to   target
 }
 
@@ -84,7 +85,7 @@ type Forwarder struct {
 	sinks []*sink
 }
 
-// New returns a forwarder of the record in db. It connects to nothing yet.
+// New returns a forwarder of the record in db. It does not connect yet.
 func New(log *slog.Logger, db *store.DB, conf Config) (*Forwarder, error) {
 	for _, d := range []struct {
 		at  *time.Duration
@@ -113,14 +114,14 @@ func New(log *slog.Logger, db *store.DB, conf Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Check says whether raw names a sink:
+// Check returns an error unless raw is the URL of a sink:
 //
 //	syslog+udp://host:514       syslog+tcp://host:601     syslog+unix:///dev/log
 //	syslog+tls://host:6514?ca=FILE&cert=FILE&key=FILE
 //	otlp+http://host:4318       otlp+https://host:4318/v1/logs?ca=FILE&headers=FILE
 //
-// With from=now a new sink gets what comes from now on, and not the whole
-// record. The file of headers has lines such as "Authorization: Bearer …".
+// With from=now a new sink gets only entries appended from now on, instead of the
+// whole record. The file of headers has lines such as "Authorization: Bearer …".
 func Check(raw string) error {
 	_, err := parse(raw, Config{})
 	return err
@@ -129,7 +130,7 @@ func Check(raw string) error {
 func parse(raw string, conf Config) (*sink, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
-		return nil, errors.New("sink: the URL cannot be read") // the error would quote it, with what may be secret in it
+		return nil, errors.New("sink: the URL cannot be read") // url.Error would quote the URL, which may contain a password
 	}
 	q := u.Query()
 	known := map[string]bool{"from": true}
@@ -174,7 +175,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	for _, s := range f.sinks {
 		g.Go(func() error { return f.run(ctx, s) })
 	}
-	g.Go(func() error { // also without sinks it blocks
+	g.Go(func() error { // block even without sinks, as the caller expects of a worker
 		<-ctx.Done()
 		return ctx.Err()
 	})
@@ -209,8 +210,8 @@ func (f *Forwarder) run(ctx context.Context, s *sink) error {
 	}
 }
 
-// step sends one batch, if there is one and nobody else sends. It says whether
-// there may be more.
+// step sends one batch, if there are new entries and no other server holds the sink.
+// It reports whether there may be more.
 func (f *Forwarder) step(ctx context.Context, s *sink) (more bool, err error) {
 	var end, at int64
 	err = f.db.View(ctx, func(tx *store.Tx) error {
@@ -228,7 +229,7 @@ func (f *Forwarder) step(ctx context.Context, s *sink) (more bool, err error) {
 		return false, fmt.Errorf("read cursor: %w", err)
 	}
 	if at >= end {
-		return false, nil // nothing is written while nothing happens
+		return false, nil // idle: do not write to the database to renew the lease
 	}
 	at, held, err := f.hold(ctx, s, end)
 	if err != nil || !held {
@@ -256,7 +257,9 @@ func (f *Forwarder) step(ctx context.Context, s *sink) (more bool, err error) {
 	return true, f.arrived(ctx, s, at, list[len(list)-1].Seq)
 }
 
-// hold takes the sink for this server and returns how far it is.
+// hold acquires or renews this server's lease of the sink and returns the cursor. A
+// new sink gets its row here; end is the newest entry. held is false while another
+// server has the lease.
 func (f *Forwarder) hold(ctx context.Context, s *sink, end int64) (at int64, held bool, err error) {
 	err = f.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
@@ -281,7 +284,8 @@ func (f *Forwarder) hold(ctx context.Context, s *sink, end int64) (at int64, hel
 	return at, held, nil
 }
 
-// release lets another server go on at once: this one ends.
+// release ends this server's lease, so that another server need not wait for it to
+// expire.
 func (f *Forwarder) release(ctx context.Context, s *sink) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -294,9 +298,10 @@ func (f *Forwarder) release(ctx context.Context, s *sink) {
 	}
 }
 
-// arrived moves the cursor on, unless another server has it by now.
+// arrived advances the cursor from one entry to another, unless another server has
+// taken over the sink meanwhile.
 func (f *Forwarder) arrived(ctx context.Context, s *sink, from, to int64) error {
-	// What has arrived is noted also if the server ends in this moment.
+	// Record the delivery even during shutdown: otherwise the batch is sent twice.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	err := f.db.Update(ctx, func(tx *store.Tx) error {
@@ -310,7 +315,7 @@ func (f *Forwarder) arrived(ctx context.Context, s *sink, from, to int64) error 
 	return nil
 }
 
-// note writes down why a sink does not go on, for the operator.
+// note stores the reason of a failure, for the operator.
 func (f *Forwarder) note(ctx context.Context, s *sink, why error) error {
 	text := strings.ToValidUTF8(strings.ReplaceAll(why.Error(), "\x00", ""), "\uFFFD")
 	if len(text) > 500 {
@@ -326,16 +331,17 @@ func (f *Forwarder) note(ctx context.Context, s *sink, why error) error {
 	return nil
 }
 
-// A Status is how far a sink is.
+// A Status is the state of a sink.
 type Status struct {
 	ID      string
-	Seq     int64     // the last entry that has arrived
-	Behind  int64     // how many have not
-	Arrived time.Time // when the last did; zero before
-	Error   string    // why it does not go on; empty if it does
+	Seq     int64     // last delivered entry
+	Behind  int64     // number of entries not yet delivered
+	Arrived time.Time // time of the last delivery; zero if there was none
+	Error   string    // why the last attempt failed; empty if it succeeded
 }
 
-// List returns all sinks that ever were, as part of tx.
+// List returns all sinks that the database knows, including those no longer
+// configured, as part of tx.
 func List(ctx context.Context, tx *store.Tx) ([]Status, error) {
 	var end int64
 	if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &end); err != nil {

@@ -18,26 +18,26 @@ import (
 	"postern/internal/audit"
 )
 
-// How long messages may be. RFC 5425 and 5426 ask receivers to take 8192 bytes
-// over TLS and 2048 over UDP; an entry with a longer line goes without its
-// detail rather than cut in the middle, where nobody could read it.
+// The maximum length of a message, in bytes. RFC 5425 and 5426 recommend that receivers
+// accept 8192 bytes over TLS and 2048 over UDP. A longer entry is sent without its
+// detail: a truncated line could not be parsed.
 const (
 	maxStream   = 8192
 	maxDatagram = 2048
 )
 
-// A syslog sends messages of RFC 5424.
+// A syslog sends RFC 5424 messages.
 type syslog struct {
 	network string // udp, tcp, tls, unix
 	addr    string
-	host    string // of this machine, in each message
+	host    string // this machine's name, in each message
 	tls     *tls.Config
 
 	resolver *net.Resolver
 
 	conn   net.Conn
 	raw    syscall.Conn // the connection below TLS; nil for datagrams
-	stream bool         // messages are framed by their length
+	stream bool         // messages are framed by their length (RFC 6587)
 }
 
 var _ target = (*syslog)(nil)
@@ -70,7 +70,7 @@ func newSyslog(network string, u *url.URL, conf Config) (*syslog, error) {
 	return s, nil
 }
 
-// tlsConfig reads the files that a URL names: ca, cert and key.
+// tlsConfig returns a configuration with the files ca, cert and key of a sink's URL.
 func tlsConfig(q url.Values) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca := q.Get("ca"); ca != "" {
@@ -93,6 +93,8 @@ func tlsConfig(q url.Values) (*tls.Config, error) {
 	return c, nil
 }
 
+// open connects unless a connection is open. A local socket may be a datagram or a
+// stream socket: open tries a datagram first, as most daemons use that.
 func (s *syslog) open(ctx context.Context) (err error) {
 	if s.conn != nil {
 		return nil
@@ -121,7 +123,7 @@ func (s *syslog) open(ctx context.Context) (err error) {
 	if s.tls == nil {
 		return nil
 	}
-	// RFC 5425, section 5.2: the server's name is checked against its certificate.
+	// RFC 5425, section 5.2: verify the server's name against its certificate.
 	c := tls.Client(s.conn, s.tls)
 	if err := c.HandshakeContext(ctx); err != nil {
 		return errors.Join(err, s.Close())
@@ -166,7 +168,7 @@ func (s *syslog) Send(ctx context.Context, list []Record) error {
 			}
 			continue
 		}
-		// RFC 6587, section 3.4.1: counted, since a message may hold line ends.
+		// RFC 6587, section 3.4.1: octet counting, since a message may contain line ends.
 		frame = strconv.AppendInt(frame, int64(len(msg)), 10)
 		frame = append(frame, ' ')
 		frame = append(frame, msg...)
@@ -180,8 +182,8 @@ func (s *syslog) Send(ctx context.Context, list []Record) error {
 	return s.drained(ctx)
 }
 
-// refused returns what the network has said about datagrams, if it was quick:
-// that nobody listens there.
+// refused returns the ICMP error for a UDP datagram if one arrives within 20 ms, which
+// shows that nothing listens on the port. UDP has no other sign of a lost message.
 func (s *syslog) refused() error {
 	if s.network != "udp" {
 		return nil

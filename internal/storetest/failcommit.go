@@ -6,9 +6,10 @@ import (
 	"postern/internal/store"
 )
 
-// FailCommits makes every transaction that puts a row into table, or changes one,
-// fail as it is committed, until again is called.
-func FailCommits(t testing.TB, db *store.DB, table string) (again func()) {
+// FailCommits makes every transaction that inserts or updates a row of table fail when
+// it commits, until the returned function is called. It uses deferred constraints,
+// which both databases check at the commit.
+func FailCommits(t testing.TB, db *store.DB, table string) (undo func()) {
 	t.Helper()
 	exec := func(statements ...string) {
 		t.Helper()

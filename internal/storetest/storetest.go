@@ -79,7 +79,7 @@ func Open(t testing.TB, source string) *store.DB {
 	return db
 }
 
-// Reopen is db as a program sees it that starts anew, on the same connections.
+// Reopen returns db as a restarted program sees it, on the same connections.
 func Reopen(t testing.TB, db *store.DB) *store.DB {
 	t.Helper()
 	again := *db
@@ -89,7 +89,8 @@ func Reopen(t testing.TB, db *store.DB) *store.DB {
 	return &again
 }
 
-// WithOtherKey is db with another key than [Key], on the same connections, as whoever writes it without the server's key can at the most.
+// WithOtherKey returns db with another key than [Key], on the same connections. It
+// stands for an attacker who can write the database but does not have the server's key.
 func WithOtherKey(t testing.TB, db *store.DB) *store.DB {
 	t.Helper()
 	other := *db
@@ -99,10 +100,10 @@ func WithOtherKey(t testing.TB, db *store.DB) *store.DB {
 	return &other
 }
 
-// Key is the server's key with which the databases of tests seal their rows.
+// Key is the server's key in tests, which seals rows.
 var Key = []byte("the key of tests seals their rows")
 
-// sealed are tables whose rows are sealed, each as the package that owns it says.
+// sealed lists the tables with sealed rows, as the packages that own them define them.
 var sealed = []store.Sealed{
 	{Table: "action", Key: []string{"id"}, Omit: []string{"payload"}},
 	{Table: "approval", Key: []string{"action_id", "version", "person"}},
@@ -115,8 +116,8 @@ var sealed = []store.Sealed{
 	{Table: "allow_entry", Key: []string{"id"}},
 }
 
-// Reseal seals all rows as they are, as if the server itself had written what a
-// test has just changed, such as a time that is to have come.
+// Reseal seals all rows again, as if the server had written what a test has just
+// changed, such as a time that the test has moved into the past.
 func Reseal(ctx context.Context, tx *store.Tx) error {
 	for _, s := range sealed {
 		if err := tx.Seal(ctx, s, "seal is not null"); err != nil {
@@ -139,14 +140,14 @@ var migrated = sync.OnceValues(func() (file []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := db.Close(); err != nil { // with which its write-ahead log is in the file
+	if err := db.Close(); err != nil { // checkpoints the write-ahead log into the file
 		return nil, err
 	}
 	return os.ReadFile(path)
 })
 
-// Each runs fn once on SQLite and once on PostgreSQL, so that both obey the
-// same rules.
+// Each runs fn once on SQLite and once on PostgreSQL, so that both must pass the same
+// test.
 func Each(t *testing.T, fn func(t *testing.T, db *store.DB)) {
 	t.Helper()
 	t.Run("sqlite", func(t *testing.T) { fn(t, SQLite(t)) })
@@ -176,7 +177,7 @@ func PostgresURL(t testing.TB) string {
 // writes each copied page to its log too, which takes twice as long.
 func createDatabase(t testing.TB, server, template string) string {
 	t.Helper()
-	ctx := context.WithoutCancel(t.Context()) // the clean-up comes after its end
+	ctx := context.WithoutCancel(t.Context()) // clean-up runs after the test's context is done
 	admin, err := sql.Open("pgx", server)
 	if err != nil {
 		t.Fatal(err)
@@ -271,7 +272,7 @@ func postgresTemplate(t testing.TB, server string) string {
 
 // templateName returns the name of the template for the migrations in the source.
 var templateName = sync.OnceValues(func() (string, error) {
-	dir, err := os.Getwd() // a test's is that of its package
+	dir, err := os.Getwd() // of a test: its package's directory
 	for err == nil {
 		if _, missing := os.Stat(filepath.Join(dir, "go.mod")); missing == nil {
 			break
@@ -299,9 +300,9 @@ var templateName = sync.OnceValues(func() (string, error) {
 	return fmt.Sprintf("postern_template_%x", hash.Sum(nil)[:8]), nil
 })
 
-// execRetry runs a statement on a server that many tests use. PostgreSQL waits five
-// seconds for others to leave a database that it copies or drops, which is not
-// long on a machine that is busy.
+// execRetry runs a statement and retries it for two minutes. PostgreSQL waits only five
+// seconds for other sessions to leave a database that it copies or drops, which is too
+// short on a busy machine.
 func execRetry(ctx context.Context, db execer, statement string) error {
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
 		_, err := db.ExecContext(ctx, statement)
