@@ -200,8 +200,8 @@ func decision(name, short, long string, approve bool) *command {
 			if !approve {
 				return nil
 			}
-			if len(a.View.NoWay) > 0 {
-				fmt.Fprintf(out, "WARNING: this server has no way out to %s, so nothing will leave for it: see postern help up, --deliver, --relay and --route\n", printable(strings.Join(a.View.NoWay, ", ")))
+			if len(a.View.Unroutable) > 0 {
+				fmt.Fprintf(out, "WARNING: this server has no route to %s, so nothing will leave for it: see postern help up, --deliver, --relay and --route\n", printable(strings.Join(a.View.Unroutable, ", ")))
 			}
 			now, err := l.action(ctx, a.ID)
 			if err != nil {

@@ -68,12 +68,12 @@ type Review struct {
 // A View is what a reviewer decides on: exactly what would leave. An agent wrote
 // it; all of it may be hostile. Lists do not have it.
 type View struct {
-	Title  string   `json:"title"`
-	Fields []Field  `json:"fields"`
-	Text   string   `json:"text"`
-	Notes  []string `json:"notes"` // warnings by the server
-	Files  []File   `json:"files"`
-	NoWay  []string `json:"no_way_out"` // domains of recipients to which this server has no route
+	Title      string   `json:"title"`
+	Fields     []Field  `json:"fields"`
+	Text       string   `json:"text"`
+	Notes      []string `json:"notes"` // warnings by the server
+	Files      []File   `json:"files"`
+	Unroutable []string `json:"no_way_out"` // domains of recipients to which this server has no route
 }
 
 // An ActionList is actions, the newest first.

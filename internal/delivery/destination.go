@@ -56,11 +56,11 @@ func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now tim
 	}
 	switch {
 	case notBefore > store.Time(now):
-		wait, why = store.FromTime(notBefore), "waits: "+h.Name+" did not answer when it was last tried"
+		wait, why = store.FromTime(notBefore), "waits: "+h.Name+" did not answer the last attempt"
 	case using >= most:
-		wait, why = now.Add(2*time.Second), fmt.Sprintf("waits: %s has %d conversations with this server, and no more are begun", h.Name, most)
+		wait, why = now.Add(2*time.Second), fmt.Sprintf("waits: %s already has %d connections from this server, which is the limit", h.Name, most)
 	case rate > 0 && sent > 0 && sent+int64(n) > int64(rate):
-		wait, why = store.FromTime(window).Add(time.Minute), fmt.Sprintf("waits: %s gets no more than %d messages a minute", h.Name, rate)
+		wait, why = store.FromTime(window).Add(time.Minute), fmt.Sprintf("waits: the limit for %s is %d messages a minute", h.Name, rate)
 	}
 	if !wait.IsZero() {
 		// Those that wait are put behind each other. Else all would come back at

@@ -73,9 +73,9 @@ func NewQueue(log *slog.Logger, db *store.DB, gate *oversight.Gate, p Parts, c C
 	return &Queue{log: log, db: db, gate: gate, parts: p, conf: c}
 }
 
-// NoWay returns the domains of recipients that this server has no way out to, and
+// Unroutable returns the domains of recipients to which this server has no route, and
 // a note for the reviewer.
-func (q *Queue) NoWay(ctx context.Context, recipients []string) (domains []string, note string) {
+func (q *Queue) Unroutable(ctx context.Context, recipients []string) (domains []string, note string) {
 	g, ok := q.parts.Transport.(Guide)
 	if !ok {
 		return nil, ""
@@ -84,7 +84,7 @@ func (q *Queue) NoWay(ctx context.Context, recipients []string) (domains []strin
 	if len(domains) == 0 {
 		return nil, ""
 	}
-	return domains, fmt.Sprintf("this server has no way out to %s: even if approved, delivery fails and nothing leaves;  %s", mail.Printable(strings.Join(domains, ", "), 500), hint)
+	return domains, fmt.Sprintf("this server has no route to %s: even if approved, delivery fails and nothing leaves; %s", mail.Printable(strings.Join(domains, ", "), 500), hint)
 }
 
 // recall makes deliveries of ds uncertain that this program has begun more often
@@ -92,7 +92,7 @@ func (q *Queue) NoWay(ctx context.Context, recipients []string) (domains []strin
 func (q *Queue) recall(action string, ds []Delivery) {
 	for i := range ds {
 		if d := &ds[i]; d.open() && q.gate.PartBegun(action, d.n) > d.Attempts {
-			d.State, d.Detail = Uncertain, "its row in the database is an old one, put back behind the server's back: it may or may not have been sent"
+			d.State, d.Detail = Uncertain, "an older version of its row in the database was put back behind the server's back: it may or may not have been sent"
 		}
 	}
 }
@@ -160,7 +160,7 @@ func (q *Queue) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 		// Its overseers' copy is durable before anything leaves.
 		if err := q.parts.Mailbox.EnsureCopy(ctx, a, b, env); err != nil {
 			q.log.WarnContext(ctx, "make copy for overseers", "action", a.ID, "err", err)
-			return oversight.Outcome{State: oversight.Approved, After: copyWait, Free: true, Detail: "waits: the copy for its overseers cannot be made or may not leave"}
+			return oversight.Outcome{State: oversight.Approved, After: copyWait, Free: true, Detail: "waits: the overseers' copy could not be made or may not leave"}
 		}
 	}
 	var g errgroup.Group
@@ -255,7 +255,7 @@ func (q *Queue) enqueue(ctx context.Context, a oversight.Action, env mail.Envelo
 				d.State, d.Detail = Bounced, "not sent: "+lost.Error()
 			case reason != "" && a.Kind != policy.KindCopy:
 				d.State = Suppressed
-				d.Detail = "not sent: this project writes to this address no more (" + string(reason) + "); a person or the project's key can take it off the suppression list"
+				d.Detail = "not sent: the address is on this project's suppression list (" + string(reason) + "); a person or the project's key can remove it"
 			default:
 				continue
 			}
@@ -444,7 +444,7 @@ func (q *Queue) send(ctx context.Context, a oversight.Action, b directory.Inbox,
 			return out
 		}
 		if err == nil {
-			err = errors.New("the transport told of other recipients") // unreachable: its contract
+			err = errors.New("the transport returned results for other recipients") // unreachable: its contract
 		}
 		// It fails as a whole only when it cannot be sent as it is.
 		return all(e.To, mail.Refused, err.Error())

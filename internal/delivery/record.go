@@ -185,9 +185,9 @@ func (q *Queue) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) err
 		case Queued:
 			d.Next = now
 		case Delivered:
-			d.Detail, d.Settled, arrived = "a person says that it arrived", now, true
+			d.Detail, d.Settled, arrived = "a person confirmed that it arrived", now, true
 		case Bounced:
-			d.Detail, d.Settled, d.told = "a person gave it up", now, now
+			d.Detail, d.Settled, d.told = "a person gave up on it", now, now
 		case Cancelled:
 			d.Next, d.Settled = time.Time{}, now
 		case Sending, Deferred, Suppressed, Uncertain:

@@ -125,7 +125,7 @@ func (q *Queue) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Actio
 			}
 			d.State, d.Status = Bounced, to.Status
 			d.Remote = mail.Printable(to.RemoteMTA, 200)
-			d.Detail = mail.Printable("a report that came later says: "+to.Diagnostic, 1000)
+			d.Detail = mail.Printable("a later report says: "+to.Diagnostic, 1000)
 			if err := q.note(ctx, tx, a, d); err != nil {
 				return err
 			}

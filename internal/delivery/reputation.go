@@ -105,7 +105,7 @@ func (q *Queue) warm(ctx context.Context, tx *store.Tx, b directory.Inbox, x bat
 	if ok {
 		return time.Time{}, "", nil
 	}
-	return time.Unix((today+1)*86400, 0), fmt.Sprintf("waits until tomorrow: %s is new and writes to at most %d recipients a day in its week %d of sending", domain, warmUp[week], week+1), nil
+	return time.Unix((today+1)*86400, 0), fmt.Sprintf("waits until tomorrow: %s is a new sending domain, limited to %d recipients a day in week %d", domain, warmUp[week], week+1), nil
 }
 
 // judge suspends b, or its domain, where too much of what it sent was refused.
@@ -218,7 +218,7 @@ func (q *Queue) Lift(ctx context.Context, who auth.Principal, scope, reason stri
 		return err
 	}
 	if who.Kind != auth.Person {
-		return fmt.Errorf("%s may not lift a suspension, only a person may: %w", who, auth.ErrForbidden)
+		return fmt.Errorf("%s may not lift a suspension: only a person may: %w", who, auth.ErrForbidden)
 	}
 	return q.db.Update(ctx, func(tx *store.Tx) error {
 		ok, err := tx.Changed(ctx, `update suspension set reason = '', lifted_at = $1 where scope = $2 and project_id = $3 and reason <> ''`,

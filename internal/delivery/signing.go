@@ -30,7 +30,7 @@ func NewSigningKeys(db *store.DB, ring *signing.Ring, domain string) *SigningKey
 // is not theirs is not found.
 func (k *SigningKeys) mayKeep(ctx context.Context, who auth.Principal, name string) error {
 	if who.Kind != auth.Person {
-		return fmt.Errorf("%s may not manage signing keys, only a person may: %w", who, auth.ErrForbidden)
+		return fmt.Errorf("%s may not manage signing keys: only a person may: %w", who, auth.ErrForbidden)
 	}
 	if k.ring == nil {
 		return fmt.Errorf("domain %q: %w", name, signing.ErrNotFound)
@@ -57,7 +57,7 @@ func (k *SigningKeys) mayKeep(ctx context.Context, who auth.Principal, name stri
 // server, if who is its operator, and those of who's project that are in use.
 func (k *SigningKeys) Domains(ctx context.Context, who auth.Principal) (out []string, err error) {
 	if who.Kind != auth.Person {
-		return nil, fmt.Errorf("%s cannot manage signing keys, only a person can: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not manage signing keys: only a person may: %w", who, auth.ErrForbidden)
 	}
 	if k.ring != nil && k.mayKeep(ctx, who, k.domain) == nil {
 		out = append(out, k.domain)

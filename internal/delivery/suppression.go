@@ -192,7 +192,7 @@ func (l *Suppressions) CheckToken(token string) error {
 }
 
 func (l *Suppressions) readToken(token string) (inbox string, hash []byte, err error) {
-	bad := fmt.Errorf("%w: this link is not one of ours, or not all of it", directory.ErrInvalid)
+	bad := fmt.Errorf("%w: the link is invalid or incomplete", directory.ErrInvalid)
 	if len(token) > 300 {
 		return "", nil, bad
 	}

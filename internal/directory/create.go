@@ -45,7 +45,7 @@ func (d *Directory) Plan(who auth.Principal, n NewInbox) (_ Inbox, more []string
 	// The attack: an agent that holds the project's key, and makes itself an inbox
 	// that nobody watches.
 	if n.Mode.Looser(policy.GatedSend) && !who.Manages() && (who.Kind != auth.Project || !d.conf.ProjectModes) {
-		return Inbox{}, nil, fmt.Errorf("%s may not make an inbox in mode %s: an owner may, or raise the mode later: %w", who, n.Mode, auth.ErrForbidden)
+		return Inbox{}, nil, fmt.Errorf("%s may not create an inbox in mode %s: an owner can create it, or raise its mode later: %w", who, n.Mode, auth.ErrForbidden)
 	}
 	b := Inbox{
 		ID: "ibx_" + rand.Text(), Project: who.Project, DisplayName: n.DisplayName, Mode: n.Mode,
@@ -61,7 +61,7 @@ func (d *Directory) Plan(who auth.Principal, n NewInbox) (_ Inbox, more []string
 	if !whole {
 		host = d.conf.Domain
 	} else if ascii, err := domain.ASCII(host); err != nil || !strings.Contains(ascii, ".") && ascii != d.conf.Domain {
-		return Inbox{}, nil, fmt.Errorf("%w: address: what follows the @ is not a domain", ErrInvalid)
+		return Inbox{}, nil, fmt.Errorf("%w: address: the part after the @ is not a domain", ErrInvalid)
 	} else {
 		host = ascii // Insert checks whose it is
 	}
@@ -88,10 +88,10 @@ func (d *Directory) Plan(who auth.Principal, n NewInbox) (_ Inbox, more []string
 func (b *Inbox) Check() error {
 	switch {
 	case !utf8.ValidString(b.DisplayName) || utf8.RuneCountInString(b.DisplayName) > 100 || strings.ContainsFunc(b.DisplayName, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("%w: display_name: must be at most 100 characters that can be seen", ErrInvalid)
+		return fmt.Errorf("%w: display_name: must be at most 100 printable characters", ErrInvalid)
 	case strings.ContainsAny(b.DisplayName, "@<>\""):
 		// The attack: a name that reads like the address of somebody else.
-		return fmt.Errorf("%w: display_name: must be without @ < > and quotation marks", ErrInvalid)
+		return fmt.Errorf("%w: display_name: must not contain @ < > or quotation marks", ErrInvalid)
 	case !b.Expires.IsZero() && !b.Expires.After(time.Now()):
 		return fmt.Errorf("%w: expires_at: must be in the future", ErrInvalid)
 	case b.MaxBytes < 1 || b.MaxBytes > MaxBytes:

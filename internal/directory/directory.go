@@ -36,7 +36,7 @@ var (
 	// that it controls the inbox's domain.
 	ErrDomain = errors.New("the domain is not verified for this project")
 	// ErrReadOnly means that an inbox sends nothing, not even with an approval.
-	ErrReadOnly = fmt.Errorf("the inbox is in mode read_only and sends nothing: a person raises its mode, by a code or when the agent asks (%w)", auth.ErrForbidden)
+	ErrReadOnly = fmt.Errorf("the inbox is in mode read_only and sends nothing: a person can raise its mode, with a code or by approving the agent's request (%w)", auth.ErrForbidden)
 )
 
 // Config says what inboxes can be made.

@@ -139,13 +139,13 @@ func mayName(who auth.Principal, name string, ours bool) error {
 // in a domain which is ours or some project's, for anybody but an owner.
 func CheckName(name string, ours bool) error {
 	if len(name) < 3 || len(name) > 64 || !localPart().MatchString(name) || strings.Contains(name, "..") {
-		return fmt.Errorf("%w: address: the name must be 3 to 64 of a-z 0-9 . _ -, begin and end with a letter or digit", ErrInvalid)
+		return fmt.Errorf("%w: address: the name must be 3 to 64 characters of a-z 0-9 . _ -, and begin and end with a letter or digit", ErrInvalid)
 	}
 	switch {
 	case !isReserved(name, ours):
 		return nil
 	case slices.Contains(machines, name):
-		return fmt.Errorf("%w: address: %s is %w for mail servers themselves, and nobody can have it: choose another name", ErrInvalid, name, ErrReserved)
+		return fmt.Errorf("%w: address: %s is %w for mail servers: choose another name", ErrInvalid, name, ErrReserved)
 	case slices.Contains(guarded, name) || slices.Contains(roles, name):
 		return fmt.Errorf("%w: address: %s is %w for the operator of the domain: an owner can create it, in the console under Inboxes or at the machine with postern inbox create %s; a key cannot",
 			ErrInvalid, name, ErrReserved, name)

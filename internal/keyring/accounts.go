@@ -11,11 +11,11 @@ import (
 	"postern/internal/store"
 )
 
-// An Account is a grant that gets a part in each inbox that it makes. It may
-// have none yet.
+// An Account is a grant that may create inboxes and becomes a member of each
+// inbox that it creates. A new account has no inboxes.
 type Account struct {
 	auth.Credential
-	Inboxes int // that it has a part in
+	Inboxes int // number of inboxes that it can open
 }
 
 // Accounts returns the accounts of who's project, oldest first.
@@ -47,7 +47,8 @@ func (r *Ring) Accounts(ctx context.Context, who auth.Principal) (out []Account,
 	return out, nil
 }
 
-// Made returns when a credential was made.
+// Made returns when a credential was created, or an error that wraps
+// [store.ErrNotFound].
 func (r *Ring) Made(ctx context.Context, credential string) (t time.Time, err error) {
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		var at int64
@@ -58,8 +59,8 @@ func (r *Ring) Made(ctx context.Context, credential string) (t time.Time, err er
 	return t, err
 }
 
-// Opens returns of how many inboxes a credential has a part, with those that are
-// deleted and not gone yet.
+// Opens returns how many inboxes a credential can open. Deleted inboxes count
+// until they are purged.
 func (r *Ring) Opens(ctx context.Context, credential string) (n int, err error) {
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select count(*) from inbox_key where credential_id = $1`, []any{credential}, &n)
@@ -70,8 +71,9 @@ func (r *Ring) Opens(ctx context.Context, credential string) (n int, err error) 
 	return n, nil
 }
 
-// AccountKey returns the public key of the account that who is, or nil for a
-// manager, who gets no part in what it makes.
+// AccountKey returns the public key of the account that who is. It returns nil
+// for a manager, who cannot open the inboxes that it creates, and an error for
+// anybody else.
 func (r *Ring) AccountKey(ctx context.Context, who auth.Principal, credential auth.Secret) ([]byte, error) {
 	if who.Kind != auth.Grant {
 		return nil, directory.MayManage(who)

@@ -10,9 +10,9 @@ import (
 	"postern/internal/store"
 )
 
-// Expire removes what is wrapped for credentials whose time is over, and
-// re-keys their inboxes: what comes after is not sealed to a key that they, with
-// a copy of the database, could open.
+// Expire removes the wrapped keys of expired credentials and re-keys their
+// inboxes. Without the re-keying, the holder of an expired credential and of a
+// copy of the database could open mail that arrives later.
 func (r *Ring) Expire(ctx context.Context) error {
 	var list []Part
 	err := r.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -24,6 +24,8 @@ func (r *Ring) Expire(ctx context.Context) error {
 	}
 	for _, p := range list {
 		err := r.db.Update(ctx, func(tx *store.Tx) error {
+			// The part is read again behind the lock: it may have been revoked,
+			// or removed by another process, since the list was read.
 			if err := lockInbox(ctx, tx, p.Inbox); err != nil {
 				return err
 			}
@@ -34,7 +36,7 @@ func (r *Ring) Expire(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			return r.dropAndRekey(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, p, "its time is over")
+			return r.dropAndRekey(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, p, "expired")
 		})
 		if err != nil && !errors.Is(err, ErrNoKey) && !errors.Is(err, directory.ErrNoInbox) { // another process was faster
 			return err
@@ -43,8 +45,8 @@ func (r *Ring) Expire(ctx context.Context) error {
 	return nil
 }
 
-// DropAll removes all keys of an inbox that goes for good: after tx nobody can
-// open what is in it.
+// DropAll removes all keys of an inbox that is being purged. Once tx is
+// committed, nobody can open the mail in it.
 func (r *Ring) DropAll(ctx context.Context, tx *store.Tx, who auth.Principal, inbox, why string) error {
 	list, err := parts(ctx, tx, `k.inbox_id = $1`, inbox)
 	if err != nil {
@@ -55,7 +57,7 @@ func (r *Ring) DropAll(ctx context.Context, tx *store.Tx, who auth.Principal, in
 			return err
 		}
 	}
-	for _, table := range []string{"inbox_wrap", "inbox_key"} { // of credentials that had ended
+	for _, table := range []string{"inbox_wrap", "inbox_key"} { // rows of revoked credentials, which parts leaves out
 		if _, err := tx.ExecContext(ctx, `delete from `+table+` where inbox_id = $1`, inbox); err != nil {
 			return err
 		}
@@ -64,9 +66,11 @@ func (r *Ring) DropAll(ctx context.Context, tx *store.Tx, who auth.Principal, in
 }
 
 // Forget makes the database overwrite the wrapped keys that were removed since
-// the last time. The attack: what was wrapped for a revoked credential, found in
-// the database's files by somebody who has both.
+// its last call. The attack: somebody who has a revoked credential finds its
+// wrapped keys in free pages of the database file.
 func (r *Ring) Forget(ctx context.Context) error {
+	// The flag is cleared first: a key that is removed meanwhile sets it again
+	// for the next call.
 	if !r.removed.Swap(false) {
 		return nil
 	}

@@ -22,37 +22,39 @@ import (
 var (
 	// ErrNoKey means that there is no such key or grant in the inbox.
 	ErrNoKey = errors.New("no such key")
-	// ErrLastKey means that an inbox would be left without a key that manages
-	// it, and so its mail without anybody who can open it.
-	ErrLastKey = errors.New("it is the last key that manages the inbox, and without one nobody can ever open its mail")
-	// ErrKeys means that an inbox has as many keys as it may have.
-	ErrKeys = fmt.Errorf("the inbox has %d keys and grants, which is the most", maxKeys)
+	// ErrLastKey means that the change would leave an inbox without a key that
+	// manages it. Nobody could then add a key, so its mail would be lost.
+	ErrLastKey = errors.New("the last key that manages the inbox cannot be removed: without one, its mail can never be opened again")
+	// ErrKeys means that an inbox has the maximum number of keys.
+	ErrKeys = fmt.Errorf("the inbox has %d keys and grants, which is the limit", maxKeys)
 )
 
-// maxKeys bounds the keys, grants and recovery keys of one inbox: each costs a
-// wrapping at each new epoch.
+// maxKeys bounds the keys, grants and recovery keys of one inbox. Each costs
+// one wrapping per epoch whenever the inbox is re-keyed.
 const maxKeys = 100
 
-// MaxGrant is how long a grant may last. One that has to go on is made anew,
-// so that somebody looks at it once a year.
+// MaxGrant is the longest lifetime of a grant. A grant that is still needed is
+// created again, so that a person reviews it at least once a year.
 const MaxGrant = 366 * 24 * time.Hour
 
 // A Part is what one credential may do in one inbox.
 type Part struct {
-	Credential string // its id
+	Credential string // its ID
 	Inbox      string
 	Kind       auth.Kind // Agent: a key of the inbox; Grant; Recovery
 	Name       string
 	Scope      seal.Scope
 	Created    time.Time
 	CreatedBy  string    // a principal, or empty if that is not known
-	Used       time.Time // when the credential was last shown, to ten minutes; zero means never
-	Expires    time.Time // zero means that it has no end
-	Account    bool      // of a grant: it gets a part in each inbox that it makes
+	Used       time.Time // when the credential was last used, to ten minutes; zero means never
+	Expires    time.Time // zero means never
+	Account    bool      // the grant is an account: it becomes a member of each inbox that it creates
 }
 
 const partColumns = `k.credential_id, k.inbox_id, c.kind, c.name, k.scope, k.created_at, c.created_at, k.created_by, c.used_at, k.expires_at, c.expires_at, c.account`
 
+// parts returns the parts that match a condition in SQL, oldest first. Parts of
+// revoked credentials are left out.
 func parts(ctx context.Context, tx *store.Tx, where string, args ...any) (out []Part, err error) {
 	rows, err := tx.QueryContext(ctx, `select `+partColumns+` from inbox_key k join credential c on c.id = k.credential_id
 		where c.revoked_at = 0 and `+where+` order by k.created_at, k.credential_id, k.inbox_id`, args...)
@@ -66,9 +68,10 @@ func parts(ctx context.Context, tx *store.Tx, where string, args ...any) (out []
 		if err := rows.Scan(&p.Credential, &p.Inbox, &p.Kind, &p.Name, &p.Scope, &created, &made, &p.CreatedBy, &used, &expires, &ends, &p.Account); err != nil {
 			return nil, fmt.Errorf("list keys: %w", err)
 		}
-		if created == 0 { // from before it was written down
+		if created == 0 { // an old row, from before this column existed
 			created = made
 		}
+		// Both the part and its credential can expire; the earlier time counts.
 		if expires == 0 || ends != 0 && ends < expires {
 			expires = ends
 		}
@@ -78,21 +81,21 @@ func parts(ctx context.Context, tx *store.Tx, where string, args ...any) (out []
 	return out, rows.Err()
 }
 
-// Managed returns an inbox that who manages: by its project, or by a credential
-// of it whose scope says so.
+// Managed returns an inbox that who manages, either as a manager of its project
+// or with a credential of scope [seal.Manage].
 func (r *Ring) Managed(ctx context.Context, tx *store.Tx, who auth.Principal, name string) (directory.Inbox, error) {
 	if directory.MayManage(who) != nil {
 		b, s, err := r.ReachIn(ctx, tx, who, name)
 		if err == nil && !s.Includes(seal.Manage) {
-			err = fmt.Errorf("%s does not manage inbox %s: that takes a key of it with the scope %s: %w", who, b.ID, seal.Manage, auth.ErrForbidden)
+			err = fmt.Errorf("%s does not manage inbox %s: use one of its keys with scope %s: %w", who, b.ID, seal.Manage, auth.ErrForbidden)
 		}
 		return b, err
 	}
 	return directory.LookupFor(ctx, tx, who, name)
 }
 
-// Parts returns what each credential may do in an inbox that who manages. The
-// credentials themselves are shown to nobody.
+// Parts returns what each credential may do in an inbox that who manages. It
+// never returns the credentials themselves, which the server does not store.
 func (r *Ring) Parts(ctx context.Context, who auth.Principal, inbox string) (out []Part, err error) {
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		b, err := r.Managed(ctx, tx, who, inbox)
@@ -105,8 +108,8 @@ func (r *Ring) Parts(ctx context.Context, who auth.Principal, inbox string) (out
 	return out, err
 }
 
-// Grants returns all parts of grants in who's project, or those of the grant
-// that who is.
+// Grants returns all parts of the grants in who's project. A grant sees only
+// its own.
 func (r *Ring) Grants(ctx context.Context, who auth.Principal) (out []Part, err error) {
 	where, args := `c.kind = $1 and c.project_id = $2`, []any{auth.Grant, who.Project}
 	if who.Kind == auth.Grant {
@@ -124,14 +127,16 @@ func (r *Ring) Grants(ctx context.Context, who auth.Principal) (out []Part, err 
 // A NewKey is a request for a credential of an inbox.
 type NewKey struct {
 	Name    string     // what a person calls it, at most 100 characters; may be empty
-	Scope   seal.Scope // empty means full for a key, read for a grant
+	Scope   seal.Scope // empty means manage for a key, read for a grant
 	Expires time.Time  // zero means never; a grant must have an end, MaxGrant away at most
 }
 
+// check returns an error that wraps [directory.ErrInvalid] and names the first
+// invalid field.
 func (n *NewKey) check() error {
 	switch {
 	case !utf8.ValidString(n.Name) || utf8.RuneCountInString(n.Name) > 100 || strings.ContainsFunc(n.Name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("%w: name: must be at most 100 characters that can be seen", directory.ErrInvalid)
+		return fmt.Errorf("%w: name: must be at most 100 printable characters", directory.ErrInvalid)
 	case !n.Scope.Valid():
 		return fmt.Errorf("%w: scope: must be one of %v", directory.ErrInvalid, seal.Scopes)
 	case !n.Expires.IsZero() && !n.Expires.After(time.Now()):
@@ -140,9 +145,10 @@ func (n *NewKey) check() error {
 	return nil
 }
 
-// hold does f with the keys of k's inbox as they are, while nobody else changes
-// who has a part in it. The attack on doing it without: a key that is added
-// while another is revoked would miss the new epoch, or see it.
+// hold locks the inbox of k, opens it again for who, and calls f with the
+// current keys. The lock keeps everybody else from adding or revoking keys
+// until tx ends. Without it, a key that is added during a revocation could miss
+// the new epoch, or a revoked key could get it.
 func (r *Ring) hold(ctx context.Context, who auth.Principal, k *seal.Key, want seal.Scope, f func(tx *store.Tx, b directory.Inbox, k *seal.Key) error) error {
 	if err := May(k, want); err != nil {
 		return err
@@ -155,6 +161,8 @@ func (r *Ring) hold(ctx context.Context, who auth.Principal, k *seal.Key, want s
 		if err != nil {
 			return fmt.Errorf("inbox %q: %w", k.Inbox(), err)
 		}
+		// k was opened before the lock: it may lack a newer epoch, or have been
+		// revoked or narrowed since.
 		fresh, _, err := r.unlockIn(ctx, tx, b, who, k.Credential(), "")
 		if err != nil {
 			return err
@@ -166,7 +174,8 @@ func (r *Ring) hold(ctx context.Context, who auth.Principal, k *seal.Key, want s
 	})
 }
 
-// lockInbox keeps other transactions from changing who has a part in an inbox.
+// lockInbox locks the membership of an inbox until tx ends. The update changes
+// nothing; it takes the row lock on PostgreSQL and the write lock on SQLite.
 func lockInbox(ctx context.Context, tx *store.Tx, inbox string) error {
 	if _, err := tx.ExecContext(ctx, `update inbox set epoch = epoch where id = $1`, inbox); err != nil {
 		return fmt.Errorf("lock inbox %s: %w", inbox, err)
@@ -174,6 +183,8 @@ func lockInbox(ctx context.Context, tx *store.Tx, inbox string) error {
 	return nil
 }
 
+// room returns [ErrKeys] if an inbox already has the maximum number of keys. Tx
+// has locked the inbox.
 func room(ctx context.Context, tx *store.Tx, inbox string) error {
 	var n int
 	if err := tx.One(ctx, `select count(*) from inbox_key where inbox_id = $1`, []any{inbox}, &n); err != nil {
@@ -185,7 +196,8 @@ func room(ctx context.Context, tx *store.Tx, inbox string) error {
 	return nil
 }
 
-// issue makes a credential with a part in b, which k opens.
+// issue creates a credential that opens b with scope s, and returns its ID and
+// the secret, which is not stored. K holds the keys of b to wrap for it.
 func issue(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, k *seal.Key, c auth.Credential, s seal.Scope) (string, auth.Secret, error) {
 	if err := room(ctx, tx, k.Inbox()); err != nil {
 		return "", "", err
@@ -202,6 +214,8 @@ func issue(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.In
 	return id, key, enrol(ctx, tx, who, b.ID, id, cred.PublicKey(), s, c.Expires, k)
 }
 
+// onePart returns the part of one credential in an inbox, or an error that
+// wraps [ErrNoKey].
 func onePart(ctx context.Context, tx *store.Tx, inbox, id string) (Part, error) {
 	list, err := parts(ctx, tx, `k.inbox_id = $1 and k.credential_id = $2`, inbox, id)
 	if err == nil && len(list) == 0 {
@@ -213,6 +227,7 @@ func onePart(ctx context.Context, tx *store.Tx, inbox, id string) (Part, error) 
 	return list[0], nil
 }
 
+// ends formats an expiry for the audit log.
 func ends(t time.Time) string {
 	if t.IsZero() {
 		return "never"
@@ -220,7 +235,8 @@ func ends(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// Add makes another key of the inbox that k manages. It is shown this once.
+// Add creates another key of the inbox that k manages. The secret is returned
+// only this once.
 func (r *Ring) Add(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
 	if n.Scope == "" {
 		n.Scope = seal.Manage
@@ -242,9 +258,9 @@ func (r *Ring) Add(ctx context.Context, who auth.Principal, k *seal.Key, n NewKe
 	return p, key, err
 }
 
-// AddRecovery makes a recovery key of the inbox that k manages, for a person to
-// keep away from any machine. It is shown this once and opens no mail by itself:
-// [Ring.Recover] makes a new key of the inbox with it.
+// AddRecovery creates a recovery key of the inbox that k manages, for a person
+// to keep offline. The secret is returned only this once. A recovery key reads
+// no mail: [Ring.Recover] uses it to create a new key of the inbox.
 func (r *Ring) AddRecovery(ctx context.Context, who auth.Principal, k *seal.Key) (p Part, key auth.Secret, err error) {
 	err = r.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
 		var id string
@@ -260,12 +276,13 @@ func (r *Ring) AddRecovery(ctx context.Context, who auth.Principal, k *seal.Key)
 	return p, key, err
 }
 
-// Recover makes a new key of the inbox that a recovery key is of. With revoke,
-// every other key and grant of the inbox ends, for when one was stolen and not
-// only lost. The recovery key stays.
+// Recover creates a new managing key of the inbox that the recovery key belongs
+// to. If revoke is set, it also revokes every other key and grant of the inbox
+// and re-keys it: for keys that were stolen rather than lost. The recovery key
+// itself stays valid.
 func (r *Ring) Recover(ctx context.Context, who auth.Principal, recovery auth.Secret, revoke bool) (b directory.Inbox, p Part, key auth.Secret, err error) {
 	if who.Kind != auth.Recovery {
-		return directory.Inbox{}, Part{}, "", fmt.Errorf("a %s recovers no inbox, only its recovery key (prk_…) does: %w", who.Kind, auth.ErrForbidden)
+		return directory.Inbox{}, Part{}, "", fmt.Errorf("a %s cannot recover an inbox: only its recovery key (prk_…) can: %w", who.Kind, auth.ErrForbidden)
 	}
 	cred, err := seal.CredentialKey(recovery.Reveal(), who.ID)
 	if err != nil {
@@ -288,6 +305,8 @@ func (r *Ring) Recover(ctx context.Context, who auth.Principal, recovery auth.Se
 					return err
 				}
 			}
+			// Re-key after all drops, so that no revoked credential is among
+			// those that the new epoch is wrapped for.
 			if b, err = r.rekey(ctx, tx, who, b); err != nil {
 				return err
 			}
@@ -308,12 +327,12 @@ func (r *Ring) Recover(ctx context.Context, who auth.Principal, recovery auth.Se
 	return b, p, key, err
 }
 
-// Rotate replaces a key of the inbox that k opens by a new one with the same
-// scope and end, and re-keys the inbox. A key may replace itself; to replace
-// another, or a recovery key, takes one that manages.
+// Rotate replaces a key of the inbox that k opens with a new one of the same
+// scope and expiry, and re-keys the inbox. A key may rotate itself; rotating
+// another key, or a recovery key, requires a managing key.
 func (r *Ring) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id string) (p Part, key auth.Secret, err error) {
 	want := seal.Manage
-	if id == who.ID && id == k.Credential().ID && who.Kind == auth.Agent { // not a sandbox that was lent the key
+	if id == who.ID && id == k.Credential().ID && who.Kind == auth.Agent { // a sandbox with a lent key may not rotate it
 		want = seal.Read
 	}
 	err = r.hold(ctx, who, k, want, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
@@ -322,13 +341,15 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id s
 			return err
 		}
 		if old.Kind == auth.Grant {
-			return fmt.Errorf("%w: a grant is not rotated: revoke it and make another", directory.ErrInvalid)
+			return fmt.Errorf("%w: a grant cannot be rotated: revoke it and create another", directory.ErrInvalid)
 		}
 		var fresh string
 		fresh, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: old.Kind, Inbox: b.ID, Name: old.Name, Expires: old.Expires}, old.Scope)
 		if err != nil {
 			return err
 		}
+		// The old key is dropped before the re-keying, so that it does not open
+		// the new epoch.
 		if err := r.drop(ctx, tx, who, old, "rotation"); err != nil {
 			return err
 		}
@@ -343,10 +364,10 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id s
 	return p, key, err
 }
 
-// Revoke ends the part of a credential in an inbox that who manages, and
-// re-keys the inbox: whoever held the credential opens nothing that comes
-// after. The last key that manages the inbox stays unless evenLast, which only
-// its project or a person may say: its mail is lost with it.
+// Revoke removes a credential from an inbox that who manages, and re-keys the
+// inbox, so that the credential opens nothing that arrives later. It refuses to
+// remove the last managing key with [ErrLastKey], since the mail would be lost
+// with it, unless evenLast is set and who is a manager of the project.
 func (r *Ring) Revoke(ctx context.Context, who auth.Principal, inbox, id string, evenLast bool) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -359,7 +380,7 @@ func (r *Ring) Revoke(ctx context.Context, who auth.Principal, inbox, id string,
 		if err := lockInbox(ctx, tx, b.ID); err != nil {
 			return err
 		}
-		if b, err = r.Managed(ctx, tx, who, b.ID); err != nil { // as it is behind the lock
+		if b, err = r.Managed(ctx, tx, who, b.ID); err != nil { // read again behind the lock
 			return err
 		}
 		p, err := onePart(ctx, tx, b.ID, id)
@@ -383,7 +404,7 @@ func (r *Ring) Revoke(ctx context.Context, who auth.Principal, inbox, id string,
 	})
 }
 
-// RevokeGrant ends a grant of who's project in every inbox.
+// RevokeGrant revokes a grant of who's project in all of its inboxes.
 func (r *Ring) RevokeGrant(ctx context.Context, who auth.Principal, id string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -406,8 +427,8 @@ func (r *Ring) RevokeGrant(ctx context.Context, who auth.Principal, id string) e
 		if err := auth.Revoke(ctx, tx, id); err != nil {
 			return err
 		}
-		// All locks come first and in one order, or two revocations at once
-		// would wait for each other.
+		// All locks are taken first and in one order. Otherwise two concurrent
+		// revocations could deadlock on PostgreSQL.
 		slices.SortFunc(list, func(a, b Part) int { return strings.Compare(a.Inbox, b.Inbox) })
 		for _, p := range list {
 			if err := lockInbox(ctx, tx, p.Inbox); err != nil {
@@ -423,7 +444,8 @@ func (r *Ring) RevokeGrant(ctx context.Context, who auth.Principal, id string) e
 	})
 }
 
-// dropAndRekey needs the inbox's lock.
+// dropAndRekey removes a part and re-keys its inbox, whether or not the inbox
+// is live. Tx has locked the inbox.
 func (r *Ring) dropAndRekey(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
 	b, err := directory.LookupStored(ctx, tx, p.Inbox)
 	if err != nil {
@@ -436,9 +458,9 @@ func (r *Ring) dropAndRekey(ctx context.Context, tx *store.Tx, who auth.Principa
 	return err
 }
 
-// drop ends a part: what is wrapped for the credential is removed, and the
-// credential itself ends with its last inbox. An account stays, since it makes
-// more.
+// drop removes a part with its wrapped keys, and revokes the credential with
+// its last inbox. An account is not revoked then, since it can create more
+// inboxes.
 func (r *Ring) drop(ctx context.Context, tx *store.Tx, who auth.Principal, p Part, why string) error {
 	tx.AfterCommit(func() { r.removed.Store(true) })
 	if _, err := tx.ExecContext(ctx, `delete from inbox_wrap where inbox_id = $1 and credential_id = $2`, p.Inbox, p.Credential); err != nil {
@@ -455,9 +477,9 @@ func (r *Ring) drop(ctx context.Context, tx *store.Tx, who auth.Principal, p Par
 	return audit.Append(ctx, tx, who, audit.InboxKeyRevoke, p.Inbox, audit.Fields{"credential": p.Credential, "kind": string(p.Kind), "scope": string(p.Scope), "why": why})
 }
 
-// rekey gives an inbox a new key pair, for what comes after, and wraps it for
-// the credentials that have a part in it now. It needs none of them, and the
-// private key is forgotten when it returns.
+// rekey starts a new epoch: it creates a key pair, to which all later mail is
+// sealed, and wraps the private key for the current members. It needs none of
+// their secrets, only their public keys, and does not keep the private key.
 func (r *Ring) rekey(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox) (directory.Inbox, error) {
 	next := b.Epoch + 1
 	pair, err := seal.NewPair(b.ID, next)
@@ -469,7 +491,7 @@ func (r *Ring) rekey(ctx context.Context, tx *store.Tx, who auth.Principal, b di
 		return directory.Inbox{}, fmt.Errorf("re-key inbox %s: %w", b.ID, err)
 	}
 	if !ok {
-		return directory.Inbox{}, fmt.Errorf("re-key inbox %s: it changed meanwhile", b.ID) // unreachable: it is locked
+		return directory.Inbox{}, fmt.Errorf("re-key inbox %s: it changed meanwhile", b.ID) // unreachable: the caller holds the lock
 	}
 	if _, err := tx.ExecContext(ctx, `insert into inbox_epoch (inbox_id, epoch, public_key, created_at) values ($1, $2, $3, $4)`,
 		b.ID, next, pair.Public, store.Time(time.Now())); err != nil {
@@ -492,9 +514,10 @@ func (r *Ring) rekey(ctx context.Context, tx *store.Tx, who auth.Principal, b di
 	return b, audit.Append(ctx, tx, who, audit.InboxRekey, b.ID, audit.Fields{"epoch": strconv.FormatInt(next, 10), "credentials": strconv.Itoa(len(keys))})
 }
 
-// publicKeys returns the public keys of the credentials that have a part in an
-// inbox. One from before there were such keys has none until it is shown; it
-// is then the only one of its inbox, since only its holder can make others.
+// publicKeys returns the public keys of the current members of an inbox by
+// credential ID. A credential from before credentials had key pairs has none
+// until its next use; it is then the only member, since adding another requires
+// using it.
 func publicKeys(ctx context.Context, tx *store.Tx, inbox string) (map[string][]byte, error) {
 	rows, err := tx.QueryContext(ctx, `select k.credential_id, k.public_key from inbox_key k join credential c on c.id = k.credential_id
 		where k.inbox_id = $1 and c.revoked_at = 0 and (k.expires_at = 0 or k.expires_at > $2) and length(k.public_key) > 0`, inbox, store.Time(time.Now()))
@@ -514,21 +537,24 @@ func publicKeys(ctx context.Context, tx *store.Tx, inbox string) (map[string][]b
 	return out, rows.Err()
 }
 
+// checkGrant is check with the stricter rules of grants: no managing scope, and
+// an expiry within [MaxGrant].
 func (n *NewKey) checkGrant() error {
 	if n.Scope == "" {
 		n.Scope = seal.Read
 	}
 	switch {
 	case n.Scope == seal.Manage:
-		return fmt.Errorf("%w: scope: a grant is to %s or to %s", directory.ErrInvalid, seal.Read, seal.Propose)
+		return fmt.Errorf("%w: scope: a grant must have scope %s or %s", directory.ErrInvalid, seal.Read, seal.Propose)
 	case n.Expires.IsZero() || n.Expires.After(time.Now().Add(MaxGrant)):
-		return fmt.Errorf("%w: expires_at: a grant has an end, %d days away at most", directory.ErrInvalid, MaxGrant/(24*time.Hour))
+		return fmt.Errorf("%w: expires_at: a grant must expire, at most %d days from now", directory.ErrInvalid, MaxGrant/(24*time.Hour))
 	}
 	return n.check()
 }
 
-// Grant makes a grant over the inbox that k manages, for an orchestrator. It is
-// shown this once. [Ring.Extend] adds other inboxes to it.
+// Grant creates a grant for the inbox that k manages, for example for an
+// orchestrator. The secret is returned only this once. [Ring.Extend] adds other
+// inboxes to the grant.
 func (r *Ring) Grant(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
 	if err := n.checkGrant(); err != nil {
 		return Part{}, "", err
@@ -557,8 +583,8 @@ func (r *Ring) Grant(ctx context.Context, who auth.Principal, k *seal.Key, n New
 	return p, key, err
 }
 
-// Extend gives a grant that there is a part in the inbox that k manages. It
-// needs the grant's id alone, not the grant.
+// Extend adds the inbox that k manages to an existing grant. It needs only the
+// ID of the grant, not its secret.
 func (r *Ring) Extend(ctx context.Context, who auth.Principal, k *seal.Key, grant string, n NewKey) (p Part, err error) {
 	if err := n.checkGrant(); err != nil {
 		return Part{}, err
@@ -578,7 +604,7 @@ func (r *Ring) Extend(ctx context.Context, who auth.Principal, k *seal.Key, gran
 			return fmt.Errorf("find grant %s: %w", grant, err)
 		}
 		if _, err := onePart(ctx, tx, b.ID, grant); err == nil {
-			return fmt.Errorf("%w: grant %s has a part in this inbox already: revoke it first", directory.ErrInvalid, grant)
+			return fmt.Errorf("%w: grant %s already covers this inbox: revoke it first", directory.ErrInvalid, grant)
 		} else if !errors.Is(err, ErrNoKey) {
 			return err
 		}
@@ -593,8 +619,9 @@ func (r *Ring) Extend(ctx context.Context, who auth.Principal, k *seal.Key, gran
 	return p, err
 }
 
-// NewAccount makes an account in a project: a grant that gets a part with every
-// right in each inbox that it makes, and in no other. It is shown this once.
+// NewAccount creates an account in a project: a grant with scope [seal.Manage]
+// in each inbox that it creates, and in no other. The secret is returned only
+// this once.
 func (r *Ring) NewAccount(ctx context.Context, who auth.Principal, name string) (id string, key auth.Secret, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return "", "", err

@@ -1,13 +1,13 @@
-// Package keyring says which credentials open which inboxes: the keys of an
-// inbox, grants over several inboxes, recovery keys, accounts, and keys that are
-// lent to sandboxes.
+// Package keyring controls which credentials open which inboxes: keys of an
+// inbox, grants for several inboxes, recovery keys, accounts, and keys lent to
+// sandboxes.
 //
-// It stores the private keys of inboxes only wrapped for their credentials, and
-// credentials only as hashes. So the server opens an inbox while somebody shows a
-// credential of it and at no other time, and no manager can give himself a part
-// in one: whoever holds a key that manages the inbox adds others to it. When a
-// credential ends, its inboxes get a new epoch (see package seal), which it does
-// not open.
+// The private keys of inboxes are stored only wrapped for their credentials,
+// and credentials only as hashes. So the server can open an inbox only while a
+// caller presents one of its credentials, and a manager of the project cannot
+// add itself: only a holder of a managing key can add members. When a
+// credential is revoked or expires, its inboxes start a new epoch (see package
+// seal) that it cannot open.
 package keyring
 
 import (
@@ -25,24 +25,25 @@ import (
 	"postern/internal/store"
 )
 
-// A Ring opens inboxes for their credentials, and gives credentials a part in
-// them. It is safe for concurrent use.
+// A Ring opens inboxes for their credentials, and adds and removes credentials.
+// It is safe for concurrent use.
 type Ring struct {
 	db      *store.DB
-	scrub   *scrub.Scrubber // told when keys are open in this process
+	scrub   *scrub.Scrubber // touched whenever keys are open in this process
 	removed atomic.Bool     // wrapped keys were deleted since the last Forget
 
 	mu   sync.Mutex      // guards lent
-	lent map[string]loan // by sandbox ID; in memory only, so a loan ends with the process
+	lent map[string]loan // by sandbox ID; in memory only, so loans end with the process
 }
 
-// New returns the ring of the inboxes in db.
+// New returns the keyring of the inboxes in db.
 func New(db *store.DB, s *scrub.Scrubber) *Ring {
 	return &Ring{db: db, scrub: s, lent: map[string]loan{}}
 }
 
-// MayOpen returns an error unless who may read an inbox that it has the key of.
-// The text says who could. For a grant, opening the key has checked it.
+// MayOpen returns an error that wraps [auth.ErrForbidden] unless who may read
+// the inbox whose key it holds. The text names the kind of key that could. For
+// a grant, opening the key has already checked it.
 func MayOpen(who auth.Principal, inbox string) error {
 	switch who.Kind {
 	case auth.Agent, auth.Sandbox:
@@ -56,11 +57,11 @@ func MayOpen(who auth.Principal, inbox string) error {
 		return fmt.Errorf("a recovery key makes a new key of its inbox and does nothing else: %w", auth.ErrForbidden)
 	case auth.Project, auth.Person, auth.System:
 	}
-	return fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key does: %w", who.Kind, auth.ErrForbidden)
+	return fmt.Errorf("a %s manages inboxes but cannot open them: only an inbox's own key can: %w", who.Kind, auth.ErrForbidden)
 }
 
-// May returns an error that wraps [auth.ErrForbidden] unless k may do what want
-// says in its inbox.
+// May returns an error that wraps [auth.ErrForbidden] unless the scope of k
+// includes want.
 func May(k *seal.Key, want seal.Scope) error {
 	if k.Allows(want) {
 		return nil
@@ -68,17 +69,18 @@ func May(k *seal.Key, want seal.Scope) error {
 	return fmt.Errorf("this key may %s in inbox %s, not %s: %w", k.Scope().Verb(), k.Inbox(), want.Verb(), auth.ErrForbidden)
 }
 
-// membership is the part that a credential has in an inbox.
+// A membership is one credential's row in an inbox: its scope and its public
+// key.
 type membership struct {
 	scope     seal.Scope
 	publicKey []byte
 	expires   int64
 }
 
-// Reach returns the inbox that name, an id or an address, means to who, and
-// what who may do in it by a credential. An empty name is who's own inbox.
-// Whether an inbox is somebody else's or is not there answers alike, so that
-// nobody learns addresses by asking.
+// Reach returns the inbox called name, an ID or an address, and the scope that
+// who has in it. An empty name means who's own inbox. An inbox that belongs to
+// somebody else and one that does not exist give the same error, so that nobody
+// can probe for addresses.
 func (r *Ring) Reach(ctx context.Context, who auth.Principal, name string) (b directory.Inbox, s seal.Scope, err error) {
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		b, s, err = r.ReachIn(ctx, tx, who, name)
@@ -97,7 +99,7 @@ func (r *Ring) ReachIn(ctx context.Context, tx *store.Tx, who auth.Principal, na
 			name = who.Inbox
 		}
 	} else if name == "" {
-		return directory.Inbox{}, "", fmt.Errorf("%w: inbox: must be named, since a grant is over several", directory.ErrInvalid)
+		return directory.Inbox{}, "", fmt.Errorf("%w: inbox: is required: a grant may cover several inboxes", directory.ErrInvalid)
 	}
 	b, err := directory.Inbox{}, directory.ErrNoInbox
 	if directory.ValidName(name) {
@@ -107,7 +109,7 @@ func (r *Ring) ReachIn(ctx context.Context, tx *store.Tx, who auth.Principal, na
 		err = directory.ErrNoInbox
 	}
 	var p membership
-	if err == nil && who.Kind != auth.Sandbox { // which has its part by what its creator attached
+	if err == nil && who.Kind != auth.Sandbox { // a sandbox is authorized by the inbox that its creator attached
 		p, err = member(ctx, tx, b.ID, who.ID)
 	}
 	if errors.Is(err, directory.ErrNoInbox) || errors.Is(err, store.ErrNotFound) {
@@ -115,15 +117,15 @@ func (r *Ring) ReachIn(ctx context.Context, tx *store.Tx, who auth.Principal, na
 			return directory.Inbox{}, "", fmt.Errorf("this grant is over other inboxes than the one named: %w", auth.ErrForbidden)
 		}
 		if name == who.Inbox {
-			return directory.Inbox{}, "", fmt.Errorf("inbox %s is deleted, or this key has no part in it: %w", who.Inbox, directory.ErrNoInbox)
+			return directory.Inbox{}, "", fmt.Errorf("inbox %s is deleted, or this key no longer opens it: %w", who.Inbox, directory.ErrNoInbox)
 		}
-		return directory.Inbox{}, "", fmt.Errorf("this key is of another inbox than the one named; it opens inbox %s alone: %w", who.Inbox, auth.ErrForbidden)
+		return directory.Inbox{}, "", fmt.Errorf("this key belongs to another inbox: it opens only inbox %s: %w", who.Inbox, auth.ErrForbidden)
 	}
 	return b, p.scope, err
 }
 
-// member returns the part that a credential has in an inbox now, or
-// [store.ErrNotFound].
+// member returns the unexpired membership of a credential in an inbox, or an
+// error that wraps [store.ErrNotFound].
 func member(ctx context.Context, tx *store.Tx, inbox, credentialID string) (membership, error) {
 	var p membership
 	err := tx.One(ctx, `select k.scope, k.public_key, k.expires_at from inbox_key k join credential c on c.id = k.credential_id
@@ -133,9 +135,9 @@ func member(ctx context.Context, tx *store.Tx, inbox, credentialID string) (memb
 	return p, err
 }
 
-// Open returns the key of an inbox that credential opens; an empty inbox means
-// the one that who acts for. Who is the credential's principal, as
-// [auth.CheckKey] told.
+// Open returns the key of an inbox that credential opens. An empty inbox means
+// the one that who acts for. Who is the principal of the credential, as
+// returned by [auth.CheckKey].
 func (r *Ring) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*seal.Key, error) {
 	if who.Kind != auth.Agent && who.Kind != auth.Grant {
 		if err := MayOpen(who, who.Inbox); err != nil {
@@ -170,9 +172,9 @@ func (r *Ring) unlock(ctx context.Context, who auth.Principal, credential auth.S
 	return k, nil
 }
 
-// unlockIn returns the key of b for a credential that has a part in it. Legacy
-// says that the credential is from before credentials had key pairs; only then
-// its secret is needed.
+// unlockIn returns the key of b for a member credential. Secret is needed only
+// for a credential that was created before credentials had key pairs; legacy
+// then is true, and the caller migrates it.
 func (r *Ring) unlockIn(ctx context.Context, tx *store.Tx, b directory.Inbox, who auth.Principal, cred seal.Credential, secret auth.Secret) (k *seal.Key, legacy bool, err error) {
 	r.scrub.Touch()
 	p, err := member(ctx, tx, b.ID, cred.ID)
@@ -201,8 +203,8 @@ func (r *Ring) unlockIn(ctx context.Context, tx *store.Tx, b directory.Inbox, wh
 	return k, legacy, err
 }
 
-// renew stores the key pair of a credential that was made before there were
-// any, and wraps the keys of its inbox for it anew.
+// renew migrates a credential from before credentials had key pairs: it stores
+// its public key and wraps the keys of its inbox for it.
 func (r *Ring) renew(ctx context.Context, k *seal.Key) error {
 	cred := k.Credential()
 	list, err := k.WrapFor(cred.PublicKey(), cred.ID)
@@ -212,7 +214,7 @@ func (r *Ring) renew(ctx context.Context, k *seal.Key) error {
 	return r.db.Update(ctx, func(tx *store.Tx) error {
 		fresh, err := tx.Changed(ctx, `update inbox_key set public_key = $1 where inbox_id = $2 and credential_id = $3 and length(public_key) = 0`,
 			cred.PublicKey(), k.Inbox(), cred.ID)
-		if err != nil || !fresh { // another request was faster
+		if err != nil || !fresh { // another request has migrated it
 			return err
 		}
 		for _, w := range list {
@@ -225,8 +227,9 @@ func (r *Ring) renew(ctx context.Context, k *seal.Key) error {
 	})
 }
 
-// AddFirst gives a new inbox its first key, which is shown this once, and account,
-// the public key of the account who is, a part in it, unless that is nil.
+// AddFirst creates the first key of a new inbox, whose secret is returned only
+// this once. If account is not nil, it is the public key of the account that
+// who is, which becomes a member too.
 func (r *Ring) AddFirst(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pair seal.Pair, account []byte) (id string, key auth.Secret, err error) {
 	id, key, err = auth.NewCredential(ctx, tx, auth.Credential{Project: b.Project, Kind: auth.Agent, Inbox: b.ID, CreatedBy: who.String()})
 	if err != nil {
@@ -245,8 +248,8 @@ func (r *Ring) AddFirst(ctx context.Context, tx *store.Tx, who auth.Principal, b
 	return id, key, enrol(ctx, tx, who, b.ID, who.ID, account, seal.Manage, time.Time{}, pair)
 }
 
-// enrol gives a credential, whose public key is to, a part in an inbox. Keys
-// holds the keys of the inbox that the credential is to open.
+// enrol makes a credential with the public key to a member of an inbox. Keys
+// holds the private keys of the inbox, which are wrapped for it.
 func enrol(ctx context.Context, tx *store.Tx, who auth.Principal, inbox, credentialID string, to []byte, s seal.Scope, expires time.Time, keys seal.Wrapper) error {
 	_, err := tx.ExecContext(ctx, `insert into inbox_key (inbox_id, credential_id, scope, public_key, expires_at, created_at, created_by) values ($1, $2, $3, $4, $5, $6, $7)`,
 		inbox, credentialID, s, to, store.Time(expires), store.Time(time.Now()), who.String())
@@ -260,7 +263,8 @@ func enrol(ctx context.Context, tx *store.Tx, who auth.Principal, inbox, credent
 	return insertWrapped(ctx, tx, inbox, credentialID, list)
 }
 
-// insertWrapped stores private keys of an inbox that are closed for a credential.
+// insertWrapped stores the private keys of an inbox that are wrapped for one
+// credential.
 func insertWrapped(ctx context.Context, tx *store.Tx, inbox, credentialID string, list []seal.Wrapped) error {
 	for _, w := range list {
 		if _, err := tx.ExecContext(ctx, `insert into inbox_wrap (inbox_id, credential_id, epoch, wrapped) values ($1, $2, $3, $4)`,
@@ -271,7 +275,7 @@ func insertWrapped(ctx context.Context, tx *store.Tx, inbox, credentialID string
 	return nil
 }
 
-// Holds reports whether a credential has a part in an inbox now.
+// Holds reports whether a credential is a member of an inbox now.
 func Holds(ctx context.Context, tx *store.Tx, credential, inbox string) (bool, error) {
 	_, err := member(ctx, tx, inbox, credential)
 	if errors.Is(err, store.ErrNotFound) {

@@ -12,16 +12,17 @@ import (
 	"postern/internal/store"
 )
 
-// A loan is what a sandbox reads its inbox by: the key pair of its creator's
-// credential, not the inbox's keys, so that it ends with the credential and
-// goes on over a new epoch.
+// A loan lets a sandbox read its inbox. It holds the key pair of the creator's
+// credential rather than the inbox's keys, so that it ends when the credential
+// does and keeps working across a new epoch.
 type loan struct {
 	owner auth.Principal
 	inbox string
 	cred  seal.Credential
 }
 
-// CheckLoan returns an error unless credential opens the inbox of sandbox.
+// CheckLoan returns an error unless credential opens the inbox that sandbox is
+// attached to.
 func (r *Ring) CheckLoan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) error {
 	_, err := r.loan(ctx, sandbox, credential)
 	return err
@@ -30,12 +31,13 @@ func (r *Ring) CheckLoan(ctx context.Context, sandbox auth.Principal, credential
 func (r *Ring) loan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) (loan, error) {
 	owner, err := auth.CheckKey(ctx, r.db, credential)
 	if errors.Is(err, auth.ErrUnauthenticated) {
-		return loan{}, fmt.Errorf("%w: it is not a key of an inbox", directory.ErrInvalid)
+		return loan{}, fmt.Errorf("%w: inbox key: must be the key of an inbox", directory.ErrInvalid)
 	}
 	if err != nil {
 		return loan{}, err
 	}
-	no := fmt.Errorf("%w: it is not a key of the inbox that the sandbox is attached to", directory.ErrInvalid)
+	// One error for all cases: a caller learns nothing about inboxes of others.
+	no := fmt.Errorf("%w: inbox key: must be a key of the inbox that the sandbox is attached to", directory.ErrInvalid)
 	if owner.Project != sandbox.Project || sandbox.Inbox == "" || owner.Kind != auth.Grant && owner.Inbox != sandbox.Inbox {
 		return loan{}, no
 	}
@@ -50,8 +52,8 @@ func (r *Ring) loan(ctx context.Context, sandbox auth.Principal, credential auth
 }
 
 // Lend lets sandbox read the inbox that it is attached to, until [Ring.Return]
-// or the credential's end. The key stays in this process; the sandbox never
-// holds it. Who hands it over.
+// or the end of the credential. Who is the caller that lends it. The key stays
+// in this process; the sandbox never holds it.
 func (r *Ring) Lend(ctx context.Context, who, sandbox auth.Principal, credential auth.Secret) error {
 	l, err := r.loan(ctx, sandbox, credential)
 	if err != nil {
@@ -69,22 +71,21 @@ func (r *Ring) Lend(ctx context.Context, who, sandbox auth.Principal, credential
 	return nil
 }
 
-// Return ends what [Ring.Lend] began. It does nothing for a sandbox that
-// was lent nothing.
+// Return ends a loan that [Ring.Lend] started, if there is one.
 func (r *Ring) Return(sandboxID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.lent, sandboxID)
 }
 
-// Lent returns the key that was lent to a sandbox, which only reads, or an error
-// that says how its creator lends one.
+// Lent returns the key that was lent to a sandbox, narrowed to [seal.Read].
+// Without a loan, the error says how the creator can lend a key.
 func (r *Ring) Lent(ctx context.Context, sandbox auth.Principal) (k *seal.Key, err error) {
 	r.mu.Lock()
 	l, ok := r.lent[sandbox.ID]
 	r.mu.Unlock()
 	if !ok || sandbox.Kind != auth.Sandbox || l.inbox == "" || l.inbox != sandbox.Inbox || l.owner.Project != sandbox.Project {
-		return nil, fmt.Errorf("this sandbox may not read mail: its creator lends the inbox's key with the header X-Postern-Inbox-Key: %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("this sandbox may not read mail: its creator can lend it the inbox's key with the header X-Postern-Inbox-Key: %w", auth.ErrForbidden)
 	}
 	err = r.db.View(ctx, func(tx *store.Tx) error {
 		b, _, err := r.ReachIn(ctx, tx, l.owner, l.inbox)
@@ -95,9 +96,10 @@ func (r *Ring) Lent(ctx context.Context, sandbox auth.Principal) (k *seal.Key, e
 		return err
 	})
 	if errors.Is(err, auth.ErrForbidden) || errors.Is(err, directory.ErrNoInbox) {
-		// The attack: reading on by a loan of a key that was revoked.
+		// The attack: a sandbox keeps reading with a key that was revoked. So
+		// the membership is checked on every use.
 		r.Return(sandbox.ID)
-		return nil, fmt.Errorf("this sandbox may not read mail any more: the key that its creator lent it has ended: %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("this sandbox may not read mail any more: the key that its creator lent it has expired or was revoked: %w", auth.ErrForbidden)
 	}
 	if err != nil {
 		return nil, err

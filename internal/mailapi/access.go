@@ -54,7 +54,7 @@ func (s access) item(r *http.Request, c caller) (*seal.Key, string, error) {
 // part in it.
 func (s access) own(r *http.Request, c caller) (directory.Inbox, error) {
 	if c.key == "" {
-		return directory.Inbox{}, fmt.Errorf("a %s manages inboxes and opens none, only the inbox's own key (pib_…) does: %w", c.Kind, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("a %s manages inboxes but cannot open them: only an inbox's own key (pib_…) can: %w", c.Kind, auth.ErrForbidden)
 	}
 	b, _, err := s.post.Keys.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
 	return b, err

@@ -134,7 +134,7 @@ func (s actionServer) getAction(w http.ResponseWriter, r *http.Request, c caller
 }
 
 func viewOf(v oversight.View) *api.View {
-	out := &api.View{Title: v.Title, Fields: []api.Field{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []api.File{}, NoWay: append([]string{}, v.NoWay...)}
+	out := &api.View{Title: v.Title, Fields: []api.Field{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []api.File{}, Unroutable: append([]string{}, v.Unroutable...)}
 	for _, f := range v.Fields {
 		out.Fields = append(out.Fields, api.Field(f))
 	}

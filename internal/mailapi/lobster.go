@@ -537,7 +537,7 @@ func (s lobsterServer) lobsterHooks(r *http.Request, c caller, inbox string) (au
 		return who, nil
 	}
 	if c.key == "" {
-		return who, fmt.Errorf("a %s manages inboxes and opens none: %w", c.Kind, auth.ErrForbidden)
+		return who, fmt.Errorf("a %s manages inboxes but cannot open them: %w", c.Kind, auth.ErrForbidden)
 	}
 	k, err := s.post.Keys.Open(r.Context(), c.Principal, c.key, inbox)
 	if err != nil {

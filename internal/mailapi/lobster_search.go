@@ -18,7 +18,7 @@ import (
 // lobsterSearch looks in one inbox, or in all that the token has a part in.
 func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c caller) error {
 	if c.key == "" || c.Kind != auth.Agent && c.Kind != auth.Grant {
-		return fmt.Errorf("a %s manages inboxes and opens none: %w", c.Kind, auth.ErrForbidden)
+		return fmt.Errorf("a %s manages inboxes but cannot open them: %w", c.Kind, auth.ErrForbidden)
 	}
 	q := r.URL.Query()
 	n, err := limit(q, 20, 50)

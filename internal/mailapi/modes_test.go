@@ -20,17 +20,17 @@ func TestModes(t *testing.T) {
 			code                          int
 			says                          string
 		}{
-			{"up by the key", "key a", "PATCH", path, `{"mode":"autonomous"}`, 403, "an owner does"},
-			{"up by the project's key", "project", "PATCH", path, `{"mode":"monitored"}`, 403, "an owner does"},
+			{"up by the key", "key a", "PATCH", path, `{"mode":"autonomous"}`, 403, "an owner may"},
+			{"up by the project's key", "project", "PATCH", path, `{"mode":"monitored"}`, 403, "an owner may"},
 			{"no mode", "person", "PATCH", path, `{"mode":"free"}`, 400, "mode: must be one of"},
 			{"with another field", "person", "PATCH", path, `{"mode":"read_only","display_name":"A"}`, 400, "by itself"},
 			{"a reason alone", "person", "PATCH", path, `{"mode_reason":"x"}`, 400, "needs a mode"},
 			{"down by the key", "key a", "PATCH", path, `{"mode":"read_only","mode_reason":"I am off"}`, 200, `"mode_reason":"I am off"`},
 			{"a send in read_only", "key a", "POST", path + "/messages", `{"to":["bob@example.com"],"subject":"s","text":"t"}`, 403, "read_only and sends nothing"},
 			{"LobsterMail's send", "key a", "POST", "/v1/emails/send", `{"from":"` + f.a.Address + `","to":["bob@example.com"],"subject":"s","body":{"text":"t"}}`, 403, "read_only and sends nothing"},
-			{"a code for no step up", "person", "POST", path + "/mode-codes", `{"mode":"read_only"}`, 400, "no step up"},
-			{"up by an owner who does not say why", "person", "PATCH", path, `{"mode":"autonomous"}`, 400, "reason: say why"},
-			{"a code of which nobody says why", "person", "POST", path + "/mode-codes", `{"mode":"autonomous","reason":" "}`, 400, "reason: say why"},
+			{"a code that the mode does not need", "person", "POST", path + "/mode-codes", `{"mode":"read_only"}`, 400, "needs no code"},
+			{"up by an owner who does not say why", "person", "PATCH", path, `{"mode":"autonomous"}`, 400, "reason: is required"},
+			{"a code of which nobody says why", "person", "POST", path + "/mode-codes", `{"mode":"autonomous","reason":" "}`, 400, "reason: is required"},
 			{"a request", "key a", "POST", path + "/request-upgrade", `{"target_mode":"gated_send","reason":"back"}`, 202, `"kind":"inbox.mode"`},
 			{"a pattern that is none", "person", "POST", path + "/allowlist", `{"pattern":"*@co.uk"}`, 400, "public suffix"},
 			{"a pattern", "person", "POST", path + "/allowlist", `{"pattern":"*@Example.com","expires_at":null}`, 201, `"pattern":"*@example.com"`},
@@ -41,7 +41,7 @@ func TestModes(t *testing.T) {
 			{"what is no UTF-8", "key a", "DELETE", path + "/allowlist/%ff", "", 404, ""},
 			{"an overseer that is the inbox", "person", "POST", path + "/overseers", `{"addresses":["` + f.a.Address + `"]}`, 400, "itself"},
 			{"an overseer", "person", "POST", path + "/overseers", `{"addresses":["boss@example.com"]}`, 200, "boss@example.com"},
-			{"who it is", "key a", "GET", path + "/overseers", "", 403, "does not see"},
+			{"who it is", "key a", "GET", path + "/overseers", "", 403, "may not see"},
 		} {
 			got := f.do(t, tt.who, tt.method, tt.path, tt.body)
 			if got.code != tt.code || !strings.Contains(got.body, tt.says) {

@@ -154,7 +154,7 @@ func TestUnsubscribe(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		path := "/v1/inboxes/" + f.a.ID + "/messages"
-		if got := f.do(t, "key a", "POST", path, `{"to":["bob@example.com","carol@example.com"],"subject":"news","text":"t","bulk":true}`); got.code != 400 || !strings.Contains(got.body, "bulk: needs one recipient") {
+		if got := f.do(t, "key a", "POST", path, `{"to":["bob@example.com","carol@example.com"],"subject":"news","text":"t","bulk":true}`); got.code != 400 || !strings.Contains(got.body, "bulk: requires exactly one recipient") {
 			t.Errorf("bulk to two: %d %s", got.code, got.body)
 		}
 		id := f.do(t, "key a", "POST", path, `{"to":["Bob <bob@example.com>"],"subject":"news","text":"t","bulk":true}`).field(t, "id")

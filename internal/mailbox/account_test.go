@@ -44,7 +44,7 @@ func TestNothingLeavesUnseen(t *testing.T) {
 		b, who, _ := f.inbox(t, "alice")
 		raw := strings.ReplaceAll("From: "+b.Address+"\nTo: bob@example.com\n"+part+"--AA\nContent-Type: message/rfc822\n\nContent-Type: multipart/mixed; boundary=q\n\n--q\n\nhello\n--q--\n--q\n\nSECRET\n--q--\n--AA--\n", "\n", "\r\n")
 		p, err := f.post.SendRaw(t.Context(), who, "smtp", b.Address, []string{"bob@example.com"}, []byte(raw))
-		if err != nil || p.State != oversight.Pending || !strings.Contains(p.Note, "waits for a person in every mode") {
+		if err != nil || p.State != oversight.Pending || !strings.Contains(p.Note, "must approve in every mode") {
 			t.Errorf("a message that hides a part: %s, %q, %v", p.State, p.Note, err)
 		}
 	})
@@ -69,10 +69,10 @@ func TestNothingLeavesUnseen(t *testing.T) {
 				t.Errorf("%v is not among the fields %v", want, v.Fields)
 			}
 		}
-		if !strings.Contains(strings.Join(v.Notes, "\n"), "X-Data (6 octets)") || strings.Contains(strings.Join(v.Notes, "\n"), "References") {
+		if !strings.Contains(strings.Join(v.Notes, "\n"), "X-Data (6 bytes)") || strings.Contains(strings.Join(v.Notes, "\n"), "References") {
 			t.Errorf("notes %q", v.Notes)
 		}
-		if !strings.Contains(v.Partial, "2 octets of it are not shown") {
+		if !strings.Contains(v.Partial, "2 bytes of it are not shown") {
 			t.Errorf("it is said to be whole, or not why: %q", v.Partial)
 		}
 	})

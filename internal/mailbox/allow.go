@@ -50,7 +50,7 @@ const (
 )
 
 // ErrNoEntry means that an allow list has no such entry.
-var ErrNoEntry = fmt.Errorf("no such entry of the allow list (%w)", store.ErrNotFound)
+var ErrNoEntry = fmt.Errorf("no such allow list entry (%w)", store.ErrNotFound)
 
 // ParseAllowed returns a pattern as it is kept: in lower case, its domain in
 // ASCII. It returns an error that wraps [directory.ErrInvalid] for what is no pattern, or
@@ -63,26 +63,26 @@ func ParseAllowed(pattern string) (string, error) {
 	}
 	pattern = strings.TrimSpace(pattern)
 	if len(pattern) > 320 {
-		return bad("is longer than an address")
+		return bad("must be at most 320 bytes")
 	}
 	at := strings.LastIndexByte(pattern, '@')
 	if at < 1 {
-		return bad("must be an address, bob@example.com, or all of a domain, *@example.com")
+		return bad("must be an address (bob@example.com) or a whole domain (*@example.com)")
 	}
 	local, host := pattern[:at], pattern[at+1:]
 	name, err := domain.ASCII(host)
 	if err != nil || !strings.Contains(name, ".") {
-		return bad("what follows the @ is not a domain")
+		return bad("the part after the @ is not a domain")
 	}
 	if suffix, _ := publicsuffix.PublicSuffix(name); suffix == name && local == "*" {
-		return bad(name + " is a public suffix, under which everybody has domains")
+		return bad(name + " is a public suffix, under which anybody can register a domain")
 	}
 	if local == "*" {
 		return "*@" + name, nil
 	}
 	for i := range len(local) {
 		if c := local[i]; c <= ' ' || c >= 0x7f || strings.IndexByte(`*%!"(),:;<>[\]@`, c) >= 0 {
-			return bad("before the @ may stand ASCII letters, digits and . _ - + and the like; a * only alone, as in *@example.com")
+			return bad("the part before the @ must be ASCII letters, digits and symbols such as . _ - +, or a single * as in *@example.com")
 		}
 	}
 	// Not before: in lower case the sign for kelvin is a k, and its mailbox another.
@@ -177,7 +177,7 @@ func (l *AllowLists) knownTo(ctx context.Context, tx *store.Tx, who auth.Princip
 // is there already, its end is changed. Who is an owner.
 func (l *AllowLists) Add(ctx context.Context, who auth.Principal, inbox, pattern string, until time.Time) (e AllowEntry, err error) {
 	if !who.Manages() {
-		return AllowEntry{}, fmt.Errorf("%s may not add to an allow list: an owner does, or approves a request: %w", who, auth.ErrForbidden)
+		return AllowEntry{}, fmt.Errorf("%s may not add to an allow list: only an owner may, directly or by approving a request: %w", who, auth.ErrForbidden)
 	}
 	if pattern, err = checkAllowed(pattern, until); err != nil {
 		return AllowEntry{}, err
@@ -220,7 +220,7 @@ func addAllowed(ctx context.Context, tx *store.Tx, who auth.Principal, b directo
 		return AllowEntry{}, fmt.Errorf("count allow list of inbox %s: %w", b.ID, err)
 	}
 	if n >= maxAllowed {
-		return AllowEntry{}, fmt.Errorf("%w: the allow list has %d entries, which is the most", directory.ErrInvalid, n)
+		return AllowEntry{}, fmt.Errorf("%w: the allow list has %d entries, which is the limit", directory.ErrInvalid, n)
 	}
 	e, err := scanAllowed(tx.QueryRowContext(ctx, `insert into allow_entry (id, inbox_id, pattern, created_at, created_by, action_id, expires_at) values ($1, $2, $3, $4, $5, $6, $7)
 		on conflict (inbox_id, pattern) do update set created_at = excluded.created_at, created_by = excluded.created_by, action_id = excluded.action_id, expires_at = excluded.expires_at
@@ -297,11 +297,11 @@ func (x allowExecutor) Execute(ctx context.Context, a oversight.Action) oversigh
 	var r allowRequest
 	err := json.Unmarshal(a.Payload, &r)
 	if p, perr := ParseAllowed(r.Pattern); err != nil || perr != nil || p != r.Pattern || r.Inbox != a.Inbox {
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the stored request is malformed"}
 	}
 	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b directory.Inbox) (string, error) {
 		if !r.Until.IsZero() && !r.Until.After(time.Now()) {
-			return "the time until which it asked has passed", nil
+			return "the requested expiry has passed", nil
 		}
 		_, err := addAllowed(ctx, tx, who, b, r.Pattern, r.Until, a.ID)
 		if errors.Is(err, directory.ErrInvalid) {
@@ -327,23 +327,23 @@ func (x allowExecutor) Show(a oversight.Action) (oversight.View, error) {
 	if err := json.Unmarshal(a.Payload, &r); err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
-	v := oversight.View{Title: r.Address + " asks to write to " + r.Pattern + " without a person's word", Text: r.Reason, Fields: []oversight.Field{
+	v := oversight.View{Title: r.Address + " asks to write to " + r.Pattern + " without approval", Text: r.Reason, Fields: []oversight.Field{
 		{Name: "Inbox", Value: r.Address}, {Name: "Allow", Value: r.Pattern}, {Name: "Until", Value: ends(r.Until)},
 	}}
 	if r.Reason == "" {
-		v.Text = "(it gives no reason)"
+		v.Text = "(no reason given)"
 	}
 	_, host, _ := strings.Cut(r.Pattern, "@")
 	if strings.HasPrefix(r.Pattern, "*") {
-		v.Notes = append(v.Notes, "this is everybody at "+host+", whoever that is")
+		v.Notes = append(v.Notes, "this allows every address at "+host)
 		if slices.Contains(providers, host) {
-			v.Notes = append(v.Notes, host+" gives addresses to everybody who asks")
+			v.Notes = append(v.Notes, "anybody can get an address at "+host)
 		}
 	}
 	if strings.Contains("."+host, ".xn--") {
-		v.Notes = append(v.Notes, "the domain is an international one, and may look like another when a mail program shows it: "+strconv.Quote(host))
+		v.Notes = append(v.Notes, "this is an internationalized domain, which mail programs may display like another one: "+strconv.Quote(host))
 	}
-	v.Notes = append(v.Notes, "the reason is the agent's, and may be what a mail made it say")
+	v.Notes = append(v.Notes, "the agent wrote the reason, and an email may have told it what to write")
 	return v, nil
 }
 

@@ -189,7 +189,7 @@ func TestAllowRequest(t *testing.T) {
 			t.Fatalf("%s, %v", a.State, err)
 		}
 		v, err := f.gate.Show(a)
-		if err != nil || !strings.Contains(v.Title, "*@gmail.com") || !strings.Contains(strings.Join(v.Notes, "\n"), "everybody who asks") || strings.Contains(v.Text, "\u202e") {
+		if err != nil || !strings.Contains(v.Title, "*@gmail.com") || !strings.Contains(strings.Join(v.Notes, "\n"), "anybody can get an address") || strings.Contains(v.Text, "\u202e") {
 			t.Errorf("shown as %+v, %v", v, err)
 		}
 		if err := f.decide(t, f.person, a.ID, true); err != nil {

@@ -38,7 +38,7 @@ func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b directory
 		kind, _, _ := strings.Cut(id, "_")
 		name, ok := map[string]string{"msg": "message", "act": "action", "swi": "switch"}[kind]
 		if !ok {
-			return fmt.Errorf("announce %s: %q is no id of a message or an action", t, id)
+			return fmt.Errorf("announce %s: %q is not the ID of a message or an action", t, id)
 		}
 		e.Data[name] = id
 	}

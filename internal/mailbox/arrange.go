@@ -97,7 +97,7 @@ var (
 func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	var r arrangement
 	if err := json.Unmarshal(a.Payload, &r); err != nil || r.Inbox != a.Inbox || arrangements[a.Kind] == "" {
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the stored request is malformed"}
 	}
 	gone := false
 	err := x.m.db.Update(ctx, func(tx *store.Tx) error {
@@ -131,7 +131,7 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 // Interrupted implements [oversight.Recoverer]. To give a label twice is to give
 // it once, so it is done again.
 func (x arranger) Interrupted(context.Context, *store.Tx, oversight.Action) (oversight.Outcome, error) {
-	return oversight.Outcome{State: oversight.Approved, Detail: "it is done once more"}, nil
+	return oversight.Outcome{State: oversight.Approved, Detail: "it is retried"}, nil
 }
 
 // Moved implements [oversight.Watcher].
@@ -145,10 +145,10 @@ func (x arranger) Show(a oversight.Action) (oversight.View, error) {
 	if err := json.Unmarshal(a.Payload, &r); err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
-	what := "Put a message into the archive"
-	note := "nothing is lost: it is found in the archive"
+	what := "Move a message to the archive"
+	note := "nothing is lost: the message stays in the archive"
 	if a.Kind == policy.KindTrash {
-		what, note = "Put a message into the trash", "it is removed for good after 30 days, and until then can be taken back"
+		what, note = "Move a message to the trash", "the message is deleted for good after 30 days and can be restored until then"
 	}
 	v := oversight.View{Title: what, Notes: []string{note}}
 	for _, f := range []oversight.Field{{Name: "Inbox", Value: r.Address}, {Name: "Message", Value: r.Message}, {Name: "From", Value: r.From}, {Name: "Subject", Value: r.Subject}, {Name: "Stored", Value: r.At.Format(time.RFC1123)}} {

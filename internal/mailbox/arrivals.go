@@ -100,7 +100,7 @@ var (
 func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	var v arrival
 	if err := json.Unmarshal(a.Payload, &v); err != nil || v.Inbox != a.Inbox {
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was let in: the action cannot be read"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was released: the stored action is malformed"}
 	}
 	who, ok := decided(a)
 	if !ok {
@@ -115,12 +115,12 @@ func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversi
 	err := x.m.settle(ctx, who, v.Message, audit.MessageRelease, a.ID, in, x.m.tellIn)
 	switch {
 	case errors.Is(err, oversight.ErrStopped):
-		return stoppedFirst("nothing was let in")
+		return stoppedFirst("nothing was released")
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, directory.ErrNoInbox):
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was let in: the message is not there any more"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was released: the message no longer exists"}
 	case err != nil:
 		x.m.log.ErrorContext(ctx, "release message", "action", a.ID, "err", err)
-		return oversight.Outcome{State: oversight.Approved, After: a.RetryAfter(), Detail: "nothing was let in yet: the server's records could not be written"}
+		return oversight.Outcome{State: oversight.Approved, After: a.RetryAfter(), Detail: "nothing was released yet: the server's records could not be written"}
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: "it is in the inbox"}
 }
@@ -132,7 +132,7 @@ func (x arrivalExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversi
 		return oversight.Outcome{}, fmt.Errorf("recover arrival: %w", err)
 	}
 	if n > 0 {
-		return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before it was let in"}, nil
+		return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before it was released"}, nil
 	}
 	return oversight.Outcome{State: oversight.Done, Detail: "it is in the inbox"}, nil
 }
@@ -187,7 +187,7 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 	if err := json.Unmarshal(a.Payload, &v); err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
-	view := oversight.View{Title: "Mail for " + v.Address + " waits to be let in", Fields: []oversight.Field{
+	view := oversight.View{Title: "Mail for " + v.Address + " is held for approval", Fields: []oversight.Field{
 		{Name: "Inbox", Value: v.Address},
 		{Name: "Arrived", Value: v.At.Format(time.RFC1123)},
 		{Name: "Size", Value: strconv.Itoa(v.Size) + " bytes"},
@@ -204,6 +204,6 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 	for _, name := range slices.Sorted(maps.Keys(v.Checks)) {
 		view.Fields = append(view.Fields, oversight.Field{Name: strings.ToUpper(name), Value: v.Checks[name]})
 	}
-	view.Text = "Who it is from and what it says is sealed to the inbox's key: only its reader can look at it (the inbox's quarantine), before it is let in, too."
+	view.Text = "The sender and the content are sealed to the inbox's key. Only its holder can read them, before the release too, in the inbox's quarantine."
 	return view, nil
 }

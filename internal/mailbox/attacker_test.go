@@ -45,7 +45,7 @@ func TestLateRecord(t *testing.T) {
 		late                  mail.Delivery
 	}{
 		{"another has sent it", `state = 'delivered', attempts = 2`, "delivered", later},
-		{"a person says that it arrived", `state = 'delivered'`, "delivered", later},
+		{"a person confirmed that it arrived", `state = 'delivered'`, "delivered", later},
 		{"a person is asked", `state = 'uncertain'`, "uncertain", later},
 		{"it arrived after all", `state = 'queued'`, "delivered", taken},
 	} {

@@ -191,12 +191,12 @@ func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b directory.
 	}
 	switch {
 	case o.ReplyTo != "" && o.Forward != "":
-		return d, "", fmt.Errorf("%w: forward: is given together with reply_to; one message does one of both", directory.ErrInvalid)
+		return d, "", fmt.Errorf("%w: forward: must not be combined with reply_to", directory.ErrInvalid)
 	case o.ReplyTo == "" && (o.ReplyAll || o.Quote):
-		return d, "", fmt.Errorf("%w: reply_all, quote: need a reply_to", directory.ErrInvalid)
+		return d, "", fmt.Errorf("%w: reply_all, quote: require a reply_to", directory.ErrInvalid)
 	case o.ReplyTo != "":
 		if len(d.To) > 0 {
-			return d, "", fmt.Errorf("%w: to: an answer goes to whom the message names; add others with cc and bcc, or forward it", directory.ErrInvalid)
+			return d, "", fmt.Errorf("%w: to: a reply goes to the addresses that the message names: add others with cc or bcc, or forward it", directory.ErrInvalid)
 		}
 		original, err := m.original(ctx, who, b, o.Key, o.ReplyTo)
 		if err != nil {
@@ -226,7 +226,7 @@ func (m *PostOffice) addUnsubscribe(d *mail.Draft, b directory.Inbox, bulk bool)
 	mailto := "mailto:" + b.Address + "?subject=unsubscribe"
 	switch {
 	case bulk && (n != 1 || len(d.To) != 1):
-		return fmt.Errorf("%w: bulk: needs one recipient a message, in to: the link in it is of one address", directory.ErrInvalid)
+		return fmt.Errorf("%w: bulk: requires exactly one recipient, in to: the unsubscribe link is for one address", directory.ErrInvalid)
 	case bulk && m.cfg.PublicURL == "":
 		d.Unsubscribe = mailto
 	case bulk:
@@ -244,7 +244,7 @@ func (m *PostOffice) addUnsubscribe(d *mail.Draft, b directory.Inbox, bulk bool)
 // original returns one message of the inbox, read.
 func (m *PostOffice) original(ctx context.Context, who auth.Principal, b directory.Inbox, k *seal.Key, id string) (mail.Message, error) {
 	if k == nil {
-		return mail.Message{}, fmt.Errorf("a message is answered or passed on by who can read it: this caller shows no key of inbox %s: %w", b.ID, auth.ErrForbidden)
+		return mail.Message{}, fmt.Errorf("replying and forwarding require a key that can read inbox %s: %w", b.ID, auth.ErrForbidden)
 	}
 	if k.Inbox() != b.ID {
 		return mail.Message{}, fmt.Errorf("the key is of another inbox than the one that sends: %w", auth.ErrForbidden)
@@ -255,7 +255,7 @@ func (m *PostOffice) original(ctx context.Context, who auth.Principal, b directo
 	}
 	p, err := mail.Parse(raw)
 	if err != nil {
-		return mail.Message{}, fmt.Errorf("%w: message %s cannot be read, so it can be neither answered nor passed on", directory.ErrInvalid, id)
+		return mail.Message{}, fmt.Errorf("%w: message %s cannot be parsed, so it can be neither replied to nor forwarded", directory.ErrInvalid, id)
 	}
 	return p, nil
 }
@@ -275,7 +275,7 @@ func reply(d mail.Draft, original mail.Message, own string, o Outgoing) (mail.Dr
 	}
 	if len(r.Elsewhere) > 0 {
 		// The attack: a mail that looks like a colleague's and is answered to a stranger.
-		return d, "the message that this answers asked for answers to " + strings.Join(r.Elsewhere, ", ") + ", which is not whom it was from", nil
+		return d, "the message that this answers has the Reply-To " + strings.Join(r.Elsewhere, ", ") + ", which is not its sender", nil
 	}
 	return d, "", nil
 }
@@ -336,7 +336,7 @@ func (m *PostOffice) Cancel(ctx context.Context, who auth.Principal, action stri
 			return oversight.Action{}, err
 		}
 		if what.Kind == ReceiveKind { // to cancel it would be to drop it, which is for who lets it in
-			return oversight.Action{}, fmt.Errorf("mail that waits to be let in is let in or dropped by a person: %w", auth.ErrForbidden)
+			return oversight.Action{}, fmt.Errorf("mail that is held for approval is let in or dropped by a person: %w", auth.ErrForbidden)
 		}
 		if _, err := m.sender(ctx, who, a.Inbox); err != nil {
 			return oversight.Action{}, err

@@ -24,7 +24,7 @@ import (
 // CopyKind is the kind of the actions that bring copies to overseers.
 const CopyKind = policy.KindCopy
 
-var errNoCopy = errors.New("the copy for its overseers may not leave")
+var errNoCopy = errors.New("the overseers' copy may not leave")
 
 // ensureCopy makes the copy of what b is about to send, if it must have one and
 // has none yet.
@@ -100,7 +100,7 @@ var (
 func (x copyExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	b, err := x.of(ctx, a)
 	if err != nil {
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: it is not known what it is a copy of"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: the original of this copy is unknown"}
 	}
 	a.Inbox = b // whose name it is sent in
 	return x.m.Delivery.Execute(ctx, a)
@@ -145,7 +145,7 @@ func (x copyExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Actio
 	if err != nil || b.Mode != policy.Monitored {
 		return err
 	}
-	return x.m.demote(ctx, tx, demoter(b.Project), b, policy.GatedSend, "a copy for its overseers could not be delivered")
+	return x.m.demote(ctx, tx, demoter(b.Project), b, policy.GatedSend, "an overseers' copy could not be delivered")
 }
 
 // Show implements [oversight.Executor].

@@ -25,7 +25,7 @@ func TestMonitored(t *testing.T) {
 		f.judgedBy(t, modes{})
 		b, agent, k := f.agentIn(t, "alice", policy.Monitored)
 		p, err := f.post.Send(ctx, agent, "rest", letter("before there is anybody"))
-		if err != nil || p.State != oversight.Pending || !strings.Contains(p.Note, "nobody is set") {
+		if err != nil || p.State != oversight.Pending || !strings.Contains(p.Note, "no overseers") {
 			t.Errorf("without overseers: %s, %q, %v; want pending", p.State, p.Note, err)
 		}
 		if _, err := f.post.Overseers.Set(ctx, f.person, "", []string{"boss@example.com", "Audit@example.org", "boss@example.com"}); err != nil {
@@ -121,7 +121,7 @@ func TestMonitored(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.runAll(t)
-		if got, err := f.post.Directory.Find(ctx, f.person, b.ID); err != nil || got.Mode != policy.GatedSend || !strings.Contains(got.ModeReason, "copy for its overseers") {
+		if got, err := f.post.Directory.Find(ctx, f.person, b.ID); err != nil || got.Mode != policy.GatedSend || !strings.Contains(got.ModeReason, "overseers' copy") {
 			t.Errorf("after its copy bounced: %+v, %v", got, err)
 		}
 	})

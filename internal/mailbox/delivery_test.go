@@ -458,7 +458,7 @@ func TestRateOfDestination(t *testing.T) {
 		if n := len(d.w.got); n != 3 {
 			t.Errorf("%d got it within the minute, want 3", n)
 		}
-		if a := d.state(last.ID); a.State != oversight.Approved || a.Attempts != 0 || !strings.Contains(a.Result, "waits: a.test gets no more than 3 messages a minute") {
+		if a := d.state(last.ID); a.State != oversight.Approved || a.Attempts != 0 || !strings.Contains(a.Result, "waits: the limit for a.test is 3 messages a minute") {
 			t.Errorf("what waits is %s after %d attempts: %s", a.State, a.Attempts, a.Result)
 		}
 		d.exec(`update destination set window_at = 1`)

@@ -91,7 +91,7 @@ func checkDraft(o Outgoing) error {
 		list []string
 	}{{"to", o.To}, {"cc", o.Cc}, {"bcc", o.Bcc}, {"references", o.References}} {
 		if len(l.list) > mail.MaxRecipients {
-			return fmt.Errorf("%w: %s: has %d entries, more than %d", directory.ErrInvalid, l.name, len(l.list), mail.MaxRecipients)
+			return fmt.Errorf("%w: %s: has %d entries, the limit is %d", directory.ErrInvalid, l.name, len(l.list), mail.MaxRecipients)
 		}
 		for i, s := range l.list {
 			if len(s) > 1000 || !utf8.ValidString(s) {
@@ -116,7 +116,7 @@ func checkDraft(o Outgoing) error {
 		}
 	}
 	if len(o.Attachments) > maxDraftFiles {
-		return fmt.Errorf("%w: attachments: are %d, more than %d", directory.ErrInvalid, len(o.Attachments), maxDraftFiles)
+		return fmt.Errorf("%w: attachments: has %d files, the limit is %d", directory.ErrInvalid, len(o.Attachments), maxDraftFiles)
 	}
 	size := 0
 	for i, a := range o.Attachments {
@@ -124,7 +124,7 @@ func checkDraft(o Outgoing) error {
 			return fmt.Errorf("%w: attachments[%d]: name and content_type must be at most 255 bytes of text", directory.ErrInvalid, i)
 		}
 		if size += len(a.Data); size > mail.MaxAttachmentsBytes {
-			return fmt.Errorf("%w: attachments: have together more than %d bytes", directory.ErrInvalid, mail.MaxAttachmentsBytes)
+			return fmt.Errorf("%w: attachments: must be at most %d bytes in total", directory.ErrInvalid, mail.MaxAttachmentsBytes)
 		}
 	}
 	return nil
@@ -213,7 +213,7 @@ func (ds *Drafts) saveDraft(ctx context.Context, who auth.Principal, id string, 
 			return err
 		}
 		if others >= maxDrafts || bytes+d.Size > maxDraftBytes {
-			return fmt.Errorf("%w: the inbox has %d drafts with %d bytes; it may have %d with %d", directory.ErrInvalid, others, bytes, maxDrafts, maxDraftBytes)
+			return fmt.Errorf("%w: the inbox has %d drafts with %d bytes; the limits are %d drafts and %d bytes", directory.ErrInvalid, others, bytes, maxDrafts, maxDraftBytes)
 		}
 		if id == "" {
 			_, err = tx.ExecContext(ctx, `insert into draft (id, inbox_id, version, created_at, updated_at, sending_at, size, summary, blob_id) values ($1, $2, $3, $4, $4, 0, $5, $6, $7)`,
@@ -397,7 +397,7 @@ func (ds *Drafts) Send(ctx context.Context, who auth.Principal, via string, k *s
 		err := tx.One(ctx, `update draft set sending_at = case when sending_at = 0 then $1 else sending_at end where id = $2 and version = $3 returning sending_at`,
 			[]any{store.Time(time.Now()), id, d.Version}, &since)
 		if err == nil && time.Since(store.FromTime(since)) > draftTime {
-			return fmt.Errorf("%w: draft: sending it was cut off at %s, and whether it was proposed is not known any more: look at the inbox's actions, and save it anew to send it", directory.ErrInvalid, store.FromTime(since).Format(time.RFC3339))
+			return fmt.Errorf("%w: draft: sending was interrupted at %s, and it is not known whether it was proposed: check the inbox's actions, and save the draft again to send it", directory.ErrInvalid, store.FromTime(since).Format(time.RFC3339))
 		}
 		return err
 	})

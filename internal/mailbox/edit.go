@@ -20,7 +20,7 @@ import (
 func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, action string, version int64, e mail.Edit) (a oversight.Action, err error) {
 	defer m.scrub.Touch()
 	if !who.Decides() {
-		return oversight.Action{}, fmt.Errorf("%s does not edit what is proposed, only a person who reviews does: %w", who, auth.ErrForbidden)
+		return oversight.Action{}, fmt.Errorf("%s may not edit a proposal: only a reviewer may: %w", who, auth.ErrForbidden)
 	}
 	if version < 1 {
 		return oversight.Action{}, fmt.Errorf("%w: version: must be the one that was shown, 1 or more", directory.ErrInvalid)
@@ -89,7 +89,7 @@ func Difference(before, after oversight.Revision) ([]mail.Change, error) {
 	var s [2]mail.Summary
 	for i, r := range []oversight.Revision{before, after} {
 		if r.Payload == nil {
-			return nil, fmt.Errorf("compare revisions: what version %d was is not kept: %w", r.Version, store.ErrNotFound)
+			return nil, fmt.Errorf("compare revisions: version %d is no longer stored: %w", r.Version, store.ErrNotFound)
 		}
 		env, err := mail.ParsePayload(r.Payload)
 		if err != nil {

@@ -45,7 +45,7 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 		return directory.Inbox{}, err
 	}
 	if (c.Expires != nil || c.MaxBytes != nil) && directory.MayManage(who) != nil {
-		return directory.Inbox{}, fmt.Errorf("expires_at and max_bytes are for the inbox's project to change: %w", directory.MayManage(who))
+		return directory.Inbox{}, fmt.Errorf("expires_at and max_bytes may be changed only by the inbox's project: %w", directory.MayManage(who))
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		if b, err = m.Keys.Managed(ctx, tx, who, inbox); err != nil {
@@ -145,7 +145,7 @@ func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox str
 			return err
 		}
 		if len(list) == 0 {
-			return fmt.Errorf("inbox %q: none that is deleted and can be brought back: %w", inbox, directory.ErrNoInbox)
+			return fmt.Errorf("inbox %q: is not deleted, or can no longer be restored: %w", inbox, directory.ErrNoInbox)
 		}
 		b = list[0]
 		if !b.Expires.After(now) {

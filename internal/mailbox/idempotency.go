@@ -26,7 +26,7 @@ const (
 )
 
 // ErrIdempotency means that the key of a request was used for another one.
-var ErrIdempotency = errors.New("idempotency key: was used for another request in the last 24 hours; the same key means the same request")
+var ErrIdempotency = errors.New("idempotency key: was used for a different request in the last 24 hours: use a new key")
 
 // ErrDuplicate means that the inbox has proposed the same content a moment ago.
 // The error is a [DuplicateError].

@@ -51,7 +51,7 @@ func checkLabel(label string) error {
 		return fmt.Errorf("%w: label: must be 1 to 64 of a-z 0-9 . _ / -, begin and end with a letter or digit: got %.70q", directory.ErrInvalid, label)
 	}
 	if slices.Contains(reservedLabels, label) {
-		return fmt.Errorf("%w: label: %s is the name of a place or a state, and no label", directory.ErrInvalid, label)
+		return fmt.Errorf("%w: label: %s is reserved for a folder or a state", directory.ErrInvalid, label)
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *seal.Key,
 		return nil, fmt.Errorf("%w: ids: must be 1 to %d", directory.ErrInvalid, MaxLabelChange)
 	}
 	if len(add)+len(remove) == 0 || len(add)+len(remove) > 2*maxLabels {
-		return nil, fmt.Errorf("%w: add and remove: must be together 1 to %d labels", directory.ErrInvalid, 2*maxLabels)
+		return nil, fmt.Errorf("%w: add and remove: must have 1 to %d labels in total", directory.ErrInvalid, 2*maxLabels)
 	}
 	for _, l := range slices.Concat(add, remove) {
 		if err := checkLabel(l); err != nil {
@@ -199,7 +199,7 @@ func relabel(ctx context.Context, tx *store.Tx, inbox string, msg *labelled, add
 		}
 	}
 	if own > maxLabels {
-		return fmt.Errorf("%w: add: message %s would have %d labels of its own, more than %d", directory.ErrInvalid, msg.id, own, maxLabels)
+		return fmt.Errorf("%w: add: message %s would have %d custom labels, the limit is %d", directory.ErrInvalid, msg.id, own, maxLabels)
 	}
 	trashed := int64(0)
 	if slices.Contains(msg.labels, LabelTrash) {
@@ -231,7 +231,7 @@ func checkOwnLabels(ctx context.Context, tx *store.Tx, inbox string, add []strin
 		delete(own, l)
 	}
 	if len(own) > maxOwnLabels {
-		return fmt.Errorf("%w: add: the inbox would have %d labels of its own, more than %d", directory.ErrInvalid, len(own), maxOwnLabels)
+		return fmt.Errorf("%w: add: the inbox would have %d custom labels, the limit is %d", directory.ErrInvalid, len(own), maxOwnLabels)
 	}
 	return nil
 }

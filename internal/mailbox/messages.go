@@ -243,7 +243,7 @@ func (m *PostOffice) admit(ctx context.Context, tx *store.Tx, l *letter, securit
 		return fmt.Errorf("receive for %s: %w", l.inbox.ID, err)
 	}
 	if !slices.Equal(b.PublicKey, l.inbox.PublicKey) {
-		return fmt.Errorf("receive for %s: its key was changed just now: %w", b.ID, errRetry)
+		return fmt.Errorf("receive for %s: its key has just changed: %w", b.ID, errRetry)
 	}
 	if used+int64(l.size) > b.MaxBytes {
 		return fmt.Errorf("inbox %s holds %d bytes of at most %d: %w", b.ID, used, b.MaxBytes, ErrFull)
@@ -290,7 +290,7 @@ func parseCursor(s string) (position, error) {
 			return position{at, f[2]}, nil
 		}
 	}
-	return position{}, fmt.Errorf("%w: cursor: is not one that a list ended with", directory.ErrInvalid)
+	return position{}, fmt.Errorf("%w: cursor: must be a cursor that a list returned", directory.ErrInvalid)
 }
 
 func (p position) String() string { return message.Cursor(p.at, p.id) }

@@ -54,7 +54,7 @@ const (
 )
 
 // ErrCode means that a code raises nothing: it is wrong, was used, or has ended.
-var ErrCode = fmt.Errorf("the code is wrong, was used, or has ended: ask a person for another (%w)", auth.ErrForbidden)
+var ErrCode = fmt.Errorf("the code is wrong, used or expired: ask a person for another (%w)", auth.ErrForbidden)
 
 // checkWhy returns a reason as it is kept, or an error that wraps [directory.ErrInvalid].
 func checkWhy(why string) (string, error) {
@@ -87,7 +87,7 @@ func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox stri
 			return err
 		}
 		if mode.Looser(b.Mode) && !who.Manages() {
-			return fmt.Errorf("%s may not raise inbox %s from %s to %s: an owner does, gives a code for it, or approves a request: %w", who, b.ID, b.Mode, mode, auth.ErrForbidden)
+			return fmt.Errorf("%s may not raise inbox %s from %s to %s: an owner may, or gives a code for it, or approves a request: %w", who, b.ID, b.Mode, mode, auth.ErrForbidden)
 		}
 		if mode.Looser(b.Mode) {
 			if why == "" {
@@ -104,7 +104,7 @@ func (m *PostOffice) SetMode(ctx context.Context, who auth.Principal, inbox stri
 }
 
 // errNoWhy means that a mode is raised without a reason.
-var errNoWhy = fmt.Errorf("%w: reason: say why the inbox is to be watched less; --reason on the command line, mode_reason where the inbox is changed over REST", directory.ErrInvalid)
+var errNoWhy = fmt.Errorf("%w: reason: is required to loosen the mode: --reason on the command line, mode_reason in the REST API", directory.ErrInvalid)
 
 // raising returns policy's request for putting b into a mode.
 func raising(b directory.Inbox, mode policy.Mode) policy.Request {
@@ -115,7 +115,7 @@ func raising(b directory.Inbox, mode policy.Mode) policy.Request {
 // allow list.
 func (m *PostOffice) steered(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (directory.Inbox, error) {
 	if who.Kind == auth.Person && !who.Decides() {
-		return directory.Inbox{}, fmt.Errorf("%s looks and changes nothing: %w", who, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("%s may look but not change anything: %w", who, auth.ErrForbidden)
 	}
 	return m.Keys.Managed(ctx, tx, who, inbox)
 }
@@ -162,7 +162,7 @@ func (m *PostOffice) change(ctx context.Context, tx *store.Tx, who auth.Principa
 // mode ends it, and so do five wrong ones.
 func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox string, mode policy.Mode, why string) (code auth.Secret, expires time.Time, err error) {
 	if !who.Manages() {
-		return "", time.Time{}, fmt.Errorf("%s may not make a code that raises a mode, an owner may: %w", who, auth.ErrForbidden)
+		return "", time.Time{}, fmt.Errorf("%s may not create a code that raises a mode: only an owner may: %w", who, auth.ErrForbidden)
 	}
 	if err := checkMode(mode); err != nil {
 		return "", time.Time{}, err
@@ -179,7 +179,7 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 			return err
 		}
 		if !mode.Looser(b.Mode) {
-			return fmt.Errorf("%w: mode: the inbox is in mode %s, from which %s is no step up: it needs no code", directory.ErrInvalid, b.Mode, mode)
+			return fmt.Errorf("%w: mode: the inbox is in mode %s: changing to %s needs no code", directory.ErrInvalid, b.Mode, mode)
 		}
 		if why == "" {
 			return errNoWhy
@@ -192,7 +192,7 @@ func (m *PostOffice) ModeCode(ctx context.Context, who auth.Principal, inbox str
 			return fmt.Errorf("count codes of inbox %s: %w", b.ID, err)
 		}
 		if open >= maxCodes {
-			return fmt.Errorf("%w: the inbox has %d codes that nobody has used, which is the most: a change of its mode ends them", directory.ErrInvalid, open)
+			return fmt.Errorf("%w: the inbox has %d unused codes, which is the limit: changing its mode revokes them", directory.ErrInvalid, open)
 		}
 		id := "cod_" + rand.Text()
 		_, err = tx.ExecContext(ctx, `insert into mode_code (id, inbox_id, mode, hash, created_at, created_by, expires_at, tries, ended_at) values ($1, $2, $3, $4, $5, $6, $7, 0, 0)`,
@@ -228,7 +228,7 @@ func bareCode(code auth.Secret) (string, bool) {
 // does. Anything that is wrong with the code is [ErrCode].
 func (m *PostOffice) RaiseMode(ctx context.Context, who auth.Principal, inbox string, code auth.Secret) (b directory.Inbox, err error) {
 	if who.Kind != auth.Agent && who.Kind != auth.Grant {
-		return directory.Inbox{}, fmt.Errorf("a code is for the inbox's own key, which %s is not: %w", who, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("a code works only with the inbox's own key, and %s is not one: %w", who, auth.ErrForbidden)
 	}
 	bare, formed := bareCode(code)
 	wrong := false
@@ -314,7 +314,7 @@ func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, i
 	}
 	return m.request(ctx, who, via, b, ModeKind, modeRequests, func(b directory.Inbox) (any, policy.Request, error) {
 		if !mode.Looser(b.Mode) {
-			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s; to go to %s needs no approval", directory.ErrInvalid, b.Mode, mode)
+			return nil, policy.Request{}, fmt.Errorf("%w: mode: the inbox is in mode %s: changing to %s needs no approval", directory.ErrInvalid, b.Mode, mode)
 		}
 		r := modeRequest{Inbox: b.ID, Address: b.Address, From: b.Mode, To: mode, Reason: why}
 		return r, raising(b, mode), nil

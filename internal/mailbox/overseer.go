@@ -53,7 +53,7 @@ func overseen(ctx context.Context, tx *store.Tx, who auth.Principal, inbox strin
 // own. Who manages inboxes, or looks.
 func (o *Overseers) List(ctx context.Context, who auth.Principal, inbox string) (out []string, err error) {
 	if who.Kind != auth.Person && who.Kind != auth.Project {
-		return nil, fmt.Errorf("%s does not see who oversees it: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not see its overseers: %w", who, auth.ErrForbidden)
 	}
 	err = o.db.View(ctx, func(tx *store.Tx) error {
 		scope, err := overseen(ctx, tx, who, inbox)
@@ -73,10 +73,10 @@ func (o *Overseers) List(ctx context.Context, who auth.Principal, inbox string) 
 // in gated_send.
 func (o *Overseers) Set(ctx context.Context, who auth.Principal, inbox string, addresses []string) (out []string, err error) {
 	if !who.Manages() {
-		return nil, fmt.Errorf("%s may not say who oversees, an owner may: %w", who, auth.ErrForbidden)
+		return nil, fmt.Errorf("%s may not set overseers: only an owner may: %w", who, auth.ErrForbidden)
 	}
 	if len(addresses) > maxOverseers {
-		return nil, fmt.Errorf("%w: addresses: are more than %d", directory.ErrInvalid, maxOverseers)
+		return nil, fmt.Errorf("%w: addresses: must be at most %d", directory.ErrInvalid, maxOverseers)
 	}
 	for i, a := range addresses {
 		a, err := mail.CheckAddr(fmt.Sprintf("addresses[%d]", i), strings.TrimSpace(a))
@@ -93,7 +93,7 @@ func (o *Overseers) Set(ctx context.Context, who auth.Principal, inbox string, a
 			return err
 		}
 		if b, err := directory.LookupStored(ctx, tx, scope); err == nil && slices.ContainsFunc(out, func(a string) bool { return strings.EqualFold(a, b.Address) }) {
-			return fmt.Errorf("%w: addresses: an inbox does not oversee itself", directory.ErrInvalid)
+			return fmt.Errorf("%w: addresses: an inbox cannot oversee itself", directory.ErrInvalid)
 		}
 		if _, err := tx.ExecContext(ctx, `delete from overseer where scope = $1`, scope); err != nil {
 			return fmt.Errorf("set overseers of %s: %w", scope, err)

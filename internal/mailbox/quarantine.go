@@ -227,7 +227,7 @@ func (m *PostOffice) HeldMessage(ctx context.Context, who auth.Principal, k *sea
 // mayJudge returns an error unless who is a person: no key lets its own mail in.
 func mayJudge(who auth.Principal) error {
 	if !who.Decides() {
-		return fmt.Errorf("%s may not release or drop mail that is held, only a person who reviews may: %w", who, auth.ErrForbidden)
+		return fmt.Errorf("%s may not release or drop held mail: only a reviewer may: %w", who, auth.ErrForbidden)
 	}
 	return nil
 }
@@ -265,7 +265,7 @@ func (m *PostOffice) settle(ctx context.Context, who auth.Principal, id string, 
 			return err
 		}
 		if waits != action { // it has one decision, where everybody looks for it
-			return fmt.Errorf("%w: message: it waits as action %s: decide on that", directory.ErrInvalid, waits)
+			return fmt.Errorf("%w: message: waits for approval as action %s: decide on the action", directory.ErrInvalid, waits)
 		}
 		if _, err := lockMessages(ctx, tx, inbox); err != nil {
 			return err

@@ -328,7 +328,7 @@ func TestModeRequest(t *testing.T) {
 		}
 		f.runAll(t)
 		got, err := f.gate.Action(ctx, agent, late.ID)
-		if err != nil || got.State != oversight.Failed || !strings.Contains(got.Result, "since it asked") || f.mode(t, box.ID) != policy.Monitored {
+		if err != nil || got.State != oversight.Failed || !strings.Contains(got.Result, "made the request in mode") || f.mode(t, box.ID) != policy.Monitored {
 			t.Errorf("a request of before: %s, %q, %v", got.State, got.Result, err)
 		}
 		if _, err := f.post.RequestMode(ctx, agent, "rest", "", policy.GatedSend, ""); !errors.Is(err, directory.ErrInvalid) {

@@ -87,12 +87,12 @@ var (
 func (x modeExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	var r modeRequest
 	if err := json.Unmarshal(a.Payload, &r); err != nil || checkMode(r.To) != nil || r.Inbox != a.Inbox {
-		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the request cannot be read"}
+		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was changed: the stored request is malformed"}
 	}
 	return x.m.grantRequest(ctx, x, a, func(tx *store.Tx, who auth.Principal, b directory.Inbox) (string, error) {
 		if b.Mode != r.From {
 			// The attack: a request that waits until after a demotion, and undoes it.
-			return fmt.Sprintf("the inbox has been put into mode %s since it asked, in mode %s", b.Mode, r.From), nil
+			return fmt.Sprintf("the inbox is now in mode %s, and made the request in mode %s", b.Mode, r.From), nil
 		}
 		_, err := x.m.change(ctx, tx, who, b, r.To, audit.InboxMode, "the agent asked for it: "+r.Reason, a.ID)
 		return "", err
@@ -133,8 +133,8 @@ func (x modeExecutor) Show(a oversight.Action) (oversight.View, error) {
 		{Name: "Asked for", Value: string(r.To) + ": " + r.To.Means()},
 	}}
 	if r.Reason == "" {
-		v.Text = "(it gives no reason)"
+		v.Text = "(no reason given)"
 	}
-	v.Notes = append(v.Notes, "the reason is the agent's, and may be what a mail made it say")
+	v.Notes = append(v.Notes, "the agent wrote the reason, and an email may have told it what to write")
 	return v, nil
 }

@@ -24,11 +24,11 @@ func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox strin
 	switch who.Kind {
 	case auth.Sandbox:
 		if who.Inbox == "" {
-			return directory.Inbox{}, fmt.Errorf("this sandbox has no inbox: its creator attaches one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
+			return directory.Inbox{}, fmt.Errorf("this sandbox has no inbox: its creator can attach one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
 		}
 	case auth.Agent, auth.Grant:
 	default:
-		return directory.Inbox{}, fmt.Errorf("a %s does not send mail, only an inbox's key or a sandbox attached to one does: %w", who.Kind, auth.ErrForbidden)
+		return directory.Inbox{}, fmt.Errorf("a %s cannot send mail: only an inbox's key or a sandbox attached to an inbox can: %w", who.Kind, auth.ErrForbidden)
 	}
 	b, s, err := m.Keys.Reach(ctx, who, inbox)
 	if err != nil {
@@ -137,13 +137,13 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 			return err
 		}
 		if b.Mode == policy.Monitored && p.Request.Mode != b.Mode {
-			p.Note = strings.TrimSpace(p.Note + "\nthis inbox is monitored, and nobody is set who gets the copies: so it waits for a person")
+			p.Note = strings.TrimSpace(p.Note + "\nthis inbox is monitored but has no overseers to receive copies: a person must approve")
 		}
 		if len(doubts) > 0 {
 			// The attack: in a mode that asks nobody, words in content that only the
 			// recipient's program opens.
 			p.Ask = true
-			p.Note = strings.TrimSpace(p.Note + "\nit waits for a person in every mode: " + doubts[0])
+			p.Note = strings.TrimSpace(p.Note + "\na person must approve in every mode: " + doubts[0])
 		}
 		if err := m.Directory.MaySend(ctx, tx, b); err != nil {
 			return err
@@ -222,7 +222,7 @@ func (x sendExecutor) Show(a oversight.Action) (oversight.View, error) {
 	}
 	masked := v.Text != s.Text || v.Title != subject
 	if v.Text != s.Text {
-		v.Notes = append(v.Notes, "secrets are masked in the text as it is shown here; approved, they leave as they are in the source")
+		v.Notes = append(v.Notes, "secrets are masked in this view; if approved, the message leaves with them unmasked")
 	}
 	// One field for each recipient. The attack: a display name that reads like
 	// further addresses, or hides one, in a list that is joined by commas.
@@ -237,7 +237,7 @@ func (x sendExecutor) Show(a oversight.Action) (oversight.View, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	var note string
-	if v.NoWay, note = x.m.Delivery.NoWay(ctx, env.To); note != "" && a.Settled.IsZero() {
+	if v.Unroutable, note = x.m.Delivery.Unroutable(ctx, env.To); note != "" && a.Settled.IsZero() {
 		v.Notes = append(v.Notes, note)
 	}
 	add("From", s.From)
@@ -262,25 +262,25 @@ func showRest(v *oversight.View, s mail.Summary, masked bool) {
 		masked = masked || value != f.Value
 		v.Fields = append(v.Fields, oversight.Field{Name: f.Name, Value: value})
 		if !f.Usual {
-			odd = append(odd, fmt.Sprintf("%s (%d octets)", f.Name, len(f.Value)))
+			odd = append(odd, fmt.Sprintf("%s (%d bytes)", f.Name, len(f.Value)))
 		}
 	}
 	if s.HTML {
-		v.Fields = append(v.Fields, oversight.Field{Name: "HTML", Value: fmt.Sprintf("sha256 %s, with %d octets of styles, other attributes and white space that are not in the text shown", s.HTMLSHA256, s.Markup)})
+		v.Fields = append(v.Fields, oversight.Field{Name: "HTML", Value: fmt.Sprintf("sha256 %s, with %d bytes of styles, other attributes and white space that are not in the text shown", s.HTMLSHA256, s.Markup)})
 	}
 	if s.Unshown > 0 {
-		v.Fields = append(v.Fields, oversight.Field{Name: "Unshown", Value: fmt.Sprintf("%d octets, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown)})
+		v.Fields = append(v.Fields, oversight.Field{Name: "Unshown", Value: fmt.Sprintf("%d bytes, of at most %d: boundaries of its parts, and spaces", s.Unshown, mail.MaxUnshown)})
 	}
 	if len(odd) > 0 {
-		v.Notes = append(v.Notes, "it has fields that mail programs do not usually write; they are shown with the others: "+strings.Join(odd, ", "))
+		v.Notes = append(v.Notes, "it has header fields that mail programs do not usually write; they are listed with the others: "+strings.Join(odd, ", "))
 	}
 	switch {
 	case s.Unclear != "":
-		v.Partial = "it was accepted by an earlier release, and mail programs may show what is not shown here (" + s.Unclear + ")"
+		v.Partial = "an earlier release accepted it, and mail programs may display content that is not shown here (" + s.Unclear + ")"
 		v.Notes = append(v.Notes, v.Partial)
 	case masked:
 		v.Partial = "secrets are masked"
 	case s.Unshown > 0:
-		v.Partial = fmt.Sprintf("%d octets of it are not shown", s.Unshown)
+		v.Partial = fmt.Sprintf("%d bytes of it are not shown", s.Unshown)
 	}
 }

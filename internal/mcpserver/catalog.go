@@ -140,7 +140,7 @@ func writingTools() []*tool {
 			Mistakes: []string{`"this key may read": a sandbox that was lent the inbox's key may read and may not change anything.`},
 		}, (*Server).archive),
 		offer(Core, mcp.Tool{
-			Name: "email_trash", Title: "Put a message into the trash", InputSchema: object("id", messageID, inboxProperty), Annotations: removes(),
+			Name: "email_trash", Title: "Move a message to the trash", InputSchema: object("id", messageID, inboxProperty), Annotations: removes(),
 			Description: "Ask to move one message of your own inbox to the trash, where it is erased after 30 days. A person approves or rejects it, unless the inbox is in a less strict mode. The normal answer is status pending_approval with an actionId; that is success.",
 		}, guide{
 			Usage:    "Asks to move a message to the trash. email_search finds it with in:trash until it is erased after 30 days; a person can restore it until then. The person who decides sees its sender and its subject. Arguments: id (required), as email_inbox lists it.",

@@ -776,10 +776,10 @@ func TestAttachmentPaths(t *testing.T) {
 		{"a folder", []any{"/home/user"}, "it is not a regular file", ""},
 		{"not readable", []any{"/forbidden"}, "may not read it", ""},
 		{"redirect to the neighbour", []any{"/elsewhere"}, "status 302", ""},
-		{"endless", []any{"/endless"}, "more than 26214400 bytes", ""},
-		{"claims much", []any{"/claims-much"}, "more than 26214400 bytes", ""},
+		{"endless", []any{"/endless"}, "at most 26214400 bytes", ""},
+		{"claims much", []any{"/claims-much"}, "at most 26214400 bytes", ""},
 		{"cut off", []any{"/short"}, "could not be read to its end", ""},
-		{"too much together", []any{"big", "big"}, "more than 26214400 bytes", ""},
+		{"too much together", []any{"big", "big"}, "at most 26214400 bytes", ""},
 		{"empty path", []any{""}, "a path is empty", ""},
 		{"NUL", []any{"/home/user/mine.txt\x00.png"}, "no NUL", ""},
 		{"long path", []any{strings.Repeat("a/", 3000)}, "at most 4096", ""},
@@ -791,7 +791,7 @@ func TestAttachmentPaths(t *testing.T) {
 		{"name with folder", []any{object("../x", b64, "")}, "attachments[0].name", ""},
 		{"name with CR LF", []any{object("x\r\nBcc: e@example.com", b64, "")}, "attachments[0].name: contains a line break", ""},
 		{"type with CR LF", []any{object("x", b64, "text/plain\r\nX: y")}, "attachments[0].content_type: contains a line break", ""},
-		{"too many", slices.Repeat([]any{object("x", b64, "")}, 101), "more than 100", ""},
+		{"too many", slices.Repeat([]any{object("x", b64, "")}, 101), "limit is 100", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -56,7 +56,7 @@ func TestOrder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if v, err := f.gate.Show(a); err != nil || !strings.Contains(fmt.Sprint(v.Fields), "Bob") || !strings.Contains(v.Title, "Put a message") {
+		if v, err := f.gate.Show(a); err != nil || !strings.Contains(fmt.Sprint(v.Fields), "Bob") || !strings.Contains(v.Title, "Move a message") {
 			t.Errorf("%s: the reviewer sees %+v, %v", tool, v, err)
 		}
 		if got := found("in:inbox"); !slices.Contains(got, id) {

@@ -271,7 +271,7 @@ func (in *timing) into(o *mailbox.Outgoing) error {
 // attach returns the files of a draft.
 func (s *Server) attach(ctx context.Context, who auth.Principal, list []attachment) ([]mail.Attachment, error) {
 	if len(list) > maxFiles {
-		return nil, fmt.Errorf("%w: attachments: are %d, more than %d", errArgument, len(list), maxFiles)
+		return nil, fmt.Errorf("%w: attachments: has %d files, the limit is %d", errArgument, len(list), maxFiles)
 	}
 	ctx, cancel := context.WithTimeout(ctx, filesTime)
 	defer cancel()
@@ -307,7 +307,7 @@ func (s *Server) attach(ctx context.Context, who auth.Principal, list []attachme
 }
 
 func tooLarge() error {
-	return fmt.Errorf("%w: attachments: have together more than %d bytes (25 MB)", errArgument, mail.MaxAttachmentsBytes)
+	return fmt.Errorf("%w: attachments: must be at most %d bytes (25 MB) in total", errArgument, mail.MaxAttachmentsBytes)
 }
 
 // readFile reads a file of who's own sandbox, with the rights of its ordinary

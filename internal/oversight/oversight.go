@@ -230,8 +230,8 @@ type View struct {
 	// Partial says, for a person, why Fields, Text and Files are not everything that
 	// leaves; it is empty if they are. Unless it is empty, an interface that shows a
 	// View without its source offers no approval.
-	Partial string
-	NoWay   []string // domains of recipients that this server cannot deliver to, even if it is approved
+	Partial    string
+	Unroutable []string // domains of recipients that this server cannot deliver to, even if it is approved
 }
 
 // A Field is one line of a [View].

@@ -1,6 +1,6 @@
-// Package quota counts what inboxes and projects propose to send, and refuses what
-// is more than their limits. It keeps no time but the begin of each window, and
-// decides nothing else about a message.
+// Package quota enforces the sending limits of inboxes and projects. It counts
+// proposals in fixed windows in the database, and makes no other decision about
+// a message.
 package quota
 
 import (
@@ -17,75 +17,77 @@ import (
 	"postern/internal/store"
 )
 
-// Limits bound what an inbox, or a project, proposes to send. Each is counted
-// in windows that begin with the first message after the last one has ended. 0
-// means no limit.
+// Limits bound what an inbox, or a project, proposes to send. Windows are
+// fixed, not sliding: one starts with the first message after the previous one
+// has ended. 0 means no limit.
 type Limits struct {
 	PerMinute  int64 // messages
 	PerHour    int64 // messages
 	PerDay     int64 // messages
-	Recipients int64 // a day, of all messages
-	Bytes      int64 // a day, of all messages as they would leave
+	Recipients int64 // per day, summed over messages
+	Bytes      int64 // per day, of the messages as sent
 }
 
-// Unlimited stands in a [Sending] for no limit, where 0 is the server's own.
+// Unlimited in the [Limits] of a [Sending] means no limit, since 0 means the
+// server's default there.
 const Unlimited = -1
 
-// Sending is how an inbox or a project sends. The zero Sending is as the server
-// says.
+// Sending holds the sending settings of an inbox or a project. The zero Sending
+// means the server's defaults.
 type Sending struct {
 	Undo   time.Duration // of an inbox: for how long a send can be undone, 0 to [MaxUndo]
 	Limits Limits        // 0 means the server's, [Unlimited] none
 }
 
-// MaxUndo is the longest time for which a send can be undone.
+// MaxUndo bounds how long a send can be undone.
 const MaxUndo = 2 * time.Minute
 
-// A Quota is one limit with what is left of it.
+// A Quota is one limit and what remains of it.
 type Quota struct {
 	Name   string        // "inbox-minute", "project-day-recipients", …
 	Limit  int64         // of the window
 	Left   int64         // 0 or more
 	Window time.Duration // its length
-	Resets time.Duration // until it begins anew
+	Resets time.Duration // until the window ends
 }
 
-// ErrLimit means that an inbox, or its project, has sent as much as it may for
-// now. The error is a [LimitError].
-var ErrLimit = errors.New("the limit of what may be sent is reached")
+// ErrLimit means that an inbox, or its project, has used up a sending limit.
+// The error is a [LimitError].
+var ErrLimit = errors.New("the sending limit is reached")
 
-// A LimitError says which limit is reached.
+// A LimitError says which limit was reached.
 type LimitError struct {
 	Quota         // the one that is reached
-	All   []Quota // every one that was looked at, the reached one last
+	All   []Quota // every limit that was checked, the reached one last
 }
 
-// Error names the limit and when it begins anew.
+// Error names the limit and when it resets.
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("%s: %s allows %d in %v and begins anew in %v", ErrLimit, e.Name, e.Limit, e.Window, e.Resets.Round(time.Second))
+	return fmt.Sprintf("%s: %s allows %d in %v and resets in %v", ErrLimit, e.Name, e.Limit, e.Window, e.Resets.Round(time.Second))
 }
 
 // Is makes it an [ErrLimit].
 func (e *LimitError) Is(target error) bool { return target == ErrLimit }
 
-// A Quotas holds the limits of the inboxes and projects of a server. It is safe
-// for concurrent use; the database keeps the counts.
+// Quotas enforces the limits of the inboxes and projects of a server. It is
+// safe for concurrent use, also by several processes: the counts are in the
+// database.
 type Quotas struct {
 	db             *store.DB
 	dir            *directory.Directory
 	keys           *keyring.Ring
-	inbox, project Limits // where nobody set others
+	inbox, project Limits // the defaults
 }
 
-// New returns the quotas in db. Inbox and project are the limits of those for
-// which nobody set others.
+// New returns the quotas in db. Inbox and project are the default limits.
 func New(db *store.DB, dir *directory.Directory, keys *keyring.Ring, inbox, project Limits) *Quotas {
 	return &Quotas{db: db, dir: dir, keys: keys, inbox: inbox, project: project}
 }
 
-// TakeSend takes one message of b from the limits of the inbox and of its
-// project, or returns a [LimitError]. It returns how the inbox sends, and what is
-// left of every limit.
+// TakeSend counts one message of b against the limits of the inbox and of its
+// project, or returns a [LimitError]. It returns the settings of the inbox and
+// what remains of every limit. The counts are part of tx: they are undone if it
+// is rolled back.
 func (q *Quotas) TakeSend(ctx context.Context, tx *store.Tx, b directory.Inbox, recipients, bytes int64) (rule Sending, left []Quota, err error) {
 	if rule, err = Rule(ctx, tx, b.ID); err != nil {
 		return Sending{}, nil, err
@@ -94,7 +96,8 @@ func (q *Quotas) TakeSend(ctx context.Context, tx *store.Tx, b directory.Inbox, 
 	if err != nil {
 		return Sending{}, nil, err
 	}
-	// The inbox's own first: what it may not send takes nothing from the others.
+	// The inbox's limits come first: a message that they refuse must not use up
+	// the project's.
 	if left, err = Take(ctx, tx, "inbox", b.ID, rule.Limits.within(q.inbox), recipients, bytes); err != nil {
 		return Sending{}, nil, err
 	}
@@ -109,12 +112,13 @@ func or(n, otherwise int64) int64 {
 	return n
 }
 
-// within returns l where it says something, and d elsewhere.
+// within returns l with the zero fields taken from d.
 func (l Limits) within(d Limits) Limits {
 	return Limits{or(l.PerMinute, d.PerMinute), or(l.PerHour, d.PerHour), or(l.PerDay, d.PerDay), or(l.Recipients, d.Recipients), or(l.Bytes, d.Bytes)}
 }
 
-// Rule returns what is set for a scope, an inbox or a project.
+// Rule returns the settings stored for a scope, the ID of an inbox or a
+// project, or the zero [Sending].
 func Rule(ctx context.Context, tx *store.Tx, scope string) (Sending, error) {
 	var s Sending
 	var undo int64
@@ -127,16 +131,18 @@ func Rule(ctx context.Context, tx *store.Tx, scope string) (Sending, error) {
 	return s, nil
 }
 
-// A window is one period in which a scope is counted.
+// A window is one counting period of a scope, and its limits.
 type window struct {
 	name    string
 	length  time.Duration
 	most    int64 // messages
 	to      int64 // recipients
 	bytes   int64
-	counted bool // there is anything to count
+	counted bool // at least one limit is set
 }
 
+// windows returns the windows that have a limit. Scope is the prefix of their
+// names, "inbox" or "project".
 func (l Limits) windows(scope string) []window {
 	all := []window{
 		{scope + "-minute", time.Minute, l.PerMinute, 0, 0, l.PerMinute > 0},
@@ -152,8 +158,8 @@ func (l Limits) windows(scope string) []window {
 	return out
 }
 
-// quotas returns what is left after messages, recipients and bytes were used of
-// the window that began at starts.
+// quotas returns what remains in the window that started at starts, in
+// microseconds since 1970, after the given use.
 func (w window) quotas(now time.Time, starts, messages, recipients, bytes int64) (out []Quota) {
 	resets := max(store.FromTime(starts).Add(w.length).Sub(now), 0)
 	for _, q := range []struct {
@@ -167,6 +173,8 @@ func (w window) quotas(now time.Time, starts, messages, recipients, bytes int64)
 	return out
 }
 
+// bound returns limit, or for no limit a number that no count reaches. It is
+// half of the maximum so that the sum of two does not overflow.
 func bound(limit int64) int64 {
 	if limit <= 0 {
 		return math.MaxInt64 / 2
@@ -174,9 +182,10 @@ func bound(limit int64) int64 {
 	return limit
 }
 
-// Take takes one message to so many recipients of so many bytes from a scope's
-// limits, or returns a [LimitError]. Its update names what must still be left,
-// so that it is exact whoever else counts at the same time.
+// Take counts one message to some recipients, with its size in bytes, against
+// the limits of a scope, or returns a [LimitError]. Scope is the prefix of the
+// limits' names, id the key of the counts. The check and the count are one
+// conditional upsert, so the limits hold exactly under concurrency.
 func Take(ctx context.Context, tx *store.Tx, scope, id string, l Limits, recipients, bytes int64) (out []Quota, err error) {
 	for _, w := range l.windows(scope) {
 		now := time.Now()
@@ -205,6 +214,8 @@ func Take(ctx context.Context, tx *store.Tx, scope, id string, l Limits, recipie
 		if err != nil {
 			return nil, err
 		}
+		// The upsert changed no row, so some limit is reached. Find which one,
+		// for the error.
 		reached := qs[0]
 		for _, q := range qs {
 			need := int64(1)
@@ -224,7 +235,8 @@ func Take(ctx context.Context, tx *store.Tx, scope, id string, l Limits, recipie
 	return out, nil
 }
 
-// used returns the quotas of a window as they are now.
+// used returns the quotas of a window as of now. A window that has ended counts
+// as unused.
 func (w window) used(ctx context.Context, tx *store.Tx, id string, now time.Time) ([]Quota, error) {
 	var starts, n, to, size int64
 	err := tx.One(ctx, `select starts, messages, recipients, bytes from send_use where scope = $1 and seconds = $2`, []any{id, int64(w.length.Seconds())}, &starts, &n, &to, &size)
@@ -237,9 +249,9 @@ func (w window) used(ctx context.Context, tx *store.Tx, id string, now time.Time
 	return w.quotas(now, starts, n, to, size), nil
 }
 
-// Sends returns how an inbox sends, or for an empty name how the project does,
-// with its limits as they hold, and what is left of them. A project's are for
-// who manages it; an inbox's also for its own credentials.
+// Sends returns the effective sending settings of an inbox, or of the project
+// if inbox is empty, and what remains of its limits. Managers may read both; a
+// credential of an inbox may read those of the inbox.
 func (q *Quotas) Sends(ctx context.Context, who auth.Principal, inbox string) (s Sending, left []Quota, err error) {
 	scope, id, defaults, err := q.scope(ctx, who, inbox, false)
 	if err != nil {
@@ -263,8 +275,9 @@ func (q *Quotas) Sends(ctx context.Context, who auth.Principal, inbox string) (s
 	return s, left, err
 }
 
-// scope returns the name and the id of what sends: an inbox, or for an empty
-// name the project.
+// scope resolves and authorizes: it returns the kind of scope ("inbox" or
+// "project"), its ID and its default limits. An empty inbox means the project.
+// Change is set for writes, which only managers may do.
 func (q *Quotas) scope(ctx context.Context, who auth.Principal, inbox string, change bool) (scope, id string, defaults Limits, err error) {
 	switch {
 	case directory.MayManage(who) == nil && inbox == "":
@@ -281,8 +294,8 @@ func (q *Quotas) scope(ctx context.Context, who auth.Principal, inbox string, ch
 	return "inbox", b.ID, q.inbox, err
 }
 
-// SetSending says how an inbox sends, or for an empty name how the project
-// does. Who must be a project key or a person: no inbox gives itself more.
+// SetSending sets how an inbox sends, or how the project does if inbox is
+// empty. Only managers may: an inbox must not raise its own limits.
 func (q *Quotas) SetSending(ctx context.Context, who auth.Principal, inbox string, s Sending) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -305,7 +318,7 @@ func (q *Quotas) SetSending(ctx context.Context, who auth.Principal, inbox strin
 		{"bytes_per_day", s.Limits.Bytes},
 	} {
 		if l.n < Unlimited || l.n > 1<<50 {
-			return fmt.Errorf("%w: %s: must be 1 to 2^50, 0 for what the server says, or -1 for no limit", directory.ErrInvalid, l.field)
+			return fmt.Errorf("%w: %s: must be 1 to 2^50, 0 for the server's default, or -1 for no limit", directory.ErrInvalid, l.field)
 		}
 	}
 	return q.db.Update(ctx, func(tx *store.Tx) error {

@@ -178,7 +178,7 @@ func TestMailCommandLine(t *testing.T) {
 	agent.must(t, []string{"draft", "send", draft}, "pending_send_approval")
 	op.refused(t, []string{"message", "list"}, "export POSTERN_INBOX_KEY")
 	op.refused(t, []string{"inbox", "key", "list"}, "export POSTERN_INBOX_KEY")
-	op.with("POSTERN_INBOX_KEY="+s.key).refused(t, []string{"message", "list", "--inbox", address}, "opens none")
+	op.with("POSTERN_INBOX_KEY="+s.key).refused(t, []string{"message", "list", "--inbox", address}, "cannot open them")
 	other.refused(t, []string{"message", "list", "--inbox", address}, "key")
 	other.refused(t, []string{"inbox", "key", "add", "--inbox", address}, "key")
 	op.with("POSTERN_INBOX_KEY=pib_AAAAAAAAAAAAAAAAAAAAAAAAAA").refused(t, []string{"message", "list"}, "valid key")

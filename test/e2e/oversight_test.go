@@ -290,9 +290,9 @@ func TestOversightCommandLine(t *testing.T) {
 		op.refused(t, []string{"inbox", "mode", alice, "sleepy"}, "mode: must be one of [read_only gated_all")
 		op.refused(t, []string{"inbox", "mode", alice, "gated_all", "--reason", strings.Repeat("x", 501)}, "reason: must be at most 500 characters")
 		op.refused(t, []string{"inbox", "mode", "nobody@agents.internal", "gated_all"}, "there is no inbox")
-		op.refused(t, []string{"inbox", "code", alice, "gated_all"}, "is no step up")
-		op.refused(t, []string{"inbox", "code", alice, "monitored"}, "reason: say why")
-		op.refused(t, []string{"inbox", "mode", alice, "autonomous"}, "reason: say why")
+		op.refused(t, []string{"inbox", "code", alice, "gated_all"}, "needs no code")
+		op.refused(t, []string{"inbox", "code", alice, "monitored"}, "reason: is required")
+		op.refused(t, []string{"inbox", "mode", alice, "autonomous"}, "reason: is required")
 		code := modeCode.FindString(op.must(t, []string{"inbox", "code", alice, "monitored", "--reason", "three good weeks"}, "once, until"))
 		if code == "" {
 			t.Fatal("no code")

@@ -28,8 +28,9 @@ func (island) Unroutable(_ context.Context, recipients []string) (domains []stri
 	return nil, "build a bridge"
 }
 
-// TestNoWayOut: whoever decides is told before that what he approves will not leave.
-func TestNoWayOut(t *testing.T) {
+// TestShowWarnsOfUnroutableRecipients: an approver sees before the approval that the
+// server has no route to a recipient.
+func TestShowWarnsOfUnroutableRecipients(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		_, who, _ := f.inbox(t, "alice")
@@ -51,8 +52,8 @@ func TestNoWayOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			notes := strings.Join(v.Notes, "\n")
-			if told := strings.Contains(notes, "no way out to far.example") && strings.Contains(notes, "build a bridge") && len(v.NoWay) == 1; told != tt.want {
-				t.Errorf("to %v: notes %q, no way out %v; want them: %v", tt.to, notes, v.NoWay, tt.want)
+			if told := strings.Contains(notes, "no route to far.example") && strings.Contains(notes, "build a bridge") && len(v.Unroutable) == 1; told != tt.want {
+				t.Errorf("to %v: notes %q, unroutable %v; want them: %v", tt.to, notes, v.Unroutable, tt.want)
 			}
 		}
 	})
