@@ -11,16 +11,15 @@ import (
 	"postern/internal/mail"
 )
 
-// An arcResult is what became of a message's chain (RFC 8617).
+// An arcResult is the result of verifying a message's ARC chain (RFC 8617).
 type arcResult struct {
-	result  string   // none, pass or fail; temperror where a key could not be asked for
+	result  string   // none, pass, fail, or temperror if a key lookup failed
 	detail  string   // why it failed
-	sealers []string // domains, the first one first; as they call themselves unless result is pass
+	sealers []string // domains in the order of sealing; unverified claims unless result is pass
 }
 
-// Check returns it as the agent is shown it. A chain that passes proves that
-// its sealers handled the message as it is, and nothing about whether any of
-// them speaks the truth.
+// Check returns r as agents see it. A chain that passes proves that the sealers handled
+// this message. It does not prove that their claims about it are true.
 func (r arcResult) Check() mail.Check {
 	c := mail.Check{Result: r.result, Detail: printable(r.detail, 200)}
 	if n := len(r.sealers); n > 0 {
@@ -32,13 +31,13 @@ func (r arcResult) Check() mail.Check {
 	return c
 }
 
-// An arcSet is what one handler added, as indexes of header fields.
+// An arcSet holds the three ARC fields of one handler, as indexes of header fields.
 type arcSet struct {
 	results, signature, seal int // AAR, AMS, AS; -1 if it is missing
 	sigTags, sealTags        tags
 }
 
-// verifyARC is RFC 8617 section 5.2.
+// verifyARC verifies a chain, RFC 8617 section 5.2.
 func (v *Verifier) verifyARC(ctx context.Context, ask *asker, h header, sums *bodyHashes) arcResult {
 	sets, err := arcSets(h)
 	if err != nil {
@@ -62,7 +61,7 @@ func (v *Verifier) verifyARC(ctx context.Context, ask *asker, h header, sums *bo
 		s := signature{domain: strings.ToLower(last.sigTags["d"]), selector: last.sigTags["s"]}
 		t := make(tags, len(last.sigTags))
 		for k, v := range last.sigTags {
-			if k != "i" { // the number of the set, and no identity
+			if k != "i" { // in ARC the set's number, in DKIM the signer's identity
 				t[k] = v
 			}
 		}
@@ -86,14 +85,14 @@ func (v *Verifier) verifyARC(ctx context.Context, ask *asker, h header, sums *bo
 		r.detail = what + ": " + s.detail
 		if r.result = "fail"; s.result == "temperror" {
 			r.result = "temperror"
-			continue // what surely failed counts for more
+			continue // a definite failure of a later seal takes precedence
 		}
 		break
 	}
 	return r
 }
 
-// arcSets collects the sets of a chain and checks its form.
+// arcSets collects the sets of a chain in order and checks that each is complete.
 func arcSets(h header) ([]arcSet, error) {
 	var sets []arcSet
 	for i, f := range h.fields {
@@ -143,7 +142,8 @@ func arcSets(h header) ([]arcSet, error) {
 	return sets, nil
 }
 
-// arcInstance returns the number of the set that f belongs to, and its tags.
+// arcInstance returns the number of f's set, and f's tags. kind is the field's place in an
+// [arcSet].
 func arcInstance(f headerField, kind int) (int, tags, error) {
 	var i string
 	var t tags
@@ -151,7 +151,7 @@ func arcInstance(f headerField, kind int) (int, tags, error) {
 		return 0, nil, fmt.Errorf("a field has more than %d octets", maxSignField)
 	}
 	if kind == 0 {
-		// "i=1; mx.example; spf=pass …" is no list of tags beyond its first.
+		// In "i=1; mx.example; spf=pass …" only the first element is a tag.
 		first, _, _ := strings.Cut(f.value(), ";")
 		name, value, _ := strings.Cut(first, "=")
 		if strings.TrimSpace(name) == "i" {
@@ -171,10 +171,11 @@ func arcInstance(f headerField, kind int) (int, tags, error) {
 	return n, t, nil
 }
 
-// sealDigests returns what each seal signs: all sets up to its own, RFC 8617
-// section 5.1.1. Each field is hashed once, however many seals follow.
+// sealDigests returns the digest that each seal signs. It covers all sets up to the
+// seal's own (RFC 8617, section 5.1.1). Each field is hashed once, so that 50 sets do not
+// cost 50 times the header.
 func sealDigests(h header, sets []arcSet) (out [][]byte) {
-	all := sha256.New().(hash.Cloner) //nolint:forcetypeassert // the library's hashes are
+	all := sha256.New().(hash.Cloner) //nolint:forcetypeassert // all hashes of the standard library are cloners
 	for _, s := range sets {
 		all.Write(relaxedField(h.fields[s.results].raw))
 		all.Write(relaxedField(h.fields[s.signature].raw))
@@ -189,8 +190,7 @@ func sealDigests(h header, sets []arcSet) (out [][]byte) {
 	return out
 }
 
-// verifySeal checks one ARC-Seal over the digest of all sets up to its own, RFC
-// 8617 section 5.2.
+// verifySeal verifies one ARC-Seal over a digest of [sealDigests], RFC 8617 section 5.2.
 func verifySeal(ctx context.Context, ask *asker, t tags, digest []byte) error {
 	for _, name := range []string{"a", "b", "d", "s"} {
 		if t[name] == "" {

@@ -19,32 +19,32 @@ import (
 	"postern/internal/mail"
 )
 
-// A signature is what became of one DKIM-Signature or ARC-Message-Signature.
+// A signature is the result of verifying one DKIM-Signature or ARC-Message-Signature.
 type signature struct {
-	result   string // of RFC 8601 section 2.7.1
-	detail   string // why, where it is not pass
+	result   string // RFC 8601, section 2.7.1
+	detail   string // the reason, unless result is pass
 	domain   string // d=, lower case; empty if there is none
 	selector string // s=
-	begin    string // the first characters of b=, which tell signatures of one domain apart
-	testing  bool   // the key says that it is being tried out
+	begin    string // first 8 characters of b=, which distinguish signatures of one domain (RFC 6008)
+	testing  bool   // the key record has the flag t=y
 }
 
-// Check returns it as the agent is shown it.
+// Check returns s as agents see it.
 func (s *signature) Check() mail.Check {
 	return mail.Check{Result: s.result, Domain: s.domain, Detail: printable(s.detail, 200)}
 }
 
-// fail is why a signature proves nothing.
+// A fail is the reason why a signature is not valid, with its result (RFC 8601).
 type fail struct{ result, why string }
 
-// Error returns why.
+// Error returns the reason.
 func (f *fail) Error() string { return f.why }
 
 func failf(result, format string, args ...any) error {
 	return &fail{result, fmt.Sprintf(format, args...)}
 }
 
-// settle writes the end of a verification into s.
+// settle stores the outcome of a verification in s: pass, unless err is a [fail].
 func (s *signature) settle(err error) {
 	if f, ok := errors.AsType[*fail](err); ok {
 		s.result, s.detail = f.result, f.why
@@ -53,7 +53,7 @@ func (s *signature) settle(err error) {
 	s.result = "pass"
 }
 
-// verifyDKIM verifies the first signatures of a message at the same time.
+// verifyDKIM verifies the first [maxSignatures] signatures of a message concurrently.
 func (v *Verifier) verifyDKIM(ctx context.Context, ask *asker, h header, sums *bodyHashes) []signature {
 	var out []signature
 	var wg group
@@ -81,7 +81,7 @@ func (v *Verifier) verifyDKIM(ctx context.Context, ask *asker, h header, sums *b
 	return out
 }
 
-// tags are those of a signature, a seal or a record, RFC 6376 section 3.2.
+// tags are the tags of a signature, a seal or a key record, RFC 6376 section 3.2.
 type tags map[string]string
 
 // parseTags reads the tags of a header field.
@@ -106,7 +106,7 @@ func parseTagList(s string) (tags, error) {
 			return t, failf("permerror", "a tag has no value")
 		}
 		if _, twice := t[name]; twice {
-			// The attack: two d=, of which some verifiers believe the one.
+			// The attack: with two d= tags, verifiers disagree on the signing domain.
 			return t, failf("permerror", "a tag stands twice")
 		}
 		if name == "" || strings.IndexFunc(name, func(r rune) bool {
@@ -119,7 +119,7 @@ func parseTagList(s string) (tags, error) {
 	return t, nil
 }
 
-// list returns the elements of a tag that are separated by colons.
+// list returns the colon-separated elements of a tag.
 func (t tags) list(name string) []string {
 	all := strings.Split(t[name], ":")
 	for i := range all {
@@ -128,7 +128,7 @@ func (t tags) list(name string) []string {
 	return all
 }
 
-// noSpace removes white space, which may be folded into base64 and other values.
+// noSpace removes white space: base64 and other values may be folded.
 func noSpace(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == ' ' || r == '\t' || r == '\r' || r == '\n' {
@@ -147,8 +147,8 @@ func decode64(t tags, name string) ([]byte, error) {
 	return b, nil
 }
 
-// verifySignature checks the signature in h.fields[at] over header and body. It
-// fills in what it learns of it.
+// verifySignature verifies the signature in h.fields[at] over the header and the body.
+// It sets the fields of s that it learns on the way, even if the verification fails.
 func (v *Verifier) verifySignature(ctx context.Context, ask *asker, h header, at int, t tags, sums *bodyHashes, s *signature) error {
 	relaxedHeader, relaxedBody, limit, err := v.checkTags(t, s)
 	if err != nil {
@@ -164,7 +164,7 @@ func (v *Verifier) verifySignature(ctx context.Context, ask *asker, h header, at
 	}
 	s.begin = noSpace(t["b"])
 	s.begin = s.begin[:min(8, len(s.begin))]
-	// The body is cheap beside the question for the key.
+	// Check the body first: hashing is cheaper than the DNS lookup for the key.
 	sum, total, ok := sums.get(relaxedBody, limit)
 	if !ok {
 		return failf("policy", "the message is signed in more than %d ways", maxBodyHashes)
@@ -181,13 +181,14 @@ func (v *Verifier) verifySignature(ctx context.Context, ask *asker, h header, at
 		return err
 	}
 	if limit >= 0 && limit < total {
-		// The attack: who has one signed message appends what they like.
+		// The attack: somebody who has a signed message appends text to its body.
 		return failf("policy", "the signature covers only the first %d of %d octets of the body", limit, total)
 	}
 	return nil
 }
 
-// checkTags is RFC 6376 section 6.1.1, as far as it can be done without a key.
+// checkTags validates the tags of a signature, RFC 6376 section 6.1.1, as far as this is
+// possible without the key. limit is the value of l=, or -1.
 func (v *Verifier) checkTags(t tags, s *signature) (relaxedHeader, relaxedBody bool, limit int64, err error) {
 	for _, name := range []string{"a", "b", "bh", "d", "h", "s"} {
 		if t[name] == "" {
@@ -263,8 +264,8 @@ func (v *Verifier) checkTimes(t tags) error {
 	return nil
 }
 
-// canonicalization parses the tag c=, whose default is simple/simple and, after a
-// header algorithm alone, simple for the body.
+// canonicalization parses the tag c=. The default is simple, for the header and for the
+// body.
 func canonicalization(c string) (relaxedHeader, relaxedBody, ok bool) {
 	header, body, both := strings.Cut(noSpace(c), "/")
 	kinds := map[string]bool{"relaxed": true, "simple": false}
@@ -279,8 +280,9 @@ func canonicalization(c string) (relaxedHeader, relaxedBody, ok bool) {
 	return relaxedHeader, relaxedBody, ok1 && ok2
 }
 
-// headerHash hashes the fields that names lists, each from the last one of its
-// name upwards, and the signature's own field at h.fields[at].
+// headerHash hashes the header fields in names, and the signature's own field at
+// h.fields[at]. If a name occurs several times, the fields are taken from the bottom up
+// (RFC 6376, section 5.4.2).
 func headerHash(h header, at int, names []string, relaxed bool) []byte {
 	left := map[string][]int{}
 	for i, f := range h.fields {
@@ -298,13 +300,14 @@ func headerHash(h header, at int, names []string, relaxed bool) []byte {
 	return sum.Sum(nil)
 }
 
-// A key is what a domain publishes to verify with.
+// A key is a public key that a domain publishes for verification.
 type key struct {
 	public  crypto.PublicKey
 	testing bool
 }
 
-// key asks for the key of a selector and checks that it may be used for t.
+// key looks up the key of a selector and checks that it may be used for a signature with
+// the tags t.
 func (a *asker) key(ctx context.Context, domain, selector string, t tags) (key, error) {
 	texts, err := a.LookupTXT(ctx, selector+"._domainkey."+domain)
 	switch {
@@ -313,7 +316,7 @@ func (a *asker) key(ctx context.Context, domain, selector string, t tags) (key, 
 	case err != nil:
 		return key{}, failf("permerror", "there is no key %s in the domain", printable(selector, 60))
 	}
-	// A wildcard may have given other records of the domain too.
+	// A DNS wildcard may add other TXT records of the domain.
 	texts = slices.DeleteFunc(slices.Clone(texts), func(s string) bool {
 		t, err := parseTagList(s)
 		_, has := t["p"]
@@ -327,10 +330,11 @@ func (a *asker) key(ctx context.Context, domain, selector string, t tags) (key, 
 
 const (
 	minRSA = 1024 // bits, RFC 8301 section 3.2
-	maxRSA = 8192 // bits; checking costs time that its owner does not pay
+	maxRSA = 8192 // bits; the attack: a huge key makes every verification slow
 )
 
-// parseKey reads a key record, RFC 6376 section 3.6.1.
+// parseKey parses a key record and checks that it fits a signature with the tags sig, RFC
+// 6376 section 3.6.1.
 func parseKey(record, domain string, sig tags) (key, error) {
 	t, err := parseTagList(record)
 	if err != nil {
@@ -374,7 +378,7 @@ func parseKey(record, domain string, sig tags) (key, error) {
 		return k, nil
 	}
 	public, err := x509.ParsePKIXPublicKey(b)
-	if err != nil { // erratum 3017: some publish the bare key
+	if err != nil { // erratum 3017 of RFC 6376: some domains publish a PKCS #1 key
 		public, err = x509.ParsePKCS1PublicKey(b)
 	}
 	r, ok := public.(*rsa.PublicKey)
@@ -388,11 +392,11 @@ func parseKey(record, domain string, sig tags) (key, error) {
 	return k, nil
 }
 
-// verify checks sig over the SHA-256 digest.
+// verify verifies sig over a SHA-256 digest.
 func (k key) verify(digest, sig []byte) error {
 	switch p := k.public.(type) {
 	case ed25519.PublicKey:
-		if ed25519.Verify(p, digest, sig) { // RFC 8463: of the digest, not of the text
+		if ed25519.Verify(p, digest, sig) { // RFC 8463: the digest is signed, not the text
 			return nil
 		}
 	case *rsa.PublicKey:

@@ -17,18 +17,18 @@ const (
 	policyReject     = "reject"
 )
 
-// An author is the domain of a message's From field and what DNS says of it.
+// An author is the domain of a message's From field and its DMARC records.
 type author struct {
-	domain string // empty where there is not just one
-	why    string // why there is not
-	many   bool   // there are several fields or domains
-	local  bool   // see [Message.local]; then the rest is not known
-	ours   bool   // local, and under an address that sends only through this server
+	domain string // empty unless there is exactly one
+	why    string // why domain is empty
+	many   bool   // there are several From fields or domains
+	local  bool   // see [Message.local]; then tree and absent are not set
+	ours   bool   // local, and the address sends only through this server
 	tree   tree
 	absent bool // the domain has neither address nor mail exchanger
 }
 
-// findAuthor reads the From field and asks for the policy of its domain.
+// findAuthor reads the From field and looks up the policy of its domain.
 func findAuthor(ctx context.Context, ask *asker, m Message) author {
 	list, n, proper := mail.Authors(m.Raw)
 	var domains []string
@@ -61,8 +61,8 @@ func findAuthor(ctx context.Context, ask *asker, m Message) author {
 	}
 	a.tree = walk(ctx, ask, a.domain)
 	if errors.Is(a.tree.err, errManyLookups) {
-		// The attack: signatures and seals enough that nothing is left to ask
-		// for the policy with.
+		// The attack: many signatures and seals use up the lookups, so that the policy
+		// cannot be looked up and is not applied.
 		return author{why: errManyLookups.Err, many: true}
 	}
 	if r := a.tree.policy(); r != nil && r.domain != a.domain && r.np != "" {
@@ -71,7 +71,7 @@ func findAuthor(ctx context.Context, ask *asker, m Message) author {
 	return a
 }
 
-// absent says whether a domain is surely not there, RFC 9989 section 3.2.
+// absent reports whether a domain certainly does not exist, RFC 9989 section 3.2.
 func absent(ctx context.Context, ask *asker, domain string) bool {
 	var wg group
 	var noAddr, noMX bool
@@ -90,15 +90,15 @@ func absent(ctx context.Context, ask *asker, domain string) bool {
 // A record is a DMARC policy record.
 type record struct {
 	domain    string
-	p, sp, np string // policies; sp and np empty where they are not set
+	p, sp, np string // policies for the domain, its subdomains, its absent subdomains; sp and np may be empty
 	psd       string // y, n or u
-	strictSPF bool
-	strictDK  bool
-	testing   bool
+	strictSPF bool   // aspf=s: SPF must prove exactly the author's domain
+	strictDK  bool   // adkim=s: likewise for DKIM
+	testing   bool   // t=y
 }
 
-// parseRecord reads one text record; ok is false for what is no DMARC record.
-// What is not understood in one is as if it were not there (section 4.7).
+// parseRecord parses a TXT record. ok is false if it is not a DMARC record. Unknown tags
+// and values are ignored (section 4.7).
 func parseRecord(domain, text string) (r record, ok bool) {
 	first, rest, _ := strings.Cut(text, ";")
 	name, version, _ := strings.Cut(first, "=")
@@ -132,14 +132,14 @@ func parseRecord(domain, text string) (r record, ok bool) {
 	return r, true
 }
 
-// A tree is what a walk from a domain to its top found.
+// A tree is the result of a DNS tree walk from a domain upwards.
 type tree struct {
 	start   string
 	records []record // from the start upwards, to the first with psd=y or psd=n
-	err     error    // a question that may have had a record and was not answered
+	err     error    // first failed lookup; a record may be missing then
 }
 
-// treeNames returns the domains that a walk asks about: at most eight, RFC 9989
+// treeNames returns the domains that a tree walk looks up: at most eight, RFC 9989
 // section 4.10.
 func treeNames(domain string) []string {
 	names := []string{domain}
@@ -153,8 +153,8 @@ func treeNames(domain string) []string {
 	return names
 }
 
-// walk is the DNS tree walk. It asks all names at once, as most of them are
-// needed anyway.
+// walk does the DNS tree walk from domain. It looks up all names concurrently, since most
+// of them are needed anyway.
 func walk(ctx context.Context, ask *asker, domain string) tree {
 	names := treeNames(domain)
 	texts, errs := make([][]string, len(names)), make([]error, len(names))
@@ -175,7 +175,7 @@ func walk(ctx context.Context, ask *asker, domain string) tree {
 			}
 		}
 		if len(found) != 1 {
-			continue // section 4.10: several are as none
+			continue // section 4.10: several records count as none
 		}
 		t.records = append(t.records, found[0])
 		if found[0].psd != "u" {
@@ -201,8 +201,9 @@ func (t tree) organization() string {
 	return org
 }
 
-// policy returns the record that applies to the start, section 4.10.1: its own,
-// that of its organization, that of the public suffix; or nil.
+// policy returns the record that applies to the start, section 4.10.1: its own, that of
+// its organizational domain, or that of the public suffix. It returns nil if there is
+// none.
 func (t tree) policy() *record {
 	org := t.organization()
 	var last *record
@@ -218,7 +219,7 @@ func (t tree) policy() *record {
 	return nil
 }
 
-// asks returns what the domain of a asks to be done with mail that is not proved.
+// asks returns the policy that r sets for unauthenticated mail of a's domain.
 func (r record) asks(a author) string {
 	p := r.p
 	if r.domain != a.domain {
@@ -235,14 +236,14 @@ func (r record) asks(a author) string {
 	return p
 }
 
-// evaluate is RFC 9989 section 5.3. policy is what the domain asks for where
-// the message failed, and empty otherwise.
+// evaluate computes the DMARC result, RFC 9989 section 5.3. policy is the domain's policy
+// if the message failed, and empty otherwise.
 func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []signature) (c mail.Check, policy string) {
 	if a.domain == "" {
 		c = mail.Check{Result: "permerror", Detail: a.why}
 		switch {
 		case a.many:
-			// The attack: one author is checked, another is shown.
+			// The attack: DMARC checks one author, and the mail program shows another.
 			return c, policyReject
 		case a.why != "":
 			return c, policyQuarantine
@@ -258,8 +259,8 @@ func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []
 			}
 		}
 		if a.ours {
-			// The attack: a program on this machine, or a relay in front that checks
-			// nothing, writes to an agent as another inbox. Mail of an inbox is signed.
+			// The attack: a program on this machine, or mail that a relay in front has
+			// not checked, impersonates an inbox to an agent. Mail of an inbox is signed.
 			c.Result, c.Detail = "fail", "it came from this machine under an address of this server, but is not signed by it"
 			return c, policyQuarantine
 		}
@@ -302,14 +303,15 @@ func evaluate(ctx context.Context, ask *asker, a author, from spfResult, sigs []
 	return c, policy
 }
 
-// A proof is a domain that SPF or DKIM has proved, or may have.
+// A proof is a domain that SPF or DKIM has authenticated, or might have without a
+// failed lookup.
 type proof struct {
-	by, domain string
-	passed     bool
-	strict     bool
+	by, domain string // by is "spf" or "dkim"
+	passed     bool   // false if a lookup failed
+	strict     bool   // alignment needs exactly the author's domain
 }
 
-// aligned says whether p is a proof of the author's domain, section 4.4.
+// aligned reports whether p authenticates the author's domain, section 4.4.
 func aligned(ctx context.Context, ask *asker, a author, p proof) (bool, error) {
 	switch {
 	case p.domain == a.domain:
@@ -320,10 +322,10 @@ func aligned(ctx context.Context, ask *asker, a author, p proof) (bool, error) {
 	if a.tree.err != nil {
 		return false, a.tree.err
 	}
-	// The attack: a forged author beside a true proof of the forger's domain,
-	// whose servers fail when they are asked what it belongs to, so that the
-	// author's policy is not applied. Only what is in the author's organization
-	// can be of it.
+	// The attack: a forger sends with a valid proof of their own domain, and their DNS
+	// servers fail when its organization is looked up. The result would be temperror,
+	// and the policy of the forged author would not be applied. So domains outside the
+	// author's organization are ruled out without a lookup.
 	org := a.tree.organization()
 	if p.domain != org && !strings.HasSuffix(p.domain, "."+org) {
 		return false, nil
@@ -338,6 +340,6 @@ func aligned(ctx context.Context, ask *asker, a author, p proof) (bool, error) {
 	return t.organization() == org, nil
 }
 
-// top returns the last label of a domain: names below two of them are never of
-// one organization.
+// top returns the top-level domain. Domains with different ones never belong to the same
+// organization.
 func top(domain string) string { return domain[strings.LastIndexByte(domain, '.')+1:] }

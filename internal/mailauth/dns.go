@@ -11,19 +11,19 @@ import (
 	"golang.org/x/net/idna"
 )
 
-// An asker asks DNS on behalf of one message: each question once, and not more
-// of them than the message is worth. It is safe for concurrent use.
+// An asker does the DNS lookups of one message. It looks up each name once and limits the
+// total number. It is safe for concurrent use.
 type asker struct {
 	cfg Config
 
-	mu    sync.Mutex // guards what follows
-	left  int
-	known map[string]*answer
+	mu    sync.Mutex         // guards the fields below
+	left  int                // lookups left
+	known map[string]*answer // by "TYPE NAME"
 }
 
-// An answer is one that was had or is waited for.
+// An answer is the answer to a lookup, finished or in progress.
 type answer struct {
-	done  chan struct{} // closed when the rest is set
+	done  chan struct{} // closed when value and err are set
 	value any
 	err   error
 }
@@ -32,15 +32,16 @@ func newAsker(cfg Config) *asker {
 	return &asker{cfg: cfg, left: maxLookups, known: map[string]*answer{}}
 }
 
-// errManyLookups is what a message gets that makes us ask too often.
+// errManyLookups is the error of lookups beyond the limit.
 var errManyLookups = &net.DNSError{Err: "more DNS lookups than one message may cause", IsNotFound: false}
 
-// errName is about a name that DNS could not hold. It is not there.
+// errName returns the error for a string that is not a domain name. It counts as not
+// found.
 func errName(name string) error {
 	return &net.DNSError{Err: "not a domain name", Name: printable(name, 100), IsNotFound: true}
 }
 
-// once asks a question, or waits for who asked it before.
+// once does a lookup, or waits for the same lookup by another goroutine.
 func once[T any](ctx context.Context, a *asker, kind, name string, ask func(ctx context.Context, name string) (T, error)) (T, error) {
 	var none T
 	a.mu.Lock()
@@ -61,12 +62,12 @@ func once[T any](ctx context.Context, a *asker, kind, name string, ask func(ctx 
 			r.value, r.err = ask(ctx, name)
 		}()
 	}
-	<-r.done // its asker has the same end of time as we
+	<-r.done // the other goroutine has the same deadline
 	v, _ := r.value.(T)
 	return v, r.err
 }
 
-// LookupTXT returns the text records of a name.
+// LookupTXT returns the TXT records of a name, at most [maxTexts].
 func (a *asker) LookupTXT(ctx context.Context, name string) ([]string, error) {
 	name, ok := dnsName(name)
 	if !ok {
@@ -109,12 +110,12 @@ func (a *asker) LookupAddr(ctx context.Context, addr string) ([]string, error) {
 	return once(ctx, a, "PTR", addr, a.cfg.Resolver.LookupAddr)
 }
 
-// budget is an asker with a share of its lookups: the SPF record of one
-// identity must not use up what the others need.
+// A budget is an asker with a part of its lookups. The attack: an SPF record causes so
+// many lookups that none are left for DKIM and DMARC.
 type budget struct {
 	*asker
-	mu   sync.Mutex
-	left int
+	mu   sync.Mutex // guards left
+	left int        // lookups left
 }
 
 // take counts one lookup against the budget.
@@ -160,23 +161,22 @@ func (b *budget) LookupAddr(ctx context.Context, addr string) ([]string, error) 
 	return b.asker.LookupAddr(ctx, addr)
 }
 
-// notFound says whether err means that DNS has no such record, surely.
+// notFound reports whether err means that the record certainly does not exist.
 func notFound(err error) bool {
 	de, ok := errors.AsType[*net.DNSError](err)
 	return ok && de.IsNotFound
 }
 
-// temporary says whether asking again later may help. What is not known to be
-// for good counts as that: mail is not taken for forged because of it.
+// temporary reports whether a later lookup may succeed. Errors of unknown kind count as
+// temporary: mail must not be treated as forged because of them.
 func temporary(err error) bool {
 	return err != nil && !notFound(err) && !errors.Is(err, errManyLookups)
 }
 
 var toASCII = idna.New(idna.MapForLookup(), idna.StrictDomainName(false))
 
-// dnsName returns a name as it is asked for: in ASCII, in lower case and with
-// its last dot, without which the resolver would try it below the domains of
-// this machine too.
+// dnsName returns a name in the form for lookups: ASCII, lower case, with a final dot.
+// Without the dot the resolver would also try the machine's search domains.
 func dnsName(name string) (string, bool) {
 	name = strings.TrimSuffix(name, ".")
 	if !isASCII(name) {
@@ -190,8 +190,8 @@ func dnsName(name string) (string, bool) {
 		return name, false
 	}
 	for label := range strings.SplitSeq(name, ".") {
-		// Names of SPF macros hold nearly anything; what the library writes
-		// into a question must be that one name and no other.
+		// SPF macros can produce nearly any string. The lookup must be for exactly this
+		// name, so characters that the resolver could interpret are refused.
 		if label == "" || len(label) > 63 || strings.IndexFunc(label, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }) >= 0 {
 			return name, false
 		}
@@ -199,8 +199,8 @@ func dnsName(name string) (string, bool) {
 	return name + ".", true
 }
 
-// domainName returns a domain that a message names, in ASCII and lower case
-// and without a last dot. ok is false for what is no domain of a host.
+// domainName normalizes a domain of a message: ASCII, lower case, without a final dot. ok
+// is false if it does not have the form of a host name.
 func domainName(name string) (string, bool) {
 	n, ok := dnsName(strings.TrimSpace(name))
 	n = strings.TrimSuffix(n, ".")

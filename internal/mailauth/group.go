@@ -6,10 +6,9 @@ import (
 	"sync"
 )
 
-// A group runs functions at the same time. One that panics makes Wait panic:
-// in the goroutine of the conversation that brought the message, which the SMTP
-// server survives. In one of its own it would end the whole server, and whoever
-// finds a way to do that with a message could do it again and again.
+// A group runs functions concurrently. If one panics, Wait panics in the goroutine of the
+// SMTP session, which the server recovers from. A panic in a new goroutine would end the
+// whole process. The attack: a message that triggers a panic is sent again and again.
 type group struct {
 	wg sync.WaitGroup
 
@@ -17,7 +16,7 @@ type group struct {
 	panicked string
 }
 
-// Go runs f.
+// Go runs f in a new goroutine.
 func (g *group) Go(f func()) {
 	g.wg.Go(func() {
 		defer func() {
@@ -31,7 +30,7 @@ func (g *group) Go(f func()) {
 	})
 }
 
-// Wait waits for all of them.
+// Wait waits until all functions have returned. It panics if one of them did.
 func (g *group) Wait() {
 	g.wg.Wait()
 	if g.panicked != "" {

@@ -1,19 +1,18 @@
-// Package mailauth proves who a message that arrived is from: SPF (RFC 7208),
-// DKIM (RFC 6376, 8301, 8463), ARC (RFC 8617) and, from these, DMARC (RFC 9989,
-// by the DNS tree walk), told in an Authentication-Results field (RFC 8601).
+// Package mailauth authenticates the sender of a received message: SPF (RFC 7208), DKIM
+// (RFC 6376, 8301, 8463), ARC (RFC 8617) and DMARC (RFC 9989, with the DNS tree walk). It
+// reports the results in an Authentication-Results field (RFC 8601).
 //
-// Everything that it reads is hostile: the message, and every DNS answer, which
-// the sender's own servers give. Lookups are bounded in number, each message in
-// time and in signatures, and what is slow or broken becomes a result of its
-// own (temperror) instead of an error: mail is not refused because somebody's
-// DNS is down, and is marked as unproved.
+// All input is hostile: the message, and every DNS answer, since it comes from the
+// sender's servers. The number of lookups and signatures and the time of each message
+// are bounded. Slow or broken DNS gives the result temperror instead of an error: the
+// mail is accepted and marked as unauthenticated.
 //
-// It must not decide what becomes of a message; [mail.Results.Policy] says only
-// what the domain asks for.
+// This package must not decide what happens to a message. [mail.Results.Policy] is only
+// what the domain requests.
 //
-// go-msgauth verifies DKIM too, but shows neither its canonicalisation nor its
-// keys, which ARC needs, searches every field for every name that a signature
-// lists, and takes any l= for a failure. It is what the tests here compare with.
+// go-msgauth verifies DKIM too, but it does not export its canonicalization and its
+// keys, which ARC needs. It also searches all fields for each name that a signature
+// lists, and treats any l= as a failure. The tests compare this package with it.
 package mailauth
 
 import (
@@ -27,36 +26,36 @@ import (
 	"postern/internal/mail"
 )
 
-// The bounds of what one message may make us do.
+// The limits of the work that one message can cause.
 const (
-	maxSignatures = 8         // DKIM signatures that are looked at, the first ones
+	maxSignatures = 8         // DKIM signatures that are verified: the first ones
 	maxARCSets    = 50        // RFC 8617 section 4.2.1
 	maxSignField  = 32 << 10  // bytes of one signature field
 	maxSignedKeys = 500       // names in its h=
-	maxLookups    = 200       // questions to DNS in all
-	maxSPFLookups = 60        // of those, for one SPF check: ten terms, of which an mx may need ten more
-	maxTexts      = 50        // text records of one name that are looked at
+	maxLookups    = 200       // DNS lookups in total
+	maxSPFLookups = 60        // of those, for one SPF check: ten terms, each mx with up to ten hosts
+	maxTexts      = 50        // TXT records of one name that are read
 	maxFields     = 1000      // of a header
-	maxHeader     = 256 << 10 // bytes of it; package mail reads no longer one either
-	maxBodyHashes = 4         // ways in which one body is hashed; each costs as much as its length
+	maxHeader     = 256 << 10 // bytes of a header; package mail has the same limit
+	maxBodyHashes = 4         // distinct (canonicalization, l=) pairs for which the body is hashed; each reads the whole body
 )
 
-// Config says how a [Verifier] works.
+// Config configures a [Verifier].
 type Config struct {
 	Resolver *net.Resolver // required
-	Hostname string        // our name, under which results are written down; required
-	// Timeout bounds all of one message's lookups together; zero means 20 s.
+	Hostname string        // this server's name in Authentication-Results; required
+	// Timeout bounds the verification of one message; zero means 20 s.
 	Timeout time.Duration
-	// Own answers questions for text records of our own domains before DNS is
-	// asked, so that a domain without any DNS proves its own mail. It is called
-	// concurrently; nil knows none.
+	// Own returns the TXT records of this server's own domains. It is called before DNS,
+	// so that mail of a domain without DNS can be authenticated. It is called
+	// concurrently; nil means that no name is known.
 	Own func(ctx context.Context, name string) (texts []string, known bool)
 	// Ours reports whether an address sends only through this server: an inbox's, or
 	// any in the mail domain. It is called concurrently; nil means that none does.
 	Ours func(ctx context.Context, address string) bool
 }
 
-// A Verifier is safe for concurrent use.
+// A Verifier authenticates messages. It is safe for concurrent use.
 type Verifier struct {
 	cfg Config
 	now func() time.Time
@@ -76,23 +75,23 @@ func New(cfg Config) (*Verifier, error) {
 	return &Verifier{cfg: cfg, now: time.Now}, nil
 }
 
-// A Message is what arrived, and from where.
+// A Message is a received message and its SMTP envelope.
 type Message struct {
-	Remote netip.Addr // the peer; the zero Addr if it is not known
-	Helo   string     // what it called itself
-	From   string     // the reverse path; empty for a bounce
+	Remote netip.Addr // address of the SMTP client; the zero Addr if unknown
+	Helo   string     // name that the client gave in HELO or EHLO
+	From   string     // reverse path; empty for a bounce
 	Raw    []byte     // lines end in CR LF
 }
 
-// local says whether m came from this machine: from a program here, or from a
-// mail server in front that has taken it from outside. SPF can say nothing about
-// either, so that no domain's policy is applied, nor asked for: a domain without
-// any DNS works too. That holds only for strangers' addresses, see [Config.Ours].
+// local reports whether m came from this machine: from a local program, or from a mail
+// server in front of this one, which has received it from outside. SPF cannot check
+// either, so DMARC policy is neither looked up nor applied, and domains without DNS work
+// too. This exception does not cover the server's own addresses: see [Config.Ours].
 func (m Message) local() bool { return m.Remote.Unmap().IsLoopback() }
 
-// Verify says who m is from. The field that it returns says the same and more
-// as a header field with its line end, to be put on top of the message once
-// [Verifier.Strip] has taken false ones out.
+// Verify authenticates the sender of m. It also returns an Authentication-Results field
+// with its line end, which the caller prepends to the message after [Verifier.Strip] has
+// removed forged ones.
 func (v *Verifier) Verify(ctx context.Context, m Message) (mail.Results, []byte) {
 	ctx, cancel := context.WithTimeout(ctx, v.cfg.Timeout)
 	defer cancel()
@@ -115,7 +114,7 @@ func (v *Verifier) Verify(ctx context.Context, m Message) (mail.Results, []byte)
 	wg.Go(func() { author = findAuthor(ctx, ask, m) })
 	wg.Wait()
 
-	if m.From == "" { // RFC 7208 2.4: a bounce is from its host
+	if m.From == "" { // RFC 7208, section 2.4: a bounce is checked by its HELO name
 		from = helo
 		from.domain = heloDomain(m.Helo)
 	}
@@ -124,8 +123,8 @@ func (v *Verifier) Verify(ctx context.Context, m Message) (mail.Results, []byte)
 	return r, v.field(m, from, helo, sigs, chain, author, r)
 }
 
-// best returns the check of the signature that says most: one that passed, of
-// the author's own domain before another's.
+// best returns the check of the most significant signature: a passing one first, and
+// among equals one of the author's domain.
 func best(sigs []signature, author string) mail.Check {
 	if len(sigs) == 0 {
 		return mail.Check{Result: "none"}

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// A header is a message's fields in order, and what follows them.
+// A header holds a message's header fields in order, and its body.
 type header struct {
 	fields []headerField
 	body   []byte
@@ -19,7 +19,7 @@ type header struct {
 // A headerField is one field as it stands in the message.
 type headerField struct {
 	name string // lower case
-	raw  []byte // with its line ends
+	raw  []byte // the whole field, with its line ends
 }
 
 // value returns the value of f without surrounding white space.
@@ -27,8 +27,8 @@ func (f headerField) value() string {
 	return strings.TrimSpace(string(f.raw[bytes.IndexByte(f.raw, ':')+1:]))
 }
 
-// splitMessage splits a message whose lines end in CR LF. Where the header
-// is not one, or too long, there is nothing that could be proved.
+// splitMessage splits a message whose lines end in CR LF. If the header is malformed or
+// too long, it returns no fields and no body, so that nothing can be authenticated.
 func splitMessage(raw []byte) (h header) {
 	for pos := 0; pos < len(raw); {
 		next := len(raw)
@@ -46,7 +46,7 @@ func splitMessage(raw []byte) (h header) {
 		} else if colon := bytes.IndexByte(line, ':'); colon > 0 && n < maxFields && pos < maxHeader {
 			h.fields = append(h.fields, headerField{name: strings.ToLower(strings.TrimRight(string(line[:colon]), " \t")), raw: line})
 		} else {
-			// Where the header ends is not certain, so nothing about it is.
+			// The attack: verifier and mail program disagree on where the header ends.
 			return header{}
 		}
 		pos = next
@@ -54,7 +54,7 @@ func splitMessage(raw []byte) (h header) {
 	return h
 }
 
-// relaxedField is RFC 6376 section 3.4.2.
+// relaxedField canonicalizes a header field, RFC 6376 section 3.4.2.
 func relaxedField(raw []byte) []byte {
 	name, value, ok := bytes.Cut(raw, []byte(":"))
 	if !ok {
@@ -86,8 +86,8 @@ func canonicalField(raw []byte, relaxed bool) []byte {
 	return raw
 }
 
-// withoutSignature returns a signature's field with an empty b=, as it was when
-// it was signed, and without its line end.
+// withoutSignature returns a signature field with an empty b= and without its line end:
+// this is the form that was signed (RFC 6376, section 3.7).
 func withoutSignature(raw []byte, relaxed bool) []byte {
 	colon := bytes.IndexByte(raw, ':') + 1
 	var out []byte
@@ -105,7 +105,7 @@ func withoutSignature(raw []byte, relaxed bool) []byte {
 	return bytes.TrimRight(canonicalField(out, relaxed), "\r\n")
 }
 
-// A counter hashes the first octets that it is given, and counts all.
+// A counter hashes the first limit octets written to it and counts all.
 type counter struct {
 	hash  hash.Hash
 	limit int64 // octets to hash; negative for all
@@ -128,7 +128,7 @@ var crlf = []byte("\r\n")
 // RFC 6376 section 3.4, and how many octets it has.
 func hashBody(body []byte, relaxed bool, limit int64) (sum []byte, total int64) {
 	c := &counter{hash: sha256.New(), limit: limit}
-	empty := 0 // lines of nothing, which count only if something follows
+	empty := 0 // pending empty lines: those at the end of the body are not hashed
 	var canonical []byte
 	for len(body) > 0 {
 		line, rest, _ := bytes.Cut(body, crlf)
@@ -148,12 +148,13 @@ func hashBody(body []byte, relaxed bool, limit int64) (sum []byte, total int64) 
 		c.write(crlf)
 	}
 	if c.total == 0 && !relaxed {
-		c.write(crlf) // an empty body is one empty line, but not when relaxed
+		c.write(crlf) // section 3.4.3: simple hashes an empty body as one empty line
 	}
 	return c.hash.Sum(nil), c.total
 }
 
-// relaxedLine appends line to out with its white space made single, and none at its end.
+// relaxedLine appends line to out. It replaces each run of white space by one space and
+// removes trailing white space.
 func relaxedLine(out, line []byte) []byte {
 	for len(line) > 0 {
 		i := bytes.IndexAny(line, " \t")
@@ -169,8 +170,8 @@ func relaxedLine(out, line []byte) []byte {
 	return out
 }
 
-// bodyHashes hashes a body once for each way that its signatures ask for. It is
-// safe for concurrent use.
+// bodyHashes hashes a body once for each canonicalization and length that signatures
+// use. It is safe for concurrent use.
 type bodyHashes struct {
 	body []byte
 
@@ -188,9 +189,10 @@ type bodySum struct {
 	total int64
 }
 
-// get returns false for one way too many.
+// get returns the hash and the length of the canonical body. ok is false if more than
+// [maxBodyHashes] different hashes are requested.
 func (b *bodyHashes) get(relaxed bool, limit int64) (sum []byte, total int64, ok bool) {
-	b.mu.Lock() // held while hashing: the next one wants the same
+	b.mu.Lock() // held while hashing: other signatures mostly need the same hash
 	defer b.mu.Unlock()
 	k := bodyKind{relaxed, limit}
 	s, known := b.known[k]
@@ -207,7 +209,8 @@ func (b *bodyHashes) get(relaxed bool, limit int64) (sum []byte, total int64, ok
 	return s.sum, s.total, true
 }
 
-// printable returns s as one short line of printable text.
+// printable returns s as one line of printable text of at most most bytes. The attack:
+// control characters from DNS or the message in a header field or on a terminal.
 func printable(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {

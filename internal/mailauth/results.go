@@ -48,8 +48,8 @@ func (v *Verifier) field(m Message, from, helo spfResult, sigs []signature, chai
 	return b.Bytes()
 }
 
-// pvalue writes a value of a property: as it is where RFC 8601 section 2.2
-// allows that, else in quotes.
+// pvalue encodes a property's value: unquoted if RFC 8601 section 2.2 allows it, otherwise
+// quoted.
 func pvalue(s string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-/=?^_`{|}~.@", r)
@@ -67,9 +67,9 @@ func quoted(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// Strip returns raw without the Authentication-Results fields that claim to be
-// ours: RFC 8601 section 5. The attack: a message that brings our own word that
-// it was proved. Raw is returned as it is where there is none.
+// Strip removes the Authentication-Results fields in this server's name from a message,
+// RFC 8601 section 5. The attack: a message carries a forged result of this server. If
+// there is none, Strip returns raw itself.
 func (v *Verifier) Strip(raw []byte) []byte {
 	var out []byte
 	kept := 0
@@ -91,7 +91,7 @@ func (v *Verifier) Strip(raw []byte) []byte {
 	return append(out, raw[kept:]...)
 }
 
-// fieldEnd returns where the field that begins at pos ends.
+// fieldEnd returns the end of the field that begins at pos, including folded lines.
 func fieldEnd(raw []byte, pos int) int {
 	for {
 		i := bytes.IndexByte(raw[pos:], '\n')

@@ -11,14 +11,14 @@ import (
 	"postern/internal/mail"
 )
 
-// An spfResult is the result for one identity.
+// An spfResult is the SPF result for one identity: the reverse path or the HELO name.
 type spfResult struct {
 	result string
-	domain string // that was asked
+	domain string // whose record was evaluated
 	detail string
 }
 
-// Check returns it as the agent is shown it.
+// Check returns r as agents see it.
 func (r spfResult) Check() mail.Check {
 	return mail.Check{Result: r.result, Domain: r.domain, Detail: printable(r.detail, 200)}
 }
@@ -36,7 +36,7 @@ func (v *Verifier) spfFrom(ctx context.Context, ask *asker, m Message) spfResult
 	return v.spf(ctx, ask, m, m.From[:at]+"@"+domain, domain)
 }
 
-// spfHelo checks the name that the peer gave itself, RFC 7208 section 2.3.
+// spfHelo checks the client's HELO name, RFC 7208 section 2.3.
 func (v *Verifier) spfHelo(ctx context.Context, ask *asker, m Message) spfResult {
 	domain := heloDomain(m.Helo)
 	if domain == "" {
@@ -65,7 +65,7 @@ func (v *Verifier) spf(ctx context.Context, ask *asker, m Message, sender, domai
 		r.result, r.detail = "none", "the sender's address is not known"
 		return r
 	case m.local():
-		// No record can name this address, and every failure would be ours.
+		// No SPF record can list this address, so the result would always be fail.
 		r.result, r.detail = "none", "it came from this machine"
 		return r
 	}
@@ -79,7 +79,7 @@ func (v *Verifier) spf(ctx context.Context, ask *asker, m Message, sender, domai
 	if err != nil {
 		r.detail = err.Error()
 	}
-	// The library takes every error that is not its own for a permanent one.
+	// The library reports every unknown error as permanent, even a timeout.
 	if res == spf.PermError && (ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)) {
 		r.result = string(spf.TempError)
 	}
