@@ -463,7 +463,7 @@ func TestWords(t *testing.T) {
 		{"DMARC twice", domain.DMARC, func(f *fixture, _ domain.Domain) {
 			f.dns.TXT("_dmarc.example.org.", "v=DMARC1; p=none", "v=DMARC1; p=reject")
 		}, domain.Wrong, "ignore all"},
-		{"DMARC of what is none", domain.DMARC, func(f *fixture, _ domain.Domain) { f.dns.TXT("_dmarc.example.org.", "v=DMARC1; p=block") }, domain.Wrong, "unknown policy"},
+		{"malformed DMARC record", domain.DMARC, func(f *fixture, _ domain.Domain) { f.dns.TXT("_dmarc.example.org.", "v=DMARC1; p=block") }, domain.Wrong, "unknown policy"},
 		{"something that only looks like DMARC", domain.DMARC, func(f *fixture, _ domain.Domain) { f.dns.TXT("_dmarc.example.org.", "v=DMARC10; p=reject") }, domain.Missing, "no DMARC"},
 		{"MTA-STS", domain.MTASTS, func(f *fixture, _ domain.Domain) { f.dns.TXT("_mta-sts.example.org.", "v=STSv1; id=7") }, domain.OK, "found"},
 	}
@@ -543,7 +543,7 @@ func TestSilence(t *testing.T) {
 	f.check(t, f.one, d, domain.StateLost)
 }
 
-// TestWatch: the watcher finds the proof by itself, and gives up what is never proved.
+// TestWatch: the watcher finds a published proof without a request, and gives up on domains that are never proved.
 func TestWatch(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, func(c *domain.Config) { c.Retry = 10 * time.Millisecond })

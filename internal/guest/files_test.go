@@ -45,7 +45,7 @@ func TestWriteAndRead(t *testing.T) {
 	}
 	fi, err := os.Stat(filepath.Dir(path))
 	if err != nil || fi.Sys().(*syscall.Stat_t).Uid != 65534 || fi.Mode().Perm() != 0o755 {
-		t.Errorf("parent: got %v, %v, want nobody's with mode 755", fi, err)
+		t.Errorf("parent: got %v, %v, want owner nobody and mode 755", fi, err)
 	}
 	for _, tt := range []struct {
 		name   string
@@ -255,8 +255,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// A user cannot win by swapping a directory for a link to root's while the
-// guest works on it.
+// TestSwapRace has a user swap a directory for a link to a directory of root's while the
+// guest works on it. The guest must not write as root there.
 func TestSwapRace(t *testing.T) {
 	g := newRig(t)
 	private := privateDir(t)
@@ -293,7 +293,7 @@ func TestSwapRace(t *testing.T) {
 	}
 }
 
-// A transfer of any size, also beyond 2 GiB, takes a bounded amount of memory.
+// TestLargeFile: a transfer of any size, also beyond 2 GiB, takes bounded memory.
 func TestLargeFile(t *testing.T) {
 	g := newRig(t)
 	const size = 2<<30 + 1
@@ -367,8 +367,8 @@ func FuzzBasicUser(f *testing.F) {
 	})
 }
 
-// The default user makes new directories in the root directory, where clients
-// of E2B write; others do not, and what is there already stays closed.
+// TestTopDirectory: the default user may create directories in the root directory, where
+// clients of E2B write. Other users may not, and existing directories stay closed.
 func TestTopDirectory(t *testing.T) {
 	g := newRig(t)
 	top := "/postern-guest-" + rand.Text()

@@ -49,7 +49,7 @@ func TestFilesystem(t *testing.T) {
 	if err != nil || moved.Msg.GetEntry().GetPath() != g.home+"/c/d/g" {
 		t.Errorf("move: got %v, %v", moved, err)
 	}
-	for range 2 { // what is not there is removed already
+	for range 2 { // removing a missing path succeeds
 		if _, err := g.file.Remove(ctx, connect.NewRequest(&filesystempb.RemoveRequest{Path: "a"})); err != nil {
 			t.Errorf("remove: %v", err)
 		}

@@ -28,7 +28,7 @@ const testToken = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 // testUser is an ordinary user that every Debian has.
 const testUser = "nobody"
 
-// A rig is a guest that serves on loopback, and clients of it.
+// A rig is a guest that serves on loopback, with clients.
 type rig struct {
 	t    testing.TB
 	s    *Server
@@ -39,7 +39,7 @@ type rig struct {
 	file filesystempb.FilesystemClient
 }
 
-// channelTransport shows the channel's token as the host's proxy does.
+// channelTransport adds the channel's token to requests, as the host's proxy does.
 type channelTransport struct{ base http.RoundTripper }
 
 func (c channelTransport) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -124,7 +124,7 @@ func asUser[T any](req *connect.Request[T], name string) *connect.Request[T] {
 	return req
 }
 
-// result is all that a client hears of a process.
+// A result is everything that a client receives from a process.
 type result struct {
 	pid                 uint32
 	stdout, stderr, pty []byte
@@ -152,7 +152,7 @@ func shell(script string) *processpb.StartRequest {
 	return &processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", script}}, Stdin: &no}
 }
 
-// run starts a process and hears it to its end.
+// run starts a process and reads its events until it ends.
 func (g *rig) run(req *connect.Request[processpb.StartRequest]) (result, error) {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), 2*time.Minute)
@@ -178,7 +178,7 @@ func (g *rig) sh(script string) result {
 	return r
 }
 
-// get is a request over plain HTTP.
+// get makes a request over plain HTTP.
 func (g *rig) do(method, path string, body io.Reader, header ...string) (int, []byte, http.Header) {
 	g.t.Helper()
 	r, err := http.NewRequestWithContext(g.t.Context(), method, g.url+path, body)
@@ -253,8 +253,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// An ordinary process inside that floods the port with silent connections must
-// not keep the host out for good.
+// TestSilentConnectionsAreBounded: a process in the sandbox that floods the port with
+// silent connections must not lock out the host.
 func TestSilentConnectionsAreBounded(t *testing.T) {
 	g := newRig(t)
 	var open []net.Conn

@@ -50,8 +50,8 @@ func readFile(t *testing.T, path string) string {
 	return string(b)
 }
 
-// A snapshot's guest becomes one sandbox, goes on as that one, and becomes
-// another.
+// TestRestore: a guest restored from a snapshot takes the identity of a sandbox, keeps it
+// over a pause, and takes another as a fork.
 func TestRestore(t *testing.T) {
 	g := newRig(t)
 	host := must(os.Hostname()) // the machine's own: the test must not rename it
@@ -151,8 +151,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestSecondInitRewritesOnlyChanges: a sandbox that waited in a pool is told again who it is, with
-// its owner's environment. Only what changes is written.
+// TestSecondInitRewritesOnlyChanges: a pooled sandbox gets a second init request with its
+// owner's environment. Only changed files are written.
 func TestSecondInitRewritesOnlyChanges(t *testing.T) {
 	g := newRig(t)
 	key := strings.Repeat("1", 64)
@@ -184,7 +184,7 @@ func TestSecondInitRewritesOnlyChanges(t *testing.T) {
 	}
 }
 
-// TestWarmUpShellIsInvisible: the shell that nobody asked for leaves no trace.
+// TestWarmUpShellIsInvisible: the shell that warms up a pooled guest leaves no trace.
 func TestWarmUpShellIsInvisible(t *testing.T) {
 	g := newRig(t)
 	if code, body := g.ask(testToken, "POST", "/warm", ""); code != 204 {
@@ -202,7 +202,7 @@ func TestInitRefuses(t *testing.T) {
 	g := newRig(t)
 	for _, tt := range []struct{ name, body, want string }{
 		{"short channel", `{"channelSHA256":"aa"}`, "channelSHA256"},
-		{"channel that is no hex", `{"channelSHA256":"` + strings.Repeat("x", 64) + `"}`, "channelSHA256"},
+		{"channel that is not hexadecimal", `{"channelSHA256":"` + strings.Repeat("x", 64) + `"}`, "channelSHA256"},
 		{"long id", `{"sandboxID":"` + strings.Repeat("x", 300) + `"}`, "sandboxID"},
 		{"host name with a line break", `{"hostname":"a\nb"}`, "hostname"},
 		{"too large", `{"envVars":{"A":"` + strings.Repeat("x", maxInit) + `"}}`, "too large"},
@@ -276,7 +276,7 @@ func FuzzStateFile(f *testing.F) {
 	})
 }
 
-// A full disk keeps nobody from coming back.
+// TestReplaceFileOnAFullDisk: a sandbox with a full disk can be resumed.
 func TestReplaceFileOnAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
@@ -394,7 +394,7 @@ func TestTunnel(t *testing.T) {
 			t.Errorf("got %q, want what was sent after the port's end", got)
 		}
 	})
-	// A port that nobody listens at, nor comes to: it is taken.
+	// Keep a port bound without listening, so that no other process gets it.
 	taken := must(unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
 	defer unix.Close(taken)
 	if err := unix.Bind(taken, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
@@ -422,7 +422,7 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// What was read ahead of a tunnel, or of the next request, is not lost.
+// TestReadAhead: bytes read ahead of a tunnel or of the next request are not lost.
 func TestReadAhead(t *testing.T) {
 	g := newRig(t)
 	c := must(net.Dial("tcp", g.url[len("http://"):]))
@@ -485,7 +485,7 @@ func TestTunnelsAreBounded(t *testing.T) {
 	g.tunnel(port).Close()
 }
 
-// HTTP/2 has another CONNECT; it is refused in words.
+// TestTunnelOverHTTP2: HTTP/2 has another CONNECT, which is refused with an error text.
 func TestTunnelOverHTTP2(t *testing.T) {
 	g := newRig(t)
 	var p http.Protocols

@@ -127,8 +127,8 @@ func TestParseServices(t *testing.T) {
 	}
 }
 
-// Attacker: a user's processes that leave their session and their parent are
-// counted; the guest answers with the limit reached. (Linux exempts root from
+// TestProcessLimit: daemonized processes of a user count too, and the guest still answers
+// at the limit. (Linux exempts root from
 // this limit, gVisor does not: the end-to-end test has root's bomb.)
 func TestProcessLimit(t *testing.T) {
 	// An account that nothing else on the machine runs as: the limit counts all.
@@ -159,7 +159,7 @@ func TestProcessLimit(t *testing.T) {
 	}
 	st.Close()
 	endAll(t, a.uid)
-	// At the limit a client is told so.
+	// At the limit, a client gets an error that says so.
 	var refused error
 	for range limit + 1 {
 		sleep := shell("exec sleep 600")
@@ -207,8 +207,8 @@ func endAll(t *testing.T, uid uint32) {
 	}
 }
 
-// Attacker: root's processes cannot lift the limit, whichever of the guest's
-// threads started them.
+// TestCapabilitiesAreTaken: root's processes cannot lift the limit, whichever thread of the
+// guest started them.
 func TestCapabilitiesAreTaken(t *testing.T) {
 	if _, _, e := syscall.AllThreadsSyscall(unix.SYS_GETPID, 0, 0, 0); e != 0 {
 		t.Fatal("the guest is built without cgo: set CGO_ENABLED=0 to test it as it is")

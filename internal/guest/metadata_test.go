@@ -38,7 +38,7 @@ func TestMetadata(t *testing.T) {
 	if err != nil || fmt.Sprint(moved.Msg.GetEntry().GetMetadata()) != want {
 		t.Errorf("move: got %v, %v, want %s", moved, err, want)
 	}
-	// What programs set is told too; what is not E2B's is not.
+	// Attributes that programs set are reported too, but only E2B's.
 	for _, name := range []string{"user.e2b.inside", "user.other"} {
 		if err := unix.Setxattr(g.home+"/d/b", name, []byte("\xff1"), 0); err != nil {
 			t.Fatal(err)

@@ -105,9 +105,9 @@ func fieldEnd(raw []byte, pos int) int {
 	}
 }
 
-// claims says whether a field could be read as results of ours: whatever stands
-// before its first semicolon and has our name in it, in quotes, among comments,
-// in any case, is taken for our name.
+// claims reports whether a field could be read as a result of this server. It is strict
+// on purpose: any text before the first semicolon that contains the server's name counts,
+// also in quotes, between comments, and in any case.
 func (v *Verifier) claims(field []byte) bool {
 	name, value, ok := bytes.Cut(field, []byte(":"))
 	if !ok || !bytes.EqualFold(bytes.TrimRight(name, " \t"), []byte("authentication-results")) {

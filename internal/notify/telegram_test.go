@@ -294,7 +294,7 @@ func TestChangedBetweenLookAndPress(t *testing.T) {
 	}
 	m = f.chats.last(bobs)
 	if !strings.Contains(m.text, "second") {
-		t.Fatalf("the new version is not told of:\n%s", m.text)
+		t.Fatalf("the new version was not announced:\n%s", m.text)
 	}
 	// The person said no to the first; the question is about that one alone.
 	f.chats.press(bobs, bobs, m.id, m.data(t, "Reject"))

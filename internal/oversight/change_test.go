@@ -124,7 +124,7 @@ func TestScheduleFirst(t *testing.T) {
 		}
 		f.drain()
 		f.expect(a.ID, oversight.Done)
-		// Where policy needs nobody's word there is nobody to ask.
+		// A policy that needs no approval has no approvers.
 		f = setupAgain(t, f, allow)
 		b := f.proposeAs(p)
 		if f.drain(); b.State != oversight.Approved || len(f.eff.ran) != 0 {
@@ -383,7 +383,7 @@ func TestRevise(t *testing.T) {
 	})
 }
 
-// A watched effect notes the states that it is told of.
+// A watched effect records the states that it receives.
 type watched struct {
 	effect
 	told []oversight.State

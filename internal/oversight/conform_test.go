@@ -359,8 +359,8 @@ func TestConforms(t *testing.T) {
 			s.mode = w.mode
 			var trace []string
 			for range 40 {
-				// Most of what may be tried is refused: that is tried now and then, and
-				// of what is not each kind of thing alike.
+				// Most possible steps are refused. They are tried rarely, and the allowed
+				// kinds of steps equally often.
 				kinds := map[op][]step{}
 				var refused []step
 				m.steps(&w, func(st step) {

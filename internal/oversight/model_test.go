@@ -625,7 +625,7 @@ func (m *model) take(before *world, s step) (w world, violation string, err erro
 		w.store(b)
 		return true
 	}
-	// moved is what the executor is told of.
+	// moved records the notifications of the executor.
 	moved := func() {
 		for i := range w.parts {
 			w.setPart(uint8(i), w.part(uint8(i)).Follow(States[w.state]))

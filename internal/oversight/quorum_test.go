@@ -474,7 +474,7 @@ func TestOperatorProposes(t *testing.T) {
 			t.Errorf("it needs %q", got)
 		}
 		if got := now.Missing(); strings.Contains(got, "person:") {
-			t.Errorf("the agent is told of people: %q", got)
+			t.Errorf("the agent sees names of people: %q", got)
 		}
 		h.must(h.approves(bob, a))
 		h.stands(a, oversight.Approved, 1)

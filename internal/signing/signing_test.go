@@ -141,7 +141,7 @@ func TestSign(t *testing.T) {
 	})
 }
 
-// TestMailauth asks npm's mailauth, which is nobody's of ours.
+// TestMailauth verifies signatures with npm's mailauth, an independent implementation.
 func TestMailauth(t *testing.T) {
 	modules := filepath.Join("..", "..", "test", "mail", "node_modules", "mailauth")
 	if _, err := os.Stat(modules); err != nil {

@@ -274,7 +274,7 @@ func TestOutcomes(t *testing.T) {
 func TestRecipientsAndRoutes(t *testing.T) {
 	one := &peer{answers: map[string]string{"RCPT TO:<no@one.example>": "550 no", "RCPT TO:<later@one.example>": "450 later"}}
 	two := &peer{answers: map[string]string{".": "drop"}}
-	const closed = "127.0.0.1:1" // a port that no system gives to who asks for any
+	const closed = "127.0.0.1:1" // never assigned as an ephemeral port
 	c := newClient(t, Config{Routes: map[string]string{"One.example": one.start(t), "two.example": two.start(t), "gone.example": closed}, NoRoute: "set --relay"})
 	env := message("a@one.example", "no@one.example", "b@TWO.example", "later@one.example", "c@else.example", "d@gone.example", "e@one.example")
 	ds, err := c.Deliver(t.Context(), env)

@@ -117,7 +117,7 @@ func TestNoErrorHoldsThePassword(t *testing.T) {
 			return at(serve(t, refuse("28P01", "no, it is not "+password)), "?sslmode=disable")
 		}, nil, nil},
 		{"a connection that is lost", func(t *testing.T) string { return at(serve(t, hangUp), "?sslmode=disable") }, nil, nil},
-		{"who asks has left", func(*testing.T) string { return at("127.0.0.1:1", "?sslmode=disable") }, canceled, context.Canceled},
+		{"the caller has cancelled", func(*testing.T) string { return at("127.0.0.1:1", "?sslmode=disable") }, canceled, context.Canceled},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx := tt.ctx
@@ -205,7 +205,7 @@ func holdsNot(t *testing.T, err error, password string) {
 		}
 	}
 	walk(reflect.ValueOf(err), fmt.Sprintf("%T", err))
-	switch e := err.(type) { //nolint:errorlint // each layer is looked at by itself
+	switch e := err.(type) { //nolint:errorlint // each layer is checked separately
 	case interface{ Unwrap() error }:
 		if in := e.Unwrap(); in != nil {
 			holdsNot(t, in, password)

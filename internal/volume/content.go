@@ -72,7 +72,7 @@ func (a Attributes) check() error {
 	return nil
 }
 
-// or fills in what is not set.
+// or returns a with defaults for the unset attributes.
 func (a Attributes) or(mode uint32) Attributes {
 	id := uint32(ownerID)
 	if a.UID == nil {

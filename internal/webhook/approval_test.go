@@ -185,7 +185,7 @@ func TestAgentsWebhookDenied(t *testing.T) {
 	})
 }
 
-// TestAgentsWebhookEvents: a webhook is told of the events that a person saw when
+// TestAgentsWebhookEvents: a webhook receives the events that a person saw when
 // they allowed it. For more it waits again, and for fewer it does not.
 func TestAgentsWebhookEvents(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {

@@ -264,7 +264,7 @@ func TestRotate(t *testing.T) {
 	})
 }
 
-// TestLobster: an account is told of the inboxes that it has a part in, in
+// TestLobster: an account receives events of the inboxes that it shares, in
 // LobsterMail's words.
 func TestLobster(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {

@@ -69,7 +69,7 @@ func TestAnswersOnlyForTheDomain(t *testing.T) {
 		{"its IPv6 address", whole, "api.boxes.example.", dnsmessage.TypeAAAA, []string{"2001:db8::7"}, ok, ""},
 		{"the domain", whole, "boxes.example.", dnsmessage.TypeA, []string{"192.0.2.7"}, ok, ""},
 		{"its name server", whole, "boxes.example.", dnsmessage.TypeNS, []string{"ns.boxes.example."}, ok, ""},
-		{"what is not there", whole, "api.boxes.example.", dnsmessage.TypeMX, nil, ok, "boxes.example."},
+		{"a type without a record", whole, "api.boxes.example.", dnsmessage.TypeMX, nil, ok, "boxes.example."},
 		{"the challenge", whole, "_acme-challenge.boxes.example.", dnsmessage.TypeTXT, []string{"one", "three"}, ok, ""},
 		{"the challenge has no address", whole, "_acme-challenge.boxes.example.", dnsmessage.TypeA, nil, ok, "boxes.example."},
 		{"text of another name", whole, "x.boxes.example.", dnsmessage.TypeTXT, nil, ok, "boxes.example."},

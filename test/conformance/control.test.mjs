@@ -29,7 +29,7 @@ after(async () => {
 })
 
 describe('create', () => {
-  test('without anything: the base template, five minutes, alive at once', async () => {
+  test('without options: base template, five minutes, running at once', async () => {
     const box = await create()
     assert.match(box.sandboxId, /^[a-z0-9]+$/)
     const info = await box.getInfo()
@@ -50,7 +50,7 @@ describe('create', () => {
     assert.equal((await box.commands.run('echo "$A$B"')).stdout, "1two 'quoted'\nlines\n")
   })
 
-  test('by the old path: secure or not, with its own default of the timeout', async () => {
+  test('by the old path: secure or not, with the old default timeout', async () => {
     const r = await server.api('POST', '/sandboxes', { templateID: 'base' })
     assert.equal(r.status, 201, r.text)
     const info = (await server.api('GET', `/sandboxes/${r.json.sandboxID}`)).json
@@ -59,7 +59,7 @@ describe('create', () => {
     assert.equal((await server.api('DELETE', `/sandboxes/${r.json.sandboxID}`)).status, 204)
   })
 
-  test('refuses what it cannot honour, by name', async () => {
+  test('refuses unsupported options and names them', async () => {
     for (const [body, want] of [
       [{ templateID: 'base', timeout: -1 }, /timeout/i],
       [{ templateID: 'base', timeout: 10_000_000 }, /timeout/i],
@@ -108,7 +108,7 @@ describe('list', () => {
     assert.deepEqual(await ids({ metadata: { find: 'me & you = 100 %' }, state: ['paused'] }), [box.sandboxId])
   })
 
-  test('goes page by page, newest first or oldest first, every sandbox once', async () => {
+  test('pages through all sandboxes, newest or oldest first, each once', async () => {
     const ids = []
     for (let i = 0; i < 5; i++) ids.push((await create({ metadata: { paged: 'yes' } })).sandboxId)
     for (const [order, want] of [['desc', [...ids].reverse()], ['asc', ids]]) {
@@ -132,14 +132,14 @@ describe('list', () => {
     await Promise.all(ids.map((id) => Sandbox.kill(id)))
   })
 
-  test('refuses limits, orders, states and cursors that there are not', async () => {
+  test('refuses invalid limits, orders, states and cursors', async () => {
     for (const q of ['limit=0', 'limit=101', 'limit=x', 'order=up', 'state=flying', 'nextToken=%21%21', 'nextToken=zz'])
       assert.equal((await server.api('GET', `/v2/sandboxes?${q}`)).status, 400, q)
   })
 })
 
 describe('life', () => {
-  test('ends at the timeout, which can be moved both ways', async () => {
+  test('ends at the timeout, which can be extended and shortened', async () => {
     const box = await create({ timeoutMs: 60_000 })
     await box.setTimeout(300_000)
     assert.ok((await box.getInfo()).endAt - Date.now() > 200_000)
@@ -150,7 +150,7 @@ describe('life', () => {
     assert.equal(await box.kill(), false)
   })
 
-  test('of a running one is extended by connect, never shortened; its credentials stay', async () => {
+  test('connect extends a running sandbox, never shortens it, and keeps its credentials', async () => {
     const box = await create({ timeoutMs: 200_000, envs: { WHO: 'me' } })
     await box.files.write('state', 'kept')
     const again = await Sandbox.connect(box.sandboxId, { timeoutMs: 1000 })
@@ -163,7 +163,7 @@ describe('life', () => {
     assert.equal((await box.commands.run('echo still')).stdout, 'still\n')
   })
 
-  test('is kept up by refreshes and by the older resume', async () => {
+  test('is extended by refreshes and by the older resume', async () => {
     const box = await create({ timeoutMs: 30_000 })
     assert.equal((await server.api('POST', `/sandboxes/${box.sandboxId}/refreshes`, { duration: 120 })).status, 204)
     assert.ok((await box.getInfo()).endAt - Date.now() > 60_000)
@@ -184,7 +184,7 @@ describe('life', () => {
 
 describe('network', () => {
   const reach = async (box) => (await box.commands.run(`curl -s -m 50 http://${address}:${web.address().port}; true`)).stdout
-  test('is as create said, and is replaced at run time', async () => {
+  test('follows the rules of create, and can be changed at run time', async () => {
     const box = await create()
     assert.equal(await reach(box), 'from outside')
     await box.updateNetwork({ denyOut: [address] })
@@ -202,7 +202,7 @@ describe('network', () => {
     await assert.rejects(box.updateNetwork({}), e2b.SandboxNotFoundError)
   })
 
-  test('refuses rules that are none', async () => {
+  test('refuses malformed rules', async () => {
     const box = await create()
     for (const body of [{ denyOut: ['example.com'] }, { allowOut: ['not an address'] }, { surprise: 1 }])
       assert.equal((await server.api('PUT', `/sandboxes/${box.sandboxId}/network`, body)).status, 400, JSON.stringify(body))
@@ -227,7 +227,7 @@ describe('errors', () => {
   })
 
   test('at the limit of sandboxes: 429 with Retry-After, RateLimitError', async () => {
-    await Promise.all(made.map((b) => b.kill())) // or one ends by itself meanwhile
+    await Promise.all(made.map((b) => b.kill())) // one may reach its timeout meanwhile
     const full = []
     let refused
     for (let i = 0; i < 13 && !refused; i++) {

@@ -39,7 +39,7 @@ describe('commands', () => {
     assert.equal((await box.commands.run(show)).stdout, want('green'))
   })
 
-  test('run in a login shell of the user, of root where asked, elsewhere where asked', async () => {
+  test('run in a login shell of the user, or of root, or in another directory on request', async () => {
     assert.equal((await box.commands.run('whoami; pwd; shopt -q login_shell && echo login')).stdout, 'user\n/home/user\nlogin\n')
     assert.equal((await box.commands.run('whoami; pwd', { user: 'root' })).stdout, 'root\n/root\n')
     assert.equal((await box.commands.run('pwd', { cwd: '/usr/lib' })).stdout, '/usr/lib\n')
@@ -64,7 +64,7 @@ describe('commands', () => {
     assert.deepEqual([out.text(), err.text(), r.stdout], ['one\ntwo\n', 'three\n', 'one\ntwo\n'])
   })
 
-  test('keep bytes and characters whole over chunks', async () => {
+  test('do not split characters between chunks', async () => {
     const r = await box.commands.run(`python3 -c "print('ř€😀' * 200000)"`)
     assert.equal(r.stdout, 'ř€😀'.repeat(200_000) + '\n')
   })
@@ -82,7 +82,7 @@ describe('commands', () => {
     assert.equal(await box.commands.kill(handle.pid), false)
   })
 
-  test('that a client leaves go on', async () => {
+  test('go on after their client has disconnected', async () => {
     const handle = await box.commands.run('sleep 2; echo finished >left', { background: true })
     await handle.disconnect()
     await eventually('the end of the command', () => box.files.exists('left'))
@@ -114,7 +114,7 @@ describe('commands', () => {
     assert.equal((await handle.wait()).stdout, 'first second €')
   })
 
-  test('have no stdin unless it was asked for', async () => {
+  test('have no stdin unless it was requested', async () => {
     assert.equal((await box.commands.run('cat; echo eof')).stdout, 'eof\n')
   })
 
@@ -123,13 +123,13 @@ describe('commands', () => {
     await eventually('the end of the process', async () => (await box.commands.run("grep -l '[3]217' /proc/[0-9]*/cmdline || true")).stdout === '')
   })
 
-  test('are given up by an abort signal', async () => {
+  test('are cancelled by an abort signal', async () => {
     const abort = new AbortController()
     setTimeout(() => abort.abort(), 500)
     await assert.rejects(box.commands.run('sleep 30', { signal: abort.signal, timeoutMs: 0 }))
   })
 
-  test('are served twenty at a time', async () => {
+  test('run twenty at a time', async () => {
     const got = await Promise.all(Array.from({ length: 20 }, (_, i) => box.commands.run(`sleep 0.2; echo ${i}`)))
     assert.deepEqual(got.map((r) => r.stdout), Array.from({ length: 20 }, (_, i) => `${i}\n`))
   })
@@ -151,7 +151,7 @@ describe('commands', () => {
 })
 
 describe('terminals', () => {
-  test('have the size asked for, take input and resize', async () => {
+  test('have the requested size, take input and resize', async () => {
     const out = collector()
     const pty = await box.pty.create({ cols: 91, rows: 27, onData: out.add, envs: { PS1: '$ ', MOOD: 'calm' }, cwd: '/tmp' })
     await box.pty.sendInput(pty.pid, Buffer.from('stty size; echo $TERM $MOOD $PWD\n'))
@@ -163,7 +163,7 @@ describe('terminals', () => {
     await assert.rejects(pty.wait(), (e) => e.exitCode === 5)
   })
 
-  test('send signals of the keyboard, are connected to again, and are killed', async () => {
+  test('deliver Ctrl-C, can be reconnected to, and can be killed', async () => {
     const out = collector()
     const pty = await box.pty.create({ cols: 80, rows: 24, onData: out.add, user: 'root', timeoutMs: 0 })
     await box.pty.sendInput(pty.pid, Buffer.from('whoami; sleep 4321\n'))
@@ -203,7 +203,7 @@ describe('files', () => {
       assert.deepEqual(Buffer.from(await box.files.read('/tmp/way', { format: 'bytes', gzip: opts.gzip })), bytes)
     })
 
-  test('that are empty are empty in every format', async () => {
+  test('can be empty, in every format', async () => {
     await box.files.write('empty', '')
     assert.equal(await box.files.read('empty'), '')
     assert.equal((await box.files.read('empty', { format: 'bytes' })).length, 0)
@@ -237,7 +237,7 @@ describe('files', () => {
       got += part.length
     }
     assert.deepEqual([got, hash.digest('hex')], [n, sha256(bytes)])
-    // The same through a body whose length nobody knows before.
+    // The same with a body of unknown length.
     const chunk = bytes.subarray(0, 1 << 20)
     let left = 64
     const stream = new ReadableStream({ pull: (c) => (left-- > 0 ? c.enqueue(chunk) : c.close()) })
@@ -272,7 +272,7 @@ describe('files', () => {
     assert.deepEqual(names.map((n) => n[0]).sort(), ['dangling', 'file', 'link', 'sub'])
   })
 
-  test('are listed to the depth asked for', async () => {
+  test('are listed to the requested depth', async () => {
     await box.files.write('tree/a/b/c', 'x')
     const names = async (depth) => (await box.files.list('tree', { depth })).map((e) => e.path.slice('/home/user/tree/'.length)).sort()
     assert.deepEqual(await names(1), ['a'])
@@ -283,7 +283,7 @@ describe('files', () => {
     await assert.rejects(box.files.list('text'), e2b.InvalidArgumentError)
   })
 
-  test('are made, moved and removed', async () => {
+  test('are created, moved and removed', async () => {
     assert.equal(await box.files.makeDir('made/deep'), true)
     assert.equal(await box.files.makeDir('made/deep'), false)
     await box.files.write('made/deep/f', 'x')
@@ -297,7 +297,7 @@ describe('files', () => {
     await box.files.remove('no-such') // as rm -rf would
   })
 
-  test('that are missing, or directories, are told apart', async () => {
+  test('that are missing give another error than directories', async () => {
     await assert.rejects(box.files.read('no-such'), e2b.NotFoundError)
     await assert.rejects(box.files.getInfo('no-such'), e2b.NotFoundError)
     await assert.rejects(box.files.read('/usr'), e2b.InvalidArgumentError)
@@ -323,7 +323,7 @@ describe('watches', () => {
     assert.deepEqual(events.filter((e) => e.endsWith(' h')), [])
   })
 
-  test('are recursive where asked, with directories that are made later, and say what the entry is', async () => {
+  test('can be recursive, include directories created later, and describe the entry', async () => {
     await box.files.makeDir('deep/one')
     const events = []
     const watch = await box.files.watchDir('deep', (e) => void events.push(e), { recursive: true, includeEntry: true, timeoutMs: 0 })
@@ -339,7 +339,7 @@ describe('watches', () => {
     await watch.stop()
   })
 
-  test('of what is not there, or no directory, are refused', async () => {
+  test('of a missing path or a file are refused', async () => {
     await assert.rejects(box.files.watchDir('no-such', () => {}), e2b.NotFoundError)
     await assert.rejects(box.files.watchDir('text', () => {}), e2b.InvalidArgumentError)
   })

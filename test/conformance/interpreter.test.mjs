@@ -41,7 +41,7 @@ describe('python', () => {
     assert.match(run.error.traceback, /ZeroDivisionError/)
   })
 
-  test('tells what was printed as it was printed', async () => {
+  test('returns output in the order in which it was printed', async () => {
     for (const [code, want] of [
       ['print("a", "b")', ['a b\n']],
       ['print("two\\nlines")', ['two\nlines\n']],
@@ -84,13 +84,13 @@ Rich()`
     assert.deepEqual(table.data, { a: [1, 2], b: ['x', 'y'] })
   })
 
-  test('has the environment of the sandbox, of the call for the call', async () => {
+  test('has the environment of the sandbox, and that of a call only during the call', async () => {
     const show = 'import os; os.environ.get("COLOUR"), os.environ.get("MOOD")'
     assert.equal((await box.runCode(show, { envs: { MOOD: 'calm', COLOUR: 'red' } })).text, "('red', 'calm')")
     assert.equal((await box.runCode(show)).text, "('green', None)")
   })
 
-  test('shows a cell the environment of a command, and nothing of its own', async () => {
+  test('gives a cell the same environment as a command', async () => {
     // These are the shell's, which sets a PATH of its own as well.
     const names = (text) => text.trim().split('\n').filter((l) => !/^(SHLVL|PWD|OLDPWD|_)=/.test(l)).map((l) => l.replace(/^PATH=.*/, 'PATH')).sort()
     const command = names((await box.commands.run('env')).stdout)
@@ -112,7 +112,7 @@ Rich()`
     await eventually('the answer after it', async () => (await box.runCode('kept + 1', { timeoutMs: 30_000 }).catch(() => ({}))).text === '2')
   })
 
-  test('comes back after its process has died', async () => {
+  test('restarts after its process has died', async () => {
     const died = await box.runCode('import os; os._exit(1)').catch((e) => e)
     assert.ok(died instanceof Error || died.error, 'nothing said that it died')
     await eventually('a new one', async () => (await box.runCode('1 + 1', { timeoutMs: 30_000 }).catch(() => ({}))).text === '2', 180)
@@ -120,7 +120,7 @@ Rich()`
 })
 
 describe('contexts', () => {
-  test('have variables and directories of their own', async () => {
+  test('have their own variables and directories', async () => {
     const a = await box.createCodeContext({ cwd: '/tmp' })
     const b = await box.createCodeContext()
     assert.deepEqual([a.language, a.cwd, b.cwd], ['python', '/tmp', '/home/user'])
@@ -137,7 +137,7 @@ describe('contexts', () => {
     assert.ok(!left.includes(a.id) && !left.includes(b.id))
   })
 
-  test('that are not there, and languages that are not there, are refused with a sentence', async () => {
+  test('that do not exist, and unknown languages, are refused with an error text', async () => {
     await assert.rejects(box.runCode('1', { context: { id: 'no-such', language: 'python', cwd: '/' } }), /not found|no-such/i)
     await assert.rejects(box.createCodeContext({ language: 'cobol' }), /400/)
     await assert.rejects(box.createCodeContext({ cwd: '/root' }), /400/)

@@ -29,11 +29,11 @@ after(async () => {
 })
 
 describe('pause and resume', () => {
-  test('again and again with changes each time: every file, and the memory, as it was', async () => {
-    // Of a long sequence "make soak-tests" plays more.
+  test('many times, with changes each time, keep every file and the memory', async () => {
+    // "make soak-tests" runs a longer sequence.
     const rounds = 7 * Number(process.env.POSTERN_TEST_CYCLES || 1)
     const box = await create({ timeoutMs: 900_000, envs: { WHO: 'me' } })
-    // What lives in memory alone: a process that counts and answers by a pipe.
+    // State that is only in memory: a process that counts and answers by a pipe.
     await box.files.write('count.py', 'import sys\nn = 0\nfor line in sys.stdin:\n    n += 1\n    print(n, flush=True)\n')
     const counted = []
     const counter = await box.commands.run('exec python3 count.py', { background: true, stdin: true, timeoutMs: 0, onStdout: (s) => void counted.push(...s.trim().split('\n')) })
@@ -139,7 +139,7 @@ describe('pause and resume', () => {
 })
 
 describe('at the timeout', () => {
-  test('a sandbox that is to pause pauses, and connect resumes it, again and again', async () => {
+  test('a sandbox with auto-pause pauses, and connect resumes it, repeatedly', async () => {
     const box = await create({ timeoutMs: 300_000, lifecycle: { onTimeout: 'pause' } })
     assert.deepEqual((await box.getInfo()).lifecycle, { onTimeout: 'pause', autoResume: false })
     await box.files.write('state', '1')
@@ -179,7 +179,7 @@ describe('at the timeout', () => {
     assert.notEqual(await bootID(box), before)
   })
 
-  test('combinations that make no sense are refused', async () => {
+  test('contradictory options are refused', async () => {
     for (const body of [{ autoPauseMemory: false }, { autoPause: true, autoPauseMemory: false, autoResume: { enabled: true } }]) {
       const r = await server.api('POST', '/v2/sandboxes', { templateID: 'base', ...body })
       assert.deepEqual([r.status, r.json?.code], [400, 400], `${JSON.stringify(body)}: ${r.text}`)
@@ -188,7 +188,7 @@ describe('at the timeout', () => {
 })
 
 describe('fork', () => {
-  test('gives sandboxes with the state of that moment, of which none sees another', async () => {
+  test('gives isolated sandboxes with the state of that moment', async () => {
     const box = await create({ timeoutMs: 300_000, envs: { WHO: 'me' } })
     await box.files.write('state', 'before')
     await box.commands.run('sleep 1000', { background: true, timeoutMs: 0 })
@@ -211,7 +211,7 @@ describe('fork', () => {
     assert.equal(new Set(seen).size, seen.length, seen.join('\n'))
   })
 
-  test('of a killed one, of a paused one and of no or too many is refused', async () => {
+  test('of a killed or paused sandbox, or with a wrong count, is refused', async () => {
     const box = await create()
     for (const count of [0, 101]) assert.equal((await server.api('POST', `/sandboxes/${box.sandboxId}/fork`, { count })).status, 400)
     await box.pause()

@@ -1,5 +1,5 @@
-// What is seen of sandboxes from outside: metrics, logs, lifecycle events,
-// webhooks, teams.
+// Observation of sandboxes from outside: metrics, logs, lifecycle events, webhooks and
+// teams.
 import assert from 'node:assert/strict'
 import { createHash, createHmac } from 'node:crypto'
 import http from 'node:http'
@@ -18,7 +18,7 @@ after(async () => {
 })
 
 describe('metrics', () => {
-  test('of a sandbox, of a span of time, of many at once', async () => {
+  test('are available for a sandbox, for a time range, and for several sandboxes', async () => {
     const began = new Date()
     const [m] = await eventually('the first sample', async () => {
       const all = await box.getMetrics()
@@ -34,7 +34,7 @@ describe('metrics', () => {
     assert.equal((await server.api('GET', '/sandboxes/inosuch/metrics')).status, 404)
   })
 
-  test('show what is used', async () => {
+  test('show the used memory, CPU and disk', async () => {
     await box.commands.run('head -c 50000000 /dev/zero >filled')
     const handle = await box.commands.run(`python3 -c "x = bytearray(200 << 20)\nwhile True: pass"`, { background: true, timeoutMs: 0 })
     handle.wait().catch(() => {})
@@ -72,7 +72,7 @@ describe('lifecycle events', () => {
 })
 
 describe('webhooks', () => {
-  test('are signed, tried again, logged, delivered again by hand, switched off and deleted', async () => {
+  test('are signed, retried, logged, redelivered on request, disabled and deleted', async () => {
     const got = []
     let answer = 500
     const receiver = http.createServer((req, res) => {
@@ -148,7 +148,7 @@ describe('logs', () => {
 })
 
 describe('teams', () => {
-  test('are the project, with its numbers', async () => {
+  test('show the project and its usage', async () => {
     const [team] = (await server.api('GET', '/teams')).json
     assert.deepEqual([typeof team.teamID, team.isDefault], ['string', true])
     const numbers = await eventually('a sample', async () => {

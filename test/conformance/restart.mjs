@@ -1,12 +1,11 @@
-// Plays one user's session before and after the server went away, for the tests
-// of restarts: node restart.mjs begin | check ID. It prints one line of JSON.
+// Runs a user's session before and after a restart of the server, for the restart
+// tests: node restart.mjs begin | check ID. It prints one line of JSON.
 import { Sandbox } from '@e2b/code-interpreter'
 
 const [phase, id] = process.argv.slice(2)
 const say = (o) => console.log(JSON.stringify(o))
 
-// Tries, all the time, the address that it may connect to and the one that it
-// may not, and tells what came of it.
+// Continuously tries an allowed and a forbidden address, and reports the results.
 const attacker = `
 import socket, time
 out = open('/home/user/attempts', 'a', buffering=1)

@@ -1,6 +1,5 @@
-// The server that a file of tests runs against: the real binary with a data
-// directory of its own, on free ports of the loopback. Nothing outlives the
-// file: the server ends with SIGTERM, its directory is removed.
+// Starts the real binary for a test file, with its own data directory, on free loopback
+// ports. When the file ends, the server gets SIGTERM and the directory is removed.
 import { execFile, spawn } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -60,7 +59,7 @@ export async function start(...flags) {
       return { status: r.status, headers: r.headers, text, json }
     },
     async stop() {
-      // What the server could not explain to a client it explains here.
+      // The server's log explains errors that a client sees only as "internal error".
       for (const line of log.split('\n')) if (line.includes('level=ERROR')) console.log(line)
       child.kill('SIGTERM')
       const status = await Promise.race([ended, sleep(180_000, 'did not end', { ref: false })])

@@ -40,7 +40,7 @@ describe('volumes', () => {
     assert.deepEqual((await Volume.list()).map((e) => e.name), ['shared'])
   })
 
-  test('that are not there, taken names and bad ones are the errors of the SDK', async () => {
+  test('that are missing, and taken or invalid names, give the errors of the SDK', async () => {
     assert.equal(await Volume.destroy('non-existent-id'), false)
     await assert.rejects(Volume.getInfo('non-existent-id'), e2b.VolumeNotFoundError)
     await assert.rejects(Volume.create('shared'), (e) => e instanceof e2b.VolumeError && /400.*'shared' already exists/.test(e.message))
@@ -75,7 +75,7 @@ describe('files of a volume', () => {
     assert.equal(await new Response(await volume.readFile('/empty', { format: 'stream' })).text(), '')
   })
 
-  test('are replaced only by force', async () => {
+  test('are not overwritten with force: false', async () => {
     await volume.writeFile('/twice', 'one')
     await assert.rejects(volume.writeFile('/twice', 'two', { force: false }), (e) => e instanceof e2b.VolumeError && /409/.test(e.message))
     await assert.rejects(volume.writeFile('/twice', 'two'), e2b.VolumeError)
@@ -113,7 +113,7 @@ describe('files of a volume', () => {
     await assert.rejects(volume.readFile('/dir', { format: 'stream' }), e2b.VolumePathNotFoundError)
   })
 
-  test('may be many, and have any name', async () => {
+  test('can be many, with any name', async () => {
     const v = await Volume.create('names')
     const box = await Sandbox.create({ volumeMounts: { '/mnt/v': v } })
     try {
@@ -135,7 +135,7 @@ os.utime('file-0000', (1 << 60, 1 << 60)) if os.path.exists('file-0000') else 0"
     assert.equal(await Volume.destroy(v.volumeId), true)
   })
 
-  test('of 1 GiB stream in both directions, and cost the server no memory', async () => {
+  test('of 1 GiB stream in both directions with little memory in the server', async () => {
     const size = 1 << 30
     const block = randomBytes(1 << 20)
     const up = createHash('sha256')
@@ -160,13 +160,13 @@ os.utime('file-0000', (1 << 60, 1 << 60)) if os.path.exists('file-0000') else 0"
     assert.equal(down.digest('hex'), up.digest('hex'))
     const grown = memory() - before
     assert.ok(grown < 256 << 20, `the server grew by ${grown >> 20} MiB`)
-    // What a full volume says, and that nothing of it stays.
+    // A full volume refuses a file and keeps no part of it.
     await assert.rejects(volume.writeFile('/more', new Blob([new Uint8Array(700 << 20)]), { requestTimeoutMs: 600_000 }), (e) => e instanceof e2b.VolumeError && /507/.test(e.message))
     assert.equal(await volume.exists('/more'), false)
     await volume.remove('/big')
   })
 
-  test('are opened by the token of their volume alone', async () => {
+  test('need the token of their own volume', async () => {
     const other = await Volume.create('other')
     assert.equal((await content('GET', 'path?path=/')).status, 200)
     for (const [name, o] of Object.entries({
@@ -189,7 +189,7 @@ os.utime('file-0000', (1 << 60, 1 << 60)) if os.path.exists('file-0000') else 0"
     assert.equal(await volume.exists('/test.txt'), true)
   })
 
-  test('are asked for with what is right, or the answer names the field', async () => {
+  test('are refused with the name of the invalid field', async () => {
     for (const [method, path, want, names] of [
       ['GET', 'path', 400, 'path'],
       ['GET', 'dir?path=/&depth=x', 400, 'depth'],
@@ -213,7 +213,7 @@ os.utime('file-0000', (1 << 60, 1 << 60)) if os.path.exists('file-0000') else 0"
 })
 
 describe('volumes in sandboxes', () => {
-  test('are shared at once, and outlive them', async () => {
+  test('are shared at once and outlive the sandboxes', async () => {
     const v = await Volume.create('mounted')
     await v.writeFile('/before', 'by the API')
     await volume.writeFile('/mounted.txt', 'by the API too')
@@ -249,7 +249,7 @@ import mmap; f=open('map','w+b'); f.truncate(4096); m=mmap.mmap(f.fileno(),4096)
       assert.equal(await run(b, 'cp /bin/echo /data/program && /data/program it runs'), 'it runs\n')
       assert.equal(await run(a, '"/mnt/my data/program" here too'), 'here too\n')
       assert.equal(await run(a, 'cd "/mnt/my data" && git init -q repo 2>&1 && cd repo && git -c user.name=x -c user.email=x@x commit -q --allow-empty -m x && git log --oneline | wc -l'), '1\n')
-      // One that a sandbox has is not destroyed.
+      // A mounted volume cannot be destroyed.
       await assert.rejects(Volume.destroy(v.volumeId), (e) => e instanceof e2b.VolumeError && /409/.test(e.message))
     } finally {
       await Promise.all([a.kill(), b.kill()])
@@ -265,7 +265,7 @@ import mmap; f=open('map','w+b'); f.truncate(4096); m=mmap.mmap(f.fileno(),4096)
     assert.equal(await Volume.destroy(v.volumeId), true)
   })
 
-  test('are refused where they cannot be', async () => {
+  test('are refused at invalid paths', async () => {
     const refused = (volumeMounts, names) =>
       assert.rejects(Sandbox.create({ volumeMounts }), (e) => /400/.test(e.message) && names.test(e.message), JSON.stringify(volumeMounts))
     await refused({ '/mnt/x': 'no-such-volume' }, /no-such-volume/)
@@ -274,7 +274,7 @@ import mmap; f=open('map','w+b'); f.truncate(4096); m=mmap.mmap(f.fileno(),4096)
     await refused(Object.fromEntries(Array.from({ length: 17 }, (_, i) => [`/mnt/${i}`, 'shared'])), /at most 16 are allowed/)
   })
 
-  test('hold what they hold, and what a sandbox leaves in them is harmless', async () => {
+  test('keep to their size, and hostile content in them is harmless', async () => {
     const v = await Volume.create('hostile')
     const box = await Sandbox.create({ volumeMounts: { '/mnt/v': v } })
     const root = (cmd) => box.commands.run(cmd, { user: 'root', timeoutMs: 600_000 })
@@ -310,7 +310,7 @@ import mmap; f=open('map','w+b'); f.truncate(4096); m=mmap.mmap(f.fileno(),4096)
     }
   })
 
-  test('are there again after pause and resume', async () => {
+  test('are still mounted after pause and resume', async () => {
     const v = await Volume.create('paused')
     const box = await Sandbox.create({ volumeMounts: { '/mnt/v': v } })
     await box.commands.run('echo one >/mnt/v/f; (exec 9>>/mnt/v/open; while sleep 0.2; do date +%s.%N >&9; done) >/dev/null 2>&1 &')
@@ -335,7 +335,7 @@ function memory() {
   return server.memory()
 }
 
-test('postern volume shows them', async () => {
+test('postern volume lists volumes', async () => {
   assert.match(await server.postern('volume', 'create', 'by-hand'), /volume {2}by-hand \(vol_[A-Z2-7]+\), holds 1536 MiB/)
   assert.match(await server.postern('volume', 'list'), /by-hand +vol_\S+ +\d+ MiB +1536 MiB/)
   assert.match(await server.postern('volume', 'ls', 'shared'), /file +0666 +1000:1000 +13 +\S+ \S+ +\/test.txt/)

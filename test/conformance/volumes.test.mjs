@@ -1,4 +1,4 @@
-// Volumes, by the official SDK: made, filled, mounted, shared, destroyed.
+// Volumes with the official SDK: created, filled, mounted, shared and destroyed.
 import assert from 'node:assert/strict'
 import { createHash, randomBytes } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
@@ -16,7 +16,7 @@ after(async () => {
 })
 
 describe('volumes', () => {
-  test('are made, found, listed and destroyed', async () => {
+  test('are created, found, listed and destroyed', async () => {
     const other = await Volume.create('other_one-2')
     assert.ok(other.volumeId && other.token)
     const info = await Volume.getInfo(other.volumeId)
@@ -28,7 +28,7 @@ describe('volumes', () => {
     await assert.rejects(Volume.connect(other.volumeId), e2b.VolumeNotFoundError)
   })
 
-  test('refuse names that are taken or are none', async () => {
+  test('refuse names that are taken or invalid', async () => {
     await assert.rejects(Volume.create('data'), e2b.VolumeError)
     for (const name of ['', 'a/b', '../x', 'sp ace', 'é']) await assert.rejects(Volume.create(name), e2b.VolumeError, name)
   })
@@ -65,7 +65,7 @@ describe('volumes', () => {
     await assert.rejects(volume.remove('/none'), e2b.VolumePathNotFoundError)
   })
 
-  test('open to their own token only, and no path leads out of one', async () => {
+  test('open to their own token only, and no path escapes a volume', async () => {
     const content = (path, token) => fetch(`${server.url}/volumecontent/${volume.volumeId}/file?path=${encodeURIComponent(path)}`, { headers: token ? { Authorization: `Bearer ${token}` } : {} })
     assert.equal((await content('/text', volume.token)).status, 200)
     const other = await Volume.create('foreign')

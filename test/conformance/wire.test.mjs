@@ -1,6 +1,6 @@
-// The wire itself, for clients that are not the JavaScript SDK: Connect with
-// JSON and with binary messages over HTTP/1.1 and HTTP/2 without TLS, what the
-// Python SDKs send, and what nobody should send.
+// The wire protocol, for clients other than the JavaScript SDK: Connect with JSON and
+// binary messages over HTTP/1.1 and HTTP/2 without TLS, the requests of the Python
+// SDKs, and malformed requests.
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import http from 'node:http'
@@ -162,7 +162,7 @@ for (const version of [1, 2])
       assert.equal(Buffer.concat(events.map((e) => Buffer.from(e.data?.stdout ?? '', 'base64'))).toString(), 'one two')
     })
 
-    test('errors have their code', async () => {
+    test('errors have their Connect code', async () => {
       for (const [path, body, status, code] of [
         ['/filesystem.Filesystem/Stat', '{"path":"/no/such"}', 404, 'not_found'],
         ['/filesystem.Filesystem/ListDir', '{"path":"/etc/hostname"}', 400, 'invalid_argument'],
@@ -177,7 +177,7 @@ for (const version of [1, 2])
     })
   })
 
-describe('what the Python SDKs send', () => {
+describe('requests of the Python SDKs', () => {
   test('the old paths: list with metadata, get, timeout, connect', async () => {
     // urllib's encoding: once less than the JavaScript SDK's.
     const list = await server.api('GET', '/v2/sandboxes?metadata=from%3Dwire&state=running&limit=5')
@@ -190,7 +190,7 @@ describe('what the Python SDKs send', () => {
     assert.ok(Date.parse((await server.api('GET', `/sandboxes/${box.sandboxID}`)).json.endAt) > Date.now() + 600_000, 'connect only extends')
   })
 
-  test('watchers of the synchronous one', async () => {
+  test('the synchronous SDK polls watchers', async () => {
     const rpc = async (method, body) => {
       const r = await over(1, `/filesystem.Filesystem/${method}`, JSON.stringify(body), { 'content-type': 'application/json', authorization: `Basic ${btoa('user:')}` })
       return { status: r.status, ...JSON.parse(r.body) }
@@ -247,7 +247,7 @@ describe('what the Python SDKs send', () => {
   })
 })
 
-describe('routes inside', () => {
+describe('routes of the guest', () => {
   const get = (path, more = {}) => fetch(server.url + path, { headers: headers(more) })
 
   test('health, metrics, environment', async () => {
@@ -274,7 +274,7 @@ describe('routes inside', () => {
       assert.equal((await get(path)).status, status, path)
   })
 
-  test('what only the control plane may ask is not there from outside', async () => {
+  test('routes of the control plane are not reachable from outside', async () => {
     for (const path of ['/init', '/freeze', '/unfreeze', '/collapse', '/fsfreeze', '/fsthaw', '/upgrade']) {
       const r = await fetch(server.url + path, { method: 'POST', headers: headers(), body: '{}' })
       assert.equal(r.status, 404, path)
@@ -288,7 +288,7 @@ describe('routes inside', () => {
     }
   })
 
-  test('a signature is what the SDKs compute', async () => {
+  test('a signature computed as in the SDKs is accepted', async () => {
     const exp = Math.floor(Date.now() / 1000) + 60
     const sign = (op, path) => 'v1_' + createHash('sha256').update(`${path}:${op}:user:${box.envdAccessToken}:${exp}`).digest('base64').replace(/=+$/, '')
     const url = (op, path) => `${server.url}/files?path=${path}&username=user&signature=${encodeURIComponent(sign(op, path))}&signature_expiration=${exp}`
@@ -322,7 +322,7 @@ describe('addresses', () => {
     assert.deepEqual([r.status, body.message, body.port, body.code], [502, 'The sandbox is running but port is not open', 8123, 502])
   })
 
-  test('what is no sandbox or no port is refused', async () => {
+  test('a malformed sandbox ID or port is refused', async () => {
     for (const [id, port] of [['../etc', 80], ['UPPER', 80], [box.sandboxID, 0], [box.sandboxID, 70000], [box.sandboxID, 'x']]) {
       const r = await at(id, port)
       assert.ok([400, 502].includes(r.status), `${id}:${port}: ${r.status}`)

@@ -77,7 +77,7 @@ func TestEgress(t *testing.T) {
 		{"a private address under an open ceiling", internet, nil, addr, false},
 		{"and what the sandbox asks for does not widen it", internet, network([]string{outside}, nil), addr, false},
 		{"everything is closed by default", closed, nil, addr, false},
-		{"also for who asks", closed, network([]string{outside, "files.test"}, all), name, false},
+		{"a sandbox cannot open what the ceiling closes", closed, network([]string{outside, "files.test"}, all), name, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,5 +1,4 @@
-// auth.mjs: signs and seals a message with other people's software, and says
-// what that software thinks of it. For each line with {message, steps, check,
+// auth.mjs signs, seals and verifies messages with independent software. For each line with {message, steps, check,
 // records} that it reads, it writes one with {message, results}. A step is {sign},
 // {seal} or {append}; records are the DNS: {"TXT a.example": [["text"]]}.
 import { createRequire } from 'node:module'

@@ -59,7 +59,7 @@ func holdings(t *testing.T) (files, goroutines int) {
 }
 
 // holdsNoMore says that this process has not more than before. What ends in a
-// moment is no leak: a goroutine has told of the end before it returns.
+// moment is no leak: a goroutine reports the end before it returns.
 func holdsNoMore(t *testing.T, files, goroutines int) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {

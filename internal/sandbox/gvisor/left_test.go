@@ -373,8 +373,7 @@ func TestManyStartsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestOrphansAreReaped: in a container we may be process 1 and inherit what
-// has lost its parent.
+// TestOrphansAreReaped: in a container the server may be process 1 and inherit orphans.
 func TestOrphansAreReaped(t *testing.T) {
 	needRoot(t)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -554,7 +553,8 @@ func TestLogIsBounded(t *testing.T) {
 	}
 }
 
-// TestDrainKeepsReading: what reads the log never stops reading.
+// TestDrainKeepsReading: drain reads on after the limit or an error, so that the writer
+// never blocks.
 func TestDrainKeepsReading(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -583,10 +583,9 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, unix.ENOSPC }
 
-// TestManyDescriptorsOfTheServer: what the server has open without close-on-exec,
-// as gVisor opens some for its links, moves no descriptor of a sandbox up. The
-// sentry wants the numbers 253 to 255 for itself, and does not start if one that
-// it was given has one of them.
+// TestManyDescriptorsOfTheServer: files that the server has open without close-on-exec, as
+// gVisor's libraries do, do not shift the descriptors of a sandbox. The sentry needs the
+// numbers 253 to 255 and does not start if one of them is taken.
 func TestManyDescriptorsOfTheServer(t *testing.T) {
 	needRoot(t)
 	for range 300 {

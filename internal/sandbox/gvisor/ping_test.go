@@ -18,9 +18,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// TestPingOutlivesRefusals: a guest that begins to listen late, after many
-// refusals, is still asked. One in some hundred sandboxes under load was taken
-// for one that never answers because it was not.
+// TestPingOutlivesRefusals: a guest that starts to listen late, after many refused
+// connections, is still pinged. Without the retries, one in several hundred sandboxes
+// under load was given up as unresponsive.
 func TestPingOutlivesRefusals(t *testing.T) {
 	h, link := newLink(t)
 	fd, err := unix.Dup(int(link.Fd()))

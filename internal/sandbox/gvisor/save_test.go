@@ -20,8 +20,8 @@ import (
 
 var allOptions = []sandbox.SaveOptions{{}, {Keep: true}, {FilesOnly: true}, {FilesOnly: true, Keep: true}}
 
-// TestSaveToAFullDisk: it fails, leaves nothing, and the sandbox goes on, also
-// one that would have ended.
+// TestSaveToAFullDisk: saving fails and leaves no file, and the sandbox keeps running, even
+// if it was to end after the save.
 func TestSaveToAFullDisk(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
@@ -67,7 +67,7 @@ func TestSaveToAFullDisk(t *testing.T) {
 			t.Errorf("unmount: %v", err)
 		}
 	}
-	// And once there is room it can be saved.
+	// With free space, it can be saved.
 	dir := filepath.Join(t.TempDir(), "snapshot")
 	if err := r.Save(t.Context(), s.ID, dir, sandbox.SaveOptions{Keep: true}); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestSaveToAFullDisk(t *testing.T) {
 	}
 }
 
-// TestSentryKilledWhileSaving: Save says so soon, and leaves nothing.
+// TestSentryKilledWhileSaving: Save returns an error soon and leaves no file.
 func TestSentryKilledWhileSaving(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
@@ -218,8 +218,8 @@ func TestVersionIsTheModules(t *testing.T) {
 	}
 }
 
-// TestRestoreWithOtherLimits shows what of a specification a sandbox that goes
-// on from memory has of its own, and what it keeps of the one that was saved.
+// TestRestoreWithOtherLimits: a restored sandbox takes some fields of its own
+// specification and keeps others of the saved one.
 func TestRestoreWithOtherLimits(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
@@ -249,8 +249,8 @@ func TestRestoreWithOtherLimits(t *testing.T) {
 	}
 }
 
-// TestMountsHoldNoDanger: nothing in a mount lifts the rights of who runs it,
-// and nothing in it is a way to the host.
+// TestMountsHoldNoDanger: set-user-ID programs and device files in a mount give no
+// privileges and no way to the host.
 func TestMountsHoldNoDanger(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())

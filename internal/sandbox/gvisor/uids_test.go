@@ -70,8 +70,8 @@ func userOf(t *testing.T, r *Runtime, id string) (user uint32, pids []int) {
 	return user, pids
 }
 
-// TestEachSandboxIsAUserOfItsOwn: no process of a sandbox, its gofer included,
-// is a user that anything else on the host is, another sandbox least of all.
+// TestEachSandboxIsAUserOfItsOwn: the processes of a sandbox, including its gofer, run as a
+// user that no other process on the host has.
 func TestEachSandboxIsAUserOfItsOwn(t *testing.T) {
 	needRoot(t)
 	if err := syscall.Setgroups([]int{0, 4}); err != nil { // as a login of root's has
@@ -153,8 +153,8 @@ func TestEachSandboxIsAUserOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestUserIDsAreNeverShared: by sandboxes of one server or of two, also over
-// the end of a server; and what is gone gives its id back.
+// TestUserIDsAreNeverShared: sandboxes of one server or of two never share a user ID, even
+// after a server has ended. A removed sandbox frees its ID.
 func TestUserIDsAreNeverShared(t *testing.T) {
 	dir := t.TempDir()
 	of := IDRange{First: 5000, Count: 3}
@@ -224,8 +224,7 @@ func TestUserIDsAreNeverShared(t *testing.T) {
 	}
 }
 
-// TestIDRange: a range that is not the sandboxes' alone is refused, with the
-// reason.
+// TestIDRange: a range of user IDs that others use is refused, with the reason.
 func TestIDRange(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"70000-100", ""},
@@ -265,7 +264,7 @@ func TestIDRange(t *testing.T) {
 		{"a range that begins before", "ann:65536:65536\n", 1, 2, true},
 		{"a range within", "ann:100500:1\n", 1, 2, true},
 		{"an empty range", "ann:100500:0\n", 1, 2, false},
-		{"what is none", "+\n\n# x:y:z\n::::::\nann:x:ten\n", 2, -1, false},
+		{"malformed lines", "+\n\n# x:y:z\n::::::\nann:x:ten\n", 2, -1, false},
 		{"too many for a number", "ann:100500:99999999999999999999\n", 1, 2, false},
 	} {
 		line, err := r.usedIn(strings.NewReader(c.file), c.id, c.count)

@@ -94,7 +94,7 @@ func mustJSON(v any) []byte {
 }
 
 // TestSeccompProgramsAreThoseThatAreAskedFor fails after a change of gVisor's
-// version until go generate was run: starts would be slower and nobody told.
+// version until go generate was run: starts would be slower without any error.
 func TestSeccompProgramsAreThoseThatAreAskedFor(t *testing.T) {
 	if config.CgoEnabled {
 		t.Log("built with cgo: gVisor compiles its programs at each start; the product is built without")
@@ -154,8 +154,8 @@ func TestFindCgroups(t *testing.T) {
 	}
 }
 
-// TestCgroup2 shows what is written where, in a directory that is no cgroup:
-// this kind of machine may not have the real thing.
+// TestCgroup2 checks what is written to which file, in an ordinary directory: the machine
+// may not have cgroup version 2.
 func TestCgroup2(t *testing.T) {
 	root := t.TempDir()
 	g := &cgroups{v2: true, roots: map[string]string{"memory": root, "cpu": root, "pids": root}, parent: "postern/abc"}
@@ -200,8 +200,7 @@ func TestCgroup2(t *testing.T) {
 	}
 }
 
-// TestOnlyItsOwnAreKilled: a number that was read a moment ago may mean another
-// process by now.
+// TestOnlyItsOwnAreKilled: a process ID may have been reused since it was read.
 func TestOnlyItsOwnAreKilled(t *testing.T) {
 	root := t.TempDir()
 	g := &cgroups{v2: true, roots: map[string]string{"memory": root, "cpu": root, "pids": root}, parent: "p"}

@@ -116,7 +116,7 @@ func Run(t *testing.T, subject Subject) {
 		}
 	})
 
-	t.Run("what is not there", func(t *testing.T) {
+	t.Run("an unknown sandbox", func(t *testing.T) {
 		r := open(t)
 		id := NewID()
 		listed(t, r, id, false)
