@@ -369,7 +369,8 @@ func (h *htmlReader) sheet(css string) {
 	if i := strings.IndexByte(css, '>'); i >= 0 {
 		css = css[i+1:]
 	}
-	depth := 0 // within @media, whose rules hold only sometimes
+	css = uncomment(css) // a comment before a selector must not keep it from matching
+	depth := 0           // within @media, whose rules hold only sometimes
 	for css != "" && len(h.hiding) < maxClasses {
 		i := strings.IndexAny(css, "{}")
 		if i < 0 {
