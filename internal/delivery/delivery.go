@@ -1,18 +1,27 @@
-// Package delivery is what becomes of mail on its way out, after the gate has
-// approved it: which recipient is tried when, what each server answered, and what
-// follows from that for the next message.
+// Package delivery delivers approved mail. It decides when each recipient is
+// tried, records what each server answered, and draws the consequences:
+// retries, bounces, suppressed addresses and suspended senders.
 //
-// It decides on no message. It delays one, or delivers it not at all, where the
-// address is suppressed, the sender suspended, or the destination busy.
+// It does not approve or reject messages. It may delay a message, or not
+// deliver it at all, because the address is suppressed, the sender is suspended
+// or the destination is busy.
 //
-// An action is one message to several recipients. Each recipient is delivered and
-// recorded separately: it is an [oversight.Part], whose rules say how it moves.
+// An action is one message to one or more recipients. Each recipient is
+// delivered to and recorded separately, as an [oversight.Part], whose rules
+// define the moves:
 //
-// The intent (sending) is durable before the next server is spoken to, and each
-// result before the next conversation. The action goes back to the gate as
-// approved for as long as some recipient is queued or deferred; settled
-// recipients are not touched again. A recipient whose outcome is uncertain waits
-// for a person, who is asked when all others are settled.
+//	queued ──▶ sending ──▶ delivered, bounced, uncertain
+//	             │   ▲
+//	             ▼   │
+//	           deferred
+//
+// The intent (sending) is durable before the conversation with the next server
+// starts, and its result before the next conversation. So after a crash, a
+// recipient in state sending may or may not have the message: it becomes
+// uncertain and is never retried without a person. While recipients are queued
+// or deferred, the action goes back to the gate as approved, and settled
+// recipients are not touched again. A person is asked about uncertain
+// recipients once all others are settled.
 package delivery
 
 import (
@@ -25,10 +34,10 @@ import (
 	"postern/internal/oversight"
 )
 
-// A State is where one recipient of an action is.
+// A State is the state of the delivery to one recipient of an action.
 type State = oversight.PartState
 
-// The states of a
+// The states of a [Delivery].
 const (
 	Queued     = oversight.PartQueued
 	Sending    = oversight.PartSending
@@ -40,36 +49,37 @@ const (
 	Cancelled  = oversight.PartCancelled
 )
 
-// A Delivery is what became of one recipient of an action.
+// A Delivery is the state of the delivery to one recipient of an action.
 type Delivery struct {
-	Recipient  string // its address; empty where the message is kept no longer
+	Recipient  string // address; empty once the message has been deleted
 	State      State
-	Code       int    // SMTP code of the last reply; 0 where there was none
-	Status     string // RFC 3463 code of it; may be empty
+	Code       int    // SMTP code of the last reply; 0 if there was none
+	Status     string // RFC 3463 code of the last reply; may be empty
 	Detail     string // for a person
-	Remote     string // server that said so; may be empty
+	Remote     string // server that gave the reply; may be empty
 	Attempts   int64
-	First      time.Time // when it was first tried; zero if it was not
-	Last       time.Time // when it was last tried
-	Next       time.Time // when it is tried next; zero once it is settled
-	Settled    time.Time // zero while it is not
-	Complained time.Time // when its reader complained; zero if he did not
+	First      time.Time // first attempt; zero if there was none
+	Last       time.Time // last attempt
+	Next       time.Time // next attempt; zero once it is settled
+	Settled    time.Time // zero while it is open or uncertain
+	Complained time.Time // when the recipient reported it as spam; zero if never
 
-	n       int
-	outside bool
-	asked   bool
-	told    time.Time
+	n       int       // index among the recipients of the message
+	outside bool      // it left this server; only such deliveries count for reputation
+	asked   bool      // a person is being asked about the uncertain outcome
+	told    time.Time // when the inbox got a bounce for it; zero if not
 }
 
-// open says whether there is still something to do for d without a person.
+// open reports whether d can still make progress without a person.
 func (d *Delivery) open() bool { return d.part().Open() }
 
-// part returns what the rules of d look at.
+// part returns d as the state machine of package oversight sees it.
 func (d *Delivery) part() oversight.Part {
 	return oversight.Part{State: d.State, Asked: d.asked, Attempts: d.Attempts}
 }
 
-// among returns the one of ds that has the place n.
+// among returns the delivery with index n, or an error that wraps
+// [oversight.ErrStale].
 func among(ds []Delivery, n int) (Delivery, error) {
 	if i := slices.IndexFunc(ds, func(d Delivery) bool { return d.n == n }); i >= 0 {
 		return ds[i], nil
@@ -77,63 +87,65 @@ func among(ds []Delivery, n int) (Delivery, error) {
 	return Delivery{}, fmt.Errorf("delivery %d: %w", n, oversight.ErrStale)
 }
 
-// A HopKind says whose server a message goes to next.
+// A HopKind is the kind of server that a message goes to next.
 type HopKind string
 
 // The kinds of hops.
 const (
 	HopLocal  HopKind = "local"  // this server
-	HopRelay  HopKind = "relay"  // a server that the operator named
-	HopDirect HopKind = "direct" // the recipient's, found by DNS
+	HopRelay  HopKind = "relay"  // a server that the operator configured
+	HopDirect HopKind = "direct" // the recipient's mail exchanger (MX)
 )
 
-// A Hop is where a message for a recipient goes next.
+// A Hop is the next server for a recipient.
 type Hop struct {
 	Kind HopKind
-	Name string // of the destination that shares limits: a domain, or the host:port of a relay
+	Name string // destination that limits apply to: a domain, or the host:port of a relay
 }
 
-// A Router is a [Transport] that tells where it takes a message. Without it
-// all is taken to be local.
+// A Router is a [Transport] that knows the next hop of a recipient. With a
+// transport that is not a Router, all hops are taken to be local.
 type Router interface {
 	Hop(ctx context.Context, recipient string) Hop
 }
 
-// A Guide is a [Transport] that knows which recipients it cannot reach. Domains
-// are the domains of those recipients, each once; hint tells the operator of the
-// server what to do about it.
+// A Guide is a [Transport] that knows which recipients it has no route to.
+// Unroutable returns the domains of those recipients, each once, and a hint for
+// the operator about how to configure a route.
 type Guide interface {
 	Unroutable(ctx context.Context, recipients []string) (domains []string, hint string)
 }
 
-// A Transport takes messages to where they are addressed. Implementations are
-// safe for concurrent use.
+// A Transport delivers messages to the next hop. Implementations are safe for
+// concurrent use.
 type Transport interface {
-	// Deliver hands e, its Prefix and then its Raw, to the next hop of each
-	// recipient, and returns what became of each in the order of e.To. It returns
-	// an error only if certainly nothing was sent to anybody.
+	// Deliver sends e, first its Prefix and then its Raw, to the next hop of
+	// each recipient. It returns one result per recipient, in the order of
+	// e.To. It returns an error only if nothing was sent to any recipient.
 	Deliver(ctx context.Context, e mail.Envelope) ([]mail.Delivery, error)
 }
 
-// Config bounds how mail leaves.
+// Config bounds how mail is delivered.
 type Config struct {
-	// Instance is the name of this program's data directory among those that
-	// share the database. What it held of destinations is free when it starts.
+	// Instance identifies this process's data directory among those that share
+	// the database. The destination slots that a previous process of the same
+	// instance held are freed when it starts.
 	Instance string
 
-	Lifetime   time.Duration // after the first attempt, when a recipient is given up; 0 means 4 days
-	FirstRetry time.Duration // before the second attempt, three times as long before each next, to 4 h; 0 means 5 s
+	Lifetime   time.Duration // from the first attempt until a recipient is given up; 0 means 4 days
+	FirstRetry time.Duration // delay before the second attempt; each later delay is three times as long, up to 4 h; 0 means 5 s
 
-	Connections int // conversations at the same time with one destination; 0 means 4
-	PerMinute   int // messages a minute to one destination; 0 means 100
-	RelayMax    int // conversations at the same time with one relay or route; 0 means 20
+	Connections int // concurrent connections to one destination; 0 means 4
+	PerMinute   int // recipients per minute at one destination; 0 means 100
+	RelayMax    int // concurrent connections to one relay or route; 0 means 20
 
-	WarmUp bool // a domain that begins to send directly may write to 50 recipients a day, then 500, then 5000
+	WarmUp bool // limit a domain that is new to direct sending to 50 recipients a day, then 500, then 5000
 
-	// Reputation is what an inbox or a domain is suspended for.
+	// Reputation sets when an inbox or a domain is suspended.
 	Reputation Reputation
 }
 
+// fill replaces zero values by the defaults.
 func (c *Config) fill() {
 	def := func(d *time.Duration, to time.Duration) {
 		if *d <= 0 {
@@ -153,11 +165,14 @@ func (c *Config) fill() {
 	c.Reputation.fill()
 }
 
+// maxRetryAfter caps the exponential backoff.
 const maxRetryAfter = 4 * time.Hour
 
-// retryAfter returns how long to wait after so many attempts.
+// retryAfter returns the delay before the next attempt, after the given number
+// of attempts: FirstRetry times 3^(attempts-1), at most [maxRetryAfter].
 func (c *Config) retryAfter(attempts int64) time.Duration {
 	d := c.FirstRetry
+	// Bounded, so that a large count cannot overflow the duration.
 	for range min(attempts-1, 20) {
 		if d *= 3; d > maxRetryAfter {
 			return maxRetryAfter

@@ -10,20 +10,20 @@ import (
 )
 
 const (
-	// useTime is how long a conversation may hold its place at a destination
-	// without an end: longer than the gate lets one execution last. It counts
-	// only where a program died and is not started again.
+	// useTime is the lease of a connection slot: longer than the gate lets one
+	// execution last. It matters only after a crash of a process that is not
+	// started again; otherwise slots are released or freed at the start.
 	useTime = 20 * time.Minute
-	// maxSilence bounds how long a destination that does not answer is left
-	// alone.
+	// maxSilence caps the backoff for a destination that does not answer.
 	maxSilence = 10 * time.Minute
-	// maxSlot bounds how far ahead those that wait for a destination are put.
+	// maxSlot bounds how far in the future a waiting batch is scheduled.
 	maxSlot = 30 * time.Minute
 )
 
-// acquire takes a place at a destination for a conversation that brings n
-// recipients, or says until when to wait and why. The row of the destination is
-// locked first: the bounds hold exactly over all programs on the database.
+// acquire takes a connection slot at a destination for a batch of n recipients.
+// Otherwise it returns until when to wait, and why. The row of the destination
+// is locked first, so the limits hold exactly across all processes on the
+// database.
 func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now time.Time) (holder string, wait time.Time, why string, err error) {
 	if h.Kind == HopLocal {
 		return "", time.Time{}, "", nil
@@ -38,11 +38,13 @@ func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now tim
 		return "", time.Time{}, "", fmt.Errorf("make destination: %w", err)
 	}
 	var window, sent, notBefore, slot int64
+	// A no-op update takes the row lock on both databases.
 	err = tx.One(ctx, `update destination set failures = failures where name = $1 returning window_at, sent, not_before, slot_at`, []any{h.Name}, &window, &sent, &notBefore, &slot)
 	if err != nil {
 		return "", time.Time{}, "", fmt.Errorf("lock destination: %w", err)
 	}
 	var using int
+	// Leases of crashed processes expire, so they do not count.
 	err = tx.One(ctx, `select count(*) from destination_use where destination = $1 and until_at > $2`, []any{h.Name, store.Time(now)}, &using)
 	if err != nil {
 		return "", time.Time{}, "", fmt.Errorf("count uses of destination: %w", err)
@@ -50,6 +52,7 @@ func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now tim
 	if now.Sub(store.FromTime(window)) >= time.Minute {
 		window, sent = store.Time(now), 0
 	}
+	// gap is the distance between two waiting batches.
 	gap := time.Second
 	if rate > 0 {
 		gap = time.Minute / time.Duration(rate)
@@ -63,8 +66,8 @@ func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now tim
 		wait, why = store.FromTime(window).Add(time.Minute), fmt.Sprintf("waits: the limit for %s is %d messages a minute", h.Name, rate)
 	}
 	if !wait.IsZero() {
-		// Those that wait are put behind each other. Else all would come back at
-		// the same moment, again and again.
+		// Stagger the waiting batches. Otherwise all would retry at the same
+		// moment, again and again.
 		if next := store.FromTime(slot); next.After(wait) {
 			wait = next
 		}
@@ -88,7 +91,7 @@ func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now tim
 	return holder, time.Time{}, "", nil
 }
 
-// giveBack undoes acquire for a conversation that is not begun after all.
+// giveBack undoes acquire for a conversation that does not start after all.
 func (q *Queue) giveBack(ctx context.Context, tx *store.Tx, h Hop, holder string, n int) error {
 	if _, err := tx.ExecContext(ctx, `delete from destination_use where destination = $1 and holder = $2`, h.Name, holder); err != nil {
 		return fmt.Errorf("give destination back: %w", err)
@@ -99,8 +102,9 @@ func (q *Queue) giveBack(ctx context.Context, tx *store.Tx, h Hop, holder string
 	return nil
 }
 
-// release gives a place back. Answered says whether the destination's server
-// said anything: one that does not is left alone for longer each time, by all.
+// release frees a connection slot. Answered says whether the server replied at
+// all: after repeated silence, all batches leave the destination alone for a
+// time that doubles, up to [maxSilence].
 func (q *Queue) release(ctx context.Context, tx *store.Tx, h Hop, holder string, answered bool, now time.Time) error {
 	if h.Kind == HopLocal {
 		return nil
@@ -120,7 +124,7 @@ func (q *Queue) release(ctx context.Context, tx *store.Tx, h Hop, holder string,
 	if err != nil {
 		return fmt.Errorf("release destination: %w", err)
 	}
-	if failures < 3 { // one cut connection is no silence
+	if failures < 3 { // a single lost connection is not an outage
 		return nil
 	}
 	silence := min(q.conf.FirstRetry<<min(failures-3, 10), maxSilence)
@@ -131,8 +135,8 @@ func (q *Queue) release(ctx context.Context, tx *store.Tx, h Hop, holder string,
 	return nil
 }
 
-// FreeDestinations frees what a former process of this instance held of destinations.
-// It is called once, before the gate runs.
+// FreeDestinations frees the slots that a former process of this instance held,
+// and expired leases. It is called once, before the gate runs.
 func (q *Queue) FreeDestinations(ctx context.Context) error {
 	return q.db.Update(ctx, func(tx *store.Tx) error {
 		prefix := q.conf.Instance + "/"
@@ -145,12 +149,13 @@ func (q *Queue) FreeDestinations(ctx context.Context) error {
 }
 
 const (
-	keepSent = 60 * 24 * time.Hour // for which a report about a message is known
-	keepIdle = 24 * time.Hour      // for which a destination is remembered
+	keepSent = 60 * 24 * time.Hour // how long a report can be matched to a sent message
+	keepIdle = 24 * time.Hour      // how long the state of an idle destination is kept
 )
 
-// Forget removes what no delivery and no report will ask for again.
-// The days of a domain's warm-up stay: they are few, and say that it is old.
+// Forget deletes records that no delivery and no report needs any more. The
+// sending days of a domain stay, since they prove that its warm-up is over;
+// there are few of them.
 func (q *Queue) Forget(ctx context.Context, now time.Time) error {
 	return q.db.Update(ctx, func(tx *store.Tx) error {
 		_, err := tx.ExecContext(ctx, `delete from sent_message where sent_at < $1`, store.Time(now.Add(-keepSent)))

@@ -13,8 +13,8 @@ import (
 	"postern/internal/store"
 )
 
-// Finish implements [oversight.Finisher]: the inbox keeps a sealed copy of what
-// it sent, and is told of those who were given up.
+// Finish implements [oversight.Finisher]: it stores a sealed copy of the sent
+// message in the inbox, and a bounce for the recipients that were given up.
 func (q *Queue) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o oversight.Outcome) error {
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
@@ -22,7 +22,7 @@ func (q *Queue) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o 
 	}
 	b, err := directory.Lookup(ctx, tx, a.Inbox)
 	if errors.Is(err, directory.ErrNoInbox) {
-		return nil // it was deleted meanwhile, and there is nobody to keep a copy for
+		return nil // deleted meanwhile: there is no inbox to keep a copy in
 	}
 	if err != nil {
 		return fmt.Errorf("inbox %q: %w", a.Inbox, err)
@@ -45,7 +45,8 @@ func (q *Queue) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o 
 	return q.tell(ctx, tx, a, b, env, ds)
 }
 
-// keepCopy puts what was sent into the inbox that sent it, once.
+// keepCopy stores what was sent in the inbox that sent it. The flag "copied"
+// makes it happen once, even if Finish is repeated.
 func (q *Queue) keepCopy(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, raw []byte) error {
 	fresh, err := tx.Changed(ctx, `update sent_message set copied = 1 where action_id = $1 and copied = 0`, a.ID)
 	if err != nil || !fresh {
@@ -58,8 +59,8 @@ func (q *Queue) keepCopy(ctx context.Context, tx *store.Tx, a oversight.Action, 
 	return q.parts.Mailbox.Announce(ctx, tx, b, event.MessageSent, id, a.ID)
 }
 
-// tell puts a bounce (RFC 3464) into the inbox for those who were given up and
-// of whom it was not told yet.
+// tell stores one bounce message (RFC 3464) in the inbox for the recipients
+// that failed and were not reported to it yet.
 func (q *Queue) tell(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, env mail.Envelope, ds []Delivery) error {
 	var failed []mail.BouncedRecipient
 	for _, d := range ds {

@@ -24,40 +24,41 @@ import (
 	"postern/internal/store"
 )
 
-// A Mailbox is the inbox's side of a delivery. Each method that is given tx works
-// as part of it.
+// A Mailbox is the inbox's side of a delivery. Methods that get a tx work as
+// part of it.
 type Mailbox interface {
-	// Announce records an event of b, about the messages and actions whose IDs
-	// objects are, and wakes who waits for it once tx is committed.
+	// Announce records an event of b about the messages and actions with the
+	// given IDs, and wakes its subscribers once tx is committed.
 	Announce(ctx context.Context, tx *store.Tx, b directory.Inbox, t event.Type, objects ...string) error
-	// KeepSent puts a message that b sent into it, and returns its ID.
+	// KeepSent stores a message that b sent, and returns its ID.
 	KeepSent(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (id string, err error)
-	// KeepReceived puts a message for b, a bounce, into it, and returns its ID.
+	// KeepReceived stores a message for b, a bounce, and returns its ID.
 	KeepReceived(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (id string, err error)
-	// CountSent adds n, which is negative after a late bounce, to the messages
-	// that the inbox has sent to an address.
+	// CountSent adds n to the number of messages that the inbox has sent to an
+	// address. It is negative after a late bounce.
 	CountSent(ctx context.Context, tx *store.Tx, inbox, address string, n int64) error
-	// EnsureCopy makes the copy for the overseers of b durable, if the action
-	// must have one. Nothing of the action leaves after an error.
+	// EnsureCopy makes the overseers' copy durable, if the action requires one.
+	// After an error nothing of the action may leave.
 	EnsureCopy(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope) error
-	// Judge is called when results of b were recorded. It puts b into a stricter
-	// mode if too many of them are bad.
+	// Judge is called after results of b were recorded. It puts b into a
+	// stricter mode if too many of them are bad.
 	Judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error
 }
 
-// Parts are what a [Queue] works with. All are required but for the Signer.
+// Parts are the dependencies of a [Queue]. All are required unless the field
+// says otherwise.
 type Parts struct {
-	Directory   *directory.Directory // the inboxes that it sends for
+	Directory   *directory.Directory // the sending inboxes
 	Mailbox     Mailbox
 	Suppression *Suppressions
-	Scrubber    *scrub.Scrubber // told when mail is open in this process
-	Transport   Transport       // may be nil where nothing is ever approved
-	Signer      *signing.Ring   // signs what leaves; nil means that nothing is signed
+	Scrubber    *scrub.Scrubber // touched whenever mail is open in this process
+	Transport   Transport       // may be nil if nothing is ever approved
+	Signer      *signing.Ring   // signs outgoing mail; nil means no signatures
 	Secret      []byte          // the server's; Message-IDs are kept as hashes under keys derived from it
 }
 
 // A Queue delivers approved mail to its recipients. It is safe for concurrent
-// use, also by several programs on one database: each step is a conditional
+// use, also by several processes on one database: each step is a conditional
 // update.
 type Queue struct {
 	log   *slog.Logger
@@ -67,14 +68,15 @@ type Queue struct {
 	conf  Config
 }
 
-// NewQueue returns the queue of the mail that gate approves.
+// NewQueue returns the delivery queue of the mail that gate approves.
 func NewQueue(log *slog.Logger, db *store.DB, gate *oversight.Gate, p Parts, c Config) *Queue {
 	c.fill()
 	return &Queue{log: log, db: db, gate: gate, parts: p, conf: c}
 }
 
-// Unroutable returns the domains of recipients to which this server has no route, and
-// a note for the reviewer.
+// Unroutable returns the domains of recipients to which this server has no
+// route, and a note for the reviewer. Both are empty if the transport is no
+// [Guide].
 func (q *Queue) Unroutable(ctx context.Context, recipients []string) (domains []string, note string) {
 	g, ok := q.parts.Transport.(Guide)
 	if !ok {
@@ -87,8 +89,9 @@ func (q *Queue) Unroutable(ctx context.Context, recipients []string) (domains []
 	return domains, fmt.Sprintf("this server has no route to %s: even if approved, delivery fails and nothing leaves; %s", mail.Printable(strings.Join(domains, ", "), 500), hint)
 }
 
-// recall makes deliveries of ds uncertain that this program has begun more often
-// than their rows say: an old row was put back.
+// recall makes deliveries uncertain that this process has started more often
+// than their rows say. The attack: somebody restores an older version of a row,
+// so that the recipient gets the message twice.
 func (q *Queue) recall(action string, ds []Delivery) {
 	for i := range ds {
 		if d := &ds[i]; d.open() && q.gate.PartBegun(action, d.n) > d.Attempts {
@@ -107,8 +110,8 @@ func (q *Queue) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Action) (
 	return out, err
 }
 
-// Deliveries returns what became of each recipient of an action that who may
-// see in its inbox. There are none before it is first carried out.
+// Deliveries returns the delivery state of each recipient of an action that who
+// may see. There are none before the first attempt.
 func (q *Queue) Deliveries(ctx context.Context, who auth.Principal, action string) (out []Delivery, err error) {
 	a, err := q.gate.Action(ctx, who, action)
 	if err != nil {
@@ -125,23 +128,27 @@ func (q *Queue) Deliveries(ctx context.Context, who auth.Principal, action strin
 	return out, err
 }
 
-// copyWait is how long mail waits whose copy for its overseers could not be made.
+// copyWait is how long mail is delayed whose overseers' copy could not be made.
 const copyWait = 2 * time.Minute
 
-// A batch is recipients who get one copy in one conversation.
+// A batch is the recipients who get the same bytes in one SMTP transaction.
 type batch struct {
 	hop    Hop
 	to     []Delivery
-	hidden string // address of the one recipient whom the header does not name, or empty
+	hidden string // address of the only recipient, if the header does not name it (Bcc)
 }
 
-// Execute implements [oversight.Executor]. It delivers to those who are due.
+// Execute implements [oversight.Executor]. It delivers to the recipients that
+// are due: enqueue, then for each batch begin, send and record. If recipients
+// remain, the outcome is approved with the time of the next attempt.
 func (q *Queue) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	defer q.parts.Scrubber.Touch()
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: " + err.Error()}
 	}
+	// The results are read even if ctx ends: some of the message may have been
+	// sent.
 	done := context.WithoutCancel(ctx)
 	b, ds, err := q.enqueue(ctx, a, env)
 	if errors.Is(err, directory.ErrNoInbox) {
@@ -157,13 +164,15 @@ func (q *Queue) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 	before := attempts(ds)
 	due := q.batches(ctx, env, ds)
 	if len(due) > 0 {
-		// Its overseers' copy is durable before anything leaves.
+		// The overseers' copy is durable before anything leaves. Otherwise a
+		// crash could let mail out unseen.
 		if err := q.parts.Mailbox.EnsureCopy(ctx, a, b, env); err != nil {
 			q.log.WarnContext(ctx, "make copy for overseers", "action", a.ID, "err", err)
 			return oversight.Outcome{State: oversight.Approved, After: copyWait, Free: true, Detail: "waits: the overseers' copy could not be made or may not leave"}
 		}
 	}
 	var g errgroup.Group
+	// Batches of one action; the limits of destinations apply besides.
 	g.SetLimit(4)
 	for _, x := range due {
 		g.Go(func() error {
@@ -173,7 +182,7 @@ func (q *Queue) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 			return nil
 		})
 	}
-	_ = g.Wait() // nothing returns an error
+	_ = g.Wait() // no function returns an error
 	err = q.db.View(done, func(tx *store.Tx) error {
 		ds, err = deliveries(done, tx, a.ID, &env)
 		q.recall(a.ID, ds)
@@ -183,10 +192,12 @@ func (q *Queue) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 		return oversight.Outcome{State: oversight.Unknown, Detail: "some of it may have been sent: the server's records could not be read: " + err.Error()}
 	}
 	o := outcome(ds, time.Now())
+	// An execution in which nobody was tried does not count as an attempt.
 	o.Free = o.State == oversight.Approved && attempts(ds) == before
 	return o
 }
 
+// attempts returns the sum of all attempts.
 func attempts(ds []Delivery) (n int64) {
 	for _, d := range ds {
 		n += d.Attempts
@@ -194,13 +205,15 @@ func attempts(ds []Delivery) (n int64) {
 	return n
 }
 
-// enqueue makes the record of each recipient, unless it is there, and settles
-// those who must not be written to.
+// enqueue creates the missing delivery records and settles the recipients that
+// must not get mail: suppressed addresses, and all of them if the inbox's
+// domain was lost.
 func (q *Queue) enqueue(ctx context.Context, a oversight.Action, env mail.Envelope) (b directory.Inbox, ds []Delivery, err error) {
 	err = q.db.Update(ctx, func(tx *store.Tx) error {
 		if a.Kind == policy.KindCopy {
-			// The attack: an agent that sends and deletes its inbox at once, before
-			// its overseers have the copy.
+			// The attack: an agent sends and then deletes its inbox, before the
+			// overseers have the copy. So copies are sent for deleted inboxes
+			// too.
 			b, err = directory.LookupStored(ctx, tx, a.Inbox)
 		} else {
 			b, err = directory.Lookup(ctx, tx, a.Inbox)
@@ -209,13 +222,13 @@ func (q *Queue) enqueue(ctx context.Context, a oversight.Action, env mail.Envelo
 			return err
 		}
 		if b.Mode == policy.ReadOnly && a.Kind == policy.KindSend {
-			// Policy judges no more what a person has approved. The attack on leaving
-			// it at that: what was approved for later leaves an inbox that somebody has
-			// silenced meanwhile.
+			// A message that a person approved is not judged by policy again.
+			// The attack on relying on that: a message that was approved for a
+			// later time leaves an inbox that has been silenced meanwhile.
 			return directory.ErrReadOnly
 		}
 		owner, domain := b.ID, mail.Domain(b.Address)
-		if a.Kind == policy.KindCopy { // whether an overseer can be reached says nothing of the inbox
+		if a.Kind == policy.KindCopy { // an unreachable overseer must not hurt the reputation of the inbox
 			owner, domain = "", ""
 		}
 		for n := range env.To {
@@ -274,13 +287,14 @@ func (q *Queue) enqueue(ctx context.Context, a oversight.Action, env mail.Envelo
 	return b, ds, err
 }
 
-// batches groups those who are due by destination and copy.
+// batches groups the recipients that are due by destination and by the bytes
+// that they get.
 func (q *Queue) batches(ctx context.Context, env mail.Envelope, ds []Delivery) (out []batch) {
 	hidden := map[string]bool{}
 	if q.parts.Signer != nil {
-		// Each recipient whom the header does not name gets a copy of its own:
-		// the statement in it names that one alone, so that a copy which is
-		// passed on proves nothing, and none learns of another.
+		// Each hidden recipient (Bcc) gets a copy of its own. The signed
+		// statement in it names only that recipient, so that nobody learns of
+		// the others, and a forwarded copy does not verify for its new reader.
 		list, err := env.Hidden()
 		if err == nil {
 			for _, h := range list {
@@ -315,15 +329,15 @@ next:
 	return out
 }
 
-// deliver takes one copy to one destination and records what became of it.
+// deliver sends one batch and records the results.
 func (q *Queue) deliver(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope, x batch) error {
 	holder, ok, err := q.begin(ctx, a, b, env, x)
 	if err != nil || !ok {
 		return err
 	}
 	results := q.send(ctx, a, b, env, x)
-	// What happened is recorded whatever else ends now; without a record it
-	// would be uncertain.
+	// The results are recorded even if ctx has ended: without a record, the
+	// deliveries would become uncertain.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	for try := range 5 {
@@ -339,10 +353,11 @@ func (q *Queue) deliver(ctx context.Context, a oversight.Action, b directory.Inb
 	return fmt.Errorf("record deliveries: %w", err)
 }
 
-// begin records the intent to send x, unless it must wait; then it records for
-// how long. Holder is who uses the destination.
+// begin records the intent to send x before the conversation starts. If x must
+// wait, it records until when instead, and ok is false. Holder identifies the
+// connection slot at the destination.
 func (q *Queue) begin(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope, x batch) (holder string, ok bool, err error) {
-	sent := q.sentHash(b.ID, messageIDOf(env.Raw)) // read from a large message, while others can write
+	sent := q.sentHash(b.ID, messageIDOf(env.Raw)) // outside of the transaction: the message may be large
 	err = q.db.Update(ctx, func(tx *store.Tx) error {
 		now := time.Now()
 		ds, err := deliveries(ctx, tx, a.ID, nil)
@@ -352,7 +367,7 @@ func (q *Queue) begin(ctx context.Context, a oversight.Action, b directory.Inbox
 		q.recall(a.ID, ds)
 		var wait time.Time
 		var why string
-		if a.Kind != policy.KindCopy { // an inbox that is suspended does not keep its overseers from knowing why
+		if a.Kind != policy.KindCopy { // overseers of a suspended inbox still get their copies
 			if wait, why, err = q.mayLeave(ctx, tx, b, x, now); err != nil {
 				return err
 			}
@@ -374,7 +389,9 @@ func (q *Queue) begin(ctx context.Context, a oversight.Action, b directory.Inbox
 		}
 		for _, d := range x.to {
 			if !wait.IsZero() {
-				// Deferring a delivery must not seal a row that cannot be trusted.
+				// Sealing a row makes it trusted. The attack: a forged row
+				// becomes genuine by being deferred. So its state is checked
+				// first.
 				if is, err := among(ds, d.n); err != nil || !is.open() {
 					return fmt.Errorf("put delivery %d of %s off: %w", d.n, a.ID, errors.Join(err, oversight.ErrStale))
 				}
@@ -400,6 +417,8 @@ func (q *Queue) begin(ctx context.Context, a oversight.Action, b directory.Inbox
 			if err != nil {
 				return fmt.Errorf("begin delivery %d of %s: %w", d.n, a.ID, err)
 			}
+			// Conditional on the state and the attempts that were read: of two
+			// processes that start the same delivery, one succeeds.
 			taken, err := tx.Changed(ctx, `update delivery set state = $1, attempts = $2, first_at = $3, last_at = $4, outside = $5
 				where action_id = $6 and n = $7 and state = $8 and attempts = $9`,
 				p.State, p.Attempts, store.Time(first), store.Time(now), store.Flag(x.hop.Kind != HopLocal), a.ID, d.n, is.State, is.Attempts)
@@ -417,7 +436,7 @@ func (q *Queue) begin(ctx context.Context, a oversight.Action, b directory.Inbox
 		if ok = wait.IsZero(); !ok {
 			return nil
 		}
-		if a.Kind == policy.KindCopy { // nobody reports of it: it has no reverse path
+		if a.Kind == policy.KindCopy { // no reports come back for it: its reverse path is empty
 			return q.gate.Begin(ctx, tx, a)
 		}
 		_, err = tx.ExecContext(ctx, `insert into sent_message (inbox_id, hash, action_id, sent_at, copied) values ($1, $2, $3, $4, 0) on conflict do nothing`,
@@ -430,7 +449,8 @@ func (q *Queue) begin(ctx context.Context, a oversight.Action, b directory.Inbox
 	return holder, ok, err
 }
 
-// send hands the copy to the transport and returns what became of each of x.to.
+// send hands the batch to the transport and returns one result for each of
+// x.to.
 func (q *Queue) send(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope, x batch) []mail.Delivery {
 	e := mail.Envelope{From: env.From, Raw: env.Raw}
 	for _, d := range x.to {
@@ -446,7 +466,8 @@ func (q *Queue) send(ctx context.Context, a oversight.Action, b directory.Inbox,
 		if err == nil {
 			err = errors.New("the transport returned results for other recipients") // unreachable: its contract
 		}
-		// It fails as a whole only when it cannot be sent as it is.
+		// The transport fails as a whole only for a message that it can never
+		// send, so a retry is pointless.
 		return all(e.To, mail.Refused, err.Error())
 	}
 	q.log.ErrorContext(ctx, "sign message", "action", a.ID, "err", err)
@@ -460,7 +481,8 @@ func all(to []string, o mail.Outcome, detail string) (out []mail.Delivery) {
 	return out
 }
 
-// sign returns what goes before the approved bytes.
+// sign returns the header fields to put before the approved bytes: the signed
+// statement and DKIM signatures. Without a signer it returns nothing.
 func (q *Queue) sign(ctx context.Context, a oversight.Action, b directory.Inbox, raw []byte, hidden string) ([]byte, error) {
 	if q.parts.Signer == nil {
 		return nil, nil
@@ -475,7 +497,7 @@ func (q *Queue) sign(ctx context.Context, a oversight.Action, b directory.Inbox,
 		s.Hidden = statement.HideRecipient(hidden)
 	}
 	prefix, err := q.parts.Signer.Sign(ctx, raw, s)
-	if errors.Is(err, signing.ErrNotFound) { // the first message of a domain
+	if errors.Is(err, signing.ErrNotFound) { // first message of the domain: create its keys
 		if err := q.parts.Signer.Prepare(ctx, s.Domain); err != nil {
 			return nil, err
 		}
@@ -484,7 +506,8 @@ func (q *Queue) sign(ctx context.Context, a oversight.Action, b directory.Inbox,
 	return prefix, err
 }
 
-// messageIDOf returns the Message-ID of a message, or its digest.
+// messageIDOf returns the Message-ID of a message, or its SHA-256 in
+// hexadecimal if it has none.
 func messageIDOf(raw []byte) string {
 	header, _, _ := strings.Cut(string(raw[:min(len(raw), 256<<10)]), "\r\n\r\n")
 	if id := mail.Read([]byte(header + "\r\n\r\n")).MessageID; id != "" {
@@ -493,15 +516,15 @@ func messageIDOf(raw []byte) string {
 	return fmt.Sprintf("%x", sha256.Sum256(raw))
 }
 
-// sentHash is what a Message-ID is kept as: who copies the database cannot look
-// for one that he knows.
+// sentHash returns the keyed hash under which a Message-ID is stored. A copy of
+// the database cannot be searched for a known Message-ID.
 func (q *Queue) sentHash(inbox, messageID string) []byte {
 	return seal.Hash(q.parts.Secret, inbox, "postern sent v1", messageID)
 }
 
-// Unqueue forgets the recipients of an action that was put off before anything
-// was sent, and is now about another message: each is known by its place among
-// those of the former message.
+// Unqueue deletes the deliveries of an action that was deferred before anything
+// was sent and is now about another message. They are identified by their index
+// among the recipients, which the new message changes.
 func (q *Queue) Unqueue(ctx context.Context, tx *store.Tx, action string) error {
 	if _, err := tx.ExecContext(ctx, `delete from delivery where action_id = $1`, action); err != nil {
 		return fmt.Errorf("forget deliveries of %s: %w", action, err)

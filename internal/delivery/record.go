@@ -15,7 +15,7 @@ import (
 	"postern/internal/store"
 )
 
-// record writes down what became of a batch, and lets its destination go.
+// record stores the results of a batch, and releases its destination.
 func (q *Queue) record(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, x batch, holder string, results []mail.Delivery) error {
 	now := time.Now()
 	answered := false
@@ -23,7 +23,7 @@ func (q *Queue) record(ctx context.Context, tx *store.Tx, a oversight.Action, b 
 	if err != nil {
 		return err
 	}
-	x.to = slices.Clone(x.to) // it may be tried again
+	x.to = slices.Clone(x.to) // the transaction may be retried
 	for i, r := range results {
 		d := x.to[i]
 		d.Attempts++
@@ -55,7 +55,7 @@ func (q *Queue) record(ctx context.Context, tx *store.Tx, a oversight.Action, b 
 			return err
 		}
 		if _, ours := is.part().End(d.Attempts, d.State); !ours {
-			continue // this program stood still, and another has sent it since
+			continue // this process was suspended, and another has delivered since
 		}
 		x.to[i] = d
 		if err := q.note(ctx, tx, a, d); err != nil {
@@ -78,7 +78,7 @@ func (q *Queue) record(ctx context.Context, tx *store.Tx, a oversight.Action, b 
 	if err := q.judge(ctx, tx, b, now); err != nil {
 		return err
 	}
-	// Last, since it takes the lock that all of them need.
+	// Last, since it takes the lock of the audit chain, which all writers need.
 	for _, d := range x.to {
 		if err := q.announceDelivery(ctx, tx, a, b, d); err != nil {
 			return err
@@ -87,7 +87,8 @@ func (q *Queue) record(ctx context.Context, tx *store.Tx, a oversight.Action, b 
 	return nil
 }
 
-// note writes d down as it is now.
+// note stores the current state of d. The times of attempts are stored by
+// begin.
 func (q *Queue) note(ctx context.Context, tx *store.Tx, a oversight.Action, d Delivery) error {
 	if d.open() {
 		d.Settled = time.Time{}
@@ -106,7 +107,8 @@ func (q *Queue) note(ctx context.Context, tx *store.Tx, a oversight.Action, d De
 	return sealDelivery(ctx, tx, a.ID, d.n)
 }
 
-// outcome says what the deliveries of an action amount to.
+// outcome sums the deliveries of an action up for the gate, with one line of
+// detail per recipient.
 func outcome(ds []Delivery, now time.Time) oversight.Outcome {
 	var lines []string
 	var parts []oversight.Part
@@ -129,9 +131,8 @@ func outcome(ds []Delivery, now time.Time) oversight.Outcome {
 	return o
 }
 
-// Interrupted implements [oversight.Recoverer]: those whom nobody had begun to
-// send to when the program stopped get the message all the same; the others
-// are uncertain.
+// Interrupted implements [oversight.Recoverer], after a crash. Recipients in
+// state sending become uncertain; the others are delivered to as usual.
 func (q *Queue) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action) (oversight.Outcome, error) {
 	var env *mail.Envelope
 	var payload []byte
@@ -167,7 +168,8 @@ func (q *Queue) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Actio
 	return outcome(ds, time.Now()), nil
 }
 
-// Moved follows an action that a person or the gate has moved.
+// Moved follows a decision of a person, or of the gate, about an action: to
+// retry, to cancel, or how an uncertain delivery ended.
 func (q *Queue) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	ds, err := deliveries(ctx, tx, a.ID, nil)
 	if err != nil {
@@ -177,7 +179,7 @@ func (q *Queue) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) err
 	now := time.Now()
 	for _, d := range ds {
 		p := d.part().Follow(a.State)
-		if p == d.part() {
+		if p == d.part() { // the decision does not concern this recipient
 			continue
 		}
 		d.State, d.asked = p.State, p.Asked
@@ -207,8 +209,8 @@ func (q *Queue) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) err
 	return nil
 }
 
-// copyOf keeps a copy of an action's message, of which a person said that it
-// arrived.
+// copyOf stores a copy of the message of an action after a person confirmed
+// that it arrived.
 func (q *Queue) copyOf(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	var payload []byte
 	if err := tx.One(ctx, `select payload from action where id = $1`, []any{a.ID}, &payload); err != nil {
@@ -216,7 +218,7 @@ func (q *Queue) copyOf(ctx context.Context, tx *store.Tx, a oversight.Action) er
 	}
 	env, err := mail.ParsePayload(payload)
 	if err != nil {
-		return nil //nolint:nilerr // it is kept no longer
+		return nil //nolint:nilerr // the message has been deleted
 	}
 	b, err := directory.Lookup(ctx, tx, a.Inbox)
 	if errors.Is(err, directory.ErrNoInbox) {

@@ -17,9 +17,9 @@ import (
 	"postern/internal/store"
 )
 
-// announceDelivery tells programs what became of one recipient.
+// announceDelivery records the event for the result of one recipient.
 func (q *Queue) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, d Delivery) error {
-	if a.Kind == policy.KindCopy { // the agent is told nothing of it
+	if a.Kind == policy.KindCopy { // the agent must not learn of copies
 		return nil
 	}
 	var t event.Type
@@ -36,17 +36,17 @@ func (q *Queue) announceDelivery(ctx context.Context, tx *store.Tx, a oversight.
 	return q.parts.Mailbox.Announce(ctx, tx, b, t, a.ID)
 }
 
-// Reports returns the bounce or the complaint that raw may be, for each of the
-// inboxes that it counts for, by their ids. Before the transaction: its keys are
-// read in one of their own, and each that writes has a connection while it waits
-// for its turn. Of those there are not enough for all to take a second.
+// Reports parses raw as a bounce (RFC 3464) or a complaint (RFC 5965), and
+// returns it for each of the inboxes that it counts for, by inbox ID. Call it
+// before the transaction that stores the message: it reads keys in a
+// transaction of its own, and writers that each wait for a second connection
+// could deadlock the pool.
 //
-// The attack: a report that somebody made up, so that an address is suppressed
-// or a sender suspended. It counts only if it returns the header of a message
-// that this inbox sent, with the statement that this server signed over that
-// header: who makes one up must have got the message. Who did get it can lie
-// about its other recipients; that is told to the reader of docs/reference/md,
-// and stops at [Reputation.MinBad].
+// The attack: a forged report gets an address suppressed or a sender suspended.
+// So a report counts only if it returns the header of a message that this inbox
+// sent, with the statement that this server signed over that header. Only a
+// recipient of the message can have it. Such a recipient can still lie about
+// the other recipients; [Reputation.MinBad] limits the damage.
 func (q *Queue) Reports(ctx context.Context, inboxes []directory.Inbox, raw []byte) (map[string]mail.Report, error) {
 	r, ok := mail.ParseReport(raw)
 	if !ok || r.MessageID == "" {
@@ -63,8 +63,8 @@ func (q *Queue) Reports(ctx context.Context, inboxes []directory.Inbox, raw []by
 	return out, nil
 }
 
-// NoteReport notes a bounce or a complaint that arrived in b where it is about
-// something that b itself sent. Everything else changes nothing.
+// NoteReport applies a bounce or a complaint to the deliveries of the message
+// that b sent. A report that matches no sent message is ignored.
 func (q *Queue) NoteReport(ctx context.Context, tx *store.Tx, b directory.Inbox, r mail.Report) error {
 	var action string
 	err := tx.One(ctx, `select action_id from sent_message where inbox_id = $1 and hash = $2`, []any{b.ID, q.sentHash(b.ID, r.MessageID)}, &action)
@@ -80,7 +80,7 @@ func (q *Queue) NoteReport(ctx context.Context, tx *store.Tx, b directory.Inbox,
 	}
 	env, err := mail.ParsePayload(payload)
 	if err != nil {
-		return nil //nolint:nilerr // the message is kept no longer: its recipients are not known
+		return nil //nolint:nilerr // the message has been deleted, and its recipients with it
 	}
 	ds, err := deliveries(ctx, tx, action, &env)
 	if err != nil {
@@ -98,9 +98,8 @@ func (q *Queue) NoteReport(ctx context.Context, tx *store.Tx, b directory.Inbox,
 	return q.judge(ctx, tx, b, time.Now())
 }
 
-// signedHere says whether a header is of a message that this server signed for
-// b. Without keys of its own it signs nothing, and knows by the Message-ID
-// alone.
+// signedHere reports whether this server signed the header for b. A server
+// without signing keys accepts the match by Message-ID alone.
 func (q *Queue) signedHere(ctx context.Context, b directory.Inbox, header []byte) (bool, error) {
 	if q.parts.Signer == nil {
 		return true, nil
@@ -113,6 +112,8 @@ func (q *Queue) signedHere(ctx context.Context, b directory.Inbox, header []byte
 	return err == nil && strings.EqualFold(s.Inbox, b.Address), nil
 }
 
+// noteBounces turns delivered recipients into bounced ones. Each report counts
+// once: a second one finds no delivered recipient.
 func (q *Queue) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
 	var fresh []Delivery
 	for _, to := range r.Recipients {
@@ -130,10 +131,11 @@ func (q *Queue) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Actio
 				return err
 			}
 			fresh = append(fresh, d)
-			if err := q.parts.Mailbox.CountSent(ctx, tx, b.ID, d.Recipient, -1); err != nil { // it did not reach it
+			if err := q.parts.Mailbox.CountSent(ctx, tx, b.ID, d.Recipient, -1); err != nil { // the message did not arrive
 				return err
 			}
-			// The report itself is in the inbox: no second one is made of it.
+			// The report itself is in the inbox, so no bounce is generated for
+			// it.
 			if _, err := tx.ExecContext(ctx, `update delivery set told_at = $1 where action_id = $2 and n = $3`, store.Time(time.Now()), a.ID, d.n); err != nil {
 				return fmt.Errorf("note bounce: %w", err)
 			}
@@ -156,19 +158,22 @@ func (q *Queue) noteBounces(ctx context.Context, tx *store.Tx, a oversight.Actio
 	return nil
 }
 
-// gone says whether a status means that no message will ever reach the address:
-// RFC 3463, and 5.1.10 of RFC 7505.
+// gone reports whether a status means that the address does not exist and never
+// will: codes of RFC 3463, and 5.1.10 of RFC 7505.
 func gone(status string) bool {
 	return slices.Contains([]string{"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1"}, status)
 }
 
+// noteComplaint marks the deliveries that a complaint is about and suppresses
+// their addresses.
 func (q *Queue) noteComplaint(ctx context.Context, tx *store.Tx, a oversight.Action, b directory.Inbox, r mail.Report, ds []Delivery) error {
 	if r.Feedback == "not-spam" {
 		return nil
 	}
 	for _, d := range ds {
 		named := slices.ContainsFunc(r.Recipients, func(to mail.ReportRecipient) bool { return strings.EqualFold(to.Address, d.Recipient) })
-		// Many providers leave out who complained.
+		// Many providers remove the complaining address. With one recipient it
+		// is known all the same; with several, nobody is marked.
 		if !named && len(ds) > 1 || d.State != Delivered {
 			continue
 		}

@@ -15,16 +15,17 @@ import (
 	"postern/internal/store"
 )
 
-// A Reputation says from which rates on an inbox, or all of a domain, stops
-// sending until a person lifts it. Providers block whole domains for less.
+// Reputation sets the bounce and complaint rates above which an inbox, or a
+// whole domain, is suspended until a person lifts the suspension. Large
+// providers block domains at lower rates.
 type Reputation struct {
-	Window     time.Duration // that is looked back upon; 0 means 7 days
-	MinSent    int           // recipients in it before rates count; 0 means 100
-	Bounces    float64       // share of recipients that bounced; 0 means 0.05
-	Complaints float64       // share whose readers complained; 0 means 0.003
-	// MinBad is how many bounces or complaints it takes at least: one reader
-	// who presses a button, or forges a report of mail that he got, stops
-	// nobody. 0 means 3.
+	Window     time.Duration // period that the rates are computed over; 0 means 7 days
+	MinSent    int           // recipients in the window below which rates do not count; 0 means 100
+	Bounces    float64       // highest share of bounced recipients; 0 means 0.05
+	Complaints float64       // highest share of complaints; 0 means 0.003
+	// MinBad is the number of bounces or complaints below which nobody is
+	// suspended. The attack: a single recipient who complains, or forges a
+	// report of mail that he got, stops an inbox. 0 means 3.
 	MinBad int
 }
 
@@ -46,15 +47,16 @@ func (r *Reputation) fill() {
 	}
 }
 
-// suspendedWait is when what waits for a suspension to be lifted looks again.
+// suspendedWait is how often waiting mail checks whether the suspension was
+// lifted.
 const suspendedWait = 2 * time.Minute
 
-// warmUp are how many recipients a new domain may write to on each day of its
-// first, second and third week of sending.
+// warmUp holds the recipients per day that a new domain may send to in its
+// first, second and third week.
 var warmUp = []int64{50, 500, 5000}
 
-// mayLeave says until when a batch must wait, and why, because of what b or its
-// domain did before. What stays on this server harms nobody's name.
+// mayLeave returns until when a batch must wait, and why, if b or its domain is
+// suspended. Local mail is never held back: it harms no reputation.
 func (q *Queue) mayLeave(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
 	if x.hop.Kind == HopLocal {
 		return time.Time{}, "", nil
@@ -73,13 +75,14 @@ func (q *Queue) mayLeave(ctx context.Context, tx *store.Tx, b directory.Inbox, x
 	return time.Time{}, "", nil
 }
 
-// warm counts the recipients of a batch where the domain of b is new, or says
-// until when to wait and why.
+// warm counts a batch against the daily limit of a domain that is new to direct
+// sending. If the limit is reached, it returns until when to wait, and why.
 func (q *Queue) warm(ctx context.Context, tx *store.Tx, b directory.Inbox, x batch, now time.Time) (wait time.Time, why string, err error) {
 	domain := mail.Domain(b.Address)
 	if x.hop.Kind != HopDirect || !q.conf.WarmUp {
 		return time.Time{}, "", nil
 	}
+	// Days are UTC days since 1970.
 	today := now.Unix() / 86400
 	var first int64
 	err = tx.One(ctx, `select min(day) from sending_day where domain = $1 having count(*) > 0`, []any{domain}, &first)
@@ -108,21 +111,22 @@ func (q *Queue) warm(ctx context.Context, tx *store.Tx, b directory.Inbox, x bat
 	return time.Unix((today+1)*86400, 0), fmt.Sprintf("waits until tomorrow: %s is a new sending domain, limited to %d recipients a day in week %d", domain, warmUp[week], week+1), nil
 }
 
-// judge suspends b, or its domain, where too much of what it sent was refused.
+// judge suspends b, or its domain, if too many of its recent messages bounced
+// or caused complaints.
 func (q *Queue) judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error {
 	r := &q.conf.Reputation
 	domain := mail.Domain(b.Address)
 	suspended := map[string]string{}
 	owner := b.Project
-	if domain == q.parts.Directory.Domain() { // of all projects; lifted by those who run the server
+	if domain == q.parts.Directory.Domain() { // shared by all projects; the operators of the server lift it
 		var err error
 		if owner, err = auth.FirstProject(ctx, tx); err != nil {
 			return fmt.Errorf("owner of %s: %w", domain, err)
 		}
 	}
-	// The inbox comes first, and what a suspended one sent does not count for its
-	// domain: one bad inbox must not stop all others. The domain is stopped where
-	// many together are bad.
+	// The inbox is judged first, and the mail of a suspended inbox does not
+	// count for its domain: one bad inbox must not stop all others. The domain
+	// is suspended only if many inboxes together are bad.
 	for _, s := range []struct{ scope, where, project string }{
 		{b.ID, "inbox_id = $1", b.Project},
 		{domain, "domain = $1 and not exists (select 1 from suspension s where s.scope = inbox_id and s.reason <> '')", owner},
@@ -174,15 +178,15 @@ func (q *Queue) judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now 
 	return nil
 }
 
-// A Suspension is an inbox or a domain that sends nothing.
+// A Suspension stops all mail from an inbox or a domain.
 type Suspension struct {
-	Scope  string // id of the inbox, or name of the domain
+	Scope  string // ID of the inbox, or name of the domain
 	Reason string
 	At     time.Time
 }
 
-// Suspensions returns those of who's project: of its inboxes, and of the
-// domains that they send from.
+// Suspensions returns the suspensions of the inboxes of who's project, and of
+// the domains that it is responsible for.
 func (q *Queue) Suspensions(ctx context.Context, who auth.Principal) (out []Suspension, err error) {
 	if err := directory.MayManage(who); err != nil {
 		return nil, err
@@ -210,9 +214,9 @@ func (q *Queue) Suspensions(ctx context.Context, who auth.Principal) (out []Susp
 	return out, nil
 }
 
-// Lift lets a suspended inbox or domain of who's project send again; what was
-// before counts no more. Only a person may: an agent's key, or whoever holds
-// the project's, could else write on.
+// Lift ends the suspension of an inbox or domain of who's project. Results from
+// before do not count any more. Only a person may lift it: with a key, an agent
+// could undo its own suspension.
 func (q *Queue) Lift(ctx context.Context, who auth.Principal, scope, reason string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err

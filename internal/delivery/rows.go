@@ -12,7 +12,8 @@ import (
 
 const deliveryColumns = `n, state, asked, code, status, detail, remote, outside, attempts, first_at, last_at, next_at, settled_at, told_at, complained_at`
 
-// deliveries returns the recipients of an action. Env may be nil.
+// deliveries returns the deliveries of an action in the order of its
+// recipients. Without env their addresses are empty: the rows hold none.
 func deliveries(ctx context.Context, tx *store.Tx, action string, env *mail.Envelope) (out []Delivery, err error) {
 	rows, err := tx.QueryContext(ctx, `select `+deliveryColumns+` from delivery where action_id = $1 order by n`, action)
 	if err != nil {
@@ -39,19 +40,21 @@ func deliveries(ctx context.Context, tx *store.Tx, action string, env *mail.Enve
 	return out, doubtful(ctx, tx, action, out)
 }
 
-// Sealed are the recipients of actions.
+// Sealed returns the rows of deliveries as they are authenticated in the
+// database.
 func Sealed() store.Sealed {
 	return store.Sealed{Table: "delivery", Key: []string{"action_id", "n"}}
 }
 
-// sealDelivery seals the row of the recipient n of an action as tx has written it.
+// sealDelivery authenticates the row of recipient n as tx has written it.
 func sealDelivery(ctx context.Context, tx *store.Tx, action string, n int) error {
 	return tx.Seal(ctx, Sealed(), `action_id = $1 and n = $2`, action, n)
 }
 
-// doubtful makes pending deliveries of ds uncertain if this program did not write
-// their rows: a person says what became of them. The attack: a finished delivery
-// is set back to waiting, so that the recipient gets the message twice.
+// doubtful makes open deliveries uncertain whose rows this program did not
+// write, so that a person decides. The attack: somebody who can write the
+// database sets a finished delivery back to queued, so that the recipient gets
+// the message twice.
 func doubtful(ctx context.Context, tx *store.Tx, action string, ds []Delivery) error {
 	if !slices.ContainsFunc(ds, func(d Delivery) bool { return d.open() }) {
 		return nil

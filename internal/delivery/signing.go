@@ -10,24 +10,24 @@ import (
 	"postern/internal/store"
 )
 
-// SigningKeys manages the DKIM keys of domains for the people whose domains they
-// are.
+// SigningKeys lets people manage the DKIM keys of their domains.
 type SigningKeys struct {
 	db     *store.DB
-	ring   *signing.Ring // nil means that there are none
-	domain string        // the server's own
+	ring   *signing.Ring // nil means no signing keys
+	domain string        // of the server
 }
 
-// NewSigningKeys returns the signing keys in ring, which may be nil. Domain is
-// the server's own.
+// NewSigningKeys returns the management of the keys in ring, which may be nil.
+// Domain is the server's own.
 func NewSigningKeys(db *store.DB, ring *signing.Ring, domain string) *SigningKeys {
 	return &SigningKeys{db: db, ring: ring, domain: domain}
 }
 
-// mayKeep returns an error unless who may manage the signing keys of a domain:
-// a person of the project that holds it; of the server's own domain, of the
-// first project, since those are the people who run the server. A domain that
-// is not theirs is not found.
+// mayKeep returns an error unless who may manage the signing keys of a domain.
+// Only people of the project that holds the domain may; for the server's own
+// domain, those of the first project, who operate the server. For any other
+// domain it returns [signing.ErrNotFound], so that its existence is not
+// revealed.
 func (k *SigningKeys) mayKeep(ctx context.Context, who auth.Principal, name string) error {
 	if who.Kind != auth.Person {
 		return fmt.Errorf("%s may not manage signing keys: only a person may: %w", who, auth.ErrForbidden)
@@ -53,8 +53,8 @@ func (k *SigningKeys) mayKeep(ctx context.Context, who auth.Principal, name stri
 	return nil
 }
 
-// Domains returns the domains whose DKIM keys who may manage: that of this
-// server, if who is its operator, and those of who's project that are in use.
+// Domains returns the domains whose DKIM keys who may manage: the server's own
+// if who operates it, and the verified domains of who's project.
 func (k *SigningKeys) Domains(ctx context.Context, who auth.Principal) (out []string, err error) {
 	if who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s may not manage signing keys: only a person may: %w", who, auth.ErrForbidden)
@@ -73,7 +73,7 @@ func (k *SigningKeys) Domains(ctx context.Context, who auth.Principal) (out []st
 	return out, nil
 }
 
-// Keys returns the published keys of a domain of who's.
+// Keys returns the published keys of a domain of who's project.
 func (k *SigningKeys) Keys(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (k *SigningKeys) Keys(ctx context.Context, who auth.Principal, name string)
 	return k.ring.Keys(ctx, name)
 }
 
-// Rotate is [signing.Ring.Rotate] for a domain of who's.
+// Rotate is [signing.Ring.Rotate] for a domain of who's project.
 func (k *SigningKeys) Rotate(ctx context.Context, who auth.Principal, name string) ([]signing.Key, error) {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (k *SigningKeys) Rotate(ctx context.Context, who auth.Principal, name strin
 	return k.ring.Rotate(ctx, who, name)
 }
 
-// Check is [signing.Ring.Check] for a domain of who's.
+// Check is [signing.Ring.Check] for a domain of who's project.
 func (k *SigningKeys) Check(ctx context.Context, who auth.Principal, name string) ([]signing.Published, error) {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (k *SigningKeys) Check(ctx context.Context, who auth.Principal, name string
 	return k.ring.Check(ctx, who, name)
 }
 
-// Remove is [signing.Ring.Remove] for a domain of who's.
+// Remove is [signing.Ring.Remove] for a domain of who's project.
 func (k *SigningKeys) Remove(ctx context.Context, who auth.Principal, name, id string) error {
 	if err := k.mayKeep(ctx, who, name); err != nil {
 		return err

@@ -18,45 +18,46 @@ import (
 	"postern/internal/store"
 )
 
-// SuppressionReason is why a project writes to an address no more.
+// SuppressionReason is why an address is suppressed.
 type SuppressionReason string
 
 // The reasons.
 const (
-	SuppressedBounce      SuppressionReason = "bounced"      // its server says that there is no such address
-	SuppressedComplaint   SuppressionReason = "complained"   // its reader calls our mail spam
-	SuppressedUnsubscribe SuppressionReason = "unsubscribed" // its reader asked for no more
-	SuppressedAdded       SuppressionReason = "added"        // a manager put it there
+	SuppressedBounce      SuppressionReason = "bounced"      // the server of the address rejected it as unknown
+	SuppressedComplaint   SuppressionReason = "complained"   // the recipient reported the mail as spam
+	SuppressedUnsubscribe SuppressionReason = "unsubscribed" // the recipient used the unsubscribe link
+	SuppressedAdded       SuppressionReason = "added"        // a manager added it
 )
 
-// A Suppression is an address that a project writes to no more. Its address is
-// known only to who asks for it.
+// A Suppression records that a project sends nothing more to an address. It
+// does not hold the address, of which only a hash is stored.
 type Suppression struct {
 	Reason  SuppressionReason
-	Inbox   string // id of the inbox whose mail it was, or empty
+	Inbox   string // ID of the inbox whose mail caused it; may be empty
 	Created time.Time
 }
 
-// Suppressions are the lists of addresses that projects write to no more. They
-// hold keyed hashes: a copy of the database tells no address.
+// Suppressions are the suppression lists of projects. They hold keyed hashes,
+// so a copy of the database reveals no address.
 type Suppressions struct {
 	db     *store.DB
 	secret []byte // the server's
 }
 
-// NewSuppressions returns the lists in db, hashed under keys derived from secret.
+// NewSuppressions returns the lists in db. The keys of the hashes are derived
+// from secret.
 func NewSuppressions(db *store.DB, secret []byte) *Suppressions {
 	return &Suppressions{db: db, secret: secret}
 }
 
-// suppressionHash is what an address is kept as. The local part counts in lower
-// case: who bounced as Bob bounces as bob; and who asked for no more at a domain
-// did so however an agent writes it.
+// suppressionHash returns the hash under which an address is stored. The local
+// part is lowered, although RFC 5321 makes it case-sensitive: otherwise an
+// agent could get around an unsubscription by writing Bob for bob.
 func (l *Suppressions) suppressionHash(project, address string) []byte {
 	return seal.Hash(l.secret, project, "postern suppression v1", strings.ToLower(policy.Address(strings.TrimSpace(address))))
 }
 
-// suppressed returns why project writes to address no more, or nothing.
+// reason returns why project does not send to address, or "" if it does.
 func (l *Suppressions) reason(ctx context.Context, tx *store.Tx, project, address string) (SuppressionReason, error) {
 	var reason SuppressionReason
 	err := tx.One(ctx, `select reason from suppression where project_id = $1 and hash = $2`, []any{project, l.suppressionHash(project, address)}, &reason)
@@ -69,7 +70,8 @@ func (l *Suppressions) reason(ctx context.Context, tx *store.Tx, project, addres
 	return reason, nil
 }
 
-// suppress puts an address on the list; the first reason stays.
+// add puts an address on the list. An address that is already on it keeps its
+// first reason.
 func (l *Suppressions) add(ctx context.Context, tx *store.Tx, project, inbox, address string, reason SuppressionReason) error {
 	_, err := tx.ExecContext(ctx, `insert into suppression (project_id, hash, reason, inbox_id, created_at) values ($1, $2, $3, $4, $5) on conflict do nothing`,
 		project, l.suppressionHash(project, address), reason, inbox, store.Time(time.Now()))
@@ -79,6 +81,8 @@ func (l *Suppressions) add(ctx context.Context, tx *store.Tx, project, inbox, ad
 	return nil
 }
 
+// suppressible checks that who manages inboxes, and returns address in its
+// normal form.
 func (l *Suppressions) suppressible(who auth.Principal, address string) (string, error) {
 	if err := directory.MayManage(who); err != nil {
 		return "", err
@@ -90,8 +94,8 @@ func (l *Suppressions) suppressible(who auth.Principal, address string) (string,
 	return addr, nil
 }
 
-// Find returns why who's project writes to an address no more, or an
-// error that wraps [store.ErrNotFound].
+// Find returns the suppression of an address in who's project, or an error that
+// wraps [store.ErrNotFound].
 func (l *Suppressions) Find(ctx context.Context, who auth.Principal, address string) (s Suppression, err error) {
 	if address, err = l.suppressible(who, address); err != nil {
 		return Suppression{}, err
@@ -108,8 +112,8 @@ func (l *Suppressions) Find(ctx context.Context, who auth.Principal, address str
 	return s, nil
 }
 
-// Count returns how many addresses are on the list of who's project, by
-// reason. The addresses themselves are not kept.
+// Count returns how many addresses are suppressed in who's project, by reason.
+// The addresses themselves are not stored.
 func (l *Suppressions) Count(ctx context.Context, who auth.Principal) (map[SuppressionReason]int, error) {
 	if err := directory.MayManage(who); err != nil {
 		return nil, err
@@ -154,8 +158,8 @@ func (l *Suppressions) Add(ctx context.Context, who auth.Principal, address stri
 	})
 }
 
-// Remove takes an address off the list of who's project. It returns an
-// error that wraps [store.ErrNotFound] if it is not there.
+// Remove takes an address off the list of who's project. It returns an error
+// that wraps [store.ErrNotFound] if the address is not on it.
 func (l *Suppressions) Remove(ctx context.Context, who auth.Principal, address string) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return err
@@ -176,21 +180,24 @@ func (l *Suppressions) Remove(ctx context.Context, who auth.Principal, address s
 	})
 }
 
-// Token returns what a link in a message to address holds, so that
-// its reader ends mail to himself, and only that: it tells nobody the address.
+// Token returns the token of an unsubscribe link (RFC 8058) in a message to
+// address. It lets the holder unsubscribe that address and nothing else, and
+// does not contain the address. It is the inbox ID, the hash of the address and
+// a MAC of 16 bytes over both.
 func (l *Suppressions) Token(b directory.Inbox, address string) string {
 	body := b.ID + "." + base64.RawURLEncoding.EncodeToString(l.suppressionHash(b.Project, address))
 	mac := seal.Hash(l.secret, b.ID, "postern unsubscribe v1", body)
 	return body + "." + base64.RawURLEncoding.EncodeToString(mac[:16])
 }
 
-// CheckToken returns [directory.ErrInvalid] unless token is one that
-// [Suppressions.Token] made.
+// CheckToken returns an error that wraps [directory.ErrInvalid] unless
+// [Suppressions.Token] made token. It changes nothing.
 func (l *Suppressions) CheckToken(token string) error {
 	_, _, err := l.readToken(token)
 	return err
 }
 
+// readToken verifies a token and returns its inbox ID and address hash.
 func (l *Suppressions) readToken(token string) (inbox string, hash []byte, err error) {
 	bad := fmt.Errorf("%w: the link is invalid or incomplete", directory.ErrInvalid)
 	if len(token) > 300 {
@@ -208,7 +215,8 @@ func (l *Suppressions) readToken(token string) (inbox string, hash []byte, err e
 	return parts[0], hash, nil
 }
 
-// Unsubscribe puts the address that a token is about on its project's list.
+// Unsubscribe puts the address of a token on the list of its project. A
+// repeated call does nothing.
 func (l *Suppressions) Unsubscribe(ctx context.Context, token string) error {
 	inbox, hash, err := l.readToken(token)
 	if err != nil {
@@ -218,7 +226,7 @@ func (l *Suppressions) Unsubscribe(ctx context.Context, token string) error {
 		var project string
 		err := tx.One(ctx, `select project_id from inbox where id = $1`, []any{inbox}, &project)
 		if errors.Is(err, store.ErrNotFound) {
-			return nil // it is gone, and writes to nobody
+			return nil // a deleted inbox sends nothing
 		}
 		if err != nil {
 			return fmt.Errorf("unsubscribe: %w", err)
