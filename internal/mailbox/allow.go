@@ -30,12 +30,12 @@ type AllowLists struct {
 	post *PostOffice // proposes requests, and knows who manages an inbox
 }
 
-// An AllowEntry is somebody to whom an inbox in mode gated_send writes without
-// a person's word. An inbox without entries writes so to nobody.
+// An AllowEntry is an address or a domain that an inbox in mode gated_send may
+// write to without approval. Without entries, every message needs approval.
 type AllowEntry struct {
 	ID        string
 	Inbox     string
-	Pattern   string // "bob@example.com", or "*@example.com": all of that domain and none below it
+	Pattern   string // "bob@example.com", or "*@example.com": the whole domain, without its subdomains
 	Created   time.Time
 	CreatedBy string    // the person who allowed it
 	Action    string    // by which the agent asked for it, or empty
@@ -43,20 +43,21 @@ type AllowEntry struct {
 }
 
 const (
-	// maxAllowed is how many entries an allow list has at most.
+	// maxAllowed bounds the entries of one allow list.
 	maxAllowed = 1000
-	// allowRequests is how many entries an hour an inbox may ask for.
+	// allowRequests bounds the requests for entries per inbox and hour.
 	allowRequests = 20
 )
 
 // ErrNoEntry means that an allow list has no such entry.
 var ErrNoEntry = fmt.Errorf("no such allow list entry (%w)", store.ErrNotFound)
 
-// ParseAllowed returns a pattern as it is kept: in lower case, its domain in
-// ASCII. It returns an error that wraps [directory.ErrInvalid] for what is no pattern, or
-// one that could mean somebody else than it seems. The attacks: letters that
-// look like others before the @; a whole public suffix; a name that a server
-// takes as the way to another.
+// ParseAllowed returns a pattern in its stored form: in lower case, with the
+// domain in ASCII. It returns an error that wraps [directory.ErrInvalid] for
+// anything else, and for patterns that could match other addresses than they
+// seem to. The attacks: letters before the @ that look like others; a whole
+// public suffix; a name that a server routes to another server
+// (bob%evil.com@example.com).
 func ParseAllowed(pattern string) (string, error) {
 	bad := func(why string) (string, error) {
 		return "", fmt.Errorf("%w: pattern: %s", directory.ErrInvalid, why)
@@ -85,7 +86,8 @@ func ParseAllowed(pattern string) (string, error) {
 			return bad("the part before the @ must be ASCII letters, digits and symbols such as . _ - +, or a single * as in *@example.com")
 		}
 	}
-	// Not before: in lower case the sign for kelvin is a k, and its mailbox another.
+	// Only after the check for ASCII: the Kelvin sign is a k in lower case, but
+	// a different mailbox.
 	local = strings.ToLower(local)
 	if _, err := mail.CheckAddr("pattern", local+"@"+name); err != nil {
 		return bad("is not an address")
@@ -93,14 +95,14 @@ func ParseAllowed(pattern string) (string, error) {
 	return local + "@" + name, nil
 }
 
-// SealedAllowed are the entries of allow lists. The attack: somebody who can
-// write the database adds an address to a list.
+// SealedAllowed returns the rows of allow lists as they are authenticated. The
+// attack: somebody who can write the database adds an address to a list.
 func SealedAllowed() store.Sealed {
 	return store.Sealed{Table: "allow_entry", Key: []string{"id"}}
 }
 
-// listed reports whether the allow list of an inbox has every one of to. An
-// empty list has nobody.
+// listed reports whether the allow list of an inbox matches every address in
+// to. Rows that are not authentic do not count.
 func listed(ctx context.Context, tx *store.Tx, inbox string, to []string) (bool, error) {
 	if len(to) == 0 {
 		return false, nil
@@ -123,9 +125,9 @@ func listed(ctx context.Context, tx *store.Tx, inbox string, to []string) (bool,
 	return true, nil
 }
 
-// allows reports whether patterns have an address. Who is not exactly on the
-// list is not: bob+x@ is another than bob@, and a domain below another one is
-// another. What cannot be compared surely is not on any list.
+// allows reports whether patterns match an address. Matching is exact: bob+x@
+// does not match bob@, and a subdomain does not match its parent. An address
+// that ParseAllowed rejects is never allowed.
 func allows(patterns map[string]bool, address string) bool {
 	if len(patterns) == 0 {
 		return false
@@ -164,7 +166,7 @@ func (l *AllowLists) Entries(ctx context.Context, who auth.Principal, inbox stri
 	return out, err
 }
 
-// knownTo returns an inbox that who manages or has a part in.
+// knownTo returns an inbox that who manages or has a credential of.
 func (l *AllowLists) knownTo(ctx context.Context, tx *store.Tx, who auth.Principal, inbox string) (directory.Inbox, error) {
 	if who.Kind == auth.Person || who.Kind == auth.Project {
 		return directory.LookupFor(ctx, tx, who, inbox)
@@ -196,7 +198,8 @@ func (l *AllowLists) Add(ctx context.Context, who auth.Principal, inbox, pattern
 	return e, err
 }
 
-// listing returns policy's request for adding a pattern to b's allow list.
+// listing returns the policy request for adding a pattern to the allow list of
+// b.
 func listing(b directory.Inbox, pattern string, until time.Time) policy.Request {
 	return policy.Request{Kind: AllowKind, Inbox: b.Address, Mode: b.Mode, To: []string{pattern}, Detail: map[string]string{"pattern": pattern, "until": ends(until)}}
 }
@@ -211,7 +214,7 @@ func checkAllowed(pattern string, until time.Time) (string, error) {
 
 func addAllowed(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pattern string, until time.Time, action string) (AllowEntry, error) {
 	now := time.Now().UTC().Truncate(time.Microsecond)
-	// What has expired takes no room.
+	// Expired entries do not count against the limit.
 	if _, err := tx.ExecContext(ctx, `delete from allow_entry where inbox_id = $1 and expires_at > 0 and expires_at <= $2`, b.ID, store.Time(now)); err != nil {
 		return AllowEntry{}, fmt.Errorf("tidy allow list of inbox %s: %w", b.ID, err)
 	}

@@ -15,19 +15,19 @@ import (
 	"postern/internal/store"
 )
 
-// announce records an event of b as part of tx, and wakes who waits for it once
-// tx is committed. Objects are ids, the one that the event is about first: of a
-// message (msg_…), of an action (act_…). Nothing else is told: content and
-// addresses are sealed, and events are not.
+// announce records an event of b as part of tx, and wakes its subscribers once
+// tx is committed. Objects are the IDs of messages (msg_…) and actions (act_…),
+// the subject of the event first. Events hold no content and no addresses:
+// those are sealed, and events are not.
 //
-// It takes the lock of the audit's chain, so call it when that costs nothing:
-// beside audit.Append, and after other writes of tx.
+// It takes the lock of the audit chain, which all writers need. So call it late
+// in tx, beside audit.Append.
 func (m *PostOffice) announce(ctx context.Context, tx *store.Tx, b directory.Inbox, t event.Type, objects ...string) error {
 	return m.announceWith(ctx, tx, b, t, nil, objects...)
 }
 
-// announceWith is announce with what else the agent is to know: a state, and
-// what people or policy say to it. It is no place for what a mail says.
+// announceWith is announce with additional data for the agent: a state, and
+// what people or policy say about it. Data must not hold content of mail.
 func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b directory.Inbox, t event.Type, data map[string]any, objects ...string) error {
 	e := event.Event{Project: b.Project, Inbox: b.ID, Type: t, Data: map[string]any{}}
 	maps.Copy(e.Data, data)
@@ -52,14 +52,14 @@ func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b directory
 	return nil
 }
 
-// Announce tells an inbox that an action of it waits for a person, and how it was
+// Announce records that an action of an inbox waits for a person, or how it was
 // decided. Every executor of an inbox's actions calls it.
 func (m *PostOffice) Announce(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	return m.announceMove(ctx, tx, a)
 }
 
-// announceMove tells of actions that wait for a person and of how they were
-// decided, with the reason that the agent is given.
+// announceMove records the event for an action that waits for a person or was
+// decided, with the reason given to the agent.
 func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	var t event.Type
 	switch a.State {
@@ -79,7 +79,7 @@ func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight
 	case oversight.Cancelled:
 		t = event.OversightCancelled
 	case oversight.Scheduled, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown:
-		// What becomes of it is told by the events of its message.
+		// The events of its message report what follows.
 	}
 	if a.Inbox == "" || t == "" {
 		return nil
@@ -98,5 +98,5 @@ func (m *PostOffice) announceMove(ctx context.Context, tx *store.Tx, a oversight
 	return m.announceWith(ctx, tx, directory.Inbox{ID: a.Inbox, Project: a.Project}, t, data, a.ID)
 }
 
-// Events returns what wakes those who wait for events of inboxes.
+// Events returns the notifier that wakes waiting readers of events.
 func (m *PostOffice) Events() *event.Watch { return m.watch }

@@ -19,8 +19,9 @@ import (
 )
 
 // An arrangement is the payload of an action of kind [policy.KindArchive] or
-// [policy.KindTrash]: what a person who cannot read the inbox needs to know of
-// the message, as whoever proposed it could read it.
+// [policy.KindTrash]. A reviewer cannot read the inbox, so it holds what the
+// reviewer needs to know about the message, as read with the key of the
+// proposer.
 type arrangement struct {
 	Inbox   string    `json:"inbox"`
 	Address string    `json:"address"`
@@ -30,16 +31,16 @@ type arrangement struct {
 	At      time.Time `json:"at"`
 }
 
-// arrangements are the labels that the kinds give. Other kinds give none.
+// arrangements maps each kind to the label that it adds.
 //
 //exhaustive:ignore
 var arrangements = map[policy.Kind]string{policy.KindArchive: LabelArchived, policy.KindTrash: LabelTrash}
 
-// Arrange proposes to put a message into the archive or into the trash, by kind.
-// Policy says whether a person is asked; what is approved is done by the gate.
-// Programs that label by themselves use [PostOffice.Label]. Who needs a key that
-// proposes. A reviewer reads from whom the message is and its subject. What waits
-// already is not asked twice: its action is returned.
+// Arrange proposes to move a message to the archive or the trash, depending on
+// kind. Policy decides whether a person must approve; after that the gate
+// executes it. Who needs a key with scope [seal.Propose]. If the same request
+// waits already, Arrange returns its action. Programs that label messages
+// directly use [PostOffice.Label].
 func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *seal.Key, kind policy.Kind, id string) (a oversight.Action, err error) {
 	if _, ok := arrangements[kind]; !ok {
 		return a, fmt.Errorf("%w: kind: %q arranges nothing", directory.ErrInvalid, kind)
@@ -70,8 +71,8 @@ func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string
 	return a, err
 }
 
-// waiting returns the action by which people are asked for exactly this already,
-// whoever of b proposed it, or [store.ErrNotFound].
+// waiting returns the pending action of b with the same payload, whoever
+// proposed it, or an error that wraps [store.ErrNotFound].
 func (m *PostOffice) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, kind policy.Kind, payload []byte) (oversight.Action, error) {
 	var id string
 	digest := sha256.Sum256(payload)
@@ -84,7 +85,7 @@ func (m *PostOffice) waiting(ctx context.Context, tx *store.Tx, who auth.Princip
 	return m.gate.Find(ctx, tx, who, id)
 }
 
-// arranger labels messages after a decision, or a rule.
+// An arranger labels messages after the decision of a person or a rule.
 type arranger struct{ m *PostOffice }
 
 var (
@@ -128,8 +129,8 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 	return oversight.Outcome{State: oversight.Done, Detail: "done"}
 }
 
-// Interrupted implements [oversight.Recoverer]. To give a label twice is to give
-// it once, so it is done again.
+// Interrupted implements [oversight.Recoverer]. Adding a label is idempotent,
+// so the action is executed again.
 func (x arranger) Interrupted(context.Context, *store.Tx, oversight.Action) (oversight.Outcome, error) {
 	return oversight.Outcome{State: oversight.Approved, Detail: "it is retried"}, nil
 }

@@ -22,18 +22,18 @@ import (
 	"postern/internal/store"
 )
 
-// Mail that arrives for an inbox in mode gated_all is held as mail in quarantine
-// is, sealed to the inbox's key, and an action of kind [ReceiveKind] asks a
-// person to let it in. Who decides sees what quarantine shows and nothing that
-// the sender wrote: when it came, its size, the scan's score, and the words for
-// what was proved of its sender. Approved, it is released into the inbox;
-// rejected, cancelled or decided by nobody, it is dropped.
+// Mail for an inbox in mode gated_all is held like mail in quarantine, sealed
+// to the key of the inbox, and an action of kind [ReceiveKind] asks a person to
+// release it. The reviewer sees only what the quarantine shows, and nothing
+// that the sender wrote: the time, the size, the scan score and the
+// authentication results. Approved mail is released into the inbox. Rejected,
+// cancelled and expired mail is deleted.
 
-// ReceiveKind is the kind of the actions that let mail into an inbox.
+// ReceiveKind is the kind of actions that release held mail into an inbox.
 const ReceiveKind = policy.KindReceive
 
-// An arrival is the payload of an action of kind [ReceiveKind]. It holds nothing
-// that is sealed.
+// An arrival is the payload of an action of kind [ReceiveKind]. It holds no
+// sealed data.
 type arrival struct {
 	Message    string                    `json:"message"` // its id
 	Inbox      string                    `json:"inbox"`
@@ -45,7 +45,7 @@ type arrival struct {
 	Checks     map[string]string         `json:"checks,omitempty"` // as in [Held]
 }
 
-// askIn asks a person to let l in, which tx has held.
+// askIn proposes the release of l, which tx has stored as held.
 func (m *PostOffice) askIn(ctx context.Context, tx *store.Tx, l letter, s message.Security) error {
 	v := arrival{Message: l.id, Inbox: l.inbox.ID, Address: l.inbox.Address, At: l.at, Size: l.size, Score: s.Score, Categories: s.Categories, Checks: checkWords(s)}
 	payload, err := marshal(v)
@@ -62,8 +62,8 @@ func (m *PostOffice) askIn(ctx context.Context, tx *store.Tx, l letter, s messag
 			r.Flags = append(r.Flags, string(c))
 		}
 	}
-	// What is stopped comes again: the sender's server keeps it for days, and
-	// here it would be lost.
+	// A stopped inbox refuses mail temporarily: the sending server retries for
+	// days, while held mail would be dropped here.
 	if sw, on, err := m.gate.Stopped(ctx, tx, l.inbox.Project, l.inbox.ID, r); err != nil || on {
 		if err == nil {
 			err = fmt.Errorf("receive for %s: %s: %w", l.inbox.ID, sw, ErrFull)
@@ -78,7 +78,7 @@ func (m *PostOffice) askIn(ctx context.Context, tx *store.Tx, l letter, s messag
 	if err != nil {
 		return err
 	}
-	if a.State == oversight.Denied { // by policy, of which Moved could not know the message yet
+	if a.State == oversight.Denied { // by policy, before Moved could know the message
 		return m.dropHeld(ctx, tx, a, l.id)
 	}
 	if _, err := tx.ExecContext(ctx, `update quarantine set action_id = $1 where id = $2`, a.ID, l.id); err != nil {
@@ -87,7 +87,7 @@ func (m *PostOffice) askIn(ctx context.Context, tx *store.Tx, l letter, s messag
 	return nil
 }
 
-// arrivalExecutor lets mail in after a decision.
+// An arrivalExecutor releases held mail after a decision.
 type arrivalExecutor struct{ m *PostOffice }
 
 var (
@@ -137,7 +137,8 @@ func (x arrivalExecutor) Interrupted(ctx context.Context, tx *store.Tx, a oversi
 	return oversight.Outcome{State: oversight.Done, Detail: "it is in the inbox"}, nil
 }
 
-// Moved implements [oversight.Watcher]: what nobody lets in is dropped.
+// Moved implements [oversight.Watcher]: it deletes mail whose release was not
+// approved.
 func (x arrivalExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	switch a.State {
 	case oversight.Denied, oversight.Cancelled, oversight.Failed:
@@ -172,7 +173,7 @@ func (m *PostOffice) dropHeld(ctx context.Context, tx *store.Tx, a oversight.Act
 	return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}, audit.MessageDrop, id, audit.Fields{"inbox": a.Inbox, "action": a.ID})
 }
 
-// letIn and tellIn put a held message into its inbox, and say so.
+// letIn and tellIn store a held message in its inbox, and announce it.
 func letIn(ctx context.Context, tx *store.Tx, l letter) error {
 	return keepLetter(ctx, tx, l)
 }

@@ -14,8 +14,7 @@ import (
 	"postern/internal/seal"
 )
 
-// Timing says which comes first for mail that leaves at a time: a person's
-// word, or the time.
+// Timing is the order of a scheduled message's approval and its sending time.
 type Timing string
 
 // The timings. The zero Timing is [GateFirst].
@@ -24,49 +23,50 @@ const (
 	ScheduleFirst Timing = "schedule_first" // a person is asked when its time has come
 )
 
-// maxAhead is how far ahead mail can be scheduled.
+// maxAhead bounds how far ahead mail can be scheduled.
 const maxAhead = 366 * 24 * time.Hour
 
-// An Outgoing is what somebody wants to send. From is always the inbox's.
+// An Outgoing is a request to send a message. From is always the inbox.
 type Outgoing struct {
 	Inbox string    // id or address; empty means who's own
-	Key   *seal.Key // opens the inbox; needed to answer or pass on one of its messages
+	Key   *seal.Key // opens the inbox; required for replies and forwards
 
 	mail.Draft
 
-	ReplyTo  string // id of the message that is answered; To and Subject may then be empty
+	ReplyTo  string // ID of the message to reply to; To and Subject may then be empty
 	ReplyAll bool   // the answer goes to all who got the message
 	Quote    bool   // the answer repeats the message below
-	Forward  string // id of the message that is passed on, with its files
+	Forward  string // ID of the message to forward, with its attachments
 
 	SendAt time.Time // it leaves no sooner; zero means as soon as it may
 	Timing Timing
 	Undo   *time.Duration // 0 to [MaxUndo]; nil means what the inbox has
 	Bulk   bool           // it is bulk mail, with a way to get no more of it
 
-	// Context is what the reviewer is shown beside the mail and what does not
-	// leave, such as the thread that it belongs to. It is not part of what the
-	// request is known by.
+	// Context is shown to the reviewer beside the message and is not sent, such
+	// as the thread that the message belongs to. It is not part of the identity
+	// of the request.
 	Context string
 
-	// IdempotencyKey names the request: the same key within 24 hours is the
-	// same request, and is answered with the first one's action.
+	// IdempotencyKey identifies the request: a repeated key within 24 hours
+	// returns the action of the first request.
 	IdempotencyKey string
-	// AllowDuplicate says that the same content is meant to be sent again: a
-	// person then decides, in every mode.
+	// AllowDuplicate permits the same content again within a minute. A person
+	// then decides, in every mode.
 	AllowDuplicate bool
 }
 
 // Send composes o and proposes to send it. Nothing leaves before the returned
-// action is approved. Via names the door. What is wrong with o is told by a
-// [mail.FieldError] or an [directory.ErrInvalid]; [ErrLimit], [ErrDuplicate] and
-// [ErrIdempotency] mean that nothing was proposed.
+// action is approved. Via names the interface that o came through. An invalid o
+// gives a [mail.FieldError] or an error that wraps [directory.ErrInvalid].
+// After [quota.ErrLimit], [ErrDuplicate] and [ErrIdempotency] nothing was
+// proposed.
 func (m *PostOffice) Send(ctx context.Context, who auth.Principal, via string, o Outgoing) (Proposed, error) {
 	return m.outgo(ctx, who, via, o, "", 0)
 }
 
-// Revise puts o in the place of an action that has not begun to leave. Reviewers
-// are asked again. A version other than 0 must be the one that is there.
+// Revise replaces the message of an action that has not begun to leave, and
+// asks its reviewers again. A version other than 0 must be the current one.
 func (m *PostOffice) Revise(ctx context.Context, who auth.Principal, via, action string, version int64, o Outgoing) (Proposed, error) {
 	inbox, err := m.gate.InboxOf(ctx, who, action)
 	if err != nil {
@@ -81,8 +81,8 @@ func (m *PostOffice) Revise(ctx context.Context, who auth.Principal, via, action
 	return m.outgo(ctx, who, via, o, action, version)
 }
 
-// keepThread lets d answer what the action's message answers: who revises an
-// answer writes an answer.
+// keepThread copies the reply headers of the action's message to d, so that a
+// revised reply stays in its thread.
 func (m *PostOffice) keepThread(ctx context.Context, who auth.Principal, inbox, action string, d *mail.Draft) error {
 	b, err := m.sender(ctx, who, inbox)
 	if err != nil {
@@ -94,7 +94,7 @@ func (m *PostOffice) keepThread(ctx context.Context, who auth.Principal, inbox, 
 		return err
 	}
 	env, err := mail.ParsePayload(a.Payload)
-	if err != nil { // it is dropped, and too late to revise
+	if err != nil { // the payload is deleted: too late to revise
 		return nil //nolint:nilerr // the gate says so
 	}
 	old, err := mail.Parse(env.Raw)
@@ -146,7 +146,7 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 	return m.propose(ctx, who, b, env, how)
 }
 
-// schedule fills in when p leaves and when a person is asked.
+// schedule sets when p leaves and when a person is asked.
 func (o *Outgoing) schedule(p *oversight.Proposal) error {
 	if o.Undo != nil && (*o.Undo < 0 || *o.Undo > quota.MaxUndo) {
 		return fmt.Errorf("%w: undo_seconds: must be 0 to %v", directory.ErrInvalid, quota.MaxUndo.Seconds())
@@ -173,7 +173,8 @@ func (o *Outgoing) schedule(p *oversight.Proposal) error {
 	return nil
 }
 
-// draft returns what o becomes, and what a reviewer is to be warned of.
+// draft composes the message of o, and returns a warning for the reviewer, if
+// any.
 func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b directory.Inbox, o Outgoing) (d mail.Draft, note string, err error) {
 	d = o.Draft
 	own := b.Address
@@ -183,7 +184,7 @@ func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b directory.
 	if d.From == "" {
 		d.From = own
 	}
-	// The attack: an agent that writes in somebody else's name.
+	// The attack: an agent writes in somebody else's name.
 	if from, err := mail.ParseAddress("from", d.From); err != nil {
 		return d, "", err
 	} else if !strings.EqualFold(from.Addr, b.Address) {
@@ -213,14 +214,14 @@ func (m *PostOffice) draft(ctx context.Context, who auth.Principal, b directory.
 	return d, "", nil
 }
 
-// manyRecipients is the number of recipients above which List-Unsubscribe is
-// added to any mail.
+// manyRecipients is the number of recipients above which all mail gets
+// List-Unsubscribe.
 const manyRecipients = 10
 
 // addUnsubscribe adds List-Unsubscribe (RFC 2369) to bulk mail and to mail with
 // many recipients. A one-click link (RFC 8058) is for one address, and all
-// recipients get the same bytes: so bulk mail has one recipient a message, and mail
-// to many has a mailto: link instead.
+// recipients get the same bytes. So bulk mail has one recipient per message,
+// and other mail has a mailto: link.
 func (m *PostOffice) addUnsubscribe(d *mail.Draft, b directory.Inbox, bulk bool) error {
 	n := len(d.To) + len(d.Cc) + len(d.Bcc)
 	mailto := "mailto:" + b.Address + "?subject=unsubscribe"
@@ -241,7 +242,7 @@ func (m *PostOffice) addUnsubscribe(d *mail.Draft, b directory.Inbox, bulk bool)
 	return nil
 }
 
-// original returns one message of the inbox, read.
+// original returns one message of the inbox, parsed.
 func (m *PostOffice) original(ctx context.Context, who auth.Principal, b directory.Inbox, k *seal.Key, id string) (mail.Message, error) {
 	if k == nil {
 		return mail.Message{}, fmt.Errorf("replying and forwarding require a key that can read inbox %s: %w", b.ID, auth.ErrForbidden)
@@ -274,7 +275,8 @@ func reply(d mail.Draft, original mail.Message, own string, o Outgoing) (mail.Dr
 		d = behind(d, mail.Quote(original))
 	}
 	if len(r.Elsewhere) > 0 {
-		// The attack: a mail that looks like a colleague's and is answered to a stranger.
+		// The attack: a mail seems to come from a colleague, and its Reply-To
+		// sends the answer to a stranger.
 		return d, "the message that this answers has the Reply-To " + strings.Join(r.Elsewhere, ", ") + ", which is not its sender", nil
 	}
 	return d, "", nil
@@ -289,7 +291,7 @@ func forward(d mail.Draft, original mail.Message) mail.Draft {
 	return behind(d, text)
 }
 
-// behind puts a quotation below what d says, in each of its forms.
+// behind appends a quotation to the text of d, in each of its forms.
 func behind(d mail.Draft, quotation string) mail.Draft {
 	switch {
 	case d.Markdown != "":
@@ -306,9 +308,9 @@ func behind(d mail.Draft, quotation string) mail.Draft {
 	return d
 }
 
-// As returns who as somebody of the inbox that an action is for, if its
-// credential has a part in it. A grant is over several inboxes, so that who it
-// is does not say which is meant; for others it changes nothing.
+// As returns who as a member of the inbox that an action belongs to, if its
+// credential opens that inbox. A grant covers several inboxes, so its principal
+// does not name one. Other principals are returned unchanged.
 func (m *PostOffice) As(ctx context.Context, who auth.Principal, action string) (auth.Principal, error) {
 	if who.Kind != auth.Grant {
 		return who, nil
@@ -323,8 +325,9 @@ func (m *PostOffice) As(ctx context.Context, who auth.Principal, action string) 
 	return who, nil
 }
 
-// Cancel takes back what has not begun to leave. Who must be a person, or one
-// who may propose for the inbox; a sandbox takes back what it proposed itself. See [oversight.Gate.Cancel].
+// Cancel cancels an action that has not begun to leave. Who must be a person or
+// have a key that may propose for the inbox; a sandbox may cancel only its own
+// proposals. See [oversight.Gate.Cancel].
 func (m *PostOffice) Cancel(ctx context.Context, who auth.Principal, action string) (oversight.Action, error) {
 	if who.Kind == auth.Agent || who.Kind == auth.Grant {
 		a, err := m.As(ctx, who, action)
@@ -335,7 +338,7 @@ func (m *PostOffice) Cancel(ctx context.Context, who auth.Principal, action stri
 		if err != nil {
 			return oversight.Action{}, err
 		}
-		if what.Kind == ReceiveKind { // to cancel it would be to drop it, which is for who lets it in
+		if what.Kind == ReceiveKind { // cancelling deletes the mail, which is up to its reviewers
 			return oversight.Action{}, fmt.Errorf("mail that is held for approval is let in or dropped by a person: %w", auth.ErrForbidden)
 		}
 		if _, err := m.sender(ctx, who, a.Inbox); err != nil {

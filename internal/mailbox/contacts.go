@@ -16,26 +16,26 @@ import (
 	"postern/internal/store"
 )
 
-// A Contact is somebody with whom an inbox has exchanged mail. That somebody
-// wrote proves nothing: whoever sends one mail is a contact. Sent tells to whom
-// the inbox itself has written.
+// A Contact is an address that an inbox has exchanged mail with. A contact is
+// not trusted: anybody who sends one message becomes one. Sent counts the
+// messages that the inbox itself has sent to it.
 type Contact struct {
 	Address  string
-	Name     string // that stood beside the address last
+	Name     string // display name in the newest message
 	Received int    // messages from there
 	Sent     int    // messages to there
 	Last     time.Time
 }
 
-// maxContacts bounds what one request gathers: of more, those of the newest mail
-// count.
+// maxContacts bounds the contacts that one request gathers, from the newest
+// mail on.
 const maxContacts = 20000
 
-// Contacts returns those with whom the inbox that k opens has exchanged mail, the
-// last first, from the one at place offset on; more says whether there are
-// others. Only those whose name or address has words that begin as those of
-// filter do, if that is not empty. Nothing of it is stored: it follows from the
-// search index, which is sealed. A limit of 0 means 50.
+// Contacts returns the contacts of the inbox that k opens, most recent first,
+// starting at offset; more reports whether others follow. A non-empty filter
+// keeps those whose name or address has words with the prefixes in filter.
+// Contacts are computed from the sealed search index and not stored. A limit of
+// 0 means 50.
 func (x *Index) Contacts(ctx context.Context, who auth.Principal, k *seal.Key, filter string, offset, limit int) (out []Contact, more bool, err error) {
 	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
 		return nil, false, err
@@ -76,7 +76,7 @@ func (x *Index) Contacts(ctx context.Context, who auth.Principal, k *seal.Key, f
 	return out, false, nil
 }
 
-// gathering is the contacts of the messages that were looked at.
+// A gathering collects contacts from messages.
 type gathering struct {
 	me   string
 	seen map[string]bool // messages that were in no segment a moment ago
@@ -159,8 +159,9 @@ func (g *gathering) add(f *indexed) {
 	}
 }
 
-// person reads what [mail.Address.String] wrote. The attack: a name that reads
-// like somebody else's address; what stands last in < > is the address.
+// person parses what [mail.Address.String] wrote. The attack: a display name
+// that reads like somebody else's address. So the address is the last text in <
+// >.
 func person(s string) (name, address string, ok bool) {
 	if rest, found := strings.CutSuffix(s, ">"); found {
 		if i := strings.LastIndexByte(rest, '<'); i >= 0 {

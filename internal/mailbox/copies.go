@@ -14,20 +14,20 @@ import (
 	"postern/internal/store"
 )
 
-// What a monitored inbox sends, its overseers get a copy of. The copy is an
-// action of its own, of kind [CopyKind], which is durable before the first server
-// is spoken to about the original, and is delivered, tried again and recorded as
-// any mail is. There is one for each action: its row is unique. A copy makes no
-// copy, is in no inbox's list, counts in nobody's reputation, and belongs to no
-// inbox, so that no agent sees it or takes it back.
+// The overseers of a monitored inbox get a copy of everything that it sends.
+// The copy is an action of its own, of kind [CopyKind]. It is durable before
+// the original is sent, and it is delivered, retried and recorded like other
+// mail. A unique row limits it to one per action. A copy causes no further
+// copies and counts for no reputation. It belongs to no inbox, so that no agent
+// can see or cancel it.
 
-// CopyKind is the kind of the actions that bring copies to overseers.
+// CopyKind is the kind of actions that deliver copies to overseers.
 const CopyKind = policy.KindCopy
 
 var errNoCopy = errors.New("the overseers' copy may not leave")
 
-// ensureCopy makes the copy of what b is about to send, if it must have one and
-// has none yet.
+// ensureCopy creates the copy of a message that b is about to send, if one is
+// required and does not exist.
 func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope) error {
 	if a.Kind != SendKind || b.Mode != policy.Monitored && a.Request.Mode != policy.Monitored {
 		return nil
@@ -41,7 +41,7 @@ func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b direc
 		to, err = overseers(ctx, tx, b)
 		return err
 	})
-	if err != nil || made > 0 || len(to) == 0 { // none: then a person has approved it
+	if err != nil || made > 0 || len(to) == 0 { // no overseers: then a person has approved it
 		return err
 	}
 	now := time.Now()
@@ -55,7 +55,7 @@ func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b direc
 	}
 	return m.db.Update(ctx, func(tx *store.Tx) error {
 		fresh, err := tx.Changed(ctx, `insert into sent_copy (action_id, copy_id, inbox_id, at) values ($1, '', $2, $3) on conflict do nothing`, a.ID, b.ID, store.Time(now))
-		if err != nil || !fresh { // another program made it just now
+		if err != nil || !fresh { // another process has just created it
 			return err
 		}
 		who := auth.Principal{Kind: auth.System, ID: "copies", Project: b.Project}
@@ -67,17 +67,17 @@ func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b direc
 			return err
 		}
 		if made.State != oversight.Approved {
-			return errNoCopy // and nothing of it stays: the original waits, and so does its copy
+			return errNoCopy // rolled back: the original waits, and the copy is created with it later
 		}
 		_, err = tx.ExecContext(ctx, `update sent_copy set copy_id = $1 where action_id = $2`, made.ID, a.ID)
 		return err
 	})
 }
 
-// recopy lets an action that was revised make a copy of what it is now. The
-// attack: an agent has a harmless mail copied, keeps it from leaving by what
-// makes mail wait, and revises it into another, of which there would be no copy.
-// The copy that was made goes on: it tells of what was about to leave.
+// recopy lets a revised action create a new copy. The attack: an agent has a
+// harmless message copied, delays it, and revises it into another one, which
+// would leave without a copy. The first copy is still delivered: it shows what
+// was about to leave.
 func recopy(ctx context.Context, tx *store.Tx, action string) error {
 	_, err := tx.ExecContext(ctx, `update sent_copy set action_id = copy_id where action_id = $1 and copy_id <> ''`, action)
 	if err != nil {
@@ -86,7 +86,7 @@ func recopy(ctx context.Context, tx *store.Tx, action string) error {
 	return nil
 }
 
-// copyExecutor delivers copies.
+// A copyExecutor delivers copies.
 type copyExecutor struct{ m *PostOffice }
 
 var (
@@ -102,11 +102,11 @@ func (x copyExecutor) Execute(ctx context.Context, a oversight.Action) oversight
 	if err != nil {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was sent: the original of this copy is unknown"}
 	}
-	a.Inbox = b // whose name it is sent in
+	a.Inbox = b // the sender of the copy
 	return x.m.Delivery.Execute(ctx, a)
 }
 
-// of returns the inbox whose mail a is a copy of.
+// of returns the inbox that a is a copy for.
 func (x copyExecutor) of(ctx context.Context, a oversight.Action) (inbox string, err error) {
 	err = x.m.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select inbox_id from sent_copy where copy_id = $1`, []any{a.ID}, &inbox)
@@ -124,8 +124,8 @@ func (x copyExecutor) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Act
 	return x.m.Delivery.PartsOf(ctx, tx, a)
 }
 
-// Moved implements [oversight.Watcher]. An inbox whose overseers get nothing is
-// not monitored: where a copy cannot be delivered, it waits for a person again.
+// Moved implements [oversight.Watcher]. If a copy cannot be delivered, nobody
+// monitors the inbox: it is demoted, and its mail waits for approval again.
 func (x copyExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	if err := x.m.Delivery.Moved(ctx, tx, a); err != nil || a.State != oversight.Failed {
 		return err

@@ -13,10 +13,10 @@ import (
 	"postern/internal/store"
 )
 
-// CreateInbox makes an inbox and its first credential, which is shown this
-// once. Who must be a project key, a person, or an account: a grant that gets a
-// part in each inbox that it makes, for which it shows its credential. That the
-// address is taken is a [directory.TakenError].
+// CreateInbox creates an inbox and its first credential, whose secret is
+// returned only this once. Who must be a project key, a person or an account.
+// An account becomes a member of the new inbox and presents its credential for
+// that. If the address is taken, the error is a [directory.TakenError].
 func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n directory.NewInbox, credential auth.Secret) (directory.Inbox, auth.Secret, error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return directory.Inbox{}, "", err
@@ -47,11 +47,12 @@ func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n dire
 	}
 }
 
-// insert stores an inbox with its first key and the part of account in it,
-// which may be nil.
+// insert stores an inbox with its first key, and adds account as a member
+// unless it is nil.
 func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pair seal.Pair, account []byte) (auth.Secret, error) {
-	// The attack: an owner creates an inbox in a mode to which policy lets nobody
-	// raise one alone. The operator decides whether a project's key may.
+	// The attack: an owner creates an inbox in a mode that policy does not let
+	// one person raise to. Whether a project key may is a setting of the
+	// operator.
 	if b.Mode.Looser(policy.GatedSend) && who.Kind == auth.Person {
 		from := b
 		from.Mode = policy.GatedSend

@@ -13,11 +13,11 @@ import (
 	"postern/internal/store"
 )
 
-// A Demotion says what puts an inbox that sends by itself back to gated_send:
-// what came of its mail, or what people said of it, since its mode was last
-// changed. An owner may raise it again; what was before counts no more then.
+// A Demotion sets when an inbox that sends without approval is put back into
+// gated_send: because of bounces, complaints or rejections since its mode last
+// changed. An owner may raise it again; earlier results do not count then.
 type Demotion struct {
-	Window     time.Duration // that is looked back upon for bounces and complaints; 0 means a day
+	Window     time.Duration // period that the rates are computed over; 0 means a day
 	Bounces    int           // recipients that bounced in it; 0 means 5, below 0 never
 	Bounced    float64       // and that were more than this share of all; 0 means 0.1
 	Complaints int           // readers that complained in it; 0 means 2, below 0 never
@@ -45,13 +45,13 @@ func (d *Demotion) fill() {
 	}
 }
 
-// demoter is who changes a mode by rule.
+// demoter is the system principal that changes modes by rule.
 func demoter(project string) auth.Principal {
 	return auth.Principal{Kind: auth.System, ID: "demotion", Project: project}
 }
 
-// demote puts an inbox into a mode that watches more closely; one that is
-// watched as closely stays as it is.
+// demote puts an inbox into a stricter mode. An inbox in that mode, or a
+// stricter one, is not changed.
 func (m *PostOffice) demote(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, to policy.Mode, why string) error {
 	if !b.Mode.Looser(to) {
 		return nil
@@ -60,8 +60,8 @@ func (m *PostOffice) demote(ctx context.Context, tx *store.Tx, who auth.Principa
 	return err
 }
 
-// demoteBad demotes an inbox of whose mail too much bounced or was complained
-// about. B may be as it was read a while ago.
+// demoteBad demotes an inbox with too many bounces or complaints. B may be
+// stale.
 func (m *PostOffice) demoteBad(ctx context.Context, tx *store.Tx, b directory.Inbox, now time.Time) error {
 	if !b.Mode.Looser(policy.GatedSend) {
 		return nil
@@ -87,8 +87,8 @@ func (m *PostOffice) demoteBad(ctx context.Context, tx *store.Tx, b directory.In
 	return nil
 }
 
-// demoteDenied demotes an inbox of which people have just rejected so many
-// proposals in a row.
+// demoteDenied demotes an inbox after too many of its proposals in a row were
+// rejected.
 func (m *PostOffice) demoteDenied(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	most := m.cfg.Demotion.Denials
 	if _, ok := decided(a); !ok || a.State != oversight.Denied || a.Kind != SendKind || most < 0 {
@@ -116,10 +116,10 @@ func (m *PostOffice) demoteDenied(ctx context.Context, tx *store.Tx, a oversight
 	return m.demote(ctx, tx, demoter(b.Project), b, policy.GatedSend, fmt.Sprintf("people rejected %d of its proposals in a row", n))
 }
 
-// Stopped implements [oversight.Stopper]. An inbox that is stopped by itself is
-// put into read_only, and the inboxes of a project that is stopped to gated_send:
-// when the switch is turned off again, nothing sends as it did before without an
-// owner's hand.
+// Stopped implements [oversight.Stopper]. A stopped inbox is put into
+// read_only, and the inboxes of a stopped project into gated_send. So after the
+// switch is turned off, nothing sends without approval until an owner raises
+// the mode.
 func (x sendExecutor) Stopped(ctx context.Context, tx *store.Tx, who auth.Principal, s oversight.Switch) error {
 	to, where, args := policy.GatedSend, `project_id = $1`, []any{s.Project}
 	switch s.Scope {
@@ -136,7 +136,7 @@ func (x sendExecutor) Stopped(ctx context.Context, tx *store.Tx, who auth.Princi
 		return err
 	}
 	for _, b := range list {
-		who.Project = b.Project // whose record it is
+		who.Project = b.Project // the audit entry belongs to the project of the inbox
 		if err := x.m.demote(ctx, tx, who, b, to, s.String()); err != nil {
 			return err
 		}

@@ -23,24 +23,23 @@ import (
 	"postern/internal/store"
 )
 
-// A draft is sealed to the inbox's public key like mail that arrives: whoever
-// may propose can save one, and only a holder of the key reads it. It is sent by
-// [Drafts.Send], which proposes it as [PostOffice.Send] does anything
-// else; until then no reviewer sees it.
+// A draft is sealed to the inbox's public key like mail that arrives: any
+// caller that may propose can save one, and only a holder of the key can read
+// it. [Drafts.Send] proposes it like any other message; until then no reviewer
+// sees it.
 
-// The bounds of drafts.
+// The limits of drafts.
 const (
 	maxDrafts     = 200
 	maxDraftBytes = 256 << 20 // of all drafts of an inbox, before sealing
 	maxDraftFiles = 100       // attachments of one
 )
 
-// ErrDraft means that a draft is not what the caller believes: it was changed or
-// sent meanwhile.
+// ErrDraft means that a draft has another version than the caller expects: it
+// was changed or sent meanwhile.
 var ErrDraft = errors.New("the draft was changed or sent meanwhile")
 
-// Drafts are the messages that inboxes have begun to write. It is safe for
-// concurrent use.
+// Drafts stores unfinished messages of inboxes. It is safe for concurrent use.
 type Drafts struct {
 	log   *slog.Logger
 	db    *store.DB
@@ -49,7 +48,7 @@ type Drafts struct {
 	post  *PostOffice     // proposes what is sent
 }
 
-// A Draft is a message that an inbox has begun to write.
+// A Draft is an unfinished message of an inbox.
 type Draft struct {
 	ID      string
 	Inbox   string
@@ -72,7 +71,7 @@ type DraftSummary struct {
 	Attachments []mail.File `json:"attachments,omitempty"`
 }
 
-// savedDraft is all of a draft as it is sealed.
+// A savedDraft is the complete draft as it is sealed.
 type savedDraft struct {
 	To, Cc, Bcc                   []string
 	Subject, Text, HTML, Markdown string
@@ -200,7 +199,8 @@ func (ds *Drafts) saveDraft(ctx context.Context, who auth.Principal, id string, 
 		if _, err := lockMessages(ctx, tx, b.ID); err != nil {
 			return err
 		}
-		// The inbox may have another key by now, or be gone.
+		// The inbox may have been re-keyed or deleted since the draft was
+		// sealed.
 		if now, err := directory.Lookup(ctx, tx, b.ID); err != nil {
 			return err
 		} else if now.Epoch != b.Epoch {
@@ -234,8 +234,9 @@ func (ds *Drafts) saveDraft(ctx context.Context, who auth.Principal, id string, 
 		return err
 	})
 	if errors.Is(err, store.ErrCommit) {
-		// The attack, or the accident: a client that hangs up while the database
-		// commits, and has then a draft of which nothing is left.
+		// The commit may have succeeded although its answer was lost, for
+		// example because the client hung up. So the blob must stay; the sweep
+		// removes it if no row names it.
 		return Draft{}, fmt.Errorf("save draft: %w", err)
 	}
 	if err != nil {
@@ -337,7 +338,7 @@ func (ds *Drafts) Delete(ctx context.Context, who auth.Principal, k *seal.Key, i
 	return ds.deleteDraft(ctx, k.Inbox(), id, version, Proposed{})
 }
 
-// deleteDraft removes a draft that was sent as p, or by hand for the zero one.
+// deleteDraft deletes a draft that was sent as p, or by request if p is zero.
 func (ds *Drafts) deleteDraft(ctx context.Context, inbox, id string, version int64, p Proposed) error {
 	var blob string
 	err := ds.db.Update(ctx, func(tx *store.Tx) error {
@@ -367,8 +368,8 @@ func (ds *Drafts) deleteDraft(ctx context.Context, inbox, id string, version int
 	return ds.blobs.Delete(blob)
 }
 
-// draftTime is how long a draft whose sending was cut off is known not to be
-// sent twice: shorter than the key of its request is remembered.
+// draftTime is how long an interrupted send is recognized. It is shorter than
+// the lifetime of an idempotency key, on which the recognition relies.
 const draftTime = keyTime - time.Hour
 
 // Send proposes to send a draft and removes it. Of how only when and how it
@@ -390,8 +391,9 @@ func (ds *Drafts) Send(ctx context.Context, who auth.Principal, via string, k *s
 	}
 	o.SendAt, o.Timing, o.Undo, o.Bulk, o.AllowDuplicate = how.SendAt, how.Timing, how.Undo, how.Bulk, how.AllowDuplicate
 	o.IdempotencyKey = fmt.Sprintf("draft %s %d", id, d.Version)
-	// That it is being sent is noted before it is: a crash in between must not
-	// end in a second mail when the key of the request is forgotten.
+	// The attempt is recorded before the proposal. Otherwise a crash in
+	// between, and a retry after the idempotency key has expired, would propose
+	// a second message.
 	err = ds.db.Update(ctx, func(tx *store.Tx) error {
 		var since int64
 		err := tx.One(ctx, `update draft set sending_at = case when sending_at = 0 then $1 else sending_at end where id = $2 and version = $3 returning sending_at`,
@@ -420,14 +422,14 @@ func (ds *Drafts) Send(ctx context.Context, who auth.Principal, via string, k *s
 	return p, nil
 }
 
-// sentRequest is how it is remembered that a version of a draft was sent.
+// sentRequest returns the idempotency record of a sent draft version.
 func sentRequest(id string, version int64) request {
 	return request{key: "sent draft " + id, digest: sha256.Sum256([]byte(strconv.FormatInt(version, 10)))}
 }
 
 // sentDraft returns the action of a draft that was sent in the last day and is
-// gone since: who asks once more has not heard the answer. Version 0 is whichever
-// was sent. For a draft that was not, or another version, it returns gone.
+// deleted since, for a caller that lost the answer. Version 0 matches any
+// version. If there is no such record, it returns gone.
 func (ds *Drafts) sentDraft(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64, gone error) (p Proposed, err error) {
 	key := sha256.Sum256([]byte(sentRequest(id, 0).key))
 	err = ds.db.View(ctx, func(tx *store.Tx) error {

@@ -12,11 +12,11 @@ import (
 	"postern/internal/store"
 )
 
-// ReviseByPerson puts an email that a person edited in the place of one that
-// waits. Its proposer stays, policy is asked anew, and it leaves only when its
-// new digest is approved. The version must be the one that was shown. Besides
-// what [oversight.Gate.Revise] returns, a [mail.FieldError] says what cannot be
-// written.
+// ReviseByPerson replaces a pending email with one that a person edited. The
+// proposer stays the same, policy judges the new content, and it leaves only
+// when its new digest is approved. Version must be the one that the person saw.
+// Besides the errors of [oversight.Gate.Revise], it returns a [mail.FieldError]
+// for content that cannot be written.
 func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, action string, version int64, e mail.Edit) (a oversight.Action, err error) {
 	defer m.scrub.Touch()
 	if !who.Decides() {
@@ -83,8 +83,8 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	return a, err
 }
 
-// Difference returns what a person sees differ between what an action was to
-// do in an earlier revision and in a later one.
+// Difference returns the differences that a person sees between two revisions
+// of an action.
 func Difference(before, after oversight.Revision) ([]mail.Change, error) {
 	var s [2]mail.Summary
 	for i, r := range []oversight.Revision{before, after} {

@@ -14,8 +14,8 @@ import (
 	"postern/internal/store"
 )
 
-// A sendExecutor carries out the actions of kind [SendKind], and follows what
-// becomes of them. How they are delivered is package delivery's.
+// A sendExecutor executes actions of kind [SendKind] and follows their state.
+// The delivery itself is in package delivery.
 type sendExecutor struct{ m *PostOffice }
 
 var (
@@ -50,8 +50,8 @@ func (x sendExecutor) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Act
 	return x.m.Delivery.PartsOf(ctx, tx, a)
 }
 
-// Moved implements [oversight.Watcher]: it follows what becomes of mail, and
-// tells of it.
+// Moved implements [oversight.Watcher]: it updates the deliveries, demotes an
+// inbox after too many rejections, and announces the decision.
 func (x sendExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	if err := x.m.Delivery.Moved(ctx, tx, a); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (x sendExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Actio
 	return x.m.announceMove(ctx, tx, a)
 }
 
-// A sentBox is a [PostOffice] as the inbox's side of its deliveries.
+// A sentBox is the [delivery.Mailbox] of a [PostOffice].
 type sentBox struct{ m *PostOffice }
 
 var _ delivery.Mailbox = sentBox{}
@@ -97,8 +97,8 @@ func (x sentBox) Judge(ctx context.Context, tx *store.Tx, b directory.Inbox, now
 	return x.m.demoteBad(ctx, tx, b, now)
 }
 
-// unqueue forgets the deliveries of an action that is now about another message,
-// and lets its overseers' copy be made anew.
+// unqueue deletes the deliveries of an action whose message was replaced, and
+// lets its overseers' copy be created again.
 func (m *PostOffice) unqueue(ctx context.Context, tx *store.Tx, action string) error {
 	if err := recopy(ctx, tx, action); err != nil {
 		return err
@@ -106,8 +106,8 @@ func (m *PostOffice) unqueue(ctx context.Context, tx *store.Tx, action string) e
 	return m.Delivery.Unqueue(ctx, tx, action)
 }
 
-// Deliveries returns what became of each recipient of an action that who may
-// see. There are none before it is first carried out.
+// Deliveries returns the delivery state of each recipient of an action that who
+// may see. There are none before the first attempt.
 func (m *PostOffice) Deliveries(ctx context.Context, who auth.Principal, action string) ([]delivery.Delivery, error) {
 	who, err := m.As(ctx, who, action)
 	if err != nil {

@@ -15,31 +15,31 @@ import (
 	"postern/internal/store"
 )
 
-// The times of an inbox's end.
+// The times of deletion.
 const (
-	// Grace is how long a deleted inbox can be brought back.
+	// Grace is how long a deleted inbox can be restored.
 	Grace = 7 * 24 * time.Hour
-	// AddressRest is how long the address of an inbox that is gone is nobody's
-	// else. The attack: taking a former agent's address to read what is still
-	// written to it, password resets before all. Accounts that were made with an
-	// address outlive it by years; its own project may have it back at any time.
+	// AddressRest is how long the address of a purged inbox is not given to
+	// another project. The attack: somebody takes the address of a former agent
+	// to read mail that still arrives for it, above all password resets.
+	// Accounts that were registered with an address outlive it by years. The
+	// same project may reuse it at any time.
 	AddressRest = 2 * 365 * 24 * time.Hour
-	// expiryStep is how often RunExpiry looks for what is due.
+	// expiryStep is how often RunExpiry checks for work.
 	expiryStep = 30 * time.Second
-	// purgeStep is how many messages are removed in one transaction.
+	// purgeStep is the number of messages deleted per transaction.
 	purgeStep = 100
 )
 
-// A Change is what to change of an inbox; nil leaves a field as it is.
+// A Change lists the fields of an inbox to change; nil leaves a field as it is.
 type Change struct {
 	DisplayName *string
 	Expires     *time.Time // zero means never
 	MaxBytes    *int64
 }
 
-// Update changes an inbox that who manages. When it ends and how much it holds
-// is for its project to say, not for its own keys: an agent must not prolong
-// its own life.
+// Update changes an inbox that who manages. Only its project may change the
+// expiry and the size limit: an agent must not prolong its own life.
 func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox string, c Change) (b directory.Inbox, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return directory.Inbox{}, err
@@ -81,9 +81,9 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 	return b, err
 }
 
-// Delete ends an inbox that who manages. It takes no mail and shows none from
-// now on; [PostOffice.Undelete] brings it back for [Grace], after which what is
-// in it is gone.
+// Delete marks an inbox as deleted. It receives and shows no mail from now on.
+// [PostOffice.Undelete] restores it within [Grace]; after that its content is
+// purged.
 func (m *PostOffice) Delete(ctx context.Context, who auth.Principal, inbox string) (b directory.Inbox, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return directory.Inbox{}, err
@@ -114,7 +114,8 @@ func (m *PostOffice) end(ctx context.Context, tx *store.Tx, who auth.Principal, 
 	return b, m.announce(ctx, tx, b, event.InboxDeleted)
 }
 
-// Deleted returns the inboxes of who's project that can still be brought back.
+// Deleted returns the deleted inboxes of who's project that can still be
+// restored.
 func (m *PostOffice) Deleted(ctx context.Context, who auth.Principal) (out []directory.Inbox, err error) {
 	if err := directory.MayManage(who); err != nil {
 		return nil, err
@@ -126,8 +127,8 @@ func (m *PostOffice) Deleted(ctx context.Context, who auth.Principal) (out []dir
 	return out, err
 }
 
-// Undelete brings a deleted inbox of who's project back, with its keys and its
-// mail. One that had expired has no end then.
+// Undelete restores a deleted inbox of who's project, with its keys and its
+// mail. If it had expired, its expiry is removed.
 func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox string) (b directory.Inbox, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return directory.Inbox{}, err
@@ -165,10 +166,9 @@ func (m *PostOffice) Undelete(ctx context.Context, who auth.Principal, inbox str
 	return b, err
 }
 
-// RunExpiry ends what is due until ctx ends: inboxes and parts of credentials
-// that have expired, and what is in deleted inboxes whose grace is over. It may
-// run in several processes at once, and goes on with what one that was killed
-// had begun.
+// RunExpiry expires inboxes and memberships, and purges deleted inboxes after
+// their grace period, until ctx is done. Several processes may run it at once;
+// each resumes the interrupted work of others.
 func (m *PostOffice) RunExpiry(ctx context.Context) error {
 	t := time.NewTicker(expiryStep)
 	defer t.Stop()
@@ -184,7 +184,7 @@ func (m *PostOffice) RunExpiry(ctx context.Context) error {
 	}
 }
 
-// Expire ends what is due now, as [PostOffice.RunExpiry] does again and again.
+// Expire does once what [PostOffice.RunExpiry] does repeatedly.
 func (m *PostOffice) Expire(ctx context.Context) error {
 	due, err := m.due(ctx, `deleted_at = 0 and expires_at > 0 and expires_at <= $1`)
 	if err != nil {
@@ -195,7 +195,7 @@ func (m *PostOffice) Expire(ctx context.Context) error {
 			_, err := m.end(ctx, tx, auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}, b, audit.InboxExpire)
 			return err
 		})
-		if err != nil && !errors.Is(err, directory.ErrNoInbox) { // another process was faster
+		if err != nil && !errors.Is(err, directory.ErrNoInbox) { // another process has done it
 			return err
 		}
 	}
@@ -227,8 +227,8 @@ func (m *PostOffice) due(ctx context.Context, where string) (out []directory.Inb
 	return out, err
 }
 
-// holdings are the tables that hold what is in an inbox, with the column that
-// names a blob if they have one. A test compares them with the schema.
+// holdings lists the tables with the content of inboxes, and the column that
+// names a blob, if there is one. A test compares the list with the schema.
 var holdings = []struct{ table, blob string }{
 	{"message", "blob_id"},
 	{"message_label", ""},
@@ -250,10 +250,10 @@ var holdings = []struct{ table, blob string }{
 	{"sent_copy", ""},
 }
 
-// purge removes what is in a deleted inbox. First go the wrapped keys, in the
-// transaction after which there is no way back: whatever of the rest a crash
-// leaves for the next run, or a disk keeps of removed rows and files, opens for
-// nobody. The row of the inbox goes last, so that the next run finds it.
+// purge removes the content of a deleted inbox. The wrapped keys go first, in
+// one transaction. After that, nobody can open what a crash leaves behind, or
+// what a disk keeps of deleted rows and files. The row of the inbox goes last,
+// so that the next run finds an interrupted purge.
 func (m *PostOffice) purge(ctx context.Context, b directory.Inbox) error {
 	who := auth.Principal{Kind: auth.System, ID: "expiry", Project: b.Project}
 	err := m.db.Update(ctx, func(tx *store.Tx) error {
@@ -262,7 +262,7 @@ func (m *PostOffice) purge(ctx context.Context, b directory.Inbox) error {
 			return err
 		}
 		if !ok {
-			return directory.ErrNoInbox // it was brought back
+			return directory.ErrNoInbox // it was restored
 		}
 		return m.Keys.DropAll(ctx, tx, who, b.ID, "the inbox is gone")
 	})
@@ -291,7 +291,7 @@ func (m *PostOffice) purge(ctx context.Context, b directory.Inbox) error {
 			return err
 		}
 		ok, err := tx.Changed(ctx, `delete from inbox where id = $1`, b.ID)
-		if err != nil || !ok { // another process was faster
+		if err != nil || !ok { // another process has done it
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `insert into former_address (address, project_id, inbox_id, free_at) values ($1, $2, $3, $4)
@@ -304,8 +304,8 @@ func (m *PostOffice) purge(ctx context.Context, b directory.Inbox) error {
 	})
 }
 
-// empty removes an inbox's rows of a table, each after its blob: a crash in
-// between leaves a row, by which the next run finds what is left.
+// empty removes the rows of an inbox from a table, each after its blob: after a
+// crash in between, the row still names the work that is left.
 func (m *PostOffice) empty(ctx context.Context, table, blob, inbox string) error {
 	for blob != "" {
 		var ids []string
@@ -342,7 +342,7 @@ func (m *PostOffice) empty(ctx context.Context, table, blob, inbox string) error
 	})
 }
 
-// ends returns the end of something as texts and the audit show it.
+// ends formats an expiry for texts and the audit log.
 func ends(t time.Time) string {
 	if t.IsZero() {
 		return "never"
@@ -350,8 +350,7 @@ func ends(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// tidy removes what is due: messages from the trash, and parts of the index that
-// hold some that are gone.
+// tidy removes expired trash and stale segments of the search index.
 func (m *PostOffice) tidy(ctx context.Context) error {
 	for _, step := range []func(context.Context) (int, error){m.EmptyTrash, m.Index.DropStale} {
 		for {

@@ -15,14 +15,14 @@ import (
 	"postern/internal/store"
 )
 
-// Export writes all messages of the inbox that k opens to w, the oldest first,
-// as an mbox file in the form mboxrd: lines end in LF, and what begins with any
-// number of > and "From " gets one > more, so that it can be taken back. Who
-// must be the inbox's own key, with all rights: no grant takes an inbox away. It
-// is audited before the first byte.
+// Export writes all messages of the inbox that k opens to w, oldest first, as
+// an mbox file in the mboxrd format: lines end in LF, and a line that matches
+// ">*From " gets one more >, which a reader removes. Who must be the inbox's
+// own key with scope [seal.Manage]; a grant may not export. The export is
+// audited before the first byte.
 //
-// An error may come after some messages were written; who reads w must then not
-// take it for all.
+// An error may come after some messages were written, so the output is complete
+// only if Export returns nil.
 func (m *PostOffice) Export(ctx context.Context, who auth.Principal, k *seal.Key, w io.Writer) (n int, err error) {
 	if who.Kind != auth.Agent {
 		return 0, fmt.Errorf("a %s cannot export an inbox, only its own key can: %w", who.Kind, auth.ErrForbidden)
@@ -88,7 +88,7 @@ func (m *PostOffice) exportOne(k *seal.Key, u unfolded, w io.Writer) error {
 		return err
 	}
 	defer clear(raw)
-	// The envelope is not kept; readers want some address here.
+	// The envelope sender is not stored, and readers require some address here.
 	from := "MAILER-DAEMON"
 	if p := mail.Read(raw); len(p.From) > 0 {
 		if a, err := mail.CheckAddr("from", p.From[0].Addr); err == nil {
@@ -107,7 +107,7 @@ func writeMbox(w io.Writer, from string, at time.Time, raw []byte) error {
 		line, rest, _ := bytes.Cut(raw, []byte("\n"))
 		raw = rest
 		line = bytes.TrimSuffix(line, []byte("\r"))
-		// The attack: a line that begins a message of its own in the file.
+		// The attack: a line of the body starts a forged message in the file.
 		if bytes.HasPrefix(bytes.TrimLeft(line, ">"), []byte("From ")) {
 			if _, err := io.WriteString(w, ">"); err != nil {
 				return err
