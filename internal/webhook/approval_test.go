@@ -54,7 +54,7 @@ func TestAgentsWebhookWaits(t *testing.T) {
 			})
 		}
 		// told receives a message and waits until the project's own webhook, which
-		// waits for nobody, has been told of it: what goes before it has gone.
+		// needs no approval, has received its event. Earlier deliveries have left then.
 		free := make(p.who, "/project")
 		if free.State() != "active" {
 			t.Fatalf("the project's own: %+v", free)
