@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// around is how many lines a difference shows around what differs.
+// around is the number of context lines around a change.
 const around = 3
 
-// maxCells bounds the work of one difference. What is beyond is shown as
-// removed and added whole.
+// maxCells bounds the table of one comparison. Larger texts are shown as removed
+// and added as a whole.
 const maxCells = 4 << 20
 
 // Diff returns the lines in which two texts differ, as "diff -u" writes them

@@ -116,8 +116,8 @@ func (v *sight) grade(i int, say sayer) {
 	}
 }
 
-// mentionsCalls says whether hit i is "tool calls" in a text about them, rather
-// than a call.
+// mentionsCalls reports whether hit i is the phrase "tool calls" in prose and not
+// an actual call.
 func (v *sight) mentionsCalls(i int) bool {
 	rest := v.text[v.hits[i].at:]
 	return (strings.HasPrefix(rest, "tool calls") || strings.HasPrefix(rest, "function calls")) && !v.any(i, 120, set(address, secrecy))

@@ -275,7 +275,8 @@ func weak(w string) bool {
 	return false
 }
 
-// told says whether the verb of h tells of setting aside instead of asking for it.
+// told reports whether the verb of h is descriptive ("models ignored it") and not
+// an imperative.
 func (v *sight) told(h hit) bool {
 	w := v.text[h.at:h.end]
 	if slices.Contains([]string{"ignores", "ignored", "ignoring", "overrides", "overridden", "overriding", "supersedes", "superseded", "cease to apply", "no longer apply", "no longer applies", "no longer valid", "forgets", "bypasses", "bypassed", "regardless of"}, w) {
@@ -290,7 +291,8 @@ func (v *sight) told(h hit) bool {
 	return false
 }
 
-// narrowed says whether the rules of h are those for something: no model's own.
+// narrowed reports whether the rules of h have a subject of their own, as in "the
+// instructions for model B", and so are not those of the reading model.
 func (v *sight) narrowed(h hit) bool {
 	after := strings.TrimLeft(v.text[h.end:min(len(v.text), h.end+20)], " \n")
 	for _, w := range []string{"for ", "regarding ", "concerning ", "about ", "on ", "of the ", "in the ticket", "from the manual"} {
@@ -523,7 +525,7 @@ func quotes(text string) []span {
 	return out
 }
 
-// discount is by how much a finding weighs less since the mail talks about
+// discount returns the factor by which a finding counts less in a mail about
 // attacks: an advisory, a training, a code review. What is hidden or encoded is
 // not talk. It is also the way to talk oneself past the scan, so it never makes
 // a finding vanish.
