@@ -732,13 +732,16 @@ print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`,
 		t.Run("deaf", func(t *testing.T) {
 			t.Parallel()
 			c := newContext(t, url, `{}`)
-			// Nobody else gets to run python code, and the thread does not end.
-			run(t, url, "import sys, threading, time\nsys.setswitchinterval(1e6)\ndef f():\n  time.sleep(0.3)\n  while True: pass\nthreading.Thread(target=f).start()", "context_id", c)
-			var a answer
-			until(t, "it is deaf", func() bool {
-				a = run(t, url, "1", "context_id", c)
-				return a.text != "1"
+			// Nobody else gets to run python code, and the thread does not end. A cell that had
+			// begun when the thread takes over would wait as long as any cell that computes, so
+			// none is sent before.
+			run(t, url, "import sys, threading\nsys.setswitchinterval(1e6)\ndef f():\n  open('/tmp/busy', 'w').close()\n  while True: pass\nthreading.Timer(0.3, f).start()", "context_id", c)
+			other := newContext(t, url, `{}`)
+			until(t, "the thread has begun", func() bool {
+				return run(t, url, "import os\nos.path.exists('/tmp/busy')", "context_id", other).text == "True"
 			})
+			time.Sleep(time.Second) // from the file to the loop
+			a := run(t, url, "1", "context_id", c)
 			if len(a.errors) != 1 || a.errors[0].Name != "KernelDied" || !strings.Contains(a.errors[0].Value, "did not answer") {
 				t.Errorf("got %+v", a)
 			}
