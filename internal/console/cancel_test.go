@@ -54,5 +54,5 @@ func TestCancel(t *testing.T) {
 	if _, err := f.gate.DropPayloads(t.Context(), -time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	contains(t, "dropped", f.get("/console/actions/"+b.ID).body, "the content is no longer kept", "its digest stays")
+	contains(t, "dropped", f.get("/console/actions/"+b.ID).body, "the content is no longer kept", "its digest is kept")
 }

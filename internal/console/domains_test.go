@@ -18,7 +18,7 @@ func TestDomains(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	contains(t, "no domains", f.get("/console/domains").body, "brought no domain", "agents.test")
-	for name, want := range map[string]string{"co.uk": "public suffix", "x.agents.test": "own", "<script>alert(1)</script>": "not a domain name", "": "not a domain name", "192.0.2.1": "address"} {
+	for name, want := range map[string]string{"co.uk": "public suffix", "x.agents.test": "own", "<script>alert(1)</script>": "not a domain name", "": "is empty", "192.0.2.1": "address"} {
 		a := f.submit("/console/domains", url.Values{"domain": {name}})
 		if a.status != http.StatusBadRequest || strings.Contains(a.body, "<script>") {
 			t.Errorf("adding %q: %d", name, a.status)
@@ -44,7 +44,7 @@ func TestDomains(t *testing.T) {
 		t.Fatalf("check: %d to %q", a.status, a.location)
 	}
 	body := f.get(one).body
-	contains(t, "the checked domain", body, "degraded", "5 elsewhere.example", "Mail for xn--bcher-kva.example goes elsewhere. Publish mx.agents.test with priority 10", "&lt;script&gt;")
+	contains(t, "the checked domain", body, "degraded", "5 elsewhere.example", "Mail for xn--bcher-kva.example goes to other servers. Publish mx.agents.test with priority 10", "&lt;script&gt;")
 	for _, bad := range []string{"<script>", "<img", "<b>", "\u202e", "\x1b"} {
 		if strings.Contains(body, bad) {
 			t.Errorf("the page has %q", bad)
