@@ -268,7 +268,7 @@ type allowRequest struct {
 }
 
 // Request asks the owners to put a pattern on an inbox's allow list. Who
-// proposes for it. Twenty an hour are taken of one inbox; more are a [LimitError].
+// proposes for it. Twenty an hour are taken of one inbox; more are a quota.LimitError.
 func (l *AllowLists) Request(ctx context.Context, who auth.Principal, via, inbox, pattern string, until time.Time, why string) (a oversight.Action, err error) {
 	if pattern, err = checkAllowed(pattern, until); err != nil {
 		return oversight.Action{}, err

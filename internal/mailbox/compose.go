@@ -40,7 +40,7 @@ type Outgoing struct {
 
 	SendAt time.Time // it leaves no sooner; zero means as soon as it may
 	Timing Timing
-	Undo   *time.Duration // 0 to [MaxUndo]; nil means what the inbox has
+	Undo   *time.Duration // 0 to [quota.MaxUndo]; nil means what the inbox has
 	Bulk   bool           // it is bulk mail, with a way to get no more of it
 
 	// Context is shown to the reviewer beside the message and is not sent, such

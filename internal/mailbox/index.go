@@ -27,7 +27,7 @@ import (
 // thousand of them so would take half a minute. So whoever holds the inbox's key
 // and lists or searches folds messages into segments: their words, as searches
 // look for them, sealed together under a key that the private key yields
-// ([Key.sealOwn]), of which a megabyte opens in less than a millisecond. The
+// ([seal.Key.Seal]), of which a megabyte opens in less than a millisecond. The
 // server alone can neither make a segment nor open one.
 //
 //	unfolded ── fold: 256 at a time, when there are 128 ──▶ in a segment

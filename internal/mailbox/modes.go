@@ -300,7 +300,7 @@ type modeRequest struct {
 }
 
 // RequestMode asks the owners to raise an inbox to a mode. Who proposes for it.
-// At most three requests an hour are taken of one inbox; more are a [LimitError].
+// At most three requests an hour are taken of one inbox; more are a [quota.LimitError].
 func (m *PostOffice) RequestMode(ctx context.Context, who auth.Principal, via, inbox string, mode policy.Mode, why string) (a oversight.Action, err error) {
 	if err := checkMode(mode); err != nil {
 		return oversight.Action{}, err
