@@ -57,6 +57,8 @@ func TestSettingsComeFromTheStrongestSource(t *testing.T) {
 	}
 	t.Setenv("POSTERN_CPUS", "4")
 	t.Setenv("POSTERN_MEMORY", "3000")
+	t.Setenv("POSTERN_CACHE", "") // make test sets it; Setenv restores it
+	os.Unsetenv("POSTERN_CACHE")
 	var c Config
 	flags := pflag.NewFlagSet("up", pflag.ContinueOnError)
 	c.flags(flags)
